@@ -1,0 +1,111 @@
+//! What is known of a session when it is decided.
+//!
+//! In: a listener that accepted something and turned it into a request.
+//! Out: `Facts`, immutable, owned, and small enough to keep for the whole life of a tunnel,
+//! since a live session is decided again after every swap of the snapshot.
+//! Never: anything learnt after the decision (endpoint, status, bytes).
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use http::{HeaderMap, Method};
+use ipnet::IpNet;
+
+use crate::authority::Authority;
+
+/// What a session carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    /// An HTTP exchange: one request, one response.
+    Http,
+    /// A byte stream: CONNECT, or a TCP connection that a listener turned into one.
+    Tcp,
+    /// Datagrams of one UDP flow: CONNECT-UDP (RFC 9298).
+    Udp,
+    /// IP packets: CONNECT-IP (RFC 9484).
+    Ip,
+}
+
+impl Kind {
+    /// Every kind, in the order of the reference.
+    pub const ALL: [Kind; 4] = [Kind::Http, Kind::Tcp, Kind::Udp, Kind::Ip];
+
+    /// The word that documents, logs and metrics use.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Kind::Http => "http",
+            Kind::Tcp => "tcp",
+            Kind::Udp => "udp",
+            Kind::Ip => "ip",
+        }
+    }
+}
+
+/// Who stands at the other end of the connection, proven by its certificate.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Peer {
+    /// The overlay (trust domain) of its URIs.
+    pub overlay: Arc<str>,
+    /// `spiffe://OVERLAY/node/NAME`.
+    pub node: Option<Arc<str>>,
+    /// Every `spiffe://OVERLAY/user/NAME` of the certificate, in its order.
+    pub users: Vec<Arc<str>>,
+    /// The certificate has `spiffe://OVERLAY/role/standalone`: it may pass on what others asserted.
+    pub standalone: bool,
+}
+
+/// How far the connection that a request came over is believed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Trust {
+    /// Nothing is known: an application on loopback, or anyone.
+    #[default]
+    Anonymous,
+    /// A certificate of this overlay was shown.
+    Certified(Arc<Peer>),
+    /// No certificate, but the listener's `trust` names its address: believed as a standalone node.
+    Address,
+}
+
+impl Trust {
+    /// The peer of an authenticated connection.
+    pub fn peer(&self) -> Option<&Arc<Peer>> {
+        match self {
+            Trust::Certified(peer) => Some(peer),
+            _ => None,
+        }
+    }
+
+    /// Authenticated, or believed by address.
+    pub fn is_believed(&self) -> bool {
+        !matches!(self, Trust::Anonymous)
+    }
+}
+
+/// What is known of a session when it is decided.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// Name of the listener that accepted it.
+    pub listener: Arc<str>,
+    /// What it carries.
+    pub kind: Kind,
+    /// Where it came from: the peer's address, or what a believed PROXY header said.
+    pub source: SocketAddr,
+    /// How far the connection is believed.
+    pub trust: Trust,
+    /// The user, after `trust::identify` judged what the headers claim.
+    pub user: Option<Arc<str>>,
+    /// The request's method; CONNECT for tunnels.
+    pub method: Method,
+    /// Whom it is for. For `udp` the target in the URI template, not the request's `:authority`.
+    pub authority: Authority,
+    /// Path and query as received, `/` for TCP tunnels. Always begins with `/` (or is `*` for OPTIONS).
+    pub path: PathAndQuery,
+    /// The request's headers, after identity was judged and the listener's were set.
+    pub headers: HeaderMap,
+    /// Destination prefix, of `ip` sessions (`hermes-network` or the URI template).
+    pub network: Option<IpNet>,
+    /// IP protocol number, of `ip` sessions.
+    pub protocol: Option<u8>,
+}
+
+pub use http::uri::PathAndQuery;

@@ -1,0 +1,401 @@
+//! The snapshot: one whole, validated, immutable configuration of a node.
+//!
+//! In: a `Document` that `check` found free of problems.
+//! Out: parsed types, resolved references, compiled matchers. Invalid states cannot be written.
+//! Never: partly built, changed after it was built, or aware of sockets, health or time.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue, StatusCode};
+use ipnet::IpNet;
+
+use crate::index::RouteIndex;
+use crate::limits::Limits;
+use crate::matcher::Matcher;
+use crate::reach::Reach;
+use crate::rewrite::{Rewrite, Template};
+
+/// One whole, validated configuration.
+#[derive(Debug)]
+pub struct Snapshot {
+    /// This node's name, as in `Via` and in its certificate.
+    pub node: Arc<str>,
+    /// Where the admin endpoint listens; `None` leaves it out.
+    pub admin: Option<SocketAddr>,
+    /// How long a drain waits for sessions before it ends them.
+    pub drain: Duration,
+    /// Worker threads; `None` is one a core.
+    pub workers: Option<usize>,
+    /// Whether this node may pass on identities that other nodes asserted.
+    pub role: Role,
+    /// Files of this node's certificate, key and the overlay's CA.
+    pub identity: Option<IdentityFiles>,
+    /// Users bound to other nodes by this document. `*` among them is any user.
+    pub users: HashMap<Arc<str>, Vec<Arc<str>>>,
+    /// Every limit, with its default where the document says nothing.
+    pub limits: Limits,
+    /// How connections are spread over workers.
+    pub dispatch: Dispatch,
+    /// Where session records go.
+    pub access_log: AccessLog,
+    /// In the document's order; names are unique.
+    pub listeners: Vec<Arc<Listener>>,
+    /// In the document's order; the first match wins.
+    pub routes: Vec<Arc<Route>>,
+    /// In the document's order; names are unique.
+    pub upstreams: Vec<Arc<Upstream>>,
+    /// Finds the routes that may match without walking all of them.
+    pub(crate) index: RouteIndex,
+    /// The document with secrets left out, for `/config`.
+    pub redacted: serde_json::Value,
+}
+
+/// `role` of the node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// Applications or devices talk to it.
+    #[default]
+    Dependent,
+    /// Only other nodes do; it may pass on what they asserted.
+    Standalone,
+}
+
+/// Files with the node's identity (PEM).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IdentityFiles {
+    /// Certificate chain, the leaf first.
+    pub cert: PathBuf,
+    /// Private key.
+    pub key: PathBuf,
+    /// CA certificates of the overlay.
+    pub ca: PathBuf,
+}
+
+/// How connections are spread over workers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Dispatch {
+    /// The kernel's reuseport hash.
+    #[default]
+    Reuseport,
+    /// All workers wait on one socket; whoever wakes first takes the connection.
+    Exclusive,
+}
+
+/// Where session records go, one JSON object a line.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum AccessLog {
+    /// Standard output.
+    #[default]
+    Stdout,
+    /// Standard error.
+    Stderr,
+    /// Appended to this file; opened again on reload, so that it may be rotated.
+    File(PathBuf),
+    /// Nowhere.
+    Off,
+}
+
+/// Where bytes come in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listener {
+    /// Its name, unique in the document.
+    pub name: Arc<str>,
+    /// The address it binds.
+    pub bind: SocketAddr,
+    /// What is spoken there.
+    pub protocol: ListenerProtocol,
+    /// Set on each session's headers, over what the client sent.
+    pub set_headers: Vec<(HeaderName, HeaderValue)>,
+    /// TLS in front of the protocol (`http` and `tcp`); `None` is plaintext.
+    pub tls: Option<ListenerTls>,
+    /// Peers believed without a certificate, as standalone nodes are.
+    pub trust: Vec<IpNet>,
+    /// Sources that must begin with a PROXY protocol v2 header, which is believed. Connections
+    /// from elsewhere are served without one. Empty: the protocol is off.
+    pub proxy_protocol: Vec<IpNet>,
+    /// TCP tunnels by POST are accepted, from authenticated or trusted peers only.
+    pub accept_post: bool,
+}
+
+/// What a listener speaks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ListenerProtocol {
+    /// HTTP/1.1 and HTTP/2 on one port.
+    Http,
+    /// Each connection becomes CONNECT to this authority (`host:port`).
+    Tcp {
+        /// The target that routes see.
+        authority: crate::authority::Authority,
+    },
+    /// Each flow (one source address) becomes CONNECT-UDP to this authority.
+    Udp {
+        /// The target that routes see.
+        authority: crate::authority::Authority,
+    },
+}
+
+/// TLS at a listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenerTls {
+    /// Whether clients show a certificate of the overlay's CA.
+    pub client: ClientAuth,
+    /// Certificate and key other than `identity`'s.
+    pub cert_key: Option<(PathBuf, PathBuf)>,
+    /// CA for client certificates other than `identity`'s.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// Whether clients show a certificate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ClientAuth {
+    /// Not asked for.
+    None,
+    /// Asked for; verified where shown.
+    Optional,
+    /// No handshake without.
+    #[default]
+    Required,
+}
+
+/// A match on facts, and one action.
+#[derive(Debug, PartialEq)]
+pub struct Route {
+    /// Its name, for people, logs and metrics. Unique in the document.
+    pub name: Arc<str>,
+    /// The conjunction that must hold.
+    pub matcher: Matcher,
+    /// What becomes of the session.
+    pub action: Action,
+    /// Changes to the request and its response on the way.
+    pub rewrite: Option<Rewrite>,
+    /// What may be tried again, how often.
+    pub retry: Option<Retry>,
+    /// How long to wait for what.
+    pub timeout: Timeouts,
+    /// What a changed route does to live sessions.
+    pub on_change: OnChange,
+}
+
+/// What becomes of a session.
+#[derive(Debug, PartialEq)]
+pub enum Action {
+    /// Forward it to one endpoint of this upstream.
+    Upstream(Arc<Upstream>),
+    /// Open the tunnel here.
+    Terminate(Terminate),
+    /// Answer it here.
+    Respond(Respond),
+    /// Send the client elsewhere.
+    Redirect(Redirect),
+}
+
+/// Open a session here, and go on outside of the overlay.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Terminate {
+    /// What is opened.
+    pub kind: TerminateKind,
+    /// Where to.
+    pub target: Target,
+    /// Which addresses the request may name. Only for `Target::Authority`.
+    pub reach: Reach,
+    /// Begin with a PROXY protocol v2 header that carries the session's source (`tcp` only).
+    pub proxy_protocol: bool,
+}
+
+/// What a terminating route opens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TerminateKind {
+    /// A TCP connection, for `tcp` sessions.
+    Tcp,
+    /// A UDP socket, for `udp` sessions.
+    Udp,
+    /// An HTTP/1.1 request to the origin that the request names: a forward proxy, for `http` sessions.
+    Http,
+}
+
+/// Where a terminating route goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// What the request names.
+    Authority,
+    /// This one; a name is resolved by DNS when it is dialled.
+    Fixed(HostPort),
+}
+
+/// A host (name or address, no brackets) and a port.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct HostPort {
+    /// DNS name or IP address.
+    pub host: Arc<str>,
+    /// Port, never 0.
+    pub port: u16,
+}
+
+/// An answer made here.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Respond {
+    /// Status, 200 to 599.
+    pub status: StatusCode,
+    /// Headers of the answer.
+    pub headers: Vec<(HeaderName, HeaderValue)>,
+    /// Its whole body.
+    pub body: Vec<u8>,
+}
+
+/// A redirection made here.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Redirect {
+    /// 301, 302, 303, 307 or 308.
+    pub status: StatusCode,
+    /// The `Location`, with placeholders such as `{path}`.
+    pub location: Template,
+}
+
+/// Timeouts of a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timeouts {
+    /// For a new connection to be usable: dial, TLS, preface. Default 5 s.
+    pub connect: Duration,
+    /// No byte in either direction of an open session. `None` takes the default of its kind:
+    /// `http` 5 min, `tcp` 1 h, `udp` 2 min (RFC 4787, REQ-5).
+    pub idle: Option<Duration>,
+    /// Bytes are owed and none come: no response head, or a reader that takes nothing. Default 60 s.
+    pub progress: Duration,
+}
+
+/// What a changed route does to live sessions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnChange {
+    /// They stay where they are.
+    #[default]
+    Keep,
+    /// They move to the new place (`udp`).
+    Move,
+}
+
+/// What may be tried again.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Retry {
+    /// A connection could not be made: nothing was sent.
+    pub on_connect_failure: bool,
+    /// The connection broke before a response.
+    pub on_reset: bool,
+    /// Any 5xx.
+    pub on_5xx: bool,
+    /// These statuses (429, 503 ...).
+    pub on_status: Vec<StatusCode>,
+    /// Tries in all, the first included; at least 1.
+    pub attempts: u32,
+    /// Wait before the second try; doubles, with full jitter.
+    pub backoff_base: Duration,
+    /// The wait's ceiling.
+    pub backoff_max: Duration,
+    /// Retries under way may be at most this share of requests under way (0.0 to 1.0), plus a
+    /// small floor so that a lone request may be retried.
+    pub budget: f64,
+}
+
+/// A named set of endpoints.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Upstream {
+    /// Its name, unique in the document.
+    pub name: Arc<str>,
+    /// What is spoken to it.
+    pub protocol: UpstreamProtocol,
+    /// At least one.
+    pub endpoints: Vec<HostPort>,
+    /// How one of them is chosen.
+    pub balance: Balance,
+    /// Active probing; `None` is none.
+    pub health: Option<Health>,
+    /// Passive watching.
+    pub outlier: Outlier,
+    /// How TCP is carried over HTTP.
+    pub tunnel_method: TunnelMethod,
+    /// TLS; `None` is plaintext (h2 by prior knowledge).
+    pub tls: Option<UpstreamTls>,
+    /// Begin each connection with a PROXY protocol v2 header (`h1` and `tcp` only: the
+    /// connection is then not shared).
+    pub proxy_protocol: bool,
+    /// Whether the far end is a node, which is sent the overlay's headers. `None`: a node where
+    /// the connection proved it (`identity` TLS), or plaintext h2 that offers extended CONNECT.
+    pub overlay: Option<bool>,
+}
+
+/// What is spoken to an upstream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UpstreamProtocol {
+    /// HTTP/1.1.
+    H1,
+    /// HTTP/2.
+    H2,
+    /// Bytes: only for `tcp` sessions.
+    Tcp,
+    /// What ALPN settles on (TLS only).
+    Auto,
+}
+
+/// How an endpoint is chosen among the healthy ones.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Balance {
+    /// In turn.
+    RoundRobin,
+    /// By chance.
+    Random,
+    /// Of two drawn by chance, the one with fewer requests under way.
+    LeastRequest,
+    /// Rendezvous hash of a header's value; without the header, by source address.
+    Hash(HeaderName),
+}
+
+/// Active health checks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Health {
+    /// Path of a GET that must answer 2xx; `None` only connects.
+    pub path: Option<String>,
+    /// Time between probes of an endpoint; jittered.
+    pub interval: Duration,
+    /// How long one probe may take.
+    pub timeout: Duration,
+    /// Successes in a row that make it healthy.
+    pub healthy: u32,
+    /// Failures in a row that make it unhealthy.
+    pub unhealthy: u32,
+}
+
+/// Passive health: an endpoint that fails its sessions rests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outlier {
+    /// Failures in a row (connect failure, reset, 502 to 504) before it rests; 0 is off. Default 5.
+    pub failures: u32,
+    /// The first rest; doubles with each further one, up to 10 times. Default 10 s.
+    pub rest: Duration,
+}
+
+/// How TCP is carried over h1, h2 or h3.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TunnelMethod {
+    /// CONNECT.
+    #[default]
+    Connect,
+    /// POST: the request's body is one direction, the response's the other.
+    Post,
+}
+
+/// TLS towards an upstream.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UpstreamTls {
+    /// Name to ask for and to verify (DNS SAN). `None`: a node of the overlay is verified by its
+    /// URI SAN instead.
+    pub server_name: Option<Arc<str>>,
+    /// Nodes that the far end may be, by URI SAN. Empty: any node of the overlay.
+    pub nodes: Vec<Arc<str>>,
+    /// CA file other than `identity`'s. The far end is then no node of this overlay.
+    pub ca: Option<PathBuf>,
+    /// Show no certificate of ours.
+    pub anonymous: bool,
+}
