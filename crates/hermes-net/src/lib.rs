@@ -1,1 +1,15 @@
-//! placeholder
+//! The operating system's edge: sockets, TLS, names, and the handover of listeners.
+//!
+//! In: addresses, files, file descriptors. Out: listening and connected sockets, TLS
+//! configurations, proven identities. Never: HTTP, routes, or a decision.
+
+pub mod dial;
+pub mod handover;
+pub mod io;
+pub mod own;
+pub mod resolve;
+pub mod tcp;
+pub mod tls;
+pub mod udp;
+
+pub use io::Io;

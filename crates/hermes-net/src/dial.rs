@@ -1,0 +1,114 @@
+//! Dialling one of several addresses: Happy Eyeballs (RFC 8305).
+//!
+//! In: addresses that the caller resolved *and checked*: exactly these are dialled, no name is
+//! resolved again in between. Out: one connected, tuned socket.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+
+/// RFC 8305, section 5: the recommended delay between attempts.
+const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
+/// More addresses than this are not tried: a name with hundreds is a mistake or an attack.
+const MAX_ATTEMPTS: usize = 8;
+
+/// Connects to the first address that answers. Families alternate, the first answer's first;
+/// a refused attempt starts the next at once.
+///
+/// # Errors
+/// The last attempt's error, or `InvalidInput` without addresses.
+pub async fn connect(addresses: &[IpAddr], port: u16) -> io::Result<TcpStream> {
+    let ordered = interleave(addresses);
+    if let [only] = ordered[..] {
+        return connect_one(SocketAddr::new(only, port)).await;
+    }
+    race(ordered.into_iter().map(|ip| SocketAddr::new(ip, port))).await
+}
+
+async fn connect_one(address: SocketAddr) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect(address).await?;
+    crate::tcp::tune(&stream);
+    Ok(stream)
+}
+
+async fn race(addresses: impl Iterator<Item = SocketAddr>) -> io::Result<TcpStream> {
+    let mut waiting = addresses;
+    // Dropping the set ends the attempts that lost.
+    let mut attempts = JoinSet::new();
+    let mut last = io::Error::new(io::ErrorKind::InvalidInput, "no address to dial");
+    match waiting.next() {
+        Some(address) => drop(attempts.spawn(connect_one(address))),
+        None => return Err(last),
+    }
+    loop {
+        tokio::select! {
+            finished = attempts.join_next() => match finished {
+                Some(Ok(Ok(stream))) => return Ok(stream),
+                Some(Ok(Err(error))) => {
+                    last = error;
+                    if let Some(address) = waiting.next() {
+                        attempts.spawn(connect_one(address));
+                    }
+                }
+                Some(Err(panicked)) => return Err(io::Error::other(panicked)),
+                None => return Err(last),
+            },
+            () = tokio::time::sleep(ATTEMPT_DELAY) => {
+                if let Some(address) = waiting.next() {
+                    attempts.spawn(connect_one(address));
+                }
+            }
+        }
+    }
+}
+
+/// Alternates the families, beginning with that of the first address.
+fn interleave(addresses: &[IpAddr]) -> Vec<IpAddr> {
+    let first_is_v6 = addresses.first().is_some_and(IpAddr::is_ipv6);
+    let (mut leading, mut trailing) = (Vec::new(), Vec::new());
+    for address in addresses {
+        if address.is_ipv6() == first_is_v6 { leading.push(*address) } else { trailing.push(*address) }
+    }
+    let mut ordered = Vec::with_capacity(addresses.len());
+    let mut trailing = trailing.into_iter();
+    for address in leading {
+        ordered.push(address);
+        ordered.extend(trailing.next());
+    }
+    ordered.extend(trailing);
+    ordered.truncate(MAX_ATTEMPTS);
+    ordered
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn families_alternate() {
+        let mixed = [ip("::1"), ip("::2"), ip("10.0.0.1"), ip("::3"), ip("10.0.0.2")];
+        assert_eq!(interleave(&mixed), [ip("::1"), ip("10.0.0.1"), ip("::2"), ip("10.0.0.2"), ip("::3")]);
+    }
+
+    #[tokio::test]
+    async fn a_refused_address_does_not_delay_the_next() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        // Nothing listens on ::1 at that port.
+        let stream = connect(&[ip("::1"), ip("127.0.0.1")], port).await.unwrap();
+        assert!(stream.peer_addr().unwrap().is_ipv4());
+    }
+
+    #[tokio::test]
+    async fn no_address_is_an_error() {
+        assert_eq!(connect(&[], 1).await.unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+}

@@ -1,0 +1,159 @@
+//! The handover of listening sockets from a running process to its successor.
+//!
+//! The very sockets move (SCM_RIGHTS), with whatever waits in their accept queues, so that no
+//! connection is refused or reset: `tcp_migrate_req` is off by default, and closing one socket of
+//! a reuseport group would reset what it had queued.
+//!
+//! In: descriptors with a label each. Out: the same at the other process.
+//! Never: to a process of another user (checked by SO_PEERCRED).
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+
+use nix::cmsg_space;
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+
+/// Descriptors in one message; the kernel's ceiling is 253.
+const BATCH: usize = 64;
+/// The longest label.
+const MAX_LABEL: usize = 512;
+
+/// A listening socket and what it is, in words that both processes understand.
+pub struct Handed {
+    /// For example `tcp/127.0.0.1:8080`.
+    pub label: String,
+    /// The socket.
+    pub fd: OwnedFd,
+}
+
+/// Sends sockets to the other end, then an end mark. Blocking, bounded by the stream's timeouts.
+///
+/// # Errors
+/// The other end is gone, or slow beyond the timeouts.
+pub fn send(stream: &UnixStream, sockets: &[(String, RawFd)]) -> io::Result<()> {
+    for batch in sockets.chunks(BATCH) {
+        let labels = batch.iter().map(|(label, _)| label.as_str()).collect::<Vec<_>>().join("\n");
+        let fds: Vec<RawFd> = batch.iter().map(|(_, fd)| *fd).collect();
+        send_batch(stream, labels.as_bytes(), &fds)?;
+    }
+    send_batch(stream, b"", &[])
+}
+
+/// Length first, with the descriptors attached to it; then the labels.
+fn send_batch(mut stream: &UnixStream, labels: &[u8], fds: &[RawFd]) -> io::Result<()> {
+    let length = u32::try_from(labels.len()).map_err(io::Error::other)?.to_be_bytes();
+    let rights = [ControlMessage::ScmRights(fds)];
+    let control: &[ControlMessage<'_>] = if fds.is_empty() { &[] } else { &rights };
+    let sent = sendmsg::<()>(stream.as_raw_fd(), &[IoSlice::new(&length)], control, MsgFlags::empty(), None)?;
+    if sent != length.len() {
+        return Err(io::ErrorKind::WriteZero.into());
+    }
+    io::Write::write_all(&mut stream, labels)
+}
+
+/// Receives what `send` sent.
+///
+/// # Errors
+/// The stream ends early, or what comes is not what `send` sends.
+pub fn receive(mut stream: &UnixStream) -> io::Result<Vec<Handed>> {
+    let mut all = Vec::new();
+    loop {
+        let mut length = [0u8; 4];
+        let fds = receive_rights(stream, &mut length)?;
+        let length = u32::from_be_bytes(length) as usize;
+        if length > BATCH * MAX_LABEL {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a handover label is too long"));
+        }
+        if length == 0 {
+            return Ok(all);
+        }
+        let mut labels = vec![0u8; length];
+        io::Read::read_exact(&mut stream, &mut labels)?;
+        let labels = String::from_utf8(labels).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        let labels: Vec<&str> = labels.split('\n').collect();
+        if labels.len() != fds.len() {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a handover has more labels than sockets, or fewer"));
+        }
+        all.extend(labels.into_iter().zip(fds).map(|(label, fd)| Handed { label: label.to_owned(), fd }));
+    }
+}
+
+#[allow(unsafe_code)] // A number that the kernel sent becomes an owned descriptor.
+fn receive_rights(stream: &UnixStream, length: &mut [u8; 4]) -> io::Result<Vec<OwnedFd>> {
+    let mut space = cmsg_space!([RawFd; BATCH]);
+    let mut slices = [IoSliceMut::new(length)];
+    let message = recvmsg::<()>(stream.as_raw_fd(), &mut slices, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC)?;
+    if message.bytes != 4 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let mut fds = Vec::new();
+    for control in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(raw) = control {
+            // SAFETY: the kernel has just made these descriptors for us; nobody else owns them.
+            fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+        }
+    }
+    Ok(fds)
+}
+
+/// The user at the other end of a Unix stream.
+///
+/// # Errors
+/// The stream is closed.
+pub fn peer_uid(stream: &UnixStream) -> io::Result<u32> {
+    let credentials = nix::sys::socket::getsockopt(stream, nix::sys::socket::sockopt::PeerCredentials)?;
+    Ok(credentials.uid())
+}
+
+/// Our own user.
+pub fn own_uid() -> u32 {
+    nix::unistd::geteuid().as_raw()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn a_connection_that_waits_in_the_queue_survives() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut client = TcpStream::connect(address).unwrap();
+        client.write_all(b"early").unwrap();
+
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        send(&ours, &[("tcp/x".to_owned(), listener.as_raw_fd())]).unwrap();
+        drop(listener);
+        let mut handed = receive(&theirs).unwrap();
+        let one = handed.pop().unwrap();
+        assert_eq!(one.label, "tcp/x");
+
+        let (mut accepted, _) = TcpListener::from(one.fd).accept().unwrap();
+        let mut bytes = [0; 5];
+        accepted.read_exact(&mut bytes).unwrap();
+        assert_eq!(&bytes, b"early");
+    }
+
+    #[test]
+    fn more_sockets_than_one_message_holds() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let many: Vec<_> = (0..150).map(|n| (format!("tcp/{n}"), listener.as_raw_fd())).collect();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        send(&ours, &many).unwrap();
+        let handed = receive(&theirs).unwrap();
+        assert_eq!(handed.len(), 150);
+        assert_eq!(handed[149].label, "tcp/149");
+    }
+
+    #[test]
+    fn garbage_is_an_error() {
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        ours.write_all(&[0xff; 16]).unwrap();
+        drop(ours);
+        assert!(receive(&theirs).is_err());
+    }
+}

@@ -1,0 +1,100 @@
+//! One connection of bytes, plain or TLS, behind one type.
+//!
+//! An enum and not a boxed trait object: the copy loops ask a plain socket for its readiness
+//! before they hold a buffer for it, and that question has no meaning for other streams.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsStream;
+
+/// A connected byte stream.
+#[derive(Debug)]
+pub enum Io {
+    /// TCP.
+    Plain(TcpStream),
+    /// TLS over TCP, either side. Boxed: rustls holds a kilobyte of state.
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl Io {
+    /// The socket below.
+    pub fn tcp(&self) -> &TcpStream {
+        match self {
+            Io::Plain(tcp) => tcp,
+            Io::Tls(tls) => tls.get_ref().0,
+        }
+    }
+
+    /// The far end's address.
+    ///
+    /// # Errors
+    /// The socket is no longer connected.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.tcp().peer_addr()
+    }
+
+    /// What ALPN settled on; `None` on plaintext or where neither side asked.
+    pub fn alpn(&self) -> Option<&[u8]> {
+        match self {
+            Io::Plain(_) => None,
+            Io::Tls(tls) => tls.get_ref().1.alpn_protocol(),
+        }
+    }
+
+    /// Ready where a read would not block, so that an idle stream needs no buffer.
+    /// TLS always says ready: only rustls knows what it holds.
+    pub fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Io::Plain(tcp) => tcp.poll_read_ready(cx),
+            Io::Tls(_) => Poll::Ready(Ok(())),
+        }
+    }
+}
+
+impl AsyncRead for Io {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Io::Plain(tcp) => Pin::new(tcp).poll_read(cx, buf),
+            Io::Tls(tls) => Pin::new(tls).poll_read(cx, buf),
+        }
+    }
+}
+
+impl AsyncWrite for Io {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Io::Plain(tcp) => Pin::new(tcp).poll_write(cx, buf),
+            Io::Tls(tls) => Pin::new(tls).poll_write(cx, buf),
+        }
+    }
+
+    fn poll_write_vectored(self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Io::Plain(tcp) => Pin::new(tcp).poll_write_vectored(cx, bufs),
+            Io::Tls(tls) => Pin::new(tls).poll_write_vectored(cx, bufs),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Io::Plain(tcp) => Pin::new(tcp).poll_flush(cx),
+            Io::Tls(tls) => Pin::new(tls).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Io::Plain(tcp) => Pin::new(tcp).poll_shutdown(cx),
+            Io::Tls(tls) => Pin::new(tls).poll_shutdown(cx),
+        }
+    }
+}

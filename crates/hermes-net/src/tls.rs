@@ -1,0 +1,288 @@
+//! TLS configurations and the identities that certificates prove.
+//!
+//! In: PEM files. Out: rustls configurations for listeners and upstreams, and after a handshake
+//! the URI SANs of the peer. Never: a decision about what an identity may do, a key in a log.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{WebPkiServerVerifier, verify_server_cert_signed_by_trust_anchor};
+use rustls::crypto::{CryptoProvider, aws_lc_rs};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme};
+
+/// What went wrong with which file.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// The file cannot be read, or holds no PEM of the expected kind.
+    #[error("{path}: {reason}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// rustls refused the combination.
+    #[error("{what}: {reason}")]
+    Configuration {
+        /// What was being made.
+        what: &'static str,
+        /// rustls's words.
+        reason: String,
+    },
+}
+
+/// A certificate chain and its key, as loaded.
+#[derive(Debug)]
+pub struct CertifiedKey {
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+}
+
+impl Clone for CertifiedKey {
+    fn clone(&self) -> Self {
+        Self { chain: self.chain.clone(), key: self.key.clone_key() }
+    }
+}
+
+impl CertifiedKey {
+    /// Reads a certificate chain (the leaf first) and its private key.
+    ///
+    /// # Errors
+    /// The file that cannot be used, and why.
+    pub fn load(cert: &Path, key: &Path) -> Result<Self, TlsError> {
+        let chain = load_certificates(cert)?;
+        let key = PrivateKeyDer::from_pem_file(key)
+            .map_err(|error| TlsError::File { path: key.to_owned(), reason: format!("no private key could be read: {error}") })?;
+        Ok(Self { chain, key })
+    }
+
+    /// The URI SANs of the leaf.
+    pub fn uris(&self) -> Vec<String> {
+        self.chain.first().map(|leaf| uris(leaf)).unwrap_or_default()
+    }
+}
+
+/// CA certificates.
+#[derive(Clone, Debug)]
+pub struct Roots(Arc<RootCertStore>);
+
+impl Roots {
+    /// Reads one or more CA certificates.
+    ///
+    /// # Errors
+    /// The file that cannot be used, and why.
+    pub fn load(path: &Path) -> Result<Self, TlsError> {
+        let mut store = RootCertStore::empty();
+        for certificate in load_certificates(path)? {
+            store
+                .add(certificate)
+                .map_err(|error| TlsError::File { path: path.to_owned(), reason: format!("not a CA certificate: {error}") })?;
+        }
+        Ok(Self(Arc::new(store)))
+    }
+}
+
+fn load_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let fault = |reason: String| TlsError::File { path: path.to_owned(), reason };
+    let certificates = CertificateDer::pem_file_iter(path)
+        .map_err(|error| fault(format!("cannot be read: {error}")))?
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|error| fault(format!("not PEM: {error}")))?;
+    if certificates.is_empty() {
+        return Err(fault("holds no certificate".to_owned()));
+    }
+    Ok(certificates)
+}
+
+/// Whether clients show a certificate.
+#[derive(Clone, Debug)]
+pub enum ClientCertificates {
+    /// Not asked for.
+    None,
+    /// Asked for, verified where shown.
+    Optional(Roots),
+    /// No handshake without.
+    Required(Roots),
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(aws_lc_rs::default_provider())
+}
+
+/// The TLS side of a listener.
+///
+/// # Errors
+/// rustls refuses the key, the chain or the CA.
+pub fn server_config(own: &CertifiedKey, clients: &ClientCertificates, alpn: &[&[u8]]) -> Result<Arc<ServerConfig>, TlsError> {
+    let fault = |reason: String| TlsError::Configuration { what: "TLS of a listener", reason };
+    let builder = ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| fault(error.to_string()))?;
+    let verifier = |roots: &Roots| WebPkiClientVerifier::builder_with_provider(roots.0.clone(), provider());
+    let builder = match clients {
+        ClientCertificates::None => builder.with_no_client_auth(),
+        ClientCertificates::Optional(roots) => builder.with_client_cert_verifier(
+            verifier(roots).allow_unauthenticated().build().map_err(|error| fault(error.to_string()))?,
+        ),
+        ClientCertificates::Required(roots) => {
+            builder.with_client_cert_verifier(verifier(roots).build().map_err(|error| fault(error.to_string()))?)
+        }
+    };
+    let mut config =
+        builder.with_single_cert(own.chain.clone(), own.key.clone_key()).map_err(|error| fault(error.to_string()))?;
+    config.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
+    config.max_fragment_size = None;
+    Ok(Arc::new(config))
+}
+
+/// How the far end of an upstream is verified.
+pub enum ServerIdentity {
+    /// It is a node of this overlay: chain to the roots, and a URI SAN that the predicate accepts.
+    Node(Roots, NodePredicate),
+    /// It has this DNS name or address in its certificate.
+    Name(Roots),
+}
+
+/// Judges the URI SANs of a server's certificate; an error is the reason for refusing it.
+pub type NodePredicate = Arc<dyn Fn(&[String]) -> Result<(), String> + Send + Sync>;
+
+/// The TLS side of an upstream.
+///
+/// # Errors
+/// rustls refuses the key, the chain or the CA.
+pub fn client_config(own: Option<&CertifiedKey>, server: ServerIdentity, alpn: &[&[u8]]) -> Result<Arc<ClientConfig>, TlsError> {
+    let fault = |reason: String| TlsError::Configuration { what: "TLS of an upstream", reason };
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| fault(error.to_string()))?;
+    let builder = match server {
+        ServerIdentity::Name(roots) => {
+            let verifier = WebPkiServerVerifier::builder_with_provider(roots.0, provider())
+                .build()
+                .map_err(|error| fault(error.to_string()))?;
+            builder.dangerous().with_custom_certificate_verifier(verifier)
+        }
+        ServerIdentity::Node(roots, accepts) => builder
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(NodeVerifier { roots, accepts, provider: provider() })),
+    };
+    let mut config = match own {
+        Some(own) => builder
+            .with_client_auth_cert(own.chain.clone(), own.key.clone_key())
+            .map_err(|error| fault(error.to_string()))?,
+        None => builder.with_no_client_auth(),
+    };
+    config.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
+    Ok(Arc::new(config))
+}
+
+/// Verifies a node by its URI SAN instead of a host name: nodes move between addresses, and an
+/// address proves nothing.
+struct NodeVerifier {
+    roots: Roots,
+    accepts: NodePredicate,
+    provider: Arc<CryptoProvider>,
+}
+
+impl std::fmt::Debug for NodeVerifier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("NodeVerifier")
+    }
+}
+
+impl ServerCertVerifier for NodeVerifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let parsed = ParsedCertificate::try_from(end_entity)?;
+        verify_server_cert_signed_by_trust_anchor(
+            &parsed,
+            &self.roots.0,
+            intermediates,
+            now,
+            self.provider.signature_verification_algorithms.all,
+        )?;
+        (self.accepts)(&uris(end_entity)).map_err(rustls::Error::General)?;
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls12_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls13_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// The URI SANs of a certificate, in its order. Empty for anything that is no certificate.
+pub fn uris(certificate: &CertificateDer<'_>) -> Vec<String> {
+    use x509_parser::extensions::GeneralName;
+    let Ok((_, parsed)) = x509_parser::parse_x509_certificate(certificate) else {
+        return Vec::new();
+    };
+    let Ok(Some(names)) = parsed.subject_alternative_name() else {
+        return Vec::new();
+    };
+    names
+        .value
+        .general_names
+        .iter()
+        .filter_map(|name| match name {
+            GeneralName::URI(uri) => Some((*uri).to_owned()),
+            _ => None,
+        })
+        .collect()
+}
+
+/// The URI SANs of the peer of a finished handshake; `None` where it showed no certificate.
+pub fn peer_uris(io: &crate::Io) -> Option<Vec<String>> {
+    let crate::Io::Tls(tls) = io else { return None };
+    let leaf = tls.get_ref().1.peer_certificates()?.first()?;
+    Some(uris(leaf))
+}
+
+/// The server's half of a handshake.
+///
+/// # Errors
+/// The handshake's failure: a missing or foreign certificate, no common version, garbage.
+pub async fn accept(config: Arc<ServerConfig>, tcp: tokio::net::TcpStream) -> io::Result<crate::Io> {
+    let tls = tokio_rustls::TlsAcceptor::from(config).accept(tcp).await?;
+    Ok(crate::Io::Tls(Box::new(tls.into())))
+}
+
+/// The client's half of a handshake. `name` is what SNI asks for.
+///
+/// # Errors
+/// The handshake's failure, or a name that TLS cannot carry.
+pub async fn connect(config: Arc<ClientConfig>, name: &str, tcp: tokio::net::TcpStream) -> io::Result<crate::Io> {
+    let name = ServerName::try_from(name.to_owned()).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+    let tls = tokio_rustls::TlsConnector::from(config).connect(name, tcp).await?;
+    Ok(crate::Io::Tls(Box::new(tls.into())))
+}
+
+pub use rustls::{ClientConfig as RustlsClientConfig, ServerConfig as RustlsServerConfig};

@@ -1,0 +1,236 @@
+//! UDP sockets that move many datagrams in one call (GSO, GRO, recvmmsg).
+//!
+//! In: datagrams, alone or in runs of equal length. Out: the same datagrams with their source.
+//! Never: a datagram shortened in silence; what does not fit is an error of the caller's.
+
+use std::io::{self, IoSliceMut};
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, RawFd};
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use tokio::io::Interest;
+
+/// Room for one call: the kernel merges at most 64 KiB of one flow into one message.
+const MESSAGE_ROOM: usize = 65_536;
+/// Messages a call. Each may hold dozens of datagrams.
+const MESSAGES: usize = 8;
+/// Kernel buffers: bursts outlive a scheduling delay of some milliseconds.
+const SOCKET_BUFFER: usize = 4 << 20;
+/// The largest payload of one UDP datagram over IPv4.
+pub const MAX_PAYLOAD: usize = 65_507;
+
+/// A UDP socket.
+pub struct UdpSocket {
+    io: tokio::net::UdpSocket,
+    state: UdpSocketState,
+    /// GSO failed once on this path (a device without checksum offload): send one by one.
+    no_segmentation: std::cell::Cell<bool>,
+}
+
+/// Where received bytes land: one allocation for all messages of a call, reused by the next.
+pub struct ReceiveBuffer {
+    room: BytesMut,
+}
+
+impl Default for ReceiveBuffer {
+    fn default() -> Self {
+        Self { room: BytesMut::new() }
+    }
+}
+
+/// Opens a UDP socket for a listener, shared with other sockets by SO_REUSEPORT.
+///
+/// # Errors
+/// The address is taken, is not ours, or needs privileges.
+pub fn listen(address: SocketAddr) -> io::Result<std::net::UdpSocket> {
+    let socket = open(address)?;
+    socket.set_reuse_address(true)?;
+    socket.set_reuse_port(true)?;
+    socket.bind(&address.into())?;
+    Ok(socket.into())
+}
+
+/// Is the port in use by somebody else? (See `tcp::probe_unused`.)
+///
+/// # Errors
+/// The address cannot be bound alone.
+pub fn probe_unused(address: SocketAddr) -> io::Result<()> {
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.bind(&address.into())
+}
+
+/// Opens a UDP socket that talks to one peer only.
+///
+/// # Errors
+/// No route to it, or no socket left.
+pub fn connect(peer: SocketAddr) -> io::Result<std::net::UdpSocket> {
+    let socket = open(peer)?;
+    socket.connect(&peer.into())?;
+    Ok(socket.into())
+}
+
+/// Opens a socket on a listener's address for one peer: the kernel prefers it to the listener's
+/// own sockets. A flow keeps its packets so when another process takes the listener over.
+///
+/// # Errors
+/// As `listen`.
+pub fn listen_for_peer(local: SocketAddr, peer: SocketAddr) -> io::Result<std::net::UdpSocket> {
+    let socket = listen(local)?;
+    socket.connect(peer)?;
+    Ok(socket)
+}
+
+fn open(like: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(like), Type::DGRAM, Some(Protocol::UDP))?;
+    socket.set_nonblocking(true)?;
+    // The kernel caps both; less than asked for still works.
+    let _ = socket.set_recv_buffer_size(SOCKET_BUFFER);
+    let _ = socket.set_send_buffer_size(SOCKET_BUFFER);
+    if like.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    Ok(socket)
+}
+
+impl UdpSocket {
+    /// Registers a socket with the runtime of this thread.
+    ///
+    /// # Errors
+    /// Outside of a runtime, or where the socket refuses its options.
+    pub fn from_std(socket: std::net::UdpSocket) -> io::Result<Self> {
+        let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
+        allow_fragments(&socket);
+        let io = tokio::net::UdpSocket::from_std(socket)?;
+        Ok(Self { io, state, no_segmentation: std::cell::Cell::new(false) })
+    }
+
+    /// The address it is bound to.
+    ///
+    /// # Errors
+    /// The socket is closed.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.io.local_addr()
+    }
+
+    /// Its descriptor, for the handover to another process.
+    pub fn as_raw_fd(&self) -> RawFd {
+        self.io.as_raw_fd()
+    }
+
+    /// Receives what is there: calls `each` with every datagram and its source. Returns how many.
+    ///
+    /// # Errors
+    /// The socket's; on connected sockets also ECONNREFUSED, which an ICMP message caused and
+    /// which says nothing of the next datagram.
+    pub fn poll_receive(
+        &self,
+        cx: &mut Context<'_>,
+        buffer: &mut ReceiveBuffer,
+        mut each: impl FnMut(SocketAddr, Bytes),
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            std::task::ready!(self.io.poll_recv_ready(cx))?;
+            let mut metas = [RecvMeta::default(); MESSAGES];
+            buffer.room.resize(MESSAGE_ROOM * MESSAGES, 0);
+            let received = self.io.try_io(Interest::READABLE, || {
+                let mut chunks = buffer.room.chunks_exact_mut(MESSAGE_ROOM);
+                let mut slices: [IoSliceMut<'_>; MESSAGES] =
+                    std::array::from_fn(|_| IoSliceMut::new(chunks.next().unwrap_or_default()));
+                self.state.recv(UdpSockRef::from(&self.io), &mut slices, &mut metas)
+            });
+            match received {
+                Ok(messages) => return Poll::Ready(Ok(deliver(&buffer.room, &metas[..messages], &mut each))),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+
+    /// Ready where a send may succeed.
+    ///
+    /// # Errors
+    /// The socket's.
+    pub fn poll_send_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.io.poll_send_ready(cx)
+    }
+
+    /// Sends `contents` as datagrams of `segment` bytes each (the last may be shorter).
+    ///
+    /// # Errors
+    /// `WouldBlock` where the kernel has no room: nothing was sent. Others are the socket's.
+    pub fn try_send(&self, peer: SocketAddr, contents: &[u8], segment: usize) -> io::Result<()> {
+        if contents.len() <= segment {
+            return self.send_segments(peer, contents, None);
+        }
+        if self.no_segmentation.get() {
+            return contents.chunks(segment).try_for_each(|one| self.send_segments(peer, one, None));
+        }
+        match self.send_segments(peer, contents, Some(segment)) {
+            // EIO and EINVAL: this path cannot segment.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL)) => {
+                self.no_segmentation.set(true);
+                contents.chunks(segment).try_for_each(|one| self.send_segments(peer, one, None))
+            }
+            other => other,
+        }
+    }
+
+    fn send_segments(&self, destination: SocketAddr, contents: &[u8], segment_size: Option<usize>) -> io::Result<()> {
+        let transmit = Transmit { destination, ecn: None, contents, segment_size, src_ip: None };
+        self.io.try_io(Interest::WRITABLE, || self.state.try_send(UdpSockRef::from(&self.io), &transmit))
+    }
+
+    /// How many datagrams one `try_send` may carry.
+    pub fn max_segments(&self) -> usize {
+        self.state.max_gso_segments().max(1)
+    }
+}
+
+fn deliver(room: &[u8], metas: &[RecvMeta], each: &mut impl FnMut(SocketAddr, Bytes)) -> usize {
+    let mut count = 0;
+    for (meta, message) in metas.iter().zip(room.chunks_exact(MESSAGE_ROOM)) {
+        // One copy out of the shared room for all datagrams of the message: the room is
+        // reused at once, and a flow that keeps a datagram keeps no more than its own message.
+        let message = Bytes::copy_from_slice(&message[..meta.len]);
+        let stride = meta.stride.max(1);
+        if message.is_empty() {
+            each(meta.addr, message);
+            count += 1;
+            continue;
+        }
+        for start in (0..message.len()).step_by(stride) {
+            each(meta.addr, message.slice(start..message.len().min(start + stride)));
+            count += 1;
+        }
+    }
+    count
+}
+
+/// quinn-udp forbids fragments, as QUIC wants it. What we carry here is not ours to forbid:
+/// a datagram over the path's MTU is fragmented, as it would be without us.
+#[allow(unsafe_code)] // quinn-udp has no switch for it, and neither socket2 nor nix has the option.
+fn allow_fragments(socket: &std::net::UdpSocket) {
+    let set = |level: i32, name: i32, value: i32| {
+        // SAFETY: the descriptor is open for the life of `socket`, and the option's value is an
+        // int whose address and size are given.
+        unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                level,
+                name,
+                (&raw const value).cast(),
+                size_of::<i32>() as libc::socklen_t,
+            );
+        }
+    };
+    match SockRef::from(socket).domain() {
+        Ok(Domain::IPV6) => set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_WANT),
+        _ => set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_WANT),
+    }
+}
