@@ -1,1 +1,14 @@
-//! placeholder
+//! The wire formats of Hermes, as pure functions and small state machines.
+//!
+//! In: bytes that some other crate has read. Out: parsed values, or bytes for that crate to
+//! write. Nothing here opens a socket, reads a clock, draws a random number or spawns a task,
+//! so that every parser can be tested by tables and fuzzed as it stands. A parser never
+//! panics, whatever it is given, and never holds more memory than its documentation states.
+
+#![forbid(unsafe_code)]
+
+pub mod capsule;
+pub mod connect_udp;
+pub mod proxy_protocol;
+pub mod traceparent;
+pub mod varint;

@@ -1,0 +1,348 @@
+//! The Capsule Protocol (RFC 9297) and the datagrams of CONNECT-UDP inside it (RFC 9298).
+//!
+//! In: the bytes of a request stream's body, in whatever pieces they arrive. Out: HTTP Datagrams
+//! without copying, wherever a capsule lies within one piece. Capsules of other types are
+//! skipped without being held, whatever length they claim. The decoder holds at most one
+//! unfinished datagram and one piece; it never resumes after an error, because the boundary
+//! between capsules is lost then.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+
+use crate::varint;
+
+/// Capsule type of an HTTP Datagram (RFC 9297, section 3.5).
+pub const DATAGRAM: u64 = 0x00;
+
+/// The longest payload of a UDP datagram that CONNECT-UDP may carry (RFC 9298, section 5).
+pub const MAX_UDP_PAYLOAD: usize = 65_527;
+
+/// A limit for [`CapsuleDecoder::new`] that admits every datagram of CONNECT-UDP: the longest
+/// UDP payload behind the longest context identifier.
+pub const MAX_HTTP_DATAGRAM: usize = MAX_UDP_PAYLOAD + varint::MAX_LEN;
+
+/// The most that [`put_datagram`] adds to a UDP payload: type, length, context identifier.
+pub const MAX_DATAGRAM_OVERHEAD: usize = 1 + varint::len(MAX_UDP_PAYLOAD as u64 + 1) + 1;
+
+/// The longest type and length in front of a capsule's payload.
+const MAX_HEADER: usize = 2 * varint::MAX_LEN;
+
+/// The context identifier of UDP payloads (RFC 9298, section 5).
+const UDP_CONTEXT: u64 = 0;
+
+/// One capsule, as the decoder hands it out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Capsule {
+    /// The payload of a DATAGRAM capsule, its context identifier still in front:
+    /// see [`udp_payload`].
+    Datagram(Bytes),
+    /// A capsule of another type. RFC 9297, section 3.2 has receivers skip it silently. It is
+    /// reported as soon as its header is read; its payload is dropped as it arrives.
+    Unknown {
+        /// The capsule type.
+        kind: u64,
+        /// The length of its payload in bytes.
+        length: u64,
+    },
+}
+
+/// Why a stream of capsules, or a datagram in it, is malformed. The stream has to be aborted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum CapsuleError {
+    /// A DATAGRAM capsule longer than the decoder's limit.
+    #[error("a DATAGRAM capsule of {length} bytes exceeds the limit of {limit} bytes")]
+    TooLong {
+        /// The length that the capsule claims.
+        length: u64,
+        /// The limit that was given to [`CapsuleDecoder::new`].
+        limit: usize,
+    },
+    /// The stream ended within a capsule's type or length.
+    #[error("the stream ended within the header of a capsule")]
+    TruncatedHeader,
+    /// The stream ended within a capsule's payload.
+    #[error("the stream ended within a capsule: {missing} bytes of its payload are missing")]
+    TruncatedPayload {
+        /// How many bytes should have followed.
+        missing: u64,
+    },
+    /// An HTTP Datagram too short to hold its context identifier.
+    #[error("an HTTP Datagram of {length} bytes is too short for its context identifier")]
+    NoContext {
+        /// The length of the HTTP Datagram.
+        length: usize,
+    },
+    /// A UDP payload that no UDP datagram can hold.
+    #[error(
+        "a UDP payload of {length} bytes exceeds the {MAX_UDP_PAYLOAD} bytes that UDP can carry"
+    )]
+    PayloadTooLong {
+        /// The length of the payload.
+        length: usize,
+    },
+}
+
+/// Cuts a stream of bytes into capsules.
+///
+/// Call [`push`](Self::push) with each piece that arrives, then [`next`](Self::next) until it
+/// returns `None`, and [`finish`](Self::finish) at the end of the stream. Memory: one unfinished
+/// datagram (at most the limit) and the unread rest of the pushed piece.
+#[derive(Debug)]
+pub struct CapsuleDecoder {
+    max_datagram: usize,
+    /// What of the last push has not been looked at.
+    unread: Bytes,
+    state: State,
+}
+
+/// Where in a capsule the first byte of `unread` lies.
+#[derive(Debug)]
+enum State {
+    /// At a boundary, or within a type and length that began in an earlier piece.
+    Header { seen: [u8; MAX_HEADER], len: usize },
+    /// Within a datagram that began in an earlier piece.
+    Datagram { seen: BytesMut, missing: usize },
+    /// Within a payload that nobody wants.
+    Skip { missing: u64 },
+    /// Behind an error: the boundaries are lost.
+    Failed(CapsuleError),
+}
+
+impl State {
+    const BOUNDARY: Self = Self::Header {
+        seen: [0; MAX_HEADER],
+        len: 0,
+    };
+}
+
+/// The type and the length in front of a capsule's payload.
+#[derive(Clone, Copy)]
+struct Header {
+    kind: u64,
+    length: u64,
+    /// How many bytes both took together.
+    size: usize,
+}
+
+impl Header {
+    #[inline]
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let (kind, kind_len) = varint::decode(bytes)?;
+        let (length, length_len) = varint::decode(&bytes[kind_len..])?;
+        Some(Self {
+            kind,
+            length,
+            size: kind_len + length_len,
+        })
+    }
+}
+
+impl CapsuleDecoder {
+    /// A decoder that refuses DATAGRAM capsules whose payload, context identifier included, is
+    /// longer than `max_datagram` bytes. [`MAX_HTTP_DATAGRAM`] admits all of CONNECT-UDP.
+    pub fn new(max_datagram: usize) -> Self {
+        Self {
+            max_datagram,
+            unread: Bytes::new(),
+            state: State::BOUNDARY,
+        }
+    }
+
+    /// Adds what arrived next.
+    ///
+    /// Meant to be called when [`next`](Self::next) has returned `None`: only then is the
+    /// previous piece used up. Earlier is correct as well, but joins the two by copying.
+    pub fn push(&mut self, bytes: Bytes) {
+        if matches!(self.state, State::Failed(_)) {
+            return;
+        }
+        if self.unread.is_empty() {
+            self.unread = bytes;
+            return;
+        }
+        let mut joined = BytesMut::with_capacity(self.unread.len() + bytes.len());
+        joined.extend_from_slice(&self.unread);
+        joined.extend_from_slice(&bytes);
+        self.unread = joined.freeze();
+    }
+
+    /// The next capsule; `None` if more bytes are needed.
+    ///
+    /// # Errors
+    /// [`CapsuleError::TooLong`], then and at every later call.
+    #[inline]
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "an iterator would end at the first None"
+    )]
+    pub fn next(&mut self) -> Result<Option<Capsule>, CapsuleError> {
+        // The usual case first: at a boundary, and the whole capsule is here.
+        if let State::Header { len: 0, .. } = self.state
+            && let Some(header) = Header::parse(&self.unread)
+        {
+            self.unread.advance(header.size);
+            return self.begin(header);
+        }
+        self.resume()
+    }
+
+    /// Whether the stream may end here: `Ok` only between two capsules. A capsule cut off by the
+    /// end of its stream is malformed (RFC 9297, section 3.3).
+    ///
+    /// # Errors
+    /// What is missing, or the error that [`next`](Self::next) returned.
+    pub fn finish(&self) -> Result<(), CapsuleError> {
+        let unread = self.unread.len() as u64;
+        match &self.state {
+            State::Failed(error) => Err(*error),
+            State::Datagram { missing, .. } => Err(CapsuleError::TruncatedPayload {
+                missing: (*missing as u64).saturating_sub(unread),
+            }),
+            State::Skip { missing } => Err(CapsuleError::TruncatedPayload {
+                missing: missing.saturating_sub(unread),
+            }),
+            State::Header { len: 0, .. } if unread == 0 => Ok(()),
+            State::Header { .. } => Err(CapsuleError::TruncatedHeader),
+        }
+    }
+
+    /// Starts on the payload behind a header that has just been used up.
+    #[inline]
+    fn begin(&mut self, header: Header) -> Result<Option<Capsule>, CapsuleError> {
+        let Header { kind, length, .. } = header;
+        if kind != DATAGRAM {
+            self.skip(length);
+            return Ok(Some(Capsule::Unknown { kind, length }));
+        }
+        if length > self.max_datagram as u64 {
+            return Err(self.fail(CapsuleError::TooLong {
+                length,
+                limit: self.max_datagram,
+            }));
+        }
+        // Fits: it is at most `max_datagram`, which is a usize.
+        let length = length as usize;
+        if self.unread.len() >= length {
+            self.state = State::BOUNDARY;
+            return Ok(Some(Capsule::Datagram(self.unread.split_to(length))));
+        }
+        let mut seen = BytesMut::with_capacity(length);
+        seen.extend_from_slice(&self.unread);
+        self.state = State::Datagram {
+            missing: length - seen.len(),
+            seen,
+        };
+        self.unread = Bytes::new();
+        Ok(None)
+    }
+
+    /// Goes on with a capsule that an earlier piece began.
+    fn resume(&mut self) -> Result<Option<Capsule>, CapsuleError> {
+        if let State::Skip { missing } = self.state {
+            self.skip(missing);
+        }
+        match &mut self.state {
+            State::Failed(error) => Err(*error),
+            State::Skip { .. } => Ok(None),
+            State::Header { .. } => match self.gather_header() {
+                Some(header) => self.begin(header),
+                None => Ok(None),
+            },
+            State::Datagram { seen, missing } => {
+                let more = self.unread.split_to(self.unread.len().min(*missing));
+                seen.extend_from_slice(&more);
+                *missing -= more.len();
+                if *missing > 0 {
+                    return Ok(None);
+                }
+                let whole = seen.split().freeze();
+                self.state = State::BOUNDARY;
+                Ok(Some(Capsule::Datagram(whole)))
+            }
+        }
+    }
+
+    /// Moves bytes, one by one since there are at most sixteen, until they make a header. The
+    /// rest of the piece stays unread; an incomplete header lets go of the piece.
+    fn gather_header(&mut self) -> Option<Header> {
+        let State::Header { seen, len } = &mut self.state else {
+            return None;
+        };
+        while self.unread.has_remaining() {
+            // Never out of bounds: sixteen bytes always make a header.
+            seen[*len] = self.unread.get_u8();
+            *len += 1;
+            if let Some(header) = Header::parse(&seen[..*len]) {
+                return Some(header);
+            }
+        }
+        self.unread = Bytes::new();
+        None
+    }
+
+    /// Drops what is here of `missing` unwanted bytes and remembers the rest.
+    fn skip(&mut self, missing: u64) {
+        let here = missing.min(self.unread.len() as u64);
+        // Fits: it is at most the length of a slice in memory.
+        self.unread.advance(here as usize);
+        self.state = match missing - here {
+            0 => State::BOUNDARY,
+            missing => State::Skip { missing },
+        };
+    }
+
+    #[cold]
+    fn fail(&mut self, error: CapsuleError) -> CapsuleError {
+        self.unread = Bytes::new();
+        self.state = State::Failed(error);
+        error
+    }
+}
+
+/// Appends a DATAGRAM capsule that holds `payload` as a UDP payload (context identifier 0).
+///
+/// Adds at most [`MAX_DATAGRAM_OVERHEAD`] bytes to a payload of at most [`MAX_UDP_PAYLOAD`]; a
+/// longer one cannot come from a UDP socket, and the peer would have to abort the stream.
+#[inline]
+pub fn put_datagram(out: &mut BytesMut, payload: &[u8]) {
+    debug_assert!(
+        payload.len() <= MAX_UDP_PAYLOAD,
+        "{} bytes are no UDP payload",
+        payload.len()
+    );
+    let length = varint::len(UDP_CONTEXT) + payload.len();
+    out.reserve(MAX_HEADER + length);
+    varint::encode(DATAGRAM, out);
+    varint::encode(length as u64, out);
+    varint::encode(UDP_CONTEXT, out);
+    out.put_slice(payload);
+}
+
+/// The UDP payload of an HTTP Datagram (RFC 9298, section 5).
+///
+/// `None` means another context than 0: none was ever agreed on, so the datagram is dropped.
+///
+/// # Errors
+/// [`CapsuleError::NoContext`] if the context identifier is missing or cut off,
+/// [`CapsuleError::PayloadTooLong`] if no UDP datagram can hold the payload. RFC 9298 has the
+/// receiver abort the stream for either.
+#[inline]
+pub fn udp_payload(mut datagram: Bytes) -> Result<Option<Bytes>, CapsuleError> {
+    let Some((context, size)) = varint::decode(&datagram) else {
+        return Err(CapsuleError::NoContext {
+            length: datagram.len(),
+        });
+    };
+    if context != UDP_CONTEXT {
+        return Ok(None);
+    }
+    datagram.advance(size);
+    if datagram.len() > MAX_UDP_PAYLOAD {
+        return Err(CapsuleError::PayloadTooLong {
+            length: datagram.len(),
+        });
+    }
+    Ok(Some(datagram))
+}
+
+#[cfg(test)]
+mod tests;

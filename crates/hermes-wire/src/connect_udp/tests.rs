@@ -1,0 +1,1 @@
+//! Tests of `connect_udp`.

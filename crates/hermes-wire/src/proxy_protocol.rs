@@ -1,0 +1,208 @@
+//! PROXY protocol, version 2 (HAProxy's `proxy-protocol.txt`, section 2.2).
+//!
+//! In: the first bytes of an accepted connection, or two socket addresses. Out: who really
+//! speaks to whom, or the header that says so to the next server. Extensions (TLVs) are skipped
+//! unread. Whether a peer may be believed is the listener's business, never decided here.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use bytes::{Buf, BufMut, BytesMut};
+
+/// What every header begins with.
+const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
+
+/// What the text form, version 1, begins with.
+const V1: &[u8] = b"PROXY ";
+
+/// Signature, version and command, family and protocol, length of the rest.
+const FIXED: usize = 16;
+
+/// The longest header that is accepted, in bytes. The specification promises senders 536 (one
+/// TCP segment); certificates and the identifiers of clouds in TLVs take more. It bounds what a
+/// listener buffers for a peer that has said nothing else yet.
+pub const MAX_HEADER: usize = FIXED + 2_048;
+
+/// The longest header that [`encode`] makes, in bytes.
+pub const MAX_ENCODED: usize = FIXED + 36;
+
+/// The header of a connection that the proxy makes for itself, such as a health check: the
+/// receiver takes the addresses of the connection itself.
+pub const LOCAL: [u8; FIXED] = *b"\r\n\r\n\0\r\nQUIT\n\x20\x00\x00\x00";
+
+/// What the first bytes of a connection turned out to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Parsed {
+    /// Correct so far. Call again when the buffer holds this many bytes in all; never more than
+    /// [`MAX_HEADER`].
+    Incomplete(usize),
+    /// A whole header.
+    Done {
+        /// How many bytes it took; what follows belongs to the connection.
+        len: usize,
+        /// Source and destination. `None` where the sender speaks for itself (LOCAL) or does not
+        /// know (UNSPEC): the connection's own addresses stand. IPv4 addresses mapped into IPv6
+        /// are given as IPv4, so that networks match them.
+        source: Option<(SocketAddr, SocketAddr)>,
+    },
+}
+
+/// Why a connection does not begin with an acceptable header. It has to be closed: the
+/// specification forbids guessing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ProxyProtocolError {
+    /// No signature.
+    #[error(
+        "the connection does not begin with a PROXY protocol header; \
+         have the sender add one (version 2) or take it off this listener"
+    )]
+    NotProxyProtocol,
+    /// The text form.
+    #[error(
+        "this is PROXY protocol version 1; only version 2 is spoken here: set the sender to v2"
+    )]
+    Version1,
+    /// A version that nobody has defined.
+    #[error("PROXY protocol version {0} is unknown; only version 2 is spoken here")]
+    Version(u8),
+    /// Neither LOCAL nor PROXY.
+    #[error("PROXY protocol command {0} is unknown")]
+    Command(u8),
+    /// Neither TCP nor UDP over IP.
+    #[error("PROXY protocol family and protocol 0x{0:02x} are not TCP or UDP over IPv4 or IPv6")]
+    Family(u8),
+    /// Longer than [`MAX_HEADER`].
+    #[error("a PROXY protocol header of {0} bytes exceeds the limit of {MAX_HEADER}")]
+    TooLong(usize),
+    /// Too short for two addresses of its family.
+    #[error("the PROXY protocol header has {length} bytes for addresses that take {needed}")]
+    AddressesCut {
+        /// The length that the header states.
+        length: usize,
+        /// What its family takes.
+        needed: usize,
+    },
+}
+
+/// Reads the header at the front of `bytes`, which are all that the connection has sent so far.
+///
+/// # Errors
+/// As soon as the bytes cannot become an acceptable header; a mismatch is told at its first byte.
+pub fn parse(bytes: &[u8]) -> Result<Parsed, ProxyProtocolError> {
+    if let Some(needed) = check_signature(bytes)? {
+        return Ok(Parsed::Incomplete(needed));
+    }
+    let Some((fixed, rest)) = bytes.split_at_checked(FIXED) else {
+        return Ok(Parsed::Incomplete(FIXED));
+    };
+    let (version, command) = (fixed[12] >> 4, fixed[12] & 0x0f);
+    if version != 2 {
+        return Err(ProxyProtocolError::Version(version));
+    }
+    let length = usize::from(u16::from_be_bytes([fixed[14], fixed[15]]));
+    let len = FIXED + length;
+    if len > MAX_HEADER {
+        return Err(ProxyProtocolError::TooLong(len));
+    }
+    let layout = match command {
+        0 => None,
+        1 => Layout::of(fixed[13], length)?,
+        other => return Err(ProxyProtocolError::Command(other)),
+    };
+    match rest.get(..length) {
+        None => Ok(Parsed::Incomplete(len)),
+        Some(block) => Ok(Parsed::Done {
+            len,
+            source: layout.map(|layout| layout.read(block)),
+        }),
+    }
+}
+
+/// `Some(needed)` while too little is there to tell.
+fn check_signature(bytes: &[u8]) -> Result<Option<usize>, ProxyProtocolError> {
+    if bytes.starts_with(V1) {
+        return Err(ProxyProtocolError::Version1);
+    }
+    let here = bytes.len().min(SIGNATURE.len());
+    if bytes[..here] == SIGNATURE[..here] {
+        return Ok((bytes.len() < FIXED).then_some(FIXED));
+    }
+    // A few more bytes tell version 1 from `POST`, and so which error helps.
+    if V1.starts_with(bytes) {
+        return Ok(Some(V1.len()));
+    }
+    Err(ProxyProtocolError::NotProxyProtocol)
+}
+
+/// How two addresses lie in the block behind the fixed part.
+#[derive(Clone, Copy)]
+enum Layout {
+    Ipv4,
+    Ipv6,
+}
+
+impl Layout {
+    /// `None` for UNSPEC: what follows is skipped.
+    fn of(family: u8, length: usize) -> Result<Option<Self>, ProxyProtocolError> {
+        let (layout, needed) = match family {
+            0x00 => return Ok(None),
+            0x11 | 0x12 => (Self::Ipv4, 12),
+            0x21 | 0x22 => (Self::Ipv6, 36),
+            other => return Err(ProxyProtocolError::Family(other)),
+        };
+        if length < needed {
+            return Err(ProxyProtocolError::AddressesCut { length, needed });
+        }
+        Ok(Some(layout))
+    }
+
+    /// Source and destination, from a block that [`Layout::of`] has found long enough.
+    fn read(self, mut block: &[u8]) -> (SocketAddr, SocketAddr) {
+        let mut ip = || match self {
+            Self::Ipv4 => IpAddr::V4(Ipv4Addr::from(block.get_u32())),
+            Self::Ipv6 => IpAddr::V6(Ipv6Addr::from(block.get_u128())).to_canonical(),
+        };
+        let (source, destination) = (ip(), ip());
+        let (source_port, destination_port) = (block.get_u16(), block.get_u16());
+        (
+            SocketAddr::new(source, source_port),
+            SocketAddr::new(destination, destination_port),
+        )
+    }
+}
+
+/// The header for a TCP connection that `source` made to `destination`.
+///
+/// If one of them is IPv4 and the other IPv6, the IPv4 one is written mapped into IPv6, since a
+/// header has one family. Scope and flow label of IPv6 have no place in it.
+pub fn encode(source: SocketAddr, destination: SocketAddr) -> BytesMut {
+    let mut out = BytesMut::with_capacity(MAX_ENCODED);
+    out.put_slice(&SIGNATURE);
+    out.put_u8(0x21);
+    match (source.ip().to_canonical(), destination.ip().to_canonical()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            out.put_u8(0x11);
+            out.put_u16(12);
+            out.put_slice(&from.octets());
+            out.put_slice(&to.octets());
+        }
+        (from, to) => {
+            out.put_u8(0x21);
+            out.put_u16(36);
+            out.put_slice(&mapped(from).octets());
+            out.put_slice(&mapped(to).octets());
+        }
+    }
+    out.put_u16(source.port());
+    out.put_u16(destination.port());
+    out
+}
+
+fn mapped(ip: IpAddr) -> Ipv6Addr {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    }
+}
+
+#[cfg(test)]
+mod tests;
