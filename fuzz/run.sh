@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# Runs every fuzz target, or those named, for SECONDS each and prints what each one covered.
+#
+#   fuzz/run.sh [SECONDS] [TARGET...]     60 seconds each by default
+#   fuzz/run.sh --merge [TARGET...]       takes what earlier runs found into fuzz/corpus, minimised
+#
+# Needs a stable Rust toolchain and a C++ compiler: coverage is instrumented with stable flags,
+# and no sanitiser is used (the parsers have no unsafe code for one to watch). New inputs are kept
+# in fuzz/target/found/TARGET between runs; inputs that fail go to fuzz/artifacts/TARGET, and the
+# script then exits with status 1.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+merge=no
+seconds=60
+if [[ "${1:-}" == --merge ]]; then
+    merge=yes
+    shift
+elif [[ "${1:-}" =~ ^[0-9]+$ ]]; then
+    seconds=$1
+    shift
+fi
+targets=("$@")
+if [[ ${#targets[@]} -eq 0 ]]; then
+    for file in fuzz_targets/*.rs; do targets+=("$(basename "$file" .rs)"); done
+fi
+
+# Longer inputs than these only repeat what shorter ones do, at the cost of speed.
+declare -A max_len=([node_document]=4096 [capsule]=1024)
+
+# Named explicitly so that build scripts and macros, which run on this machine, stay uninstrumented.
+host=$(rustc -vV | sed -n 's/^host: //p')
+out=${CARGO_TARGET_DIR:-$PWD/target}
+export CARGO_TARGET_DIR=$out
+RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Ccodegen-units=1 \
+-Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
+-Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares" \
+    cargo build --quiet --release --locked --features libfuzzer --bins --target "$host"
+
+found=target/found
+logs=target/logs
+mkdir -p "$found" "$logs"
+
+if [[ $merge == yes ]]; then
+    for target in "${targets[@]}"; do
+        mkdir -p "$found/$target" "corpus/$target" "$found/$target.merged"
+        # Seeds first: where two inputs cover the same, the readable one is kept.
+        "$out/$host/release/$target" -merge=1 -max_len="${max_len[$target]:-512}" \
+            "$found/$target.merged" "corpus/$target" "$found/$target" >"$logs/$target.merge" 2>&1
+        for new in "$found/$target.merged"/*; do
+            if ! cmp --silent "$new" "corpus/$target/"* 2>/dev/null; then cp "$new" "corpus/$target/"; fi
+        done
+        printf '%-18s %5d files\n' "$target" "$(find "corpus/$target" -type f | wc -l)"
+    done
+    exit 0
+fi
+
+status=0
+printf '%-18s %8s %8s %8s %8s %12s %9s %6s\n' target seconds edges cov ft runs runs/s corpus
+for target in "${targets[@]}"; do
+    mkdir -p "$found/$target" "artifacts/$target"
+    log=$logs/$target
+    verdict=
+    "$out/$host/release/$target" -max_total_time="$seconds" -max_len="${max_len[$target]:-512}" \
+        -timeout=5 -rss_limit_mb=1024 -print_final_stats=1 -artifact_prefix="artifacts/$target/" \
+        "$found/$target" "corpus/$target" >"$log" 2>&1 || { verdict=' FAILED'; status=1; }
+    edges=$(sed -n 's/.*(\([0-9]*\) inline 8-bit counters).*/\1/p' "$log" | head -1)
+    last=$(grep -E 'cov: [0-9]+ ft: [0-9]+ corp: ' "$log" | tail -1 || true)
+    field() { sed -n "s|.* $1: \([0-9]*\).*|\1|p" <<<"$last"; }
+    stat() { sed -n "s/^stat::$1: *//p" "$log"; }
+    printf '%-18s %8s %8s %8s %8s %12s %9s %6s%s\n' "$target" "$seconds" "$edges" \
+        "$(field cov)" "$(field ft)" "$(stat number_of_executed_units)" \
+        "$(stat average_exec_per_sec)" "$(field corp)" "$verdict"
+    if [[ -n $verdict ]]; then grep -aE 'panicked|ERROR|assertion|Test unit' "$log" | head -5; fi
+    rmdir --ignore-fail-on-non-empty "artifacts/$target"
+done
+rmdir --ignore-fail-on-non-empty artifacts 2>/dev/null || true
+exit $status

@@ -1,0 +1,20 @@
+//! What the fuzz targets check, as plain functions of bytes.
+//!
+//! In: arbitrary bytes. Out: nothing, or a panic that names the property that does not hold. The
+//! engine's targets in `fuzz_targets/` call these, and so does `tests/replay.rs` with the
+//! committed corpus, on a stable toolchain without the engine. A property goes beyond "does not
+//! panic": whatever a parser accepts must mean the same after another round through it, and cut
+//! input must never mean something else than whole input.
+
+pub mod wire;
+
+/// A target: its name, which is also its directory in `corpus/`, and its check.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// Every target there is.
+pub const TARGETS: &[Target] = &[
+    ("capsule", wire::capsule),
+    ("connect_udp_path", wire::connect_udp_path),
+    ("proxy_protocol", wire::proxy_protocol),
+    ("traceparent", wire::traceparent),
+];
