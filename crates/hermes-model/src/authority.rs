@@ -4,8 +4,13 @@
 //! Out: a lower-case host and a port, comparable without regard to case and to default ports.
 //! Never: resolved here. A name like `VIDEO` means nothing to DNS.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
+
+/// The longest host, in bytes. DNS has 253; the bound keeps the index from walking the labels of
+/// a name that only an attacker would write.
+pub const MAX_HOST: usize = 255;
 
 /// A parsed `host[:port]`. The host is in lower case; IPv6 stands without brackets.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -19,26 +24,23 @@ pub struct Authority {
 }
 
 impl Authority {
-    /// Parses `host[:port]`; `scheme_port` is what an absent port stands for.
+    /// Parses `host[:port]`; `default_port` is what an absent port stands for.
+    ///
+    /// One name has one spelling afterwards: letters are lower case, IPv6 is in its RFC 5952 form,
+    /// and the dot that ends a fully qualified name is left out. Otherwise a route for
+    /// `db.example` could be walked around by asking for `db.example.`.
     ///
     /// # Errors
-    /// One sentence that names what is wrong: user information, an empty host, a bad port,
-    /// unbalanced brackets, or characters that no host has.
+    /// One sentence that names what is wrong: user information, an empty host or label, a host
+    /// over [`MAX_HOST`] bytes, a bad port, unbalanced brackets, or characters that no host has.
     pub fn parse(text: &str, default_port: Option<u16>) -> Result<Self, AuthorityError> {
         let (host, port) = split_host_port(text)?;
-        if host.is_empty() {
-            return Err(AuthorityError::EmptyHost);
-        }
-        let bracketed = text.starts_with('[');
-        if bracketed {
-            host.parse::<std::net::Ipv6Addr>().map_err(|_| AuthorityError::Ipv6)?;
-        } else if let Some(bad) = host.bytes().find(|b| !is_host_byte(*b)) {
-            return Err(AuthorityError::Character(bad as char));
-        }
-        let host = if host.bytes().any(|b| b.is_ascii_uppercase()) {
-            Arc::from(host.to_ascii_lowercase())
-        } else {
-            Arc::from(host)
+        let host = match host {
+            RawHost::Bracketed(address) => {
+                let address: std::net::Ipv6Addr = address.parse().map_err(|_| AuthorityError::Ipv6)?;
+                Arc::from(address.to_string())
+            }
+            RawHost::Name(name) => canonical_name(name)?,
         };
         Ok(Self { host, port, default_port })
     }
@@ -56,6 +58,20 @@ impl Authority {
     /// The port as written, or the scheme's default. `None` only for a tunnel without a port.
     pub fn port(&self) -> Option<u16> {
         self.port.or(self.default_port)
+    }
+
+    /// What an absent port stands for: 80 or 443 by scheme, `None` for tunnels.
+    pub fn default_port(&self) -> Option<u16> {
+        self.default_port
+    }
+
+    /// The host as it stands in a URI: IPv6 in brackets.
+    pub fn uri_host(&self) -> Cow<'_, str> {
+        if self.host.contains(':') {
+            Cow::Owned(format!("[{}]", self.host))
+        } else {
+            Cow::Borrowed(&self.host)
+        }
     }
 
     /// True where the port is absent or equals the default of its scheme (for tunnels: 80 or 443).
@@ -88,6 +104,12 @@ pub enum AuthorityError {
     /// Nothing before the port.
     #[error("the host is empty")]
     EmptyHost,
+    /// Two dots in a row, or a dot at the beginning.
+    #[error("the host has an empty label")]
+    EmptyLabel,
+    /// Longer than [`MAX_HOST`].
+    #[error("the host is longer than 255 bytes")]
+    TooLong,
     /// The part after the last colon is no port.
     #[error("the port is not a number from 1 to 65535")]
     Port,
@@ -102,30 +124,75 @@ pub enum AuthorityError {
     Character(char),
 }
 
-fn split_host_port(text: &str) -> Result<(&str, Option<u16>), AuthorityError> {
+/// A host as written, before it is brought to its one spelling.
+enum RawHost<'a> {
+    Name(&'a str),
+    Bracketed(&'a str),
+}
+
+fn split_host_port(text: &str) -> Result<(RawHost<'_>, Option<u16>), AuthorityError> {
     if text.contains('@') {
         return Err(AuthorityError::UserInfo);
     }
-    let (host, rest) = if let Some(rest) = text.strip_prefix('[') {
-        rest.split_once(']').ok_or(AuthorityError::Ipv6)?
-    } else {
-        match text.find(':') {
-            Some(colon) => text.split_at(colon),
-            None => (text, ""),
+    let (host, rest) = match text.strip_prefix('[') {
+        Some(rest) => {
+            let (address, rest) = rest.split_once(']').ok_or(AuthorityError::Ipv6)?;
+            (RawHost::Bracketed(address), rest)
+        }
+        None => {
+            let (name, rest) = text.split_at(text.find(':').unwrap_or(text.len()));
+            (RawHost::Name(name), rest)
         }
     };
     if rest.is_empty() {
         return Ok((host, None));
     }
     let digits = rest.strip_prefix(':').ok_or(AuthorityError::Port)?;
-    // `u16::from_str` accepts "+80": only digits are a port here.
+    parse_port(digits).map(|port| (host, Some(port)))
+}
+
+/// A port in decimal digits. `u16::from_str` alone would accept `+80`.
+fn parse_port(digits: &str) -> Result<u16, AuthorityError> {
     if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
         return Err(AuthorityError::Port);
     }
     match digits.parse::<u16>() {
         Ok(0) | Err(_) => Err(AuthorityError::Port),
-        Ok(port) => Ok((host, Some(port))),
+        Ok(port) => Ok(port),
     }
+}
+
+/// Checks a reg-name and brings it to lower case without its last dot, with one allocation.
+fn canonical_name(name: &str) -> Result<Arc<str>, AuthorityError> {
+    let name = name.strip_suffix('.').unwrap_or(name);
+    if name.is_empty() {
+        return Err(AuthorityError::EmptyHost);
+    }
+    if name.len() > MAX_HOST {
+        return Err(AuthorityError::TooLong);
+    }
+    let mut previous = b'.';
+    let mut upper = false;
+    for byte in name.bytes() {
+        if !is_host_byte(byte) {
+            let bad = name.chars().find(|c| !u8::try_from(*c).is_ok_and(is_host_byte));
+            return Err(AuthorityError::Character(bad.unwrap_or('?')));
+        }
+        if byte == b'.' && previous == b'.' {
+            return Err(AuthorityError::EmptyLabel);
+        }
+        upper |= byte.is_ascii_uppercase();
+        previous = byte;
+    }
+    if !upper {
+        return Ok(Arc::from(name));
+    }
+    let mut lower = [0u8; MAX_HOST];
+    let lower = &mut lower[..name.len()];
+    lower.copy_from_slice(name.as_bytes());
+    lower.make_ascii_lowercase();
+    // ASCII throughout, as checked above: the conversion cannot fail.
+    Ok(Arc::from(std::str::from_utf8(lower).unwrap_or(name)))
 }
 
 /// Bytes of a reg-name that we accept: unreserved and sub-delims of RFC 3986, without percent

@@ -5,6 +5,7 @@
 //! since a live session is decided again after every swap of the snapshot.
 //! Never: anything learnt after the decision (endpoint, status, bytes).
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -38,6 +39,12 @@ impl Kind {
             Kind::Udp => "udp",
             Kind::Ip => "ip",
         }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
     }
 }
 
@@ -106,6 +113,13 @@ pub struct Facts {
     pub network: Option<IpNet>,
     /// IP protocol number, of `ip` sessions.
     pub protocol: Option<u8>,
+}
+
+impl Facts {
+    /// `https` where an absent port means 443, else `http` (for tunnels as well).
+    pub fn scheme(&self) -> &'static str {
+        if self.authority.default_port() == Some(443) { "https" } else { "http" }
+    }
 }
 
 pub use http::uri::PathAndQuery;

@@ -3,3 +3,27 @@
 //! In: the text of a node document, and the facts of a session.
 //! Out: every problem of the document with its path, or a `Snapshot`; and a `Decision`.
 //! Never: I/O, time, randomness, async.
+
+pub mod authority;
+pub mod check;
+pub mod decide;
+pub mod document;
+pub mod explain;
+pub mod facts;
+pub mod index;
+pub mod limits;
+pub mod matcher;
+mod path;
+pub mod pattern;
+pub mod reach;
+pub mod rewrite;
+pub mod snapshot;
+pub mod trust;
+pub mod via;
+
+pub use authority::Authority;
+pub use check::{Checked, Problem, check};
+pub use decide::{Decision, Deny, DenyReason, decide};
+pub use explain::{Explanation, explain};
+pub use facts::{Facts, Kind, Peer, Trust};
+pub use snapshot::Snapshot;

@@ -5,6 +5,7 @@
 //! Never: partly built, changed after it was built, or aware of sockets, health or time.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use std::time::Duration;
 use http::{HeaderName, HeaderValue, StatusCode};
 use ipnet::IpNet;
 
+use crate::facts::Kind;
 use crate::index::RouteIndex;
 use crate::limits::Limits;
 use crate::matcher::Matcher;
@@ -193,6 +195,19 @@ pub enum Action {
     Redirect(Redirect),
 }
 
+impl Action {
+    /// Whether the action can carry sessions of this kind. An error answered by a route is an
+    /// answer to any kind: that is how a route denies a tunnel.
+    pub fn carries(&self, kind: Kind) -> bool {
+        match self {
+            Action::Upstream(upstream) => upstream.protocol != UpstreamProtocol::Tcp || kind == Kind::Tcp,
+            Action::Terminate(terminate) => terminate.kind.session() == kind,
+            Action::Respond(respond) => kind == Kind::Http || respond.status.as_u16() >= 400,
+            Action::Redirect(_) => kind == Kind::Http,
+        }
+    }
+}
+
 /// Open a session here, and go on outside of the overlay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terminate {
@@ -215,6 +230,23 @@ pub enum TerminateKind {
     Udp,
     /// An HTTP/1.1 request to the origin that the request names: a forward proxy, for `http` sessions.
     Http,
+}
+
+impl TerminateKind {
+    /// The sessions that it is for.
+    pub fn session(self) -> Kind {
+        match self {
+            TerminateKind::Tcp => Kind::Tcp,
+            TerminateKind::Udp => Kind::Udp,
+            TerminateKind::Http => Kind::Http,
+        }
+    }
+}
+
+impl fmt::Display for TerminateKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.session().fmt(f)
+    }
 }
 
 /// Where a terminating route goes.
@@ -265,6 +297,26 @@ pub struct Timeouts {
     pub idle: Option<Duration>,
     /// Bytes are owed and none come: no response head, or a reader that takes nothing. Default 60 s.
     pub progress: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self { connect: Duration::from_secs(5), idle: None, progress: Duration::from_secs(60) }
+    }
+}
+
+impl Timeouts {
+    /// The idle timeout of a session of this kind: what the route says, or the kind's default.
+    pub fn idle_of(&self, kind: Kind) -> Duration {
+        let default = match kind {
+            Kind::Http => Duration::from_secs(5 * 60),
+            Kind::Tcp => Duration::from_secs(60 * 60),
+            Kind::Udp => Duration::from_secs(2 * 60),
+            // An IP tunnel is a link: it idles for as long as nobody talks.
+            Kind::Ip => Duration::from_secs(24 * 60 * 60),
+        };
+        self.idle.unwrap_or(default)
+    }
 }
 
 /// What a changed route does to live sessions.

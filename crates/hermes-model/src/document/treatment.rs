@@ -1,0 +1,197 @@
+//! How a route treats its sessions: `rewrite`, `retry`, `timeout`.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::de::{self, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::is_default;
+use super::nearest::did_you_mean;
+use super::scalar::{Many, Period, Share};
+use crate::rewrite::Template;
+
+/// `rewrite`
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Rewrite {
+    /// The authority that the next hop sees.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub authority: Option<Template>,
+    /// The path that the next hop sees.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<RewritePath>,
+    /// Changes to the query.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub query: RewriteQuery,
+    /// Headers to write, instead of what is there.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub set_headers: BTreeMap<String, Template>,
+    /// Header lines to add.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub add_headers: BTreeMap<String, Many<Template>>,
+    /// Headers to leave out.
+    #[serde(default, skip_serializing_if = "Many::is_empty")]
+    pub remove_headers: Many<String>,
+    /// Changes to the response.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub response: RewriteResponse,
+}
+
+/// `rewrite.path`: `from` and `to`, or `pattern` and `to`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct RewritePath {
+    /// A prefix.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// Segments with names in braces.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pattern: Option<String>,
+    /// What comes instead.
+    pub to: String,
+}
+
+/// `rewrite.query`
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct RewriteQuery {
+    /// Pairs to write.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub set: BTreeMap<String, Template>,
+    /// Names to leave out.
+    #[serde(default, skip_serializing_if = "Many::is_empty")]
+    pub remove: Many<String>,
+}
+
+/// `rewrite.response`
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct RewriteResponse {
+    /// Headers to write, instead of what is there.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub set_headers: BTreeMap<String, Template>,
+    /// Header lines to add.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub add_headers: BTreeMap<String, Many<Template>>,
+    /// Headers to leave out.
+    #[serde(default, skip_serializing_if = "Many::is_empty")]
+    pub remove_headers: Many<String>,
+}
+
+/// `timeout`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Timeout {
+    /// Default 5 s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connect: Option<Period>,
+    /// Default by kind: `http` 5 min, `tcp` 1 h, `udp` 2 min.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle: Option<Period>,
+    /// Default 60 s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress: Option<Period>,
+}
+
+/// `retry`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Retry {
+    /// Default `connect-failure`.
+    #[serde(default = "Retry::on")]
+    pub on: Many<RetryOn>,
+    /// Tries in all. Default 3.
+    #[serde(default = "Retry::attempts")]
+    pub attempts: u32,
+    /// Waits between tries.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub backoff: Backoff,
+    /// Share of requests that may be retries. Default 20 %.
+    #[serde(default = "Retry::budget")]
+    pub budget: Share,
+}
+
+impl Retry {
+    fn on() -> Many<RetryOn> {
+        Many(vec![RetryOn::ConnectFailure])
+    }
+
+    fn attempts() -> u32 {
+        3
+    }
+
+    fn budget() -> Share {
+        Share(0.2)
+    }
+}
+
+/// `retry.backoff`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Backoff {
+    /// The first wait; doubles. Default 100 ms.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<Period>,
+    /// Its ceiling. Default 5 s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max: Option<Period>,
+}
+
+/// What is tried again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RetryOn {
+    /// `connect-failure`
+    ConnectFailure,
+    /// `reset`
+    Reset,
+    /// `5xx`
+    ServerErrors,
+    /// A status. Its range is checked later.
+    Status(u64),
+}
+
+/// The words among them.
+const RETRY_WORDS: [(&str, RetryOn); 3] =
+    [("connect-failure", RetryOn::ConnectFailure), ("reset", RetryOn::Reset), ("5xx", RetryOn::ServerErrors)];
+
+impl Serialize for RetryOn {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match (self, RETRY_WORDS.iter().find(|(_, on)| on == self)) {
+            (_, Some((word, _))) => serializer.serialize_str(word),
+            (RetryOn::Status(status), None) => serializer.serialize_u64(*status),
+            // Every other variant is in the table.
+            (_, None) => serializer.serialize_unit(),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for RetryOn {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(RetryOnVisitor)
+    }
+}
+
+struct RetryOnVisitor;
+
+impl Visitor<'_> for RetryOnVisitor {
+    type Value = RetryOn;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("connect-failure, reset, 5xx or a status such as 429")
+    }
+
+    fn visit_u64<E: de::Error>(self, status: u64) -> Result<RetryOn, E> {
+        Ok(RetryOn::Status(status))
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<RetryOn, E> {
+        if let Some((_, on)) = RETRY_WORDS.iter().find(|(word, _)| *word == text) {
+            return Ok(*on);
+        }
+        text.parse().map(RetryOn::Status).map_err(|_| {
+            let hint = did_you_mean(text, RETRY_WORDS.map(|(word, _)| word));
+            E::custom(format!("{text:?} is nothing to retry on{hint}; write connect-failure, reset, 5xx or a status such as 429"))
+        })
+    }
+}

@@ -1,0 +1,161 @@
+//! `upstreams`: named sets of endpoints.
+
+use std::fmt;
+
+use serde::de::{self, IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::is_default;
+use super::scalar::{Many, Period};
+use super::word::ProxyVersion;
+use crate::snapshot::{HostPort, TunnelMethod, UpstreamProtocol};
+
+/// One upstream.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Upstream {
+    /// Its name, unique among upstreams.
+    pub name: String,
+    /// What is spoken to it.
+    pub protocol: UpstreamProtocol,
+    /// At least one.
+    #[serde(default)]
+    pub endpoints: Vec<Endpoint>,
+    /// How one is chosen.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub balance: Balance,
+    /// Active probing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health: Option<Health>,
+    /// Passive watching.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub outlier: Outlier,
+    /// How TCP is carried over HTTP.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub tunnel_method: TunnelMethod,
+    /// TLS; absent is plaintext.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<UpstreamTls>,
+    /// Begin connections with a PROXY protocol header.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proxy_protocol: Option<ProxyVersion>,
+    /// Whether the far end is a node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overlay: Option<bool>,
+}
+
+/// `HOST:PORT`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint(pub HostPort);
+
+impl Serialize for Endpoint {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Endpoint {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(EndpointVisitor)
+    }
+}
+
+struct EndpointVisitor;
+
+impl<'de> Visitor<'de> for EndpointVisitor {
+    type Value = Endpoint;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a host and port such as 192.0.2.1:9443")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Endpoint, E> {
+        text.parse().map(Endpoint).map_err(E::custom)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Endpoint, A::Error> {
+        let mut node = false;
+        while let Some((key, _)) = map.next_entry::<String, IgnoredAny>()? {
+            node |= key == "node";
+        }
+        Err(de::Error::custom(if node {
+            "an endpoint by `node` is not in this version of Hermes; write HOST:PORT"
+        } else {
+            "an endpoint is a text; write HOST:PORT"
+        }))
+    }
+}
+
+/// `balance`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub enum Balance {
+    /// In turn.
+    RoundRobin,
+    /// By chance.
+    Random,
+    /// The less busy of two.
+    #[default]
+    LeastRequest,
+    /// By a header's value.
+    Hash(HashOn),
+}
+
+/// `balance.hash`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct HashOn {
+    /// The header.
+    pub header: String,
+}
+
+/// `health`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Health {
+    /// Path of a GET that must answer 2xx; absent only connects.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// Between probes. Default 5 s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interval: Option<Period>,
+    /// For one probe. Default 2 s, or the interval where that is shorter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<Period>,
+    /// Successes in a row. Default 2.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub healthy: Option<u32>,
+    /// Failures in a row. Default 3.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unhealthy: Option<u32>,
+}
+
+/// `outlier`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Outlier {
+    /// Failures in a row before a rest; 0 is off. Default 5.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failures: Option<u32>,
+    /// The first rest. Default 10 s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rest: Option<Period>,
+}
+
+/// `tls` of an upstream.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct UpstreamTls {
+    /// Name to ask for and to verify.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server_name: Option<String>,
+    /// Nodes that the far end may be.
+    #[serde(default, skip_serializing_if = "Many::is_empty")]
+    pub node: Many<String>,
+    /// CA other than the identity's (PEM).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca: Option<String>,
+    /// Show no certificate of ours.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub anonymous: bool,
+}

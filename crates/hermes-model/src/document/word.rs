@@ -1,0 +1,130 @@
+//! Words: scalars of a document that are one of a few names.
+//!
+//! In: a string. Out: the value that it names, or a sentence with the names that may be written.
+//! Names of later versions are known as such, so that nobody looks for a misspelling.
+
+use std::fmt;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::nearest::did_you_mean;
+use super::scalar::TextVisitor;
+use crate::facts::Kind;
+use crate::reach::Reach;
+use crate::snapshot::{ClientAuth, Dispatch, OnChange, Role, TunnelMethod, UpstreamProtocol};
+
+/// A type with a fixed set of names.
+pub(crate) trait Word: Copy + PartialEq + 'static {
+    /// What it is called in problems, with its article.
+    const WHAT: &'static str;
+    /// Every name of this version.
+    const WORDS: &'static [(&'static str, Self)];
+    /// Names of later versions.
+    const LATER: &'static [&'static str];
+}
+
+/// Reads a word.
+pub(crate) fn parse<W: Word>(text: &str) -> Result<W, String> {
+    if let Some((_, value)) = W::WORDS.iter().find(|(word, _)| *word == text) {
+        return Ok(*value);
+    }
+    let words: Vec<&str> = W::WORDS.iter().map(|(word, _)| *word).collect();
+    let choice = match words.as_slice() {
+        [only] => format!("write {only}"),
+        many => format!("write one of {}", many.join(", ")),
+    };
+    if W::LATER.contains(&text) {
+        return Err(format!("{text} is not in this version of Hermes; {choice}"));
+    }
+    let hint = did_you_mean(text, words.iter().copied());
+    Err(format!("{text:?} is no {}{hint}; {choice}", W::WHAT))
+}
+
+/// The name of a value.
+pub(crate) fn name<W: Word>(value: W) -> &'static str {
+    W::WORDS.iter().find(|(_, known)| *known == value).map_or("", |(word, _)| word)
+}
+
+macro_rules! words {
+    ($type:ty, $what:literal, [$($word:literal = $value:expr),* $(,)?] $(, later [$($later:literal),*])?) => {
+        impl Word for $type {
+            const WHAT: &'static str = $what;
+            const WORDS: &'static [(&'static str, Self)] = &[$(($word, $value)),*];
+            const LATER: &'static [&'static str] = &[$($($later),*)?];
+        }
+
+        impl std::str::FromStr for $type {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<Self, String> {
+                parse(text)
+            }
+        }
+
+        impl Serialize for $type {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(name(*self))
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                deserializer.deserialize_str(TextVisitor::new(concat!("a ", $what)))
+            }
+        }
+    };
+}
+
+words!(Kind, "kind", ["http" = Kind::Http, "tcp" = Kind::Tcp, "udp" = Kind::Udp, "ip" = Kind::Ip]);
+words!(Role, "role", ["dependent" = Role::Dependent, "standalone" = Role::Standalone]);
+words!(
+    Dispatch,
+    "dispatch",
+    ["reuseport" = Dispatch::Reuseport, "exclusive" = Dispatch::Exclusive],
+    later ["directed", "roundrobin"]
+);
+words!(
+    ClientAuth,
+    "client authentication",
+    ["none" = ClientAuth::None, "optional" = ClientAuth::Optional, "required" = ClientAuth::Required]
+);
+words!(TunnelMethod, "tunnel method", ["CONNECT" = TunnelMethod::Connect, "POST" = TunnelMethod::Post]);
+words!(OnChange, "reaction to a change", ["keep" = OnChange::Keep, "move" = OnChange::Move]);
+words!(Reach, "reach", ["public" = Reach::Public, "private" = Reach::Private, "any" = Reach::Any]);
+words!(
+    UpstreamProtocol,
+    "upstream protocol",
+    ["h1" = UpstreamProtocol::H1, "h2" = UpstreamProtocol::H2, "tcp" = UpstreamProtocol::Tcp, "auto" = UpstreamProtocol::Auto],
+    later ["h3", "ndn"]
+);
+
+impl fmt::Display for UpstreamProtocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(name(*self))
+    }
+}
+
+/// What a listener speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// HTTP/1.1 and HTTP/2.
+    Http,
+    /// Byte streams.
+    Tcp,
+    /// Datagrams.
+    Udp,
+}
+words!(
+    Protocol,
+    "listener protocol",
+    ["http" = Protocol::Http, "tcp" = Protocol::Tcp, "udp" = Protocol::Udp],
+    later ["socks5", "tun", "transparent", "ndn", "h3", "dns"]
+);
+
+/// A version of the PROXY protocol that is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProxyVersion {
+    /// The binary one.
+    V2,
+}
+words!(ProxyVersion, "version of the PROXY protocol to send", ["v2" = ProxyVersion::V2]);

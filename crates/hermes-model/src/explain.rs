@@ -1,0 +1,212 @@
+//! The decision in words: which routes were considered, and why each of them was not taken.
+//!
+//! In: facts and a snapshot. Out: the same decision as `decide`, with its reasons, for people and
+//! as JSON. Never: on the data path; it walks routes one by one.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::decide::{Decision, decide};
+use crate::document::scalar::Period;
+use crate::facts::{Facts, Trust};
+use crate::matcher::{Condition, Matcher, list};
+use crate::path::readings;
+use crate::snapshot::{Action, Route, Snapshot, Target, Timeouts};
+
+/// At most this many routes are shown, the last of them before the match.
+const SHOWN: usize = 50;
+
+/// A decision with its reasons.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Explanation {
+    /// `act` or `deny`.
+    pub decision: &'static str,
+    /// The session, in a line.
+    pub session: String,
+    /// How far the connection is believed, and whose session it is.
+    pub identity: String,
+    /// Routes before the match that are not shown.
+    pub left_out: usize,
+    /// Routes in their order, up to the match.
+    pub routes: Vec<Considered>,
+    /// The route that acts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub route: Option<String>,
+    /// What it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub action: Option<String>,
+    /// How long it waits for what.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timeouts: Option<EffectiveTimeouts>,
+    /// The status of a denial.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<u16>,
+    /// Why it is denied.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+/// A route, and what spoke against it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Considered {
+    /// Its position.
+    pub index: usize,
+    /// Its name.
+    pub name: String,
+    /// The first condition that fails; `None` for the match.
+    pub failed: Option<String>,
+}
+
+/// Timeouts with their defaults filled in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct EffectiveTimeouts {
+    /// For a connection.
+    pub connect: String,
+    /// For silence in both directions.
+    pub idle: String,
+    /// For bytes that are owed.
+    pub progress: String,
+}
+
+/// Explains the decision on these facts.
+pub fn explain(facts: &Facts, snapshot: &Snapshot) -> Explanation {
+    let decision = decide(facts, snapshot);
+    let path = readings(facts.path.path()).map_or_else(|_| facts.path.path().to_owned(), |r| r.plain.into_owned());
+    let taken = snapshot.routes.iter().position(|route| route.matcher.matches(facts, &path));
+    let considered = taken.map_or(snapshot.routes.len(), |at| at + 1);
+    let left_out = considered.saturating_sub(SHOWN);
+    let routes = snapshot.routes.iter().enumerate().take(considered).skip(left_out).map(|(index, route)| Considered {
+        index,
+        name: route.name.to_string(),
+        failed: route.matcher.failing(facts, &path).map(|failed| describe(&route.matcher, failed, facts, &path)),
+    });
+    let mut explanation = Explanation {
+        decision: "deny",
+        session: format!("{} {} {}{} on {}", facts.kind, facts.method, facts.authority, facts.path, facts.listener),
+        identity: identity(facts),
+        left_out,
+        routes: routes.collect(),
+        route: None,
+        action: None,
+        timeouts: None,
+        status: None,
+        reason: None,
+    };
+    match decision {
+        Decision::Act(route) => {
+            explanation.decision = "act";
+            explanation.route = Some(route.name.to_string());
+            explanation.action = Some(action(&route));
+            explanation.timeouts = Some(timeouts(route.timeout, facts));
+        }
+        Decision::Deny(deny) => {
+            explanation.status = Some(deny.status.as_u16());
+            explanation.reason = Some(deny.reason.to_string());
+        }
+    }
+    explanation
+}
+
+fn identity(facts: &Facts) -> String {
+    let who = match &facts.trust {
+        Trust::Anonymous => "an anonymous client".to_owned(),
+        Trust::Address => "a peer believed by its address".to_owned(),
+        Trust::Certified(peer) => match &peer.node {
+            Some(node) => format!("node {node} of {}", peer.overlay),
+            None => format!("a certificate of {}", peer.overlay),
+        },
+    };
+    match &facts.user {
+        Some(user) => format!("user {user}, brought by {who} at {}", facts.source),
+        None => format!("no user, brought by {who} at {}", facts.source),
+    }
+}
+
+/// A condition that failed: what the route asks for, and what the session has.
+fn describe(matcher: &Matcher, failed: Condition, facts: &Facts, path: &str) -> String {
+    let or_none = |value: Option<String>| value.unwrap_or_else(|| "none".to_owned());
+    let (name, wanted, has) = match failed {
+        Condition::Kind => ("kind", list(&matcher.kinds), facts.kind.to_string()),
+        Condition::Listener => ("listener", list(&matcher.listeners), facts.listener.to_string()),
+        Condition::Authority => ("authority", list(&matcher.authorities), facts.authority.to_string()),
+        Condition::Port => ("port", list(&matcher.ports), or_none(facts.authority.port().map(|port| port.to_string()))),
+        Condition::Path => ("path", list(&matcher.paths), path.to_owned()),
+        Condition::Method => ("method", list(&matcher.methods), facts.method.to_string()),
+        Condition::User => ("user", list(&matcher.users), or_none(facts.user.as_deref().map(str::to_owned))),
+        Condition::Network => ("network", list(&matcher.networks), or_none(facts.network.map(|net| net.to_string()))),
+        Condition::Protocol => ("protocol", list(&matcher.protocols), or_none(facts.protocol.map(|p| p.to_string()))),
+        Condition::Header(at) => return describe_header(matcher, at, facts),
+    };
+    format!("{name} must be {wanted}, and is {has}")
+}
+
+/// The session's values of a header are not shown: they may be secrets.
+fn describe_header(matcher: &Matcher, at: usize, facts: &Facts) -> String {
+    let Some((name, values)) = matcher.headers.get(at) else { return "headers".to_owned() };
+    let lines = facts.headers.get_all(name).iter().count();
+    let has = match lines {
+        0 => "is absent".to_owned(),
+        1 => "has another value".to_owned(),
+        many => format!("has {many} other values"),
+    };
+    if crate::document::redact::is_secret(name.as_str()) {
+        return format!("header {name} must have a certain value, and {has}");
+    }
+    format!("header {name} must be {}, and {has}", list(values))
+}
+
+fn action(route: &Route) -> String {
+    match &route.action {
+        Action::Upstream(upstream) => {
+            let endpoints: Vec<String> = upstream.endpoints.iter().map(ToString::to_string).collect();
+            format!("forward to upstream {} ({})", upstream.name, endpoints.join(", "))
+        }
+        Action::Terminate(terminate) => match &terminate.target {
+            Target::Authority => format!("open {} to what the request names", terminate.kind),
+            Target::Fixed(target) => format!("open {} to {target}", terminate.kind),
+        },
+        Action::Respond(respond) => format!("answer {}", respond.status.as_u16()),
+        Action::Redirect(redirect) => format!("redirect {} to {}", redirect.status.as_u16(), redirect.location),
+    }
+}
+
+fn timeouts(timeouts: Timeouts, facts: &Facts) -> EffectiveTimeouts {
+    let show = |duration: Duration| Period(duration).to_string();
+    EffectiveTimeouts {
+        connect: show(timeouts.connect),
+        idle: show(timeouts.idle_of(facts.kind)),
+        progress: show(timeouts.progress),
+    }
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "session   {}", self.session)?;
+        writeln!(f, "identity  {}", self.identity)?;
+        if self.left_out > 0 {
+            writeln!(f, "routes    {} before these do not match either", self.left_out)?;
+        }
+        for route in &self.routes {
+            match &route.failed {
+                Some(failed) => writeln!(f, "  - routes[{}] {}: {failed}", route.index, route.name)?,
+                None => writeln!(f, "  * routes[{}] {}: matches", route.index, route.name)?,
+            }
+        }
+        if let (Some(route), Some(action)) = (&self.route, &self.action) {
+            writeln!(f, "decision  {route}: {action}")?;
+        }
+        if let Some(t) = &self.timeouts {
+            writeln!(f, "timeouts  connect {}, idle {}, progress {}", t.connect, t.idle, t.progress)?;
+        }
+        if let (Some(status), Some(reason)) = (self.status, &self.reason) {
+            writeln!(f, "decision  denied with {status}: {reason}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,262 @@
+//! Drawers: routes filed by the values of one field each, and how facts open them.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::Arc;
+
+use foldhash::fast::FixedState;
+use http::{HeaderName, HeaderValue};
+use ipnet::IpNet;
+
+use super::Search;
+use super::build::Key;
+use crate::authority::Authority;
+use crate::pattern::{HostPattern, PortPattern};
+
+/// A fixed, fast hash is safe here: the document alone chooses what is stored. Clients only look
+/// up, and what they look up lengthens no chain.
+pub(super) type Map<K, V> = HashMap<K, V, FixedState>;
+
+/// What lies under one value.
+#[derive(Debug)]
+pub(super) enum Drawer {
+    /// Positions of routes, ascending.
+    Routes(Vec<u32>),
+    /// Too many to walk: filed once more, by other fields.
+    Nested(Box<Drawers>),
+}
+
+impl Default for Drawer {
+    fn default() -> Self {
+        Drawer::Routes(Vec::new())
+    }
+}
+
+impl Drawer {
+    fn search(&self, search: &mut Search<'_>) {
+        match self {
+            Drawer::Routes(routes) => search.test(routes),
+            Drawer::Nested(drawers) => drawers.search(search),
+        }
+    }
+}
+
+fn open<K: Hash + Eq + std::borrow::Borrow<Q>, Q: Hash + Eq + ?Sized>(
+    map: &Map<K, Drawer>,
+    key: &Q,
+    search: &mut Search<'_>,
+) {
+    if let Some(drawer) = map.get(key) {
+        drawer.search(search);
+    }
+}
+
+/// Routes filed by field and value.
+#[derive(Debug, Default)]
+pub(super) struct Drawers {
+    hosts: Map<Arc<str>, Ports>,
+    suffixes: Suffixes,
+    any_host: Ports,
+    ports: Map<u16, Drawer>,
+    paths: PathTree,
+    users: Map<Arc<str>, Drawer>,
+    headers: Map<HeaderName, Map<HeaderValue, Drawer>>,
+    networks: Networks,
+    listeners: Map<Arc<str>, Drawer>,
+    /// Always tested.
+    pub(super) rest: Vec<u32>,
+}
+
+impl Drawers {
+    pub(super) fn insert(&mut self, key: Key, drawer: Drawer) {
+        match key {
+            Key::Authority(HostPattern::Exact(host), port) => self.hosts.entry(host).or_default().insert(port, drawer),
+            Key::Authority(HostPattern::Suffix(suffix), port) => self.suffixes.insert(suffix, port, drawer),
+            Key::Authority(HostPattern::Any, port) => self.any_host.insert(port, drawer),
+            Key::Port(port) => _ = self.ports.insert(port, drawer),
+            Key::Path { path, whole } => self.paths.insert(&path, whole, drawer),
+            Key::User(user) => _ = self.users.insert(user, drawer),
+            Key::Header(name, value) => _ = self.headers.entry(name).or_default().insert(value, drawer),
+            Key::Network(net) => self.networks.insert(net, drawer),
+            Key::Listener(name) => _ = self.listeners.insert(name, drawer),
+        }
+    }
+
+    pub(super) fn search(&self, search: &mut Search<'_>) {
+        let facts = search.facts;
+        let host = facts.authority.host();
+        if let Some(ports) = self.hosts.get(host) {
+            ports.search(&facts.authority, search);
+        }
+        self.suffixes.search(host, search);
+        self.any_host.search(&facts.authority, search);
+        self.paths.search(search);
+        if let Some(user) = &facts.user {
+            open(&self.users, &**user, search);
+        }
+        self.search_headers(search);
+        if let Some(network) = facts.network {
+            self.networks.search(network, search);
+        }
+        if let (false, Some(port)) = (self.ports.is_empty(), facts.authority.port()) {
+            open(&self.ports, &port, search);
+        }
+        open(&self.listeners, &*facts.listener, search);
+        search.test(&self.rest);
+    }
+
+    /// Walks the shorter of the two: the names that routes ask for, or the session's lines.
+    fn search_headers(&self, search: &mut Search<'_>) {
+        let facts = search.facts;
+        if self.headers.is_empty() {
+            return;
+        }
+        if self.headers.len() <= facts.headers.len() {
+            for (name, values) in &self.headers {
+                for line in facts.headers.get_all(name) {
+                    open(values, line, search);
+                }
+            }
+        } else {
+            for (name, line) in &facts.headers {
+                if let Some(values) = self.headers.get(name) {
+                    open(values, line, search);
+                }
+            }
+        }
+    }
+}
+
+/// Routes of one host, by what they say of its port.
+#[derive(Debug, Default)]
+struct Ports {
+    default: Drawer,
+    any: Drawer,
+    exact: Map<u16, Drawer>,
+}
+
+impl Ports {
+    fn insert(&mut self, port: PortPattern, drawer: Drawer) {
+        match port {
+            PortPattern::Default => self.default = drawer,
+            PortPattern::Any => self.any = drawer,
+            PortPattern::Exact(port) => _ = self.exact.insert(port, drawer),
+        }
+    }
+
+    fn search(&self, authority: &Authority, search: &mut Search<'_>) {
+        if let (false, Some(port)) = (self.exact.is_empty(), authority.port()) {
+            open(&self.exact, &port, search);
+        }
+        if authority.has_default_port() {
+            self.default.search(search);
+        }
+        self.any.search(search);
+    }
+}
+
+/// Routes of `*.NAME`, by `.NAME`.
+#[derive(Debug, Default)]
+struct Suffixes {
+    by_suffix: Map<Arc<str>, Ports>,
+    /// The longest suffix: a host's longer ones need no look.
+    longest: usize,
+}
+
+impl Suffixes {
+    fn insert(&mut self, suffix: Arc<str>, port: PortPattern, drawer: Drawer) {
+        self.longest = self.longest.max(suffix.len());
+        self.by_suffix.entry(suffix).or_default().insert(port, drawer);
+    }
+
+    fn search(&self, host: &str, search: &mut Search<'_>) {
+        if self.by_suffix.is_empty() {
+            return;
+        }
+        // A host has at most 255 bytes, so this walks at most 127 labels. The first byte is no
+        // dot, and a suffix that is the whole host has no label before it.
+        for (at, _) in host.match_indices('.') {
+            if host.len() - at > self.longest {
+                continue;
+            }
+            if let Some(ports) = self.by_suffix.get(&host[at..]) {
+                ports.search(&search.facts.authority, search);
+            }
+        }
+    }
+}
+
+/// Routes by their path, a node a segment: a walk costs the depth that routes have, however long
+/// the path is.
+#[derive(Debug, Default)]
+struct PathTree {
+    children: Map<Box<str>, PathTree>,
+    /// Routes of exactly this path.
+    exact: Drawer,
+    /// Routes of what begins with this path and a `/`.
+    under: Drawer,
+}
+
+impl PathTree {
+    /// `path` begins with `/`, and ends with one unless it is `whole`.
+    fn insert(&mut self, path: &str, whole: bool, drawer: Drawer) {
+        let body = &path[1..];
+        let body = if whole { body } else { body.strip_suffix('/').unwrap_or(body) };
+        let node = body.split('/').fold(self, |node, segment| node.children.entry(Box::from(segment)).or_default());
+        if whole {
+            node.exact = drawer;
+        } else {
+            node.under = drawer;
+        }
+    }
+
+    fn search(&self, search: &mut Search<'_>) {
+        let mut rest = match search.path.strip_prefix('/') {
+            Some(rest) if !self.children.is_empty() => rest,
+            _ => return,
+        };
+        let mut node = self;
+        loop {
+            let (segment, tail) = match rest.split_once('/') {
+                Some((segment, tail)) => (segment, Some(tail)),
+                None => (rest, None),
+            };
+            match node.children.get(segment) {
+                Some(child) => node = child,
+                None => return,
+            }
+            match tail {
+                Some(tail) => {
+                    node.under.search(search);
+                    rest = tail;
+                }
+                None => return node.exact.search(search),
+            }
+        }
+    }
+}
+
+/// Routes by destination prefix.
+#[derive(Debug, Default)]
+struct Networks {
+    by_net: Map<IpNet, Drawer>,
+    /// Prefix lengths that occur, ascending, of both families.
+    lengths: Vec<u8>,
+}
+
+impl Networks {
+    fn insert(&mut self, net: IpNet, drawer: Drawer) {
+        if let Err(at) = self.lengths.binary_search(&net.prefix_len()) {
+            self.lengths.insert(at, net.prefix_len());
+        }
+        self.by_net.insert(net, drawer);
+    }
+
+    fn search(&self, network: IpNet, search: &mut Search<'_>) {
+        for &length in self.lengths.iter().take_while(|length| **length <= network.prefix_len()) {
+            if let Ok(net) = IpNet::new(network.addr(), length) {
+                open(&self.by_net, &net.trunc(), search);
+            }
+        }
+    }
+}

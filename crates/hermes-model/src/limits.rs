@@ -1,0 +1,256 @@
+//! Limits: the bound of every buffer, queue, table and wait of a node.
+//!
+//! In: the `limits` section of a document. Out: `Limits`, every value within its sane range.
+//! Never: an absent or infinite limit. Whoever wants more writes a number.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::document::scalar::{Period, Size};
+
+/// A limit as the reference lists it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitRow {
+    /// Its key in the document.
+    pub name: &'static str,
+    /// The default, as it is written in a document.
+    pub default: String,
+    /// The least value.
+    pub least: String,
+    /// The greatest value.
+    pub most: String,
+}
+
+/// How a limit is written, compared and stored.
+trait Measure: Copy + PartialOrd {
+    /// The scalar of the document.
+    type Written: Copy;
+    fn read(written: Self::Written) -> Self;
+    fn show(self) -> String;
+}
+
+impl Measure for usize {
+    type Written = usize;
+    fn read(written: usize) -> usize {
+        written
+    }
+    fn show(self) -> String {
+        self.to_string()
+    }
+}
+
+impl Measure for u32 {
+    type Written = u32;
+    fn read(written: u32) -> u32 {
+        written
+    }
+    fn show(self) -> String {
+        self.to_string()
+    }
+}
+
+/// A number of bytes that fits an HTTP/2 window.
+#[derive(Clone, Copy, PartialEq, PartialOrd)]
+struct Bytes(u32);
+
+impl Measure for Bytes {
+    type Written = Size;
+    fn read(written: Size) -> Bytes {
+        Bytes(u32::try_from(written.0).unwrap_or(u32::MAX))
+    }
+    fn show(self) -> String {
+        Size(u64::from(self.0)).to_string()
+    }
+}
+
+impl Measure for Duration {
+    type Written = Period;
+    fn read(written: Period) -> Duration {
+        written.0
+    }
+    fn show(self) -> String {
+        Period(self).to_string()
+    }
+}
+
+const KIB: u32 = 1024;
+const MIB: u32 = 1024 * KIB;
+/// The largest HTTP/2 window (RFC 9113, 6.9.1).
+const WINDOW_MAX: u32 = (1 << 31) - 1;
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+const fn secs(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+/// One definition gives the typed limits, their section in the document, their check and the
+/// table that the reference is tested against.
+macro_rules! limits {
+    ($($(#[$doc:meta])* $field:ident / $name:literal : $kind:ty as $measure:ty $(, $convert:expr)? ;
+       $default:expr, $least:expr, $most:expr;)*) => {
+        /// Every limit of a node. `Limits::default()` is safe for a machine of 2 GiB.
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub struct Limits {
+            $($(#[$doc])* pub $field: $kind,)*
+        }
+
+        impl Default for Limits {
+            fn default() -> Self {
+                Self { $($field: limits!(@convert $default $(, $convert)?),)* }
+            }
+        }
+
+        /// The `limits` section: what is absent keeps its default.
+        #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields, rename_all = "kebab-case")]
+        pub struct LimitsSection {
+            $($(#[$doc])* #[serde(default, skip_serializing_if = "Option::is_none")]
+            $field: Option<<$measure as Measure>::Written>,)*
+        }
+
+        impl LimitsSection {
+            /// Checks every range; `report` gets the limit's name and a sentence for each that is
+            /// out of it, and the default stands in.
+            pub(crate) fn build(&self, report: &mut dyn FnMut(&'static str, String)) -> Limits {
+                Limits { $($field: {
+                    let default: $measure = $default;
+                    let value = match self.$field {
+                        None => default,
+                        Some(written) => {
+                            let value = <$measure as Measure>::read(written);
+                            let (least, most): ($measure, $measure) = ($least, $most);
+                            if value < least || value > most {
+                                report($name, out_of_range(value, least, most, default));
+                            }
+                            value
+                        }
+                    };
+                    limits!(@convert value $(, $convert)?)
+                },)* }
+            }
+        }
+
+        impl Limits {
+            /// Every limit with its default and range, in the order of the reference.
+            pub fn table() -> Vec<LimitRow> {
+                vec![$({
+                    let (default, least, most): ($measure, $measure, $measure) = ($default, $least, $most);
+                    LimitRow { name: $name, default: default.show(), least: least.show(), most: most.show() }
+                },)*]
+            }
+        }
+    };
+    (@convert $value:expr) => { $value };
+    (@convert $value:expr, $convert:expr) => { $convert($value) };
+}
+
+fn out_of_range<T: Measure>(value: T, least: T, most: T, default: T) -> String {
+    format!(
+        "{} is out of range; write {} to {} (default {})",
+        value.show(),
+        least.show(),
+        most.show(),
+        default.show()
+    )
+}
+
+fn window(bytes: Bytes) -> u32 {
+    bytes.0
+}
+
+fn buffer(bytes: Bytes) -> usize {
+    // A usize has at least 32 bits wherever this runs.
+    bytes.0 as usize
+}
+
+limits! {
+    /// Client connections of the whole node, over all listeners.
+    connections / "connections": usize as usize; 8000, 1, 10_000_000;
+    /// Bytes of a request's or a response's headers, field names and values together.
+    header_bytes / "header-bytes": usize as Bytes, buffer; Bytes(64 * KIB), Bytes(4 * KIB), Bytes(MIB);
+    /// Header lines of a request or a response.
+    header_count / "header-count": usize as usize; 100, 8, 10_000;
+    /// Concurrent HTTP/2 streams of one client connection.
+    streams / "streams": u32 as u32; 1024, 1, 1_000_000;
+    /// HTTP/2 window of a stream, for believed peers.
+    stream_window / "stream-window": u32 as Bytes, window; Bytes(4 * MIB), Bytes(65_535), Bytes(WINDOW_MAX);
+    /// HTTP/2 window of a connection, for believed peers.
+    connection_window / "connection-window": u32 as Bytes, window; Bytes(16 * MIB), Bytes(65_535), Bytes(WINDOW_MAX);
+    /// HTTP/2 window of a stream, for anonymous clients.
+    anonymous_stream_window / "anonymous-stream-window": u32 as Bytes, window; Bytes(256 * KIB), Bytes(16 * KIB), Bytes(WINDOW_MAX);
+    /// HTTP/2 window of a connection, for anonymous clients.
+    anonymous_connection_window / "anonymous-connection-window": u32 as Bytes, window; Bytes(MIB), Bytes(65_535), Bytes(WINDOW_MAX);
+    /// Streams that a client reset before we took them up; one more ends its connection with
+    /// GOAWAY ENHANCE_YOUR_CALM (rapid reset, CVE-2023-44487).
+    resets / "resets": usize as usize; 20, 1, 100_000;
+    /// Streams of a connection that we reset because of the peer's errors; one more ends it likewise.
+    error_resets / "error-resets": usize as usize; 1024, 1, 100_000;
+    /// For a request's headers to arrive whole.
+    header_timeout / "header-timeout": Duration as Duration; secs(10), ms(100), secs(600);
+    /// For a client's TLS handshake.
+    tls_timeout / "tls-timeout": Duration as Duration; secs(10), ms(100), secs(600);
+    /// A client connection without a session under way is closed after this.
+    keep_alive / "keep-alive": Duration as Duration; secs(75), ms(100), secs(86_400);
+    /// Tunnels (`tcp`, `udp`) of the whole node.
+    tunnels / "tunnels": usize as usize; 20_000, 1, 10_000_000;
+    /// Flows of one `udp` listener.
+    udp_flows / "udp-flows": usize as usize; 4096, 1, 10_000_000;
+    /// Bytes of datagrams that wait for a slow reader, in each direction of a flow; the oldest go first.
+    datagram_queue / "datagram-queue": usize as Bytes, buffer; Bytes(MIB), Bytes(64 * KIB), Bytes(256 * MIB);
+    /// Bytes of a request's body that are kept so that it may be sent again.
+    request_body_buffer / "request-body-buffer": usize as Bytes, buffer; Bytes(64 * KIB), Bytes(0), Bytes(64 * MIB);
+    /// Connections to one endpoint, of one worker.
+    upstream_connections / "upstream-connections": usize as usize; 256, 1, 1_000_000;
+    /// Sessions of one worker that wait for a connection to an upstream.
+    upstream_pending / "upstream-pending": usize as usize; 4096, 1, 10_000_000;
+    /// An upstream connection without a session is closed after this.
+    upstream_idle / "upstream-idle": Duration as Duration; secs(60), ms(100), secs(86_400);
+    /// Requests under way below which retries need no budget: a lone request may always be retried.
+    retry_floor / "retry-floor": u32 as u32; 3, 0, 10_000;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_default_is_within_its_range() {
+        let mut problems = Vec::new();
+        let row = |name: &str| Limits::table().into_iter().find(|row| row.name == name).map(|row| row.default);
+        let section = LimitsSection {
+            connections: Some(8000),
+            stream_window: Some(Size(4 << 20)),
+            header_timeout: Some(Period(secs(10))),
+            ..LimitsSection::default()
+        };
+        let limits = section.build(&mut |name, sentence| problems.push((name, sentence)));
+        assert_eq!(limits, Limits::default());
+        assert!(problems.is_empty(), "{problems:?}");
+        assert_eq!(row("datagram-queue").as_deref(), Some("1MiB"));
+        assert_eq!(row("keep-alive").as_deref(), Some("75s"));
+    }
+
+    #[test]
+    fn a_value_out_of_range_is_reported_with_the_range() {
+        let section = LimitsSection {
+            connections: Some(0),
+            stream_window: Some(Size(1 << 40)),
+            keep_alive: Some(Period(Duration::ZERO)),
+            ..LimitsSection::default()
+        };
+        let mut problems = Vec::new();
+        section.build(&mut |name, sentence| problems.push(format!("{name}: {sentence}")));
+        assert_eq!(
+            problems,
+            [
+                "connections: 0 is out of range; write 1 to 10000000 (default 8000)",
+                "stream-window: 4294967295B is out of range; write 65535B to 2147483647B (default 4MiB)",
+                "keep-alive: 0s is out of range; write 100ms to 86400s (default 75s)",
+            ]
+        );
+    }
+}

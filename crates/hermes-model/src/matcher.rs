@@ -1,0 +1,145 @@
+//! The match of a route: a conjunction of conditions on facts.
+//!
+//! In: the `match` section, parsed. Out: whether facts satisfy it, or the first condition that fails.
+//! Never: allocates while it tests.
+
+use std::fmt;
+use std::sync::Arc;
+
+use http::{HeaderName, Method};
+use ipnet::IpNet;
+
+use crate::facts::{Facts, Kind};
+use crate::pattern::{AuthorityPattern, HostPattern, PathPattern, UserPattern, ValuePattern};
+
+/// A conjunction. In each field an empty list means anything; otherwise one entry must hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Matcher {
+    /// Names of listeners.
+    pub listeners: Vec<Arc<str>>,
+    /// What the session carries.
+    pub kinds: Vec<Kind>,
+    /// Whom it is for.
+    pub authorities: Vec<AuthorityPattern>,
+    /// Path without query.
+    pub paths: Vec<PathPattern>,
+    /// Methods, as they are sent: case matters.
+    pub methods: Vec<Method>,
+    /// For every name, any line of the field must be like one of the values.
+    pub headers: Vec<(HeaderName, Vec<ValuePattern>)>,
+    /// Whose session it is.
+    pub users: Vec<UserPattern>,
+    /// Prefixes that must hold the session's whole destination prefix.
+    pub networks: Vec<IpNet>,
+    /// IP protocol numbers.
+    pub protocols: Vec<u8>,
+    /// Ports of the authority, written or implied by the scheme.
+    pub ports: Vec<u16>,
+}
+
+/// One condition of a match; `Header` carries the position in [`Matcher::headers`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Condition {
+    /// `kind`
+    Kind,
+    /// `listener`
+    Listener,
+    /// `authority`
+    Authority,
+    /// `port`
+    Port,
+    /// `path`
+    Path,
+    /// `method`
+    Method,
+    /// `user`
+    User,
+    /// `network`
+    Network,
+    /// `protocol`
+    Protocol,
+    /// `headers.NAME`
+    Header(usize),
+}
+
+fn any_of<T>(list: &[T], holds: impl FnMut(&T) -> bool) -> bool {
+    list.is_empty() || list.iter().any(holds)
+}
+
+/// Every entry of `narrow` lies within some entry of `wide`; an empty list is everything.
+fn covers<T>(wide: &[T], narrow: &[T], one: impl Fn(&T, &T) -> bool) -> bool {
+    wide.is_empty() || (!narrow.is_empty() && narrow.iter().all(|n| wide.iter().any(|w| one(w, n))))
+}
+
+impl Matcher {
+    /// Whether the facts satisfy every condition. `path` is a reading of the facts' path.
+    pub(crate) fn matches(&self, facts: &Facts, path: &str) -> bool {
+        self.failing(facts, path).is_none()
+    }
+
+    /// The first condition that fails, cheap ones first.
+    pub(crate) fn failing(&self, facts: &Facts, path: &str) -> Option<Condition> {
+        let user = facts.user.as_deref();
+        if !any_of(&self.kinds, |kind| *kind == facts.kind) {
+            Some(Condition::Kind)
+        } else if !any_of(&self.authorities, |pattern| pattern.matches(&facts.authority)) {
+            Some(Condition::Authority)
+        } else if !any_of(&self.ports, |port| facts.authority.port() == Some(*port)) {
+            Some(Condition::Port)
+        } else if !any_of(&self.users, |pattern| pattern.matches(user)) {
+            Some(Condition::User)
+        } else if !any_of(&self.paths, |pattern| pattern.matches(path)) {
+            Some(Condition::Path)
+        } else if !any_of(&self.listeners, |name| *name == facts.listener) {
+            Some(Condition::Listener)
+        } else if !any_of(&self.methods, |method| *method == facts.method) {
+            Some(Condition::Method)
+        } else if !any_of(&self.networks, |net| facts.network.is_some_and(|to| net.contains(&to))) {
+            Some(Condition::Network)
+        } else if !any_of(&self.protocols, |protocol| facts.protocol == Some(*protocol)) {
+            Some(Condition::Protocol)
+        } else {
+            self.headers.iter().position(|header| !header_holds(header, facts)).map(Condition::Header)
+        }
+    }
+
+    /// True where every session that `other` matches is matched by this one as well. Errs
+    /// towards false.
+    pub fn covers(&self, other: &Matcher) -> bool {
+        covers(&self.kinds, &other.kinds, PartialEq::eq)
+            && covers(&self.authorities, &other.authorities, AuthorityPattern::covers)
+            && covers(&self.ports, &other.ports, PartialEq::eq)
+            && covers(&self.users, &other.users, UserPattern::covers)
+            && covers(&self.paths, &other.paths, PathPattern::covers)
+            && covers(&self.listeners, &other.listeners, PartialEq::eq)
+            && covers(&self.methods, &other.methods, PartialEq::eq)
+            && covers(&self.networks, &other.networks, |wide, narrow| wide.contains(narrow))
+            && covers(&self.protocols, &other.protocols, PartialEq::eq)
+            && self.headers.iter().all(|(name, values)| {
+                other.headers.iter().any(|(n, narrow)| n == name && covers(values, narrow, ValuePattern::covers))
+            })
+    }
+
+    /// True where the match leaves the name of the target to the client: no authority at all, or
+    /// one with a wildcard host.
+    pub fn admits_unnamed_hosts(&self) -> bool {
+        any_of(&self.authorities, |pattern| !matches!(pattern.host, HostPattern::Exact(_)))
+    }
+
+    /// The kinds that may match; all of them where the match names none.
+    pub fn kinds(&self) -> &[Kind] {
+        if self.kinds.is_empty() { &Kind::ALL } else { &self.kinds }
+    }
+}
+
+fn header_holds((name, values): &(HeaderName, Vec<ValuePattern>), facts: &Facts) -> bool {
+    facts.headers.get_all(name).iter().any(|line| values.iter().any(|value| value.matches(line)))
+}
+
+/// Writes `[a, b]`, or `a` where there is one.
+pub(crate) fn list<T: fmt::Display>(items: &[T]) -> String {
+    match items {
+        [one] => one.to_string(),
+        many => format!("[{}]", many.iter().map(T::to_string).collect::<Vec<_>>().join(", ")),
+    }
+}

@@ -1,0 +1,194 @@
+//! Paths as they are matched: one path may be read in two ways, and no route may be evaded by that.
+//!
+//! In: the path of a request, as received. Out: its plain reading, and where some origins would
+//! see another path, that one too; or a refusal.
+//! Never: changes what is forwarded.
+//!
+//! The rule. A path has one spelling here: escapes of characters that may stand in a path as they
+//! are, are those characters (`/%61dmin` is `/admin`), and whatever may not is escaped. That is
+//! RFC 3986, 6.2.2.2, and a little more (`%21` is `!`), which is safe since nothing but the
+//! decision sees it. A path with a dot segment in any spelling is refused: clients resolve those
+//! before they send (RFC 3986, 5.2.4), and whoever does not wants to reach `/admin` as
+//! `/public/../admin`. Empty segments, escaped slashes and backslashes mean different things to
+//! different origins, yet are in honest use (`/scope%2Fname`): such a path is decided under both
+//! readings, and refused where the two do not come to the same route.
+
+use std::borrow::Cow;
+
+/// A path in the ways it may be understood.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Readings<'a> {
+    /// With escapes of unreserved characters decoded, and the others in upper case.
+    pub(crate) plain: Cow<'a, str>,
+    /// With slashes decoded and merged, where that differs.
+    pub(crate) merged: Option<String>,
+}
+
+/// The path has `.` or `..` as a segment, in one of its readings.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct DotSegment;
+
+/// The ways to read `path`, which has no query. Allocates only where the path has escapes or
+/// doubtful slashes.
+pub(crate) fn readings(path: &str) -> Result<Readings<'_>, DotSegment> {
+    let mut respell = false;
+    let mut dots = false;
+    let mut doubtful = false;
+    let mut previous = 0;
+    for byte in path.bytes() {
+        match byte {
+            b'/' => doubtful |= previous == b'/',
+            b'.' => dots |= previous == b'/',
+            _ => respell |= !is_pchar(byte),
+        }
+        previous = byte;
+    }
+    let plain = if respell { canonical(path) } else { Cow::Borrowed(path) };
+    doubtful |= respell && (plain.contains("%2F") || plain.contains("%5C"));
+    if (dots || respell) && has_dot_segment(&plain) {
+        return Err(DotSegment);
+    }
+    let merged = doubtful.then(|| merge_slashes(&plain));
+    if merged.as_deref().is_some_and(has_dot_segment) {
+        return Err(DotSegment);
+    }
+    Ok(Readings { plain, merged })
+}
+
+/// True where a segment is `.` or `..`; parameters behind `;` do not hide it, since servlet
+/// containers drop them before they resolve dots.
+pub(crate) fn has_dot_segment(path: &str) -> bool {
+    path.split('/').any(|segment| matches!(segment.split(';').next(), Some("." | "..")))
+}
+
+/// The one spelling of a path for the decision: see the rule above. What is no escape (`%zz`)
+/// stays as it is.
+pub(crate) fn canonical(path: &str) -> Cow<'_, str> {
+    respell(path, is_pchar, true)
+}
+
+/// Decodes the escapes of unreserved characters (RFC 3986, 6.2.2.2): the same URI, and fit to be
+/// forwarded.
+pub(crate) fn decode_unreserved(path: &str) -> Cow<'_, str> {
+    respell(path, is_unreserved, false)
+}
+
+/// Decodes escapes of bytes that are `plain`; where `encode`, escapes raw bytes that are not.
+fn respell(path: &str, plain: fn(u8) -> bool, encode: bool) -> Cow<'_, str> {
+    let foreign = |b: u8| b == b'%' || (encode && b != b'/' && !plain(b));
+    if !path.bytes().any(foreign) {
+        return Cow::Borrowed(path);
+    }
+    let mut out = Vec::with_capacity(path.len() + 16);
+    let mut rest = path.as_bytes();
+    while let Some((&first, tail)) = rest.split_first() {
+        rest = tail;
+        match (first, escaped_byte(tail)) {
+            (b'%', Some(byte)) => {
+                if plain(byte) { out.push(byte) } else { out.extend(escape(byte)) }
+                rest = &tail[2..];
+            }
+            (b'%', None) => out.push(b'%'),
+            (byte, _) if foreign(byte) => out.extend(escape(byte)),
+            (byte, _) => out.push(byte),
+        }
+    }
+    // Raw bytes pass whole or are escaped one by one, and decoded ones are ASCII.
+    Cow::Owned(String::from_utf8(out).unwrap_or_else(|_| path.to_owned()))
+}
+
+/// `%XX`
+pub(crate) fn escape(byte: u8) -> [u8; 3] {
+    const HEX: &[u8; 16] = b"0123456789ABCDEF";
+    [b'%', HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]
+}
+
+/// The byte that two hexadecimal digits at the beginning of `bytes` stand for.
+pub(crate) fn escaped_byte(bytes: &[u8]) -> Option<u8> {
+    let hex = |b: u8| char::from(b).to_digit(16);
+    let (high, low) = (hex(*bytes.first()?)?, hex(*bytes.get(1)?)?);
+    u8::try_from(high * 16 + low).ok()
+}
+
+/// RFC 3986, 2.3.
+pub(crate) const fn is_unreserved(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~')
+}
+
+/// Characters that stand in a path segment as they are (RFC 3986, 3.3).
+const PCHAR: [bool; 256] = {
+    let mut table = [false; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let b = byte as u8;
+        table[byte] = is_unreserved(b)
+            || matches!(b, b'!' | b'$' | b'&' | b'\'' | b'(' | b')' | b'*' | b'+' | b',' | b';' | b'=' | b':' | b'@');
+        byte += 1;
+    }
+    table
+};
+
+fn is_pchar(byte: u8) -> bool {
+    PCHAR[usize::from(byte)]
+}
+
+fn merge_slashes(plain: &str) -> String {
+    let decoded = plain.replace("%2F", "/").replace("%5C", "/");
+    let mut out = String::with_capacity(decoded.len());
+    for c in decoded.chars() {
+        if c != '/' || !out.ends_with('/') {
+            out.push(c);
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_paths_are_borrowed() {
+        for path in ["/", "/a/b.c", "*", "/.well-known/x", "/a/...", "/a/.b"] {
+            let readings = readings(path).ok();
+            assert!(
+                matches!(&readings, Some(Readings { plain: Cow::Borrowed(p), merged: None }) if *p == path),
+                "{path}: {readings:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn dot_segments_are_refused_in_every_spelling() {
+        for path in [
+            "/..", "/a/../b", "/a/./b", "/a/..", "/%2e%2e/b", "/a/.%2E/b", "/a%2f../b", "/a%2F%2e%2e%2Fb", "/a\\..\\b",
+            "/a%5c..%5cb", "/a/..;x=1/b", "//..", "/a//%2e",
+        ] {
+            assert_eq!(readings(path), Err(DotSegment), "{path}");
+        }
+    }
+
+    #[test]
+    fn escapes_and_doubtful_slashes_are_read_both_ways() {
+        for (path, plain, merged) in [
+            ("/%61dmin", "/admin", None),
+            ("/a%7eb%2dc", "/a~b-c", None),
+            ("/a%3ab", "/a:b", None),
+            ("/a%21%2ab", "/a!*b", None),
+            ("/caf\u{e9}", "/caf%C3%A9", None),
+            ("/caf%c3%a9", "/caf%C3%A9", None),
+            ("/a\"b|c", "/a%22b%7Cc", None),
+            ("/a%2fb", "/a%2Fb", Some("/a/b")),
+            ("//a///b", "//a///b", Some("/a/b")),
+            ("/a\\b", "/a%5Cb", Some("/a/b")),
+            ("/100%", "/100%", None),
+            ("/%zz%4", "/%zz%4", None),
+            // Decoded once and no more: what an origin would do twice is its own bug.
+            ("/%252e%252e/", "/%252e%252e/", None),
+        ] {
+            let read = readings(path).ok();
+            let read = read.as_ref().map(|r| (r.plain.as_ref(), r.merged.as_deref()));
+            assert_eq!(read, Some((plain, merged)), "{path}");
+        }
+    }
+}

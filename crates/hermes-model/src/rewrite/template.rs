@@ -1,0 +1,228 @@
+//! Templates: text with placeholders that the facts of a session fill in.
+
+use std::fmt;
+
+use http::HeaderValue;
+use super::RewriteError;
+use crate::facts::Facts;
+
+/// What placeholders are filled in from.
+#[derive(Clone, Copy, Debug)]
+pub struct Vars<'a> {
+    /// The session.
+    pub facts: &'a Facts,
+    /// This node's name.
+    pub node: &'a str,
+}
+
+/// A name in braces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placeholder {
+    /// `{path}`: the path as received, without the query.
+    Path,
+    /// `{query}`: the query without `?`; empty where there is none.
+    Query,
+    /// `{path-and-query}`: both, with `?` where there is a query.
+    PathAndQuery,
+    /// `{authority}`: host and port as received.
+    Authority,
+    /// `{host}`: the host; IPv6 in brackets.
+    Host,
+    /// `{port}`: the port, written or the scheme's; empty where there is none.
+    Port,
+    /// `{user}`: empty for nobody; escaped in a `Location`.
+    User,
+    /// `{scheme}`: `https` where an absent port means 443, else `http`.
+    Scheme,
+    /// `{method}`
+    Method,
+    /// `{node}`: this node's name.
+    Node,
+}
+
+impl Placeholder {
+    /// Every placeholder with its name.
+    pub const ALL: [(&'static str, Placeholder); 10] = [
+        ("path", Placeholder::Path),
+        ("query", Placeholder::Query),
+        ("path-and-query", Placeholder::PathAndQuery),
+        ("authority", Placeholder::Authority),
+        ("host", Placeholder::Host),
+        ("port", Placeholder::Port),
+        ("user", Placeholder::User),
+        ("scheme", Placeholder::Scheme),
+        ("method", Placeholder::Method),
+        ("node", Placeholder::Node),
+    ];
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Piece {
+    Text(Box<str>),
+    Placeholder(Placeholder),
+}
+
+/// Text with placeholders. Two braces stand for one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Template {
+    text: Box<str>,
+    pieces: Vec<Piece>,
+}
+
+impl Template {
+    /// Reads a template.
+    ///
+    /// # Errors
+    /// A sentence about the first brace that is not closed or holds an unknown name.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let mut pieces = Vec::new();
+        let mut literal = String::new();
+        let mut rest = text;
+        while let Some(at) = rest.find(['{', '}']) {
+            literal.push_str(&rest[..at]);
+            let brace = &rest[at..=at];
+            rest = &rest[at + 1..];
+            if let Some(tail) = rest.strip_prefix(brace) {
+                literal.push_str(brace);
+                rest = tail;
+            } else if brace == "}" {
+                return Err(format!("{text:?} has a lone }}; write }}}} for the character"));
+            } else {
+                let (name, tail) = rest
+                    .split_once('}')
+                    .ok_or_else(|| format!("{text:?} has a {{ that is not closed; write {{{{ for the character"))?;
+                if !literal.is_empty() {
+                    pieces.push(Piece::Text(std::mem::take(&mut literal).into()));
+                }
+                pieces.push(Piece::Placeholder(placeholder(name)?));
+                rest = tail;
+            }
+        }
+        literal.push_str(rest);
+        if !literal.is_empty() {
+            pieces.push(Piece::Text(literal.into()));
+        }
+        Ok(Self { text: text.into(), pieces })
+    }
+
+    /// Fills the placeholders in.
+    pub fn render(&self, vars: &Vars<'_>) -> String {
+        self.render_with(vars, str::to_owned)
+    }
+
+    /// Fills the placeholders in and makes a `Location` of it: the user is escaped, and the result
+    /// is a URI reference without blanks and controls.
+    ///
+    /// # Errors
+    /// [`RewriteError::Location`] where the result is no URI.
+    pub fn render_location(&self, vars: &Vars<'_>) -> Result<HeaderValue, RewriteError> {
+        let text = self.render_with(vars, encode_component);
+        let legal = !text.is_empty() && text.bytes().all(|b| b.is_ascii_graphic() && !b"\"<>\\^`{|}".contains(&b));
+        // `//evil.example` as a path would be read as an authority: an open redirect.
+        let relative_to_elsewhere = text.starts_with("//") && !self.text.starts_with("//");
+        match HeaderValue::try_from(text.as_str()) {
+            Ok(value) if legal && !relative_to_elsewhere => Ok(value),
+            _ => Err(RewriteError::Location(text)),
+        }
+    }
+
+    fn render_with(&self, vars: &Vars<'_>, user: fn(&str) -> String) -> String {
+        let mut out = String::with_capacity(self.text.len() + 64);
+        for piece in &self.pieces {
+            match piece {
+                Piece::Text(text) => out.push_str(text),
+                Piece::Placeholder(Placeholder::User) => {
+                    out.push_str(&user(vars.facts.user.as_deref().unwrap_or_default()));
+                }
+                Piece::Placeholder(placeholder) => placeholder.write(&mut out, vars),
+            }
+        }
+        out
+    }
+
+    /// The text between placeholders, to be judged when a document is checked.
+    pub(crate) fn literals(&self) -> impl Iterator<Item = &str> {
+        self.pieces.iter().filter_map(|piece| match piece {
+            Piece::Text(text) => Some(&**text),
+            Piece::Placeholder(_) => None,
+        })
+    }
+
+    /// True where nothing is filled in.
+    pub fn is_literal(&self) -> bool {
+        !self.pieces.iter().any(|piece| matches!(piece, Piece::Placeholder(_)))
+    }
+}
+
+impl Placeholder {
+    fn write(self, out: &mut String, vars: &Vars<'_>) {
+        let facts = vars.facts;
+        match self {
+            Placeholder::Path => out.push_str(facts.path.path()),
+            Placeholder::Query => out.push_str(facts.path.query().unwrap_or_default()),
+            Placeholder::PathAndQuery => out.push_str(facts.path.as_str()),
+            Placeholder::Authority => out.push_str(&facts.authority.to_string()),
+            Placeholder::Host => out.push_str(&facts.authority.uri_host()),
+            Placeholder::Port => {
+                out.push_str(&facts.authority.port().map(|port| port.to_string()).unwrap_or_default());
+            }
+            Placeholder::User => out.push_str(facts.user.as_deref().unwrap_or_default()),
+            Placeholder::Scheme => out.push_str(facts.scheme()),
+            Placeholder::Method => out.push_str(facts.method.as_str()),
+            Placeholder::Node => out.push_str(vars.node),
+        }
+    }
+}
+
+fn placeholder(name: &str) -> Result<Placeholder, String> {
+    Placeholder::ALL.iter().find(|(known, _)| *known == name).map(|(_, placeholder)| *placeholder).ok_or_else(|| {
+        let names: Vec<String> = Placeholder::ALL.iter().map(|(known, _)| format!("{{{known}}}")).collect();
+        format!("{{{name}}} is no placeholder; write one of {}, or {{{{ for the character", names.join(" "))
+    })
+}
+
+impl fmt::Display for Template {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::str::FromStr for Template {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Template::parse(text)
+    }
+}
+crate::document::scalar::text_scalar!(Template, "a text, which may hold placeholders such as {path}");
+
+/// Escapes everything but unreserved characters.
+pub(super) fn encode_component(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if crate::path::is_unreserved(byte) {
+            out.push(char::from(byte));
+        } else {
+            out.extend(crate::path::escape(byte).map(char::from));
+        }
+    }
+    out
+}
+
+/// Decodes `+` and escapes, as forms write them.
+pub(super) fn decode_component(text: &str) -> String {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, tail)) = rest.split_first() {
+        rest = tail;
+        match (first, crate::path::escaped_byte(tail)) {
+            (b'%', Some(byte)) => {
+                out.push(byte);
+                rest = &tail[2..];
+            }
+            (b'+', _) => out.push(b' '),
+            (byte, _) => out.push(byte),
+        }
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}

@@ -1,0 +1,230 @@
+//! Trust: whose session it is, given who brought it and what the headers claim.
+//!
+//! In: how far the connection is believed, the lines of `hermes-user`, the users that this
+//! document binds to nodes. Out: a user, nobody, or a refusal.
+//! Never: believes a claim because it was made.
+//!
+//! | who brought it | claims nobody | claims a user |
+//! |---|---|---|
+//! | anyone (no certificate) | nobody | nobody: the claim is removed |
+//! | a standalone node, or an address in the listener's `trust` | its one bound user, else nobody | that user |
+//! | a node or device with bound users | its one bound user, else nobody | that user if it is bound to it, else 403 |
+//! | a node without bound users | nobody | nobody: the claim is removed and reported |
+//!
+//! Users are bound to a node by `spiffe://OVERLAY/user/NAME` in its certificate, or by `users` of
+//! the receiver's document; `*` there is any user. Why passing on is safe: a node forwards the
+//! user that *it* came to by these rules, never the header that it got. A dependent node has no
+//! role URI, so the next node believes it only for users bound to it: whatever others asserted to
+//! a dependent node is refused one hop on, even if the dependent node believed it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use http::{HeaderName, HeaderValue, StatusCode};
+
+use crate::facts::{Peer, Trust};
+use crate::snapshot::{Listener, Snapshot};
+
+/// The header that carries the user between nodes.
+pub const HERMES_USER: HeaderName = HeaderName::from_static("hermes-user");
+
+/// The longest user name, in bytes.
+pub const MAX_USER: usize = 255;
+
+/// Whose session it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Identity {
+    /// This user, or nobody. The caller removes `hermes-user` from the headers and sets it anew
+    /// to exactly this.
+    User {
+        /// The user, if any.
+        user: Option<Arc<str>>,
+        /// A claim that was not believed and is dropped: worth a line in the log where the peer
+        /// has a certificate.
+        dropped: Option<HeaderValue>,
+    },
+    /// The session ends here.
+    Refuse(Refusal),
+}
+
+/// Why a claim of identity ends a session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// A node claims a user that is not bound to it.
+    NotBound {
+        /// The node, or the first user of a certificate that names no node.
+        node: Arc<str>,
+        /// Whom it claimed to be.
+        user: Arc<str>,
+    },
+    /// Several claims that differ.
+    Conflict,
+    /// A claim that is no user name.
+    Illegal,
+}
+
+impl Refusal {
+    /// 403 for a claim that is not believed, 400 for one that cannot be understood.
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Refusal::NotBound { .. } => StatusCode::FORBIDDEN,
+            Refusal::Conflict | Refusal::Illegal => StatusCode::BAD_REQUEST,
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::NotBound { node, user } => write!(
+                f,
+                "node {node} claims to be user {user}, who is not bound to it; bind the user in the node's \
+                 certificate (URI .../user/{user}) or in this node's document (users: {{{node}: [{user}]}})"
+            ),
+            Refusal::Conflict => f.write_str("several hermes-user headers that differ; send one"),
+            Refusal::Illegal => write!(
+                f,
+                "hermes-user holds no user name; send 1 to {MAX_USER} visible ASCII characters without commas and quotes"
+            ),
+        }
+    }
+}
+
+/// Judges what the headers claim. `claimed` are the lines of `hermes-user` as the client sent
+/// them, before the listener's own headers are set; see [`listener_user`] for those.
+pub fn identify<'a>(
+    trust: &Trust,
+    claimed: impl IntoIterator<Item = &'a HeaderValue>,
+    snapshot: &Snapshot,
+) -> Identity {
+    let mut lines = claimed.into_iter();
+    let claim = lines.next();
+    // Nobody is believed: what exactly an anonymous client wrote does not matter.
+    let Some(bindings) = Bindings::of(trust, snapshot) else {
+        return Identity::User { user: None, dropped: claim.cloned() };
+    };
+    let Some(value) = claim else {
+        return Identity::User { user: bindings.only_user().cloned(), dropped: None };
+    };
+    if lines.any(|line| line != value) {
+        return Identity::Refuse(Refusal::Conflict);
+    }
+    match value.to_str().ok().filter(|name| is_user_name(name)) {
+        Some(user) => bindings.judge(user, value),
+        None => Identity::Refuse(Refusal::Illegal),
+    }
+}
+
+/// The user that a listener gives to each of its sessions by `set-headers`, over what
+/// [`identify`] came to.
+pub fn listener_user(listener: &Listener) -> Option<Arc<str>> {
+    let (_, value) = listener.set_headers.iter().rev().find(|(name, _)| *name == HERMES_USER)?;
+    value.to_str().ok().map(Arc::from)
+}
+
+/// What is known of the users of a believed connection.
+struct Bindings<'a> {
+    peer: Option<&'a Peer>,
+    from_document: &'a [Arc<str>],
+    /// Believed for any claim.
+    standalone: bool,
+}
+
+impl<'a> Bindings<'a> {
+    /// `None` for an anonymous connection.
+    fn of(trust: &'a Trust, snapshot: &'a Snapshot) -> Option<Self> {
+        match trust {
+            Trust::Anonymous => None,
+            Trust::Address => Some(Self { peer: None, from_document: &[], standalone: true }),
+            Trust::Certified(peer) => {
+                let bound = peer.node.as_ref().and_then(|node| snapshot.users.get(node));
+                let from_document = bound.map_or(&[][..], Vec::as_slice);
+                Some(Self { peer: Some(peer), from_document, standalone: peer.standalone })
+            }
+        }
+    }
+
+    fn users(&self) -> impl Iterator<Item = &'a Arc<str>> {
+        let peer = self.peer;
+        peer.into_iter().flat_map(|peer| &peer.users).chain(self.from_document)
+    }
+
+    /// The one user bound to the peer, if there is exactly one; `*` is not one.
+    fn only_user(&self) -> Option<&'a Arc<str>> {
+        let mut users = self.users();
+        let first = users.next().filter(|user| ***user != *"*")?;
+        users.all(|user| user == first).then_some(first)
+    }
+
+    fn judge(&self, user: &str, value: &HeaderValue) -> Identity {
+        let mut bound = self.users().peekable();
+        if bound.peek().is_none() && !self.standalone {
+            return Identity::User { user: None, dropped: Some(value.clone()) };
+        }
+        if self.standalone || bound.any(|name| **name == *user || **name == *"*") {
+            return Identity::User { user: Some(Arc::from(user)), dropped: None };
+        }
+        let node = self.peer.and_then(|peer| peer.node.as_ref().or(peer.users.first()));
+        Identity::Refuse(Refusal::NotBound { node: node.cloned().unwrap_or_default(), user: Arc::from(user) })
+    }
+}
+
+/// Visible ASCII without what would split a header's value; `*` alone is the wildcard and no name.
+pub(crate) fn is_user_name(name: &str) -> bool {
+    (1..=MAX_USER).contains(&name.len())
+        && name != "*"
+        && name.bytes().all(|b| b.is_ascii_graphic() && !matches!(b, b',' | b'"' | b'\\'))
+}
+
+/// What a URI SAN of the overlay says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpiffeId<'a> {
+    /// The trust domain.
+    pub overlay: &'a str,
+    /// Of what it is the name.
+    pub kind: SpiffeKind,
+    /// The name.
+    pub name: &'a str,
+}
+
+/// Of what a URI SAN is the name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpiffeKind {
+    /// `/node/NAME`
+    Node,
+    /// `/user/NAME`
+    User,
+    /// `/role/NAME`
+    Role,
+}
+
+/// Reads `spiffe://OVERLAY/{node|user|role}/NAME`, strictly: no escapes, no empty segments, no
+/// query, no port, and the characters of the SPIFFE ID specification only. `None` is a URI that
+/// says nothing to the overlay.
+pub fn parse_spiffe(uri: &str) -> Option<SpiffeId<'_>> {
+    // 2,048 bytes is the specification's bound.
+    let rest = uri.strip_prefix("spiffe://").filter(|_| uri.len() <= 2048)?;
+    let (overlay, path) = rest.split_once('/')?;
+    let (kind, name) = path.split_once('/')?;
+    let kind = match kind {
+        "node" => SpiffeKind::Node,
+        "user" => SpiffeKind::User,
+        "role" => SpiffeKind::Role,
+        _ => return None,
+    };
+    (is_trust_domain(overlay) && is_spiffe_segment(name)).then_some(SpiffeId { overlay, kind, name })
+}
+
+fn is_trust_domain(text: &str) -> bool {
+    let legal = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'.' | b'-' | b'_');
+    (1..=255).contains(&text.len()) && text.bytes().all(legal)
+}
+
+/// A path segment as SPIFFE has it; also what a node may be called.
+pub(crate) fn is_spiffe_segment(text: &str) -> bool {
+    let legal = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_');
+    (1..=MAX_USER).contains(&text.len()) && text != "." && text != ".." && text.bytes().all(legal)
+}
+
+#[cfg(test)]
+mod tests;
