@@ -1,1 +1,19 @@
-//! placeholder
+//! What tests and measurements of Hermes stand on: real origins, real clients, real processes.
+//!
+//! In: addresses, sizes and counts. Out: running servers, measured exchanges, namespaces and links that end when
+//! they are dropped. It never fakes a peer: every origin listens on a socket and every client opens one.
+//! Not published; nothing of the product depends on it.
+
+pub mod ca;
+pub mod delay;
+pub mod envoy;
+pub mod error;
+pub mod limits;
+pub mod load;
+pub mod netns;
+pub mod origin;
+pub mod pattern;
+pub mod process;
+pub mod tls;
+
+pub use error::{Error, Result};

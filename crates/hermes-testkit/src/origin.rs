@@ -1,0 +1,134 @@
+//! Origins: real small servers at the far end of a path.
+//!
+//! In: an address to bind and what to serve. Out: a running server, with its address, that ends when it is dropped.
+//! Kept so plain that they are not what a measurement measures: one task a connection, no logging. They bound what
+//! one peer can make them hold: bodies are streamed, never collected.
+
+use std::{future::Future, net::SocketAddr};
+
+use tokio::{
+    net::{TcpListener, UdpSocket},
+    task::{JoinHandle, JoinSet},
+};
+
+use crate::{Error, Result};
+
+pub mod http;
+pub mod slow;
+pub mod stream;
+
+/// A server that runs until it is dropped.
+#[derive(Debug)]
+pub struct Origin {
+    address: SocketAddr,
+    task: JoinHandle<()>,
+}
+
+/// Backlog of accepted connections: a thousand clients at one instant must not meet a full queue here.
+const BACKLOG: i32 = 4096;
+/// Receive buffer of a UDP origin: a thousand datagrams at one instant.
+const UDP_BUFFER: usize = 4 << 20;
+
+impl Origin {
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Accepts on `listener` and runs `serve` for each connection, on the current runtime.
+    ///
+    /// # Errors
+    /// When the listener has no address.
+    pub fn accepting<F, S>(listener: TcpListener, serve: S) -> Result<Self>
+    where
+        F: Future<Output = ()> + Send + 'static,
+        S: Fn(tokio::net::TcpStream) -> F + Send + 'static,
+    {
+        let address = listener
+            .local_addr()
+            .map_err(Error::io("address of a listener"))?;
+        let task = tokio::spawn(async move {
+            let mut connections = JoinSet::new();
+            loop {
+                tokio::select! {
+                    accepted = listener.accept() => {
+                        // A connection that failed before it was accepted is the client's to notice.
+                        if let Ok((stream, _)) = accepted {
+                            let _ = stream.set_nodelay(true);
+                            connections.spawn(serve(stream));
+                        }
+                    }
+                    Some(_) = connections.join_next() => {}
+                }
+            }
+        });
+        Ok(Self { address, task })
+    }
+
+    /// Sends every datagram back where it came from.
+    ///
+    /// # Errors
+    /// When the address cannot be bound.
+    pub fn udp_echo(bind: SocketAddr) -> Result<Self> {
+        let socket = bind_udp(bind)?;
+        let socket = UdpSocket::from_std(socket).map_err(Error::io("UDP origin"))?;
+        let address = socket.local_addr().map_err(Error::io("UDP origin"))?;
+        let task = tokio::spawn(async move {
+            let mut buffer = vec![0; 65_536];
+            loop {
+                if let Ok((length, peer)) = socket.recv_from(&mut buffer).await {
+                    // As the network would: what does not fit is lost, and the client counts it.
+                    let _ = socket.send_to(&buffer[..length], peer).await;
+                }
+            }
+        });
+        Ok(Self { address, task })
+    }
+}
+
+impl Drop for Origin {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// A listener with a deep accept queue.
+///
+/// # Errors
+/// When the address cannot be bound.
+pub fn listen(bind: SocketAddr) -> Result<TcpListener> {
+    let failed = || format!("listening on {bind}");
+    let socket = socket2::Socket::new(
+        socket2::Domain::for_address(bind),
+        socket2::Type::STREAM,
+        None,
+    )
+    .map_err(Error::io(failed()))?;
+    socket
+        .set_reuse_address(true)
+        .map_err(Error::io(failed()))?;
+    socket.set_nonblocking(true).map_err(Error::io(failed()))?;
+    socket.bind(&bind.into()).map_err(Error::io(failed()))?;
+    socket.listen(BACKLOG).map_err(Error::io(failed()))?;
+    TcpListener::from_std(socket.into()).map_err(Error::io(failed()))
+}
+
+/// A non-blocking UDP socket with a large receive buffer.
+///
+/// # Errors
+/// When the address cannot be bound.
+pub fn bind_udp(bind: SocketAddr) -> Result<std::net::UdpSocket> {
+    let failed = || format!("binding UDP {bind}");
+    let socket = socket2::Socket::new(
+        socket2::Domain::for_address(bind),
+        socket2::Type::DGRAM,
+        None,
+    )
+    .map_err(Error::io(failed()))?;
+    socket.set_nonblocking(true).map_err(Error::io(failed()))?;
+    socket
+        .set_recv_buffer_size(UDP_BUFFER)
+        .map_err(Error::io(failed()))?;
+    socket.bind(&bind.into()).map_err(Error::io(failed()))?;
+    Ok(socket.into())
+}

@@ -1,0 +1,386 @@
+//! Programs under test: started, waited for, weighed, and always ended.
+//!
+//! In: a command line, where to run it and where its output goes. Out: a running program whose CPU time and memory
+//! can be read, ended by its pid when dropped. Readiness is seen in the program's own `/proc/PID/net`, so that no
+//! probe connection disturbs it and nothing sleeps for a guessed time.
+
+use std::{
+    ffi::{OsStr, OsString},
+    fs::{self, File, OpenOptions},
+    io,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    sched::{CpuSet, sched_getaffinity, sched_setaffinity},
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use crate::{Error, Result, netns::Namespace};
+
+pub use usage::{Memory, Usage, machine_busy};
+
+mod usage;
+
+/// How often a wait looks again. Short against everything that is waited for, long against the look itself.
+const LOOK_AGAIN: Duration = Duration::from_millis(4);
+/// How long a program has between SIGTERM and SIGKILL when it is dropped.
+const GRACE: Duration = Duration::from_secs(2);
+/// Part of util-linux; without it a killed owner leaves its programs behind.
+const SETPRIV: &str = "/usr/bin/setpriv";
+
+/// A program that is to be started.
+#[derive(Debug)]
+pub struct Program {
+    name: String,
+    path: OsString,
+    args: Vec<OsString>,
+    env: Vec<(OsString, OsString)>,
+    namespace: Option<String>,
+    cpus: Vec<usize>,
+    dir: PathBuf,
+}
+
+/// A port that a program opens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Port {
+    /// Listening TCP.
+    Tcp(u16),
+    /// Bound UDP.
+    Udp(u16),
+}
+
+/// A program that was started. Dropping it ends it, and whatever it has started.
+#[derive(Debug)]
+pub struct Running {
+    name: String,
+    child: Child,
+    stdout: PathBuf,
+    stderr: PathBuf,
+}
+
+impl Program {
+    /// `name` is for people and names the logs `NAME.out` and `NAME.err` in `dir`.
+    pub fn new(name: &str, path: impl AsRef<OsStr>, dir: &Path) -> Self {
+        Self {
+            name: name.to_owned(),
+            path: path.as_ref().to_owned(),
+            args: Vec::new(),
+            env: Vec::new(),
+            namespace: None,
+            cpus: Vec::new(),
+            dir: dir.to_owned(),
+        }
+    }
+
+    /// Adds arguments.
+    #[must_use]
+    pub fn args(mut self, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Self {
+        self.args
+            .extend(args.into_iter().map(|a| a.as_ref().to_owned()));
+        self
+    }
+
+    /// Sets a variable of its environment.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
+        self.env.push((name.into(), value.as_ref().to_owned()));
+        self
+    }
+
+    /// Runs it in a namespace.
+    #[must_use]
+    pub fn within(mut self, namespace: Option<&Namespace>) -> Self {
+        self.namespace = namespace.map(|n| n.name().to_owned());
+        self
+    }
+
+    /// Runs it on these cores only; empty means on any.
+    #[must_use]
+    pub fn on_cpus(mut self, cpus: &[usize]) -> Self {
+        self.cpus = cpus.to_vec();
+        self
+    }
+
+    /// Starts it.
+    ///
+    /// # Errors
+    /// When the program cannot be run or its logs cannot be opened.
+    pub fn start(&self) -> Result<Running> {
+        let (stdout, out) = self.log("out")?;
+        let (stderr, err) = self.log("err")?;
+        let mut command = self.command();
+        command.stdin(Stdio::piped()).stdout(out).stderr(err);
+        // A child inherits the affinity of the thread that starts it, from its first instruction on.
+        let before = sched_getaffinity(Pid::from_raw(0))?;
+        if !self.cpus.is_empty() {
+            sched_setaffinity(Pid::from_raw(0), &cpu_set(&self.cpus)?)?;
+        }
+        let child = command.spawn();
+        sched_setaffinity(Pid::from_raw(0), &before)?;
+        let child = child.map_err(Error::io(format!(
+            "starting {}",
+            self.path.to_string_lossy()
+        )))?;
+        Ok(Running {
+            name: self.name.clone(),
+            child,
+            stdout,
+            stderr,
+        })
+    }
+
+    /// The wrappers become the program by exec, so that the pid stays the same.
+    fn command(&self) -> Command {
+        let mut line: Vec<&OsStr> = Vec::new();
+        if let Some(namespace) = &self.namespace {
+            line.extend(["ip", "netns", "exec", namespace].map(OsStr::new));
+        }
+        if Path::new(SETPRIV).exists() {
+            // Should we be killed, our programs end with us. (Tied to the starting thread.)
+            line.extend([SETPRIV, "--pdeathsig", "TERM", "--"].map(OsStr::new));
+        }
+        line.push(&self.path);
+        let mut command = Command::new(line[0]);
+        command
+            .args(&line[1..])
+            .args(&self.args)
+            .envs(self.env.iter().map(|(k, v)| (k, v)));
+        command
+    }
+
+    /// Logs are appended to, so that they can be cut to nothing while the program writes.
+    fn log(&self, kind: &str) -> Result<(PathBuf, File)> {
+        let path = self.dir.join(format!("{}.{kind}", self.name));
+        let what = format!("opening the log {}", path.display());
+        // A log of an earlier program of the same name would be mistaken for this one's.
+        let _ = fs::remove_file(&path);
+        let file = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .map_err(Error::io(what))?;
+        Ok((path, file))
+    }
+}
+
+impl Running {
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where its standard output goes.
+    pub fn stdout(&self) -> &Path {
+        &self.stdout
+    }
+
+    /// Where its standard error goes.
+    pub fn stderr(&self) -> &Path {
+        &self.stderr
+    }
+
+    /// Waits until all ports are open.
+    ///
+    /// # Errors
+    /// When it ends before, or `timeout` passes.
+    pub fn wait_listening(&mut self, ports: &[Port], timeout: Duration) -> Result<()> {
+        let what = format!("{ports:?}");
+        self.wait_for(&what, timeout, |running| {
+            let seen =
+                running.has_become_itself() && ports.iter().all(|port| running.listens(*port));
+            Ok(seen.then_some(()))
+        })
+    }
+
+    /// Waits for its first line on standard output and returns it.
+    ///
+    /// # Errors
+    /// When it ends before, or `timeout` passes.
+    pub fn wait_first_line(&mut self, timeout: Duration) -> Result<String> {
+        self.wait_for("its first line", timeout, |running| {
+            let text = fs::read_to_string(&running.stdout)
+                .map_err(Error::io(format!("reading {}", running.stdout.display())))?;
+            Ok(text.split_once('\n').map(|(line, _)| line.to_owned()))
+        })
+    }
+
+    /// Waits for its end and returns what it printed on standard output.
+    ///
+    /// # Errors
+    /// When it fails, or does not end within `timeout`.
+    pub fn wait_output(mut self, timeout: Duration) -> Result<String> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Some(status) = self.exited()? {
+                if !status.success() {
+                    return Err(self.died(status));
+                }
+                let what = format!("reading {}", self.stdout.display());
+                return fs::read_to_string(&self.stdout).map_err(Error::io(what));
+            }
+            if Instant::now() > deadline {
+                return Err(self.not_ready("its end", timeout));
+            }
+            thread::sleep(LOOK_AGAIN);
+        }
+    }
+
+    /// Closes its standard input: how the testkit's own programs are told to finish.
+    pub fn close_stdin(&mut self) {
+        drop(self.child.stdin.take());
+    }
+
+    /// How it ended, or `None` while it runs.
+    ///
+    /// # Errors
+    /// When the system cannot say.
+    pub fn exited(&mut self) -> Result<Option<ExitStatus>> {
+        self.child
+            .try_wait()
+            .map_err(Error::io(format!("asking after {}", self.name)))
+    }
+
+    /// CPU time and memory of it and all that it has started.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn usage(&self) -> Result<Usage> {
+        Usage::of_tree(self.pid()).map_err(Error::io(format!("weighing {}", self.name)))
+    }
+
+    /// Ends it with SIGTERM, and with SIGKILL after `grace`.
+    ///
+    /// # Errors
+    /// When the system cannot say how it ended.
+    pub fn end(mut self, grace: Duration) -> Result<ExitStatus> {
+        let what = format!("ending {}", self.name);
+        self.stop(grace).map_err(Error::io(what))
+    }
+
+    fn stop(&mut self, grace: Duration) -> io::Result<ExitStatus> {
+        if let Some(status) = self.child.try_wait()? {
+            return Ok(status);
+        }
+        let family = usage::family(self.pid());
+        let _ = kill(pid(self.pid()), Signal::SIGTERM);
+        let deadline = Instant::now() + grace;
+        while Instant::now() < deadline {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            thread::sleep(LOOK_AGAIN);
+        }
+        // Children first: a master that is killed could not end them any more.
+        for member in family.into_iter().rev() {
+            let _ = kill(pid(member), Signal::SIGKILL);
+        }
+        self.child.wait()
+    }
+
+    fn wait_for<T>(
+        &mut self,
+        what: &str,
+        timeout: Duration,
+        mut look: impl FnMut(&Self) -> Result<Option<T>>,
+    ) -> Result<T> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Some(seen) = look(self)? {
+                return Ok(seen);
+            }
+            if let Some(status) = self.exited()? {
+                return Err(self.died(status));
+            }
+            if Instant::now() > deadline {
+                return Err(self.not_ready(what, timeout));
+            }
+            thread::sleep(LOOK_AGAIN);
+        }
+    }
+
+    /// Until the wrappers have become the program, `/proc/PID/net` may show the caller's namespace.
+    fn has_become_itself(&self) -> bool {
+        let exe = fs::read_link(format!("/proc/{}/exe", self.pid()));
+        exe.is_ok_and(|exe| {
+            !["ip", "setpriv"]
+                .iter()
+                .any(|wrapper| exe.file_name() == Some(OsStr::new(wrapper)))
+        })
+    }
+
+    fn listens(&self, port: Port) -> bool {
+        let (tables, number, state) = match port {
+            Port::Tcp(number) => (["tcp", "tcp6"], number, "0A"),
+            Port::Udp(number) => (["udp", "udp6"], number, "07"),
+        };
+        let suffix = format!(":{number:04X}");
+        tables.iter().any(|table| {
+            let text =
+                fs::read_to_string(format!("/proc/{}/net/{table}", self.pid())).unwrap_or_default();
+            text.lines().skip(1).any(|line| {
+                let mut fields = line.split_ascii_whitespace().skip(1);
+                let local = fields.next().unwrap_or_default();
+                local.ends_with(&suffix) && fields.nth(1) == Some(state)
+            })
+        })
+    }
+
+    fn died(&self, status: ExitStatus) -> Error {
+        let mut words = tail(&self.stderr);
+        if words.is_empty() {
+            words = tail(&self.stdout);
+        }
+        Error::Died {
+            program: self.name.clone(),
+            status,
+            words,
+        }
+    }
+
+    fn not_ready(&self, what: &str, waited: Duration) -> Error {
+        Error::NotReady {
+            program: self.name.clone(),
+            what: what.to_owned(),
+            waited,
+            log: self.stderr.clone(),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.stop(GRACE);
+    }
+}
+
+fn pid(number: u32) -> Pid {
+    Pid::from_raw(number.cast_signed())
+}
+
+fn cpu_set(cpus: &[usize]) -> Result<CpuSet> {
+    let mut set = CpuSet::new();
+    for cpu in cpus {
+        set.set(*cpu)?;
+    }
+    Ok(set)
+}
+
+/// The last few lines of a log, for an error message.
+fn tail(path: &Path) -> String {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let lines: Vec<_> = text.lines().rev().take(6).collect();
+    lines.into_iter().rev().collect::<Vec<_>>().join(" | ")
+}
+
+#[cfg(test)]
+mod tests;
