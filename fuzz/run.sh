@@ -61,8 +61,11 @@ for target in "${targets[@]}"; do
     mkdir -p "$found/$target" "artifacts/$target"
     log=$logs/$target
     verdict=
+    dictionary=()
+    [[ -f dictionaries/$target ]] && dictionary=("-dict=dictionaries/$target")
     "$out/$host/release/$target" -max_total_time="$seconds" -max_len="${max_len[$target]:-512}" \
         -timeout=5 -rss_limit_mb=1024 -print_final_stats=1 -artifact_prefix="artifacts/$target/" \
+        ${dictionary[@]+"${dictionary[@]}"} \
         "$found/$target" "corpus/$target" >"$log" 2>&1 || { verdict=' FAILED'; status=1; }
     edges=$(sed -n 's/.*(\([0-9]*\) inline 8-bit counters).*/\1/p' "$log" | head -1)
     last=$(grep -E 'cov: [0-9]+ ft: [0-9]+ corp: ' "$log" | tail -1 || true)

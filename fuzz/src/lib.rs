@@ -6,6 +6,8 @@
 //! panic": whatever a parser accepts must mean the same after another round through it, and cut
 //! input must never mean something else than whole input.
 
+pub mod document;
+pub mod model;
 pub mod wire;
 
 /// A target: its name, which is also its directory in `corpus/`, and its check.
@@ -13,8 +15,14 @@ pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target there is.
 pub const TARGETS: &[Target] = &[
+    ("authority", model::authority),
     ("capsule", wire::capsule),
     ("connect_udp_path", wire::connect_udp_path),
+    ("node_document", document::check),
+    ("pattern", model::pattern),
     ("proxy_protocol", wire::proxy_protocol),
+    ("spiffe", model::spiffe),
+    ("template", model::template),
     ("traceparent", wire::traceparent),
+    ("via", model::via),
 ];
