@@ -103,8 +103,8 @@ macro_rules! pattern_scalar {
 }
 pattern_scalar!(AuthorityPattern, "an authority such as VIDEO, DB:3306 or *.example.com");
 pattern_scalar!(PathPattern, "a path such as /hello or /files/*");
-pattern_scalar!(ValuePattern, "a value; quote it where YAML would read a number or a boolean");
-pattern_scalar!(UserPattern, "a user's name");
+pattern_scalar!(ValuePattern, "a text");
+pattern_scalar!(UserPattern, "a text (a user's name)");
 
 /// A method, as it is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]

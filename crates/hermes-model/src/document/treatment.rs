@@ -191,7 +191,8 @@ impl Visitor<'_> for RetryOnVisitor {
         }
         text.parse().map(RetryOn::Status).map_err(|_| {
             let hint = did_you_mean(text, RETRY_WORDS.map(|(word, _)| word));
-            E::custom(format!("{text:?} is nothing to retry on{hint}; write connect-failure, reset, 5xx or a status such as 429"))
+            let remedy = if hint.is_empty() { "; write connect-failure, reset, 5xx or a status such as 429" } else { &hint };
+            E::custom(format!("{text:?} is nothing to retry on{remedy}"))
         })
     }
 }

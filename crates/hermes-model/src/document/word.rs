@@ -37,7 +37,8 @@ pub(crate) fn parse<W: Word>(text: &str) -> Result<W, String> {
         return Err(format!("{text} is not in this version of Hermes; {choice}"));
     }
     let hint = did_you_mean(text, words.iter().copied());
-    Err(format!("{text:?} is no {}{hint}; {choice}", W::WHAT))
+    let remedy = if hint.is_empty() { format!("; {choice}") } else { hint };
+    Err(format!("{text:?} is no {}{remedy}", W::WHAT))
 }
 
 /// The name of a value.

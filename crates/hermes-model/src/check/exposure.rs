@@ -1,0 +1,90 @@
+//! Checks what a node offers to whom: addresses bound twice, and open proxies.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use super::Report;
+use crate::document::Document;
+use crate::matcher::Matcher;
+use crate::pattern::ValuePattern;
+use crate::snapshot::{Action, ClientAuth, Listener, ListenerProtocol, Route, Target};
+use crate::trust::{HERMES_USER, listener_user};
+
+/// An address can be bound once for TCP and once for UDP. Port 0 is another port each time.
+pub(super) fn binds(head: &Document, listeners: &[(usize, Arc<Listener>)], report: &mut Report) {
+    let mut bound: HashMap<(bool, SocketAddr), String> = HashMap::new();
+    if let Some(admin) = head.admin.filter(|admin| admin.0.port() != 0) {
+        bound.insert((false, admin.0), "admin".to_owned());
+    }
+    for (at, listener) in listeners.iter().filter(|(_, listener)| listener.bind.port() != 0) {
+        let udp = matches!(listener.protocol, ListenerProtocol::Udp { .. });
+        match bound.get(&(udp, listener.bind)) {
+            Some(owner) => report.problem(
+                format!("listeners[{at}].bind"),
+                format!("{} is bound by {owner} already; write another port or address", listener.bind),
+            ),
+            None => _ = bound.insert((udp, listener.bind), format!("listeners[{at}] ({})", listener.name)),
+        }
+    }
+}
+
+/// A listener that lets anyone from elsewhere in must not lead to a route that dials whatever
+/// the request names.
+pub(super) fn open_proxies(listeners: &[(usize, Arc<Listener>)], routes: &[(usize, Arc<Route>)], report: &mut Report) {
+    let open: Vec<&Listener> = listeners
+        .iter()
+        .filter(|(at, listener)| is_open(listener) && !report.is_broken(&format!("listeners[{at}]")))
+        .map(|(_, listener)| &**listener)
+        .collect();
+    for (at, route) in routes {
+        let Action::Terminate(terminate) = &route.action else { continue };
+        if terminate.target != Target::Authority || !route.matcher.admits_unnamed_hosts() {
+            continue;
+        }
+        let reaching: Vec<String> = open
+            .iter()
+            .filter(|listener| admits(&route.matcher, listener))
+            .map(|listener| format!("{} ({})", listener.name, listener.bind))
+            .collect();
+        if !reaching.is_empty() {
+            report.problem(
+                format!("routes[{at}].terminate"),
+                format!(
+                    "this is an open proxy: it dials what the request names, for anyone who reaches listener {}; \
+                     write tls: {{client: required}} there, or add user, listener or a fixed authority to the match",
+                    reaching.join(", ")
+                ),
+            );
+        }
+    }
+}
+
+/// Anyone from elsewhere may ask for anything. At `tcp` and `udp` listeners the document names
+/// the target. Where a listener trusts addresses, `decide` turns all the others away.
+fn is_open(listener: &Listener) -> bool {
+    let authenticates = listener.tls.as_ref().is_some_and(|tls| tls.client == ClientAuth::Required);
+    let trusts = !listener.trust.is_empty() && listener.trust.iter().all(|net| net.prefix_len() > 0);
+    listener.protocol == ListenerProtocol::Http
+        && !listener.bind.ip().to_canonical().is_loopback()
+        && !authenticates
+        && !trusts
+}
+
+/// Whether an anonymous session of this listener may match.
+fn admits(matcher: &Matcher, listener: &Listener) -> bool {
+    let by_listener = matcher.listeners.is_empty() || matcher.listeners.contains(&listener.name);
+    let wants_user = !matcher.users.is_empty()
+        || matcher.headers.iter().any(|(name, values)| *name == HERMES_USER && !values.is_empty());
+    by_listener && (!wants_user || given_user_fits(matcher, listener))
+}
+
+/// A user that the listener gives to everybody proves nothing.
+fn given_user_fits(matcher: &Matcher, listener: &Listener) -> bool {
+    let Some(user) = listener_user(listener) else { return false };
+    let by_user = matcher.users.is_empty() || matcher.users.iter().any(|pattern| pattern.matches(Some(&user)));
+    let by_header = matcher.headers.iter().filter(|(name, _)| *name == HERMES_USER).all(|(_, values)| {
+        values.iter().any(|value| ValuePattern::parse(&user).is_ok_and(|user| value.covers(&user)))
+    });
+    by_user && by_header
+}

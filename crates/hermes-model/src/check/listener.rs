@@ -1,0 +1,142 @@
+//! Checks a listener.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+
+use super::{Context, Report, header};
+use crate::authority::Authority;
+use crate::document::listener as section;
+use crate::document::scalar::{Many, Prefix};
+use crate::document::word::Protocol;
+use crate::snapshot::{ClientAuth, Listener, ListenerProtocol, ListenerTls};
+use crate::trust::{HERMES_USER, is_user_name};
+
+/// A listener; `None` where something is missing without which it is none.
+pub(super) fn build(
+    section: &section::Listener,
+    at: &str,
+    context: &Context<'_>,
+    report: &mut Report,
+) -> Option<Listener> {
+    if section.http3 {
+        report.problem(format!("{at}.http3"), "HTTP/3 is not in this version of Hermes; leave http3 out");
+    }
+    fitting_keys(section, at, report);
+    let set_headers = header::fixed(&format!("{at}.set-headers"), &section.set_headers, report);
+    if let Some((_, user)) = set_headers.iter().find(|(name, _)| *name == HERMES_USER) {
+        if !user.to_str().is_ok_and(is_user_name) {
+            let message = "this is no user's name; write visible ASCII characters without commas and quotes";
+            report.problem(format!("{at}.set-headers.hermes-user"), message);
+        }
+    }
+    let tls = section.tls.as_ref().map(|tls| build_tls(tls, &format!("{at}.tls"), context, report));
+    let trust = prefixes(&section.trust);
+    for everyone in trust.iter().filter(|net| net.prefix_len() == 0) {
+        let message = format!("{everyone} believes whatever anyone claims to be; write the prefixes of your nodes");
+        report.warning(format!("{at}.trust"), message);
+    }
+    let protocol = protocol(section, at, report);
+    if section.bind.is_none() {
+        report.problem(format!("{at}.bind"), "there is no address; add bind: ADDRESS:PORT, such as 127.0.0.1:8080");
+    }
+    Some(Listener {
+        name: Arc::from(section.name.as_str()),
+        bind: section.bind?.0,
+        protocol: protocol?,
+        set_headers,
+        tls,
+        trust,
+        proxy_protocol: prefixes(&section.proxy_protocol),
+        accept_post: section.accept_post,
+    })
+}
+
+fn prefixes(section: &Many<Prefix>) -> Vec<IpNet> {
+    section.iter().map(|prefix| prefix.0).collect()
+}
+
+/// Keys that only some protocols have.
+fn fitting_keys(section: &section::Listener, at: &str, report: &mut Report) {
+    let http = section.protocol == Protocol::Http;
+    let mut only = |key: &str, written: bool, fits: bool, of: &str| {
+        if written && !fits {
+            report.problem(format!("{at}.{key}"), format!("only {of} have {key}; leave it out"));
+        }
+    };
+    only("accept-post", section.accept_post, http, "http listeners");
+    only("trust", !section.trust.is_empty(), http, "http listeners");
+    only("authority", section.authority.is_some(), !http, "tcp and udp listeners");
+    let stream = section.protocol != Protocol::Udp;
+    only("tls", section.tls.is_some(), stream, "http and tcp listeners");
+    only("proxy-protocol", !section.proxy_protocol.is_empty(), stream, "http and tcp listeners");
+}
+
+fn protocol(section: &section::Listener, at: &str, report: &mut Report) -> Option<ListenerProtocol> {
+    if section.protocol == Protocol::Http {
+        return Some(ListenerProtocol::Http);
+    }
+    let at = format!("{at}.authority");
+    let Some(text) = &section.authority else {
+        report.problem(at, "each connection or flow needs a name to be routed by; add authority: NAME:PORT, such as DB:3306");
+        return None;
+    };
+    let authority = report.take(|| at, tunnel_authority(text))?;
+    Some(match section.protocol {
+        Protocol::Udp => ListenerProtocol::Udp { authority },
+        _ => ListenerProtocol::Tcp { authority },
+    })
+}
+
+/// The target of a tunnel, which always has a port (RFC 9110, 9.3.6).
+fn tunnel_authority(text: &str) -> Result<Authority, String> {
+    let authority = Authority::parse(text, None).map_err(|error| format!("{text:?} is no authority: {error}; write NAME:PORT"))?;
+    if authority.host().contains('*') {
+        return Err(format!("{text:?} has a wildcard, and a tunnel has one target; write NAME:PORT"));
+    }
+    match authority.explicit_port() {
+        Some(_) => Ok(authority),
+        None => Err(format!("{text:?} has no port, and a tunnel needs one; write {text}:PORT")),
+    }
+}
+
+fn build_tls(section: &section::ListenerTls, at: &str, context: &Context<'_>, report: &mut Report) -> ListenerTls {
+    let cert = context.optional_file(&format!("{at}.cert"), section.cert.as_ref(), report);
+    let key = context.optional_file(&format!("{at}.key"), section.key.as_ref(), report);
+    let client_ca = context.optional_file(&format!("{at}.ca"), section.ca.as_ref(), report);
+    let cert_key = cert_key(cert, key, at, context, report);
+    let knows_ca = client_ca.is_some() || context.has_identity;
+    let default = if knows_ca { ClientAuth::Required } else { ClientAuth::None };
+    let client = section.client.unwrap_or(default);
+    if client != ClientAuth::None && !knows_ca {
+        report.problem(
+            format!("{at}.client"),
+            "clients are verified by a CA, and there is none; add identity at the top of the document, or tls.ca here",
+        );
+    }
+    if client == ClientAuth::None && client_ca.is_some() {
+        report.problem(format!("{at}.ca"), "nobody is asked for a certificate; leave ca out, or write client: required");
+    }
+    ListenerTls { client, cert_key, client_ca }
+}
+
+fn cert_key(
+    cert: Option<PathBuf>,
+    key: Option<PathBuf>,
+    at: &str,
+    context: &Context<'_>,
+    report: &mut Report,
+) -> Option<(PathBuf, PathBuf)> {
+    match (cert, key) {
+        (Some(cert), Some(key)) => return Some((cert, key)),
+        (Some(_), None) => report.problem(format!("{at}.key"), "a certificate needs its key; add key: FILE"),
+        (None, Some(_)) => report.problem(format!("{at}.cert"), "a key needs its certificate; add cert: FILE"),
+        (None, None) if !context.has_identity => report.problem(
+            at,
+            "there is no certificate to show; add identity: {cert, key, ca} at the top of the document, or cert and key here",
+        ),
+        (None, None) => {}
+    }
+    None
+}

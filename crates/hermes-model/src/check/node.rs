@@ -1,0 +1,134 @@
+//! Checks what a document says of the node as a whole.
+
+use std::collections::HashMap;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Context, Report};
+use crate::document::scalar::Period;
+use crate::document::{self, AccessLog, Document, Workers};
+use crate::index::RouteIndex;
+use crate::limits::Limits;
+use crate::snapshot::{self, IdentityFiles, Snapshot};
+use crate::trust::{is_spiffe_segment, is_user_name};
+
+/// How long a drain waits where the document says nothing.
+const DRAIN: Duration = Duration::from_secs(10);
+
+/// A snapshot without listeners, routes and upstreams.
+pub(super) fn build(head: &Document, context: &Context<'_>, report: &mut Report) -> Snapshot {
+    let node = report.take(|| "node".to_owned(), node_name(&head.node));
+    Snapshot {
+        node: node.unwrap_or_default(),
+        admin: admin(head, report),
+        drain: duration("drain", head.drain, DRAIN, Duration::ZERO..=Duration::from_secs(3600), report),
+        workers: workers(head.workers, report),
+        role: head.role,
+        identity: head.identity.as_ref().map(|section| identity(section, context, report)),
+        users: users(head, report),
+        limits: limits(head, report),
+        dispatch: head.dispatch,
+        access_log: access_log(&head.access_log, context),
+        listeners: Vec::new(),
+        routes: Vec::new(),
+        upstreams: Vec::new(),
+        index: RouteIndex::build(&[]),
+        redacted: serde_json::Value::Null,
+    }
+}
+
+/// A node's name stands in `Via`, in URIs of certificates and in metrics.
+pub(super) fn node_name(text: &str) -> Result<Arc<str>, String> {
+    if is_spiffe_segment(text) {
+        Ok(Arc::from(text))
+    } else {
+        Err(format!("{text:?} is no name of a node; write letters, digits, `.`, `-` and `_`, such as edge-7"))
+    }
+}
+
+fn admin(head: &Document, report: &mut Report) -> Option<std::net::SocketAddr> {
+    let bind = head.admin?.0;
+    if !bind.ip().to_canonical().is_loopback() && !head.admin_exposed {
+        report.problem(
+            "admin",
+            format!(
+                "{bind} is not on loopback, and the admin endpoint tells everything about this node to whoever \
+                 reaches it; write 127.0.0.1:{}, or admin-exposed: true if that is meant",
+                bind.port()
+            ),
+        );
+    }
+    Some(bind)
+}
+
+fn workers(workers: Workers, report: &mut Report) -> Option<usize> {
+    match workers {
+        Workers::Auto => None,
+        Workers::Count(count @ 1..=1024) => usize::try_from(count).ok(),
+        Workers::Count(count) => {
+            report.problem("workers", format!("{count} is out of range; write auto or 1 to 1024"));
+            None
+        }
+    }
+}
+
+fn identity(section: &document::Identity, context: &Context<'_>, report: &mut Report) -> IdentityFiles {
+    for (key, path) in [("cert", &section.cert), ("key", &section.key), ("ca", &section.ca)] {
+        if path.is_empty() {
+            report.problem(format!("identity.{key}"), "the path is empty; name a PEM file");
+        }
+    }
+    IdentityFiles {
+        cert: context.file(&section.cert),
+        key: context.file(&section.key),
+        ca: context.file(&section.ca),
+    }
+}
+
+fn users(head: &Document, report: &mut Report) -> HashMap<Arc<str>, Vec<Arc<str>>> {
+    let mut bound = HashMap::new();
+    for (node, users) in &head.users {
+        let at = || format!("users.{node}");
+        let name = report.take(at, node_name(node));
+        for user in users.iter().filter(|user| *user != "*" && !is_user_name(user)) {
+            report.problem(
+                at(),
+                format!("{user:?} is no user's name; write visible ASCII characters without commas and quotes, or *"),
+            );
+        }
+        bound.extend(name.map(|name| (name, users.iter().map(|user| Arc::from(user.as_str())).collect())));
+    }
+    bound
+}
+
+fn limits(head: &Document, report: &mut Report) -> Limits {
+    head.limits.build(&mut |name, message| report.problem(format!("limits.{name}"), message))
+}
+
+fn access_log(section: &AccessLog, context: &Context<'_>) -> snapshot::AccessLog {
+    match section {
+        AccessLog::Stdout => snapshot::AccessLog::Stdout,
+        AccessLog::Stderr => snapshot::AccessLog::Stderr,
+        AccessLog::Off => snapshot::AccessLog::Off,
+        AccessLog::File(path) => snapshot::AccessLog::File(context.file(path)),
+    }
+}
+
+/// A duration within a range, or its default.
+pub(super) fn duration(
+    at: &str,
+    written: Option<Period>,
+    default: Duration,
+    range: RangeInclusive<Duration>,
+    report: &mut Report,
+) -> Duration {
+    let value = written.map_or(default, |period| period.0);
+    if !range.contains(&value) {
+        report.problem(
+            at,
+            format!("{} is out of range; write {} to {}", Period(value), Period(*range.start()), Period(*range.end())),
+        );
+    }
+    value
+}

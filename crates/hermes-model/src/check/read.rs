@@ -1,0 +1,272 @@
+//! Reads: from text to sections, going on behind each value that does not fit.
+
+use serde::de::DeserializeOwned;
+
+use super::tree::{Fault, Misfit, Step, Tree, read};
+use super::{MAX_PROBLEMS, Problem, Report};
+use crate::document::Document;
+use crate::document::listener::Listener;
+use crate::document::nearest::nearest;
+use crate::document::route::Route;
+use crate::document::upstream::Upstream;
+
+/// The longest document, in bytes. 10,000 routes have two or three million.
+const MAX_DOCUMENT: usize = 64 * 1024 * 1024;
+
+/// Keys and values, in the document's order.
+type Entries = Vec<(String, Tree)>;
+
+/// What stands for a name that is missing, so that the rest of its section can be checked.
+const UNNAMED: &str = "(unnamed)";
+
+/// The sections of a document that could be read.
+#[derive(Debug)]
+pub(super) struct Draft {
+    /// Everything but the three lists.
+    pub(super) head: Document,
+    /// With their positions in the document.
+    pub(super) listeners: Vec<(usize, Listener)>,
+    pub(super) routes: Vec<(usize, Route)>,
+    pub(super) upstreams: Vec<(usize, Upstream)>,
+    /// Names of all, also of those that could not be read.
+    pub(super) listener_names: Vec<String>,
+    pub(super) upstream_names: Vec<String>,
+    /// Routes of the document, also those that could not be read.
+    pub(super) route_count: usize,
+}
+
+impl Draft {
+    /// A document that was made rather than read.
+    pub(super) fn whole(mut document: Document) -> Self {
+        let listeners: Vec<_> = std::mem::take(&mut document.listeners).into_iter().enumerate().collect();
+        let routes: Vec<_> = std::mem::take(&mut document.routes).into_iter().enumerate().collect();
+        let upstreams: Vec<_> = std::mem::take(&mut document.upstreams).into_iter().enumerate().collect();
+        Self {
+            head: document,
+            listener_names: listeners.iter().map(|(_, listener)| listener.name.clone()).collect(),
+            upstream_names: upstreams.iter().map(|(_, upstream)| upstream.name.clone()).collect(),
+            route_count: routes.len(),
+            listeners,
+            routes,
+            upstreams,
+        }
+    }
+
+    /// The document, put together again.
+    pub(super) fn document(&self) -> Document {
+        Document {
+            listeners: self.listeners.iter().map(|(_, section)| section.clone()).collect(),
+            routes: self.routes.iter().map(|(_, section)| section.clone()).collect(),
+            upstreams: self.upstreams.iter().map(|(_, section)| section.clone()).collect(),
+            ..self.head.clone()
+        }
+    }
+}
+
+/// Reads a document as far as it can be read; `None` where nothing can.
+pub(super) fn draft(text: &str, report: &mut Report) -> Option<Draft> {
+    let mut map = match parse(text) {
+        Ok(map) => map,
+        Err(problem) => {
+            report.problems.push(problem);
+            return None;
+        }
+    };
+    let listeners = list(&mut map, "listeners", report);
+    let routes = list(&mut map, "routes", report);
+    let upstreams = list(&mut map, "upstreams", report);
+    Some(Draft {
+        head: fit(Tree::Section(map), "", report)?,
+        listener_names: names(&listeners),
+        upstream_names: names(&upstreams),
+        route_count: routes.len(),
+        listeners: elements(listeners, "listeners", report),
+        routes: elements(routes, "routes", report),
+        upstreams: elements(upstreams, "upstreams", report),
+    })
+}
+
+/// Parses YAML into a tree.
+fn parse(text: &str) -> Result<Entries, Problem> {
+    let whole = |message: String| Problem { path: String::new(), message };
+    if text.len() > MAX_DOCUMENT {
+        let message = format!("the document has {} bytes; at most {MAX_DOCUMENT} are read", text.len());
+        return Err(whole(message));
+    }
+    match serde_saphyr::from_str_with_options(text, options()) {
+        Ok(Tree::Section(entries)) => Ok(entries),
+        Ok(Tree::Nothing) => Err(whole("the document is empty; it needs at least `node: NAME`".to_owned())),
+        Ok(_) => Err(whole("a node document is a section of keys; begin with `node: NAME`".to_owned())),
+        Err(error) => Err(whole(syntax(&error))),
+    }
+}
+
+/// Bounds for a document of [`MAX_DOCUMENT`] bytes; nobody nests more than ten levels.
+fn options() -> serde_saphyr::Options {
+    serde_saphyr::options! {
+        strict_booleans: true,
+        reject_unsupported_tags: true,
+        with_snippet: false,
+        budget: serde_saphyr::budget! {
+            max_documents: 1,
+            max_events: 32_000_000,
+            max_nodes: 16_000_000,
+            max_depth: 32,
+        },
+    }
+}
+
+fn syntax(error: &serde_saphyr::Error) -> String {
+    use serde_saphyr::Error;
+    let place = match error.location() {
+        Some(at) if at.line() > 0 => format!("line {}, column {}: ", at.line(), at.column()),
+        _ => String::new(),
+    };
+    let message = match error {
+        Error::DuplicateMappingKey { key: Some(key), .. } => format!("the key {key:?} stands here a second time; keep one"),
+        Error::MultipleDocuments { .. } => "a second document begins here; a node has one".to_owned(),
+        other => {
+            let text = other.to_string();
+            let told = text.rfind(" at line ").map_or(text.as_str(), |at| &text[..at]);
+            format!("this is no YAML: {told}")
+        }
+    };
+    format!("{place}{message}")
+}
+
+/// Takes a list out of the document.
+fn list(entries: &mut Entries, key: &str, report: &mut Report) -> Vec<Tree> {
+    let taken = entries.iter().position(|(name, _)| name == key).map(|at| entries.remove(at).1);
+    match taken {
+        None => Vec::new(),
+        Some(Tree::List(items)) => items,
+        Some(_) => {
+            report.misfit(key.to_owned(), format!("{key} is a list; write each element behind a dash, or [] for none"));
+            Vec::new()
+        }
+    }
+}
+
+fn names(items: &[Tree]) -> Vec<String> {
+    items.iter().filter_map(|item| item.get("name")?.as_text()).map(str::to_owned).collect()
+}
+
+fn elements<T: DeserializeOwned>(items: Vec<Tree>, key: &str, report: &mut Report) -> Vec<(usize, T)> {
+    let mut elements = Vec::with_capacity(items.len());
+    for (at, item) in items.into_iter().enumerate() {
+        if report.is_full() {
+            break;
+        }
+        elements.extend(fit(item, &format!("{key}[{at}]"), report).map(|element| (at, element)));
+    }
+    elements
+}
+
+/// Reads a section. What does not fit is reported and taken out, until the rest fits; `None`
+/// where something is missing without which nothing can be said.
+fn fit<T: DeserializeOwned>(mut tree: Tree, at: &str, report: &mut Report) -> Option<T> {
+    // Each round takes out a value, so that this ends; a section with more slips is no section.
+    for _ in 0..MAX_PROBLEMS {
+        let misfit = match read(&tree) {
+            Ok(section) => return Some(section),
+            Err(misfit) => misfit,
+        };
+        if let Fault::MissingField(field) = misfit.fault {
+            report.misfit(join(&join_all(at, &misfit.path), field), missing(field));
+            stand_in(&mut tree, &misfit.path, field)?;
+        } else {
+            report.misfit(join_all(at, &misfit.path), message(&misfit, at));
+            tree.remove(&misfit.path)?;
+        }
+    }
+    None
+}
+
+fn missing(field: &str) -> String {
+    match field {
+        "node" => "every document names its node; add node: NAME".to_owned(),
+        "name" => "this has no name; add name: and a word of its own".to_owned(),
+        _ => format!("{field} is missing; add it"),
+    }
+}
+
+/// Puts something in the place of what is missing: a name, so that the rest can be checked, or
+/// nothing at all instead of an incomplete section.
+fn stand_in(tree: &mut Tree, path: &[Step], field: &str) -> Option<()> {
+    match (field, tree) {
+        ("name" | "node", Tree::Section(entries)) if path.is_empty() => {
+            entries.push((field.to_owned(), Tree::Text(UNNAMED.to_owned())));
+            Some(())
+        }
+        (_, tree) => tree.remove(path),
+    }
+}
+
+/// The sentence for a fault.
+fn message(misfit: &Misfit, at: &str) -> String {
+    match &misfit.fault {
+        Fault::UnknownField { expected } => {
+            let name = match misfit.path.last() {
+                Some(Step::Key(key)) => key.as_str(),
+                _ => "",
+            };
+            unknown_field(name, &section(at, &misfit.path), expected)
+        }
+        Fault::UnknownVariant { found, expected } => {
+            match nearest(found, expected.iter().copied()) {
+                Some(near) => format!("{found:?} is not known here; did you mean {near}?"),
+                None => format!("{found:?} is not known here; write one of {}", expected.join(", ")),
+            }
+        }
+        Fault::WrongType { found, .. } if found == "nothing" => {
+            "there is nothing behind the colon; write a value (or {} for a section of defaults), or leave the key out".to_owned()
+        }
+        Fault::WrongType { found, expected } if expected.starts_with("a text") => {
+            format!("{found} stands where {expected} belongs; quote it if it is one")
+        }
+        Fault::WrongType { found, expected } => format!("{found} stands where {expected} belongs"),
+        Fault::Said(sentence) => sentence.clone(),
+        Fault::MissingField(field) => missing(field),
+    }
+}
+
+/// Keys of later versions, by section.
+const LATER: [(&str, &[&str]); 5] = [
+    ("", &["dns", "custody", "cache", "relay", "channels", "objectives"]),
+    ("listeners", &["device", "address", "capture", "mtu", "dns", "h3"]),
+    ("routes", &["relay", "broadcast", "custody", "cache", "policy", "dns"]),
+    ("routes.terminate", &["tun", "ndn"]),
+    ("upstreams", &["node", "http3", "h3", "custody"]),
+];
+
+fn unknown_field(name: &str, section: &str, expected: &[&str]) -> String {
+    if LATER.iter().any(|(of, names)| *of == section && names.contains(&name)) {
+        return format!("{name} is not in this version of Hermes; leave it out");
+    }
+    match nearest(name, expected.iter().copied()) {
+        Some(near) => format!("{name:?} is no key here; did you mean {near}?"),
+        None if expected.is_empty() => format!("{name:?} is no key here; leave it out"),
+        None => format!("{name:?} is no key here; keys are {}", expected.join(", ")),
+    }
+}
+
+/// The path of a section without positions and without its last key: `routes.terminate`.
+fn section(at: &str, path: &[Step]) -> String {
+    let list = at.split('[').next().unwrap_or("");
+    let keys = path.iter().take(path.len().saturating_sub(1)).filter_map(|step| match step {
+        Step::Key(key) => Some(key.as_str()),
+        Step::Index(_) => None,
+    });
+    std::iter::once(list).filter(|list| !list.is_empty()).chain(keys).collect::<Vec<_>>().join(".")
+}
+
+fn join_all(at: &str, path: &[Step]) -> String {
+    path.iter().fold(at.to_owned(), |joined, step| match step {
+        Step::Key(key) => join(&joined, key),
+        Step::Index(index) => format!("{joined}[{index}]"),
+    })
+}
+
+fn join(at: &str, key: &str) -> String {
+    if at.is_empty() { key.to_owned() } else { format!("{at}.{key}") }
+}

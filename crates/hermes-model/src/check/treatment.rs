@@ -1,0 +1,117 @@
+//! Checks how a route treats its sessions: `rewrite`, `retry`, `timeout`.
+
+use std::time::Duration;
+
+use http::StatusCode;
+
+use super::node::duration;
+use super::{Report, header};
+use crate::authority::Authority;
+use crate::document::treatment as section;
+use crate::document::treatment::RetryOn;
+use crate::rewrite::{PathRewrite, QueryRewrite, Rewrite, Template};
+use crate::snapshot::{Retry, Timeouts};
+
+const MS: Duration = Duration::from_millis(1);
+const HOUR: Duration = Duration::from_secs(3600);
+
+pub(super) fn timeouts(section: section::Timeout, at: &str, report: &mut Report) -> Timeouts {
+    let default = Timeouts::default();
+    let week = 7 * 24 * HOUR;
+    let tick = 100 * MS;
+    Timeouts {
+        connect: duration(&format!("{at}.connect"), section.connect, default.connect, MS..=HOUR / 12, report),
+        idle: section.idle.map(|idle| duration(&format!("{at}.idle"), Some(idle), Duration::ZERO, tick..=week, report)),
+        progress: duration(&format!("{at}.progress"), section.progress, default.progress, tick..=24 * HOUR, report),
+    }
+}
+
+pub(super) fn retry(section: &section::Retry, at: &str, report: &mut Report) -> Retry {
+    if !(1..=10).contains(&section.attempts) {
+        let message = format!("{} is out of range; write 1 to 10 tries in all", section.attempts);
+        report.problem(format!("{at}.attempts"), message);
+    }
+    let base = duration(&format!("{at}.backoff.base"), section.backoff.base, 100 * MS, MS..=HOUR / 60, report);
+    let default = Duration::from_secs(5).max(base);
+    let backoff_max = duration(&format!("{at}.backoff.max"), section.backoff.max, default, MS..=HOUR / 6, report);
+    if backoff_max < base {
+        report.problem(format!("{at}.backoff.max"), "this is less than the base; write at least as much");
+    }
+    Retry {
+        on_connect_failure: section.on.iter().any(|on| *on == RetryOn::ConnectFailure),
+        on_reset: section.on.iter().any(|on| *on == RetryOn::Reset),
+        on_5xx: section.on.iter().any(|on| *on == RetryOn::ServerErrors),
+        on_status: statuses(section, at, report),
+        attempts: section.attempts,
+        backoff_base: base,
+        backoff_max,
+        budget: section.budget.0,
+    }
+}
+
+fn statuses(section: &section::Retry, at: &str, report: &mut Report) -> Vec<StatusCode> {
+    let mut statuses = Vec::new();
+    for (index, on) in section.on.iter().enumerate() {
+        let RetryOn::Status(status) = on else { continue };
+        let legal = u16::try_from(*status).ok().filter(|status| (400..600).contains(status));
+        match legal.and_then(|status| StatusCode::from_u16(status).ok()) {
+            Some(status) => statuses.push(status),
+            None => report.problem(
+                format!("{at}.on[{index}]"),
+                format!("{status} is no error to retry on; write a status from 400 to 599, such as 429 or 503"),
+            ),
+        }
+    }
+    statuses
+}
+
+pub(super) fn rewrite(section: &section::Rewrite, at: &str, report: &mut Report) -> Rewrite {
+    let response = &section.response;
+    Rewrite {
+        authority: section
+            .authority
+            .as_ref()
+            .and_then(|template| report.take(|| format!("{at}.authority"), authority(template))),
+        path: section.path.as_ref().and_then(|path| report.take(|| format!("{at}.path"), rewrite_path(path))),
+        query: query(&section.query, &format!("{at}.query"), report),
+        headers: header::rewrite(at, &section.set_headers, &section.add_headers, &section.remove_headers, report),
+        response: header::rewrite(
+            &format!("{at}.response"),
+            &response.set_headers,
+            &response.add_headers,
+            &response.remove_headers,
+            report,
+        ),
+    }
+}
+
+/// A fixed authority is parsed here; one with placeholders when it is filled in.
+fn authority(template: &Template) -> Result<Template, String> {
+    let text = template.to_string();
+    if template.is_literal() {
+        Authority::parse(&text, None).map_err(|error| format!("{text:?} is no authority: {error}; write HOST or HOST:PORT"))?;
+    }
+    Ok(template.clone())
+}
+
+fn rewrite_path(section: &section::RewritePath) -> Result<PathRewrite, String> {
+    match (&section.from, &section.pattern) {
+        (Some(from), None) => PathRewrite::prefix(from, &section.to),
+        (None, Some(pattern)) => PathRewrite::pattern(pattern, &section.to),
+        (Some(_), Some(_)) => Err("from replaces a prefix and pattern the whole path; keep one of them".to_owned()),
+        (None, None) => Err("it does not say what to replace; add from: /PREFIX/ or pattern: /{name}/{rest*}".to_owned()),
+    }
+}
+
+fn query(section: &section::RewriteQuery, at: &str, report: &mut Report) -> QueryRewrite {
+    for (index, name) in section.remove.iter().enumerate() {
+        if section.set.contains_key(name) {
+            let message = format!("{name:?} is set as well, which removes what was there; leave it out here");
+            report.problem(format!("{at}.remove[{index}]"), message);
+        }
+    }
+    QueryRewrite {
+        set: section.set.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
+        remove: section.remove.iter().cloned().collect(),
+    }
+}

@@ -1,0 +1,185 @@
+//! Checks an upstream.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::node::{duration, node_name};
+use super::{Context, Report, header};
+use crate::authority::Authority;
+use crate::document::upstream as section;
+use crate::pattern::PathPattern;
+use crate::snapshot::{Balance, Health, HostPort, Outlier, Upstream, UpstreamProtocol, UpstreamTls};
+
+const MAX_ENDPOINTS: usize = 10_000;
+
+/// An upstream; `None` where something is missing without which it is none.
+pub(super) fn build(
+    section: &section::Upstream,
+    at: &str,
+    context: &Context<'_>,
+    report: &mut Report,
+) -> Option<Upstream> {
+    let endpoints = endpoints(section, at, report);
+    fitting_keys(section, at, report);
+    let tls = section.tls.as_ref().map(|tls| build_tls(tls, &endpoints, &format!("{at}.tls"), context, report));
+    Some(Upstream {
+        name: Arc::from(section.name.as_str()),
+        protocol: section.protocol,
+        balance: balance(section, at, report)?,
+        health: section.health.as_ref().map(|health| build_health(section, health, &format!("{at}.health"), report)),
+        outlier: outlier(section.outlier, &format!("{at}.outlier"), report),
+        tunnel_method: section.tunnel_method,
+        tls,
+        proxy_protocol: section.proxy_protocol.is_some(),
+        overlay: section.overlay,
+        endpoints,
+    })
+}
+
+fn endpoints(section: &section::Upstream, at: &str, report: &mut Report) -> Vec<HostPort> {
+    let at = format!("{at}.endpoints");
+    let count = section.endpoints.len();
+    if count == 0 {
+        report.problem(&at, "there is no endpoint; write a list of HOST:PORT");
+    } else if count > MAX_ENDPOINTS {
+        report.problem(&at, format!("{count} endpoints are too many; at most {MAX_ENDPOINTS}"));
+    }
+    let mut seen = HashSet::new();
+    for (index, endpoint) in section.endpoints.iter().enumerate().filter(|(_, endpoint)| !seen.insert(&endpoint.0)) {
+        let message = format!("{} stands here twice, and gets twice its share; keep one", endpoint.0);
+        report.warning(format!("{at}[{index}]"), message);
+    }
+    section.endpoints.iter().map(|endpoint| endpoint.0.clone()).collect()
+}
+
+/// Keys that only some protocols have.
+fn fitting_keys(section: &section::Upstream, at: &str, report: &mut Report) {
+    let protocol = section.protocol;
+    let tcp = protocol == UpstreamProtocol::Tcp;
+    let mut only = |key: &str, written: bool, message: &str| {
+        if written {
+            report.problem(format!("{at}.{key}"), message);
+        }
+    };
+    let posts = section.tunnel_method != Default::default();
+    only("tunnel-method", posts && tcp, "a tcp upstream gets bytes and no requests; leave tunnel-method out");
+    only("overlay", section.overlay == Some(true) && tcp, "a tcp upstream gets no headers, so it is no node; leave overlay out");
+    let shares = matches!(protocol, UpstreamProtocol::H2 | UpstreamProtocol::Auto);
+    only(
+        "proxy-protocol",
+        section.proxy_protocol.is_some() && shares,
+        "connections are shared between clients, so that no one source stands for them; use protocol h1 or tcp, or leave it out",
+    );
+    only(
+        "protocol",
+        protocol == UpstreamProtocol::Auto && section.tls.is_none(),
+        "auto follows ALPN, which is a part of TLS; add tls: {}, or write h1 or h2",
+    );
+    if protocol == UpstreamProtocol::H2 && section.tls.is_none() && section.overlay.is_none() {
+        report.warning(
+            format!("{at}.overlay"),
+            "over plaintext h2 a node is told from an origin by its settings alone; write overlay: true or overlay: false",
+        );
+    }
+}
+
+fn balance(section: &section::Upstream, at: &str, report: &mut Report) -> Option<Balance> {
+    Some(match &section.balance {
+        section::Balance::RoundRobin => Balance::RoundRobin,
+        section::Balance::Random => Balance::Random,
+        section::Balance::LeastRequest => Balance::LeastRequest,
+        section::Balance::Hash(on) => {
+            Balance::Hash(report.take(|| format!("{at}.balance.hash.header"), header::name(&on.header))?)
+        }
+    })
+}
+
+fn build_health(upstream: &section::Upstream, section: &section::Health, at: &str, report: &mut Report) -> Health {
+    let interval = duration(
+        &format!("{at}.interval"),
+        section.interval,
+        Duration::from_secs(5),
+        Duration::from_millis(100)..=Duration::from_secs(3600),
+        report,
+    );
+    let default = Duration::from_secs(2).min(interval);
+    let timeout = duration(&format!("{at}.timeout"), section.timeout, default, Duration::from_millis(10)..=interval, report);
+    if let Some(path) = &section.path {
+        if upstream.protocol == UpstreamProtocol::Tcp {
+            report.problem(format!("{at}.path"), "a tcp upstream answers no GET; leave path out, and connections are tried");
+        } else if PathPattern::parse(path).is_err() && path.parse::<http::uri::PathAndQuery>().is_err() || !path.starts_with('/') {
+            report.problem(format!("{at}.path"), format!("{path:?} is no path; write one that begins with /, such as /healthz"));
+        }
+    }
+    Health {
+        path: section.path.clone(),
+        interval,
+        timeout,
+        healthy: count(section.healthy, 2, &format!("{at}.healthy"), report),
+        unhealthy: count(section.unhealthy, 3, &format!("{at}.unhealthy"), report),
+    }
+}
+
+fn count(written: Option<u32>, default: u32, at: &str, report: &mut Report) -> u32 {
+    let value = written.unwrap_or(default);
+    if !(1..=1000).contains(&value) {
+        report.problem(at, format!("{value} is out of range; write 1 to 1000"));
+    }
+    value
+}
+
+fn outlier(section: section::Outlier, at: &str, report: &mut Report) -> Outlier {
+    let failures = section.failures.unwrap_or(5);
+    if failures > 1000 {
+        report.problem(format!("{at}.failures"), format!("{failures} is out of range; write 0 (off) to 1000"));
+    }
+    let range = Duration::from_millis(100)..=Duration::from_secs(3600);
+    Outlier { failures, rest: duration(&format!("{at}.rest"), section.rest, Duration::from_secs(10), range, report) }
+}
+
+fn build_tls(
+    section: &section::UpstreamTls,
+    endpoints: &[HostPort],
+    at: &str,
+    context: &Context<'_>,
+    report: &mut Report,
+) -> UpstreamTls {
+    let ca = context.optional_file(&format!("{at}.ca"), section.ca.as_ref(), report);
+    if ca.is_none() && !context.has_identity {
+        report.problem(at, "there is no CA to verify the far end by; add identity at the top of the document, or ca here");
+    }
+    if ca.is_some() && !section.node.is_empty() {
+        let message = "with a ca of its own the far end is no node of this overlay; leave node or ca out";
+        report.problem(format!("{at}.node"), message);
+    }
+    if section.server_name.is_some() && !section.node.is_empty() {
+        let message = "the far end is verified by node or by server-name; keep one";
+        report.problem(format!("{at}.server-name"), message);
+    }
+    let nodes = section.node.iter().filter_map(|name| report.take(|| format!("{at}.node"), node_name(name))).collect();
+    let server_name = match &section.server_name {
+        Some(name) => report.take(|| format!("{at}.server-name"), server_name(name)),
+        None if ca.is_some() => shared_host(endpoints, at, report),
+        None => None,
+    };
+    UpstreamTls { server_name, nodes, ca, anonymous: section.anonymous }
+}
+
+fn server_name(text: &str) -> Result<Arc<str>, String> {
+    match Authority::parse(text, None) {
+        Ok(name) if name.explicit_port().is_none() && !name.host().contains('*') => Ok(Arc::from(name.host())),
+        _ => Err(format!("{text:?} is no name of a server; write a DNS name or an address, without a port")),
+    }
+}
+
+/// With another CA the name of the endpoint is verified, which must then be one name.
+fn shared_host(endpoints: &[HostPort], at: &str, report: &mut Report) -> Option<Arc<str>> {
+    let first = endpoints.first()?;
+    if endpoints.iter().all(|endpoint| endpoint.host == first.host) {
+        return Some(Arc::clone(&first.host));
+    }
+    let message = "the endpoints have different names, and with a ca of its own one name is verified; add server-name";
+    report.problem(format!("{at}.server-name"), message);
+    None
+}

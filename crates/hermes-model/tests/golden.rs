@@ -1,0 +1,72 @@
+//! Golden documents: each in `valid/` must give a snapshot, each in `invalid/` exactly the problems
+//! of the `.problems` file beside it.
+//!
+//! `HERMES_BLESS=1 cargo test -p hermes-model --test golden` writes what comes out instead of
+//! comparing; read the difference before you commit it.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use hermes_model::{Problem, check};
+
+/// Where relative files of the golden documents lie. Nothing is opened there.
+const BASE: &str = "/etc/hermes";
+
+fn documents(directory: &str) -> Vec<PathBuf> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/config").join(directory);
+    let mut found: Vec<PathBuf> = fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "yaml"))
+        .collect();
+    found.sort();
+    assert!(found.len() >= 3, "golden documents are missing");
+    found
+}
+
+fn lines(problems: &[Problem]) -> String {
+    problems.iter().map(|problem| format!("{problem}\n")).collect()
+}
+
+/// Compares with the file beside a document; an absent one is empty.
+fn compare(document: &Path, extension: &str, found: &str, differing: &mut Vec<String>) {
+    let golden = document.with_extension(extension);
+    let wanted = fs::read_to_string(&golden).unwrap_or_default();
+    if wanted == found {
+        return;
+    }
+    if std::env::var_os("HERMES_BLESS").is_some() {
+        match found {
+            "" => fs::remove_file(&golden).unwrap(),
+            text => fs::write(&golden, text).unwrap(),
+        }
+    } else {
+        differing.push(format!("{}\n--- wanted\n{wanted}--- found\n{found}", golden.display()));
+    }
+}
+
+#[test]
+fn valid_documents_give_a_snapshot_and_the_expected_warnings() {
+    let mut differing = Vec::new();
+    for path in documents("valid") {
+        match check(&fs::read_to_string(&path).unwrap(), Path::new(BASE)) {
+            Ok(checked) => compare(&path, "warnings", &lines(&checked.warnings), &mut differing),
+            Err(problems) => differing.push(format!("{}\n{}", path.display(), lines(&problems))),
+        }
+    }
+    assert!(differing.is_empty(), "{}", differing.join("\n"));
+}
+
+#[test]
+fn invalid_documents_give_every_problem_with_its_place_and_remedy() {
+    let mut differing = Vec::new();
+    for path in documents("invalid") {
+        match check(&fs::read_to_string(&path).unwrap(), Path::new(BASE)) {
+            Ok(_) => differing.push(format!("{} is valid", path.display())),
+            Err(problems) => compare(&path, "problems", &lines(&problems), &mut differing),
+        }
+    }
+    assert!(differing.is_empty(), "{}", differing.join("\n"));
+}
