@@ -1,1 +1,32 @@
-//! placeholder
+//! The data plane: listeners, sessions, services, upstreams.
+//!
+//! In: checked snapshots and the traffic of applications and nodes. Out: the same traffic, where
+//! the snapshot's routes send it. The way of the data is `listener` -> `request` -> `session` ->
+//! `service` -> `upstream` or `stream` and `copy` -> `record`.
+//! Never: reads documents, or runs as root for anything but ports that ask for it.
+
+pub mod admin;
+mod body;
+mod copy;
+mod datagram;
+mod error;
+mod generation;
+mod headers;
+mod listener;
+mod live;
+mod metrics;
+mod node;
+mod pipe;
+mod record;
+mod request;
+mod service;
+mod session;
+mod signal;
+mod stream;
+mod upgrade;
+mod upstream;
+mod worker;
+
+pub use generation::{Generation, Unready};
+pub use live::SessionView;
+pub use node::{Bound, Node, NodeView};

@@ -1,0 +1,104 @@
+//! The admin endpoint: health, metrics, configuration and sessions over HTTP.
+//!
+//! In: GET requests on its own listener, on the main thread, so that scraping never delays
+//! traffic. Out: text and JSON. Never: a change of anything, or a secret.
+
+use std::convert::Infallible;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HOST, HeaderValue};
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+use crate::node::NodeView;
+
+/// Connections at once; a scraper needs one.
+const CONNECTIONS: usize = 64;
+const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Whether the node takes traffic: false from the beginning of a drain.
+pub type Readiness = Arc<AtomicBool>;
+
+/// Serves the admin endpoint for as long as it is polled.
+pub async fn serve(listener: TcpListener, view: NodeView, ready: Readiness) {
+    let on_loopback = listener.local_addr().is_ok_and(|address| address.ip().is_loopback());
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept(), if connections.len() < CONNECTIONS => match accepted {
+                Ok((tcp, _)) => {
+                    let (view, ready) = (view.clone(), ready.clone());
+                    connections.spawn(async move {
+                        let service = service_fn(move |request| {
+                            let (view, ready) = (view.clone(), ready.clone());
+                            async move { Ok::<_, Infallible>(answer(&request, &view, &ready, on_loopback).await) }
+                        });
+                        let _ = hyper::server::conn::http1::Builder::new()
+                            .timer(TokioTimer::new())
+                            .header_read_timeout(HEADER_TIMEOUT)
+                            .serve_connection(TokioIo::new(tcp), service)
+                            .await;
+                    });
+                }
+                Err(error) => {
+                    tracing::error!(%error, "the admin endpoint could not accept");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+async fn answer(request: &Request<Incoming>, view: &NodeView, ready: &Readiness, on_loopback: bool) -> Response<Full<Bytes>> {
+    // A web page that points its own name at 127.0.0.1 must not read this (DNS rebinding).
+    if on_loopback && !names_loopback(request) {
+        return text(StatusCode::FORBIDDEN, "the admin endpoint answers to localhost and IP addresses only\n".to_owned());
+    }
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        return text(StatusCode::METHOD_NOT_ALLOWED, "only GET\n".to_owned());
+    }
+    match request.uri().path() {
+        "/healthz" => text(StatusCode::OK, "ok\n".to_owned()),
+        "/readyz" if ready.load(Ordering::Acquire) => text(StatusCode::OK, "ready\n".to_owned()),
+        "/readyz" => text(StatusCode::SERVICE_UNAVAILABLE, "draining\n".to_owned()),
+        "/metrics" => typed(StatusCode::OK, "application/openmetrics-text; version=1.0.0; charset=utf-8", view.metrics()),
+        "/config" => json(&view.config()),
+        "/sessions" => json(&view.sessions().await),
+        _ => text(StatusCode::NOT_FOUND, "try /healthz /readyz /metrics /config /sessions\n".to_owned()),
+    }
+}
+
+fn names_loopback(request: &Request<Incoming>) -> bool {
+    let Some(host) = request.headers().get(HOST).and_then(|host| host.to_str().ok()) else { return false };
+    let Ok(authority) = host.parse::<http::uri::Authority>() else { return false };
+    let name = authority.host().trim_start_matches('[').trim_end_matches(']');
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
+}
+
+fn json(value: &impl serde::Serialize) -> Response<Full<Bytes>> {
+    match serde_json::to_string_pretty(value) {
+        Ok(body) => typed(StatusCode::OK, "application/json", body + "\n"),
+        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+    }
+}
+
+fn text(status: StatusCode, body: String) -> Response<Full<Bytes>> {
+    typed(status, "text/plain; charset=utf-8", body)
+}
+
+fn typed(status: StatusCode, kind: &'static str, body: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}

@@ -1,0 +1,136 @@
+//! Moves the bytes of a tunnel, both ways, until both ends are done.
+//!
+//! In: two byte streams and the session they belong to. Out: bytes in order, each direction ended
+//! as its source ended it: an orderly end becomes an orderly end (half close), a broken stream
+//! breaks the other. Both directions are polled together, so that a tunnel is one future with one
+//! owner. Holds at most one chunk a direction.
+
+use std::io;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+
+use crate::error::Error;
+use crate::live::{Phase, Session};
+use crate::stream::ByteStream;
+
+/// Chunks that are moved before other tasks of the worker get their turn.
+const CHUNKS_A_TURN: usize = 32;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Reading,
+    Writing,
+    Flushing,
+    Finishing,
+    Done,
+}
+
+struct Direction {
+    state: State,
+    chunk: Bytes,
+    from_client: bool,
+}
+
+/// Which side of a tunnel failed, and how.
+enum Failure {
+    Client(io::Error),
+    Far(io::Error),
+}
+
+/// Relays until both directions are done. The session's record gets what went wrong.
+pub(crate) async fn relay(mut near: ByteStream, mut far: ByteStream, session: &Session) {
+    let entry = &session.entry;
+    entry.set_phase(&session.worker, Phase::Open);
+    let mut up = Direction { state: State::Reading, chunk: Bytes::new(), from_client: true };
+    let mut down = Direction { state: State::Reading, chunk: Bytes::new(), from_client: false };
+    let failed = std::future::poll_fn(|cx| {
+        if let Poll::Ready(error) = entry.end.poll(cx) {
+            return Poll::Ready(Some(error));
+        }
+        let first = up.poll(cx, &mut near, &mut far, session);
+        let second = down.poll(cx, &mut far, &mut near, session);
+        let blocked = up.state == State::Writing || down.state == State::Writing;
+        entry.set_phase(&session.worker, if blocked { Phase::Blocked } else { Phase::Open });
+        match (first, second) {
+            (Poll::Ready(Err(failure)), _) | (_, Poll::Ready(Err(failure))) => Poll::Ready(Some(named(failure, session))),
+            (Poll::Ready(Ok(())), Poll::Ready(Ok(()))) => Poll::Ready(None),
+            _ => Poll::Pending,
+        }
+    })
+    .await;
+    if let Some(error) = failed {
+        near.abort();
+        far.abort();
+        entry.fail(&error);
+    }
+}
+
+fn named(failure: Failure, session: &Session) -> Error {
+    match failure {
+        Failure::Client(error) => Error::ClientGone(error.to_string()),
+        Failure::Far(error) => Error::Broken {
+            peer: session.entry.peer.borrow().clone().unwrap_or_else(|| "the far end".into()),
+            reason: error.to_string(),
+            unprocessed: false,
+        },
+    }
+}
+
+impl Direction {
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        source: &mut ByteStream,
+        sink: &mut ByteStream,
+        session: &Session,
+    ) -> Poll<Result<(), Failure>> {
+        let (from_source, from_sink): (fn(io::Error) -> Failure, fn(io::Error) -> Failure) =
+            if self.from_client { (Failure::Client, Failure::Far) } else { (Failure::Far, Failure::Client) };
+        for _ in 0..CHUNKS_A_TURN {
+            match self.state {
+                State::Reading => match source.poll_read(cx) {
+                    Poll::Ready(Ok(Some(chunk))) => {
+                        self.chunk = chunk;
+                        self.state = State::Writing;
+                    }
+                    Poll::Ready(Ok(None)) => self.state = State::Finishing,
+                    Poll::Ready(Err(error)) => return Poll::Ready(Err(from_source(error))),
+                    Poll::Pending => return Poll::Pending,
+                },
+                State::Writing => {
+                    let before = self.chunk.len();
+                    let written = sink.poll_write(cx, &mut self.chunk).map_err(from_sink)?;
+                    self.count(before - self.chunk.len(), session);
+                    if written.is_pending() {
+                        return Poll::Pending;
+                    }
+                    self.state = State::Flushing;
+                }
+                State::Flushing => match sink.poll_flush(cx).map_err(from_sink)? {
+                    Poll::Ready(()) => self.state = State::Reading,
+                    Poll::Pending => return Poll::Pending,
+                },
+                State::Finishing => match sink.poll_finish(cx).map_err(from_sink)? {
+                    Poll::Ready(()) => self.state = State::Done,
+                    Poll::Pending => return Poll::Pending,
+                },
+                State::Done => return Poll::Ready(Ok(())),
+            }
+        }
+        if self.state == State::Done {
+            return Poll::Ready(Ok(()));
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    fn count(&self, bytes: usize, session: &Session) {
+        if bytes == 0 {
+        } else if self.from_client {
+            session.entry.add_received(&session.worker, bytes);
+        } else {
+            session.entry.add_sent(&session.worker, bytes);
+        }
+    }
+}

@@ -1,0 +1,404 @@
+//! The datagrams of one UDP flow, and the two ends that they move between.
+//!
+//! In: two ports: a tunnel (capsules on a byte stream, RFC 9297 and 9298), a connected socket, or
+//! a flow of a listener. Out: datagrams, in order, one by one in count though many at a time in
+//! system calls. A full tunnel holds back its source: a socket's kernel buffer, or a flow's queue,
+//! where what does not fit is dropped and counted.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use hermes_model::snapshot::Route;
+use hermes_net::udp::{MAX_PAYLOAD, UdpSocket};
+use hermes_wire::capsule::{self, Capsule, CapsuleDecoder};
+
+use crate::error::Error;
+use crate::live::{Phase, Session};
+use crate::stream::ByteStream;
+use crate::worker::Worker;
+
+/// Datagrams that one turn takes from a port before it sends them on.
+const BATCH: usize = 256;
+/// Rounds before other tasks of the worker get their turn.
+const TURNS: usize = 16;
+/// After a move the old port is heard for so long.
+const QUIET: Duration = Duration::from_secs(2);
+
+/// One end of a flow.
+pub(crate) enum Port {
+    /// Capsules on a byte stream.
+    Tunnel(Box<Tunnel>),
+    /// A socket of our own towards one peer.
+    Socket { socket: UdpSocket, peer: SocketAddr },
+    /// One source of a listener.
+    Flow(Flow),
+}
+
+/// Capsules on a byte stream.
+pub(crate) struct Tunnel {
+    stream: ByteStream,
+    decoder: CapsuleDecoder,
+    out: Bytes,
+    room: BytesMut,
+}
+
+/// One source of a listener: what it sent waits here.
+pub(crate) struct Flow {
+    pub(crate) queue: Rc<FlowQueue>,
+    pub(crate) socket: Rc<UdpSocket>,
+    pub(crate) peer: SocketAddr,
+}
+
+/// Datagrams of one source, from the listener to the flow's task. Bounded in bytes.
+#[derive(Default)]
+pub(crate) struct FlowQueue {
+    datagrams: RefCell<VecDeque<Bytes>>,
+    bytes: Cell<usize>,
+    waker: Cell<Option<Waker>>,
+    pub(crate) closed: Cell<bool>,
+}
+
+impl FlowQueue {
+    /// Queues a datagram; false where it did not fit.
+    pub(crate) fn push(&self, datagram: Bytes, most: usize) -> bool {
+        let bytes = self.bytes.get() + datagram.len();
+        if bytes > most {
+            return false;
+        }
+        self.bytes.set(bytes);
+        self.datagrams.borrow_mut().push_back(datagram);
+        true
+    }
+
+    /// Tells the flow's task that something came.
+    pub(crate) fn wake(&self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+
+    fn poll_take(&self, cx: &Context<'_>, batch: &mut VecDeque<Bytes>) -> Poll<()> {
+        let mut datagrams = self.datagrams.borrow_mut();
+        if datagrams.is_empty() {
+            self.waker.set(Some(cx.waker().clone()));
+            return Poll::Pending;
+        }
+        if datagrams.len() <= BATCH {
+            std::mem::swap(&mut *datagrams, batch);
+        } else {
+            batch.extend(datagrams.drain(..BATCH));
+        }
+        self.bytes.set(datagrams.iter().map(Bytes::len).sum());
+        Poll::Ready(())
+    }
+}
+
+impl Port {
+    /// A tunnel on a byte stream.
+    pub(crate) fn tunnel(stream: ByteStream) -> Self {
+        Port::Tunnel(Box::new(Tunnel {
+            stream,
+            decoder: CapsuleDecoder::new(capsule::MAX_HTTP_DATAGRAM),
+            out: Bytes::new(),
+            room: BytesMut::new(),
+        }))
+    }
+
+    /// Receives at least one datagram into the (empty) batch. False where the flow ended.
+    fn poll_receive(&mut self, cx: &mut Context<'_>, worker: &Worker, batch: &mut VecDeque<Bytes>) -> Poll<io::Result<bool>> {
+        match self {
+            Port::Tunnel(tunnel) => tunnel.poll_receive(cx, worker, batch),
+            Port::Flow(flow) => flow.queue.poll_take(cx, batch).map(|()| Ok(true)),
+            Port::Socket { socket, .. } => loop {
+                let mut buffer = worker.udp_buffer.borrow_mut();
+                match ready!(socket.poll_receive(cx, &mut buffer, |_, datagram| batch.push_back(datagram))) {
+                    Ok(0) => {}
+                    Ok(_) => return Poll::Ready(Ok(true)),
+                    // An ICMP message about an earlier datagram. UDP promises nothing: go on.
+                    Err(error) if is_icmp(&error) => worker.shared.metrics.dropped("icmp", 1),
+                    Err(error) => return Poll::Ready(Err(error)),
+                }
+            },
+        }
+    }
+
+    /// Sends the batch. Ready when it is empty.
+    fn poll_send(&mut self, cx: &mut Context<'_>, worker: &Worker, batch: &mut VecDeque<Bytes>) -> Poll<io::Result<()>> {
+        match self {
+            Port::Tunnel(tunnel) => tunnel.poll_send(cx, batch),
+            Port::Socket { socket, peer } => poll_send_socket(socket, *peer, cx, worker, batch),
+            Port::Flow(flow) => poll_send_socket(&flow.socket, flow.peer, cx, worker, batch),
+        }
+    }
+
+    /// Ends it in order.
+    fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Port::Tunnel(tunnel) => tunnel.stream.poll_finish(cx),
+            Port::Socket { .. } | Port::Flow(_) => Poll::Ready(Ok(())),
+        }
+    }
+
+    fn abort(&mut self) {
+        if let Port::Tunnel(tunnel) = self {
+            tunnel.stream.abort();
+        }
+    }
+}
+
+fn is_icmp(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionRefused | io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable
+    )
+}
+
+impl Tunnel {
+    fn poll_receive(&mut self, cx: &mut Context<'_>, worker: &Worker, batch: &mut VecDeque<Bytes>) -> Poll<io::Result<bool>> {
+        let malformed = |error: capsule::CapsuleError| io::Error::new(io::ErrorKind::InvalidData, error);
+        loop {
+            while let Some(capsule) = self.decoder.next().map_err(malformed)? {
+                // Unknown capsules are skipped (RFC 9297, 3.2).
+                let Capsule::Datagram(datagram) = capsule else { continue };
+                match capsule::udp_payload(datagram).map_err(malformed)? {
+                    Some(payload) if payload.len() <= MAX_PAYLOAD => batch.push_back(payload),
+                    Some(_) => worker.shared.metrics.dropped("too-large", 1),
+                    None => worker.shared.metrics.dropped("unknown-context", 1),
+                }
+                if batch.len() >= BATCH {
+                    return Poll::Ready(Ok(true));
+                }
+            }
+            if !batch.is_empty() {
+                return Poll::Ready(Ok(true));
+            }
+            match ready!(self.stream.poll_read(cx))? {
+                Some(chunk) => self.decoder.push(chunk),
+                None => {
+                    self.decoder.finish().map_err(malformed)?;
+                    return Poll::Ready(Ok(false));
+                }
+            }
+        }
+    }
+
+    fn poll_send(&mut self, cx: &mut Context<'_>, batch: &mut VecDeque<Bytes>) -> Poll<io::Result<()>> {
+        loop {
+            if !self.out.is_empty() {
+                ready!(self.stream.poll_write(cx, &mut self.out))?;
+                ready!(self.stream.poll_flush(cx))?;
+            }
+            if batch.is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+            // The whole batch becomes one chunk: one DATA frame, one write.
+            self.room.reserve(batch.iter().map(|datagram| datagram.len() + capsule::MAX_DATAGRAM_OVERHEAD).sum());
+            for datagram in batch.drain(..) {
+                capsule::put_datagram(&mut self.room, &datagram);
+            }
+            self.out = self.room.split().freeze();
+        }
+    }
+}
+
+/// Sends runs of equal length in one call each (the last of a run may be shorter).
+fn poll_send_socket(
+    socket: &UdpSocket,
+    peer: SocketAddr,
+    cx: &mut Context<'_>,
+    worker: &Worker,
+    batch: &mut VecDeque<Bytes>,
+) -> Poll<io::Result<()>> {
+    while let Some(first) = batch.front() {
+        let segment = first.len();
+        let run = run_length(batch, segment, socket.max_segments());
+        let sent = if run == 1 {
+            socket.try_send(peer, first, segment.max(1))
+        } else {
+            let mut contents = worker.udp_run.borrow_mut();
+            contents.clear();
+            batch.iter().take(run).for_each(|datagram| contents.extend_from_slice(datagram));
+            socket.try_send(peer, &contents, segment)
+        };
+        match sent {
+            Ok(()) => drop(batch.drain(..run)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready!(socket.poll_send_ready(cx))?,
+            // As a router would: what cannot be sent is lost, the flow goes on.
+            Err(error) => {
+                tracing::debug!(%peer, %error, "a datagram could not be sent");
+                worker.shared.metrics.dropped(if is_icmp(&error) { "icmp" } else { "send-failed" }, run as u64);
+                drop(batch.drain(..run));
+            }
+        }
+    }
+    Poll::Ready(Ok(()))
+}
+
+fn run_length(batch: &VecDeque<Bytes>, segment: usize, most: usize) -> usize {
+    if segment == 0 {
+        return 1;
+    }
+    let most = most.min(MAX_PAYLOAD / segment).max(1);
+    let equal = batch.iter().take(most).take_while(|datagram| datagram.len() == segment).count();
+    match batch.get(equal) {
+        Some(last) if equal < most && !last.is_empty() && last.len() < segment => equal + 1,
+        _ => equal,
+    }
+}
+
+type Opening = Pin<Box<dyn Future<Output = Result<Port, Error>>>>;
+/// Opens the far port that a changed route asks for.
+pub(crate) type Reopen<'a> = &'a dyn Fn(Arc<Route>) -> Opening;
+
+/// A flow under way.
+struct Relay<'a> {
+    session: &'a Session,
+    near: Port,
+    far: Port,
+    /// The port before a move, and until when it is heard (milliseconds of the worker's clock).
+    old: Option<(Port, u64)>,
+    opening: Option<Opening>,
+    reopen: Reopen<'a>,
+    up: VecDeque<Bytes>,
+    down: VecDeque<Bytes>,
+}
+
+/// Relays until one end is over. The session's record gets what went wrong.
+pub(crate) async fn relay(near: Port, far: Port, session: &Session, reopen: Reopen<'_>) {
+    session.entry.set_phase(&session.worker, Phase::Open);
+    let mut relay =
+        Relay { session, near, far, old: None, opening: None, reopen, up: VecDeque::new(), down: VecDeque::new() };
+    let failed = std::future::poll_fn(|cx| relay.poll(cx)).await;
+    match failed {
+        Some(error) => {
+            relay.near.abort();
+            relay.far.abort();
+            session.entry.fail(&error);
+        }
+        None => {
+            let _ = std::future::poll_fn(|cx| relay.near.poll_finish(cx)).await;
+            let _ = std::future::poll_fn(|cx| relay.far.poll_finish(cx)).await;
+        }
+    }
+}
+
+impl Relay<'_> {
+    /// Ready with `None` at the flow's orderly end.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Error>> {
+        if let Poll::Ready(error) = self.session.entry.end.poll(cx) {
+            return Poll::Ready(Some(error));
+        }
+        self.poll_move(cx);
+        for _ in 0..TURNS {
+            let up = self.poll_up(cx);
+            let down = self.poll_down(cx);
+            let blocked = !self.up.is_empty() || !self.down.is_empty();
+            self.session.entry.set_phase(&self.session.worker, if blocked { Phase::Blocked } else { Phase::Open });
+            match (up, down) {
+                (Poll::Ready(Ok(true)), Poll::Ready(Ok(true)) | Poll::Pending) | (Poll::Pending, Poll::Ready(Ok(true))) => {}
+                (Poll::Pending, Poll::Pending) => return Poll::Pending,
+                (Poll::Ready(Err(error)), _) | (_, Poll::Ready(Err(error))) => return Poll::Ready(Some(error)),
+                (Poll::Ready(Ok(false)), _) | (_, Poll::Ready(Ok(false))) => return Poll::Ready(None),
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    fn poll_up(&mut self, cx: &mut Context<'_>) -> Poll<Result<bool, Error>> {
+        let worker = &self.session.worker;
+        let client = |error: io::Error| Error::ClientGone(error.to_string());
+        if self.up.is_empty() && !ready!(self.near.poll_receive(cx, worker, &mut self.up)).map_err(client)? {
+            return Poll::Ready(Ok(false));
+        }
+        let bytes: usize = self.up.iter().map(Bytes::len).sum();
+        let sent = self.far.poll_send(cx, worker, &mut self.up);
+        let left: usize = self.up.iter().map(Bytes::len).sum();
+        self.session.entry.add_received(worker, bytes - left);
+        ready!(sent).map_err(|error| self.far_error(&error))?;
+        Poll::Ready(Ok(true))
+    }
+
+    fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<Result<bool, Error>> {
+        let worker = &self.session.worker;
+        if self.down.is_empty() {
+            self.poll_old(cx);
+        }
+        if self.down.is_empty() {
+            let open = ready!(self.far.poll_receive(cx, worker, &mut self.down)).map_err(|error| self.far_error(&error))?;
+            if !open {
+                return Poll::Ready(Ok(false));
+            }
+        }
+        let bytes: usize = self.down.iter().map(Bytes::len).sum();
+        let sent = self.near.poll_send(cx, worker, &mut self.down);
+        let left: usize = self.down.iter().map(Bytes::len).sum();
+        self.session.entry.add_sent(worker, bytes - left);
+        ready!(sent).map_err(|error| Error::ClientGone(error.to_string()))?;
+        Poll::Ready(Ok(true))
+    }
+
+    /// What the old port still brings after a move.
+    fn poll_old(&mut self, cx: &mut Context<'_>) {
+        let worker = &self.session.worker;
+        let Some((port, until)) = &mut self.old else { return };
+        let open = matches!(port.poll_receive(cx, worker, &mut self.down), Poll::Pending | Poll::Ready(Ok(true)));
+        if !open || worker.now() >= *until {
+            self.old = None;
+        }
+    }
+
+    /// Make before break: the flow stays on its old port until the new one is open.
+    fn poll_move(&mut self, cx: &mut Context<'_>) {
+        if let Some(route) = self.session.entry.moved.borrow_mut().take() {
+            self.opening = Some((self.reopen)(route));
+        }
+        let Some(opening) = &mut self.opening else { return };
+        let Poll::Ready(opened) = opening.as_mut().poll(cx) else { return };
+        self.opening = None;
+        match opened {
+            Ok(port) => {
+                let until = self.session.worker.now() + QUIET.as_millis() as u64;
+                let old = std::mem::replace(&mut self.far, port);
+                self.old = Some((old, until));
+            }
+            Err(error) => tracing::warn!(%error, "a flow could not move; it stays where it is"),
+        }
+    }
+
+    fn far_error(&self, error: &io::Error) -> Error {
+        Error::Broken {
+            peer: self.session.entry.peer.borrow().clone().unwrap_or_else(|| "the far end".into()),
+            reason: error.to_string(),
+            unprocessed: false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batch(lengths: &[usize]) -> VecDeque<Bytes> {
+        lengths.iter().map(|length| Bytes::from(vec![0; *length])).collect()
+    }
+
+    #[test]
+    fn runs_are_of_equal_length_but_for_the_last() {
+        assert_eq!(run_length(&batch(&[1200, 1200, 700, 1200]), 1200, 64), 3);
+        assert_eq!(run_length(&batch(&[1200, 1300]), 1200, 64), 1);
+        assert_eq!(run_length(&batch(&[1200; 100]), 1200, 64), 54);
+        assert_eq!(run_length(&batch(&[10; 100]), 10, 64), 64);
+        assert_eq!(run_length(&batch(&[0, 0]), 0, 64), 1);
+        assert_eq!(run_length(&batch(&[5, 0]), 5, 64), 1);
+    }
+}

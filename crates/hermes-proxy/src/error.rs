@@ -1,0 +1,210 @@
+//! The data plane's error: whose side failed, may it be tried again, what is said to the client.
+//!
+//! In: whatever went wrong with a session, with *which* peer, route or name it went wrong.
+//! Out: `side`, `retry`, `status` and a label; `service::respond::failure` renders them as status,
+//! `Proxy-Status` (RFC 9209), log line and metric label. `Display` prints one level; the record
+//! prints the chain.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::StatusCode;
+
+/// Who is at fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// The one who sent us the request.
+    Client,
+    /// The one to whom we forward.
+    Upstream,
+    /// A rule said no.
+    Policy,
+    /// This node: a limit, a bug, no resources.
+    Local,
+}
+
+/// May the request be tried again, elsewhere or at the same place?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Retry {
+    /// It would fail again, or do harm.
+    Never,
+    /// Only where not one byte of it was sent.
+    IfNothingWasSent,
+    /// Nothing was sent for sure.
+    Always,
+}
+
+/// Why a session failed.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// `decide` said no.
+    #[error("{reason}")]
+    Denied {
+        /// What the client gets.
+        status: StatusCode,
+        /// In words.
+        reason: String,
+        /// RFC 9209 error type.
+        label: &'static str,
+    },
+    /// The request itself is wrong.
+    #[error("malformed request: {0}")]
+    Malformed(String),
+    /// The action of the route cannot serve this kind of session.
+    #[error("route {route} cannot serve a {kind} session")]
+    Unsuitable {
+        /// The route's name.
+        route: Arc<str>,
+        /// The session's kind.
+        kind: &'static str,
+    },
+    /// Every endpoint is unhealthy or resting.
+    #[error("upstream {upstream} has no healthy endpoint")]
+    NoEndpoint {
+        /// The upstream's name.
+        upstream: Arc<str>,
+    },
+    /// A name has no address.
+    #[error("{0}")]
+    Resolve(String),
+    /// The addresses of the name are out of the route's reach.
+    #[error("{host} is {why}: this route does not go there")]
+    Unreachable {
+        /// The name or address.
+        host: String,
+        /// What is wrong with its address.
+        why: &'static str,
+    },
+    /// No connection to the endpoint.
+    #[error("cannot connect to {peer}: {source}")]
+    Connect {
+        /// Endpoint, with its upstream.
+        peer: Arc<str>,
+        /// The system's or TLS's reason.
+        source: Arc<io::Error>,
+    },
+    /// The endpoint did not answer in time.
+    #[error("{peer} did not accept a connection within {after:?}")]
+    ConnectTimeout {
+        /// Endpoint, with its upstream.
+        peer: Arc<str>,
+        /// The route's `timeout.connect`.
+        after: Duration,
+    },
+    /// The endpoint cannot carry what was asked (no extended CONNECT, no such version).
+    #[error("{peer} {reason}")]
+    Incapable {
+        /// Endpoint, with its upstream.
+        peer: Arc<str>,
+        /// What it lacks.
+        reason: &'static str,
+    },
+    /// The connection broke while the session was on it.
+    #[error("connection to {peer} failed: {reason}")]
+    Broken {
+        /// Endpoint, with its upstream.
+        peer: Arc<str>,
+        /// In the protocol's words.
+        reason: String,
+        /// The peer had refused the stream before it looked at it (h2 REFUSED_STREAM, GOAWAY).
+        unprocessed: bool,
+    },
+    /// The next proxy said no to a tunnel.
+    #[error("{peer} refused the tunnel with status {status}")]
+    Refused {
+        /// Endpoint, with its upstream.
+        peer: Arc<str>,
+        /// Its answer.
+        status: StatusCode,
+    },
+    /// Bytes were owed and none came.
+    #[error("no progress for {0:?}")]
+    NoProgress(Duration),
+    /// No byte in either direction.
+    #[error("idle for {0:?}")]
+    Idle(Duration),
+    /// The client went away or broke its stream.
+    #[error("the client ended the stream early: {0}")]
+    ClientGone(String),
+    /// A bound of this node was hit.
+    #[error("limit reached: {0}")]
+    Limit(&'static str),
+    /// The snapshot changed and the session is no longer allowed.
+    #[error("ended by reconfiguration: {0}")]
+    Reconfigured(String),
+    /// The node stops and the drain time is over.
+    #[error("this node is shutting down")]
+    Draining,
+    /// A bug or the system's fault.
+    #[error("internal error: {0}")]
+    Internal(String),
+}
+
+impl Error {
+    /// Who is at fault.
+    pub(crate) fn side(&self) -> Side {
+        match self {
+            Error::Malformed(_) | Error::ClientGone(_) => Side::Client,
+            Error::Denied { .. } | Error::Unreachable { .. } | Error::Reconfigured(_) | Error::Unsuitable { .. } => Side::Policy,
+            Error::Limit(_) | Error::Internal(_) | Error::Draining => Side::Local,
+            _ => Side::Upstream,
+        }
+    }
+
+    /// May it be tried again?
+    pub(crate) fn retry(&self) -> Retry {
+        match self {
+            Error::Connect { .. } | Error::ConnectTimeout { .. } | Error::Broken { unprocessed: true, .. } => Retry::Always,
+            Error::Broken { .. } => Retry::IfNothingWasSent,
+            _ => Retry::Never,
+        }
+    }
+
+    /// What the client gets while no response head was sent.
+    pub(crate) fn status(&self) -> StatusCode {
+        match self {
+            Error::Denied { status, .. } => *status,
+            Error::Malformed(_) | Error::ClientGone(_) => StatusCode::BAD_REQUEST,
+            Error::Unreachable { .. } => StatusCode::FORBIDDEN,
+            Error::ConnectTimeout { .. } | Error::NoProgress(_) | Error::Idle(_) => StatusCode::GATEWAY_TIMEOUT,
+            Error::NoEndpoint { .. } | Error::Limit(_) | Error::Draining | Error::Reconfigured(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Error::Unsuitable { .. } => StatusCode::NOT_IMPLEMENTED,
+            Error::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            Error::Refused { status, .. } if status.is_client_error() || status.is_server_error() => *status,
+            _ => StatusCode::BAD_GATEWAY,
+        }
+    }
+
+    /// The error type of RFC 9209, section 2.3; also the metric's label.
+    pub(crate) fn label(&self) -> &'static str {
+        match self {
+            Error::Denied { label, .. } => label,
+            Error::Malformed(_) | Error::ClientGone(_) => "http_request_error",
+            Error::Unsuitable { .. } => "http_protocol_error",
+            Error::NoEndpoint { .. } => "destination_unavailable",
+            Error::Resolve(_) => "dns_error",
+            Error::Unreachable { .. } => "destination_ip_prohibited",
+            Error::Connect { source, .. } => connect_label(source),
+            Error::ConnectTimeout { .. } => "connection_timeout",
+            Error::Incapable { .. } => "http_protocol_error",
+            Error::Broken { .. } => "connection_terminated",
+            Error::Refused { .. } => "http_upgrade_failed",
+            Error::NoProgress(_) => "http_response_timeout",
+            Error::Idle(_) => "connection_read_timeout",
+            Error::Limit(_) => "connection_limit_reached",
+            Error::Reconfigured(_) | Error::Draining => "proxy_configuration_error",
+            Error::Internal(_) => "proxy_internal_error",
+        }
+    }
+}
+
+fn connect_label(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::ConnectionRefused => "connection_refused",
+        io::ErrorKind::TimedOut => "connection_timeout",
+        // tokio-rustls wraps rustls's errors so.
+        io::ErrorKind::InvalidData => "tls_protocol_error",
+        _ => "destination_ip_unroutable",
+    }
+}

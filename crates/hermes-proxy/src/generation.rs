@@ -1,0 +1,331 @@
+//! A generation: one snapshot made ready to run.
+//!
+//! In: a checked snapshot, and the generation before. Out: TLS configurations loaded from files,
+//! upstreams with their state (kept where nothing about them changed), numbers for pools.
+//! Everything that can fail fails here, before anything running was touched.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hermes_model::facts::Peer;
+use hermes_model::snapshot::{
+    ClientAuth, IdentityFiles, Listener, ListenerProtocol, ListenerTls, Route, Snapshot, Upstream, UpstreamProtocol, UpstreamTls,
+};
+use hermes_model::trust::{SpiffeKind, parse_spiffe};
+use hermes_net::tls::{self, CertifiedKey, ClientCertificates, NodePredicate, Roots, RustlsServerConfig, ServerIdentity};
+
+use crate::headers::Via;
+use crate::upstream::{ClientTls, UpstreamState};
+
+/// One snapshot, ready to run.
+pub struct Generation {
+    /// Counts up from 1 in this process.
+    pub number: u64,
+    /// What was decided about this node.
+    pub snapshot: Arc<Snapshot>,
+    /// Our overlay's name; empty without an identity.
+    pub(crate) overlay: Arc<str>,
+    pub(crate) via: Via,
+    listeners: HashMap<Arc<str>, ListenerState>,
+    upstreams: HashMap<Arc<str>, Arc<UpstreamState>>,
+    route_owners: HashMap<Arc<str>, u64>,
+    /// The bytes of all files that went into it: the same bytes need no new connections.
+    files: HashMap<std::path::PathBuf, Vec<u8>>,
+}
+
+struct ListenerState {
+    listener: Arc<Listener>,
+    tls: Option<Arc<RustlsServerConfig>>,
+}
+
+/// Why a snapshot cannot run here.
+#[derive(Debug, thiserror::Error)]
+#[error("{path}: {reason}")]
+pub struct Unready {
+    /// Where in the document.
+    pub path: String,
+    /// What is wrong, and with which file.
+    pub reason: String,
+}
+
+/// Numbers of upstream states, unique in this process.
+static NEXT_OWNER: AtomicU64 = AtomicU64::new(1);
+
+fn next_owner() -> u64 {
+    NEXT_OWNER.fetch_add(1, Ordering::Relaxed)
+}
+
+struct Identity {
+    key: CertifiedKey,
+    roots: Roots,
+}
+
+struct Builder<'a> {
+    snapshot: &'a Snapshot,
+    previous: Option<&'a Generation>,
+    identity: Option<Identity>,
+    overlay: Arc<str>,
+    files: HashMap<std::path::PathBuf, Vec<u8>>,
+    faults: Vec<Unready>,
+}
+
+impl Generation {
+    /// Makes a snapshot ready.
+    ///
+    /// # Errors
+    /// Every file that cannot be used, with its place in the document.
+    pub fn build(snapshot: Arc<Snapshot>, previous: Option<&Generation>) -> Result<Self, Vec<Unready>> {
+        let mut builder = Builder {
+            snapshot: &snapshot,
+            previous,
+            identity: None,
+            overlay: Arc::from(""),
+            files: HashMap::new(),
+            faults: Vec::new(),
+        };
+        builder.load_identity();
+        let listeners = builder.listeners();
+        let upstreams = builder.upstreams();
+        let Builder { overlay, files, faults, .. } = builder;
+        if !faults.is_empty() {
+            return Err(faults);
+        }
+        let route_owners = snapshot.routes.iter().map(|route| (route.name.clone(), next_owner())).collect();
+        Ok(Self {
+            number: previous.map_or(1, |previous| previous.number + 1),
+            via: Via::new(&snapshot.node),
+            overlay,
+            listeners,
+            upstreams,
+            route_owners,
+            files,
+            snapshot,
+        })
+    }
+
+    pub(crate) fn listener(&self, name: &str) -> Option<&Arc<Listener>> {
+        self.listeners.get(name).map(|state| &state.listener)
+    }
+
+    pub(crate) fn server_tls(&self, name: &str) -> Option<Arc<RustlsServerConfig>> {
+        self.listeners.get(name)?.tls.clone()
+    }
+
+    pub(crate) fn upstream(&self, name: &str) -> Option<&Arc<UpstreamState>> {
+        self.upstreams.get(name)
+    }
+
+    pub(crate) fn upstreams(&self) -> impl Iterator<Item = &Arc<UpstreamState>> {
+        self.upstreams.values()
+    }
+
+    /// The pool number of a terminating route.
+    pub(crate) fn route_owner(&self, route: &Route) -> u64 {
+        self.route_owners.get(&route.name).copied().unwrap_or_default()
+    }
+
+    /// Is this pool number still in use?
+    pub(crate) fn owns(&self, owner: u64) -> bool {
+        self.upstreams.values().any(|state| state.id == owner) || self.route_owners.values().any(|id| *id == owner)
+    }
+
+    /// Files whose change calls for a reload.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.files.keys().map(std::path::PathBuf::as_path)
+    }
+
+    /// The identity that a certificate's URIs prove in this overlay.
+    ///
+    /// # Errors
+    /// The certificate is of another overlay, or names nobody.
+    pub(crate) fn identify(&self, uris: &[String]) -> Result<Peer, String> {
+        let mut peer = Peer { overlay: self.overlay.clone(), ..Peer::default() };
+        for id in uris.iter().filter_map(|uri| parse_spiffe(uri)) {
+            if !self.overlay.is_empty() && *id.overlay != *self.overlay {
+                return Err(format!("its certificate is of overlay {}, this one is {}", id.overlay, self.overlay));
+            }
+            match id.kind {
+                SpiffeKind::Node => peer.node = Some(Arc::from(id.name)),
+                SpiffeKind::User => peer.users.push(Arc::from(id.name)),
+                SpiffeKind::Role => peer.standalone |= id.name == "standalone",
+            }
+        }
+        if peer.node.is_none() && peer.users.is_empty() {
+            return Err("its certificate has no URI spiffe://OVERLAY/node/NAME or .../user/NAME".to_owned());
+        }
+        Ok(peer)
+    }
+}
+
+impl Builder<'_> {
+    fn fault(&mut self, path: impl Into<String>, reason: impl ToString) {
+        self.faults.push(Unready { path: path.into(), reason: reason.to_string() });
+    }
+
+    /// Remembers what a file held, to see whether the next generation finds the same.
+    fn note(&mut self, files: &[&Path]) {
+        for file in files {
+            if let Ok(bytes) = std::fs::read(file) {
+                self.files.insert((*file).to_owned(), bytes);
+            }
+        }
+    }
+
+    fn load_identity(&mut self) {
+        let Some(IdentityFiles { cert, key, ca }) = &self.snapshot.identity else { return };
+        self.note(&[cert, key, ca]);
+        match (CertifiedKey::load(cert, key), Roots::load(ca)) {
+            (Ok(key), Ok(roots)) => {
+                let uris = key.uris();
+                let own = uris.iter().filter_map(|uri| parse_spiffe(uri)).find(|id| id.kind == SpiffeKind::Node);
+                match own {
+                    Some(id) if *id.name == *self.snapshot.node => self.overlay = Arc::from(id.overlay),
+                    Some(id) => {
+                        let reason = format!("the certificate names node {}, the document names {}", id.name, self.snapshot.node);
+                        self.fault("identity.cert", reason);
+                    }
+                    None => {
+                        self.fault("identity.cert", format!("the certificate has no URI spiffe://OVERLAY/node/{}", self.snapshot.node));
+                    }
+                }
+                self.identity = Some(Identity { key, roots });
+            }
+            (key, roots) => {
+                for (path, fault) in [("identity", key.err()), ("identity.ca", roots.err())] {
+                    if let Some(error) = fault {
+                        self.fault(path, error);
+                    }
+                }
+            }
+        }
+    }
+
+    fn listeners(&mut self) -> HashMap<Arc<str>, ListenerState> {
+        let mut states = HashMap::new();
+        for (index, listener) in self.snapshot.listeners.iter().enumerate() {
+            let tls = match &listener.tls {
+                None => None,
+                Some(tls) => match self.server_tls(listener, tls) {
+                    Ok(config) => Some(config),
+                    Err(reason) => {
+                        self.fault(format!("listeners[{index}].tls"), reason);
+                        continue;
+                    }
+                },
+            };
+            states.insert(listener.name.clone(), ListenerState { listener: listener.clone(), tls });
+        }
+        states
+    }
+
+    fn server_tls(&mut self, listener: &Listener, tls: &ListenerTls) -> Result<Arc<RustlsServerConfig>, String> {
+        let key = match &tls.cert_key {
+            Some((cert, key)) => {
+                self.note(&[cert, key]);
+                CertifiedKey::load(cert, key).map_err(|error| error.to_string())?
+            }
+            None => self.identity.as_ref().map(|identity| identity.key.clone()).ok_or("no certificate: `identity` could not be loaded")?,
+        };
+        let roots = match &tls.client_ca {
+            Some(ca) => {
+                self.note(&[ca]);
+                Some(Roots::load(ca).map_err(|error| error.to_string())?)
+            }
+            None => self.identity.as_ref().map(|identity| identity.roots.clone()),
+        };
+        let clients = match (tls.client, roots) {
+            (ClientAuth::None, _) => ClientCertificates::None,
+            (ClientAuth::Optional, Some(roots)) => ClientCertificates::Optional(roots),
+            (ClientAuth::Required, Some(roots)) => ClientCertificates::Required(roots),
+            (_, None) => return Err("no CA to verify clients with".to_owned()),
+        };
+        let alpn: &[&[u8]] = match listener.protocol {
+            ListenerProtocol::Http => &[b"h2", b"http/1.1"],
+            _ => &[],
+        };
+        tls::server_config(&key, &clients, alpn).map_err(|error| error.to_string())
+    }
+
+    fn upstreams(&mut self) -> HashMap<Arc<str>, Arc<UpstreamState>> {
+        let mut states = HashMap::new();
+        for (index, upstream) in self.snapshot.upstreams.iter().enumerate() {
+            let mut files: Vec<&Path> = Vec::new();
+            if let Some(ca) = upstream.tls.as_ref().and_then(|tls| tls.ca.as_deref()) {
+                files.push(ca);
+            }
+            self.note(&files);
+            if let Some(kept) = self.keep(upstream) {
+                states.insert(upstream.name.clone(), kept);
+                continue;
+            }
+            let tls = match &upstream.tls {
+                None => None,
+                Some(tls) => match self.client_tls(upstream, tls) {
+                    Ok(tls) => Some(tls),
+                    Err(reason) => {
+                        self.fault(format!("upstreams[{index}].tls"), reason);
+                        continue;
+                    }
+                },
+            };
+            let state = UpstreamState::new(next_owner(), upstream.clone(), tls);
+            states.insert(upstream.name.clone(), Arc::new(state));
+        }
+        states
+    }
+
+    /// The state of the generation before, where neither the document nor a file changed.
+    fn keep(&self, upstream: &Upstream) -> Option<Arc<UpstreamState>> {
+        let previous = self.previous?;
+        let state = previous.upstreams.get(&upstream.name)?;
+        let same_files = || {
+            let identity = self.snapshot.identity.as_ref();
+            let own = identity.into_iter().flat_map(|files| [&files.cert, &files.key, &files.ca]);
+            let all = own.chain(upstream.tls.as_ref().and_then(|tls| tls.ca.as_ref()));
+            previous.snapshot.identity == self.snapshot.identity
+                && all.into_iter().all(|file| self.files.get(file) == previous.files.get(file))
+        };
+        (*state.config == *upstream && (upstream.tls.is_none() || same_files())).then(|| state.clone())
+    }
+
+    fn client_tls(&self, upstream: &Upstream, tls: &UpstreamTls) -> Result<ClientTls, String> {
+        let own = if tls.anonymous { None } else { self.identity.as_ref().map(|identity| &identity.key) };
+        let roots = match (&tls.ca, &self.identity) {
+            (Some(ca), _) => Roots::load(ca).map_err(|error| error.to_string())?,
+            (None, Some(identity)) => identity.roots.clone(),
+            (None, None) => return Err("no CA: neither `ca` nor `identity`".to_owned()),
+        };
+        let proves_node = tls.ca.is_none() && tls.server_name.is_none();
+        let server = if proves_node {
+            ServerIdentity::Node(roots, accepts_nodes(self.overlay.clone(), tls.nodes.clone()))
+        } else {
+            ServerIdentity::Name(roots)
+        };
+        let alpn: &[&[u8]] = match upstream.protocol {
+            UpstreamProtocol::H1 => &[b"http/1.1"],
+            UpstreamProtocol::H2 => &[b"h2"],
+            UpstreamProtocol::Auto => &[b"h2", b"http/1.1"],
+            UpstreamProtocol::Tcp => &[],
+        };
+        let config = tls::client_config(own, server, alpn).map_err(|error| error.to_string())?;
+        let host = upstream.endpoints.first().map(|endpoint| endpoint.host.clone());
+        let name = tls.server_name.clone().or(host).unwrap_or_else(|| Arc::from("hermes"));
+        Ok(ClientTls { config, name, proves_node })
+    }
+}
+
+/// Accepts certificates of nodes of this overlay; where the document names some, only those.
+fn accepts_nodes(overlay: Arc<str>, nodes: Vec<Arc<str>>) -> NodePredicate {
+    Arc::new(move |uris: &[String]| {
+        let ids = uris.iter().filter_map(|uri| parse_spiffe(uri));
+        let Some(node) = ids.into_iter().find(|id| id.kind == SpiffeKind::Node && *id.overlay == *overlay) else {
+            return Err(format!("the server's certificate has no URI spiffe://{overlay}/node/NAME"));
+        };
+        if nodes.is_empty() || nodes.iter().any(|name| **name == *node.name) {
+            return Ok(());
+        }
+        Err(format!("the server is node {}, which `tls.node` does not name", node.name))
+    })
+}

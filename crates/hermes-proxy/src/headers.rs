@@ -1,0 +1,190 @@
+//! What proxies do to headers: hop-by-hop fields, `Via`, tracing, the overlay's own fields.
+//!
+//! In: the fields of a message that is to be forwarded. Out: the fields that the next hop gets.
+//! Never: what a route's `rewrite` says; that is the model's.
+
+use std::net::SocketAddr;
+
+use hermes_wire::traceparent::Traceparent;
+use http::header::{CONNECTION, HeaderName, HeaderValue, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA};
+use http::{HeaderMap, Version};
+
+/// The user that an overlay's request belongs to.
+pub(crate) const USER: HeaderName = HeaderName::from_static("hermes-user");
+pub(crate) const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+pub(crate) const CAPSULE_PROTOCOL: HeaderName = HeaderName::from_static("capsule-protocol");
+pub(crate) const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
+pub(crate) const FORWARDED: HeaderName = HeaderName::from_static("forwarded");
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
+
+/// Prefix of the overlay's own fields.
+const OVERLAY: &str = "hermes-";
+
+/// Removes the fields that end at this hop (RFC 9110, 7.6.1): those that `Connection` names and
+/// those known to. `TE: trailers` is kept where it was: gRPC needs it, and it holds for us too,
+/// since we carry trailers.
+pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|token| HeaderName::from_bytes(token.trim().as_bytes()).ok())
+        .collect();
+    for name in named {
+        // A client that names these would take from us what framing or routing needs.
+        if name != http::header::HOST && name != http::header::CONTENT_LENGTH && name != TE {
+            headers.remove(name);
+        }
+    }
+    let trailers = headers
+        .get_all(TE)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .any(|token| token.trim().split(';').next().is_some_and(|coding| coding.eq_ignore_ascii_case("trailers")));
+    for name in [
+        CONNECTION,
+        KEEP_ALIVE,
+        PROXY_CONNECTION,
+        HTTP2_SETTINGS,
+        TRANSFER_ENCODING,
+        UPGRADE,
+        TE,
+        http::header::PROXY_AUTHORIZATION,
+    ] {
+        headers.remove(name);
+    }
+    if trailers {
+        headers.insert(TE, HeaderValue::from_static("trailers"));
+    }
+}
+
+/// Trailer fields that may be passed on: none that framing, routing or trust depend on
+/// (RFC 9110, 6.5.1).
+pub(crate) fn strip_trailers(trailers: &mut HeaderMap) {
+    strip_hop_by_hop(trailers);
+    for name in [http::header::CONTENT_LENGTH, http::header::HOST, TRAILER, http::header::AUTHORIZATION, USER] {
+        trailers.remove(name);
+    }
+}
+
+/// Removes the overlay's own fields: an origin is not told who asked, nor by which way.
+pub(crate) fn strip_overlay(headers: &mut HeaderMap) {
+    if headers.keys().any(is_overlay) {
+        let names: Vec<HeaderName> = headers.keys().filter(|name| is_overlay(name)).cloned().collect();
+        for name in names {
+            headers.remove(name);
+        }
+    }
+}
+
+fn is_overlay(name: &HeaderName) -> bool {
+    name.as_str().starts_with(OVERLAY)
+}
+
+/// The two `Via` members that this node adds, made once.
+#[derive(Clone, Debug)]
+pub(crate) struct Via {
+    h1: HeaderValue,
+    h2: HeaderValue,
+}
+
+impl Via {
+    /// `node` is the pseudonym; `check` made sure that it is a token.
+    pub(crate) fn new(node: &str) -> Self {
+        let member = |version: &str| {
+            HeaderValue::from_str(&format!("{version} {node}")).unwrap_or(HeaderValue::from_static("1.1 hermes"))
+        };
+        Self { h1: member("1.1"), h2: member("2") }
+    }
+
+    /// Adds this node: `version` is the version that the message was received in.
+    pub(crate) fn append(&self, headers: &mut HeaderMap, version: Version) {
+        let member = if version == Version::HTTP_2 { &self.h2 } else { &self.h1 };
+        headers.append(VIA, member.clone());
+    }
+}
+
+/// Continues the trace of the request, or begins one. Returns it as this hop's span.
+pub(crate) fn trace(headers: &HeaderMap, random: (u128, u64)) -> Traceparent {
+    match headers.get(TRACEPARENT).map(|value| Traceparent::parse(value.as_bytes())) {
+        Some(Ok(parent)) => parent.child(random.1),
+        _ => Traceparent::root(random.0, random.1, true),
+    }
+}
+
+/// Writes the trace into the fields of the next hop.
+pub(crate) fn set_trace(headers: &mut HeaderMap, trace: Traceparent) {
+    if let Ok(value) = HeaderValue::from_bytes(&trace.render()) {
+        headers.insert(TRACEPARENT, value);
+    }
+}
+
+/// `Forwarded` (RFC 7239): the first node says for whom; later ones leave it, an untrusted
+/// client's own claims are dropped.
+pub(crate) fn set_forwarded(headers: &mut HeaderMap, source: SocketAddr, believed: bool) {
+    if believed && headers.contains_key(FORWARDED) {
+        return;
+    }
+    let value = match source {
+        SocketAddr::V4(v4) => format!("for={}", v4.ip()),
+        SocketAddr::V6(v6) => format!("for=\"[{}]\"", v6.ip()),
+    };
+    if let Ok(value) = HeaderValue::try_from(value) {
+        headers.insert(FORWARDED, value);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn map(fields: &[(&'static str, &'static str)]) -> HeaderMap {
+        let mut map = HeaderMap::new();
+        for (name, value) in fields {
+            map.append(HeaderName::from_static(name), HeaderValue::from_static(value));
+        }
+        map
+    }
+
+    #[test]
+    fn named_and_known_fields_end_here() {
+        let mut headers = map(&[
+            ("connection", "close, X-Secret"),
+            ("x-secret", "1"),
+            ("keep-alive", "timeout=5"),
+            ("te", "gzip, trailers"),
+            ("transfer-encoding", "chunked"),
+            ("accept", "*/*"),
+        ]);
+        strip_hop_by_hop(&mut headers);
+        let names: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
+        assert_eq!(names, ["accept", "te"]);
+        assert_eq!(headers["te"], "trailers");
+    }
+
+    #[test]
+    fn a_client_cannot_take_framing_or_routing_away() {
+        let mut headers = map(&[("connection", "host, content-length"), ("host", "VIDEO"), ("content-length", "3")]);
+        strip_hop_by_hop(&mut headers);
+        assert!(headers.contains_key("host") && headers.contains_key("content-length"));
+    }
+
+    #[test]
+    fn overlay_fields_are_stripped_and_others_stay() {
+        let mut headers = map(&[("hermes-user", "alice"), ("hermes-anything", "x"), ("hermeneutics", "y")]);
+        strip_overlay(&mut headers);
+        assert_eq!(headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["hermeneutics"]);
+    }
+
+    #[test]
+    fn an_untrusted_forwarded_is_replaced() {
+        let mut headers = map(&[("forwarded", "for=1.2.3.4")]);
+        set_forwarded(&mut headers, "[2001:db8::1]:5".parse().unwrap(), false);
+        assert_eq!(headers["forwarded"], "for=\"[2001:db8::1]\"");
+    }
+}

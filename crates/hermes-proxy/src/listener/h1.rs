@@ -1,0 +1,153 @@
+//! HTTP/1.1 of a client, by hyper.
+//!
+//! In: a connection. Out: its requests, one after the other, and where one became a tunnel, the
+//! connection's bytes. Framing, smuggling rules and `100 Continue` are hyper's (RFC 9112).
+
+use std::cell::Cell;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{Request as HttpRequest, Response};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+
+use super::http::{Client, Watched};
+use crate::body::{Body, RequestBody, ResponseBody, channel};
+use crate::error::Error;
+use crate::live::Connection;
+use crate::request::{Origin, from_head};
+use crate::session::{self, Near, Served, Tunnel};
+use crate::stream::ByteStream;
+use crate::worker::Worker;
+
+/// hyper's own default; naming it would cost an allocation a request.
+const HYPER_HEADERS: usize = 100;
+/// hyper takes no smaller buffer.
+const HYPER_BUFFER: usize = 8192;
+
+/// Serves a connection until it ends.
+pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: Watched, client: Client) {
+    let tunnel: Rc<Cell<Option<Box<Tunnel>>>> = Rc::default();
+    let client = Rc::new(client);
+    let service = service_fn(|request| {
+        let (worker, connection, client, tunnel) = (worker.clone(), connection.clone(), client.clone(), tunnel.clone());
+        // Boxed: hyper lets go of a connection only if its service's future can be moved.
+        Box::pin(async move { Ok::<_, Error>(respond(&worker, connection, &client, request, &tunnel).await) })
+    });
+    let limits = &worker.generation().snapshot.limits;
+    let mut builder = http1::Builder::new();
+    builder.max_buf_size(limits.header_bytes.max(HYPER_BUFFER));
+    if limits.header_count != HYPER_HEADERS {
+        builder.max_headers(limits.header_count);
+    }
+    let mut http = builder.serve_connection(TokioIo::new(io), service);
+    let mut draining = false;
+    let result = std::future::poll_fn(|cx| {
+        if !draining && connection.drain.poll(cx).is_ready() {
+            draining = true;
+            Pin::new(&mut http).graceful_shutdown();
+        }
+        http.poll_without_shutdown(cx)
+    })
+    .await;
+    if let Err(error) = &result {
+        tracing::debug!(source = %client.source, %error, "an HTTP/1.1 connection ended");
+    }
+    let parts = http.into_parts();
+    let io = parts.io.into_inner().into_io();
+    match tunnel.take() {
+        Some(tunnel) if result.is_ok() => {
+            session::relay(Near::Stream(ByteStream::io(io, parts.read_buf)), *tunnel).await;
+        }
+        _ => close(io).await,
+    }
+}
+
+/// Sends what TLS still has to say, and closes.
+async fn close(mut io: hermes_net::Io) {
+    let _ = tokio::io::AsyncWriteExt::shutdown(&mut io).await;
+}
+
+async fn respond(
+    worker: &Rc<Worker>,
+    connection: Rc<Connection>,
+    client: &Client,
+    request: HttpRequest<Incoming>,
+    tunnel: &Cell<Option<Box<Tunnel>>>,
+) -> Response<H1Body> {
+    let (parts, incoming) = request.into_parts();
+    let origin =
+        Origin { worker, listener: &connection.listener, source: client.source, trust: &client.trust, secure: client.secure };
+    let body = RequestBody::new(worker, Body::H1(incoming));
+    let served = match from_head(&origin, parts, body) {
+        Ok(mut request) => {
+            request.connection = Some(connection.clone());
+            session::serve(worker, request).await
+        }
+        Err(rejected) => Served::Response(session::reject(worker, *rejected)),
+    };
+    match served {
+        Served::Response(response) => response.map(|body| H1Body(Inner::Response(body))),
+        Served::Tunnel(open) => match open.body {
+            Some(_) => by_post(worker, open),
+            None => {
+                let mut open = open;
+                let (parts, ()) = open.head_parts().into_parts();
+                tunnel.set(Some(open));
+                Response::from_parts(parts, H1Body(Inner::Empty))
+            }
+        },
+    }
+}
+
+/// A tunnel in bodies: a task relays between them and the far end, and ends with either.
+fn by_post(worker: &Rc<Worker>, mut open: Box<Tunnel>) -> Response<H1Body> {
+    let head = open.head_parts();
+    let (send, body) = channel();
+    let received = open.body.take().and_then(RequestBody::into_body).unwrap_or(Body::Empty);
+    worker.spawn(session::relay(Near::Stream(ByteStream::bodies(received, send)), *open));
+    head.map(|()| H1Body(Inner::Tunnel(Body::Channel(body))))
+}
+
+/// What hyper sends.
+struct H1Body(Inner);
+
+enum Inner {
+    Empty,
+    Response(ResponseBody),
+    Tunnel(Body),
+}
+
+impl HttpBody for H1Body {
+    type Data = Bytes;
+    type Error = Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        match &mut self.get_mut().0 {
+            Inner::Empty => Poll::Ready(None),
+            Inner::Response(body) => Pin::new(body).poll_frame(cx),
+            Inner::Tunnel(body) => Pin::new(body).poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.0 {
+            Inner::Empty => true,
+            Inner::Response(body) => body.is_end_stream(),
+            Inner::Tunnel(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.0 {
+            Inner::Empty => SizeHint::with_exact(0),
+            Inner::Response(body) => body.size_hint(),
+            Inner::Tunnel(body) => body.size_hint(),
+        }
+    }
+}

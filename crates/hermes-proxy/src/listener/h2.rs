@@ -1,0 +1,215 @@
+//! HTTP/2 of a client, by h2.
+//!
+//! In: a connection. Out: its streams, all of them futures of the connection's one task: they end
+//! with it, and nothing is spawned a request. Concurrent streams, resets, header sizes and windows
+//! are bounded (rapid reset, CONTINUATION flood: CVE-2023-44487, CVE-2024-24549 and the like).
+
+use std::future::Future;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures_util::stream::{FuturesUnordered, Stream};
+use h2::server::SendResponse;
+use h2::{Reason, RecvStream};
+use http::{Method, Request as HttpRequest, Response, StatusCode};
+use http_body::Body as HttpBody;
+
+use super::http::{Client, Watched};
+use crate::body::{Body, H2Body, Interim, RequestBody, ResponseBody, content_length};
+use crate::error::Error;
+use crate::live::{Connection, Stage};
+use crate::pipe::{Pipe, PipeError};
+use crate::request::{Origin, from_head};
+use crate::session::{self, Near, Served, Tunnel};
+use crate::stream::ByteStream;
+use crate::upstream::pool::{MAX_FRAME, SEND_BUFFER};
+use crate::worker::Worker;
+
+/// Serves a connection until it ends.
+pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: Watched, client: Client) {
+    let limits = worker.generation().snapshot.limits.clone();
+    let (stream_window, connection_window) = if client.trust.is_believed() {
+        (limits.stream_window, limits.connection_window)
+    } else {
+        (limits.anonymous_stream_window, limits.anonymous_connection_window)
+    };
+    let handshake = h2::server::Builder::new()
+        .initial_window_size(stream_window)
+        .initial_connection_window_size(connection_window)
+        .max_concurrent_streams(limits.streams)
+        .max_header_list_size(limits.header_bytes as u32)
+        .max_pending_accept_reset_streams(limits.resets)
+        .max_local_error_reset_streams(Some(limits.error_resets))
+        .max_frame_size(MAX_FRAME)
+        .max_send_buffer_size(SEND_BUFFER)
+        .enable_connect_protocol()
+        .handshake::<_, Bytes>(io)
+        .await;
+    let mut http = match handshake {
+        Ok(http) => http,
+        Err(error) => {
+            tracing::debug!(source = %client.source, %error, "HTTP/2 did not begin");
+            return;
+        }
+    };
+    connection.set_stage(worker, Stage::Idle);
+    let client = Rc::new(client);
+    let mut streams = FuturesUnordered::new();
+    let mut draining = false;
+    std::future::poll_fn(|cx| {
+        if !draining && connection.drain.poll(cx).is_ready() {
+            draining = true;
+            http.graceful_shutdown();
+        }
+        loop {
+            match http.poll_accept(cx) {
+                Poll::Ready(Some(Ok((request, respond)))) => {
+                    streams.push(serve_stream(worker.clone(), connection.clone(), client.clone(), request, respond));
+                }
+                Poll::Ready(Some(Err(error))) => {
+                    tracing::debug!(source = %client.source, %error, "an HTTP/2 connection ended");
+                    return Poll::Ready(());
+                }
+                Poll::Ready(None) => return Poll::Ready(()),
+                Poll::Pending => break,
+            }
+        }
+        // Whatever the streams write wakes the connection, which then sends it.
+        while let Poll::Ready(Some(())) = std::pin::Pin::new(&mut streams).poll_next(cx) {}
+        Poll::Pending
+    })
+    .await;
+}
+
+async fn serve_stream(
+    worker: Rc<Worker>,
+    connection: Rc<Connection>,
+    client: Rc<Client>,
+    request: HttpRequest<RecvStream>,
+    mut respond: SendResponse<Bytes>,
+) {
+    let (parts, recv) = request.into_parts();
+    let expects = parts.headers.get(http::header::EXPECT).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
+    let is_connect = parts.method == Method::CONNECT;
+    let length = content_length(&parts.headers);
+    let (body, mut tunnelled) = if is_connect {
+        (RequestBody::Empty, Some(recv))
+    } else {
+        (RequestBody::new(&worker, Body::H2(H2Body::new(recv, length))), None)
+    };
+    let origin =
+        Origin { worker: &worker, listener: &connection.listener, source: client.source, trust: &client.trust, secure: client.secure };
+    let served = match from_head(&origin, parts, body.clone()) {
+        Ok(mut request) => {
+            request.connection = Some(connection.clone());
+            let interim = Arc::new(Interim::default());
+            request.interim = Some(interim.clone());
+            let wait = Wait { respond: &mut respond, interim, body: (expects && !is_connect).then(|| body.clone()), continued: false };
+            drop(body);
+            match wait.for_served(session::serve(&worker, request)).await {
+                Some(served) => served,
+                None => return,
+            }
+        }
+        Err(rejected) => Served::Response(session::reject(&worker, *rejected)),
+    };
+    match served {
+        Served::Response(response) => send(response, &mut respond).await,
+        Served::Tunnel(open) => tunnel(open, &mut respond, &mut tunnelled).await,
+    }
+}
+
+/// Waits for the response, and meanwhile sends what comes before it.
+struct Wait<'a> {
+    respond: &'a mut SendResponse<Bytes>,
+    interim: Arc<Interim>,
+    /// Set where the client waits for 100.
+    body: Option<RequestBody>,
+    continued: bool,
+}
+
+impl Wait<'_> {
+    /// `None` where the client gave up.
+    async fn for_served(mut self, serve: impl Future<Output = Served>) -> Option<Served> {
+        let mut serve = pin!(serve);
+        std::future::poll_fn(|cx| {
+            let served = serve.as_mut().poll(cx);
+            self.send_interim();
+            if let Poll::Ready(served) = served {
+                return Poll::Ready(Some(served));
+            }
+            self.poll_reset(cx).map(|()| None)
+        })
+        .await
+    }
+
+    fn send_interim(&mut self) {
+        if !self.continued && self.body.as_ref().is_some_and(RequestBody::is_wanted) {
+            self.continued = true;
+            self.inform(StatusCode::CONTINUE, http::HeaderMap::new());
+        }
+        for response in self.interim.take() {
+            let (mut parts, ()) = response.into_parts();
+            crate::headers::strip_hop_by_hop(&mut parts.headers);
+            crate::headers::strip_overlay(&mut parts.headers);
+            // 101 has no meaning in h2 (RFC 9113, 8.6).
+            if parts.status != StatusCode::SWITCHING_PROTOCOLS {
+                self.inform(parts.status, parts.headers);
+            }
+        }
+    }
+
+    fn inform(&mut self, status: StatusCode, headers: http::HeaderMap) {
+        let mut response = Response::new(());
+        *response.status_mut() = status;
+        *response.headers_mut() = headers;
+        let _ = self.respond.send_informational(response);
+    }
+
+    fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.respond.poll_reset(cx).map(|_| ())
+    }
+}
+
+async fn send(response: Response<ResponseBody>, respond: &mut SendResponse<Bytes>) {
+    let (parts, body) = response.into_parts();
+    let ends = body.is_end_stream() || body.entry().facts.method == Method::HEAD;
+    let head = Response::from_parts(parts, ());
+    let stream = match respond.send_response(head, ends) {
+        Ok(stream) => stream,
+        Err(error) => {
+            body.entry().fail(&Error::ClientGone(error.to_string()));
+            return;
+        }
+    };
+    if ends {
+        return;
+    }
+    let mut pipe = Pipe::new(body, stream);
+    let result = std::future::poll_fn(|cx| pipe.poll(cx)).await;
+    if let Err(PipeError::Sink(error)) = result {
+        pipe.body().entry().fail(&Error::ClientGone(error.to_string()));
+    }
+}
+
+async fn tunnel(mut open: Box<Tunnel>, respond: &mut SendResponse<Bytes>, tunnelled: &mut Option<RecvStream>) {
+    let by_post = open.body.take().and_then(RequestBody::into_body);
+    let recv = match (tunnelled.take(), by_post) {
+        (Some(recv), _) => Some(recv),
+        (None, Some(Body::H2(body))) => Some(body.into_stream()),
+        // The POST ended with its head: one direction is over already.
+        _ => None,
+    };
+    let Some(recv) = recv else {
+        respond.send_reset(Reason::PROTOCOL_ERROR);
+        open.session.entry.fail(&Error::Malformed("a tunnel whose request has ended".to_owned()));
+        return;
+    };
+    match respond.send_response(open.head_parts(), false) {
+        Ok(send) => session::relay(Near::Stream(ByteStream::h2(recv, send, None, None)), *open).await,
+        Err(error) => open.session.entry.fail(&Error::ClientGone(error.to_string())),
+    }
+}

@@ -1,0 +1,124 @@
+//! Tells HTTP/2 from HTTP/1.1 on one port.
+//!
+//! In: a connection, plain or TLS. Out: the same connection with its first bytes read, served by
+//! `h1` or `h2`. By ALPN where there is TLS and the client offered it; else by the first bytes:
+//! HTTP/2 begins with a preface that no HTTP/1.1 request is (RFC 9113, 3.4).
+
+use std::io;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use bytes::{Buf, Bytes, BytesMut};
+use hermes_net::Io;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+
+use super::{Ready, h1, h2};
+use crate::live::{Connection, Stage};
+use crate::worker::Worker;
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// Serves a connection of an HTTP listener.
+pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, ready: Ready) {
+    let Ready { mut io, source, trust, secure } = ready;
+    let mut ahead = BytesMut::new();
+    let is_h2 = match io.alpn() {
+        Some(b"h2") => true,
+        Some(_) => false,
+        None => match begins_with_preface(&mut io, &mut ahead).await {
+            Ok(is_h2) => is_h2,
+            Err(error) => {
+                tracing::debug!(%source, %error, "the connection ended before a request");
+                return;
+            }
+        },
+    };
+    let watched = Watched { io, ahead: ahead.freeze(), connection: connection.clone(), worker: worker.clone() };
+    let client = Client { source, trust, secure };
+    if is_h2 {
+        h2::serve(worker, connection, watched, client).await;
+    } else {
+        h1::serve(worker, connection, watched, client).await;
+    }
+}
+
+/// Who is at the other end of a connection.
+pub(crate) struct Client {
+    pub(crate) source: std::net::SocketAddr,
+    pub(crate) trust: hermes_model::facts::Trust,
+    pub(crate) secure: bool,
+}
+
+async fn begins_with_preface(io: &mut Io, ahead: &mut BytesMut) -> io::Result<bool> {
+    loop {
+        let common = ahead.iter().zip(PREFACE).take_while(|(got, want)| got == want).count();
+        if common == PREFACE.len() {
+            return Ok(true);
+        }
+        if common < ahead.len() {
+            return Ok(false);
+        }
+        if io.read_buf(ahead).await? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    }
+}
+
+/// A connection that notes when the first bytes of a request arrive, for the sweep.
+pub(crate) struct Watched {
+    io: Io,
+    ahead: Bytes,
+    connection: Rc<Connection>,
+    worker: Rc<Worker>,
+}
+
+impl Watched {
+    /// The connection itself.
+    pub(crate) fn into_io(self) -> Io {
+        self.io
+    }
+}
+
+impl AsyncRead for Watched {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if !this.ahead.is_empty() {
+            let most = this.ahead.len().min(buf.remaining());
+            buf.put_slice(&this.ahead[..most]);
+            this.ahead.advance(most);
+        } else {
+            let before = buf.filled().len();
+            std::task::ready!(Pin::new(&mut this.io).poll_read(cx, buf))?;
+            if buf.filled().len() == before {
+                return Poll::Ready(Ok(()));
+            }
+        }
+        if matches!(this.connection.stage(), Stage::Idle | Stage::Handshake) {
+            this.connection.set_stage(&this.worker, Stage::Head);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Watched {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,39 @@
+//! Raw TCP connections: each becomes CONNECT to the listener's authority.
+//!
+//! In: a connection. Out: its bytes through whatever the route opens. Where the route opens
+//! nothing, the connection is reset: there is no other way to say no.
+
+use std::rc::Rc;
+
+use bytes::Bytes;
+use hermes_model::authority::Authority;
+use hermes_model::facts::Kind;
+
+use super::Ready;
+use crate::live::Connection;
+use crate::request::{Origin, from_flow};
+use crate::session::{self, Near, Served};
+use crate::stream::ByteStream;
+use crate::worker::Worker;
+
+/// Serves one connection until it ends.
+pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, authority: &Authority, ready: Ready) {
+    let origin = Origin {
+        worker,
+        listener: &connection.listener,
+        source: ready.source,
+        trust: &ready.trust,
+        secure: ready.secure,
+    };
+    let served = match from_flow(&origin, Kind::Tcp, authority) {
+        Ok(mut request) => {
+            request.connection = Some(connection.clone());
+            session::serve(worker, request).await
+        }
+        Err(rejected) => Served::Response(session::reject(worker, *rejected)),
+    };
+    match served {
+        Served::Tunnel(tunnel) => session::relay(Near::Stream(ByteStream::io(ready.io, Bytes::new())), *tunnel).await,
+        Served::Response(_) => hermes_net::tcp::reset_on_close(ready.io.tcp()),
+    }
+}

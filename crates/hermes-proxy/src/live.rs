@@ -1,0 +1,419 @@
+//! What lives on a worker: its sessions and its client connections.
+//!
+//! In: a session or connection that begins. Out: `/sessions`, the end-of-session record, and the
+//! sweep, the one place where idle, stuck and unfinished things are noticed: one tick a worker
+//! instead of a timer a request. A session holds its facts and its route, never the snapshot.
+
+use std::cell::{Cell, RefCell};
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use hermes_model::facts::{Facts, Kind};
+use hermes_model::snapshot::{Listener, Route};
+use hermes_wire::traceparent::Traceparent;
+use serde::Serialize;
+use slab::Slab;
+
+use crate::error::Error;
+use crate::signal::Signal;
+use crate::worker::Worker;
+
+/// Where a session stands; decides which time limit holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Decided, connecting, or waiting for the response's head: progress is owed.
+    Opening,
+    /// Bytes may come and go at leisure: only silence ends it.
+    Open,
+    /// Bytes wait for a reader that takes none: progress is owed.
+    Blocked,
+}
+
+/// One session, from acceptance to its record.
+pub(crate) struct Entry {
+    pub(crate) id: u64,
+    pub(crate) facts: Facts,
+    pub(crate) route: RefCell<Option<Arc<Route>>>,
+    pub(crate) status: Cell<u16>,
+    pub(crate) tries: Cell<u32>,
+    /// Endpoint, as people know it.
+    pub(crate) peer: RefCell<Option<Arc<str>>>,
+    /// Set by the sweep or a reload; whoever works for the session sees it and stops.
+    pub(crate) end: Signal<Error>,
+    /// A changed route that this session shall follow.
+    pub(crate) moved: RefCell<Option<Arc<Route>>>,
+    pub(crate) trace: Traceparent,
+    connection: Option<Rc<Connection>>,
+    key: Cell<usize>,
+    started: Instant,
+    started_at: SystemTime,
+    received: Cell<u64>,
+    sent: Cell<u64>,
+    touched: Cell<u64>,
+    phase: Cell<Phase>,
+    error: RefCell<Option<Error>>,
+}
+
+impl Entry {
+    /// Bytes from the client, of its body or tunnel.
+    pub(crate) fn add_received(&self, worker: &Worker, bytes: usize) {
+        self.received.set(self.received.get() + bytes as u64);
+        self.touched.set(worker.now());
+    }
+
+    /// Bytes to the client.
+    pub(crate) fn add_sent(&self, worker: &Worker, bytes: usize) {
+        self.sent.set(self.sent.get() + bytes as u64);
+        self.touched.set(worker.now());
+    }
+
+    pub(crate) fn set_phase(&self, worker: &Worker, phase: Phase) {
+        if self.phase.replace(phase) != phase {
+            self.touched.set(worker.now());
+        }
+    }
+
+    /// Notes why the session failed, for its record. The first reason is the true one.
+    pub(crate) fn fail(&self, error: &Error) {
+        self.error.borrow_mut().get_or_insert_with(|| error.clone());
+    }
+
+    fn limit(&self) -> Duration {
+        let timeouts = self.route.borrow().as_ref().map(|route| route.timeout);
+        let progress = timeouts.map_or(Duration::from_secs(60), |timeouts| timeouts.progress);
+        match self.phase.get() {
+            Phase::Opening | Phase::Blocked => progress,
+            Phase::Open => timeouts.unwrap_or_default().idle_of(self.facts.kind),
+        }
+    }
+}
+
+/// A session's guard: its drop is its end.
+pub(crate) struct Session {
+    pub(crate) worker: Rc<Worker>,
+    pub(crate) entry: Rc<Entry>,
+}
+
+impl Session {
+    /// Begins a session. `connection` is the client's, to be closed should the session hang in it.
+    pub(crate) fn begin(worker: &Rc<Worker>, facts: Facts, connection: Option<Rc<Connection>>, trace: Traceparent) -> Self {
+        let entry = Rc::new(Entry {
+            id: worker.next_id(),
+            facts,
+            route: RefCell::new(None),
+            status: Cell::new(0),
+            tries: Cell::new(0),
+            peer: RefCell::new(None),
+            end: Signal::default(),
+            moved: RefCell::new(None),
+            trace,
+            connection,
+            key: Cell::new(0),
+            started: Instant::now(),
+            started_at: SystemTime::now(),
+            received: Cell::new(0),
+            sent: Cell::new(0),
+            touched: Cell::new(worker.now()),
+            phase: Cell::new(Phase::Opening),
+            error: RefCell::new(None),
+        });
+        entry.key.set(worker.live.sessions.borrow_mut().insert(entry.clone()));
+        worker.shared.metrics.sessions_open.inc();
+        if let Some(connection) = &entry.connection {
+            connection.enter(worker);
+        }
+        if entry.facts.kind != Kind::Http {
+            worker.live.tunnels.set(worker.live.tunnels.get() + 1);
+        }
+        Self { worker: worker.clone(), entry }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let entry = &self.entry;
+        self.worker.live.sessions.borrow_mut().remove(entry.key.get());
+        self.worker.shared.metrics.sessions_open.dec();
+        if let Some(connection) = &entry.connection {
+            connection.leave(&self.worker);
+        }
+        if entry.facts.kind != Kind::Http {
+            self.worker.live.tunnels.set(self.worker.live.tunnels.get() - 1);
+        }
+        // A session that was told to end ended for that reason, whatever broke in consequence.
+        if let Some(error) = entry.end.get() {
+            entry.error.borrow_mut().get_or_insert(error);
+        }
+        let route = entry.route.borrow();
+        let error = entry.error.borrow();
+        self.worker.records.end(
+            &self.worker,
+            &Record {
+                time: entry.started_at,
+                id: entry.id,
+                facts: &entry.facts,
+                route: route.as_deref(),
+                peer: entry.peer.borrow().as_deref(),
+                status: entry.status.get(),
+                tries: entry.tries.get(),
+                received: entry.received.get(),
+                sent: entry.sent.get(),
+                duration: entry.started.elapsed(),
+                error: error.as_ref(),
+                trace: entry.trace,
+            },
+        );
+    }
+}
+
+/// What is known of a session at its end.
+pub(crate) struct Record<'a> {
+    pub(crate) time: SystemTime,
+    pub(crate) id: u64,
+    pub(crate) facts: &'a Facts,
+    pub(crate) route: Option<&'a Route>,
+    pub(crate) peer: Option<&'a str>,
+    pub(crate) status: u16,
+    pub(crate) tries: u32,
+    pub(crate) received: u64,
+    pub(crate) sent: u64,
+    pub(crate) duration: Duration,
+    pub(crate) error: Option<&'a Error>,
+    pub(crate) trace: Traceparent,
+}
+
+/// Where a client connection stands; decides which time limit holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// TLS, a PROXY header, or the first bytes that tell h1 from h2.
+    Handshake,
+    /// Between requests.
+    Idle,
+    /// The first bytes of a request came, its head is not whole.
+    Head,
+    /// So many sessions are on it.
+    Busy(u32),
+}
+
+/// One client connection.
+pub(crate) struct Connection {
+    pub(crate) source: SocketAddr,
+    pub(crate) listener: Arc<Listener>,
+    /// Told to finish: no further request.
+    pub(crate) drain: Signal<()>,
+    /// Told to close now.
+    pub(crate) kill: Signal<&'static str>,
+    key: Cell<usize>,
+    stage: Cell<Stage>,
+    since: Cell<u64>,
+}
+
+impl Connection {
+    pub(crate) fn stage(&self) -> Stage {
+        self.stage.get()
+    }
+
+    pub(crate) fn set_stage(&self, worker: &Worker, stage: Stage) {
+        self.stage.set(stage);
+        self.since.set(worker.now());
+    }
+
+    /// One more session is on it.
+    pub(crate) fn enter(&self, worker: &Worker) {
+        let sessions = match self.stage.get() {
+            Stage::Busy(sessions) => sessions,
+            _ => 0,
+        };
+        self.set_stage(worker, Stage::Busy(sessions + 1));
+    }
+
+    /// One session less.
+    pub(crate) fn leave(&self, worker: &Worker) {
+        match self.stage.get() {
+            Stage::Busy(sessions) if sessions > 1 => self.set_stage(worker, Stage::Busy(sessions - 1)),
+            _ => self.set_stage(worker, Stage::Idle),
+        }
+    }
+}
+
+/// A connection's guard: its drop takes it off the table.
+pub(crate) struct ConnectionGuard {
+    worker: Rc<Worker>,
+    pub(crate) connection: Rc<Connection>,
+}
+
+impl ConnectionGuard {
+    /// Takes a place among the node's connections; `None` where all are taken.
+    pub(crate) fn take(worker: &Rc<Worker>, listener: Arc<Listener>, source: SocketAddr) -> Option<Self> {
+        let shared = &worker.shared;
+        let limit = worker.generation().snapshot.limits.connections as i64;
+        if shared.metrics.connections_open.inc() >= limit {
+            shared.metrics.connections_open.dec();
+            shared.metrics.limit("connections");
+            return None;
+        }
+        let connection = Rc::new(Connection {
+            source,
+            listener,
+            drain: Signal::default(),
+            kill: Signal::default(),
+            key: Cell::new(0),
+            stage: Cell::new(Stage::Handshake),
+            since: Cell::new(worker.now()),
+        });
+        connection.key.set(worker.live.connections.borrow_mut().insert(connection.clone()));
+        if worker.is_draining() {
+            connection.drain.set(());
+        }
+        Some(Self { worker: worker.clone(), connection })
+    }
+}
+
+impl Drop for ConnectionGuard {
+    fn drop(&mut self) {
+        self.worker.live.connections.borrow_mut().remove(self.connection.key.get());
+        self.worker.shared.metrics.connections_open.dec();
+    }
+}
+
+/// The tables of a worker.
+#[derive(Default)]
+pub(crate) struct Live {
+    pub(crate) sessions: RefCell<Slab<Rc<Entry>>>,
+    pub(crate) connections: RefCell<Slab<Rc<Connection>>>,
+    tunnels: Cell<usize>,
+}
+
+impl Live {
+    /// Ends what is over its time. Called a few times a second.
+    pub(crate) fn sweep(&self, worker: &Worker) {
+        let now = worker.now();
+        for (_, entry) in self.sessions.borrow().iter() {
+            let limit = entry.limit();
+            let silent = Duration::from_millis(now.saturating_sub(entry.touched.get()));
+            if silent < limit {
+                continue;
+            }
+            let error = if entry.phase.get() == Phase::Open { Error::Idle(limit) } else { Error::NoProgress(limit) };
+            entry.end.set(error);
+            // Nobody acts for it: it hangs in the client's connection, which reads nothing.
+            if silent > limit + Duration::from_secs(1) {
+                if let Some(connection) = &entry.connection {
+                    connection.kill.set("a session on it made no progress");
+                }
+            }
+        }
+        let generation = worker.generation();
+        let limits = &generation.snapshot.limits;
+        for (_, connection) in self.connections.borrow().iter() {
+            let (limit, reason) = match connection.stage.get() {
+                Stage::Handshake => (limits.tls_timeout, "handshake took too long"),
+                Stage::Head => (limits.header_timeout, "request head took too long"),
+                Stage::Idle => (limits.keep_alive, "idle"),
+                Stage::Busy(_) => continue,
+            };
+            if Duration::from_millis(now.saturating_sub(connection.since.get())) >= limit {
+                if connection.stage.get() != Stage::Idle {
+                    worker.shared.metrics.limit("slow-client");
+                }
+                // A clean end first (GOAWAY, or close between requests); by force at the next sweep.
+                if connection.stage.get() == Stage::Idle && connection.drain.get().is_none() {
+                    connection.drain.set(());
+                } else {
+                    connection.kill.set(reason);
+                }
+            }
+        }
+    }
+
+    /// Tells every connection to finish what it has.
+    pub(crate) fn drain(&self) {
+        for (_, connection) in self.connections.borrow().iter() {
+            connection.drain.set(());
+        }
+    }
+
+    /// Tells the connections of one listener to finish what they have.
+    pub(crate) fn drain_listener(&self, name: &str) {
+        for (_, connection) in self.connections.borrow().iter().filter(|(_, c)| &*c.listener.name == name) {
+            connection.drain.set(());
+        }
+    }
+
+    /// Sessions under way that are no exchanges.
+    pub(crate) fn tunnels(&self) -> usize {
+        self.tunnels.get()
+    }
+
+    /// Ends every session: the node stops.
+    pub(crate) fn end_all(&self) {
+        for (_, entry) in self.sessions.borrow().iter() {
+            entry.end.set(Error::Draining);
+        }
+    }
+
+    /// Copies the table for `/sessions`.
+    pub(crate) fn list(&self, most: usize) -> Vec<SessionView> {
+        self.sessions.borrow().iter().take(most).map(|(_, entry)| SessionView::of(entry)).collect()
+    }
+}
+
+/// A session as `/sessions` shows it.
+#[derive(Clone, Debug, Serialize)]
+pub struct SessionView {
+    /// Unique in this process.
+    pub id: u64,
+    /// Listener.
+    pub listener: Arc<str>,
+    /// `http`, `tcp`, `udp` or `ip`.
+    pub kind: &'static str,
+    /// Who sends.
+    pub source: SocketAddr,
+    /// The proven user.
+    pub user: Option<Arc<str>>,
+    /// Method.
+    pub method: String,
+    /// Whom it is for.
+    pub authority: String,
+    /// Path, without the query, which may hold secrets.
+    pub path: String,
+    /// Route.
+    pub route: Option<Arc<str>>,
+    /// Endpoint.
+    pub endpoint: Option<Arc<str>>,
+    /// `opening`, `open` or `blocked`.
+    pub phase: &'static str,
+    /// Bytes from the client.
+    pub received: u64,
+    /// Bytes to the client.
+    pub sent: u64,
+    /// Age in seconds.
+    pub age: f64,
+}
+
+impl SessionView {
+    fn of(entry: &Entry) -> Self {
+        Self {
+            id: entry.id,
+            listener: entry.facts.listener.clone(),
+            kind: entry.facts.kind.as_str(),
+            source: entry.facts.source,
+            user: entry.facts.user.clone(),
+            method: entry.facts.method.to_string(),
+            authority: entry.facts.authority.to_string(),
+            path: entry.facts.path.path().to_owned(),
+            route: entry.route.borrow().as_ref().map(|route| route.name.clone()),
+            endpoint: entry.peer.borrow().clone(),
+            phase: match entry.phase.get() {
+                Phase::Opening => "opening",
+                Phase::Open => "open",
+                Phase::Blocked => "blocked",
+            },
+            received: entry.received.get(),
+            sent: entry.sent.get(),
+            age: entry.started.elapsed().as_secs_f64(),
+        }
+    }
+}

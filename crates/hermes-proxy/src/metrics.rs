@@ -1,0 +1,168 @@
+//! What is counted, under which names.
+//!
+//! In: ends of sessions, limits that were hit, connections, reloads. Out: Prometheus text.
+//! Labels come from the document (listener, route, upstream) and from fixed sets, never from
+//! what a client sent: a stranger cannot make the table grow.
+
+use std::sync::Arc;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+/// Labels of a finished session.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct SessionLabels {
+    pub(crate) listener: Arc<str>,
+    pub(crate) route: Arc<str>,
+    pub(crate) kind: &'static str,
+    pub(crate) outcome: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct ListenerLabels {
+    pub(crate) listener: Arc<str>,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct ErrorLabels {
+    pub(crate) error: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct LimitLabels {
+    pub(crate) limit: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct EndpointLabels {
+    pub(crate) upstream: Arc<str>,
+    pub(crate) endpoint: Arc<str>,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct ResultLabels {
+    pub(crate) result: &'static str,
+}
+
+/// What one (listener, route, kind, outcome) counts. Handles are cached a worker: no lock a session.
+#[derive(Clone)]
+pub(crate) struct SessionMetrics {
+    pub(crate) total: Counter,
+    pub(crate) received: Counter,
+    pub(crate) sent: Counter,
+    pub(crate) seconds: Histogram,
+}
+
+/// All metrics of a node.
+pub(crate) struct Metrics {
+    registry: Registry,
+    sessions: Family<SessionLabels, Counter>,
+    received: Family<SessionLabels, Counter>,
+    sent: Family<SessionLabels, Counter>,
+    seconds: Family<SessionLabels, Histogram, fn() -> Histogram>,
+    pub(crate) errors: Family<ErrorLabels, Counter>,
+    pub(crate) connections: Family<ListenerLabels, Counter>,
+    pub(crate) connections_open: Gauge,
+    pub(crate) sessions_open: Gauge,
+    pub(crate) handshake_failures: Family<ListenerLabels, Counter>,
+    pub(crate) limits: Family<LimitLabels, Counter>,
+    pub(crate) identities_removed: Counter,
+    pub(crate) datagrams_dropped: Family<LimitLabels, Counter>,
+    pub(crate) retries: Counter,
+    pub(crate) upstream_connects: Family<EndpointLabels, Counter>,
+    pub(crate) upstream_connect_failures: Family<EndpointLabels, Counter>,
+    pub(crate) upstream_healthy: Family<EndpointLabels, Gauge>,
+    pub(crate) reloads: Family<ResultLabels, Counter>,
+    pub(crate) generation: Gauge,
+    pub(crate) records_lost: Counter,
+}
+
+/// Bounds of durations, in seconds: from a loopback hop to an hour's tunnel.
+const SECONDS: [f64; 14] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 300.0, 3600.0];
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut registry = Registry::with_prefix("hermes");
+        let histogram: fn() -> Histogram = || Histogram::new(SECONDS);
+        let metrics = Self {
+            sessions: Family::default(),
+            received: Family::default(),
+            sent: Family::default(),
+            seconds: Family::new_with_constructor(histogram),
+            errors: Family::default(),
+            connections: Family::default(),
+            connections_open: Gauge::default(),
+            sessions_open: Gauge::default(),
+            handshake_failures: Family::default(),
+            limits: Family::default(),
+            identities_removed: Counter::default(),
+            datagrams_dropped: Family::default(),
+            retries: Counter::default(),
+            upstream_connects: Family::default(),
+            upstream_connect_failures: Family::default(),
+            upstream_healthy: Family::default(),
+            reloads: Family::default(),
+            generation: Gauge::default(),
+            records_lost: Counter::default(),
+            registry: Registry::default(),
+        };
+        metrics.register(&mut registry);
+        Self { registry, ..metrics }
+    }
+}
+
+impl Metrics {
+    fn register(&self, registry: &mut Registry) {
+        registry.register("sessions", "Sessions that ended", self.sessions.clone());
+        registry.register_with_unit("session_received", "Bytes from clients", Unit::Bytes, self.received.clone());
+        registry.register_with_unit("session_sent", "Bytes to clients", Unit::Bytes, self.sent.clone());
+        registry.register_with_unit("session_duration", "From acceptance to end", Unit::Seconds, self.seconds.clone());
+        registry.register("session_errors", "Sessions that failed, by RFC 9209 error type", self.errors.clone());
+        registry.register("sessions_open", "Sessions under way", self.sessions_open.clone());
+        registry.register("connections", "Connections accepted", self.connections.clone());
+        registry.register("connections_open", "Client connections open", self.connections_open.clone());
+        registry.register("tls_handshake_failures", "Handshakes that failed", self.handshake_failures.clone());
+        registry.register("limit_hits", "Times a bound was hit", self.limits.clone());
+        registry.register("identities_removed", "User claims removed: the peer may not make them", self.identities_removed.clone());
+        registry.register("datagrams_dropped", "Datagrams dropped, by reason", self.datagrams_dropped.clone());
+        registry.register("retries", "Requests tried again", self.retries.clone());
+        registry.register("upstream_connects", "Connections made", self.upstream_connects.clone());
+        registry.register("upstream_connect_failures", "Connections that could not be made", self.upstream_connect_failures.clone());
+        registry.register("upstream_healthy", "1 where the endpoint takes sessions", self.upstream_healthy.clone());
+        registry.register("reloads", "Documents applied or refused", self.reloads.clone());
+        registry.register("generation", "Number of the running snapshot", self.generation.clone());
+        registry.register("records_lost", "Access log records lost because the log was slow", self.records_lost.clone());
+    }
+
+    /// Handles for one kind of session end.
+    pub(crate) fn session(&self, labels: &SessionLabels) -> SessionMetrics {
+        SessionMetrics {
+            total: self.sessions.get_or_create(labels).clone(),
+            received: self.received.get_or_create(labels).clone(),
+            sent: self.sent.get_or_create(labels).clone(),
+            seconds: self.seconds.get_or_create(labels).clone(),
+        }
+    }
+
+    /// Counts a bound that was hit.
+    pub(crate) fn limit(&self, limit: &'static str) {
+        self.limits.get_or_create(&LimitLabels { limit }).inc();
+    }
+
+    /// Counts dropped datagrams.
+    pub(crate) fn dropped(&self, reason: &'static str, count: u64) {
+        self.datagrams_dropped.get_or_create(&LimitLabels { limit: reason }).inc_by(count);
+    }
+
+    /// Everything, as Prometheus (OpenMetrics) text.
+    pub(crate) fn render(&self) -> String {
+        let mut text = String::new();
+        // Writing to a String cannot fail.
+        let _ = prometheus_client::encoding::text::encode(&mut text, &self.registry);
+        text
+    }
+}

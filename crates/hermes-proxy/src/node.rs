@@ -1,0 +1,436 @@
+//! A node: its workers, its sockets, its generations. The entry of this crate.
+//!
+//! In: checked snapshots, one after the other. Out: a running data plane. A snapshot is applied
+//! whole or not at all: certificates are loaded, addresses bound and the log opened before the
+//! first worker hears of it.
+
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use hermes_model::snapshot::{Dispatch, Listener, ListenerProtocol, Snapshot};
+use hermes_net::handover::Handed;
+use hermes_net::{tcp, udp};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+
+use crate::generation::{Generation, Unready};
+use crate::listener::{BoundSocket, ListeningSocket};
+use crate::live::SessionView;
+use crate::metrics::ResultLabels;
+use crate::record::{self, LogWriter};
+use crate::upstream::health;
+use crate::worker::{self, Command, Shared};
+
+/// Commands that wait for a worker.
+const COMMANDS: usize = 64;
+/// Sessions that `/sessions` lists at most, of each worker.
+const MOST_SESSIONS: usize = 10_000;
+/// The machine's addresses are read again so often.
+const ADDRESSES_EVERY: Duration = Duration::from_secs(5);
+
+/// What a socket is for: its protocol and address, and the listener's name where the port is the
+/// system's choice.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct SocketKey {
+    udp: bool,
+    bind: SocketAddr,
+    name: Option<Arc<str>>,
+}
+
+impl SocketKey {
+    fn of(listener: &Listener) -> Self {
+        Self {
+            udp: matches!(listener.protocol, ListenerProtocol::Udp { .. }),
+            bind: listener.bind,
+            name: (listener.bind.port() == 0).then(|| listener.name.clone()),
+        }
+    }
+
+    /// In words that another process understands.
+    fn label(&self) -> String {
+        let protocol = if self.udp { "udp" } else { "tcp" };
+        match &self.name {
+            Some(name) => format!("{protocol}/{}/{name}", self.bind),
+            None => format!("{protocol}/{}", self.bind),
+        }
+    }
+}
+
+enum Socket {
+    Tcp(std::net::TcpListener),
+    Udp(std::net::UdpSocket),
+}
+
+impl Socket {
+    fn open(udp: bool, address: SocketAddr) -> std::io::Result<Self> {
+        Ok(if udp { Socket::Udp(udp::listen(address)?) } else { Socket::Tcp(tcp::listen(address)?) })
+    }
+
+    fn from_fd(udp: bool, fd: OwnedFd) -> Self {
+        if udp { Socket::Udp(fd.into()) } else { Socket::Tcp(fd.into()) }
+    }
+
+    fn local_addr(&self) -> std::io::Result<SocketAddr> {
+        match self {
+            Socket::Tcp(socket) => socket.local_addr(),
+            Socket::Udp(socket) => socket.local_addr(),
+        }
+    }
+
+    /// The same socket once more, for a worker.
+    fn share(&self) -> std::io::Result<BoundSocket> {
+        Ok(match self {
+            Socket::Tcp(socket) => BoundSocket::Tcp(socket.try_clone()?),
+            Socket::Udp(socket) => BoundSocket::Udp(socket.try_clone()?),
+        })
+    }
+
+    fn raw(&self) -> RawFd {
+        match self {
+            Socket::Tcp(socket) => socket.as_raw_fd(),
+            Socket::Udp(socket) => socket.as_raw_fd(),
+        }
+    }
+}
+
+struct WorkerHandle {
+    commands: mpsc::Sender<Command>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+/// A running node.
+pub struct Node {
+    shared: Arc<Shared>,
+    log: LogWriter,
+    workers: Vec<WorkerHandle>,
+    current: Arc<ArcSwap<Generation>>,
+    /// Every listening socket, held here as well, so that it can be handed to another process.
+    sockets: HashMap<SocketKey, Vec<Socket>>,
+    /// Which socket each listener of the running generation has.
+    bound: HashMap<Arc<str>, SocketKey>,
+    background: JoinSet<()>,
+    inherited: HashMap<String, Vec<OwnedFd>>,
+}
+
+/// A view of a running node for the admin endpoint.
+#[derive(Clone)]
+pub struct NodeView {
+    shared: Arc<Shared>,
+    current: Arc<ArcSwap<Generation>>,
+    workers: Vec<mpsc::Sender<Command>>,
+}
+
+/// An address where a listener really listens.
+#[derive(Clone, Debug)]
+pub struct Bound {
+    /// The listener's name.
+    pub listener: Arc<str>,
+    /// `tcp` or `udp`.
+    pub protocol: &'static str,
+    /// With the port that the system chose.
+    pub address: SocketAddr,
+}
+
+impl Node {
+    /// Starts a node. `inherited` are listening sockets of the process that it takes over from.
+    ///
+    /// # Errors
+    /// Every certificate that cannot be loaded and address that cannot be bound, with its place in
+    /// the document.
+    pub async fn start(snapshot: Arc<Snapshot>, inherited: Vec<Handed>) -> Result<Self, Vec<Unready>> {
+        let fault = |path: &str, error: std::io::Error| vec![Unready { path: path.to_owned(), reason: error.to_string() }];
+        let log = LogWriter::start(snapshot.access_log.clone()).map_err(|error| fault("access-log", error))?;
+        let generation = Arc::new(Generation::build(snapshot, None)?);
+        let shared = Arc::new(Shared::new());
+        let count = generation.snapshot.workers.unwrap_or_else(cores);
+        let mut workers = Vec::with_capacity(count);
+        for number in 0..count {
+            workers.push(start_worker(number, &shared, &generation, &log).map_err(|error| fault("workers", error))?);
+        }
+        let mut by_label: HashMap<String, Vec<OwnedFd>> = HashMap::new();
+        for handed in inherited {
+            by_label.entry(handed.label).or_default().push(handed.fd);
+        }
+        let mut node = Self {
+            shared,
+            log,
+            workers,
+            current: Arc::new(ArcSwap::new(generation.clone())),
+            sockets: HashMap::new(),
+            bound: HashMap::new(),
+            background: JoinSet::new(),
+            inherited: by_label,
+        };
+        node.run(generation).await?;
+        node.inherited.clear();
+        Ok(node)
+    }
+
+    /// Applies another snapshot. Live sessions that it allows live on.
+    ///
+    /// # Errors
+    /// What cannot be loaded or bound. Nothing has changed then.
+    pub async fn apply(&mut self, snapshot: Arc<Snapshot>) -> Result<u64, Vec<Unready>> {
+        let result = self.apply_or_refuse(snapshot).await;
+        let label = if result.is_ok() { "applied" } else { "refused" };
+        self.shared.metrics.reloads.get_or_create(&ResultLabels { result: label }).inc();
+        result
+    }
+
+    async fn apply_or_refuse(&mut self, snapshot: Arc<Snapshot>) -> Result<u64, Vec<Unready>> {
+        let previous = self.current.load_full();
+        record::probe(&snapshot.access_log)
+            .map_err(|error| vec![Unready { path: "access-log".to_owned(), reason: error.to_string() }])?;
+        let workers = snapshot.workers.unwrap_or_else(cores);
+        if workers != self.workers.len() {
+            tracing::warn!(running = self.workers.len(), document = workers, "`workers` changes with the next start or takeover only");
+        }
+        let generation = Arc::new(Generation::build(snapshot, Some(&previous))?);
+        let number = generation.number;
+        self.log.reopen(generation.snapshot.access_log.clone());
+        self.run(generation).await?;
+        Ok(number)
+    }
+
+    /// Binds what is new, tells the workers, forgets what is old.
+    async fn run(&mut self, generation: Arc<Generation>) -> Result<(), Vec<Unready>> {
+        let opened = self.open_sockets(&generation.snapshot)?;
+        let mut for_worker: Vec<Vec<ListeningSocket>> = self.workers.iter().map(|_| Vec::new()).collect();
+        let mut bound = HashMap::new();
+        for (key, sockets) in opened {
+            self.sockets.insert(key, sockets);
+        }
+        for listener in &generation.snapshot.listeners {
+            let key = SocketKey::of(listener);
+            if self.bound.get(&listener.name) != Some(&key) {
+                self.share(&key, &listener.name, generation.snapshot.dispatch, &mut for_worker)?;
+            }
+            bound.insert(listener.name.clone(), key);
+        }
+        self.current.store(generation.clone());
+        self.shared.metrics.generation.set(generation.number as i64);
+        let mut waits = Vec::new();
+        for (worker, sockets) in self.workers.iter().zip(for_worker) {
+            let (done, wait) = oneshot::channel();
+            let apply = Command::Apply { generation: generation.clone(), sockets, done };
+            if worker.commands.send(apply).await.is_ok() {
+                waits.push(wait);
+            }
+        }
+        for wait in waits {
+            let _ = wait.await;
+        }
+        self.bound = bound;
+        let used: HashSet<&SocketKey> = self.bound.values().collect();
+        self.sockets.retain(|key, _| used.contains(key));
+        self.watch_health(&generation).await;
+        Ok(())
+    }
+
+    fn open_sockets(&mut self, snapshot: &Snapshot) -> Result<Vec<(SocketKey, Vec<Socket>)>, Vec<Unready>> {
+        let mut opened = Vec::new();
+        let mut faults = Vec::new();
+        for (index, listener) in snapshot.listeners.iter().enumerate() {
+            let key = SocketKey::of(listener);
+            if self.sockets.contains_key(&key) {
+                continue;
+            }
+            match self.open(&key, snapshot.dispatch) {
+                Ok(sockets) => opened.push((key, sockets)),
+                Err(error) => faults.push(Unready {
+                    path: format!("listeners[{index}].bind"),
+                    reason: format!("{} cannot be bound: {error}", listener.bind),
+                }),
+            }
+        }
+        if faults.is_empty() { Ok(opened) } else { Err(faults) }
+    }
+
+    /// A socket a worker (or one for all), those of the process before us first.
+    fn open(&mut self, key: &SocketKey, dispatch: Dispatch) -> std::io::Result<Vec<Socket>> {
+        let mut sockets: Vec<Socket> =
+            self.inherited.remove(&key.label()).into_iter().flatten().map(|fd| Socket::from_fd(key.udp, fd)).collect();
+        let wanted = if dispatch == Dispatch::Exclusive { 1 } else { self.workers.len() };
+        let mut address = match sockets.first() {
+            Some(first) => first.local_addr()?,
+            None => key.bind,
+        };
+        if sockets.is_empty() && address.port() != 0 && !self.holds_port(key) {
+            if key.udp { udp::probe_unused(address)? } else { tcp::probe_unused(address)? }
+        }
+        while sockets.len() < wanted {
+            let socket = Socket::open(key.udp, address)?;
+            address = socket.local_addr()?;
+            sockets.push(socket);
+        }
+        Ok(sockets)
+    }
+
+    /// Is a socket of our own on that port? Then a probe of the port would meet ourselves.
+    fn holds_port(&self, key: &SocketKey) -> bool {
+        self.sockets.keys().any(|held| held.udp == key.udp && held.bind.port() == key.bind.port())
+    }
+
+    /// Deals a listener's sockets out to the workers; none is left without a reader, since the
+    /// kernel would queue connections on it.
+    fn share(
+        &self,
+        key: &SocketKey,
+        name: &Arc<str>,
+        dispatch: Dispatch,
+        for_worker: &mut [Vec<ListeningSocket>],
+    ) -> Result<(), Vec<Unready>> {
+        let sockets = self.sockets.get(key).map(Vec::as_slice).unwrap_or_default();
+        let workers = for_worker.len();
+        let deals = if dispatch == Dispatch::Exclusive && !key.udp { workers.max(sockets.len()) } else { sockets.len() };
+        for deal in 0..deals {
+            let Some(socket) = sockets.get(deal % sockets.len().max(1)) else { break };
+            let socket = socket
+                .share()
+                .map_err(|error| vec![Unready { path: format!("listener {name}"), reason: error.to_string() }])?;
+            for_worker[deal % workers].push(ListeningSocket { name: name.clone(), socket });
+        }
+        Ok(())
+    }
+
+    /// Restarts the background: health checks of this generation, and the look at our addresses.
+    async fn watch_health(&mut self, generation: &Generation) {
+        self.background.shutdown().await;
+        for state in generation.upstreams() {
+            if let Some(check) = &state.config.health {
+                for index in 0..state.endpoints.len() {
+                    self.background.spawn(health::probe_forever(state.clone(), index, check.clone(), self.shared.clone()));
+                }
+            }
+        }
+        let shared = self.shared.clone();
+        self.background.spawn(async move {
+            let mut every = tokio::time::interval(ADDRESSES_EVERY);
+            loop {
+                every.tick().await;
+                shared.refresh_own_addresses();
+            }
+        });
+    }
+
+    /// Where the listeners really listen.
+    pub fn addresses(&self) -> Vec<Bound> {
+        let mut all: Vec<Bound> = self
+            .bound
+            .iter()
+            .filter_map(|(name, key)| {
+                let address = self.sockets.get(key)?.first()?.local_addr().ok()?;
+                Some(Bound { listener: name.clone(), protocol: if key.udp { "udp" } else { "tcp" }, address })
+            })
+            .collect();
+        all.sort_by(|one, other| one.listener.cmp(&other.listener));
+        all
+    }
+
+    /// The listening sockets with their labels, for another process.
+    pub fn handover(&self) -> Vec<(String, RawFd)> {
+        self.sockets.iter().flat_map(|(key, sockets)| sockets.iter().map(|socket| (key.label(), socket.raw()))).collect()
+    }
+
+    /// What the admin endpoint sees.
+    pub fn view(&self) -> NodeView {
+        NodeView {
+            shared: self.shared.clone(),
+            current: self.current.clone(),
+            workers: self.workers.iter().map(|worker| worker.commands.clone()).collect(),
+        }
+    }
+
+    /// The running generation.
+    pub fn generation(&self) -> Arc<Generation> {
+        self.current.load_full()
+    }
+
+    /// Accepts no more, waits until everything has ended or the time is over, and stops. With
+    /// `handed` another process has the sockets: what waits in their queues is its to serve.
+    pub async fn drain(mut self, within: Duration, handed: bool) -> usize {
+        for worker in &self.workers {
+            let _ = worker.commands.send(Command::Drain { handed }).await;
+        }
+        self.sockets.clear();
+        let view = self.view();
+        let deadline = tokio::time::Instant::now() + within;
+        let mut left;
+        loop {
+            left = view.open_sessions() + view.open_connections();
+            if left == 0 || tokio::time::Instant::now() >= deadline {
+                break;
+            }
+            // Sessions end on other threads; there is no single event to await.
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        self.stop().await;
+        left
+    }
+
+    async fn stop(&mut self) {
+        self.background.shutdown().await;
+        for worker in &self.workers {
+            let _ = worker.commands.send(Command::Stop).await;
+        }
+        for worker in &mut self.workers {
+            if let Some(thread) = worker.thread.take() {
+                let _ = tokio::task::spawn_blocking(move || thread.join()).await;
+            }
+        }
+    }
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+fn start_worker(number: usize, shared: &Arc<Shared>, generation: &Arc<Generation>, log: &LogWriter) -> std::io::Result<WorkerHandle> {
+    let (commands, receiver) = mpsc::channel(COMMANDS);
+    let (shared, generation, log) = (shared.clone(), generation.clone(), log.sender());
+    let thread = std::thread::Builder::new().name(format!("worker-{number}")).spawn(move || {
+        if let Err(error) = worker::run(shared, generation, log, receiver) {
+            tracing::error!(%error, "a worker could not start");
+        }
+    })?;
+    Ok(WorkerHandle { commands, thread: Some(thread) })
+}
+
+impl NodeView {
+    /// All metrics, as Prometheus text.
+    pub fn metrics(&self) -> String {
+        self.shared.metrics.render()
+    }
+
+    /// The running document with secrets left out, and its generation.
+    pub fn config(&self) -> serde_json::Value {
+        let generation = self.current.load();
+        serde_json::json!({ "generation": generation.number, "document": generation.snapshot.redacted })
+    }
+
+    /// Sessions under way on all workers.
+    pub fn open_sessions(&self) -> usize {
+        usize::try_from(self.shared.metrics.sessions_open.get()).unwrap_or_default()
+    }
+
+    /// Client connections on all workers.
+    pub fn open_connections(&self) -> usize {
+        usize::try_from(self.shared.metrics.connections_open.get()).unwrap_or_default()
+    }
+
+    /// Every session, up to a bound.
+    pub async fn sessions(&self) -> Vec<SessionView> {
+        let mut all = Vec::new();
+        for worker in &self.workers {
+            let (reply, answer) = oneshot::channel();
+            if worker.send(Command::Sessions { most: MOST_SESSIONS, reply }).await.is_ok() {
+                all.extend(answer.await.unwrap_or_default());
+            }
+        }
+        all
+    }
+}

@@ -1,0 +1,260 @@
+//! The access log: one JSON object a session, written off the workers.
+//!
+//! In: ends of sessions. Out: lines on standard output or in a file. A worker collects lines and
+//! hands whole buffers to one writer thread; where that thread is behind (a full disk, a stuck
+//! pipe) buffers are dropped and counted: traffic never waits for its log.
+//! Never: header values, query strings, bodies: they may hold secrets.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::io::Write;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::thread::JoinHandle;
+
+use hermes_model::snapshot::AccessLog;
+use serde::Serialize;
+
+use crate::live::Record;
+use crate::metrics::{ErrorLabels, SessionLabels, SessionMetrics};
+use crate::worker::Worker;
+
+/// A buffer is handed over when it holds so much, or at the next tick.
+const FLUSH_BYTES: usize = 32 << 10;
+/// Buffers that may wait for the writer: 16 MiB at most.
+const QUEUE: usize = 512;
+
+enum Message {
+    Lines(Vec<u8>),
+    Reopen(AccessLog),
+    Stop,
+}
+
+/// The writer's end that workers and the node hold.
+#[derive(Clone)]
+pub(crate) struct LogSender(SyncSender<Message>);
+
+/// The writer thread. Its drop waits until everything is written.
+pub(crate) struct LogWriter {
+    sender: LogSender,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl LogWriter {
+    /// Starts the writer.
+    pub(crate) fn start(log: AccessLog) -> std::io::Result<Self> {
+        let (sender, receiver) = sync_channel(QUEUE);
+        let mut target = open(&log)?;
+        let thread = std::thread::Builder::new().name("access-log".to_owned()).spawn(move || write_all(&receiver, &mut target))?;
+        Ok(Self { sender: LogSender(sender), thread: Some(thread) })
+    }
+
+    pub(crate) fn sender(&self) -> LogSender {
+        self.sender.clone()
+    }
+
+    /// Opens the target again: the file may have been rotated, or the document names another.
+    pub(crate) fn reopen(&self, log: AccessLog) {
+        let _ = self.sender.0.send(Message::Reopen(log));
+    }
+}
+
+impl Drop for LogWriter {
+    fn drop(&mut self) {
+        let _ = self.sender.0.send(Message::Stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+type Target = Option<Box<dyn Write + Send>>;
+
+fn open(log: &AccessLog) -> std::io::Result<Target> {
+    Ok(match log {
+        AccessLog::Off => None,
+        AccessLog::Stdout => Some(Box::new(std::io::stdout())),
+        AccessLog::Stderr => Some(Box::new(std::io::stderr())),
+        AccessLog::File(path) => Some(Box::new(std::fs::OpenOptions::new().create(true).append(true).open(path)?)),
+    })
+}
+
+/// Can this log be written? Asked before a document is applied.
+pub(crate) fn probe(log: &AccessLog) -> std::io::Result<()> {
+    open(log).map(drop)
+}
+
+fn write_all(receiver: &Receiver<Message>, target: &mut Target) {
+    while let Ok(message) = receiver.recv() {
+        match message {
+            Message::Lines(lines) => {
+                if let Some(writer) = target {
+                    // A log that cannot be written must not stop traffic; the next reload may mend it.
+                    if let Err(error) = writer.write_all(&lines).and_then(|()| writer.flush()) {
+                        tracing::error!(%error, "the access log cannot be written");
+                    }
+                }
+            }
+            Message::Reopen(log) => match open(&log) {
+                Ok(opened) => *target = opened,
+                Err(error) => tracing::error!(%error, "the access log cannot be opened again; the old one is kept"),
+            },
+            Message::Stop => return,
+        }
+    }
+}
+
+/// A worker's part: its buffer and its cached metric handles.
+pub(crate) struct Records {
+    node: Arc<str>,
+    sender: LogSender,
+    enabled: std::cell::Cell<bool>,
+    buffer: RefCell<Vec<u8>>,
+    handles: RefCell<HashMap<SessionLabels, Rc<SessionMetrics>>>,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    time: String,
+    node: &'a str,
+    id: u64,
+    listener: &'a str,
+    kind: &'static str,
+    source: std::net::SocketAddr,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peer: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    user: Option<&'a str>,
+    method: &'a str,
+    authority: String,
+    path: &'a str,
+    route: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    endpoint: Option<&'a str>,
+    status: u16,
+    received: u64,
+    sent: u64,
+    duration_ms: f64,
+    #[serde(skip_serializing_if = "is_one")]
+    tries: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+    trace: String,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn is_one(tries: &u32) -> bool {
+    *tries <= 1
+}
+
+impl Records {
+    pub(crate) fn new(node: Arc<str>, sender: LogSender) -> Self {
+        Self {
+            node,
+            sender,
+            enabled: std::cell::Cell::new(true),
+            buffer: RefCell::new(Vec::with_capacity(FLUSH_BYTES)),
+            handles: RefCell::new(HashMap::new()),
+        }
+    }
+
+    /// Follows the document's `access-log`.
+    pub(crate) fn set_enabled(&self, enabled: bool) {
+        self.enabled.set(enabled);
+    }
+
+    /// Forgets handles of routes that may be gone.
+    pub(crate) fn forget_handles(&self) {
+        self.handles.borrow_mut().clear();
+    }
+
+    /// A session ended.
+    pub(crate) fn end(&self, worker: &Worker, record: &Record<'_>) {
+        self.count(worker, record);
+        if !self.enabled.get() {
+            return;
+        }
+        let facts = record.facts;
+        let line = Line {
+            time: humantime::format_rfc3339_millis(record.time).to_string(),
+            node: &self.node,
+            id: record.id,
+            listener: &facts.listener,
+            kind: facts.kind.as_str(),
+            source: facts.source,
+            peer: facts.trust.peer().and_then(|peer| peer.node.as_deref()),
+            user: facts.user.as_deref(),
+            method: facts.method.as_str(),
+            authority: facts.authority.to_string(),
+            path: facts.path.path(),
+            route: record.route.map(|route| &*route.name),
+            endpoint: record.peer,
+            status: record.status,
+            received: record.received,
+            sent: record.sent,
+            duration_ms: (record.duration.as_secs_f64() * 1e6).round() / 1e3,
+            tries: record.tries,
+            error: record.error.map(crate::error::Error::label),
+            reason: record.error.map(ToString::to_string),
+            trace: format!("{:032x}", record.trace.trace_id()),
+        };
+        let mut buffer = self.buffer.borrow_mut();
+        // Serialising into a Vec cannot fail.
+        let _ = serde_json::to_writer(&mut *buffer, &line);
+        buffer.push(b'\n');
+        if buffer.len() >= FLUSH_BYTES {
+            drop(buffer);
+            self.flush(worker);
+        }
+    }
+
+    /// Hands what is collected to the writer.
+    pub(crate) fn flush(&self, worker: &Worker) {
+        let mut buffer = self.buffer.borrow_mut();
+        if buffer.is_empty() {
+            return;
+        }
+        let lines = std::mem::replace(&mut *buffer, Vec::with_capacity(FLUSH_BYTES));
+        if let Err(TrySendError::Full(Message::Lines(lines))) = self.sender.0.try_send(Message::Lines(lines)) {
+            let lost = lines.iter().filter(|byte| **byte == b'\n').count();
+            worker.shared.metrics.records_lost.inc_by(lost as u64);
+        }
+    }
+
+    fn count(&self, worker: &Worker, record: &Record<'_>) {
+        let metrics = &worker.shared.metrics;
+        if let Some(error) = record.error {
+            metrics.errors.get_or_create(&ErrorLabels { error: error.label() }).inc();
+        }
+        let labels = SessionLabels {
+            listener: record.facts.listener.clone(),
+            route: record.route.map_or_else(|| worker.shared.no_route.clone(), |route| route.name.clone()),
+            kind: record.facts.kind.as_str(),
+            outcome: outcome(record),
+        };
+        let handles = self
+            .handles
+            .borrow_mut()
+            .entry(labels)
+            .or_insert_with_key(|labels| Rc::new(metrics.session(labels)))
+            .clone();
+        handles.total.inc();
+        handles.received.inc_by(record.received);
+        handles.sent.inc_by(record.sent);
+        handles.seconds.observe(record.duration.as_secs_f64());
+    }
+}
+
+fn outcome(record: &Record<'_>) -> &'static str {
+    match record.status / 100 {
+        2 | 1 => "2xx",
+        3 => "3xx",
+        4 => "4xx",
+        5 => "5xx",
+        _ if record.error.is_some() => "failed",
+        _ => "ok",
+    }
+}

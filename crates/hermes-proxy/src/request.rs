@@ -1,0 +1,340 @@
+//! Every flow is a request: what came in, as one type, whatever it came as.
+//!
+//! In: a request's head as hyper or h2 parsed it, or a TCP connection or UDP flow that a listener
+//! makes a request of. Out: `Request`, with its facts judged and its fields ready to be decided.
+//! Never: a decision, or a byte of the body.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use hermes_model::authority::Authority;
+use hermes_model::facts::{Facts, Kind, Trust};
+use hermes_model::snapshot::{Listener, Snapshot};
+use hermes_model::trust::{Identity, identify};
+use hermes_wire::connect_udp;
+use hermes_wire::traceparent::Traceparent;
+use http::header::{CONNECTION, HOST, UPGRADE};
+use http::request::Parts;
+use http::uri::PathAndQuery;
+use http::{HeaderMap, HeaderValue, Method, Version};
+
+use crate::body::{Interim, RequestBody};
+use crate::error::Error;
+use crate::headers;
+use crate::live::{Connection, Entry};
+use crate::worker::Worker;
+
+/// How the client asked for something other than an HTTP response.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Ask {
+    /// An ordinary exchange.
+    Response,
+    /// CONNECT (or a TCP connection accepted by a listener).
+    Connect,
+    /// A tunnel by POST: bodies are the two directions.
+    Post,
+    /// h1 Upgrade or h2 extended CONNECT to this protocol.
+    Upgrade(Arc<str>),
+}
+
+/// A flow, as a request.
+pub(crate) struct Request {
+    pub(crate) facts: Facts,
+    pub(crate) ask: Ask,
+    /// Version it was received in.
+    pub(crate) version: Version,
+    /// `http` or `https`, as the client said.
+    pub(crate) scheme: http::uri::Scheme,
+    /// Fields for the next hop, before they are cleaned and rewritten.
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: RequestBody,
+    pub(crate) trace: Traceparent,
+    /// Where interim responses go; only for clients that can be sent any.
+    pub(crate) interim: Option<Arc<Interim>>,
+    pub(crate) connection: Option<Rc<Connection>>,
+}
+
+impl Request {
+    /// The request of a live UDP flow, to open its tunnel anew.
+    pub(crate) fn again(entry: &Entry) -> Self {
+        Self {
+            facts: entry.facts.clone(),
+            ask: Ask::Upgrade(Arc::from("connect-udp")),
+            version: Version::HTTP_11,
+            scheme: http::uri::Scheme::HTTP,
+            headers: entry.facts.headers.clone(),
+            body: RequestBody::Empty,
+            trace: entry.trace,
+            interim: None,
+            connection: None,
+        }
+    }
+}
+
+/// Where a request came from.
+pub(crate) struct Origin<'a> {
+    pub(crate) worker: &'a Worker,
+    pub(crate) listener: &'a Listener,
+    pub(crate) source: SocketAddr,
+    pub(crate) trust: &'a Trust,
+    /// The connection is TLS.
+    pub(crate) secure: bool,
+}
+
+/// What could be read of a request that is refused before it is decided.
+pub(crate) struct Rejected {
+    pub(crate) error: Error,
+    pub(crate) facts: Facts,
+    pub(crate) trace: Traceparent,
+}
+
+/// Makes a request of a parsed head.
+///
+/// # Errors
+/// The request is malformed, or claims an identity that it may not claim.
+pub(crate) fn from_head(origin: &Origin<'_>, parts: Parts, body: RequestBody) -> Result<Request, Box<Rejected>> {
+    let trace = headers::trace(&parts.headers, origin.worker.random());
+    let target = match target(&parts, origin.secure) {
+        Ok(target) => target,
+        Err(error) => return Err(Box::new(Rejected { error, facts: unknown_facts(origin, parts), trace })),
+    };
+    let version = parts.version;
+    let facts = Facts {
+        listener: origin.listener.name.clone(),
+        kind: target.kind,
+        source: origin.source,
+        trust: origin.trust.clone(),
+        user: None,
+        method: parts.method,
+        authority: target.authority,
+        path: target.path,
+        headers: parts.headers,
+        network: None,
+        protocol: None,
+    };
+    complete(origin, facts, trace).map(|facts| Request {
+        ask: target.ask,
+        version,
+        scheme: target.scheme,
+        headers: facts.headers.clone(),
+        facts,
+        body,
+        trace,
+        interim: None,
+        connection: None,
+    })
+}
+
+/// Makes a request of a raw TCP connection or UDP flow.
+///
+/// # Errors
+/// The listener's own header set claims an identity that its peers may not claim.
+pub(crate) fn from_flow(origin: &Origin<'_>, kind: Kind, authority: &Authority) -> Result<Request, Box<Rejected>> {
+    let path = match kind {
+        Kind::Udp => connect_udp::path(authority.host(), authority.port().unwrap_or_default())
+            .parse()
+            .unwrap_or_else(|_| PathAndQuery::from_static("/")),
+        _ => PathAndQuery::from_static("/"),
+    };
+    let facts = Facts {
+        listener: origin.listener.name.clone(),
+        kind,
+        source: origin.source,
+        trust: origin.trust.clone(),
+        user: None,
+        method: Method::CONNECT,
+        authority: authority.clone(),
+        path,
+        headers: HeaderMap::new(),
+        network: None,
+        protocol: None,
+    };
+    let trace = headers::trace(&facts.headers, origin.worker.random());
+    let ask = if kind == Kind::Udp { Ask::Upgrade(Arc::from("connect-udp")) } else { Ask::Connect };
+    complete(origin, facts, trace).map(|facts| Request {
+        ask,
+        version: Version::HTTP_11,
+        scheme: http::uri::Scheme::HTTP,
+        headers: facts.headers.clone(),
+        facts,
+        body: RequestBody::Empty,
+        trace,
+        interim: None,
+        connection: None,
+    })
+}
+
+/// Judges the claimed identity, and sets the listener's headers over it.
+fn complete(origin: &Origin<'_>, mut facts: Facts, trace: Traceparent) -> Result<Facts, Box<Rejected>> {
+    let generation = origin.worker.generation();
+    if let Err(error) = judge_identity(origin, &generation.snapshot, &mut facts) {
+        return Err(Box::new(Rejected { error, facts, trace }));
+    }
+    for (name, value) in &origin.listener.set_headers {
+        facts.headers.insert(name.clone(), value.clone());
+        if *name == headers::USER {
+            // What the operator wrote for this listener is proven by that.
+            facts.user = value.to_str().ok().map(Arc::from);
+        }
+    }
+    Ok(facts)
+}
+
+fn judge_identity(origin: &Origin<'_>, snapshot: &Snapshot, facts: &mut Facts) -> Result<(), Error> {
+    match identify(&facts.trust, facts.headers.get_all(headers::USER), snapshot) {
+        Identity::User { user, dropped } => {
+            if dropped.is_some() && facts.trust.is_believed() {
+                origin.worker.shared.metrics.identities_removed.inc();
+                tracing::warn!(
+                    source = %facts.source,
+                    node = facts.trust.peer().and_then(|peer| peer.node.as_deref()),
+                    "a claim to be a user was removed: no user is bound to this node (certificate or `users`)"
+                );
+            }
+            facts.user = user;
+        }
+        Identity::Refuse(refusal) => {
+            return Err(Error::Denied { status: refusal.status(), reason: refusal.to_string(), label: "http_request_denied" });
+        }
+    }
+    match facts.user.as_deref().map(HeaderValue::from_str) {
+        Some(Ok(value)) => {
+            facts.headers.insert(headers::USER, value);
+        }
+        _ => {
+            facts.headers.remove(headers::USER);
+        }
+    }
+    Ok(())
+}
+
+struct Target {
+    kind: Kind,
+    ask: Ask,
+    authority: Authority,
+    path: PathAndQuery,
+    scheme: http::uri::Scheme,
+}
+
+fn target(parts: &Parts, secure: bool) -> Result<Target, Error> {
+    let protocol = upgrade_protocol(parts)?;
+    let is_connect = parts.method == Method::CONNECT;
+    if is_connect && protocol.is_none() {
+        return connect_target(parts);
+    }
+    let scheme = scheme(parts, secure);
+    let default_port = if scheme == http::uri::Scheme::HTTPS { 443 } else { 80 };
+    let authority = request_authority(parts, default_port)?;
+    let path = parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+    let Some(protocol) = protocol else {
+        return Ok(Target { kind: Kind::Http, ask: Ask::Response, authority, path, scheme });
+    };
+    if !protocol.eq_ignore_ascii_case("connect-udp") {
+        return Ok(Target { kind: Kind::Http, ask: Ask::Upgrade(protocol), authority, path, scheme });
+    }
+    let (host, port) = connect_udp::parse_path(path.path())
+        .map_err(|error| Error::Malformed(format!("CONNECT-UDP target: {error}")))?
+        .ok_or_else(|| Error::Malformed("CONNECT-UDP without the path /.well-known/masque/udp/HOST/PORT/".to_owned()))?;
+    let text = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+    let authority =
+        Authority::parse(&text, None).map_err(|error| Error::Malformed(format!("CONNECT-UDP target {text:?}: {error}")))?;
+    Ok(Target { kind: Kind::Udp, ask: Ask::Upgrade(protocol), authority, path, scheme })
+}
+
+fn connect_target(parts: &Parts) -> Result<Target, Error> {
+    let text = parts.uri.authority().map(http::uri::Authority::as_str).unwrap_or_default();
+    let authority = Authority::parse(text, None).map_err(|error| Error::Malformed(format!("CONNECT target {text:?}: {error}")))?;
+    if authority.explicit_port().is_none() {
+        return Err(Error::Malformed(format!("CONNECT target {text:?} has no port")));
+    }
+    Ok(Target {
+        kind: Kind::Tcp,
+        ask: Ask::Connect,
+        authority,
+        path: PathAndQuery::from_static("/"),
+        scheme: http::uri::Scheme::HTTP,
+    })
+}
+
+/// The scheme that the client named: h2's `:scheme`, or an absolute-form URI. Else the connection's.
+fn scheme(parts: &Parts, secure: bool) -> http::uri::Scheme {
+    match parts.uri.scheme() {
+        Some(scheme) => scheme.clone(),
+        None if secure => http::uri::Scheme::HTTPS,
+        None => http::uri::Scheme::HTTP,
+    }
+}
+
+/// Whom the request is for (RFC 9112, 3.2; RFC 9113, 8.3.1): the URI's authority, else `Host`.
+fn request_authority(parts: &Parts, default_port: u16) -> Result<Authority, Error> {
+    let mut hosts = parts.headers.get_all(HOST).iter();
+    let host = hosts.next();
+    if hosts.next().is_some() {
+        return Err(Error::Malformed("more than one Host".to_owned()));
+    }
+    let host = match host.map(HeaderValue::to_str) {
+        Some(Ok(host)) => Some(host),
+        Some(Err(_)) => return Err(Error::Malformed("Host is not text".to_owned())),
+        None => None,
+    };
+    let text = match (parts.uri.authority(), host) {
+        (Some(authority), None) => authority.as_str(),
+        (Some(authority), Some(host)) => {
+            // In h1 the absolute form overrides Host; in h2 two different authorities are a smuggler's.
+            if parts.version == Version::HTTP_2 && !authority.as_str().eq_ignore_ascii_case(host) {
+                return Err(Error::Malformed(":authority and Host differ".to_owned()));
+            }
+            authority.as_str()
+        }
+        (None, Some(host)) => host,
+        (None, None) => return Err(Error::Malformed("no Host".to_owned())),
+    };
+    Authority::parse(text, Some(default_port)).map_err(|error| Error::Malformed(format!("authority {text:?}: {error}")))
+}
+
+/// The protocol that h1 `Upgrade` or h2 `:protocol` names. `h2c` is not one: it is ignored, as
+/// RFC 9113 deprecated it, and so is an upgrade with a body before it.
+fn upgrade_protocol(parts: &Parts) -> Result<Option<Arc<str>>, Error> {
+    if let Some(protocol) = parts.extensions.get::<h2::ext::Protocol>() {
+        return Ok(Some(Arc::from(protocol.as_str())));
+    }
+    if parts.version != Version::HTTP_11 || !connection_says_upgrade(&parts.headers) {
+        return Ok(None);
+    }
+    let Some(value) = parts.headers.get(UPGRADE) else { return Ok(None) };
+    let value = value.to_str().map_err(|_| Error::Malformed("Upgrade is not text".to_owned()))?.trim();
+    if value.eq_ignore_ascii_case("h2c") || value.contains(',') {
+        return Ok(None);
+    }
+    Ok(Some(Arc::from(value.to_ascii_lowercase())))
+}
+
+fn connection_says_upgrade(headers: &HeaderMap) -> bool {
+    headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .any(|token| token.trim().eq_ignore_ascii_case("upgrade"))
+}
+
+/// Facts of a request whose target could not be read, for its record.
+fn unknown_facts(origin: &Origin<'_>, parts: Parts) -> Facts {
+    let unknown = || Authority::parse("unknown", None);
+    Facts {
+        listener: origin.listener.name.clone(),
+        kind: if parts.method == Method::CONNECT { Kind::Tcp } else { Kind::Http },
+        source: origin.source,
+        trust: origin.trust.clone(),
+        user: None,
+        method: parts.method,
+        // "unknown" is a legal host: this arm cannot fail.
+        authority: unknown().unwrap_or_else(|_| unreachable!("a constant that parses")),
+        path: parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/")),
+        headers: parts.headers,
+        network: None,
+        protocol: None,
+    }
+}
+

@@ -1,0 +1,267 @@
+//! Forwards a request to an endpoint of an upstream, and tries again what may be tried again.
+//!
+//! In: a decided request. Out: the upstream's response, its body still on its way. One attempt is:
+//! choose an endpoint, lease a connection, dress the head for it, exchange. What the next attempt
+//! may do follows from what this one did: nothing is sent twice that must not be.
+
+pub(crate) mod head;
+pub(crate) mod tunnel;
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use hermes_model::snapshot::{Retry as RetryPolicy, Route, UpstreamProtocol};
+use http::{Method, Response, StatusCode};
+
+use self::head::Outgoing;
+use crate::body::{Body, Interim, RequestBody};
+use crate::error::{Error, Retry};
+use crate::live::Entry;
+use crate::upstream::connect::Destination;
+use crate::upstream::exchange::{self, ExchangeBody, Place};
+use crate::upstream::pool::{Leased, Pool, PoolKey, Wish};
+use crate::upstream::{InFlight, UpstreamState};
+use crate::worker::Worker;
+
+/// What is forwarded, apart from where to.
+pub(crate) struct Forward<'a> {
+    pub(crate) worker: &'a Rc<Worker>,
+    pub(crate) entry: &'a Rc<Entry>,
+    pub(crate) route: &'a Route,
+    pub(crate) outgoing: Outgoing,
+    pub(crate) body: RequestBody,
+    pub(crate) interim: Option<Arc<Interim>>,
+}
+
+/// How one attempt ended.
+enum Attempted {
+    Response(Response<ExchangeBody>),
+    Failed {
+        error: Error,
+        /// The connection had been idle: that it broke says nothing of the endpoint.
+        stale: bool,
+    },
+}
+
+/// Counts in a gauge while it lives.
+struct Counted<'a>(&'a AtomicUsize);
+
+impl<'a> Counted<'a> {
+    fn new(gauge: &'a AtomicUsize) -> Self {
+        gauge.fetch_add(1, Ordering::Relaxed);
+        Self(gauge)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Forward<'_> {
+    /// Forwards to an upstream.
+    ///
+    /// # Errors
+    /// The last attempt's.
+    pub(crate) async fn to_upstream(&self, upstream: &Arc<UpstreamState>) -> Result<Response<Body>, Error> {
+        let _active = Counted::new(&upstream.active);
+        let mut avoid: Vec<usize> = Vec::new();
+        let mut tries = 0;
+        let mut fresh = false;
+        loop {
+            let now = self.worker.shared.now();
+            let index = upstream
+                .choose(&self.entry.facts, now, self.worker.random().1, &avoid)
+                .ok_or_else(|| Error::NoEndpoint { upstream: upstream.config.name.clone() })?;
+            tries += 1;
+            self.entry.tries.set(tries);
+            *self.entry.peer.borrow_mut() = Some(upstream.endpoints[index].label.clone());
+            let _retrying = (tries > 1).then(|| Counted::new(&upstream.retrying));
+            let attempted = self.attempt(upstream, index, fresh).await;
+            if let Attempted::Failed { error, stale: true } = &attempted {
+                if !fresh && self.may_repeat(error) {
+                    // Free of charge: the peer closed an idle connection while we wrote to it.
+                    fresh = true;
+                    tries -= 1;
+                    continue;
+                }
+            }
+            self.judge(upstream, index, &attempted);
+            if !self.wants_retry(upstream, tries, &attempted) {
+                return self.conclude(attempted);
+            }
+            drop(attempted);
+            self.worker.shared.metrics.retries.inc();
+            avoid.push(index);
+            fresh = false;
+            tokio::time::sleep(self.backoff(tries)).await;
+        }
+    }
+
+    async fn attempt(&self, upstream: &Arc<UpstreamState>, index: usize, fresh: bool) -> Attempted {
+        let endpoint = &upstream.endpoints[index];
+        let in_flight = InFlight::begin(upstream, index);
+        let proxy_source = upstream.config.proxy_protocol.then_some(self.entry.facts.source);
+        let pool = self.worker.pool(PoolKey { owner: upstream.id, endpoint: endpoint.name.clone() });
+        let wish = Wish {
+            destination: Destination {
+                host: &endpoint.target.host,
+                port: endpoint.target.port,
+                label: &endpoint.label,
+                reach: None,
+                tls: upstream.tls.as_ref(),
+                proxy_source,
+            },
+            protocol: upstream.config.protocol,
+            connect_within: self.route.timeout.connect,
+            fresh,
+        };
+        let leased = match pool.lease(self.worker, &wish).await {
+            Ok(leased) => leased,
+            Err(error) => return Attempted::Failed { error, stale: false },
+        };
+        let is_node = head::is_node(upstream, &leased);
+        self.exchange(leased, pool, endpoint.label.clone(), is_node, proxy_source.is_none(), Some(in_flight)).await
+    }
+
+    /// One exchange on a connection.
+    async fn exchange(
+        &self,
+        leased: Leased,
+        pool: Rc<Pool>,
+        peer: Arc<str>,
+        is_node: bool,
+        shareable: bool,
+        in_flight: Option<InFlight>,
+    ) -> Attempted {
+        let place = Place { worker: self.worker.clone(), pool, peer, shareable, in_flight };
+        let (result, stale) = match leased {
+            Leased::H1(connection) => {
+                let stale = connection.reused;
+                let request = self.outgoing.for_h1(is_node, self.body.attempt());
+                (exchange::over_h1(connection, request, place, self.interim.clone()).await, stale)
+            }
+            Leased::H2(lease) => {
+                let stale = lease.reused;
+                let request = self.outgoing.for_h2(is_node);
+                (exchange::over_h2(lease, request, self.body.attempt(), place, self.interim.clone()).await, stale)
+            }
+        };
+        match result {
+            Ok(response) => Attempted::Response(response),
+            Err(error) => Attempted::Failed { error, stale },
+        }
+    }
+
+    /// Forwards to an origin that the request named, over h1: a forward proxy.
+    ///
+    /// # Errors
+    /// No address in reach, no connection, no response.
+    pub(crate) async fn to_origin(&self, to: &Destination<'_>, owner: u64) -> Result<Response<Body>, Error> {
+        *self.entry.peer.borrow_mut() = Some(to.label.clone());
+        let pool = self.worker.pool(PoolKey { owner, endpoint: to.label.clone() });
+        let mut fresh = false;
+        loop {
+            let wish = Wish {
+                destination: Destination { label: to.label, ..*to },
+                protocol: UpstreamProtocol::H1,
+                connect_within: self.route.timeout.connect,
+                fresh,
+            };
+            let leased = pool.lease(self.worker, &wish).await?;
+            let attempted = self.exchange(leased, pool.clone(), to.label.clone(), false, true, None).await;
+            match &attempted {
+                Attempted::Failed { error, stale: true } if !fresh && self.may_repeat(error) => fresh = true,
+                _ => return self.conclude(attempted),
+            }
+        }
+    }
+
+    fn conclude(&self, attempted: Attempted) -> Result<Response<Body>, Error> {
+        match attempted {
+            Attempted::Response(response) => {
+                if let Some(interim) = &self.interim {
+                    interim.allow_body();
+                }
+                Ok(response.map(ExchangeBody::settle))
+            }
+            Attempted::Failed { error, .. } => Err(error),
+        }
+    }
+
+    /// Tells the endpoint's passive health what happened.
+    fn judge(&self, upstream: &UpstreamState, index: usize, attempted: &Attempted) {
+        let failed = match attempted {
+            Attempted::Response(response) => matches!(response.status().as_u16(), 502..=504),
+            Attempted::Failed { error, .. } => {
+                matches!(error, Error::Connect { .. } | Error::ConnectTimeout { .. } | Error::Broken { .. })
+            }
+        };
+        if !failed {
+            upstream.succeeded(index);
+        } else if upstream.failed(index, self.worker.shared.now()) {
+            tracing::warn!(endpoint = %upstream.endpoints[index].label, "the endpoint failed several times in a row and rests");
+        }
+    }
+
+    /// May the request be sent once more after this error, as far as its nature goes?
+    fn may_repeat(&self, error: &Error) -> bool {
+        if !self.body.can_be_sent() {
+            return false;
+        }
+        match error.retry() {
+            Retry::Always => true,
+            Retry::IfNothingWasSent => is_idempotent(&self.entry.facts.method),
+            Retry::Never => false,
+        }
+    }
+
+    fn wants_retry(&self, upstream: &UpstreamState, tries: u32, attempted: &Attempted) -> bool {
+        let Some(policy) = &self.route.retry else { return false };
+        let wanted = match attempted {
+            Attempted::Response(response) => {
+                retries_status(policy, response.status())
+                    && self.body.can_be_sent()
+                    && (is_idempotent(&self.entry.facts.method) || response.status() == StatusCode::TOO_MANY_REQUESTS)
+            }
+            Attempted::Failed { error, .. } => {
+                let named = match error {
+                    Error::Connect { .. } | Error::ConnectTimeout { .. } => policy.on_connect_failure,
+                    Error::Broken { unprocessed: true, .. } => policy.on_connect_failure || policy.on_reset,
+                    Error::Broken { .. } => policy.on_reset,
+                    _ => false,
+                };
+                named && self.may_repeat(error)
+            }
+        };
+        if !wanted || tries >= policy.attempts {
+            return false;
+        }
+        let within = upstream.may_retry(policy.budget);
+        if !within {
+            self.worker.shared.metrics.limit("retry-budget");
+        }
+        within
+    }
+
+    /// Full jitter: anywhere between nothing and the doubled base, so that clients that failed
+    /// together do not come back together.
+    fn backoff(&self, tries: u32) -> Duration {
+        let Some(policy) = &self.route.retry else { return Duration::ZERO };
+        let ceiling = policy.backoff_base.saturating_mul(1 << tries.saturating_sub(1).min(16)).min(policy.backoff_max);
+        let part = (self.worker.random().1 >> 11) as f64 / (1u64 << 53) as f64;
+        ceiling.mul_f64(part)
+    }
+}
+
+/// RFC 9110, 9.2.2.
+fn is_idempotent(method: &Method) -> bool {
+    matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE | Method::PUT | Method::DELETE)
+}
+
+fn retries_status(policy: &RetryPolicy, status: StatusCode) -> bool {
+    policy.on_status.contains(&status) || (policy.on_5xx && status.is_server_error())
+}

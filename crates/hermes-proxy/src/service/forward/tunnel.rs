@@ -1,0 +1,256 @@
+//! Opens a tunnel through the next proxy: CONNECT, extended CONNECT, Upgrade or POST; or a bare
+//! TCP connection where the upstream is one.
+//!
+//! In: a request that asks for a tunnel. Out: a byte stream, and the next proxy's response head.
+//! The tunnel's payload is not looked at here: capsules pass as bytes (RFC 9297, 3.2).
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use hermes_model::facts::Kind;
+use hermes_model::snapshot::{TunnelMethod, UpstreamProtocol};
+use hermes_wire::connect_udp;
+use http::header::{CONNECTION, CONTENT_LENGTH, HOST, HeaderName, HeaderValue, UPGRADE};
+use http::response::Parts;
+use http::uri::PathAndQuery;
+use http::{Method, Request as HttpRequest, Response, StatusCode, Uri, Version};
+
+use super::{Forward, head};
+use crate::body::{Body, RequestBody, channel};
+use crate::error::Error;
+use crate::headers::CAPSULE_PROTOCOL;
+use crate::request::Ask;
+use crate::stream::ByteStream;
+use crate::upstream::connect::{Destination, connect};
+use crate::upstream::exchange::{self, ExchangeBody, Place};
+use crate::upstream::pool::{H1Connection, H2Lease, Leased, PoolKey, Wish};
+use crate::upstream::{InFlight, UpstreamState};
+
+const SEC_WEBSOCKET_KEY: HeaderName = HeaderName::from_static("sec-websocket-key");
+
+/// What asking for a tunnel came to.
+pub(crate) enum Opened {
+    /// It is open. `head` is what the next proxy said; `None` where there is none (bare TCP).
+    Tunnel { stream: ByteStream, head: Option<Parts> },
+    /// The next proxy or the origin answered otherwise: its answer is the client's.
+    Answer(Response<Body>),
+}
+
+impl Forward<'_> {
+    /// Opens a tunnel to one of the endpoints. An endpoint that cannot be reached is followed by
+    /// another one: nothing of the tunnel's payload was sent yet.
+    ///
+    /// # Errors
+    /// The last attempt's.
+    pub(crate) async fn tunnel(&self, upstream: &Arc<UpstreamState>, ask: &Ask) -> Result<Opened, Error> {
+        let attempts = self.route.retry.as_ref().map_or(2, |retry| retry.attempts);
+        let mut avoid = Vec::new();
+        loop {
+            let now = self.worker.shared.now();
+            let index = upstream
+                .choose(&self.entry.facts, now, self.worker.random().1, &avoid)
+                .ok_or_else(|| Error::NoEndpoint { upstream: upstream.config.name.clone() })?;
+            *self.entry.peer.borrow_mut() = Some(upstream.endpoints[index].label.clone());
+            self.entry.tries.set(avoid.len() as u32 + 1);
+            match self.open_at(upstream, index, ask).await {
+                Ok(opened) => {
+                    upstream.succeeded(index);
+                    return Ok(opened);
+                }
+                Err(error) => {
+                    let connects = matches!(
+                        error,
+                        Error::Connect { .. } | Error::ConnectTimeout { .. } | Error::Broken { unprocessed: true, .. }
+                    );
+                    if connects {
+                        upstream.failed(index, now);
+                    }
+                    avoid.push(index);
+                    // Another endpoint may do better; the only one gets its second try by policy alone.
+                    let others = upstream.endpoints.len() > avoid.len() || self.route.retry.is_some();
+                    if !connects || !others || avoid.len() as u32 >= attempts {
+                        return Err(error);
+                    }
+                    self.worker.shared.metrics.retries.inc();
+                    tokio::time::sleep(self.backoff(avoid.len() as u32)).await;
+                }
+            }
+        }
+    }
+
+    async fn open_at(&self, upstream: &Arc<UpstreamState>, index: usize, ask: &Ask) -> Result<Opened, Error> {
+        let endpoint = &upstream.endpoints[index];
+        let wish = Wish {
+            destination: Destination {
+                host: &endpoint.target.host,
+                port: endpoint.target.port,
+                label: &endpoint.label,
+                reach: None,
+                tls: upstream.tls.as_ref(),
+                proxy_source: upstream.config.proxy_protocol.then_some(self.entry.facts.source),
+            },
+            protocol: upstream.config.protocol,
+            connect_within: self.route.timeout.connect,
+            fresh: false,
+        };
+        if upstream.config.protocol == UpstreamProtocol::Tcp {
+            let io = connect(self.worker, &wish.destination, wish.connect_within).await?;
+            return Ok(Opened::Tunnel { stream: ByteStream::io(io, Bytes::new()), head: None });
+        }
+        let pool = self.worker.pool(PoolKey { owner: upstream.id, endpoint: endpoint.name.clone() });
+        let leased = pool.lease(self.worker, &wish).await?;
+        let is_node = head::is_node(upstream, &leased);
+        let place = Place {
+            worker: self.worker.clone(),
+            pool,
+            peer: endpoint.label.clone(),
+            shareable: false,
+            in_flight: Some(InFlight::begin(upstream, index)),
+        };
+        let by_post = self.entry.facts.kind == Kind::Tcp && upstream.config.tunnel_method == TunnelMethod::Post;
+        match (leased, by_post) {
+            (Leased::H2(lease), _) => self.over_h2(lease, place, ask, by_post, is_node).await,
+            (Leased::H1(connection), false) => self.over_h1(connection, place, ask, is_node).await,
+            (Leased::H1(connection), true) => self.post_over_h1(connection, place, is_node).await,
+        }
+    }
+
+    async fn over_h2(&self, lease: H2Lease, place: Place, ask: &Ask, by_post: bool, is_node: bool) -> Result<Opened, Error> {
+        let mut request = self.bare_request(is_node);
+        *request.version_mut() = Version::HTTP_2;
+        *request.method_mut() = if by_post { Method::POST } else { Method::CONNECT };
+        match ask {
+            Ask::Connect | Ask::Post if by_post => *request.uri_mut() = self.outgoing.uri(),
+            Ask::Connect | Ask::Post => *request.uri_mut() = self.authority_form()?,
+            Ask::Upgrade(protocol) => {
+                if !lease.connection.extended_connect {
+                    return Err(Error::Incapable { peer: place.peer, reason: "does not offer extended CONNECT (RFC 8441)" });
+                }
+                request.extensions_mut().insert(h2::ext::Protocol::from(&**protocol));
+                *request.uri_mut() = self.template_uri(&place.peer)?;
+            }
+            Ask::Response => return Err(Error::Internal("an exchange was taken for a tunnel".to_owned())),
+        }
+        let (response, mut send, lease) = exchange::open_h2(lease, request, &place).await?;
+        if !response.status().is_success() {
+            self.note_refusal(&place.peer, response.status());
+            // Nothing will be sent: an orderly end of our half, since resets are counted against us.
+            let _ = send.send_data(Bytes::new(), true);
+            return Ok(Opened::Answer(exchange::response_h2(response, lease, place).map(ExchangeBody::settle)));
+        }
+        let (parts, recv) = response.into_parts();
+        Ok(Opened::Tunnel { stream: ByteStream::h2(recv, send, Some(lease), place.in_flight), head: Some(parts) })
+    }
+
+    async fn over_h1(&self, connection: Box<H1Connection>, place: Place, ask: &Ask, is_node: bool) -> Result<Opened, Error> {
+        let mut request = self.bare_request(is_node).map(|()| RequestBody::Empty.attempt());
+        let wanted = match ask {
+            Ask::Connect | Ask::Post => {
+                *request.method_mut() = Method::CONNECT;
+                *request.uri_mut() = self.authority_form()?;
+                request.headers_mut().insert(HOST, self.outgoing.host().clone());
+                StatusCode::OK
+            }
+            Ask::Upgrade(protocol) => {
+                self.ask_for_upgrade(&mut request, protocol, &place)?;
+                StatusCode::SWITCHING_PROTOCOLS
+            }
+            Ask::Response => return Err(Error::Internal("an exchange was taken for a tunnel".to_owned())),
+        };
+        let peer = place.peer.clone();
+        let response = exchange::over_h1(connection, request, place, None).await?;
+        let status = response.status();
+        if status != wanted && !(wanted == StatusCode::OK && status.is_success()) {
+            self.note_refusal(&peer, status);
+            return Ok(Opened::Answer(response.map(ExchangeBody::settle)));
+        }
+        let (parts, body) = response.into_parts();
+        let connection = body.into_h1_connection().ok_or(Error::Refused { peer, status })?;
+        let (io, ahead) = connection.into_io().await;
+        Ok(Opened::Tunnel { stream: ByteStream::io(io, ahead), head: Some(parts) })
+    }
+
+    async fn post_over_h1(&self, connection: Box<H1Connection>, place: Place, is_node: bool) -> Result<Opened, Error> {
+        let (send, body) = channel();
+        let body = RequestBody::new(self.worker, Body::Channel(body));
+        let mut request = self.bare_request(is_node).map(|()| body.attempt());
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = Uri::from_static("/");
+        request.headers_mut().insert(HOST, self.outgoing.host().clone());
+        let peer = place.peer.clone();
+        let response = exchange::over_h1(connection, request, place, None).await?;
+        if !response.status().is_success() {
+            self.note_refusal(&peer, response.status());
+            return Ok(Opened::Answer(response.map(ExchangeBody::settle)));
+        }
+        let (parts, body) = response.into_parts();
+        Ok(Opened::Tunnel { stream: ByteStream::bodies(Body::Exchange(Box::new(body)), send), head: Some(parts) })
+    }
+
+    /// The client gets the answer as it is; the record says who gave it.
+    fn note_refusal(&self, peer: &Arc<str>, status: StatusCode) {
+        self.entry.fail(&Error::Refused { peer: peer.clone(), status });
+    }
+
+    fn bare_request(&self, is_node: bool) -> HttpRequest<()> {
+        let mut request = HttpRequest::new(());
+        let mut fields = self.outgoing.fields(is_node);
+        fields.remove(CONTENT_LENGTH);
+        if self.entry.facts.kind == Kind::Udp {
+            fields.insert(CAPSULE_PROTOCOL, HeaderValue::from_static("?1"));
+        }
+        *request.headers_mut() = fields;
+        request
+    }
+
+    /// `host:port`, as CONNECT has it.
+    fn authority_form(&self) -> Result<Uri, Error> {
+        let authority = http::uri::Authority::try_from(self.outgoing.host().as_bytes())
+            .map_err(|error| Error::Malformed(format!("tunnel target: {error}")))?;
+        Ok(Uri::from(authority))
+    }
+
+    /// The URI of an extended CONNECT. For UDP the target is in the path, and `:authority` is the
+    /// next proxy.
+    fn template_uri(&self, peer: &str) -> Result<Uri, Error> {
+        if self.entry.facts.kind != Kind::Udp {
+            return Ok(self.outgoing.uri());
+        }
+        let proxy = peer.split_once('/').map_or(peer, |(_, endpoint)| endpoint);
+        Uri::builder()
+            .scheme(self.outgoing.scheme.clone())
+            .authority(proxy)
+            .path_and_query(self.udp_path()?)
+            .build()
+            .map_err(|error| Error::Internal(format!("CONNECT-UDP URI: {error}")))
+    }
+
+    fn udp_path(&self) -> Result<PathAndQuery, Error> {
+        let target = &self.outgoing.authority;
+        let port = target.port().ok_or_else(|| Error::Malformed("the UDP target has no port".to_owned()))?;
+        connect_udp::path(target.host(), port).parse().map_err(|error| Error::Internal(format!("CONNECT-UDP path: {error}")))
+    }
+
+    fn ask_for_upgrade<B>(&self, request: &mut HttpRequest<B>, protocol: &str, place: &Place) -> Result<(), Error> {
+        let is_udp = self.entry.facts.kind == Kind::Udp;
+        *request.method_mut() = Method::GET;
+        *request.uri_mut() = Uri::from(if is_udp { self.udp_path()? } else { self.outgoing.path.clone() });
+        let proxy = place.peer.split_once('/').map_or(&*place.peer, |(_, endpoint)| endpoint);
+        let host = if is_udp { HeaderValue::try_from(proxy).ok() } else { None };
+        let headers = request.headers_mut();
+        headers.insert(HOST, host.unwrap_or_else(|| self.outgoing.host().clone()));
+        headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        headers.insert(UPGRADE, HeaderValue::try_from(protocol).map_err(|error| Error::Malformed(error.to_string()))?);
+        if protocol == "websocket" && !headers.contains_key(SEC_WEBSOCKET_KEY) {
+            // The client came over h2, where there is no key (RFC 8441, 5.1).
+            let key = websocket_key(self.worker.random().0);
+            headers.insert(SEC_WEBSOCKET_KEY, HeaderValue::try_from(key).map_err(|error| Error::Internal(error.to_string()))?);
+        }
+        Ok(())
+    }
+}
+
+fn websocket_key(random: u128) -> String {
+    use base64::Engine as _;
+    base64::engine::general_purpose::STANDARD.encode(random.to_be_bytes())
+}

@@ -1,0 +1,93 @@
+//! Opens a tunnel here: from now on its payload is TCP or UDP to somebody outside of the overlay.
+//!
+//! In: a session that a route terminates. Out: a connected stream or socket.
+//! Never: an address that the route does not reach; each one is judged after DNS answered.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hermes_model::facts::Facts;
+use hermes_model::snapshot::{Route, Target, Terminate};
+use hermes_net::udp::{self, UdpSocket};
+
+use crate::datagram::Port;
+use crate::error::Error;
+use crate::live::Entry;
+use crate::stream::ByteStream;
+use crate::upstream::connect::{Destination, addresses, connect};
+use crate::worker::Worker;
+
+/// Where a terminating route goes for this session.
+pub(crate) struct Place {
+    pub(crate) host: Arc<str>,
+    pub(crate) port: u16,
+    pub(crate) label: Arc<str>,
+    /// The request named it.
+    pub(crate) named: bool,
+}
+
+/// Where a terminating route goes.
+///
+/// # Errors
+/// The request names no port.
+pub(crate) fn place(terminate: &Terminate, facts: &Facts, route: &Route) -> Result<Place, Error> {
+    match &terminate.target {
+        Target::Fixed(target) => Ok(Place {
+            host: target.host.clone(),
+            port: target.port,
+            label: label(&route.name, &target.host, target.port),
+            named: false,
+        }),
+        Target::Authority => {
+            let port = facts.authority.port().ok_or_else(|| Error::Malformed("the authority has no port".to_owned()))?;
+            let host: Arc<str> = Arc::from(facts.authority.host());
+            Ok(Place { label: label(&route.name, &host, port), host, port, named: true })
+        }
+    }
+}
+
+fn label(route: &str, host: &str, port: u16) -> Arc<str> {
+    if host.contains(':') { Arc::from(format!("{route}/[{host}]:{port}")) } else { Arc::from(format!("{route}/{host}:{port}")) }
+}
+
+/// A TCP connection for a `tcp` session.
+///
+/// # Errors
+/// No address, none in reach, no connection.
+pub(crate) async fn tcp(worker: &Worker, entry: &Entry, terminate: &Terminate, route: &Route) -> Result<ByteStream, Error> {
+    let place = place(terminate, &entry.facts, route)?;
+    *entry.peer.borrow_mut() = Some(place.label.clone());
+    let destination = Destination {
+        host: &place.host,
+        port: place.port,
+        label: &place.label,
+        reach: place.named.then_some(terminate.reach),
+        tls: None,
+        proxy_source: terminate.proxy_protocol.then_some(entry.facts.source),
+    };
+    let io = connect(worker, &destination, route.timeout.connect).await?;
+    Ok(ByteStream::io(io, Bytes::new()))
+}
+
+/// A UDP socket for a `udp` session.
+///
+/// # Errors
+/// No address, none in reach, no socket.
+pub(crate) async fn udp(worker: &Worker, entry: &Entry, terminate: &Terminate, route: &Route) -> Result<Port, Error> {
+    let place = place(terminate, &entry.facts, route)?;
+    *entry.peer.borrow_mut() = Some(place.label.clone());
+    let within: Duration = route.timeout.connect;
+    let found = tokio::time::timeout(within, addresses(worker, &place.host, place.named.then_some(terminate.reach)));
+    let found = found.await.map_err(|_| Error::ConnectTimeout { peer: place.label.clone(), after: within })??;
+    let mut last = None;
+    for address in found {
+        let peer = (address, place.port).into();
+        match udp::connect(peer).and_then(UdpSocket::from_std) {
+            Ok(socket) => return Ok(Port::Socket { socket, peer }),
+            Err(error) => last = Some(error),
+        }
+    }
+    let source = last.unwrap_or_else(|| std::io::Error::other("no address"));
+    Err(Error::Connect { peer: place.label, source: Arc::new(source) })
+}

@@ -1,0 +1,326 @@
+//! A session: from a request to the value that was decided for it, and the one match on that value.
+//!
+//! In: a `Request`, whatever it came as. Out: a response, or an open tunnel with its far end.
+//! Whoever accepted the request sends the one or relays the other. This is the middle of the house:
+//! decide first into a value, then act on the value.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use hermes_model::decide::{Decision, decide};
+use hermes_model::facts::{Facts, Kind};
+use hermes_model::rewrite::Vars;
+use hermes_model::snapshot::{Action, Route, Terminate, TerminateKind, Upstream};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::{Method, Response, StatusCode, Version};
+
+use crate::body::{Body, RequestBody, ResponseBody};
+use crate::datagram::{self, Port};
+use crate::error::Error;
+use crate::generation::Generation;
+use crate::live::Session;
+use crate::request::{Ask, Rejected, Request};
+use crate::service::forward::Forward;
+use crate::service::forward::head::{Dress, Outgoing, clean_response};
+use crate::service::forward::tunnel::Opened;
+use crate::service::{respond, terminate};
+use crate::stream::ByteStream;
+use crate::upstream::connect::Destination;
+use crate::worker::Worker;
+use crate::{copy, upgrade};
+
+/// What became of a request.
+pub(crate) enum Served {
+    /// Send this.
+    Response(Response<ResponseBody>),
+    /// Send the head, then relay.
+    Tunnel(Box<Tunnel>),
+}
+
+/// An open tunnel, before its client's side joins it.
+pub(crate) struct Tunnel {
+    /// The head for the client: 200 or 101.
+    pub(crate) head: Response<()>,
+    pub(crate) far: Far,
+    pub(crate) session: Session,
+    /// The request's body, where the tunnel is carried in bodies.
+    pub(crate) body: Option<RequestBody>,
+}
+
+impl Tunnel {
+    /// Takes the head, to be sent.
+    pub(crate) fn head_parts(&mut self) -> Response<()> {
+        std::mem::take(&mut self.head)
+    }
+}
+
+/// The far end of a tunnel.
+pub(crate) enum Far {
+    /// Bytes, unopened.
+    Stream(ByteStream),
+    /// Opened here.
+    Datagrams(Port),
+}
+
+/// What a listener gives the client's side of a tunnel as.
+pub(crate) enum Near {
+    Stream(ByteStream),
+    Datagrams(Port),
+}
+
+/// Serves a request.
+pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request) -> Served {
+    let generation = worker.generation();
+    let decision = decide_request(&generation, &mut request);
+    let session = Session::begin(worker, request.facts.clone(), request.connection.clone(), request.trace);
+    let route = match decision {
+        Decision::Act(route) => route,
+        Decision::Deny(deny) => {
+            let label = if deny.status == StatusCode::LOOP_DETECTED { "proxy_loop_detected" } else { "http_request_denied" };
+            let error = Error::Denied { status: deny.status, reason: deny.reason.to_string(), label };
+            return fail(session, &error);
+        }
+    };
+    *session.entry.route.borrow_mut() = Some(route.clone());
+    if request.facts.kind != Kind::Http && worker.live.tunnels() > generation.snapshot.limits.tunnels {
+        worker.shared.metrics.limit("tunnels");
+        return fail(session, &Error::Limit("tunnels of this node"));
+    }
+    // The client's side may end meanwhile, by the sweep, a reload or its own doing.
+    let acted = {
+        let end = session.entry.end.wait();
+        let act = act(worker, &generation, &session, &route, request);
+        tokio::select! {
+            biased;
+            outcome = act => outcome,
+            error = end => Err(error),
+        }
+    };
+    match acted {
+        Ok(Acted::Response(response)) => finish(session, response),
+        Ok(Acted::Tunnel { head, far, body }) => {
+            session.entry.status.set(head.status().as_u16());
+            Served::Tunnel(Box::new(Tunnel { head, far, session, body }))
+        }
+        Err(error) => fail(session, &error),
+    }
+}
+
+/// Answers a request that was refused before it could be decided.
+pub(crate) fn reject(worker: &Rc<Worker>, rejected: Rejected) -> Response<ResponseBody> {
+    let session = Session::begin(worker, rejected.facts, None, rejected.trace);
+    match fail(session, &rejected.error) {
+        Served::Response(response) => response,
+        Served::Tunnel(_) => unreachable!("a failure is a response"),
+    }
+}
+
+/// Decides, after settling what a POST is: on a listener that accepts tunnels by POST it is one if
+/// a route that says `kind: tcp` would be the first to match it as one.
+fn decide_request(generation: &Generation, request: &mut Request) -> Decision {
+    if let Some(facts) = as_post_tunnel(generation, request) {
+        if let Decision::Act(route) = decide(&facts, &generation.snapshot) {
+            if route.matcher.kinds.contains(&Kind::Tcp) {
+                request.facts = facts;
+                request.ask = Ask::Post;
+                return Decision::Act(route);
+            }
+        }
+    }
+    decide(&request.facts, &generation.snapshot)
+}
+
+fn as_post_tunnel(generation: &Generation, request: &Request) -> Option<Facts> {
+    let facts = &request.facts;
+    if facts.method != Method::POST || request.ask != Ask::Response || facts.path.as_str() != "/" || !facts.trust.is_believed() {
+        return None;
+    }
+    if facts.headers.contains_key(CONTENT_LENGTH) || facts.headers.contains_key(CONTENT_TYPE) {
+        return None;
+    }
+    generation.listener(&facts.listener).filter(|listener| listener.accept_post)?;
+    Some(Facts { kind: Kind::Tcp, ..facts.clone() })
+}
+
+/// What an action came to.
+enum Acted {
+    Response(Response<Body>),
+    Tunnel { head: Response<()>, far: Far, body: Option<RequestBody> },
+}
+
+async fn act(
+    worker: &Rc<Worker>,
+    generation: &Generation,
+    session: &Session,
+    route: &Arc<Route>,
+    mut request: Request,
+) -> Result<Acted, Error> {
+    let entry = &session.entry;
+    let kind = entry.facts.kind;
+    let node = &*generation.snapshot.node;
+    match (&route.action, kind) {
+        (Action::Respond(answer), _) => Ok(Acted::Response(respond::respond(answer))),
+        (Action::Redirect(redirect), Kind::Http) => {
+            respond::redirect(redirect, &Vars { facts: &entry.facts, node }).map(Acted::Response)
+        }
+        (Action::Terminate(terminate @ Terminate { kind: TerminateKind::Tcp, .. }), Kind::Tcp) => {
+            let stream = terminate::tcp(worker, entry, terminate, route).await?;
+            Ok(tunnel(&mut request, Far::Stream(stream)))
+        }
+        (Action::Terminate(terminate @ Terminate { kind: TerminateKind::Udp, .. }), Kind::Udp) => {
+            let port = terminate::udp(worker, entry, terminate, route).await?;
+            Ok(tunnel(&mut request, Far::Datagrams(port)))
+        }
+        (Action::Terminate(terminate @ Terminate { kind: TerminateKind::Http, .. }), Kind::Http) => {
+            to_origin(worker, generation, session, route, terminate, request).await
+        }
+        (Action::Upstream(upstream), _) => to_upstream(worker, generation, session, route, upstream, request).await,
+        _ => Err(Error::Unsuitable { route: route.name.clone(), kind: kind.as_str() }),
+    }
+}
+
+/// A tunnel that ends here: the client is told so in its own version's way.
+fn tunnel(request: &mut Request, far: Far) -> Acted {
+    let head = upgrade::accepted(&request.ask, request.version, &request.facts.headers, None, request.facts.kind);
+    let body = (request.ask == Ask::Post).then(|| std::mem::replace(&mut request.body, RequestBody::Empty));
+    Acted::Tunnel { head, far, body }
+}
+
+async fn to_upstream(
+    worker: &Rc<Worker>,
+    generation: &Generation,
+    session: &Session,
+    route: &Arc<Route>,
+    upstream: &Upstream,
+    mut request: Request,
+) -> Result<Acted, Error> {
+    let state = generation
+        .upstream(&upstream.name)
+        .ok_or_else(|| Error::Internal(format!("upstream {} has no state", upstream.name)))?;
+    let forward = forward(worker, generation, session, route, &mut request)?;
+    if request.ask == Ask::Response {
+        let response = forward.to_upstream(state).await?;
+        return respond_with(generation, session, route, response);
+    }
+    let (stream, head) = match forward.tunnel(state, &request.ask).await? {
+        Opened::Tunnel { stream, head } => (stream, head),
+        Opened::Answer(response) => return respond_with(generation, session, route, response),
+    };
+    let mut head = upgrade::accepted(&request.ask, request.version, &request.facts.headers, head, request.facts.kind);
+    if let Some(rewrite) = &route.rewrite {
+        let vars = Vars { facts: &session.entry.facts, node: &generation.snapshot.node };
+        rewrite.response(head.headers_mut(), &vars).map_err(|error| Error::Malformed(error.to_string()))?;
+    }
+    let body = (request.ask == Ask::Post).then(|| std::mem::replace(&mut request.body, RequestBody::Empty));
+    Ok(Acted::Tunnel { head, far: Far::Stream(stream), body })
+}
+
+async fn to_origin(
+    worker: &Rc<Worker>,
+    generation: &Generation,
+    session: &Session,
+    route: &Arc<Route>,
+    terminate: &Terminate,
+    mut request: Request,
+) -> Result<Acted, Error> {
+    if request.ask != Ask::Response {
+        return Err(Error::Unsuitable { route: route.name.clone(), kind: "upgrade" });
+    }
+    let place = terminate::place(terminate, &session.entry.facts, route)?;
+    let forward = forward(worker, generation, session, route, &mut request)?;
+    let destination = Destination {
+        host: &place.host,
+        port: place.port,
+        label: &place.label,
+        reach: place.named.then_some(terminate.reach),
+        tls: None,
+        proxy_source: None,
+    };
+    let owner = generation.route_owner(route);
+    let response = forward.to_origin(&destination, owner).await?;
+    respond_with(generation, session, route, response)
+}
+
+fn forward<'a>(
+    worker: &'a Rc<Worker>,
+    generation: &Generation,
+    session: &'a Session,
+    route: &'a Route,
+    request: &mut Request,
+) -> Result<Forward<'a>, Error> {
+    let entry = &session.entry;
+    let outgoing = Outgoing::prepare(request, entry, &dress(generation, route))?;
+    let expects = request.facts.headers.get(http::header::EXPECT).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
+    let interim = request.interim.take().or_else(|| expects.then(Arc::default));
+    let body = if request.ask == Ask::Response { request.body.clone() } else { RequestBody::Empty };
+    let keep = if route.retry.is_some() { generation.snapshot.limits.request_body_buffer } else { 0 };
+    body.prepare(entry, keep, interim.clone().filter(|_| expects));
+    Ok(Forward { worker, entry, route, outgoing, body, interim })
+}
+
+fn dress<'a>(generation: &'a Generation, route: &'a Route) -> Dress<'a> {
+    Dress { node: &generation.snapshot.node, via: &generation.via, rewrite: route.rewrite.as_ref() }
+}
+
+fn respond_with(generation: &Generation, session: &Session, route: &Route, response: Response<Body>) -> Result<Acted, Error> {
+    let (mut parts, body) = response.into_parts();
+    clean_response(&mut parts, &dress(generation, route), &session.entry)?;
+    Ok(Acted::Response(Response::from_parts(parts, body)))
+}
+
+fn finish(session: Session, mut response: Response<Body>) -> Served {
+    session.entry.status.set(response.status().as_u16());
+    *response.version_mut() = Version::HTTP_11;
+    Served::Response(response.map(|body| ResponseBody::new(body, session)))
+}
+
+fn fail(session: Session, error: &Error) -> Served {
+    session.entry.fail(error);
+    let generation = session.worker.generation();
+    let response = respond::failure(error, &generation.snapshot.node, session.entry.facts.trust.is_believed());
+    finish(session, response)
+}
+
+/// Relays a tunnel whose head was sent, until it ends.
+pub(crate) async fn relay(near: Near, tunnel: Tunnel) {
+    let Tunnel { far, session, .. } = tunnel;
+    let worker = &session.worker;
+    let entry = &session.entry;
+    let reopen = |route: Arc<Route>| -> std::pin::Pin<Box<dyn Future<Output = Result<Port, Error>>>> {
+        let (worker, entry) = (worker.clone(), entry.clone());
+        Box::pin(async move { reopen_udp(worker, entry, route).await })
+    };
+    match (near, far) {
+        (Near::Stream(near), Far::Stream(far)) => copy::relay(near, far, &session).await,
+        (Near::Stream(near), Far::Datagrams(far)) => datagram::relay(Port::tunnel(near), far, &session, &reopen).await,
+        (Near::Datagrams(near), Far::Stream(far)) => datagram::relay(near, Port::tunnel(far), &session, &reopen).await,
+        (Near::Datagrams(near), Far::Datagrams(far)) => datagram::relay(near, far, &session, &reopen).await,
+    }
+}
+
+/// The far port of a flow whose route changed.
+async fn reopen_udp(worker: Rc<Worker>, entry: Rc<crate::live::Entry>, route: Arc<Route>) -> Result<Port, Error> {
+    let generation = worker.generation();
+    let within = route.timeout.connect;
+    *entry.route.borrow_mut() = Some(route.clone());
+    match &route.action {
+        Action::Terminate(terminate) => terminate::udp(&worker, &entry, terminate, &route).await,
+        Action::Upstream(upstream) => {
+            let state = generation
+                .upstream(&upstream.name)
+                .ok_or_else(|| Error::Internal(format!("upstream {} has no state", upstream.name)))?;
+            let mut request = Request::again(&entry);
+            let outgoing = Outgoing::prepare(&mut request, &entry, &dress(&generation, &route))?;
+            let forward =
+                Forward { worker: &worker, entry: &entry, route: &route, outgoing, body: RequestBody::Empty, interim: None };
+            let opened = tokio::time::timeout(within, forward.tunnel(state, &request.ask))
+                .await
+                .map_err(|_| Error::ConnectTimeout { peer: upstream.name.clone(), after: within })??;
+            match opened {
+                Opened::Tunnel { stream, .. } => Ok(Port::tunnel(stream)),
+                Opened::Answer(response) => Err(Error::Refused { peer: upstream.name.clone(), status: response.status() }),
+            }
+        }
+        _ => Err(Error::Unsuitable { route: route.name.clone(), kind: "udp" }),
+    }
+}

@@ -1,0 +1,185 @@
+//! A byte stream, whatever carries it: a socket, an h1 connection after its upgrade, an h2
+//! stream, or two bodies of a POST.
+//!
+//! In: one of those. Out: chunks in, chunks out, each direction with an end of its own (half
+//! close). A chunk is handed on, not copied, where its carrier allows that.
+//! Never: what the bytes mean.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Bytes, BytesMut};
+use h2::{Reason, RecvStream, SendStream};
+use hermes_net::Io;
+use http_body::Body as HttpBody;
+use tokio::io::AsyncWrite;
+
+use crate::body::{Body, ChannelSender};
+use crate::upstream::InFlight;
+use crate::upstream::pool::H2Lease;
+
+/// What is read from a socket at once. Also the largest chunk that waits for a slow reader.
+const CHUNK: usize = 64 << 10;
+/// TLS records hold no more.
+const TLS_CHUNK: usize = 16 << 10;
+
+/// A byte stream.
+pub(crate) enum ByteStream {
+    /// A socket; `ahead` was read from it already.
+    Io { io: Io, ahead: Bytes, buffer: BytesMut },
+    /// An h2 stream.
+    H2 { recv: RecvStream, send: SendStream<Bytes>, sent_end: bool, _lease: Option<H2Lease>, _in_flight: Option<InFlight> },
+    /// The bodies of a request and its response.
+    Bodies { recv: Box<Body>, send: Option<ChannelSender> },
+}
+
+impl ByteStream {
+    pub(crate) fn io(io: Io, ahead: Bytes) -> Self {
+        ByteStream::Io { io, ahead, buffer: BytesMut::new() }
+    }
+
+    pub(crate) fn h2(recv: RecvStream, send: SendStream<Bytes>, lease: Option<H2Lease>, in_flight: Option<InFlight>) -> Self {
+        ByteStream::H2 { recv, send, sent_end: false, _lease: lease, _in_flight: in_flight }
+    }
+
+    pub(crate) fn bodies(recv: Body, send: ChannelSender) -> Self {
+        ByteStream::Bodies { recv: Box::new(recv), send: Some(send) }
+    }
+
+    /// The next chunk; `None` is the orderly end of this direction.
+    pub(crate) fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
+        match self {
+            ByteStream::Io { io, ahead, buffer } => {
+                if !ahead.is_empty() {
+                    return Poll::Ready(Ok(Some(std::mem::take(ahead))));
+                }
+                poll_read_io(io, buffer, cx)
+            }
+            ByteStream::H2 { recv, .. } => match ready!(recv.poll_data(cx)) {
+                Some(Ok(chunk)) => {
+                    let _ = recv.flow_control().release_capacity(chunk.len());
+                    Poll::Ready(Ok(Some(chunk)))
+                }
+                Some(Err(error)) => Poll::Ready(Err(h2_error(&error))),
+                None => Poll::Ready(Ok(None)),
+            },
+            ByteStream::Bodies { recv, .. } => loop {
+                match ready!(Pin::new(&mut **recv).poll_frame(cx)) {
+                    Some(Ok(frame)) => {
+                        // Trailers of a tunnel mean nothing.
+                        if let Ok(chunk) = frame.into_data() {
+                            return Poll::Ready(Ok(Some(chunk)));
+                        }
+                    }
+                    Some(Err(error)) => return Poll::Ready(Err(io::Error::other(error.to_string()))),
+                    None => return Poll::Ready(Ok(None)),
+                }
+            },
+        }
+    }
+
+    /// Takes what it can of the chunk. Ready when all of it is taken.
+    pub(crate) fn poll_write(&mut self, cx: &mut Context<'_>, chunk: &mut Bytes) -> Poll<io::Result<()>> {
+        match self {
+            ByteStream::Io { io, .. } => {
+                while !chunk.is_empty() {
+                    let written = ready!(Pin::new(&mut *io).poll_write(cx, chunk))?;
+                    if written == 0 {
+                        return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+                    }
+                    bytes::Buf::advance(chunk, written);
+                }
+                Poll::Ready(Ok(()))
+            }
+            ByteStream::H2 { send, .. } => {
+                ready!(poll_h2_window(send, cx))?;
+                send.send_data(std::mem::take(chunk), false).map_err(|error| h2_error(&error))?;
+                Poll::Ready(Ok(()))
+            }
+            ByteStream::Bodies { send, .. } => {
+                let send = send.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
+                ready!(send.poll_ready(cx))?;
+                send.send(std::mem::take(chunk));
+                Poll::Ready(Ok(()))
+            }
+        }
+    }
+
+    /// Sends on what TLS may hold back.
+    pub(crate) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            ByteStream::Io { io, .. } => Pin::new(io).poll_flush(cx),
+            _ => Poll::Ready(Ok(())),
+        }
+    }
+
+    /// Ends this direction in order; the other may go on.
+    pub(crate) fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            ByteStream::Io { io, .. } => match ready!(Pin::new(io).poll_shutdown(cx)) {
+                // The peer closed both directions meanwhile: it is as finished as can be.
+                Err(error) if error.kind() == io::ErrorKind::NotConnected => Poll::Ready(Ok(())),
+                other => Poll::Ready(other),
+            },
+            ByteStream::H2 { send, sent_end, .. } => {
+                if !std::mem::replace(sent_end, true) {
+                    send.send_data(Bytes::new(), true).map_err(|error| h2_error(&error))?;
+                }
+                Poll::Ready(Ok(()))
+            }
+            ByteStream::Bodies { send, .. } => {
+                if let Some(send) = send.take() {
+                    send.finish();
+                }
+                Poll::Ready(Ok(()))
+            }
+        }
+    }
+
+    /// Breaks it off, so that the peer knows that bytes may be missing.
+    pub(crate) fn abort(&mut self) {
+        match self {
+            ByteStream::Io { io, .. } => hermes_net::tcp::reset_on_close(io.tcp()),
+            ByteStream::H2 { send, .. } => send.send_reset(Reason::CONNECT_ERROR),
+            ByteStream::Bodies { .. } => {}
+        }
+    }
+}
+
+fn poll_read_io(io: &mut Io, buffer: &mut BytesMut, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
+    if io.poll_read_ready(cx)?.is_pending() {
+        // An idle tunnel holds no buffer.
+        *buffer = BytesMut::new();
+        return Poll::Pending;
+    }
+    buffer.reserve(if matches!(io, Io::Tls(_)) { TLS_CHUNK } else { CHUNK });
+    match tokio_util::io::poll_read_buf(Pin::new(io), cx, buffer) {
+        Poll::Ready(Ok(0)) => Poll::Ready(Ok(None)),
+        Poll::Ready(Ok(_)) => Poll::Ready(Ok(Some(buffer.split().freeze()))),
+        Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+        Poll::Pending => {
+            *buffer = BytesMut::new();
+            Poll::Pending
+        }
+    }
+}
+
+fn poll_h2_window(send: &mut SendStream<Bytes>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    send.reserve_capacity(1);
+    while send.capacity() == 0 {
+        match ready!(send.poll_capacity(cx)) {
+            Some(Ok(_)) => {}
+            Some(Err(error)) => return Poll::Ready(Err(h2_error(&error))),
+            None => return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
+        }
+    }
+    Poll::Ready(Ok(()))
+}
+
+fn h2_error(error: &h2::Error) -> io::Error {
+    match error.reason() {
+        Some(Reason::CONNECT_ERROR | Reason::CANCEL) => io::ErrorKind::ConnectionReset.into(),
+        _ => io::Error::other(error.to_string()),
+    }
+}

@@ -1,0 +1,64 @@
+//! The heads that open a tunnel, in the way of each version.
+//!
+//! In: how the client asked, and what the next proxy answered. Out: 200 or 101 with the fields that
+//! belong to it. WebSocket crosses versions here: h1 has a key and its proof (RFC 6455, 4.2.2), h2
+//! has neither (RFC 8441, 5).
+
+use base64::Engine as _;
+use hermes_model::facts::Kind;
+use http::header::{CONNECTION, HeaderName, HeaderValue, UPGRADE};
+use http::response::Parts;
+use http::{HeaderMap, Response, StatusCode, Version};
+
+use crate::headers::{self, CAPSULE_PROTOCOL};
+use crate::request::Ask;
+
+const SEC_WEBSOCKET_KEY: HeaderName = HeaderName::from_static("sec-websocket-key");
+const SEC_WEBSOCKET_ACCEPT: HeaderName = HeaderName::from_static("sec-websocket-accept");
+/// RFC 6455, section 1.3.
+const WEBSOCKET_GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
+
+/// The head that tells a client that its tunnel is open.
+pub(crate) fn accepted(ask: &Ask, version: Version, asked: &HeaderMap, upstream: Option<Parts>, kind: Kind) -> Response<()> {
+    let mut response = Response::new(());
+    let mut fields = upstream.map(|parts| parts.headers).unwrap_or_default();
+    headers::strip_hop_by_hop(&mut fields);
+    headers::strip_overlay(&mut fields);
+    for name in [http::header::CONTENT_LENGTH, SEC_WEBSOCKET_ACCEPT] {
+        fields.remove(name);
+    }
+    if let (Ask::Upgrade(protocol), false) = (ask, version == Version::HTTP_2) {
+        *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+        fields.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        if let Ok(value) = HeaderValue::try_from(&**protocol) {
+            fields.insert(UPGRADE, value);
+        }
+        if let Some(proof) = asked.get(SEC_WEBSOCKET_KEY).and_then(websocket_accept) {
+            fields.insert(SEC_WEBSOCKET_ACCEPT, proof);
+        }
+    }
+    if kind == Kind::Udp {
+        fields.insert(CAPSULE_PROTOCOL, HeaderValue::from_static("?1"));
+    }
+    *response.headers_mut() = fields;
+    response
+}
+
+fn websocket_accept(key: &HeaderValue) -> Option<HeaderValue> {
+    let mut hash = aws_lc_rs::digest::Context::new(&aws_lc_rs::digest::SHA1_FOR_LEGACY_USE_ONLY);
+    hash.update(key.as_bytes());
+    hash.update(WEBSOCKET_GUID);
+    HeaderValue::try_from(base64::engine::general_purpose::STANDARD.encode(hash.finish())).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_proof_of_rfc_6455() {
+        // The example of RFC 6455, section 1.3.
+        let key = HeaderValue::from_static("dGhlIHNhbXBsZSBub25jZQ==");
+        assert_eq!(websocket_accept(&key), Some(HeaderValue::from_static("s3pPLMBiTxaQ9kYGzzhZRbK+xOo=")));
+    }
+}

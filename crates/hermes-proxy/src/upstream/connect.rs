@@ -1,0 +1,84 @@
+//! New connections: names to addresses, TCP, PROXY header, TLS, within the route's time.
+//!
+//! In: where to, and who asks. Out: a connected `Io`. Every address is judged after it was
+//! resolved and exactly the judged ones are dialled: DNS cannot answer differently in between.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hermes_model::reach::Reach;
+use hermes_net::{Io, dial, tls};
+use hermes_wire::proxy_protocol;
+use tokio::io::AsyncWriteExt;
+
+use super::ClientTls;
+use crate::error::Error;
+use crate::metrics::EndpointLabels;
+use crate::worker::Worker;
+
+/// Where to connect to.
+pub(crate) struct Destination<'a> {
+    pub(crate) host: &'a str,
+    pub(crate) port: u16,
+    /// For people, logs and metrics.
+    pub(crate) label: &'a Arc<str>,
+    /// Set where a request named the host: which addresses it may mean.
+    pub(crate) reach: Option<Reach>,
+    pub(crate) tls: Option<&'a ClientTls>,
+    /// Begin with a PROXY header for this source.
+    pub(crate) proxy_source: Option<SocketAddr>,
+}
+
+/// The addresses of a host that this route may go to.
+///
+/// # Errors
+/// No address, or one that is out of reach: then none is used, since an attacker who mixes good
+/// and bad addresses in one answer shall not choose by luck.
+pub(crate) async fn addresses(worker: &Worker, host: &str, reach: Option<Reach>) -> Result<Vec<IpAddr>, Error> {
+    let addresses = worker.resolver.resolve(host).await.map_err(|error| Error::Resolve(error.to_string()))?;
+    if let Some(reach) = reach {
+        let own = worker.shared.own_addresses();
+        for address in &addresses {
+            if let Some(why) = reach.forbids(*address, &|ip| own.contains(&ip)) {
+                return Err(Error::Unreachable { host: host.to_owned(), why });
+            }
+        }
+    }
+    Ok(addresses)
+}
+
+/// Connects.
+///
+/// # Errors
+/// Which endpoint could not be reached, and why.
+pub(crate) async fn connect(worker: &Worker, to: &Destination<'_>, within: Duration) -> Result<Io, Error> {
+    let connected = match tokio::time::timeout(within, connect_slowly(worker, to)).await {
+        Ok(result) => result,
+        Err(_) => Err(Error::ConnectTimeout { peer: to.label.clone(), after: within }),
+    };
+    let (upstream, endpoint) = to.label.split_once('/').unwrap_or((to.label, ""));
+    let metrics = &worker.shared.metrics;
+    // Names that clients choose never become labels.
+    if to.reach.is_none() {
+        let labels = EndpointLabels { upstream: Arc::from(upstream), endpoint: Arc::from(endpoint) };
+        let family = if connected.is_ok() { &metrics.upstream_connects } else { &metrics.upstream_connect_failures };
+        family.get_or_create(&labels).inc();
+    }
+    connected
+}
+
+async fn connect_slowly(worker: &Worker, to: &Destination<'_>) -> Result<Io, Error> {
+    let fault = |source: io::Error| Error::Connect { peer: to.label.clone(), source: Arc::new(source) };
+    let addresses = addresses(worker, to.host, to.reach).await?;
+    let mut tcp = dial::connect(&addresses, to.port).await.map_err(fault)?;
+    if let Some(source) = to.proxy_source {
+        let destination = tcp.peer_addr().map_err(fault)?;
+        tcp.write_all(&proxy_protocol::encode(source, destination)).await.map_err(fault)?;
+    }
+    match to.tls {
+        Some(tls) => tls::connect(tls.config.clone(), &tls.name, tcp).await.map_err(fault),
+        None => Ok(Io::Plain(tcp)),
+    }
+}

@@ -1,0 +1,291 @@
+//! One request and its response on a leased connection, of either version.
+//!
+//! In: a head, an attempt to send the body, a connection. Out: a response whose body goes on
+//! driving the exchange: it sends what is left of the request, and gives the connection back at its
+//! end. Dropping either ends the exchange; nothing runs detached.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use hyper::body::Incoming;
+
+use super::InFlight;
+use super::pool::{H1Connection, H2Lease, Pool};
+use crate::body::{Attempt, Body, H2Body, Interim, content_length};
+use crate::error::Error;
+use crate::pipe::{Pipe, PipeError};
+use crate::worker::Worker;
+
+/// Where the exchange happens, for errors and for giving back.
+pub(crate) struct Place {
+    pub(crate) worker: Rc<Worker>,
+    pub(crate) pool: Rc<Pool>,
+    pub(crate) peer: Arc<str>,
+    /// The connection may serve others afterwards.
+    pub(crate) shareable: bool,
+    /// Counts the exchange on its endpoint until its body is through.
+    pub(crate) in_flight: Option<InFlight>,
+}
+
+impl Place {
+    fn broken(&self, reason: impl ToString, unprocessed: bool) -> Error {
+        Error::Broken { peer: self.peer.clone(), reason: reason.to_string(), unprocessed }
+    }
+
+    fn h2_error(&self, error: &h2::Error) -> Error {
+        let unprocessed = error.reason() == Some(h2::Reason::REFUSED_STREAM)
+            || (error.is_go_away() && error.is_remote() && error.reason() == Some(h2::Reason::NO_ERROR));
+        self.broken(error, unprocessed)
+    }
+}
+
+/// A response's body that still drives its exchange.
+pub(crate) enum ExchangeBody {
+    H1 { incoming: Incoming, connection: Option<Box<H1Connection>>, place: Place },
+    H2 { body: H2Body, upload: Option<Pipe<Attempt>>, place: Place, _lease: H2Lease },
+}
+
+/// An h1 exchange. After `101`, or 2xx to CONNECT, the caller takes the connection with
+/// `into_tunnel`.
+///
+/// # Errors
+/// The connection broke, or what came is no HTTP.
+pub(crate) async fn over_h1(
+    mut connection: Box<H1Connection>,
+    mut request: Request<Attempt>,
+    place: Place,
+    interim: Option<Arc<Interim>>,
+) -> Result<Response<ExchangeBody>, Error> {
+    if let Some(interim) = &interim {
+        let interim = interim.clone();
+        hyper::ext::on_informational(&mut request, move |response| {
+            let mut copy = Response::new(());
+            *copy.status_mut() = response.status();
+            *copy.headers_mut() = response.headers().clone();
+            interim.push(copy);
+        });
+    }
+    let mut response = std::pin::pin!(connection.sender.try_send_request(request));
+    let outcome = std::future::poll_fn(|cx| {
+        if let Poll::Ready(outcome) = response.as_mut().poll(cx) {
+            return Poll::Ready(Ok(outcome));
+        }
+        let driven = connection.poll(cx);
+        // What the connection did may have been the response.
+        match response.as_mut().poll(cx) {
+            Poll::Ready(outcome) => Poll::Ready(Ok(outcome)),
+            Poll::Pending if connection.finished => Poll::Ready(Err(driven.err())),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await;
+    match outcome {
+        Ok(Ok(response)) => Ok(response.map(|incoming| ExchangeBody::H1 { incoming, connection: Some(connection), place })),
+        Ok(Err(mut failed)) => {
+            let unprocessed = failed.take_message().is_some();
+            Err(place.broken(chain(&failed.into_error()), unprocessed))
+        }
+        Err(error) => Err(place.broken(error.map_or_else(|| "closed before a response".to_owned(), |error| chain(&error)), false)),
+    }
+}
+
+/// hyper's errors hide their cause one level down.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+/// An h2 exchange.
+///
+/// # Errors
+/// The stream or the connection broke.
+pub(crate) async fn over_h2(
+    lease: H2Lease,
+    request: Request<()>,
+    body: Attempt,
+    place: Place,
+    interim: Option<Arc<Interim>>,
+) -> Result<Response<ExchangeBody>, Error> {
+    let ends = body.is_end_stream();
+    let mut sender = match lease.connection.sender.clone().ready().await {
+        Ok(sender) => sender,
+        Err(error) => {
+            lease.connection.close();
+            return Err(place.broken(error, true));
+        }
+    };
+    let (mut response, stream) = sender.send_request(request, ends).map_err(|error| place.broken(error, true))?;
+    let mut upload = if ends { None } else { Some(Pipe::new(body, stream)) };
+    let mut informational = interim.is_some();
+    let outcome = std::future::poll_fn(|cx| {
+        while informational {
+            match response.poll_informational(cx) {
+                Poll::Ready(Some(Ok(head))) => {
+                    if let Some(interim) = &interim {
+                        interim.push(head);
+                    }
+                }
+                Poll::Ready(_) => informational = false,
+                Poll::Pending => break,
+            }
+        }
+        if let Some(pipe) = &mut upload {
+            match pipe.poll(cx) {
+                Poll::Ready(Ok(())) => upload = None,
+                // The client broke its request: nothing to wait for.
+                Poll::Ready(Err(PipeError::Source(error))) => return Poll::Ready(Err(error)),
+                // The response says why, if there is one.
+                Poll::Ready(Err(PipeError::Sink(_))) => upload = None,
+                Poll::Pending => {}
+            }
+        }
+        Pin::new(&mut response).poll(cx).map(|result| result.map_err(|error| place.h2_error(&error)))
+    })
+    .await;
+    match outcome {
+        Ok(response) => {
+            let mut response = response_h2(response, lease, place);
+            if let ExchangeBody::H2 { upload: slot, .. } = response.body_mut() {
+                *slot = upload;
+            }
+            Ok(response)
+        }
+        Err(error) => {
+            if lease.reused && matches!(&error, Error::Broken { .. }) {
+                lease.connection.close();
+            }
+            Err(error)
+        }
+    }
+}
+
+/// An h2 response as an exchange's.
+pub(crate) fn response_h2(response: Response<h2::RecvStream>, lease: H2Lease, place: Place) -> Response<ExchangeBody> {
+    let length = content_length(response.headers());
+    response.map(|recv| ExchangeBody::H2 { body: H2Body::new(recv, length), upload: None, place, _lease: lease })
+}
+
+/// The response's head with what the peer sends, what we send, and the place on the connection.
+pub(crate) type OpenedH2 = (Response<h2::RecvStream>, h2::SendStream<Bytes>, H2Lease);
+
+/// Opens an h2 stream as a tunnel: the request has no body that ends.
+///
+/// # Errors
+/// The stream or the connection broke before a response.
+pub(crate) async fn open_h2(lease: H2Lease, request: Request<()>, place: &Place) -> Result<OpenedH2, Error> {
+    let mut sender = match lease.connection.sender.clone().ready().await {
+        Ok(sender) => sender,
+        Err(error) => {
+            lease.connection.close();
+            return Err(place.broken(error, true));
+        }
+    };
+    let (response, stream) = sender.send_request(request, false).map_err(|error| place.broken(error, true))?;
+    let response = response.await.map_err(|error| place.h2_error(&error))?;
+    Ok((response, stream, lease))
+}
+
+impl ExchangeBody {
+    /// The h1 connection itself, after the peer agreed to a tunnel.
+    pub(crate) fn into_h1_connection(self) -> Option<Box<H1Connection>> {
+        match self {
+            ExchangeBody::H1 { connection, .. } => connection,
+            ExchangeBody::H2 { .. } => None,
+        }
+    }
+
+    /// Gives the connection back where the response has no body.
+    pub(crate) fn settle(mut self) -> Body {
+        if self.is_end_stream() {
+            if let ExchangeBody::H1 { connection, place, .. } = &mut self {
+                release(connection, place);
+                return Body::Empty;
+            }
+            if let ExchangeBody::H2 { upload: None, .. } = &self {
+                return Body::Empty;
+            }
+        }
+        Body::Exchange(Box::new(self))
+    }
+}
+
+/// Gives an h1 connection back once hyper has noticed that both messages are whole.
+fn release(connection: &mut Option<Box<H1Connection>>, place: &Place) {
+    if let Some(mut connection) = connection.take() {
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        if connection.poll(&mut cx).is_ok() {
+            place.pool.give_back(&place.worker, connection, place.shareable);
+        }
+    }
+}
+
+impl HttpBody for ExchangeBody {
+    type Data = Bytes;
+    type Error = Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        match self.get_mut() {
+            ExchangeBody::H1 { incoming, connection, place } => {
+                let frame = ready!(poll_h1(incoming, connection, cx)).map(|frame| frame.map_err(|error| place.broken(error, false)));
+                if frame.is_none() || incoming.is_end_stream() {
+                    release(connection, place);
+                }
+                Poll::Ready(frame)
+            }
+            ExchangeBody::H2 { body, upload, place, .. } => {
+                if let Some(pipe) = upload {
+                    if pipe.poll(cx).is_ready() {
+                        *upload = None;
+                    }
+                }
+                Pin::new(body).poll_frame(cx).map_err(|error| match error {
+                    // H2Body serves both sides; here its peer is the upstream.
+                    Error::ClientGone(reason) => place.broken(reason, false),
+                    other => other,
+                })
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            ExchangeBody::H1 { incoming, .. } => incoming.is_end_stream(),
+            ExchangeBody::H2 { body, .. } => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            ExchangeBody::H1 { incoming, .. } => incoming.size_hint(),
+            ExchangeBody::H2 { body, .. } => body.size_hint(),
+        }
+    }
+}
+
+/// hyper's body and its connection, both moved here: the body first says that it wants, the
+/// connection then reads, and the body has it.
+fn poll_h1(
+    incoming: &mut Incoming,
+    connection: &mut Option<Box<H1Connection>>,
+    cx: &mut Context<'_>,
+) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    if let Poll::Ready(frame) = Pin::new(&mut *incoming).poll_frame(cx) {
+        return Poll::Ready(frame);
+    }
+    if let Some(connection) = connection {
+        // An error of the connection reaches the body too.
+        let _ = connection.poll(cx);
+    }
+    Pin::new(incoming).poll_frame(cx)
+}

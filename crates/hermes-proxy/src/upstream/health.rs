@@ -1,0 +1,113 @@
+//! Active health checks: one prober an endpoint, for the whole node.
+//!
+//! In: an upstream's `health`. Out: `Endpoint::healthy`. Runs on the node's main thread, away from
+//! traffic. An endpoint is believed healthy until checks say otherwise, so that a start waits for
+//! nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hermes_model::snapshot::{Health, UpstreamProtocol};
+use hermes_net::resolve::Resolver;
+use hermes_net::{Io, dial, tls};
+use http::header::HOST;
+use http_body_util::Empty;
+use hyper_util::rt::TokioIo;
+use rand::Rng;
+
+use super::{Endpoint, UpstreamState};
+use crate::metrics::{EndpointLabels, Metrics};
+
+/// Probes one endpoint for as long as it is polled.
+pub(crate) async fn probe_forever(state: Arc<UpstreamState>, index: usize, health: Health, metrics: Arc<crate::worker::Shared>) {
+    let resolver = Resolver::from_system();
+    let endpoint = &state.endpoints[index];
+    let mut streak = Streak { good: 0, bad: 0 };
+    publish(&metrics.metrics, &state, endpoint);
+    loop {
+        let result = tokio::time::timeout(health.timeout, probe(&resolver, &state, endpoint, &health)).await;
+        let outcome = result.unwrap_or_else(|_| Err(format!("no answer within {:?}", health.timeout)));
+        if streak.changes(&health, endpoint, &outcome) {
+            publish(&metrics.metrics, &state, endpoint);
+        }
+        // Jitter: the probes of many nodes must not come together.
+        let part = rand::rng().random_range(0.9..1.1);
+        tokio::time::sleep(health.interval.mul_f64(part).max(Duration::from_millis(10))).await;
+    }
+}
+
+fn publish(metrics: &Metrics, state: &UpstreamState, endpoint: &Endpoint) {
+    let labels = EndpointLabels { upstream: state.config.name.clone(), endpoint: endpoint.name.clone() };
+    metrics.upstream_healthy.get_or_create(&labels).set(i64::from(endpoint.healthy.load(Ordering::Relaxed)));
+}
+
+struct Streak {
+    good: u32,
+    bad: u32,
+}
+
+impl Streak {
+    /// True where the endpoint's health changed.
+    fn changes(&mut self, health: &Health, endpoint: &Endpoint, outcome: &Result<(), String>) -> bool {
+        let was = endpoint.healthy.load(Ordering::Relaxed);
+        match outcome {
+            Ok(()) => (self.good, self.bad) = (self.good.saturating_add(1), 0),
+            Err(_) => (self.good, self.bad) = (0, self.bad.saturating_add(1)),
+        }
+        if !was && self.good >= health.healthy {
+            endpoint.healthy.store(true, Ordering::Relaxed);
+            tracing::info!(endpoint = %endpoint.label, "healthy again");
+            return true;
+        }
+        if was && self.bad >= health.unhealthy {
+            endpoint.healthy.store(false, Ordering::Relaxed);
+            let reason = outcome.as_ref().err().map_or("", String::as_str);
+            tracing::warn!(endpoint = %endpoint.label, reason, "unhealthy");
+            return true;
+        }
+        false
+    }
+}
+
+async fn probe(resolver: &Resolver, state: &UpstreamState, endpoint: &Endpoint, health: &Health) -> Result<(), String> {
+    let addresses = resolver.resolve(&endpoint.target.host).await.map_err(|error| error.to_string())?;
+    let tcp = dial::connect(&addresses, endpoint.target.port).await.map_err(|error| error.to_string())?;
+    let Some(path) = &health.path else { return Ok(()) };
+    let io = match &state.tls {
+        Some(client) => tls::connect(client.config.clone(), &client.name, tcp).await.map_err(|error| error.to_string())?,
+        None => Io::Plain(tcp),
+    };
+    let is_h2 = match state.config.protocol {
+        UpstreamProtocol::H2 => true,
+        UpstreamProtocol::Auto => io.alpn() == Some(b"h2"),
+        UpstreamProtocol::H1 | UpstreamProtocol::Tcp => false,
+    };
+    let status = if is_h2 { ask_h2(io, &endpoint.name, path).await? } else { ask_h1(io, &endpoint.name, path).await? };
+    if status.is_success() { Ok(()) } else { Err(format!("GET {path} answers {status}")) }
+}
+
+async fn ask_h1(io: Io, host: &str, path: &str) -> Result<http::StatusCode, String> {
+    let text = |error: hyper::Error| error.to_string();
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(io)).await.map_err(text)?;
+    let request = http::Request::get(path).header(HOST, host).body(Empty::<Bytes>::new()).map_err(|error| error.to_string())?;
+    tokio::select! {
+        response = sender.send_request(request) => response.map(|response| response.status()).map_err(text),
+        ended = connection => Err(ended.err().map_or_else(|| "closed without an answer".to_owned(), text)),
+    }
+}
+
+async fn ask_h2(io: Io, host: &str, path: &str) -> Result<http::StatusCode, String> {
+    let text = |error: h2::Error| error.to_string();
+    let (sender, connection) = h2::client::handshake(io).await.map_err(text)?;
+    let ask = async {
+        let request = http::Request::get(format!("http://{host}{path}")).body(()).map_err(|error| error.to_string())?;
+        let (response, _) = sender.ready().await.map_err(text)?.send_request(request, true).map_err(text)?;
+        response.await.map(|response| response.status()).map_err(text)
+    };
+    tokio::select! {
+        status = ask => status,
+        ended = connection => Err(ended.err().map_or_else(|| "closed without an answer".to_owned(), text)),
+    }
+}

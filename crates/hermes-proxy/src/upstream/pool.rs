@@ -1,0 +1,462 @@
+//! Connections to one endpoint, of one worker.
+//!
+//! In: a wish for a connection. Out: an h1 connection of one's own, or a place on a shared h2 one.
+//! h1 connections are driven by whoever holds them and by nobody while they are idle: what the
+//! peer did meanwhile is seen when the next one takes them. h2 connections are driven by a task of
+//! the worker. Bounded: connections a pool, requests that wait, age of idle ones.
+//! Never: shared between workers; a pool's key names the upstream's state, so that changed
+//! upstreams and renewed identities begin with fresh connections.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hermes_model::snapshot::UpstreamProtocol;
+use hermes_net::Io;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::sync::oneshot;
+
+use super::connect::{Destination, connect};
+use crate::body::Attempt;
+use crate::error::Error;
+use crate::worker::Worker;
+
+/// What a pool is for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct PoolKey {
+    /// `UpstreamState::id`, or a terminating route's id.
+    pub(crate) owner: u64,
+    /// Endpoint, as in labels.
+    pub(crate) endpoint: Arc<str>,
+}
+
+/// An h1 connection: hyper's two halves, held together.
+pub(crate) struct H1Connection {
+    pub(crate) sender: http1::SendRequest<Attempt>,
+    connection: http1::Connection<TokioIo<Io>, Attempt>,
+    /// The connection future is over: it must not be polled again.
+    pub(crate) finished: bool,
+    pub(crate) reused: bool,
+    idle_since: u64,
+    _permit: Permit,
+}
+
+impl H1Connection {
+    /// Moves the connection on. An error is the connection's.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Result<(), hyper::Error> {
+        if self.finished {
+            return Ok(());
+        }
+        match self.connection.poll_without_shutdown(cx) {
+            Poll::Ready(result) => {
+                self.finished = true;
+                result
+            }
+            Poll::Pending => Ok(()),
+        }
+    }
+
+    /// Can it take another request?
+    pub(crate) fn is_reusable(&self) -> bool {
+        !self.finished && self.sender.is_ready()
+    }
+
+    /// The bare connection after `101` or a CONNECT's 2xx, with what was read beyond it.
+    pub(crate) async fn into_io(mut self: Box<Self>) -> (Io, Bytes) {
+        // hyper lets go of the connection once it has seen that it is no longer its own.
+        std::future::poll_fn(|cx| {
+            let _ = self.poll(cx);
+            if self.finished { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        let parts = self.connection.into_parts();
+        (parts.io.into_inner(), parts.read_buf)
+    }
+}
+
+/// An h2 connection, shared.
+pub(crate) struct H2Connection {
+    pub(crate) sender: h2::client::SendRequest<Bytes>,
+    streams: Cell<usize>,
+    closed: Cell<bool>,
+    idle_since: Cell<u64>,
+    /// The peer takes extended CONNECT (RFC 8441).
+    pub(crate) extended_connect: bool,
+    /// Tells the driver to close once its streams are done.
+    retire: crate::signal::Signal<()>,
+}
+
+impl H2Connection {
+    fn has_room(&self) -> bool {
+        !self.closed.get() && self.streams.get() < self.sender.current_max_send_streams()
+    }
+
+    /// No further stream on it.
+    pub(crate) fn close(&self) {
+        self.closed.set(true);
+    }
+}
+
+/// A place on an h2 connection: one stream.
+pub(crate) struct H2Lease {
+    pub(crate) connection: Rc<H2Connection>,
+    pool: Rc<Pool>,
+    worker: Rc<Worker>,
+    pub(crate) reused: bool,
+}
+
+impl H2Lease {
+    fn take(connection: &Rc<H2Connection>, pool: &Rc<Pool>, worker: &Rc<Worker>, reused: bool) -> Self {
+        connection.streams.set(connection.streams.get() + 1);
+        Self { connection: connection.clone(), pool: pool.clone(), worker: worker.clone(), reused }
+    }
+}
+
+impl Drop for H2Lease {
+    fn drop(&mut self) {
+        self.connection.streams.set(self.connection.streams.get() - 1);
+        self.connection.idle_since.set(self.worker.now());
+        if self.connection.closed.get() && self.connection.streams.get() == 0 {
+            // Wakes the driver of a retired connection: this was its last stream.
+            self.connection.retire.set(());
+        }
+        self.pool.wake_one();
+    }
+}
+
+/// What a pool gives.
+pub(crate) enum Leased {
+    H1(Box<H1Connection>),
+    H2(H2Lease),
+}
+
+/// Connections to one endpoint.
+pub(crate) struct Pool {
+    idle: RefCell<Vec<Box<H1Connection>>>,
+    shared: RefCell<Vec<Rc<H2Connection>>>,
+    open: Rc<Open>,
+    dialing_h2: Cell<bool>,
+    dial_failure: RefCell<Option<(u64, Error)>>,
+    dials: Cell<u64>,
+}
+
+/// Counts connections of a pool and those who wait for one.
+#[derive(Default)]
+struct Open {
+    count: Cell<usize>,
+    waiting: RefCell<VecDeque<oneshot::Sender<()>>>,
+}
+
+impl Open {
+    fn wake_one(&self) {
+        // Those who gave up meanwhile are passed over.
+        while let Some(waiter) = self.waiting.borrow_mut().pop_front() {
+            if waiter.send(()).is_ok() {
+                return;
+            }
+        }
+    }
+
+    fn wake_all(&self) {
+        let waiting = std::mem::take(&mut *self.waiting.borrow_mut());
+        for waiter in waiting {
+            let _ = waiter.send(());
+        }
+    }
+}
+
+/// One open connection of a pool.
+struct Permit(Rc<Open>);
+
+impl Permit {
+    fn take(open: &Rc<Open>) -> Self {
+        open.count.set(open.count.get() + 1);
+        Self(open.clone())
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.0.count.set(self.0.count.get() - 1);
+        self.0.wake_one();
+    }
+}
+
+/// What a request wants of a pool.
+pub(crate) struct Wish<'a> {
+    pub(crate) destination: Destination<'a>,
+    pub(crate) protocol: UpstreamProtocol,
+    pub(crate) connect_within: Duration,
+    /// A connection that was never used: for a second try after a stale one.
+    pub(crate) fresh: bool,
+}
+
+impl Pool {
+    pub(crate) fn new() -> Self {
+        Self {
+            idle: RefCell::default(),
+            shared: RefCell::default(),
+            open: Rc::default(),
+            dialing_h2: Cell::new(false),
+            dial_failure: RefCell::default(),
+            dials: Cell::new(0),
+        }
+    }
+
+    fn wake_one(&self) {
+        self.open.wake_one();
+    }
+
+    /// A connection for one request.
+    ///
+    /// # Errors
+    /// None could be made, or too many requests wait already.
+    pub(crate) async fn lease(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Error> {
+        match wish.protocol {
+            UpstreamProtocol::H2 => self.lease_h2(worker, wish).await,
+            UpstreamProtocol::Auto => self.lease_either(worker, wish).await,
+            UpstreamProtocol::H1 | UpstreamProtocol::Tcp => self.lease_h1(worker, wish).await,
+        }
+    }
+
+    async fn lease_h1(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Error> {
+        loop {
+            // With a PROXY header a connection belongs to one source: it is never shared.
+            if !wish.fresh && wish.destination.proxy_source.is_none() {
+                if let Some(connection) = self.take_idle() {
+                    return Ok(Leased::H1(connection));
+                }
+            }
+            let limits = &worker.generation().snapshot.limits;
+            if self.open.count.get() < limits.upstream_connections {
+                let permit = Permit::take(&self.open);
+                let io = connect(worker, &wish.destination, wish.connect_within).await?;
+                return Ok(Leased::H1(Box::new(handshake_h1(wish, io, permit).await?)));
+            }
+            self.wait(worker, limits.upstream_pending).await?;
+        }
+    }
+
+    async fn wait(&self, worker: &Worker, most: usize) -> Result<(), Error> {
+        let (sender, receiver) = oneshot::channel();
+        {
+            let mut waiting = self.open.waiting.borrow_mut();
+            if waiting.len() >= most {
+                worker.shared.metrics.limit("upstream-pending");
+                return Err(Error::Limit("requests that wait for an upstream connection"));
+            }
+            waiting.push_back(sender);
+        }
+        let _ = receiver.await;
+        Ok(())
+    }
+
+    fn take_idle(&self) -> Option<Box<H1Connection>> {
+        loop {
+            let mut connection = self.idle.borrow_mut().pop()?;
+            if probe(&mut connection) {
+                connection.reused = true;
+                return Some(connection);
+            }
+        }
+    }
+
+    /// Gives an h1 connection back, if it can take another request.
+    pub(crate) fn give_back(&self, worker: &Worker, mut connection: Box<H1Connection>, shareable: bool) {
+        if shareable && connection.is_reusable() {
+            connection.idle_since = worker.now();
+            self.idle.borrow_mut().push(connection);
+            self.open.wake_one();
+        }
+    }
+
+    async fn lease_h2(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Error> {
+        let dials_seen = self.dials.get();
+        loop {
+            if let Some(lease) = self.place(worker, true) {
+                return Ok(Leased::H2(lease));
+            }
+            // Somebody else's dial failed while we waited for it: it would have been ours.
+            if let Some((number, error)) = &*self.dial_failure.borrow() {
+                if *number > dials_seen {
+                    return Err(error.clone());
+                }
+            }
+            let limits = &worker.generation().snapshot.limits;
+            if self.dialing_h2.get() || self.shared.borrow().len() >= limits.upstream_connections {
+                self.wait(worker, limits.upstream_pending).await?;
+                continue;
+            }
+            let dialing = Dialing::begin(self);
+            let result = self.dial_h2(worker, wish).await;
+            dialing.end(&result);
+            let connection = result?;
+            return Ok(Leased::H2(H2Lease::take(&connection, self, worker, false)));
+        }
+    }
+
+    /// A free place on a shared connection.
+    fn place(self: &Rc<Self>, worker: &Rc<Worker>, reused: bool) -> Option<H2Lease> {
+        let shared = self.shared.borrow();
+        let connection = shared.iter().find(|connection| connection.has_room())?;
+        Some(H2Lease::take(connection, self, worker, reused))
+    }
+
+    async fn dial_h2(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Rc<H2Connection>, Error> {
+        let io = connect(worker, &wish.destination, wish.connect_within).await?;
+        self.adopt_h2(worker, wish, io).await
+    }
+
+    async fn lease_either(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Error> {
+        if let Some(lease) = self.place(worker, true) {
+            return Ok(Leased::H2(lease));
+        }
+        if !wish.fresh {
+            if let Some(connection) = self.take_idle() {
+                return Ok(Leased::H1(connection));
+            }
+        }
+        let permit = Permit::take(&self.open);
+        let io = connect(worker, &wish.destination, wish.connect_within).await?;
+        if io.alpn() == Some(b"h2") {
+            drop(permit);
+            let connection = self.adopt_h2(worker, wish, io).await?;
+            return Ok(Leased::H2(H2Lease::take(&connection, self, worker, false)));
+        }
+        Ok(Leased::H1(Box::new(handshake_h1(wish, io, permit).await?)))
+    }
+
+    /// Speaks h2 on a new connection and hands it to a task of the worker.
+    async fn adopt_h2(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>, io: Io) -> Result<Rc<H2Connection>, Error> {
+        let peer = wish.destination.label.clone();
+        let broken = |reason: String| Error::Broken { peer: peer.clone(), reason, unprocessed: true };
+        let limits = &worker.generation().snapshot.limits;
+        let handshake = h2::client::Builder::new()
+            .initial_window_size(limits.stream_window as u32)
+            .initial_connection_window_size(limits.connection_window as u32)
+            .max_frame_size(MAX_FRAME)
+            .max_header_list_size(limits.header_bytes as u32)
+            .max_send_buffer_size(SEND_BUFFER)
+            // None until the peer's SETTINGS came: that is how their arrival is seen.
+            .initial_max_send_streams(0)
+            .enable_push(false)
+            .handshake::<_, Bytes>(io);
+        let ready = async {
+            let (sender, mut connection) = handshake.await?;
+            std::future::poll_fn(|cx| {
+                if let Poll::Ready(result) = Pin::new(&mut connection).poll(cx) {
+                    return Poll::Ready(result.and(Err(h2::Reason::NO_ERROR.into())));
+                }
+                if sender.current_max_send_streams() > 0 { Poll::Ready(Ok(())) } else { Poll::Pending }
+            })
+            .await?;
+            Ok::<_, h2::Error>((sender, connection))
+        };
+        let (sender, connection) = tokio::time::timeout(wish.connect_within, ready)
+            .await
+            .map_err(|_| Error::ConnectTimeout { peer: peer.clone(), after: wish.connect_within })?
+            .map_err(|error| broken(format!("HTTP/2 did not begin: {error}")))?;
+        let shared = Rc::new(H2Connection {
+            extended_connect: sender.is_extended_connect_protocol_enabled(),
+            sender,
+            streams: Cell::new(0),
+            closed: Cell::new(false),
+            idle_since: Cell::new(worker.now()),
+            retire: crate::signal::Signal::default(),
+        });
+        self.shared.borrow_mut().push(shared.clone());
+        worker.spawn(drive_h2(connection, shared.clone(), self.clone()));
+        Ok(shared)
+    }
+
+    /// Drops what is closed, and what was idle for too long. True where nothing is left.
+    pub(crate) fn sweep(&self, now: u64, idle_limit: Duration) -> bool {
+        let expired = |since: u64| Duration::from_millis(now.saturating_sub(since)) >= idle_limit;
+        let mut idle = std::mem::take(&mut *self.idle.borrow_mut());
+        idle.retain_mut(|connection| !expired(connection.idle_since) && probe(connection));
+        self.idle.borrow_mut().append(&mut idle);
+        for connection in self.shared.borrow().iter() {
+            if connection.streams.get() == 0 && expired(connection.idle_since.get()) {
+                connection.close();
+                connection.retire.set(());
+            }
+        }
+        self.idle.borrow().is_empty() && self.shared.borrow().is_empty() && self.open.count.get() == 0
+    }
+
+    /// The upstream is gone from the document: close what is idle, let the rest finish.
+    pub(crate) fn retire(&self) {
+        self.idle.borrow_mut().clear();
+        for connection in self.shared.borrow().iter() {
+            connection.close();
+            connection.retire.set(());
+        }
+    }
+}
+
+/// DATA frames up to this size are taken: a tunnel's bytes in fewer frames.
+pub(crate) const MAX_FRAME: u32 = 256 << 10;
+/// What h2 buffers for a stream beyond the peer's window.
+pub(crate) const SEND_BUFFER: usize = 512 << 10;
+
+/// Others wait while one dials; whatever becomes of it, also if it is dropped, they go on.
+struct Dialing<'a>(&'a Pool);
+
+impl<'a> Dialing<'a> {
+    fn begin(pool: &'a Pool) -> Self {
+        pool.dialing_h2.set(true);
+        Self(pool)
+    }
+
+    fn end(self, result: &Result<Rc<H2Connection>, Error>) {
+        self.0.dials.set(self.0.dials.get() + 1);
+        *self.0.dial_failure.borrow_mut() = result.as_ref().err().map(|error| (self.0.dials.get(), error.clone()));
+    }
+}
+
+impl Drop for Dialing<'_> {
+    fn drop(&mut self) {
+        self.0.dialing_h2.set(false);
+        self.0.open.wake_all();
+    }
+}
+
+/// Drives an h2 connection until it ends.
+async fn drive_h2(mut connection: h2::client::Connection<Io, Bytes>, shared: Rc<H2Connection>, pool: Rc<Pool>) {
+    let result = std::future::poll_fn(|cx| {
+        // Retired and empty: end it. While streams are left they wake us, since they end here.
+        if shared.streams.get() == 0 && shared.retire.poll(cx).is_ready() {
+            return Poll::Ready(Ok(()));
+        }
+        Pin::new(&mut connection).poll(cx)
+    })
+    .await;
+    if let Err(error) = result {
+        tracing::debug!(%error, "an upstream h2 connection ended");
+    }
+    shared.close();
+    pool.shared.borrow_mut().retain(|other| !Rc::ptr_eq(other, &shared));
+    pool.open.wake_all();
+}
+
+async fn handshake_h1(wish: &Wish<'_>, io: Io, permit: Permit) -> Result<H1Connection, Error> {
+    let (sender, connection) = http1::Builder::new().handshake(TokioIo::new(io)).await.map_err(|error| Error::Broken {
+        peer: wish.destination.label.clone(),
+        reason: error.to_string(),
+        unprocessed: true,
+    })?;
+    Ok(H1Connection { sender, connection, finished: false, reused: false, idle_since: 0, _permit: permit })
+}
+
+/// Is an idle connection still open? Looks at what the peer did while nobody did.
+fn probe(connection: &mut H1Connection) -> bool {
+    let mut cx = Context::from_waker(Waker::noop());
+    connection.poll(&mut cx).is_ok() && connection.is_reusable()
+}

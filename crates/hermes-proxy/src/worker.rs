@@ -1,0 +1,303 @@
+//! One worker: a thread with a runtime, listeners, sessions and connections of its own.
+//!
+//! In: commands of the node (apply, drain, list). Out: served sessions. Nothing of a worker is
+//! shared with another, but for counters, health and the log, so that nothing here takes a lock
+//! for traffic. Every task is in the worker's set and ends with it.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, HashSet};
+use std::future::Future;
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use hermes_model::decide::{Decision, decide};
+use hermes_model::facts::Kind;
+use hermes_model::snapshot::{AccessLog, OnChange};
+use hermes_net::resolve::Resolver;
+use hermes_net::udp::ReceiveBuffer;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::{JoinSet, LocalSet};
+
+use crate::error::Error;
+use crate::generation::Generation;
+use crate::listener::{Acceptor, ListeningSocket};
+use crate::live::{Entry, Live, SessionView};
+use crate::metrics::Metrics;
+use crate::record::{LogSender, Records};
+use crate::upstream::pool::{Pool, PoolKey};
+
+/// The sweep and the coarse clock tick so often.
+const TICK: Duration = Duration::from_millis(100);
+/// A reload decides so many live sessions again before traffic gets its turn: well under a millisecond.
+const REDECIDE_SLICE: usize = 256;
+
+/// What all workers of a node see.
+pub(crate) struct Shared {
+    pub(crate) metrics: Metrics,
+    pub(crate) no_route: Arc<str>,
+    epoch: Instant,
+    ids: AtomicU64,
+    own_addresses: ArcSwap<HashSet<IpAddr>>,
+}
+
+impl Shared {
+    pub(crate) fn new() -> Self {
+        Self {
+            metrics: Metrics::default(),
+            no_route: Arc::from("none"),
+            epoch: Instant::now(),
+            ids: AtomicU64::new(1),
+            own_addresses: ArcSwap::from_pointee(hermes_net::own::addresses()),
+        }
+    }
+
+    /// Milliseconds since the node began.
+    pub(crate) fn now(&self) -> u64 {
+        self.epoch.elapsed().as_millis() as u64
+    }
+
+    /// This machine's addresses, as of a few seconds ago.
+    pub(crate) fn own_addresses(&self) -> Arc<HashSet<IpAddr>> {
+        self.own_addresses.load_full()
+    }
+
+    /// Looks at the interfaces again.
+    pub(crate) fn refresh_own_addresses(&self) {
+        self.own_addresses.store(Arc::new(hermes_net::own::addresses()));
+    }
+}
+
+/// What the node tells a worker.
+pub(crate) enum Command {
+    /// Run this generation, with these sockets for its new listeners.
+    Apply { generation: Arc<Generation>, sockets: Vec<ListeningSocket>, done: oneshot::Sender<()> },
+    /// List sessions, at most so many.
+    Sessions { most: usize, reply: oneshot::Sender<Vec<SessionView>> },
+    /// Accept no more, let what runs finish. `handed` listeners live on in another process.
+    Drain { handed: bool },
+    /// End now.
+    Stop,
+}
+
+/// A worker's state, for its tasks.
+pub(crate) struct Worker {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) live: Live,
+    pub(crate) records: Records,
+    pub(crate) resolver: Resolver,
+    pub(crate) udp_buffer: RefCell<ReceiveBuffer>,
+    /// Where a run of datagrams is put together for one send.
+    pub(crate) udp_run: RefCell<Vec<u8>>,
+    generation: RefCell<Rc<Arc<Generation>>>,
+    pools: RefCell<HashMap<PoolKey, Rc<Pool>>>,
+    tasks: RefCell<JoinSet<()>>,
+    rng: RefCell<SmallRng>,
+    clock: Cell<u64>,
+    draining: Cell<bool>,
+    /// The next of a block of ids: workers take them in blocks.
+    ids: Cell<(u64, u64)>,
+}
+
+/// Ids that a worker takes at once.
+const ID_BLOCK: u64 = 1024;
+
+impl Worker {
+    fn new(shared: Arc<Shared>, generation: Arc<Generation>, log: LogSender) -> Self {
+        let records = Records::new(generation.snapshot.node.clone(), log);
+        records.set_enabled(generation.snapshot.access_log != AccessLog::Off);
+        Self {
+            clock: Cell::new(shared.now()),
+            shared,
+            live: Live::default(),
+            records,
+            resolver: Resolver::from_system(),
+            udp_buffer: RefCell::default(),
+            udp_run: RefCell::default(),
+            generation: RefCell::new(Rc::new(generation)),
+            pools: RefCell::default(),
+            tasks: RefCell::default(),
+            rng: RefCell::new(SmallRng::from_os_rng()),
+            draining: Cell::new(false),
+            ids: Cell::new((0, 0)),
+        }
+    }
+
+    /// Milliseconds of the node's clock, as of the last tick: for what is compared with seconds.
+    pub(crate) fn now(&self) -> u64 {
+        self.clock.get()
+    }
+
+    /// What runs now. Hold it for one decision, not for a session.
+    pub(crate) fn generation(&self) -> Rc<Arc<Generation>> {
+        self.generation.borrow().clone()
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.get()
+    }
+
+    /// Random numbers, not for secrets.
+    pub(crate) fn random(&self) -> (u128, u64) {
+        let mut rng = self.rng.borrow_mut();
+        (rng.random(), rng.random())
+    }
+
+    /// A number for a session, unique in the process.
+    pub(crate) fn next_id(&self) -> u64 {
+        let (mut next, mut end) = self.ids.get();
+        if next == end {
+            next = self.shared.ids.fetch_add(ID_BLOCK, Ordering::Relaxed);
+            end = next + ID_BLOCK;
+        }
+        self.ids.set((next + 1, end));
+        next
+    }
+
+    /// Runs a task that ends with the worker at the latest.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        self.tasks.borrow_mut().spawn_local(task);
+    }
+
+    /// The pool of an endpoint.
+    pub(crate) fn pool(&self, key: PoolKey) -> Rc<Pool> {
+        self.pools.borrow_mut().entry(key).or_insert_with(|| Rc::new(Pool::new())).clone()
+    }
+
+    fn tick(&self) {
+        self.clock.set(self.shared.now());
+        self.live.sweep(self);
+        self.records.flush(self);
+        let idle = self.generation().snapshot.limits.upstream_idle;
+        self.pools.borrow_mut().retain(|_, pool| !pool.sweep(self.now(), idle));
+    }
+
+    fn retire_pools(&self) {
+        let generation = self.generation();
+        self.pools.borrow_mut().retain(|key, pool| {
+            let kept = generation.owns(key.owner);
+            if !kept {
+                pool.retire();
+            }
+            kept
+        });
+    }
+
+    async fn reap(&self) {
+        std::future::poll_fn(|cx| self.tasks.borrow_mut().poll_join_next(cx)).await;
+    }
+}
+
+/// Decides live sessions again after a swap: each stays, ends or moves.
+async fn redecide(worker: Rc<Worker>) {
+    let generation = worker.generation();
+    let entries: Vec<Rc<Entry>> = worker.live.sessions.borrow().iter().map(|(_, entry)| entry.clone()).collect();
+    for slice in entries.chunks(REDECIDE_SLICE) {
+        for entry in slice {
+            redecide_one(&generation, entry);
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+fn redecide_one(generation: &Generation, entry: &Entry) {
+    // Its listener is gone: it drains, whatever the routes say of new ones.
+    if generation.listener(&entry.facts.listener).is_none() {
+        return;
+    }
+    match decide(&entry.facts, &generation.snapshot) {
+        Decision::Deny(deny) => entry.end.set(Error::Reconfigured(deny.reason.to_string())),
+        Decision::Act(route) => {
+            let changed = entry.route.borrow().as_ref().is_some_and(|old| old.action != route.action);
+            if changed && entry.facts.kind == Kind::Udp && route.on_change == OnChange::Move {
+                *entry.moved.borrow_mut() = Some(route);
+                entry.end.nudge();
+            }
+        }
+    }
+}
+
+/// Runs a worker until it is told to stop. Called on a thread of its own.
+pub(crate) fn run(
+    shared: Arc<Shared>,
+    generation: Arc<Generation>,
+    log: LogSender,
+    commands: mpsc::Receiver<Command>,
+) -> std::io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let local = LocalSet::new();
+    local.block_on(&runtime, async {
+        let worker = Rc::new(Worker::new(shared, generation, log));
+        serve_commands(&worker, commands).await;
+        worker.live.end_all();
+        // Ends every task; sessions write their records as they go.
+        let mut tasks = std::mem::take(&mut *worker.tasks.borrow_mut());
+        tasks.shutdown().await;
+        worker.records.flush(&worker);
+    });
+    Ok(())
+}
+
+async fn serve_commands(worker: &Rc<Worker>, mut commands: mpsc::Receiver<Command>) {
+    let mut acceptors: HashMap<Arc<str>, Vec<Acceptor>> = HashMap::new();
+    let mut tick = tokio::time::interval(TICK);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+    loop {
+        tokio::select! {
+            command = commands.recv() => match command {
+                Some(Command::Apply { generation, sockets, done }) => {
+                    apply(worker, &mut acceptors, generation, sockets).await;
+                    let _ = done.send(());
+                }
+                Some(Command::Sessions { most, reply }) => drop(reply.send(worker.live.list(most))),
+                Some(Command::Drain { handed }) => {
+                    worker.draining.set(true);
+                    for acceptor in acceptors.drain().flat_map(|(_, list)| list) {
+                        if handed { acceptor.hand_over() } else { acceptor.close() }
+                    }
+                    worker.live.drain();
+                }
+                Some(Command::Stop) | None => return,
+            },
+            _ = tick.tick() => worker.tick(),
+            () = worker.reap(), if !worker.tasks.borrow().is_empty() => {}
+        }
+    }
+}
+
+async fn apply(
+    worker: &Rc<Worker>,
+    acceptors: &mut HashMap<Arc<str>, Vec<Acceptor>>,
+    generation: Arc<Generation>,
+    sockets: Vec<ListeningSocket>,
+) {
+    worker.records.set_enabled(generation.snapshot.access_log != AccessLog::Off);
+    worker.records.forget_handles();
+    *worker.generation.borrow_mut() = Rc::new(generation.clone());
+    // New ones first: a listener that moves serves at both places for a moment, never at none.
+    let mut replaced = Vec::new();
+    let named: HashSet<Arc<str>> = sockets.iter().map(|socket| socket.name.clone()).collect();
+    for name in named {
+        replaced.extend(acceptors.remove(&name).into_iter().flatten());
+    }
+    for socket in sockets {
+        let name = socket.name.clone();
+        match Acceptor::start(worker, socket) {
+            Ok(acceptor) => acceptors.entry(name).or_default().push(acceptor),
+            Err(error) => tracing::error!(listener = %name, %error, "a listener could not start on this worker"),
+        }
+    }
+    let gone: Vec<Arc<str>> = acceptors.keys().filter(|name| generation.listener(name).is_none()).cloned().collect();
+    for name in gone {
+        replaced.extend(acceptors.remove(&name).into_iter().flatten());
+        worker.live.drain_listener(&name);
+    }
+    replaced.into_iter().for_each(Acceptor::close);
+    worker.retire_pools();
+    worker.spawn(redecide(worker.clone()));
+}
