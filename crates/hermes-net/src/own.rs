@@ -1,4 +1,4 @@
-//! Which addresses are this machine's own.
+//! What this machine gives us: its addresses, and how many descriptors.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -17,4 +17,15 @@ pub fn addresses() -> HashSet<IpAddr> {
             address.as_sockaddr_in6().map(|v6| IpAddr::V6(Ipv6Addr::from(v6.ip())))
         })
         .collect()
+}
+
+/// Raises the soft limit of open files towards `wanted`, up to the hard one. Returns what it is now.
+pub fn raise_descriptor_limit(wanted: u64) -> u64 {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return 0 };
+    let target = wanted.min(hard).max(soft);
+    match setrlimit(Resource::RLIMIT_NOFILE, target, hard) {
+        Ok(()) => target,
+        Err(_) => soft,
+    }
 }

@@ -181,6 +181,11 @@ impl Node {
         result
     }
 
+    /// Counts a document that did not even pass `check`.
+    pub fn refused(&self) {
+        self.shared.metrics.reloads.get_or_create(&ResultLabels { result: "refused" }).inc();
+    }
+
     async fn apply_or_refuse(&mut self, snapshot: Arc<Snapshot>) -> Result<u64, Vec<Unready>> {
         let previous = self.current.load_full();
         record::probe(&snapshot.access_log)

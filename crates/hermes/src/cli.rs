@@ -1,0 +1,46 @@
+//! The command line: a file a verb.
+//!
+//! In: arguments. Out: a verb run. Exit status 2 for usage is clap's, 1 for failure is `main`'s.
+
+mod check;
+mod completions;
+mod demo;
+mod doctor;
+mod explain;
+mod proxy;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// A proxy overlay: proxy on devices and servers, router in between, and command line.
+#[derive(Debug, Parser)]
+#[command(name = "hermes", version, propagate_version = true, arg_required_else_help = true)]
+pub(crate) struct Hermes {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    Proxy(proxy::Proxy),
+    Check(check::Check),
+    Explain(explain::Explain),
+    Demo(demo::Demo),
+    Doctor(doctor::Doctor),
+    Completions(completions::Completions),
+}
+
+impl Hermes {
+    /// Runs the verb.
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        match self.verb {
+            Verb::Proxy(verb) => verb.run(),
+            Verb::Check(verb) => verb.run(),
+            Verb::Explain(verb) => verb.run(),
+            Verb::Demo(verb) => verb.run(),
+            Verb::Doctor(verb) => verb.run(),
+            Verb::Completions(verb) => verb.run(),
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! `hermes completions`: shell completions on standard output.
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+/// Prints completions for a shell, to be sourced by it.
+#[derive(Debug, Parser)]
+pub(super) struct Completions {
+    /// The shell.
+    #[arg(value_enum)]
+    shell: clap_complete::Shell,
+}
+
+impl Completions {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let mut command = super::Hermes::command();
+        let mut text = Vec::new();
+        clap_complete::generate(self.shell, &mut command, "hermes", &mut text);
+        std::io::Write::write_all(&mut std::io::stdout(), &text)?;
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,65 @@
+//! Reads node documents from disk.
+//!
+//! In: a path. Out: what `check` made of it, with files that are named and missing as warnings:
+//! a document may be checked on another machine than the one that runs it.
+
+use std::path::Path;
+
+use anyhow::Context;
+use hermes_model::{Checked, Problem};
+
+/// The largest document that is read: about a million routes.
+const MAX_DOCUMENT: u64 = 256 << 20;
+
+/// Reads and checks a document.
+///
+/// # Errors
+/// The file cannot be read. Problems of its content are the inner error.
+pub(crate) fn read(path: &Path) -> anyhow::Result<Result<Checked, Vec<Problem>>> {
+    let size = std::fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?.len();
+    anyhow::ensure!(size <= MAX_DOCUMENT, "{} has {size} bytes, more than {MAX_DOCUMENT}", path.display());
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(check(path, &text))
+}
+
+/// Checks a document's text; `path` is where it came from.
+pub(crate) fn check(path: &Path, text: &str) -> Result<Checked, Vec<Problem>> {
+    let base = path.parent().unwrap_or(Path::new("."));
+    let mut checked = hermes_model::check(text, base)?;
+    let missing: Vec<Problem> = named_files(&checked)
+        .into_iter()
+        .filter(|(_, file)| !file.exists())
+        .map(|(path, file)| Problem {
+            path,
+            message: format!("{} does not exist on this machine; the node will not start without it", file.display()),
+        })
+        .collect();
+    checked.warnings.extend(missing);
+    Ok(checked)
+}
+
+fn named_files(checked: &Checked) -> Vec<(String, &Path)> {
+    let snapshot = &checked.snapshot;
+    let mut files: Vec<(String, &Path)> = Vec::new();
+    if let Some(identity) = &snapshot.identity {
+        files.push(("identity.cert".to_owned(), &identity.cert));
+        files.push(("identity.key".to_owned(), &identity.key));
+        files.push(("identity.ca".to_owned(), &identity.ca));
+    }
+    for (index, listener) in snapshot.listeners.iter().enumerate() {
+        let Some(tls) = &listener.tls else { continue };
+        if let Some((cert, key)) = &tls.cert_key {
+            files.push((format!("listeners[{index}].tls.cert"), cert));
+            files.push((format!("listeners[{index}].tls.key"), key));
+        }
+        if let Some(ca) = &tls.client_ca {
+            files.push((format!("listeners[{index}].tls.ca"), ca));
+        }
+    }
+    for (index, upstream) in snapshot.upstreams.iter().enumerate() {
+        if let Some(ca) = upstream.tls.as_ref().and_then(|tls| tls.ca.as_deref()) {
+            files.push((format!("upstreams[{index}].tls.ca"), ca));
+        }
+    }
+    files
+}
