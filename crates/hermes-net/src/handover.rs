@@ -73,7 +73,10 @@ pub fn receive(mut stream: &UnixStream) -> io::Result<Vec<Handed>> {
         let labels = String::from_utf8(labels).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         let labels: Vec<&str> = labels.split('\n').collect();
         if labels.len() != fds.len() {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a handover has more labels than sockets, or fewer"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "a handover has more labels than sockets, or fewer",
+            ));
         }
         all.extend(labels.into_iter().zip(fds).map(|(label, fd)| Handed { label: label.to_owned(), fd }));
     }

@@ -73,7 +73,11 @@ impl AsyncWrite for Io {
         }
     }
 
-    fn poll_write_vectored(self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Io::Plain(tcp) => Pin::new(tcp).poll_write_vectored(cx, bufs),
             Io::Tls(tls) => Pin::new(tls).poll_write_vectored(cx, bufs),

@@ -48,10 +48,10 @@ impl Resolver {
             return Ok(vec![address]);
         }
         let resolver = self.inner.as_ref().map_err(|reason| ResolveError::Configuration(reason.clone()))?;
-        let answer = resolver.lookup_ip(host).await.map_err(|error| ResolveError::NoAddress {
-            host: host.to_owned(),
-            reason: error.to_string(),
-        })?;
+        let answer = resolver
+            .lookup_ip(host)
+            .await
+            .map_err(|error| ResolveError::NoAddress { host: host.to_owned(), reason: error.to_string() })?;
         let addresses: Vec<IpAddr> = answer.iter().collect();
         if addresses.is_empty() {
             return Err(ResolveError::NoAddress { host: host.to_owned(), reason: "an empty answer".to_owned() });

@@ -56,8 +56,10 @@ impl CertifiedKey {
     /// The file that cannot be used, and why.
     pub fn load(cert: &Path, key: &Path) -> Result<Self, TlsError> {
         let chain = load_certificates(cert)?;
-        let key = PrivateKeyDer::from_pem_file(key)
-            .map_err(|error| TlsError::File { path: key.to_owned(), reason: format!("no private key could be read: {error}") })?;
+        let key = PrivateKeyDer::from_pem_file(key).map_err(|error| TlsError::File {
+            path: key.to_owned(),
+            reason: format!("no private key could be read: {error}"),
+        })?;
         Ok(Self { chain, key })
     }
 
@@ -79,9 +81,10 @@ impl Roots {
     pub fn load(path: &Path) -> Result<Self, TlsError> {
         let mut store = RootCertStore::empty();
         for certificate in load_certificates(path)? {
-            store
-                .add(certificate)
-                .map_err(|error| TlsError::File { path: path.to_owned(), reason: format!("not a CA certificate: {error}") })?;
+            store.add(certificate).map_err(|error| TlsError::File {
+                path: path.to_owned(),
+                reason: format!("not a CA certificate: {error}"),
+            })?;
         }
         Ok(Self(Arc::new(store)))
     }
@@ -118,7 +121,11 @@ fn provider() -> Arc<CryptoProvider> {
 ///
 /// # Errors
 /// rustls refuses the key, the chain or the CA.
-pub fn server_config(own: &CertifiedKey, clients: &ClientCertificates, alpn: &[&[u8]]) -> Result<Arc<ServerConfig>, TlsError> {
+pub fn server_config(
+    own: &CertifiedKey,
+    clients: &ClientCertificates,
+    alpn: &[&[u8]],
+) -> Result<Arc<ServerConfig>, TlsError> {
     let fault = |reason: String| TlsError::Configuration { what: "TLS of a listener", reason };
     let builder = ServerConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
@@ -155,7 +162,11 @@ pub type NodePredicate = Arc<dyn Fn(&[String]) -> Result<(), String> + Send + Sy
 ///
 /// # Errors
 /// rustls refuses the key, the chain or the CA.
-pub fn client_config(own: Option<&CertifiedKey>, server: ServerIdentity, alpn: &[&[u8]]) -> Result<Arc<ClientConfig>, TlsError> {
+pub fn client_config(
+    own: Option<&CertifiedKey>,
+    server: ServerIdentity,
+    alpn: &[&[u8]],
+) -> Result<Arc<ClientConfig>, TlsError> {
     let fault = |reason: String| TlsError::Configuration { what: "TLS of an upstream", reason };
     let builder = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
@@ -280,7 +291,8 @@ pub async fn accept(config: Arc<ServerConfig>, tcp: tokio::net::TcpStream) -> io
 /// # Errors
 /// The handshake's failure, or a name that TLS cannot carry.
 pub async fn connect(config: Arc<ClientConfig>, name: &str, tcp: tokio::net::TcpStream) -> io::Result<crate::Io> {
-    let name = ServerName::try_from(name.to_owned()).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+    let name =
+        ServerName::try_from(name.to_owned()).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
     let tls = tokio_rustls::TlsConnector::from(config).connect(name, tcp).await?;
     Ok(crate::Io::Tls(Box::new(tls.into())))
 }

@@ -59,10 +59,18 @@ pub async fn serve(listener: TcpListener, view: NodeView, ready: Readiness) {
     }
 }
 
-async fn answer(request: &Request<Incoming>, view: &NodeView, ready: &Readiness, on_loopback: bool) -> Response<Full<Bytes>> {
+async fn answer(
+    request: &Request<Incoming>,
+    view: &NodeView,
+    ready: &Readiness,
+    on_loopback: bool,
+) -> Response<Full<Bytes>> {
     // A web page that points its own name at 127.0.0.1 must not read this (DNS rebinding).
     if on_loopback && !names_loopback(request) {
-        return text(StatusCode::FORBIDDEN, "the admin endpoint answers to localhost and IP addresses only\n".to_owned());
+        return text(
+            StatusCode::FORBIDDEN,
+            "the admin endpoint answers to localhost and IP addresses only\n".to_owned(),
+        );
     }
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         return text(StatusCode::METHOD_NOT_ALLOWED, "only GET\n".to_owned());
@@ -71,7 +79,9 @@ async fn answer(request: &Request<Incoming>, view: &NodeView, ready: &Readiness,
         "/healthz" => text(StatusCode::OK, "ok\n".to_owned()),
         "/readyz" if ready.load(Ordering::Acquire) => text(StatusCode::OK, "ready\n".to_owned()),
         "/readyz" => text(StatusCode::SERVICE_UNAVAILABLE, "draining\n".to_owned()),
-        "/metrics" => typed(StatusCode::OK, "application/openmetrics-text; version=1.0.0; charset=utf-8", view.metrics()),
+        "/metrics" => {
+            typed(StatusCode::OK, "application/openmetrics-text; version=1.0.0; charset=utf-8", view.metrics())
+        }
         "/config" => json(&view.config()),
         "/sessions" => json(&view.sessions().await),
         _ => text(StatusCode::NOT_FOUND, "try /healthz /readyz /metrics /config /sessions\n".to_owned()),

@@ -53,7 +53,9 @@ pub(crate) async fn relay(mut near: ByteStream, mut far: ByteStream, session: &S
         let blocked = up.state == State::Writing || down.state == State::Writing;
         entry.set_phase(&session.worker, if blocked { Phase::Blocked } else { Phase::Open });
         match (first, second) {
-            (Poll::Ready(Err(failure)), _) | (_, Poll::Ready(Err(failure))) => Poll::Ready(Some(named(failure, session))),
+            (Poll::Ready(Err(failure)), _) | (_, Poll::Ready(Err(failure))) => {
+                Poll::Ready(Some(named(failure, session)))
+            }
             (Poll::Ready(Ok(())), Poll::Ready(Ok(()))) => Poll::Ready(None),
             _ => Poll::Pending,
         }

@@ -114,7 +114,12 @@ impl Port {
     }
 
     /// Receives at least one datagram into the (empty) batch. False where the flow ended.
-    fn poll_receive(&mut self, cx: &mut Context<'_>, worker: &Worker, batch: &mut VecDeque<Bytes>) -> Poll<io::Result<bool>> {
+    fn poll_receive(
+        &mut self,
+        cx: &mut Context<'_>,
+        worker: &Worker,
+        batch: &mut VecDeque<Bytes>,
+    ) -> Poll<io::Result<bool>> {
         match self {
             Port::Tunnel(tunnel) => tunnel.poll_receive(cx, worker, batch),
             Port::Flow(flow) => flow.queue.poll_take(cx, batch).map(|()| Ok(true)),
@@ -132,7 +137,12 @@ impl Port {
     }
 
     /// Sends the batch. Ready when it is empty.
-    fn poll_send(&mut self, cx: &mut Context<'_>, worker: &Worker, batch: &mut VecDeque<Bytes>) -> Poll<io::Result<()>> {
+    fn poll_send(
+        &mut self,
+        cx: &mut Context<'_>,
+        worker: &Worker,
+        batch: &mut VecDeque<Bytes>,
+    ) -> Poll<io::Result<()>> {
         match self {
             Port::Tunnel(tunnel) => tunnel.poll_send(cx, batch),
             Port::Socket { socket, peer } => poll_send_socket(socket, *peer, cx, worker, batch),
@@ -163,7 +173,12 @@ fn is_icmp(error: &io::Error) -> bool {
 }
 
 impl Tunnel {
-    fn poll_receive(&mut self, cx: &mut Context<'_>, worker: &Worker, batch: &mut VecDeque<Bytes>) -> Poll<io::Result<bool>> {
+    fn poll_receive(
+        &mut self,
+        cx: &mut Context<'_>,
+        worker: &Worker,
+        batch: &mut VecDeque<Bytes>,
+    ) -> Poll<io::Result<bool>> {
         let malformed = |error: capsule::CapsuleError| io::Error::new(io::ErrorKind::InvalidData, error);
         loop {
             while let Some(capsule) = self.decoder.next().map_err(malformed)? {
@@ -304,7 +319,8 @@ impl Relay<'_> {
             let blocked = !self.up.is_empty() || !self.down.is_empty();
             self.session.entry.set_phase(&self.session.worker, if blocked { Phase::Blocked } else { Phase::Open });
             match (up, down) {
-                (Poll::Ready(Ok(true)), Poll::Ready(Ok(true)) | Poll::Pending) | (Poll::Pending, Poll::Ready(Ok(true))) => {}
+                (Poll::Ready(Ok(true)), Poll::Ready(Ok(true)) | Poll::Pending)
+                | (Poll::Pending, Poll::Ready(Ok(true))) => {}
                 (Poll::Pending, Poll::Pending) => return Poll::Pending,
                 (Poll::Ready(Err(error)), _) | (_, Poll::Ready(Err(error))) => return Poll::Ready(Some(error)),
                 (Poll::Ready(Ok(false)), _) | (_, Poll::Ready(Ok(false))) => return Poll::Ready(None),
@@ -334,7 +350,8 @@ impl Relay<'_> {
             self.poll_old(cx);
         }
         if self.down.is_empty() {
-            let open = ready!(self.far.poll_receive(cx, worker, &mut self.down)).map_err(|error| self.far_error(&error))?;
+            let open =
+                ready!(self.far.poll_receive(cx, worker, &mut self.down)).map_err(|error| self.far_error(&error))?;
             if !open {
                 return Poll::Ready(Ok(false));
             }

@@ -146,7 +146,9 @@ impl Error {
     pub(crate) fn side(&self) -> Side {
         match self {
             Error::Malformed(_) | Error::ClientGone(_) => Side::Client,
-            Error::Denied { .. } | Error::Unreachable { .. } | Error::Reconfigured(_) | Error::Unsuitable { .. } => Side::Policy,
+            Error::Denied { .. } | Error::Unreachable { .. } | Error::Reconfigured(_) | Error::Unsuitable { .. } => {
+                Side::Policy
+            }
             Error::Limit(_) | Error::Internal(_) | Error::Draining => Side::Local,
             _ => Side::Upstream,
         }
@@ -155,7 +157,9 @@ impl Error {
     /// May it be tried again?
     pub(crate) fn retry(&self) -> Retry {
         match self {
-            Error::Connect { .. } | Error::ConnectTimeout { .. } | Error::Broken { unprocessed: true, .. } => Retry::Always,
+            Error::Connect { .. } | Error::ConnectTimeout { .. } | Error::Broken { unprocessed: true, .. } => {
+                Retry::Always
+            }
             Error::Broken { .. } => Retry::IfNothingWasSent,
             _ => Retry::Never,
         }
@@ -168,7 +172,9 @@ impl Error {
             Error::Malformed(_) | Error::ClientGone(_) => StatusCode::BAD_REQUEST,
             Error::Unreachable { .. } => StatusCode::FORBIDDEN,
             Error::ConnectTimeout { .. } | Error::NoProgress(_) | Error::Idle(_) => StatusCode::GATEWAY_TIMEOUT,
-            Error::NoEndpoint { .. } | Error::Limit(_) | Error::Draining | Error::Reconfigured(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Error::NoEndpoint { .. } | Error::Limit(_) | Error::Draining | Error::Reconfigured(_) => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             Error::Unsuitable { .. } => StatusCode::NOT_IMPLEMENTED,
             Error::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
             Error::Refused { status, .. } if status.is_client_error() || status.is_server_error() => *status,

@@ -11,10 +11,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hermes_model::facts::Peer;
 use hermes_model::snapshot::{
-    ClientAuth, IdentityFiles, Listener, ListenerProtocol, ListenerTls, Route, Snapshot, Upstream, UpstreamProtocol, UpstreamTls,
+    ClientAuth, IdentityFiles, Listener, ListenerProtocol, ListenerTls, Route, Snapshot, Upstream, UpstreamProtocol,
+    UpstreamTls,
 };
 use hermes_model::trust::{SpiffeKind, parse_spiffe};
-use hermes_net::tls::{self, CertifiedKey, ClientCertificates, NodePredicate, Roots, RustlsServerConfig, ServerIdentity};
+use hermes_net::tls::{
+    self, CertifiedKey, ClientCertificates, NodePredicate, Roots, RustlsServerConfig, ServerIdentity,
+};
 
 use crate::headers::Via;
 use crate::upstream::{ClientTls, UpstreamState};
@@ -183,11 +186,17 @@ impl Builder<'_> {
                 match own {
                     Some(id) if *id.name == *self.snapshot.node => self.overlay = Arc::from(id.overlay),
                     Some(id) => {
-                        let reason = format!("the certificate names node {}, the document names {}", id.name, self.snapshot.node);
+                        let reason = format!(
+                            "the certificate names node {}, the document names {}",
+                            id.name, self.snapshot.node
+                        );
                         self.fault("identity.cert", reason);
                     }
                     None => {
-                        self.fault("identity.cert", format!("the certificate has no URI spiffe://OVERLAY/node/{}", self.snapshot.node));
+                        self.fault(
+                            "identity.cert",
+                            format!("the certificate has no URI spiffe://OVERLAY/node/{}", self.snapshot.node),
+                        );
                     }
                 }
                 self.identity = Some(Identity { key, roots });
@@ -226,7 +235,11 @@ impl Builder<'_> {
                 self.note(&[cert, key]);
                 CertifiedKey::load(cert, key).map_err(|error| error.to_string())?
             }
-            None => self.identity.as_ref().map(|identity| identity.key.clone()).ok_or("no certificate: `identity` could not be loaded")?,
+            None => self
+                .identity
+                .as_ref()
+                .map(|identity| identity.key.clone())
+                .ok_or("no certificate: `identity` could not be loaded")?,
         };
         let roots = match &tls.client_ca {
             Some(ca) => {

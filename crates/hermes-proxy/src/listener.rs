@@ -108,7 +108,10 @@ async fn accept_all(worker: Rc<Worker>, listener: TcpListener, name: Arc<str>, e
 }
 
 fn is_about_one_connection(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset | io::ErrorKind::Interrupted)
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset | io::ErrorKind::Interrupted
+    )
 }
 
 /// Serves what the kernel has accepted for us: closing the socket would reset it.
@@ -175,7 +178,12 @@ async fn serve_connection(worker: &Rc<Worker>, connection: &Rc<Connection>, tcp:
 }
 
 /// PROXY header, TLS, identity. The sweep bounds its time.
-async fn make_ready(worker: &Worker, listener: &Listener, accepted_from: SocketAddr, mut tcp: TcpStream) -> io::Result<Ready> {
+async fn make_ready(
+    worker: &Worker,
+    listener: &Listener,
+    accepted_from: SocketAddr,
+    mut tcp: TcpStream,
+) -> io::Result<Ready> {
     let mut source = accepted_from;
     if contains(&listener.proxy_protocol, accepted_from) {
         source = read_proxy_header(&mut tcp).await?.unwrap_or(accepted_from);
@@ -188,7 +196,8 @@ async fn make_ready(worker: &Worker, listener: &Listener, accepted_from: SocketA
     let secure = matches!(io, Io::Tls(_));
     let trust = match tls::peer_uris(&io) {
         Some(uris) => {
-            let peer = generation.identify(&uris).map_err(|reason| io::Error::new(io::ErrorKind::PermissionDenied, reason))?;
+            let peer =
+                generation.identify(&uris).map_err(|reason| io::Error::new(io::ErrorKind::PermissionDenied, reason))?;
             Trust::Certified(Arc::new(peer))
         }
         // By the address that really connected: a PROXY header must not lend trust.

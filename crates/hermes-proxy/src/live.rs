@@ -98,7 +98,12 @@ pub(crate) struct Session {
 
 impl Session {
     /// Begins a session. `connection` is the client's, to be closed should the session hang in it.
-    pub(crate) fn begin(worker: &Rc<Worker>, facts: Facts, connection: Option<Rc<Connection>>, trace: Traceparent) -> Self {
+    pub(crate) fn begin(
+        worker: &Rc<Worker>,
+        facts: Facts,
+        connection: Option<Rc<Connection>>,
+        trace: Traceparent,
+    ) -> Self {
         let entry = Rc::new(Entry {
             id: worker.next_id(),
             facts,

@@ -127,15 +127,27 @@ impl Metrics {
         registry.register("connections_open", "Client connections open", self.connections_open.clone());
         registry.register("tls_handshake_failures", "Handshakes that failed", self.handshake_failures.clone());
         registry.register("limit_hits", "Times a bound was hit", self.limits.clone());
-        registry.register("identities_removed", "User claims removed: the peer may not make them", self.identities_removed.clone());
+        registry.register(
+            "identities_removed",
+            "User claims removed: the peer may not make them",
+            self.identities_removed.clone(),
+        );
         registry.register("datagrams_dropped", "Datagrams dropped, by reason", self.datagrams_dropped.clone());
         registry.register("retries", "Requests tried again", self.retries.clone());
         registry.register("upstream_connects", "Connections made", self.upstream_connects.clone());
-        registry.register("upstream_connect_failures", "Connections that could not be made", self.upstream_connect_failures.clone());
+        registry.register(
+            "upstream_connect_failures",
+            "Connections that could not be made",
+            self.upstream_connect_failures.clone(),
+        );
         registry.register("upstream_healthy", "1 where the endpoint takes sessions", self.upstream_healthy.clone());
         registry.register("reloads", "Documents applied or refused", self.reloads.clone());
         registry.register("generation", "Number of the running snapshot", self.generation.clone());
-        registry.register("records_lost", "Access log records lost because the log was slow", self.records_lost.clone());
+        registry.register(
+            "records_lost",
+            "Access log records lost because the log was slow",
+            self.records_lost.clone(),
+        );
     }
 
     /// Handles for one kind of session end.

@@ -142,7 +142,8 @@ impl Node {
     /// Every certificate that cannot be loaded and address that cannot be bound, with its place in
     /// the document.
     pub async fn start(snapshot: Arc<Snapshot>, inherited: Vec<Handed>) -> Result<Self, Vec<Unready>> {
-        let fault = |path: &str, error: std::io::Error| vec![Unready { path: path.to_owned(), reason: error.to_string() }];
+        let fault =
+            |path: &str, error: std::io::Error| vec![Unready { path: path.to_owned(), reason: error.to_string() }];
         let log = LogWriter::start(snapshot.access_log.clone()).map_err(|error| fault("access-log", error))?;
         let generation = Arc::new(Generation::build(snapshot, None)?);
         let shared = Arc::new(Shared::new());
@@ -192,7 +193,11 @@ impl Node {
             .map_err(|error| vec![Unready { path: "access-log".to_owned(), reason: error.to_string() }])?;
         let workers = snapshot.workers.unwrap_or_else(cores);
         if workers != self.workers.len() {
-            tracing::warn!(running = self.workers.len(), document = workers, "`workers` changes with the next start or takeover only");
+            tracing::warn!(
+                running = self.workers.len(),
+                document = workers,
+                "`workers` changes with the next start or takeover only"
+            );
         }
         let generation = Arc::new(Generation::build(snapshot, Some(&previous))?);
         let number = generation.number;
@@ -291,7 +296,8 @@ impl Node {
     ) -> Result<(), Vec<Unready>> {
         let sockets = self.sockets.get(key).map(Vec::as_slice).unwrap_or_default();
         let workers = for_worker.len();
-        let deals = if dispatch == Dispatch::Exclusive && !key.udp { workers.max(sockets.len()) } else { sockets.len() };
+        let deals =
+            if dispatch == Dispatch::Exclusive && !key.udp { workers.max(sockets.len()) } else { sockets.len() };
         for deal in 0..deals {
             let Some(socket) = sockets.get(deal % sockets.len().max(1)) else { break };
             let socket = socket
@@ -308,7 +314,12 @@ impl Node {
         for state in generation.upstreams() {
             if let Some(check) = &state.config.health {
                 for index in 0..state.endpoints.len() {
-                    self.background.spawn(health::probe_forever(state.clone(), index, check.clone(), self.shared.clone()));
+                    self.background.spawn(health::probe_forever(
+                        state.clone(),
+                        index,
+                        check.clone(),
+                        self.shared.clone(),
+                    ));
                 }
             }
         }
@@ -338,7 +349,10 @@ impl Node {
 
     /// The listening sockets with their labels, for another process.
     pub fn handover(&self) -> Vec<(String, RawFd)> {
-        self.sockets.iter().flat_map(|(key, sockets)| sockets.iter().map(|socket| (key.label(), socket.raw()))).collect()
+        self.sockets
+            .iter()
+            .flat_map(|(key, sockets)| sockets.iter().map(|socket| (key.label(), socket.raw())))
+            .collect()
     }
 
     /// What the admin endpoint sees.
@@ -394,7 +408,12 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-fn start_worker(number: usize, shared: &Arc<Shared>, generation: &Arc<Generation>, log: &LogWriter) -> std::io::Result<WorkerHandle> {
+fn start_worker(
+    number: usize,
+    shared: &Arc<Shared>,
+    generation: &Arc<Generation>,
+    log: &LogWriter,
+) -> std::io::Result<WorkerHandle> {
     let (commands, receiver) = mpsc::channel(COMMANDS);
     let (shared, generation, log) = (shared.clone(), generation.clone(), log.sender());
     let thread = std::thread::Builder::new().name(format!("worker-{number}")).spawn(move || {

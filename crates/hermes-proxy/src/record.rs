@@ -46,7 +46,9 @@ impl LogWriter {
     pub(crate) fn start(log: AccessLog) -> std::io::Result<Self> {
         let (sender, receiver) = sync_channel(QUEUE);
         let mut target = open(&log)?;
-        let thread = std::thread::Builder::new().name("access-log".to_owned()).spawn(move || write_all(&receiver, &mut target))?;
+        let thread = std::thread::Builder::new()
+            .name("access-log".to_owned())
+            .spawn(move || write_all(&receiver, &mut target))?;
         Ok(Self { sender: LogSender(sender), thread: Some(thread) })
     }
 

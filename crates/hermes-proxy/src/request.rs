@@ -195,7 +195,11 @@ fn judge_identity(origin: &Origin<'_>, snapshot: &Snapshot, facts: &mut Facts) -
             facts.user = user;
         }
         Identity::Refuse(refusal) => {
-            return Err(Error::Denied { status: refusal.status(), reason: refusal.to_string(), label: "http_request_denied" });
+            return Err(Error::Denied {
+                status: refusal.status(),
+                reason: refusal.to_string(),
+                label: "http_request_denied",
+            });
         }
     }
     match facts.user.as_deref().map(HeaderValue::from_str) {
@@ -235,16 +239,19 @@ fn target(parts: &Parts, secure: bool) -> Result<Target, Error> {
     }
     let (host, port) = connect_udp::parse_path(path.path())
         .map_err(|error| Error::Malformed(format!("CONNECT-UDP target: {error}")))?
-        .ok_or_else(|| Error::Malformed("CONNECT-UDP without the path /.well-known/masque/udp/HOST/PORT/".to_owned()))?;
+        .ok_or_else(|| {
+            Error::Malformed("CONNECT-UDP without the path /.well-known/masque/udp/HOST/PORT/".to_owned())
+        })?;
     let text = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
-    let authority =
-        Authority::parse(&text, None).map_err(|error| Error::Malformed(format!("CONNECT-UDP target {text:?}: {error}")))?;
+    let authority = Authority::parse(&text, None)
+        .map_err(|error| Error::Malformed(format!("CONNECT-UDP target {text:?}: {error}")))?;
     Ok(Target { kind: Kind::Udp, ask: Ask::Upgrade(protocol), authority, path, scheme })
 }
 
 fn connect_target(parts: &Parts) -> Result<Target, Error> {
     let text = parts.uri.authority().map(http::uri::Authority::as_str).unwrap_or_default();
-    let authority = Authority::parse(text, None).map_err(|error| Error::Malformed(format!("CONNECT target {text:?}: {error}")))?;
+    let authority =
+        Authority::parse(text, None).map_err(|error| Error::Malformed(format!("CONNECT target {text:?}: {error}")))?;
     if authority.explicit_port().is_none() {
         return Err(Error::Malformed(format!("CONNECT target {text:?} has no port")));
     }
@@ -337,4 +344,3 @@ fn unknown_facts(origin: &Origin<'_>, parts: Parts) -> Facts {
         protocol: None,
     }
 }
-

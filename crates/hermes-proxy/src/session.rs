@@ -76,7 +76,8 @@ pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request) -> Served {
     let route = match decision {
         Decision::Act(route) => route,
         Decision::Deny(deny) => {
-            let label = if deny.status == StatusCode::LOOP_DETECTED { "proxy_loop_detected" } else { "http_request_denied" };
+            let label =
+                if deny.status == StatusCode::LOOP_DETECTED { "proxy_loop_detected" } else { "http_request_denied" };
             let error = Error::Denied { status: deny.status, reason: deny.reason.to_string(), label };
             return fail(session, &error);
         }
@@ -132,7 +133,11 @@ fn decide_request(generation: &Generation, request: &mut Request) -> Decision {
 
 fn as_post_tunnel(generation: &Generation, request: &Request) -> Option<Facts> {
     let facts = &request.facts;
-    if facts.method != Method::POST || request.ask != Ask::Response || facts.path.as_str() != "/" || !facts.trust.is_believed() {
+    if facts.method != Method::POST
+        || request.ask != Ask::Response
+        || facts.path.as_str() != "/"
+        || !facts.trust.is_believed()
+    {
         return None;
     }
     if facts.headers.contains_key(CONTENT_LENGTH) || facts.headers.contains_key(CONTENT_TYPE) {
@@ -250,7 +255,11 @@ fn forward<'a>(
 ) -> Result<Forward<'a>, Error> {
     let entry = &session.entry;
     let outgoing = Outgoing::prepare(request, entry, &dress(generation, route))?;
-    let expects = request.facts.headers.get(http::header::EXPECT).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
+    let expects = request
+        .facts
+        .headers
+        .get(http::header::EXPECT)
+        .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
     let interim = request.interim.take().or_else(|| expects.then(Arc::default));
     let body = if request.ask == Ask::Response { request.body.clone() } else { RequestBody::Empty };
     let keep = if route.retry.is_some() { generation.snapshot.limits.request_body_buffer } else { 0 };
@@ -262,7 +271,12 @@ fn dress<'a>(generation: &'a Generation, route: &'a Route) -> Dress<'a> {
     Dress { node: &generation.snapshot.node, via: &generation.via, rewrite: route.rewrite.as_ref() }
 }
 
-fn respond_with(generation: &Generation, session: &Session, route: &Route, response: Response<Body>) -> Result<Acted, Error> {
+fn respond_with(
+    generation: &Generation,
+    session: &Session,
+    route: &Route,
+    response: Response<Body>,
+) -> Result<Acted, Error> {
     let (mut parts, body) = response.into_parts();
     clean_response(&mut parts, &dress(generation, route), &session.entry)?;
     Ok(Acted::Response(Response::from_parts(parts, body)))
@@ -311,14 +325,22 @@ async fn reopen_udp(worker: Rc<Worker>, entry: Rc<crate::live::Entry>, route: Ar
                 .ok_or_else(|| Error::Internal(format!("upstream {} has no state", upstream.name)))?;
             let mut request = Request::again(&entry);
             let outgoing = Outgoing::prepare(&mut request, &entry, &dress(&generation, &route))?;
-            let forward =
-                Forward { worker: &worker, entry: &entry, route: &route, outgoing, body: RequestBody::Empty, interim: None };
+            let forward = Forward {
+                worker: &worker,
+                entry: &entry,
+                route: &route,
+                outgoing,
+                body: RequestBody::Empty,
+                interim: None,
+            };
             let opened = tokio::time::timeout(within, forward.tunnel(state, &request.ask))
                 .await
                 .map_err(|_| Error::ConnectTimeout { peer: upstream.name.clone(), after: within })??;
             match opened {
                 Opened::Tunnel { stream, .. } => Ok(Port::tunnel(stream)),
-                Opened::Answer(response) => Err(Error::Refused { peer: upstream.name.clone(), status: response.status() }),
+                Opened::Answer(response) => {
+                    Err(Error::Refused { peer: upstream.name.clone(), status: response.status() })
+                }
             }
         }
         _ => Err(Error::Unsuitable { route: route.name.clone(), kind: "udp" }),

@@ -29,7 +29,13 @@ pub(crate) enum ByteStream {
     /// A socket; `ahead` was read from it already.
     Io { io: Io, ahead: Bytes, buffer: BytesMut },
     /// An h2 stream.
-    H2 { recv: RecvStream, send: SendStream<Bytes>, sent_end: bool, _lease: Option<H2Lease>, _in_flight: Option<InFlight> },
+    H2 {
+        recv: RecvStream,
+        send: SendStream<Bytes>,
+        sent_end: bool,
+        _lease: Option<H2Lease>,
+        _in_flight: Option<InFlight>,
+    },
     /// The bodies of a request and its response.
     Bodies { recv: Box<Body>, send: Option<ChannelSender> },
 }
@@ -39,7 +45,12 @@ impl ByteStream {
         ByteStream::Io { io, ahead, buffer: BytesMut::new() }
     }
 
-    pub(crate) fn h2(recv: RecvStream, send: SendStream<Bytes>, lease: Option<H2Lease>, in_flight: Option<InFlight>) -> Self {
+    pub(crate) fn h2(
+        recv: RecvStream,
+        send: SendStream<Bytes>,
+        lease: Option<H2Lease>,
+        in_flight: Option<InFlight>,
+    ) -> Self {
         ByteStream::H2 { recv, send, sent_end: false, _lease: lease, _in_flight: in_flight }
     }
 

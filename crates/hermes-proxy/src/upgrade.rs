@@ -19,7 +19,13 @@ const SEC_WEBSOCKET_ACCEPT: HeaderName = HeaderName::from_static("sec-websocket-
 const WEBSOCKET_GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 
 /// The head that tells a client that its tunnel is open.
-pub(crate) fn accepted(ask: &Ask, version: Version, asked: &HeaderMap, upstream: Option<Parts>, kind: Kind) -> Response<()> {
+pub(crate) fn accepted(
+    ask: &Ask,
+    version: Version,
+    asked: &HeaderMap,
+    upstream: Option<Parts>,
+    kind: Kind,
+) -> Response<()> {
     let mut response = Response::new(());
     let mut fields = upstream.map(|parts| parts.headers).unwrap_or_default();
     headers::strip_hop_by_hop(&mut fields);

@@ -109,7 +109,12 @@ impl UpstreamState {
             return self.endpoints[0].healthy.load(Ordering::Relaxed).then_some(0);
         }
         let fit = |wanted: &dyn Fn(usize, &Endpoint) -> bool| -> Vec<usize> {
-            self.endpoints.iter().enumerate().filter(|(index, endpoint)| wanted(*index, endpoint)).map(|(index, _)| index).collect()
+            self.endpoints
+                .iter()
+                .enumerate()
+                .filter(|(index, endpoint)| wanted(*index, endpoint))
+                .map(|(index, _)| index)
+                .collect()
         };
         let mut candidates = fit(&|index, endpoint| endpoint.takes_sessions(now) && !avoid.contains(&index));
         if candidates.is_empty() {

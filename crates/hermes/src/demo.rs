@@ -1,2 +1,4 @@
 //! The demo.
-pub(crate) fn run(_keep: bool) -> anyhow::Result<std::process::ExitCode> { anyhow::bail!("not yet") }
+pub(crate) fn run(_keep: bool) -> anyhow::Result<std::process::ExitCode> {
+    anyhow::bail!("not yet")
+}

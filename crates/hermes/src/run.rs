@@ -15,9 +15,9 @@ use hermes_proxy::{Node, admin};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 
+use crate::document;
 use crate::handover::{self, Successors};
 use crate::watch::Watch;
-use crate::document;
 
 /// After a takeover the old process stays for its live tunnels, but not for ever.
 const AFTER_TAKEOVER: Duration = Duration::from_secs(3600);
@@ -53,12 +53,17 @@ async fn run(config: &Path, takeover: Option<&Path>) -> anyhow::Result<()> {
     let mut watch = Watch::new(config)?;
     let snapshot = load(config)?;
     if limit < (snapshot.limits.connections as u64) * 2 {
-        tracing::warn!(descriptors = limit, connections = snapshot.limits.connections, "fewer descriptors than `limits.connections` may need; raise `ulimit -n`");
+        tracing::warn!(
+            descriptors = limit,
+            connections = snapshot.limits.connections,
+            "fewer descriptors than `limits.connections` may need; raise `ulimit -n`"
+        );
     }
     let mut signals = Signals::new()?;
     let predecessor = takeover.map(handover::take).transpose()?.flatten();
     let (mut inherited, predecessor) = predecessor.map_or((Vec::new(), None), |(sockets, link)| (sockets, Some(link)));
-    let admin_fd = inherited.iter().position(|handed| handed.label == ADMIN_LABEL).map(|index| inherited.swap_remove(index));
+    let admin_fd =
+        inherited.iter().position(|handed| handed.label == ADMIN_LABEL).map(|index| inherited.swap_remove(index));
     let mut node = Node::start(snapshot.clone(), inherited).await.map_err(|faults| refused(config, &faults))?;
     for bound in node.addresses() {
         tracing::info!(listener = %bound.listener, address = %bound.address, protocol = bound.protocol, "listening");
@@ -129,9 +134,8 @@ async fn reload(config: &Path, node: &mut Node, watch: &mut Watch, admin: &mut A
 
 fn sockets_of(node: &Node, admin: &Admin) -> Vec<(String, std::os::fd::RawFd)> {
     let mut sockets = node.handover();
-    sockets.extend(admin.socket.as_ref().map(|socket| {
-        (ADMIN_LABEL.to_owned(), std::os::fd::AsRawFd::as_raw_fd(socket))
-    }));
+    sockets
+        .extend(admin.socket.as_ref().map(|socket| (ADMIN_LABEL.to_owned(), std::os::fd::AsRawFd::as_raw_fd(socket))));
     sockets
 }
 
@@ -171,7 +175,8 @@ struct Admin {
 
 impl Admin {
     fn start(snapshot: &Snapshot, node: &Node, inherited: Option<Handed>) -> anyhow::Result<Self> {
-        let mut this = Self { address: None, socket: None, ready: Arc::new(AtomicBool::new(true)), task: JoinSet::new() };
+        let mut this =
+            Self { address: None, socket: None, ready: Arc::new(AtomicBool::new(true)), task: JoinSet::new() };
         let socket = inherited.map(|handed| std::net::TcpListener::from(handed.fd));
         let fits = |socket: &std::net::TcpListener| socket.local_addr().ok() == snapshot.admin;
         match socket.filter(fits) {
@@ -201,7 +206,12 @@ impl Admin {
         }
     }
 
-    fn serve(&mut self, address: Option<std::net::SocketAddr>, socket: std::net::TcpListener, node: &Node) -> anyhow::Result<()> {
+    fn serve(
+        &mut self,
+        address: Option<std::net::SocketAddr>,
+        socket: std::net::TcpListener,
+        node: &Node,
+    ) -> anyhow::Result<()> {
         socket.set_nonblocking(true)?;
         let shared = socket.try_clone()?;
         tracing::info!(address = %socket.local_addr()?, "admin endpoint");

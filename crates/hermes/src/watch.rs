@@ -53,7 +53,9 @@ impl Watch {
             }
             match self.watcher.watch(directory, RecursiveMode::NonRecursive) {
                 Ok(()) => self.directories.push(directory.to_owned()),
-                Err(error) => tracing::warn!(directory = %directory.display(), %error, "changes here are not noticed; send SIGHUP after a change"),
+                Err(error) => {
+                    tracing::warn!(directory = %directory.display(), %error, "changes here are not noticed; send SIGHUP after a change")
+                }
             }
         }
         // What was seen of files that are still followed stays: a change since then is one.

@@ -81,8 +81,13 @@ async fn respond(
     tunnel: &Cell<Option<Box<Tunnel>>>,
 ) -> Response<H1Body> {
     let (parts, incoming) = request.into_parts();
-    let origin =
-        Origin { worker, listener: &connection.listener, source: client.source, trust: &client.trust, secure: client.secure };
+    let origin = Origin {
+        worker,
+        listener: &connection.listener,
+        source: client.source,
+        trust: &client.trust,
+        secure: client.secure,
+    };
     let body = RequestBody::new(worker, Body::H1(incoming));
     let served = match from_head(&origin, parts, body) {
         Ok(mut request) => {

@@ -92,7 +92,10 @@ async fn serve_stream(
     mut respond: SendResponse<Bytes>,
 ) {
     let (parts, recv) = request.into_parts();
-    let expects = parts.headers.get(http::header::EXPECT).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
+    let expects = parts
+        .headers
+        .get(http::header::EXPECT)
+        .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
     let is_connect = parts.method == Method::CONNECT;
     let length = content_length(&parts.headers);
     let (body, mut tunnelled) = if is_connect {
@@ -100,14 +103,24 @@ async fn serve_stream(
     } else {
         (RequestBody::new(&worker, Body::H2(H2Body::new(recv, length))), None)
     };
-    let origin =
-        Origin { worker: &worker, listener: &connection.listener, source: client.source, trust: &client.trust, secure: client.secure };
+    let origin = Origin {
+        worker: &worker,
+        listener: &connection.listener,
+        source: client.source,
+        trust: &client.trust,
+        secure: client.secure,
+    };
     let served = match from_head(&origin, parts, body.clone()) {
         Ok(mut request) => {
             request.connection = Some(connection.clone());
             let interim = Arc::new(Interim::default());
             request.interim = Some(interim.clone());
-            let wait = Wait { respond: &mut respond, interim, body: (expects && !is_connect).then(|| body.clone()), continued: false };
+            let wait = Wait {
+                respond: &mut respond,
+                interim,
+                body: (expects && !is_connect).then(|| body.clone()),
+                continued: false,
+            };
             drop(body);
             match wait.for_served(session::serve(&worker, request)).await {
                 Some(served) => served,

@@ -77,7 +77,9 @@ impl Flows {
         }
         match received {
             Poll::Ready(Ok(_)) => {}
-            Poll::Ready(Err(error)) => tracing::debug!(listener = %self.name, %error, "a UDP listener could not receive"),
+            Poll::Ready(Err(error)) => {
+                tracing::debug!(listener = %self.name, %error, "a UDP listener could not receive")
+            }
             Poll::Pending => return Poll::Pending,
         }
         self.forget_closed();

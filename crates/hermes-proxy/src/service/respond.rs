@@ -45,7 +45,8 @@ pub(crate) fn failure(error: &Error, node: &str, tell_all: bool) -> Response<Bod
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-    let quoted: String = text.chars().filter(|c| c.is_ascii() && !c.is_ascii_control() && *c != '"' && *c != '\\').collect();
+    let quoted: String =
+        text.chars().filter(|c| c.is_ascii() && !c.is_ascii_control() && *c != '"' && *c != '\\').collect();
     if let Ok(value) = HeaderValue::try_from(format!("{node}; error={}; details=\"{quoted}\"", error.label())) {
         headers.insert(PROXY_STATUS, value);
     }

@@ -40,7 +40,8 @@ pub(crate) fn place(terminate: &Terminate, facts: &Facts, route: &Route) -> Resu
             named: false,
         }),
         Target::Authority => {
-            let port = facts.authority.port().ok_or_else(|| Error::Malformed("the authority has no port".to_owned()))?;
+            let port =
+                facts.authority.port().ok_or_else(|| Error::Malformed("the authority has no port".to_owned()))?;
             let host: Arc<str> = Arc::from(facts.authority.host());
             Ok(Place { label: label(&route.name, &host, port), host, port, named: true })
         }
@@ -48,14 +49,23 @@ pub(crate) fn place(terminate: &Terminate, facts: &Facts, route: &Route) -> Resu
 }
 
 fn label(route: &str, host: &str, port: u16) -> Arc<str> {
-    if host.contains(':') { Arc::from(format!("{route}/[{host}]:{port}")) } else { Arc::from(format!("{route}/{host}:{port}")) }
+    if host.contains(':') {
+        Arc::from(format!("{route}/[{host}]:{port}"))
+    } else {
+        Arc::from(format!("{route}/{host}:{port}"))
+    }
 }
 
 /// A TCP connection for a `tcp` session.
 ///
 /// # Errors
 /// No address, none in reach, no connection.
-pub(crate) async fn tcp(worker: &Worker, entry: &Entry, terminate: &Terminate, route: &Route) -> Result<ByteStream, Error> {
+pub(crate) async fn tcp(
+    worker: &Worker,
+    entry: &Entry,
+    terminate: &Terminate,
+    route: &Route,
+) -> Result<ByteStream, Error> {
     let place = place(terminate, &entry.facts, route)?;
     *entry.peer.borrow_mut() = Some(place.label.clone());
     let destination = Destination {

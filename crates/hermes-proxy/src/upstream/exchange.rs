@@ -86,12 +86,16 @@ pub(crate) async fn over_h1(
     })
     .await;
     match outcome {
-        Ok(Ok(response)) => Ok(response.map(|incoming| ExchangeBody::H1 { incoming, connection: Some(connection), place })),
+        Ok(Ok(response)) => {
+            Ok(response.map(|incoming| ExchangeBody::H1 { incoming, connection: Some(connection), place }))
+        }
         Ok(Err(mut failed)) => {
             let unprocessed = failed.take_message().is_some();
             Err(place.broken(chain(&failed.into_error()), unprocessed))
         }
-        Err(error) => Err(place.broken(error.map_or_else(|| "closed before a response".to_owned(), |error| chain(&error)), false)),
+        Err(error) => {
+            Err(place.broken(error.map_or_else(|| "closed before a response".to_owned(), |error| chain(&error)), false))
+        }
     }
 }
 
@@ -237,7 +241,8 @@ impl HttpBody for ExchangeBody {
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         match self.get_mut() {
             ExchangeBody::H1 { incoming, connection, place } => {
-                let frame = ready!(poll_h1(incoming, connection, cx)).map(|frame| frame.map_err(|error| place.broken(error, false)));
+                let frame = ready!(poll_h1(incoming, connection, cx))
+                    .map(|frame| frame.map_err(|error| place.broken(error, false)));
                 if frame.is_none() || incoming.is_end_stream() {
                     release(connection, place);
                 }

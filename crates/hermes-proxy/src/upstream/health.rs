@@ -21,7 +21,12 @@ use super::{Endpoint, UpstreamState};
 use crate::metrics::{EndpointLabels, Metrics};
 
 /// Probes one endpoint for as long as it is polled.
-pub(crate) async fn probe_forever(state: Arc<UpstreamState>, index: usize, health: Health, metrics: Arc<crate::worker::Shared>) {
+pub(crate) async fn probe_forever(
+    state: Arc<UpstreamState>,
+    index: usize,
+    health: Health,
+    metrics: Arc<crate::worker::Shared>,
+) {
     let resolver = Resolver::from_system();
     let endpoint = &state.endpoints[index];
     let mut streak = Streak { good: 0, bad: 0 };
@@ -76,7 +81,9 @@ async fn probe(resolver: &Resolver, state: &UpstreamState, endpoint: &Endpoint, 
     let tcp = dial::connect(&addresses, endpoint.target.port).await.map_err(|error| error.to_string())?;
     let Some(path) = &health.path else { return Ok(()) };
     let io = match &state.tls {
-        Some(client) => tls::connect(client.config.clone(), &client.name, tcp).await.map_err(|error| error.to_string())?,
+        Some(client) => {
+            tls::connect(client.config.clone(), &client.name, tcp).await.map_err(|error| error.to_string())?
+        }
         None => Io::Plain(tcp),
     };
     let is_h2 = match state.config.protocol {
@@ -91,7 +98,8 @@ async fn probe(resolver: &Resolver, state: &UpstreamState, endpoint: &Endpoint, 
 async fn ask_h1(io: Io, host: &str, path: &str) -> Result<http::StatusCode, String> {
     let text = |error: hyper::Error| error.to_string();
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(io)).await.map_err(text)?;
-    let request = http::Request::get(path).header(HOST, host).body(Empty::<Bytes>::new()).map_err(|error| error.to_string())?;
+    let request =
+        http::Request::get(path).header(HOST, host).body(Empty::<Bytes>::new()).map_err(|error| error.to_string())?;
     tokio::select! {
         response = sender.send_request(request) => response.map(|response| response.status()).map_err(text),
         ended = connection => Err(ended.err().map_or_else(|| "closed without an answer".to_owned(), text)),

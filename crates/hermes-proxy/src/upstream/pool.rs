@@ -334,7 +334,12 @@ impl Pool {
     }
 
     /// Speaks h2 on a new connection and hands it to a task of the worker.
-    async fn adopt_h2(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>, io: Io) -> Result<Rc<H2Connection>, Error> {
+    async fn adopt_h2(
+        self: &Rc<Self>,
+        worker: &Rc<Worker>,
+        wish: &Wish<'_>,
+        io: Io,
+    ) -> Result<Rc<H2Connection>, Error> {
         let peer = wish.destination.label.clone();
         let broken = |reason: String| Error::Broken { peer: peer.clone(), reason, unprocessed: true };
         let limits = &worker.generation().snapshot.limits;
@@ -447,10 +452,8 @@ async fn drive_h2(mut connection: h2::client::Connection<Io, Bytes>, shared: Rc<
 }
 
 async fn handshake_h1(wish: &Wish<'_>, io: Io, permit: Permit) -> Result<H1Connection, Error> {
-    let (sender, connection) = http1::Builder::new().handshake(TokioIo::new(io)).await.map_err(|error| Error::Broken {
-        peer: wish.destination.label.clone(),
-        reason: error.to_string(),
-        unprocessed: true,
+    let (sender, connection) = http1::Builder::new().handshake(TokioIo::new(io)).await.map_err(|error| {
+        Error::Broken { peer: wish.destination.label.clone(), reason: error.to_string(), unprocessed: true }
     })?;
     Ok(H1Connection { sender, connection, finished: false, reused: false, idle_since: 0, _permit: permit })
 }

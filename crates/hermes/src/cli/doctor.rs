@@ -47,7 +47,11 @@ fn descriptors(report: &mut Report) {
     if limit >= 16_000 {
         report.good("open files", &limit.to_string());
     } else {
-        report.bad("open files", &limit.to_string(), "Raise the hard limit (`ulimit -Hn`, LimitNOFILE= in systemd) to 16000 or more");
+        report.bad(
+            "open files",
+            &limit.to_string(),
+            "Raise the hard limit (`ulimit -Hn`, LimitNOFILE= in systemd) to 16000 or more",
+        );
     }
 }
 
@@ -56,7 +60,11 @@ fn resolver(report: &mut Report) {
         Ok(text) if text.lines().any(|line| line.trim_start().starts_with("nameserver")) => {
             report.good("DNS", "/etc/resolv.conf names a server");
         }
-        _ => report.bad("DNS", "/etc/resolv.conf names no server", "Only addresses and /etc/hosts will resolve; overlay names need no DNS"),
+        _ => report.bad(
+            "DNS",
+            "/etc/resolv.conf names no server",
+            "Only addresses and /etc/hosts will resolve; overlay names need no DNS",
+        ),
     }
 }
 
@@ -72,11 +80,19 @@ fn of_document(report: &mut Report, config: &Path) -> anyhow::Result<()> {
     report.good("document", &format!("node {}", checked.snapshot.node));
     for listener in &checked.snapshot.listeners {
         let is_udp = matches!(listener.protocol, hermes_model::snapshot::ListenerProtocol::Udp { .. });
-        let free = if is_udp { hermes_net::udp::probe_unused(listener.bind) } else { hermes_net::tcp::probe_unused(listener.bind) };
+        let free = if is_udp {
+            hermes_net::udp::probe_unused(listener.bind)
+        } else {
+            hermes_net::tcp::probe_unused(listener.bind)
+        };
         let what = format!("listener {} on {}", listener.name, listener.bind);
         match free {
             Ok(()) => report.good(&what, "free"),
-            Err(error) => report.bad(&what, &error.to_string(), "Stop whoever uses the address, choose another, or run with the privilege to bind it"),
+            Err(error) => report.bad(
+                &what,
+                &error.to_string(),
+                "Stop whoever uses the address, choose another, or run with the privilege to bind it",
+            ),
         }
     }
     match hermes_proxy::Generation::build(std::sync::Arc::new(checked.snapshot), None) {

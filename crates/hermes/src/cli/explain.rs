@@ -54,7 +54,9 @@ impl Explain {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let checked = match document::read(&self.config)? {
             Ok(checked) => checked,
-            Err(problems) => bail!("{} has {} problems; `hermes check` lists them", self.config.display(), problems.len()),
+            Err(problems) => {
+                bail!("{} has {} problems; `hermes check` lists them", self.config.display(), problems.len())
+            }
         };
         let facts = self.facts(&checked.snapshot)?;
         let explanation = hermes_model::explain(&facts, &checked.snapshot);
@@ -114,7 +116,8 @@ impl Explain {
     fn header_map(&self) -> anyhow::Result<HeaderMap> {
         let mut headers = HeaderMap::new();
         for header in &self.headers {
-            let (name, value) = header.split_once('=').with_context(|| format!("--header {header} is not NAME=VALUE"))?;
+            let (name, value) =
+                header.split_once('=').with_context(|| format!("--header {header} is not NAME=VALUE"))?;
             let name: HeaderName = name.parse().with_context(|| format!("--header {header}"))?;
             headers.append(name, HeaderValue::from_str(value).with_context(|| format!("--header {header}"))?);
         }

@@ -63,12 +63,24 @@ impl Outgoing {
             let fault = |error: hermes_model::rewrite::RewriteError| Error::Malformed(error.to_string());
             if let Some(bare) = &mut bare {
                 let (mut authority, mut path) = (authority.clone(), path.clone());
-                rewrite.request(Head { authority: &mut authority, path: &mut path, headers: bare }, &vars).map_err(fault)?;
+                rewrite
+                    .request(Head { authority: &mut authority, path: &mut path, headers: bare }, &vars)
+                    .map_err(fault)?;
             }
-            rewrite.request(Head { authority: &mut authority, path: &mut path, headers: &mut fields }, &vars).map_err(fault)?;
+            rewrite
+                .request(Head { authority: &mut authority, path: &mut path, headers: &mut fields }, &vars)
+                .map_err(fault)?;
         }
         let host = HeaderValue::try_from(authority.to_string()).map_err(|error| Error::Malformed(error.to_string()))?;
-        Ok(Self { method: facts.method.clone(), scheme: request.scheme.clone(), authority, path, headers: fields, bare, host })
+        Ok(Self {
+            method: facts.method.clone(),
+            scheme: request.scheme.clone(),
+            authority,
+            path,
+            headers: fields,
+            bare,
+            host,
+        })
     }
 
     /// The fields that this far end gets.

@@ -115,7 +115,14 @@ impl Forward<'_> {
         }
     }
 
-    async fn over_h2(&self, lease: H2Lease, place: Place, ask: &Ask, by_post: bool, is_node: bool) -> Result<Opened, Error> {
+    async fn over_h2(
+        &self,
+        lease: H2Lease,
+        place: Place,
+        ask: &Ask,
+        by_post: bool,
+        is_node: bool,
+    ) -> Result<Opened, Error> {
         let mut request = self.bare_request(is_node);
         *request.version_mut() = Version::HTTP_2;
         *request.method_mut() = if by_post { Method::POST } else { Method::CONNECT };
@@ -124,7 +131,10 @@ impl Forward<'_> {
             Ask::Connect | Ask::Post => *request.uri_mut() = self.authority_form()?,
             Ask::Upgrade(protocol) => {
                 if !lease.connection.extended_connect {
-                    return Err(Error::Incapable { peer: place.peer, reason: "does not offer extended CONNECT (RFC 8441)" });
+                    return Err(Error::Incapable {
+                        peer: place.peer,
+                        reason: "does not offer extended CONNECT (RFC 8441)",
+                    });
                 }
                 request.extensions_mut().insert(h2::ext::Protocol::from(&**protocol));
                 *request.uri_mut() = self.template_uri(&place.peer)?;
@@ -142,7 +152,13 @@ impl Forward<'_> {
         Ok(Opened::Tunnel { stream: ByteStream::h2(recv, send, Some(lease), place.in_flight), head: Some(parts) })
     }
 
-    async fn over_h1(&self, connection: Box<H1Connection>, place: Place, ask: &Ask, is_node: bool) -> Result<Opened, Error> {
+    async fn over_h1(
+        &self,
+        connection: Box<H1Connection>,
+        place: Place,
+        ask: &Ask,
+        is_node: bool,
+    ) -> Result<Opened, Error> {
         let mut request = self.bare_request(is_node).map(|()| RequestBody::Empty.attempt());
         let wanted = match ask {
             Ask::Connect | Ask::Post => {
@@ -228,7 +244,9 @@ impl Forward<'_> {
     fn udp_path(&self) -> Result<PathAndQuery, Error> {
         let target = &self.outgoing.authority;
         let port = target.port().ok_or_else(|| Error::Malformed("the UDP target has no port".to_owned()))?;
-        connect_udp::path(target.host(), port).parse().map_err(|error| Error::Internal(format!("CONNECT-UDP path: {error}")))
+        connect_udp::path(target.host(), port)
+            .parse()
+            .map_err(|error| Error::Internal(format!("CONNECT-UDP path: {error}")))
     }
 
     fn ask_for_upgrade<B>(&self, request: &mut HttpRequest<B>, protocol: &str, place: &Place) -> Result<(), Error> {
@@ -244,7 +262,10 @@ impl Forward<'_> {
         if protocol == "websocket" && !headers.contains_key(SEC_WEBSOCKET_KEY) {
             // The client came over h2, where there is no key (RFC 8441, 5.1).
             let key = websocket_key(self.worker.random().0);
-            headers.insert(SEC_WEBSOCKET_KEY, HeaderValue::try_from(key).map_err(|error| Error::Internal(error.to_string()))?);
+            headers.insert(
+                SEC_WEBSOCKET_KEY,
+                HeaderValue::try_from(key).map_err(|error| Error::Internal(error.to_string()))?,
+            );
         }
         Ok(())
     }
