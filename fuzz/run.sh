@@ -28,6 +28,17 @@ fi
 # Longer inputs than these only repeat what shorter ones do, at the cost of speed.
 declare -A max_len=([node_document]=4096 [capsule]=1024)
 
+# New inputs that a merge keeps of each target.
+most_files=100
+
+# Whether the first file equals one of the others.
+cmp_any() {
+    local file=$1 other
+    shift
+    for other in "$@"; do cmp --silent "$file" "$other" && return 0; done
+    return 1
+}
+
 # Named explicitly so that build scripts and macros, which run on this machine, stay uninstrumented.
 host=$(rustc -vV | sed -n 's/^host: //p')
 out=${CARGO_TARGET_DIR:-$PWD/target}
@@ -43,14 +54,24 @@ mkdir -p "$found" "$logs"
 
 if [[ $merge == yes ]]; then
     for target in "${targets[@]}"; do
-        mkdir -p "$found/$target" "corpus/$target" "$found/$target.merged"
-        # Seeds first: where two inputs cover the same, the readable one is kept.
-        "$out/$host/release/$target" -merge=1 -max_len="${max_len[$target]:-512}" \
-            "$found/$target.merged" "corpus/$target" "$found/$target" >"$logs/$target.merge" 2>&1
-        for new in "$found/$target.merged"/*; do
-            if ! cmp --silent "$new" "corpus/$target/"* 2>/dev/null; then cp "$new" "corpus/$target/"; fi
-        done
-        printf '%-18s %5d files\n' "$target" "$(find "corpus/$target" -type f | wc -l)"
+        merged=$found/$target.merged
+        rm -rf "$merged"
+        mkdir -p "$found/$target" "$merged" "artifacts/$target"
+        # By edges only: how often each was taken would keep ten times as many files.
+        "$out/$host/release/$target" -set_cover_merge=1 -use_counters=0 -max_len="${max_len[$target]:-512}" \
+            -artifact_prefix="artifacts/$target/" "$merged" "corpus/$target" "$found/$target" >"$logs/$target.merge" 2>&1
+        # Inputs by hand have names and stay; those of an earlier merge are named by their hash.
+        find "corpus/$target" -type f -regextype posix-extended -regex '.*/[0-9a-f]{40}' -delete
+        # The engine writes what covers most first; the tail adds an edge a file.
+        kept=0
+        while read -r file && (( kept < most_files )); do
+            if cmp_any "$merged/$file" "corpus/$target"/*; then continue; fi
+            cp "$merged/$file" "corpus/$target/"
+            kept=$((kept + 1))
+        done < <(ls -rt "$merged")
+        rmdir --ignore-fail-on-non-empty "artifacts/$target"
+        printf '%-18s %5d files%s\n' "$target" "$(find "corpus/$target" -type f | wc -l)" \
+            "$([[ -d artifacts/$target ]] && echo ', and inputs that fail: see artifacts' || true)"
     done
     exit 0
 fi
@@ -61,12 +82,13 @@ for target in "${targets[@]}"; do
     mkdir -p "$found/$target" "artifacts/$target"
     log=$logs/$target
     verdict=
-    dictionary=()
-    [[ -f dictionaries/$target ]] && dictionary=("-dict=dictionaries/$target")
+    extra=()
+    # The golden documents are good seeds, and live with their own tests.
+    [[ $target == node_document ]] && extra+=(../crates/hermes-model/tests/config/{valid,invalid})
+    [[ -f dictionaries/$target ]] && extra+=("-dict=dictionaries/$target")
     "$out/$host/release/$target" -max_total_time="$seconds" -max_len="${max_len[$target]:-512}" \
         -timeout=5 -rss_limit_mb=1024 -print_final_stats=1 -artifact_prefix="artifacts/$target/" \
-        ${dictionary[@]+"${dictionary[@]}"} \
-        "$found/$target" "corpus/$target" >"$log" 2>&1 || { verdict=' FAILED'; status=1; }
+        "$found/$target" "corpus/$target" ${extra[@]+"${extra[@]}"} >"$log" 2>&1 || { verdict=' FAILED'; status=1; }
     edges=$(sed -n 's/.*(\([0-9]*\) inline 8-bit counters).*/\1/p' "$log" | head -1)
     last=$(grep -E 'cov: [0-9]+ ft: [0-9]+ corp: ' "$log" | tail -1 || true)
     field() { sed -n "s|.* $1: \([0-9]*\).*|\1|p" <<<"$last"; }

@@ -25,10 +25,7 @@ pub fn check(data: &[u8]) {
         Ok(checked) => checked,
         Err(problems) => {
             assert!(!problems.is_empty());
-            assert!(
-                problems.iter().all(|problem| !problem.message.is_empty()),
-                "{problems:?}"
-            );
+            assert!(problems.iter().all(|problem| !problem.message.is_empty()), "{problems:?}");
             return;
         }
     };
@@ -44,21 +41,12 @@ pub fn check(data: &[u8]) {
 
 /// Sessions made of the words of the document, so that they come near its routes.
 fn sessions(text: &str) -> Vec<Facts> {
-    let words = || {
-        text.split([' ', '\n', '"', '\'', ',', '[', ']', '{', '}'])
-            .filter(|word| !word.is_empty())
-    };
+    let words = || text.split([' ', '\n', '"', '\'', ',', '[', ']', '{', '}']).filter(|word| !word.is_empty());
     let filled: Vec<String> = words().map(|word| word.replace('*', "x")).collect();
-    let named = filled
-        .iter()
-        .filter(|word| word.len() > 1 && !word.ends_with(':'));
+    let named = filled.iter().filter(|word| word.len() > 1 && !word.ends_with(':'));
     let authorities: Vec<&str> = named.map(String::as_str).chain(["VIDEO"]).collect();
-    let paths: Vec<&str> = filled
-        .iter()
-        .map(String::as_str)
-        .filter(|word| word.starts_with('/'))
-        .chain(["/"])
-        .collect();
+    let paths: Vec<&str> =
+        filled.iter().map(String::as_str).filter(|word| word.starts_with('/')).chain(["/"]).collect();
     let mut sessions = Vec::new();
     for (at, authority) in authorities.iter().enumerate() {
         for kind in [Kind::Http, Kind::Tcp, Kind::Udp] {
@@ -72,11 +60,7 @@ fn sessions(text: &str) -> Vec<Facts> {
 /// The index finds what the walk finds.
 fn agree(session: &Facts, snapshot: &Snapshot) {
     let explained = explain(session, snapshot);
-    let walked = explained
-        .routes
-        .last()
-        .filter(|route| route.failed.is_none())
-        .map(|route| route.name.as_str());
+    let walked = explained.routes.last().filter(|route| route.failed.is_none()).map(|route| route.name.as_str());
     match decide(session, snapshot) {
         Decision::Act(route) => assert_eq!(walked, Some(&*route.name), "{explained}"),
         Decision::Deny(deny) => match deny.reason {

@@ -28,10 +28,7 @@ pub fn authority(data: &[u8]) {
         let host = authority.host();
         assert!(!host.is_empty() && host.len() <= MAX_HOST);
         assert!(!host.bytes().any(|byte| byte.is_ascii_uppercase()));
-        assert!(
-            host.bytes()
-                .all(|byte| byte.is_ascii_graphic() && !b"/\\?#@[]%\"".contains(&byte))
-        );
+        assert!(host.bytes().all(|byte| byte.is_ascii_graphic() && !b"/\\?#@[]%\"".contains(&byte)));
         assert_ne!(authority.port(), Some(0));
         let again = Authority::parse(&authority.to_string(), default);
         assert_eq!(again.as_ref(), Ok(&authority), "{authority}");
@@ -53,10 +50,7 @@ pub fn via(data: &[u8]) {
     assert!(before.hops <= data.len() + 1);
     assert!(before.hops > 0 || (!before.own && before.last.is_empty()));
     let hops = before.hops;
-    headers.append(
-        header::VIA,
-        HeaderValue::from_static("1.1 edge:8080 (Hermes, 1)"),
-    );
+    headers.append(header::VIA, HeaderValue::from_static("1.1 edge:8080 (Hermes, 1)"));
     let after = trail(&headers, "EDGE");
     assert!(after.own);
     assert_eq!((after.hops, after.last), (hops + 1, "edge:8080"));
@@ -82,17 +76,10 @@ fn paths(first: &str, second: &str, subject: &str) {
     let Ok(wide) = PathPattern::parse(first) else {
         return;
     };
-    assert_eq!(
-        PathPattern::parse(&wide.to_string()).as_ref(),
-        Ok(&wide),
-        "{wide} prints as another pattern"
-    );
+    assert_eq!(PathPattern::parse(&wide.to_string()).as_ref(), Ok(&wide), "{wide} prints as another pattern");
     assert!(wide.covers(&wide), "{wide} does not cover itself");
     if wide.matches(subject) {
-        assert!(
-            subject.starts_with(wide.literal_prefix()),
-            "{wide} and {subject}"
-        );
+        assert!(subject.starts_with(wide.literal_prefix()), "{wide} and {subject}");
     }
     if let Some(exact) = wide.exact() {
         assert!(wide.matches(exact));
@@ -102,10 +89,7 @@ fn paths(first: &str, second: &str, subject: &str) {
         return;
     };
     if wide.covers(&narrow) && narrow.matches(subject) {
-        assert!(
-            wide.matches(subject),
-            "{wide} covers {narrow}, yet not {subject}"
-        );
+        assert!(wide.matches(subject), "{wide} covers {narrow}, yet not {subject}");
     }
 }
 
@@ -113,11 +97,7 @@ fn authorities(first: &str, second: &str, subject: &str) {
     let Ok(wide) = AuthorityPattern::parse(first) else {
         return;
     };
-    assert_eq!(
-        AuthorityPattern::parse(&wide.to_string()).as_ref(),
-        Ok(&wide),
-        "{wide} prints as another pattern"
-    );
+    assert_eq!(AuthorityPattern::parse(&wide.to_string()).as_ref(), Ok(&wide), "{wide} prints as another pattern");
     assert!(wide.covers(&wide), "{wide} does not cover itself");
     let Ok(narrow) = AuthorityPattern::parse(second) else {
         return;
@@ -127,10 +107,7 @@ fn authorities(first: &str, second: &str, subject: &str) {
             continue;
         };
         if wide.covers(&narrow) && narrow.matches(&authority) {
-            assert!(
-                wide.matches(&authority),
-                "{wide} covers {narrow}, yet not {authority}"
-            );
+            assert!(wide.matches(&authority), "{wide} covers {narrow}, yet not {authority}");
         }
     }
 }
@@ -139,21 +116,13 @@ fn values(first: &str, second: &str, subject: &str) {
     let Ok(wide) = ValuePattern::parse(first) else {
         return;
     };
-    assert_eq!(
-        ValuePattern::parse(&wide.to_string()).as_ref(),
-        Ok(&wide),
-        "{wide} prints as another pattern"
-    );
+    assert_eq!(ValuePattern::parse(&wide.to_string()).as_ref(), Ok(&wide), "{wide} prints as another pattern");
     assert!(wide.covers(&wide), "{wide} does not cover itself");
-    let (Ok(narrow), Ok(value)) = (ValuePattern::parse(second), HeaderValue::from_str(subject))
-    else {
+    let (Ok(narrow), Ok(value)) = (ValuePattern::parse(second), HeaderValue::from_str(subject)) else {
         return;
     };
     if wide.covers(&narrow) && narrow.matches(&value) {
-        assert!(
-            wide.matches(&value),
-            "{wide} covers {narrow}, yet not {subject}"
-        );
+        assert!(wide.matches(&value), "{wide} covers {narrow}, yet not {subject}");
     }
 }
 
@@ -164,10 +133,7 @@ fn users(first: &str, second: &str, subject: &str) {
     assert_eq!(UserPattern::parse(&wide.to_string()).as_ref(), Ok(&wide));
     for user in [None, Some(subject)] {
         if wide.covers(&narrow) && narrow.matches(user) {
-            assert!(
-                wide.matches(user),
-                "{wide} covers {narrow}, yet not {user:?}"
-            );
+            assert!(wide.matches(user), "{wide} covers {narrow}, yet not {user:?}");
         }
     }
 }
@@ -184,38 +150,19 @@ pub fn template(data: &[u8]) {
     let Some(facts) = facts(Kind::Http, authority, path) else {
         return;
     };
-    let vars = Vars {
-        facts: &facts,
-        node: "edge-7",
-    };
+    let vars = Vars { facts: &facts, node: "edge-7" };
     let template = Template::parse(template);
     if let Ok(template) = &template {
-        assert_eq!(
-            Template::parse(&template.to_string()).as_ref(),
-            Ok(template)
-        );
+        assert_eq!(Template::parse(&template.to_string()).as_ref(), Ok(template));
         if let Ok(location) = template.render_location(&vars) {
-            assert!(
-                location
-                    .to_str()
-                    .is_ok_and(|text| text.bytes().all(|byte| byte.is_ascii_graphic()))
-            );
+            assert!(location.to_str().is_ok_and(|text| text.bytes().all(|byte| byte.is_ascii_graphic())));
         }
     }
-    for path in [
-        PathRewrite::pattern(from, to),
-        PathRewrite::prefix(from, to),
-    ] {
-        let mut rewrite = Rewrite {
-            path: path.ok(),
-            ..Rewrite::default()
-        };
+    for path in [PathRewrite::pattern(from, to), PathRewrite::prefix(from, to)] {
+        let mut rewrite = Rewrite { path: path.ok(), ..Rewrite::default() };
         if let Ok(template) = &template {
             rewrite.authority = Some(template.clone());
-            rewrite
-                .headers
-                .set
-                .push((header::FORWARDED, template.clone()));
+            rewrite.headers.set.push((header::FORWARDED, template.clone()));
             rewrite.query.set.push(("q&=".to_owned(), template.clone()));
             rewrite.query.remove.push("token".to_owned());
         }
@@ -225,11 +172,7 @@ pub fn template(data: &[u8]) {
         if let Some(new) = rewrite.path.and_then(|path| path.apply(facts.path.path())) {
             // The document may write dots itself; the client must not get one past the check.
             let written = to.contains(['.', '\\']) || to.contains("%2") || to.contains("%5");
-            assert!(
-                written || climbs(facts.path.path()) || !climbs(&new),
-                "{} becomes {new}",
-                facts.path
-            );
+            assert!(written || climbs(facts.path.path()) || !climbs(&new), "{} becomes {new}", facts.path);
         }
     }
 }
@@ -237,37 +180,24 @@ pub fn template(data: &[u8]) {
 /// Some origin would resolve a dot segment in this path.
 fn climbs(path: &str) -> bool {
     let lower = path.to_ascii_lowercase().replace("%2e", ".");
-    let segments = lower
-        .replace("%2f", "/")
-        .replace(['\\'], "/")
-        .replace("%5c", "/");
-    segments
-        .split('/')
-        .any(|segment| matches!(segment.split(';').next(), Some("." | "..")))
+    let segments = lower.replace("%2f", "/").replace(['\\'], "/").replace("%5c", "/");
+    segments.split('/').any(|segment| matches!(segment.split(';').next(), Some("." | "..")))
 }
 
 fn apply(rewrite: &Rewrite, facts: &Facts, vars: &Vars<'_>) {
     let (mut authority, mut path) = (facts.authority.clone(), facts.path.clone());
     let mut headers = HeaderMap::new();
-    let head = Head {
-        authority: &mut authority,
-        path: &mut path,
-        headers: &mut headers,
-    };
+    let head = Head { authority: &mut authority, path: &mut path, headers: &mut headers };
     match rewrite.request(head, vars) {
         Err(_) => assert!(authority == facts.authority && path == facts.path && headers.is_empty()),
         // A path that does not fit is forwarded as it came.
         Ok(()) if rewrite.query.is_empty() && path == facts.path => {}
         Ok(()) => {
             let text = path.as_str();
-            assert!(
-                text.starts_with(['/', '*']) && text.bytes().all(|byte| byte.is_ascii_graphic()),
-                "{text}"
-            );
+            assert!(text.starts_with(['/', '*']) && text.bytes().all(|byte| byte.is_ascii_graphic()), "{text}");
             let pairs = path.query().unwrap_or_default().split('&');
             assert!(
-                rewrite.query.remove.is_empty()
-                    || pairs.into_iter().all(|pair| !pair.starts_with("token=")),
+                rewrite.query.remove.is_empty() || pairs.into_iter().all(|pair| !pair.starts_with("token=")),
                 "{text} still has the token"
             );
         }
@@ -282,15 +212,9 @@ pub(crate) fn facts(kind: Kind, authority: &str, path: &str) -> Option<Facts> {
         source: SocketAddr::from((Ipv4Addr::LOCALHOST, 40_000)),
         trust: Trust::Anonymous,
         user: Some(Arc::from("alice")),
-        method: if kind == Kind::Http {
-            Method::GET
-        } else {
-            Method::CONNECT
-        },
+        method: if kind == Kind::Http { Method::GET } else { Method::CONNECT },
         authority: Authority::parse(authority, (kind == Kind::Http).then_some(80)).ok()?,
-        path: PathAndQuery::try_from(path)
-            .ok()
-            .filter(|path| path.as_str().starts_with('/'))?,
+        path: PathAndQuery::try_from(path).ok().filter(|path| path.as_str().starts_with('/'))?,
         headers: HeaderMap::new(),
         network: None,
         protocol: None,

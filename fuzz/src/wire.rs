@@ -19,20 +19,12 @@ pub fn capsule(data: &[u8]) {
     };
     let limit = usize::from(*limit) * 8;
     let stream = Bytes::copy_from_slice(stream);
-    let whole = decode(limit, &[stream.clone()]);
+    let whole = decode(limit, std::slice::from_ref(&stream));
     let pieces = cut(stream, sizes);
-    assert_eq!(
-        whole,
-        decode(limit, &pieces),
-        "whole, and in pieces of {sizes:?}"
-    );
+    assert_eq!(whole, decode(limit, &pieces), "whole, and in pieces of {sizes:?}");
     for capsule in whole.0 {
         if let Capsule::Datagram(datagram) = capsule {
-            assert!(
-                datagram.len() <= limit,
-                "{} bytes got past the limit",
-                datagram.len()
-            );
+            assert!(datagram.len() <= limit, "{} bytes got past the limit", datagram.len());
             udp_payload(datagram);
         }
     }
@@ -82,9 +74,7 @@ fn udp_payload(datagram: Bytes) {
     assert!(out.len() <= payload.len() + capsule::MAX_DATAGRAM_OVERHEAD);
     let (capsules, end) = decode(capsule::MAX_HTTP_DATAGRAM, &[out.freeze()]);
     assert_eq!(end, Ok(()));
-    let [Capsule::Datagram(again)] = &capsules[..] else {
-        panic!("{capsules:?}")
-    };
+    let [Capsule::Datagram(again)] = &capsules[..] else { panic!("{capsules:?}") };
     assert_eq!(capsule::udp_payload(again.clone()), Ok(Some(payload)));
 }
 
@@ -94,19 +84,12 @@ pub fn connect_udp_path(data: &[u8]) {
     let Ok(text) = str::from_utf8(data) else {
         return;
     };
-    for path in [
-        text.to_owned(),
-        format!("{}{text}", connect_udp::PREFIX),
-        connect_udp::path(text, 443),
-    ] {
+    for path in [text.to_owned(), format!("{}{text}", connect_udp::PREFIX), connect_udp::path(text, 443)] {
         let Ok(Some((host, port))) = connect_udp::parse_path(&path) else {
             continue;
         };
         assert!(!host.is_empty() && host.len() <= connect_udp::MAX_HOST && port != 0);
-        assert!(
-            host.bytes()
-                .all(|byte| byte.is_ascii_graphic() && !b"/\\?#@%[]\"<>".contains(&byte))
-        );
+        assert!(host.bytes().all(|byte| byte.is_ascii_graphic() && !b"/\\?#@%[]\"<>".contains(&byte)));
         let again = connect_udp::parse_path(&connect_udp::path(&host, port));
         assert_eq!(again, Ok(Some((host, port))));
     }
@@ -130,11 +113,7 @@ fn grows(bytes: &[u8]) {
             early => assert_eq!(early, verdict, "decided after {cut} bytes"),
         }
     }
-    if let Ok(Parsed::Done {
-        len,
-        source: Some((from, to)),
-    }) = verdict
-    {
+    if let Ok(Parsed::Done { len, source: Some((from, to)) }) = verdict {
         assert!(len <= bytes.len());
         encodes(from, to);
     }
@@ -143,10 +122,7 @@ fn grows(bytes: &[u8]) {
 fn encodes(from: SocketAddr, to: SocketAddr) {
     let bytes = proxy_protocol::encode(from, to);
     assert!(bytes.len() <= proxy_protocol::MAX_ENCODED);
-    let expected = Parsed::Done {
-        len: bytes.len(),
-        source: Some((from, to)),
-    };
+    let expected = Parsed::Done { len: bytes.len(), source: Some((from, to)) };
     assert_eq!(proxy_protocol::parse(&bytes), Ok(expected));
 }
 
@@ -157,11 +133,7 @@ pub fn traceparent(data: &[u8]) {
     };
     assert!(parent.trace_id() != 0 && parent.span_id() != 0);
     let rendered = parent.render();
-    assert_eq!(
-        rendered[3..52],
-        data[3..52],
-        "identifiers are passed on as they came"
-    );
+    assert_eq!(rendered[3..52], data[3..52], "identifiers are passed on as they came");
     assert_eq!(parent.to_string().as_bytes(), rendered);
     // Of a later version only the flag `sampled` survives, and once it is ours nothing changes.
     assert_eq!(Traceparent::parse(&rendered), Ok(parent));

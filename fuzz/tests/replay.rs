@@ -18,8 +18,7 @@ fn root() -> &'static Path {
 }
 
 fn files(directory: &Path) -> Vec<PathBuf> {
-    let entries =
-        fs::read_dir(directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
+    let entries = fs::read_dir(directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
     files.sort();
     files
@@ -38,14 +37,8 @@ fn every_committed_input_holds() {
             }
         }
     }
-    assert!(
-        failed.is_empty(),
-        "of {replayed} inputs these fail: {failed:#?}"
-    );
-    assert!(
-        replayed <= MAX_FILES,
-        "{replayed} inputs: minimise the corpus (fuzz/run.sh --merge)"
-    );
+    assert!(failed.is_empty(), "of {replayed} inputs these fail: {failed:#?}");
+    assert!(replayed <= MAX_FILES, "{replayed} inputs: minimise the corpus (fuzz/run.sh --merge)");
 }
 
 #[test]
@@ -59,13 +52,7 @@ fn targets_files_and_corpus_agree() {
     assert_eq!(targets, names("fuzz_targets"));
     let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
     for name in &targets {
-        assert!(
-            manifest.contains(&format!("path = \"fuzz_targets/{name}.rs\"")),
-            "{name}: no [[bin]]"
-        );
-        assert!(
-            files(&root().join("corpus").join(name)).len() >= 3,
-            "{name}: hardly any corpus"
-        );
+        assert!(manifest.contains(&format!("path = \"fuzz_targets/{name}.rs\"")), "{name}: no [[bin]]");
+        assert!(files(&root().join("corpus").join(name)).len() >= 3, "{name}: hardly any corpus");
     }
 }

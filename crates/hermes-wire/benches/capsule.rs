@@ -51,8 +51,7 @@ fn capsules(c: &mut Criterion) {
     let mut group = c.benchmark_group("capsule");
     group.throughput(Throughput::Elements(BATCH as u64));
     group.bench_function("encode 64 x 1200", |b| {
-        let mut out =
-            BytesMut::with_capacity(BATCH * (PAYLOAD.len() + capsule::MAX_DATAGRAM_OVERHEAD));
+        let mut out = BytesMut::with_capacity(BATCH * (PAYLOAD.len() + capsule::MAX_DATAGRAM_OVERHEAD));
         b.iter(|| {
             out.clear();
             for _ in 0..BATCH {

@@ -72,9 +72,7 @@ pub enum CapsuleError {
         length: usize,
     },
     /// A UDP payload that no UDP datagram can hold.
-    #[error(
-        "a UDP payload of {length} bytes exceeds the {MAX_UDP_PAYLOAD} bytes that UDP can carry"
-    )]
+    #[error("a UDP payload of {length} bytes exceeds the {MAX_UDP_PAYLOAD} bytes that UDP can carry")]
     PayloadTooLong {
         /// The length of the payload.
         length: usize,
@@ -108,10 +106,7 @@ enum State {
 }
 
 impl State {
-    const BOUNDARY: Self = Self::Header {
-        seen: [0; MAX_HEADER],
-        len: 0,
-    };
+    const BOUNDARY: Self = Self::Header { seen: [0; MAX_HEADER], len: 0 };
 }
 
 /// The type and the length in front of a capsule's payload.
@@ -128,11 +123,7 @@ impl Header {
     fn parse(bytes: &[u8]) -> Option<Self> {
         let (kind, kind_len) = varint::decode(bytes)?;
         let (length, length_len) = varint::decode(&bytes[kind_len..])?;
-        Some(Self {
-            kind,
-            length,
-            size: kind_len + length_len,
-        })
+        Some(Self { kind, length, size: kind_len + length_len })
     }
 }
 
@@ -140,11 +131,7 @@ impl CapsuleDecoder {
     /// A decoder that refuses DATAGRAM capsules whose payload, context identifier included, is
     /// longer than `max_datagram` bytes. [`MAX_HTTP_DATAGRAM`] admits all of CONNECT-UDP.
     pub fn new(max_datagram: usize) -> Self {
-        Self {
-            max_datagram,
-            unread: Bytes::new(),
-            state: State::BOUNDARY,
-        }
+        Self { max_datagram, unread: Bytes::new(), state: State::BOUNDARY }
     }
 
     /// Adds what arrived next.
@@ -170,10 +157,7 @@ impl CapsuleDecoder {
     /// # Errors
     /// [`CapsuleError::TooLong`], then and at every later call.
     #[inline]
-    #[expect(
-        clippy::should_implement_trait,
-        reason = "an iterator would end at the first None"
-    )]
+    #[expect(clippy::should_implement_trait, reason = "an iterator would end at the first None")]
     pub fn next(&mut self) -> Result<Option<Capsule>, CapsuleError> {
         // The usual case first: at a boundary, and the whole capsule is here.
         if let State::Header { len: 0, .. } = self.state
@@ -194,12 +178,10 @@ impl CapsuleDecoder {
         let unread = self.unread.len() as u64;
         match &self.state {
             State::Failed(error) => Err(*error),
-            State::Datagram { missing, .. } => Err(CapsuleError::TruncatedPayload {
-                missing: (*missing as u64).saturating_sub(unread),
-            }),
-            State::Skip { missing } => Err(CapsuleError::TruncatedPayload {
-                missing: missing.saturating_sub(unread),
-            }),
+            State::Datagram { missing, .. } => {
+                Err(CapsuleError::TruncatedPayload { missing: (*missing as u64).saturating_sub(unread) })
+            }
+            State::Skip { missing } => Err(CapsuleError::TruncatedPayload { missing: missing.saturating_sub(unread) }),
             State::Header { len: 0, .. } if unread == 0 => Ok(()),
             State::Header { .. } => Err(CapsuleError::TruncatedHeader),
         }
@@ -214,10 +196,7 @@ impl CapsuleDecoder {
             return Ok(Some(Capsule::Unknown { kind, length }));
         }
         if length > self.max_datagram as u64 {
-            return Err(self.fail(CapsuleError::TooLong {
-                length,
-                limit: self.max_datagram,
-            }));
+            return Err(self.fail(CapsuleError::TooLong { length, limit: self.max_datagram }));
         }
         // Fits: it is at most `max_datagram`, which is a usize.
         let length = length as usize;
@@ -227,10 +206,7 @@ impl CapsuleDecoder {
         }
         let mut seen = BytesMut::with_capacity(length);
         seen.extend_from_slice(&self.unread);
-        self.state = State::Datagram {
-            missing: length - seen.len(),
-            seen,
-        };
+        self.state = State::Datagram { missing: length - seen.len(), seen };
         self.unread = Bytes::new();
         Ok(None)
     }
@@ -304,11 +280,7 @@ impl CapsuleDecoder {
 /// longer one cannot come from a UDP socket, and the peer would have to abort the stream.
 #[inline]
 pub fn put_datagram(out: &mut BytesMut, payload: &[u8]) {
-    debug_assert!(
-        payload.len() <= MAX_UDP_PAYLOAD,
-        "{} bytes are no UDP payload",
-        payload.len()
-    );
+    debug_assert!(payload.len() <= MAX_UDP_PAYLOAD, "{} bytes are no UDP payload", payload.len());
     let length = varint::len(UDP_CONTEXT) + payload.len();
     out.reserve(MAX_HEADER + length);
     varint::encode(DATAGRAM, out);
@@ -328,18 +300,14 @@ pub fn put_datagram(out: &mut BytesMut, payload: &[u8]) {
 #[inline]
 pub fn udp_payload(mut datagram: Bytes) -> Result<Option<Bytes>, CapsuleError> {
     let Some((context, size)) = varint::decode(&datagram) else {
-        return Err(CapsuleError::NoContext {
-            length: datagram.len(),
-        });
+        return Err(CapsuleError::NoContext { length: datagram.len() });
     };
     if context != UDP_CONTEXT {
         return Ok(None);
     }
     datagram.advance(size);
     if datagram.len() > MAX_UDP_PAYLOAD {
-        return Err(CapsuleError::PayloadTooLong {
-            length: datagram.len(),
-        });
+        return Err(CapsuleError::PayloadTooLong { length: datagram.len() });
     }
     Ok(Some(datagram))
 }

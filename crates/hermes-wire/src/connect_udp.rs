@@ -18,11 +18,7 @@ pub const MAX_HOST: usize = 255;
 
 /// All but the unreserved characters of RFC 3986, as simple expansion (RFC 6570, section 3.2.2)
 /// has it. The colons of IPv6 become `%3A`.
-const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
-    .remove(b'-')
-    .remove(b'.')
-    .remove(b'_')
-    .remove(b'~');
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// What is wrong with a path that starts like the template.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -40,9 +36,7 @@ pub enum ConnectUdpError {
         length: usize,
     },
     /// A `%` without two hexadecimal digits behind it.
-    #[error(
-        "the host of the CONNECT-UDP path has a `%` at byte {at} without two hexadecimal digits"
-    )]
+    #[error("the host of the CONNECT-UDP path has a `%` at byte {at} without two hexadecimal digits")]
     Escape {
         /// Offset of the `%` within the encoded host.
         at: usize,
@@ -74,10 +68,7 @@ pub enum ConnectUdpError {
 /// `host` is a name, an IPv4 or an IPv6 address, the latter with or without its brackets. It is
 /// encoded, not judged: [`parse_path`] at the other end refuses what is no host.
 pub fn path(host: &str, port: u16) -> String {
-    let host = host
-        .strip_prefix('[')
-        .and_then(|rest| rest.strip_suffix(']'))
-        .unwrap_or(host);
+    let host = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
     format!("{PREFIX}{}/{port}/", utf8_percent_encode(host, RESERVED))
 }
 
@@ -107,9 +98,7 @@ fn parse_host(encoded: &str) -> Result<String, ConnectUdpError> {
         return Err(ConnectUdpError::EmptyHost);
     }
     if decoded.len() > MAX_HOST {
-        return Err(ConnectUdpError::HostTooLong {
-            length: decoded.len(),
-        });
+        return Err(ConnectUdpError::HostTooLong { length: decoded.len() });
     }
     if let Some(&byte) = decoded.iter().find(|byte| !is_host_byte(**byte)) {
         return Err(ConnectUdpError::HostByte { byte });

@@ -57,9 +57,7 @@ pub enum ProxyProtocolError {
     )]
     NotProxyProtocol,
     /// The text form.
-    #[error(
-        "this is PROXY protocol version 1; only version 2 is spoken here: set the sender to v2"
-    )]
+    #[error("this is PROXY protocol version 1; only version 2 is spoken here: set the sender to v2")]
     Version1,
     /// A version that nobody has defined.
     #[error("PROXY protocol version {0} is unknown; only version 2 is spoken here")]
@@ -110,10 +108,7 @@ pub fn parse(bytes: &[u8]) -> Result<Parsed, ProxyProtocolError> {
     };
     match rest.get(..length) {
         None => Ok(Parsed::Incomplete(len)),
-        Some(block) => Ok(Parsed::Done {
-            len,
-            source: layout.map(|layout| layout.read(block)),
-        }),
+        Some(block) => Ok(Parsed::Done { len, source: layout.map(|layout| layout.read(block)) }),
     }
 }
 
@@ -163,10 +158,7 @@ impl Layout {
         };
         let (source, destination) = (ip(), ip());
         let (source_port, destination_port) = (block.get_u16(), block.get_u16());
-        (
-            SocketAddr::new(source, source_port),
-            SocketAddr::new(destination, destination_port),
-        )
+        (SocketAddr::new(source, source_port), SocketAddr::new(destination, destination_port))
     }
 }
 

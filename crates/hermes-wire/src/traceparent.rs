@@ -31,9 +31,7 @@ pub enum TraceparentError {
     #[error("a traceparent has {LEN} characters, this one {0}")]
     Length(usize),
     /// Not a lower-case hexadecimal digit, or not a dash, where one belongs.
-    #[error(
-        "traceparent: unexpected character at byte {0} (lower-case hexadecimal and dashes only)"
-    )]
+    #[error("traceparent: unexpected character at byte {0} (lower-case hexadecimal and dashes only)")]
     Character(usize),
     /// Version ff is forbidden.
     #[error("traceparent: version ff is forbidden")]
@@ -51,11 +49,7 @@ impl Traceparent {
     /// specification forbids, is taken as one.
     pub fn root(trace_id: u128, span_id: u64, sampled: bool) -> Self {
         let flags = RANDOM | if sampled { SAMPLED } else { 0 };
-        Self {
-            trace_id: trace_id.max(1),
-            span_id: span_id.max(1),
-            flags,
-        }
+        Self { trace_id: trace_id.max(1), span_id: span_id.max(1), flags }
     }
 
     /// Reads a header's value.
@@ -88,11 +82,7 @@ impl Traceparent {
         match (trace_id, span_id) {
             (0, _) => Err(TraceparentError::ZeroTrace),
             (_, 0) => Err(TraceparentError::ZeroParent),
-            _ => Ok(Self {
-                trace_id,
-                span_id,
-                flags,
-            }),
+            _ => Ok(Self { trace_id, span_id, flags }),
         }
     }
 
@@ -100,10 +90,7 @@ impl Traceparent {
     /// span's identifier; zero, which the specification forbids, is taken as one.
     #[must_use]
     pub fn child(self, random: u64) -> Self {
-        Self {
-            span_id: random.max(1),
-            ..self
-        }
+        Self { span_id: random.max(1), ..self }
     }
 
     /// The trace's identifier, never zero.
@@ -133,11 +120,7 @@ impl Traceparent {
 
 impl fmt::Display for Traceparent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "00-{:032x}-{:016x}-{:02x}",
-            self.trace_id, self.span_id, self.flags
-        )
+        write!(f, "00-{:032x}-{:016x}-{:02x}", self.trace_id, self.span_id, self.flags)
     }
 }
 

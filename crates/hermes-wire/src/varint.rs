@@ -53,9 +53,7 @@ pub fn decode(bytes: &[u8]) -> Option<(u64, usize)> {
     let first = *bytes.first()?;
     let len = 1usize << (first >> 6);
     let rest = bytes.get(1..len)?;
-    let value = rest.iter().fold(u64::from(first & 0x3f), |value, byte| {
-        value << 8 | u64::from(*byte)
-    });
+    let value = rest.iter().fold(u64::from(first & 0x3f), |value, byte| value << 8 | u64::from(*byte));
     Some((value, len))
 }
 
@@ -76,10 +74,7 @@ mod tests {
     #[test]
     fn examples_of_the_rfc() {
         let table: [(&[u8], u64); 5] = [
-            (
-                &[0xc2, 0x19, 0x7c, 0x5e, 0xff, 0x14, 0xe8, 0x8c],
-                151_288_809_941_952_652,
-            ),
+            (&[0xc2, 0x19, 0x7c, 0x5e, 0xff, 0x14, 0xe8, 0x8c], 151_288_809_941_952_652),
             (&[0x9d, 0x7f, 0x3e, 0x7d], 494_878_333),
             (&[0x7b, 0xbd], 15_293),
             (&[0x25], 37),
@@ -95,16 +90,9 @@ mod tests {
 
     #[test]
     fn length_changes_where_the_rfc_says() {
-        for (value, expected) in [
-            (0, 1),
-            (63, 1),
-            (64, 2),
-            (16_383, 2),
-            (16_384, 4),
-            ((1 << 30) - 1, 4),
-            (1 << 30, 8),
-            (MAX, 8),
-        ] {
+        for (value, expected) in
+            [(0, 1), (63, 1), (64, 2), (16_383, 2), (16_384, 4), ((1 << 30) - 1, 4), (1 << 30, 8), (MAX, 8)]
+        {
             assert_eq!(len(value), expected, "{value}");
             assert_eq!(encoded(value).len(), expected, "{value}");
         }

@@ -10,10 +10,7 @@ use super::*;
 const LIMIT: usize = 1_500;
 
 /// Everything that `pieces` decode to, and how the stream ended.
-fn decode(
-    limit: usize,
-    pieces: impl IntoIterator<Item = Bytes>,
-) -> (Vec<Capsule>, Result<(), CapsuleError>) {
+fn decode(limit: usize, pieces: impl IntoIterator<Item = Bytes>) -> (Vec<Capsule>, Result<(), CapsuleError>) {
     let mut decoder = CapsuleDecoder::new(limit);
     let mut capsules = Vec::new();
     for piece in pieces {
@@ -49,31 +46,16 @@ fn transcripts() {
     assert_eq!(whole(b"\x00\x03\x00hi"), ok(vec![datagram(b"\0hi")]));
     assert_eq!(whole(b"\x00\x00"), ok(vec![datagram(b"")]));
     // Type and length in longer forms than needed: RFC 9000 allows them.
-    assert_eq!(
-        whole(b"\x40\x00\x80\x00\x00\x03\x00hi"),
-        ok(vec![datagram(b"\0hi")])
-    );
+    assert_eq!(whole(b"\x40\x00\x80\x00\x00\x03\x00hi"), ok(vec![datagram(b"\0hi")]));
     // ADDRESS_ASSIGN of CONNECT-IP, then a datagram.
-    assert_eq!(
-        whole(b"\x01\x02xx\x00\x02\x00y"),
-        ok(vec![unknown(1, 2), datagram(b"\0y")])
-    );
+    assert_eq!(whole(b"\x01\x02xx\x00\x02\x00y"), ok(vec![unknown(1, 2), datagram(b"\0y")]));
     // A greased type (RFC 9297, section 5.4: 41 * N + 23) with nothing in it.
-    assert_eq!(
-        whole(b"\x17\x00\x00\x00"),
-        ok(vec![unknown(23, 0), datagram(b"")])
-    );
+    assert_eq!(whole(b"\x17\x00\x00\x00"), ok(vec![unknown(23, 0), datagram(b"")]));
     assert_eq!(whole(b"\x40"), (vec![], Err(TruncatedHeader)));
     assert_eq!(whole(b"\x00"), (vec![], Err(TruncatedHeader)));
     assert_eq!(whole(b"\x00\x40"), (vec![], Err(TruncatedHeader)));
-    assert_eq!(
-        whole(b"\x00\x05\x00hi"),
-        (vec![], Err(TruncatedPayload { missing: 2 }))
-    );
-    assert_eq!(
-        whole(b"\x01\x05hi"),
-        (vec![unknown(1, 5)], Err(TruncatedPayload { missing: 3 }))
-    );
+    assert_eq!(whole(b"\x00\x05\x00hi"), (vec![], Err(TruncatedPayload { missing: 2 })));
+    assert_eq!(whole(b"\x01\x05hi"), (vec![unknown(1, 5)], Err(TruncatedPayload { missing: 3 })));
 }
 
 #[test]
@@ -87,25 +69,16 @@ fn a_capsule_as_long_as_the_limit_passes_and_a_byte_more_fails() {
     };
     let (capsules, end) = decode(LIMIT, [stream(LIMIT)]);
     assert_eq!((capsules.len(), end), (1, Ok(())));
-    let error = CapsuleError::TooLong {
-        length: LIMIT as u64 + 1,
-        limit: LIMIT,
-    };
+    let error = CapsuleError::TooLong { length: LIMIT as u64 + 1, limit: LIMIT };
     assert_eq!(decode(LIMIT, [stream(LIMIT + 1)]), (vec![], Err(error)));
-    assert_eq!(
-        error.to_string(),
-        "a DATAGRAM capsule of 1501 bytes exceeds the limit of 1500 bytes"
-    );
+    assert_eq!(error.to_string(), "a DATAGRAM capsule of 1501 bytes exceeds the limit of 1500 bytes");
 }
 
 #[test]
 fn an_error_is_repeated_and_later_input_is_dropped() {
     let mut decoder = CapsuleDecoder::new(1);
     decoder.push(Bytes::from_static(b"\x00\x02xx\x00\x00"));
-    let error = CapsuleError::TooLong {
-        length: 2,
-        limit: 1,
-    };
+    let error = CapsuleError::TooLong { length: 2, limit: 1 };
     for _ in 0..2 {
         assert_eq!(decoder.next(), Err(error));
         decoder.push(Bytes::from_static(b"\x00\x00"));
@@ -120,10 +93,7 @@ fn an_unknown_capsule_of_any_length_is_skipped_without_being_held() {
     varint::encode(varint::MAX, &mut header);
     let mut decoder = CapsuleDecoder::new(LIMIT);
     decoder.push(header.freeze());
-    let unknown = Capsule::Unknown {
-        kind: 0x2575_ffff,
-        length: varint::MAX,
-    };
+    let unknown = Capsule::Unknown { kind: 0x2575_ffff, length: varint::MAX };
     assert_eq!(decoder.next(), Ok(Some(unknown)));
     let piece = Bytes::from(vec![0; 1 << 20]);
     for _ in 0..64 {
@@ -132,10 +102,7 @@ fn an_unknown_capsule_of_any_length_is_skipped_without_being_held() {
         assert!(decoder.unread.is_empty());
     }
     let missing = varint::MAX - (64 << 20);
-    assert_eq!(
-        decoder.finish(),
-        Err(CapsuleError::TruncatedPayload { missing })
-    );
+    assert_eq!(decoder.finish(), Err(CapsuleError::TruncatedPayload { missing }));
 }
 
 #[test]
@@ -148,9 +115,7 @@ fn a_capsule_within_one_piece_is_not_copied() {
     let (capsules, end) = decode(LIMIT, [piece.clone()]);
     assert_eq!((capsules.len(), end), (2, Ok(())));
     for capsule in capsules {
-        let Capsule::Datagram(datagram) = capsule else {
-            panic!("{capsule:?}")
-        };
+        let Capsule::Datagram(datagram) = capsule else { panic!("{capsule:?}") };
         assert!(range.contains(&datagram.as_ptr()));
         assert!(range.contains(&udp_payload(datagram).unwrap().unwrap().as_ptr()));
     }
@@ -191,10 +156,7 @@ fn payloads_of_connect_udp() {
     assert_eq!(payload(b"\x40\x00hi"), Ok(Some(Bytes::from_static(b"hi"))));
     assert_eq!(payload(b"\x02hi"), Ok(None));
     assert_eq!(payload(b""), Err(CapsuleError::NoContext { length: 0 }));
-    assert_eq!(
-        payload(b"\xc0\0"),
-        Err(CapsuleError::NoContext { length: 2 })
-    );
+    assert_eq!(payload(b"\xc0\0"), Err(CapsuleError::NoContext { length: 2 }));
 }
 
 #[test]
@@ -204,15 +166,11 @@ fn the_longest_udp_payload_goes_through_and_a_byte_more_does_not() {
     assert_eq!(bytes.len(), MAX_UDP_PAYLOAD + MAX_DATAGRAM_OVERHEAD);
     let (capsules, end) = decode(MAX_HTTP_DATAGRAM, [bytes.freeze()]);
     assert_eq!(end, Ok(()));
-    let [Capsule::Datagram(datagram)] = &capsules[..] else {
-        panic!("{}", capsules.len())
-    };
+    let [Capsule::Datagram(datagram)] = &capsules[..] else { panic!("{}", capsules.len()) };
     let payload = udp_payload(datagram.clone()).unwrap().unwrap();
     assert_eq!(payload.len(), MAX_UDP_PAYLOAD);
     let longer = Bytes::from(vec![0; 1 + MAX_UDP_PAYLOAD + 1]);
-    let error = CapsuleError::PayloadTooLong {
-        length: MAX_UDP_PAYLOAD + 1,
-    };
+    let error = CapsuleError::PayloadTooLong { length: MAX_UDP_PAYLOAD + 1 };
     assert_eq!(udp_payload(longer), Err(error));
 }
 
@@ -231,10 +189,7 @@ fn on_the_wire(capsules: &[(u64, Vec<u8>)]) -> (Bytes, Vec<Capsule>) {
     }
     let expected = capsules.iter().map(|(kind, payload)| match *kind {
         DATAGRAM => Capsule::Datagram(Bytes::copy_from_slice(payload)),
-        kind => Capsule::Unknown {
-            kind,
-            length: payload.len() as u64,
-        },
+        kind => Capsule::Unknown { kind, length: payload.len() as u64 },
     });
     (bytes.freeze(), expected.collect())
 }

@@ -15,17 +15,9 @@ fn target(host: &str, port: u16) -> Result<Option<(String, u16)>, ConnectUdpErro
 fn targets_and_their_paths() {
     for (host, port, expected) in [
         ("192.0.2.6", 443, "/.well-known/masque/udp/192.0.2.6/443/"),
-        (
-            "2001:db8::42",
-            443,
-            "/.well-known/masque/udp/2001%3Adb8%3A%3A42/443/",
-        ),
+        ("2001:db8::42", 443, "/.well-known/masque/udp/2001%3Adb8%3A%3A42/443/"),
         ("VIDEO", 5004, "/.well-known/masque/udp/VIDEO/5004/"),
-        (
-            "a_b.example-c.org",
-            1,
-            "/.well-known/masque/udp/a_b.example-c.org/1/",
-        ),
+        ("a_b.example-c.org", 1, "/.well-known/masque/udp/a_b.example-c.org/1/"),
         ("x~y", 65_535, "/.well-known/masque/udp/x~y/65535/"),
         ("a*b", 53, "/.well-known/masque/udp/a%2Ab/53/"),
     ] {
@@ -122,9 +114,7 @@ fn malformed_paths() {
 fn the_longest_host_passes_and_a_byte_more_does_not() {
     let longest = "a".repeat(MAX_HOST);
     assert_eq!(parse_path(&path(&longest, 1)), target(&longest, 1));
-    let error = ConnectUdpError::HostTooLong {
-        length: MAX_HOST + 1,
-    };
+    let error = ConnectUdpError::HostTooLong { length: MAX_HOST + 1 };
     assert_eq!(parse_path(&path(&"a".repeat(MAX_HOST + 1), 1)), Err(error));
 }
 

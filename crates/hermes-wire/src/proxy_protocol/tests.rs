@@ -39,13 +39,7 @@ fn tcp_over_ipv6() {
     block[32..].copy_from_slice(&[0xc3, 0x50, 0x01, 0xbb]);
     let bytes = header(0x21, 0x21, 36, &block);
     let source = addresses("[2001:db8::1]:50000", "[2001:db8::2]:443");
-    assert_eq!(
-        parse(&bytes),
-        Ok(Parsed::Done {
-            len: MAX_ENCODED,
-            source
-        })
-    );
+    assert_eq!(parse(&bytes), Ok(Parsed::Done { len: MAX_ENCODED, source }));
     let (from, to) = source.unwrap();
     assert_eq!(encode(from, to), bytes);
 }
@@ -85,10 +79,7 @@ fn local_and_unspecified_leave_the_addresses_of_the_connection() {
 fn refusals() {
     use ProxyProtocolError::*;
     for (bytes, error) in [
-        (
-            b"PROXY TCP4 192.0.2.1 198.51.100.2 50000 443\r\n".to_vec(),
-            Version1,
-        ),
+        (b"PROXY TCP4 192.0.2.1 198.51.100.2 50000 443\r\n".to_vec(), Version1),
         (b"PROXY ".to_vec(), Version1),
         (b"GET / HTTP/1.1\r\n\r\n".to_vec(), NotProxyProtocol),
         (b"POST / HTTP/1.1\r\n".to_vec(), NotProxyProtocol),
@@ -101,20 +92,8 @@ fn refusals() {
         (header(0x21, 0x10, 12, BLOCK_V4), Family(0x10)),
         (header(0x21, 0x01, 12, BLOCK_V4), Family(0x01)),
         (header(0x21, 0x13, 12, BLOCK_V4), Family(0x13)),
-        (
-            header(0x21, 0x11, 11, b""),
-            AddressesCut {
-                length: 11,
-                needed: 12,
-            },
-        ),
-        (
-            header(0x21, 0x21, 35, b""),
-            AddressesCut {
-                length: 35,
-                needed: 36,
-            },
-        ),
+        (header(0x21, 0x11, 11, b""), AddressesCut { length: 11, needed: 12 }),
+        (header(0x21, 0x21, 35, b""), AddressesCut { length: 35, needed: 36 }),
         (header(0x21, 0x11, 2_049, b""), TooLong(MAX_HEADER + 1)),
         (header(0x20, 0x00, 65_535, b""), TooLong(65_551)),
     ] {
@@ -127,13 +106,7 @@ fn the_longest_header_passes() {
     let mut block = BLOCK_V4.to_vec();
     block.resize(2_048, 0);
     let bytes = header(0x21, 0x11, 2_048, &block);
-    assert!(matches!(
-        parse(&bytes),
-        Ok(Parsed::Done {
-            len: MAX_HEADER,
-            source: Some(_)
-        })
-    ));
+    assert!(matches!(parse(&bytes), Ok(Parsed::Done { len: MAX_HEADER, source: Some(_) })));
 }
 
 #[test]
@@ -141,11 +114,7 @@ fn a_cut_header_says_how_much_is_needed() {
     let bytes = header(0x21, 0x11, 12, BLOCK_V4);
     for cut in 0..bytes.len() {
         let needed = if cut < 16 { 16 } else { 28 };
-        assert_eq!(
-            parse(&bytes[..cut]),
-            Ok(Parsed::Incomplete(needed)),
-            "{cut}"
-        );
+        assert_eq!(parse(&bytes[..cut]), Ok(Parsed::Incomplete(needed)), "{cut}");
     }
     // Version 1 or `POST`? Six bytes tell.
     assert_eq!(parse(b"P"), Ok(Parsed::Incomplete(6)));
@@ -153,19 +122,12 @@ fn a_cut_header_says_how_much_is_needed() {
 
 #[test]
 fn mixed_families_are_written_as_ipv6_and_read_back() {
-    for (from, to) in [
-        addresses("192.0.2.1:1", "[2001:db8::2]:2").unwrap(),
-        addresses("[2001:db8::2]:1", "192.0.2.1:2").unwrap(),
-    ] {
+    for (from, to) in
+        [addresses("192.0.2.1:1", "[2001:db8::2]:2").unwrap(), addresses("[2001:db8::2]:1", "192.0.2.1:2").unwrap()]
+    {
         let bytes = encode(from, to);
         assert_eq!(bytes[13], 0x21);
-        assert_eq!(
-            parse(&bytes),
-            Ok(Parsed::Done {
-                len: 52,
-                source: Some((from, to))
-            })
-        );
+        assert_eq!(parse(&bytes), Ok(Parsed::Done { len: 52, source: Some((from, to)) }));
     }
 }
 

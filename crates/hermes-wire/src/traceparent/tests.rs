@@ -27,33 +27,19 @@ fn the_example_of_the_specification() {
 fn a_child_keeps_the_trace_and_the_flags() {
     let parent = parse(EXAMPLE).unwrap();
     let child = parent.child(0xb7ad_6b71_6920_3331);
-    assert_eq!(
-        child.to_string(),
-        "00-4bf92f3577b34da6a3ce929d0e0e4736-b7ad6b7169203331-01"
-    );
-    assert_eq!(
-        parent.child(0).span_id(),
-        1,
-        "a span id of zeros is forbidden"
-    );
+    assert_eq!(child.to_string(), "00-4bf92f3577b34da6a3ce929d0e0e4736-b7ad6b7169203331-01");
+    assert_eq!(parent.child(0).span_id(), 1, "a span id of zeros is forbidden");
 }
 
 #[test]
 fn a_new_trace() {
-    assert_eq!(
-        Traceparent::root(0, 0, false).to_string(),
-        format!("00-{:032x}-{:016x}-02", 1, 1)
-    );
+    assert_eq!(Traceparent::root(0, 0, false).to_string(), format!("00-{:032x}-{:016x}-02", 1, 1));
     assert!(Traceparent::root(5, 6, true).sampled());
 }
 
 #[test]
 fn flags_that_nobody_has_defined_are_not_sent_on() {
-    let with_flags = |flags: &str| {
-        parse(&format!("{}{flags}", &EXAMPLE[..53]))
-            .unwrap()
-            .to_string()
-    };
+    let with_flags = |flags: &str| parse(&format!("{}{flags}", &EXAMPLE[..53])).unwrap().to_string();
     assert!(with_flags("ff").ends_with("-03"));
     assert!(with_flags("02").ends_with("-02"));
     assert!(with_flags("fc").ends_with("-00"));
@@ -62,23 +48,12 @@ fn flags_that_nobody_has_defined_are_not_sent_on() {
 #[test]
 fn later_versions_give_what_is_known_of_them() {
     let later = EXAMPLE.replacen("00-", "cc-", 1);
-    for value in [
-        later.clone(),
-        format!("{later}-"),
-        format!("{later}-what-the-future-brings"),
-    ] {
+    for value in [later.clone(), format!("{later}-"), format!("{later}-what-the-future-brings")] {
         assert_eq!(parse(&value).unwrap().to_string(), EXAMPLE, "{value}");
     }
     let random = later.replace("-01", "-03");
-    assert_eq!(
-        parse(&random).unwrap().to_string(),
-        EXAMPLE,
-        "only `sampled` is known there"
-    );
-    assert_eq!(
-        parse(&format!("{later}x")),
-        Err(TraceparentError::Character(55))
-    );
+    assert_eq!(parse(&random).unwrap().to_string(), EXAMPLE, "only `sampled` is known there");
+    assert_eq!(parse(&format!("{later}x")), Err(TraceparentError::Character(55)));
 }
 
 #[test]
