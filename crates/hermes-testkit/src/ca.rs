@@ -12,8 +12,8 @@ use std::{
 };
 
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, SanType, string::Ia5String,
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    SanType, string::Ia5String,
 };
 
 use crate::{Error, Result};
@@ -69,23 +69,14 @@ impl Authority {
     /// # Errors
     /// When the name cannot stand in a certificate.
     pub fn new(overlay: &str) -> Result<Self> {
-        let failed = |source| Error::Certificate {
-            subject: format!("the CA of {overlay}"),
-            source,
-        };
+        let failed = |source| Error::Certificate { subject: format!("the CA of {overlay}"), source };
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        params
-            .distinguished_name
-            .push(DnType::CommonName, format!("{overlay} overlay CA"));
+        params.distinguished_name.push(DnType::CommonName, format!("{overlay} overlay CA"));
         let key = KeyPair::generate().map_err(failed)?;
         let pem = params.self_signed(&key).map_err(failed)?.pem();
-        Ok(Self {
-            overlay: overlay.to_owned(),
-            pem,
-            issuer: Issuer::new(params, key),
-        })
+        Ok(Self { overlay: overlay.to_owned(), pem, issuer: Issuer::new(params, key) })
     }
 
     /// The CA's certificate in PEM.
@@ -99,24 +90,14 @@ impl Authority {
     /// When a name cannot stand in a certificate.
     pub fn issue(&self, subject: &Subject) -> Result<Identity> {
         let name = subject.common_name();
-        let failed = |source| Error::Certificate {
-            subject: name.clone(),
-            source,
-        };
+        let failed = |source| Error::Certificate { subject: name.clone(), source };
         let mut params = CertificateParams::default();
         params.subject_alt_names = self.names(subject).map_err(failed)?;
         params.distinguished_name.push(DnType::CommonName, &name);
-        params.extended_key_usages = vec![
-            ExtendedKeyUsagePurpose::ServerAuth,
-            ExtendedKeyUsagePurpose::ClientAuth,
-        ];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         let key = KeyPair::generate().map_err(failed)?;
         let cert = params.signed_by(&key, &self.issuer).map_err(failed)?;
-        Ok(Identity {
-            cert_pem: cert.pem(),
-            key_pem: key.serialize_pem(),
-            ca_pem: self.pem.clone(),
-        })
+        Ok(Identity { cert_pem: cert.pem(), key_pem: key.serialize_pem(), ca_pem: self.pem.clone() })
     }
 
     fn names(&self, subject: &Subject) -> std::result::Result<Vec<SanType>, rcgen::Error> {
@@ -147,18 +128,12 @@ impl Authority {
 impl Subject {
     /// A node of the overlay.
     pub fn node(name: &str) -> Self {
-        Self {
-            node: Some(name.to_owned()),
-            ..Self::default()
-        }
+        Self { node: Some(name.to_owned()), ..Self::default() }
     }
 
     /// A server outside the overlay, known by a DNS name.
     pub fn server(dns: &str) -> Self {
-        Self {
-            dns: vec![dns.to_owned()],
-            ..Self::default()
-        }
+        Self { dns: vec![dns.to_owned()], ..Self::default() }
     }
 
     /// Binds a user to it.
@@ -190,11 +165,7 @@ impl Subject {
     }
 
     fn common_name(&self) -> String {
-        let first = self
-            .node
-            .as_ref()
-            .or(self.users.first())
-            .or(self.dns.first());
+        let first = self.node.as_ref().or(self.users.first()).or(self.dns.first());
         first.cloned().unwrap_or_else(|| "unnamed".to_owned())
     }
 }
@@ -210,11 +181,7 @@ impl Identity {
             key: dir.join(format!("{name}.key")),
             ca: dir.join("ca.pem"),
         };
-        let parts = [
-            (&files.cert, &self.cert_pem),
-            (&files.key, &self.key_pem),
-            (&files.ca, &self.ca_pem),
-        ];
+        let parts = [(&files.cert, &self.cert_pem), (&files.key, &self.key_pem), (&files.ca, &self.ca_pem)];
         for (path, pem) in parts {
             fs::write(path, pem).map_err(Error::io(format!("writing {}", path.display())))?;
         }

@@ -5,6 +5,8 @@
 //! in all that matters here: handshakes, acknowledgements and datagrams cross it like anything else. It never drops
 //! a frame on purpose; what its bounded queue cannot hold is dropped and counted.
 
+#![allow(clippy::disallowed_methods, reason = "a thread of its own sleeps until a frame is due")]
+
 use std::{
     io,
     net::Ipv4Addr,
@@ -61,11 +63,7 @@ impl DelayedLink {
     ///
     /// # Errors
     /// Without root, or when a tap cannot be made or moved.
-    pub fn new(
-        a: (&Namespace, Ipv4Addr),
-        b: (&Namespace, Ipv4Addr),
-        one_way: Duration,
-    ) -> Result<Self> {
+    pub fn new(a: (&Namespace, Ipv4Addr), b: (&Namespace, Ipv4Addr), one_way: Duration) -> Result<Self> {
         let wanted = Arc::new(AtomicBool::new(true));
         let counters = Arc::new(Counters::default());
         let (tap_a, tap_b) = (tap(a.0, a.1, "a")?, tap(b.0, b.1, "b")?);
@@ -74,17 +72,11 @@ impl DelayedLink {
             let (sender, receiver) = sync_channel(FRAMES_UNDER_WAY);
             let (from, to) = (Arc::clone(from), Arc::clone(to));
             let (still, counted) = (Arc::clone(&wanted), Arc::clone(&counters));
-            threads.push(thread::spawn(move || {
-                take_in(&from, &sender, one_way, &still, &counted)
-            }));
+            threads.push(thread::spawn(move || take_in(&from, &sender, one_way, &still, &counted)));
             let counted = Arc::clone(&counters);
             threads.push(thread::spawn(move || give_out(&to, &receiver, &counted)));
         }
-        Ok(Self {
-            wanted,
-            counters,
-            threads,
-        })
+        Ok(Self { wanted, counters, threads })
     }
 
     /// What went over it so far.
@@ -112,30 +104,19 @@ fn tap(namespace: &Namespace, address: Ipv4Addr, end: &str) -> Result<Arc<SyncDe
         .enable(false)
         .build_sync()
         .map_err(Error::io(format!("making the tap {name}")))?;
-    device
-        .set_nonblocking(true)
-        .map_err(Error::io(format!("tap {name}")))?;
+    device.set_nonblocking(true).map_err(Error::io(format!("tap {name}")))?;
     ip(&["link", "set", &name, "netns", namespace.name()])?;
     namespace.ip(&["link", "set", &name, "name", "delayed"])?;
     namespace.address("delayed", address)?;
     Ok(Arc::new(device))
 }
 
-fn take_in(
-    tap: &SyncDevice,
-    queue: &SyncSender<Frame>,
-    one_way: Duration,
-    wanted: &AtomicBool,
-    counters: &Counters,
-) {
+fn take_in(tap: &SyncDevice, queue: &SyncSender<Frame>, one_way: Duration, wanted: &AtomicBool, counters: &Counters) {
     let mut buffer = [0; FRAME];
     while wanted.load(Ordering::Relaxed) {
         match tap.recv(&mut buffer) {
             Ok(length) => {
-                let frame = Frame {
-                    due: Instant::now() + one_way,
-                    bytes: buffer[..length].into(),
-                };
+                let frame = Frame { due: Instant::now() + one_way, bytes: buffer[..length].into() };
                 if queue.try_send(frame).is_err() {
                     counters.dropped.fetch_add(1, Ordering::Relaxed);
                 }
@@ -153,11 +134,7 @@ fn give_out(tap: &SyncDevice, queue: &Receiver<Frame>, counters: &Counters) {
         if let Some(wait) = frame.due.checked_duration_since(Instant::now()) {
             thread::sleep(wait);
         }
-        let counter = if tap.send(&frame.bytes).is_ok() {
-            &counters.delivered
-        } else {
-            &counters.dropped
-        };
+        let counter = if tap.send(&frame.bytes).is_ok() { &counters.delivered } else { &counters.dropped };
         counter.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -165,8 +142,5 @@ fn give_out(tap: &SyncDevice, queue: &Receiver<Frame>, counters: &Counters) {
 fn readable(tap: &SyncDevice) {
     use std::os::fd::AsFd as _;
     // Woken by a frame, by the time-out, or by a signal: the caller looks again in each case.
-    let _ = poll(
-        &mut [PollFd::new(tap.as_fd(), PollFlags::POLLIN)],
-        PollTimeout::from(LOOK_MS),
-    );
+    let _ = poll(&mut [PollFd::new(tap.as_fd(), PollFlags::POLLIN)], PollTimeout::from(LOOK_MS));
 }

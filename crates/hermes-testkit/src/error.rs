@@ -83,9 +83,6 @@ impl Error {
 
 impl From<nix::Error> for Error {
     fn from(source: nix::Error) -> Self {
-        Self::Io {
-            what: "system call".into(),
-            source: source.into(),
-        }
+        Self::Io { what: "system call".into(), source: source.into() }
     }
 }

@@ -180,9 +180,7 @@ pub fn run(task: &Task) -> Result<Outcome> {
         Load::Bulk { .. } => bulk::run(&task.load, watch),
         Load::Datagrams { .. } => datagrams::run(&task.load, watch),
         load => {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build();
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let runtime = runtime.map_err(crate::Error::io("starting the runtime of a load"))?;
             // LocalSet: one thread, no locks; the generator must cost as little as it can.
             tokio::task::LocalSet::new().block_on(&runtime, on_runtime(load, watch))
@@ -192,11 +190,7 @@ pub fn run(task: &Task) -> Result<Outcome> {
 
 async fn on_runtime(load: &Load, watch: &[u32]) -> Result<Outcome> {
     match load {
-        Load::Single {
-            exchange,
-            count,
-            warmup,
-        } => single::run(exchange, *count, *warmup, watch).await,
+        Load::Single { exchange, count, warmup } => single::run(exchange, *count, *warmup, watch).await,
         Load::Burst { exchange, clients } => burst::run(exchange, *clients, watch).await,
         Load::Idle { exchange, clients } => idle::run(exchange, *clients).await,
         Load::KeepAlive { .. } => keepalive::run(load, watch).await,

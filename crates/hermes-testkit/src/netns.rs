@@ -37,10 +37,7 @@ impl Namespace {
     pub fn new() -> Result<Self> {
         if !nix::unistd::geteuid().is_root() {
             let remedy = "run as root (namespaces and taps need CAP_NET_ADMIN)".to_owned();
-            return Err(Error::Missing {
-                program: "root".into(),
-                remedy,
-            });
+            return Err(Error::Missing { program: "root".into(), remedy });
         }
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("{PREFIX}-{}-{number}", std::process::id());
@@ -56,13 +53,8 @@ impl Namespace {
         let Ok(entries) = fs::read_dir("/run/netns") else {
             return;
         };
-        for name in entries
-            .flatten()
-            .filter_map(|e| e.file_name().into_string().ok())
-        {
-            let maker = name
-                .strip_prefix(PREFIX)
-                .and_then(|rest| rest.split('-').nth(1));
+        for name in entries.flatten().filter_map(|e| e.file_name().into_string().ok()) {
+            let maker = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').nth(1));
             if maker.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
                 // Best effort: a name that cannot be removed hurts nobody.
                 let _ = ip(&["netns", "del", &name]);
@@ -99,18 +91,7 @@ impl Namespace {
     pub fn join(&self, here: Ipv4Addr, other: &Self, there: Ipv4Addr) -> Result<()> {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let (a, b) = (format!("hv{number}a"), format!("hv{number}b"));
-        self.ip(&[
-            "link",
-            "add",
-            &a,
-            "type",
-            "veth",
-            "peer",
-            "name",
-            &b,
-            "netns",
-            &other.name,
-        ])?;
+        self.ip(&["link", "add", &a, "type", "veth", "peer", "name", &b, "netns", &other.name])?;
         self.address(&a, here)?;
         other.address(&b, there)
     }
@@ -124,40 +105,18 @@ impl Namespace {
         self.ip(&["link", "set", device, "up"])?;
         self.control_congestion(device, address)?;
         let network = Ipv4Addr::from_bits(address.to_bits() & !0xff);
-        self.route(
-            &[&format!("{network}/24"), "dev", device, "scope", "link"],
-            address,
-        )
+        self.route(&[&format!("{network}/24"), "dev", device, "scope", "link"], address)
     }
 
     /// For connections to the namespace's own `address`.
     fn control_congestion(&self, device: &str, address: Ipv4Addr) -> Result<()> {
         let destination = address.to_string();
-        self.route(
-            &[
-                "local",
-                &destination,
-                "dev",
-                device,
-                "table",
-                "local",
-                "scope",
-                "host",
-            ],
-            address,
-        )
+        self.route(&["local", &destination, "dev", device, "table", "local", "scope", "host"], address)
     }
 
     fn route(&self, route: &[&str], source: Ipv4Addr) -> Result<()> {
         let source = source.to_string();
-        let rest = [
-            "proto",
-            "kernel",
-            "src",
-            &source,
-            "congctl",
-            CONGESTION_CONTROL,
-        ];
+        let rest = ["proto", "kernel", "src", &source, "congctl", CONGESTION_CONTROL];
         self.ip(&[&["route", "replace"], route, &rest].concat())
     }
 }
@@ -176,17 +135,11 @@ pub(crate) fn ip(args: &[&str]) -> Result<()> {
 
 fn run(command: &mut Command) -> Result<()> {
     let line = format!("{command:?}").replace('"', "");
-    let output = command
-        .stdin(Stdio::null())
-        .output()
-        .map_err(Error::io(format!("running `{line}`")))?;
+    let output = command.stdin(Stdio::null()).output().map_err(Error::io(format!("running `{line}`")))?;
     if output.status.success() {
         return Ok(());
     }
-    Err(Error::Command {
-        command: line,
-        output: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
-    })
+    Err(Error::Command { command: line, output: String::from_utf8_lossy(&output.stderr).trim().to_owned() })
 }
 
 #[cfg(test)]
@@ -215,12 +168,7 @@ mod tests {
         let script = "import socket as s\nl=s.create_server(('127.0.0.1',0))\n\
                       c=s.create_connection(l.getsockname())\na,_=l.accept()\n\
                       print(a.getsockopt(s.IPPROTO_TCP,s.TCP_CONGESTION,16).rstrip(b'\\0').decode())";
-        let output = Command::new("ip")
-            .args(["netns", "exec", namespace.name(), "python3", "-c", script])
-            .output();
-        String::from_utf8(output.unwrap().stdout)
-            .unwrap()
-            .trim()
-            .to_owned()
+        let output = Command::new("ip").args(["netns", "exec", namespace.name(), "python3", "-c", script]).output();
+        String::from_utf8(output.unwrap().stdout).unwrap().trim().to_owned()
     }
 }

@@ -8,7 +8,7 @@ use std::{future::Future, net::SocketAddr};
 
 use tokio::{
     net::{TcpListener, UdpSocket},
-    task::{JoinHandle, JoinSet},
+    task::JoinSet,
 };
 
 use crate::{Error, Result};
@@ -21,7 +21,8 @@ pub mod stream;
 #[derive(Debug)]
 pub struct Origin {
     address: SocketAddr,
-    task: JoinHandle<()>,
+    /// Aborted when dropped; never joined, since a server has no end of its own.
+    _tasks: JoinSet<()>,
 }
 
 /// Backlog of accepted connections: a thousand clients at one instant must not meet a full queue here.
@@ -44,10 +45,9 @@ impl Origin {
         F: Future<Output = ()> + Send + 'static,
         S: Fn(tokio::net::TcpStream) -> F + Send + 'static,
     {
-        let address = listener
-            .local_addr()
-            .map_err(Error::io("address of a listener"))?;
-        let task = tokio::spawn(async move {
+        let address = listener.local_addr().map_err(Error::io("address of a listener"))?;
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
             let mut connections = JoinSet::new();
             loop {
                 tokio::select! {
@@ -62,7 +62,7 @@ impl Origin {
                 }
             }
         });
-        Ok(Self { address, task })
+        Ok(Self { address, _tasks: tasks })
     }
 
     /// Sends every datagram back where it came from.
@@ -73,7 +73,8 @@ impl Origin {
         let socket = bind_udp(bind)?;
         let socket = UdpSocket::from_std(socket).map_err(Error::io("UDP origin"))?;
         let address = socket.local_addr().map_err(Error::io("UDP origin"))?;
-        let task = tokio::spawn(async move {
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
             let mut buffer = vec![0; 65_536];
             loop {
                 if let Ok((length, peer)) = socket.recv_from(&mut buffer).await {
@@ -82,13 +83,7 @@ impl Origin {
                 }
             }
         });
-        Ok(Self { address, task })
-    }
-}
-
-impl Drop for Origin {
-    fn drop(&mut self) {
-        self.task.abort();
+        Ok(Self { address, _tasks: tasks })
     }
 }
 
@@ -98,15 +93,9 @@ impl Drop for Origin {
 /// When the address cannot be bound.
 pub fn listen(bind: SocketAddr) -> Result<TcpListener> {
     let failed = || format!("listening on {bind}");
-    let socket = socket2::Socket::new(
-        socket2::Domain::for_address(bind),
-        socket2::Type::STREAM,
-        None,
-    )
-    .map_err(Error::io(failed()))?;
-    socket
-        .set_reuse_address(true)
+    let socket = socket2::Socket::new(socket2::Domain::for_address(bind), socket2::Type::STREAM, None)
         .map_err(Error::io(failed()))?;
+    socket.set_reuse_address(true).map_err(Error::io(failed()))?;
     socket.set_nonblocking(true).map_err(Error::io(failed()))?;
     socket.bind(&bind.into()).map_err(Error::io(failed()))?;
     socket.listen(BACKLOG).map_err(Error::io(failed()))?;
@@ -119,16 +108,10 @@ pub fn listen(bind: SocketAddr) -> Result<TcpListener> {
 /// When the address cannot be bound.
 pub fn bind_udp(bind: SocketAddr) -> Result<std::net::UdpSocket> {
     let failed = || format!("binding UDP {bind}");
-    let socket = socket2::Socket::new(
-        socket2::Domain::for_address(bind),
-        socket2::Type::DGRAM,
-        None,
-    )
-    .map_err(Error::io(failed()))?;
-    socket.set_nonblocking(true).map_err(Error::io(failed()))?;
-    socket
-        .set_recv_buffer_size(UDP_BUFFER)
+    let socket = socket2::Socket::new(socket2::Domain::for_address(bind), socket2::Type::DGRAM, None)
         .map_err(Error::io(failed()))?;
+    socket.set_nonblocking(true).map_err(Error::io(failed()))?;
+    socket.set_recv_buffer_size(UDP_BUFFER).map_err(Error::io(failed()))?;
     socket.bind(&bind.into()).map_err(Error::io(failed()))?;
     Ok(socket.into())
 }

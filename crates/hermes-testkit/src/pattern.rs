@@ -61,9 +61,7 @@ impl Pattern {
 
     /// splitmix64 of the word's index: random access, and no two words alike for 2^64 of them.
     fn word(self, index: u64) -> u64 {
-        let mut z = self
-            .seed
-            .wrapping_add(index.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut z = self.seed.wrapping_add(index.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
@@ -79,9 +77,7 @@ impl Default for Digest {
 impl Digest {
     /// Takes in further bytes.
     pub fn update(&mut self, data: &[u8]) {
-        self.0 = data
-            .iter()
-            .fold(self.0, |h, b| (h ^ u64::from(*b)).wrapping_mul(FNV_PRIME));
+        self.0 = data.iter().fold(self.0, |h, b| (h ^ u64::from(*b)).wrapping_mul(FNV_PRIME));
     }
 
     /// The digest so far, as 16 hexadecimal digits.
@@ -121,10 +117,6 @@ mod tests {
         let mut digest = Digest::default();
         digest.update(b"foo");
         digest.update(b"bar");
-        assert_eq!(
-            digest.hex(),
-            "85944171f73967e8",
-            "published test vector for `foobar`"
-        );
+        assert_eq!(digest.hex(), "85944171f73967e8", "published test vector for `foobar`");
     }
 }

@@ -4,6 +4,8 @@
 //! can be read, ended by its pid when dropped. Readiness is seen in the program's own `/proc/PID/net`, so that no
 //! probe connection disturbs it and nothing sleeps for a guessed time.
 
+#![allow(clippy::disallowed_methods, reason = "a process of others gives no event to await but its end")]
+
 use std::{
     ffi::{OsStr, OsString},
     fs::{self, File, OpenOptions},
@@ -80,8 +82,7 @@ impl Program {
     /// Adds arguments.
     #[must_use]
     pub fn args(mut self, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Self {
-        self.args
-            .extend(args.into_iter().map(|a| a.as_ref().to_owned()));
+        self.args.extend(args.into_iter().map(|a| a.as_ref().to_owned()));
         self
     }
 
@@ -122,16 +123,8 @@ impl Program {
         }
         let child = command.spawn();
         sched_setaffinity(Pid::from_raw(0), &before)?;
-        let child = child.map_err(Error::io(format!(
-            "starting {}",
-            self.path.to_string_lossy()
-        )))?;
-        Ok(Running {
-            name: self.name.clone(),
-            child,
-            stdout,
-            stderr,
-        })
+        let child = child.map_err(Error::io(format!("starting {}", self.path.to_string_lossy())))?;
+        Ok(Running { name: self.name.clone(), child, stdout, stderr })
     }
 
     /// The wrappers become the program by exec, so that the pid stays the same.
@@ -146,10 +139,7 @@ impl Program {
         }
         line.push(&self.path);
         let mut command = Command::new(line[0]);
-        command
-            .args(&line[1..])
-            .args(&self.args)
-            .envs(self.env.iter().map(|(k, v)| (k, v)));
+        command.args(&line[1..]).args(&self.args).envs(self.env.iter().map(|(k, v)| (k, v)));
         command
     }
 
@@ -159,11 +149,7 @@ impl Program {
         let what = format!("opening the log {}", path.display());
         // A log of an earlier program of the same name would be mistaken for this one's.
         let _ = fs::remove_file(&path);
-        let file = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(&path)
-            .map_err(Error::io(what))?;
+        let file = OpenOptions::new().create(true).append(true).open(&path).map_err(Error::io(what))?;
         Ok((path, file))
     }
 }
@@ -196,8 +182,7 @@ impl Running {
     pub fn wait_listening(&mut self, ports: &[Port], timeout: Duration) -> Result<()> {
         let what = format!("{ports:?}");
         self.wait_for(&what, timeout, |running| {
-            let seen =
-                running.has_become_itself() && ports.iter().all(|port| running.listens(*port));
+            let seen = running.has_become_itself() && ports.iter().all(|port| running.listens(*port));
             Ok(seen.then_some(()))
         })
     }
@@ -245,9 +230,7 @@ impl Running {
     /// # Errors
     /// When the system cannot say.
     pub fn exited(&mut self) -> Result<Option<ExitStatus>> {
-        self.child
-            .try_wait()
-            .map_err(Error::io(format!("asking after {}", self.name)))
+        self.child.try_wait().map_err(Error::io(format!("asking after {}", self.name)))
     }
 
     /// CPU time and memory of it and all that it has started.
@@ -311,11 +294,7 @@ impl Running {
     /// Until the wrappers have become the program, `/proc/PID/net` may show the caller's namespace.
     fn has_become_itself(&self) -> bool {
         let exe = fs::read_link(format!("/proc/{}/exe", self.pid()));
-        exe.is_ok_and(|exe| {
-            !["ip", "setpriv"]
-                .iter()
-                .any(|wrapper| exe.file_name() == Some(OsStr::new(wrapper)))
-        })
+        exe.is_ok_and(|exe| !["ip", "setpriv"].iter().any(|wrapper| exe.file_name() == Some(OsStr::new(wrapper))))
     }
 
     fn listens(&self, port: Port) -> bool {
@@ -325,8 +304,7 @@ impl Running {
         };
         let suffix = format!(":{number:04X}");
         tables.iter().any(|table| {
-            let text =
-                fs::read_to_string(format!("/proc/{}/net/{table}", self.pid())).unwrap_or_default();
+            let text = fs::read_to_string(format!("/proc/{}/net/{table}", self.pid())).unwrap_or_default();
             text.lines().skip(1).any(|line| {
                 let mut fields = line.split_ascii_whitespace().skip(1);
                 let local = fields.next().unwrap_or_default();
@@ -340,20 +318,11 @@ impl Running {
         if words.is_empty() {
             words = tail(&self.stdout);
         }
-        Error::Died {
-            program: self.name.clone(),
-            status,
-            words,
-        }
+        Error::Died { program: self.name.clone(), status, words }
     }
 
     fn not_ready(&self, what: &str, waited: Duration) -> Error {
-        Error::NotReady {
-            program: self.name.clone(),
-            what: what.to_owned(),
-            waited,
-            log: self.stderr.clone(),
-        }
+        Error::NotReady { program: self.name.clone(), what: what.to_owned(), waited, log: self.stderr.clone() }
     }
 }
 

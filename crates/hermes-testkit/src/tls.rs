@@ -6,8 +6,7 @@
 use std::sync::Arc;
 
 use rustls::{
-    ClientConfig, RootCertStore, ServerConfig, client::Resumption, crypto::aws_lc_rs,
-    server::WebPkiClientVerifier,
+    ClientConfig, RootCertStore, ServerConfig, client::Resumption, crypto::aws_lc_rs, server::WebPkiClientVerifier,
 };
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 
@@ -17,11 +16,7 @@ use crate::{Error, Result, ca::Identity};
 ///
 /// # Errors
 /// When the PEM is not what it should be.
-pub fn server(
-    identity: &Identity,
-    client_ca: Option<&str>,
-    alpn: &[&str],
-) -> Result<Arc<ServerConfig>> {
+pub fn server(identity: &Identity, client_ca: Option<&str>, alpn: &[&str]) -> Result<Arc<ServerConfig>> {
     let builder = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(refused)?;
@@ -29,14 +24,11 @@ pub fn server(
         None => builder.with_no_client_auth(),
         Some(ca) => {
             let provider = Arc::new(aws_lc_rs::default_provider());
-            let verifier =
-                WebPkiClientVerifier::builder_with_provider(Arc::new(roots(ca)?), provider);
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(ca)?), provider);
             builder.with_client_cert_verifier(verifier.build().map_err(refused)?)
         }
     };
-    let mut config = builder
-        .with_single_cert(chain(identity)?, key(identity)?)
-        .map_err(refused)?;
+    let mut config = builder.with_single_cert(chain(identity)?, key(identity)?).map_err(refused)?;
     config.alpn_protocols = protocols(alpn);
     // No client of ours resumes, so tickets would be work for nothing.
     config.send_tls13_tickets = 0;
@@ -54,9 +46,7 @@ pub fn client(ca: &str, identity: Option<&Identity>, alpn: &[&str]) -> Result<Ar
         .with_root_certificates(roots(ca)?);
     let mut config = match identity {
         None => builder.with_no_client_auth(),
-        Some(identity) => builder
-            .with_client_auth_cert(chain(identity)?, key(identity)?)
-            .map_err(refused)?,
+        Some(identity) => builder.with_client_auth_cert(chain(identity)?, key(identity)?).map_err(refused)?,
     };
     config.alpn_protocols = protocols(alpn);
     config.resumption = Resumption::disabled();
@@ -72,9 +62,7 @@ fn roots(pem: &str) -> Result<RootCertStore> {
 }
 
 fn chain(identity: &Identity) -> Result<Vec<CertificateDer<'static>>> {
-    CertificateDer::pem_slice_iter(identity.cert_pem.as_bytes())
-        .map(|c| c.map_err(refused))
-        .collect()
+    CertificateDer::pem_slice_iter(identity.cert_pem.as_bytes()).map(|c| c.map_err(refused)).collect()
 }
 
 fn key(identity: &Identity) -> Result<PrivateKeyDer<'static>> {

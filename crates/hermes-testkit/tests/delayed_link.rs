@@ -26,57 +26,24 @@ fn a_round_trip_takes_the_round_trip_time_and_a_handshake_one_more() {
     let link = DelayedLink::new((&here, a), (&there, b), Duration::from_millis(10)).unwrap();
     let (server, ports) = python_server(&there, b, dir.path());
     let at = |kind: &str| ports[kind].as_str().unwrap().parse().unwrap();
-    let udp = load(
-        &here,
-        dir.path(),
-        &Exchange::Udp {
-            address: at("udp"),
-            length: 100,
-        },
-    );
-    let tcp = load(
-        &here,
-        dir.path(),
-        &Exchange::Tcp {
-            address: at("tcp"),
-            length: 100,
-        },
-    );
+    let udp = load(&here, dir.path(), &Exchange::Udp { address: at("udp"), length: 100 });
+    let tcp = load(&here, dir.path(), &Exchange::Tcp { address: at("tcp"), length: 100 });
     for (outcome, round_trips) in [(udp, 1.0), (tcp, 2.0)] {
         assert_eq!(outcome.failed, 0, "{:?}", outcome.failures);
         let median = outcome.latency.unwrap().p50_us / RTT;
-        assert!(
-            (round_trips..round_trips + 0.3).contains(&median),
-            "{median} round trips, not {round_trips}"
-        );
+        assert!((round_trips..round_trips + 0.3).contains(&median), "{median} round trips, not {round_trips}");
     }
     drop(server);
     drop(link);
 }
 
-fn python_server(
-    namespace: &Namespace,
-    bind: Ipv4Addr,
-    dir: &std::path::Path,
-) -> (Running, serde_json::Value) {
+fn python_server(namespace: &Namespace, bind: Ipv4Addr, dir: &std::path::Path) -> (Running, serde_json::Value) {
     let ca = Authority::new("lab").unwrap();
-    let identity = ca
-        .issue(&Subject::server("secure"))
-        .unwrap()
-        .write(dir, "secure")
-        .unwrap();
+    let identity = ca.issue(&Subject::server("secure")).unwrap().write(dir, "secure").unwrap();
     std::fs::write(dir.join("payload"), payload(100)).unwrap();
     let mut server = Program::new("slow", "python3", dir)
-        .args([
-            slow::write(dir).unwrap().as_os_str(),
-            bind.to_string().as_ref(),
-        ])
-        .args([
-            dir.join("payload").as_os_str(),
-            "100".as_ref(),
-            identity.cert.as_ref(),
-            identity.key.as_ref(),
-        ])
+        .args([slow::write(dir).unwrap().as_os_str(), bind.to_string().as_ref()])
+        .args([dir.join("payload").as_os_str(), "100".as_ref(), identity.cert.as_ref(), identity.key.as_ref()])
         .within(Some(namespace))
         .start()
         .unwrap();
@@ -93,10 +60,6 @@ fn load(namespace: &Namespace, dir: &std::path::Path, exchange: &Exchange) -> Ou
     let program = Program::new("load", env!("CARGO_BIN_EXE_hermes-bench"), dir)
         .args(["load", &task.to_string()])
         .within(Some(namespace));
-    let output = program
-        .start()
-        .unwrap()
-        .wait_output(Duration::from_secs(30))
-        .unwrap();
+    let output = program.start().unwrap().wait_output(Duration::from_secs(30)).unwrap();
     serde_json::from_str(&output).unwrap()
 }

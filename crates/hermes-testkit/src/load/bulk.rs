@@ -4,6 +4,8 @@
 //! measured time. Every chunk carries its place in the stream and one in [`VERIFY_EVERY`] is compared whole; at the
 //! end what arrived must be as much as was sent. Blocking threads: one each way is the fastest client there is.
 
+#![allow(clippy::disallowed_methods, reason = "blocking threads; no worker sleeps")]
+
 use std::{
     io::{ErrorKind, Read, Write},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
@@ -31,47 +33,24 @@ const VERIFY_EVERY: u64 = 16;
 type Verdict = std::result::Result<u64, Failure>;
 
 pub(super) fn run(load: &Load, watch: &[u32]) -> Result<Outcome> {
-    let Load::Bulk {
-        address,
-        sink,
-        connections,
-        warmup,
-        window,
-    } = load
-    else {
+    let Load::Bulk { address, sink, connections, warmup, window } = load else {
         unreachable!("dispatched by kind");
     };
-    let listener =
-        TcpListener::bind(sink).map_err(Error::io(format!("opening the sink {sink}")))?;
-    let (received, stop) = (
-        Arc::new(AtomicU64::new(0)),
-        Arc::new(AtomicBool::new(false)),
-    );
+    let listener = TcpListener::bind(sink).map_err(Error::io(format!("opening the sink {sink}")))?;
+    let (received, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let senders = connect(*address, *connections, &stop);
     let receivers = accept(&listener, *connections, &received)?;
     thread::sleep(Duration::from_millis(*warmup));
     let (clocks, before) = (Window::open(watch), received.load(Ordering::Relaxed));
     thread::sleep(Duration::from_millis(*window));
-    let mut outcome = Outcome {
-        bytes: received.load(Ordering::Relaxed) - before,
-        ..Outcome::default()
-    };
+    let mut outcome = Outcome { bytes: received.load(Ordering::Relaxed) - before, ..Outcome::default() };
     clocks.close(&mut outcome);
     stop.store(true, Ordering::Relaxed);
     let verdicts = finish(senders, receivers, *connections);
-    Ok(Outcome {
-        completed: verdicts.completed,
-        failed: verdicts.failed,
-        failures: verdicts.failures,
-        ..outcome
-    })
+    Ok(Outcome { completed: verdicts.completed, failed: verdicts.failed, failures: verdicts.failures, ..outcome })
 }
 
-fn connect(
-    address: SocketAddr,
-    connections: usize,
-    stop: &Arc<AtomicBool>,
-) -> Vec<JoinHandle<Verdict>> {
+fn connect(address: SocketAddr, connections: usize, stop: &Arc<AtomicBool>) -> Vec<JoinHandle<Verdict>> {
     let sender = |_| {
         let stop = Arc::clone(stop);
         thread::spawn(move || send(address, &stop))
@@ -80,11 +59,7 @@ fn connect(
 }
 
 /// Stops waiting when connections do not come: a path that fails must not hang the benchmark.
-fn accept(
-    listener: &TcpListener,
-    connections: usize,
-    received: &Arc<AtomicU64>,
-) -> Result<Vec<JoinHandle<Verdict>>> {
+fn accept(listener: &TcpListener, connections: usize, received: &Arc<AtomicU64>) -> Result<Vec<JoinHandle<Verdict>>> {
     listener.set_nonblocking(true).map_err(Error::io("sink"))?;
     let deadline = Instant::now() + Duration::from_secs(10);
     let mut receivers = Vec::new();
@@ -94,9 +69,7 @@ fn accept(
                 let received = Arc::clone(received);
                 receivers.push(thread::spawn(move || receive(stream, &received)));
             }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                thread::sleep(Duration::from_millis(1))
-            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => thread::sleep(Duration::from_millis(1)),
             Err(error) => return Err(Error::io("accepting at the sink")(error)),
         }
     }
@@ -156,11 +129,7 @@ fn template() -> Vec<u8> {
 }
 
 /// A connection has succeeded when its sender and a receiver ended well and the sums agree.
-fn finish(
-    senders: Vec<JoinHandle<Verdict>>,
-    receivers: Vec<JoinHandle<Verdict>>,
-    expected: usize,
-) -> Outcome {
+fn finish(senders: Vec<JoinHandle<Verdict>>, receivers: Vec<JoinHandle<Verdict>>, expected: usize) -> Outcome {
     let mut recorder = Recorder::default();
     let mut sums = [0u64; 2];
     for (side, threads) in [senders, receivers].into_iter().enumerate() {
@@ -176,13 +145,8 @@ fn finish(
         }
     }
     if sums[0] != sums[1] {
-        recorder.failure(&Failure::Malformed(
-            "the sink got another number of bytes than were sent",
-        ));
+        recorder.failure(&Failure::Malformed("the sink got another number of bytes than were sent"));
     }
     let outcome = recorder.outcome();
-    Outcome {
-        completed: (expected as u64).saturating_sub(outcome.failed),
-        ..outcome
-    }
+    Outcome { completed: (expected as u64).saturating_sub(outcome.failed), ..outcome }
 }

@@ -29,11 +29,7 @@ pub(super) async fn run(exchange: &Exchange, clients: usize, watched: &[u32]) ->
     let mut tasks = JoinSet::new();
     for number in 0..clients {
         let prepared = client.prepare().await?;
-        let (client, start, counter) = (
-            Rc::clone(&client),
-            waiting.clone(),
-            Rc::clone(&waiting_clients),
-        );
+        let (client, start, counter) = (Rc::clone(&client), waiting.clone(), Rc::clone(&waiting_clients));
         tasks.spawn_local(async move {
             counter.set(counter.get() + 1);
             one(&client, prepared, number as u64, start).await
@@ -48,10 +44,7 @@ pub(super) async fn run(exchange: &Exchange, clients: usize, watched: &[u32]) ->
     let (mut common, mut own) = (Recorder::default(), Recorder::default());
     while let Some(finished) = tasks.join_next().await {
         match finished {
-            Ok(Finished {
-                failure: Some(failure),
-                ..
-            }) => common.failure(&failure),
+            Ok(Finished { failure: Some(failure), .. }) => common.failure(&failure),
             Ok(finished) => {
                 common.success(finished.since_instant);
                 own.success(finished.since_own);
@@ -72,12 +65,7 @@ async fn one(
     mut start: watch::Receiver<Option<Instant>>,
 ) -> Finished {
     // The sender outlives all clients, so the wait cannot fail; without an instant there is nothing to measure.
-    let instant = start
-        .wait_for(Option::is_some)
-        .await
-        .ok()
-        .and_then(|i| *i)
-        .unwrap_or_else(Instant::now);
+    let instant = start.wait_for(Option::is_some).await.ok().and_then(|i| *i).unwrap_or_else(Instant::now);
     let began = Instant::now();
     let result = client.exchange(prepared, number).await;
     let finished = Instant::now();

@@ -5,6 +5,8 @@
 //! keeps to a window (sent minus received), so that loss is the path's and not a flooded socket buffer's; a window
 //! that does not move for [`STALL`] is given up as lost.
 
+#![allow(clippy::disallowed_methods, reason = "blocking threads; no worker sleeps")]
+
 use std::{
     net::{SocketAddr, UdpSocket},
     sync::{
@@ -54,24 +56,13 @@ struct Shared {
 }
 
 pub(super) fn run(load: &Load, watch: &[u32]) -> Result<Outcome> {
-    let Load::Datagrams {
-        address,
-        sink,
-        length,
-        flows,
-        in_flight,
-        warmup,
-        window,
-    } = load
-    else {
+    let Load::Datagrams { address, sink, length, flows, in_flight, warmup, window } = load else {
         unreachable!("dispatched by kind");
     };
     let length = (*length).max(HEADER);
     let shared = Arc::new(Shared::new(*flows));
     let sink = bind_udp(*sink)?;
-    let sockets = (0..*flows)
-        .map(|_| directed(*address))
-        .collect::<Result<Vec<_>>>()?;
+    let sockets = (0..*flows).map(|_| directed(*address)).collect::<Result<Vec<_>>>()?;
     let (sender_shared, in_flight) = (Arc::clone(&shared), *in_flight as u64);
     let sender = thread::spawn(move || send(&sockets, &sender_shared, length, in_flight));
     let (sink_shared, wake) = (Arc::clone(&shared), sender.thread().clone());
@@ -81,11 +72,7 @@ pub(super) fn run(load: &Load, watch: &[u32]) -> Result<Outcome> {
     let (clocks, before) = (Window::open(watch), shared.total.load(Ordering::Relaxed));
     thread::sleep(Duration::from_millis(*window));
     let counted = shared.total.load(Ordering::Relaxed) - before;
-    let mut outcome = Outcome {
-        completed: counted,
-        bytes: counted * length as u64,
-        ..Outcome::default()
-    };
+    let mut outcome = Outcome { completed: counted, bytes: counted * length as u64, ..Outcome::default() };
     clocks.close(&mut outcome);
     shared.stop.store(true, Ordering::Relaxed);
     sender.thread().unpark();
@@ -98,37 +85,24 @@ pub(super) fn run(load: &Load, watch: &[u32]) -> Result<Outcome> {
 }
 
 fn directed(address: SocketAddr) -> Result<UdpSocket> {
-    let socket = bind_udp(if address.is_ipv4() {
-        ([0, 0, 0, 0], 0).into()
-    } else {
-        ([0u16; 8], 0).into()
-    })?;
-    socket
-        .connect(address)
-        .map_err(Error::io(format!("directing UDP to {address}")))?;
+    let socket = bind_udp(if address.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() })?;
+    socket.connect(address).map_err(Error::io(format!("directing UDP to {address}")))?;
     Ok(socket)
 }
 
 /// Returns how many were sent in each flow. Sends one datagram a flow first and waits for it: opening a flow takes
 /// longer than any window allows for.
 fn send(sockets: &[UdpSocket], shared: &Shared, length: usize, in_flight: u64) -> Vec<u64> {
-    let mut senders: Vec<_> = sockets
-        .iter()
-        .enumerate()
-        .map(|(flow, socket)| Sender::new(socket, flow, template(length)))
-        .collect();
+    let mut senders: Vec<_> =
+        sockets.iter().enumerate().map(|(flow, socket)| Sender::new(socket, flow, template(length))).collect();
     let mut sent = open(&mut senders, shared);
     let mut forgiven = vec![0; senders.len()];
     let mut moved = Instant::now();
     while !shared.stop.load(Ordering::Relaxed) {
         let mut any = false;
         for (i, sender) in senders.iter_mut().enumerate() {
-            let under_way = sent[i]
-                - forgiven[i]
-                - shared.flows[i]
-                    .received
-                    .load(Ordering::Relaxed)
-                    .min(sent[i] - forgiven[i]);
+            let under_way =
+                sent[i] - forgiven[i] - shared.flows[i].received.load(Ordering::Relaxed).min(sent[i] - forgiven[i]);
             let room = in_flight.saturating_sub(under_way);
             // Half a window at a time: single datagrams would make the sender the brake.
             if room >= in_flight.div_ceil(2) {
@@ -194,14 +168,8 @@ fn template(length: usize) -> Vec<u8> {
 fn broken(outcome: Outcome) -> Outcome {
     let mut recorder = Recorder::default();
     recorder.failure(&Failure::Malformed("a thread broke"));
-    let Outcome {
-        failed, failures, ..
-    } = recorder.outcome();
-    Outcome {
-        failed,
-        failures,
-        ..outcome
-    }
+    let Outcome { failed, failures, .. } = recorder.outcome();
+    Outcome { failed, failures, ..outcome }
 }
 
 impl Shared {
@@ -239,25 +207,10 @@ impl Shared {
 
     /// Compares what was sent with what came, over the whole run.
     fn judge(&self, sent: &[u64], mut outcome: Outcome) -> Outcome {
-        let received = self
-            .flows
-            .iter()
-            .map(|f| f.received.load(Ordering::Relaxed));
-        let lost: u64 = sent
-            .iter()
-            .zip(received)
-            .map(|(sent, received)| sent.saturating_sub(received))
-            .sum();
-        let reordered = self
-            .flows
-            .iter()
-            .map(|f| f.reordered.load(Ordering::Relaxed))
-            .sum();
-        let kinds = [
-            ("lost", lost),
-            ("wrong bytes", self.wrong.load(Ordering::Relaxed)),
-            ("out of order", reordered),
-        ];
+        let received = self.flows.iter().map(|f| f.received.load(Ordering::Relaxed));
+        let lost: u64 = sent.iter().zip(received).map(|(sent, received)| sent.saturating_sub(received)).sum();
+        let reordered = self.flows.iter().map(|f| f.reordered.load(Ordering::Relaxed)).sum();
+        let kinds = [("lost", lost), ("wrong bytes", self.wrong.load(Ordering::Relaxed)), ("out of order", reordered)];
         for (kind, count) in kinds.into_iter().filter(|(_, count)| *count > 0) {
             outcome.failures.insert(kind.to_owned(), count);
             outcome.failed += count;

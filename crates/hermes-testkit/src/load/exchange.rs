@@ -30,11 +30,7 @@ pub struct Client {
 
 enum Kind {
     Http,
-    Tls {
-        connect: Option<Vec<u8>>,
-        connector: TlsConnector,
-        name: ServerName<'static>,
-    },
+    Tls { connect: Option<Vec<u8>>, connector: TlsConnector, name: ServerName<'static> },
     Tcp,
     Udp,
 }
@@ -64,40 +60,21 @@ impl Client {
     /// When the CA file or the name in it is unusable.
     pub fn new(exchange: &Exchange) -> Result<Self> {
         Ok(match exchange {
-            Exchange::Http {
-                address,
-                authority,
-                length,
-            } => Self {
-                address: *address,
-                payload: payload(*length),
-                request: get(authority),
-                kind: Kind::Http,
-            },
-            Exchange::Tls {
-                address,
-                connect,
-                server_name,
-                ca,
-                length,
-            } => Self {
+            Exchange::Http { address, authority, length } => {
+                Self { address: *address, payload: payload(*length), request: get(authority), kind: Kind::Http }
+            }
+            Exchange::Tls { address, connect, server_name, ca, length } => Self {
                 address: *address,
                 payload: payload(*length),
                 request: get(server_name),
                 kind: Kind::tls(connect.as_deref(), server_name, ca)?,
             },
-            Exchange::Tcp { address, length } => Self {
-                address: *address,
-                payload: payload(*length),
-                request: Vec::new(),
-                kind: Kind::Tcp,
-            },
-            Exchange::Udp { address, length } => Self {
-                address: *address,
-                payload: payload(*length),
-                request: Vec::new(),
-                kind: Kind::Udp,
-            },
+            Exchange::Tcp { address, length } => {
+                Self { address: *address, payload: payload(*length), request: Vec::new(), kind: Kind::Tcp }
+            }
+            Exchange::Udp { address, length } => {
+                Self { address: *address, payload: payload(*length), request: Vec::new(), kind: Kind::Udp }
+            }
         })
     }
 
@@ -108,23 +85,12 @@ impl Client {
     pub async fn prepare(&self) -> Result<Prepared> {
         let what = "opening a client's socket";
         if matches!(self.kind, Kind::Udp) {
-            let any = if self.address.is_ipv4() {
-                "0.0.0.0:0"
-            } else {
-                "[::]:0"
-            };
+            let any = if self.address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
             let socket = UdpSocket::bind(any).await.map_err(Error::io(what))?;
-            socket
-                .connect(self.address)
-                .await
-                .map_err(Error::io(what))?;
+            socket.connect(self.address).await.map_err(Error::io(what))?;
             return Ok(Prepared::Udp(socket));
         }
-        let socket = if self.address.is_ipv4() {
-            TcpSocket::new_v4()
-        } else {
-            TcpSocket::new_v6()
-        };
+        let socket = if self.address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
         Ok(Prepared::Tcp(socket.map_err(Error::io(what))?))
     }
 
@@ -132,11 +98,7 @@ impl Client {
     ///
     /// # Errors
     /// The failure, to be counted.
-    pub async fn exchange(
-        &self,
-        prepared: Prepared,
-        number: u64,
-    ) -> std::result::Result<Kept, Failure> {
+    pub async fn exchange(&self, prepared: Prepared, number: u64) -> std::result::Result<Kept, Failure> {
         match timeout(PATIENCE, self.attempt(prepared, number)).await {
             Ok(result) => result,
             Err(_) => Err(Failure::Timeout),
@@ -148,30 +110,17 @@ impl Client {
             Prepared::Udp(socket) => return self.datagram(socket, number).await,
             Prepared::Tcp(socket) => socket,
         };
-        let mut stream = socket
-            .connect(self.address)
-            .await
-            .map_err(|e| Failure::Connect(e.kind()))?;
+        let mut stream = socket.connect(self.address).await.map_err(|e| Failure::Connect(e.kind()))?;
         stream.set_nodelay(true)?;
         match &self.kind {
-            Kind::Http => {
-                Connection::new(&mut stream)
-                    .get(&self.request, &self.payload)
-                    .await?
-            }
-            Kind::Tls {
-                connect,
-                connector,
-                name,
-            } => {
+            Kind::Http => Connection::new(&mut stream).get(&self.request, &self.payload).await?,
+            Kind::Tls { connect, connector, name } => {
                 if let Some(connect) = connect {
                     stream = Connection::new(stream).tunnel(connect).await?;
                 }
                 let inner = connector.connect(name.clone(), stream).await;
                 let mut inner = inner.map_err(|e| Failure::Tls(e.to_string()))?;
-                Connection::new(&mut inner)
-                    .get(&self.request, &self.payload)
-                    .await?;
+                Connection::new(&mut inner).get(&self.request, &self.payload).await?;
                 return Ok(Kept::Tls(Box::new(inner)));
             }
             Kind::Tcp | Kind::Udp => self.echo(&mut stream, number).await?,
@@ -183,18 +132,11 @@ impl Client {
         let sent = self.marked(number);
         stream.write_all(&sent).await?;
         let mut came = vec![0; sent.len()];
-        stream
-            .read_exact(&mut came)
-            .await
-            .map_err(|e| match e.kind() {
-                std::io::ErrorKind::UnexpectedEof => Failure::Closed,
-                kind => Failure::Io(kind),
-            })?;
-        if came == sent {
-            Ok(())
-        } else {
-            Err(Failure::WrongBytes)
-        }
+        stream.read_exact(&mut came).await.map_err(|e| match e.kind() {
+            std::io::ErrorKind::UnexpectedEof => Failure::Closed,
+            kind => Failure::Io(kind),
+        })?;
+        if came == sent { Ok(()) } else { Err(Failure::WrongBytes) }
     }
 
     async fn datagram(&self, socket: UdpSocket, number: u64) -> std::result::Result<Kept, Failure> {
@@ -202,11 +144,7 @@ impl Client {
         socket.send(&sent).await?;
         let mut came = vec![0; sent.len() + 1];
         let length = socket.recv(&mut came).await?;
-        if came[..length] == sent {
-            Ok(Kept::Socket(socket))
-        } else {
-            Err(Failure::WrongBytes)
-        }
+        if came[..length] == sent { Ok(Kept::Socket(socket)) } else { Err(Failure::WrongBytes) }
     }
 
     /// The payload with the client's number at its head: an answer that is another client's is a wrong one.
@@ -223,15 +161,9 @@ impl Kind {
     fn tls(connect: Option<&str>, server_name: &str, ca: &std::path::Path) -> Result<Self> {
         let pem = fs::read_to_string(ca).map_err(Error::io(format!("reading {}", ca.display())))?;
         let connector = TlsConnector::from(Arc::clone(&tls::client(&pem, None, &["http/1.1"])?));
-        let name =
-            ServerName::try_from(server_name.to_owned()).map_err(|e| Error::Tls(e.to_string()))?;
-        let connect =
-            connect.map(|to| format!("CONNECT {to} HTTP/1.1\r\nhost: {to}\r\n\r\n").into_bytes());
-        Ok(Self::Tls {
-            connect,
-            connector,
-            name,
-        })
+        let name = ServerName::try_from(server_name.to_owned()).map_err(|e| Error::Tls(e.to_string()))?;
+        let connect = connect.map(|to| format!("CONNECT {to} HTTP/1.1\r\nhost: {to}\r\n\r\n").into_bytes());
+        Ok(Self::Tls { connect, connector, name })
     }
 }
 
@@ -241,10 +173,7 @@ pub fn payload(length: usize) -> Vec<u8> {
 }
 
 pub(super) fn get(authority: &str) -> Vec<u8> {
-    format!(
-        "GET / HTTP/1.1\r\nhost: {authority}\r\nuser-agent: hermes-bench\r\naccept: */*\r\n\r\n"
-    )
-    .into_bytes()
+    format!("GET / HTTP/1.1\r\nhost: {authority}\r\nuser-agent: hermes-bench\r\naccept: */*\r\n\r\n").into_bytes()
 }
 
 /// For the bulk and datagram loads: a bound sink.

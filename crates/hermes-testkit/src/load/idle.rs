@@ -28,9 +28,7 @@ pub(super) async fn run(exchange: &Exchange, clients: usize) -> Result<Outcome> 
         }
     }
     println!("ready");
-    std::io::stdout()
-        .flush()
-        .map_err(Error::io("announcing that all clients are idle"))?;
+    std::io::stdout().flush().map_err(Error::io("announcing that all clients are idle"))?;
     // Blocking is right here: idle clients have nothing to do.
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
     drop(kept);

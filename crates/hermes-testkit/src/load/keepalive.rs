@@ -4,6 +4,7 @@
 //! Closed loop: a connection asks again as soon as it has its answer.
 
 use std::{
+    cell::Cell,
     rc::Rc,
     time::{Duration, Instant},
 };
@@ -20,32 +21,27 @@ use super::{
 use crate::Result;
 
 /// The measured time as every connection sees it.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(super) struct Span {
-    pub(super) begin: Instant,
+    begin: Instant,
     pub(super) end: Instant,
+    /// True while the clocks run: an answer counts if it comes then. Planned times would not do, since on a busy
+    /// machine the clocks are read late.
+    measuring: Rc<Cell<bool>>,
 }
 
 pub(super) async fn run(load: &Load, watch: &[u32]) -> Result<Outcome> {
-    let Load::KeepAlive {
-        address,
-        authority,
-        length,
-        connections,
-        warmup,
-        window,
-    } = load
-    else {
+    let Load::KeepAlive { address, authority, length, connections, warmup, window } = load else {
         unreachable!("dispatched by kind");
     };
     let shared = Rc::new((get(authority), payload(*length)));
     let span = Span::after(*warmup, *window);
     let mut tasks = JoinSet::new();
     for _ in 0..*connections {
-        let (shared, address) = (Rc::clone(&shared), *address);
+        let (shared, span, address) = (Rc::clone(&shared), span.clone(), *address);
         tasks.spawn_local(async move {
             let mut recorder = Recorder::default();
-            let talk = converse(address, &shared.0, &shared.1, span, &mut recorder);
+            let talk = converse(address, &shared.0, &shared.1, &span, &mut recorder);
             match tokio::time::timeout_at((span.end + PATIENCE).into(), talk).await {
                 Ok(Ok(())) => {}
                 Ok(Err(failure)) => recorder.failure(&failure),
@@ -62,19 +58,17 @@ async fn converse(
     address: std::net::SocketAddr,
     request: &[u8],
     payload: &[u8],
-    span: Span,
+    span: &Span,
     recorder: &mut Recorder,
 ) -> std::result::Result<(), Failure> {
-    let stream = TcpStream::connect(address)
-        .await
-        .map_err(|e| Failure::Connect(e.kind()))?;
+    let stream = TcpStream::connect(address).await.map_err(|e| Failure::Connect(e.kind()))?;
     stream.set_nodelay(true)?;
     let mut connection = Connection::new(stream);
     let mut asked = Instant::now();
     while asked < span.end {
         connection.get(request, payload).await?;
         let answered = Instant::now();
-        if span.holds(answered) {
+        if span.measuring() {
             recorder.success(answered - asked);
         }
         asked = answered;
@@ -85,21 +79,21 @@ async fn converse(
 impl Span {
     pub(super) fn after(warmup_ms: u64, window_ms: u64) -> Self {
         let begin = Instant::now() + Duration::from_millis(warmup_ms);
-        Self {
-            begin,
-            end: begin + Duration::from_millis(window_ms),
-        }
+        let end = begin + Duration::from_millis(window_ms);
+        Self { begin, end, measuring: Rc::new(Cell::new(false)) }
     }
 
-    pub(super) fn holds(self, instant: Instant) -> bool {
-        instant >= self.begin && instant < self.end
+    pub(super) fn measuring(&self) -> bool {
+        self.measuring.get()
     }
 
     /// Reads clocks at both ends of the span while `tasks` run, then sums up what they recorded.
-    pub(super) async fn measure(self, mut tasks: JoinSet<Recorder>, watch: &[u32]) -> Outcome {
+    pub(super) async fn measure(&self, mut tasks: JoinSet<Recorder>, watch: &[u32]) -> Outcome {
         tokio::time::sleep_until(self.begin.into()).await;
         let window = Window::open(watch);
+        self.measuring.set(true);
         tokio::time::sleep_until(self.end.into()).await;
+        self.measuring.set(false);
         let mut clocks = Outcome::default();
         window.close(&mut clocks);
         let mut all = Recorder::default();
@@ -109,19 +103,7 @@ impl Span {
                 Err(_) => all.failure(&Failure::Malformed("a connection's task broke")),
             }
         }
-        let Outcome {
-            seconds,
-            load_cpu,
-            watched_cpu,
-            machine_cpu,
-            ..
-        } = clocks;
-        Outcome {
-            seconds,
-            load_cpu,
-            watched_cpu,
-            machine_cpu,
-            ..all.outcome()
-        }
+        let Outcome { seconds, load_cpu, watched_cpu, machine_cpu, .. } = clocks;
+        Outcome { seconds, load_cpu, watched_cpu, machine_cpu, ..all.outcome() }
     }
 }

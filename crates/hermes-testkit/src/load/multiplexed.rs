@@ -22,16 +22,7 @@ use crate::Result;
 const WINDOW: u32 = 4 << 20;
 
 pub(super) async fn run(load: &Load, watch: &[u32]) -> Result<Outcome> {
-    let Load::Multiplexed {
-        address,
-        authority,
-        length,
-        connections,
-        streams,
-        warmup,
-        window,
-    } = load
-    else {
+    let Load::Multiplexed { address, authority, length, connections, streams, warmup, window } = load else {
         unreachable!("dispatched by kind");
     };
     let uri = format!("http://{authority}/");
@@ -39,8 +30,8 @@ pub(super) async fn run(load: &Load, watch: &[u32]) -> Result<Outcome> {
     let span = Span::after(*warmup, *window);
     let mut tasks = JoinSet::new();
     for _ in 0..*connections {
-        let (address, streams, uri, payload) =
-            (*address, *streams, uri.clone(), Rc::clone(&payload));
+        let (address, streams, span) = (*address, *streams, span.clone());
+        let (uri, payload) = (uri.clone(), Rc::clone(&payload));
         tasks.spawn_local(async move { connection(address, streams, &uri, payload, span).await });
     }
     Ok(span.measure(tasks, watch).await)
@@ -64,12 +55,7 @@ async fn connection(
     let mut driver = JoinSet::from_iter([driver]);
     let mut tasks = JoinSet::new();
     for _ in 0..streams {
-        tasks.spawn_local(stream(
-            sender.clone(),
-            uri.to_owned(),
-            Rc::clone(&payload),
-            span,
-        ));
+        tasks.spawn_local(stream(sender.clone(), uri.to_owned(), Rc::clone(&payload), span.clone()));
     }
     drop(sender);
     while let Some(finished) = tasks.join_next().await {
@@ -84,34 +70,19 @@ async fn connection(
 
 type Driver = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
 
-async fn handshake(
-    address: std::net::SocketAddr,
-) -> std::result::Result<(SendRequest<Bytes>, Driver), Failure> {
-    let socket = TcpStream::connect(address)
-        .await
-        .map_err(|e| Failure::Connect(e.kind()))?;
+async fn handshake(address: std::net::SocketAddr) -> std::result::Result<(SendRequest<Bytes>, Driver), Failure> {
+    let socket = TcpStream::connect(address).await.map_err(|e| Failure::Connect(e.kind()))?;
     socket.set_nodelay(true)?;
     let mut builder = h2::client::Builder::new();
-    builder
-        .initial_window_size(WINDOW)
-        .initial_connection_window_size(WINDOW)
-        .enable_push(false);
-    let (sender, connection) = builder
-        .handshake(socket)
-        .await
-        .map_err(|e| h2_failure(&e))?;
+    builder.initial_window_size(WINDOW).initial_connection_window_size(WINDOW).enable_push(false);
+    let (sender, connection) = builder.handshake(socket).await.map_err(|e| h2_failure(&e))?;
     // A broken connection shows in each of its streams.
     Ok((sender, Box::pin(async move { drop(connection.await) })))
 }
 
-async fn stream(
-    sender: SendRequest<Bytes>,
-    uri: String,
-    payload: Rc<Vec<u8>>,
-    span: Span,
-) -> Recorder {
+async fn stream(sender: SendRequest<Bytes>, uri: String, payload: Rc<Vec<u8>>, span: Span) -> Recorder {
     let mut recorder = Recorder::default();
-    let talk = converse(sender, &uri, &payload, span, &mut recorder);
+    let talk = converse(sender, &uri, &payload, &span, &mut recorder);
     match tokio::time::timeout_at((span.end + PATIENCE).into(), talk).await {
         Ok(Ok(())) => {}
         Ok(Err(failure)) => recorder.failure(&failure),
@@ -124,20 +95,17 @@ async fn converse(
     mut sender: SendRequest<Bytes>,
     uri: &str,
     payload: &[u8],
-    span: Span,
+    span: &Span,
     recorder: &mut Recorder,
 ) -> std::result::Result<(), Failure> {
-    let request = Request::get(uri)
-        .header("user-agent", "hermes-bench")
-        .header("accept", "*/*")
-        .body(());
+    let request = Request::get(uri).header("user-agent", "hermes-bench").header("accept", "*/*").body(());
     let request = request.map_err(|_| Failure::Malformed("the request's URI"))?;
     let mut asked = Instant::now();
     while asked < span.end {
         sender = sender.ready().await.map_err(|e| h2_failure(&e))?;
         get(&mut sender, request.clone(), payload).await?;
         let answered = Instant::now();
-        if span.holds(answered) {
+        if span.measuring() {
             recorder.success(answered - asked);
         }
         asked = answered;
@@ -150,9 +118,7 @@ async fn get(
     request: Request<()>,
     payload: &[u8],
 ) -> std::result::Result<(), Failure> {
-    let (response, _) = sender
-        .send_request(request, true)
-        .map_err(|e| h2_failure(&e))?;
+    let (response, _) = sender.send_request(request, true).map_err(|e| h2_failure(&e))?;
     let response = response.await.map_err(|e| h2_failure(&e))?;
     let status = response.status().as_u16();
     if status != 200 {
@@ -162,18 +128,10 @@ async fn get(
     let mut rest = payload;
     while let Some(data) = body.data().await {
         let data = data.map_err(|e| h2_failure(&e))?;
-        rest = rest
-            .strip_prefix(data.as_ref())
-            .ok_or(Failure::WrongBytes)?;
-        body.flow_control()
-            .release_capacity(data.len())
-            .map_err(|e| h2_failure(&e))?;
+        rest = rest.strip_prefix(data.as_ref()).ok_or(Failure::WrongBytes)?;
+        body.flow_control().release_capacity(data.len()).map_err(|e| h2_failure(&e))?;
     }
-    if rest.is_empty() {
-        Ok(())
-    } else {
-        Err(Failure::Closed)
-    }
+    if rest.is_empty() { Ok(()) } else { Err(Failure::Closed) }
 }
 
 fn h2_failure(error: &h2::Error) -> Failure {

@@ -102,8 +102,7 @@ impl Recorder {
         self.sum += us;
         self.squares += us * us;
         if self.samples.len() < SAMPLES {
-            self.samples
-                .push(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
+            self.samples.push(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
         }
     }
 
@@ -144,9 +143,7 @@ impl Recorder {
         self.samples.sort_unstable();
         let n = self.count as f64;
         let mean = self.sum / n;
-        let at = |q: f64| {
-            self.samples[((self.samples.len() - 1) as f64 * q).round() as usize] as f64 / 1e3
-        };
+        let at = |q: f64| self.samples[((self.samples.len() - 1) as f64 * q).round() as usize] as f64 / 1e3;
         Some(Latency {
             mean_us: mean,
             sd_us: (self.squares / n - mean * mean).max(0.0).sqrt(),
@@ -193,10 +190,7 @@ mod tests {
         let latency = recorder.latency().unwrap();
         assert!((latency.mean_us - 50.5).abs() < 1e-9);
         assert!((latency.sd_us - 28.866).abs() < 1e-3);
-        assert_eq!(
-            (latency.p50_us, latency.p99_us, latency.max_us),
-            (51.0, 99.0, 100.0)
-        );
+        assert_eq!((latency.p50_us, latency.p99_us, latency.max_us), (51.0, 99.0, 100.0));
     }
 
     #[test]

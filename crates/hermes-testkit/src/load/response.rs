@@ -29,10 +29,7 @@ struct Head {
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     pub(super) fn new(stream: S) -> Self {
-        Self {
-            stream,
-            buffer: BytesMut::with_capacity(4096),
-        }
+        Self { stream, buffer: BytesMut::with_capacity(4096) }
     }
 
     /// Sends `request` and demands `200` with exactly `payload`.
@@ -48,11 +45,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         }
         let right = self.buffer[head.length..end] == *payload;
         drop(self.buffer.split_to(end));
-        if right {
-            Ok(())
-        } else {
-            Err(Failure::WrongBytes)
-        }
+        if right { Ok(()) } else { Err(Failure::WrongBytes) }
     }
 
     /// Sends a CONNECT and gives the stream back once the tunnel stands.
@@ -90,26 +83,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
 fn parse(bytes: &[u8]) -> Result<Option<Head>, Failure> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS];
     let mut response = httparse::Response::new(&mut headers);
-    let parsed = response
-        .parse(bytes)
-        .map_err(|_| Failure::Malformed("not an HTTP response"))?;
+    let parsed = response.parse(bytes).map_err(|_| Failure::Malformed("not an HTTP response"))?;
     let httparse::Status::Complete(length) = parsed else {
         return Ok(None);
     };
     let status = response.code.unwrap_or_default();
-    if response
-        .headers
-        .iter()
-        .any(|h| h.name.eq_ignore_ascii_case("transfer-encoding"))
-    {
-        return Err(Failure::Malformed(
-            "transfer-encoding where a length was sent",
-        ));
+    if response.headers.iter().any(|h| h.name.eq_ignore_ascii_case("transfer-encoding")) {
+        return Err(Failure::Malformed("transfer-encoding where a length was sent"));
     }
-    let body = response
-        .headers
-        .iter()
-        .find(|h| h.name.eq_ignore_ascii_case("content-length"));
+    let body = response.headers.iter().find(|h| h.name.eq_ignore_ascii_case("content-length"));
     let body = match body {
         None => 0,
         Some(header) => std::str::from_utf8(header.value)
@@ -117,11 +99,7 @@ fn parse(bytes: &[u8]) -> Result<Option<Head>, Failure> {
             .and_then(|value| value.trim().parse().ok())
             .ok_or(Failure::Malformed("content-length"))?,
     };
-    Ok(Some(Head {
-        status,
-        length,
-        body,
-    }))
+    Ok(Some(Head { status, length, body }))
 }
 
 #[cfg(test)]
@@ -133,47 +111,22 @@ mod tests {
         let (client, mut server) = tokio::io::duplex(1 << 16);
         server.write_all(answer).await.unwrap();
         server.shutdown().await.unwrap();
-        Connection::new(client)
-            .get(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n", b"payload")
-            .await
+        Connection::new(client).get(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n", b"payload").await
     }
 
     #[tokio::test]
     async fn only_the_right_answer_is_a_success() {
         let cases: [(&[u8], Result<(), Failure>); 7] = [
-            (
-                b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\npayload",
-                Ok(()),
-            ),
-            (
-                b"HTTP/1.1 200 OK\r\ncontent-length: 7\r\n\r\npaYload",
-                Err(Failure::WrongBytes),
-            ),
-            (
-                b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\npayloa",
-                Err(Failure::WrongBytes),
-            ),
-            (
-                b"HTTP/1.1 200 OK\r\ncontent-length: 7\r\n\r\npayl",
-                Err(Failure::Closed),
-            ),
-            (
-                b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n",
-                Err(Failure::Status(503)),
-            ),
+            (b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\npayload", Ok(())),
+            (b"HTTP/1.1 200 OK\r\ncontent-length: 7\r\n\r\npaYload", Err(Failure::WrongBytes)),
+            (b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\npayloa", Err(Failure::WrongBytes)),
+            (b"HTTP/1.1 200 OK\r\ncontent-length: 7\r\n\r\npayl", Err(Failure::Closed)),
+            (b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n", Err(Failure::Status(503))),
             (b"HTTP/1.1 200 OK\r\n\r\npayload", Err(Failure::WrongBytes)),
-            (
-                b"\x16\x03\x01",
-                Err(Failure::Malformed("not an HTTP response")),
-            ),
+            (b"\x16\x03\x01", Err(Failure::Malformed("not an HTTP response"))),
         ];
         for (answer, expected) in cases {
-            assert_eq!(
-                answered(answer).await,
-                expected,
-                "{}",
-                String::from_utf8_lossy(answer)
-            );
+            assert_eq!(answered(answer).await, expected, "{}", String::from_utf8_lossy(answer));
         }
     }
 
@@ -182,16 +135,10 @@ mod tests {
         let (client, mut server) = tokio::io::duplex(1 << 16);
         let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 7\r\n\r\npayload";
         // Both answers at once: the second must still be there for the second request.
-        server
-            .write_all(&[answer.as_slice(), answer].concat())
-            .await
-            .unwrap();
+        server.write_all(&[answer.as_slice(), answer].concat()).await.unwrap();
         let mut connection = Connection::new(client);
         for _ in 0..2 {
-            connection
-                .get(b"GET / HTTP/1.1\r\n\r\n", b"payload")
-                .await
-                .unwrap();
+            connection.get(b"GET / HTTP/1.1\r\n\r\n", b"payload").await.unwrap();
         }
     }
 }

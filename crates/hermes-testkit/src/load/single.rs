@@ -8,12 +8,7 @@ use std::time::Instant;
 use super::{Exchange, Outcome, exchange::Client, outcome::Recorder, window::Window};
 use crate::Result;
 
-pub(super) async fn run(
-    exchange: &Exchange,
-    count: usize,
-    warmup: usize,
-    watch: &[u32],
-) -> Result<Outcome> {
+pub(super) async fn run(exchange: &Exchange, count: usize, warmup: usize, watch: &[u32]) -> Result<Outcome> {
     let client = Client::new(exchange)?;
     let mut unmeasured = Recorder::default();
     for number in 0..warmup {
@@ -29,10 +24,7 @@ pub(super) async fn run(
     // A failure before the measured time is a failure none the less.
     for (kind, failures) in unmeasured.outcome().failures {
         outcome.failed += failures;
-        *outcome
-            .failures
-            .entry(format!("{kind} (warm-up)"))
-            .or_default() += failures;
+        *outcome.failures.entry(format!("{kind} (warm-up)")).or_default() += failures;
     }
     Ok(outcome)
 }

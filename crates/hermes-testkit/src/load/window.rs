@@ -27,13 +27,7 @@ pub(super) struct Window<'a> {
 impl<'a> Window<'a> {
     pub(super) fn open(watch: &'a [u32]) -> Self {
         let (own, watched, machine) = (own_cpu(), cpu(watch), machine_busy().unwrap_or_default());
-        Self {
-            watch,
-            began: Instant::now(),
-            own,
-            watched,
-            machine,
-        }
+        Self { watch, began: Instant::now(), own, watched, machine }
     }
 
     /// Writes times and CPU seconds into `outcome`.
@@ -41,9 +35,7 @@ impl<'a> Window<'a> {
         outcome.seconds = self.began.elapsed().as_secs_f64();
         outcome.load_cpu = (own_cpu() - self.own).as_secs_f64();
         let pairs = cpu(self.watch).into_iter().zip(self.watched);
-        outcome.watched_cpu = pairs
-            .map(|(after, before)| after.saturating_sub(before).as_secs_f64())
-            .collect();
+        outcome.watched_cpu = pairs.map(|(after, before)| after.saturating_sub(before).as_secs_f64()).collect();
         let machine = machine_busy().unwrap_or_default();
         outcome.machine_cpu = machine.saturating_sub(self.machine).as_secs_f64();
     }

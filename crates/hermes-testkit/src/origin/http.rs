@@ -55,20 +55,14 @@ pub enum Version {
 /// # Errors
 /// When the listener has no address.
 pub fn serve(listener: TcpListener, version: Version, payload: Bytes) -> Result<Origin> {
-    Origin::accepting(listener, move |stream| {
-        serve_connection(stream, version, payload.clone())
-    })
+    Origin::accepting(listener, move |stream| serve_connection(stream, version, payload.clone()))
 }
 
 /// Serves over TLS, HTTP/2 where ALPN chose `h2`.
 ///
 /// # Errors
 /// When the listener has no address.
-pub fn serve_tls(
-    listener: TcpListener,
-    config: Arc<ServerConfig>,
-    payload: Bytes,
-) -> Result<Origin> {
+pub fn serve_tls(listener: TcpListener, config: Arc<ServerConfig>, payload: Bytes) -> Result<Origin> {
     let acceptor = TlsAcceptor::from(config);
     Origin::accepting(listener, move |stream| {
         let (acceptor, payload) = (acceptor.clone(), payload.clone());
@@ -90,13 +84,7 @@ where
     let service = service_fn(move |request| answer(request, payload.clone()));
     // How a connection ends is for the client to judge: an origin has nobody to tell.
     let _ = match version {
-        Version::H1 => {
-            http1::Builder::new()
-                .pipeline_flush(true)
-                .serve_connection(io, service)
-                .with_upgrades()
-                .await
-        }
+        Version::H1 => http1::Builder::new().pipeline_flush(true).serve_connection(io, service).with_upgrades().await,
         Version::H2 => {
             let mut builder = http2::Builder::new(TokioExecutor::new());
             builder
@@ -108,10 +96,7 @@ where
     };
 }
 
-async fn answer(
-    request: Request<Incoming>,
-    payload: Bytes,
-) -> std::result::Result<Response<Body>, Infallible> {
+async fn answer(request: Request<Incoming>, payload: Bytes) -> std::result::Result<Response<Body>, Infallible> {
     let mut path = request.uri().path().split('/').skip(1);
     let number = |part: Option<&str>| part.and_then(|p| p.parse::<u64>().ok());
     Ok(match path.next() {
@@ -121,14 +106,8 @@ async fn answer(
             Some(length) => generated(length),
             None => refused("/bytes/N needs a number"),
         },
-        Some("drip") => match (
-            number(path.next()),
-            number(path.next()),
-            number(path.next()),
-        ) {
-            (Some(count), Some(size), Some(pause)) => {
-                drip(count, size, Duration::from_millis(pause))
-            }
+        Some("drip") => match (number(path.next()), number(path.next()), number(path.next())) {
+            (Some(count), Some(size), Some(pause)) => drip(count, size, Duration::from_millis(pause)),
             _ => refused("/drip/COUNT/SIZE/MS needs three numbers"),
         },
         _ => Response::new(whole(payload)),

@@ -1,4 +1,5 @@
 //! Programs are seen when they listen, weighed with their children, and gone when dropped.
+#![allow(clippy::disallowed_methods, reason = "a process of others gives no event to await but its end")]
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -10,19 +11,10 @@ fn a_port_is_seen_open_and_the_program_ends_with_its_owner() {
     let dir = tempfile::tempdir().unwrap();
     let script = "import socket,time\ns=socket.socket(); s.bind(('127.0.0.1',0)); s.listen()\n\
                   print(s.getsockname()[1],flush=True)\ntime.sleep(60)";
-    let mut running = Program::new("listener", "python3", dir.path())
-        .args(["-c", script])
-        .start()
-        .unwrap();
+    let mut running = Program::new("listener", "python3", dir.path()).args(["-c", script]).start().unwrap();
     let port = running.wait_first_line(PATIENCE).unwrap().parse().unwrap();
-    running
-        .wait_listening(&[Port::Tcp(port)], PATIENCE)
-        .unwrap();
-    assert!(
-        running
-            .wait_listening(&[Port::Udp(port)], Duration::from_millis(20))
-            .is_err()
-    );
+    running.wait_listening(&[Port::Tcp(port)], PATIENCE).unwrap();
+    assert!(running.wait_listening(&[Port::Udp(port)], Duration::from_millis(20)).is_err());
     let pid = running.pid();
     drop(running);
     assert!(!Path::new(&format!("/proc/{pid}")).exists());
@@ -32,17 +24,11 @@ fn a_port_is_seen_open_and_the_program_ends_with_its_owner() {
 fn cpu_time_of_children_counts_and_they_are_ended_too() {
     let dir = tempfile::tempdir().unwrap();
     let script = "trap '' TERM; (while :; do :; done) & echo $!; wait";
-    let mut running = Program::new("parent", "sh", dir.path())
-        .args(["-c", script])
-        .start()
-        .unwrap();
+    let mut running = Program::new("parent", "sh", dir.path()).args(["-c", script]).start().unwrap();
     let child = running.wait_first_line(PATIENCE).unwrap();
     let deadline = Instant::now() + PATIENCE;
     while running.usage().unwrap().cpu < Duration::from_millis(100) {
-        assert!(
-            Instant::now() < deadline,
-            "the busy child's time was never seen"
-        );
+        assert!(Instant::now() < deadline, "the busy child's time was never seen");
         thread::sleep(LOOK_AGAIN);
     }
     assert!(running.usage().unwrap().memory.rss > 100_000);
@@ -59,16 +45,8 @@ fn cpu_time_of_children_counts_and_they_are_ended_too() {
 #[test]
 fn an_early_end_is_told_with_its_last_words() {
     let dir = tempfile::tempdir().unwrap();
-    let mut running = Program::new("failing", "sh", dir.path())
-        .args(["-c", "echo no such port >&2; exit 3"])
-        .start()
-        .unwrap();
-    let error = running
-        .wait_listening(&[Port::Tcp(1)], PATIENCE)
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.contains("no such port") && error.contains('3'),
-        "{error}"
-    );
+    let mut running =
+        Program::new("failing", "sh", dir.path()).args(["-c", "echo no such port >&2; exit 3"]).start().unwrap();
+    let error = running.wait_listening(&[Port::Tcp(1)], PATIENCE).unwrap_err().to_string();
+    assert!(error.contains("no such port") && error.contains('3'), "{error}");
 }

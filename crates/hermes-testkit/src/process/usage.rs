@@ -31,10 +31,7 @@ pub struct Memory {
 impl Usage {
     /// Sums over `pid` and its descendants.
     pub(super) fn of_tree(pid: u32) -> io::Result<Self> {
-        let mut sum = Self {
-            cpu: cpu_of(pid)?,
-            memory: memory_of(pid)?,
-        };
+        let mut sum = Self { cpu: cpu_of(pid)?, memory: memory_of(pid)? };
         for member in family(pid).into_iter().skip(1) {
             // A child may end between the two looks; then it uses nothing any more.
             sum.cpu += cpu_of(member).unwrap_or_default();
@@ -47,10 +44,7 @@ impl Usage {
 
     /// CPU time alone of `pid` and its descendants; zero when it has ended.
     pub(crate) fn cpu_of_tree(pid: u32) -> Duration {
-        family(pid)
-            .into_iter()
-            .map(|member| cpu_of(member).unwrap_or_default())
-            .sum()
+        family(pid).into_iter().map(|member| cpu_of(member).unwrap_or_default()).sum()
     }
 }
 
@@ -61,18 +55,10 @@ impl Usage {
 /// When `/proc/stat` cannot be read.
 pub fn machine_busy() -> io::Result<Duration> {
     let text = fs::read_to_string("/proc/stat")?;
-    let fields = text
-        .lines()
-        .next()
-        .unwrap_or_default()
-        .split_ascii_whitespace()
-        .skip(1);
+    let fields = text.lines().next().unwrap_or_default().split_ascii_whitespace().skip(1);
     let ticks: Vec<u32> = fields.map(|f| f.parse().unwrap_or(0)).collect();
     // user nice system idle iowait irq softirq steal; guest time is already part of user.
-    let busy: u32 = [0, 1, 2, 5, 6, 7]
-        .into_iter()
-        .filter_map(|i| ticks.get(i))
-        .sum();
+    let busy: u32 = [0, 1, 2, 5, 6, 7].into_iter().filter_map(|i| ticks.get(i)).sum();
     Ok(TICK * busy)
 }
 
@@ -80,15 +66,8 @@ pub fn machine_busy() -> io::Result<Duration> {
 fn cpu_of(pid: u32) -> io::Result<Duration> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // The command's name stands in brackets and may hold anything; count fields from its end.
-    let fields = text
-        .rsplit_once(')')
-        .map_or("", |(_, rest)| rest)
-        .split_ascii_whitespace();
-    let ticks: u32 = fields
-        .skip(11)
-        .take(2)
-        .filter_map(|f| f.parse::<u32>().ok())
-        .sum();
+    let fields = text.rsplit_once(')').map_or("", |(_, rest)| rest).split_ascii_whitespace();
+    let ticks: u32 = fields.skip(11).take(2).filter_map(|f| f.parse::<u32>().ok()).sum();
     Ok(TICK * ticks)
 }
 
@@ -96,14 +75,9 @@ fn memory_of(pid: u32) -> io::Result<Memory> {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
     let field = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name));
-        line.and_then(|l| l.trim().trim_end_matches(" kB").parse::<u64>().ok())
-            .unwrap_or(0)
-            * 1024
+        line.and_then(|l| l.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) * 1024
     };
-    Ok(Memory {
-        rss: field("Rss:"),
-        pss: field("Pss:"),
-    })
+    Ok(Memory { rss: field("Rss:"), pss: field("Pss:") })
 }
 
 /// `pid` and its descendants, parents before children.
@@ -122,14 +96,6 @@ fn children(pid: u32) -> Vec<u32> {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else {
         return Vec::new();
     };
-    let lists = threads
-        .flatten()
-        .filter_map(|t| fs::read_to_string(t.path().join("children")).ok());
-    lists
-        .flat_map(|list| {
-            list.split_ascii_whitespace()
-                .filter_map(|c| c.parse().ok())
-                .collect::<Vec<_>>()
-        })
-        .collect()
+    let lists = threads.flatten().filter_map(|t| fs::read_to_string(t.path().join("children")).ok());
+    lists.flat_map(|list| list.split_ascii_whitespace().filter_map(|c| c.parse().ok()).collect::<Vec<_>>()).collect()
 }

@@ -1,10 +1,112 @@
-//! The benchmark of Hermes.
-use anyhow::Result;
-fn main() -> Result<()> {
-    let task = serde_json::from_str(&std::env::args().nth(2).unwrap_or_default())?;
-    println!(
-        "{}",
-        serde_json::to_string(&hermes_testkit::load::run(&task)?)?
-    );
-    Ok(())
+//! `hermes-bench`: measures Hermes beside Envoy, HAProxy, nginx and no proxy at all.
+//!
+//! In: which benchmarks, where the `hermes` binary is, where results go. Out: a JSON file a benchmark with every
+//! round in it, a Markdown table and a picture of Figure 10. Progress goes to standard error. It measures only what
+//! it has started itself, in namespaces of its own; a contender that is missing is left out loudly.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use anyhow::{Context as _, Result};
+use clap::{Args, Parser, Subcommand};
+use hermes_testkit::load;
+
+mod bed;
+mod cases;
+mod chain;
+mod contender;
+mod machine;
+mod origins;
+mod picture;
+mod record;
+mod run;
+mod settings;
+mod table;
+
+#[cfg(test)]
+mod tests;
+
+/// Benchmarks of Hermes: the paper's Table IX and Figure 10, throughput, tunnels and memory.
+#[derive(Debug, Parser)]
+#[command(name = "hermes-bench", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Runs every benchmark and writes the report.
+    All(Options),
+    /// Table IX and Figure 10 on loopback: single requests, and 200 to 1,000 clients at once.
+    Figure10(Options),
+    /// Requests a second on lasting connections: one hop h1 and h2, two hops with h2 between.
+    Throughput(Options),
+    /// TCP over HTTP/2 in Gbit/s and UDP over HTTP/2 in datagrams a second.
+    Tunnels(Options),
+    /// Resident memory with idle client connections.
+    Memory(Options),
+    /// Figure 10 with 20 ms of round-trip time between the proxies and the paper's Python server.
+    Delayed(Options),
+    /// Writes table and picture again from the JSON files.
+    Report(Options),
+    /// The origins' process; prints its addresses and serves until standard input ends.
+    #[command(hide = true)]
+    Origin(origins::OriginArgs),
+    /// The load's process; does a task (JSON) and prints the outcome (JSON).
+    #[command(hide = true)]
+    Load {
+        /// A task of the testkit.
+        task: String,
+    },
+}
+
+/// What every benchmark takes.
+#[derive(Debug, Clone, Args)]
+struct Options {
+    /// Where JSON, table and picture go.
+    #[arg(long, default_value = "bench/results")]
+    out: PathBuf,
+    /// The binary to measure.
+    #[arg(long, default_value = "target/release/hermes")]
+    hermes: PathBuf,
+    /// Few and short rounds: to see that it works, not to quote.
+    #[arg(long)]
+    quick: bool,
+    /// Rounds, instead of the benchmark's own number.
+    #[arg(long)]
+    rounds: Option<usize>,
+    /// Only these contenders: direct, envoy, haproxy, nginx, hermes.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// Directory for logs and rendered configurations, kept afterwards; without it a temporary one.
+    #[arg(long)]
+    keep: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    match dispatch(Cli::parse().command) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("hermes-bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(command: Command) -> Result<ExitCode> {
+    match command {
+        Command::Origin(args) => origins::serve(&args).map(|()| ExitCode::SUCCESS),
+        Command::Load { task } => {
+            let task = serde_json::from_str(&task).context("the task of a load")?;
+            println!("{}", serde_json::to_string(&load::run(&task)?)?);
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::All(options) => run::run(&options, &run::BENCHMARKS),
+        Command::Figure10(options) => run::run(&options, &["figure10"]),
+        Command::Throughput(options) => run::run(&options, &["throughput"]),
+        Command::Tunnels(options) => run::run(&options, &["tunnels"]),
+        Command::Memory(options) => run::run(&options, &["memory"]),
+        Command::Delayed(options) => run::run(&options, &["delayed"]),
+        Command::Report(options) => run::report(&options.out).map(|()| ExitCode::SUCCESS),
+    }
 }

@@ -37,11 +37,7 @@ impl<'a> Sender<'a> {
     /// `template` is what every datagram holds behind its numbers.
     pub(super) fn new(socket: &'a UdpSocket, flow: usize, mut template: Vec<u8>) -> Self {
         template[..8].copy_from_slice(&(flow as u64).to_le_bytes());
-        Self {
-            socket,
-            datagrams: vec![template; BATCH],
-            headers: MultiHeaders::preallocate(BATCH, None),
-        }
+        Self { socket, datagrams: vec![template; BATCH], headers: MultiHeaders::preallocate(BATCH, None) }
     }
 
     /// Sends up to `room` datagrams numbered from `sequence`; returns how many went.
@@ -50,19 +46,9 @@ impl<'a> Sender<'a> {
         for (datagram, number) in self.datagrams[..count].iter_mut().zip(sequence..) {
             datagram[8..HEADER].copy_from_slice(&number.to_le_bytes());
         }
-        let slices: Vec<_> = self.datagrams[..count]
-            .iter()
-            .map(|d| [IoSlice::new(d)])
-            .collect();
+        let slices: Vec<_> = self.datagrams[..count].iter().map(|d| [IoSlice::new(d)]).collect();
         let to = vec![None; count];
-        let sent = sendmmsg(
-            self.socket.as_raw_fd(),
-            &mut self.headers,
-            &slices,
-            to,
-            [],
-            MsgFlags::MSG_DONTWAIT,
-        );
+        let sent = sendmmsg(self.socket.as_raw_fd(), &mut self.headers, &slices, to, [], MsgFlags::MSG_DONTWAIT);
         // A full buffer sends nothing now; an error that an earlier datagram caused shows as its loss.
         sent.map_or(0, |results| results.count() as u64)
     }
@@ -74,31 +60,16 @@ impl<'a> Receiver<'a> {
         // A blocking socket with a time-out, so that the thread sleeps in the system call.
         let _ = socket.set_nonblocking(false);
         let _ = socket.set_read_timeout(Some(LOOK));
-        Self {
-            socket,
-            datagrams: vec![vec![0; length + 1]; BATCH],
-            headers: MultiHeaders::preallocate(BATCH, None),
-        }
+        Self { socket, datagrams: vec![vec![0; length + 1]; BATCH], headers: MultiHeaders::preallocate(BATCH, None) }
     }
 
     /// Waits for at least one datagram, or a while, and gives all that are there to `take`.
     pub(super) fn receive(&mut self, mut take: impl FnMut(&[u8])) -> usize {
         let lengths: Vec<usize> = {
-            let mut slices: Vec<_> = self
-                .datagrams
-                .iter_mut()
-                .map(|d| [IoSliceMut::new(d)])
-                .collect();
+            let mut slices: Vec<_> = self.datagrams.iter_mut().map(|d| [IoSliceMut::new(d)]).collect();
             let wait = MsgFlags::MSG_WAITFORONE;
-            let came = recvmmsg(
-                self.socket.as_raw_fd(),
-                &mut self.headers,
-                slices.iter_mut(),
-                wait,
-                None,
-            );
-            came.map(|results| results.map(|r| r.bytes).collect())
-                .unwrap_or_default()
+            let came = recvmmsg(self.socket.as_raw_fd(), &mut self.headers, slices.iter_mut(), wait, None);
+            came.map(|results| results.map(|r| r.bytes).collect()).unwrap_or_default()
         };
         for (datagram, length) in self.datagrams.iter().zip(&lengths) {
             take(&datagram[..*length]);

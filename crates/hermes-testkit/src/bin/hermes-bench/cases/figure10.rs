@@ -1,0 +1,82 @@
+//! Table IX and Figure 10 on loopback: four cases, one request at a time and many at once.
+//!
+//! In: a session. Out: samples `single` (mean, deviation, median, 99th percentile) and `burst` (mean completion of
+//! 200 to 1,000 one-shot clients). Proxies are started anew each round, so that flows which linger in one round do
+//! not burden the next.
+
+use anyhow::Result;
+use hermes_testkit::load::{Exchange, Load};
+
+use super::{Session, progress};
+use crate::{
+    bed::Bed,
+    chain::{Case, Chain, Security, Shape},
+    record::{Key, latencies},
+};
+
+/// Requests that open pools and warm caches before any is measured.
+const WARMUP: usize = 50;
+
+/// The whole of it, in the clear and over mutual TLS.
+pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
+    let bed = Bed::loopback(session.dir, false)?;
+    for round in 0..session.settings.rounds {
+        for security in [Security::Plain, Security::Mtls] {
+            progress(&format!("figure10: round {} of {}, {}", round + 1, session.settings.rounds, security.name()));
+            one_round(session, &bed, security, round)?;
+        }
+    }
+    Ok(())
+}
+
+/// Starts all paths and takes every case through them.
+pub(super) fn one_round(session: &mut Session<'_>, bed: &Bed, security: Security, round: usize) -> Result<()> {
+    let chains = session.start_all(bed, Shape::TwoHops, security)?;
+    for case in Case::ALL {
+        singles(session, bed, &chains, (case, security), round)?;
+        for clients in session.settings.clients.clone() {
+            bursts(session, bed, &chains, (case, security), clients, round)?;
+        }
+    }
+    Ok(())
+}
+
+fn singles(
+    session: &mut Session<'_>,
+    bed: &Bed,
+    chains: &[Chain],
+    (case, security): (Case, Security),
+    round: usize,
+) -> Result<()> {
+    let key = Key { case: Some(case), security: Some(security), ..Key::new("single") };
+    let count = session.settings.singles;
+    for (chain, exchange) in carrying(bed, chains, case) {
+        let load = Load::Single { exchange, count, warmup: WARMUP };
+        session.record((bed, chain), &key, round, load, |m| latencies(&m.outcome))?;
+    }
+    Ok(())
+}
+
+fn bursts(
+    session: &mut Session<'_>,
+    bed: &Bed,
+    chains: &[Chain],
+    (case, security): (Case, Security),
+    clients: usize,
+    round: usize,
+) -> Result<()> {
+    let key = Key { case: Some(case), security: Some(security), clients: Some(clients), ..Key::new("burst") };
+    let bursts = session.settings.bursts;
+    for burst in 0..bursts {
+        for (chain, exchange) in carrying(bed, chains, case) {
+            let load = Load::Burst { exchange, clients };
+            session.record((bed, chain), &key, round * bursts + burst, load, |m| latencies(&m.outcome))?;
+        }
+    }
+    Ok(())
+}
+
+/// The chains that carry `case`, with what a client does there.
+fn carrying<'a>(bed: &'a Bed, chains: &'a [Chain], case: Case) -> impl Iterator<Item = (&'a Chain, Exchange)> {
+    chains.iter().filter_map(move |chain| Some((chain, chain.entrances.exchange(case, bed.ca())?)))
+}

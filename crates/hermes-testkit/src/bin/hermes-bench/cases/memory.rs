@@ -1,0 +1,64 @@
+//! Resident memory with a thousand idle clients.
+//!
+//! In: a session. Out: samples `idle` for HTTP/1.1 keep-alive connections and for TCP tunnels: memory of both
+//! proxies together before and while the clients are there. Fresh proxies for each.
+
+use anyhow::Result;
+use hermes_testkit::{load::Load, process::Memory};
+
+use super::{Session, progress};
+use crate::{
+    bed::Bed,
+    chain::{Case, Chain, Security, Shape},
+    record::{Figures, Key, Sample},
+    settings::IDLE_CLIENTS,
+};
+
+/// Rounds: memory varies little.
+const ROUNDS: usize = 3;
+const MIB: f64 = 1024.0 * 1024.0;
+
+/// The whole of it, in the clear and over mutual TLS.
+pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
+    let bed = Bed::loopback(session.dir, false)?;
+    for round in 0..session.settings.rounds.min(ROUNDS) {
+        progress(&format!("memory: round {}", round + 1));
+        for security in [Security::Plain, Security::Mtls] {
+            for case in [Case::Http, Case::Tcp] {
+                one_round(session, &bed, (case, security), round)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn one_round(session: &mut Session<'_>, bed: &Bed, (case, security): (Case, Security), round: usize) -> Result<()> {
+    let key = Key { case: Some(case), security: Some(security), clients: Some(IDLE_CLIENTS), ..Key::new("idle") };
+    for contender in session.contenders.iter().filter(|c| c.name() != "direct") {
+        let Some(chain) = bed.start(contender.as_ref(), Shape::TwoHops, security)? else { continue };
+        let Some(exchange) = chain.entrances.exchange(case, bed.ca()) else { continue };
+        // One request first: what is made on first use is no connection's.
+        bed.measure(&chain, Load::Single { exchange: exchange.clone(), count: 1, warmup: 0 })?;
+        let before = weigh(&chain)?;
+        let load = Load::Idle { exchange, clients: IDLE_CLIENTS };
+        let (with, measured) = bed.while_idle(&chain, &load, || weigh(&chain))?;
+        let figures = Figures::from([
+            ("empty_rss_mib".to_owned(), before.rss as f64 / MIB),
+            ("rss_mib".to_owned(), with.rss as f64 / MIB),
+            ("pss_mib".to_owned(), with.pss as f64 / MIB),
+            ("kib_per_client".to_owned(), (with.rss as f64 - before.rss as f64) / 1024.0 / IDLE_CLIENTS as f64),
+        ]);
+        session.samples.push(Sample::new(key.clone(), chain.contender, round, &measured, figures));
+    }
+    Ok(())
+}
+
+fn weigh(chain: &Chain) -> Result<Memory> {
+    let mut sum = Memory::default();
+    for program in &chain.programs {
+        let memory = program.usage()?.memory;
+        sum.rss += memory.rss;
+        sum.pss += memory.pss;
+    }
+    Ok(sum)
+}

@@ -1,0 +1,85 @@
+//! Requests a second on lasting connections.
+//!
+//! In: a session. Out: samples `one-hop-h1`, `one-hop-h2` (h1 to the origin) and `two-hops` (h1, h2 between, h1).
+//! Proxies on their own core; what counts is requests a CPU second of the proxies, since on few cores the load and
+//! the origin may be the brake of requests a second.
+
+use anyhow::Result;
+use hermes_testkit::load::Load;
+
+use super::{Session, progress};
+use crate::{
+    bed::{Bed, Measured},
+    chain::{Chain, Entrances, Security, Shape, WEB},
+    record::{Figures, Key, latencies, rates},
+    settings::PAYLOAD,
+};
+
+/// Keep-alive connections of HTTP/1.1.
+const CONNECTIONS: usize = 64;
+/// Connections and streams of HTTP/2: as many requests under way as with HTTP/1.1.
+const MULTIPLEXED: (usize, usize) = (4, 16);
+
+/// The whole of it.
+pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
+    let bed = Bed::loopback(session.dir, true)?;
+    let one_hop = session.start_all(&bed, Shape::OneHop, Security::Plain)?;
+    rounds(session, &bed, &one_hop, &Key { clients: Some(CONNECTIONS), ..Key::new("one-hop-h1") }, h1)?;
+    rounds(session, &bed, &one_hop, &Key { clients: Some(CONNECTIONS), ..Key::new("one-hop-h2") }, h2)?;
+    drop(one_hop);
+    for security in [Security::Plain, Security::Mtls] {
+        let chains = session.start_all(&bed, Shape::TwoHops, security)?;
+        let key = Key { security: Some(security), clients: Some(CONNECTIONS), ..Key::new("two-hops") };
+        rounds(session, &bed, &chains, &key, h1)?;
+    }
+    Ok(())
+}
+
+type MakeLoad = fn(&Entrances, (u64, u64)) -> Option<Load>;
+
+fn rounds(session: &mut Session<'_>, bed: &Bed, chains: &[Chain], key: &Key, load: MakeLoad) -> Result<()> {
+    progress(&format!("throughput: {key}"));
+    let times = (session.settings.warmup_ms, session.settings.window_ms);
+    for round in 0..session.settings.rounds {
+        for chain in chains {
+            if let Some(load) = load(&chain.entrances, times) {
+                session.record((bed, chain), key, round, load, figures)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn figures(measured: &Measured) -> Figures {
+    let requests = measured.outcome.completed as f64;
+    let mut figures = latencies(&measured.outcome);
+    figures.extend(rates("requests", requests, measured));
+    if measured.proxies > 0.0 && requests > 0.0 {
+        figures.insert("cpu_s_per_1000_requests".into(), measured.proxies / requests * 1000.0);
+    }
+    figures
+}
+
+fn h1(entrances: &Entrances, (warmup, window): (u64, u64)) -> Option<Load> {
+    Some(Load::KeepAlive {
+        address: entrances.http,
+        authority: WEB.into(),
+        length: PAYLOAD,
+        connections: CONNECTIONS,
+        warmup,
+        window,
+    })
+}
+
+fn h2(entrances: &Entrances, (warmup, window): (u64, u64)) -> Option<Load> {
+    let (connections, streams) = MULTIPLEXED;
+    Some(Load::Multiplexed {
+        address: entrances.http2?,
+        authority: WEB.into(),
+        length: PAYLOAD,
+        connections,
+        streams,
+        warmup,
+        window,
+    })
+}

@@ -1,0 +1,77 @@
+//! Bulk through tunnels: TCP over HTTP/2 in Gbit/s, UDP over HTTP/2 in datagrams a second.
+//!
+//! In: a session. Out: samples `bulk` (by number of connections) and `datagrams`. Two proxies, one way, into a sink
+//! in the load's own process. Datagrams are sent as fast as they arrive, so that loss is the path's own.
+
+use anyhow::Result;
+use hermes_testkit::load::Load;
+
+use super::{Session, progress};
+use crate::{
+    bed::{Bed, Measured},
+    chain::{Chain, Entrances, Security, Shape},
+    record::{Figures, Key, rates},
+    settings::DATAGRAM,
+};
+
+/// Numbers of TCP connections.
+const CONNECTIONS: [usize; 2] = [1, 8];
+/// Flows of datagrams, and datagrams under way in each: less than any default socket buffer holds.
+const FLOWS: (usize, usize) = (8, 32);
+
+/// The whole of it, in the clear and over mutual TLS.
+pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
+    let bed = Bed::loopback(session.dir, false)?;
+    for security in [Security::Plain, Security::Mtls] {
+        let chains = session.start_all(&bed, Shape::TwoHops, security)?;
+        for connections in CONNECTIONS {
+            let key = Key { security: Some(security), clients: Some(connections), ..Key::new("bulk") };
+            rounds(session, &bed, &chains, &key, bulk_figures, |entrances, times| {
+                bulk(&bed, entrances, connections, times)
+            })?;
+        }
+        let key = Key { security: Some(security), clients: Some(FLOWS.0), ..Key::new("datagrams") };
+        rounds(session, &bed, &chains, &key, datagram_figures, |entrances, times| datagrams(&bed, entrances, times))?;
+    }
+    Ok(())
+}
+
+fn rounds(
+    session: &mut Session<'_>,
+    bed: &Bed,
+    chains: &[Chain],
+    key: &Key,
+    figures: fn(&Measured) -> Figures,
+    load: impl Fn(&Entrances, (u64, u64)) -> Option<Load>,
+) -> Result<()> {
+    progress(&format!("tunnels: {key}"));
+    let times = (session.settings.warmup_ms, session.settings.window_ms);
+    for round in 0..session.settings.rounds {
+        for chain in chains {
+            if let Some(load) = load(&chain.entrances, times) {
+                session.record((bed, chain), key, round, load, figures)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn bulk(bed: &Bed, entrances: &Entrances, connections: usize, (warmup, window): (u64, u64)) -> Option<Load> {
+    Some(Load::Bulk { address: entrances.sink?, sink: bed.sinks().0, connections, warmup, window })
+}
+
+fn datagrams(bed: &Bed, entrances: &Entrances, (warmup, window): (u64, u64)) -> Option<Load> {
+    let (flows, in_flight) = FLOWS;
+    let address = entrances.flood?;
+    Some(Load::Datagrams { address, sink: bed.sinks().1, length: DATAGRAM, flows, in_flight, warmup, window })
+}
+
+fn bulk_figures(measured: &Measured) -> Figures {
+    let mut figures = rates("gbit", measured.outcome.bytes as f64 * 8.0 / 1e9, measured);
+    figures.extend(rates("gbyte", measured.outcome.bytes as f64 / 1e9, measured));
+    figures
+}
+
+fn datagram_figures(measured: &Measured) -> Figures {
+    rates("datagrams", measured.outcome.completed as f64, measured)
+}

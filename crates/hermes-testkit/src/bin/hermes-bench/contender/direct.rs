@@ -1,0 +1,36 @@
+//! No proxy at all: what the path costs by itself.
+//!
+//! In: the origins. Out: their own addresses as entrances.
+
+use anyhow::Result;
+
+use super::Contender;
+use crate::chain::{Chain, Entrances, Plan};
+
+/// The baseline.
+pub(crate) struct Direct;
+
+impl Contender for Direct {
+    fn name(&self) -> &'static str {
+        "direct"
+    }
+
+    fn version(&self) -> String {
+        "no proxy".into()
+    }
+
+    fn start(&self, plan: &Plan<'_>) -> Result<Option<Chain>> {
+        let origins = plan.origins;
+        let entrances = Entrances {
+            http: origins.http,
+            http2: origins.http2,
+            secure: Some(origins.secure),
+            connect: false,
+            tcp: Some(origins.tcp),
+            udp: Some(origins.udp),
+            sink: Some(origins.sink),
+            flood: Some(origins.flood),
+        };
+        Ok(Some(Chain { contender: self.name(), entrances, programs: Vec::new(), logs: Vec::new() }))
+    }
+}

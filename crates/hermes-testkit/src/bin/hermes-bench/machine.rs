@@ -1,0 +1,74 @@
+//! This machine: what results depend on.
+//!
+//! In: `/proc`. Out: a description for the result files, and which cores to put what on.
+
+use std::fs;
+
+use anyhow::{Result, bail};
+use nix::{sched::sched_getaffinity, unistd::Pid};
+use serde::{Deserialize, Serialize};
+
+/// What a reader needs to know of the machine.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Machine {
+    /// Model of the processor.
+    pub(crate) cpu: String,
+    /// How many cores.
+    pub(crate) cores: usize,
+    /// Memory in MiB.
+    pub(crate) memory_mib: u64,
+    /// Kernel.
+    pub(crate) kernel: String,
+    /// Load average of the last minute when the benchmark began.
+    pub(crate) load_average: f64,
+}
+
+/// Cores for each part; empty is any.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Cores {
+    /// The proxy at the client's side.
+    pub(crate) near: Vec<usize>,
+    /// The proxy at the origin's side.
+    pub(crate) far: Vec<usize>,
+    /// The load.
+    pub(crate) load: Vec<usize>,
+    /// The origins.
+    pub(crate) origin: Vec<usize>,
+}
+
+impl Machine {
+    /// Reads it.
+    pub(crate) fn read() -> Self {
+        let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let info = text("/proc/cpuinfo");
+        let field = |text: &str, name: &str| {
+            let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_default().to_owned();
+            line.split_once(':').map(|(_, value)| value.trim().to_owned()).unwrap_or_default()
+        };
+        let memory = field(&text("/proc/meminfo"), "MemTotal");
+        let load = text("/proc/loadavg");
+        Self {
+            cpu: field(&info, "model name"),
+            cores: info.lines().filter(|line| line.starts_with("processor")).count(),
+            memory_mib: memory.trim_end_matches(" kB").parse().unwrap_or(0) / 1024,
+            kernel: text("/proc/sys/kernel/osrelease").trim().to_owned(),
+            load_average: load.split(' ').next().and_then(|l| l.parse().ok()).unwrap_or(0.0),
+        }
+    }
+}
+
+impl Cores {
+    /// Proxies on other cores than load and origin. With two cores both proxies share one, load and origin the
+    /// other; with four or more each has its own.
+    pub(crate) fn apart() -> Result<Self> {
+        let set = sched_getaffinity(Pid::from_raw(0))?;
+        let usable: Vec<usize> =
+            (0..nix::sched::CpuSet::count()).filter(|cpu| set.is_set(*cpu).unwrap_or(false)).collect();
+        let one = |i: usize| vec![usable[i]];
+        Ok(match usable.len() {
+            0 | 1 => bail!("throughput needs at least two cores"),
+            2 | 3 => Self { near: one(1), far: one(1), load: one(0), origin: one(0) },
+            _ => Self { near: one(1), far: one(2), load: one(0), origin: one(3) },
+        })
+    }
+}

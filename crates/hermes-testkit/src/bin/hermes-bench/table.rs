@@ -1,0 +1,237 @@
+//! The table: results as a person reads them.
+//!
+//! In: result files. Out: Markdown. A cell is the median over rounds with the range behind it; a ratio is the median
+//! of the ratios within rounds. Failures are shown wherever there are any.
+
+use std::fmt::Write as _;
+
+use crate::{
+    chain::{Case, Security},
+    record::{Key, REFERENCE, Results, Spread, Summary},
+};
+
+/// One column of a table: heading, figure, divisor (for the unit), decimals.
+type Column = (&'static str, &'static str, f64, usize);
+
+const LATENCY: [Column; 4] = [
+    ("mean µs", "mean_us", 1.0, 0),
+    ("s.d.", "sd_us", 1.0, 0),
+    ("p50 µs", "p50_us", 1.0, 0),
+    ("p99 µs", "p99_us", 1.0, 0),
+];
+const THROUGHPUT: [Column; 5] = [
+    ("requests/s", "requests_per_s", 1.0, 0),
+    ("per CPU s", "requests_per_cpu_s", 1.0, 0),
+    ("CPU ms per 1,000", "cpu_s_per_1000_requests", 1e-3, 1),
+    ("mean µs", "mean_us", 1.0, 0),
+    ("p99 µs", "p99_us", 1.0, 0),
+];
+const BULK: [Column; 3] = [
+    ("Gbit/s", "gbit_per_s", 1.0, 2),
+    ("Gbit per CPU s", "gbit_per_cpu_s", 1.0, 2),
+    ("GB per CPU s", "gbyte_per_cpu_s", 1.0, 2),
+];
+const DATAGRAMS: [Column; 2] =
+    [("datagrams/s", "datagrams_per_s", 1.0, 0), ("per CPU s", "datagrams_per_cpu_s", 1.0, 0)];
+const MEMORY: [Column; 4] = [
+    ("RSS MiB", "rss_mib", 1.0, 1),
+    ("PSS MiB", "pss_mib", 1.0, 1),
+    ("empty MiB", "empty_rss_mib", 1.0, 1),
+    ("KiB a client", "kib_per_client", 1.0, 1),
+];
+
+/// The whole report.
+pub(crate) fn markdown(all: &[Results]) -> String {
+    let mut text = String::from(
+        "# Benchmark results\n\nWritten by `hermes-bench`; see [README](../README.md) for how to read it. Each figure \
+         is the median over rounds, its range behind it; `× Envoy` is the median of the ratios within rounds.\n",
+    );
+    for results in all {
+        head(&mut text, results);
+        match results.benchmark.as_str() {
+            "figure10" => cases(&mut text, results, "single", "burst", &Security::BOTH),
+            "delayed" => cases(&mut text, results, "delayed-single", "delayed-burst", &[Security::Plain]),
+            "throughput" => throughput(&mut text, results),
+            "tunnels" => tunnels(&mut text, results),
+            _ => memory(&mut text, results),
+        }
+        noise(&mut text, results);
+    }
+    text
+}
+
+fn head(text: &mut String, results: &Results) {
+    let title = match results.benchmark.as_str() {
+        "figure10" => "Table IX and Figure 10: two proxies on loopback, fast server",
+        "delayed" => "Figure 10 with 20 ms between the proxies and the Python server",
+        "throughput" => "Keep-alive throughput",
+        "tunnels" => "Tunnels in bulk",
+        _ => "Resident memory of both proxies, 1,000 idle clients",
+    };
+    let machine = &results.machine;
+    let versions: Vec<_> = results.versions.iter().map(|(name, version)| format!("{name}: {version}")).collect();
+    let _ = write!(
+        text,
+        "\n## {title}\n\n{}, {} cores, Linux {}. {}. Took {:.0} s.\n",
+        machine.cpu,
+        machine.cores,
+        machine.kernel,
+        versions.join("; "),
+        results.took
+    );
+}
+
+fn cases(text: &mut String, results: &Results, single: &str, burst: &str, securities: &[Security]) {
+    for security in securities {
+        for case in Case::ALL {
+            let key = Key { case: Some(case), security: Some(*security), ..Key::new(single) };
+            let title = format!("{}, {}: one request at a time", case.title(), security.name());
+            contenders(text, results, &title, &key, &LATENCY);
+            concurrency(text, results, (case, *security), burst);
+        }
+    }
+}
+
+/// Rows are numbers of clients, columns contenders.
+fn concurrency(text: &mut String, results: &Results, (case, security): (Case, Security), measure: &str) {
+    let key = |clients| Key { case: Some(case), security: Some(security), clients, ..Key::new(measure) };
+    let mut clients: Vec<_> =
+        results.summary.iter().map(|s| &s.key).filter(|k| **k == key(k.clients)).filter_map(|k| k.clients).collect();
+    clients.dedup();
+    let names: Vec<_> = results
+        .contenders()
+        .into_iter()
+        .filter(|name| results.find(&key(clients.first().copied()), name).is_some())
+        .collect();
+    if names.is_empty() {
+        return;
+    }
+    let _ = write!(text, "\n### {}, {}: all at once, mean ms\n\n| clients |", case.title(), security.name());
+    for name in &names {
+        let _ = write!(text, " {name} | × Envoy |");
+    }
+    let _ = write!(text, "\n|---|{}\n", "---:|---:|".repeat(names.len()));
+    clients.sort_unstable();
+    clients.dedup();
+    for count in clients {
+        let _ = write!(text, "| {count} |");
+        for name in &names {
+            let summary = results.find(&key(Some(count)), name);
+            let column = ("", "mean_us", 1e3, 1);
+            let _ = write!(text, " {} | {} |", cell(summary, &column), ratio(summary, &column));
+        }
+        text.push('\n');
+    }
+}
+
+fn throughput(text: &mut String, results: &Results) {
+    let titles = [
+        ("one-hop-h1", None, "One hop, h1 (64 connections)"),
+        ("one-hop-h2", None, "One hop, h2 (4 connections of 16 streams; h1 to the origin)"),
+        ("two-hops", Some(Security::Plain), "Two hops, h2 between in the clear (nginx: h1 between)"),
+        ("two-hops", Some(Security::Mtls), "Two hops, h2 over mutual TLS between"),
+    ];
+    for (measure, security, title) in titles {
+        let found = results.summary.iter().map(|s| &s.key);
+        let key = found.clone().find(|k| k.measure == measure && k.security == security).cloned();
+        if let Some(key) = key {
+            contenders(text, results, title, &key, &THROUGHPUT);
+        }
+    }
+}
+
+fn tunnels(text: &mut String, results: &Results) {
+    let mut keys: Vec<_> = results.summary.iter().map(|s| s.key.clone()).collect();
+    keys.dedup();
+    for key in keys {
+        let security = key.security.map_or("", Security::name);
+        let count = key.clients.unwrap_or_default();
+        if key.measure == "bulk" {
+            let title = format!("TCP over HTTP/2, {security}, {count} connection(s)");
+            contenders(text, results, &title, &key, &BULK);
+        } else {
+            let title = format!("UDP over HTTP/2, {security}, {count} flows of 1,200-byte datagrams");
+            contenders(text, results, &title, &key, &DATAGRAMS);
+        }
+    }
+}
+
+fn memory(text: &mut String, results: &Results) {
+    let mut keys: Vec<_> = results.summary.iter().map(|s| s.key.clone()).collect();
+    keys.dedup();
+    for key in keys {
+        let what = if key.case == Some(Case::Tcp) { "TCP tunnels" } else { "HTTP/1.1 keep-alive connections" };
+        let title = format!("{what}, {}", key.security.map_or("", Security::name));
+        contenders(text, results, &title, &key, &MEMORY);
+    }
+}
+
+/// Rows are contenders, columns figures, each with its ratio to Envoy.
+fn contenders(text: &mut String, results: &Results, title: &str, key: &Key, columns: &[Column]) {
+    let _ = write!(text, "\n### {title}\n\n| |");
+    for (heading, ..) in columns {
+        let _ = write!(text, " {heading} | × Envoy |");
+    }
+    let _ = write!(text, " failed |\n|---|{}---:|\n", "---:|---:|".repeat(columns.len()));
+    for name in results.contenders() {
+        let Some(summary) = results.find(key, name) else { continue };
+        let _ = write!(text, "| {name} |");
+        for column in columns {
+            let _ = write!(text, " {} | {} |", cell(Some(summary), column), ratio(Some(summary), column));
+        }
+        let _ = writeln!(text, " {} |", summary.failed);
+    }
+}
+
+fn cell(summary: Option<&Summary>, (_, figure, divisor, decimals): &Column) -> String {
+    let Some(summary) = summary else { return String::new() };
+    let Some(spread) = summary.figures.get(*figure) else { return "–".into() };
+    let show = |value: f64| grouped(value / divisor, *decimals);
+    let Spread { median, min, max } = *spread;
+    let failed = if summary.failed > 0 { format!(" **({} failed)**", summary.failed) } else { String::new() };
+    format!("{} ({}–{}){failed}", show(median), show(min), show(max))
+}
+
+fn ratio(summary: Option<&Summary>, (_, figure, ..): &Column) -> String {
+    match summary {
+        Some(summary) if summary.contender != REFERENCE => {
+            summary.to_envoy.get(*figure).map_or_else(String::new, |spread| format!("{:.2}", spread.median))
+        }
+        _ => String::new(),
+    }
+}
+
+/// With a comma between thousands.
+fn grouped(value: f64, decimals: usize) -> String {
+    let text = format!("{value:.decimals$}");
+    let (whole, fraction) = text.split_once('.').map_or((text.as_str(), None), |(w, f)| (w, Some(f)));
+    let (sign, digits) = whole.strip_prefix('-').map_or(("", whole), |digits| ("-", digits));
+    let mut out = String::from(sign);
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    if let Some(fraction) = fraction {
+        out.push('.');
+        out.push_str(fraction);
+    }
+    out
+}
+
+/// How busy generator, origin and strangers were: whether the figures are the proxies'.
+fn noise(text: &mut String, results: &Results) {
+    let of = |pick: fn(&crate::record::Sample) -> f64| {
+        let values: Vec<f64> = results.samples.iter().map(pick).collect();
+        Spread::of(&values).map_or_else(String::new, |s| format!("{:.2} ({:.2}–{:.2})", s.median, s.min, s.max))
+    };
+    let _ = write!(
+        text,
+        "\nCores busy during measurements, median (range): load {}, origins {}, proxies {}, everybody else {}.\n",
+        of(|s| s.cpu.load),
+        of(|s| s.cpu.origin),
+        of(|s| s.cpu.proxies),
+        of(|s| s.cpu.foreign)
+    );
+}
