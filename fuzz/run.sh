@@ -46,7 +46,7 @@ export CARGO_TARGET_DIR=$out
 RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Ccodegen-units=1 \
 -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
 -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares" \
-    cargo build --quiet --release --locked --features libfuzzer --bins --target "$host"
+    cargo build --quiet --release --features libfuzzer --bins --target "$host"
 
 found=target/found
 logs=target/logs

@@ -282,7 +282,7 @@ impl CapsuleDecoder {
 pub fn put_datagram(out: &mut BytesMut, payload: &[u8]) {
     debug_assert!(payload.len() <= MAX_UDP_PAYLOAD, "{} bytes are no UDP payload", payload.len());
     let length = varint::len(UDP_CONTEXT) + payload.len();
-    out.reserve(MAX_HEADER + length);
+    out.reserve(payload.len() + MAX_DATAGRAM_OVERHEAD);
     varint::encode(DATAGRAM, out);
     varint::encode(length as u64, out);
     varint::encode(UDP_CONTEXT, out);

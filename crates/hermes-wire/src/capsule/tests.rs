@@ -174,6 +174,17 @@ fn the_longest_udp_payload_goes_through_and_a_byte_more_does_not() {
     assert_eq!(udp_payload(longer), Err(error));
 }
 
+#[test]
+fn room_for_the_stated_overhead_is_enough() {
+    for length in [0, 62, 63, 16_382, 16_383, MAX_UDP_PAYLOAD] {
+        let mut out = BytesMut::with_capacity(2 * (length + MAX_DATAGRAM_OVERHEAD));
+        let place = out.as_ptr();
+        put_datagram(&mut out, &vec![0; length]);
+        put_datagram(&mut out, &vec![0; length]);
+        assert_eq!(out.as_ptr(), place, "{length}: moved for want of room");
+    }
+}
+
 /// A capsule for the wire: type, payload, and in which of the four forms its length goes.
 fn any_capsule() -> impl Strategy<Value = (u64, Vec<u8>)> {
     let kind = prop_oneof![3 => Just(DATAGRAM), 1 => 1..=varint::MAX];
