@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use hermes_wire::traceparent::Traceparent;
 use http::header::{CONNECTION, HeaderName, HeaderValue, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA};
 use http::{HeaderMap, Version};
+use smallvec::SmallVec;
 
 /// The user that an overlay's request belongs to.
 pub(crate) const USER: HeaderName = HeaderName::from_static("hermes-user");
@@ -19,6 +20,17 @@ const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 
+const HOP_BY_HOP: [HeaderName; 8] = [
+    CONNECTION,
+    KEEP_ALIVE,
+    PROXY_CONNECTION,
+    HTTP2_SETTINGS,
+    TRANSFER_ENCODING,
+    UPGRADE,
+    TE,
+    http::header::PROXY_AUTHORIZATION,
+];
+
 /// Prefix of the overlay's own fields.
 const OVERLAY: &str = "hermes-";
 
@@ -26,35 +38,26 @@ const OVERLAY: &str = "hermes-";
 /// those known to. `TE: trailers` is kept where it was: gRPC needs it, and it holds for us too,
 /// since we carry trailers.
 pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
-    let named: Vec<HeaderName> = headers
-        .get_all(CONNECTION)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .filter_map(|token| HeaderName::from_bytes(token.trim().as_bytes()).ok())
-        .collect();
-    for name in named {
-        // A client that names these would take from us what framing or routing needs.
-        if name != http::header::HOST && name != http::header::CONTENT_LENGTH && name != TE {
-            headers.remove(name);
-        }
+    // One look at the names tells which of the rare ones are there at all.
+    let mut ends = SmallVec::<[HeaderName; 8]>::new();
+    ends.extend(headers.keys().filter(|name| HOP_BY_HOP.contains(name)).cloned());
+    if ends.is_empty() {
+        return;
     }
-    let trailers = headers
-        .get_all(TE)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .any(|token| token.trim().split(';').next().is_some_and(|coding| coding.eq_ignore_ascii_case("trailers")));
-    for name in [
-        CONNECTION,
-        KEEP_ALIVE,
-        PROXY_CONNECTION,
-        HTTP2_SETTINGS,
-        TRANSFER_ENCODING,
-        UPGRADE,
-        TE,
-        http::header::PROXY_AUTHORIZATION,
-    ] {
+    let tokens = |headers: &HeaderMap, field: &HeaderName, wanted: &mut dyn FnMut(&str)| {
+        let values = headers.get_all(field).iter().filter_map(|value| value.to_str().ok());
+        values.flat_map(|value| value.split(',')).map(str::trim).for_each(wanted);
+    };
+    tokens(headers, &CONNECTION, &mut |token| {
+        let name = HeaderName::from_bytes(token.as_bytes()).ok();
+        // A client that names these would take from us what framing or routing needs.
+        ends.extend(name.filter(|name| *name != http::header::HOST && *name != http::header::CONTENT_LENGTH));
+    });
+    let mut trailers = false;
+    tokens(headers, &TE, &mut |token| {
+        trailers |= token.split(';').next().is_some_and(|coding| coding.trim().eq_ignore_ascii_case("trailers"));
+    });
+    for name in ends {
         headers.remove(name);
     }
     if trailers {

@@ -34,7 +34,7 @@ pub(crate) enum Phase {
 /// One session, from acceptance to its record.
 pub(crate) struct Entry {
     pub(crate) id: u64,
-    pub(crate) facts: Facts,
+    pub(crate) facts: Rc<Facts>,
     pub(crate) route: RefCell<Option<Arc<Route>>>,
     pub(crate) status: Cell<u16>,
     pub(crate) tries: Cell<u32>,
@@ -100,7 +100,7 @@ impl Session {
     /// Begins a session. `connection` is the client's, to be closed should the session hang in it.
     pub(crate) fn begin(
         worker: &Rc<Worker>,
-        facts: Facts,
+        facts: Rc<Facts>,
         connection: Option<Rc<Connection>>,
         trace: Traceparent,
     ) -> Self {

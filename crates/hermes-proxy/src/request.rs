@@ -40,14 +40,15 @@ pub(crate) enum Ask {
 
 /// A flow, as a request.
 pub(crate) struct Request {
-    pub(crate) facts: Facts,
+    pub(crate) facts: Rc<Facts>,
     pub(crate) ask: Ask,
     /// Version it was received in.
     pub(crate) version: Version,
     /// `http` or `https`, as the client said.
     pub(crate) scheme: http::uri::Scheme,
-    /// Fields for the next hop, before they are cleaned and rewritten.
-    pub(crate) headers: HeaderMap,
+    /// The authority in the client's own spelling: names compare without regard to case, but they
+    /// are passed on as they came.
+    pub(crate) host: HeaderValue,
     pub(crate) body: RequestBody,
     pub(crate) trace: Traceparent,
     /// Where interim responses go; only for clients that can be sent any.
@@ -56,6 +57,12 @@ pub(crate) struct Request {
 }
 
 impl Request {
+    /// The client sends its body only after a 100.
+    pub(crate) fn expects_continue(&self) -> bool {
+        let expect = self.facts.headers.get(http::header::EXPECT);
+        expect.is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
+    }
+
     /// The request of a live UDP flow, to open its tunnel anew.
     pub(crate) fn again(entry: &Entry) -> Self {
         Self {
@@ -63,7 +70,7 @@ impl Request {
             ask: Ask::Upgrade(Arc::from("connect-udp")),
             version: Version::HTTP_11,
             scheme: http::uri::Scheme::HTTP,
-            headers: entry.facts.headers.clone(),
+            host: host_value(&entry.facts.authority, ""),
             body: RequestBody::Empty,
             trace: entry.trace,
             interim: None,
@@ -117,8 +124,8 @@ pub(crate) fn from_head(origin: &Origin<'_>, parts: Parts, body: RequestBody) ->
         ask: target.ask,
         version,
         scheme: target.scheme,
-        headers: facts.headers.clone(),
-        facts,
+        host: target.host,
+        facts: Rc::new(facts),
         body,
         trace,
         interim: None,
@@ -156,8 +163,8 @@ pub(crate) fn from_flow(origin: &Origin<'_>, kind: Kind, authority: &Authority) 
         ask,
         version: Version::HTTP_11,
         scheme: http::uri::Scheme::HTTP,
-        headers: facts.headers.clone(),
-        facts,
+        host: host_value(authority, ""),
+        facts: Rc::new(facts),
         body: RequestBody::Empty,
         trace,
         interim: None,
@@ -213,8 +220,17 @@ fn judge_identity(origin: &Origin<'_>, snapshot: &Snapshot, facts: &mut Facts) -
     Ok(())
 }
 
+/// The authority as a field value: `text` if it is the same but for case, else the one spelling.
+fn host_value(authority: &Authority, text: &str) -> HeaderValue {
+    let canonical = authority.to_string();
+    let spelled = if text.eq_ignore_ascii_case(&canonical) { text } else { &canonical };
+    // `Authority::parse` lets only such bytes pass as a field value may have.
+    HeaderValue::from_str(spelled).unwrap_or(HeaderValue::from_static("unknown"))
+}
+
 struct Target {
     kind: Kind,
+    host: HeaderValue,
     ask: Ask,
     authority: Authority,
     path: PathAndQuery,
@@ -229,13 +245,13 @@ fn target(parts: &Parts, secure: bool) -> Result<Target, Error> {
     }
     let scheme = scheme(parts, secure);
     let default_port = if scheme == http::uri::Scheme::HTTPS { 443 } else { 80 };
-    let authority = request_authority(parts, default_port)?;
+    let (authority, host) = request_authority(parts, default_port)?;
     let path = parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
     let Some(protocol) = protocol else {
-        return Ok(Target { kind: Kind::Http, ask: Ask::Response, authority, path, scheme });
+        return Ok(Target { kind: Kind::Http, host, ask: Ask::Response, authority, path, scheme });
     };
     if !protocol.eq_ignore_ascii_case("connect-udp") {
-        return Ok(Target { kind: Kind::Http, ask: Ask::Upgrade(protocol), authority, path, scheme });
+        return Ok(Target { kind: Kind::Http, host, ask: Ask::Upgrade(protocol), authority, path, scheme });
     }
     let (host, port) = connect_udp::parse_path(path.path())
         .map_err(|error| Error::Malformed(format!("CONNECT-UDP target: {error}")))?
@@ -245,7 +261,7 @@ fn target(parts: &Parts, secure: bool) -> Result<Target, Error> {
     let text = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
     let authority = Authority::parse(&text, None)
         .map_err(|error| Error::Malformed(format!("CONNECT-UDP target {text:?}: {error}")))?;
-    Ok(Target { kind: Kind::Udp, ask: Ask::Upgrade(protocol), authority, path, scheme })
+    Ok(Target { kind: Kind::Udp, host: host_value(&authority, &text), ask: Ask::Upgrade(protocol), authority, path, scheme })
 }
 
 fn connect_target(parts: &Parts) -> Result<Target, Error> {
@@ -257,6 +273,7 @@ fn connect_target(parts: &Parts) -> Result<Target, Error> {
     }
     Ok(Target {
         kind: Kind::Tcp,
+        host: host_value(&authority, text),
         ask: Ask::Connect,
         authority,
         path: PathAndQuery::from_static("/"),
@@ -274,7 +291,7 @@ fn scheme(parts: &Parts, secure: bool) -> http::uri::Scheme {
 }
 
 /// Whom the request is for (RFC 9112, 3.2; RFC 9113, 8.3.1): the URI's authority, else `Host`.
-fn request_authority(parts: &Parts, default_port: u16) -> Result<Authority, Error> {
+fn request_authority(parts: &Parts, default_port: u16) -> Result<(Authority, HeaderValue), Error> {
     let mut hosts = parts.headers.get_all(HOST).iter();
     let host = hosts.next();
     if hosts.next().is_some() {
@@ -297,7 +314,10 @@ fn request_authority(parts: &Parts, default_port: u16) -> Result<Authority, Erro
         (None, Some(host)) => host,
         (None, None) => return Err(Error::Malformed("no Host".to_owned())),
     };
-    Authority::parse(text, Some(default_port)).map_err(|error| Error::Malformed(format!("authority {text:?}: {error}")))
+    let authority = Authority::parse(text, Some(default_port))
+        .map_err(|error| Error::Malformed(format!("authority {text:?}: {error}")))?;
+    let host = host_value(&authority, text);
+    Ok((authority, host))
 }
 
 /// The protocol that h1 `Upgrade` or h2 `:protocol` names. `h2c` is not one: it is ignored, as

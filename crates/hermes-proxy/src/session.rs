@@ -14,14 +14,14 @@ use hermes_model::snapshot::{Action, Route, Terminate, TerminateKind, Upstream};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::{Method, Response, StatusCode, Version};
 
-use crate::body::{Body, RequestBody, ResponseBody};
+use crate::body::{Body, Interim, RequestBody, ResponseBody};
 use crate::datagram::{self, Port};
 use crate::error::Error;
 use crate::generation::Generation;
-use crate::live::Session;
+use crate::live::{Entry, Session};
 use crate::request::{Ask, Rejected, Request};
 use crate::service::forward::Forward;
-use crate::service::forward::head::{Dress, Outgoing, clean_response};
+use crate::service::forward::head::{Dress, clean_response};
 use crate::service::forward::tunnel::Opened;
 use crate::service::{respond, terminate};
 use crate::stream::ByteStream;
@@ -109,7 +109,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request) -> Served {
 
 /// Answers a request that was refused before it could be decided.
 pub(crate) fn reject(worker: &Rc<Worker>, rejected: Rejected) -> Response<ResponseBody> {
-    let session = Session::begin(worker, rejected.facts, None, rejected.trace);
+    let session = Session::begin(worker, Rc::new(rejected.facts), None, rejected.trace);
     match fail(session, &rejected.error) {
         Served::Response(response) => response,
         Served::Tunnel(_) => unreachable!("a failure is a response"),
@@ -122,7 +122,7 @@ fn decide_request(generation: &Generation, request: &mut Request) -> Decision {
     if let Some(facts) = as_post_tunnel(generation, request) {
         if let Decision::Act(route) = decide(&facts, &generation.snapshot) {
             if route.matcher.kinds.contains(&Kind::Tcp) {
-                request.facts = facts;
+                request.facts = Rc::new(facts);
                 request.ask = Ask::Post;
                 return Decision::Act(route);
             }
@@ -144,7 +144,7 @@ fn as_post_tunnel(generation: &Generation, request: &Request) -> Option<Facts> {
         return None;
     }
     generation.listener(&facts.listener).filter(|listener| listener.accept_post)?;
-    Some(Facts { kind: Kind::Tcp, ..facts.clone() })
+    Some(Facts { kind: Kind::Tcp, ..(**facts).clone() })
 }
 
 /// What an action came to.
@@ -202,7 +202,8 @@ async fn to_upstream(
     let state = generation
         .upstream(&upstream.name)
         .ok_or_else(|| Error::Internal(format!("upstream {} has no state", upstream.name)))?;
-    let forward = forward(worker, generation, session, route, &mut request)?;
+    let interim = interim(&mut request);
+    let forward = forward(worker, generation, &session.entry, route, &request, interim);
     if request.ask == Ask::Response {
         let response = forward.to_upstream(state).await?;
         return respond_with(generation, session, route, response);
@@ -216,6 +217,7 @@ async fn to_upstream(
         let vars = Vars { facts: &session.entry.facts, node: &generation.snapshot.node };
         rewrite.response(head.headers_mut(), &vars).map_err(|error| Error::Malformed(error.to_string()))?;
     }
+    drop(forward);
     let body = (request.ask == Ask::Post).then(|| std::mem::replace(&mut request.body, RequestBody::Empty));
     Ok(Acted::Tunnel { head, far: Far::Stream(stream), body })
 }
@@ -232,7 +234,8 @@ async fn to_origin(
         return Err(Error::Unsuitable { route: route.name.clone(), kind: "upgrade" });
     }
     let place = terminate::place(terminate, &session.entry.facts, route)?;
-    let forward = forward(worker, generation, session, route, &mut request)?;
+    let interim = interim(&mut request);
+    let forward = forward(worker, generation, &session.entry, route, &request, interim);
     let destination = Destination {
         host: &place.host,
         port: place.port,
@@ -246,29 +249,32 @@ async fn to_origin(
     respond_with(generation, session, route, response)
 }
 
-fn forward<'a>(
-    worker: &'a Rc<Worker>,
-    generation: &Generation,
-    session: &'a Session,
-    route: &'a Route,
-    request: &mut Request,
-) -> Result<Forward<'a>, Error> {
-    let entry = &session.entry;
-    let outgoing = Outgoing::prepare(request, entry, &dress(generation, route))?;
-    let expects = request
-        .facts
-        .headers
-        .get(http::header::EXPECT)
-        .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
-    let interim = request.interim.take().or_else(|| expects.then(Arc::default));
-    let body = if request.ask == Ask::Response { request.body.clone() } else { RequestBody::Empty };
-    let keep = if route.retry.is_some() { generation.snapshot.limits.request_body_buffer } else { 0 };
-    body.prepare(entry, keep, interim.clone().filter(|_| expects));
-    Ok(Forward { worker, entry, route, outgoing, body, interim })
+/// Where interim responses go: to clients that can be sent some, and to those who wait for a 100.
+fn interim(request: &mut Request) -> Option<Arc<Interim>> {
+    request.interim.take().or_else(|| request.expects_continue().then(Arc::default))
 }
 
-fn dress<'a>(generation: &'a Generation, route: &'a Route) -> Dress<'a> {
-    Dress { node: &generation.snapshot.node, via: &generation.via, rewrite: route.rewrite.as_ref() }
+fn forward<'a>(
+    worker: &'a Rc<Worker>,
+    generation: &'a Generation,
+    entry: &'a Rc<Entry>,
+    route: &'a Route,
+    request: &'a Request,
+    interim: Option<Arc<Interim>>,
+) -> Forward<'a> {
+    let body = if request.ask == Ask::Response { request.body.clone() } else { RequestBody::Empty };
+    let keep = if route.retry.is_some() { generation.snapshot.limits.request_body_buffer } else { 0 };
+    body.prepare(entry, keep, interim.clone().filter(|_| request.expects_continue()));
+    let dress = Dress {
+        node: &generation.snapshot.node,
+        via: &generation.via,
+        rewrite: route.rewrite.as_ref(),
+        version: request.version,
+        scheme: &request.scheme,
+        host: &request.host,
+        trace: request.trace,
+    };
+    Forward { worker, entry, route, dress, body, interim }
 }
 
 fn respond_with(
@@ -278,7 +284,8 @@ fn respond_with(
     response: Response<Body>,
 ) -> Result<Acted, Error> {
     let (mut parts, body) = response.into_parts();
-    clean_response(&mut parts, &dress(generation, route), &session.entry)?;
+    let vars = Vars { facts: &session.entry.facts, node: &generation.snapshot.node };
+    clean_response(&mut parts, &generation.via, route.rewrite.as_ref(), &vars)?;
     Ok(Acted::Response(Response::from_parts(parts, body)))
 }
 
@@ -313,7 +320,7 @@ pub(crate) async fn relay(near: Near, tunnel: Tunnel) {
 }
 
 /// The far port of a flow whose route changed.
-async fn reopen_udp(worker: Rc<Worker>, entry: Rc<crate::live::Entry>, route: Arc<Route>) -> Result<Port, Error> {
+async fn reopen_udp(worker: Rc<Worker>, entry: Rc<Entry>, route: Arc<Route>) -> Result<Port, Error> {
     let generation = worker.generation();
     let within = route.timeout.connect;
     *entry.route.borrow_mut() = Some(route.clone());
@@ -323,16 +330,8 @@ async fn reopen_udp(worker: Rc<Worker>, entry: Rc<crate::live::Entry>, route: Ar
             let state = generation
                 .upstream(&upstream.name)
                 .ok_or_else(|| Error::Internal(format!("upstream {} has no state", upstream.name)))?;
-            let mut request = Request::again(&entry);
-            let outgoing = Outgoing::prepare(&mut request, &entry, &dress(&generation, &route))?;
-            let forward = Forward {
-                worker: &worker,
-                entry: &entry,
-                route: &route,
-                outgoing,
-                body: RequestBody::Empty,
-                interim: None,
-            };
+            let request = Request::again(&entry);
+            let forward = forward(&worker, &generation, &entry, &route, &request, None);
             let opened = tokio::time::timeout(within, forward.tunnel(state, &request.ask))
                 .await
                 .map_err(|_| Error::ConnectTimeout { peer: upstream.name.clone(), after: within })??;

@@ -15,7 +15,7 @@ use std::time::Duration;
 use hermes_model::snapshot::{Retry as RetryPolicy, Route, UpstreamProtocol};
 use http::{Method, Response, StatusCode};
 
-use self::head::Outgoing;
+use self::head::{Dress, Outgoing};
 use crate::body::{Body, Interim, RequestBody};
 use crate::error::{Error, Retry};
 use crate::live::Entry;
@@ -30,7 +30,7 @@ pub(crate) struct Forward<'a> {
     pub(crate) worker: &'a Rc<Worker>,
     pub(crate) entry: &'a Rc<Entry>,
     pub(crate) route: &'a Route,
-    pub(crate) outgoing: Outgoing,
+    pub(crate) dress: Dress<'a>,
     pub(crate) body: RequestBody,
     pub(crate) interim: Option<Arc<Interim>>,
 }
@@ -138,15 +138,19 @@ impl Forward<'_> {
         in_flight: Option<InFlight>,
     ) -> Attempted {
         let place = Place { worker: self.worker.clone(), pool, peer, shareable, in_flight };
+        let outgoing = match Outgoing::new(self.entry, &self.dress, is_node) {
+            Ok(outgoing) => outgoing,
+            Err(error) => return Attempted::Failed { error, stale: false },
+        };
         let (result, stale) = match leased {
             Leased::H1(connection) => {
                 let stale = connection.reused;
-                let request = self.outgoing.for_h1(is_node, self.body.attempt());
+                let request = outgoing.into_h1(self.body.attempt());
                 (exchange::over_h1(connection, request, place, self.interim.clone()).await, stale)
             }
             Leased::H2(lease) => {
                 let stale = lease.reused;
-                let request = self.outgoing.for_h2(is_node);
+                let request = outgoing.into_h2();
                 (exchange::over_h2(lease, request, self.body.attempt(), place, self.interim.clone()).await, stale)
             }
         };

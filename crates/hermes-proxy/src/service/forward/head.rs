@@ -1,12 +1,14 @@
 //! The head of a forwarded request: what the next hop is told.
 //!
-//! In: a request as it came, and its route. Out: a head for h1 or h2, for a node or an origin.
+//! In: the facts of a session, its route, and whether the next hop is a node. Out: a head for h1 or
+//! h2. Made anew for each attempt, since attempts may go to different kinds of endpoints.
 //! Order matters: the hop's fields go first, then tracing and `Via` are set, then the overlay's own
 //! fields go where the next hop is no node, and the route's rewrite comes last, so that a route can
 //! set what the steps before took away.
 
 use hermes_model::authority::Authority;
 use hermes_model::rewrite::{Head, Rewrite, Vars};
+use hermes_wire::traceparent::Traceparent;
 use http::header::{COOKIE, HOST, HeaderValue};
 use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderMap, Method, Request as HttpRequest, Uri, Version};
@@ -15,9 +17,20 @@ use crate::body::Attempt;
 use crate::error::Error;
 use crate::headers::{self, Via};
 use crate::live::Entry;
-use crate::request::Request;
 use crate::upstream::UpstreamState;
 use crate::upstream::pool::Leased;
+
+/// What heads of a session are made with, beside its facts.
+pub(crate) struct Dress<'a> {
+    pub(crate) node: &'a str,
+    pub(crate) via: &'a Via,
+    pub(crate) rewrite: Option<&'a Rewrite>,
+    pub(crate) version: Version,
+    pub(crate) scheme: &'a Scheme,
+    /// The authority as the client spelled it.
+    pub(crate) host: &'a HeaderValue,
+    pub(crate) trace: Traceparent,
+}
 
 /// A head on its way out.
 pub(crate) struct Outgoing {
@@ -25,96 +38,70 @@ pub(crate) struct Outgoing {
     pub(crate) scheme: Scheme,
     pub(crate) authority: Authority,
     pub(crate) path: PathAndQuery,
-    /// For a node: with the overlay's fields.
-    headers: HeaderMap,
-    /// For an origin: without them, where that makes a difference.
-    bare: Option<HeaderMap>,
-    host: HeaderValue,
-}
-
-/// What a head is made with, beside the request.
-pub(crate) struct Dress<'a> {
-    pub(crate) node: &'a str,
-    pub(crate) via: &'a Via,
-    pub(crate) rewrite: Option<&'a Rewrite>,
+    pub(crate) fields: HeaderMap,
+    /// The authority as a field value.
+    pub(crate) host: HeaderValue,
 }
 
 impl Outgoing {
-    /// Prepares the head once for all attempts. Takes the request's fields.
+    /// Makes the head of one attempt.
     ///
     /// # Errors
     /// The route's rewrite yields something that cannot be sent.
-    pub(crate) fn prepare(request: &mut Request, entry: &Entry, dress: &Dress<'_>) -> Result<Self, Error> {
-        let facts = &entry.facts;
-        let mut fields = std::mem::take(&mut request.headers);
+    pub(crate) fn new(entry: &Entry, dress: &Dress<'_>, is_node: bool) -> Result<Self, Error> {
+        let facts = &*entry.facts;
+        let mut fields = facts.headers.clone();
         headers::strip_hop_by_hop(&mut fields);
         fields.remove(HOST);
-        dress.via.append(&mut fields, request.version);
-        headers::set_trace(&mut fields, request.trace);
+        dress.via.append(&mut fields, dress.version);
+        headers::set_trace(&mut fields, dress.trace);
         headers::set_forwarded(&mut fields, facts.source, facts.trust.is_believed());
-        let mut bare = fields.keys().any(|name| name.as_str().starts_with("hermes-")).then(|| {
-            let mut bare = fields.clone();
-            headers::strip_overlay(&mut bare);
-            bare
-        });
-        let (mut authority, mut path) = (facts.authority.clone(), facts.path.clone());
-        if let Some(rewrite) = dress.rewrite {
-            let vars = Vars { facts, node: dress.node };
-            let fault = |error: hermes_model::rewrite::RewriteError| Error::Malformed(error.to_string());
-            if let Some(bare) = &mut bare {
-                let (mut authority, mut path) = (authority.clone(), path.clone());
-                rewrite
-                    .request(Head { authority: &mut authority, path: &mut path, headers: bare }, &vars)
-                    .map_err(fault)?;
-            }
-            rewrite
-                .request(Head { authority: &mut authority, path: &mut path, headers: &mut fields }, &vars)
-                .map_err(fault)?;
+        if !is_node {
+            headers::strip_overlay(&mut fields);
         }
-        let host = HeaderValue::try_from(authority.to_string()).map_err(|error| Error::Malformed(error.to_string()))?;
-        Ok(Self {
+        let mut this = Self {
             method: facts.method.clone(),
-            scheme: request.scheme.clone(),
-            authority,
-            path,
-            headers: fields,
-            bare,
-            host,
-        })
-    }
-
-    /// The fields that this far end gets.
-    pub(crate) fn fields(&self, is_node: bool) -> HeaderMap {
-        match &self.bare {
-            Some(bare) if !is_node => bare.clone(),
-            _ => self.headers.clone(),
+            scheme: dress.scheme.clone(),
+            authority: facts.authority.clone(),
+            path: facts.path.clone(),
+            fields,
+            host: dress.host.clone(),
+        };
+        if let Some(rewrite) = dress.rewrite {
+            this.rewrite(rewrite, entry, dress.node)?;
         }
+        Ok(this)
     }
 
-    /// The authority as a field value.
-    pub(crate) fn host(&self) -> &HeaderValue {
-        &self.host
+    fn rewrite(&mut self, rewrite: &Rewrite, entry: &Entry, node: &str) -> Result<(), Error> {
+        let vars = Vars { facts: &entry.facts, node };
+        let head = Head { authority: &mut self.authority, path: &mut self.path, headers: &mut self.fields };
+        rewrite.request(head, &vars).map_err(|error| Error::Malformed(error.to_string()))?;
+        if rewrite.authority.is_some() {
+            self.host = HeaderValue::try_from(self.authority.to_string())
+                .map_err(|error| Error::Malformed(error.to_string()))?;
+        }
+        Ok(())
     }
 
     /// An HTTP/1.1 request in origin form.
-    pub(crate) fn for_h1(&self, is_node: bool, body: Attempt) -> HttpRequest<Attempt> {
+    pub(crate) fn into_h1(mut self, body: Attempt) -> HttpRequest<Attempt> {
+        join_cookies(&mut self.fields);
+        self.fields.insert(HOST, self.host);
         let mut request = HttpRequest::new(body);
-        *request.method_mut() = self.method.clone();
-        *request.uri_mut() = Uri::from(self.path.clone());
-        let mut fields = self.fields(is_node);
-        fields.insert(HOST, self.host.clone());
-        join_cookies(&mut fields);
-        *request.headers_mut() = fields;
+        *request.method_mut() = self.method;
+        *request.uri_mut() = Uri::from(self.path);
+        *request.headers_mut() = self.fields;
         request
     }
 
     /// An HTTP/2 request.
-    pub(crate) fn for_h2(&self, is_node: bool) -> HttpRequest<()> {
+    pub(crate) fn into_h2(mut self) -> HttpRequest<()> {
         let mut request = HttpRequest::new(());
-        *request.method_mut() = self.method.clone();
-        *request.version_mut() = Version::HTTP_2;
         *request.uri_mut() = self.uri();
-        *request.headers_mut() = self.fields(is_node);
+        *request.headers_mut() = std::mem::take(&mut self.fields);
+        *request.method_mut() = self.method;
+        *request.version_mut() = Version::HTTP_2;
         request
     }
 
@@ -161,15 +148,17 @@ pub(crate) fn is_node(upstream: &UpstreamState, leased: &Leased) -> bool {
 /// The route's rewrite yields something that cannot be sent.
 pub(crate) fn clean_response(
     response: &mut http::response::Parts,
-    dress: &Dress<'_>,
-    entry: &Entry,
+    via: &Via,
+    rewrite: Option<&Rewrite>,
+    vars: &Vars<'_>,
 ) -> Result<(), Error> {
     headers::strip_hop_by_hop(&mut response.headers);
     headers::strip_overlay(&mut response.headers);
-    dress.via.append(&mut response.headers, response.version);
-    if let Some(rewrite) = dress.rewrite {
-        let vars = Vars { facts: &entry.facts, node: dress.node };
-        rewrite.response(&mut response.headers, &vars).map_err(|error| Error::Malformed(error.to_string()))?;
+    via.append(&mut response.headers, response.version);
+    match rewrite {
+        Some(rewrite) => {
+            rewrite.response(&mut response.headers, vars).map_err(|error| Error::Malformed(error.to_string()))
+        }
+        None => Ok(()),
     }
-    Ok(())
 }

@@ -15,7 +15,8 @@ use http::response::Parts;
 use http::uri::PathAndQuery;
 use http::{Method, Request as HttpRequest, Response, StatusCode, Uri, Version};
 
-use super::{Forward, head};
+use super::head::{self, Outgoing};
+use super::Forward;
 use crate::body::{Body, RequestBody, channel};
 use crate::error::Error;
 use crate::headers::CAPSULE_PROTOCOL;
@@ -99,7 +100,7 @@ impl Forward<'_> {
         }
         let pool = self.worker.pool(PoolKey { owner: upstream.id, endpoint: endpoint.name.clone() });
         let leased = pool.lease(self.worker, &wish).await?;
-        let is_node = head::is_node(upstream, &leased);
+        let outgoing = Outgoing::new(self.entry, &self.dress, head::is_node(upstream, &leased))?;
         let place = Place {
             worker: self.worker.clone(),
             pool,
@@ -109,9 +110,9 @@ impl Forward<'_> {
         };
         let by_post = self.entry.facts.kind == Kind::Tcp && upstream.config.tunnel_method == TunnelMethod::Post;
         match (leased, by_post) {
-            (Leased::H2(lease), _) => self.over_h2(lease, place, ask, by_post, is_node).await,
-            (Leased::H1(connection), false) => self.over_h1(connection, place, ask, is_node).await,
-            (Leased::H1(connection), true) => self.post_over_h1(connection, place, is_node).await,
+            (Leased::H2(lease), _) => self.over_h2(lease, place, ask, by_post, outgoing).await,
+            (Leased::H1(connection), false) => self.over_h1(connection, place, ask, outgoing).await,
+            (Leased::H1(connection), true) => self.post_over_h1(connection, place, outgoing).await,
         }
     }
 
@@ -121,14 +122,14 @@ impl Forward<'_> {
         place: Place,
         ask: &Ask,
         by_post: bool,
-        is_node: bool,
+        mut outgoing: Outgoing,
     ) -> Result<Opened, Error> {
-        let mut request = self.bare_request(is_node);
+        let mut request = self.bare_request(&mut outgoing);
         *request.version_mut() = Version::HTTP_2;
         *request.method_mut() = if by_post { Method::POST } else { Method::CONNECT };
         match ask {
-            Ask::Connect | Ask::Post if by_post => *request.uri_mut() = self.outgoing.uri(),
-            Ask::Connect | Ask::Post => *request.uri_mut() = self.authority_form()?,
+            Ask::Connect | Ask::Post if by_post => *request.uri_mut() = outgoing.uri(),
+            Ask::Connect | Ask::Post => *request.uri_mut() = authority_form(&outgoing)?,
             Ask::Upgrade(protocol) => {
                 if !lease.connection.extended_connect {
                     return Err(Error::Incapable {
@@ -137,7 +138,7 @@ impl Forward<'_> {
                     });
                 }
                 request.extensions_mut().insert(h2::ext::Protocol::from(&**protocol));
-                *request.uri_mut() = self.template_uri(&place.peer)?;
+                *request.uri_mut() = self.template_uri(&outgoing, &place.peer)?;
             }
             Ask::Response => return Err(Error::Internal("an exchange was taken for a tunnel".to_owned())),
         }
@@ -157,18 +158,18 @@ impl Forward<'_> {
         connection: Box<H1Connection>,
         place: Place,
         ask: &Ask,
-        is_node: bool,
+        mut outgoing: Outgoing,
     ) -> Result<Opened, Error> {
-        let mut request = self.bare_request(is_node).map(|()| RequestBody::Empty.attempt());
+        let mut request = self.bare_request(&mut outgoing).map(|()| RequestBody::Empty.attempt());
         let wanted = match ask {
             Ask::Connect | Ask::Post => {
                 *request.method_mut() = Method::CONNECT;
-                *request.uri_mut() = self.authority_form()?;
-                request.headers_mut().insert(HOST, self.outgoing.host().clone());
+                *request.uri_mut() = authority_form(&outgoing)?;
+                request.headers_mut().insert(HOST, outgoing.host.clone());
                 StatusCode::OK
             }
             Ask::Upgrade(protocol) => {
-                self.ask_for_upgrade(&mut request, protocol, &place)?;
+                self.ask_for_upgrade(&outgoing, &mut request, protocol, &place)?;
                 StatusCode::SWITCHING_PROTOCOLS
             }
             Ask::Response => return Err(Error::Internal("an exchange was taken for a tunnel".to_owned())),
@@ -186,13 +187,13 @@ impl Forward<'_> {
         Ok(Opened::Tunnel { stream: ByteStream::io(io, ahead), head: Some(parts) })
     }
 
-    async fn post_over_h1(&self, connection: Box<H1Connection>, place: Place, is_node: bool) -> Result<Opened, Error> {
+    async fn post_over_h1(&self, connection: Box<H1Connection>, place: Place, mut outgoing: Outgoing) -> Result<Opened, Error> {
         let (send, body) = channel();
         let body = RequestBody::new(self.worker, Body::Channel(body));
-        let mut request = self.bare_request(is_node).map(|()| body.attempt());
+        let mut request = self.bare_request(&mut outgoing).map(|()| body.attempt());
         *request.method_mut() = Method::POST;
         *request.uri_mut() = Uri::from_static("/");
-        request.headers_mut().insert(HOST, self.outgoing.host().clone());
+        request.headers_mut().insert(HOST, outgoing.host.clone());
         let peer = place.peer.clone();
         let response = exchange::over_h1(connection, request, place, None).await?;
         if !response.status().is_success() {
@@ -208,9 +209,9 @@ impl Forward<'_> {
         self.entry.fail(&Error::Refused { peer: peer.clone(), status });
     }
 
-    fn bare_request(&self, is_node: bool) -> HttpRequest<()> {
+    fn bare_request(&self, outgoing: &mut Outgoing) -> HttpRequest<()> {
         let mut request = HttpRequest::new(());
-        let mut fields = self.outgoing.fields(is_node);
+        let mut fields = std::mem::take(&mut outgoing.fields);
         fields.remove(CONTENT_LENGTH);
         if self.entry.facts.kind == Kind::Udp {
             fields.insert(CAPSULE_PROTOCOL, HeaderValue::from_static("?1"));
@@ -219,56 +220,62 @@ impl Forward<'_> {
         request
     }
 
-    /// `host:port`, as CONNECT has it.
-    fn authority_form(&self) -> Result<Uri, Error> {
-        let authority = http::uri::Authority::try_from(self.outgoing.host().as_bytes())
-            .map_err(|error| Error::Malformed(format!("tunnel target: {error}")))?;
-        Ok(Uri::from(authority))
-    }
-
     /// The URI of an extended CONNECT. For UDP the target is in the path, and `:authority` is the
     /// next proxy.
-    fn template_uri(&self, peer: &str) -> Result<Uri, Error> {
+    fn template_uri(&self, outgoing: &Outgoing, peer: &str) -> Result<Uri, Error> {
         if self.entry.facts.kind != Kind::Udp {
-            return Ok(self.outgoing.uri());
+            return Ok(outgoing.uri());
         }
-        let proxy = peer.split_once('/').map_or(peer, |(_, endpoint)| endpoint);
         Uri::builder()
-            .scheme(self.outgoing.scheme.clone())
-            .authority(proxy)
-            .path_and_query(self.udp_path()?)
+            .scheme(outgoing.scheme.clone())
+            .authority(endpoint_of(peer))
+            .path_and_query(udp_path(outgoing)?)
             .build()
             .map_err(|error| Error::Internal(format!("CONNECT-UDP URI: {error}")))
     }
 
-    fn udp_path(&self) -> Result<PathAndQuery, Error> {
-        let target = &self.outgoing.authority;
-        let port = target.port().ok_or_else(|| Error::Malformed("the UDP target has no port".to_owned()))?;
-        connect_udp::path(target.host(), port)
-            .parse()
-            .map_err(|error| Error::Internal(format!("CONNECT-UDP path: {error}")))
-    }
-
-    fn ask_for_upgrade<B>(&self, request: &mut HttpRequest<B>, protocol: &str, place: &Place) -> Result<(), Error> {
+    fn ask_for_upgrade<B>(
+        &self,
+        outgoing: &Outgoing,
+        request: &mut HttpRequest<B>,
+        protocol: &str,
+        place: &Place,
+    ) -> Result<(), Error> {
         let is_udp = self.entry.facts.kind == Kind::Udp;
         *request.method_mut() = Method::GET;
-        *request.uri_mut() = Uri::from(if is_udp { self.udp_path()? } else { self.outgoing.path.clone() });
-        let proxy = place.peer.split_once('/').map_or(&*place.peer, |(_, endpoint)| endpoint);
-        let host = if is_udp { HeaderValue::try_from(proxy).ok() } else { None };
+        *request.uri_mut() = Uri::from(if is_udp { udp_path(outgoing)? } else { outgoing.path.clone() });
+        let proxy = if is_udp { HeaderValue::try_from(endpoint_of(&place.peer)).ok() } else { None };
         let headers = request.headers_mut();
-        headers.insert(HOST, host.unwrap_or_else(|| self.outgoing.host().clone()));
+        headers.insert(HOST, proxy.unwrap_or_else(|| outgoing.host.clone()));
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(UPGRADE, HeaderValue::try_from(protocol).map_err(|error| Error::Malformed(error.to_string()))?);
         if protocol == "websocket" && !headers.contains_key(SEC_WEBSOCKET_KEY) {
             // The client came over h2, where there is no key (RFC 8441, 5.1).
-            let key = websocket_key(self.worker.random().0);
-            headers.insert(
-                SEC_WEBSOCKET_KEY,
-                HeaderValue::try_from(key).map_err(|error| Error::Internal(error.to_string()))?,
-            );
+            let key = HeaderValue::try_from(websocket_key(self.worker.random().0));
+            headers.insert(SEC_WEBSOCKET_KEY, key.map_err(|error| Error::Internal(error.to_string()))?);
         }
         Ok(())
     }
+}
+
+/// The endpoint's part of a label such as `ingress/192.0.2.1:9443`.
+fn endpoint_of(label: &str) -> &str {
+    label.split_once('/').map_or(label, |(_, endpoint)| endpoint)
+}
+
+/// `host:port`, as CONNECT has it.
+fn authority_form(outgoing: &Outgoing) -> Result<Uri, Error> {
+    let authority = http::uri::Authority::try_from(outgoing.host.as_bytes())
+        .map_err(|error| Error::Malformed(format!("tunnel target: {error}")))?;
+    Ok(Uri::from(authority))
+}
+
+fn udp_path(outgoing: &Outgoing) -> Result<PathAndQuery, Error> {
+    let target = &outgoing.authority;
+    let port = target.port().ok_or_else(|| Error::Malformed("the UDP target has no port".to_owned()))?;
+    connect_udp::path(target.host(), port)
+        .parse()
+        .map_err(|error| Error::Internal(format!("CONNECT-UDP path: {error}")))
 }
 
 fn websocket_key(random: u128) -> String {

@@ -1,0 +1,82 @@
+//! The house holds: who depends on whom, and that every file says what it is for.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
+}
+
+/// Which of our crates each of our crates may use outside of its tests.
+fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
+    BTreeMap::from([
+        ("hermes-model", BTreeSet::new()),
+        ("hermes-wire", BTreeSet::new()),
+        ("hermes-net", BTreeSet::new()),
+        ("hermes-proxy", BTreeSet::from(["hermes-model", "hermes-wire", "hermes-net"])),
+        ("hermes-testkit", BTreeSet::from(["hermes-model", "hermes-net"])),
+        ("hermes", BTreeSet::from(["hermes-model", "hermes-wire", "hermes-net", "hermes-proxy"])),
+    ])
+}
+
+#[test]
+fn crates_depend_only_as_drawn() {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let allowed = allowed();
+    let mut seen = 0;
+    for package in metadata["packages"].as_array().unwrap() {
+        let name = package["name"].as_str().unwrap();
+        let allowed = allowed.get(name).unwrap_or_else(|| panic!("{name} is in no drawing: ARCHITECTURE.md and this test"));
+        seen += 1;
+        for dependency in package["dependencies"].as_array().unwrap() {
+            let other = dependency["name"].as_str().unwrap();
+            if dependency["kind"].as_str() == Some("dev") || !other.starts_with("hermes") {
+                continue;
+            }
+            assert!(allowed.contains(other), "{name} must not depend on {other}");
+        }
+    }
+    assert_eq!(seen, allowed.len());
+}
+
+#[test]
+fn one_tls_stack() {
+    let lock = std::fs::read_to_string(root().join("Cargo.lock")).unwrap();
+    for banned in ["openssl-sys", "native-tls", "serde_yaml"] {
+        assert!(!lock.contains(&format!("name = \"{banned}\"")), "{banned} is in the tree");
+    }
+}
+
+#[test]
+fn every_file_says_what_it_is_for() {
+    let mut files = Vec::new();
+    for crate_ in std::fs::read_dir(root().join("crates")).unwrap() {
+        collect(&crate_.unwrap().path(), &mut files);
+    }
+    assert!(files.len() > 50, "the walk found too little");
+    let silent: Vec<_> = files
+        .iter()
+        .filter(|file| !std::fs::read_to_string(file).unwrap().lines().take(5).any(|line| line.starts_with("//!")))
+        .collect();
+    assert!(silent.is_empty(), "these files do not begin with //!: {silent:#?}");
+}
+
+fn collect(directory: &Path, files: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            collect(&path, files);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+}
