@@ -77,8 +77,7 @@ impl Content {
 }
 
 fn join(fields: &[(String, String)], name: &str) -> Option<String> {
-    let values: Vec<&str> =
-        fields.iter().filter(|(found, _)| found == name).map(|(_, value)| value.as_str()).collect();
+    let values: Vec<&str> = fields.iter().filter(|(found, _)| found == name).map(|(_, value)| value.as_str()).collect();
     (!values.is_empty()).then(|| values.join(", "))
 }
 
@@ -98,6 +97,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Dialog<S> {
     /// Over a stream.
     pub fn new(stream: S) -> Self {
         Self { stream, buffer: BytesMut::new() }
+    }
+
+    /// Over a stream of which something was read already.
+    pub fn with_unread(stream: S, unread: Bytes) -> Self {
+        Self { stream, buffer: unread.into() }
     }
 
     /// Sends bytes as they are.

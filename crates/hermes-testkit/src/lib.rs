@@ -6,14 +6,21 @@
 
 pub mod ca;
 pub mod delay;
+pub mod dialog;
+pub mod door;
 pub mod envoy;
 pub mod error;
+pub mod flow;
 pub mod limits;
 pub mod load;
+pub mod multiplex;
 pub mod netns;
 pub mod origin;
+pub mod overlay;
 pub mod pattern;
 pub mod process;
+pub mod skip;
 pub mod tls;
+pub mod tunnel;
 
 pub use error::{Error, Result};

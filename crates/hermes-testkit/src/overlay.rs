@@ -10,6 +10,7 @@ use std::{
     fs,
     net::SocketAddr,
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -31,7 +32,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Where one test's nodes live.
 #[derive(Debug)]
 pub struct Overlay {
-    dir: tempfile::TempDir,
+    dir: Arc<tempfile::TempDir>,
     hermes: PathBuf,
     authority: Authority,
 }
@@ -57,6 +58,8 @@ pub struct Node {
     addresses: HashMap<String, SocketAddr>,
     admin: SocketAddr,
     prelude: String,
+    /// Its log must outlive it, whatever is dropped first.
+    _dir: Arc<tempfile::TempDir>,
 }
 
 impl Overlay {
@@ -68,7 +71,7 @@ impl Overlay {
         // A thousand sockets in one test are no reason to fail.
         crate::limits::raise_open_files()?;
         Ok(Self {
-            dir: tempfile::tempdir().map_err(Error::io("making a directory for an overlay"))?,
+            dir: Arc::new(tempfile::tempdir().map_err(Error::io("making a directory for an overlay"))?),
             hermes: hermes.as_ref().to_owned(),
             authority: Authority::new("lab")?,
         })
@@ -170,6 +173,7 @@ impl<'a> Draft<'a> {
             addresses: HashMap::new(),
             admin: SocketAddr::from(([127, 0, 0, 1], 0)),
             prelude,
+            _dir: Arc::clone(&self.overlay.dir),
         };
         node.wait_running().await?;
         if self.namespace.is_none() {
@@ -323,7 +327,11 @@ impl Node {
         let deadline = Instant::now() + PATIENCE;
         loop {
             match self.ask("/sessions").await {
-                Ok((200, text)) if serde_json::from_str::<Vec<serde_json::Value>>(&text).is_ok_and(|all| all.is_empty()) => return,
+                Ok((200, text))
+                    if serde_json::from_str::<Vec<serde_json::Value>>(&text).is_ok_and(|all| all.is_empty()) =>
+                {
+                    return;
+                }
                 answer => assert!(Instant::now() < deadline, "node {} still has sessions: {answer:?}", self.name),
             }
             tokio::time::sleep(LOOK_AGAIN).await;
@@ -336,7 +344,11 @@ impl Node {
     /// When it does not follow; with its log.
     pub async fn reload(&mut self, document: &str, values: &[(&str, String)]) -> Result<()> {
         let before = self.generation().await?;
-        write(&self.config, &self.prelude, &filled(document, values.iter().map(|(name, value)| (*name, value.clone()))))?;
+        write(
+            &self.config,
+            &self.prelude,
+            &filled(document, values.iter().map(|(name, value)| (*name, value.clone()))),
+        )?;
         let deadline = Instant::now() + PATIENCE;
         while self.generation().await? <= before {
             if Instant::now() > deadline {
@@ -431,7 +443,11 @@ impl Drop for Node {
     fn drop(&mut self) {
         let Some(running) = self.running.take() else { return };
         if std::thread::panicking() {
-            eprintln!("--- log of node {} ---\n{}", self.name, fs::read_to_string(running.stderr()).unwrap_or_default());
+            eprintln!(
+                "--- log of node {} ---\n{}",
+                self.name,
+                fs::read_to_string(running.stderr()).unwrap_or_default()
+            );
         } else {
             self.running = Some(running);
             self.assert_sound();

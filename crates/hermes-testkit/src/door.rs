@@ -1,0 +1,169 @@
+//! The doors of a node, as clients use them: in the clear or by TLS, HTTP/1.1 or HTTP/2, raw or as tunnels.
+//!
+//! In: an address, perhaps a certificate, and a way. Out: a connection, or an opened tunnel. Heads are written here
+//! by hand for HTTP/1.1. A refused tunnel is an error that holds the whole answer.
+
+use std::{io, net::SocketAddr, sync::Arc};
+
+use bytes::Bytes;
+use http::{Method, Request, Version};
+use rustls_pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use crate::{
+    ca::Identity,
+    dialog::{Dialog, in_time},
+    multiplex::{Multiplex, answer},
+    tls,
+    tunnel::{BoxedStream, Tunnel},
+};
+
+/// The name that nodes of a test carry in their certificates beside their URIs, for clients that verify names.
+pub const NODE_NAME: &str = "node.test";
+
+/// A listener of a node.
+#[derive(Debug, Clone)]
+pub struct Door {
+    /// Where it is.
+    pub address: SocketAddr,
+    /// TLS: what is trusted (PEM), and who we are.
+    pub tls: Option<(String, Option<Identity>)>,
+    /// Fields that each request gets, as lines without line ends.
+    pub fields: Vec<(String, String)>,
+}
+
+/// How a TCP connection gets in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// As it is, at a `tcp` listener.
+    Raw,
+    /// CONNECT over HTTP/1.1.
+    ConnectH1,
+    /// CONNECT over HTTP/2.
+    ConnectH2,
+    /// The bodies of a POST over HTTP/1.1.
+    PostH1,
+    /// The bodies of a POST over HTTP/2.
+    PostH2,
+}
+
+impl Door {
+    /// In the clear.
+    pub fn plain(address: SocketAddr) -> Self {
+        Self { address, tls: None, fields: Vec::new() }
+    }
+
+    /// By TLS.
+    pub fn tls(address: SocketAddr, ca: &str, identity: Option<&Identity>) -> Self {
+        Self { address, tls: Some((ca.to_owned(), identity.cloned())), fields: Vec::new() }
+    }
+
+    /// With another field in each request.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: &str) -> Self {
+        self.fields.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// A connection; `alpn` where it is TLS.
+    ///
+    /// # Errors
+    /// No connection, no handshake.
+    pub async fn stream(&self, alpn: &[&str]) -> io::Result<BoxedStream> {
+        let stream = in_time("connecting", TcpStream::connect(self.address)).await?;
+        stream.set_nodelay(true)?;
+        let Some((ca, identity)) = &self.tls else { return Ok(Box::new(stream)) };
+        let config = tls::client(ca, identity.as_ref(), alpn).map_err(io::Error::other)?;
+        let name = ServerName::try_from(NODE_NAME).map_err(io::Error::other)?;
+        let connector = TlsConnector::from(Arc::clone(&config));
+        Ok(Box::new(in_time("the TLS handshake", connector.connect(name, stream)).await?))
+    }
+
+    /// An HTTP/1.1 connection.
+    ///
+    /// # Errors
+    /// As [`Self::stream`].
+    pub async fn h1(&self) -> io::Result<Dialog<BoxedStream>> {
+        Ok(Dialog::new(self.stream(&["http/1.1"]).await?))
+    }
+
+    /// An HTTP/2 connection.
+    ///
+    /// # Errors
+    /// As [`Self::stream`], or no HTTP/2 on it.
+    pub async fn h2(&self) -> io::Result<Multiplex> {
+        Multiplex::over(self.stream(&["h2"]).await?).await
+    }
+
+    /// Opens a tunnel to `authority` (which a raw door takes from its listener).
+    ///
+    /// # Errors
+    /// It was refused (with the answer), or the connection broke.
+    pub async fn tunnel(&self, way: Way, authority: &str) -> io::Result<Tunnel> {
+        match way {
+            Way::Raw => Ok(Tunnel::io(self.stream(&[]).await?, Bytes::new())),
+            Way::ConnectH1 => self.over_h1("CONNECT", authority, authority, "").await,
+            Way::PostH1 => self.over_h1("POST", "/", authority, "transfer-encoding: chunked\r\n").await,
+            Way::ConnectH2 => {
+                let request = Request::builder().method(Method::CONNECT).uri(authority);
+                self.over_h2(request).await
+            }
+            Way::PostH2 => {
+                let request = Request::builder().method(Method::POST).uri(format!("http://{authority}/"));
+                self.over_h2(request).await
+            }
+        }
+    }
+
+    async fn over_h1(&self, method: &str, target: &str, authority: &str, more: &str) -> io::Result<Tunnel> {
+        let mut dialog = self.h1().await?;
+        let fields: String = self.fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        dialog.send(format!("{method} {target} HTTP/1.1\r\nhost: {authority}\r\n{fields}{more}\r\n")).await?;
+        let head = dialog.head().await?;
+        if head.status() != 200 {
+            let body = dialog.body(&head).await?;
+            return Err(io::Error::other(format!("{method} {target}: {head:?}: {}", body.text())));
+        }
+        let chunked = head.header("transfer-encoding").is_some();
+        let (stream, ahead) = dialog.into_parts();
+        Ok(if chunked { Tunnel::chunked(stream, ahead) } else { Tunnel::io(stream, ahead) })
+    }
+
+    async fn over_h2(&self, request: http::request::Builder) -> io::Result<Tunnel> {
+        let mut connection = self.h2().await?;
+        let request = self.fields.iter().fold(request, |request, (name, value)| request.header(name, value));
+        let request = request.version(Version::HTTP_2).body(()).map_err(io::Error::other)?;
+        open_h2(&mut connection, request).await.map(|(recv, send)| Tunnel::h2(connection, recv, send))
+    }
+}
+
+/// Opens a stream that stays open in both directions.
+///
+/// # Errors
+/// It was refused (with the answer), or the connection broke.
+pub async fn open_h2(
+    connection: &mut Multiplex,
+    request: Request<()>,
+) -> io::Result<(h2::RecvStream, h2::SendStream<Bytes>)> {
+    let what = format!("{} {}", request.method(), request.uri());
+    let (response, send) = connection.open(request, false).await?;
+    let response = in_time("waiting for a tunnel", async { response.await.map_err(io::Error::other) }).await?;
+    if !response.status().is_success() {
+        let (parts, body) = response.into_parts();
+        let (data, _) = crate::multiplex::receive_all(body).await.unwrap_or_default();
+        let text = String::from_utf8_lossy(&data).into_owned();
+        return Err(io::Error::other(format!("{what}: {} {:?}: {text}", parts.status, parts.headers)));
+    }
+    Ok((response.into_body(), send))
+}
+
+/// As [`Multiplex::ask`], on a connection of its own.
+///
+/// # Errors
+/// The stream or the connection broke.
+pub async fn ask_h2(door: &Door, request: Request<()>) -> io::Result<crate::multiplex::Answer> {
+    let mut connection = door.h2().await?;
+    let (response, _) = connection.open(request, true).await?;
+    answer(response).await
+}

@@ -1,0 +1,260 @@
+//! A UDP flow into a node, raw or as CONNECT-UDP (RFC 9298) with capsules (RFC 9297) written by hand.
+//!
+//! In: a door, a way, and datagrams. Out: the datagrams that come back. Capsules are put together and taken apart
+//! here, byte by byte, so that the product's codec is not what checks itself.
+
+use std::io;
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use h2::ext::Protocol;
+use http::{Method, Request, Version};
+use tokio::net::UdpSocket;
+
+use crate::{
+    dialog::in_time,
+    door::{Door, open_h2},
+    tunnel::Tunnel,
+};
+
+/// The largest payload of a UDP datagram over IPv4.
+pub const MAX_PAYLOAD: usize = 65_507;
+
+/// How a flow gets in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FlowWay {
+    /// As it is, at a `udp` listener.
+    Raw,
+    /// Upgrade over HTTP/1.1.
+    UpgradeH1,
+    /// Extended CONNECT over HTTP/2.
+    ConnectH2,
+}
+
+/// A flow.
+pub enum Flow {
+    /// A connected socket.
+    Socket(UdpSocket),
+    /// Capsules in a tunnel.
+    Capsules(Box<Capsules>),
+}
+
+/// A tunnel of capsules.
+pub struct Capsules {
+    /// The tunnel: for what is no datagram.
+    pub tunnel: Tunnel,
+    unread: BytesMut,
+}
+
+/// One capsule as it was received.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Capsule {
+    /// Its type; 0 is DATAGRAM.
+    pub kind: u64,
+    /// Its value.
+    pub value: Bytes,
+}
+
+impl Flow {
+    /// Opens a flow to a target (which a raw door takes from its listener).
+    ///
+    /// # Errors
+    /// It was refused (with the answer), or the connection broke.
+    pub async fn open(door: &Door, way: FlowWay, host: &str, port: u16) -> io::Result<Self> {
+        match way {
+            FlowWay::Raw => {
+                let any = if door.address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+                let socket = UdpSocket::bind(any).await?;
+                socket.connect(door.address).await?;
+                Ok(Flow::Socket(socket))
+            }
+            FlowWay::UpgradeH1 => Ok(Self::capsules(upgrade(door, host, port).await?)),
+            FlowWay::ConnectH2 => Ok(Self::capsules(extended_connect(door, host, port).await?)),
+        }
+    }
+
+    /// Capsules in a tunnel that is open already.
+    pub fn capsules(tunnel: Tunnel) -> Self {
+        Flow::Capsules(Box::new(Capsules { tunnel, unread: BytesMut::new() }))
+    }
+
+    /// Sends a datagram.
+    ///
+    /// # Errors
+    /// The socket's or the tunnel's.
+    pub async fn send(&mut self, payload: &[u8]) -> io::Result<()> {
+        match self {
+            Flow::Socket(socket) => socket.send(payload).await.map(drop),
+            Flow::Capsules(capsules) => capsules.tunnel.writer.send(datagram(payload)).await,
+        }
+    }
+
+    /// The next datagram.
+    ///
+    /// # Errors
+    /// None comes, or the tunnel ends.
+    pub async fn receive(&mut self) -> io::Result<Vec<u8>> {
+        match self {
+            Flow::Socket(socket) => {
+                let mut room = vec![0; 65_536];
+                let length = in_time("waiting for a datagram", socket.recv(&mut room)).await?;
+                room.truncate(length);
+                Ok(room)
+            }
+            Flow::Capsules(capsules) => loop {
+                let Some(mut capsule) = capsules.next().await? else {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                };
+                // Context 0 is UDP payload; nothing else was agreed on.
+                match (capsule.kind, capsule.value.first()) {
+                    (0, Some(0)) => {
+                        capsule.value.advance(1);
+                        return Ok(capsule.value.to_vec());
+                    }
+                    (0, _) => return Err(io::Error::other(format!("a datagram of another context: {capsule:?}"))),
+                    _ => {}
+                }
+            },
+        }
+    }
+
+    /// Its capsules.
+    ///
+    /// # Panics
+    /// When it is a bare socket: the test is wrong.
+    pub fn as_capsules(&mut self) -> &mut Capsules {
+        match self {
+            Flow::Capsules(capsules) => capsules,
+            Flow::Socket(_) => panic!("a bare socket has no capsules"),
+        }
+    }
+}
+
+impl Capsules {
+    /// The next capsule of any type; `None` at the orderly end between two of them.
+    ///
+    /// # Errors
+    /// The tunnel broke, or ended within a capsule.
+    pub async fn next(&mut self) -> io::Result<Option<Capsule>> {
+        loop {
+            if let Some(capsule) = parse(&mut self.unread) {
+                return Ok(Some(capsule));
+            }
+            match self.tunnel.reader.piece().await? {
+                Some(piece) => self.unread.extend_from_slice(&piece),
+                None if self.unread.is_empty() => return Ok(None),
+                None => return Err(io::Error::other("the tunnel ended within a capsule")),
+            }
+        }
+    }
+}
+
+/// A DATAGRAM capsule with a UDP payload.
+pub fn datagram(payload: &[u8]) -> Bytes {
+    let value = [&[0][..], payload].concat();
+    capsule(0, &value)
+}
+
+/// Any capsule.
+pub fn capsule(kind: u64, value: &[u8]) -> Bytes {
+    let mut out = BytesMut::new();
+    put_varint(&mut out, kind);
+    put_varint(&mut out, value.len() as u64);
+    out.extend_from_slice(value);
+    out.freeze()
+}
+
+/// RFC 9000, section 16: the two highest bits of the first byte say how long it is.
+pub fn put_varint(out: &mut BytesMut, value: u64) {
+    let (length, mark) = match value {
+        0..0x40 => (1, 0x00),
+        0x40..0x4000 => (2, 0x40),
+        0x4000..0x4000_0000 => (4, 0x80),
+        _ => (8, 0xc0),
+    };
+    let mut bytes = value.to_be_bytes();
+    let from = bytes.len() - length;
+    bytes[from] |= mark;
+    out.extend_from_slice(&bytes[from..]);
+}
+
+fn varint(bytes: &[u8]) -> Option<(u64, usize)> {
+    let first = *bytes.first()?;
+    let length = 1 << (first >> 6);
+    let rest = bytes.get(1..length)?;
+    Some((rest.iter().fold(u64::from(first & 0x3f), |value, byte| value << 8 | u64::from(*byte)), length))
+}
+
+fn parse(unread: &mut BytesMut) -> Option<Capsule> {
+    let (kind, one) = varint(unread)?;
+    let (length, other) = varint(&unread[one..])?;
+    let (begin, length) = (one + other, usize::try_from(length).ok()?);
+    if unread.len() < begin + length {
+        return None;
+    }
+    unread.advance(begin);
+    Some(Capsule { kind, value: unread.split_to(length).freeze() })
+}
+
+/// RFC 9298, 2: a colon of an IPv6 address is escaped.
+fn path(host: &str, port: u16) -> String {
+    format!("/.well-known/masque/udp/{}/{port}/", host.replace(':', "%3A"))
+}
+
+async fn upgrade(door: &Door, host: &str, port: u16) -> io::Result<Tunnel> {
+    let mut dialog = door.h1().await?;
+    let fields: String = door.fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    let target = path(host, port);
+    dialog
+        .send(format!(
+            "GET {target} HTTP/1.1\r\nhost: proxy.test\r\nconnection: Upgrade\r\nupgrade: connect-udp\r\n\
+             capsule-protocol: ?1\r\n{fields}\r\n"
+        ))
+        .await?;
+    let head = dialog.head().await?;
+    if head.status() != 101 {
+        let body = dialog.body(&head).await?;
+        return Err(io::Error::other(format!("{target}: {head:?}: {}", body.text())));
+    }
+    let (stream, ahead) = dialog.into_parts();
+    Ok(Tunnel::io(stream, ahead))
+}
+
+async fn extended_connect(door: &Door, host: &str, port: u16) -> io::Result<Tunnel> {
+    let mut connection = door.h2().await?;
+    let request = Request::builder()
+        .method(Method::CONNECT)
+        .version(Version::HTTP_2)
+        .uri(format!("http://proxy.test{}", path(host, port)))
+        .header("capsule-protocol", "?1")
+        .extension(Protocol::from_static("connect-udp"));
+    let request = door.fields.iter().fold(request, |request, (name, value)| request.header(name, value));
+    let request = request.body(()).map_err(io::Error::other)?;
+    let (recv, send) = open_h2(&mut connection, request).await?;
+    Ok(Tunnel::h2(connection, recv, send))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn varints_are_those_of_rfc_9000() {
+        // The examples of RFC 9000, appendix A.1.
+        for (value, bytes) in [
+            (151_288_809_941_952_652, &[0xc2, 0x19, 0x7c, 0x5e, 0xff, 0x14, 0xe8, 0x8c][..]),
+            (494_878_333, &[0x9d, 0x7f, 0x3e, 0x7d]),
+            (15_293, &[0x7b, 0xbd]),
+            (37, &[0x25]),
+        ] {
+            let mut out = BytesMut::new();
+            put_varint(&mut out, value);
+            assert_eq!(out, bytes);
+            assert_eq!(varint(bytes), Some((value, bytes.len())));
+        }
+    }
+
+    #[test]
+    fn a_datagram_has_type_length_and_context() {
+        assert_eq!(datagram(b"hi"), &[0, 3, 0, b'h', b'i'][..]);
+    }
+}

@@ -1,0 +1,30 @@
+//! Tests that cannot run here say so loudly.
+//!
+//! In: what is missing. Out: a line `SKIPPED: ...` on standard error, past the test harness, which would swallow it;
+//! with `HERMES_NO_SKIP=1`, which continuous integration sets, a failure.
+
+use std::io::Write as _;
+
+/// Says that the calling test is skipped, and why. The caller then returns.
+///
+/// # Panics
+/// With `HERMES_NO_SKIP=1`: there nothing may be skipped.
+pub fn skip(test: &str, why: &str) {
+    let line = format!("SKIPPED: {test}: {why}");
+    // Not `eprintln!`: its output is shown of failed tests only.
+    let _ = writeln!(std::io::stderr(), "{line}");
+    let forbidden = std::env::var_os("HERMES_NO_SKIP").is_some_and(|value| value == "1");
+    assert!(!forbidden, "{line} (HERMES_NO_SKIP=1 forbids that)");
+}
+
+/// Whether this process is root; says that `test` is skipped where it is not.
+///
+/// # Panics
+/// As [`skip`].
+pub fn needs_root(test: &str) -> bool {
+    let root = nix::unistd::geteuid().is_root();
+    if !root {
+        skip(test, "it needs root (namespaces, ports below 1024)");
+    }
+    root
+}

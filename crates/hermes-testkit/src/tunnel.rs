@@ -1,0 +1,184 @@
+//! A byte stream through a proxy, whatever carries it.
+//!
+//! In: an opened tunnel in one of its forms: a bare connection, an HTTP/2 stream, or the chunked bodies of an
+//! HTTP/1.1 POST. Out: its two directions, each with an end of its own. Chunking is written here by hand, so that
+//! what is tested does not check itself.
+
+use std::io;
+
+use bytes::{Bytes, BytesMut};
+use h2::{Reason, RecvStream, SendStream};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, Join, ReadHalf, Sink, WriteHalf};
+
+use crate::{
+    dialog::{Dialog, in_time},
+    multiplex::{self, Multiplex},
+};
+
+/// Any connection.
+pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+
+/// Any connection, on the heap.
+pub type BoxedStream = Box<dyn Stream>;
+
+/// What is read at once.
+const PIECE: usize = 64 << 10;
+
+/// A tunnel.
+pub struct Tunnel {
+    /// From the far end.
+    pub reader: Reader,
+    /// To the far end.
+    pub writer: Writer,
+}
+
+/// One direction.
+pub enum Reader {
+    /// A connection, and what was read of it already.
+    Io(ReadHalf<BoxedStream>, Bytes),
+    /// An HTTP/2 stream; its connection lives as long.
+    H2(RecvStream, Box<Multiplex>),
+    /// A chunked body.
+    Chunked(Box<Dialog<Join<ReadHalf<BoxedStream>, Sink>>>),
+}
+
+/// The other direction.
+pub enum Writer {
+    /// A connection.
+    Io(WriteHalf<BoxedStream>),
+    /// An HTTP/2 stream.
+    H2(SendStream<Bytes>),
+    /// A chunked body.
+    Chunked(WriteHalf<BoxedStream>),
+}
+
+impl Tunnel {
+    /// A bare connection.
+    pub fn io(stream: BoxedStream, ahead: Bytes) -> Self {
+        let (reader, writer) = tokio::io::split(stream);
+        Self { reader: Reader::Io(reader, ahead), writer: Writer::Io(writer) }
+    }
+
+    /// The bodies of a POST whose response head was read.
+    pub fn chunked(stream: BoxedStream, ahead: Bytes) -> Self {
+        let (reader, writer) = tokio::io::split(stream);
+        let dialog = Dialog::with_unread(tokio::io::join(reader, tokio::io::sink()), ahead);
+        Self { reader: Reader::Chunked(Box::new(dialog)), writer: Writer::Chunked(writer) }
+    }
+
+    /// A stream of HTTP/2.
+    pub fn h2(connection: Multiplex, recv: RecvStream, send: SendStream<Bytes>) -> Self {
+        Self { reader: Reader::H2(recv, Box::new(connection)), writer: Writer::H2(send) }
+    }
+}
+
+impl Reader {
+    /// The next piece; `None` is the orderly end.
+    ///
+    /// # Errors
+    /// The tunnel broke.
+    pub async fn piece(&mut self) -> io::Result<Option<Bytes>> {
+        match self {
+            Reader::Io(_, ahead) if !ahead.is_empty() => Ok(Some(std::mem::take(ahead))),
+            Reader::Io(stream, _) => {
+                let mut piece = BytesMut::with_capacity(PIECE);
+                let read = in_time("reading a tunnel", stream.read_buf(&mut piece)).await?;
+                Ok((read > 0).then(|| piece.freeze()))
+            }
+            Reader::H2(stream, _) => multiplex::receive(stream).await,
+            Reader::Chunked(dialog) => match dialog.chunk().await? {
+                Some(piece) => Ok(Some(piece)),
+                None => dialog.trailers().await.map(|_| None),
+            },
+        }
+    }
+
+    /// Everything up to the orderly end.
+    ///
+    /// # Errors
+    /// The tunnel broke.
+    pub async fn to_end(&mut self) -> io::Result<Vec<u8>> {
+        let mut all = Vec::new();
+        while let Some(piece) = self.piece().await? {
+            all.extend_from_slice(&piece);
+        }
+        Ok(all)
+    }
+
+    /// At least so many bytes, then whatever came with them.
+    ///
+    /// # Errors
+    /// The tunnel ended or broke before.
+    pub async fn at_least(&mut self, length: usize) -> io::Result<Vec<u8>> {
+        let mut all = Vec::new();
+        while all.len() < length {
+            match self.piece().await? {
+                Some(piece) => all.extend_from_slice(&piece),
+                None => {
+                    return Err(io::Error::new(
+                        io::ErrorKind::UnexpectedEof,
+                        format!("{} of {length} bytes", all.len()),
+                    ));
+                }
+            }
+        }
+        Ok(all)
+    }
+}
+
+impl Writer {
+    /// Sends bytes.
+    ///
+    /// # Errors
+    /// The tunnel broke.
+    pub async fn send(&mut self, data: impl Into<Bytes>) -> io::Result<()> {
+        let data = data.into();
+        match self {
+            Writer::Io(stream) => {
+                in_time("writing a tunnel", async {
+                    stream.write_all(&data).await?;
+                    stream.flush().await
+                })
+                .await
+            }
+            Writer::H2(stream) => multiplex::send_all(stream, data, false).await,
+            // An empty chunk would be the last.
+            Writer::Chunked(_) if data.is_empty() => Ok(()),
+            Writer::Chunked(stream) => {
+                in_time("writing a tunnel", async {
+                    stream.write_all(format!("{:x}\r\n", data.len()).as_bytes()).await?;
+                    stream.write_all(&data).await?;
+                    stream.write_all(b"\r\n").await?;
+                    stream.flush().await
+                })
+                .await
+            }
+        }
+    }
+
+    /// Ends this direction in order.
+    ///
+    /// # Errors
+    /// The tunnel broke.
+    pub async fn finish(&mut self) -> io::Result<()> {
+        match self {
+            Writer::Io(stream) => in_time("ending a tunnel", stream.shutdown()).await,
+            Writer::H2(stream) => stream.send_data(Bytes::new(), true).map_err(io::Error::other),
+            Writer::Chunked(stream) => {
+                in_time("ending a tunnel", async {
+                    stream.write_all(b"0\r\n\r\n").await?;
+                    stream.flush().await
+                })
+                .await
+            }
+        }
+    }
+
+    /// Breaks the stream off, where the carrier has a word for it.
+    pub fn reset(&mut self) {
+        if let Writer::H2(stream) = self {
+            stream.send_reset(Reason::CANCEL);
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Bytes survive: whatever goes in at one end of an overlay comes out at the other, identical.
+//!
+//! In: random transfers by every door over every hop, through chains of one to five nodes, in the clear and with
+//! mutual TLS. Out: the same bytes, checked position by position or by digest. The seed is printed; with
+//! `HERMES_SEED=N` a run is repeated.
+#![allow(clippy::unwrap_used)]
+
+mod chain;
+mod transfer;
+
+use hermes_testkit::{door::Way, flow::FlowWay};
+use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::IndexedRandom as _};
+
+use chain::{Chain, Hop};
+use transfer::{Version, datagrams, download, echo, upload};
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+/// Around every boundary of buffers, frames, records and windows.
+const SIZES: [usize; 9] = [0, 1, 16 * KIB - 1, 16 * KIB, 16 * KIB + 1, 64 * KIB - 1, 64 * KIB, 64 * KIB + 1, MIB];
+const WAYS: [Way; 5] = [Way::Raw, Way::ConnectH1, Way::ConnectH2, Way::PostH1, Way::PostH2];
+const FLOW_WAYS: [FlowWay; 3] = [FlowWay::Raw, FlowWay::UpgradeH1, FlowWay::ConnectH2];
+
+/// The seed of this run, printed so that a failure can be repeated.
+fn seeded(test: &str) -> SmallRng {
+    let seed = std::env::var("HERMES_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or_else(rand::random::<u32>);
+    println!("{test}: HERMES_SEED={seed}");
+    SmallRng::seed_from_u64(u64::from(seed))
+}
+
+async fn tunnels_by_every_pair(secure: bool) {
+    let mut rng = seeded("tunnels by every pair");
+    let chain = Chain::of_all_hops(secure).await.unwrap();
+    for way in WAYS {
+        for hop in Hop::ALL {
+            let authority = format!("{}:7", hop.name());
+            for size in SIZES {
+                echo(&chain.tcp(way, Some(hop)), way, &authority, size, &mut rng)
+                    .await
+                    .unwrap_or_else(|error| panic!("{size} bytes by {way:?} over {hop:?}: {error}"));
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn tunnels_by_every_door_over_every_hop_in_the_clear() {
+    tunnels_by_every_pair(false).await;
+}
+
+#[tokio::test]
+async fn tunnels_by_every_door_over_every_hop_with_mutual_tls() {
+    tunnels_by_every_pair(true).await;
+}
+
+async fn requests_by_every_pair(secure: bool) {
+    let mut rng = seeded("requests by every pair");
+    let chain = Chain::of_all_hops(secure).await.unwrap();
+    for version in [Version::H1, Version::H2] {
+        for hop in Hop::PLAIN {
+            for size in SIZES {
+                let what = format!("{size} bytes by {version:?} over {hop:?}");
+                upload(&chain.http(), version, hop.name(), size, &mut rng)
+                    .await
+                    .unwrap_or_else(|error| panic!("upload of {what}: {error}"));
+                download(&chain.http(), version, hop.name(), size)
+                    .await
+                    .unwrap_or_else(|error| panic!("download of {what}: {error}"));
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn requests_by_every_door_over_every_hop_in_the_clear() {
+    requests_by_every_pair(false).await;
+}
+
+#[tokio::test]
+async fn requests_by_every_door_over_every_hop_with_mutual_tls() {
+    requests_by_every_pair(true).await;
+}
+
+async fn datagrams_by_every_pair(secure: bool) {
+    let mut rng = seeded("datagrams by every pair");
+    let chain = Chain::of_all_hops(secure).await.unwrap();
+    for way in FLOW_WAYS {
+        for hop in Hop::PLAIN {
+            datagrams(&chain.udp(way, Some(hop)), way, hop.name(), 120, &mut rng)
+                .await
+                .unwrap_or_else(|error| panic!("datagrams by {way:?} over {hop:?}: {error}"));
+        }
+    }
+}
+
+#[tokio::test]
+async fn datagrams_by_every_door_over_every_hop_in_the_clear() {
+    datagrams_by_every_pair(false).await;
+}
+
+#[tokio::test]
+async fn datagrams_by_every_door_over_every_hop_with_mutual_tls() {
+    datagrams_by_every_pair(true).await;
+}
+
+/// A few transfers of each kind through a chain of random hops.
+async fn through(nodes: usize, secure: bool, rng: &mut SmallRng) {
+    let hops: Vec<Hop> = (1..nodes).map(|_| *Hop::ALL.choose(rng).unwrap()).collect();
+    let h2_origin = rng.random();
+    let what = format!("{nodes} nodes, hops {hops:?}, TLS {secure}, origin h2 {h2_origin}");
+    println!("{what}");
+    let chain = Chain::start(&hops, secure, h2_origin).await.unwrap();
+    let failed = |error: std::io::Error| -> () { panic!("{what}: {error}") };
+    for way in WAYS {
+        let size = rng.random_range(0..MIB);
+        echo(&chain.tcp(way, None), way, "ECHO:7", size, rng).await.unwrap_or_else(failed);
+    }
+    for version in [Version::H1, Version::H2] {
+        let size = rng.random_range(0..MIB);
+        upload(&chain.http(), version, "WEB", size, rng).await.unwrap_or_else(failed);
+        let size = rng.random_range(0..MIB);
+        download(&chain.http(), version, "WEB", size).await.unwrap_or_else(failed);
+    }
+    for way in FLOW_WAYS {
+        datagrams(&chain.udp(way, None), way, "ECHO", 30, rng).await.unwrap_or_else(failed);
+    }
+}
+
+#[tokio::test]
+async fn chains_of_one_to_five_nodes_in_the_clear() {
+    let mut rng = seeded("chains in the clear");
+    for nodes in 1..=5 {
+        through(nodes, false, &mut rng).await;
+    }
+}
+
+#[tokio::test]
+async fn chains_of_one_to_five_nodes_with_mutual_tls() {
+    let mut rng = seeded("chains with mutual TLS");
+    for nodes in 1..=5 {
+        through(nodes, true, &mut rng).await;
+    }
+}
+
+#[tokio::test]
+async fn sixty_four_mebibytes_in_the_clear() {
+    let mut rng = seeded("64 MiB");
+    let size = 64 * MIB;
+    let chain = Chain::of_all_hops(false).await.unwrap();
+    for (way, hop) in [(Way::ConnectH1, Hop::H2), (Way::PostH2, Hop::PostH1), (Way::Raw, Hop::Bare)] {
+        let authority = format!("{}:7", hop.name());
+        echo(&chain.tcp(way, Some(hop)), way, &authority, size, &mut rng)
+            .await
+            .unwrap_or_else(|error| panic!("64 MiB by {way:?} over {hop:?}: {error}"));
+    }
+    upload(&chain.http(), Version::H1, Hop::H2.name(), size, &mut rng).await.unwrap();
+    download(&chain.http(), Version::H2, Hop::H1.name(), size).await.unwrap();
+}
+
+#[tokio::test]
+async fn sixty_four_mebibytes_with_mutual_tls() {
+    let mut rng = seeded("64 MiB with mutual TLS");
+    let chain = Chain::of_all_hops(true).await.unwrap();
+    echo(&chain.tcp(Way::ConnectH2, Some(Hop::H2)), Way::ConnectH2, "H2:7", 64 * MIB, &mut rng).await.unwrap();
+    download(&chain.http(), Version::H1, Hop::H1.name(), 64 * MIB).await.unwrap();
+}

@@ -1,0 +1,228 @@
+//! One transfer and its proof.
+//!
+//! In: a door, a way, a size. Out: nothing where every byte came out as it went in, else where it did not. Pieces
+//! are of random length, so that no boundary of ours falls together with a boundary of theirs.
+
+use std::{collections::VecDeque, io};
+
+use bytes::Bytes;
+use hermes_testkit::{
+    dialog::Dialog,
+    door::{Door, Way},
+    flow::{Flow, FlowWay, MAX_PAYLOAD},
+    multiplex::{self, Multiplex},
+    origin::http::BYTES_SEED,
+    pattern::{Digest, Pattern},
+    tunnel::{BoxedStream, Reader, Writer},
+};
+use http::Request;
+use rand::{Rng as _, rngs::SmallRng};
+
+/// Version of HTTP at the near end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Version {
+    H1,
+    H2,
+}
+
+/// The longest piece that is sent at once.
+const PIECE: usize = 200 << 10;
+/// Datagrams under way at once: a modest rate, whatever the machine.
+const OUTSTANDING: usize = 4;
+
+fn wrong(what: impl Into<String>) -> io::Error {
+    io::Error::other(what.into())
+}
+
+/// Sends `size` bytes through a tunnel to an echo and demands them back, then the end.
+pub(crate) async fn echo(door: &Door, way: Way, authority: &str, size: usize, rng: &mut SmallRng) -> io::Result<()> {
+    let tunnel = door.tunnel(way, authority).await?;
+    let pattern = Pattern::new(rng.random());
+    let lengths = pieces(size, rng);
+    tokio::try_join!(send(tunnel.writer, pattern, lengths), receive(tunnel.reader, pattern, size)).map(drop)
+}
+
+fn pieces(size: usize, rng: &mut SmallRng) -> Vec<usize> {
+    let mut lengths = Vec::new();
+    let mut left = size;
+    while left > 0 {
+        let length = rng.random_range(1..=PIECE).min(left);
+        lengths.push(length);
+        left -= length;
+    }
+    lengths
+}
+
+async fn send(mut writer: Writer, pattern: Pattern, lengths: Vec<usize>) -> io::Result<Writer> {
+    let mut offset = 0;
+    for length in lengths {
+        writer.send(piece(pattern, offset, length)).await?;
+        offset += length;
+    }
+    writer.finish().await?;
+    // Kept until the far end is through: dropping an HTTP/2 stream would reset it.
+    Ok(writer)
+}
+
+fn piece(pattern: Pattern, offset: usize, length: usize) -> Bytes {
+    let mut piece = vec![0; length];
+    pattern.fill(offset as u64, &mut piece);
+    Bytes::from(piece)
+}
+
+async fn receive(mut reader: Reader, pattern: Pattern, size: usize) -> io::Result<Reader> {
+    let mut offset = 0;
+    while let Some(piece) = reader.piece().await? {
+        if let Some(at) = pattern.mismatch(offset as u64, &piece) {
+            return Err(wrong(format!("byte {at} of {size} came back changed")));
+        }
+        offset += piece.len();
+    }
+    if offset == size { Ok(reader) } else { Err(wrong(format!("{offset} of {size} bytes came back"))) }
+}
+
+/// Uploads `size` bytes and compares the digest that the origin made of them.
+pub(crate) async fn upload(
+    door: &Door,
+    version: Version,
+    authority: &str,
+    size: usize,
+    rng: &mut SmallRng,
+) -> io::Result<()> {
+    let pattern = Pattern::new(rng.random());
+    let lengths = pieces(size, rng);
+    let answer = match version {
+        Version::H1 => upload_h1(door.h1().await?, authority, pattern, &lengths, rng.random()).await?,
+        Version::H2 => upload_h2(door.h2().await?, authority, pattern, &lengths).await?,
+    };
+    let mut digest = Digest::default();
+    let mut offset = 0;
+    for length in lengths {
+        digest.update(&piece(pattern, offset, length));
+        offset += length;
+    }
+    let wanted = serde_json::json!({"bytes": size, "digest": digest.hex()});
+    let got: serde_json::Value = serde_json::from_str(&answer).map_err(|_| wrong(format!("answer {answer:?}")))?;
+    if got == wanted { Ok(()) } else { Err(wrong(format!("the origin got {got}, sent was {wanted}"))) }
+}
+
+async fn upload_h1(
+    mut dialog: Dialog<BoxedStream>,
+    authority: &str,
+    pattern: Pattern,
+    lengths: &[usize],
+    chunked: bool,
+) -> io::Result<String> {
+    let size: usize = lengths.iter().sum();
+    let framing = if chunked { "transfer-encoding: chunked".to_owned() } else { format!("content-length: {size}") };
+    dialog.send(format!("POST /upload HTTP/1.1\r\nhost: {authority}\r\n{framing}\r\n\r\n")).await?;
+    let mut offset = 0;
+    for length in lengths {
+        let piece = piece(pattern, offset, *length);
+        if chunked {
+            dialog.send_chunk(&piece).await?
+        } else {
+            dialog.send(&piece).await?
+        }
+        offset += length;
+    }
+    if chunked {
+        dialog.send("0\r\n\r\n").await?;
+    }
+    let head = dialog.head().await?;
+    dialog.body(&head).await.map(|content| content.text())
+}
+
+async fn upload_h2(
+    mut connection: Multiplex,
+    authority: &str,
+    pattern: Pattern,
+    lengths: &[usize],
+) -> io::Result<String> {
+    let request = Request::post(format!("http://{authority}/upload")).body(()).map_err(io::Error::other)?;
+    let (response, mut stream) = connection.open(request, lengths.is_empty()).await?;
+    let sending = async {
+        let mut offset = 0;
+        for (index, length) in lengths.iter().enumerate() {
+            let ends = index + 1 == lengths.len();
+            multiplex::send_all(&mut stream, piece(pattern, offset, *length), ends).await?;
+            offset += length;
+        }
+        Ok(())
+    };
+    let (answer, ()) = tokio::try_join!(multiplex::answer(response), sending)?;
+    Ok(answer.text())
+}
+
+/// Downloads `size` bytes of a known pattern.
+pub(crate) async fn download(door: &Door, version: Version, authority: &str, size: usize) -> io::Result<()> {
+    let data = match version {
+        Version::H1 => {
+            let mut dialog = door.h1().await?;
+            dialog.send(format!("GET /bytes/{size} HTTP/1.1\r\nhost: {authority}\r\n\r\n")).await?;
+            let head = dialog.head().await?;
+            dialog.body(&head).await?.data
+        }
+        Version::H2 => {
+            let mut connection = door.h2().await?;
+            connection.get(&format!("http://{authority}/bytes/{size}")).await?.data
+        }
+    };
+    match Pattern::new(BYTES_SEED).mismatch(0, &data) {
+        _ if data.len() != size => Err(wrong(format!("{} of {size} bytes came", data.len()))),
+        Some(at) => Err(wrong(format!("byte {at} of {size} is wrong"))),
+        None => Ok(()),
+    }
+}
+
+/// Sends datagrams of random length, 0 and the largest among them, and demands each back, once, unchanged.
+pub(crate) async fn datagrams(
+    door: &Door,
+    way: FlowWay,
+    name: &str,
+    count: usize,
+    rng: &mut SmallRng,
+) -> io::Result<()> {
+    let mut flow = Flow::open(door, way, name, 7).await?;
+    let seed: u64 = rng.random();
+    let mut outstanding: VecDeque<Vec<u8>> = VecDeque::new();
+    for number in 0..count {
+        let length = match number % 10 {
+            0 => 0,
+            1 => MAX_PAYLOAD,
+            2..6 => rng.random_range(0..=1500),
+            _ => rng.random_range(0..=MAX_PAYLOAD),
+        };
+        let payload = numbered(seed, number, length);
+        flow.send(&payload).await?;
+        outstanding.push_back(payload);
+        if outstanding.len() == OUTSTANDING {
+            take_back(&mut flow, &mut outstanding).await?;
+        }
+    }
+    while !outstanding.is_empty() {
+        take_back(&mut flow, &mut outstanding).await?;
+    }
+    Ok(())
+}
+
+/// A payload that no other of the run equals, as far as its length allows: its number, then noise of its own.
+fn numbered(seed: u64, number: usize, length: usize) -> Vec<u8> {
+    let mut payload = Pattern::new(seed.wrapping_add(number as u64)).bytes(length);
+    let digits = (number as u32).to_be_bytes();
+    let room = payload.len().min(digits.len());
+    payload[..room].copy_from_slice(&digits[digits.len() - room..]);
+    payload
+}
+
+async fn take_back(flow: &mut Flow, outstanding: &mut VecDeque<Vec<u8>>) -> io::Result<()> {
+    let lengths: Vec<usize> = outstanding.iter().map(Vec::len).collect();
+    let got = flow.receive().await.map_err(|error| wrong(format!("waiting for one of {lengths:?} bytes: {error}")))?;
+    match outstanding.iter().position(|sent| *sent == got) {
+        Some(place) => {
+            outstanding.remove(place);
+            Ok(())
+        }
+        None => Err(wrong(format!("{} bytes came back that were not sent; outstanding: {lengths:?}", got.len()))),
+    }
+}
