@@ -19,8 +19,10 @@ pub mod origin;
 pub mod overlay;
 pub mod pattern;
 pub mod process;
+pub mod sighting;
 pub mod skip;
 pub mod tls;
+pub mod traffic;
 pub mod tunnel;
 
 pub use error::{Error, Result};

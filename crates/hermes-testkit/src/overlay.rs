@@ -14,6 +14,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
 use crate::{
     Error, Result,
     ca::{Authority, IdentityFiles, Subject},
@@ -47,6 +52,9 @@ pub struct Draft<'a> {
     identity: Option<IdentityFiles>,
     namespace: Option<&'a Namespace>,
     wrapper: Vec<String>,
+    called: Option<String>,
+    admin: SocketAddr,
+    args: Vec<String>,
 }
 
 /// A running node.
@@ -60,6 +68,8 @@ pub struct Node {
     prelude: String,
     /// Its log must outlive it, whatever is dropped first.
     _dir: Arc<tempfile::TempDir>,
+    /// In another network namespace.
+    is_elsewhere: bool,
 }
 
 impl Overlay {
@@ -97,6 +107,9 @@ impl Overlay {
             identity: None,
             namespace: None,
             wrapper: Vec::new(),
+            called: None,
+            admin: SocketAddr::from(([127, 0, 0, 1], 0)),
+            args: Vec::new(),
         }
     }
 }
@@ -151,36 +164,67 @@ impl<'a> Draft<'a> {
         self
     }
 
+    /// Its process's name, of its document and logs, where several processes are one node after the other.
+    #[must_use]
+    pub fn called(mut self, name: &str) -> Self {
+        self.called = Some(name.to_owned());
+        self
+    }
+
+    /// Where its admin endpoint listens, if not on a port of the system's choice.
+    #[must_use]
+    pub fn admin(mut self, address: SocketAddr) -> Self {
+        self.admin = address;
+        self
+    }
+
+    /// Further arguments of `hermes proxy`.
+    #[must_use]
+    pub fn args(mut self, args: &[&str]) -> Self {
+        self.args = args.iter().map(|arg| (*arg).to_owned()).collect();
+        self
+    }
+
     /// Starts it and waits until it answers `/readyz`.
     ///
     /// # Errors
     /// When it refuses its document, ends, or does not become ready.
     pub async fn start(self) -> Result<Node> {
-        let prelude = self.prelude();
-        let config = self.overlay.dir().join(format!("{}.yaml", self.name));
-        write(&config, &prelude, &self.text())?;
-        let path = self.wrapper.first().map_or(self.overlay.hermes.as_os_str(), |first| first.as_ref());
-        let mut program = Program::new(&self.name, path, self.overlay.dir()).within(self.namespace);
-        if let Some((_, rest)) = self.wrapper.split_first() {
-            program = program.args(rest).args([&self.overlay.hermes]);
-        }
-        let program = program.args(["proxy", "--config"]).args([&config]);
-        let running = program.env("RUST_BACKTRACE", "1").start()?;
-        let mut node = Node {
-            name: self.name,
-            running: Some(running),
-            config,
-            addresses: HashMap::new(),
-            admin: SocketAddr::from(([127, 0, 0, 1], 0)),
-            prelude,
-            _dir: Arc::clone(&self.overlay.dir),
-        };
+        let mut node = self.launch()?;
         node.wait_running().await?;
-        if self.namespace.is_none() {
+        if !node.is_elsewhere {
             // From another namespace its loopback cannot be reached; its log has said that it runs.
             node.wait_ready().await?;
         }
         Ok(node)
+    }
+
+    /// Starts it and waits for nothing.
+    ///
+    /// # Errors
+    /// When its document cannot be written or the binary not be run.
+    pub fn launch(self) -> Result<Node> {
+        let prelude = self.prelude();
+        let called = self.called.clone().unwrap_or_else(|| self.name.clone());
+        let config = self.overlay.dir().join(format!("{called}.yaml"));
+        write(&config, &prelude, &self.text())?;
+        let path = self.wrapper.first().map_or(self.overlay.hermes.as_os_str(), |first| first.as_ref());
+        let mut program = Program::new(&called, path, self.overlay.dir()).within(self.namespace);
+        if let Some((_, rest)) = self.wrapper.split_first() {
+            program = program.args(rest).args([&self.overlay.hermes]);
+        }
+        let program = program.args(["proxy", "--config"]).args([&config]).args(&self.args);
+        let running = program.env("RUST_BACKTRACE", "1").start()?;
+        Ok(Node {
+            name: self.name,
+            running: Some(running),
+            config,
+            addresses: HashMap::new(),
+            admin: self.admin,
+            prelude,
+            _dir: Arc::clone(&self.overlay.dir),
+            is_elsewhere: self.namespace.is_some(),
+        })
     }
 
     fn prelude(&self) -> String {
@@ -188,7 +232,7 @@ impl<'a> Draft<'a> {
             let IdentityFiles { cert, key, ca } = files;
             format!("identity: {{cert: {}, key: {}, ca: {}}}\n", cert.display(), key.display(), ca.display())
         });
-        format!("node: {}\nadmin: 127.0.0.1:0\n{identity}", self.name)
+        format!("node: {}\nadmin: {}\n{identity}", self.name, self.admin)
     }
 
     fn text(&self) -> String {
@@ -338,17 +382,53 @@ impl Node {
         }
     }
 
+    /// How many descriptors it has open.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn descriptors(&self) -> Result<usize> {
+        self.listed("fd")
+    }
+
+    /// How many threads it has.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn threads(&self) -> Result<usize> {
+        self.listed("task")
+    }
+
+    fn listed(&self, folder: &str) -> Result<usize> {
+        let path = format!("/proc/{}/{folder}", self.pid());
+        Ok(fs::read_dir(&path).map_err(Error::io(format!("reading {path}")))?.count())
+    }
+
+    /// Where its document lies.
+    pub fn config(&self) -> &Path {
+        &self.config
+    }
+
+    /// What its document begins with: `node`, `admin`, `identity`.
+    pub fn prelude(&self) -> &str {
+        &self.prelude
+    }
+
+    /// Replaces its document, in one step, and waits for nothing.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn replace(&self, document: &str, values: &[(&str, String)]) -> Result<()> {
+        let text = filled(document, values.iter().map(|(name, value)| (*name, value.clone())));
+        write(&self.config, &self.prelude, &text)
+    }
+
     /// Replaces its document and waits until the new one runs. Listeners keep their ports.
     ///
     /// # Errors
     /// When it does not follow; with its log.
     pub async fn reload(&mut self, document: &str, values: &[(&str, String)]) -> Result<()> {
         let before = self.generation().await?;
-        write(
-            &self.config,
-            &self.prelude,
-            &filled(document, values.iter().map(|(name, value)| (*name, value.clone()))),
-        )?;
+        self.replace(document, values)?;
         let deadline = Instant::now() + PATIENCE;
         while self.generation().await? <= before {
             if Instant::now() > deadline {
@@ -360,7 +440,11 @@ impl Node {
         Ok(())
     }
 
-    async fn generation(&self) -> Result<u64> {
+    /// The number of the document that it runs, counted in this process.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn generation(&self) -> Result<u64> {
         let (_, text) = self.ask("/config").await?;
         let config: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
         Ok(config["generation"].as_u64().unwrap_or_default())
@@ -424,6 +508,32 @@ impl Node {
         assert!(!log.contains("panicked"), "node {} panicked:\n{log}", self.name);
         let ended = self.running.as_mut().map(Running::exited);
         assert!(matches!(ended, Some(Ok(None))), "node {} ended ({ended:?}):\n{log}", self.name);
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        Ok(kill(Pid::from_raw(self.pid().cast_signed()), signal)?)
+    }
+
+    /// Waits for its end, which something else has brought about.
+    ///
+    /// # Panics
+    /// When it does not end within [`PATIENCE`], or had panicked; with its log.
+    pub async fn ended(mut self) -> std::process::ExitStatus {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Ok(Some(status)) = self.running.as_mut().map_or(Ok(None), Running::exited) {
+                let log = self.log();
+                assert!(!log.contains("panicked"), "node {} panicked:\n{log}", self.name);
+                self.running = None;
+                return status;
+            }
+            assert!(Instant::now() < deadline, "node {} does not end", self.name);
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
     }
 
     /// Ends it with SIGTERM and gives it `grace`.

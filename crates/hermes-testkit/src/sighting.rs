@@ -1,0 +1,114 @@
+//! Origins that tell when they first see a change: the number in a request's `x-generation`, and at which of them.
+//!
+//! In: requests over HTTP/1.1, each with the number of the document that routed it. Out: the moment at which each
+//! number was first seen, and by whom; to the client the origin's label, or the digest of what it uploaded. Numbers
+//! only grow, as documents do.
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::watch,
+};
+
+use crate::{
+    Error, Result,
+    dialog::{Dialog, Head},
+    origin::Origin,
+    pattern::Digest,
+};
+
+/// The header that a document of a test sets to its own number.
+pub const GENERATION: &str = "x-generation";
+
+/// What several origins have seen.
+#[derive(Debug, Clone)]
+pub struct Sightings {
+    seen: watch::Sender<BTreeMap<u64, Sighting>>,
+}
+
+/// The first request of a generation.
+#[derive(Debug, Clone)]
+pub struct Sighting {
+    /// When.
+    pub at: Instant,
+    /// Where: the origin's label.
+    pub origin: String,
+    /// All that it said.
+    pub head: Head,
+}
+
+impl Default for Sightings {
+    fn default() -> Self {
+        Self { seen: watch::Sender::new(BTreeMap::new()) }
+    }
+}
+
+impl Sightings {
+    /// Starts an origin on this address.
+    ///
+    /// # Errors
+    /// The address cannot be bound.
+    pub async fn origin(&self, bind: SocketAddr, label: &str) -> Result<Origin> {
+        let listener = TcpListener::bind(bind).await.map_err(Error::io(format!("binding {bind}")))?;
+        let (sightings, label) = (self.clone(), label.to_owned());
+        Origin::accepting(listener, move |stream| {
+            let (sightings, label) = (sightings.clone(), label.clone());
+            async move {
+                // A client that goes away between two requests ends the connection so.
+                let _ = sightings.serve(stream, &label).await;
+            }
+        })
+    }
+
+    /// The first sighting of this generation, or of a later one that overtook it.
+    ///
+    /// # Panics
+    /// When there is none within `patience`.
+    pub async fn of(&self, generation: u64, patience: Duration) -> Sighting {
+        let mut seen = self.seen.subscribe();
+        let found = tokio::time::timeout(patience, seen.wait_for(|seen| seen.range(generation..).next().is_some()));
+        let newest = self.seen.borrow().keys().next_back().copied();
+        match found.await {
+            Ok(Ok(seen)) => seen.range(generation..).next().map(|(_, sighting)| sighting.clone()),
+            _ => None,
+        }
+        .unwrap_or_else(|| panic!("generation {generation} was not seen within {patience:?}; newest: {newest:?}"))
+    }
+
+    async fn serve(&self, stream: TcpStream, label: &str) -> std::io::Result<()> {
+        let mut dialog = Dialog::new(stream);
+        loop {
+            let head = dialog.head().await?;
+            self.note(&head, label);
+            let body = dialog.body(&head).await?;
+            let answer = match head.target().starts_with("/upload") {
+                true => {
+                    let mut digest = Digest::default();
+                    digest.update(&body.data);
+                    format!("{{\"bytes\":{},\"digest\":\"{}\"}}\n", body.data.len(), digest.hex())
+                }
+                false => format!("{label} {}\n", head.header(GENERATION).unwrap_or_default()),
+            };
+            let length = answer.len();
+            dialog
+                .send(format!("HTTP/1.1 200 OK\r\nx-origin: {label}\r\ncontent-length: {length}\r\n\r\n{answer}"))
+                .await?;
+        }
+    }
+
+    fn note(&self, head: &Head, label: &str) {
+        let Some(number) = head.header(GENERATION).and_then(|text| text.parse().ok()) else { return };
+        self.seen.send_if_modified(|seen| {
+            let is_new = !seen.contains_key(&number);
+            if is_new {
+                seen.insert(number, Sighting { at: Instant::now(), origin: label.to_owned(), head: head.clone() });
+            }
+            is_new
+        });
+    }
+}

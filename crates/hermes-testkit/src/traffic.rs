@@ -1,0 +1,447 @@
+//! Traffic that goes on while something is changed under it: requests, uploads, tunnels and flows, every byte checked.
+//!
+//! In: where to send what. Out: how much arrived, and each failure with its reason. A client here does what a careful
+//! real one does and no more: a request on a *new* connection that gets no answer has failed; one on a connection that
+//! the server closed between two requests is sent again on another and counted apart. Bounded: one exchange at a time
+//! for each client.
+
+use std::{
+    collections::BTreeMap,
+    fmt, io,
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpStream, UdpSocket},
+    task::JoinSet,
+};
+
+use crate::{
+    dialog::{Content, Dialog, Head, SILENCE, in_time},
+    pattern::{Digest, Pattern},
+};
+
+/// Between two rounds of one client: traffic, not a benchmark.
+const PAUSE: Duration = Duration::from_millis(2);
+/// A datagram that has not come back by now is lost.
+const DATAGRAM_PATIENCE: Duration = Duration::from_secs(2);
+/// Failures that are kept in words.
+const KEPT: usize = 12;
+/// Bytes of one upload, sent in pieces.
+const UPLOAD: usize = 192 << 10;
+const PIECE: usize = 16 << 10;
+
+/// Clients at work.
+#[derive(Debug)]
+pub struct Traffic {
+    clients: JoinSet<()>,
+    tally: Arc<Tally>,
+}
+
+/// How a byte tunnel is opened.
+#[derive(Debug, Clone)]
+pub enum Way {
+    /// A bare connection to a `tcp` listener.
+    Bare(SocketAddr),
+    /// CONNECT over HTTP/1.1 for this authority.
+    Connect(SocketAddr, String),
+}
+
+/// What one kind of client did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Done {
+    /// Rounds that were right: a response, an upload, a chunk or a datagram there and back.
+    pub rounds: u64,
+    /// Bytes that were checked.
+    pub bytes: u64,
+    /// Requests that were sent again since the server had closed the idle connection.
+    pub repeated: u64,
+    /// Datagrams that did not come back.
+    pub lost: u64,
+    /// Rounds that were wrong, and tunnels that broke.
+    pub failed: u64,
+}
+
+/// What all of them did.
+#[derive(Debug, Clone, Default)]
+pub struct Report {
+    /// By kind of client.
+    pub done: BTreeMap<&'static str, Done>,
+    /// The first failures, in words.
+    pub failures: Vec<String>,
+}
+
+#[derive(Debug)]
+struct Tally {
+    stop: AtomicBool,
+    began: Instant,
+    report: Mutex<Report>,
+}
+
+impl Tally {
+    fn goes_on(&self) -> bool {
+        !self.stop.load(Ordering::Acquire)
+    }
+
+    fn note(&self, kind: &'static str, what: impl FnOnce(&mut Done)) {
+        if let Ok(mut report) = self.report.lock() {
+            what(report.done.entry(kind).or_default());
+        }
+    }
+
+    fn round(&self, kind: &'static str, bytes: usize) {
+        self.note(kind, |done| {
+            done.rounds += 1;
+            done.bytes += bytes as u64;
+        });
+    }
+
+    fn failed(&self, kind: &'static str, error: &io::Error) {
+        let at = self.began.elapsed();
+        if let Ok(mut report) = self.report.lock() {
+            report.done.entry(kind).or_default().failed += 1;
+            if report.failures.len() < KEPT {
+                report.failures.push(format!("{kind} after {at:.3?}: {error}"));
+            }
+        }
+    }
+}
+
+impl Default for Traffic {
+    fn default() -> Self {
+        let tally = Tally { stop: AtomicBool::new(false), began: Instant::now(), report: Mutex::default() };
+        Self { clients: JoinSet::new(), tally: Arc::new(tally) }
+    }
+}
+
+impl Traffic {
+    /// Requests with a connection each.
+    pub fn one_shot(&mut self, to: SocketAddr, host: &str, path: &str) {
+        let tally = self.tally.clone();
+        let request = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
+        self.clients.spawn(async move {
+            while tally.goes_on() {
+                match one_shot(to, &request).await {
+                    Ok(bytes) => tally.round("one-shot", bytes),
+                    Err(error) => tally.failed("one-shot", &error),
+                }
+                tokio::time::sleep(PAUSE).await;
+            }
+        });
+    }
+
+    /// Requests on one connection for as long as the server keeps it.
+    pub fn keep_alive(&mut self, to: SocketAddr, host: &str, path: &str) {
+        let tally = self.tally.clone();
+        let request = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\n\r\n");
+        self.clients.spawn(async move {
+            let mut connection = None;
+            while tally.goes_on() {
+                keep_alive(&tally, to, &request, &mut connection).await;
+                tokio::time::sleep(PAUSE).await;
+            }
+        });
+    }
+
+    /// Requests on one HTTP/2 connection for as long as the server keeps it.
+    pub fn h2(&mut self, to: SocketAddr, host: &str, path: &str) {
+        let (tally, uri) = (self.tally.clone(), format!("http://{host}{path}"));
+        self.clients.spawn(async move {
+            while tally.goes_on() {
+                if let Err(error) = h2_connection(&tally, to, &uri).await {
+                    tally.failed("h2", &error);
+                }
+            }
+        });
+    }
+
+    /// Chunked uploads, a piece every other millisecond, to a path that answers with their digest.
+    pub fn uploads(&mut self, to: SocketAddr, host: &str, path: &str) {
+        let tally = self.tally.clone();
+        let head =
+            format!("POST {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n");
+        self.clients.spawn(async move {
+            let mut seed = 0;
+            while tally.goes_on() {
+                seed += 1;
+                match upload(to, &head, Pattern::new(seed)).await {
+                    Ok(()) => tally.round("upload", UPLOAD),
+                    Err(error) => tally.failed("upload", &error),
+                }
+            }
+        });
+    }
+
+    /// One tunnel to an echo, opened once and kept to the end.
+    pub fn tunnel(&mut self, way: Way, seed: u64) {
+        let (tally, kind) = (self.tally.clone(), way.kind());
+        self.clients.spawn(async move {
+            if let Err(error) = tunnel(&tally, &way, Pattern::new(seed)).await {
+                tally.failed(kind, &error);
+            }
+        });
+    }
+
+    /// One UDP flow to an echo, a datagram at a time, from one source to the end.
+    pub fn flow(&mut self, to: SocketAddr, seed: u64) {
+        let tally = self.tally.clone();
+        self.clients.spawn(async move {
+            if let Err(error) = flow(&tally, to, Pattern::new(seed)).await {
+                tally.failed("flow", &error);
+            }
+        });
+    }
+
+    /// Waits until every kind of client that is at work has done `rounds` more.
+    ///
+    /// # Panics
+    /// When one does not get there within [`SILENCE`]; says how far each came.
+    pub async fn progress(&self, rounds: u64) {
+        let before = self.report();
+        let deadline = Instant::now() + SILENCE;
+        loop {
+            let now = self.report();
+            let of = |report: &Report, kind: &str| report.done.get(kind).copied().unwrap_or_default();
+            let moved = |kind: &&str| of(&now, kind).rounds >= of(&before, kind).rounds + rounds;
+            if !now.done.is_empty() && now.done.keys().all(|kind| moved(kind)) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "traffic stands still; before: {before}now: {now}");
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// What was done so far.
+    pub fn report(&self) -> Report {
+        self.tally.report.lock().map(|report| report.clone()).unwrap_or_default()
+    }
+
+    /// Lets everybody finish what is under way, and tells what was done.
+    pub async fn finish(mut self) -> Report {
+        self.tally.stop.store(true, Ordering::Release);
+        while self.clients.join_next().await.is_some() {}
+        self.report()
+    }
+}
+
+impl Way {
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Bare(_) => "tcp tunnel",
+            Self::Connect(..) => "connect tunnel",
+        }
+    }
+
+    async fn open(&self) -> io::Result<(TcpStream, Bytes)> {
+        match self {
+            Self::Bare(to) => Ok(Dialog::connect(*to).await?.into_parts()),
+            Self::Connect(to, authority) => {
+                let mut dialog = Dialog::connect(*to).await?;
+                dialog.send(format!("CONNECT {authority} HTTP/1.1\r\nhost: {authority}\r\n\r\n")).await?;
+                let head = dialog.head().await?;
+                if head.status() != 200 {
+                    return Err(io::Error::other(format!("CONNECT answered {}", head.first)));
+                }
+                Ok(dialog.into_parts())
+            }
+        }
+    }
+}
+
+impl Report {
+    /// Nothing failed, nothing was lost, and every kind did at least `rounds`.
+    ///
+    /// # Panics
+    /// Otherwise, with everything that is known.
+    pub fn assert_whole(&self, rounds: u64) {
+        let whole = |done: &Done| done.failed == 0 && done.lost == 0 && done.rounds >= rounds;
+        assert!(self.failures.is_empty() && self.done.values().all(whole), "{self}");
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (kind, done) in &self.done {
+            let Done { rounds, bytes, repeated, lost, failed } = done;
+            writeln!(
+                f,
+                "{kind:15} {rounds:8} rounds {bytes:12} bytes {repeated:5} repeated {lost:4} lost {failed:4} failed"
+            )?;
+        }
+        self.failures.iter().try_for_each(|failure| writeln!(f, "  {failure}"))
+    }
+}
+
+async fn one_shot(to: SocketAddr, request: &str) -> io::Result<usize> {
+    let mut dialog = Dialog::connect(to).await?;
+    dialog.send(request).await?;
+    let (_, content) = response(&mut dialog).await?;
+    Ok(content.data.len())
+}
+
+async fn response(dialog: &mut Dialog<TcpStream>) -> io::Result<(Head, Content)> {
+    let head = dialog.head().await?;
+    let content = dialog.body(&head).await?;
+    if head.status() != 200 {
+        let status = head.header("proxy-status").unwrap_or_default();
+        return Err(io::Error::other(format!("{} ({status}): {}", head.first, content.text())));
+    }
+    Ok((head, content))
+}
+
+async fn keep_alive(tally: &Tally, to: SocketAddr, request: &str, connection: &mut Option<Dialog<TcpStream>>) {
+    let reused = connection.is_some();
+    match exchange(to, request, connection).await {
+        Ok(bytes) => tally.round("keep-alive", bytes),
+        Err(error) if reused && closed_before_an_answer(&error) => tally.note("keep-alive", |done| done.repeated += 1),
+        Err(error) => tally.failed("keep-alive", &error),
+    }
+}
+
+/// One request on the connection, which is kept where the server keeps it.
+async fn exchange(to: SocketAddr, request: &str, connection: &mut Option<Dialog<TcpStream>>) -> io::Result<usize> {
+    let mut dialog = match connection.take() {
+        Some(dialog) => dialog,
+        None => Dialog::connect(to).await?,
+    };
+    dialog.send(request).await?;
+    let (head, content) = response(&mut dialog).await?;
+    if head.header("connection").is_none_or(|value| !value.eq_ignore_ascii_case("close")) {
+        *connection = Some(dialog);
+    }
+    Ok(content.data.len())
+}
+
+fn closed_before_an_answer(error: &io::Error) -> bool {
+    let broken = matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe);
+    broken || (error.kind() == io::ErrorKind::UnexpectedEof && error.to_string().ends_with("unread: \"\""))
+}
+
+/// Requests on one connection until the server says goodbye, which is no failure between two requests.
+async fn h2_connection(tally: &Tally, to: SocketAddr, uri: &str) -> io::Result<()> {
+    let stream = TcpStream::connect(to).await?;
+    stream.set_nodelay(true)?;
+    let (sender, connection) =
+        in_time("an HTTP/2 handshake", async { h2::client::handshake(stream).await.map_err(io::Error::other) }).await?;
+    let mut driver = JoinSet::new();
+    driver.spawn(async move {
+        // How it ends is seen by the requests on it.
+        let _ = connection.await;
+    });
+    let mut sender = Some(sender);
+    while let (true, Some(free)) = (tally.goes_on(), sender.take()) {
+        let Ok(mut free) = free.ready().await else {
+            tally.note("h2", |done| done.repeated += 1);
+            return Ok(());
+        };
+        let bytes = in_time("an HTTP/2 response", h2_request(&mut free, uri)).await?;
+        tally.round("h2", bytes);
+        sender = Some(free);
+        tokio::time::sleep(PAUSE).await;
+    }
+    Ok(())
+}
+
+async fn h2_request(sender: &mut h2::client::SendRequest<Bytes>, uri: &str) -> io::Result<usize> {
+    let request = http::Request::get(uri).body(()).map_err(io::Error::other)?;
+    let (response, _) = sender.send_request(request, true).map_err(io::Error::other)?;
+    let response = response.await.map_err(io::Error::other)?;
+    let (status, mut body) = (response.status(), response.into_body());
+    let mut bytes = 0;
+    while let Some(data) = body.data().await {
+        let length = data.map_err(io::Error::other)?.len();
+        bytes += length;
+        body.flow_control().release_capacity(length).map_err(io::Error::other)?;
+    }
+    if status == 200 { Ok(bytes) } else { Err(io::Error::other(format!("HTTP/2 status {status}"))) }
+}
+
+async fn upload(to: SocketAddr, head: &str, pattern: Pattern) -> io::Result<()> {
+    let mut dialog = Dialog::connect(to).await?;
+    dialog.send(head).await?;
+    let (mut digest, mut piece) = (Digest::default(), vec![0; PIECE]);
+    for offset in (0..UPLOAD).step_by(PIECE) {
+        pattern.fill(offset as u64, &mut piece);
+        digest.update(&piece);
+        dialog.send_chunk(&piece).await?;
+        tokio::time::sleep(PAUSE).await;
+    }
+    dialog.send("0\r\n\r\n").await?;
+    let (_, content) = response(&mut dialog).await?;
+    if content.text().contains(&digest.hex()) {
+        return Ok(());
+    }
+    Err(io::Error::other(format!("the origin got something else than {}: {}", digest.hex(), content.text())))
+}
+
+async fn tunnel(tally: &Tally, way: &Way, pattern: Pattern) -> io::Result<()> {
+    let (mut stream, early) = way.open().await?;
+    if !early.is_empty() {
+        return Err(io::Error::other("bytes that nobody sent"));
+    }
+    let mut offset = 0u64;
+    while tally.goes_on() {
+        // From one byte to some segments, in no order that a buffer's size would fit.
+        let length = 1 + (offset.wrapping_mul(0x9e37_79b9) >> 7) as usize % 24_000;
+        let mut sent = vec![0; length];
+        pattern.fill(offset, &mut sent);
+        let told = |error: io::Error| io::Error::new(error.kind(), format!("broke at byte {offset}: {error}"));
+        in_time("writing into a tunnel", stream.write_all(&sent)).await.map_err(told)?;
+        let mut received = vec![0; length];
+        in_time("reading from a tunnel", stream.read_exact(&mut received)).await.map_err(told)?;
+        if let Some(at) = pattern.mismatch(offset, &received) {
+            return Err(io::Error::other(format!("byte {at} of the tunnel is wrong")));
+        }
+        offset += length as u64;
+        tally.round(way.kind(), length);
+        tokio::time::sleep(PAUSE).await;
+    }
+    stream.shutdown().await?;
+    match in_time("the end of a tunnel", stream.read(&mut [0; 1])).await? {
+        0 => Ok(()),
+        _ => Err(io::Error::other("the tunnel says more than was said into it")),
+    }
+}
+
+async fn flow(tally: &Tally, to: SocketAddr, pattern: Pattern) -> io::Result<()> {
+    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = UdpSocket::bind(any).await?;
+    socket.connect(to).await?;
+    let mut number = 0u64;
+    let mut received = vec![0; 2048];
+    while tally.goes_on() {
+        let mut sent = vec![0; 8 + (number as usize * 37) % 1192];
+        pattern.fill(number * 2048, &mut sent);
+        sent[..8].copy_from_slice(&number.to_be_bytes());
+        socket.send(&sent).await?;
+        match returned(&socket, &mut received, number).await? {
+            Some(length) if received[..length] == sent[..] => tally.round("flow", length),
+            Some(_) => return Err(io::Error::other(format!("datagram {number} came back changed"))),
+            None => tally.note("flow", |done| done.lost += 1),
+        }
+        number += 1;
+        tokio::time::sleep(PAUSE).await;
+    }
+    Ok(())
+}
+
+/// The datagram of this number; earlier ones that were given up are passed over.
+async fn returned(socket: &UdpSocket, room: &mut [u8], number: u64) -> io::Result<Option<usize>> {
+    loop {
+        let Ok(received) = tokio::time::timeout(DATAGRAM_PATIENCE, socket.recv(room)).await else { return Ok(None) };
+        let length = received?;
+        let found = room[..length].first_chunk::<8>().map(|bytes| u64::from_be_bytes(*bytes));
+        match found {
+            Some(found) if found == number => return Ok(Some(length)),
+            Some(found) if found < number => {}
+            other => return Err(io::Error::other(format!("a datagram that nobody sent: {other:?}"))),
+        }
+    }
+}
