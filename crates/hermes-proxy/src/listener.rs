@@ -157,7 +157,7 @@ pub(crate) struct Ready {
 
 async fn serve_connection(worker: &Rc<Worker>, connection: &Rc<Connection>, tcp: TcpStream) {
     let listener = connection.listener.clone();
-    let ready = match make_ready(worker, &listener, connection.source, tcp).await {
+    let ready = match Box::pin(make_ready(worker, &listener, connection.source, tcp)).await {
         Ok(ready) => ready,
         Err(error) => {
             let labels = ListenerLabels { listener: listener.name.clone() };
@@ -170,7 +170,7 @@ async fn serve_connection(worker: &Rc<Worker>, connection: &Rc<Connection>, tcp:
         ListenerProtocol::Http => http::serve(worker, connection, ready).await,
         ListenerProtocol::Tcp { authority } => {
             connection.set_stage(worker, Stage::Idle);
-            tcp::serve(worker, connection, authority, ready).await;
+            Box::pin(tcp::serve(worker, connection, authority, ready)).await;
         }
         // UDP has no connections.
         ListenerProtocol::Udp { .. } => {}

@@ -5,6 +5,8 @@
 //! pipe) buffers are dropped and counted: traffic never waits for its log.
 //! Never: header values, query strings, bodies: they may hold secrets.
 
+mod line;
+
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io::Write;
@@ -14,7 +16,6 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 
 use hermes_model::snapshot::AccessLog;
-use serde::Serialize;
 
 use crate::live::Record;
 use crate::metrics::{ErrorLabels, SessionLabels, SessionMetrics};
@@ -116,42 +117,6 @@ pub(crate) struct Records {
     handles: RefCell<HashMap<SessionLabels, Rc<SessionMetrics>>>,
 }
 
-#[derive(Serialize)]
-struct Line<'a> {
-    time: String,
-    node: &'a str,
-    id: u64,
-    listener: &'a str,
-    kind: &'static str,
-    source: std::net::SocketAddr,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    peer: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    user: Option<&'a str>,
-    method: &'a str,
-    authority: String,
-    path: &'a str,
-    route: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    endpoint: Option<&'a str>,
-    status: u16,
-    received: u64,
-    sent: u64,
-    duration_ms: f64,
-    #[serde(skip_serializing_if = "is_one")]
-    tries: u32,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reason: Option<String>,
-    trace: String,
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
-fn is_one(tries: &u32) -> bool {
-    *tries <= 1
-}
-
 impl Records {
     pub(crate) fn new(node: Arc<str>, sender: LogSender) -> Self {
         Self {
@@ -179,34 +144,8 @@ impl Records {
         if !self.enabled.get() {
             return;
         }
-        let facts = record.facts;
-        let line = Line {
-            time: humantime::format_rfc3339_millis(record.time).to_string(),
-            node: &self.node,
-            id: record.id,
-            listener: &facts.listener,
-            kind: facts.kind.as_str(),
-            source: facts.source,
-            peer: facts.trust.peer().and_then(|peer| peer.node.as_deref()),
-            user: facts.user.as_deref(),
-            method: facts.method.as_str(),
-            authority: facts.authority.to_string(),
-            path: facts.path.path(),
-            route: record.route.map(|route| &*route.name),
-            endpoint: record.peer,
-            status: record.status,
-            received: record.received,
-            sent: record.sent,
-            duration_ms: (record.duration.as_secs_f64() * 1e6).round() / 1e3,
-            tries: record.tries,
-            error: record.error.map(crate::error::Error::label),
-            reason: record.error.map(ToString::to_string),
-            trace: format!("{:032x}", record.trace.trace_id()),
-        };
         let mut buffer = self.buffer.borrow_mut();
-        // Serialising into a Vec cannot fail.
-        let _ = serde_json::to_writer(&mut *buffer, &line);
-        buffer.push(b'\n');
+        line::write(&mut buffer, &self.node, record);
         if buffer.len() >= FLUSH_BYTES {
             drop(buffer);
             self.flush(worker);

@@ -261,7 +261,14 @@ fn target(parts: &Parts, secure: bool) -> Result<Target, Error> {
     let text = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
     let authority = Authority::parse(&text, None)
         .map_err(|error| Error::Malformed(format!("CONNECT-UDP target {text:?}: {error}")))?;
-    Ok(Target { kind: Kind::Udp, host: host_value(&authority, &text), ask: Ask::Upgrade(protocol), authority, path, scheme })
+    Ok(Target {
+        kind: Kind::Udp,
+        host: host_value(&authority, &text),
+        ask: Ask::Upgrade(protocol),
+        authority,
+        path,
+        scheme,
+    })
 }
 
 fn connect_target(parts: &Parts) -> Result<Target, Error> {

@@ -169,15 +169,16 @@ async fn act(
             respond::redirect(redirect, &Vars { facts: &entry.facts, node }).map(Acted::Response)
         }
         (Action::Terminate(terminate @ Terminate { kind: TerminateKind::Tcp, .. }), Kind::Tcp) => {
-            let stream = terminate::tcp(worker, entry, terminate, route).await?;
+            // Boxed, as all that is not the common way of a request: futures are moved, and size is time.
+            let stream = Box::pin(terminate::tcp(worker, entry, terminate, route)).await?;
             Ok(tunnel(&mut request, Far::Stream(stream)))
         }
         (Action::Terminate(terminate @ Terminate { kind: TerminateKind::Udp, .. }), Kind::Udp) => {
-            let port = terminate::udp(worker, entry, terminate, route).await?;
+            let port = Box::pin(terminate::udp(worker, entry, terminate, route)).await?;
             Ok(tunnel(&mut request, Far::Datagrams(port)))
         }
         (Action::Terminate(terminate @ Terminate { kind: TerminateKind::Http, .. }), Kind::Http) => {
-            to_origin(worker, generation, session, route, terminate, request).await
+            Box::pin(to_origin(worker, generation, session, route, terminate, request)).await
         }
         (Action::Upstream(upstream), _) => to_upstream(worker, generation, session, route, upstream, request).await,
         _ => Err(Error::Unsuitable { route: route.name.clone(), kind: kind.as_str() }),
@@ -208,7 +209,7 @@ async fn to_upstream(
         let response = forward.to_upstream(state).await?;
         return respond_with(generation, session, route, response);
     }
-    let (stream, head) = match forward.tunnel(state, &request.ask).await? {
+    let (stream, head) = match Box::pin(forward.tunnel(state, &request.ask)).await? {
         Opened::Tunnel { stream, head } => (stream, head),
         Opened::Answer(response) => return respond_with(generation, session, route, response),
     };

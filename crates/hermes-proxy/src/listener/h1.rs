@@ -62,7 +62,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
     let io = parts.io.into_inner().into_io();
     match tunnel.take() {
         Some(tunnel) if result.is_ok() => {
-            session::relay(Near::Stream(ByteStream::io(io, parts.read_buf)), *tunnel).await;
+            Box::pin(session::relay(Near::Stream(ByteStream::io(io, parts.read_buf)), *tunnel)).await;
         }
         _ => close(io).await,
     }

@@ -5,7 +5,7 @@
 //! are bounded (rapid reset, CONTINUATION flood: CVE-2023-44487, CVE-2024-24549 and the like).
 
 use std::future::Future;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -78,7 +78,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
             }
         }
         // Whatever the streams write wakes the connection, which then sends it.
-        while let Poll::Ready(Some(())) = std::pin::Pin::new(&mut streams).poll_next(cx) {}
+        while let Poll::Ready(Some(())) = Pin::new(&mut streams).poll_next(cx) {}
         Poll::Pending
     })
     .await;
@@ -98,7 +98,7 @@ async fn serve_stream(
         .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
     let is_connect = parts.method == Method::CONNECT;
     let length = content_length(&parts.headers);
-    let (body, mut tunnelled) = if is_connect {
+    let (body, tunnelled) = if is_connect {
         (RequestBody::Empty, Some(recv))
     } else {
         (RequestBody::new(&worker, Body::H2(H2Body::new(recv, length))), None)
@@ -122,7 +122,7 @@ async fn serve_stream(
                 continued: false,
             };
             drop(body);
-            match wait.for_served(session::serve(&worker, request)).await {
+            match wait.for_served(pin!(session::serve(&worker, request))).await {
                 Some(served) => served,
                 None => return,
             }
@@ -131,7 +131,7 @@ async fn serve_stream(
     };
     match served {
         Served::Response(response) => send(response, &mut respond).await,
-        Served::Tunnel(open) => tunnel(open, &mut respond, &mut tunnelled).await,
+        Served::Tunnel(open) => Box::pin(tunnel(open, respond, tunnelled)).await,
     }
 }
 
@@ -146,8 +146,7 @@ struct Wait<'a> {
 
 impl Wait<'_> {
     /// `None` where the client gave up.
-    async fn for_served(mut self, serve: impl Future<Output = Served>) -> Option<Served> {
-        let mut serve = pin!(serve);
+    async fn for_served(mut self, mut serve: Pin<&mut impl Future<Output = Served>>) -> Option<Served> {
         std::future::poll_fn(|cx| {
             let served = serve.as_mut().poll(cx);
             self.send_interim();
@@ -208,9 +207,9 @@ async fn send(response: Response<ResponseBody>, respond: &mut SendResponse<Bytes
     }
 }
 
-async fn tunnel(mut open: Box<Tunnel>, respond: &mut SendResponse<Bytes>, tunnelled: &mut Option<RecvStream>) {
+async fn tunnel(mut open: Box<Tunnel>, mut respond: SendResponse<Bytes>, tunnelled: Option<RecvStream>) {
     let by_post = open.body.take().and_then(RequestBody::into_body);
-    let recv = match (tunnelled.take(), by_post) {
+    let recv = match (tunnelled, by_post) {
         (Some(recv), _) => Some(recv),
         (None, Some(Body::H2(body))) => Some(body.into_stream()),
         // The POST ended with its head: one direction is over already.

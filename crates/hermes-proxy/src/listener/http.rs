@@ -37,9 +37,9 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, read
     let watched = Watched { io, ahead: ahead.freeze(), connection: connection.clone(), worker: worker.clone() };
     let client = Client { source, trust, secure };
     if is_h2 {
-        h2::serve(worker, connection, watched, client).await;
+        Box::pin(h2::serve(worker, connection, watched, client)).await;
     } else {
-        h1::serve(worker, connection, watched, client).await;
+        Box::pin(h1::serve(worker, connection, watched, client)).await;
     }
 }
 

@@ -97,7 +97,7 @@ impl Forward<'_> {
             self.worker.shared.metrics.retries.inc();
             avoid.push(index);
             fresh = false;
-            tokio::time::sleep(self.backoff(tries)).await;
+            Box::pin(tokio::time::sleep(self.backoff(tries))).await;
         }
     }
 

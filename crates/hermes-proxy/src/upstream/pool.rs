@@ -221,7 +221,7 @@ impl Pool {
     pub(crate) async fn lease(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Error> {
         match wish.protocol {
             UpstreamProtocol::H2 => self.lease_h2(worker, wish).await,
-            UpstreamProtocol::Auto => self.lease_either(worker, wish).await,
+            UpstreamProtocol::Auto => Box::pin(self.lease_either(worker, wish)).await,
             UpstreamProtocol::H1 | UpstreamProtocol::Tcp => self.lease_h1(worker, wish).await,
         }
     }
@@ -237,8 +237,7 @@ impl Pool {
             let limits = &worker.generation().snapshot.limits;
             if self.open.count.get() < limits.upstream_connections {
                 let permit = Permit::take(&self.open);
-                let io = connect(worker, &wish.destination, wish.connect_within).await?;
-                return Ok(Leased::H1(Box::new(handshake_h1(wish, io, permit).await?)));
+                return Box::pin(dial_h1(worker, wish, permit)).await;
             }
             self.wait(worker, limits.upstream_pending).await?;
         }
@@ -295,7 +294,7 @@ impl Pool {
                 continue;
             }
             let dialing = Dialing::begin(self);
-            let result = self.dial_h2(worker, wish).await;
+            let result = Box::pin(self.dial_h2(worker, wish)).await;
             dialing.end(&result);
             let connection = result?;
             return Ok(Leased::H2(H2Lease::take(&connection, self, worker, false)));
@@ -449,6 +448,11 @@ async fn drive_h2(mut connection: h2::client::Connection<Io, Bytes>, shared: Rc<
     shared.close();
     pool.shared.borrow_mut().retain(|other| !Rc::ptr_eq(other, &shared));
     pool.open.wake_all();
+}
+
+async fn dial_h1(worker: &Rc<Worker>, wish: &Wish<'_>, permit: Permit) -> Result<Leased, Error> {
+    let io = connect(worker, &wish.destination, wish.connect_within).await?;
+    Ok(Leased::H1(Box::new(handshake_h1(wish, io, permit).await?)))
 }
 
 async fn handshake_h1(wish: &Wish<'_>, io: Io, permit: Permit) -> Result<H1Connection, Error> {

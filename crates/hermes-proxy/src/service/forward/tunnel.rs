@@ -15,8 +15,8 @@ use http::response::Parts;
 use http::uri::PathAndQuery;
 use http::{Method, Request as HttpRequest, Response, StatusCode, Uri, Version};
 
-use super::head::{self, Outgoing};
 use super::Forward;
+use super::head::{self, Outgoing};
 use crate::body::{Body, RequestBody, channel};
 use crate::error::Error;
 use crate::headers::CAPSULE_PROTOCOL;
@@ -187,7 +187,12 @@ impl Forward<'_> {
         Ok(Opened::Tunnel { stream: ByteStream::io(io, ahead), head: Some(parts) })
     }
 
-    async fn post_over_h1(&self, connection: Box<H1Connection>, place: Place, mut outgoing: Outgoing) -> Result<Opened, Error> {
+    async fn post_over_h1(
+        &self,
+        connection: Box<H1Connection>,
+        place: Place,
+        mut outgoing: Outgoing,
+    ) -> Result<Opened, Error> {
         let (send, body) = channel();
         let body = RequestBody::new(self.worker, Body::Channel(body));
         let mut request = self.bare_request(&mut outgoing).map(|()| body.attempt());
