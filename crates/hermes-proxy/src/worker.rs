@@ -22,7 +22,8 @@ use hermes_net::udp::ReceiveBuffer;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::{JoinSet, LocalSet};
+use tokio::runtime::LocalOptions;
+use tokio::task::JoinSet;
 
 use crate::error::Error;
 use crate::generation::Generation;
@@ -229,9 +230,8 @@ pub(crate) fn run(
     log: LogSender,
     commands: mpsc::Receiver<Command>,
 ) -> std::io::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let local = LocalSet::new();
-    local.block_on(&runtime, async {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build_local(LocalOptions::default())?;
+    runtime.block_on(async {
         let worker = Rc::new(Worker::new(shared, generation, log));
         serve_commands(&worker, commands).await;
         worker.live.end_all();
