@@ -1,4 +1,129 @@
-//! The demo.
-pub(crate) fn run(_keep: bool) -> anyhow::Result<std::process::ExitCode> {
-    anyhow::bail!("not yet")
+//! `hermes demo`: a whole overlay on this machine, real traffic through it, and what happened.
+//!
+//! In: nothing but this binary and loopback. Out: a short report, or JSON; exit status 0 only if
+//! everything arrived intact and nothing failed. Three nodes run as processes of their own; the
+//! services that they lead to, and the programs that use them, are in this one.
+//! Never: root, a fixed port, a file outside of one temporary directory, or anything left behind.
+
+mod ca;
+mod change;
+mod client;
+mod content;
+mod interrupt;
+pub(crate) mod leash;
+mod origins;
+mod overlay;
+mod ports;
+mod program;
+mod report;
+mod terminal;
+mod traffic;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::Context;
+
+use ca::{Authority, Proof};
+use interrupt::Interrupt;
+use origins::Origins;
+use overlay::Overlay;
+use ports::loopback;
+use report::Report;
+use terminal::{Paint, Progress};
+use traffic::Entrances;
+
+/// The CA of the TLS service: nodes do not know it.
+const BANK_CA: &str = "bank-ca";
+
+/// How a demo is shown.
+#[derive(Clone, Copy)]
+pub(crate) struct Options {
+    /// Leave it up, and say what to try.
+    pub(crate) keep: bool,
+    /// JSON instead of a table.
+    pub(crate) json: bool,
+}
+
+/// Runs the demo.
+///
+/// # Errors
+/// The step or the node that failed.
+pub(crate) fn run(options: Options) -> anyhow::Result<ExitCode> {
+    // One thread, which is the main one: children are on the leash of the thread that starts them.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut interrupt = Interrupt::listen()?;
+        let mut stage = Stage::default();
+        let shown = tokio::select! {
+            biased;
+            status = interrupt.next() => Ok(status),
+            shown = stage.show(options) => shown,
+        };
+        if let (Ok(_), true, Some(overlay)) = (&shown, options.keep, &stage.overlay) {
+            report::print(&report::to_try(overlay, Paint::for_stdout()));
+            interrupt.next().await;
+        }
+        let shown = shown.map_err(|error| stage.explain(&error));
+        stage.clear().await;
+        shown
+    })
+}
+
+/// What is up, outside of the future that may be cut short: it has to be taken down in order.
+#[derive(Default)]
+struct Stage {
+    overlay: Option<Overlay>,
+    origins: Option<Origins>,
+}
+
+impl Stage {
+    async fn show(&mut self, options: Options) -> anyhow::Result<ExitCode> {
+        let begun = Instant::now();
+        let progress = Progress::begin();
+        progress.step("three nodes start: alice-laptop, router, server");
+        let directory = tempfile::Builder::new().prefix("hermes-demo-").tempdir();
+        let directory = directory.context("no temporary directory can be made")?;
+        let bank_ca = Authority::new(directory.path(), BANK_CA)?;
+        let bank = bank_ca.issue("bank", &Proof::Server)?;
+        let bank = hermes_net::tls::CertifiedKey::load(&bank.cert, &bank.key)?;
+        let bank_tls =
+            hermes_net::tls::server_config(&bank, &hermes_net::tls::ClientCertificates::None, &[b"http/1.1"])?;
+        let origins = self.origins.insert(Origins::start(bank_tls).await.context("the services do not start")?);
+        let overlay = self.overlay.insert(Overlay::start(directory, origins).await?);
+        let started = begun.elapsed();
+
+        let entrances = Entrances {
+            apps: loopback(overlay.ports.apps),
+            database: loopback(overlay.ports.database),
+            call: loopback(overlay.ports.call),
+            bank_ca: &bank_ca.certificate,
+        };
+        let traffic = traffic::drive(&entrances, &progress).await?;
+        progress.step("a route changes under load");
+        let changed = change::under_load(entrances.apps, entrances.database, || overlay.send_shop_to_green()).await;
+        let changed = changed.context("changing a route under load failed")?;
+        if !options.keep {
+            progress.step("the nodes end");
+            overlay.stop().await;
+        }
+        drop(progress);
+        let report = Report::new(started, begun.elapsed(), traffic, changed);
+        report::print(&if options.json { report.json()? } else { report.text(Paint::for_stdout()) });
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// Adds what the nodes said to what went wrong.
+    fn explain(&mut self, error: &anyhow::Error) -> anyhow::Error {
+        let words = self.overlay.as_mut().map(Overlay::last_words);
+        anyhow::anyhow!("demo: {error:#}{}", words.map(|words| format!("\n{words}")).unwrap_or_default())
+    }
+
+    async fn clear(&mut self) {
+        if let Some(overlay) = &mut self.overlay {
+            overlay.stop().await;
+        }
+        self.overlay = None;
+        self.origins = None;
+    }
 }

@@ -1,0 +1,205 @@
+//! A route changed under load.
+//!
+//! In: a running overlay. Sixteen programs ask for `http://SHOP/whoami` without a pause, one uploads
+//! and one holds a TCP connection; then the middle node's document is replaced, so that SHOP is
+//! another server. Out: when the change was in effect, counted from the moment when the file was
+//! saved, and that nothing failed. What was under way goes on: the upload ends where it began.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use bytes::Bytes;
+use http::Request;
+use http_body_util::BodyExt;
+use hyper::body::{Body, Frame};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
+
+use super::client::{Client, PATIENCE};
+use super::content::content;
+
+const CLIENTS: usize = 16;
+/// Load before the change, and after it took effect.
+const BEFORE: Duration = Duration::from_millis(400);
+const AFTER: Duration = Duration::from_millis(400);
+/// A change that takes longer is none.
+const AT_LATEST: Duration = Duration::from_secs(3);
+/// The upload and the TCP connection send a piece so often.
+const PIECE_EVERY: Duration = Duration::from_millis(10);
+const PIECE_BYTES: usize = 16 << 10;
+const LOOK: Duration = Duration::from_millis(2);
+
+/// What the change did.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Changed {
+    /// From the saved file until every request that began later was served by the new server.
+    pub(crate) in_effect_ms: f64,
+    /// From the saved file until the first answer of the new server.
+    pub(crate) first_answer_ms: f64,
+    /// Requests during all this.
+    pub(crate) requests: usize,
+    /// Of those, served by the new server.
+    pub(crate) by_new_server: usize,
+    /// Bytes of the upload that was under way.
+    pub(crate) upload_bytes: usize,
+    /// Bytes of the TCP connection that was under way.
+    pub(crate) tcp_bytes: usize,
+}
+
+/// One request: when it began, when its answer was there, and whether that was the new server's.
+struct Asked {
+    begun: Instant,
+    done: Instant,
+    green: bool,
+}
+
+/// Runs the load, changes the route by `change`, and waits until everyone noticed.
+///
+/// # Errors
+/// Anything that failed meanwhile.
+pub(crate) async fn under_load(
+    apps: SocketAddr,
+    database: SocketAddr,
+    change: impl FnOnce() -> anyhow::Result<()>,
+) -> anyhow::Result<Changed> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let noticed = Arc::new(AtomicUsize::new(0));
+    let mut askers = JoinSet::new();
+    for _ in 0..CLIENTS {
+        askers.spawn(ask_on(apps, stop.clone(), noticed.clone()));
+    }
+    let mut upload = JoinSet::new();
+    upload.spawn(upload_on(apps, stop.clone()));
+    let mut tcp = JoinSet::new();
+    tcp.spawn(talk_on(database, stop.clone()));
+
+    tokio::time::sleep(BEFORE).await;
+    change()?;
+    let saved = Instant::now();
+    while noticed.load(Ordering::Relaxed) < CLIENTS && saved.elapsed() < AT_LATEST {
+        tokio::time::sleep(LOOK).await;
+    }
+    tokio::time::sleep(AFTER).await;
+    stop.store(true, Ordering::Relaxed);
+
+    let mut asked = Vec::new();
+    while let Some(done) = askers.join_next().await {
+        asked.append(&mut done?.context("a request failed during the change")?);
+    }
+    let upload_bytes = finished(upload).await.context("the upload that was under way")?;
+    let tcp_bytes = finished(tcp).await.context("the TCP connection that was under way")?;
+    judge(&asked, saved, upload_bytes, tcp_bytes)
+}
+
+fn judge(asked: &[Asked], saved: Instant, upload_bytes: usize, tcp_bytes: usize) -> anyhow::Result<Changed> {
+    let ms = |at: Instant| at.saturating_duration_since(saved).as_secs_f64() * 1e3;
+    let by_new_server = asked.iter().filter(|asked| asked.green).count();
+    let Some(first) = asked.iter().filter(|asked| asked.green).map(|asked| asked.done).min() else {
+        bail!("the changed route did not take effect within {AT_LATEST:?}");
+    };
+    ensure!(first > saved, "the new server answered before the route was changed");
+    let last_of_old = asked.iter().filter(|asked| !asked.green).map(|asked| asked.begun).max();
+    ensure!(last_of_old.is_none_or(|begun| begun < saved + AT_LATEST), "some requests still went to the old server");
+    Ok(Changed {
+        in_effect_ms: last_of_old.map_or(0.0, ms).max(ms(first)),
+        first_answer_ms: ms(first),
+        requests: asked.len(),
+        by_new_server,
+        upload_bytes,
+        tcp_bytes,
+    })
+}
+
+async fn finished(mut task: JoinSet<anyhow::Result<usize>>) -> anyhow::Result<usize> {
+    let done = timeout(PATIENCE, task.join_next()).await.context("did not end")?;
+    done.context("did not run")??
+}
+
+async fn ask_on(apps: SocketAddr, stop: Arc<AtomicBool>, noticed: Arc<AtomicUsize>) -> anyhow::Result<Vec<Asked>> {
+    let mut client = Client::connect(apps).await?;
+    let mut asked: Vec<Asked> = Vec::new();
+    while !stop.load(Ordering::Relaxed) {
+        let begun = Instant::now();
+        let name = client.get("http://SHOP/whoami").await?;
+        ensure!(matches!(&name[..], b"blue" | b"green"), "a strange server answered: {name:?}");
+        let green = name[..] == *b"green";
+        if green && asked.last().is_none_or(|last| !last.green) {
+            noticed.fetch_add(1, Ordering::Relaxed);
+        }
+        asked.push(Asked { begun, done: Instant::now(), green });
+    }
+    Ok(asked)
+}
+
+/// One POST that lasts over the change; all of it has to come back.
+async fn upload_on(apps: SocketAddr, stop: Arc<AtomicBool>) -> anyhow::Result<usize> {
+    let stream = TcpStream::connect(apps).await?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    let mut driver = JoinSet::new();
+    driver.spawn(async move {
+        let _ = connection.await;
+    });
+    let (pieces, body) = mpsc::channel(1);
+    let request = Request::post("http://SHOP/echo").header(http::header::HOST, "SHOP").body(Pieces(body))?;
+    let send = async {
+        let mut sent = Vec::new();
+        while !stop.load(Ordering::Relaxed) {
+            let piece = content(sent.len() as u64, PIECE_BYTES);
+            sent.extend_from_slice(&piece);
+            pieces.send(piece).await.context("it was cut off")?;
+            tokio::time::sleep(PIECE_EVERY).await;
+        }
+        drop(pieces);
+        anyhow::Ok(sent)
+    };
+    let receive = async {
+        let response = sender.send_request(request).await?;
+        ensure!(response.status().is_success(), "it was answered {}", response.status());
+        Ok(response.into_body().collect().await?.to_bytes())
+    };
+    let (sent, back) = tokio::try_join!(send, receive)?;
+    ensure!(sent == back, "it came back changed ({} of {} bytes)", back.len(), sent.len());
+    Ok(sent.len())
+}
+
+/// A body whose pieces come from a channel.
+struct Pieces(mpsc::Receiver<Bytes>);
+
+impl Body for Pieces {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.0.poll_recv(cx).map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
+    }
+}
+
+/// One TCP connection that lasts over the change.
+async fn talk_on(database: SocketAddr, stop: Arc<AtomicBool>) -> anyhow::Result<usize> {
+    let mut stream = TcpStream::connect(database).await?;
+    let mut sent = 0;
+    let mut back = vec![0; PIECE_BYTES];
+    while !stop.load(Ordering::Relaxed) {
+        let piece = content(sent as u64, PIECE_BYTES);
+        let exchange = async {
+            stream.write_all(&piece).await?;
+            stream.read_exact(&mut back).await
+        };
+        timeout(PATIENCE, exchange).await.context("no echo came")??;
+        ensure!(piece == back, "it came back changed");
+        sent += PIECE_BYTES;
+        tokio::time::sleep(PIECE_EVERY).await;
+    }
+    Ok(sent)
+}

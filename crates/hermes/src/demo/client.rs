@@ -1,0 +1,90 @@
+//! A small HTTP/1.1 client over any byte stream.
+//!
+//! In: a connected stream, then requests. Out: whole answers. It asks what it is told to ask: a
+//! proxy that gets an absolute URI is a proxy by that alone.
+//! Never: an answer of more than 64 MiB, or a wait of more than ten seconds.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use bytes::Bytes;
+use http::header::HOST;
+use http::{Method, Request, StatusCode, Uri};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+
+/// The longest wait for one answer.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+const MOST: usize = 64 << 20;
+
+/// A connection that is kept alive.
+pub(crate) struct Client {
+    sender: SendRequest<Full<Bytes>>,
+    /// Moves the bytes; ends with this value.
+    _driver: JoinSet<()>,
+}
+
+impl Client {
+    /// Speaks HTTP over a stream.
+    ///
+    /// # Errors
+    /// The stream is closed already.
+    pub(crate) async fn over(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> anyhow::Result<Self> {
+        let (sender, connection) = handshake(TokioIo::new(stream)).await?;
+        let mut driver = JoinSet::new();
+        driver.spawn(async move {
+            // What ends the connection also ends the request on it, which tells.
+            let _ = connection.await;
+        });
+        Ok(Self { sender, _driver: driver })
+    }
+
+    /// Connects and speaks HTTP.
+    ///
+    /// # Errors
+    /// Nobody listens there.
+    pub(crate) async fn connect(address: SocketAddr) -> anyhow::Result<Self> {
+        let stream = TcpStream::connect(address).await.with_context(|| format!("cannot connect to {address}"))?;
+        stream.set_nodelay(true)?;
+        Self::over(stream).await
+    }
+
+    /// GET.
+    ///
+    /// # Errors
+    /// As [`Client::ask`].
+    pub(crate) async fn get(&mut self, uri: &str) -> anyhow::Result<Bytes> {
+        self.ask(Method::GET, uri, Bytes::new()).await
+    }
+
+    /// Asks, and wants a 200.
+    ///
+    /// # Errors
+    /// The connection broke, nothing came in time, or the answer is another.
+    pub(crate) async fn ask(&mut self, method: Method, uri: &str, body: Bytes) -> anyhow::Result<Bytes> {
+        let (status, body) = self.try_ask(method, uri, body).await?;
+        let text = || String::from_utf8_lossy(&body[..body.len().min(200)]).trim().to_owned();
+        ensure!(status == StatusCode::OK, "{uri} was answered {status}: {}", text());
+        Ok(body)
+    }
+
+    async fn try_ask(&mut self, method: Method, uri: &str, body: Bytes) -> anyhow::Result<(StatusCode, Bytes)> {
+        let parsed: Uri = uri.parse().with_context(|| format!("{uri} is no URI"))?;
+        let host = parsed.authority().map_or("localhost", http::uri::Authority::as_str).to_owned();
+        let request = Request::builder().method(method).uri(parsed).header(HOST, host).body(Full::new(body))?;
+        let exchange = async {
+            self.sender.ready().await?;
+            let response = self.sender.send_request(request).await?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), MOST).collect().await.map_err(anyhow::Error::from_boxed)?;
+            anyhow::Ok((status, body.to_bytes()))
+        };
+        let answered = tokio::time::timeout(PATIENCE, exchange).await;
+        answered.with_context(|| format!("{uri} was not answered within {PATIENCE:?}"))?.with_context(|| uri.to_owned())
+    }
+}

@@ -1,0 +1,43 @@
+//! The leash of a demo's child processes: they end when the demo does, even if it is killed.
+//!
+//! In: the demo's pid and a command line. Out: that command, in the place of this process.
+//! A process may ask the kernel to be told of its parent's death, and that wish outlives `exec`;
+//! asking from the parent's side would need code between fork and exec, which is unsafe.
+
+use std::convert::Infallible;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use anyhow::{Context, ensure};
+use nix::sys::prctl;
+use nix::sys::signal::Signal;
+
+/// The verb under `hermes demo` that runs [`exec`]. Hidden: nobody types it.
+pub(crate) const VERB: &str = "leash";
+
+/// A command line that runs `command` on the leash of this process.
+///
+/// The kernel watches the *thread* that starts it: start children from the main thread only.
+///
+/// # Errors
+/// This process cannot find its own binary.
+pub(crate) fn leashed<S: AsRef<OsStr>>(command: &[S]) -> anyhow::Result<Command> {
+    let own = std::env::current_exe().context("cannot find the hermes binary itself")?;
+    let mut leashed = Command::new(own);
+    leashed.args(["demo", VERB, &std::process::id().to_string(), "--"]).args(command);
+    Ok(leashed)
+}
+
+/// Becomes `command`, and ends by SIGTERM when the process `parent` ends.
+///
+/// # Errors
+/// The command cannot be run, or the parent is gone already.
+pub(crate) fn exec(parent: i32, command: &[OsString]) -> anyhow::Result<Infallible> {
+    let (program, arguments) = command.split_first().context("leash: no command was given")?;
+    prctl::set_pdeathsig(Signal::SIGTERM).context("leash")?;
+    // Before the wish was made nobody would have told us.
+    ensure!(nix::unistd::getppid().as_raw() == parent, "leash: process {parent} is not the parent");
+    let error = Command::new(program).args(arguments).exec();
+    Err(error).with_context(|| format!("cannot run {}", program.display()))
+}

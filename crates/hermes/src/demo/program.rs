@@ -1,0 +1,115 @@
+//! A child process of a demo: started on the leash, its output in a file, ended with its owner.
+//!
+//! In: a name, a command line, a file for what it says. Out: whether it runs, and its last words.
+//! Never: a process that outlives this value.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::Context;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::time::Instant;
+
+use super::leash;
+
+/// How often a process is asked whether it ended: the kernel tells only who waits for it.
+const LOOK: Duration = Duration::from_millis(5);
+/// The end of a log that is read for its last lines.
+const TAIL: u64 = 16 << 10;
+
+/// A running child.
+#[derive(Debug)]
+pub(crate) struct Program {
+    /// What people call it.
+    pub(crate) name: String,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Program {
+    /// Starts a command; what it says on both outputs goes to `log`.
+    ///
+    /// # Errors
+    /// It cannot be started, or the log cannot be written.
+    pub(crate) fn start<S: AsRef<OsStr>>(name: &str, log: &Path, command: &[S]) -> anyhow::Result<Self> {
+        let failed = || format!("{name} cannot be started");
+        let file = File::options().create(true).append(true).open(log).with_context(failed)?;
+        let child = leash::leashed(command)?
+            .stdin(Stdio::null())
+            .stdout(file.try_clone().with_context(failed)?)
+            .stderr(file)
+            // Ctrl-C is for the demo, which ends its children in order.
+            .process_group(0)
+            .spawn()
+            .with_context(failed)?;
+        Ok(Self { name: name.to_owned(), child, log: log.to_owned() })
+    }
+
+    /// How it ended; `None` while it runs.
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+        // An error means that there is no such child, which cannot be: it is ours until we wait.
+        self.child.try_wait().ok().flatten()
+    }
+
+    /// Waits for its end; `None` where it still runs after `patience`.
+    pub(crate) async fn wait(&mut self, patience: Duration) -> Option<ExitStatus> {
+        let until = Instant::now() + patience;
+        loop {
+            if let Some(status) = self.ended() {
+                return Some(status);
+            }
+            if Instant::now() >= until {
+                return None;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Sends a signal; one that has ended is not hurt.
+    pub(crate) fn signal(&mut self, signal: Signal) {
+        if self.ended().is_none() {
+            // Not waited for yet, so the pid is still its own.
+            let _ = kill(Pid::from_raw(self.child.id().cast_signed()), signal);
+        }
+    }
+
+    /// Asks it to end, and makes it after `patience`.
+    pub(crate) async fn stop(&mut self, patience: Duration) {
+        self.signal(Signal::SIGTERM);
+        if self.wait(patience).await.is_none() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+
+    /// The last lines that it said.
+    pub(crate) fn last_lines(&self, count: usize) -> Vec<String> {
+        let text = tail(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(count)..].iter().map(|line| (*line).to_owned()).collect()
+    }
+}
+
+fn tail(log: &Path) -> std::io::Result<String> {
+    let mut file = File::open(log)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        if self.ended().is_none() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! What the demo says in the end.
+//!
+//! In: what was measured. Out: a short text that somebody who never heard of Hermes understands, or
+//! JSON. Never: a claim that was not measured in this run.
+
+use std::io::Write;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::change::Changed;
+use super::overlay::{NODES, Overlay};
+use super::terminal::{Align, Paint, bytes, grouped, table};
+use super::traffic::Carried;
+
+/// The whole run.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    /// Always true: a run in which something failed has no report.
+    intact: bool,
+    nodes: [&'static str; 3],
+    start_ms: u64,
+    traffic: Vec<Carried>,
+    change: Changed,
+    seconds: f64,
+}
+
+impl Report {
+    pub(super) fn new(started: Duration, took: Duration, traffic: Vec<Carried>, change: Changed) -> Self {
+        let start_ms = u64::try_from(started.as_millis()).unwrap_or(u64::MAX);
+        Self { intact: true, nodes: NODES, start_ms, traffic, change, seconds: took.as_secs_f64() }
+    }
+
+    pub(super) fn json(&self) -> anyhow::Result<String> {
+        Ok(serde_json::to_string_pretty(self)? + "\n")
+    }
+
+    pub(super) fn text(&self, paint: Paint) -> String {
+        [self.picture(paint), self.traffic(paint), self.change(paint), self.verdict(paint)].join("\n")
+    }
+
+    fn picture(&self, paint: Paint) -> String {
+        let [laptop, router, server] = self.nodes.map(|node| paint.bold(node));
+        format!(
+            "\n  your programs ──▶ {laptop} ══▶ {router} ══▶ {server} ──▶ services\n\n{}",
+            paint.dim(&format!(
+                "  Three processes, ready in {} ms. ══▶ is HTTP/2 with mutual TLS.\n  \
+                 Names in capitals exist in the overlay only: no DNS knows them.\n",
+                self.start_ms
+            ))
+        )
+    }
+
+    fn traffic(&self, paint: Paint) -> String {
+        let columns = [
+            ("", Align::Left),
+            ("A PROGRAM ASKS FOR", Align::Left),
+            ("WHICH TRAVELS AS", Align::Left),
+            ("BACK AND INTACT", Align::Right),
+            ("ROUND TRIP", Align::Right),
+        ];
+        let rows: Vec<Vec<String>> = self.traffic.iter().map(row).collect();
+        table(paint, &columns, &rows)
+    }
+
+    fn change(&self, paint: Paint) -> String {
+        let change = &self.change;
+        format!(
+            "  {}: the router's file was saved, and {} later\n  \
+             SHOP was another server. Of {} requests meanwhile none failed;\n  \
+             an upload and a TCP connection under way went on unharmed.\n",
+            paint.bold("A route changed under load"),
+            paint.bold(&format!("{:.0} ms", change.in_effect_ms)),
+            grouped(change.requests as u64),
+        )
+    }
+
+    fn verdict(&self, paint: Paint) -> String {
+        let total = bytes(self.traffic.iter().map(|carried| carried.bytes).sum());
+        let all = paint.good(&format!("✓ {total} arrived intact, nothing failed"));
+        format!("  {all} {}\n", paint.dim(&format!("({:.1} s)", self.seconds)))
+    }
+}
+
+fn row(carried: &Carried) -> Vec<String> {
+    vec![
+        carried.kind.to_owned(),
+        carried.asked_for.clone(),
+        carried.carried_as.to_owned(),
+        format!("{} {}", grouped(carried.exchanges), carried.unit),
+        format!("{:.2} ms", carried.median_us as f64 / 1e3),
+    ]
+}
+
+/// Commands to try by hand while the overlay is up.
+pub(super) fn to_try(overlay: &Overlay, paint: Paint) -> String {
+    let ports = overlay.ports;
+    let (apps, database, call) = (ports.apps, ports.database, ports.call);
+    let directory = overlay.directory().display();
+    let router = overlay.document(NODES[1]);
+    let own = std::env::current_exe().map_or_else(|_| "hermes".to_owned(), |path| path.display().to_string());
+    let groups = [
+        (
+            "Ask for names that no DNS knows",
+            vec![
+                format!("curl -x http://127.0.0.1:{apps} http://SHOP/"),
+                format!("curl -x http://127.0.0.1:{apps} --cacert {directory}/{}.pem https://BANK/", super::BANK_CA),
+            ],
+        ),
+        (
+            "Speak TCP and UDP to the echoes behind DB:5432 and CALL:5004",
+            vec![
+                format!("bash -c 'exec 3<>/dev/tcp/127.0.0.1/{database}; echo hello >&3; head -n1 <&3'"),
+                format!("bash -c 'exec 3<>/dev/udp/127.0.0.1/{call}; echo hello >&3; head -n1 <&3'"),
+            ],
+        ),
+        (
+            "See what a node decides, and why",
+            vec![format!("{own} explain --config {} --authority SHOP --user alice", router.display())],
+        ),
+        ("Change it: the node follows the file", vec![format!("sed -i s/SHOP-GREEN/SHOP-BLUE/ {}", router.display())]),
+        (
+            "Look inside (also /metrics, /config, /readyz)",
+            NODES
+                .iter()
+                .zip(ports.admin)
+                .map(|(node, port)| format!("curl http://127.0.0.1:{port}/sessions   # {node}"))
+                .collect(),
+        ),
+    ];
+    let mut text = String::new();
+    for (heading, commands) in groups {
+        text += &format!("\n  {}\n", paint.bold(heading));
+        commands.iter().for_each(|command| text += &format!("    {command}\n"));
+    }
+    text + &format!("\n  Documents and logs are in {directory}. Ctrl-C ends the demo.\n")
+}
+
+/// Writes to standard output. A reader that went away is no failure.
+pub(super) fn print(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
