@@ -22,8 +22,8 @@ with open(PAYLOAD_FILE, "rb") as file:
 
 class Web(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    # Head and body leave together: unbuffered, the body would wait a round trip for Nagle's algorithm.
-    wbufsize = -1
+    # With Nagle's algorithm a body would wait for the acknowledgement of its head: a round trip of nobody's making.
+    disable_nagle_algorithm = True
 
     def do_GET(self):
         self.send_response(200)

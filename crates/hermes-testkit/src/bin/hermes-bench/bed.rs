@@ -62,6 +62,8 @@ pub(crate) struct Measured {
     pub(crate) proxies: f64,
     /// CPU seconds of the origins.
     pub(crate) origin: f64,
+    /// How fast the machine was just before: see [`machine::work_ms`].
+    pub(crate) work_ms: f64,
 }
 
 impl Bed {
@@ -134,11 +136,12 @@ impl Bed {
     /// Puts a load on a path and waits for what comes of it.
     pub(crate) fn measure(&self, chain: &Chain, load: Load) -> Result<Measured> {
         let program = self.load_program("load", &load, chain)?;
+        let work_ms = machine::work_ms();
         let output = program.start()?.wait_output(LOAD)?;
         // An idle load prints `ready` before; the outcome is the last line.
         let outcome: Outcome = serde_json::from_str(output.lines().last().unwrap_or_default())?;
         chain.trim_logs();
-        Ok(self.sorted(outcome))
+        Ok(self.sorted(outcome, work_ms))
     }
 
     /// Puts idle clients on a path, calls `look` while they are there, and lets them go.
@@ -148,13 +151,14 @@ impl Bed {
         load: &Load,
         look: impl FnOnce() -> Result<T>,
     ) -> Result<(T, Measured)> {
+        let work_ms = machine::work_ms();
         let mut running = self.load_program("idle", load, chain)?.start()?;
         running.wait_first_line(LOAD)?;
         let seen = look()?;
         running.close_stdin();
         let output = running.wait_output(LOAD)?;
         let outcome = serde_json::from_str(output.lines().last().unwrap_or_default())?;
-        Ok((seen, self.sorted(outcome)))
+        Ok((seen, self.sorted(outcome, work_ms)))
     }
 
     /// Where TLS clients find the CA.
@@ -184,9 +188,9 @@ impl Bed {
     }
 
     /// The origin was watched last, the proxies before it.
-    fn sorted(&self, mut outcome: Outcome) -> Measured {
+    fn sorted(&self, mut outcome: Outcome, work_ms: f64) -> Measured {
         let origin = outcome.watched_cpu.pop().unwrap_or_default();
-        Measured { proxies: outcome.watched_cpu.iter().fold(0.0, |sum, cpu| sum + cpu), origin, outcome }
+        Measured { proxies: outcome.watched_cpu.iter().fold(0.0, |sum, cpu| sum + cpu), origin, work_ms, outcome }
     }
 
     fn ports(&self) -> Ports {

@@ -25,7 +25,7 @@ pub(crate) mod tunnels;
 /// What a benchmark works with.
 pub(crate) struct Session<'a> {
     /// Who takes part.
-    pub(crate) contenders: &'a [Box<dyn Contender>],
+    pub(crate) contenders: Vec<&'a dyn Contender>,
     /// How long and how often.
     pub(crate) settings: &'a Settings,
     /// For configurations and logs.
@@ -38,8 +38,8 @@ impl Session<'_> {
     /// Starts everybody's path; those who have none of this kind are left out.
     fn start_all(&self, bed: &Bed, shape: Shape, security: Security) -> Result<Vec<Chain>> {
         let mut chains = Vec::new();
-        for contender in self.contenders {
-            chains.extend(bed.start(contender.as_ref(), shape, security)?);
+        for contender in &self.contenders {
+            chains.extend(bed.start(*contender, shape, security)?);
         }
         Ok(chains)
     }
@@ -58,6 +58,11 @@ impl Session<'_> {
         self.samples.push(Sample::new(key.clone(), chain.contender, round, &measured, figures));
         Ok(())
     }
+}
+
+/// Everybody once, each round beginning with another, so that nobody always follows the same neighbour.
+fn in_turn(chains: &[Chain], round: usize) -> impl Iterator<Item = &Chain> {
+    chains.iter().cycle().skip(round).take(chains.len())
 }
 
 /// Says what is going on.

@@ -75,6 +75,8 @@ pub(crate) struct Cpu {
     pub(crate) proxies: f64,
     /// Everybody else on the machine: noise.
     pub(crate) foreign: f64,
+    /// Milliseconds that a fixed piece of work took just before.
+    pub(crate) work_ms: f64,
 }
 
 /// Median and range.
@@ -183,6 +185,7 @@ impl Cpu {
             proxies: measured.proxies / seconds,
             // Clock ticks and the benchmark's own waiting make it a little more or less than the truth.
             foreign: ((outcome.machine_cpu - ours) / seconds).max(0.0),
+            work_ms: measured.work_ms,
         }
     }
 }

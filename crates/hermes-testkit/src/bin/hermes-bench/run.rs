@@ -54,7 +54,8 @@ pub(crate) fn run(options: &Options, names: &[&str]) -> Result<ExitCode> {
     let mut failed_by_hermes = 0;
     for name in names {
         let began = Instant::now();
-        let mut session = Session { contenders: &contenders, settings: &settings, dir, samples: Vec::new() };
+        let everybody = contenders.iter().map(AsRef::as_ref).collect();
+        let mut session = Session { contenders: everybody, settings: &settings, dir, samples: Vec::new() };
         let mut results = Results {
             benchmark: (*name).to_owned(),
             command: std::env::args().collect::<Vec<_>>().join(" "),

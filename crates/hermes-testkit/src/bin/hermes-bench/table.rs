@@ -228,10 +228,12 @@ fn noise(text: &mut String, results: &Results) {
     };
     let _ = write!(
         text,
-        "\nCores busy during measurements, median (range): load {}, origins {}, proxies {}, everybody else {}.\n",
+        "\nCores busy during measurements, median (range): load {}, origins {}, proxies {}, everybody else {}. \
+         A fixed piece of work took {} ms just before each.\n",
         of(|s| s.cpu.load),
         of(|s| s.cpu.origin),
         of(|s| s.cpu.proxies),
-        of(|s| s.cpu.foreign)
+        of(|s| s.cpu.foreign),
+        of(|s| s.cpu.work_ms)
     );
 }

@@ -19,7 +19,7 @@ use crate::{
 
 fn sample(key: &Key, contender: &str, round: usize, mean: f64, failed: u64) -> Sample {
     let outcome = Outcome { completed: 10, failed, seconds: 1.0, ..Outcome::default() };
-    let measured = Measured { outcome, proxies: 0.5, origin: 0.1 };
+    let measured = Measured { outcome, proxies: 0.5, origin: 0.1, work_ms: 4.0 };
     let figures = Figures::from([("mean_us".to_owned(), mean), ("sd_us".to_owned(), mean / 10.0)]);
     Sample::new(key.clone(), contender, round, &measured, figures)
 }

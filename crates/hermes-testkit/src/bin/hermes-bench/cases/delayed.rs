@@ -6,17 +6,17 @@
 use anyhow::Result;
 
 use super::{Session, figure10, progress};
-use crate::{bed::Bed, chain::Security};
+use crate::{bed::Bed, chain::Security, settings::Settings};
 
-/// Singles a round: each takes at least 20 ms.
-const SINGLES: usize = 40;
+/// Who takes part: the horizon that HAProxy and nginx are belongs to throughput.
+const CONTENDERS: [&str; 3] = ["direct", "envoy", "hermes"];
 
 /// The whole of it, in the clear as in the paper.
 pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
     let bed = Bed::delayed(session.dir)?;
-    let settings = crate::settings::Settings { singles: SINGLES, bursts: 1, ..session.settings.clone() };
-    let mut inner =
-        Session { contenders: session.contenders, settings: &settings, dir: session.dir, samples: Vec::new() };
+    let settings = Settings { singles: session.settings.delayed_singles, ..session.settings.clone() };
+    let contenders = session.contenders.iter().copied().filter(|c| CONTENDERS.contains(&c.name())).collect();
+    let mut inner = Session { contenders, settings: &settings, dir: session.dir, samples: Vec::new() };
     for round in 0..settings.delayed_rounds {
         progress(&format!("delayed: round {} of {}", round + 1, settings.delayed_rounds));
         figure10::one_round(&mut inner, &bed, Security::Plain, round)?;

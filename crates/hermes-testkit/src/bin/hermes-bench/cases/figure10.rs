@@ -7,15 +7,15 @@
 use anyhow::Result;
 use hermes_testkit::load::{Exchange, Load};
 
-use super::{Session, progress};
+use super::{Session, in_turn, progress};
 use crate::{
     bed::Bed,
     chain::{Case, Chain, Security, Shape},
     record::{Key, latencies},
 };
 
-/// Requests that open pools and warm caches before any is measured.
-const WARMUP: usize = 50;
+/// One in so many requests goes before the measured ones: it opens pools and warms caches.
+const WARMUP_SHARE: usize = 5;
 
 /// The whole of it, in the clear and over mutual TLS.
 pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
@@ -50,8 +50,8 @@ fn singles(
 ) -> Result<()> {
     let key = Key { case: Some(case), security: Some(security), ..Key::new("single") };
     let count = session.settings.singles;
-    for (chain, exchange) in carrying(bed, chains, case) {
-        let load = Load::Single { exchange, count, warmup: WARMUP };
+    for (chain, exchange) in carrying(bed, chains, case, round) {
+        let load = Load::Single { exchange, count, warmup: count / WARMUP_SHARE };
         session.record((bed, chain), &key, round, load, |m| latencies(&m.outcome))?;
     }
     Ok(())
@@ -66,17 +66,19 @@ fn bursts(
     round: usize,
 ) -> Result<()> {
     let key = Key { case: Some(case), security: Some(security), clients: Some(clients), ..Key::new("burst") };
-    let bursts = session.settings.bursts;
-    for burst in 0..bursts {
-        for (chain, exchange) in carrying(bed, chains, case) {
-            let load = Load::Burst { exchange, clients };
-            session.record((bed, chain), &key, round * bursts + burst, load, |m| latencies(&m.outcome))?;
-        }
+    for (chain, exchange) in carrying(bed, chains, case, round) {
+        let load = Load::Burst { exchange, clients };
+        session.record((bed, chain), &key, round, load, |m| latencies(&m.outcome))?;
     }
     Ok(())
 }
 
 /// The chains that carry `case`, with what a client does there.
-fn carrying<'a>(bed: &'a Bed, chains: &'a [Chain], case: Case) -> impl Iterator<Item = (&'a Chain, Exchange)> {
-    chains.iter().filter_map(move |chain| Some((chain, chain.entrances.exchange(case, bed.ca())?)))
+fn carrying<'a>(
+    bed: &'a Bed,
+    chains: &'a [Chain],
+    case: Case,
+    round: usize,
+) -> impl Iterator<Item = (&'a Chain, Exchange)> {
+    in_turn(chains, round).filter_map(move |chain| Some((chain, chain.entrances.exchange(case, bed.ca())?)))
 }

@@ -34,8 +34,9 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
 
 fn one_round(session: &mut Session<'_>, bed: &Bed, (case, security): (Case, Security), round: usize) -> Result<()> {
     let key = Key { case: Some(case), security: Some(security), clients: Some(IDLE_CLIENTS), ..Key::new("idle") };
-    for contender in session.contenders.iter().filter(|c| c.name() != "direct") {
-        let Some(chain) = bed.start(contender.as_ref(), Shape::TwoHops, security)? else { continue };
+    let contenders = session.contenders.clone();
+    for contender in contenders.into_iter().filter(|c| c.name() != "direct") {
+        let Some(chain) = bed.start(contender, Shape::TwoHops, security)? else { continue };
         let Some(exchange) = chain.entrances.exchange(case, bed.ca()) else { continue };
         // One request first: what is made on first use is no connection's.
         bed.measure(&chain, Load::Single { exchange: exchange.clone(), count: 1, warmup: 0 })?;

@@ -7,7 +7,7 @@
 use anyhow::Result;
 use hermes_testkit::load::Load;
 
-use super::{Session, progress};
+use super::{Session, in_turn, progress};
 use crate::{
     bed::{Bed, Measured},
     chain::{Chain, Entrances, Security, Shape, WEB},
@@ -40,8 +40,8 @@ type MakeLoad = fn(&Entrances, (u64, u64)) -> Option<Load>;
 fn rounds(session: &mut Session<'_>, bed: &Bed, chains: &[Chain], key: &Key, load: MakeLoad) -> Result<()> {
     progress(&format!("throughput: {key}"));
     let times = (session.settings.warmup_ms, session.settings.window_ms);
-    for round in 0..session.settings.rounds {
-        for chain in chains {
+    for round in 0..session.settings.window_rounds {
+        for chain in in_turn(chains, round) {
             if let Some(load) = load(&chain.entrances, times) {
                 session.record((bed, chain), key, round, load, figures)?;
             }

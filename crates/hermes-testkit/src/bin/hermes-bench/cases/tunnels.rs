@@ -6,7 +6,7 @@
 use anyhow::Result;
 use hermes_testkit::load::Load;
 
-use super::{Session, progress};
+use super::{Session, in_turn, progress};
 use crate::{
     bed::{Bed, Measured},
     chain::{Chain, Entrances, Security, Shape},
@@ -46,8 +46,8 @@ fn rounds(
 ) -> Result<()> {
     progress(&format!("tunnels: {key}"));
     let times = (session.settings.warmup_ms, session.settings.window_ms);
-    for round in 0..session.settings.rounds {
-        for chain in chains {
+    for round in 0..session.settings.window_rounds {
+        for chain in in_turn(chains, round) {
             if let Some(load) = load(&chain.entrances, times) {
                 session.record((bed, chain), key, round, load, figures)?;
             }
