@@ -1,7 +1,7 @@
 //! What this machine gives us: its addresses, and how many descriptors.
 
 use std::collections::HashSet;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 /// Every address of every interface. Empty where the system does not say.
 pub fn addresses() -> HashSet<IpAddr> {
@@ -12,9 +12,9 @@ pub fn addresses() -> HashSet<IpAddr> {
         .filter_map(|interface| {
             let address = interface.address?;
             if let Some(v4) = address.as_sockaddr_in() {
-                return Some(IpAddr::V4(Ipv4Addr::from(v4.ip())));
+                return Some(IpAddr::V4(v4.ip()));
             }
-            address.as_sockaddr_in6().map(|v6| IpAddr::V6(Ipv6Addr::from(v6.ip())))
+            address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip()))
         })
         .collect()
 }

@@ -54,7 +54,7 @@ impl HttpBody for Body {
             }
             Body::H2(body) => Pin::new(body).poll_frame(cx),
             Body::Exchange(body) => Pin::new(&mut **body).poll_frame(cx),
-            Body::Channel(body) => body.poll_frame(cx).map(|frame| frame.map(Ok)),
+            Body::Channel(body) => body.poll_frame(cx),
         }
     }
 
@@ -105,6 +105,8 @@ impl H2Body {
 struct Channel {
     chunk: Option<Bytes>,
     ended: bool,
+    /// The writer gave up: what was sent is not the whole.
+    broken: bool,
     reader_gone: bool,
     reader: Option<std::task::Waker>,
     writer: Option<std::task::Waker>,
@@ -123,13 +125,16 @@ pub(crate) fn channel() -> (ChannelSender, ChannelBody) {
 }
 
 impl ChannelBody {
-    fn poll_frame(&self, cx: &Context<'_>) -> Poll<Option<Frame<Bytes>>> {
+    fn poll_frame(&self, cx: &Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         let mut channel = self.0.borrow_mut();
         if let Some(chunk) = channel.chunk.take() {
             if let Some(writer) = channel.writer.take() {
                 writer.wake();
             }
-            return Poll::Ready(Some(Frame::data(chunk)));
+            return Poll::Ready(Some(Ok(Frame::data(chunk))));
+        }
+        if channel.broken {
+            return Poll::Ready(Some(Err(Error::ClientGone("the tunnel broke".to_owned()))));
         }
         if channel.ended {
             return Poll::Ready(None);
@@ -175,18 +180,19 @@ impl ChannelSender {
 
 impl ChannelSender {
     /// An orderly end.
-    pub(crate) fn finish(&self) {
-        let mut channel = self.0.borrow_mut();
-        channel.ended = true;
-        if let Some(reader) = channel.reader.take() {
-            reader.wake();
-        }
+    pub(crate) fn finish(self) {
+        self.0.borrow_mut().ended = true;
     }
 }
 
 impl Drop for ChannelSender {
+    /// Without an orderly end the reader must not take what it has for the whole.
     fn drop(&mut self) {
-        self.finish();
+        let mut channel = self.0.borrow_mut();
+        channel.broken = !channel.ended;
+        if let Some(reader) = channel.reader.take() {
+            reader.wake();
+        }
     }
 }
 
@@ -321,10 +327,10 @@ impl Interim {
             self.allow_body();
             return;
         }
-        if let Ok(mut responses) = self.responses.lock() {
-            if responses.len() < MAX_INTERIM {
-                responses.push(response);
-            }
+        if let Ok(mut responses) = self.responses.lock()
+            && responses.len() < MAX_INTERIM
+        {
+            responses.push(response);
         }
         self.waker.wake();
     }

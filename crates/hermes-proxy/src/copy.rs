@@ -48,6 +48,7 @@ pub(crate) async fn relay(mut near: ByteStream, mut far: ByteStream, session: &S
         if let Poll::Ready(error) = entry.end.poll(cx) {
             return Poll::Ready(Some(error));
         }
+        let carried = [near.poll_carrier(cx), far.poll_carrier(cx)];
         let first = up.poll(cx, &mut near, &mut far, session);
         let second = down.poll(cx, &mut far, &mut near, session);
         let blocked = up.state == State::Writing || down.state == State::Writing;
@@ -56,7 +57,13 @@ pub(crate) async fn relay(mut near: ByteStream, mut far: ByteStream, session: &S
             (Poll::Ready(Err(failure)), _) | (_, Poll::Ready(Err(failure))) => {
                 Poll::Ready(Some(named(failure, session)))
             }
-            (Poll::Ready(Ok(())), Poll::Ready(Ok(()))) => Poll::Ready(None),
+            (Poll::Ready(Ok(())), Poll::Ready(Ok(()))) => match carried {
+                [Poll::Ready(Err(error)), _] => Poll::Ready(Some(named(Failure::Client(error), session))),
+                [_, Poll::Ready(Err(error))] => Poll::Ready(Some(named(Failure::Far(error), session))),
+                [Poll::Ready(Ok(())), Poll::Ready(Ok(()))] => Poll::Ready(None),
+                // Whoever finished last has still to be sent: it wakes us.
+                _ => Poll::Pending,
+            },
             _ => Poll::Pending,
         }
     })
@@ -87,8 +94,8 @@ impl Direction {
         sink: &mut ByteStream,
         session: &Session,
     ) -> Poll<Result<(), Failure>> {
-        let (from_source, from_sink): (fn(io::Error) -> Failure, fn(io::Error) -> Failure) =
-            if self.from_client { (Failure::Client, Failure::Far) } else { (Failure::Far, Failure::Client) };
+        let client_at = |here: bool| if here { Failure::Client } else { Failure::Far };
+        let (from_source, from_sink) = (client_at(self.from_client), client_at(!self.from_client));
         for _ in 0..CHUNKS_A_TURN {
             match self.state {
                 State::Reading => match source.poll_read(cx) {

@@ -304,10 +304,10 @@ impl Live {
             let error = if entry.phase.get() == Phase::Open { Error::Idle(limit) } else { Error::NoProgress(limit) };
             entry.end.set(error);
             // Nobody acts for it: it hangs in the client's connection, which reads nothing.
-            if silent > limit + Duration::from_secs(1) {
-                if let Some(connection) = &entry.connection {
-                    connection.kill.set("a session on it made no progress");
-                }
+            if silent > limit + Duration::from_secs(1)
+                && let Some(connection) = &entry.connection
+            {
+                connection.kill.set("a session on it made no progress");
             }
         }
         let generation = worker.generation();

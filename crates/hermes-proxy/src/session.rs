@@ -119,14 +119,13 @@ pub(crate) fn reject(worker: &Rc<Worker>, rejected: Rejected) -> Response<Respon
 /// Decides, after settling what a POST is: on a listener that accepts tunnels by POST it is one if
 /// a route that says `kind: tcp` would be the first to match it as one.
 fn decide_request(generation: &Generation, request: &mut Request) -> Decision {
-    if let Some(facts) = as_post_tunnel(generation, request) {
-        if let Decision::Act(route) = decide(&facts, &generation.snapshot) {
-            if route.matcher.kinds.contains(&Kind::Tcp) {
-                request.facts = Rc::new(facts);
-                request.ask = Ask::Post;
-                return Decision::Act(route);
-            }
-        }
+    if let Some(facts) = as_post_tunnel(generation, request)
+        && let Decision::Act(route) = decide(&facts, &generation.snapshot)
+        && route.matcher.kinds.contains(&Kind::Tcp)
+    {
+        request.facts = Rc::new(facts);
+        request.ask = Ask::Post;
+        return Decision::Act(route);
     }
     decide(&request.facts, &generation.snapshot)
 }

@@ -17,7 +17,7 @@ use tokio::io::AsyncWrite;
 
 use crate::body::{Body, ChannelSender};
 use crate::upstream::InFlight;
-use crate::upstream::pool::H2Lease;
+use crate::upstream::pool::{H1Connection, H2Lease};
 
 /// What is read from a socket at once. Also the largest chunk that waits for a slow reader.
 const CHUNK: usize = 64 << 10;
@@ -36,8 +36,9 @@ pub(crate) enum ByteStream {
         _lease: Option<H2Lease>,
         _in_flight: Option<InFlight>,
     },
-    /// The bodies of a request and its response.
-    Bodies { recv: Box<Body>, send: Option<ChannelSender> },
+    /// The bodies of a request and its response. `carrier` is the connection that both are on,
+    /// where nobody else moves it.
+    Bodies { recv: Box<Body>, send: Option<ChannelSender>, carrier: Option<Box<H1Connection>> },
 }
 
 impl ByteStream {
@@ -54,8 +55,17 @@ impl ByteStream {
         ByteStream::H2 { recv, send, sent_end: false, _lease: lease, _in_flight: in_flight }
     }
 
-    pub(crate) fn bodies(recv: Body, send: ChannelSender) -> Self {
-        ByteStream::Bodies { recv: Box::new(recv), send: Some(send) }
+    pub(crate) fn bodies(recv: Body, send: ChannelSender, carrier: Option<Box<H1Connection>>) -> Self {
+        ByteStream::Bodies { recv: Box::new(recv), send: Some(send), carrier }
+    }
+
+    /// Moves the connection that carries the bodies, if that is ours to do. Ready when all that was
+    /// given to it is sent.
+    pub(crate) fn poll_carrier(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let ByteStream::Bodies { carrier: Some(carrier), .. } = self else { return Poll::Ready(Ok(())) };
+        carrier.poll(cx).map_err(io::Error::other)?;
+        // Both messages are through: the connection is over, or takes another request.
+        if carrier.finished || carrier.is_reusable() { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
 
     /// The next chunk; `None` is the orderly end of this direction.
@@ -153,7 +163,7 @@ impl ByteStream {
         match self {
             ByteStream::Io { io, .. } => hermes_net::tcp::reset_on_close(io.tcp()),
             ByteStream::H2 { send, .. } => send.send_reset(Reason::CONNECT_ERROR),
-            ByteStream::Bodies { .. } => {}
+            ByteStream::Bodies { send, .. } => drop(send.take()),
         }
     }
 }

@@ -21,8 +21,8 @@ use hermes_net::resolve::Resolver;
 use hermes_net::udp::ReceiveBuffer;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use tokio::sync::{mpsc, oneshot};
 use tokio::runtime::LocalOptions;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
 use crate::error::Error;
@@ -86,6 +86,11 @@ pub(crate) enum Command {
     Stop,
 }
 
+/// The generation, counted by this worker alone: requests of two workers would fight for the
+/// cache line of one atomic count.
+#[allow(clippy::redundant_allocation)] // See above.
+pub(crate) type Current = Rc<Arc<Generation>>;
+
 /// A worker's state, for its tasks.
 pub(crate) struct Worker {
     pub(crate) shared: Arc<Shared>,
@@ -95,7 +100,7 @@ pub(crate) struct Worker {
     pub(crate) udp_buffer: RefCell<ReceiveBuffer>,
     /// Where a run of datagrams is put together for one send.
     pub(crate) udp_run: RefCell<Vec<u8>>,
-    generation: RefCell<Rc<Arc<Generation>>>,
+    generation: RefCell<Current>,
     pools: RefCell<HashMap<PoolKey, Rc<Pool>>>,
     tasks: RefCell<JoinSet<()>>,
     rng: RefCell<SmallRng>,
@@ -135,7 +140,7 @@ impl Worker {
     }
 
     /// What runs now. Hold it for one decision, not for a session.
-    pub(crate) fn generation(&self) -> Rc<Arc<Generation>> {
+    pub(crate) fn generation(&self) -> Current {
         self.generation.borrow().clone()
     }
 

@@ -115,7 +115,7 @@ fn by_post(worker: &Rc<Worker>, mut open: Box<Tunnel>) -> Response<H1Body> {
     let head = open.head_parts();
     let (send, body) = channel();
     let received = open.body.take().and_then(RequestBody::into_body).unwrap_or(Body::Empty);
-    worker.spawn(session::relay(Near::Stream(ByteStream::bodies(received, send)), *open));
+    worker.spawn(session::relay(Near::Stream(ByteStream::bodies(received, send, None)), *open));
     head.map(|()| H1Body(Inner::Tunnel(Body::Channel(body))))
 }
 

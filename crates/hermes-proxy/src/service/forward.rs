@@ -36,6 +36,7 @@ pub(crate) struct Forward<'a> {
 }
 
 /// How one attempt ended.
+#[allow(clippy::large_enum_variant)] // The large one is the common one.
 enum Attempted {
     Response(Response<ExchangeBody>),
     Failed {
@@ -81,13 +82,14 @@ impl Forward<'_> {
             *self.entry.peer.borrow_mut() = Some(upstream.endpoints[index].label.clone());
             let _retrying = (tries > 1).then(|| Counted::new(&upstream.retrying));
             let attempted = self.attempt(upstream, index, fresh).await;
-            if let Attempted::Failed { error, stale: true } = &attempted {
-                if !fresh && self.may_repeat(error) {
-                    // Free of charge: the peer closed an idle connection while we wrote to it.
-                    fresh = true;
-                    tries -= 1;
-                    continue;
-                }
+            if let Attempted::Failed { error, stale: true } = &attempted
+                && !fresh
+                && self.may_repeat(error)
+            {
+                // Free of charge: the peer closed an idle connection while we wrote to it.
+                fresh = true;
+                tries -= 1;
+                continue;
             }
             self.judge(upstream, index, &attempted);
             if !self.wants_retry(upstream, tries, &attempted) {

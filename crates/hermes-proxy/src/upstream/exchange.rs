@@ -209,6 +209,15 @@ impl ExchangeBody {
         }
     }
 
+    /// Takes the h1 connection out: from now on its taker moves it, for both bodies. A tunnel in
+    /// bodies needs that, since its request goes on after its response has ended.
+    pub(crate) fn take_h1_connection(&mut self) -> Option<Box<H1Connection>> {
+        match self {
+            ExchangeBody::H1 { connection, .. } => connection.take(),
+            ExchangeBody::H2 { .. } => None,
+        }
+    }
+
     /// Gives the connection back where the response has no body.
     pub(crate) fn settle(mut self) -> Body {
         if self.is_end_stream() {
@@ -249,10 +258,10 @@ impl HttpBody for ExchangeBody {
                 Poll::Ready(frame)
             }
             ExchangeBody::H2 { body, upload, place, .. } => {
-                if let Some(pipe) = upload {
-                    if pipe.poll(cx).is_ready() {
-                        *upload = None;
-                    }
+                if let Some(pipe) = upload
+                    && pipe.poll(cx).is_ready()
+                {
+                    *upload = None;
                 }
                 Pin::new(body).poll_frame(cx).map_err(|error| match error {
                     // H2Body serves both sides; here its peer is the upstream.

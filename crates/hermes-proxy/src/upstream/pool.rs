@@ -139,6 +139,7 @@ pub(crate) enum Leased {
 
 /// Connections to one endpoint.
 pub(crate) struct Pool {
+    #[allow(clippy::vec_box)] // Leased and given back as a box: 700 bytes are moved once.
     idle: RefCell<Vec<Box<H1Connection>>>,
     shared: RefCell<Vec<Rc<H2Connection>>>,
     open: Rc<Open>,
@@ -229,10 +230,11 @@ impl Pool {
     async fn lease_h1(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Error> {
         loop {
             // With a PROXY header a connection belongs to one source: it is never shared.
-            if !wish.fresh && wish.destination.proxy_source.is_none() {
-                if let Some(connection) = self.take_idle() {
-                    return Ok(Leased::H1(connection));
-                }
+            if !wish.fresh
+                && wish.destination.proxy_source.is_none()
+                && let Some(connection) = self.take_idle()
+            {
+                return Ok(Leased::H1(connection));
             }
             let limits = &worker.generation().snapshot.limits;
             if self.open.count.get() < limits.upstream_connections {
@@ -283,10 +285,10 @@ impl Pool {
                 return Ok(Leased::H2(lease));
             }
             // Somebody else's dial failed while we waited for it: it would have been ours.
-            if let Some((number, error)) = &*self.dial_failure.borrow() {
-                if *number > dials_seen {
-                    return Err(error.clone());
-                }
+            if let Some((number, error)) = &*self.dial_failure.borrow()
+                && *number > dials_seen
+            {
+                return Err(error.clone());
             }
             let limits = &worker.generation().snapshot.limits;
             if self.dialing_h2.get() || self.shared.borrow().len() >= limits.upstream_connections {
@@ -317,10 +319,10 @@ impl Pool {
         if let Some(lease) = self.place(worker, true) {
             return Ok(Leased::H2(lease));
         }
-        if !wish.fresh {
-            if let Some(connection) = self.take_idle() {
-                return Ok(Leased::H1(connection));
-            }
+        if !wish.fresh
+            && let Some(connection) = self.take_idle()
+        {
+            return Ok(Leased::H1(connection));
         }
         let permit = Permit::take(&self.open);
         let io = connect(worker, &wish.destination, wish.connect_within).await?;
@@ -343,8 +345,8 @@ impl Pool {
         let broken = |reason: String| Error::Broken { peer: peer.clone(), reason, unprocessed: true };
         let limits = &worker.generation().snapshot.limits;
         let handshake = h2::client::Builder::new()
-            .initial_window_size(limits.stream_window as u32)
-            .initial_connection_window_size(limits.connection_window as u32)
+            .initial_window_size(limits.stream_window)
+            .initial_connection_window_size(limits.connection_window)
             .max_frame_size(MAX_FRAME)
             .max_header_list_size(limits.header_bytes as u32)
             .max_send_buffer_size(SEND_BUFFER)

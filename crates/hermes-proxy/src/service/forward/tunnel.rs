@@ -205,8 +205,10 @@ impl Forward<'_> {
             self.note_refusal(&peer, response.status());
             return Ok(Opened::Answer(response.map(ExchangeBody::settle)));
         }
-        let (parts, body) = response.into_parts();
-        Ok(Opened::Tunnel { stream: ByteStream::bodies(Body::Exchange(Box::new(body)), send), head: Some(parts) })
+        let (parts, mut body) = response.into_parts();
+        let carrier = body.take_h1_connection();
+        let stream = ByteStream::bodies(Body::Exchange(Box::new(body)), send, carrier);
+        Ok(Opened::Tunnel { stream, head: Some(parts) })
     }
 
     /// The client gets the answer as it is; the record says who gave it.
