@@ -184,6 +184,9 @@ fn canonical_name(name: &str) -> Result<Arc<str>, AuthorityError> {
         upper |= byte.is_ascii_uppercase();
         previous = byte;
     }
+    if previous == b'.' {
+        return Err(AuthorityError::EmptyLabel);
+    }
     if !upper {
         return Ok(Arc::from(name));
     }
@@ -200,3 +203,6 @@ fn canonical_name(name: &str) -> Result<Arc<str>, AuthorityError> {
 fn is_host_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~' | b'!' | b'$' | b'&' | b'\'' | b'(' | b')' | b'*' | b'+' | b',' | b';' | b'=')
 }
+
+#[cfg(test)]
+mod tests;

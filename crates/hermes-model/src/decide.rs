@@ -143,13 +143,14 @@ fn first_route<'s>(facts: &Facts, snapshot: &'s Snapshot) -> Result<&'s Arc<Rout
 /// RFC 9110, 7.6.3, has `Via` for this; 508 is RFC 5842's.
 fn end_loops(facts: &Facts, snapshot: &Snapshot) -> Result<(), Refused> {
     let trail = trail(&facts.headers, &snapshot.node);
-    let (node, previous) = || -> (Arc<str>, String) { (Arc::clone(&snapshot.node), trail.last.to_owned()) }();
+    if !trail.own && trail.hops <= MAX_HOPS {
+        return Ok(());
+    }
+    let (node, previous) = (Arc::clone(&snapshot.node), trail.last.to_owned());
     let reason = if trail.own {
         DenyReason::Loop { node, previous }
-    } else if trail.hops > MAX_HOPS {
-        DenyReason::TooManyHops { node, previous, hops: trail.hops }
     } else {
-        return Ok(());
+        DenyReason::TooManyHops { node, previous, hops: trail.hops }
     };
     Err((StatusCode::LOOP_DETECTED, reason))
 }

@@ -32,9 +32,21 @@ impl RouteIndex {
 
     /// The position of the first route that matches the facts with this reading of their path.
     pub(crate) fn first_match(&self, routes: &[Arc<Route>], facts: &Facts, path: &str) -> Option<usize> {
-        let mut search = Search { routes, facts, path, best: routes.len() };
-        self.root.search(&mut search);
+        let search = self.search(routes, facts, path);
         (search.best < routes.len()).then_some(search.best)
+    }
+
+    fn search<'a>(&self, routes: &'a [Arc<Route>], facts: &'a Facts, path: &'a str) -> Search<'a> {
+        let mut search = Search {
+            routes,
+            facts,
+            path,
+            best: routes.len(),
+            #[cfg(test)]
+            tested: 0,
+        };
+        self.root.search(&mut search);
+        search
     }
 }
 
@@ -45,6 +57,9 @@ struct Search<'a> {
     path: &'a str,
     /// The first match so far; the number of routes where there is none.
     best: usize,
+    /// How many candidates were tested in full.
+    #[cfg(test)]
+    tested: usize,
 }
 
 impl Search<'_> {
@@ -54,6 +69,10 @@ impl Search<'_> {
             let at = at as usize;
             if at >= self.best {
                 return;
+            }
+            #[cfg(test)]
+            {
+                self.tested += 1;
             }
             if self.routes[at].matcher.matches(self.facts, self.path) {
                 self.best = at;

@@ -18,6 +18,8 @@ pub mod pattern;
 pub mod reach;
 pub mod rewrite;
 pub mod snapshot;
+#[cfg(test)]
+mod specimen;
 pub mod trust;
 pub mod via;
 

@@ -171,3 +171,6 @@ fn embedded_v4(addr: Ipv6Addr) -> Option<Ipv4Addr> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -159,26 +159,25 @@ impl Ports {
 #[derive(Debug, Default)]
 struct Suffixes {
     by_suffix: Map<Arc<str>, Ports>,
-    /// The longest suffix: a host's longer ones need no look.
-    longest: usize,
+    /// Lengths of the shortest and the longest suffix: others need no look.
+    lengths: Option<(usize, usize)>,
 }
 
 impl Suffixes {
     fn insert(&mut self, suffix: Arc<str>, port: PortPattern, drawer: Drawer) {
-        self.longest = self.longest.max(suffix.len());
+        let length = suffix.len();
+        let (shortest, longest) = self.lengths.unwrap_or((length, length));
+        self.lengths = Some((shortest.min(length), longest.max(length)));
         self.by_suffix.entry(suffix).or_default().insert(port, drawer);
     }
 
     fn search(&self, host: &str, search: &mut Search<'_>) {
-        if self.by_suffix.is_empty() {
-            return;
-        }
-        // A host has at most 255 bytes, so this walks at most 127 labels. The first byte is no
-        // dot, and a suffix that is the whole host has no label before it.
-        for (at, _) in host.match_indices('.') {
-            if host.len() - at > self.longest {
-                continue;
-            }
+        let Some((shortest, longest)) = self.lengths else { return };
+        // A host has at most 255 bytes, so that this looks at 127 labels at most. No host begins
+        // with a dot, so that a label stands before each suffix.
+        let from = host.len().saturating_sub(longest);
+        let to = (host.len() + 1).saturating_sub(shortest);
+        for at in (from..to).filter(|at| host.as_bytes()[*at] == b'.') {
             if let Some(ports) = self.by_suffix.get(&host[at..]) {
                 ports.search(&search.facts.authority, search);
             }
