@@ -123,6 +123,17 @@ pub struct Listener {
     pub accept_post: bool,
 }
 
+impl Listener {
+    /// True where a connection that one of them accepted is as good as one of the other: the same
+    /// protocol, the same proof of identity.
+    pub fn admits_like(&self, other: &Listener) -> bool {
+        self.protocol == other.protocol
+            && self.tls == other.tls
+            && self.trust == other.trust
+            && self.proxy_protocol == other.proxy_protocol
+    }
+}
+
 /// What a listener speaks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ListenerProtocol {

@@ -255,6 +255,11 @@ impl ResponseBody {
         Self { body, session, ended: false }
     }
 
+    /// The session's worker.
+    pub(crate) fn worker(&self) -> &Rc<Worker> {
+        &self.session.worker
+    }
+
     /// The session, to note a failure of the client's side.
     pub(crate) fn entry(&self) -> &Rc<Entry> {
         &self.session.entry

@@ -216,6 +216,11 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
+    /// The listener as the running document has it; as it was when it is gone from there.
+    pub(crate) fn current_listener(&self, worker: &Worker) -> Arc<Listener> {
+        worker.generation().listener(&self.listener.name).unwrap_or(&self.listener).clone()
+    }
+
     pub(crate) fn stage(&self) -> Stage {
         self.stage.get()
     }

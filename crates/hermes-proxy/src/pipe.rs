@@ -18,6 +18,7 @@ pub(crate) struct Pipe<B> {
     body: B,
     stream: SendStream<Bytes>,
     done: bool,
+    blocked: bool,
 }
 
 /// How a pipe failed.
@@ -31,12 +32,12 @@ pub(crate) enum PipeError {
 
 impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> Pipe<B> {
     pub(crate) fn new(body: B, stream: SendStream<Bytes>) -> Self {
-        Self { body, stream, done: false }
+        Self { body, stream, done: false, blocked: false }
     }
 
-    /// The body, to note a failure in its session.
-    pub(crate) fn body(&self) -> &B {
-        &self.body
+    /// The reader's window is shut: progress is up to it.
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.blocked
     }
 
     /// Moves what can be moved. Ready when the whole body is in the stream, or cannot be.
@@ -45,7 +46,9 @@ impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> Pipe<B> {
             return Poll::Ready(Ok(()));
         }
         loop {
-            ready!(self.poll_window(cx)).map_err(PipeError::Sink)?;
+            let window = self.poll_window(cx);
+            self.blocked = window.is_pending();
+            ready!(window).map_err(PipeError::Sink)?;
             match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
                 Some(Ok(frame)) => {
                     if self.send(frame).map_err(PipeError::Sink)? {

@@ -15,8 +15,9 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use hermes_model::decide::{Decision, decide};
-use hermes_model::facts::Kind;
-use hermes_model::snapshot::{AccessLog, OnChange};
+use hermes_model::facts::{Facts, Kind, Trust};
+use hermes_model::snapshot::{AccessLog, Listener, OnChange};
+use hermes_model::trust::{HERMES_USER, Identity, identify, listener_user};
 use hermes_net::resolve::Resolver;
 use hermes_net::udp::ReceiveBuffer;
 use rand::rngs::SmallRng;
@@ -213,7 +214,9 @@ async fn redecide(worker: Rc<Worker>) {
 
 fn redecide_one(generation: &Generation, entry: &Entry) {
     // Its listener is gone: it drains, whatever the routes say of new ones.
-    if generation.listener(&entry.facts.listener).is_none() {
+    let Some(listener) = generation.listener(&entry.facts.listener) else { return };
+    if !still_proves(generation, listener, &entry.facts) {
+        entry.end.set(Error::Reconfigured("its user is no longer bound to the node that asserted it".to_owned()));
         return;
     }
     match decide(&entry.facts, &generation.snapshot) {
@@ -226,6 +229,20 @@ fn redecide_one(generation: &Generation, entry: &Entry) {
             }
         }
     }
+}
+
+/// Would the session's user be believed today?
+fn still_proves(generation: &Generation, listener: &Listener, facts: &Facts) -> bool {
+    let today = match (listener_user(listener), &facts.trust) {
+        (Some(user), _) => Some(user),
+        // The listener said who it was, and says so no more.
+        (None, Trust::Anonymous) => None,
+        (None, trust) => match identify(trust, facts.headers.get_all(HERMES_USER), &generation.snapshot) {
+            Identity::User { user, .. } => user,
+            Identity::Refuse(_) => return false,
+        },
+    };
+    today == facts.user
 }
 
 /// Runs a worker until it is told to stop. Called on a thread of its own.
@@ -283,7 +300,13 @@ async fn apply(
 ) {
     worker.records.set_enabled(generation.snapshot.access_log != AccessLog::Off);
     worker.records.forget_handles();
-    *worker.generation.borrow_mut() = Rc::new(generation.clone());
+    let previous = worker.generation.replace(Rc::new(generation.clone()));
+    for listener in &generation.snapshot.listeners {
+        // What a connection was believed for when it was accepted may not hold any more.
+        if previous.listener(&listener.name).is_some_and(|old| !old.admits_like(listener)) {
+            worker.live.drain_listener(&listener.name);
+        }
+    }
     // New ones first: a listener that moves serves at both places for a moment, never at none.
     let mut replaced = Vec::new();
     let named: HashSet<Arc<str>> = sockets.iter().map(|socket| socket.name.clone()).collect();

@@ -81,13 +81,9 @@ async fn respond(
     tunnel: &Cell<Option<Box<Tunnel>>>,
 ) -> Response<H1Body> {
     let (parts, incoming) = request.into_parts();
-    let origin = Origin {
-        worker,
-        listener: &connection.listener,
-        source: client.source,
-        trust: &client.trust,
-        secure: client.secure,
-    };
+    let listener = connection.current_listener(worker);
+    let origin =
+        Origin { worker, listener: &listener, source: client.source, trust: &client.trust, secure: client.secure };
     let body = RequestBody::new(worker, Body::H1(incoming));
     let served = match from_head(&origin, parts, body) {
         Ok(mut request) => {

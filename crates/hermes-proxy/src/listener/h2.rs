@@ -20,7 +20,7 @@ use http_body::Body as HttpBody;
 use super::http::{Client, Watched};
 use crate::body::{Body, H2Body, Interim, RequestBody, ResponseBody, content_length};
 use crate::error::Error;
-use crate::live::{Connection, Stage};
+use crate::live::{Connection, Phase, Stage};
 use crate::pipe::{Pipe, PipeError};
 use crate::request::{Origin, from_head};
 use crate::session::{self, Near, Served, Tunnel};
@@ -103,9 +103,10 @@ async fn serve_stream(
     } else {
         (RequestBody::new(&worker, Body::H2(H2Body::new(recv, length))), None)
     };
+    let listener = connection.current_listener(&worker);
     let origin = Origin {
         worker: &worker,
-        listener: &connection.listener,
+        listener: &listener,
         source: client.source,
         trust: &client.trust,
         secure: client.secure,
@@ -200,10 +201,22 @@ async fn send(response: Response<ResponseBody>, respond: &mut SendResponse<Bytes
     if ends {
         return;
     }
+    let (worker, entry) = (body.worker().clone(), body.entry().clone());
     let mut pipe = Pipe::new(body, stream);
-    let result = std::future::poll_fn(|cx| pipe.poll(cx)).await;
-    if let Err(PipeError::Sink(error)) = result {
-        pipe.body().entry().fail(&Error::ClientGone(error.to_string()));
+    let result = std::future::poll_fn(|cx| {
+        // A client that reads nothing keeps the body from being polled: the sweep is heard here.
+        if let Poll::Ready(error) = entry.end.poll(cx) {
+            return Poll::Ready(Err(PipeError::Source(error)));
+        }
+        let polled = pipe.poll(cx);
+        entry.set_phase(&worker, if pipe.is_blocked() { Phase::Blocked } else { Phase::Open });
+        polled
+    })
+    .await;
+    match result {
+        Ok(()) => {}
+        Err(PipeError::Sink(error)) => entry.fail(&Error::ClientGone(error.to_string())),
+        Err(PipeError::Source(error)) => entry.fail(&error),
     }
 }
 
