@@ -74,6 +74,15 @@ pub(crate) fn strip_trailers(trailers: &mut HeaderMap) {
     }
 }
 
+/// Names the trailers of a gRPC response in its head, as HTTP/1.1 wants it (RFC 9110, 6.6.2): its
+/// server, which speaks HTTP/2, did not, and what is not named is not sent.
+pub(crate) fn announce_trailers(headers: &mut HeaderMap) {
+    let is_grpc = |value: &HeaderValue| value.as_bytes().starts_with(b"application/grpc");
+    if headers.get(http::header::CONTENT_TYPE).is_some_and(is_grpc) && !headers.contains_key(TRAILER) {
+        headers.insert(TRAILER, HeaderValue::from_static("grpc-status, grpc-message, grpc-status-details-bin"));
+    }
+}
+
 /// Removes the overlay's own fields: an origin is not told who asked, nor by which way.
 pub(crate) fn strip_overlay(headers: &mut HeaderMap) {
     if headers.keys().any(is_overlay) {

@@ -19,6 +19,7 @@ use hyper_util::rt::TokioIo;
 use super::http::{Client, Watched};
 use crate::body::{Body, RequestBody, ResponseBody, channel};
 use crate::error::Error;
+use crate::headers;
 use crate::live::Connection;
 use crate::request::{Origin, from_head};
 use crate::session::{self, Near, Served, Tunnel};
@@ -93,7 +94,10 @@ async fn respond(
         Err(rejected) => Served::Response(session::reject(worker, *rejected)),
     };
     match served {
-        Served::Response(response) => response.map(|body| H1Body(Inner::Response(body))),
+        Served::Response(mut response) => {
+            headers::announce_trailers(response.headers_mut());
+            response.map(|body| H1Body(Inner::Response(body)))
+        }
         Served::Tunnel(open) => match open.body {
             Some(_) => by_post(worker, open),
             None => {
