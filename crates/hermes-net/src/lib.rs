@@ -8,6 +8,7 @@ pub mod handover;
 pub mod io;
 pub mod own;
 pub mod resolve;
+pub mod steer;
 pub mod tcp;
 pub mod tls;
 pub mod udp;

@@ -47,9 +47,12 @@ impl Default for ReceiveBuffer {
 /// The address is taken, is not ours, or needs privileges.
 pub fn listen(address: SocketAddr) -> io::Result<std::net::UdpSocket> {
     let socket = open(address)?;
-    socket.set_reuse_address(true)?;
     socket.set_reuse_port(true)?;
+    // Only to get past sockets of single peers (below). For good it would let any user of the
+    // machine bind the port as well.
+    socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
+    socket.set_reuse_address(false)?;
     Ok(socket.into())
 }
 
@@ -75,15 +78,45 @@ pub fn connect(peer: SocketAddr) -> io::Result<std::net::UdpSocket> {
     Ok(socket.into())
 }
 
-/// Opens a socket on a listener's address for one peer: the kernel prefers it to the listener's
-/// own sockets. A flow keeps its packets so when another process takes the listener over.
+/// Opens a socket on a listener's address for one peer, beside the listener's own sockets, which
+/// live on: the kernel prefers it for that peer. A flow keeps its packets so when another process
+/// takes the listener over. Where the listener was steered no packet of another peer ends up here.
 ///
 /// # Errors
 /// As `listen`.
 pub fn listen_for_peer(local: SocketAddr, peer: SocketAddr) -> io::Result<std::net::UdpSocket> {
-    let socket = listen(local)?;
-    socket.connect(peer)?;
-    Ok(socket)
+    let socket = open(local)?;
+    socket.set_reuse_port(true)?;
+    // Its like can be bound beside it although it leaves the group below.
+    socket.set_reuse_address(true)?;
+    socket.bind(&local.into())?;
+    socket.connect(&peer.into())?;
+    // Linux 6.13 and later take it out of its group here. The next socket must join the listener's
+    // group nevertheless, not begin a new one with this: that would get every datagram.
+    socket.set_reuse_port(false)?;
+    Ok(socket.into())
+}
+
+/// Opens a socket on a listener's address for one peer, in the place of the listener's own
+/// sockets, which are about to be closed and were given to `let_others_bind`. It belongs to no
+/// group: a listener that opens the address anew gets nothing of its packets, and loses none.
+///
+/// # Errors
+/// As `listen`.
+pub fn remain_for_peer(local: SocketAddr, peer: SocketAddr) -> io::Result<std::net::UdpSocket> {
+    let socket = open(local)?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&local.into())?;
+    socket.connect(&peer.into())?;
+    Ok(socket.into())
+}
+
+/// Lets `remain_for_peer` bind the address of a listener that is about to be closed.
+///
+/// # Errors
+/// The socket refuses the option.
+pub fn let_others_bind(socket: &std::net::UdpSocket) -> io::Result<()> {
+    SockRef::from(socket).set_reuse_address(true)
 }
 
 fn open(like: SocketAddr) -> io::Result<Socket> {
@@ -136,20 +169,29 @@ impl UdpSocket {
     ) -> Poll<io::Result<usize>> {
         loop {
             std::task::ready!(self.io.poll_recv_ready(cx))?;
-            let mut metas = [RecvMeta::default(); MESSAGES];
-            buffer.room.resize(MESSAGE_ROOM * MESSAGES, 0);
-            let received = self.io.try_io(Interest::READABLE, || {
-                let mut chunks = buffer.room.chunks_exact_mut(MESSAGE_ROOM);
-                let mut slices: [IoSliceMut<'_>; MESSAGES] =
-                    std::array::from_fn(|_| IoSliceMut::new(chunks.next().unwrap_or_default()));
-                self.state.recv(UdpSockRef::from(&self.io), &mut slices, &mut metas)
-            });
-            match received {
-                Ok(messages) => return Poll::Ready(Ok(deliver(&buffer.room, &metas[..messages], &mut each))),
+            match self.io.try_io(Interest::READABLE, || self.receive_now(buffer, &mut each)) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Poll::Ready(Err(error)),
+                received => return Poll::Ready(received),
             }
         }
+    }
+
+    /// Asks the kernel itself what is there, where `poll_receive` may not have heard of it yet.
+    ///
+    /// # Errors
+    /// `WouldBlock` where nothing is. Others as `poll_receive`.
+    pub fn receive_now(
+        &self,
+        buffer: &mut ReceiveBuffer,
+        each: &mut (impl FnMut(SocketAddr, Bytes) + ?Sized),
+    ) -> io::Result<usize> {
+        let mut metas = [RecvMeta::default(); MESSAGES];
+        buffer.room.resize(MESSAGE_ROOM * MESSAGES, 0);
+        let mut chunks = buffer.room.chunks_exact_mut(MESSAGE_ROOM);
+        let mut slices: [IoSliceMut<'_>; MESSAGES] =
+            std::array::from_fn(|_| IoSliceMut::new(chunks.next().unwrap_or_default()));
+        let messages = self.state.recv(UdpSockRef::from(&self.io), &mut slices, &mut metas)?;
+        Ok(deliver(&buffer.room, &metas[..messages], each))
     }
 
     /// Ready where a send may succeed.
@@ -192,7 +234,7 @@ impl UdpSocket {
     }
 }
 
-fn deliver(room: &[u8], metas: &[RecvMeta], each: &mut impl FnMut(SocketAddr, Bytes)) -> usize {
+fn deliver(room: &[u8], metas: &[RecvMeta], each: &mut (impl FnMut(SocketAddr, Bytes) + ?Sized)) -> usize {
     let mut count = 0;
     for (meta, message) in metas.iter().zip(room.chunks_exact(MESSAGE_ROOM)) {
         // One copy out of the shared room for all datagrams of the message: the room is
@@ -232,5 +274,39 @@ fn allow_fragments(socket: &std::net::UdpSocket) {
     match SockRef::from(socket).domain() {
         Ok(Domain::IPV6) => set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_WANT),
         _ => set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_WANT),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn hears(socket: &std::net::UdpSocket) -> Option<SocketAddr> {
+        socket.recv_from(&mut [0; 8]).ok().map(|(_, source)| source)
+    }
+
+    #[test]
+    fn a_flow_outlives_its_listener_and_stands_in_nobodys_way() {
+        let old = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = old.local_addr().unwrap();
+        let [peer, other] = [0, 1].map(|_| std::net::UdpSocket::bind("127.0.0.1:0").unwrap());
+        let (of_peer, of_other) = (peer.local_addr().unwrap(), other.local_addr().unwrap());
+        assert!(remain_for_peer(address, of_peer).is_err(), "a listener in service lets nobody in");
+        let_others_bind(&old).unwrap();
+        let remaining = remain_for_peer(address, of_peer).unwrap();
+        drop(old);
+
+        peer.send_to(b"one", address).unwrap();
+        assert_eq!(hears(&remaining), Some(of_peer));
+        other.connect(address).unwrap();
+        other.send(b"two").unwrap();
+        assert!(other.send(b"three").is_err() || other.recv(&mut [0; 8]).is_err(), "for others the port is closed");
+        assert_eq!(hears(&remaining), None);
+
+        let new = listen(address).unwrap();
+        peer.send_to(b"four", address).unwrap();
+        other.send(b"five").unwrap();
+        assert_eq!((hears(&remaining), hears(&new), hears(&new)), (Some(of_peer), Some(of_other), None));
     }
 }

@@ -1,0 +1,171 @@
+//! Which socket of a reuseport group gets the datagrams of which source.
+//!
+//! Left alone, the kernel spreads sources over *all* sockets of the group, connected ones counted:
+//! each socket that joins or leaves moves sources from one worker to another, in the middle of
+//! their flows, and a socket gets strangers' datagrams between `bind` and `connect`. A small filter
+//! on the group chooses by the source alone, among the listener's own sockets, which are its first.
+//! In: one socket of the group. Out: the group steered. Needs no privilege.
+
+use std::io;
+use std::mem::size_of;
+use std::net::UdpSocket;
+use std::os::fd::AsRawFd;
+
+use libc::{
+    BPF_ABS, BPF_ALU, BPF_AND, BPF_B, BPF_H, BPF_IND, BPF_K, BPF_LD, BPF_LSH, BPF_MEM, BPF_MISC, BPF_MOD, BPF_MUL,
+    BPF_RET, BPF_RSH, BPF_ST, BPF_TAX, BPF_W, BPF_X, BPF_XOR, sock_filter, sock_fprog,
+};
+
+/// Offsets from here on count from the network header (linux/filter.h: SKF_NET_OFF).
+const NETWORK: u32 = (-0x10_0000_i32).cast_unsigned();
+/// `ret a` (linux/bpf_common.h: BPF_A).
+const BPF_A: u32 = 0x10;
+/// Knuth's multiplier: near ports and addresses come out far apart.
+const SPREAD: u32 = 0x9e37_79b1;
+/// linux/socket.h (asm-generic): SO_DETACH_REUSEPORT_BPF.
+const SO_DETACH_REUSEPORT_BPF: libc::c_int = 68;
+
+/// From now on each source's datagrams go to one of the first `sockets` of the group, always to
+/// the same one.
+///
+/// # Errors
+/// The kernel takes no such filter (before Linux 4.5), or the socket is in no group.
+pub fn by_source(socket: &UdpSocket, sockets: usize) -> io::Result<()> {
+    let count = u32::try_from(sockets.max(1)).map_err(io::Error::other)?;
+    let is_v4 = socket.local_addr()?.is_ipv4();
+    let mut filter = if is_v4 { source_of_v4() } else { source_of_v6() };
+    filter.extend([
+        op(BPF_ALU | BPF_MUL | BPF_K, SPREAD),
+        op(BPF_ALU | BPF_RSH | BPF_K, 16),
+        op(BPF_ALU | BPF_MOD | BPF_K, count),
+        op(BPF_RET | BPF_A, 0),
+    ]);
+    let length = u16::try_from(filter.len()).map_err(io::Error::other)?;
+    let program = sock_fprog { len: length, filter: filter.as_mut_ptr() };
+    set(socket, libc::SO_ATTACH_REUSEPORT_CBPF, &program)
+}
+
+/// Leaves the choice to the kernel again: for a group whose first sockets are not the listener's.
+/// One that was never steered stays as it is.
+pub fn by_kernel(socket: &UdpSocket) {
+    let _ = set(socket, SO_DETACH_REUSEPORT_BPF, &0_i32);
+}
+
+/// Source port and address of IPv4, whose header has no fixed length.
+fn source_of_v4() -> Vec<sock_filter> {
+    vec![
+        op(BPF_LD | BPF_B | BPF_ABS, NETWORK),
+        op(BPF_ALU | BPF_AND | BPF_K, 0xf),
+        op(BPF_ALU | BPF_LSH | BPF_K, 2),
+        op(BPF_MISC | BPF_TAX, 0),
+        op(BPF_LD | BPF_H | BPF_IND, NETWORK),
+        op(BPF_ST, 0),
+        op(BPF_LD | BPF_W | BPF_ABS, NETWORK + 12),
+        op(BPF_MISC | BPF_TAX, 0),
+        op(BPF_LD | BPF_MEM, 0),
+        op(BPF_ALU | BPF_XOR | BPF_X, 0),
+    ]
+}
+
+/// The words behind the header's source address that differ, and the port. With extension headers
+/// it is not the port that is read, but still something that a source has.
+fn source_of_v6() -> Vec<sock_filter> {
+    vec![
+        op(BPF_LD | BPF_H | BPF_ABS, NETWORK + 40),
+        op(BPF_ST, 0),
+        op(BPF_LD | BPF_W | BPF_ABS, NETWORK + 20),
+        op(BPF_MISC | BPF_TAX, 0),
+        op(BPF_LD | BPF_MEM, 0),
+        op(BPF_ALU | BPF_XOR | BPF_X, 0),
+        op(BPF_ST, 0),
+        op(BPF_LD | BPF_W | BPF_ABS, NETWORK + 12),
+        op(BPF_MISC | BPF_TAX, 0),
+        op(BPF_LD | BPF_MEM, 0),
+        op(BPF_ALU | BPF_XOR | BPF_X, 0),
+    ]
+}
+
+fn op(code: u32, k: u32) -> sock_filter {
+    // Every opcode of classic BPF fits.
+    sock_filter { code: code as u16, jt: 0, jf: 0, k }
+}
+
+#[allow(unsafe_code)] // neither socket2 nor nix attaches classic filters to a group.
+fn set<T>(socket: &UdpSocket, option: libc::c_int, value: &T) -> io::Result<()> {
+    let length = libc::socklen_t::try_from(size_of::<T>()).map_err(io::Error::other)?;
+    // SAFETY: the descriptor is open for the life of `socket`; `value` and what it points to live
+    // until the call returns, and the kernel copies both.
+    let result = unsafe {
+        libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, std::ptr::from_ref(value).cast(), length)
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::udp::{listen, listen_for_peer};
+    use std::collections::HashMap;
+    use std::net::SocketAddr;
+
+    /// Who got the datagram of each source.
+    fn owners(group: &[UdpSocket], sources: &[UdpSocket]) -> HashMap<SocketAddr, usize> {
+        let to = group[0].local_addr().unwrap();
+        let mut owners = HashMap::new();
+        for source in sources {
+            source.send_to(b"x", to).unwrap();
+        }
+        for (index, socket) in group.iter().enumerate() {
+            while let Ok((_, source)) = socket.recv_from(&mut [0; 8]) {
+                assert!(owners.insert(source, index).is_none(), "one datagram came twice");
+            }
+        }
+        owners
+    }
+
+    fn a_source_stays_with_its_socket(loopback: &str) {
+        let first = listen(loopback.parse().unwrap()).unwrap();
+        let address = first.local_addr().unwrap();
+        let group = [first, listen(address).unwrap(), listen(address).unwrap()];
+        by_source(&group[0], group.len()).unwrap();
+        let sources: Vec<UdpSocket> = (0..60).map(|_| UdpSocket::bind(loopback).unwrap()).collect();
+        let before = owners(&group, &sources);
+        assert_eq!(before.len(), sources.len());
+        for index in 0..group.len() {
+            let share = before.values().filter(|owner| **owner == index).count();
+            assert!((5..=40).contains(&share), "socket {index} has {share} of {} sources", sources.len());
+        }
+        // Flows get sockets of their own, and lose them again, in no order.
+        let (own, others) = sources.split_at(20);
+        let mut held: Vec<UdpSocket> =
+            own.iter().map(|source| listen_for_peer(address, source.local_addr().unwrap()).unwrap()).collect();
+        let expected: HashMap<SocketAddr, usize> = {
+            let of = |source: &UdpSocket| source.local_addr().unwrap();
+            others.iter().map(|source| (of(source), before[&of(source)])).collect()
+        };
+        // Kernels before 6.13 keep connected sockets in the group; all of them have those that are
+        // bound and not connected yet.
+        let joining = [listen(address).unwrap(), listen(address).unwrap()];
+        assert_eq!(owners(&group, others), expected);
+        drop(joining);
+        assert!(owners(&group, own).is_empty(), "who has a socket of his own is heard there");
+        for (socket, source) in held.iter().zip(own) {
+            assert_eq!(socket.recv_from(&mut [0; 8]).unwrap().1, source.local_addr().unwrap());
+        }
+        held.retain(|socket| socket.peer_addr().unwrap().port() % 2 == 0);
+        assert_eq!(owners(&group, others), expected);
+        held.clear();
+        assert_eq!(owners(&group, &sources), before);
+    }
+
+    #[test]
+    fn a_source_stays_with_its_socket_v4() {
+        a_source_stays_with_its_socket("127.0.0.1:0");
+    }
+
+    #[test]
+    fn a_source_stays_with_its_socket_v6() {
+        a_source_stays_with_its_socket("[::1]:0");
+    }
+}
