@@ -31,10 +31,10 @@ pub struct Handed {
 ///
 /// # Errors
 /// The other end is gone, or slow beyond the timeouts.
-pub fn send(stream: &UnixStream, sockets: &[(String, RawFd)]) -> io::Result<()> {
+pub fn send(stream: &UnixStream, sockets: &[Handed]) -> io::Result<()> {
     for batch in sockets.chunks(BATCH) {
-        let labels = batch.iter().map(|(label, _)| label.as_str()).collect::<Vec<_>>().join("\n");
-        let fds: Vec<RawFd> = batch.iter().map(|(_, fd)| *fd).collect();
+        let labels = batch.iter().map(|handed| handed.label.as_str()).collect::<Vec<_>>().join("\n");
+        let fds: Vec<RawFd> = batch.iter().map(|handed| handed.fd.as_raw_fd()).collect();
         send_batch(stream, labels.as_bytes(), &fds)?;
     }
     send_batch(stream, b"", &[])
@@ -129,8 +129,7 @@ mod tests {
         client.write_all(b"early").unwrap();
 
         let (ours, theirs) = UnixStream::pair().unwrap();
-        send(&ours, &[("tcp/x".to_owned(), listener.as_raw_fd())]).unwrap();
-        drop(listener);
+        send(&ours, &[Handed { label: "tcp/x".to_owned(), fd: listener.into() }]).unwrap();
         let mut handed = receive(&theirs).unwrap();
         let one = handed.pop().unwrap();
         assert_eq!(one.label, "tcp/x");
@@ -144,7 +143,8 @@ mod tests {
     #[test]
     fn more_sockets_than_one_message_holds() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let many: Vec<_> = (0..150).map(|n| (format!("tcp/{n}"), listener.as_raw_fd())).collect();
+        let again = |n| Handed { label: format!("tcp/{n}"), fd: listener.try_clone().unwrap().into() };
+        let many: Vec<_> = (0..150).map(again).collect();
         let (ours, theirs) = UnixStream::pair().unwrap();
         send(&ours, &many).unwrap();
         let handed = receive(&theirs).unwrap();

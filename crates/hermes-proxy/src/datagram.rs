@@ -23,6 +23,7 @@ use hermes_wire::capsule::{self, Capsule, CapsuleDecoder};
 
 use crate::error::Error;
 use crate::live::{Phase, Session};
+use crate::signal::Signal;
 use crate::stream::ByteStream;
 use crate::worker::Worker;
 
@@ -54,20 +55,51 @@ pub(crate) struct Tunnel {
 /// One source of a listener: what it sent waits here.
 pub(crate) struct Flow {
     pub(crate) queue: Rc<FlowQueue>,
-    pub(crate) socket: Rc<UdpSocket>,
     pub(crate) peer: SocketAddr,
 }
 
 /// Datagrams of one source, from the listener to the flow's task. Bounded in bytes.
-#[derive(Default)]
 pub(crate) struct FlowQueue {
+    /// Where answers go out: the listener's, or after that is gone the flow's own.
+    socket: RefCell<Rc<UdpSocket>>,
     datagrams: RefCell<VecDeque<Bytes>>,
     bytes: Cell<usize>,
     waker: Cell<Option<Waker>>,
-    pub(crate) closed: Cell<bool>,
+    ended: Signal<()>,
 }
 
 impl FlowQueue {
+    pub(crate) fn new(socket: Rc<UdpSocket>) -> Self {
+        Self {
+            socket: RefCell::new(socket),
+            datagrams: RefCell::default(),
+            bytes: Cell::new(0),
+            waker: Cell::default(),
+            ended: Signal::default(),
+        }
+    }
+
+    /// From now on the flow has a socket of its own.
+    pub(crate) fn part(&self, own: Rc<UdpSocket>) {
+        *self.socket.borrow_mut() = own;
+        // Who waited to send waited for the other one.
+        self.wake();
+    }
+
+    /// The flow is over.
+    pub(crate) fn close(&self) {
+        self.ended.set(());
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.ended.get().is_some()
+    }
+
+    /// Waits for the flow's end.
+    pub(crate) fn poll_closed(&self, cx: &Context<'_>) -> Poll<()> {
+        self.ended.poll(cx)
+    }
+
     /// Queues a datagram; false where it did not fit.
     pub(crate) fn push(&self, datagram: Bytes, most: usize) -> bool {
         let bytes = self.bytes.get() + datagram.len();
@@ -146,7 +178,10 @@ impl Port {
         match self {
             Port::Tunnel(tunnel) => tunnel.poll_send(cx, batch),
             Port::Socket { socket, peer } => poll_send_socket(socket, *peer, cx, worker, batch),
-            Port::Flow(flow) => poll_send_socket(&flow.socket, flow.peer, cx, worker, batch),
+            Port::Flow(flow) => {
+                let socket = flow.queue.socket.borrow().clone();
+                poll_send_socket(&socket, flow.peer, cx, worker, batch)
+            }
         }
     }
 

@@ -38,9 +38,12 @@ pub struct Generation {
     files: HashMap<std::path::PathBuf, Vec<u8>>,
 }
 
-struct ListenerState {
-    listener: Arc<Listener>,
-    tls: Option<Arc<RustlsServerConfig>>,
+/// A listener, ready to run. Listener and TLS stay together: a listener that is gone must not seem
+/// to be one without TLS.
+#[derive(Clone)]
+pub(crate) struct ListenerState {
+    pub(crate) listener: Arc<Listener>,
+    pub(crate) tls: Option<Arc<RustlsServerConfig>>,
 }
 
 /// Why a snapshot cannot run here.
@@ -112,8 +115,8 @@ impl Generation {
         self.listeners.get(name).map(|state| &state.listener)
     }
 
-    pub(crate) fn server_tls(&self, name: &str) -> Option<Arc<RustlsServerConfig>> {
-        self.listeners.get(name)?.tls.clone()
+    pub(crate) fn listening(&self, name: &str) -> Option<&ListenerState> {
+        self.listeners.get(name)
     }
 
     pub(crate) fn upstream(&self, name: &str) -> Option<&Arc<UpstreamState>> {

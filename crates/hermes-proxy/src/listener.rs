@@ -18,11 +18,13 @@ use std::time::Duration;
 use bytes::{Buf, BytesMut};
 use hermes_model::facts::Trust;
 use hermes_model::snapshot::{Listener, ListenerProtocol};
+use hermes_net::tls::RustlsServerConfig;
 use hermes_net::{Io, tls};
 use hermes_wire::proxy_protocol::{self, Parsed};
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 
+use crate::generation::ListenerState;
 use crate::live::{Connection, ConnectionGuard, Stage};
 use crate::metrics::ListenerLabels;
 use crate::signal::Signal;
@@ -52,54 +54,91 @@ pub(crate) enum Ending {
 /// A running listener.
 pub(crate) struct Acceptor {
     ending: Rc<Signal<Ending>>,
+    ended: Rc<Signal<()>>,
 }
 
 impl Acceptor {
     /// Starts to accept.
     pub(crate) fn start(worker: &Rc<Worker>, socket: ListeningSocket) -> io::Result<Self> {
-        let ending = Rc::new(Signal::default());
+        let this = Self { ending: Rc::default(), ended: Rc::default() };
+        let (ending, ended) = (this.ending.clone(), this.ended.clone());
+        let here = worker.clone();
         match socket.socket {
             BoundSocket::Tcp(listener) => {
                 listener.set_nonblocking(true)?;
                 let listener = TcpListener::from_std(listener)?;
-                worker.spawn(accept_all(worker.clone(), listener, socket.name, ending.clone()));
+                let known = Known::new(worker, socket.name);
+                worker.spawn(async move {
+                    accept_all(here, listener, known, ending).await;
+                    ended.set(());
+                });
             }
             BoundSocket::Udp(bound) => {
                 bound.set_nonblocking(true)?;
                 let bound = hermes_net::udp::UdpSocket::from_std(bound)?;
-                worker.spawn(udp::receive_all(worker.clone(), bound, socket.name, ending.clone()));
+                worker.spawn(async move {
+                    udp::receive_all(here, bound, socket.name, ending).await;
+                    ended.set(());
+                });
             }
         }
-        Ok(Self { ending })
+        Ok(this)
     }
 
     pub(crate) fn close(self) {
         self.ending.set(Ending::Close);
     }
 
-    pub(crate) fn hand_over(self) {
-        self.ending.set(Ending::HandOver);
+    /// Stops; ready when nothing is read from the socket any more.
+    pub(crate) async fn end(self, how: Ending) {
+        self.ending.set(how);
+        self.ended.wait().await;
     }
 }
 
 /// After an error that more tries at once would only repeat (no descriptors left).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-async fn accept_all(worker: Rc<Worker>, listener: TcpListener, name: Arc<str>, ending: Rc<Signal<Ending>>) {
+/// What a listener is, as its document says now; after it is gone, as it said last.
+struct Known {
+    name: Arc<str>,
+    state: Option<ListenerState>,
+    generation: u64,
+}
+
+impl Known {
+    fn new(worker: &Worker, name: Arc<str>) -> Self {
+        let generation = worker.generation();
+        Self { state: generation.listening(&name).cloned(), generation: generation.number, name }
+    }
+
+    /// The listener, and whether it is still there.
+    fn current(&mut self, worker: &Worker) -> Option<(&ListenerState, bool)> {
+        let generation = worker.generation();
+        let now = generation.listening(&self.name);
+        if generation.number != self.generation {
+            self.generation = generation.number;
+            self.state = now.cloned().or(self.state.take());
+        }
+        self.state.as_ref().map(|state| (state, now.is_some()))
+    }
+}
+
+async fn accept_all(worker: Rc<Worker>, listener: TcpListener, mut known: Known, ending: Rc<Signal<Ending>>) {
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((tcp, source)) => begin(&worker, &name, tcp, source),
+                Ok((tcp, source)) => begin(&worker, &mut known, tcp, source),
                 Err(error) if is_about_one_connection(&error) => {}
                 Err(error) => {
-                    tracing::error!(listener = %name, %error, "no connection can be accepted; trying again");
+                    tracing::error!(listener = %known.name, %error, "no connection can be accepted; trying again");
                     worker.shared.metrics.limit("accept");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             },
             how = ending.wait() => {
                 if how == Ending::Close {
-                    drain_queue(&worker, &listener, &name);
+                    drain_queue(&worker, listener, &mut known);
                 }
                 return;
             }
@@ -114,31 +153,42 @@ fn is_about_one_connection(error: &io::Error) -> bool {
     )
 }
 
-/// Serves what the kernel has accepted for us: closing the socket would reset it.
-fn drain_queue(worker: &Rc<Worker>, listener: &TcpListener, name: &Arc<str>) {
-    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
-    while let std::task::Poll::Ready(Ok((tcp, source))) = listener.poll_accept(&mut cx) {
-        begin(worker, name, tcp, source);
+/// Serves what the kernel has accepted for us: closing the socket would reset it. The kernel is
+/// asked itself: the runtime may not have heard yet of what came last.
+fn drain_queue(worker: &Rc<Worker>, listener: TcpListener, known: &mut Known) {
+    let Ok(listener) = listener.into_std() else { return };
+    loop {
+        let accepted = listener.accept().and_then(|(tcp, source)| {
+            tcp.set_nonblocking(true)?;
+            Ok((TcpStream::from_std(tcp)?, source))
+        });
+        match accepted {
+            Ok((tcp, source)) => begin(worker, known, tcp, source),
+            Err(error) if is_about_one_connection(&error) => {}
+            Err(_) => return,
+        }
     }
 }
 
-fn begin(worker: &Rc<Worker>, name: &Arc<str>, tcp: TcpStream, source: SocketAddr) {
-    // While it closes, a listener may be out of the document already: its last connections are
-    // served by what they were accepted for, if that is still known, or not at all.
-    let Some(listener) = worker.generation().listener(name).cloned() else { return };
+fn begin(worker: &Rc<Worker>, known: &mut Known, tcp: TcpStream, source: SocketAddr) {
+    let Some((state, is_there)) = known.current(worker) else { return };
     hermes_net::tcp::tune(&tcp);
-    let Some(guard) = ConnectionGuard::take(worker, listener, source) else {
+    let Some(guard) = ConnectionGuard::take(worker, state.listener.clone(), source) else {
         // Over the limit: closed at once, so that the client may try elsewhere.
         return;
     };
-    worker.shared.metrics.connections.get_or_create(&ListenerLabels { listener: name.clone() }).inc();
-    worker.spawn(serve(worker.clone(), guard, tcp));
+    if !is_there {
+        guard.connection.part(worker);
+    }
+    let labels = ListenerLabels { listener: state.listener.name.clone() };
+    worker.shared.metrics.connections.get_or_create(&labels).inc();
+    worker.spawn(serve(worker.clone(), guard, state.tls.clone(), tcp));
 }
 
-async fn serve(worker: Rc<Worker>, guard: ConnectionGuard, tcp: TcpStream) {
+async fn serve(worker: Rc<Worker>, guard: ConnectionGuard, tls: Option<Arc<RustlsServerConfig>>, tcp: TcpStream) {
     let connection = guard.connection.clone();
     let killed = connection.kill.wait();
-    let served = serve_connection(&worker, &connection, tcp);
+    let served = serve_connection(&worker, &connection, tls, tcp);
     tokio::select! {
         biased;
         () = served => {}
@@ -155,9 +205,14 @@ pub(crate) struct Ready {
     pub(crate) secure: bool,
 }
 
-async fn serve_connection(worker: &Rc<Worker>, connection: &Rc<Connection>, tcp: TcpStream) {
+async fn serve_connection(
+    worker: &Rc<Worker>,
+    connection: &Rc<Connection>,
+    tls: Option<Arc<RustlsServerConfig>>,
+    tcp: TcpStream,
+) {
     let listener = connection.listener.clone();
-    let ready = match Box::pin(make_ready(worker, &listener, connection.source, tcp)).await {
+    let ready = match Box::pin(make_ready(worker, &listener, connection.source, tls, tcp)).await {
         Ok(ready) => ready,
         Err(error) => {
             let labels = ListenerLabels { listener: listener.name.clone() };
@@ -182,20 +237,21 @@ async fn make_ready(
     worker: &Worker,
     listener: &Listener,
     accepted_from: SocketAddr,
+    tls: Option<Arc<RustlsServerConfig>>,
     mut tcp: TcpStream,
 ) -> io::Result<Ready> {
     let mut source = accepted_from;
     if contains(&listener.proxy_protocol, accepted_from) {
         source = read_proxy_header(&mut tcp).await?.unwrap_or(accepted_from);
     }
-    let generation = worker.generation();
-    let io = match generation.server_tls(&listener.name) {
+    let io = match tls {
         Some(config) => tls::accept(config, tcp).await?,
         None => Io::Plain(tcp),
     };
     let secure = matches!(io, Io::Tls(_));
     let trust = match tls::peer_uris(&io) {
         Some(uris) => {
+            let generation = worker.generation();
             let peer =
                 generation.identify(&uris).map_err(|reason| io::Error::new(io::ErrorKind::PermissionDenied, reason))?;
             Trust::Certified(Arc::new(peer))

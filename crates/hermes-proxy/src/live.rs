@@ -202,12 +202,25 @@ pub(crate) enum Stage {
     Busy(u32),
 }
 
+/// Why a connection shall take no further request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Drain {
+    /// It was silent for long: close it now.
+    Silent,
+    /// Its listener goes. A request may be on its way to us, and would be lost if we closed at
+    /// once: answer it, say `close` with it, and close only after a while without any.
+    Parting,
+}
+
+/// For a client that connected before its listener went and has not said anything yet.
+const PARTING_HANDSHAKE: Duration = Duration::from_secs(2);
+
 /// One client connection.
 pub(crate) struct Connection {
     pub(crate) source: SocketAddr,
     pub(crate) listener: Arc<Listener>,
     /// Told to finish: no further request.
-    pub(crate) drain: Signal<()>,
+    pub(crate) drain: Signal<Drain>,
     /// Told to close now.
     pub(crate) kill: Signal<&'static str>,
     key: Cell<usize>,
@@ -228,6 +241,15 @@ impl Connection {
     pub(crate) fn set_stage(&self, worker: &Worker, stage: Stage) {
         self.stage.set(stage);
         self.since.set(worker.now());
+    }
+
+    /// Tells it to finish since its listener goes.
+    pub(crate) fn part(&self, worker: &Worker) {
+        self.drain.set(Drain::Parting);
+        if self.stage.get() == Stage::Handshake {
+            // Whoever connected and said nothing gets a little time from now on.
+            self.since.set(worker.now());
+        }
     }
 
     /// One more session is on it.
@@ -275,7 +297,7 @@ impl ConnectionGuard {
         });
         connection.key.set(worker.live.connections.borrow_mut().insert(connection.clone()));
         if worker.is_draining() {
-            connection.drain.set(());
+            connection.part(worker);
         }
         Some(Self { worker: worker.clone(), connection })
     }
@@ -319,18 +341,21 @@ impl Live {
         let limits = &generation.snapshot.limits;
         for (_, connection) in self.connections.borrow().iter() {
             let (limit, reason) = match connection.stage.get() {
+                Stage::Handshake if connection.drain.get().is_some() => {
+                    (limits.tls_timeout.min(PARTING_HANDSHAKE), "no request before the listener went")
+                }
                 Stage::Handshake => (limits.tls_timeout, "handshake took too long"),
                 Stage::Head => (limits.header_timeout, "request head took too long"),
                 Stage::Idle => (limits.keep_alive, "idle"),
                 Stage::Busy(_) => continue,
             };
             if Duration::from_millis(now.saturating_sub(connection.since.get())) >= limit {
-                if connection.stage.get() != Stage::Idle {
+                if connection.stage.get() != Stage::Idle && connection.drain.get().is_none() {
                     worker.shared.metrics.limit("slow-client");
                 }
                 // A clean end first (GOAWAY, or close between requests); by force at the next sweep.
                 if connection.stage.get() == Stage::Idle && connection.drain.get().is_none() {
-                    connection.drain.set(());
+                    connection.drain.set(Drain::Silent);
                 } else {
                     connection.kill.set(reason);
                 }
@@ -339,16 +364,16 @@ impl Live {
     }
 
     /// Tells every connection to finish what it has.
-    pub(crate) fn drain(&self) {
+    pub(crate) fn drain(&self, worker: &Worker) {
         for (_, connection) in self.connections.borrow().iter() {
-            connection.drain.set(());
+            connection.part(worker);
         }
     }
 
     /// Tells the connections of one listener to finish what they have.
-    pub(crate) fn drain_listener(&self, name: &str) {
+    pub(crate) fn drain_listener(&self, worker: &Worker, name: &str) {
         for (_, connection) in self.connections.borrow().iter().filter(|(_, c)| &*c.listener.name == name) {
-            connection.drain.set(());
+            connection.part(worker);
         }
     }
 

@@ -6,14 +6,14 @@
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use hermes_model::snapshot::{Dispatch, Listener, ListenerProtocol, Snapshot};
 use hermes_net::handover::Handed;
-use hermes_net::{tcp, udp};
+use hermes_net::{steer, tcp, udp};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
@@ -29,6 +29,8 @@ use crate::worker::{self, Command, Shared};
 const COMMANDS: usize = 64;
 /// Sessions that `/sessions` lists at most, of each worker.
 const MOST_SESSIONS: usize = 10_000;
+/// A drain looks so often whether it is done.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// The machine's addresses are read again so often.
 const ADDRESSES_EVERY: Duration = Duration::from_secs(5);
 
@@ -89,10 +91,19 @@ impl Socket {
         })
     }
 
-    fn raw(&self) -> RawFd {
+    /// Before it closes: flows of a UDP listener go on, each on a socket of its own.
+    fn make_way(&self) {
+        if let Socket::Udp(socket) = self {
+            if let Err(error) = udp::let_others_bind(socket) {
+                tracing::warn!(%error, "UDP flows will end with their listener");
+            }
+        }
+    }
+
+    fn duplicate(&self) -> std::io::Result<OwnedFd> {
         match self {
-            Socket::Tcp(socket) => socket.as_raw_fd(),
-            Socket::Udp(socket) => socket.as_raw_fd(),
+            Socket::Tcp(socket) => socket.try_clone().map(OwnedFd::from),
+            Socket::Udp(socket) => socket.try_clone().map(OwnedFd::from),
         }
     }
 }
@@ -114,6 +125,10 @@ pub struct Node {
     bound: HashMap<Arc<str>, SocketKey>,
     background: JoinSet<()>,
     inherited: HashMap<String, Vec<OwnedFd>>,
+    /// Listeners on UDP sockets that another process still reads.
+    held_back: HashSet<SocketKey>,
+    /// Addresses that were ours: live flows of a closed listener may still hold them.
+    parted: HashSet<SocketKey>,
 }
 
 /// A view of a running node for the admin endpoint.
@@ -136,7 +151,8 @@ pub struct Bound {
 }
 
 impl Node {
-    /// Starts a node. `inherited` are listening sockets of the process that it takes over from.
+    /// Starts a node. `inherited` are listening sockets of the process that it takes over from;
+    /// those for UDP wait for `read_inherited`.
     ///
     /// # Errors
     /// Every certificate that cannot be loaded and address that cannot be bound, with its place in
@@ -165,10 +181,24 @@ impl Node {
             bound: HashMap::new(),
             background: JoinSet::new(),
             inherited: by_label,
+            held_back: HashSet::new(),
+            parted: HashSet::new(),
         };
         node.run(generation).await?;
         node.inherited.clear();
         Ok(node)
+    }
+
+    /// The process before us reads nothing any more: from now on we read its UDP sockets. Sooner we
+    /// would have read datagrams of its live flows. (A connection is whole, whoever accepts it.)
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub async fn read_inherited(&mut self) -> Result<(), Vec<Unready>> {
+        if std::mem::take(&mut self.held_back).is_empty() {
+            return Ok(());
+        }
+        self.run(self.current.load_full()).await
     }
 
     /// Applies another snapshot. Live sessions that it allows live on.
@@ -200,9 +230,9 @@ impl Node {
             );
         }
         let generation = Arc::new(Generation::build(snapshot, Some(&previous))?);
-        let number = generation.number;
-        self.log.reopen(generation.snapshot.access_log.clone());
+        let (number, log) = (generation.number, generation.snapshot.access_log.clone());
         self.run(generation).await?;
+        self.log.reopen(log);
         Ok(number)
     }
 
@@ -211,16 +241,27 @@ impl Node {
         let opened = self.open_sockets(&generation.snapshot)?;
         let mut for_worker: Vec<Vec<ListeningSocket>> = self.workers.iter().map(|_| Vec::new()).collect();
         let mut bound = HashMap::new();
-        for (key, sockets) in opened {
-            self.sockets.insert(key, sockets);
-        }
         for listener in &generation.snapshot.listeners {
             let key = SocketKey::of(listener);
+            if self.held_back.contains(&key) {
+                continue;
+            }
             if self.bound.get(&listener.name) != Some(&key) {
-                self.share(&key, &listener.name, generation.snapshot.dispatch, &mut for_worker)?;
+                let sockets = self.sockets.get(&key).or_else(|| opened.get(&key)).map(Vec::as_slice);
+                deal(
+                    sockets.unwrap_or_default(),
+                    &listener.name,
+                    key.udp,
+                    generation.snapshot.dispatch,
+                    &mut for_worker,
+                )?;
             }
             bound.insert(listener.name.clone(), key);
         }
+        // Nothing can fail from here on.
+        self.sockets.extend(opened);
+        self.bound = bound;
+        self.part_with_unused();
         self.current.store(generation.clone());
         self.shared.metrics.generation.set(generation.number as i64);
         let mut waits = Vec::new();
@@ -234,15 +275,23 @@ impl Node {
         for wait in waits {
             let _ = wait.await;
         }
-        self.bound = bound;
-        let used: HashSet<&SocketKey> = self.bound.values().collect();
-        self.sockets.retain(|key, _| used.contains(key));
         self.watch_health(&generation).await;
         Ok(())
     }
 
-    fn open_sockets(&mut self, snapshot: &Snapshot) -> Result<Vec<(SocketKey, Vec<Socket>)>, Vec<Unready>> {
-        let mut opened = Vec::new();
+    /// Forgets sockets that no listener has any more; the workers hold theirs until they have
+    /// served what waits.
+    fn part_with_unused(&mut self) {
+        let used: HashSet<&SocketKey> = self.bound.values().chain(&self.held_back).collect();
+        let unused: Vec<SocketKey> = self.sockets.keys().filter(|key| !used.contains(key)).cloned().collect();
+        for key in unused {
+            self.sockets.remove(&key).into_iter().flatten().for_each(|socket| socket.make_way());
+            self.parted.insert(key);
+        }
+    }
+
+    fn open_sockets(&mut self, snapshot: &Snapshot) -> Result<HashMap<SocketKey, Vec<Socket>>, Vec<Unready>> {
+        let mut opened = HashMap::new();
         let mut faults = Vec::new();
         for (index, listener) in snapshot.listeners.iter().enumerate() {
             let key = SocketKey::of(listener);
@@ -250,7 +299,7 @@ impl Node {
                 continue;
             }
             match self.open(&key, snapshot.dispatch) {
-                Ok(sockets) => opened.push((key, sockets)),
+                Ok(sockets) => drop(opened.insert(key, sockets)),
                 Err(error) => faults.push(Unready {
                     path: format!("listeners[{index}].bind"),
                     reason: format!("{} cannot be bound: {error}", listener.bind),
@@ -264,12 +313,17 @@ impl Node {
     fn open(&mut self, key: &SocketKey, dispatch: Dispatch) -> std::io::Result<Vec<Socket>> {
         let mut sockets: Vec<Socket> =
             self.inherited.remove(&key.label()).into_iter().flatten().map(|fd| Socket::from_fd(key.udp, fd)).collect();
+        // The sources of live flows are spread over the UDP sockets that there are: none is added.
+        if key.udp && !sockets.is_empty() {
+            self.held_back.insert(key.clone());
+            return Ok(sockets);
+        }
         let wanted = if dispatch == Dispatch::Exclusive { 1 } else { self.workers.len() };
         let mut address = match sockets.first() {
             Some(first) => first.local_addr()?,
             None => key.bind,
         };
-        if sockets.is_empty() && address.port() != 0 && !self.holds_port(key) {
+        if sockets.is_empty() && address.port() != 0 && !self.holds_port(key) && !self.parted.contains(key) {
             if key.udp { udp::probe_unused(address)? } else { tcp::probe_unused(address)? }
         }
         while sockets.len() < wanted {
@@ -277,35 +331,24 @@ impl Node {
             address = socket.local_addr()?;
             sockets.push(socket);
         }
+        self.steer(key, &sockets);
         Ok(sockets)
+    }
+
+    /// Ties the sources of UDP flows to sockets, so that flows that part from them move nobody else.
+    fn steer(&self, key: &SocketKey, sockets: &[Socket]) {
+        let Some(Socket::Udp(first)) = sockets.first() else { return };
+        if self.parted.contains(key) {
+            // Sockets of flows may stand before ours in the group.
+            steer::by_kernel(first);
+        } else if let Err(error) = steer::by_source(first, sockets.len()) {
+            tracing::debug!(%error, "UDP sources are spread by the kernel");
+        }
     }
 
     /// Is a socket of our own on that port? Then a probe of the port would meet ourselves.
     fn holds_port(&self, key: &SocketKey) -> bool {
         self.sockets.keys().any(|held| held.udp == key.udp && held.bind.port() == key.bind.port())
-    }
-
-    /// Deals a listener's sockets out to the workers; none is left without a reader, since the
-    /// kernel would queue connections on it.
-    fn share(
-        &self,
-        key: &SocketKey,
-        name: &Arc<str>,
-        dispatch: Dispatch,
-        for_worker: &mut [Vec<ListeningSocket>],
-    ) -> Result<(), Vec<Unready>> {
-        let sockets = self.sockets.get(key).map(Vec::as_slice).unwrap_or_default();
-        let workers = for_worker.len();
-        let deals =
-            if dispatch == Dispatch::Exclusive && !key.udp { workers.max(sockets.len()) } else { sockets.len() };
-        for deal in 0..deals {
-            let Some(socket) = sockets.get(deal % sockets.len().max(1)) else { break };
-            let socket = socket
-                .share()
-                .map_err(|error| vec![Unready { path: format!("listener {name}"), reason: error.to_string() }])?;
-            for_worker[deal % workers].push(ListeningSocket { name: name.clone(), socket });
-        }
-        Ok(())
     }
 
     /// Restarts the background: health checks of this generation, and the look at our addresses.
@@ -348,11 +391,13 @@ impl Node {
     }
 
     /// The listening sockets with their labels, for another process.
-    pub fn handover(&self) -> Vec<(String, RawFd)> {
-        self.sockets
-            .iter()
-            .flat_map(|(key, sockets)| sockets.iter().map(|socket| (key.label(), socket.raw())))
-            .collect()
+    ///
+    /// # Errors
+    /// No descriptor is left to duplicate them.
+    pub fn handover(&self) -> std::io::Result<Vec<Handed>> {
+        let labelled =
+            self.sockets.iter().flat_map(|(key, sockets)| sockets.iter().map(|socket| (key.label(), socket)));
+        labelled.map(|(label, socket)| Ok(Handed { label, fd: socket.duplicate()? })).collect()
     }
 
     /// What the admin endpoint sees.
@@ -369,24 +414,42 @@ impl Node {
         self.current.load_full()
     }
 
-    /// Accepts no more, waits until everything has ended or the time is over, and stops. With
-    /// `handed` another process has the sockets: what waits in their queues is its to serve.
-    pub async fn drain(mut self, within: Duration, handed: bool) -> usize {
+    /// Accepts no more; what runs goes on. With `handed` another process has the sockets: what
+    /// waits in their queues is its to serve, from the moment at which this is done.
+    pub async fn close(&mut self, handed: bool) {
+        if !handed {
+            self.sockets.values().flatten().for_each(Socket::make_way);
+        }
+        let mut waits = Vec::new();
         for worker in &self.workers {
-            let _ = worker.commands.send(Command::Drain { handed }).await;
+            let (done, wait) = oneshot::channel();
+            if worker.commands.send(Command::Drain { handed, done }).await.is_ok() {
+                waits.push(wait);
+            }
+        }
+        for wait in waits {
+            let _ = wait.await;
         }
         self.sockets.clear();
+    }
+
+    /// Waits until no session and no connection is left.
+    pub async fn emptied(&self) {
+        // Sessions end on other threads; there is no single event to await.
+        let mut every = tokio::time::interval(LOOK_AGAIN);
         let view = self.view();
-        let deadline = tokio::time::Instant::now() + within;
-        let mut left;
         loop {
-            left = view.open_sessions() + view.open_connections();
-            if left == 0 || tokio::time::Instant::now() >= deadline {
-                break;
+            every.tick().await;
+            if view.open_sessions() + view.open_connections() == 0 {
+                return;
             }
-            // Sessions end on other threads; there is no single event to await.
-            tokio::time::sleep(Duration::from_millis(20)).await;
         }
+    }
+
+    /// Ends what is left, and tells how much that was.
+    pub async fn end(mut self) -> usize {
+        let view = self.view();
+        let left = view.open_sessions() + view.open_connections();
         self.stop().await;
         left
     }
@@ -402,6 +465,26 @@ impl Node {
             }
         }
     }
+}
+
+/// Deals a listener's sockets out to the workers; none is left without a reader, since the kernel
+/// would queue connections on it.
+fn deal(
+    sockets: &[Socket],
+    name: &Arc<str>,
+    udp: bool,
+    dispatch: Dispatch,
+    for_worker: &mut [Vec<ListeningSocket>],
+) -> Result<(), Vec<Unready>> {
+    let workers = for_worker.len();
+    let deals = if dispatch == Dispatch::Exclusive && !udp { workers.max(sockets.len()) } else { sockets.len() };
+    for (number, socket) in sockets.iter().cycle().take(deals).enumerate() {
+        let socket = socket
+            .share()
+            .map_err(|error| vec![Unready { path: format!("listener {name}"), reason: error.to_string() }])?;
+        for_worker[number % workers].push(ListeningSocket { name: name.clone(), socket });
+    }
+    Ok(())
 }
 
 fn cores() -> usize {

@@ -28,7 +28,7 @@ use tokio::task::JoinSet;
 
 use crate::error::Error;
 use crate::generation::Generation;
-use crate::listener::{Acceptor, ListeningSocket};
+use crate::listener::{Acceptor, Ending, ListeningSocket};
 use crate::live::{Entry, Live, SessionView};
 use crate::metrics::Metrics;
 use crate::record::{LogSender, Records};
@@ -82,7 +82,7 @@ pub(crate) enum Command {
     /// List sessions, at most so many.
     Sessions { most: usize, reply: oneshot::Sender<Vec<SessionView>> },
     /// Accept no more, let what runs finish. `handed` listeners live on in another process.
-    Drain { handed: bool },
+    Drain { handed: bool, done: oneshot::Sender<()> },
     /// End now.
     Stop,
 }
@@ -277,12 +277,14 @@ async fn serve_commands(worker: &Rc<Worker>, mut commands: mpsc::Receiver<Comman
                     let _ = done.send(());
                 }
                 Some(Command::Sessions { most, reply }) => drop(reply.send(worker.live.list(most))),
-                Some(Command::Drain { handed }) => {
+                Some(Command::Drain { handed, done }) => {
                     worker.draining.set(true);
+                    let how = if handed { Ending::HandOver } else { Ending::Close };
                     for acceptor in acceptors.drain().flat_map(|(_, list)| list) {
-                        if handed { acceptor.hand_over() } else { acceptor.close() }
+                        acceptor.end(how).await;
                     }
-                    worker.live.drain();
+                    worker.live.drain(worker);
+                    let _ = done.send(());
                 }
                 Some(Command::Stop) | None => return,
             },
@@ -304,7 +306,7 @@ async fn apply(
     for listener in &generation.snapshot.listeners {
         // What a connection was believed for when it was accepted may not hold any more.
         if previous.listener(&listener.name).is_some_and(|old| !old.admits_like(listener)) {
-            worker.live.drain_listener(&listener.name);
+            worker.live.drain_listener(worker, &listener.name);
         }
     }
     // New ones first: a listener that moves serves at both places for a moment, never at none.
@@ -323,7 +325,7 @@ async fn apply(
     let gone: Vec<Arc<str>> = acceptors.keys().filter(|name| generation.listener(name).is_none()).cloned().collect();
     for name in gone {
         replaced.extend(acceptors.remove(&name).into_iter().flatten());
-        worker.live.drain_listener(&name);
+        worker.live.drain_listener(worker, &name);
     }
     replaced.into_iter().for_each(Acceptor::close);
     worker.retire_pools();

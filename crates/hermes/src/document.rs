@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use anyhow::Context;
-use hermes_model::{Checked, Problem};
+use hermes_model::{Checked, Problem, Snapshot};
 
 /// The largest document that is read: about a million routes.
 const MAX_DOCUMENT: u64 = 256 << 20;
@@ -26,7 +26,7 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Result<Checked, Vec<Problem>>>
 pub(crate) fn check(path: &Path, text: &str) -> Result<Checked, Vec<Problem>> {
     let base = path.parent().unwrap_or(Path::new("."));
     let mut checked = hermes_model::check(text, base)?;
-    let missing: Vec<Problem> = named_files(&checked)
+    let missing: Vec<Problem> = files(&checked.snapshot)
         .into_iter()
         .filter(|(_, file)| !file.exists())
         .map(|(path, file)| Problem {
@@ -38,8 +38,8 @@ pub(crate) fn check(path: &Path, text: &str) -> Result<Checked, Vec<Problem>> {
     Ok(checked)
 }
 
-fn named_files(checked: &Checked) -> Vec<(String, &Path)> {
-    let snapshot = &checked.snapshot;
+/// The files that a document names, with their places in it.
+pub(crate) fn files(snapshot: &Snapshot) -> Vec<(String, &Path)> {
     let mut files: Vec<(String, &Path)> = Vec::new();
     if let Some(identity) = &snapshot.identity {
         files.push(("identity.cert".to_owned(), &identity.cert));

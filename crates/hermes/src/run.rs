@@ -14,9 +14,10 @@ use hermes_net::handover::Handed;
 use hermes_proxy::{Node, admin};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use crate::document;
-use crate::handover::{self, Successors};
+use crate::handover::{self, HandedOver, Successor, Successors};
 use crate::watch::Watch;
 
 /// After a takeover the old process stays for its live tunnels, but not for ever.
@@ -28,7 +29,7 @@ const ADMIN_LABEL: &str = "admin";
 /// Why a node's process ends.
 enum End {
     Signal(&'static str),
-    TakenOver,
+    TakenOver(HandedOver),
 }
 
 /// Runs a node until it is told to end.
@@ -60,19 +61,7 @@ async fn run(config: &Path, takeover: Option<&Path>) -> anyhow::Result<()> {
         );
     }
     let mut signals = Signals::new()?;
-    let predecessor = takeover.map(handover::take).transpose()?.flatten();
-    let (mut inherited, predecessor) = predecessor.map_or((Vec::new(), None), |(sockets, link)| (sockets, Some(link)));
-    let admin_fd =
-        inherited.iter().position(|handed| handed.label == ADMIN_LABEL).map(|index| inherited.swap_remove(index));
-    let mut node = Node::start(snapshot.clone(), inherited).await.map_err(|faults| refused(config, &faults))?;
-    for bound in node.addresses() {
-        tracing::info!(listener = %bound.listener, address = %bound.address, protocol = bound.protocol, "listening");
-    }
-    let mut admin = Admin::start(&snapshot, &node, admin_fd)?;
-    let mut successors = takeover.map(Successors::listen).transpose()?;
-    if let Some(link) = predecessor {
-        link.ready()?;
-    }
+    let (mut node, mut admin, mut successors) = start(config, takeover, &snapshot).await?;
     watch.follow(node.generation().files());
     tracing::info!(node = %snapshot.node, pid = std::process::id(), "running");
     let end = loop {
@@ -82,14 +71,66 @@ async fn run(config: &Path, takeover: Option<&Path>) -> anyhow::Result<()> {
                 name => break End::Signal(name),
             },
             () = watch.changed() => reload(config, &mut node, &mut watch, &mut admin).await,
-            link = Successors::next(&mut successors) => match link.hand_over(&sockets_of(&node, &admin)).await {
-                Ok(()) => break End::TakenOver,
-                Err(error) => tracing::error!(%error, "a takeover failed; this process goes on"),
-            },
+            link = Successors::next(&mut successors) => {
+                if let Some(end) = give(link, &node, &admin, &mut signals).await {
+                    break end;
+                }
+            }
         }
     };
-    finish(node, admin, end).await;
+    drop(successors);
+    finish(node, admin, end, &mut signals).await;
     Ok(())
+}
+
+/// Everything that can fail comes before the node serves its first session: a successor that must
+/// give up has then taken nothing from its predecessor.
+async fn start(
+    config: &Path,
+    takeover: Option<&Path>,
+    snapshot: &Arc<Snapshot>,
+) -> anyhow::Result<(Node, Admin, Option<Successors>)> {
+    let successors = takeover.map(Successors::bind).transpose()?;
+    let predecessor = takeover.map(handover::take).transpose()?.flatten();
+    let (mut inherited, predecessor) = predecessor.map_or((Vec::new(), None), |(sockets, link)| (sockets, Some(link)));
+    let admin_fd =
+        inherited.iter().position(|handed| handed.label == ADMIN_LABEL).map(|index| inherited.swap_remove(index));
+    let admin = Admin::bind(snapshot.admin, admin_fd)?;
+    let mut node = Node::start(snapshot.clone(), inherited).await.map_err(|faults| refused(config, &faults))?;
+    let mut this = Admin { address: None, socket: None, ready: Arc::new(AtomicBool::new(true)), task: JoinSet::new() };
+    if let Some(socket) = admin {
+        this.serve(snapshot.admin, socket, &node)?;
+    }
+    let successors = successors.map(Successors::publish).transpose()?;
+    if let Some(link) = predecessor {
+        link.ready().await;
+        node.read_inherited().await.map_err(|faults| refused(config, &faults))?;
+    }
+    for bound in node.addresses() {
+        tracing::info!(listener = %bound.listener, address = %bound.address, protocol = bound.protocol, "listening");
+    }
+    Ok((node, this, successors))
+}
+
+/// Gives the sockets to a successor. Signals are obeyed meanwhile; changes of the document wait.
+async fn give(link: Successor, node: &Node, admin: &Admin, signals: &mut Signals) -> Option<End> {
+    let sockets = sockets_of(node, admin);
+    let mut giving = std::pin::pin!(link.hand_over(sockets));
+    loop {
+        tokio::select! {
+            given = &mut giving => return match given {
+                Ok(link) => Some(End::TakenOver(link)),
+                Err(error) => {
+                    tracing::error!("a takeover failed; this process goes on: {error:#}");
+                    None
+                }
+            },
+            name = signals.next() => match name {
+                "SIGHUP" => tracing::warn!("the document is not read again while a successor takes over"),
+                name => return Some(End::Signal(name)),
+            },
+        }
+    }
 }
 
 fn load(config: &Path) -> anyhow::Result<Arc<Snapshot>> {
@@ -126,38 +167,66 @@ async fn reload(config: &Path, node: &mut Node, watch: &mut Watch, admin: &mut A
             if let Err(error) = admin.follow(&snapshot, node) {
                 tracing::error!("{error:#}; the admin endpoint stays where it is");
             }
+            for bound in node.addresses() {
+                tracing::debug!(listener = %bound.listener, address = %bound.address, "listening");
+            }
             tracing::info!(generation, took = ?started.elapsed(), "applied");
         }
-        Err(faults) => tracing::error!("{:#}; the running configuration stays", refused(config, &faults)),
+        Err(faults) => {
+            // A file that was missing, or did not fit another one yet, may still come.
+            let named = document::files(&snapshot);
+            let running = node.generation();
+            watch.follow(running.files().chain(named.iter().map(|(_, file)| *file)));
+            tracing::error!("{:#}; the running configuration stays", refused(config, &faults));
+        }
     }
 }
 
-fn sockets_of(node: &Node, admin: &Admin) -> Vec<(String, std::os::fd::RawFd)> {
-    let mut sockets = node.handover();
-    sockets
-        .extend(admin.socket.as_ref().map(|socket| (ADMIN_LABEL.to_owned(), std::os::fd::AsRawFd::as_raw_fd(socket))));
-    sockets
+fn sockets_of(node: &Node, admin: &Admin) -> std::io::Result<Vec<Handed>> {
+    let mut sockets = node.handover()?;
+    if let Some(socket) = &admin.socket {
+        sockets.push(Handed { label: ADMIN_LABEL.to_owned(), fd: socket.try_clone()?.into() });
+    }
+    Ok(sockets)
 }
 
-async fn finish(node: Node, admin: Admin, end: End) {
-    let generation = node.generation();
-    let (within, handed) = match end {
+/// Lets what runs finish. Another signal shortens the wait: after a takeover to `drain`, else to
+/// nothing.
+async fn finish(mut node: Node, mut admin: Admin, end: End, signals: &mut Signals) {
+    let drain = node.generation().snapshot.drain;
+    let handed = matches!(end, End::TakenOver(_));
+    let mut shortened = match &end {
         End::Signal(name) => {
-            tracing::info!(signal = name, within = ?generation.snapshot.drain, "draining");
-            (generation.snapshot.drain, false)
+            tracing::info!(signal = name, within = ?drain, "draining");
+            vec![Duration::ZERO]
         }
-        End::TakenOver => {
+        End::TakenOver(_) => {
             tracing::info!("another process has the listeners; finishing what runs");
-            (AFTER_TAKEOVER, true)
+            vec![Duration::ZERO, drain]
         }
     };
     admin.ready.store(false, Ordering::Release);
-    let mut admin = admin;
     if handed {
         // The successor answers there now.
         admin.stop().await;
     }
-    let left = node.drain(within, handed).await;
+    node.close(handed).await;
+    if let End::TakenOver(link) = end {
+        link.parted();
+    }
+    let mut deadline = Instant::now() + if handed { AFTER_TAKEOVER } else { drain };
+    loop {
+        tokio::select! {
+            () = node.emptied() => break,
+            () = tokio::time::sleep_until(deadline) => break,
+            name = signals.next() => if name != "SIGHUP" {
+                let within = shortened.pop().unwrap_or_default();
+                tracing::info!(signal = name, ?within, "draining");
+                deadline = deadline.min(Instant::now() + within);
+            },
+        }
+    }
+    let left = node.end().await;
     admin.stop().await;
     if left > 0 {
         tracing::warn!(sessions = left, "ended before they were done: the drain time is over");
@@ -174,16 +243,23 @@ struct Admin {
 }
 
 impl Admin {
-    fn start(snapshot: &Snapshot, node: &Node, inherited: Option<Handed>) -> anyhow::Result<Self> {
-        let mut this =
-            Self { address: None, socket: None, ready: Arc::new(AtomicBool::new(true)), task: JoinSet::new() };
+    /// A socket where the document says: the predecessor's, or a new one.
+    fn bind(
+        address: Option<std::net::SocketAddr>,
+        inherited: Option<Handed>,
+    ) -> anyhow::Result<Option<std::net::TcpListener>> {
+        let Some(address) = address else { return Ok(None) };
         let socket = inherited.map(|handed| std::net::TcpListener::from(handed.fd));
-        let fits = |socket: &std::net::TcpListener| socket.local_addr().ok() == snapshot.admin;
-        match socket.filter(fits) {
-            Some(socket) => this.serve(snapshot.admin, socket, node)?,
-            None => this.follow(snapshot, node)?,
+        if let Some(socket) = socket.filter(|socket| socket.local_addr().ok() == Some(address)) {
+            return Ok(Some(socket));
         }
-        Ok(this)
+        let bound = || {
+            if address.port() != 0 {
+                hermes_net::tcp::probe_unused(address)?;
+            }
+            hermes_net::tcp::listen(address)
+        };
+        bound().map(Some).with_context(|| format!("admin: {address} cannot be bound"))
     }
 
     /// Listens where the document says.
@@ -191,19 +267,10 @@ impl Admin {
         if snapshot.admin == self.address {
             return Ok(());
         }
-        match snapshot.admin {
-            None => {
-                self.task.abort_all();
-                (self.address, self.socket) = (None, None);
-                Ok(())
-            }
-            Some(address) => {
-                let socket =
-                    hermes_net::tcp::listen(address).with_context(|| format!("admin: {address} cannot be bound"))?;
-                self.task.abort_all();
-                self.serve(Some(address), socket, node)
-            }
-        }
+        let socket = Self::bind(snapshot.admin, None)?;
+        self.task.abort_all();
+        (self.address, self.socket) = (None, None);
+        socket.map_or(Ok(()), |socket| self.serve(snapshot.admin, socket, node))
     }
 
     fn serve(

@@ -7,9 +7,11 @@ use std::cell::Cell;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request as HttpRequest, Response};
+use http::header::CONNECTION;
+use http::{HeaderValue, Request as HttpRequest, Response};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -20,7 +22,7 @@ use super::http::{Client, Watched};
 use crate::body::{Body, RequestBody, ResponseBody, channel};
 use crate::error::Error;
 use crate::headers;
-use crate::live::Connection;
+use crate::live::{Connection, Drain};
 use crate::request::{Origin, from_head};
 use crate::session::{self, Near, Served, Tunnel};
 use crate::stream::ByteStream;
@@ -47,10 +49,9 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
         builder.max_headers(limits.header_count);
     }
     let mut http = builder.serve_connection(TokioIo::new(io), service);
-    let mut draining = false;
+    let mut leaving = Leaving::Not;
     let result = std::future::poll_fn(|cx| {
-        if !draining && connection.drain.poll(cx).is_ready() {
-            draining = true;
+        if leaving.poll(cx, connection).is_ready() {
             Pin::new(&mut http).graceful_shutdown();
         }
         http.poll_without_shutdown(cx)
@@ -66,6 +67,38 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
             Box::pin(session::relay(Near::Stream(ByteStream::io(io, parts.read_buf)), *tunnel)).await;
         }
         _ => close(io).await,
+    }
+}
+
+/// An idle connection of a listener that goes is closed after so long.
+const LINGER: Duration = Duration::from_millis(500);
+
+/// How far a connection is on its way out.
+enum Leaving {
+    Not,
+    /// Requests that were on their way are still answered, the last of them with `close`.
+    Lingering(Pin<Box<tokio::time::Sleep>>),
+    Closing,
+}
+
+impl Leaving {
+    /// Ready once, when the connection shall be closed as soon as it is idle.
+    fn poll(&mut self, cx: &mut Context<'_>, connection: &Connection) -> Poll<()> {
+        loop {
+            match self {
+                Leaving::Closing => return Poll::Pending,
+                Leaving::Not => match std::task::ready!(connection.drain.poll(cx)) {
+                    Drain::Silent => break,
+                    Drain::Parting => *self = Leaving::Lingering(Box::pin(tokio::time::sleep(LINGER))),
+                },
+                Leaving::Lingering(timer) => {
+                    std::task::ready!(timer.as_mut().poll(cx));
+                    break;
+                }
+            }
+        }
+        *self = Leaving::Closing;
+        Poll::Ready(())
     }
 }
 
@@ -96,6 +129,9 @@ async fn respond(
     match served {
         Served::Response(mut response) => {
             headers::announce_trailers(response.headers_mut());
+            if connection.drain.get().is_some() {
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
             response.map(|body| H1Body(Inner::Response(body)))
         }
         Served::Tunnel(open) => match open.body {

@@ -8,12 +8,12 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use hermes_model::facts::{Kind, Trust};
 use hermes_model::snapshot::ListenerProtocol;
-use hermes_net::udp::{self, UdpSocket};
+use hermes_net::udp::{self, ReceiveBuffer, UdpSocket};
 
 use super::Ending;
 use crate::datagram::{Flow, FlowQueue, Port};
@@ -27,30 +27,46 @@ const PENALTY: u64 = 1000;
 /// Closed flows are forgotten so often (milliseconds).
 const FORGET: u64 = 1000;
 
+/// Rounds of parting: each is for flows that began in the one before.
+const PARTINGS: usize = 16;
+/// Calls that empty a socket's buffer of small datagrams.
+const DRAIN_CALLS: usize = 4096;
+/// Calls before other tasks get their turn.
+const ROUNDS: usize = 16;
+
 struct Flows {
     worker: Rc<Worker>,
     socket: Rc<UdpSocket>,
     name: Arc<str>,
     by_source: HashMap<SocketAddr, Known>,
     forgotten_at: u64,
+    /// Sources that are not known yet are turned away: the listener goes.
+    closing: bool,
 }
 
 struct Known {
     queue: Rc<FlowQueue>,
     /// Set once its task ended badly: until then datagrams are dropped.
     closed_until: u64,
+    /// It has a socket of its own.
+    parted: bool,
 }
 
 /// Receives for all flows of a listener, until it closes.
 pub(crate) async fn receive_all(worker: Rc<Worker>, socket: UdpSocket, name: Arc<str>, ending: Rc<Signal<Ending>>) {
-    let mut flows =
-        Flows { forgotten_at: worker.now(), worker, socket: Rc::new(socket), name, by_source: HashMap::new() };
+    let mut flows = Flows {
+        forgotten_at: worker.now(),
+        worker,
+        socket: Rc::new(socket),
+        name,
+        by_source: HashMap::new(),
+        closing: false,
+    };
     let how = std::future::poll_fn(|cx| {
         if let Poll::Ready(how) = ending.poll(cx) {
             return Poll::Ready(how);
         }
-        // A few rounds, then other tasks get their turn.
-        for _ in 0..16 {
+        for _ in 0..ROUNDS {
             match flows.poll_receive(cx) {
                 Poll::Ready(()) => {}
                 Poll::Pending => return Poll::Pending,
@@ -60,36 +76,44 @@ pub(crate) async fn receive_all(worker: Rc<Worker>, socket: UdpSocket, name: Arc
         Poll::Pending
     })
     .await;
-    flows.part(how).await;
+    flows.part(how);
 }
 
 impl Flows {
-    fn poll_receive(&mut self, cx: &mut std::task::Context<'_>) -> Poll<()> {
+    fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let socket = self.socket.clone();
+        let received = self.receive(|buffer, each| socket.poll_receive(cx, buffer, each));
+        if let Poll::Ready(Err(error)) = &received {
+            tracing::debug!(listener = %self.name, %error, "a UDP listener could not receive");
+        }
+        if received.is_ready() {
+            self.forget_closed();
+        }
+        received.map(|_| ())
+    }
+
+    /// Reads once; true where nothing waited.
+    fn is_drained(&mut self) -> bool {
+        let socket = self.socket.clone();
+        // Not by readiness: what came since the runtime last looked counts as well.
+        self.receive(|buffer, each| socket.receive_now(buffer, each)).is_err()
+    }
+
+    fn receive<T>(&mut self, call: impl FnOnce(&mut ReceiveBuffer, &mut dyn FnMut(SocketAddr, Bytes)) -> T) -> T {
         let worker = self.worker.clone();
         let mut touched: Vec<Rc<FlowQueue>> = Vec::new();
-        let received = {
+        let result = {
             let mut buffer = worker.udp_buffer.borrow_mut();
-            socket.poll_receive(cx, &mut buffer, |source, datagram| self.deliver(source, datagram, &mut touched))
+            call(&mut buffer, &mut |source, datagram| self.deliver(source, datagram, &mut touched))
         };
-        for queue in touched {
-            queue.wake();
-        }
-        match received {
-            Poll::Ready(Ok(_)) => {}
-            Poll::Ready(Err(error)) => {
-                tracing::debug!(listener = %self.name, %error, "a UDP listener could not receive")
-            }
-            Poll::Pending => return Poll::Pending,
-        }
-        self.forget_closed();
-        Poll::Ready(())
+        touched.iter().for_each(|queue| queue.wake());
+        result
     }
 
     fn deliver(&mut self, source: SocketAddr, datagram: Bytes, touched: &mut Vec<Rc<FlowQueue>>) {
         let now = self.worker.now();
         if let Some(known) = self.by_source.get_mut(&source) {
-            if !known.queue.closed.get() {
+            if !known.queue.is_closed() {
                 push(&self.worker, &known.queue, datagram, touched);
                 return;
             }
@@ -98,6 +122,10 @@ impl Flows {
                 return;
             }
         }
+        if self.closing {
+            self.worker.shared.metrics.dropped("listener-gone", 1);
+            return;
+        }
         let generation = self.worker.generation();
         let limit = generation.snapshot.limits.udp_flows;
         if self.by_source.len() >= limit && !self.by_source.contains_key(&source) {
@@ -105,10 +133,10 @@ impl Flows {
             self.worker.shared.metrics.dropped("udp-flows", 1);
             return;
         }
-        let queue = Rc::new(FlowQueue::default());
+        let queue = Rc::new(FlowQueue::new(self.socket.clone()));
         push(&self.worker, &queue, datagram, touched);
-        let flow = Flow { queue: queue.clone(), socket: self.socket.clone(), peer: source };
-        self.by_source.insert(source, Known { queue, closed_until: now + PENALTY });
+        let flow = Flow { queue: queue.clone(), peer: source };
+        self.by_source.insert(source, Known { queue, closed_until: now + PENALTY, parted: false });
         self.worker.spawn(serve(self.worker.clone(), self.name.clone(), flow));
     }
 
@@ -119,26 +147,49 @@ impl Flows {
         }
         self.forgotten_at = now;
         self.by_source.retain(|_, known| {
-            if !known.queue.closed.get() {
+            if !known.queue.is_closed() {
                 known.closed_until = now + PENALTY;
             }
-            !known.queue.closed.get() || known.closed_until > now
+            !known.queue.is_closed() || known.closed_until > now
         });
     }
 
     /// The listener ends. Live flows go on, each on a socket of its own that the kernel prefers for
-    /// its source: nothing that is sent to them reaches whoever has the listener now.
-    async fn part(mut self, how: Ending) {
-        if how == Ending::Close {
-            self.by_source.clear();
-            return;
-        }
+    /// its source: nothing that is sent to them reaches whoever has the listener now, and nothing
+    /// of theirs keeps the listener's address from whoever wants it next.
+    fn part(&mut self, how: Ending) {
+        self.closing = how == Ending::Close;
         let Ok(local) = self.socket.local_addr() else { return };
-        for (source, known) in self.by_source.drain().filter(|(_, known)| !known.queue.closed.get()) {
-            match udp::listen_for_peer(local, source).and_then(UdpSocket::from_std) {
-                Ok(socket) => self.worker.spawn(feed(self.worker.clone(), socket, known.queue)),
-                Err(error) => tracing::warn!(%source, %error, "a UDP flow could not be kept over the handover"),
+        // What came before a flow had its own socket waits at the listener's. To read that may
+        // bring up new flows; so again, until there are none.
+        for _ in 0..PARTINGS {
+            let apart = |known: &Known| known.parted || known.queue.is_closed();
+            let joint: Vec<SocketAddr> =
+                self.by_source.iter().filter(|(_, known)| !apart(known)).map(|(source, _)| *source).collect();
+            if joint.is_empty() && self.is_drained() {
+                return;
             }
+            for source in joint {
+                self.part_flow(how, local, source);
+            }
+            // More than a full buffer holds comes only from somebody who never stops.
+            let _ = (0..DRAIN_CALLS).find(|_| self.is_drained());
+        }
+    }
+
+    fn part_flow(&mut self, how: Ending, local: SocketAddr, source: SocketAddr) {
+        let Some(known) = self.by_source.get_mut(&source) else { return };
+        known.parted = true;
+        let own = match how {
+            Ending::Close => udp::remain_for_peer(local, source),
+            Ending::HandOver => udp::listen_for_peer(local, source),
+        };
+        match own.and_then(UdpSocket::from_std).map(Rc::new) {
+            Ok(own) => {
+                known.queue.part(own.clone());
+                self.worker.spawn(feed(self.worker.clone(), own, source, known.queue.clone()));
+            }
+            Err(error) => tracing::warn!(%source, %error, "a UDP flow could not be kept: its listener is gone"),
         }
     }
 }
@@ -154,19 +205,29 @@ fn push(worker: &Worker, queue: &Rc<FlowQueue>, datagram: Bytes, touched: &mut V
 }
 
 /// Feeds one flow from its own socket, until it ends.
-async fn feed(worker: Rc<Worker>, socket: UdpSocket, queue: Rc<FlowQueue>) {
+async fn feed(worker: Rc<Worker>, socket: Rc<UdpSocket>, peer: SocketAddr, queue: Rc<FlowQueue>) {
     std::future::poll_fn(|cx| {
-        loop {
-            if queue.closed.get() {
+        for _ in 0..ROUNDS {
+            if queue.poll_closed(cx).is_ready() {
                 return Poll::Ready(());
             }
             let mut buffer = worker.udp_buffer.borrow_mut();
             let mut touched = Vec::new();
-            match socket.poll_receive(cx, &mut buffer, |_, datagram| push(&worker, &queue, datagram, &mut touched)) {
+            let received = socket.poll_receive(cx, &mut buffer, |source, datagram| {
+                // What another source sent between `bind` and `connect` is not this flow's.
+                if source == peer {
+                    push(&worker, &queue, datagram, &mut touched);
+                } else {
+                    worker.shared.metrics.dropped("parting", 1);
+                }
+            });
+            match received {
                 Poll::Ready(Ok(_) | Err(_)) => queue.wake(),
                 Poll::Pending => return Poll::Pending,
             }
         }
+        cx.waker().wake_by_ref();
+        Poll::Pending
     })
     .await;
 }
@@ -174,7 +235,7 @@ async fn feed(worker: Rc<Worker>, socket: UdpSocket, queue: Rc<FlowQueue>) {
 async fn serve(worker: Rc<Worker>, name: Arc<str>, flow: Flow) {
     let queue = flow.queue.clone();
     serve_flow(&worker, &name, flow).await;
-    queue.closed.set(true);
+    queue.close();
 }
 
 async fn serve_flow(worker: &Rc<Worker>, name: &Arc<str>, flow: Flow) {

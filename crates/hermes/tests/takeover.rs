@@ -1,0 +1,278 @@
+//! A new process takes the listeners of a running one over, and nobody who talks to them notices.
+//!
+//! Real processes that hand real sockets over, under load, several times in a row. Old processes finish what they
+//! carry and end with status 0; whatever goes wrong with a successor leaves the running process as it was.
+
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    collections::HashSet,
+    io::{Read as _, Write as _},
+    net::SocketAddr,
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use hermes_testkit::{
+    origin::{self, Origin, stream},
+    overlay::{Draft, Node, Overlay, PATIENCE},
+    sighting::Sightings,
+    traffic::{Traffic, Way},
+};
+use nix::sys::signal::Signal;
+use tokio::{
+    net::{TcpListener, UdpSocket},
+    task::JoinSet,
+};
+
+const DOCUMENT: &str = "
+access-log: off
+workers: $WORKERS
+drain: 2s
+listeners:
+- {name: apps, bind: '$APPS', protocol: http}
+- {name: db, bind: '$DB', protocol: tcp, authority: 'DB:3306'}
+- {name: video, bind: '$VIDEO', protocol: udp, authority: 'VIDEO:5004'}
+routes:
+- {name: app, match: {authority: APP}, upstream: web}
+- {name: db, match: {kind: tcp}, terminate: {tcp: '$ECHO'}}
+- {name: video, match: {kind: udp}, terminate: {udp: '$UDP'}, timeout: {idle: 3s}}
+upstreams:
+- {name: web, protocol: h1, endpoints: ['$WEB']}
+";
+
+fn loopback() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], 0))
+}
+
+/// A UDP echo that remembers who sent: two sources for one flow are two sessions that should be one.
+struct UdpEcho {
+    address: SocketAddr,
+    sources: Arc<Mutex<HashSet<SocketAddr>>>,
+    _task: JoinSet<()>,
+}
+
+impl UdpEcho {
+    async fn start() -> Self {
+        let socket = UdpSocket::bind(loopback()).await.unwrap();
+        let address = socket.local_addr().unwrap();
+        let sources = Arc::new(Mutex::new(HashSet::new()));
+        let seen = sources.clone();
+        let mut task = JoinSet::new();
+        task.spawn(async move {
+            let mut room = vec![0; 65_536];
+            loop {
+                let Ok((length, source)) = socket.recv_from(&mut room).await else { continue };
+                seen.lock().unwrap().insert(source);
+                let _ = socket.send_to(&room[..length], source).await;
+            }
+        });
+        Self { address, sources, _task: task }
+    }
+
+    fn sources(&self) -> usize {
+        self.sources.lock().unwrap().len()
+    }
+}
+
+/// One node's successive processes, and what they lead to.
+struct Dynasty {
+    overlay: Overlay,
+    apps: SocketAddr,
+    db: SocketAddr,
+    video: SocketAddr,
+    admin: SocketAddr,
+    socket: PathBuf,
+    web: Origin,
+    echo: Origin,
+    udp: UdpEcho,
+}
+
+impl Dynasty {
+    /// On an address of its own: all its ports are fixed, as those of a service are.
+    async fn new(host: [u8; 4]) -> Self {
+        let overlay = Overlay::new(env!("CARGO_BIN_EXE_hermes")).unwrap();
+        let web = Sightings::default().origin(loopback(), "web").await.unwrap();
+        let echo = stream::echo(origin::listen(loopback()).unwrap()).unwrap();
+        let udp = UdpEcho::start().await;
+        let mut ports = Vec::new();
+        for _ in 0..4 {
+            ports.push(TcpListener::bind((std::net::Ipv4Addr::from(host), 0)).await.unwrap());
+        }
+        let [apps, db, video, admin] = [0, 1, 2, 3].map(|port: usize| ports[port].local_addr().unwrap());
+        let socket = overlay.dir().join("takeover.sock");
+        Self { overlay, apps, db, video, admin, socket, web, echo, udp }
+    }
+
+    fn draft(&self, process: &str, workers: usize) -> Draft<'_> {
+        let draft = self.overlay.node("edge").called(process).admin(self.admin).document(DOCUMENT);
+        let draft = draft.with("APPS", self.apps).with("DB", self.db).with("VIDEO", self.video);
+        let draft = draft.with("WEB", self.web.address()).with("ECHO", self.echo.address());
+        let draft = draft.with("UDP", self.udp.address).with("WORKERS", workers);
+        draft.args(&["--takeover", self.socket.to_str().unwrap()])
+    }
+
+    async fn start(&self, process: &str, workers: usize) -> Node {
+        self.draft(process, workers).start().await.unwrap()
+    }
+
+    fn exchanges(&self) -> Traffic {
+        let mut traffic = Traffic::default();
+        for _ in 0..2 {
+            traffic.one_shot(self.apps, "APP", "/one-shot");
+            traffic.keep_alive(self.apps, "APP", "/keep-alive");
+            traffic.h2(self.apps, "app", "/h2");
+            traffic.uploads(self.apps, "APP", "/upload");
+        }
+        traffic
+    }
+
+    fn lasting(&self, seed: u64) -> Traffic {
+        let mut traffic = Traffic::default();
+        traffic.tunnel(Way::Bare(self.db), seed);
+        traffic.tunnel(Way::Connect(self.apps, "DB:3306".to_owned()), seed + 1);
+        traffic.flow(self.video, seed + 2);
+        traffic.flow(self.video, seed + 3);
+        traffic
+    }
+}
+
+async fn until(what: &str, mut look: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !look() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_takeovers_in_a_row_under_load_lose_nothing() {
+    let dynasty = Dynasty::new([127, 0, 34, 1]).await;
+    let mut reigning = dynasty.start("edge-0", 2).await;
+    let traffic = dynasty.exchanges();
+    let mut lasting = vec![dynasty.lasting(0)];
+    let mut retired = Vec::new();
+    for number in 1..=10u64 {
+        traffic.progress(1).await;
+        // As many, fewer and more workers than the predecessor.
+        let workers = [2, 1, 3, 1, 2][number as usize % 5];
+        let successor = dynasty.start(&format!("edge-{number}"), workers).await;
+        until("the old process parts", || reigning.log().contains("another process has the listeners")).await;
+        retired.push(std::mem::replace(&mut reigning, successor));
+        if number % 3 == 0 {
+            lasting.push(dynasty.lasting(100 * number));
+        }
+        for tunnels in &lasting {
+            tunnels.progress(1).await;
+        }
+    }
+    traffic.progress(2).await;
+    let report = traffic.finish().await;
+    print!("{report}");
+    report.assert_whole(10);
+    let flows = 2 * lasting.len();
+    for tunnels in lasting {
+        let report = tunnels.finish().await;
+        print!("{report}");
+        report.assert_whole(5);
+    }
+    assert_eq!(dynasty.udp.sources(), flows, "each flow is one session to its end");
+    for old in retired {
+        let log = old.log();
+        assert!(old.ended().await.success(), "{log}");
+    }
+    assert_eq!(reigning.generation().await.unwrap(), 1);
+    reigning.assert_sound();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_successor_that_fails_leaves_the_running_process_serving() {
+    let dynasty = Dynasty::new([127, 0, 34, 2]).await;
+    let mut reigning = dynasty.start("edge-0", 2).await;
+    let traffic = dynasty.exchanges();
+    let lasting = dynasty.lasting(7);
+    traffic.progress(2).await;
+
+    let refused = dynasty.draft("edge-refused", 2).document("listeners: [{name: x}]").launch().unwrap();
+    assert_eq!(refused.ended().await.code(), Some(1));
+    traffic.progress(2).await;
+
+    // It gets all sockets, and then cannot have its admin address.
+    let taken = TcpListener::bind("127.0.34.2:0").await.unwrap().local_addr().unwrap();
+    let holder = std::net::TcpListener::bind(taken).unwrap();
+    let hindered = dynasty.draft("edge-hindered", 2).admin(taken).launch().unwrap();
+    assert_eq!(hindered.ended().await.code(), Some(1));
+    drop(holder);
+    traffic.progress(2).await;
+
+    // It gets all sockets and dies.
+    let path = dynasty.socket.clone();
+    tokio::task::spawn_blocking(move || die_with_the_sockets(&path)).await.unwrap();
+    traffic.progress(2).await;
+
+    // It says something else.
+    let mut stranger = UnixStream::connect(&dynasty.socket).unwrap();
+    stranger.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+    assert_eq!(stranger.read(&mut [0; 64]).unwrap_or(0), 0, "a stranger gets no socket");
+    traffic.progress(2).await;
+
+    reigning.assert_sound();
+    let successor = dynasty.start("edge-1", 2).await;
+    traffic.progress(2).await;
+    let report = traffic.finish().await;
+    report.assert_whole(5);
+    lasting.finish().await.assert_whole(5);
+    assert!(reigning.ended().await.success());
+    drop(successor);
+}
+
+/// A successor up to the moment at which it would serve.
+fn die_with_the_sockets(path: &Path) {
+    let mut stream = UnixStream::connect(path).unwrap();
+    stream.write_all(b"hermes takeover 1").unwrap();
+    let mut length = [0; 4];
+    stream.read_exact(&mut length).unwrap();
+    assert_ne!(length, [0; 4], "no socket came");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_caller_holds_nothing_up() {
+    let dynasty = Dynasty::new([127, 0, 34, 3]).await;
+    let mut reigning = dynasty.start("edge-0", 1).await;
+    let silent = UnixStream::connect(&dynasty.socket).unwrap();
+    // Its document is followed, and a true successor is heard, while somebody says nothing.
+    let before = reigning.generation().await.unwrap();
+    let text = std::fs::read_to_string(reigning.config()).unwrap();
+    std::fs::write(reigning.config(), text.replace("drain: 2s", "drain: 3s")).unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    while reigning.generation().await.unwrap() == before {
+        assert!(Instant::now() < deadline, "it does not follow its document");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    reigning.assert_sound();
+    let successor = dynasty.start("edge-1", 1).await;
+    assert!(reigning.ended().await.success());
+    // And one that only waits for its end does not keep it from ending.
+    let another = UnixStream::connect(&dynasty.socket).unwrap();
+    successor.signal(Signal::SIGTERM).unwrap();
+    assert!(successor.ended().await.success());
+    drop((silent, another));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_that_was_taken_over_still_obeys_signals() {
+    let dynasty = Dynasty::new([127, 0, 34, 4]).await;
+    let old = dynasty.start("edge-0", 1).await;
+    let lasting = dynasty.lasting(3);
+    lasting.progress(2).await;
+    let successor = dynasty.start("edge-1", 1).await;
+    until("the old process parts", || old.log().contains("another process has the listeners")).await;
+    lasting.progress(2).await;
+    old.signal(Signal::SIGTERM).unwrap();
+    assert!(old.ended().await.success(), "it drains for two seconds, not for an hour");
+    let report = lasting.finish().await;
+    assert!(report.done["tcp tunnel"].failed == 1 && report.done["connect tunnel"].failed == 1, "{report}");
+    drop(successor);
+}
