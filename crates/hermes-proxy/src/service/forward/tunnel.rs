@@ -137,6 +137,8 @@ impl Forward<'_> {
                         reason: "does not offer extended CONNECT (RFC 8441)",
                     });
                 }
+                // The stream proves what the key proves over h1 (RFC 8441, 5).
+                request.headers_mut().remove(SEC_WEBSOCKET_KEY);
                 request.extensions_mut().insert(h2::ext::Protocol::from(&**protocol));
                 *request.uri_mut() = self.template_uri(&outgoing, &place.peer)?;
             }
