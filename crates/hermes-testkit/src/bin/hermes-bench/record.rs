@@ -245,8 +245,15 @@ impl Results {
     /// Writes `BENCHMARK.json` into `dir`.
     pub(crate) fn write(&self, dir: &Path) -> Result<()> {
         let path = dir.join(format!("{}.json", self.benchmark));
-        let text = serde_json::to_string_pretty(self)?;
-        fs::write(&path, text + "\n").with_context(|| format!("writing {}", path.display()))
+        fs::write(&path, self.text()?).with_context(|| format!("writing {}", path.display()))
+    }
+
+    /// Indented, but a line for each sample and summary: a diff of two runs stays readable.
+    fn text(&self) -> Result<String> {
+        let head = Self { summary: Vec::new(), samples: Vec::new(), ..self.clone() };
+        let text = serde_json::to_string_pretty(&head)?;
+        let text = text.replacen("\"summary\": []", &format!("\"summary\": {}", lines(&self.summary)?), 1);
+        Ok(text.replacen("\"samples\": []", &format!("\"samples\": {}", lines(&self.samples)?), 1) + "\n")
     }
 
     /// Reads it again; `None` when that benchmark was never run.
@@ -255,6 +262,11 @@ impl Results {
         let Ok(text) = fs::read_to_string(&path) else { return Ok(None) };
         serde_json::from_str(&text).map(Some).with_context(|| format!("reading {}", path.display()))
     }
+}
+
+fn lines<T: Serialize>(items: &[T]) -> Result<String> {
+    let lines = items.iter().map(serde_json::to_string).collect::<std::result::Result<Vec<_>, _>>()?;
+    Ok(format!("[\n    {}\n  ]", lines.join(",\n    ")))
 }
 
 /// Rounds are compared with themselves: what disturbed one disturbed both.
