@@ -37,7 +37,11 @@ fn facts(kind: Kind, authority: &str, path: &str) -> Facts {
 }
 
 const SHAPES: [Shape; 7] = [
-    ("by authority", |n| format!("authority: service-{n}"), |last| facts(Kind::Http, &format!("service-{last}"), "/index.html")),
+    (
+        "by authority",
+        |n| format!("authority: service-{n}"),
+        |last| facts(Kind::Http, &format!("service-{last}"), "/index.html"),
+    ),
     (
         "by suffix",
         |n| format!("authority: '*.service-{n}.example.com'"),
@@ -78,7 +82,10 @@ const SHAPES: [Shape; 7] = [
             2 => format!("authority: '*.zone-{n}', user: '*'"),
             _ => format!("authority: shared, user: user-{n}, kind: http"),
         },
-        |last| Facts { user: Some(Arc::from(format!("user-{}", last | 3))), ..facts(Kind::Http, "shared", "/v1/other/7") },
+        |last| Facts {
+            user: Some(Arc::from(format!("user-{}", last | 3))),
+            ..facts(Kind::Http, "shared", "/v1/other/7")
+        },
     ),
 ];
 

@@ -67,11 +67,7 @@ impl Authority {
 
     /// The host as it stands in a URI: IPv6 in brackets.
     pub fn uri_host(&self) -> Cow<'_, str> {
-        if self.host.contains(':') {
-            Cow::Owned(format!("[{}]", self.host))
-        } else {
-            Cow::Borrowed(&self.host)
-        }
+        if self.host.contains(':') { Cow::Owned(format!("[{}]", self.host)) } else { Cow::Borrowed(&self.host) }
     }
 
     /// True where the port is absent or equals the default of its scheme (for tunnels: 80 or 443).
@@ -201,7 +197,11 @@ fn canonical_name(name: &str) -> Result<Arc<str>, AuthorityError> {
 /// Bytes of a reg-name that we accept: unreserved and sub-delims of RFC 3986, without percent
 /// escapes, since two spellings of one name would be two names to the index.
 fn is_host_byte(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~' | b'!' | b'$' | b'&' | b'\'' | b'(' | b')' | b'*' | b'+' | b',' | b';' | b'=')
+    byte.is_ascii_alphanumeric()
+        || matches!(
+            byte,
+            b'-' | b'.' | b'_' | b'~' | b'!' | b'$' | b'&' | b'\'' | b'(' | b')' | b'*' | b'+' | b',' | b';' | b'='
+        )
 }
 
 #[cfg(test)]

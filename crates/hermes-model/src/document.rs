@@ -165,7 +165,9 @@ impl FromStr for AccessLog {
             "off" => Ok(AccessLog::Off),
             // A bare word is more likely a slip than a file in the working directory.
             path if path.contains(['/', '.']) => Ok(AccessLog::File(path.to_owned())),
-            word => Err(format!("{word:?} is no place for the log; write stdout, stderr, off or a path such as /var/log/hermes.json")),
+            word => Err(format!(
+                "{word:?} is no place for the log; write stdout, stderr, off or a path such as /var/log/hermes.json"
+            )),
         }
     }
 }

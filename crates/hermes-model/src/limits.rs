@@ -149,13 +149,7 @@ macro_rules! limits {
 }
 
 fn out_of_range<T: Measure>(value: T, least: T, most: T, default: T) -> String {
-    format!(
-        "{} is out of range; write {} to {} (default {})",
-        value.show(),
-        least.show(),
-        most.show(),
-        default.show()
-    )
+    format!("{} is out of range; write {} to {} (default {})", value.show(), least.show(), most.show(), default.show())
 }
 
 fn window(bytes: Bytes) -> u32 {
@@ -249,7 +243,7 @@ mod tests {
             [
                 "connections: 0 is out of range; write 1 to 10000000 (default 8000)",
                 "stream-window: 4294967295B is out of range; write 65535B to 2147483647B (default 4MiB)",
-                "keep-alive: 0s is out of range; write 100ms to 86400s (default 75s)",
+                "keep-alive: 0s is out of range; write 100ms to 24h (default 75s)",
             ]
         );
     }

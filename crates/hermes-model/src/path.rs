@@ -85,7 +85,11 @@ fn respell(path: &str, plain: fn(u8) -> bool, encode: bool) -> Cow<'_, str> {
         rest = tail;
         match (first, escaped_byte(tail)) {
             (b'%', Some(byte)) => {
-                if plain(byte) { out.push(byte) } else { out.extend(escape(byte)) }
+                if plain(byte) {
+                    out.push(byte)
+                } else {
+                    out.extend(escape(byte))
+                }
                 rest = &tail[2..];
             }
             (b'%', None) => out.push(b'%'),
@@ -161,8 +165,19 @@ mod tests {
     #[test]
     fn dot_segments_are_refused_in_every_spelling() {
         for path in [
-            "/..", "/a/../b", "/a/./b", "/a/..", "/%2e%2e/b", "/a/.%2E/b", "/a%2f../b", "/a%2F%2e%2e%2Fb", "/a\\..\\b",
-            "/a%5c..%5cb", "/a/..;x=1/b", "//..", "/a//%2e",
+            "/..",
+            "/a/../b",
+            "/a/./b",
+            "/a/..",
+            "/%2e%2e/b",
+            "/a/.%2E/b",
+            "/a%2f../b",
+            "/a%2F%2e%2e%2Fb",
+            "/a\\..\\b",
+            "/a%5c..%5cb",
+            "/a/..;x=1/b",
+            "//..",
+            "/a//%2e",
         ] {
             assert_eq!(readings(path), Err(DotSegment), "{path}");
         }

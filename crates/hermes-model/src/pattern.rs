@@ -31,11 +31,11 @@ impl ValuePattern {
     /// Reads a value; a `*` at its end is the wildcard, others stand for themselves.
     ///
     /// # Errors
-    /// A sentence that names the character that no header value has.
+    /// A sentence, without the value: it may be a secret.
     pub fn parse(text: &str) -> Result<Self, String> {
         let legal = |text: &str| {
             HeaderValue::from_str(text).map_err(|_| {
-                format!("{text:?} is no header value; it may hold visible ASCII characters, spaces and tabs")
+                "this is no header value; it may hold visible ASCII characters, spaces and tabs".to_owned()
             })
         };
         match text.strip_suffix('*') {
@@ -93,7 +93,9 @@ impl UserPattern {
         match text {
             "*" => Ok(UserPattern::Any),
             name if is_user_name(name) => Ok(UserPattern::Is(Arc::from(name))),
-            _ => Err(format!("{text:?} is no user's name; write visible ASCII characters without commas and quotes, or *")),
+            _ => Err(format!(
+                "{text:?} is no user's name; write visible ASCII characters without commas and quotes, or *"
+            )),
         }
     }
 

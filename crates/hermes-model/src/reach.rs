@@ -130,8 +130,18 @@ const V6_SPECIAL: [Block<u128>; 17] = [
     v6_whole([0, 0, 0, 0, 0, 0, 0, 0], 128, Class::Never, "is the unspecified address (::)"),
     v6_whole([0, 0, 0, 0, 0, 0, 0, 1], 128, Class::Never, "is loopback (::1)"),
     // Metadata services within the private space: never, unlike the rest of it.
-    v6_whole([0xfd00, 0x0ec2, 0, 0, 0, 0, 0, 0x0254], 128, Class::Never, "is a cloud's metadata service (fd00:ec2::254)"),
-    v6_whole([0xfd20, 0x00ce, 0, 0, 0, 0, 0, 0x0254], 128, Class::Never, "is a cloud's metadata service (fd20:ce::254)"),
+    v6_whole(
+        [0xfd00, 0x0ec2, 0, 0, 0, 0, 0, 0x0254],
+        128,
+        Class::Never,
+        "is a cloud's metadata service (fd00:ec2::254)",
+    ),
+    v6_whole(
+        [0xfd20, 0x00ce, 0, 0, 0, 0, 0, 0x0254],
+        128,
+        Class::Never,
+        "is a cloud's metadata service (fd20:ce::254)",
+    ),
     // Its operator divides it at will (RFC 8215): where the IPv4 address stands cannot be known.
     v6([0x0064, 0xff9b, 1, 0], 48, Class::Never, "is NAT64's local prefix (64:ff9b:1::/48)"),
     v6([0x0100, 0, 0, 0], 64, Class::Never, "is discarded (100::/64)"),

@@ -122,7 +122,8 @@ impl Rewrite {
         if path.is_none() && self.query.is_empty() {
             return Ok(None);
         }
-        let query = if self.query.is_empty() { old.query().map(str::to_owned) } else { self.query.apply(old.query(), vars) };
+        let query =
+            if self.query.is_empty() { old.query().map(str::to_owned) } else { self.query.apply(old.query(), vars) };
         let mut text = path.unwrap_or_else(|| old.path().to_owned());
         if let Some(query) = query {
             text.push('?');

@@ -4,6 +4,8 @@
 //! Out: parsed types, resolved references, compiled matchers. Invalid states cannot be written.
 //! Never: partly built, changed after it was built, or aware of sockets, health or time.
 
+mod upstream;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::net::SocketAddr;
@@ -20,6 +22,8 @@ use crate::limits::Limits;
 use crate::matcher::Matcher;
 use crate::reach::Reach;
 use crate::rewrite::{Rewrite, Template};
+
+pub use upstream::{Balance, Health, Outlier, TunnelMethod, Upstream, UpstreamProtocol, UpstreamTls};
 
 /// One whole, validated configuration.
 #[derive(Debug)]
@@ -360,105 +364,4 @@ pub struct Retry {
     /// Retries under way may be at most this share of requests under way (0.0 to 1.0), plus a
     /// small floor so that a lone request may be retried.
     pub budget: f64,
-}
-
-/// A named set of endpoints.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Upstream {
-    /// Its name, unique in the document.
-    pub name: Arc<str>,
-    /// What is spoken to it.
-    pub protocol: UpstreamProtocol,
-    /// At least one.
-    pub endpoints: Vec<HostPort>,
-    /// How one of them is chosen.
-    pub balance: Balance,
-    /// Active probing; `None` is none.
-    pub health: Option<Health>,
-    /// Passive watching.
-    pub outlier: Outlier,
-    /// How TCP is carried over HTTP.
-    pub tunnel_method: TunnelMethod,
-    /// TLS; `None` is plaintext (h2 by prior knowledge).
-    pub tls: Option<UpstreamTls>,
-    /// Begin each connection with a PROXY protocol v2 header (`h1` and `tcp` only: the
-    /// connection is then not shared).
-    pub proxy_protocol: bool,
-    /// Whether the far end is a node, which is sent the overlay's headers. `None`: a node where
-    /// the connection proved it (`identity` TLS), or plaintext h2 that offers extended CONNECT.
-    pub overlay: Option<bool>,
-}
-
-/// What is spoken to an upstream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UpstreamProtocol {
-    /// HTTP/1.1.
-    H1,
-    /// HTTP/2.
-    H2,
-    /// Bytes: only for `tcp` sessions.
-    Tcp,
-    /// What ALPN settles on (TLS only).
-    Auto,
-}
-
-/// How an endpoint is chosen among the healthy ones.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Balance {
-    /// In turn.
-    RoundRobin,
-    /// By chance.
-    Random,
-    /// Of two drawn by chance, the one with fewer requests under way.
-    LeastRequest,
-    /// Rendezvous hash of a header's value; without the header, by source address.
-    Hash(HeaderName),
-}
-
-/// Active health checks.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Health {
-    /// Path of a GET that must answer 2xx; `None` only connects.
-    pub path: Option<String>,
-    /// Time between probes of an endpoint; jittered.
-    pub interval: Duration,
-    /// How long one probe may take.
-    pub timeout: Duration,
-    /// Successes in a row that make it healthy.
-    pub healthy: u32,
-    /// Failures in a row that make it unhealthy.
-    pub unhealthy: u32,
-}
-
-/// Passive health: an endpoint that fails its sessions rests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Outlier {
-    /// Failures in a row (connect failure, reset, 502 to 504) before it rests; 0 is off. Default 5.
-    pub failures: u32,
-    /// The first rest; doubles with each further one, up to 10 times. Default 10 s.
-    pub rest: Duration,
-}
-
-/// How TCP is carried over h1, h2 or h3.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum TunnelMethod {
-    /// CONNECT.
-    #[default]
-    Connect,
-    /// POST: the request's body is one direction, the response's the other.
-    Post,
-}
-
-/// TLS towards an upstream.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct UpstreamTls {
-    /// Name to ask for and to verify (DNS SAN). `None`: a node of the overlay is verified by its
-    /// URI SAN instead.
-    pub server_name: Option<Arc<str>>,
-    /// Nodes that the far end may be, by URI SAN. Empty: any node of the overlay.
-    pub nodes: Vec<Arc<str>>,
-    /// CA file other than `identity`'s. The far end is then no node of this overlay.
-    pub ca: Option<PathBuf>,
-    /// Show no certificate of ours.
-    pub anonymous: bool,
 }

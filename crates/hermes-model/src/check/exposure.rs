@@ -83,8 +83,9 @@ fn admits(matcher: &Matcher, listener: &Listener) -> bool {
 fn given_user_fits(matcher: &Matcher, listener: &Listener) -> bool {
     let Some(user) = listener_user(listener) else { return false };
     let by_user = matcher.users.is_empty() || matcher.users.iter().any(|pattern| pattern.matches(Some(&user)));
-    let by_header = matcher.headers.iter().filter(|(name, _)| *name == HERMES_USER).all(|(_, values)| {
-        values.iter().any(|value| ValuePattern::parse(&user).is_ok_and(|user| value.covers(&user)))
-    });
+    let by_header =
+        matcher.headers.iter().filter(|(name, _)| *name == HERMES_USER).all(|(_, values)| {
+            values.iter().any(|value| ValuePattern::parse(&user).is_ok_and(|user| value.covers(&user)))
+        });
     by_user && by_header
 }

@@ -10,16 +10,8 @@ use crate::document::scalar::Many;
 use crate::rewrite::{HeaderRewrite, Template};
 
 /// Fields of one connection (RFC 9110, 7.6.1; RFC 9113, 8.2.2), which every node makes anew.
-const HOP_BY_HOP: [&str; 8] = [
-    "connection",
-    "keep-alive",
-    "proxy-connection",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-    "http2-settings",
-];
+const HOP_BY_HOP: [&str; 8] =
+    ["connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "http2-settings"];
 
 /// Reads a name that is matched or hashed on.
 pub(super) fn name(text: &str) -> Result<HeaderName, String> {
@@ -32,9 +24,8 @@ pub(super) fn name(text: &str) -> Result<HeaderName, String> {
         };
         return Err(format!("{text:?} is a pseudo-header of HTTP/2 and no field; use {instead}"));
     }
-    HeaderName::from_bytes(text.as_bytes()).map_err(|_| {
-        format!("{text:?} is no header name; write letters, digits and hyphens, such as x-request-id")
-    })
+    HeaderName::from_bytes(text.as_bytes())
+        .map_err(|_| format!("{text:?} is no header name; write letters, digits and hyphens, such as x-request-id"))
 }
 
 /// Reads a name that is set, added or removed.
@@ -46,7 +37,9 @@ pub(super) fn changeable(text: &str) -> Result<HeaderName, String> {
     }
     match lower {
         "host" => Err("host is the request's authority; use rewrite.authority".to_owned()),
-        "content-length" => Err("content-length frames the body, and the node counts by itself; leave it out".to_owned()),
+        "content-length" => {
+            Err("content-length frames the body, and the node counts by itself; leave it out".to_owned())
+        }
         "via" => Err("via is how loops are found; leave it out".to_owned()),
         _ => Ok(name),
     }
@@ -63,14 +56,15 @@ pub(super) fn fixed(
     for (text, value) in section {
         let place = || format!("{at}.{text}");
         let name = report.take(place, changeable(text).and_then(|name| seen.once(name)));
-        let value = report.take(place, HeaderValue::from_str(value).map_err(|_| illegal_value(value)));
+        let value = report.take(place, HeaderValue::from_str(value).map_err(|_| illegal_value()));
         headers.extend(name.zip(value));
     }
     headers
 }
 
-fn illegal_value(value: &str) -> String {
-    format!("{value:?} is no header value; it may hold visible ASCII characters, spaces and tabs, and no line break")
+/// The value itself is not told: it may be a secret.
+fn illegal_value() -> String {
+    "this is no header value; it may hold visible ASCII characters, spaces and tabs, and no line break".to_owned()
 }
 
 /// Reads the changes to the headers of one direction.
@@ -106,9 +100,10 @@ pub(super) fn rewrite(
 
 /// The fixed text of a template must be fit for a header; what is filled in is judged then.
 fn template(template: &Template) -> Result<Template, String> {
-    match template.literals().find(|text| HeaderValue::from_str(text).is_err()) {
-        Some(text) => Err(illegal_value(text)),
-        None => Ok(template.clone()),
+    if template.literals().all(|text| HeaderValue::from_str(text).is_ok()) {
+        Ok(template.clone())
+    } else {
+        Err(illegal_value())
     }
 }
 

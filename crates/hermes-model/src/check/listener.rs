@@ -25,11 +25,10 @@ pub(super) fn build(
     }
     fitting_keys(section, at, report);
     let set_headers = header::fixed(&format!("{at}.set-headers"), &section.set_headers, report);
-    if let Some((_, user)) = set_headers.iter().find(|(name, _)| *name == HERMES_USER) {
-        if !user.to_str().is_ok_and(is_user_name) {
-            let message = "this is no user's name; write visible ASCII characters without commas and quotes";
-            report.problem(format!("{at}.set-headers.hermes-user"), message);
-        }
+    let user = set_headers.iter().find(|(name, _)| *name == HERMES_USER);
+    if user.is_some_and(|(_, user)| !user.to_str().is_ok_and(is_user_name)) {
+        let message = "this is no user's name; write visible ASCII characters without commas and quotes";
+        report.problem(format!("{at}.set-headers.hermes-user"), message);
     }
     let tls = section.tls.as_ref().map(|tls| build_tls(tls, &format!("{at}.tls"), context, report));
     let trust = prefixes(&section.trust);
@@ -79,7 +78,10 @@ fn protocol(section: &section::Listener, at: &str, report: &mut Report) -> Optio
     }
     let at = format!("{at}.authority");
     let Some(text) = &section.authority else {
-        report.problem(at, "each connection or flow needs a name to be routed by; add authority: NAME:PORT, such as DB:3306");
+        report.problem(
+            at,
+            "each connection or flow needs a name to be routed by; add authority: NAME:PORT, such as DB:3306",
+        );
         return None;
     };
     let authority = report.take(|| at, tunnel_authority(text))?;
@@ -91,7 +93,8 @@ fn protocol(section: &section::Listener, at: &str, report: &mut Report) -> Optio
 
 /// The target of a tunnel, which always has a port (RFC 9110, 9.3.6).
 fn tunnel_authority(text: &str) -> Result<Authority, String> {
-    let authority = Authority::parse(text, None).map_err(|error| format!("{text:?} is no authority: {error}; write NAME:PORT"))?;
+    let authority =
+        Authority::parse(text, None).map_err(|error| format!("{text:?} is no authority: {error}; write NAME:PORT"))?;
     if authority.host().contains('*') {
         return Err(format!("{text:?} has a wildcard, and a tunnel has one target; write NAME:PORT"));
     }
@@ -102,10 +105,8 @@ fn tunnel_authority(text: &str) -> Result<Authority, String> {
 }
 
 fn build_tls(section: &section::ListenerTls, at: &str, context: &Context<'_>, report: &mut Report) -> ListenerTls {
-    let cert = context.optional_file(&format!("{at}.cert"), section.cert.as_ref(), report);
-    let key = context.optional_file(&format!("{at}.key"), section.key.as_ref(), report);
     let client_ca = context.optional_file(&format!("{at}.ca"), section.ca.as_ref(), report);
-    let cert_key = cert_key(cert, key, at, context, report);
+    let cert_key = cert_key(section, at, context, report);
     let knows_ca = client_ca.is_some() || context.has_identity;
     let default = if knows_ca { ClientAuth::Required } else { ClientAuth::None };
     let client = section.client.unwrap_or(default);
@@ -116,20 +117,22 @@ fn build_tls(section: &section::ListenerTls, at: &str, context: &Context<'_>, re
         );
     }
     if client == ClientAuth::None && client_ca.is_some() {
-        report.problem(format!("{at}.ca"), "nobody is asked for a certificate; leave ca out, or write client: required");
+        report
+            .problem(format!("{at}.ca"), "nobody is asked for a certificate; leave ca out, or write client: required");
     }
     ListenerTls { client, cert_key, client_ca }
 }
 
 fn cert_key(
-    cert: Option<PathBuf>,
-    key: Option<PathBuf>,
+    section: &section::ListenerTls,
     at: &str,
     context: &Context<'_>,
     report: &mut Report,
 ) -> Option<(PathBuf, PathBuf)> {
-    match (cert, key) {
-        (Some(cert), Some(key)) => return Some((cert, key)),
+    let cert = context.optional_file(&format!("{at}.cert"), section.cert.as_ref(), report);
+    let key = context.optional_file(&format!("{at}.key"), section.key.as_ref(), report);
+    match (&section.cert, &section.key) {
+        (Some(_), Some(_)) => {}
         (Some(_), None) => report.problem(format!("{at}.key"), "a certificate needs its key; add key: FILE"),
         (None, Some(_)) => report.problem(format!("{at}.cert"), "a key needs its certificate; add cert: FILE"),
         (None, None) if !context.has_identity => report.problem(
@@ -138,5 +141,5 @@ fn cert_key(
         ),
         (None, None) => {}
     }
-    None
+    cert.zip(key)
 }

@@ -79,11 +79,7 @@ fn identity(section: &document::Identity, context: &Context<'_>, report: &mut Re
             report.problem(format!("identity.{key}"), "the path is empty; name a PEM file");
         }
     }
-    IdentityFiles {
-        cert: context.file(&section.cert),
-        key: context.file(&section.key),
-        ca: context.file(&section.ca),
-    }
+    IdentityFiles { cert: context.file(&section.cert), key: context.file(&section.key), ca: context.file(&section.ca) }
 }
 
 fn users(head: &Document, report: &mut Report) -> HashMap<Arc<str>, Vec<Arc<str>>> {

@@ -101,30 +101,42 @@ fn parse(text: &str) -> Result<Entries, Problem> {
     }
 }
 
-/// Bounds for a document of [`MAX_DOCUMENT`] bytes; nobody nests more than ten levels.
+/// Bounds for a document of [`MAX_DOCUMENT`] bytes. Aliases may stand for what a person would
+/// repeat by hand, and nobody nests more than ten levels.
 fn options() -> serde_saphyr::Options {
     serde_saphyr::options! {
         strict_booleans: true,
         reject_unsupported_tags: true,
         with_snippet: false,
+        alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: 100_000 },
         budget: serde_saphyr::budget! {
-            max_documents: 1,
+            // The second is read so far that it can be told from a large first one.
+            max_documents: 2,
             max_events: 32_000_000,
             max_nodes: 16_000_000,
             max_depth: 32,
+            max_recorded_anchor_events: 100_000,
         },
     }
 }
 
 fn syntax(error: &serde_saphyr::Error) -> String {
     use serde_saphyr::Error;
+    if let Error::AliasError { error, .. } = error {
+        return syntax(error);
+    }
     let place = match error.location() {
         Some(at) if at.line() > 0 => format!("line {}, column {}: ", at.line(), at.column()),
         _ => String::new(),
     };
     let message = match error {
-        Error::DuplicateMappingKey { key: Some(key), .. } => format!("the key {key:?} stands here a second time; keep one"),
+        Error::DuplicateMappingKey { key: Some(key), .. } => {
+            format!("the key {key:?} stands here a second time; keep one")
+        }
         Error::MultipleDocuments { .. } => "a second document begins here; a node has one".to_owned(),
+        Error::Budget { .. } | Error::AliasReplayLimitExceeded { .. } => {
+            "the document is too deep or too large, or its aliases stand for too much; write less".to_owned()
+        }
         other => {
             let text = other.to_string();
             let told = text.rfind(" at line ").map_or(text.as_str(), |at| &text[..at]);
@@ -212,14 +224,13 @@ fn message(misfit: &Misfit, at: &str) -> String {
             };
             unknown_field(name, &section(at, &misfit.path), expected)
         }
-        Fault::UnknownVariant { found, expected } => {
-            match nearest(found, expected.iter().copied()) {
-                Some(near) => format!("{found:?} is not known here; did you mean {near}?"),
-                None => format!("{found:?} is not known here; write one of {}", expected.join(", ")),
-            }
-        }
+        Fault::UnknownVariant { found, expected } => match nearest(found, expected.iter().copied()) {
+            Some(near) => format!("{found:?} is not known here; did you mean {near}?"),
+            None => format!("{found:?} is not known here; write one of {}", expected.join(", ")),
+        },
         Fault::WrongType { found, .. } if found == "nothing" => {
-            "there is nothing behind the colon; write a value (or {} for a section of defaults), or leave the key out".to_owned()
+            "there is nothing behind the colon; write a value (or {} for a section of defaults), or leave the key out"
+                .to_owned()
         }
         Fault::WrongType { found, expected } if expected.starts_with("a text") => {
             format!("{found} stands where {expected} belongs; quote it if it is one")

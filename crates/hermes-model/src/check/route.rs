@@ -39,7 +39,10 @@ pub(super) fn build(section: &section::Route, at: &str, names: &Names<'_>, repor
 
 fn build_match(section: &section::Match, at: &str, names: &Names<'_>, report: &mut Report) -> Matcher {
     for (index, name) in section.listener.iter().enumerate().filter(|(_, name)| !names.listeners.contains(name)) {
-        report.problem(element(at, "listener", section.listener.0.len(), index), unresolved("listener", name, names.listeners));
+        report.problem(
+            element(at, "listener", section.listener.0.len(), index),
+            unresolved("listener", name, names.listeners),
+        );
     }
     let mut seen = header::Seen::default();
     let mut headers = Vec::new();
@@ -56,7 +59,10 @@ fn build_match(section: &section::Match, at: &str, names: &Names<'_>, report: &m
         let key = if section.network.is_empty() { "protocol" } else { "network" };
         report.problem(
             format!("{at}.{key}"),
-            format!("only ip sessions have a {key}, and the match wants {}; add kind: ip, or leave {key} out", list(&section.kind.0)),
+            format!(
+                "only ip sessions have a {key}, and the match wants {}; add kind: ip, or leave {key} out",
+                list(&section.kind.0)
+            ),
         );
     }
     Matcher {
@@ -103,7 +109,11 @@ fn action(section: &section::Route, at: &str, names: &Names<'_>, report: &mut Re
     } else if let Some(respond) = &section.respond {
         build_respond(respond, &format!("{at}.respond"), report).map(Action::Respond)
     } else {
-        section.redirect.as_ref().and_then(|redirect| build_redirect(redirect, &format!("{at}.redirect"), report)).map(Action::Redirect)
+        section
+            .redirect
+            .as_ref()
+            .and_then(|redirect| build_redirect(redirect, &format!("{at}.redirect"), report))
+            .map(Action::Redirect)
     }
 }
 
@@ -116,14 +126,11 @@ fn upstream(name: &str, at: &str, names: &Names<'_>, report: &mut Report) -> Opt
 }
 
 fn build_terminate(section: &section::Terminate, at: &str, report: &mut Report) -> Option<Terminate> {
-    let written: Vec<(TerminateKind, &Target)> = [
-        (TerminateKind::Tcp, &section.tcp),
-        (TerminateKind::Udp, &section.udp),
-        (TerminateKind::Http, &section.http),
-    ]
-    .into_iter()
-    .filter_map(|(kind, target)| Some((kind, target.as_ref()?)))
-    .collect();
+    let written: Vec<(TerminateKind, &Target)> =
+        [(TerminateKind::Tcp, &section.tcp), (TerminateKind::Udp, &section.udp), (TerminateKind::Http, &section.http)]
+            .into_iter()
+            .filter_map(|(kind, target)| Some((kind, target.as_ref()?)))
+            .collect();
     let [(kind, target)] = written.as_slice() else {
         let message = match written.len() {
             0 => "it does not say what to open; add exactly one of tcp, udp, http: authority or HOST:PORT",
@@ -167,7 +174,8 @@ fn build_respond(section: &section::Respond, at: &str, report: &mut Report) -> O
 }
 
 fn build_redirect(section: &section::Redirect, at: &str, report: &mut Report) -> Option<Redirect> {
-    let status = StatusCode::from_u16(section.status).ok().filter(|_| matches!(section.status, 301 | 302 | 303 | 307 | 308));
+    let status =
+        StatusCode::from_u16(section.status).ok().filter(|_| matches!(section.status, 301 | 302 | 303 | 307 | 308));
     if status.is_none() {
         let message = format!("{} is no redirection; write 301, 302, 303, 307 or 308", section.status);
         report.problem(format!("{at}.status"), message);
@@ -188,13 +196,15 @@ fn fitting_kinds(matcher: &Matcher, action: &Action, at: &str, report: &mut Repo
         return;
     }
     let (key, message) = match action {
-        Action::Upstream(upstream) => {
-            ("upstream", format!("upstream {} has protocol {}, which carries tcp only", upstream.name, upstream.protocol))
-        }
+        Action::Upstream(upstream) => (
+            "upstream",
+            format!("upstream {} has protocol {}, which carries tcp only", upstream.name, upstream.protocol),
+        ),
         Action::Terminate(terminate) => ("terminate", format!("terminate.{0} is for {0} sessions", terminate.kind)),
-        Action::Respond(respond) => {
-            ("respond", format!("a tunnel cannot be answered with {}, only with an error (400 to 599)", respond.status.as_u16()))
-        }
+        Action::Respond(respond) => (
+            "respond",
+            format!("a tunnel cannot be answered with {}, only with an error (400 to 599)", respond.status.as_u16()),
+        ),
         Action::Redirect(_) => ("redirect", "only http sessions can be redirected".to_owned()),
     };
     let message = format!("{message}, and the match wants {}; change kind or the action", list(&misfits));

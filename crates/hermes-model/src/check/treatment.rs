@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use http::StatusCode;
-
 use super::node::duration;
 use super::{Report, header};
 use crate::authority::Authority;
@@ -41,28 +39,19 @@ pub(super) fn retry(section: &section::Retry, at: &str, report: &mut Report) -> 
         on_connect_failure: section.on.iter().any(|on| *on == RetryOn::ConnectFailure),
         on_reset: section.on.iter().any(|on| *on == RetryOn::Reset),
         on_5xx: section.on.iter().any(|on| *on == RetryOn::ServerErrors),
-        on_status: statuses(section, at, report),
+        on_status: section
+            .on
+            .iter()
+            .filter_map(|on| match on {
+                RetryOn::Status(status) => Some(*status),
+                _ => None,
+            })
+            .collect(),
         attempts: section.attempts,
         backoff_base: base,
         backoff_max,
         budget: section.budget.0,
     }
-}
-
-fn statuses(section: &section::Retry, at: &str, report: &mut Report) -> Vec<StatusCode> {
-    let mut statuses = Vec::new();
-    for (index, on) in section.on.iter().enumerate() {
-        let RetryOn::Status(status) = on else { continue };
-        let legal = u16::try_from(*status).ok().filter(|status| (400..600).contains(status));
-        match legal.and_then(|status| StatusCode::from_u16(status).ok()) {
-            Some(status) => statuses.push(status),
-            None => report.problem(
-                format!("{at}.on[{index}]"),
-                format!("{status} is no error to retry on; write a status from 400 to 599, such as 429 or 503"),
-            ),
-        }
-    }
-    statuses
 }
 
 pub(super) fn rewrite(section: &section::Rewrite, at: &str, report: &mut Report) -> Rewrite {
@@ -89,7 +78,8 @@ pub(super) fn rewrite(section: &section::Rewrite, at: &str, report: &mut Report)
 fn authority(template: &Template) -> Result<Template, String> {
     let text = template.to_string();
     if template.is_literal() {
-        Authority::parse(&text, None).map_err(|error| format!("{text:?} is no authority: {error}; write HOST or HOST:PORT"))?;
+        Authority::parse(&text, None)
+            .map_err(|error| format!("{text:?} is no authority: {error}; write HOST or HOST:PORT"))?;
     }
     Ok(template.clone())
 }
@@ -99,7 +89,9 @@ fn rewrite_path(section: &section::RewritePath) -> Result<PathRewrite, String> {
         (Some(from), None) => PathRewrite::prefix(from, &section.to),
         (None, Some(pattern)) => PathRewrite::pattern(pattern, &section.to),
         (Some(_), Some(_)) => Err("from replaces a prefix and pattern the whole path; keep one of them".to_owned()),
-        (None, None) => Err("it does not say what to replace; add from: /PREFIX/ or pattern: /{name}/{rest*}".to_owned()),
+        (None, None) => {
+            Err("it does not say what to replace; add from: /PREFIX/ or pattern: /{name}/{rest*}".to_owned())
+        }
     }
 }
 

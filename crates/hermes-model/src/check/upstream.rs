@@ -39,7 +39,7 @@ pub(super) fn build(
 
 fn endpoints(section: &section::Upstream, at: &str, report: &mut Report) -> Vec<HostPort> {
     let at = format!("{at}.endpoints");
-    let count = section.endpoints.len();
+    let count = section.endpoints.0.len();
     if count == 0 {
         report.problem(&at, "there is no endpoint; write a list of HOST:PORT");
     } else if count > MAX_ENDPOINTS {
@@ -64,7 +64,11 @@ fn fitting_keys(section: &section::Upstream, at: &str, report: &mut Report) {
     };
     let posts = section.tunnel_method != Default::default();
     only("tunnel-method", posts && tcp, "a tcp upstream gets bytes and no requests; leave tunnel-method out");
-    only("overlay", section.overlay == Some(true) && tcp, "a tcp upstream gets no headers, so it is no node; leave overlay out");
+    only(
+        "overlay",
+        section.overlay == Some(true) && tcp,
+        "a tcp upstream gets no headers, so it is no node; leave overlay out",
+    );
     let shares = matches!(protocol, UpstreamProtocol::H2 | UpstreamProtocol::Auto);
     only(
         "proxy-protocol",
@@ -104,12 +108,21 @@ fn build_health(upstream: &section::Upstream, section: &section::Health, at: &st
         report,
     );
     let default = Duration::from_secs(2).min(interval);
-    let timeout = duration(&format!("{at}.timeout"), section.timeout, default, Duration::from_millis(10)..=interval, report);
+    let timeout =
+        duration(&format!("{at}.timeout"), section.timeout, default, Duration::from_millis(10)..=interval, report);
     if let Some(path) = &section.path {
         if upstream.protocol == UpstreamProtocol::Tcp {
-            report.problem(format!("{at}.path"), "a tcp upstream answers no GET; leave path out, and connections are tried");
-        } else if PathPattern::parse(path).is_err() && path.parse::<http::uri::PathAndQuery>().is_err() || !path.starts_with('/') {
-            report.problem(format!("{at}.path"), format!("{path:?} is no path; write one that begins with /, such as /healthz"));
+            report.problem(
+                format!("{at}.path"),
+                "a tcp upstream answers no GET; leave path out, and connections are tried",
+            );
+        } else if PathPattern::parse(path).is_err() && path.parse::<http::uri::PathAndQuery>().is_err()
+            || !path.starts_with('/')
+        {
+            report.problem(
+                format!("{at}.path"),
+                format!("{path:?} is no path; write one that begins with /, such as /healthz"),
+            );
         }
     }
     Health {
@@ -147,7 +160,10 @@ fn build_tls(
 ) -> UpstreamTls {
     let ca = context.optional_file(&format!("{at}.ca"), section.ca.as_ref(), report);
     if ca.is_none() && !context.has_identity {
-        report.problem(at, "there is no CA to verify the far end by; add identity at the top of the document, or ca here");
+        report.problem(
+            at,
+            "there is no CA to verify the far end by; add identity at the top of the document, or ca here",
+        );
     }
     if ca.is_some() && !section.node.is_empty() {
         let message = "with a ca of its own the far end is no node of this overlay; leave node or ca out";

@@ -25,7 +25,8 @@ fn all(document: &str, table: &[(Facts, &str)]) {
 fn routes(matches: &[(&str, &str)]) -> String {
     let head = "node: edge\nlisteners:\n- {name: apps, bind: 127.0.0.1:0, protocol: http}\n\
                 - {name: db, bind: 127.0.0.1:0, protocol: tcp, authority: 'DB:3306'}\nroutes:\n";
-    let route = |(name, what): &(&str, &str)| format!("- {{name: {name}, match: {{{what}}}, respond: {{status: 404}}}}\n");
+    let route =
+        |(name, what): &(&str, &str)| format!("- {{name: {name}, match: {{{what}}}, respond: {{status: 404}}}}\n");
     format!("{head}{}", matches.iter().map(route).collect::<String>())
 }
 

@@ -160,9 +160,9 @@ impl Visitor<'_> for IpProtocolVisitor {
     }
 
     fn visit_u64<E: de::Error>(self, number: u64) -> Result<IpProtocol, E> {
-        u8::try_from(number)
-            .map(IpProtocol)
-            .map_err(|_| E::custom(format!("{number} is no IP protocol; write 0 to 255, or icmp, tcp, udp, icmpv6, sctp")))
+        u8::try_from(number).map(IpProtocol).map_err(|_| {
+            E::custom(format!("{number} is no IP protocol; write 0 to 255, or icmp, tcp, udp, icmpv6, sctp"))
+        })
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<IpProtocol, E> {

@@ -97,7 +97,11 @@ impl FromStr for Period {
 impl fmt::Display for Period {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let millis = self.0.as_millis();
-        if millis % 1000 == 0 { write!(f, "{}s", millis / 1000) } else { write!(f, "{millis}ms") }
+        // Days are left out: people think of 36h, not of a day and a half.
+        let units = PERIOD_UNITS.iter().skip(1).map(|(unit, scale)| (unit, u128::from(*scale)));
+        let (unit, scale) =
+            units.clone().find(|(_, scale)| millis != 0 && millis.is_multiple_of(*scale)).unwrap_or((&"s", 1000));
+        write!(f, "{}{unit}", millis / scale)
     }
 }
 
@@ -118,9 +122,9 @@ impl FromStr for Size {
             (Ok(number), Some(scale)) => number.checked_mul(scale),
             _ => None,
         };
-        bytes.map(Size).ok_or_else(|| {
-            format!("{text:?} is no size; write a number and B, KiB, MiB or GiB, such as 64KiB")
-        })
+        bytes
+            .map(Size)
+            .ok_or_else(|| format!("{text:?} is no size; write a number and B, KiB, MiB or GiB, such as 64KiB"))
     }
 }
 
@@ -192,7 +196,9 @@ impl FromStr for HostPort {
     /// Reads `HOST:PORT`, `ADDRESS:PORT` or `[IPv6]:PORT`.
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = |why: &dyn fmt::Display| {
-            format!("{text:?} is no host and port: {why}; write HOST:PORT, such as 192.0.2.1:9443, db.example:3306 or \"[2001:db8::1]:9443\"")
+            format!(
+                "{text:?} is no host and port: {why}; write HOST:PORT, such as 192.0.2.1:9443, db.example:3306 or \"[2001:db8::1]:9443\""
+            )
         };
         let authority = crate::authority::Authority::parse(text, None).map_err(|error| wrong(&error))?;
         if authority.host().contains('*') {
@@ -205,7 +211,11 @@ impl FromStr for HostPort {
 
 impl fmt::Display for HostPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.host.contains(':') { write!(f, "[{}]:{}", self.host, self.port) } else { write!(f, "{}:{}", self.host, self.port) }
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
     }
 }
 text_scalar!(HostPort, "a host and port such as db.example:3306");

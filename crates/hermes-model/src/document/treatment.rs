@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use http::StatusCode;
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -147,8 +148,8 @@ pub enum RetryOn {
     Reset,
     /// `5xx`
     ServerErrors,
-    /// A status. Its range is checked later.
-    Status(u64),
+    /// A status, 400 to 599.
+    Status(StatusCode),
 }
 
 /// The words among them.
@@ -159,7 +160,7 @@ impl Serialize for RetryOn {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match (self, RETRY_WORDS.iter().find(|(_, on)| on == self)) {
             (_, Some((word, _))) => serializer.serialize_str(word),
-            (RetryOn::Status(status), None) => serializer.serialize_u64(*status),
+            (RetryOn::Status(status), None) => serializer.serialize_u16(status.as_u16()),
             // Every other variant is in the table.
             (_, None) => serializer.serialize_unit(),
         }
@@ -182,17 +183,25 @@ impl Visitor<'_> for RetryOnVisitor {
     }
 
     fn visit_u64<E: de::Error>(self, status: u64) -> Result<RetryOn, E> {
-        Ok(RetryOn::Status(status))
+        let error = u16::try_from(status).ok().filter(|status| (400..600).contains(status));
+        match error.and_then(|status| StatusCode::from_u16(status).ok()) {
+            Some(status) => Ok(RetryOn::Status(status)),
+            None => Err(E::custom(format!(
+                "{status} is no error to retry on; write a status from 400 to 599, such as 429 or 503"
+            ))),
+        }
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<RetryOn, E> {
         if let Some((_, on)) = RETRY_WORDS.iter().find(|(word, _)| *word == text) {
             return Ok(*on);
         }
-        text.parse().map(RetryOn::Status).map_err(|_| {
-            let hint = did_you_mean(text, RETRY_WORDS.map(|(word, _)| word));
-            let remedy = if hint.is_empty() { "; write connect-failure, reset, 5xx or a status such as 429" } else { &hint };
-            E::custom(format!("{text:?} is nothing to retry on{remedy}"))
-        })
+        if let Ok(status) = text.parse() {
+            return self.visit_u64(status);
+        }
+        let hint = did_you_mean(text, RETRY_WORDS.map(|(word, _)| word));
+        let remedy =
+            if hint.is_empty() { "; write connect-failure, reset, 5xx or a status such as 429" } else { &hint };
+        Err(E::custom(format!("{text:?} is nothing to retry on{remedy}")))
     }
 }

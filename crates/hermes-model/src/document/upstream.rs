@@ -20,7 +20,7 @@ pub struct Upstream {
     pub protocol: UpstreamProtocol,
     /// At least one.
     #[serde(default)]
-    pub endpoints: Vec<Endpoint>,
+    pub endpoints: Many<Endpoint>,
     /// How one is chosen.
     #[serde(default, skip_serializing_if = "is_default")]
     pub balance: Balance,

@@ -25,7 +25,7 @@ fn the_match_is_shown_with_its_action_and_timeouts() {
          identity  user bob, brought by an anonymous client at 127.0.0.1:40000\n\
          \x20 * routes[0] video: matches\n\
          decision  video: forward to upstream ingress (192.0.2.1:80, 192.0.2.2:80)\n\
-         timeouts  connect 5s, idle 60s, progress 60s\n"
+         timeouts  connect 5s, idle 1m, progress 1m\n"
     );
 }
 
@@ -42,7 +42,7 @@ fn the_first_failing_condition_of_each_route_is_shown() {
          \x20 - routes[3] net: kind must be ip, and is tcp\n\
          \x20 * routes[4] db: matches\n\
          decision  db: open tcp to 127.0.0.1:3306\n\
-         timeouts  connect 5s, idle 3600s, progress 60s\n"
+         timeouts  connect 5s, idle 1h, progress 1m\n"
     );
 }
 

@@ -15,7 +15,10 @@ use crate::snapshot::Route;
 pub(super) enum Key {
     Authority(HostPattern, PortPattern),
     /// The `whole` path, or its beginning up to and with a `/`.
-    Path { path: String, whole: bool },
+    Path {
+        path: String,
+        whole: bool,
+    },
     User(Arc<str>),
     Header(HeaderName, HeaderValue),
     Network(IpNet),
@@ -126,9 +129,9 @@ impl Used {
 
 /// Fields of a match that may be used here, with their keys.
 fn fields<'m>(matcher: &'m Matcher, used: &'m [Used]) -> impl Iterator<Item = Vec<Key>> + 'm {
-    let all = [Field::Authority, Field::Path, Field::User].into_iter().chain(
-        (0..matcher.headers.len()).map(Field::Header).chain([Field::Network, Field::Port, Field::Listener]),
-    );
+    let all = [Field::Authority, Field::Path, Field::User]
+        .into_iter()
+        .chain((0..matcher.headers.len()).map(Field::Header).chain([Field::Network, Field::Port, Field::Listener]));
     all.filter(move |field| !used.contains(&Used::of(*field, matcher))).filter_map(|field| keys(field, matcher))
 }
 

@@ -34,18 +34,17 @@ fn parsed<T>(texts: &[&str], parse: fn(&str) -> Result<T, String>) -> Vec<T> {
     texts.iter().map(|text| parse(text).unwrap()).collect()
 }
 
-const AUTHORITIES: [&str; 14] = [
-    "a", "b", "a:80", "a:8080", "a:*", "x.a", "*", "*:*", "*:8080", "*.a", "*.x.a", "*.a:*", "*.a:8080", "[::1]",
-];
-const PATHS: [&str; 11] =
-    ["*", "/", "/*", "/p", "/p/", "/p/*", "/p*", "/p/q", "/p/*/r", "/p/*/r/*", "/p/q/*"];
+const AUTHORITIES: [&str; 14] =
+    ["a", "b", "a:80", "a:8080", "a:*", "x.a", "*", "*:*", "*:8080", "*.a", "*.x.a", "*.a:*", "*.a:8080", "[::1]"];
+const PATHS: [&str; 11] = ["*", "/", "/*", "/p", "/p/", "/p/*", "/p*", "/p/q", "/p/*/r", "/p/*/r/*", "/p/q/*"];
 const VALUES: [&str; 4] = ["*", "v", "w", "v*"];
 
 fn matcher() -> impl Strategy<Value = Matcher> {
     let headers = some(vec!["h1", "h2"]).prop_flat_map(|names| {
         let one = |name: &str| {
             let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
-            proptest::sample::subsequence(parsed(&VALUES, ValuePattern::parse), 1..3).prop_map(move |v| (name.clone(), v))
+            proptest::sample::subsequence(parsed(&VALUES, ValuePattern::parse), 1..3)
+                .prop_map(move |v| (name.clone(), v))
         };
         names.iter().map(|name| one(name)).collect::<Vec<_>>()
     });
@@ -62,9 +61,20 @@ fn matcher() -> impl Strategy<Value = Matcher> {
         some(["10.0.0.0/8", "10.1.0.0/16", "0.0.0.0/0", "2001:db8::/32"].map(|net| net.parse().unwrap()).to_vec()),
         some(vec![6, 17]),
     );
-    (names, numbers).prop_map(|((listeners, users, authorities, paths, headers), (kinds, ports, networks, protocols))| {
-        Matcher { listeners, kinds, authorities, paths, methods: Vec::new(), headers, users, networks, protocols, ports }
-    })
+    (names, numbers).prop_map(
+        |((listeners, users, authorities, paths, headers), (kinds, ports, networks, protocols))| Matcher {
+            listeners,
+            kinds,
+            authorities,
+            paths,
+            methods: Vec::new(),
+            headers,
+            users,
+            networks,
+            protocols,
+            ports,
+        },
+    )
 }
 
 fn facts() -> impl Strategy<Value = Facts> {
@@ -79,7 +89,10 @@ fn facts() -> impl Strategy<Value = Facts> {
         proptest::option::of(proptest::sample::select(vec!["u1", "u2", "u3"])),
         proptest::option::of(proptest::sample::select(networks.to_vec())),
     );
-    let lines = proptest::collection::vec((proptest::sample::select(vec!["h1", "h2", "h3"]), proptest::sample::select(vec!["v", "w", "vv", ""])), 0..4);
+    let lines = proptest::collection::vec(
+        (proptest::sample::select(vec!["h1", "h2", "h3"]), proptest::sample::select(vec!["v", "w", "vv", ""])),
+        0..4,
+    );
     (choose, lines).prop_map(|((host, path, kind, listener, user, network), lines)| {
         let mut facts = session(kind, http::Method::GET, host, path).on(listener);
         facts.user = user.map(Arc::from);
@@ -140,8 +153,16 @@ fn few_routes_are_tested_however_many_there_are() {
     let get = |host: &str, path: &str| session(Kind::Http, http::Method::GET, host, path);
     let path = |text: &str| parsed(&[text], PathPattern::parse);
     let shapes = [
-        ("authority", many(|n| Matcher { authorities: authority(&format!("h{n}")), ..Matcher::default() }), get("h7", "/")),
-        ("port", many(|n| Matcher { authorities: authority(&format!("*:{}", n + 1)), ..Matcher::default() }), get("h:7", "/")),
+        (
+            "authority",
+            many(|n| Matcher { authorities: authority(&format!("h{n}")), ..Matcher::default() }),
+            get("h7", "/"),
+        ),
+        (
+            "port",
+            many(|n| Matcher { authorities: authority(&format!("*:{}", n + 1)), ..Matcher::default() }),
+            get("h:7", "/"),
+        ),
         (
             "suffix",
             many(|n| Matcher { authorities: authority(&format!("*.h{n}")), ..Matcher::default() }),
@@ -163,7 +184,11 @@ fn few_routes_are_tested_however_many_there_are() {
         ),
         (
             "user under one authority",
-            many(|n| Matcher { authorities: authority("a"), users: vec![UserPattern::Is(Arc::from(format!("u{n}")))], ..Matcher::default() }),
+            many(|n| Matcher {
+                authorities: authority("a"),
+                users: vec![UserPattern::Is(Arc::from(format!("u{n}")))],
+                ..Matcher::default()
+            }),
             get("a", "/").of("u7"),
         ),
         (
@@ -177,7 +202,10 @@ fn few_routes_are_tested_however_many_there_are() {
         ),
         (
             "network",
-            many(|n| Matcher { networks: vec![format!("10.{}.{}.0/24", n / 256, n % 256).parse().unwrap()], ..Matcher::default() }),
+            many(|n| Matcher {
+                networks: vec![format!("10.{}.{}.0/24", n / 256, n % 256).parse().unwrap()],
+                ..Matcher::default()
+            }),
             crate::specimen::packets("10.0.7.1/32", 6),
         ),
     ];

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::path::{canonical, has_dot_segment};
 
-/// What a path must be. Compared with a reading of [`crate::path`], without the query.
+/// What a path must be. Compared with a path in its one spelling, without the query.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PathPattern {
     /// The literal pieces between the `*` in the middle; at least one. A `*` between two of
@@ -39,7 +39,9 @@ impl PathPattern {
         // Cut first, so that %2A is a star and no wildcard.
         let pieces: Vec<Box<str>> = body.split('*').map(|piece| Box::from(canonical(piece))).collect();
         if pieces.iter().any(|piece| has_dot_segment(piece)) {
-            return wrong("requests with . or .. segments are refused before they are matched; write the resolved path");
+            return wrong(
+                "requests with . or .. segments are refused before they are matched; write the resolved path",
+            );
         }
         if pieces.iter().any(|piece| piece.contains("//") || piece.contains("%2F") || piece.contains("%5C")) {
             return wrong("empty segments and escaped slashes cannot be matched; write the path with single slashes");

@@ -6,7 +6,9 @@ use super::*;
 
 #[test]
 fn patterns_print_as_they_are_read() {
-    for text in ["video", "db:3306", "*.example.com", "*.example.com:*", "*", "*:443", "*:*", "[2001:db8::1]:80", "10.0.0.1:*"] {
+    for text in
+        ["video", "db:3306", "*.example.com", "*.example.com:*", "*", "*:443", "*:*", "[2001:db8::1]:80", "10.0.0.1:*"]
+    {
         assert_eq!(AuthorityPattern::parse(text).unwrap().to_string(), text);
     }
     assert_eq!(AuthorityPattern::parse("VIDEO.").unwrap().to_string(), "video");
@@ -98,10 +100,12 @@ fn wider_patterns_cover_narrower_ones() {
     };
     assert!(authority("*:*", "a:1") && authority("*", "a") && authority("a:*", "a") && authority("*.a", "*.b.a"));
     assert!(!authority("*", "a:1") && !authority("*.a", "a") && !authority("a", "*.a") && !authority("a:80", "a"));
-    let path = |wide: &str, narrow: &str| PathPattern::parse(wide).unwrap().covers(&PathPattern::parse(narrow).unwrap());
+    let path =
+        |wide: &str, narrow: &str| PathPattern::parse(wide).unwrap().covers(&PathPattern::parse(narrow).unwrap());
     assert!(path("*", "/a") && path("/a/*", "/a/b/*") && path("/a/*/c", "/a/b/c") && path("/a/*", "/a/*/c"));
     assert!(!path("/a/*", "/a") && !path("/a/b", "/a/*") && !path("/a/*/c", "/a/*"));
-    let value = |wide: &str, narrow: &str| ValuePattern::parse(wide).unwrap().covers(&ValuePattern::parse(narrow).unwrap());
+    let value =
+        |wide: &str, narrow: &str| ValuePattern::parse(wide).unwrap().covers(&ValuePattern::parse(narrow).unwrap());
     assert!(value("*", "a") && value("a*", "ab*") && value("a*", "abc") && value("a", "a"));
     assert!(!value("a", "a*") && !value("ab*", "a*") && !value("a", "*"));
 }

@@ -52,7 +52,9 @@ impl PathRewrite {
         if from.ends_with('/') == to.ends_with('/') {
             Ok(PathRewrite::Prefix { from: decode_unreserved(from).into_owned(), to: to.to_owned() })
         } else {
-            Err(format!("{from:?} and {to:?} must both end with /, or neither; otherwise segments would be glued together"))
+            Err(format!(
+                "{from:?} and {to:?} must both end with /, or neither; otherwise segments would be glued together"
+            ))
         }
     }
 
@@ -180,7 +182,9 @@ fn check_path(path: &str) -> Result<(), String> {
 
 fn check_text(text: &str) -> Result<(), String> {
     match text.chars().find(|c| !c.is_ascii_graphic() || "?#\"<>\\^`{|}".contains(*c)) {
-        Some(bad) => Err(format!("{text:?} has {bad:?}, which does not belong in a path; write it as a percent escape")),
+        Some(bad) => {
+            Err(format!("{text:?} has {bad:?}, which does not belong in a path; write it as a percent escape"))
+        }
         None => Ok(()),
     }
 }

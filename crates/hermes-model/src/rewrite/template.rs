@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use http::HeaderValue;
 use super::RewriteError;
 use crate::facts::Facts;
+use http::HeaderValue;
 
 /// What placeholders are filled in from.
 #[derive(Clone, Copy, Debug)]
@@ -86,11 +86,11 @@ impl Template {
                 literal.push_str(brace);
                 rest = tail;
             } else if brace == "}" {
-                return Err(format!("{text:?} has a lone }}; write }}}} for the character"));
+                return Err("there is a lone }; write }} for the character".to_owned());
             } else {
                 let (name, tail) = rest
                     .split_once('}')
-                    .ok_or_else(|| format!("{text:?} has a {{ that is not closed; write {{{{ for the character"))?;
+                    .ok_or_else(|| "there is a { that is not closed; write {{ for the character".to_owned())?;
                 if !literal.is_empty() {
                     pieces.push(Piece::Text(std::mem::take(&mut literal).into()));
                 }

@@ -10,7 +10,9 @@ use crate::snapshot::{Action, Redirect};
 use crate::specimen::{get, snapshot};
 
 fn rewrite(section: &str) -> Rewrite {
-    let text = format!("{{node: edge, routes: [{{name: r, rewrite: {section}, upstream: u}}], upstreams: [{{name: u, protocol: h1, endpoints: ['a:1']}}]}}");
+    let text = format!(
+        "{{node: edge, routes: [{{name: r, rewrite: {section}, upstream: u}}], upstreams: [{{name: u, protocol: h1, endpoints: ['a:1']}}]}}"
+    );
     snapshot(&text).routes[0].rewrite.clone().unwrap()
 }
 
@@ -50,8 +52,16 @@ fn requests_are_rewritten() {
             get("x", "/users/7/files/a/b%2Fc?q"),
             "x /u/7/a/b%2Fc?q",
         ),
-        ("{path: {pattern: '/users/{id}/files/{rest*}', to: '/u/{id}/{rest}'}}", get("x", "/users/7/files/"), "x /u/7/"),
-        ("{path: {pattern: '/users/{id}/files/{rest*}', to: '/u/{id}/{rest}'}}", get("x", "/users//files/a"), "x /users//files/a"),
+        (
+            "{path: {pattern: '/users/{id}/files/{rest*}', to: '/u/{id}/{rest}'}}",
+            get("x", "/users/7/files/"),
+            "x /u/7/",
+        ),
+        (
+            "{path: {pattern: '/users/{id}/files/{rest*}', to: '/u/{id}/{rest}'}}",
+            get("x", "/users//files/a"),
+            "x /users//files/a",
+        ),
         ("{path: {pattern: '/{a}/{b}', to: '/{b}/{a}/{b}'}}", get("x", "/1/2"), "x /2/1/2"),
         ("{path: {pattern: '/{a}/{b}', to: '/{b}'}}", get("x", "/1/2/3"), "x /1/2/3"),
         ("{query: {set: {x: '9', z: '{user}'}, remove: [y]}}", alice(), "video:8080 /v1/a%20b?x=9&z=alice accept=*/*"),
@@ -84,7 +94,11 @@ fn requests_are_rewritten() {
             "the rewritten authority \"u@h\" is illegal: user information does not belong in an authority",
         ),
         ("{set-headers: {x: '{user}'}}", get("x", "/").of("a\nb"), "the rewritten header x has an illegal value"),
-        ("{set-headers: {x: '{user}'}}", get("x", "/").of("a\r\nset-cookie: b"), "the rewritten header x has an illegal value"),
+        (
+            "{set-headers: {x: '{user}'}}",
+            get("x", "/").of("a\r\nset-cookie: b"),
+            "the rewritten header x has an illegal value",
+        ),
     ];
     for (section, facts, wanted) in table {
         assert_eq!(rewritten(section, facts), *wanted, "{section} on {}{}", facts.authority, facts.path);
@@ -94,7 +108,8 @@ fn requests_are_rewritten() {
 #[test]
 fn responses_are_rewritten() {
     let facts = get("x", "/").of("alice");
-    let section = "{response: {set-headers: {x-for: '{user}'}, add-headers: {vary: hermes-user}, remove-headers: [server]}}";
+    let section =
+        "{response: {set-headers: {x-for: '{user}'}, add-headers: {vary: hermes-user}, remove-headers: [server]}}";
     let mut headers = HeaderMap::new();
     headers.insert("server", HeaderValue::from_static("nginx"));
     headers.insert("vary", HeaderValue::from_static("accept"));
@@ -134,8 +149,8 @@ fn locations_are_uris_and_no_open_redirects() {
 #[test]
 fn templates_name_what_is_wrong_with_them() {
     for (text, wanted) in [
-        ("{a", "\"{a\" has a { that is not closed; write {{ for the character"),
-        ("a}", "\"a}\" has a lone }; write }} for the character"),
+        ("{a", "there is a { that is not closed; write {{ for the character"),
+        ("a}", "there is a lone }; write }} for the character"),
         ("{}", "{} is no placeholder; write one of {path}"),
         ("{User}", "{User} is no placeholder; write one of {path}"),
     ] {

@@ -9,7 +9,8 @@ const DOCUMENT: &str = "{node: edge, users: {laptop: [alice], shared: [dave, eri
 
 /// `user`, `-` for nobody, `-(claim)` for nobody with a dropped claim, or the refusal.
 fn judged(trust: &Trust, claims: &[&str]) -> String {
-    let lines: Vec<HeaderValue> = claims.iter().map(|claim| HeaderValue::from_bytes(claim.as_bytes()).unwrap()).collect();
+    let lines: Vec<HeaderValue> =
+        claims.iter().map(|claim| HeaderValue::from_bytes(claim.as_bytes()).unwrap()).collect();
     match identify(trust, &lines, &snapshot(DOCUMENT)) {
         Identity::User { user, dropped: None } => user.as_deref().unwrap_or("-").to_owned(),
         Identity::User { user, dropped: Some(claim) } => {
@@ -23,7 +24,8 @@ fn judged(trust: &Trust, claims: &[&str]) -> String {
 fn claims_are_believed_only_from_those_who_may_make_them() {
     let node = |name: &str, users: &[&str]| certified(Some(name), users, false);
     let conflict = "400 several hermes-user headers that differ; send one";
-    let illegal = "400 hermes-user holds no user name; send 1 to 255 visible ASCII characters without commas and quotes";
+    let illegal =
+        "400 hermes-user holds no user name; send 1 to 255 visible ASCII characters without commas and quotes";
     let table: &[(&str, Trust, &[&str], &str)] = &[
         ("anyone", Trust::Anonymous, &[], "-"),
         ("anyone who claims", Trust::Anonymous, &["alice"], "-(alice)"),

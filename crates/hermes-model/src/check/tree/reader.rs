@@ -106,7 +106,7 @@ fn wanted(expected: &str) -> String {
         "u8" => "a number from 0 to 255",
         "u16" => "a number from 0 to 65535",
         "u32" => "a number from 0 to 4294967295",
-        "u64" | "usize" => "a number",
+        "u64" | "usize" => "a whole number from 0",
         other if other == "a map" || other.starts_with("struct ") => "a section of keys",
         other => other,
     };
@@ -173,9 +173,22 @@ impl<'de> de::Deserializer<'de> for &Tree {
         }
     }
 
+    /// serde's derived readers would take a list for the fields in their order.
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        _: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Misfit> {
+        match self {
+            Tree::Section(_) => self.deserialize_any(visitor),
+            _ => Err(de::Error::invalid_type(self.found(), &visitor)),
+        }
+    }
+
     serde::forward_to_deserialize_any! {
         bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit
-        unit_struct seq tuple tuple_struct map struct identifier ignored_any
+        unit_struct seq tuple tuple_struct map identifier ignored_any
     }
 }
 

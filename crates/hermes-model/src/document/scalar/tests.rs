@@ -6,12 +6,34 @@ use super::*;
 
 #[test]
 fn durations_have_units() {
-    for (text, millis) in
-        [("0s", 0), ("250ms", 250), ("1s", 1000), ("10m", 600_000), ("1h", 3_600_000), ("1d", 86_400_000), ("1m30s", 90_000), ("1h5ms", 3_600_005)]
-    {
+    for (text, millis) in [
+        ("0s", 0),
+        ("250ms", 250),
+        ("1s", 1000),
+        ("10m", 600_000),
+        ("1h", 3_600_000),
+        ("1d", 86_400_000),
+        ("1m30s", 90_000),
+        ("1h5ms", 3_600_005),
+    ] {
         assert_eq!(text.parse::<Period>(), Ok(Period(Duration::from_millis(millis))), "{text}");
     }
-    for text in ["", "1", "s", "1 s", "-1s", "1.5s", "1s1m", "1s1s", "1w", "1S", "99999999999999999999s", "18446744073709551615d", "1s ", "\u{661}s"] {
+    for text in [
+        "",
+        "1",
+        "s",
+        "1 s",
+        "-1s",
+        "1.5s",
+        "1s1m",
+        "1s1s",
+        "1w",
+        "1S",
+        "99999999999999999999s",
+        "18446744073709551615d",
+        "1s ",
+        "\u{661}s",
+    ] {
         let error = text.parse::<Period>().unwrap_err();
         assert!(error.contains("is no duration; write"), "{text}: {error}");
     }
@@ -42,7 +64,12 @@ fn shares_are_percentages() {
 
 #[test]
 fn prefixes_and_endpoints() {
-    for (text, shown) in [("10.0.0.0/8", "10.0.0.0/8"), ("10.0.0.1", "10.0.0.1/32"), ("2001:db8::/32", "2001:db8::/32"), ("::1", "::1/128")] {
+    for (text, shown) in [
+        ("10.0.0.0/8", "10.0.0.0/8"),
+        ("10.0.0.1", "10.0.0.1/32"),
+        ("2001:db8::/32", "2001:db8::/32"),
+        ("::1", "::1/128"),
+    ] {
         assert_eq!(text.parse::<Prefix>().unwrap().to_string(), shown);
     }
     assert_eq!(
