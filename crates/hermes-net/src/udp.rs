@@ -6,6 +6,7 @@
 use std::io::{self, IoSliceMut};
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::OnceLock;
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
@@ -25,7 +26,7 @@ pub const MAX_PAYLOAD: usize = 65_507;
 /// A UDP socket.
 pub struct UdpSocket {
     io: tokio::net::UdpSocket,
-    state: UdpSocketState,
+    state: &'static UdpSocketState,
     /// GSO failed once on this path (a device without checksum offload): send one by one.
     no_segmentation: std::cell::Cell<bool>,
 }
@@ -137,8 +138,8 @@ impl UdpSocket {
     /// # Errors
     /// Outside of a runtime, or where the socket refuses its options.
     pub fn from_std(socket: std::net::UdpSocket) -> io::Result<Self> {
-        let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
-        allow_fragments(&socket);
+        let state = abilities()?;
+        receive_merged(&socket);
         let io = tokio::net::UdpSocket::from_std(socket)?;
         Ok(Self { io, state, no_segmentation: std::cell::Cell::new(false) })
     }
@@ -254,59 +255,33 @@ fn deliver(room: &[u8], metas: &[RecvMeta], each: &mut (impl FnMut(SocketAddr, B
     count
 }
 
-/// quinn-udp forbids fragments, as QUIC wants it. What we carry here is not ours to forbid:
-/// a datagram over the path's MTU is fragmented, as it would be without us.
-#[allow(unsafe_code)] // quinn-udp has no switch for it, and neither socket2 nor nix has the option.
-fn allow_fragments(socket: &std::net::UdpSocket) {
-    let set = |level: i32, name: i32, value: i32| {
-        // SAFETY: the descriptor is open for the life of `socket`, and the option's value is an
-        // int whose address and size are given.
-        unsafe {
-            libc::setsockopt(
-                socket.as_raw_fd(),
-                level,
-                name,
-                (&raw const value).cast(),
-                size_of::<i32>() as libc::socklen_t,
-            );
-        }
-    };
-    match SockRef::from(socket).domain() {
-        Ok(Domain::IPV6) => set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_WANT),
-        _ => set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_WANT),
+/// What the kernel can do with UDP, found out once in a process on a socket that is kept: a probe a
+/// flow would cost a dozen system calls, and whenever the last socket with UDP_GRO goes the kernel
+/// rewrites its own code on all processors, which took longer than anything else in a flow's life.
+fn abilities() -> io::Result<&'static UdpSocketState> {
+    static KEPT: OnceLock<(std::net::UdpSocket, UdpSocketState)> = OnceLock::new();
+    if let Some((_, state)) = KEPT.get() {
+        return Ok(state);
     }
+    let socket: std::net::UdpSocket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?.into();
+    let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
+    Ok(&KEPT.get_or_init(|| (socket, state)).1)
 }
 
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-
-    fn hears(socket: &std::net::UdpSocket) -> Option<SocketAddr> {
-        socket.recv_from(&mut [0; 8]).ok().map(|(_, source)| source)
-    }
-
-    #[test]
-    fn a_flow_outlives_its_listener_and_stands_in_nobodys_way() {
-        let old = listen("127.0.0.1:0".parse().unwrap()).unwrap();
-        let address = old.local_addr().unwrap();
-        let [peer, other] = [0, 1].map(|_| std::net::UdpSocket::bind("127.0.0.1:0").unwrap());
-        let (of_peer, of_other) = (peer.local_addr().unwrap(), other.local_addr().unwrap());
-        assert!(remain_for_peer(address, of_peer).is_err(), "a listener in service lets nobody in");
-        let_others_bind(&old).unwrap();
-        let remaining = remain_for_peer(address, of_peer).unwrap();
-        drop(old);
-
-        peer.send_to(b"one", address).unwrap();
-        assert_eq!(hears(&remaining), Some(of_peer));
-        other.connect(address).unwrap();
-        other.send(b"two").unwrap();
-        assert!(other.send(b"three").is_err() || other.recv(&mut [0; 8]).is_err(), "for others the port is closed");
-        assert_eq!(hears(&remaining), None);
-
-        let new = listen(address).unwrap();
-        peer.send_to(b"four", address).unwrap();
-        other.send(b"five").unwrap();
-        assert_eq!((hears(&remaining), hears(&new), hears(&new)), (Some(of_peer), Some(of_other), None));
+/// Asks the kernel to merge datagrams of one flow into one message (UDP_GRO). Where it cannot,
+/// they come one by one.
+#[allow(unsafe_code)] // Neither socket2 nor nix has the option as one that is set alone.
+fn receive_merged(socket: &std::net::UdpSocket) {
+    let on: i32 = 1;
+    // SAFETY: the descriptor is open for the life of `socket`, and the option's value is an int
+    // whose address and size are given.
+    unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_UDP,
+            libc::UDP_GRO,
+            (&raw const on).cast(),
+            size_of::<i32>() as libc::socklen_t,
+        );
     }
 }
