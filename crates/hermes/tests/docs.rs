@@ -60,7 +60,8 @@ fn run(script: &str) -> String {
 fn the_readme_works() {
     let script = commands("README.md", "## By hand");
     // The page is for people, who see when the node is up.
-    let script = script.replace("curl ", "curl -sf --retry 50 --retry-connrefused --retry-delay 0 --retry-max-time 20 ");
+    let script =
+        script.replace("curl ", "curl -sf --retry 50 --retry-connrefused --retry-delay 0 --retry-max-time 20 ");
     let printed = run(&script);
     assert!(printed.contains("hello\n"), "{printed}");
     assert!(printed.contains("node.yaml: ok"), "{printed}");

@@ -35,7 +35,8 @@ fn crates_depend_only_as_drawn() {
     let mut seen = 0;
     for package in metadata["packages"].as_array().unwrap() {
         let name = package["name"].as_str().unwrap();
-        let allowed = allowed.get(name).unwrap_or_else(|| panic!("{name} is in no drawing: ARCHITECTURE.md and this test"));
+        let allowed =
+            allowed.get(name).unwrap_or_else(|| panic!("{name} is in no drawing: ARCHITECTURE.md and this test"));
         seen += 1;
         for dependency in package["dependencies"].as_array().unwrap() {
             let other = dependency["name"].as_str().unwrap();
