@@ -11,9 +11,10 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io::Write;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::thread::JoinHandle;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use hermes_model::snapshot::AccessLog;
 
@@ -26,31 +27,54 @@ const FLUSH_BYTES: usize = 32 << 10;
 /// Buffers that may wait for the writer: 16 MiB at most.
 const QUEUE: usize = 512;
 
+/// At the end a log that takes nothing is waited for so long.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
 enum Message {
     Lines(Vec<u8>),
-    Reopen(AccessLog),
-    Stop,
+    /// Look for another target.
+    Look,
+}
+
+/// What the writer shall write to next.
+#[derive(Default)]
+struct Next {
+    log: Mutex<Option<AccessLog>>,
+    /// The queue had no room for the word that there is one.
+    overdue: AtomicBool,
+}
+
+impl Next {
+    fn take(&self) -> Option<AccessLog> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
 }
 
 /// The writer's end that workers and the node hold.
 #[derive(Clone)]
 pub(crate) struct LogSender(SyncSender<Message>);
 
-/// The writer thread. Its drop waits until everything is written.
+/// The writer thread. Its drop waits until everything is written, if it can be.
 pub(crate) struct LogWriter {
     sender: LogSender,
-    thread: Option<JoinHandle<()>>,
+    next: Arc<Next>,
+    /// Never sent to: it closes when the thread ends.
+    ended: Receiver<()>,
 }
 
 impl LogWriter {
     /// Starts the writer.
     pub(crate) fn start(log: AccessLog) -> std::io::Result<Self> {
         let (sender, receiver) = sync_channel(QUEUE);
+        let (alive, ended) = sync_channel(0);
         let mut target = open(&log)?;
-        let thread = std::thread::Builder::new()
-            .name("access-log".to_owned())
-            .spawn(move || write_all(&receiver, &mut target))?;
-        Ok(Self { sender: LogSender(sender), thread: Some(thread) })
+        let next = Arc::new(Next::default());
+        let wanted = next.clone();
+        std::thread::Builder::new().name("access-log".to_owned()).spawn(move || {
+            write_all(&receiver, &wanted, &mut target);
+            drop(alive);
+        })?;
+        Ok(Self { sender: LogSender(sender), next, ended })
     }
 
     pub(crate) fn sender(&self) -> LogSender {
@@ -58,16 +82,21 @@ impl LogWriter {
     }
 
     /// Opens the target again: the file may have been rotated, or the document names another.
+    /// Waits for nothing: where the writer is stuck it opens it when it gets on.
     pub(crate) fn reopen(&self, log: AccessLog) {
-        let _ = self.sender.0.send(Message::Reopen(log));
+        *self.next.log.lock().unwrap_or_else(PoisonError::into_inner) = Some(log);
+        if self.sender.0.try_send(Message::Look).is_err() {
+            self.next.overdue.store(true, Ordering::Release);
+        }
     }
 }
 
 impl Drop for LogWriter {
     fn drop(&mut self) {
-        let _ = self.sender.0.send(Message::Stop);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        // Without senders (the workers have ended) the thread writes what is left and ends.
+        self.sender = LogSender(sync_channel(0).0);
+        if self.ended.recv_timeout(LAST_WORDS) == Err(RecvTimeoutError::Timeout) {
+            tracing::error!("the access log takes nothing; its last records are lost");
         }
     }
 }
@@ -88,22 +117,19 @@ pub(crate) fn probe(log: &AccessLog) -> std::io::Result<()> {
     open(log).map(drop)
 }
 
-fn write_all(receiver: &Receiver<Message>, target: &mut Target) {
+fn write_all(receiver: &Receiver<Message>, next: &Next, target: &mut Target) {
     while let Ok(message) = receiver.recv() {
-        match message {
-            Message::Lines(lines) => {
-                if let Some(writer) = target {
-                    // A log that cannot be written must not stop traffic; the next reload may mend it.
-                    if let Err(error) = writer.write_all(&lines).and_then(|()| writer.flush()) {
-                        tracing::error!(%error, "the access log cannot be written");
-                    }
-                }
+        let look = matches!(message, Message::Look) || next.overdue.swap(false, Ordering::AcqRel);
+        if let (Message::Lines(lines), Some(writer)) = (message, &mut *target) {
+            // A log that cannot be written must not stop traffic; the next reload may mend it.
+            if let Err(error) = writer.write_all(&lines).and_then(|()| writer.flush()) {
+                tracing::error!(%error, "the access log cannot be written");
             }
-            Message::Reopen(log) => match open(&log) {
-                Ok(opened) => *target = opened,
-                Err(error) => tracing::error!(%error, "the access log cannot be opened again; the old one is kept"),
-            },
-            Message::Stop => return,
+        }
+        match look.then(|| next.take()).flatten().map(|log| open(&log)) {
+            Some(Ok(opened)) => *target = opened,
+            Some(Err(error)) => tracing::error!(%error, "the access log cannot be opened again; the old one is kept"),
+            None => {}
         }
     }
 }
