@@ -33,6 +33,8 @@ const BATCH: usize = 256;
 const TURNS: usize = 16;
 /// After a move the old port is heard for so long.
 const QUIET: Duration = Duration::from_secs(2);
+/// Ports of earlier moves that a flow still hears; with more moves in that time the first is dropped.
+const MAX_OLD: usize = 8;
 
 /// One end of a flow.
 pub(crate) enum Port {
@@ -309,14 +311,39 @@ type Opening = Pin<Box<dyn Future<Output = Result<Port, Error>>>>;
 /// Opens the far port that a changed route asks for.
 pub(crate) type Reopen<'a> = &'a dyn Fn(Arc<Route>) -> Opening;
 
+/// The port that a flow has moved away from. It is heard for a while, then ended in order and heard
+/// until it has ended as well: a stream that is merely dropped is a failure to the far end.
+struct Old {
+    port: Port,
+    timer: Pin<Box<tokio::time::Sleep>>,
+    finishing: bool,
+}
+
+impl Old {
+    /// Receives what still comes. False where nothing will any more.
+    fn poll(&mut self, cx: &mut Context<'_>, worker: &Worker, batch: &mut VecDeque<Bytes>) -> bool {
+        let received = self.port.poll_receive(cx, worker, batch);
+        let open = matches!(received, Poll::Pending | Poll::Ready(Ok(true)));
+        while open && self.timer.as_mut().poll(cx).is_ready() {
+            if std::mem::replace(&mut self.finishing, true) {
+                return false;
+            }
+            self.timer.as_mut().reset(tokio::time::Instant::now() + QUIET);
+            let _ = self.port.poll_finish(cx);
+        }
+        open
+    }
+}
+
 /// A flow under way.
 struct Relay<'a> {
     session: &'a Session,
     near: Port,
     far: Port,
-    /// The port before a move, and until when it is heard (milliseconds of the worker's clock).
-    old: Option<(Port, u64)>,
-    opening: Option<Opening>,
+    /// The ports before moves, the latest last.
+    old: Vec<Old>,
+    /// Where the flow moves to.
+    opening: Option<(Arc<Route>, Opening)>,
     reopen: Reopen<'a>,
     up: VecDeque<Bytes>,
     down: VecDeque<Bytes>,
@@ -325,8 +352,16 @@ struct Relay<'a> {
 /// Relays until one end is over. The session's record gets what went wrong.
 pub(crate) async fn relay(near: Port, far: Port, session: &Session, reopen: Reopen<'_>) {
     session.entry.set_phase(&session.worker, Phase::Open);
-    let mut relay =
-        Relay { session, near, far, old: None, opening: None, reopen, up: VecDeque::new(), down: VecDeque::new() };
+    let mut relay = Relay {
+        session,
+        near,
+        far,
+        old: Vec::new(),
+        opening: None,
+        reopen,
+        up: VecDeque::new(),
+        down: VecDeque::new(),
+    };
     let failed = std::future::poll_fn(|cx| relay.poll(cx)).await;
     match failed {
         Some(error) => {
@@ -337,6 +372,9 @@ pub(crate) async fn relay(near: Port, far: Port, session: &Session, reopen: Reop
         None => {
             let _ = std::future::poll_fn(|cx| relay.near.poll_finish(cx)).await;
             let _ = std::future::poll_fn(|cx| relay.far.poll_finish(cx)).await;
+            for mut old in relay.old {
+                let _ = std::future::poll_fn(|cx| old.port.poll_finish(cx)).await;
+            }
         }
     }
 }
@@ -402,26 +440,29 @@ impl Relay<'_> {
     /// What the old port still brings after a move.
     fn poll_old(&mut self, cx: &mut Context<'_>) {
         let worker = &self.session.worker;
-        let Some((port, until)) = &mut self.old else { return };
-        let open = matches!(port.poll_receive(cx, worker, &mut self.down), Poll::Pending | Poll::Ready(Ok(true)));
-        if !open || worker.now() >= *until {
-            self.old = None;
-        }
+        let down = &mut self.down;
+        self.old.retain_mut(|old| old.poll(cx, worker, down));
     }
 
     /// Make before break: the flow stays on its old port until the new one is open.
     fn poll_move(&mut self, cx: &mut Context<'_>) {
-        if let Some(route) = self.session.entry.moved.borrow_mut().take() {
-            self.opening = Some((self.reopen)(route));
+        let moved = &self.session.entry.moved;
+        let wanted = moved.borrow().as_ref().map(Arc::as_ptr);
+        if wanted != self.opening.as_ref().map(|(route, _)| Arc::as_ptr(route)) {
+            // What was not wanted any more, before it was open, is dropped.
+            self.opening = moved.borrow().as_ref().map(|route| (route.clone(), (self.reopen)(route.clone())));
         }
-        let Some(opening) = &mut self.opening else { return };
+        let Some((_, opening)) = &mut self.opening else { return };
         let Poll::Ready(opened) = opening.as_mut().poll(cx) else { return };
         self.opening = None;
+        moved.take();
         match opened {
             Ok(port) => {
-                let until = self.session.worker.now() + QUIET.as_millis() as u64;
-                let old = std::mem::replace(&mut self.far, port);
-                self.old = Some((old, until));
+                let port = std::mem::replace(&mut self.far, port);
+                if self.old.len() == MAX_OLD {
+                    self.old.remove(0);
+                }
+                self.old.push(Old { port, timer: Box::pin(tokio::time::sleep(QUIET)), finishing: false });
             }
             Err(error) => tracing::warn!(%error, "a flow could not move; it stays where it is"),
         }

@@ -42,7 +42,7 @@ pub(crate) struct Entry {
     pub(crate) peer: RefCell<Option<Arc<str>>>,
     /// Set by the sweep or a reload; whoever works for the session sees it and stops.
     pub(crate) end: Signal<Error>,
-    /// A changed route that this session shall follow.
+    /// A changed route that this session shall follow; `None` again where it has, or could not.
     pub(crate) moved: RefCell<Option<Arc<Route>>>,
     pub(crate) trace: Traceparent,
     connection: Option<Rc<Connection>>,

@@ -309,7 +309,16 @@ pub(crate) async fn relay(near: Near, tunnel: Tunnel) {
     let entry = &session.entry;
     let reopen = |route: Arc<Route>| -> std::pin::Pin<Box<dyn Future<Output = Result<Port, Error>>>> {
         let (worker, entry) = (worker.clone(), entry.clone());
-        Box::pin(async move { reopen_udp(worker, entry, route).await })
+        Box::pin(async move {
+            let peer = entry.peer.borrow().clone();
+            let opened = reopen_udp(&worker, &entry, &route).await;
+            match &opened {
+                Ok(_) => *entry.route.borrow_mut() = Some(route),
+                // It stays where it is, and the next change finds it there.
+                Err(_) => *entry.peer.borrow_mut() = peer,
+            }
+            opened
+        })
     };
     match (near, far) {
         (Near::Stream(near), Far::Stream(far)) => copy::relay(near, far, &session).await,
@@ -320,18 +329,17 @@ pub(crate) async fn relay(near: Near, tunnel: Tunnel) {
 }
 
 /// The far port of a flow whose route changed.
-async fn reopen_udp(worker: Rc<Worker>, entry: Rc<Entry>, route: Arc<Route>) -> Result<Port, Error> {
+async fn reopen_udp(worker: &Rc<Worker>, entry: &Rc<Entry>, route: &Arc<Route>) -> Result<Port, Error> {
     let generation = worker.generation();
     let within = route.timeout.connect;
-    *entry.route.borrow_mut() = Some(route.clone());
     match &route.action {
-        Action::Terminate(terminate) => terminate::udp(&worker, &entry, terminate, &route).await,
+        Action::Terminate(terminate) => terminate::udp(worker, entry, terminate, route).await,
         Action::Upstream(upstream) => {
             let state = generation
                 .upstream(&upstream.name)
                 .ok_or_else(|| Error::Internal(format!("upstream {} has no state", upstream.name)))?;
             let request = Request::again(&entry);
-            let forward = forward(&worker, &generation, &entry, &route, &request, None);
+            let forward = forward(worker, &generation, entry, route, &request, None);
             let opened = tokio::time::timeout(within, forward.tunnel(state, &request.ask))
                 .await
                 .map_err(|_| Error::ConnectTimeout { peer: upstream.name.clone(), after: within })??;

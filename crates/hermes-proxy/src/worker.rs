@@ -16,10 +16,11 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use hermes_model::decide::{Decision, decide};
 use hermes_model::facts::{Facts, Kind, Trust};
-use hermes_model::snapshot::{AccessLog, Listener, OnChange};
+use hermes_model::snapshot::{AccessLog, Action, Listener, OnChange, Route};
 use hermes_model::trust::{HERMES_USER, Identity, identify, listener_user};
 use hermes_net::resolve::Resolver;
 use hermes_net::udp::ReceiveBuffer;
+use http::StatusCode;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use tokio::runtime::LocalOptions;
@@ -222,12 +223,29 @@ fn redecide_one(generation: &Generation, entry: &Entry) {
     match decide(&entry.facts, &generation.snapshot) {
         Decision::Deny(deny) => entry.end.set(Error::Reconfigured(deny.reason.to_string())),
         Decision::Act(route) => {
-            let changed = entry.route.borrow().as_ref().is_some_and(|old| old.action != route.action);
-            if changed && entry.facts.kind == Kind::Udp && route.on_change == OnChange::Move {
-                *entry.moved.borrow_mut() = Some(route);
-                entry.end.nudge();
+            let same = |other: &Arc<Route>| other.action == route.action && other.rewrite == route.rewrite;
+            if entry.route.borrow().as_ref().is_none_or(same) {
+                // A move that has begun and is not wanted any more ends.
+                entry.moved.take();
+            } else if let Some(status) = refusal(&route, entry.facts.kind) {
+                entry.end.set(Error::Reconfigured(format!("route {} answers {status} now", route.name)));
+            } else if entry.facts.kind == Kind::Udp && route.on_change == OnChange::Move {
+                let under_way = entry.moved.borrow().as_ref().is_some_and(same);
+                if !under_way {
+                    entry.moved.replace(Some(route));
+                }
             }
+            entry.end.nudge();
         }
+    }
+}
+
+/// The status by which a route refuses sessions of this kind: a tunnel is refused by any answer, an
+/// exchange by one that blames the client. (Where it is to be 503 now, what runs may finish.)
+fn refusal(route: &Route, kind: Kind) -> Option<StatusCode> {
+    match &route.action {
+        Action::Respond(answer) if kind != Kind::Http || answer.status.is_client_error() => Some(answer.status),
+        _ => None,
     }
 }
 
