@@ -17,6 +17,7 @@ pub mod multiplex;
 pub mod netns;
 pub mod origin;
 pub mod overlay;
+pub mod patience;
 pub mod pattern;
 pub mod process;
 pub mod sighting;

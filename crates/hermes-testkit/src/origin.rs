@@ -13,6 +13,7 @@ use tokio::{
 
 use crate::{Error, Result};
 
+pub mod datagram;
 pub mod http;
 pub mod slow;
 pub mod stream;

@@ -282,6 +282,11 @@ impl Node {
         self.running.as_ref().map_or(0, Running::pid)
     }
 
+    /// Where its log is.
+    pub fn stderr(&self) -> PathBuf {
+        self.running.as_ref().map(|running| running.stderr().to_owned()).unwrap_or_default()
+    }
+
     /// What it logged on standard error.
     pub fn log(&self) -> String {
         self.running.as_ref().and_then(|running| fs::read_to_string(running.stderr()).ok()).unwrap_or_default()

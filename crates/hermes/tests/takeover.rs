@@ -6,26 +6,22 @@
 #![allow(clippy::unwrap_used)]
 
 use std::{
-    collections::HashSet,
     io::{Read as _, Write as _},
     net::SocketAddr,
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
-    time::{Duration, Instant},
 };
 
 use hermes_testkit::{
-    origin::{self, Origin, stream},
-    overlay::{Draft, Node, Overlay, PATIENCE},
+    origin::{self, Origin, datagram::UdpEcho, stream},
+    overlay::{Draft, Node, Overlay},
+    patience::until,
     sighting::Sightings,
+    skip::needs_root,
     traffic::{Traffic, Way},
 };
 use nix::sys::signal::Signal;
-use tokio::{
-    net::{TcpListener, UdpSocket},
-    task::JoinSet,
-};
+use tokio::net::TcpListener;
 
 const DOCUMENT: &str = "
 access-log: off
@@ -47,36 +43,6 @@ fn loopback() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 0))
 }
 
-/// A UDP echo that remembers who sent: two sources for one flow are two sessions that should be one.
-struct UdpEcho {
-    address: SocketAddr,
-    sources: Arc<Mutex<HashSet<SocketAddr>>>,
-    _task: JoinSet<()>,
-}
-
-impl UdpEcho {
-    async fn start() -> Self {
-        let socket = UdpSocket::bind(loopback()).await.unwrap();
-        let address = socket.local_addr().unwrap();
-        let sources = Arc::new(Mutex::new(HashSet::new()));
-        let seen = sources.clone();
-        let mut task = JoinSet::new();
-        task.spawn(async move {
-            let mut room = vec![0; 65_536];
-            loop {
-                let Ok((length, source)) = socket.recv_from(&mut room).await else { continue };
-                seen.lock().unwrap().insert(source);
-                let _ = socket.send_to(&room[..length], source).await;
-            }
-        });
-        Self { address, sources, _task: task }
-    }
-
-    fn sources(&self) -> usize {
-        self.sources.lock().unwrap().len()
-    }
-}
-
 /// One node's successive processes, and what they lead to.
 struct Dynasty {
     overlay: Overlay,
@@ -93,10 +59,14 @@ struct Dynasty {
 impl Dynasty {
     /// On an address of its own: all its ports are fixed, as those of a service are.
     async fn new(host: [u8; 4]) -> Self {
-        let overlay = Overlay::new(env!("CARGO_BIN_EXE_hermes")).unwrap();
+        Self::of(Path::new(env!("CARGO_BIN_EXE_hermes")), host).await
+    }
+
+    async fn of(hermes: &Path, host: [u8; 4]) -> Self {
+        let overlay = Overlay::new(hermes).unwrap();
         let web = Sightings::default().origin(loopback(), "web").await.unwrap();
         let echo = stream::echo(origin::listen(loopback()).unwrap()).unwrap();
-        let udp = UdpEcho::start().await;
+        let udp = UdpEcho::start(loopback(), "").unwrap();
         let mut ports = Vec::new();
         for _ in 0..4 {
             ports.push(TcpListener::bind((std::net::Ipv4Addr::from(host), 0)).await.unwrap());
@@ -110,7 +80,7 @@ impl Dynasty {
         let draft = self.overlay.node("edge").called(process).admin(self.admin).document(DOCUMENT);
         let draft = draft.with("APPS", self.apps).with("DB", self.db).with("VIDEO", self.video);
         let draft = draft.with("WEB", self.web.address()).with("ECHO", self.echo.address());
-        let draft = draft.with("UDP", self.udp.address).with("WORKERS", workers);
+        let draft = draft.with("UDP", self.udp.address()).with("WORKERS", workers);
         draft.args(&["--takeover", self.socket.to_str().unwrap()])
     }
 
@@ -139,14 +109,6 @@ impl Dynasty {
     }
 }
 
-async fn until(what: &str, mut look: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !look() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_takeovers_in_a_row_under_load_lose_nothing() {
     let dynasty = Dynasty::new([127, 0, 34, 1]).await;
@@ -159,7 +121,7 @@ async fn ten_takeovers_in_a_row_under_load_lose_nothing() {
         // As many, fewer and more workers than the predecessor.
         let workers = [2, 1, 3, 1, 2][number as usize % 5];
         let successor = dynasty.start(&format!("edge-{number}"), workers).await;
-        until("the old process parts", || reigning.log().contains("another process has the listeners")).await;
+        until("the old process parts", || async { reigning.log().contains("another process has the listeners") }).await;
         retired.push(std::mem::replace(&mut reigning, successor));
         if number % 3 == 0 {
             lasting.push(dynasty.lasting(100 * number));
@@ -246,11 +208,7 @@ async fn a_silent_caller_holds_nothing_up() {
     let before = reigning.generation().await.unwrap();
     let text = std::fs::read_to_string(reigning.config()).unwrap();
     std::fs::write(reigning.config(), text.replace("drain: 2s", "drain: 3s")).unwrap();
-    let deadline = Instant::now() + PATIENCE;
-    while reigning.generation().await.unwrap() == before {
-        assert!(Instant::now() < deadline, "it does not follow its document");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until("it follows its document", || async { reigning.generation().await.unwrap() > before }).await;
     reigning.assert_sound();
     let successor = dynasty.start("edge-1", 1).await;
     assert!(reigning.ended().await.success());
@@ -268,11 +226,57 @@ async fn a_process_that_was_taken_over_still_obeys_signals() {
     let lasting = dynasty.lasting(3);
     lasting.progress(2).await;
     let successor = dynasty.start("edge-1", 1).await;
-    until("the old process parts", || old.log().contains("another process has the listeners")).await;
+    until("the old process parts", || async { old.log().contains("another process has the listeners") }).await;
     lasting.progress(2).await;
     old.signal(Signal::SIGTERM).unwrap();
     assert!(old.ended().await.success(), "it drains for two seconds, not for an hour");
     let report = lasting.finish().await;
     assert!(report.done["tcp tunnel"].failed == 1 && report.done["connect tunnel"].failed == 1, "{report}");
     drop(successor);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_listeners_of_another_user_are_neither_given_nor_taken() {
+    if !needs_root("the_listeners_of_another_user_are_neither_given_nor_taken") {
+        return;
+    }
+    // Another user may not be let in to where it was built.
+    let room = tempfile::tempdir().unwrap();
+    open_to_all(room.path());
+    let hermes = room.path().join("hermes");
+    std::fs::copy(env!("CARGO_BIN_EXE_hermes"), &hermes).unwrap();
+    let dynasty = Dynasty::of(&hermes, [127, 0, 34, 5]).await;
+    open_to_all(dynasty.overlay.dir());
+    let mut reigning = dynasty.start("edge-0", 1).await;
+    let traffic = dynasty.exchanges();
+    traffic.progress(1).await;
+    let nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"];
+    let foreign = dynasty.draft("edge-foreign", 1).by_way_of(&nobody).launch().unwrap();
+    assert!(says(foreign, "Permission denied").await, "the socket is for its owner alone");
+
+    // Even where somebody opened the socket for all, only the owner's processes are heard.
+    open_to_all(&dynasty.socket);
+    let foreign = dynasty.draft("edge-stranger", 1).by_way_of(&nobody).launch().unwrap();
+    assert!(says(foreign, "belongs to another user").await);
+    let mut caller = UnixStream::connect(&dynasty.socket).unwrap();
+    caller.write_all(b"hermes takeover 1").unwrap();
+    let mut length = [0; 4];
+    caller.read_exact(&mut length).unwrap();
+    drop(caller);
+    traffic.progress(1).await;
+    traffic.finish().await.assert_whole(2);
+    reigning.assert_sound();
+}
+
+/// It ends with status 1 and this among its last words.
+async fn says(process: Node, words: &str) -> bool {
+    let log = process.stderr();
+    let status = process.ended().await;
+    let said = std::fs::read_to_string(log).unwrap();
+    assert_eq!(status.code(), Some(1), "{said}");
+    said.contains(words)
+}
+
+fn open_to_all(path: &Path) {
+    std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
 }

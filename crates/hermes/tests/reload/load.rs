@@ -1,9 +1,7 @@
-//! Reconfiguration without loss: documents and certificates change under traffic, and only what they say changes.
+//! Reloads under load: every kind of change, over and over, while every kind of traffic goes on.
 //!
-//! Real nodes, real sockets, every byte checked. `HERMES_LONG=1` runs the thousand reloads of the issue; without it
-//! their number is small enough for every run of `make test`. Figures are printed, and asserted only as hang bounds.
-
-#![allow(clippy::unwrap_used)]
+//! `HERMES_LONG=1` runs the thousand reloads of the issue; without it their number is small enough for every run of
+//! `make test`. Figures are printed, and asserted only as hang bounds.
 
 use std::{
     net::SocketAddr,
@@ -13,9 +11,9 @@ use std::{
 
 use hermes_testkit::{
     ca::{Authority, Identity, Subject},
-    dialog::Dialog,
     origin::{self, Origin, stream},
     overlay::{Node, Overlay, PATIENCE},
+    patience::until,
     sighting::Sightings,
     tls,
     traffic::{Traffic, Way},
@@ -24,37 +22,11 @@ use rustls_pki_types::{CertificateDer, ServerName, pem::PemObject};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsConnector;
 
-/// Between two looks at something that shall become so.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
-
-fn overlay() -> Overlay {
-    Overlay::new(env!("CARGO_BIN_EXE_hermes")).unwrap()
-}
-
-fn loopback() -> SocketAddr {
-    SocketAddr::from(([127, 0, 0, 1], 0))
-}
+use crate::{get, loopback, overlay};
 
 /// How many reloads: a few in every run, the issue's thousand on demand.
 fn reloads(short: u64) -> u64 {
     if std::env::var_os("HERMES_LONG").is_some() { 1000 } else { short }
-}
-
-async fn get(to: SocketAddr, host: &str, path: &str) -> std::io::Result<(u16, String)> {
-    let mut dialog = Dialog::connect(to).await?;
-    dialog.send(format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n")).await?;
-    let head = dialog.head().await?;
-    let body = dialog.body(&head).await?;
-    Ok((head.status(), body.text()))
-}
-
-/// Asks until the answer is as wanted.
-async fn until<F: Future<Output = bool>>(what: &str, mut look: impl FnMut() -> F) {
-    let deadline = Instant::now() + PATIENCE;
-    while !look().await {
-        assert!(Instant::now() < deadline, "never: {what}");
-        tokio::time::sleep(LOOK_AGAIN).await;
-    }
 }
 
 /// A port that nobody has at this moment, on an address that only one test uses.
