@@ -81,8 +81,6 @@ pub(crate) struct UpstreamState {
     pub(crate) retrying: AtomicUsize,
 }
 
-/// Retries that are allowed however few requests are under way.
-const RETRY_FLOOR: usize = 3;
 /// Rests grow up to so many times the first.
 const MAX_RESTS: u32 = 10;
 
@@ -174,10 +172,11 @@ impl UpstreamState {
         true
     }
 
-    /// May one more request be tried again? `budget` is the share of requests under way.
-    pub(crate) fn may_retry(&self, budget: f64) -> bool {
+    /// How many requests may be on another try at once. `budget` is the share of requests under
+    /// way, `floor` what is allowed however few those are.
+    pub(crate) fn retries_allowed(&self, budget: f64, floor: usize) -> usize {
         let allowed = (self.active.load(Ordering::Relaxed) as f64 * budget) as usize;
-        self.retrying.load(Ordering::Relaxed) < allowed.max(RETRY_FLOOR)
+        allowed.max(floor)
     }
 }
 

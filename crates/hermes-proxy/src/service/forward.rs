@@ -72,6 +72,7 @@ impl Forward<'_> {
         let mut avoid: Vec<usize> = Vec::new();
         let mut tries = 0;
         let mut fresh = false;
+        let mut retrying: Option<Counted<'_>> = None;
         loop {
             let now = self.worker.shared.now();
             let index = upstream
@@ -80,7 +81,6 @@ impl Forward<'_> {
             tries += 1;
             self.entry.tries.set(tries);
             *self.entry.peer.borrow_mut() = Some(upstream.endpoints[index].label.clone());
-            let _retrying = (tries > 1).then(|| Counted::new(&upstream.retrying));
             let attempted = self.attempt(upstream, index, fresh).await;
             if let Attempted::Failed { error, stale: true } = &attempted
                 && !fresh
@@ -92,7 +92,11 @@ impl Forward<'_> {
                 continue;
             }
             self.judge(upstream, index, &attempted);
-            if !self.wants_retry(upstream, tries, &attempted) {
+            drop(retrying.take());
+            if self.wants_retry(tries, &attempted) {
+                retrying = self.begin_retry(upstream);
+            }
+            if retrying.is_none() {
                 return self.conclude(attempted);
             }
             drop(attempted);
@@ -225,7 +229,7 @@ impl Forward<'_> {
         }
     }
 
-    fn wants_retry(&self, upstream: &UpstreamState, tries: u32, attempted: &Attempted) -> bool {
+    fn wants_retry(&self, tries: u32, attempted: &Attempted) -> bool {
         let Some(policy) = &self.route.retry else { return false };
         let wanted = match attempted {
             Attempted::Response(response) => {
@@ -243,14 +247,20 @@ impl Forward<'_> {
                 named && self.may_repeat(error)
             }
         };
-        if !wanted || tries >= policy.attempts {
-            return false;
-        }
-        let within = upstream.may_retry(policy.budget);
-        if !within {
+        wanted && tries < policy.attempts
+    }
+
+    /// Takes a place within the retry budget, before the pause: requests that fail together must
+    /// not all find it empty.
+    fn begin_retry<'u>(&self, upstream: &'u UpstreamState) -> Option<Counted<'u>> {
+        let budget = self.route.retry.as_ref()?.budget;
+        let floor = self.worker.generation().snapshot.limits.retry_floor as usize;
+        let place = Counted::new(&upstream.retrying);
+        if upstream.retrying.load(Ordering::Relaxed) > upstream.retries_allowed(budget, floor) {
             self.worker.shared.metrics.limit("retry-budget");
+            return None;
         }
-        within
+        Some(place)
     }
 
     /// Full jitter: anywhere between nothing and the doubled base, so that clients that failed
