@@ -202,10 +202,12 @@ async fn send(response: Response<ResponseBody>, respond: &mut SendResponse<Bytes
         return;
     }
     let (worker, entry) = (body.worker().clone(), body.entry().clone());
+    // Where the session was ended before, this is the answer that says so.
+    let ended = entry.end.get().is_some();
     let mut pipe = Pipe::new(body, stream);
     let result = std::future::poll_fn(|cx| {
         // A client that reads nothing keeps the body from being polled: the sweep is heard here.
-        if let Poll::Ready(error) = entry.end.poll(cx) {
+        if !ended && let Poll::Ready(error) = entry.end.poll(cx) {
             return Poll::Ready(Err(PipeError::Source(error)));
         }
         let polled = pipe.poll(cx);
