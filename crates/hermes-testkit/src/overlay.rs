@@ -287,6 +287,11 @@ impl Node {
         self.running.as_ref().map(|running| running.stderr().to_owned()).unwrap_or_default()
     }
 
+    /// Where its records are, unless its document sends them elsewhere.
+    pub fn stdout(&self) -> PathBuf {
+        self.running.as_ref().map(|running| running.stdout().to_owned()).unwrap_or_default()
+    }
+
     /// What it logged on standard error.
     pub fn log(&self) -> String {
         self.running.as_ref().and_then(|running| fs::read_to_string(running.stderr()).ok()).unwrap_or_default()
