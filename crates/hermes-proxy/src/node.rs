@@ -93,10 +93,10 @@ impl Socket {
 
     /// Before it closes: flows of a UDP listener go on, each on a socket of its own.
     fn make_way(&self) {
-        if let Socket::Udp(socket) = self {
-            if let Err(error) = udp::let_others_bind(socket) {
-                tracing::warn!(%error, "UDP flows will end with their listener");
-            }
+        if let Socket::Udp(socket) = self
+            && let Err(error) = udp::let_others_bind(socket)
+        {
+            tracing::warn!(%error, "UDP flows will end with their listener");
         }
     }
 
