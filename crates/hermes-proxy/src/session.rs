@@ -338,7 +338,7 @@ async fn reopen_udp(worker: &Rc<Worker>, entry: &Rc<Entry>, route: &Arc<Route>) 
             let state = generation
                 .upstream(&upstream.name)
                 .ok_or_else(|| Error::Internal(format!("upstream {} has no state", upstream.name)))?;
-            let request = Request::again(&entry);
+            let request = Request::again(entry);
             let forward = forward(worker, &generation, entry, route, &request, None);
             let opened = tokio::time::timeout(within, forward.tunnel(state, &request.ask))
                 .await
