@@ -18,6 +18,7 @@ mod program;
 mod report;
 mod terminal;
 mod traffic;
+pub(crate) mod video;
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -55,18 +56,17 @@ pub(crate) fn run(options: Options) -> anyhow::Result<ExitCode> {
     runtime.block_on(async {
         let mut interrupt = Interrupt::listen()?;
         let mut stage = Stage::default();
-        let shown = tokio::select! {
+        let cut_short = tokio::select! {
             biased;
-            status = interrupt.next() => Ok(status),
-            shown = stage.show(options) => shown,
+            status = interrupt.next() => Ok(Some(status)),
+            shown = stage.show(options) => shown.map(|()| None).map_err(|error| stage.explain(&error)),
         };
-        if let (Ok(_), true, Some(overlay)) = (&shown, options.keep, &stage.overlay) {
+        if let (Ok(None), true, Some(overlay)) = (&cut_short, options.keep, &stage.overlay) {
             report::print(&report::to_try(overlay, Paint::for_stdout()));
             interrupt.next().await;
         }
-        let shown = shown.map_err(|error| stage.explain(&error));
         stage.clear().await;
-        shown
+        Ok(cut_short?.unwrap_or(ExitCode::SUCCESS))
     })
 }
 
@@ -78,7 +78,7 @@ struct Stage {
 }
 
 impl Stage {
-    async fn show(&mut self, options: Options) -> anyhow::Result<ExitCode> {
+    async fn show(&mut self, options: Options) -> anyhow::Result<()> {
         let begun = Instant::now();
         let progress = Progress::begin();
         progress.step("three nodes start: alice-laptop, router, server");
@@ -110,7 +110,7 @@ impl Stage {
         drop(progress);
         let report = Report::new(started, begun.elapsed(), traffic, changed);
         report::print(&if options.json { report.json()? } else { report.text(Paint::for_stdout()) });
-        Ok(ExitCode::SUCCESS)
+        Ok(())
     }
 
     /// Adds what the nodes said to what went wrong.

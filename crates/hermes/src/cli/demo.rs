@@ -1,11 +1,12 @@
 //! `hermes demo`: a whole overlay on this machine, and what it does.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::demo::{self, Options};
+use crate::demo::{self, Options, video};
 
 /// Runs an overlay on this machine and shows what it does.
 ///
@@ -27,6 +28,27 @@ pub(super) struct Demo {
 
 #[derive(Debug, Subcommand)]
 enum Case {
+    /// Streams video along a path that loses packets: over an overlay, and directly.
+    ///
+    /// The paper's video case in network namespaces of its own; takes root, ffmpeg, iproute2 and
+    /// nftables, and two and a half minutes.
+    Video {
+        /// Length of the shorter of two clips; the other is twice as long.
+        #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(2..=1800))]
+        seconds: u64,
+        /// Repeats it; the result is means and standard deviations.
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
+        runs: u16,
+        /// Runs side by side, each in namespaces of its own; by default one a core.
+        #[arg(long, value_parser = clap::value_parser!(u16).range(1..=64))]
+        at_once: Option<u16>,
+        /// Prints the result as JSON.
+        #[arg(long)]
+        json: bool,
+        /// Keeps clips, streams, documents and logs in this empty directory.
+        #[arg(long, value_name = "DIRECTORY")]
+        files: Option<PathBuf>,
+    },
     /// Runs a command that ends with its parent.
     #[command(name = demo::leash::VERB, hide = true)]
     Leash {
@@ -40,6 +62,11 @@ impl Demo {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         match self.case {
             Some(Case::Leash { parent, command }) => match demo::leash::exec(parent, &command)? {},
+            Some(Case::Video { seconds, runs, at_once, json, files }) => {
+                let cores = std::thread::available_parallelism().map_or(1, usize::from);
+                let at_once = at_once.map_or(cores, usize::from);
+                video::run(&video::Options { seconds, runs: runs.into(), at_once, json, files })
+            }
             None => demo::run(Options { keep: self.keep, json: self.json }),
         }
     }

@@ -67,16 +67,38 @@ impl Client {
     /// # Errors
     /// The connection broke, nothing came in time, or the answer is another.
     pub(crate) async fn ask(&mut self, method: Method, uri: &str, body: Bytes) -> anyhow::Result<Bytes> {
-        let (status, body) = self.try_ask(method, uri, body).await?;
+        self.ask_with(method, uri, &[], body).await
+    }
+
+    /// As [`Client::ask`], with more headers.
+    ///
+    /// # Errors
+    /// As [`Client::ask`].
+    pub(crate) async fn ask_with(
+        &mut self,
+        method: Method,
+        uri: &str,
+        headers: &[(&str, &str)],
+        body: Bytes,
+    ) -> anyhow::Result<Bytes> {
+        let (status, body) = self.try_ask(method, uri, headers, body).await?;
         let text = || String::from_utf8_lossy(&body[..body.len().min(200)]).trim().to_owned();
         ensure!(status == StatusCode::OK, "{uri} was answered {status}: {}", text());
         Ok(body)
     }
 
-    async fn try_ask(&mut self, method: Method, uri: &str, body: Bytes) -> anyhow::Result<(StatusCode, Bytes)> {
+    async fn try_ask(
+        &mut self,
+        method: Method,
+        uri: &str,
+        headers: &[(&str, &str)],
+        body: Bytes,
+    ) -> anyhow::Result<(StatusCode, Bytes)> {
         let parsed: Uri = uri.parse().with_context(|| format!("{uri} is no URI"))?;
         let host = parsed.authority().map_or("localhost", http::uri::Authority::as_str).to_owned();
-        let request = Request::builder().method(method).uri(parsed).header(HOST, host).body(Full::new(body))?;
+        let request = Request::builder().method(method).uri(parsed).header(HOST, host);
+        let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+        let request = request.body(Full::new(body))?;
         let exchange = async {
             self.sender.ready().await?;
             let response = self.sender.send_request(request).await?;

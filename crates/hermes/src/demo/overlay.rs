@@ -97,7 +97,7 @@ impl Overlay {
             self.programs.push(start_node(self.directory.path(), name, &config, &[])?);
         }
         for (program, port) in self.programs.iter_mut().zip(self.ports.admin) {
-            wait_ready(program, async || Client::connect(loopback(port)).await).await?;
+            wait_ready(program, || Client::connect(loopback(port))).await?;
         }
         Ok(())
     }
@@ -136,10 +136,11 @@ impl Overlay {
 
     /// What the nodes said last, for whoever has to find out what went wrong. A dead node speaks alone.
     pub(crate) fn last_words(&mut self) -> String {
-        let dead =
-            self.programs.iter_mut().find_map(|program| Some((program.ended()?, program.last_lines(LAST_LINES))));
-        if let Some((status, lines)) = dead {
-            return format!("a node ended by itself ({status}); its last lines:\n{}", indent(&lines));
+        for program in &mut self.programs {
+            if let Some(status) = program.ended() {
+                let lines = indent(&program.last_lines(LAST_LINES));
+                return format!("node {} ended by itself ({status}); its last lines:\n{lines}", program.name);
+            }
         }
         let one = |program: &Program| format!("last lines of {}:\n{}", program.name, indent(&program.last_lines(3)));
         self.programs.iter().map(one).collect::<Vec<_>>().join("\n")
@@ -232,16 +233,16 @@ pub(crate) fn start_node(directory: &Path, name: &str, config: &Path, prefix: &[
 ///
 /// # Errors
 /// It ended, or is not ready in time; with its last lines.
-pub(crate) async fn wait_ready(
-    program: &mut Program,
-    dial: impl AsyncFn() -> anyhow::Result<Client>,
-) -> anyhow::Result<()> {
+pub(crate) async fn wait_ready<F>(program: &mut Program, dial: impl Fn() -> F) -> anyhow::Result<()>
+where
+    F: Future<Output = anyhow::Result<Client>>,
+{
     let until = Instant::now() + START;
     loop {
-        if let Ok(mut client) = dial().await {
-            if client.get("/readyz").await.is_ok() {
-                return Ok(());
-            }
+        if let Ok(mut client) = dial().await
+            && client.get("/readyz").await.is_ok()
+        {
+            return Ok(());
         }
         let lines = |program: &Program| indent(&program.last_lines(LAST_LINES));
         if let Some(status) = program.ended() {

@@ -1,0 +1,133 @@
+//! `hermes demo video`: the video case of the paper's Section IV-A.
+//!
+//! In: root, ffmpeg, iproute2 and nftables. Out: one and two minutes of video, streamed as RTP over
+//! UDP along a path that loses one packet in a hundred: once straight to the user, once through an
+//! overlay of five nodes that carries the same datagrams over HTTP/2 with mutual TLS; and what of
+//! it arrived, beside the paper's Table V. Exit status 0 only if the overlay lost nothing.
+//! Never: anything outside of namespaces and of a directory that it made itself.
+
+mod clip;
+mod figures;
+mod judge;
+mod lab;
+mod nodes;
+mod round;
+mod server;
+mod tap;
+mod viewer;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use tokio::task::JoinSet;
+
+use super::interrupt::Interrupt;
+use super::report::print;
+use super::terminal::{Paint, Progress, grouped};
+use clip::Clip;
+use figures::Figures;
+use round::{Board, Round};
+
+const LOOK: Duration = Duration::from_millis(500);
+
+/// How the case is run.
+#[derive(Clone)]
+pub(crate) struct Options {
+    /// Length of the shorter clip; the other is twice as long. The paper's is a minute.
+    pub(crate) seconds: u64,
+    /// Runs in all.
+    pub(crate) runs: usize,
+    /// Runs side by side, each in namespaces of its own.
+    pub(crate) at_once: usize,
+    /// JSON instead of a table.
+    pub(crate) json: bool,
+    /// Where clips, streams, documents and logs stay; else they are removed.
+    pub(crate) files: Option<PathBuf>,
+}
+
+/// Runs the video case.
+///
+/// # Errors
+/// What is missing on this machine, or what kept a stream from its end.
+pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
+    clip::requirements()?;
+    lab::sweep();
+    let temporary = tempfile::Builder::new().prefix("hermes-video-").tempdir().context("no temporary directory")?;
+    let directory = options.files.clone().unwrap_or_else(|| temporary.path().to_owned());
+    // One thread, the main one: children are on the leash of the thread that starts them.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut interrupt = Interrupt::listen()?;
+        tokio::select! {
+            biased;
+            status = interrupt.next() => Ok(status),
+            shown = show(options, &directory) => shown.context("demo video"),
+        }
+    })
+    // The runtime goes first and with it every process, then the directory.
+}
+
+async fn show(options: &Options, directory: &Path) -> anyhow::Result<ExitCode> {
+    let begun = Instant::now();
+    let progress = Progress::begin();
+    progress.step("making the clips");
+    let mut clips = Vec::new();
+    for seconds in [options.seconds, 2 * options.seconds] {
+        clips.push(Clip::make(directory, seconds).await?);
+    }
+    let rounds = play_all(options, &clips, directory, &progress).await?;
+    drop(progress);
+    let figures = Figures::of(rounds);
+    let text =
+        if options.json { figures.json()? } else { figures.text(Paint::for_stdout(), begun.elapsed().as_secs_f64()) };
+    print(&text);
+    Ok(if figures.overlay_is_perfect() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn play_all(
+    options: &Options,
+    clips: &[Clip],
+    directory: &Path,
+    progress: &Progress,
+) -> anyhow::Result<Vec<Round>> {
+    let board = Arc::new(Board::default());
+    let mut playing = JoinSet::new();
+    let mut rounds = Vec::new();
+    let mut numbers = 0..options.runs;
+    let mut ticks = tokio::time::interval(LOOK);
+    let begun = Instant::now();
+    progress.step("streaming, over the overlay and directly");
+    loop {
+        while playing.len() < options.at_once {
+            let Some(number) = numbers.next() else { break };
+            playing.spawn(play(number, clips.to_vec(), directory.to_owned(), board.clone()));
+        }
+        if playing.is_empty() {
+            return Ok(rounds);
+        }
+        tokio::select! {
+            Some(played) = playing.join_next() => rounds.push(played??),
+            _ = ticks.tick() => progress.detail(&standing(options, &board, rounds.len(), begun.elapsed())),
+        }
+    }
+}
+
+async fn play(number: usize, clips: Vec<Clip>, directory: PathBuf, board: Arc<Board>) -> anyhow::Result<Round> {
+    let directory = directory.join(format!("run-{}", number + 1));
+    std::fs::create_dir(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
+    round::play(number, &clips, &directory, &board).await.with_context(|| format!("run {}", number + 1))
+}
+
+fn standing(options: &Options, board: &Board, done: usize, elapsed: Duration) -> String {
+    let [overlay, direct] = [0, 1].map(|column| grouped(board.packets[column].load(Ordering::Relaxed) as u64));
+    let packets = format!("packets so far: overlay {overlay}, direct {direct}");
+    if options.runs > 1 {
+        return format!("{done} of {} runs done; {packets}", options.runs);
+    }
+    let clock = |seconds: u64| format!("{}:{:02}", seconds / 60, seconds % 60);
+    format!("streaming {} of {}; {packets}", clock(elapsed.as_secs()), clock(2 * options.seconds))
+}

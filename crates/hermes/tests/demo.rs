@@ -1,0 +1,243 @@
+//! `hermes demo` as people run it: it ends well, says what it did, and leaves nothing behind.
+
+#![allow(clippy::unwrap_used)]
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// The demo, with temporary files in a directory of this test.
+fn demo(temporary: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hermes"));
+    command.arg("demo").args(arguments).env("TMPDIR", temporary).stdin(Stdio::null());
+    command
+}
+
+/// A running demo that a failed test does not leave running.
+struct Running(Child);
+
+impl Running {
+    fn start(command: &mut Command) -> Self {
+        Self(command.spawn().unwrap())
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(i32::try_from(self.0.id()).unwrap()), signal).unwrap();
+    }
+
+    fn wait(&mut self) -> ExitStatus {
+        self.0.wait().unwrap()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Processes that mention this directory in their command line.
+fn processes_of(temporary: &Path) -> Vec<String> {
+    let temporary = temporary.to_str().unwrap();
+    let lines = std::fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
+        let line = std::fs::read(entry.path().join("cmdline")).ok()?;
+        Some(String::from_utf8_lossy(&line).replace('\0', " "))
+    });
+    lines.filter(|line| line.contains(temporary)).collect()
+}
+
+fn assert_nothing_is_left(temporary: &Path) {
+    let files: Vec<_> = std::fs::read_dir(temporary).unwrap().flatten().map(|entry| entry.path()).collect();
+    assert!(files.is_empty(), "left behind: {files:?}");
+    assert_eq!(processes_of(temporary), Vec::<String>::new());
+}
+
+/// Says loudly that a test cannot run here; fails where nothing may be skipped.
+fn skip(why: &str) {
+    assert!(
+        std::env::var_os("HERMES_NO_SKIP").is_none_or(|value| value.is_empty()),
+        "HERMES_NO_SKIP is set, but {why}"
+    );
+    eprintln!("SKIPPED: {why}");
+}
+
+#[test]
+fn every_kind_of_traffic_arrives_and_the_route_changes() {
+    let temporary = tempfile::tempdir().unwrap();
+    let output = demo(temporary.path(), &["--json"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let traffic = report["traffic"].as_array().unwrap();
+    let kinds: Vec<_> = traffic.iter().map(|carried| carried["kind"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["HTTP", "HTTPS", "TCP", "UDP"]);
+    assert!(traffic.iter().all(|carried| carried["exchanges"].as_u64() > Some(500)), "{report:#}");
+    let change = &report["change"];
+    assert!(change["by_new_server"].as_u64() > Some(16), "{change:#}");
+    assert!(change["requests"].as_u64() > change["by_new_server"].as_u64(), "{change:#}");
+    assert!(change["upload_bytes"].as_u64() > Some(0) && change["tcp_bytes"].as_u64() > Some(0), "{change:#}");
+    assert_nothing_is_left(temporary.path());
+}
+
+#[test]
+fn kept_up_it_can_be_tried_by_hand_until_ctrl_c() {
+    let temporary = tempfile::tempdir().unwrap();
+    let mut running = Running::start(demo(temporary.path(), &["--keep"]).stdout(Stdio::piped()).stderr(Stdio::null()));
+    let mut text = String::new();
+    for line in BufReader::new(running.0.stdout.take().unwrap()).lines() {
+        text += &format!("{}\n", line.unwrap());
+        if text.contains("Ctrl-C ends the demo") {
+            break;
+        }
+    }
+    for kind in ["HTTP ", "HTTPS ", "TCP ", "UDP ", "A route changed under load", "arrived intact, nothing failed"] {
+        assert!(text.contains(kind), "{kind} is missing:\n{text}");
+    }
+    let mut tried = Vec::new();
+    let (_, to_try) = text.split_once("Ask for names that no DNS knows").unwrap();
+    for line in to_try.lines().filter_map(|line| line.strip_prefix("    ")) {
+        let output = Command::new("bash").args(["-c", line]).output().unwrap();
+        assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+        tried.push((line.to_owned(), String::from_utf8_lossy(&output.stdout).into_owned()));
+    }
+    for (command, answer) in [
+        ("http://SHOP/", "hello from the green server"),
+        ("https://BANK/", "hello from the bank server"),
+        ("/dev/tcp/", "hello"),
+        ("/dev/udp/", "hello"),
+        ("explain", "forward to upstream server"),
+        ("/sessions", "["),
+    ] {
+        let said: Vec<_> = tried.iter().filter(|(line, _)| line.contains(command)).collect();
+        assert!(!said.is_empty() && said.iter().all(|(_, said)| said.contains(answer)), "{command}: {said:?}");
+    }
+    running.signal(Signal::SIGINT);
+    assert!(running.wait().success());
+    assert_nothing_is_left(temporary.path());
+}
+
+/// Starts a demo and waits until its nodes carry traffic. What it says after that is read on.
+fn started(temporary: &Path) -> (Running, impl Iterator<Item = String>) {
+    let mut running = Running::start(demo(temporary, &[]).stdout(Stdio::null()).stderr(Stdio::piped()));
+    let mut lines = BufReader::new(running.0.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.contains("HTTP by name")), "the traffic did not begin");
+    assert_eq!(processes_of(temporary).len(), 3);
+    (running, lines)
+}
+
+#[test]
+fn a_signal_ends_it_and_cleans_up() {
+    let temporary = tempfile::tempdir().unwrap();
+    let (mut running, lines) = started(temporary.path());
+    running.signal(Signal::SIGTERM);
+    assert_eq!(running.wait().code(), Some(128 + 15));
+    assert_nothing_is_left(temporary.path());
+    drop(lines);
+}
+
+#[test]
+fn killed_it_takes_its_nodes_with_it() {
+    let temporary = tempfile::tempdir().unwrap();
+    let (mut running, lines) = started(temporary.path());
+    running.signal(Signal::SIGKILL);
+    running.wait();
+    drop(lines);
+    // They drain for a quarter of a second, and nobody is told of the end of another's child.
+    let until = Instant::now() + Duration::from_secs(20);
+    while !processes_of(temporary.path()).is_empty() {
+        assert!(Instant::now() < until, "still there: {:?}", processes_of(temporary.path()));
+    }
+}
+
+#[test]
+fn a_node_that_dies_is_named() {
+    let temporary = tempfile::tempdir().unwrap();
+    let (mut running, lines) = started(temporary.path());
+    let router = std::fs::read_dir("/proc").unwrap().flatten().find_map(|entry| {
+        let line = String::from_utf8_lossy(&std::fs::read(entry.path().join("cmdline")).ok()?).into_owned();
+        let is_it = line.contains(temporary.path().to_str().unwrap()) && line.contains("router.yaml");
+        is_it.then(|| entry.file_name().to_str()?.parse::<i32>().ok())?
+    });
+    kill(Pid::from_raw(router.unwrap()), Signal::SIGKILL).unwrap();
+    let said = lines.collect::<Vec<_>>().join("\n");
+    assert_eq!(running.wait().code(), Some(1), "{said}");
+    assert!(said.contains("node router ended by itself (signal: 9"), "{said}");
+    assert_nothing_is_left(temporary.path());
+}
+
+/// Whether a program of this name can be run.
+fn has(program: &str, argument: &str) -> bool {
+    Command::new(program).arg(argument).output().is_ok_and(|output| output.status.success())
+}
+
+#[test]
+fn video_over_the_overlay_arrives_whole() {
+    if !nix::unistd::geteuid().is_root() {
+        return skip("the video case makes network namespaces, and that takes root");
+    }
+    for (program, argument) in [("ffmpeg", "-version"), ("ip", "-V"), ("tc", "-V"), ("nft", "-v")] {
+        if !has(program, argument) {
+            return skip(&format!("the video case needs {program}"));
+        }
+    }
+    let temporary = tempfile::tempdir().unwrap();
+    let output = demo(temporary.path(), &["video", "--seconds", "6", "--json"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}");
+    let figures: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let round = &figures["rounds"][0];
+    let streams = round["streams"].as_array().unwrap();
+    assert_eq!(streams.len(), 4, "{said}");
+    for stream in streams {
+        let number = |field: &str| stream[field].as_u64().unwrap();
+        assert_eq!(number("frames_sent"), 30 * number("seconds"), "{stream:#}");
+        assert!(number("packets_sent") > 50 * number("seconds"), "{stream:#}");
+        assert_eq!(number("packets_sent"), number("packets_received") + number("packets_missed"), "{stream:#}");
+        if stream["way"] == "overlay" {
+            let lost = ["packets_missed", "packets_altered", "frames_damaged", "frames_corrupt", "macroblock_errors"];
+            assert!(lost.iter().all(|field| number(field) == 0), "{stream:#}");
+            assert_eq!(number("frames_processed"), number("frames_sent"), "{stream:#}");
+            assert!(stream["distributor"].is_string(), "{stream:#}");
+        }
+    }
+    // The path did lose packets: without that nothing would have been shown.
+    assert!(round["link"]["down_lost"].as_u64() > Some(0), "{said}");
+    let missed = |way| {
+        let of_way = streams.iter().filter(|stream| stream["way"] == way);
+        of_way.map(|stream| stream["packets_missed"].as_u64().unwrap()).sum::<u64>()
+    };
+    assert!(missed("direct") > 0, "{said}");
+    assert_eq!(round["dropped_by_nodes"].as_u64(), Some(0), "{said}");
+    assert_nothing_is_left(temporary.path());
+    let namespaces = std::fs::read_dir("/run/netns").map_or(0, |entries| {
+        let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+        names.filter(|name| name.starts_with(&format!("hermes-video-{}-", std::process::id()))).count()
+    });
+    assert_eq!(namespaces, 0);
+}
+
+#[test]
+fn without_root_video_says_what_it_takes() {
+    if !nix::unistd::geteuid().is_root() || !has("setpriv", "--version") {
+        return skip("only root can give up being root");
+    }
+    let place = tempfile::tempdir_in("/tmp").unwrap();
+    let binary = place.path().join("hermes");
+    std::fs::copy(env!("CARGO_BIN_EXE_hermes"), &binary).unwrap();
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(place.path(), open).unwrap();
+    let output = Command::new("setpriv")
+        .args(["--reuid", "65534", "--clear-groups"])
+        .arg(&binary)
+        .args(["demo", "video"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("run it as root") && said.lines().count() == 1, "{said}");
+}
