@@ -15,6 +15,7 @@ use crate::{Error, Result};
 
 pub mod datagram;
 pub mod http;
+pub mod scripted;
 pub mod slow;
 pub mod stream;
 

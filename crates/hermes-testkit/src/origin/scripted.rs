@@ -1,0 +1,59 @@
+//! Origins that do exactly what a test says, byte by byte or stream by stream, on a free port of loopback.
+//!
+//! In: what becomes of each connection or stream. Out: a running origin. What it saw reaches the test by channels of
+//! the test's own. An error ends the connection and nothing else: what it meant, the client will have seen.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+};
+
+use tokio::net::TcpStream;
+
+use crate::{
+    Result,
+    dialog::Dialog,
+    multiplex::{self, Exchange},
+    origin::{Origin, listen},
+};
+
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// `serve` gets each connection, as it is.
+///
+/// # Errors
+/// When no port can be bound.
+pub fn h1<F, S>(serve: S) -> Result<Origin>
+where
+    F: Future<Output = io::Result<()>> + Send + 'static,
+    S: Fn(Dialog<TcpStream>) -> F + Send + 'static,
+{
+    h1_at(LOOPBACK, serve)
+}
+
+/// As [`h1`], at another address.
+///
+/// # Errors
+/// When no port can be bound there.
+pub fn h1_at<F, S>(address: IpAddr, serve: S) -> Result<Origin>
+where
+    F: Future<Output = io::Result<()>> + Send + 'static,
+    S: Fn(Dialog<TcpStream>) -> F + Send + 'static,
+{
+    Origin::accepting(listen(SocketAddr::new(address, 0))?, move |stream| {
+        let served = serve(Dialog::new(stream));
+        async move { drop(served.await) }
+    })
+}
+
+/// `serve` gets each stream of HTTP/2 in the clear.
+///
+/// # Errors
+/// When no port can be bound.
+pub fn h2<F, S>(serve: S) -> Result<Origin>
+where
+    F: Future<Output = io::Result<()>> + Send + 'static,
+    S: Fn(Exchange) -> F + Clone + Send + 'static,
+{
+    multiplex::origin(listen(SocketAddr::new(LOOPBACK, 0))?, serve)
+}

@@ -1,0 +1,147 @@
+//! Trailers in both directions, through every pair of versions: gRPC stands on them.
+
+use std::io;
+
+use bytes::Bytes;
+use hermes_testkit::{
+    dialog::Head,
+    door::Door,
+    multiplex::{self, Exchange, joined},
+    origin::{Origin, scripted},
+};
+use http::{HeaderMap, HeaderValue, Request, Response};
+
+use crate::lab::{Seen, before, next, overlay, seen};
+
+/// What an origin saw of a request.
+#[derive(Debug)]
+struct Saw {
+    te: Option<String>,
+    checksum: Option<String>,
+    forbidden: Option<String>,
+    body: Vec<u8>,
+}
+
+/// Trailers of a response: gRPC's, and some that may never be trailers (RFC 9110, 6.5.1).
+const GRPC: [(&str, &str); 2] = [("grpc-status", "0"), ("grpc-message", "fine")];
+
+fn origin(version: &str) -> (Origin, Seen<Saw>) {
+    let (told, tells) = seen();
+    if version == "h1" {
+        let origin = scripted::h1(move |mut dialog| {
+            let told = told.clone();
+            async move {
+                let head: Head = dialog.head().await?;
+                let content = dialog.body(&head).await?;
+                let (checksum, forbidden) = (content.trailer("x-checksum"), content.trailer("content-length"));
+                let _ = told.send(Saw { te: head.header("te"), checksum, forbidden, body: content.data });
+                dialog
+                    .send("HTTP/1.1 200 OK\r\ncontent-type: application/grpc\r\ntransfer-encoding: chunked\r\n")
+                    .await?;
+                dialog.send("trailer: grpc-status, grpc-message\r\n\r\n").await?;
+                dialog.send_chunk(b"reply").await?;
+                let trailers = GRPC.map(|(name, value)| format!("{name}: {value}\r\n")).concat();
+                dialog.send(format!("0\r\n{trailers}\r\n")).await
+            }
+        });
+        return (origin.unwrap(), tells);
+    }
+    let origin = scripted::h2(move |exchange: Exchange| {
+        let told = told.clone();
+        async move {
+            let Exchange { request, mut respond } = exchange;
+            let te = joined(request.headers(), "te");
+            let (body, trailers) = multiplex::receive_all(request.into_body()).await?;
+            let field = |name| trailers.as_ref().and_then(|trailers| joined(trailers, name));
+            let _ = told.send(Saw { te, checksum: field("x-checksum"), forbidden: field("content-length"), body });
+            // As gRPC servers do: no `trailer` field announces them.
+            let response = Response::builder().header("content-type", "application/grpc").body(());
+            let response = response.map_err(io::Error::other)?;
+            let mut stream = respond.send_response(response, false).map_err(io::Error::other)?;
+            multiplex::send_all(&mut stream, Bytes::from_static(b"reply"), false).await?;
+            let trailers: HeaderMap = GRPC
+                .map(|(name, value)| (name.parse().unwrap(), HeaderValue::from_static(value)))
+                .into_iter()
+                .collect();
+            stream.send_trailers(trailers).map_err(io::Error::other)
+        }
+    });
+    (origin.unwrap(), tells)
+}
+
+#[tokio::test]
+async fn from_an_h1_client() {
+    for version in ["h1", "h2"] {
+        let (origin, mut tells) = origin(version);
+        let overlay = overlay();
+        let node = before(&overlay, version, origin.address()).await;
+        let mut dialog = Door::plain(node.address("in")).h1().await.unwrap();
+        dialog
+            .send(
+                "POST /svc/Call HTTP/1.1\r\nhost: RPC\r\nte: trailers\r\nconnection: te\r\ntransfer-encoding: chunked\r\n\
+                 trailer: x-checksum\r\n\r\n",
+            )
+            .await
+            .unwrap();
+        dialog.send_chunk(b"call").await.unwrap();
+        dialog.send("0\r\nx-checksum: abc\r\ncontent-length: 99\r\n\r\n").await.unwrap();
+        let saw = next(&mut tells).await;
+        assert_eq!((saw.te.as_deref(), saw.checksum.as_deref()), (Some("trailers"), Some("abc")), "{version}: {saw:?}");
+        assert_eq!((saw.forbidden.as_deref(), saw.body.as_slice()), (None, b"call".as_slice()), "{version}: {saw:?}");
+        let head = dialog.head().await.unwrap();
+        let content = dialog.body(&head).await.unwrap();
+        assert_eq!(content.text(), "reply", "{version}");
+        for (name, value) in GRPC {
+            assert_eq!(content.trailer(name).as_deref(), Some(value), "{version}: {head:?} {content:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn from_an_h2_client() {
+    for version in ["h1", "h2"] {
+        let (origin, mut tells) = origin(version);
+        let overlay = overlay();
+        let node = before(&overlay, version, origin.address()).await;
+        let mut connection = Door::plain(node.address("in")).h2().await.unwrap();
+        // RFC 9110, 6.6.2: announced, since on HTTP/1.1 nobody may send on what was not.
+        let request = Request::post("http://RPC/svc/Call").header("te", "trailers").header("trailer", "x-checksum");
+        let request = request.body(()).unwrap();
+        let (response, mut stream) = connection.open(request, false).await.unwrap();
+        multiplex::send_all(&mut stream, Bytes::from_static(b"call"), false).await.unwrap();
+        let mut trailers = HeaderMap::new();
+        trailers.insert("x-checksum", HeaderValue::from_static("abc"));
+        trailers.insert("content-length", HeaderValue::from_static("99"));
+        stream.send_trailers(trailers).unwrap();
+        let saw = next(&mut tells).await;
+        assert_eq!((saw.te.as_deref(), saw.checksum.as_deref()), (Some("trailers"), Some("abc")), "{version}: {saw:?}");
+        assert_eq!((saw.forbidden.as_deref(), saw.body.as_slice()), (None, b"call".as_slice()), "{version}: {saw:?}");
+        let answer = multiplex::answer(response).await.unwrap();
+        assert_eq!(answer.text(), "reply", "{version}");
+        for (name, value) in GRPC {
+            assert_eq!(answer.trailer(name).as_deref(), Some(value), "{version}: {answer:?}");
+        }
+    }
+}
+
+/// gRPC over two nodes that speak HTTP/1.1 to each other.
+#[tokio::test]
+async fn through_an_h1_hop_between_h2_ends() {
+    let (origin, mut tells) = origin("h2");
+    let overlay = overlay();
+    let far = before(&overlay, "h2", origin.address()).await;
+    let document = "
+listeners:
+- {name: in, bind: '127.0.0.1:0', protocol: http}
+routes:
+- {name: all, upstream: far}
+upstreams:
+- {name: far, protocol: h1, overlay: true, endpoints: ['$FAR']}
+";
+    let near = overlay.node("near").document(document).with("FAR", far.address("in")).start().await.unwrap();
+    let mut connection = Door::plain(near.address("in")).h2().await.unwrap();
+    let request = Request::post("http://RPC/svc/Call").header("te", "trailers").body(()).unwrap();
+    let answer = connection.ask(request, b"call").await.unwrap();
+    assert_eq!(next(&mut tells).await.te.as_deref(), Some("trailers"));
+    assert_eq!((answer.text().as_str(), answer.trailer("grpc-status").as_deref()), ("reply", Some("0")), "{answer:?}");
+}

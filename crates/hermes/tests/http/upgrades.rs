@@ -1,0 +1,251 @@
+//! Upgrades: WebSocket in both versions and across them (RFC 6455, RFC 8441), and protocols that nobody knows.
+
+use std::io;
+
+use base64::Engine as _;
+use bytes::Bytes;
+use h2::ext::Protocol;
+use hermes_testkit::{
+    dialog::Head,
+    door::{Door, open_h2},
+    flow::Flow,
+    multiplex::{self, Exchange, joined},
+    origin::{Origin, scripted},
+    tunnel::Tunnel,
+};
+use http::{Method, Request, Response, StatusCode};
+
+use crate::lab::{Seen, before, next, overlay, seen};
+
+/// The key and its proof in RFC 6455, section 1.3.
+const KEY: &str = "dGhlIHNhbXBsZSBub25jZQ==";
+const PROOF: &str = "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=";
+
+/// RFC 6455, 4.2.2: what proves that the server has understood.
+fn proof(key: &str) -> String {
+    let text = format!("{key}258EAFA5-E914-47DA-95CA-C5AB0DC85B11");
+    let hash = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA1_FOR_LEGACY_USE_ONLY, text.as_bytes());
+    base64::engine::general_purpose::STANDARD.encode(hash)
+}
+
+/// What a WebSocket origin saw of the handshake.
+#[derive(Debug)]
+struct Handshake {
+    protocol: String,
+    version: Option<String>,
+    subprotocol: Option<String>,
+    key: Option<String>,
+}
+
+/// Echoes what comes after the handshake; `/refuse` is refused.
+fn websocket(version: &str) -> (Origin, Seen<Handshake>) {
+    let (told, tells) = seen();
+    if version == "h1" {
+        let origin = scripted::h1(move |mut dialog| {
+            let told = told.clone();
+            async move {
+                let head: Head = dialog.head().await?;
+                let key = head.header("sec-websocket-key");
+                let _ = told.send(Handshake {
+                    protocol: head.header("upgrade").unwrap_or_default(),
+                    version: head.header("sec-websocket-version"),
+                    subprotocol: head.header("sec-websocket-protocol"),
+                    key: key.clone(),
+                });
+                if head.target() == "/refuse" {
+                    return dialog.send("HTTP/1.1 403 Forbidden\r\ncontent-length: 2\r\n\r\nno").await;
+                }
+                let proof = key.map_or_else(String::new, |key| format!("sec-websocket-accept: {}\r\n", proof(&key)));
+                let upgrade = head.header("upgrade").unwrap_or_default();
+                dialog
+                    .send(format!(
+                        "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: {upgrade}\r\n\
+                         sec-websocket-protocol: chat\r\n{proof}\r\n"
+                    ))
+                    .await?;
+                while let Some(bytes) = dialog.some().await? {
+                    dialog.send(bytes).await?;
+                }
+                dialog.finish().await
+            }
+        });
+        return (origin.unwrap(), tells);
+    }
+    let origin = scripted::h2(move |exchange: Exchange| {
+        let told = told.clone();
+        async move { websocket_h2(exchange, &told).await }
+    });
+    (origin.unwrap(), tells)
+}
+
+async fn websocket_h2(exchange: Exchange, told: &tokio::sync::mpsc::UnboundedSender<Handshake>) -> io::Result<()> {
+    let Exchange { request, mut respond } = exchange;
+    let field = |name| joined(request.headers(), name);
+    let protocol = request.extensions().get::<Protocol>().map(|protocol| protocol.as_str().to_owned());
+    let _ = told.send(Handshake {
+        protocol: format!("{} {}", request.method(), protocol.unwrap_or_default()),
+        version: field("sec-websocket-version"),
+        subprotocol: field("sec-websocket-protocol"),
+        key: field("sec-websocket-key"),
+    });
+    if request.uri().path() == "/refuse" {
+        let refusal = Response::builder().status(StatusCode::FORBIDDEN).body(()).map_err(io::Error::other)?;
+        return Exchange { request, respond }.answer(refusal, "no").await;
+    }
+    let response = Response::builder().header("sec-websocket-protocol", "chat").body(()).map_err(io::Error::other)?;
+    let mut send = respond.send_response(response, false).map_err(io::Error::other)?;
+    let mut recv = request.into_body();
+    while let Some(piece) = multiplex::receive(&mut recv).await? {
+        multiplex::send_all(&mut send, piece, false).await?;
+    }
+    send.send_data(Bytes::new(), true).map_err(io::Error::other)
+}
+
+const HANDSHAKE: &str = "host: CHAT\r\nconnection: keep-alive, Upgrade\r\nsec-websocket-version: 13\r\n\
+                         sec-websocket-protocol: chat\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
+
+async fn echoes(mut tunnel: Tunnel) {
+    tunnel.writer.send("hello").await.unwrap();
+    assert_eq!(tunnel.reader.at_least(5).await.unwrap(), b"hello");
+    tunnel.writer.send("once more").await.unwrap();
+    tunnel.writer.finish().await.unwrap();
+    assert_eq!(tunnel.reader.to_end().await.unwrap(), b"once more");
+}
+
+/// By HTTP/1.1, with the first frame sent along with the request.
+async fn by_h1(door: &Door) {
+    let mut dialog = door.h1().await.unwrap();
+    dialog.send(format!("GET /chat HTTP/1.1\r\nupgrade: websocket\r\n{HANDSHAKE}")).await.unwrap();
+    let head = dialog.head().await.unwrap();
+    assert_eq!(head.status(), 101, "{head:?}");
+    assert_eq!(head.header("upgrade").as_deref(), Some("websocket"), "{head:?}");
+    assert_eq!(head.header("sec-websocket-accept").as_deref(), Some(PROOF), "{head:?}");
+    assert_eq!(head.header("sec-websocket-protocol").as_deref(), Some("chat"), "{head:?}");
+    let (stream, ahead) = dialog.into_parts();
+    echoes(Tunnel::io(stream, ahead)).await;
+}
+
+fn extended(path: &str) -> Request<()> {
+    Request::builder()
+        .method(Method::CONNECT)
+        .uri(format!("http://CHAT{path}"))
+        .header("sec-websocket-version", "13")
+        .header("sec-websocket-protocol", "chat")
+        .extension(Protocol::from_static("websocket"))
+        .body(())
+        .unwrap()
+}
+
+async fn by_h2(door: &Door) {
+    let mut connection = door.h2().await.unwrap();
+    assert!(connection.takes_extended_connect());
+    let (recv, send) = open_h2(&mut connection, extended("/chat")).await.unwrap();
+    echoes(Tunnel::h2(connection, recv, send)).await;
+}
+
+#[tokio::test]
+async fn websocket_through_every_pair_of_versions() {
+    for version in ["h1", "h2"] {
+        let (origin, mut tells) = websocket(version);
+        let overlay = overlay();
+        let node = before(&overlay, version, origin.address()).await;
+        let door = Door::plain(node.address("in"));
+        for from_h2 in [false, true] {
+            if from_h2 {
+                by_h2(&door).await
+            } else {
+                by_h1(&door).await
+            }
+            let told = next(&mut tells).await;
+            assert_eq!(told.version.as_deref(), Some("13"), "{told:?}");
+            assert_eq!(told.subprotocol.as_deref(), Some("chat"), "{told:?}");
+            if version == "h2" {
+                // RFC 8441, 5: no key where the stream proves itself.
+                assert_eq!((told.protocol.as_str(), told.key), ("CONNECT websocket", None));
+            } else if from_h2 {
+                let key = base64::engine::general_purpose::STANDARD.decode(told.key.unwrap()).unwrap();
+                assert_eq!((told.protocol.as_str(), key.len()), ("websocket", 16));
+            } else {
+                assert_eq!((told.protocol.as_str(), told.key.as_deref()), ("websocket", Some(KEY)));
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn websocket_through_a_chain_of_both_versions() {
+    let (origin, _tells) = websocket("h1");
+    let overlay = overlay();
+    let far = before(&overlay, "h1", origin.address()).await;
+    let document = "
+listeners:
+- {name: in, bind: '127.0.0.1:0', protocol: http}
+routes:
+- {name: all, upstream: far}
+upstreams:
+- {name: far, protocol: h2, overlay: true, endpoints: ['$FAR']}
+";
+    let near = overlay.node("near").document(document).with("FAR", far.address("in")).start().await.unwrap();
+    let door = Door::plain(near.address("in"));
+    by_h1(&door).await;
+    by_h2(&door).await;
+    near.quiet().await;
+    far.quiet().await;
+}
+
+#[tokio::test]
+async fn a_refused_upgrade_is_an_ordinary_answer() {
+    for version in ["h1", "h2"] {
+        let (origin, _tells) = websocket(version);
+        let overlay = overlay();
+        let node = before(&overlay, version, origin.address()).await;
+        let door = Door::plain(node.address("in"));
+        let mut dialog = door.h1().await.unwrap();
+        dialog.send(format!("GET /refuse HTTP/1.1\r\nupgrade: websocket\r\n{HANDSHAKE}")).await.unwrap();
+        let head = dialog.head().await.unwrap();
+        assert_eq!(
+            (head.status(), dialog.body(&head).await.unwrap().text().as_str()),
+            (403, "no"),
+            "{version}: {head:?}"
+        );
+        let answer = door.h2().await.unwrap().ask(extended("/refuse"), b"").await.unwrap();
+        assert_eq!((answer.status, answer.text().as_str()), (403, "no"), "{version}: {answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_unknown_protocol_passes_and_h2c_is_ignored() {
+    let (origin, mut tells) = websocket("h1");
+    let overlay = overlay();
+    let node = before(&overlay, "h1", origin.address()).await;
+    let door = Door::plain(node.address("in"));
+    let mut dialog = door.h1().await.unwrap();
+    dialog.send("GET / HTTP/1.1\r\nhost: CHAT\r\nconnection: upgrade\r\nupgrade: gopher/2\r\n\r\n").await.unwrap();
+    assert_eq!(dialog.head().await.unwrap().status(), 101);
+    assert_eq!(next(&mut tells).await.protocol, "gopher/2");
+    let (stream, ahead) = dialog.into_parts();
+    echoes(Tunnel::io(stream, ahead)).await;
+
+    // RFC 9113, 3.1: h2c by Upgrade is obsolete; the request is served as it stands, without the field.
+    let mut dialog = door.h1().await.unwrap();
+    let h2c = "connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n";
+    dialog.send(format!("GET /refuse HTTP/1.1\r\nhost: CHAT\r\n{h2c}\r\n")).await.unwrap();
+    assert_eq!(dialog.head().await.unwrap().status(), 403);
+    assert_eq!(next(&mut tells).await.protocol, "");
+}
+
+/// A flow and a WebSocket look alike on the wire; only one has a UDP path.
+#[tokio::test]
+async fn connect_udp_without_its_path_is_malformed() {
+    let (origin, _tells) = websocket("h1");
+    let overlay = overlay();
+    let node = before(&overlay, "h1", origin.address()).await;
+    let door = Door::plain(node.address("in"));
+    let request = Request::builder().method(Method::CONNECT).uri("http://proxy.test/somewhere");
+    let request = request.extension(Protocol::from_static("connect-udp")).body(()).unwrap();
+    let answer = door.h2().await.unwrap().ask(request, b"").await.unwrap();
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+    assert!(answer.text().contains("/.well-known/masque/udp/"), "{}", answer.text());
+    let refused = Flow::open(&door, hermes_testkit::flow::FlowWay::UpgradeH1, "NAME", 0).await.err().unwrap();
+    assert!(refused.to_string().contains("400"), "{refused}");
+}
