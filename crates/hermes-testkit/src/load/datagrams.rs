@@ -38,6 +38,15 @@ const DRAIN: Duration = Duration::from_millis(300);
 /// How long a path may take to carry its first datagram.
 const FIRST: Duration = Duration::from_secs(5);
 
+/// How much of one flow is under way, as the sender sees it.
+struct Credit {
+    sent: u64,
+    /// Given up as lost, so that the flow goes on.
+    forgiven: u64,
+    received: u64,
+    moved: Instant,
+}
+
 /// What sender and sink share of one flow.
 #[derive(Default)]
 struct Flow {
@@ -95,34 +104,23 @@ fn directed(address: SocketAddr) -> Result<UdpSocket> {
 fn send(sockets: &[UdpSocket], shared: &Shared, length: usize, in_flight: u64) -> Vec<u64> {
     let mut senders: Vec<_> =
         sockets.iter().enumerate().map(|(flow, socket)| Sender::new(socket, flow, template(length))).collect();
-    let mut sent = open(&mut senders, shared);
-    let mut forgiven = vec![0; senders.len()];
-    let mut moved = Instant::now();
+    let mut windows: Vec<_> = open(&mut senders, shared).into_iter().map(Credit::new).collect();
     while !shared.stop.load(Ordering::Relaxed) {
         let mut any = false;
-        for (i, sender) in senders.iter_mut().enumerate() {
-            let under_way =
-                sent[i] - forgiven[i] - shared.flows[i].received.load(Ordering::Relaxed).min(sent[i] - forgiven[i]);
-            let room = in_flight.saturating_sub(under_way);
+        for ((sender, window), flow) in senders.iter_mut().zip(&mut windows).zip(&shared.flows) {
+            let room = in_flight.saturating_sub(window.under_way(flow.received.load(Ordering::Relaxed)));
             // Half a window at a time: single datagrams would make the sender the brake.
             if room >= in_flight.div_ceil(2) {
-                let gone = sender.send(sent[i], room);
-                sent[i] += gone;
+                let gone = sender.send(window.sent, room);
+                window.sent += gone;
                 any |= gone > 0;
             }
         }
-        if any {
-            moved = Instant::now();
-        } else if moved.elapsed() > STALL {
-            for (i, flow) in shared.flows.iter().enumerate() {
-                forgiven[i] = sent[i].saturating_sub(flow.received.load(Ordering::Relaxed));
-            }
-            moved = Instant::now();
-        } else {
+        if !any {
             thread::park_timeout(Duration::from_millis(1));
         }
     }
-    sent
+    windows.into_iter().map(|window| window.sent).collect()
 }
 
 /// First datagrams are repeated until one arrives, as a program would do.
@@ -170,6 +168,23 @@ fn broken(outcome: Outcome) -> Outcome {
     recorder.failure(&Failure::Malformed("a thread broke"));
     let Outcome { failed, failures, .. } = recorder.outcome();
     Outcome { failed, failures, ..outcome }
+}
+
+impl Credit {
+    fn new(sent: u64) -> Self {
+        Self { sent, forgiven: 0, received: 0, moved: Instant::now() }
+    }
+
+    /// Forgives what has been under way for too long. What arrives after all only makes the window smaller.
+    fn under_way(&mut self, received: u64) -> u64 {
+        if received != self.received {
+            (self.received, self.moved) = (received, Instant::now());
+        } else if self.moved.elapsed() > STALL {
+            self.forgiven = self.sent.saturating_sub(received);
+            self.moved = Instant::now();
+        }
+        (self.sent - self.forgiven).saturating_sub(received)
+    }
 }
 
 impl Shared {

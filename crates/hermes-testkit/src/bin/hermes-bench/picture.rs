@@ -186,17 +186,16 @@ fn notes(svg: &mut String, (x, y): (f64, f64), case: Case, lines: &[Line<'_>]) {
         points.last().map(|(_, mean, _)| mean.median)
     };
     let Some(direct) = last("direct") else { return };
-    let said: Vec<_> = lines
-        .iter()
-        .filter(|l| l.name != "direct")
-        .filter_map(|l| Some(format!("direct {} than {}", compared(direct, last(l.name)?), l.name)))
-        .collect();
-    let _ = writeln!(
-        svg,
-        "<text x=\"{x}\" y=\"{}\" fill=\"#666\" font-size=\"11\">here: {}</text>",
-        y + 14.0,
-        said.join("; ")
-    );
+    let mut below = y;
+    for name in ["envoy", "hermes"] {
+        let Some(proxied) = last(name) else { continue };
+        below += 14.0;
+        let said = compared(direct, proxied);
+        let _ = writeln!(
+            svg,
+            "<text x=\"{x}\" y=\"{below}\" fill=\"#666\" font-size=\"11\">here: direct {said} than {name}</text>"
+        );
+    }
 }
 
 /// The paper's way of saying it: slower by the excess over the other, faster by the share of the other.
