@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use hermes_model::facts::Peer;
 use hermes_model::snapshot::{
@@ -44,6 +44,8 @@ pub struct Generation {
 pub(crate) struct ListenerState {
     pub(crate) listener: Arc<Listener>,
     pub(crate) tls: Option<Arc<RustlsServerConfig>>,
+    /// Live flows of a UDP listener, on all workers.
+    pub(crate) flows: Arc<AtomicUsize>,
 }
 
 /// Why a snapshot cannot run here.
@@ -227,7 +229,9 @@ impl Builder<'_> {
                     }
                 },
             };
-            states.insert(listener.name.clone(), ListenerState { listener: listener.clone(), tls });
+            let known = self.previous.and_then(|previous| previous.listeners.get(&listener.name));
+            let flows = known.map(|state| state.flows.clone()).unwrap_or_default();
+            states.insert(listener.name.clone(), ListenerState { listener: listener.clone(), tls, flows });
         }
         states
     }

@@ -38,6 +38,11 @@ pub(crate) struct LimitLabels {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct ReasonLabels {
+    pub(crate) reason: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub(crate) struct EndpointLabels {
     pub(crate) upstream: Arc<str>,
     pub(crate) endpoint: Arc<str>,
@@ -71,7 +76,7 @@ pub(crate) struct Metrics {
     pub(crate) handshake_failures: Family<ListenerLabels, Counter>,
     pub(crate) limits: Family<LimitLabels, Counter>,
     pub(crate) identities_removed: Counter,
-    pub(crate) datagrams_dropped: Family<LimitLabels, Counter>,
+    pub(crate) datagrams_dropped: Family<ReasonLabels, Counter>,
     pub(crate) retries: Counter,
     pub(crate) upstream_connects: Family<EndpointLabels, Counter>,
     pub(crate) upstream_connect_failures: Family<EndpointLabels, Counter>,
@@ -167,7 +172,7 @@ impl Metrics {
 
     /// Counts dropped datagrams.
     pub(crate) fn dropped(&self, reason: &'static str, count: u64) {
-        self.datagrams_dropped.get_or_create(&LimitLabels { limit: reason }).inc_by(count);
+        self.datagrams_dropped.get_or_create(&ReasonLabels { reason }).inc_by(count);
     }
 
     /// Everything, as Prometheus (OpenMetrics) text.

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -39,9 +40,27 @@ struct Flows {
     socket: Rc<UdpSocket>,
     name: Arc<str>,
     by_source: HashMap<SocketAddr, Known>,
+    /// Live ones, of all workers.
+    count: Arc<AtomicUsize>,
     forgotten_at: u64,
     /// Sources that are not known yet are turned away: the listener goes.
     closing: bool,
+}
+
+/// A place among the flows of a listener, given back when it is dropped.
+struct Place(Arc<AtomicUsize>);
+
+impl Place {
+    fn take(count: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
+        let place = Self(count.clone());
+        (count.fetch_add(1, Ordering::Relaxed) < most).then_some(place)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 struct Known {
@@ -54,8 +73,10 @@ struct Known {
 
 /// Receives for all flows of a listener, until it closes.
 pub(crate) async fn receive_all(worker: Rc<Worker>, socket: UdpSocket, name: Arc<str>, ending: Rc<Signal<Ending>>) {
+    let count = worker.generation().listening(&name).map(|state| state.flows.clone()).unwrap_or_default();
     let mut flows = Flows {
         forgotten_at: worker.now(),
+        count,
         worker,
         socket: Rc::new(socket),
         name,
@@ -128,16 +149,18 @@ impl Flows {
         }
         let generation = self.worker.generation();
         let limit = generation.snapshot.limits.udp_flows;
-        if self.by_source.len() >= limit && !self.by_source.contains_key(&source) {
+        // The table also has flows that ended a moment ago; it is bounded whatever sources do.
+        let has_room = self.by_source.len() < 2 * limit || self.by_source.contains_key(&source);
+        let Some(place) = has_room.then(|| Place::take(&self.count, limit)).flatten() else {
             self.worker.shared.metrics.limit("udp-flows");
             self.worker.shared.metrics.dropped("udp-flows", 1);
             return;
-        }
+        };
         let queue = Rc::new(FlowQueue::new(self.socket.clone()));
         push(&self.worker, &queue, datagram, touched);
         let flow = Flow { queue: queue.clone(), peer: source };
         self.by_source.insert(source, Known { queue, closed_until: now + PENALTY, parted: false });
-        self.worker.spawn(serve(self.worker.clone(), self.name.clone(), flow));
+        self.worker.spawn(serve(self.worker.clone(), self.name.clone(), flow, place));
     }
 
     fn forget_closed(&mut self) {
@@ -232,10 +255,11 @@ async fn feed(worker: Rc<Worker>, socket: Rc<UdpSocket>, peer: SocketAddr, queue
     .await;
 }
 
-async fn serve(worker: Rc<Worker>, name: Arc<str>, flow: Flow) {
+async fn serve(worker: Rc<Worker>, name: Arc<str>, flow: Flow, place: Place) {
     let queue = flow.queue.clone();
     serve_flow(&worker, &name, flow).await;
     queue.close();
+    drop(place);
 }
 
 async fn serve_flow(worker: &Rc<Worker>, name: &Arc<str>, flow: Flow) {
