@@ -9,8 +9,10 @@ mod doctor;
 mod explain;
 mod proxy;
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 
 /// A proxy overlay: proxy on devices and servers, router in between, and command line.
@@ -43,4 +45,13 @@ impl Hermes {
             Verb::Completions(verb) => verb.run(),
         }
     }
+}
+
+/// Prints what a verb found, at once.
+///
+/// # Errors
+/// Standard output takes it not: a full disk, or a reader that went away.
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("standard output")
 }

@@ -1,9 +1,11 @@
 //! `hermes check`: every problem of a document, with its place and the remedy.
 
-use std::path::PathBuf;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
+use hermes_model::{Problem, Snapshot};
 
 use crate::document;
 
@@ -20,46 +22,53 @@ pub(super) struct Check {
 
 impl Check {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let mut code = ExitCode::SUCCESS;
+        let mut text = String::new();
+        let mut failed = false;
         for file in &self.files {
-            let (problems, warnings, summary) = match document::read(file)? {
-                Ok(checked) => {
-                    let snapshot = &checked.snapshot;
-                    let summary = format!(
-                        "node {}: {} listeners, {} routes, {} upstreams",
-                        snapshot.node,
-                        snapshot.listeners.len(),
-                        snapshot.routes.len(),
-                        snapshot.upstreams.len()
-                    );
-                    (Vec::new(), checked.warnings, summary)
-                }
-                Err(problems) => (problems, Vec::new(), String::new()),
-            };
-            for (level, list) in [("error", &problems), ("warning", &warnings)] {
-                for problem in list {
-                    self.print(file, level, problem);
-                }
-            }
-            if problems.is_empty() {
-                if !self.json {
-                    println!("{}: ok, {summary}", file.display());
-                }
-            } else {
-                code = ExitCode::FAILURE;
-            }
+            failed |= !self.check(file, &mut text);
         }
-        Ok(code)
+        super::print(&text)?;
+        Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
 
-    fn print(&self, file: &std::path::Path, level: &str, problem: &hermes_model::Problem) {
-        if self.json {
-            let line = serde_json::json!({
-                "file": file, "level": level, "path": problem.path, "message": problem.message,
-            });
-            println!("{line}");
-        } else {
-            println!("{}: {level}: {problem}", file.display());
+    /// True where the file can be run.
+    fn check(&self, file: &Path, text: &mut String) -> bool {
+        let (problems, warnings, summary) = match document::read(file) {
+            // One file that is not there says nothing of the others.
+            Err(error) => {
+                self.tell(text, file, "error", &Problem { path: String::new(), message: format!("{error:#}") });
+                return false;
+            }
+            Ok(Err(problems)) => (problems, Vec::new(), None),
+            Ok(Ok(checked)) => (Vec::new(), checked.warnings, Some(summary(&checked.snapshot))),
+        };
+        for (level, list) in [("error", &problems), ("warning", &warnings)] {
+            list.iter().for_each(|problem| self.tell(text, file, level, problem));
         }
+        if let Some(summary) = summary.as_ref().filter(|_| !self.json) {
+            let _ = writeln!(text, "{}: ok, {summary}", file.display());
+        }
+        summary.is_some()
     }
+
+    fn tell(&self, text: &mut String, file: &Path, level: &str, problem: &Problem) {
+        let Problem { path, message } = problem;
+        // Writing to a String cannot fail.
+        let _ = if self.json {
+            let line = serde_json::json!({ "file": file, "level": level, "path": path, "message": message });
+            writeln!(text, "{line}")
+        } else {
+            writeln!(text, "{}: {level}: {problem}", file.display())
+        };
+    }
+}
+
+fn summary(snapshot: &Snapshot) -> String {
+    format!(
+        "node {}: {} listeners, {} routes, {} upstreams",
+        snapshot.node,
+        snapshot.listeners.len(),
+        snapshot.routes.len(),
+        snapshot.upstreams.len()
+    )
 }

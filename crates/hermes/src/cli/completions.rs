@@ -17,7 +17,7 @@ impl Completions {
         let mut command = super::Hermes::command();
         let mut text = Vec::new();
         clap_complete::generate(self.shell, &mut command, "hermes", &mut text);
-        std::io::Write::write_all(&mut std::io::stdout(), &text)?;
+        super::print(&String::from_utf8_lossy(&text))?;
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -1,5 +1,6 @@
 //! `hermes doctor`: what this machine lacks, and what to do about it.
 
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -15,29 +16,33 @@ pub(super) struct Doctor {
     config: Option<PathBuf>,
 }
 
+#[derive(Default)]
 struct Report {
+    text: String,
     faults: usize,
 }
 
 impl Report {
-    fn good(&self, what: &str, found: &str) {
-        println!("ok    {what}: {found}");
+    fn good(&mut self, what: &str, found: &str) {
+        // Writing to a String cannot fail.
+        let _ = writeln!(self.text, "ok    {what}: {found}");
     }
 
     fn bad(&mut self, what: &str, found: &str, remedy: &str) {
         self.faults += 1;
-        println!("FAIL  {what}: {found}. {remedy}");
+        let _ = writeln!(self.text, "FAIL  {what}: {found}. {remedy}");
     }
 }
 
 impl Doctor {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let mut report = Report { faults: 0 };
+        let mut report = Report::default();
         descriptors(&mut report);
         resolver(&mut report);
         if let Some(config) = &self.config {
             of_document(&mut report, config)?;
         }
+        super::print(&report.text)?;
         Ok(if report.faults == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }

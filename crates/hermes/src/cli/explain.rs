@@ -60,11 +60,8 @@ impl Explain {
         };
         let facts = self.facts(&checked.snapshot)?;
         let explanation = hermes_model::explain(&facts, &checked.snapshot);
-        if self.json {
-            println!("{}", serde_json::to_string_pretty(&explanation)?);
-        } else {
-            println!("{explanation}");
-        }
+        let text = if self.json { serde_json::to_string_pretty(&explanation)? } else { explanation.to_string() };
+        super::print(&format!("{text}\n"))?;
         Ok(ExitCode::SUCCESS)
     }
 
