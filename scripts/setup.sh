@@ -20,6 +20,8 @@ need h2load nghttp2-client
 need haproxy haproxy
 need nginx nginx
 need python3 python3
+need zsh zsh
+need fish fish
 
 if [ ${#missing[@]} -gt 0 ]; then
   list=$(printf '%s\n' "${missing[@]}" | sort -u | tr '\n' ' ')

@@ -1,0 +1,275 @@
+//! The command line: exit statuses, what is printed where, and that it helps.
+
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+use hermes_testkit::{ca, skip::skip};
+use serde_json::Value;
+
+fn hermes(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hermes"));
+    command.args(args).env_remove("HERMES_LOG").stdin(Stdio::null()).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+fn golden(folder: &str) -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../hermes-model/tests/config").join(folder);
+    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<PathBuf> = files.filter(|path| path.extension().is_some_and(|end| end == "yaml")).collect();
+    files.sort();
+    assert!(files.len() > 5, "golden documents are missing");
+    files
+}
+
+#[test]
+fn usage_is_status_2_failure_1_success_0_and_errors_are_one_sentence() {
+    for args in
+        [&[][..], &["nonsense"], &["check"], &["explain"], &["proxy"], &["completions", "tcsh"], &["check", "--no"]]
+    {
+        let output = hermes(args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(output.stdout.is_empty() && stderr(&output).contains("--help"), "{args:?}: {}", stderr(&output));
+    }
+    for args in [
+        &["explain", "--config", "/nowhere.yaml"][..],
+        &["proxy", "--config", "/nowhere.yaml"],
+        &["doctor", "--config", "/nowhere.yaml"],
+    ] {
+        let output = hermes(args);
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        let said = stderr(&output);
+        assert!(said.starts_with("hermes: ") && said.lines().count() == 1 && said.contains("/nowhere.yaml"), "{said}");
+    }
+    for args in [&["--help"][..], &["--version"], &["help", "proxy"], &["explain", "--help"]] {
+        let output = hermes(args);
+        assert_eq!((output.status.code(), output.stderr.is_empty()), (Some(0), true), "{args:?}");
+        assert!(!output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn check_names_place_and_remedy_of_every_mistake() {
+    for file in golden("invalid") {
+        let output = hermes(&["check", text(&file)]);
+        assert_eq!(output.status.code(), Some(1), "{}", file.display());
+        let problems = fs::read_to_string(file.with_extension("problems")).unwrap();
+        let wanted: String = problems.lines().map(|line| format!("{}: error: {line}\n", file.display())).collect();
+        assert_eq!(stdout(&output), wanted);
+        assert!(output.stderr.is_empty(), "{}", stderr(&output));
+
+        let output = hermes(&["check", "--json", text(&file)]);
+        assert_eq!(output.status.code(), Some(1), "{}", file.display());
+        let told: Vec<Value> = stdout(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(told.len(), problems.lines().count());
+        for (value, line) in told.iter().zip(problems.lines()) {
+            assert_eq!((value["level"].as_str(), value["file"].as_str()), (Some("error"), file.to_str()));
+            let (path, message) = (value["path"].as_str().unwrap(), value["message"].as_str().unwrap());
+            let whole = if path.is_empty() { message.to_owned() } else { format!("{path}: {message}") };
+            assert_eq!(whole, line);
+        }
+    }
+}
+
+#[test]
+fn check_passes_good_documents_with_their_warnings() {
+    for file in golden("valid") {
+        let output = hermes(&["check", text(&file)]);
+        let printed = stdout(&output);
+        assert_eq!(output.status.code(), Some(0), "{printed}");
+        let (last, warnings) = {
+            let mut lines: Vec<&str> = printed.lines().collect();
+            (lines.pop().unwrap(), lines)
+        };
+        assert!(last.starts_with(&format!("{}: ok, node ", file.display())), "{last}");
+        assert!(warnings.iter().all(|line| line.contains(": warning: ")), "{printed}");
+        let golden = fs::read_to_string(file.with_extension("warnings")).unwrap_or_default();
+        for warning in golden.lines() {
+            assert!(printed.contains(&format!(": warning: {warning}\n")), "{warning}\n{printed}");
+        }
+        let output = hermes(&["check", "--json", text(&file)]);
+        assert_eq!(output.status.code(), Some(0));
+        for line in stdout(&output).lines() {
+            assert_eq!(serde_json::from_str::<Value>(line).unwrap()["level"], "warning");
+        }
+    }
+}
+
+#[test]
+fn check_looks_at_every_file_that_it_is_given() {
+    let room = tempfile::tempdir().unwrap();
+    let good = room.path().join("good.yaml");
+    fs::write(
+        &good,
+        "node: n\nlisteners: [{name: a, bind: '127.0.0.1:0', protocol: http}]\n\
+                      routes: [{name: r, respond: {body: x}}]\n",
+    )
+    .unwrap();
+    let named = room.path().join("named.yaml");
+    fs::write(&named, "node: n\nidentity: {cert: a.pem, key: a.key, ca: ca.pem}\n").unwrap();
+    let binary = room.path().join("binary.yaml");
+    fs::write(&binary, [0xff, 0xfe, 0, 1]).unwrap();
+    let output = hermes(&["check", text(&binary), "/nowhere.yaml", text(&named), text(&good), text(room.path())]);
+    let printed = stdout(&output);
+    assert_eq!(output.status.code(), Some(1), "{printed}");
+    assert!(
+        printed.contains("binary.yaml: error: ") && printed.contains("/nowhere.yaml: error: cannot read"),
+        "{printed}"
+    );
+    assert!(printed.contains("good.yaml: ok, node n: 1 listeners, 1 routes, 0 upstreams\n"), "{printed}");
+    assert!(printed.contains("identity.cert") && printed.contains("a.pem does not exist on this machine"), "{printed}");
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_failure_and_a_full_disk_is_one() {
+    let file = golden("invalid").into_iter().find(|file| file.ends_with("mixed.yaml")).unwrap();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_hermes"))
+        .args(["check", text(&file)])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(child.wait().unwrap().code().is_some_and(|code| code <= 1) && said.is_empty(), "{said}");
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_hermes")).args(["completions", "bash"]).stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(stderr(&output), "hermes: standard output: No space left on device (os error 28)\n");
+}
+
+/// Where the fixed point is the contract's own document.
+fn explain(args: &[&str]) -> (i32, String) {
+    let file = golden("valid").into_iter().find(|file| file.ends_with("contract.yaml")).unwrap();
+    let output = hermes(&[&["explain", "--config", text(&file)], args].concat());
+    (output.status.code().unwrap(), stdout(&output) + &stderr(&output))
+}
+
+#[test]
+fn explain_tells_the_decision_and_why() {
+    let cases: [(&[&str], &[&str]); 6] = [
+        (
+            &["--authority", "VIDEO", "--path", "/files/film", "--user", "alice"],
+            &["video: matches", "upstream ingress"],
+        ),
+        // Names compare without regard to case; a default port is none.
+        (&["--authority", "video:80", "--path", "/files/film", "--user", "bob"], &["upstream ingress"]),
+        (&["--authority", "VIDEO", "--path", "/hello", "--user", "carol"], &["hello: matches", "200"]),
+        (&["--authority", "OLD", "--path", "/x"], &["moved: matches", "308"]),
+        (&["--kind", "tcp", "--authority", "www.example.com:443"], &["anywhere: matches"]),
+        (&["--authority", "NOBODY", "--path", "/nothing"], &["404", "no route"]),
+    ];
+    for (args, wanted) in cases {
+        let (code, printed) = explain(args);
+        assert_eq!(code, 0, "{args:?}: {printed}");
+        for words in wanted {
+            assert!(printed.contains(words), "{words} is not in the explanation of {args:?}:\n{printed}");
+        }
+        let (code, printed) = explain(&[args, &["--json"]].concat());
+        let value: Value = serde_json::from_str(&printed).unwrap();
+        assert!(code == 0 && value.is_object(), "{printed}");
+    }
+}
+
+#[test]
+fn explain_says_which_argument_is_wrong() {
+    for (args, word) in [
+        (&["--kind", "quic"][..], "--kind"),
+        (&["--authority", "a b"], "--authority"),
+        (&["--listener", "nowhere"], "nowhere"),
+        (&["--header", "novalue"], "--header"),
+        (&["--method", "G T"], "--method"),
+        (&["--network", "10.0.0.1/99"], "--network"),
+    ] {
+        let (code, printed) = explain(args);
+        assert!(code == 1 && printed.starts_with("hermes: ") && printed.contains(word), "{args:?}: {printed}");
+    }
+}
+
+#[test]
+fn doctor_tells_what_is_wrong_and_what_to_do() {
+    let room = tempfile::tempdir().unwrap();
+    let holder = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let identity = ca::Authority::new("lab").unwrap().issue(&ca::Subject::node("n")).unwrap();
+    let files = identity.write(room.path(), "n").unwrap();
+    let config = room.path().join("n.yaml");
+    let document = |tcp: &str, udp: &str| {
+        format!(
+            "node: n\nidentity: {{cert: n.pem, key: n.key, ca: ca.pem}}\nlisteners:\n\
+             - {{name: a, bind: '{tcp}', protocol: http, tls: {{}}}}\n\
+             - {{name: b, bind: '{udp}', protocol: udp, authority: 'X:1'}}\n"
+        )
+    };
+    fs::write(&config, document("127.0.0.1:0", "127.0.0.1:0")).unwrap();
+    let output = hermes(&["doctor", "--config", text(&config)]);
+    let printed = stdout(&output);
+    for line in
+        ["ok    open files: ", "ok    document: node n", "listener a on 127.0.0.1:0: free", "certificates: all load"]
+    {
+        assert!(printed.contains(line), "{line}\n{printed}");
+    }
+    let faults = printed.lines().filter(|line| line.starts_with("FAIL")).count();
+    assert_eq!(output.status.code(), Some(i32::from(faults > 0)), "{printed}");
+
+    fs::write(&config, document(&holder.local_addr().unwrap().to_string(), &udp.local_addr().unwrap().to_string()))
+        .unwrap();
+    fs::remove_file(&files.key).unwrap();
+    let output = hermes(&["doctor", "--config", text(&config)]);
+    let printed = stdout(&output);
+    assert_eq!(output.status.code(), Some(1), "{printed}");
+    for words in ["FAIL  listener a", "FAIL  listener b", "FAIL  identity", "n.key"] {
+        assert!(printed.contains(words), "{words}\n{printed}");
+    }
+    let bad = golden("invalid").remove(0);
+    let output = hermes(&["doctor", "--config", text(&bad)]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stdout(&output).contains(&format!("Run `hermes check {}`", bad.display())), "{}", stdout(&output));
+}
+
+#[test]
+fn completions_are_what_their_shells_take() {
+    let room = tempfile::tempdir().unwrap();
+    for (shell, check) in [("bash", &["bash", "-n"][..]), ("zsh", &["zsh", "-n"]), ("fish", &["fish", "--no-execute"])]
+    {
+        let output = hermes(&["completions", shell]);
+        assert!(output.status.success() && stdout(&output).contains("explain"), "{shell}");
+        let file = room.path().join(shell);
+        fs::write(&file, &output.stdout).unwrap();
+        match Command::new(check[0]).args(&check[1..]).arg(&file).output() {
+            Ok(read) => assert!(read.status.success(), "{shell}: {}", stderr(&read)),
+            Err(_) => skip("completions_are_what_their_shells_take", &format!("{shell} is not installed")),
+        }
+    }
+    for shell in ["elvish", "powershell"] {
+        let output = hermes(&["completions", shell]);
+        assert!(output.status.success() && stdout(&output).contains("explain"), "{shell}");
+    }
+    // In the shell itself: what completes after `hermes c`?
+    let script = format!(
+        "source {}; COMP_WORDS=(hermes c); COMP_CWORD=1; _hermes hermes c hermes; echo ${{COMPREPLY[@]}}",
+        text(&room.path().join("bash"))
+    );
+    let mut bash = Command::new("bash").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    bash.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
+    let output = bash.wait_with_output().unwrap();
+    assert_eq!(stdout(&output).trim(), "check completions");
+}
