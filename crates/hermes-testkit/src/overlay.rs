@@ -150,6 +150,19 @@ impl<'a> Draft<'a> {
         Ok(self)
     }
 
+    /// Lets it trust another CA beside that of its identity. After [`Self::identity`].
+    ///
+    /// # Errors
+    /// When its file of CAs cannot be written.
+    pub fn trusting(self, other: &Authority) -> Result<Self> {
+        if let Some(IdentityFiles { ca, .. }) = &self.identity {
+            let what = || format!("adding to {}", ca.display());
+            let both = fs::read_to_string(ca).map_err(Error::io(what()))? + other.pem();
+            fs::write(ca, both).map_err(Error::io(what()))?;
+        }
+        Ok(self)
+    }
+
     /// Runs it in a network namespace.
     #[must_use]
     pub fn within(mut self, namespace: &'a Namespace) -> Self {
@@ -191,12 +204,14 @@ impl<'a> Draft<'a> {
     /// When it refuses its document, ends, or does not become ready.
     pub async fn start(self) -> Result<Node> {
         let mut node = self.launch()?;
-        node.wait_running().await?;
-        if !node.is_elsewhere {
-            // From another namespace its loopback cannot be reached; its log has said that it runs.
-            node.wait_ready().await?;
+        match node.wait_started().await {
+            Ok(()) => Ok(node),
+            Err(error) => {
+                // What never ran owes nothing when it is dropped: the caller learns why it did not.
+                drop(node.running.take());
+                Err(error)
+            }
         }
-        Ok(node)
     }
 
     /// Starts it and waits for nothing.
@@ -458,6 +473,12 @@ impl Node {
         let (_, text) = self.ask("/config").await?;
         let config: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
         Ok(config["generation"].as_u64().unwrap_or_default())
+    }
+
+    async fn wait_started(&mut self) -> Result<()> {
+        self.wait_running().await?;
+        // From another namespace its loopback cannot be reached; its log has said that it runs.
+        if self.is_elsewhere { Ok(()) } else { self.wait_ready().await }
     }
 
     /// Until its log says that it runs: then every port is known.
