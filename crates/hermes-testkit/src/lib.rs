@@ -7,6 +7,7 @@
 pub mod ca;
 pub mod delay;
 pub mod dialog;
+pub mod dns;
 pub mod door;
 pub mod envoy;
 pub mod error;

@@ -67,6 +67,17 @@ impl Namespace {
         &self.name
     }
 
+    /// Puts the calling thread into this namespace, for good: its sockets and the programs that it starts are there
+    /// from now on. Only for threads that were made for it.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn enter(&self) -> Result<()> {
+        let path = Path::new("/run/netns").join(&self.name);
+        let file = fs::File::open(&path).map_err(Error::io(format!("opening {}", path.display())))?;
+        Ok(nix::sched::setns(file, nix::sched::CloneFlags::CLONE_NEWNET)?)
+    }
+
     /// Runs `ip ARGS` on this namespace.
     ///
     /// # Errors

@@ -108,7 +108,8 @@ async fn an_upstream_of_another_overlay_or_ca_is_refused() {
     // A node of the other overlay that would let us in.
     let document = crate::lab::INGRESS.replace("{client: required}", "{client: none}");
     let draft = overlay.node("stranger").document(&document).with("USERS", "").with("ROLE", "dependent");
-    let draft = draft.with("ORIGIN", origin.address()).identity_of(&other, &Subject::node("stranger").with_dns(NODE_NAME));
+    let draft =
+        draft.with("ORIGIN", origin.address()).identity_of(&other, &Subject::node("stranger").with_dns(NODE_NAME));
     let stranger = draft.unwrap().start().await.unwrap();
     let (status, text) = through(&overlay, "", &stranger, None).await;
     assert_eq!(status, 502, "{text}");

@@ -1,0 +1,207 @@
+//! A small DNS server that answers whatever a test wants, and remembers what it was asked.
+//!
+//! In: an address to bind (port 53, for programs that read `resolv.conf`) and the answers. Out: a running server.
+//! UDP only, one question a message, no name compression in what it sends: enough for a stub resolver. It forwards
+//! nothing, so that nothing ever leaves the machine.
+
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use tokio::{net::UdpSocket, task::JoinSet};
+
+use crate::{Error, Result};
+
+/// QTYPEs of RFC 1035 and RFC 3596.
+const A: u16 = 1;
+const CNAME: u16 = 5;
+const AAAA: u16 = 28;
+/// Response, authoritative, recursion available; the RCODE is added.
+const FLAGS: u16 = 0x8480;
+const NAME_ERROR: u16 = 3;
+/// Longer messages do not come by UDP without EDNS.
+const ROOM: usize = 512;
+
+/// One record of an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// Seconds that it may be kept.
+    pub ttl: u32,
+    /// What it says.
+    pub data: Data,
+}
+
+/// What a record says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Data {
+    /// An address; its family makes it A or AAAA.
+    Address(IpAddr),
+    /// Another name.
+    Alias(String),
+}
+
+/// A running server.
+#[derive(Debug)]
+pub struct Dns {
+    asked: Arc<Mutex<Vec<String>>>,
+    _task: JoinSet<()>,
+}
+
+impl Record {
+    /// An address that may be kept for `ttl` seconds.
+    pub fn address(ttl: u32, address: impl Into<IpAddr>) -> Self {
+        Self { ttl, data: Data::Address(address.into()) }
+    }
+}
+
+impl Dns {
+    /// Serves `answers`: all records of a name (in lower case, without the last dot), or `None` where it does not
+    /// exist. Those that fit the question are sent; aliases fit every question.
+    ///
+    /// # Errors
+    /// When the address cannot be bound: port 53 needs root.
+    pub async fn serve<F>(bind: SocketAddr, answers: F) -> Result<Self>
+    where
+        F: Fn(&str) -> Option<Vec<Record>> + Send + 'static,
+    {
+        let socket = UdpSocket::bind(bind).await.map_err(Error::io(format!("binding a DNS server to {bind}")))?;
+        let asked: Arc<Mutex<Vec<String>>> = Arc::default();
+        let log = Arc::clone(&asked);
+        let mut task = JoinSet::new();
+        task.spawn(async move {
+            let mut room = [0; ROOM];
+            loop {
+                let Ok((length, peer)) = socket.recv_from(&mut room).await else { continue };
+                let Some(question) = Question::parse(&room[..length]) else { continue };
+                log.lock().unwrap_or_else(PoisonError::into_inner).push(question.name.clone());
+                // As the network would: an answer that cannot be sent is lost, and asked for again.
+                let _ = socket.send_to(&question.answer(answers(&question.name)), peer).await;
+            }
+        });
+        Ok(Self { asked, _task: task })
+    }
+
+    /// How often a name was asked for, in whatever family.
+    pub fn asked(&self, name: &str) -> usize {
+        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        asked.iter().filter(|asked| *asked == name).count()
+    }
+}
+
+/// Writes a `resolv.conf` that names one server, and returns what runs a program with it in the place of
+/// `/etc/resolv.conf`: words that go before the program and become it by exec. Needs root.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn resolving_by(server: IpAddr, dir: &Path) -> Result<Vec<String>> {
+    let file: PathBuf = dir.join("resolv.conf");
+    let text = format!("nameserver {server}\noptions attempts:2 timeout:2\n");
+    fs::write(&file, text).map_err(Error::io(format!("writing {}", file.display())))?;
+    let script = format!("mount --bind {} /etc/resolv.conf && exec \"$@\"", file.display());
+    Ok(["unshare", "--mount", "sh", "-c", &script, "sh"].map(str::to_owned).to_vec())
+}
+
+struct Question {
+    id: [u8; 2],
+    name: String,
+    kind: u16,
+    /// As it came, to be repeated.
+    bytes: Vec<u8>,
+}
+
+impl Question {
+    fn parse(message: &[u8]) -> Option<Self> {
+        let id = [*message.first()?, *message.get(1)?];
+        let mut labels = Vec::new();
+        let mut at = 12;
+        loop {
+            let length = usize::from(*message.get(at)?);
+            at += 1;
+            if length == 0 {
+                break;
+            }
+            labels.push(String::from_utf8_lossy(message.get(at..at + length)?).to_ascii_lowercase());
+            at += length;
+        }
+        let kind = u16::from_be_bytes([*message.get(at)?, *message.get(at + 1)?]);
+        Some(Self { id, name: labels.join("."), kind, bytes: message.get(12..at + 4)?.to_vec() })
+    }
+
+    fn answer(&self, records: Option<Vec<Record>>) -> Vec<u8> {
+        let code = if records.is_some() { 0 } else { NAME_ERROR };
+        let records: Vec<Record> = records.unwrap_or_default().into_iter().filter(|r| r.fits(self.kind)).collect();
+        let mut out = self.id.to_vec();
+        for field in [FLAGS | code, 1, records.len() as u16, 0, 0] {
+            out.extend_from_slice(&field.to_be_bytes());
+        }
+        out.extend_from_slice(&self.bytes);
+        // What follows an alias belongs to the name that it leads to.
+        let mut owner = self.name.clone();
+        for record in &records {
+            put_name(&mut out, &owner);
+            record.put(&mut out);
+            if let Data::Alias(name) = &record.data {
+                owner.clone_from(name);
+            }
+        }
+        out
+    }
+}
+
+impl Record {
+    fn fits(&self, kind: u16) -> bool {
+        match self.data {
+            Data::Address(IpAddr::V4(_)) => kind == A,
+            Data::Address(IpAddr::V6(_)) => kind == AAAA,
+            Data::Alias(_) => true,
+        }
+    }
+
+    fn put(&self, out: &mut Vec<u8>) {
+        let (kind, data) = match &self.data {
+            Data::Address(IpAddr::V4(address)) => (A, Ipv4Addr::octets(address).to_vec()),
+            Data::Address(IpAddr::V6(address)) => (AAAA, Ipv6Addr::octets(address).to_vec()),
+            Data::Alias(name) => {
+                let mut data = Vec::new();
+                put_name(&mut data, name);
+                (CNAME, data)
+            }
+        };
+        out.extend_from_slice(&kind.to_be_bytes());
+        // Class IN.
+        out.extend_from_slice(&1u16.to_be_bytes());
+        out.extend_from_slice(&self.ttl.to_be_bytes());
+        out.extend_from_slice(&(data.len() as u16).to_be_bytes());
+        out.extend_from_slice(&data);
+    }
+}
+
+fn put_name(out: &mut Vec<u8>, name: &str) {
+    for label in name.split('.').filter(|label| !label.is_empty()) {
+        out.push(label.len() as u8);
+        out.extend_from_slice(label.as_bytes());
+    }
+    out.push(0);
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_as_rfc_1035_has_it() {
+        // ID 0x1234, recursion desired, one question: WEB.test IN A.
+        let query = b"\x12\x34\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x03WEB\x04test\x00\x00\x01\x00\x01";
+        let question = Question::parse(query).unwrap();
+        assert_eq!((question.name.as_str(), question.kind), ("web.test", A));
+        let records = vec![Record::address(60, [11, 0, 0, 2]), Record::address(60, Ipv6Addr::LOCALHOST)];
+        let wanted = b"\x12\x34\x84\x80\x00\x01\x00\x01\x00\x00\x00\x00\x03WEB\x04test\x00\x00\x01\x00\x01\
+            \x03web\x04test\x00\x00\x01\x00\x01\x00\x00\x00\x3c\x00\x04\x0b\x00\x00\x02";
+        assert_eq!(question.answer(Some(records)), wanted);
+        assert_eq!(question.answer(None)[3] & 0xf, 3);
+    }
+}
