@@ -140,7 +140,7 @@ fn complete(name: &str, family: &Family) -> Result<(), String> {
     {
         return Err(format!("its name does not end with its unit {unit}"));
     }
-    if family.samples.iter().any(|sample| family.kind != "gauge" && !(sample.value >= 0.0)) {
+    if family.samples.iter().any(|sample| family.kind != "gauge" && (sample.value < 0.0 || sample.value.is_nan())) {
         return Err("less than nothing was counted".to_owned());
     }
     if family.kind == "histogram" { histogram(name, family) } else { Ok(()) }
