@@ -47,7 +47,7 @@ pub(crate) enum BoundSocket {
 pub(crate) enum Ending {
     /// It is gone: serve what waits, then close.
     Close,
-    /// Another process has the socket: stop at once, it serves what waits.
+    /// Another process has the socket: stop to read from it.
     HandOver,
 }
 
@@ -124,6 +124,9 @@ impl Known {
     }
 }
 
+/// The longest accept queue, as `hermes_net::tcp` asks for.
+const MOST_WAITING: usize = 4096;
+
 async fn accept_all(worker: Rc<Worker>, listener: TcpListener, mut known: Known, ending: Rc<Signal<Ending>>) {
     loop {
         tokio::select! {
@@ -136,10 +139,9 @@ async fn accept_all(worker: Rc<Worker>, listener: TcpListener, mut known: Known,
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             },
-            how = ending.wait() => {
-                if how == Ending::Close {
-                    drain_queue(&worker, listener, &mut known);
-                }
+            _ = ending.wait() => {
+                // Also where another process has the socket: it need not have a listener for it.
+                drain_queue(&worker, listener, &mut known);
                 return;
             }
         }
@@ -157,7 +159,7 @@ fn is_about_one_connection(error: &io::Error) -> bool {
 /// asked itself: the runtime may not have heard yet of what came last.
 fn drain_queue(worker: &Rc<Worker>, listener: TcpListener, known: &mut Known) {
     let Ok(listener) = listener.into_std() else { return };
-    loop {
+    for _ in 0..MOST_WAITING {
         let accepted = listener.accept().and_then(|(tcp, source)| {
             tcp.set_nonblocking(true)?;
             Ok((TcpStream::from_std(tcp)?, source))

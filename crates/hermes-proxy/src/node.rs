@@ -15,14 +15,14 @@ use hermes_model::snapshot::{Dispatch, Listener, ListenerProtocol, Snapshot};
 use hermes_net::handover::Handed;
 use hermes_net::{steer, tcp, udp};
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 
 use crate::generation::{Generation, Unready};
 use crate::listener::{BoundSocket, ListeningSocket};
 use crate::live::SessionView;
 use crate::metrics::ResultLabels;
 use crate::record::{self, LogWriter};
-use crate::upstream::health;
+use crate::upstream::{UpstreamState, health};
 use crate::worker::{self, Command, Shared};
 
 /// Commands that wait for a worker.
@@ -113,6 +113,12 @@ struct WorkerHandle {
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
+/// The health checks of one upstream.
+struct Probers {
+    state: Arc<UpstreamState>,
+    tasks: Vec<AbortHandle>,
+}
+
 /// A running node.
 pub struct Node {
     shared: Arc<Shared>,
@@ -124,6 +130,8 @@ pub struct Node {
     /// Which socket each listener of the running generation has.
     bound: HashMap<Arc<str>, SocketKey>,
     background: JoinSet<()>,
+    /// Health checks in the background, by the upstream's number.
+    probers: HashMap<u64, Probers>,
     inherited: HashMap<String, Vec<OwnedFd>>,
     /// Listeners on UDP sockets that another process still reads.
     held_back: HashSet<SocketKey>,
@@ -140,7 +148,7 @@ pub struct NodeView {
 }
 
 /// An address where a listener really listens.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bound {
     /// The listener's name.
     pub listener: Arc<str>,
@@ -180,11 +188,13 @@ impl Node {
             sockets: HashMap::new(),
             bound: HashMap::new(),
             background: JoinSet::new(),
+            probers: HashMap::new(),
             inherited: by_label,
             held_back: HashSet::new(),
             parted: HashSet::new(),
         };
         node.run(generation).await?;
+        node.watch_addresses();
         node.inherited.clear();
         Ok(node)
     }
@@ -275,7 +285,7 @@ impl Node {
         for wait in waits {
             let _ = wait.await;
         }
-        self.watch_health(&generation).await;
+        self.watch_health(&generation);
         Ok(())
     }
 
@@ -293,16 +303,19 @@ impl Node {
     fn open_sockets(&mut self, snapshot: &Snapshot) -> Result<HashMap<SocketKey, Vec<Socket>>, Vec<Unready>> {
         let mut opened = HashMap::new();
         let mut faults = Vec::new();
-        for (index, listener) in snapshot.listeners.iter().enumerate() {
-            let key = SocketKey::of(listener);
-            if self.sockets.contains_key(&key) {
+        // What may fail comes first: connections come to further sockets of a running listener at once.
+        let is_inherited = |node: &Self, key: &SocketKey| node.inherited.contains_key(&key.label());
+        let keys = snapshot.listeners.iter().map(|listener| SocketKey::of(listener)).enumerate();
+        let (running, new): (Vec<_>, Vec<_>) = keys.partition(|(_, key)| is_inherited(self, key));
+        for (index, key) in new.into_iter().chain(running) {
+            if self.sockets.contains_key(&key) || (!faults.is_empty() && is_inherited(self, &key)) {
                 continue;
             }
             match self.open(&key, snapshot.dispatch) {
                 Ok(sockets) => drop(opened.insert(key, sockets)),
                 Err(error) => faults.push(Unready {
                     path: format!("listeners[{index}].bind"),
-                    reason: format!("{} cannot be bound: {error}", listener.bind),
+                    reason: format!("{} cannot be bound: {error}", key.bind),
                 }),
             }
         }
@@ -351,21 +364,29 @@ impl Node {
         self.sockets.keys().any(|held| held.udp == key.udp && held.bind.port() == key.bind.port())
     }
 
-    /// Restarts the background: health checks of this generation, and the look at our addresses.
-    async fn watch_health(&mut self, generation: &Generation) {
-        self.background.shutdown().await;
-        for state in generation.upstreams() {
-            if let Some(check) = &state.config.health {
-                for index in 0..state.endpoints.len() {
-                    self.background.spawn(health::probe_forever(
-                        state.clone(),
-                        index,
-                        check.clone(),
-                        self.shared.clone(),
-                    ));
-                }
-            }
+    /// Checks the health of this generation's upstreams. Checks of those that are kept go on: to begin
+    /// anew with every reload would be to never come to a result.
+    fn watch_health(&mut self, generation: &Generation) {
+        let current: HashSet<u64> = generation.upstreams().map(|state| state.id).collect();
+        let gone: Vec<u64> = self.probers.keys().filter(|id| !current.contains(id)).copied().collect();
+        for probers in gone.iter().filter_map(|id| self.probers.remove(id)) {
+            probers.tasks.iter().for_each(AbortHandle::abort);
+            health::forget(&self.shared.metrics, &probers.state);
         }
+        for state in generation.upstreams() {
+            let Some(check) = state.config.health.as_ref().filter(|_| !self.probers.contains_key(&state.id)) else {
+                continue;
+            };
+            let probe = |index| health::probe_forever(state.clone(), index, check.clone(), self.shared.clone());
+            let tasks = (0..state.endpoints.len()).map(|index| self.background.spawn(probe(index))).collect();
+            self.probers.insert(state.id, Probers { state: state.clone(), tasks });
+        }
+        // Those that were aborted before.
+        while self.background.try_join_next().is_some() {}
+    }
+
+    /// Looks at our own addresses now and then.
+    fn watch_addresses(&mut self) {
         let shared = self.shared.clone();
         self.background.spawn(async move {
             let mut every = tokio::time::interval(ADDRESSES_EVERY);

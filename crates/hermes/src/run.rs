@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::Context;
 use hermes_model::Snapshot;
 use hermes_net::handover::Handed;
-use hermes_proxy::{Node, admin};
+use hermes_proxy::{Bound, Node, admin};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -106,10 +106,15 @@ async fn start(
         link.ready().await;
         node.read_inherited().await.map_err(|faults| refused(config, &faults))?;
     }
-    for bound in node.addresses() {
+    tell_addresses(&node, &[]);
+    Ok((node, this, successors))
+}
+
+/// Says where it listens, as far as it was not known.
+fn tell_addresses(node: &Node, known: &[Bound]) {
+    for bound in node.addresses().into_iter().filter(|bound| !known.contains(bound)) {
         tracing::info!(listener = %bound.listener, address = %bound.address, protocol = bound.protocol, "listening");
     }
-    Ok((node, this, successors))
 }
 
 /// Gives the sockets to a successor. Signals are obeyed meanwhile; changes of the document wait.
@@ -161,15 +166,14 @@ async fn reload(config: &Path, node: &mut Node, watch: &mut Watch, admin: &mut A
             return;
         }
     };
+    let before = node.addresses();
     match node.apply(snapshot.clone()).await {
         Ok(generation) => {
             watch.follow(node.generation().files());
             if let Err(error) = admin.follow(&snapshot, node) {
                 tracing::error!("{error:#}; the admin endpoint stays where it is");
             }
-            for bound in node.addresses() {
-                tracing::debug!(listener = %bound.listener, address = %bound.address, "listening");
-            }
+            tell_addresses(node, &before);
             tracing::info!(generation, took = ?started.elapsed(), "applied");
         }
         Err(faults) => {

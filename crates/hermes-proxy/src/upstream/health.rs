@@ -43,6 +43,14 @@ pub(crate) async fn probe_forever(
     }
 }
 
+/// Takes back what was published of an upstream that is gone.
+pub(crate) fn forget(metrics: &Metrics, state: &UpstreamState) {
+    for endpoint in &state.endpoints {
+        let labels = EndpointLabels { upstream: state.config.name.clone(), endpoint: endpoint.name.clone() };
+        metrics.upstream_healthy.remove(&labels);
+    }
+}
+
 fn publish(metrics: &Metrics, state: &UpstreamState, endpoint: &Endpoint) {
     let labels = EndpointLabels { upstream: state.config.name.clone(), endpoint: endpoint.name.clone() };
     metrics.upstream_healthy.get_or_create(&labels).set(i64::from(endpoint.healthy.load(Ordering::Relaxed)));

@@ -146,6 +146,8 @@ pub(crate) struct Pool {
     dialing_h2: Cell<bool>,
     dial_failure: RefCell<Option<(u64, Error)>>,
     dials: Cell<u64>,
+    /// Nobody sweeps it any more: what is made for those who still wait is for them alone.
+    retired: Cell<bool>,
 }
 
 /// Counts connections of a pool and those who wait for one.
@@ -208,6 +210,7 @@ impl Pool {
             dialing_h2: Cell::new(false),
             dial_failure: RefCell::default(),
             dials: Cell::new(0),
+            retired: Cell::new(false),
         }
     }
 
@@ -271,7 +274,7 @@ impl Pool {
 
     /// Gives an h1 connection back, if it can take another request.
     pub(crate) fn give_back(&self, worker: &Worker, mut connection: Box<H1Connection>, shareable: bool) {
-        if shareable && connection.is_reusable() {
+        if shareable && !self.retired.get() && connection.is_reusable() {
             connection.idle_since = worker.now();
             self.idle.borrow_mut().push(connection);
             self.open.wake_one();
@@ -377,6 +380,9 @@ impl Pool {
             idle_since: Cell::new(worker.now()),
             retire: crate::signal::Signal::default(),
         });
+        if self.retired.get() {
+            shared.retire.set(());
+        }
         self.shared.borrow_mut().push(shared.clone());
         worker.spawn(drive_h2(connection, shared.clone(), self.clone()));
         Ok(shared)
@@ -399,6 +405,7 @@ impl Pool {
 
     /// The upstream is gone from the document: close what is idle, let the rest finish.
     pub(crate) fn retire(&self) {
+        self.retired.set(true);
         self.idle.borrow_mut().clear();
         for connection in self.shared.borrow().iter() {
             connection.close();

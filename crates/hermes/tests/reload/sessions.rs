@@ -205,3 +205,45 @@ async fn flows_move_where_their_route_says_so_and_lose_nothing() {
     let record = far.record(|record| record["kind"] == "udp").await;
     assert!(record.get("error").is_none(), "{record}");
 }
+
+const CHECKED: &str = "
+access-log: off
+listeners:
+- {name: apps, bind: '127.0.0.1:0', protocol: http}
+routes:
+- {name: web, match: {authority: APP}, upstream: web}
+- {name: number, respond: {body: '$NUMBER'}}
+upstreams:
+- {name: web, protocol: h1, endpoints: ['$WEB', '127.0.0.1:9'], health: {interval: 400ms, unhealthy: 2}}
+";
+
+/// Reloads that come faster than health checks must not keep them from coming to a result.
+#[tokio::test]
+async fn health_checks_go_on_over_reloads() {
+    let bed = Bed::new();
+    let values = |number: u32| vec![("WEB", bed.web.address().to_string()), ("NUMBER", number.to_string())];
+    let draft = bed.overlay.node("near").document(CHECKED).with("WEB", bed.web.address()).with("NUMBER", 0);
+    let node = draft.start().await.unwrap();
+    let apps = node.address("apps");
+    let mut number = 0;
+    until("the dead endpoint is found out", || {
+        number += 1;
+        node.replace(CHECKED, &values(number)).unwrap();
+        let node = &node;
+        async move {
+            until("it is applied", || async { get(apps, "N", "/").await.unwrap().1 == number.to_string() }).await;
+            let of = |endpoint: &str| format!("upstream=\"web\",endpoint=\"{endpoint}\"");
+            let (_, text) = node.ask("/metrics").await.unwrap();
+            text.contains(&format!("hermes_upstream_healthy{{{}}} 0", of("127.0.0.1:9")))
+        }
+    })
+    .await;
+    // And nothing is told of what is gone.
+    node.replace(&CHECKED.replace(", '127.0.0.1:9'", ""), &values(9999)).unwrap();
+    until("the dead endpoint is forgotten", || async {
+        let (_, text) = node.ask("/metrics").await.unwrap();
+        let told: Vec<&str> = text.lines().filter(|line| line.starts_with("hermes_upstream_healthy{")).collect();
+        matches!(told.as_slice(), [one] if one.ends_with(" 1"))
+    })
+    .await;
+}
