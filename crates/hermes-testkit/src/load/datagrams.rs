@@ -177,7 +177,7 @@ impl Credit {
 
     /// Forgives what has been under way for too long. What arrives after all only makes the window smaller.
     fn under_way(&mut self, received: u64) -> u64 {
-        if received != self.received {
+        if received != self.received || received >= self.sent - self.forgiven {
             (self.received, self.moved) = (received, Instant::now());
         } else if self.moved.elapsed() > STALL {
             self.forgiven = self.sent.saturating_sub(received);

@@ -58,6 +58,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     lab::sweep();
     let temporary = tempfile::Builder::new().prefix("hermes-video-").tempdir().context("no temporary directory")?;
     let directory = options.files.clone().unwrap_or_else(|| temporary.path().to_owned());
+    std::fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
     // One thread, the main one: children are on the leash of the thread that starts them.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -75,11 +76,9 @@ async fn show(options: &Options, directory: &Path) -> anyhow::Result<ExitCode> {
     let begun = Instant::now();
     let progress = Progress::begin();
     progress.step("making the clips");
-    let mut clips = Vec::new();
-    for seconds in [options.seconds, 2 * options.seconds] {
-        clips.push(Clip::make(directory, seconds).await?);
-    }
-    let rounds = play_all(options, &clips, directory, &progress).await?;
+    let (short, long) = (Clip::make(directory, options.seconds), Clip::make(directory, 2 * options.seconds));
+    let (short, long) = tokio::try_join!(short, long)?;
+    let rounds = play_all(options, &[short, long], directory, &progress).await?;
     drop(progress);
     let figures = Figures::of(rounds);
     let text =
@@ -127,6 +126,9 @@ fn standing(options: &Options, board: &Board, done: usize, elapsed: Duration) ->
     let packets = format!("packets so far: overlay {overlay}, direct {direct}");
     if options.runs > 1 {
         return format!("{done} of {} runs done; {packets}", options.runs);
+    }
+    if elapsed.as_secs() > 2 * options.seconds + 2 {
+        return format!("decoding what came, frame by frame; {packets}");
     }
     let clock = |seconds: u64| format!("{}:{:02}", seconds / 60, seconds % 60);
     format!("streaming {} of {}; {packets}", clock(elapsed.as_secs()), clock(2 * options.seconds))

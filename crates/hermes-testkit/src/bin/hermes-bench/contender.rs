@@ -83,11 +83,13 @@ fn on_path(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).chain(system).map(|dir| dir.join(name)).find(|file| file.is_file())
 }
 
-/// First line of what a program says of its version, on either output.
-fn version_line(binary: &Path, argument: &str) -> String {
+/// The first word that begins with a digit in what a program says of its version, on either output.
+fn version_of(binary: &Path, argument: &str) -> String {
     let output = Command::new(binary).arg(argument).stdin(Stdio::null()).output();
     let text = output.map(|o| [o.stdout, o.stderr].concat()).unwrap_or_default();
-    String::from_utf8_lossy(&text).lines().next().unwrap_or("unknown").to_owned()
+    let text = String::from_utf8_lossy(&text);
+    let number = text.split([' ', '/', '\n']).find(|word| word.starts_with(|c: char| c.is_ascii_digit()));
+    number.unwrap_or("unknown").to_owned()
 }
 
 /// Writes a configuration and starts a program with it at `place`.

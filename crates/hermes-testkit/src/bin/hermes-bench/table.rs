@@ -10,8 +10,22 @@ use crate::{
     record::{Key, REFERENCE, Results, Spread, Summary},
 };
 
-/// One column of a table: heading, figure, divisor (for the unit), decimals.
+/// One column of a table: heading, figure, divisor (for the unit), decimals. Those in [`COMPARED`] have a ratio.
 type Column = (&'static str, &'static str, f64, usize);
+
+/// Figures whose ratio to Envoy is shown; that of the others says nothing more.
+const COMPARED: [&str; 10] = [
+    "mean_us",
+    "p50_us",
+    "p99_us",
+    "requests_per_s",
+    "requests_per_cpu_s",
+    "gbit_per_s",
+    "gbit_per_cpu_s",
+    "datagrams_per_s",
+    "datagrams_per_cpu_s",
+    "rss_mib",
+];
 
 const LATENCY: [Column; 4] = [
     ("mean µs", "mean_us", 1.0, 0),
@@ -69,14 +83,15 @@ fn head(text: &mut String, results: &Results) {
         _ => "Resident memory of both proxies, 1,000 idle clients",
     };
     let machine = &results.machine;
-    let versions: Vec<_> = results.versions.iter().map(|(name, version)| format!("{name}: {version}")).collect();
+    let versions: Vec<_> = results.versions.iter().filter(|(_, version)| *version != "-").collect();
+    let versions: Vec<_> = versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
     let _ = write!(
         text,
         "\n## {title}\n\n{}, {} cores, Linux {}. {}. Took {:.0} s.\n",
         machine.cpu,
         machine.cores,
         machine.kernel,
-        versions.join("; "),
+        versions.join(", "),
         results.took
     );
 }
@@ -169,18 +184,27 @@ fn memory(text: &mut String, results: &Results) {
 /// Rows are contenders, columns figures, each with its ratio to Envoy.
 fn contenders(text: &mut String, results: &Results, title: &str, key: &Key, columns: &[Column]) {
     let _ = write!(text, "\n### {title}\n\n| |");
-    for (heading, ..) in columns {
-        let _ = write!(text, " {heading} | × Envoy |");
+    let mut rule = String::from("|---|");
+    for column in columns {
+        let _ = write!(text, " {} |{}", column.0, if compared(column) { " × Envoy |" } else { "" });
+        rule.push_str(if compared(column) { "---:|---:|" } else { "---:|" });
     }
-    let _ = write!(text, " failed |\n|---|{}---:|\n", "---:|---:|".repeat(columns.len()));
+    let _ = write!(text, " failed |\n{rule}---:|\n");
     for name in results.contenders() {
         let Some(summary) = results.find(key, name) else { continue };
         let _ = write!(text, "| {name} |");
         for column in columns {
-            let _ = write!(text, " {} | {} |", cell(Some(summary), column), ratio(Some(summary), column));
+            let _ = write!(text, " {} |", cell(Some(summary), column));
+            if compared(column) {
+                let _ = write!(text, " {} |", ratio(Some(summary), column));
+            }
         }
         let _ = writeln!(text, " {} |", summary.failed);
     }
+}
+
+fn compared(column: &Column) -> bool {
+    COMPARED.contains(&column.1)
 }
 
 fn cell(summary: Option<&Summary>, (_, figure, divisor, decimals): &Column) -> String {

@@ -16,7 +16,7 @@ impl Contender for Direct {
     }
 
     fn version(&self) -> String {
-        "no proxy".into()
+        "-".into()
     }
 
     fn start(&self, plan: &Plan<'_>) -> Result<Option<Chain>> {

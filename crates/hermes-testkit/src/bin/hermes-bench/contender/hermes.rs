@@ -8,7 +8,7 @@ use std::{fmt::Write as _, net::SocketAddr, path::PathBuf};
 use anyhow::Result;
 use hermes_testkit::process::Port;
 
-use super::{Contender, launch, ready, version_line};
+use super::{Contender, launch, ready, version_of};
 use crate::chain::{Chain, ECHO, Entrances, FLOOD, Plan, SECURE, SINK, Security, Shape, VOICE, WEB};
 
 /// The binary under test.
@@ -23,7 +23,7 @@ impl Contender for Hermes {
     }
 
     fn version(&self) -> String {
-        version_line(&self.binary, "--version")
+        version_of(&self.binary, "--version")
     }
 
     fn start(&self, plan: &Plan<'_>) -> Result<Option<Chain>> {

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use anyhow::{Context as _, Result};
 use hermes_testkit::process::{Port, Running};
 
-use super::{Contender, launch, on_path, ready, version_line};
+use super::{Contender, launch, on_path, ready, version_of};
 use crate::chain::{Chain, Entrances, Place, Plan, Security, Shape};
 
 /// Debian's nginx.
@@ -19,7 +19,7 @@ impl Contender for Nginx {
     }
 
     fn version(&self) -> String {
-        on_path("nginx").map_or_else(|| "missing".into(), |binary| version_line(&binary, "-v"))
+        on_path("nginx").map_or_else(|| "missing".into(), |binary| version_of(&binary, "-v"))
     }
 
     fn start(&self, plan: &Plan<'_>) -> Result<Option<Chain>> {
