@@ -71,7 +71,7 @@ fn agree(session: &Facts, snapshot: &Snapshot) {
             DenyReason::Loop { .. } | DenyReason::TooManyHops { .. } => {
                 panic!("no session has a Via: {explained}")
             }
-            DenyReason::DotSegment | DenyReason::AmbiguousPath => {}
+            DenyReason::DotSegment | DenyReason::Escape | DenyReason::AmbiguousPath => {}
         },
     }
 }

@@ -10,7 +10,7 @@ use http::StatusCode;
 
 use crate::authority::Authority;
 use crate::facts::{Facts, Kind, Trust};
-use crate::path::readings;
+use crate::path::{Unreadable, readings};
 use crate::snapshot::{Action, Route, Snapshot, Target};
 use crate::via::{MAX_HOPS, trail};
 
@@ -53,6 +53,8 @@ pub enum DenyReason {
     },
     /// The path has a dot segment.
     DotSegment,
+    /// The path has a `%` that begins no escape.
+    Escape,
     /// The path means different things to different origins, and routes differ on it.
     AmbiguousPath,
     /// No route matches.
@@ -90,6 +92,7 @@ impl fmt::Display for DenyReason {
                 some_node(previous)
             ),
             DenyReason::DotSegment => f.write_str("the path has a . or .. segment; send the resolved path"),
+            DenyReason::Escape => f.write_str("the path has a % without two hexadecimal digits behind it; send %25"),
             DenyReason::AmbiguousPath => f.write_str(
                 "the path has empty segments or escaped slashes, and routes differ on what it means; send single, unescaped slashes",
             ),
@@ -127,7 +130,10 @@ type Refused = (StatusCode, DenyReason);
 
 fn first_route<'s>(facts: &Facts, snapshot: &'s Snapshot) -> Result<&'s Arc<Route>, Refused> {
     end_loops(facts, snapshot)?;
-    let readings = readings(facts.path.path()).map_err(|_| (StatusCode::BAD_REQUEST, DenyReason::DotSegment))?;
+    let readings = readings(facts.path.path()).map_err(|unreadable| match unreadable {
+        Unreadable::DotSegment => (StatusCode::BAD_REQUEST, DenyReason::DotSegment),
+        Unreadable::Escape => (StatusCode::BAD_REQUEST, DenyReason::Escape),
+    })?;
     let find = |path: &str| snapshot.index.first_match(&snapshot.routes, facts, path);
     let found = find(&readings.plain);
     if readings.merged.is_some_and(|merged| find(&merged) != found) {

@@ -141,6 +141,7 @@ fn paths_match_by_whole_segments_and_cannot_be_walked_around() {
         ("public", "path: '/*'"),
     ]);
     let dots = "400: the path has a . or .. segment; send the resolved path";
+    let escape = "400: the path has a % without two hexadecimal digits behind it; send %25";
     let ambiguous = "400: the path has empty segments or escaped slashes, and routes differ on what it means; \
                      send single, unescaped slashes";
     all(
@@ -157,6 +158,11 @@ fn paths_match_by_whole_segments_and_cannot_be_walked_around() {
             (get("x", "/public/..;a/admin/users"), dots),
             (get("x", "/public/..%2fadmin/users"), dots),
             (get("x", "/./admin/users"), dots),
+            (get("x", "/public/%2%65%2%65/admin/users"), escape),
+            (get("x", "/%6%31dmin/users"), escape),
+            (get("x", "/100%"), escape),
+            (get("x", "/100%25"), "public"),
+            (get("x", "/?100%"), "root"),
             (get("x", "//admin/users"), ambiguous),
             (get("x", "/%2fadmin/users"), ambiguous),
             (get("x", "/admin%2fusers"), ambiguous),

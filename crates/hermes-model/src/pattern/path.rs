@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::path::{canonical, has_dot_segment};
+use crate::path::{canonical, has_dot_segment, has_whole_escapes};
 
 /// What a path must be. Compared with a path in its one spelling, without the query.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -36,6 +36,9 @@ impl PathPattern {
             Some(body) => (body, true),
             None => (text, false),
         };
+        if !has_whole_escapes(body) {
+            return wrong("requests with a % that begins no escape are refused before they are matched; write %25");
+        }
         // Cut first, so that %2A is a star and no wildcard.
         let pieces: Vec<Box<str>> = body.split('*').map(|piece| Box::from(canonical(piece))).collect();
         if pieces.iter().any(|piece| has_dot_segment(piece)) {
@@ -99,7 +102,11 @@ impl PathPattern {
 
 impl fmt::Display for PathPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.pieces.join("*"))?;
+        for (at, piece) in self.pieces.iter().enumerate() {
+            // A star in a piece was written as %2A; bare it would be read as a wildcard.
+            let star = if at > 0 { "*" } else { "" };
+            write!(f, "{star}{}", piece.replace('*', "%2A"))?;
+        }
         if self.open { f.write_str("*") } else { Ok(()) }
     }
 }

@@ -15,6 +15,11 @@ fn patterns_print_as_they_are_read() {
     for text in ["/", "/a", "/a/*", "/a*", "/a/*/b", "/a/*/b/*", "*", "/*"] {
         assert_eq!(PathPattern::parse(text).unwrap().to_string(), text);
     }
+    for text in ["/a%2Ab", "/a%2A", "/%2A/*/%2A%2A*"] {
+        let pattern = PathPattern::parse(text).unwrap();
+        assert_eq!(pattern.to_string(), text);
+        assert_eq!(PathPattern::parse(&pattern.to_string()).unwrap(), pattern);
+    }
     for text in ["*", "a*", "a", "a*b"] {
         assert_eq!(ValuePattern::parse(text).unwrap().to_string(), text);
     }
@@ -55,6 +60,8 @@ fn illegal_path_patterns_say_why() {
         ("/%2e%2e/b", ". or .. segments"),
         ("/a//b", "empty segments"),
         ("/a%2fb", "escaped slashes"),
+        ("/100%", "write %25"),
+        ("/%2*", "write %25"),
         ("/a*/b", "whole segment"),
         ("/a/*b/c", "whole segment"),
         ("/a/**", "whole segment"),

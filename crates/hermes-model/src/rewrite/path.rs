@@ -1,6 +1,6 @@
 //! Rewrites of a path: a prefix for a prefix, or a pattern with names for its segments.
 
-use crate::path::decode_unreserved;
+use crate::path::{decode_unreserved, has_whole_escapes};
 
 /// How a path is changed. A path that does not fit is left as it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -185,6 +185,7 @@ fn check_text(text: &str) -> Result<(), String> {
         Some(bad) => {
             Err(format!("{text:?} has {bad:?}, which does not belong in a path; write it as a percent escape"))
         }
+        None if !has_whole_escapes(text) => Err(format!("{text:?} has a % that begins no escape; write %25")),
         None => Ok(()),
     }
 }

@@ -64,6 +64,8 @@ fn requests_are_rewritten() {
         ),
         ("{path: {pattern: '/{a}/{b}', to: '/{b}/{a}/{b}'}}", get("x", "/1/2"), "x /2/1/2"),
         ("{path: {pattern: '/{a}/{b}', to: '/{b}'}}", get("x", "/1/2/3"), "x /1/2/3"),
+        ("{path: {from: /a/, to: /b/}}", get("x", "/a/%2%65%2%65/admin"), "x /b/%252e%252e/admin"),
+        ("{path: {pattern: '/{a}', to: '/b/{a}'}}", get("x", "/6%1%61"), "x /b/6%251a"),
         ("{query: {set: {x: '9', z: '{user}'}, remove: [y]}}", alice(), "video:8080 /v1/a%20b?x=9&z=alice accept=*/*"),
         ("{query: {remove: [x, y]}}", alice(), "video:8080 /v1/a%20b accept=*/*"),
         ("{query: {remove: token}}", get("x", "/?%74oken=1&tok+en=2&a"), "x /?tok+en=2&a"),
