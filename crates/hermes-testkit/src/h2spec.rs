@@ -1,0 +1,124 @@
+//! h2spec, the conformance suite of HTTP/2: a client that breaks each rule of RFC 7540 and RFC 7541 in turn.
+//!
+//! In: a listener that speaks HTTP/2. Out: the verdict on each case. The program is not ours: `scripts/setup.sh`
+//! builds it into the target directory.
+
+use std::{
+    env, fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Stdio,
+};
+
+use tokio::process::Command;
+
+use crate::{Error, Result};
+
+/// Seconds that a case waits for an answer. A case that fails by silence costs as long.
+const CASE: &str = "5";
+
+/// A case, and what came of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verdict {
+    /// The section, such as `http2/4.2`.
+    pub section: String,
+    /// What the client does.
+    pub case: String,
+    /// What was expected and what came; `None` where it passed.
+    pub failure: Option<String>,
+}
+
+/// What is run, and against whom.
+#[derive(Debug, Clone)]
+pub struct Suite<'a> {
+    /// The listener.
+    pub address: SocketAddr,
+    /// TLS with ALPN; else by prior knowledge.
+    pub tls: bool,
+    /// The path that is asked for.
+    pub path: &'a str,
+    /// Further arguments: one section, or lengths.
+    pub args: &'a [&'a str],
+}
+
+/// Finds h2spec: `HERMES_H2SPEC`, then `tools/h2spec` in the target directory, then the path.
+///
+/// # Errors
+/// When it is nowhere; the message says what to do.
+pub fn find(target: &Path) -> Result<PathBuf> {
+    if let Some(path) = env::var_os("HERMES_H2SPEC") {
+        return Ok(path.into());
+    }
+    let tool = target.join("tools/h2spec");
+    let on_path = env::var_os("PATH").unwrap_or_default();
+    let mut places = [tool.clone()].into_iter().chain(env::split_paths(&on_path).map(|dir| dir.join("h2spec")));
+    places.find(|path| path.is_file()).ok_or_else(|| Error::Missing {
+        program: "h2spec".into(),
+        remedy: format!("run scripts/setup.sh, which puts it at {}, or set HERMES_H2SPEC to its path", tool.display()),
+    })
+}
+
+/// Runs it, strict cases included, and reads its report from `dir`.
+///
+/// # Errors
+/// When it cannot be run or leaves no report.
+pub async fn run(program: &Path, suite: &Suite<'_>, dir: &Path) -> Result<Vec<Verdict>> {
+    let report = dir.join(format!("h2spec-{}-{}.xml", suite.address.port(), suite.path.replace('/', "-")));
+    let mut command = Command::new(program);
+    command.args(["--strict", "--timeout", CASE, "--path", suite.path, "--host", &suite.address.ip().to_string()]);
+    command.args(["--port", &suite.address.port().to_string(), "--junit-report"]).arg(&report);
+    if suite.tls {
+        command.args(["--tls", "--insecure"]);
+    }
+    command.args(suite.args).stdin(Stdio::null()).kill_on_drop(true);
+    // Its status only says whether all passed.
+    let output = command.output().await.map_err(Error::io(format!("running {}", program.display())))?;
+    let text = fs::read_to_string(&report).map_err(|_| Error::Command {
+        command: format!("{command:?}"),
+        output: String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned(),
+    })?;
+    Ok(verdicts(&text))
+}
+
+/// Reads the report, which is XML of one fixed shape. A skipped case counts as failed.
+fn verdicts(report: &str) -> Vec<Verdict> {
+    let cases = report.split("<testcase ").skip(1);
+    let read = |text: &str| {
+        let (attributes, rest) = text.split_once('>')?;
+        let inner = rest.split_once("</testcase>").map_or("", |(inner, _)| inner).trim();
+        Some(Verdict {
+            section: attribute(attributes, "package")?,
+            case: attribute(attributes, "classname")?,
+            failure: (!inner.is_empty()).then(|| unescaped(inner)),
+        })
+    };
+    cases.filter_map(read).collect()
+}
+
+fn attribute(text: &str, name: &str) -> Option<String> {
+    let (_, value) = text.split_once(&format!("{name}=\""))?;
+    value.split('"').next().map(unescaped)
+}
+
+fn unescaped(text: &str) -> String {
+    let named = text.replace("&#34;", "\"").replace("&quot;", "\"").replace("&#39;", "'").replace("&#xA;", "\n");
+    named.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_are_read() {
+        let report = "<testsuites>\n<testsuite name=\"3.5\" tests=\"2\">\n\
+            <testcase package=\"http2/3.5\" classname=\"Omits &#34;:path&#34;\" time=\"0.0010\"></testcase>\n\
+            <testcase package=\"http2/4.2\" classname=\"Too long\" time=\"2.0\">\n  <error>GOAWAY\n</error>\n</testcase>\n\
+            </testsuite></testsuites>";
+        let [first, second] = verdicts(report).try_into().unwrap_or_else(|other| panic!("{other:?}"));
+        let passed = Verdict { section: "http2/3.5".into(), case: "Omits \":path\"".into(), failure: None };
+        assert_eq!(first, passed);
+        assert_eq!((second.section.as_str(), second.case.as_str()), ("http2/4.2", "Too long"));
+        assert!(second.failure.is_some_and(|text| text.contains("GOAWAY")));
+    }
+}
