@@ -7,6 +7,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
@@ -30,7 +31,7 @@ pub async fn connect(addresses: &[IpAddr], port: u16) -> io::Result<TcpStream> {
 
 async fn connect_one(address: SocketAddr) -> io::Result<TcpStream> {
     let stream = TcpStream::connect(address).await?;
-    crate::tcp::tune(&stream);
+    crate::tcp::tune(SockRef::from(&stream));
     Ok(stream)
 }
 

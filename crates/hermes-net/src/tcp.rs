@@ -28,6 +28,8 @@ pub fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     }
     socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;
+    // Linux gives them to each socket that is accepted here: four calls saved a connection.
+    tune(SockRef::from(&socket));
     socket.listen(BACKLOG)?;
     Ok(socket.into())
 }
@@ -35,10 +37,10 @@ pub fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
 /// Sets what every connected socket has: no Nagle delay, keep-alive probes.
 ///
 /// Failures are ignored: a socket whose peer is gone already refuses options, and the next read says so.
-pub fn tune(stream: &TcpStream) {
-    let _ = stream.set_nodelay(true);
+pub(crate) fn tune(socket: SockRef<'_>) {
+    let _ = socket.set_tcp_nodelay(true);
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
-    let _ = SockRef::from(stream).set_tcp_keepalive(&keepalive);
+    let _ = socket.set_tcp_keepalive(&keepalive);
 }
 
 /// Makes the close of this socket a reset: the peer learns that its bytes were not all taken,

@@ -49,8 +49,8 @@ pub(crate) async fn relay(mut near: ByteStream, mut far: ByteStream, session: &S
             return Poll::Ready(Some(error));
         }
         let carried = [near.poll_carrier(cx), far.poll_carrier(cx)];
-        let first = up.poll(cx, &mut near, &mut far, session);
-        let second = down.poll(cx, &mut far, &mut near, session);
+        let first = up.poll(cx, &mut near, &mut far, session, down.state == State::Done);
+        let second = down.poll(cx, &mut far, &mut near, session, up.state == State::Done);
         let blocked = up.state == State::Writing || down.state == State::Writing;
         entry.set_phase(&session.worker, if blocked { Phase::Blocked } else { Phase::Open });
         match (first, second) {
@@ -93,6 +93,7 @@ impl Direction {
         source: &mut ByteStream,
         sink: &mut ByteStream,
         session: &Session,
+        is_last: bool,
     ) -> Poll<Result<(), Failure>> {
         let client_at = |here: bool| if here { Failure::Client } else { Failure::Far };
         let (from_source, from_sink) = (client_at(self.from_client), client_at(!self.from_client));
@@ -120,6 +121,7 @@ impl Direction {
                     Poll::Ready(()) => self.state = State::Reading,
                     Poll::Pending => return Poll::Pending,
                 },
+                State::Finishing if is_last && sink.ends_by_drop() => self.state = State::Done,
                 State::Finishing => match sink.poll_finish(cx).map_err(from_sink)? {
                     Poll::Ready(()) => self.state = State::Done,
                     Poll::Pending => return Poll::Pending,

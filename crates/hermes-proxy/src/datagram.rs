@@ -21,6 +21,7 @@ use hermes_model::snapshot::Route;
 use hermes_net::udp::{MAX_PAYLOAD, UdpSocket};
 use hermes_wire::capsule::{self, Capsule, CapsuleDecoder};
 
+use crate::early::Source;
 use crate::error::Error;
 use crate::live::{Phase, Session};
 use crate::signal::Signal;
@@ -133,6 +134,16 @@ impl FlowQueue {
         }
         self.bytes.set(datagrams.iter().map(Bytes::len).sum());
         Poll::Ready(())
+    }
+}
+
+impl Source for Port {
+    fn poll_early(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<(Bytes, usize)>>> {
+        let Port::Flow(flow) = self else { return Poll::Pending };
+        let mut batch = VecDeque::new();
+        ready!(flow.queue.poll_take(cx, &mut batch));
+        let payload = batch.iter().map(Bytes::len).sum();
+        Poll::Ready(Ok(Some((capsules(&mut BytesMut::new(), &mut batch), payload))))
     }
 }
 
@@ -252,14 +263,18 @@ impl Tunnel {
             if batch.is_empty() {
                 return Poll::Ready(Ok(()));
             }
-            // The whole batch becomes one chunk: one DATA frame, one write.
-            self.room.reserve(batch.iter().map(|datagram| datagram.len() + capsule::MAX_DATAGRAM_OVERHEAD).sum());
-            for datagram in batch.drain(..) {
-                capsule::put_datagram(&mut self.room, &datagram);
-            }
-            self.out = self.room.split().freeze();
+            self.out = capsules(&mut self.room, batch);
         }
     }
+}
+
+/// The whole batch becomes one chunk: one DATA frame, one write.
+fn capsules(room: &mut BytesMut, batch: &mut VecDeque<Bytes>) -> Bytes {
+    room.reserve(batch.iter().map(|datagram| datagram.len() + capsule::MAX_DATAGRAM_OVERHEAD).sum());
+    for datagram in batch.drain(..) {
+        capsule::put_datagram(room, &datagram);
+    }
+    room.split().freeze()
 }
 
 /// Sends runs of equal length in one call each (the last of a run may be shorter).

@@ -9,6 +9,7 @@ pub mod admin;
 mod body;
 mod copy;
 mod datagram;
+mod early;
 mod error;
 mod generation;
 mod headers;

@@ -174,7 +174,6 @@ fn drain_queue(worker: &Rc<Worker>, listener: TcpListener, known: &mut Known) {
 
 fn begin(worker: &Rc<Worker>, known: &mut Known, tcp: TcpStream, source: SocketAddr) {
     let Some((state, is_there)) = known.current(worker) else { return };
-    hermes_net::tcp::tune(&tcp);
     let Some(guard) = ConnectionGuard::take(worker, state.listener.clone(), source) else {
         // Over the limit: closed at once, so that the client may try elsewhere.
         return;

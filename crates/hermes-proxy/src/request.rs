@@ -20,6 +20,7 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Version};
 
 use crate::body::{Interim, RequestBody};
+use crate::early::Early;
 use crate::error::Error;
 use crate::headers;
 use crate::live::{Connection, Entry};
@@ -39,7 +40,7 @@ pub(crate) enum Ask {
 }
 
 /// A flow, as a request.
-pub(crate) struct Request {
+pub(crate) struct Request<'a> {
     pub(crate) facts: Rc<Facts>,
     pub(crate) ask: Ask,
     /// Version it was received in.
@@ -54,9 +55,11 @@ pub(crate) struct Request {
     /// Where interim responses go; only for clients that can be sent any.
     pub(crate) interim: Option<Arc<Interim>>,
     pub(crate) connection: Option<Rc<Connection>>,
+    /// What the client sends before its tunnel is open, where that can be read.
+    pub(crate) early: Option<Early<'a>>,
 }
 
-impl Request {
+impl Request<'_> {
     /// The client sends its body only after a 100.
     pub(crate) fn expects_continue(&self) -> bool {
         let expect = self.facts.headers.get(http::header::EXPECT);
@@ -75,6 +78,7 @@ impl Request {
             trace: entry.trace,
             interim: None,
             connection: None,
+            early: None,
         }
     }
 }
@@ -100,7 +104,11 @@ pub(crate) struct Rejected {
 ///
 /// # Errors
 /// The request is malformed, or claims an identity that it may not claim.
-pub(crate) fn from_head(origin: &Origin<'_>, parts: Parts, body: RequestBody) -> Result<Request, Box<Rejected>> {
+pub(crate) fn from_head<'a>(
+    origin: &Origin<'_>,
+    parts: Parts,
+    body: RequestBody,
+) -> Result<Request<'a>, Box<Rejected>> {
     let trace = headers::trace(&parts.headers, origin.worker.random());
     let target = match target(&parts, origin.secure) {
         Ok(target) => target,
@@ -130,6 +138,7 @@ pub(crate) fn from_head(origin: &Origin<'_>, parts: Parts, body: RequestBody) ->
         trace,
         interim: None,
         connection: None,
+        early: None,
     })
 }
 
@@ -137,7 +146,11 @@ pub(crate) fn from_head(origin: &Origin<'_>, parts: Parts, body: RequestBody) ->
 ///
 /// # Errors
 /// The listener's own header set claims an identity that its peers may not claim.
-pub(crate) fn from_flow(origin: &Origin<'_>, kind: Kind, authority: &Authority) -> Result<Request, Box<Rejected>> {
+pub(crate) fn from_flow<'a>(
+    origin: &Origin<'_>,
+    kind: Kind,
+    authority: &Authority,
+) -> Result<Request<'a>, Box<Rejected>> {
     let path = match kind {
         Kind::Udp => connect_udp::path(authority.host(), authority.port().unwrap_or_default())
             .parse()
@@ -169,6 +182,7 @@ pub(crate) fn from_flow(origin: &Origin<'_>, kind: Kind, authority: &Authority) 
         trace,
         interim: None,
         connection: None,
+        early: None,
     })
 }
 

@@ -69,7 +69,7 @@ pub(crate) enum Near {
 }
 
 /// Serves a request.
-pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request) -> Served {
+pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request<'_>) -> Served {
     let generation = worker.generation();
     let decision = decide_request(&generation, &mut request);
     let session = Session::begin(worker, request.facts.clone(), request.connection.clone(), request.trace);
@@ -118,7 +118,7 @@ pub(crate) fn reject(worker: &Rc<Worker>, rejected: Rejected) -> Response<Respon
 
 /// Decides, after settling what a POST is: on a listener that accepts tunnels by POST it is one if
 /// a route that says `kind: tcp` would be the first to match it as one.
-fn decide_request(generation: &Generation, request: &mut Request) -> Decision {
+fn decide_request(generation: &Generation, request: &mut Request<'_>) -> Decision {
     if let Some(facts) = as_post_tunnel(generation, request)
         && let Decision::Act(route) = decide(&facts, &generation.snapshot)
         && route.matcher.kinds.contains(&Kind::Tcp)
@@ -157,7 +157,7 @@ async fn act(
     generation: &Generation,
     session: &Session,
     route: &Arc<Route>,
-    mut request: Request,
+    mut request: Request<'_>,
 ) -> Result<Acted, Error> {
     let entry = &session.entry;
     let kind = entry.facts.kind;
@@ -185,7 +185,7 @@ async fn act(
 }
 
 /// A tunnel that ends here: the client is told so in its own version's way.
-fn tunnel(request: &mut Request, far: Far) -> Acted {
+fn tunnel(request: &mut Request<'_>, far: Far) -> Acted {
     let head = upgrade::accepted(&request.ask, request.version, &request.facts.headers, None, request.facts.kind);
     let body = (request.ask == Ask::Post).then(|| std::mem::replace(&mut request.body, RequestBody::Empty));
     Acted::Tunnel { head, far, body }
@@ -197,18 +197,19 @@ async fn to_upstream(
     session: &Session,
     route: &Arc<Route>,
     upstream: &Upstream,
-    mut request: Request,
+    mut request: Request<'_>,
 ) -> Result<Acted, Error> {
     let state = generation
         .upstream(&upstream.name)
         .ok_or_else(|| Error::Internal(format!("upstream {} has no state", upstream.name)))?;
     let interim = interim(&mut request);
+    let early = request.early.take();
     let forward = forward(worker, generation, &session.entry, route, &request, interim);
     if request.ask == Ask::Response {
         let response = forward.to_upstream(state).await?;
         return respond_with(generation, session, route, response);
     }
-    let (stream, head) = match Box::pin(forward.tunnel(state, &request.ask)).await? {
+    let (stream, head) = match Box::pin(forward.tunnel(state, &request.ask, early)).await? {
         Opened::Tunnel { stream, head } => (stream, head),
         Opened::Answer(response) => return respond_with(generation, session, route, response),
     };
@@ -228,7 +229,7 @@ async fn to_origin(
     session: &Session,
     route: &Arc<Route>,
     terminate: &Terminate,
-    mut request: Request,
+    mut request: Request<'_>,
 ) -> Result<Acted, Error> {
     if request.ask != Ask::Response {
         return Err(Error::Unsuitable { route: route.name.clone(), kind: "upgrade" });
@@ -250,7 +251,7 @@ async fn to_origin(
 }
 
 /// Where interim responses go: to clients that can be sent some, and to those who wait for a 100.
-fn interim(request: &mut Request) -> Option<Arc<Interim>> {
+fn interim(request: &mut Request<'_>) -> Option<Arc<Interim>> {
     request.interim.take().or_else(|| request.expects_continue().then(Arc::default))
 }
 
@@ -259,7 +260,7 @@ fn forward<'a>(
     generation: &'a Generation,
     entry: &'a Rc<Entry>,
     route: &'a Route,
-    request: &'a Request,
+    request: &'a Request<'_>,
     interim: Option<Arc<Interim>>,
 ) -> Forward<'a> {
     let body = if request.ask == Ask::Response { request.body.clone() } else { RequestBody::Empty };
@@ -340,7 +341,7 @@ async fn reopen_udp(worker: &Rc<Worker>, entry: &Rc<Entry>, route: &Arc<Route>) 
                 .ok_or_else(|| Error::Internal(format!("upstream {} has no state", upstream.name)))?;
             let request = Request::again(entry);
             let forward = forward(worker, &generation, entry, route, &request, None);
-            let opened = tokio::time::timeout(within, forward.tunnel(state, &request.ask))
+            let opened = tokio::time::timeout(within, forward.tunnel(state, &request.ask, None))
                 .await
                 .map_err(|_| Error::ConnectTimeout { peer: upstream.name.clone(), after: within })??;
             match opened {

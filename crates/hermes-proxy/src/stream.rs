@@ -19,7 +19,9 @@ use crate::body::{Body, ChannelSender};
 use crate::upstream::InFlight;
 use crate::upstream::pool::{H1Connection, H2Lease};
 
-/// What is read from a socket at once. Also the largest chunk that waits for a slow reader.
+/// What is read from a socket at first: most tunnels carry little.
+const FIRST_CHUNK: usize = 4 << 10;
+/// What is read at once from one that has more. Also the largest chunk that waits for a slow reader.
 const CHUNK: usize = 64 << 10;
 /// TLS records hold no more.
 const TLS_CHUNK: usize = 16 << 10;
@@ -27,7 +29,7 @@ const TLS_CHUNK: usize = 16 << 10;
 /// A byte stream.
 pub(crate) enum ByteStream {
     /// A socket; `ahead` was read from it already.
-    Io { io: Io, ahead: Bytes, buffer: BytesMut },
+    Io { io: Io, ahead: Bytes, buffer: BytesMut, most: usize },
     /// An h2 stream.
     H2 {
         recv: RecvStream,
@@ -43,7 +45,7 @@ pub(crate) enum ByteStream {
 
 impl ByteStream {
     pub(crate) fn io(io: Io, ahead: Bytes) -> Self {
-        ByteStream::Io { io, ahead, buffer: BytesMut::new() }
+        ByteStream::Io { io, ahead, buffer: BytesMut::new(), most: FIRST_CHUNK }
     }
 
     pub(crate) fn h2(
@@ -71,20 +73,13 @@ impl ByteStream {
     /// The next chunk; `None` is the orderly end of this direction.
     pub(crate) fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
         match self {
-            ByteStream::Io { io, ahead, buffer } => {
+            ByteStream::Io { io, ahead, buffer, most } => {
                 if !ahead.is_empty() {
                     return Poll::Ready(Ok(Some(std::mem::take(ahead))));
                 }
-                poll_read_io(io, buffer, cx)
+                poll_read_io(io, buffer, most, cx)
             }
-            ByteStream::H2 { recv, .. } => match ready!(recv.poll_data(cx)) {
-                Some(Ok(chunk)) => {
-                    let _ = recv.flow_control().release_capacity(chunk.len());
-                    Poll::Ready(Ok(Some(chunk)))
-                }
-                Some(Err(error)) => Poll::Ready(Err(h2_error(&error))),
-                None => Poll::Ready(Ok(None)),
-            },
+            ByteStream::H2 { recv, .. } => poll_h2_read(recv, cx),
             ByteStream::Bodies { recv, .. } => loop {
                 match ready!(Pin::new(&mut **recv).poll_frame(cx)) {
                     Some(Ok(frame)) => {
@@ -158,6 +153,12 @@ impl ByteStream {
         }
     }
 
+    /// To drop it is to end it, where both directions are at their end: a plain socket's `close`
+    /// says what `shutdown` says.
+    pub(crate) fn ends_by_drop(&self) -> bool {
+        matches!(self, ByteStream::Io { io: Io::Plain(_), .. })
+    }
+
     /// Breaks it off, so that the peer knows that bytes may be missing.
     pub(crate) fn abort(&mut self) {
         match self {
@@ -168,21 +169,43 @@ impl ByteStream {
     }
 }
 
-fn poll_read_io(io: &mut Io, buffer: &mut BytesMut, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
+fn poll_read_io(
+    io: &mut Io,
+    buffer: &mut BytesMut,
+    most: &mut usize,
+    cx: &mut Context<'_>,
+) -> Poll<io::Result<Option<Bytes>>> {
     if io.poll_read_ready(cx)?.is_pending() {
         // An idle tunnel holds no buffer.
         *buffer = BytesMut::new();
         return Poll::Pending;
     }
-    buffer.reserve(if matches!(io, Io::Tls(_)) { TLS_CHUNK } else { CHUNK });
-    match tokio_util::io::poll_read_buf(Pin::new(io), cx, buffer) {
+    buffer.reserve(*most);
+    match tokio_util::io::poll_read_buf(Pin::new(&mut *io), cx, buffer) {
         Poll::Ready(Ok(0)) => Poll::Ready(Ok(None)),
-        Poll::Ready(Ok(_)) => Poll::Ready(Ok(Some(buffer.split().freeze()))),
+        Poll::Ready(Ok(read)) => {
+            if read >= *most {
+                *most = (4 * *most).min(if matches!(io, Io::Tls(_)) { TLS_CHUNK } else { CHUNK });
+            }
+            Poll::Ready(Ok(Some(buffer.split().freeze())))
+        }
         Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
         Poll::Pending => {
             *buffer = BytesMut::new();
             Poll::Pending
         }
+    }
+}
+
+/// The next chunk of an h2 stream. Its window opens again as it is taken.
+pub(crate) fn poll_h2_read(recv: &mut RecvStream, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
+    match ready!(recv.poll_data(cx)) {
+        Some(Ok(chunk)) => {
+            let _ = recv.flow_control().release_capacity(chunk.len());
+            Poll::Ready(Ok(Some(chunk)))
+        }
+        Some(Err(error)) => Poll::Ready(Err(h2_error(&error))),
+        None => Poll::Ready(Ok(None)),
     }
 }
 

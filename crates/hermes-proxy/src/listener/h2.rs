@@ -19,6 +19,7 @@ use http_body::Body as HttpBody;
 
 use super::http::{Client, Watched};
 use crate::body::{Body, H2Body, Interim, RequestBody, ResponseBody, content_length};
+use crate::early::Early;
 use crate::error::Error;
 use crate::live::{Connection, Phase, Stage};
 use crate::pipe::{Pipe, PipeError};
@@ -98,7 +99,7 @@ async fn serve_stream(
         .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
     let is_connect = parts.method == Method::CONNECT;
     let length = content_length(&parts.headers);
-    let (body, tunnelled) = if is_connect {
+    let (body, mut tunnelled) = if is_connect {
         (RequestBody::Empty, Some(recv))
     } else {
         (RequestBody::new(&worker, Body::H2(H2Body::new(recv, length))), None)
@@ -116,6 +117,7 @@ async fn serve_stream(
             request.connection = Some(connection.clone());
             let interim = Arc::new(Interim::default());
             request.interim = Some(interim.clone());
+            request.early = tunnelled.as_mut().map(|recv| Early::new(recv));
             let wait = Wait {
                 respond: &mut respond,
                 interim,

@@ -10,6 +10,7 @@ use hermes_model::authority::Authority;
 use hermes_model::facts::Kind;
 
 use super::Ready;
+use crate::early::Early;
 use crate::live::Connection;
 use crate::request::{Origin, from_flow};
 use crate::session::{self, Near, Served};
@@ -25,15 +26,17 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, auth
         trust: &ready.trust,
         secure: ready.secure,
     };
+    let mut near = ByteStream::io(ready.io, Bytes::new());
     let served = match from_flow(&origin, Kind::Tcp, authority) {
         Ok(mut request) => {
             request.connection = Some(connection.clone());
+            request.early = Some(Early::new(&mut near));
             session::serve(worker, request).await
         }
         Err(rejected) => Served::Response(session::reject(worker, *rejected)),
     };
     match served {
-        Served::Tunnel(tunnel) => session::relay(Near::Stream(ByteStream::io(ready.io, Bytes::new())), *tunnel).await,
-        Served::Response(_) => hermes_net::tcp::reset_on_close(ready.io.tcp()),
+        Served::Tunnel(tunnel) => session::relay(Near::Stream(near), *tunnel).await,
+        Served::Response(_) => near.abort(),
     }
 }

@@ -18,6 +18,7 @@ use hermes_net::udp::{self, ReceiveBuffer, UdpSocket};
 
 use super::Ending;
 use crate::datagram::{Flow, FlowQueue, Port};
+use crate::early::Early;
 use crate::request::{Origin, from_flow};
 use crate::session::{self, Near, Served};
 use crate::signal::Signal;
@@ -268,11 +269,15 @@ async fn serve_flow(worker: &Rc<Worker>, name: &Arc<str>, flow: Flow) {
     let trusted = listener.trust.iter().any(|prefix| prefix.contains(&flow.peer.ip()));
     let trust = if trusted { Trust::Address } else { Trust::Anonymous };
     let origin = Origin { worker, listener: &listener, source: flow.peer, trust: &trust, secure: false };
+    let mut near = Port::Flow(flow);
     let served = match from_flow(&origin, Kind::Udp, authority) {
-        Ok(request) => session::serve(worker, request).await,
+        Ok(mut request) => {
+            request.early = Some(Early::new(&mut near));
+            session::serve(worker, request).await
+        }
         Err(rejected) => Served::Response(session::reject(worker, *rejected)),
     };
     if let Served::Tunnel(tunnel) = served {
-        session::relay(Near::Datagrams(Port::Flow(flow)), *tunnel).await;
+        session::relay(Near::Datagrams(near), *tunnel).await;
     }
 }

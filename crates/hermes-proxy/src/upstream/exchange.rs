@@ -18,6 +18,7 @@ use hyper::body::Incoming;
 use super::InFlight;
 use super::pool::{H1Connection, H2Lease, Pool};
 use crate::body::{Attempt, Body, H2Body, Interim, content_length};
+use crate::early::Early;
 use crate::error::Error;
 use crate::pipe::{Pipe, PipeError};
 use crate::worker::Worker;
@@ -183,11 +184,17 @@ pub(crate) fn response_h2(response: Response<h2::RecvStream>, lease: H2Lease, pl
 /// The response's head with what the peer sends, what we send, and the place on the connection.
 pub(crate) type OpenedH2 = (Response<h2::RecvStream>, h2::SendStream<Bytes>, H2Lease);
 
-/// Opens an h2 stream as a tunnel: the request has no body that ends.
+/// Opens an h2 stream as a tunnel: the request has no body that ends. What the client sends before
+/// the response goes along, where `early` is given.
 ///
 /// # Errors
-/// The stream or the connection broke before a response.
-pub(crate) async fn open_h2(lease: H2Lease, request: Request<()>, place: &Place) -> Result<OpenedH2, Error> {
+/// The stream or the connection broke before a response, or the client is gone.
+pub(crate) async fn open_h2(
+    lease: H2Lease,
+    request: Request<()>,
+    place: &Place,
+    early: Option<&mut Early<'_>>,
+) -> Result<OpenedH2, Error> {
     let mut sender = match lease.connection.sender.clone().ready().await {
         Ok(sender) => sender,
         Err(error) => {
@@ -195,7 +202,15 @@ pub(crate) async fn open_h2(lease: H2Lease, request: Request<()>, place: &Place)
             return Err(place.broken(error, true));
         }
     };
-    let (response, stream) = sender.send_request(request, false).map_err(|error| place.broken(error, true))?;
+    let (mut response, mut stream) = sender.send_request(request, false).map_err(|error| place.broken(error, true))?;
+    if let Some(early) = early {
+        early.repeat(&mut stream).map_err(|error| place.h2_error(&error))?;
+        let answered = std::future::poll_fn(|cx| {
+            early.send(cx, &mut stream)?;
+            Pin::new(&mut response).poll(cx).map_err(|error| place.h2_error(&error))
+        });
+        return Ok((answered.await?, stream, lease));
+    }
     let response = response.await.map_err(|error| place.h2_error(&error))?;
     Ok((response, stream, lease))
 }

@@ -18,6 +18,7 @@ use http::{Method, Request as HttpRequest, Response, StatusCode, Uri, Version};
 use super::Forward;
 use super::head::{self, Outgoing};
 use crate::body::{Body, RequestBody, channel};
+use crate::early::Early;
 use crate::error::Error;
 use crate::headers::CAPSULE_PROTOCOL;
 use crate::request::Ask;
@@ -39,11 +40,16 @@ pub(crate) enum Opened {
 
 impl Forward<'_> {
     /// Opens a tunnel to one of the endpoints. An endpoint that cannot be reached is followed by
-    /// another one: nothing of the tunnel's payload was sent yet.
+    /// another one: nothing of the tunnel's payload was looked at yet.
     ///
     /// # Errors
     /// The last attempt's.
-    pub(crate) async fn tunnel(&self, upstream: &Arc<UpstreamState>, ask: &Ask) -> Result<Opened, Error> {
+    pub(crate) async fn tunnel(
+        &self,
+        upstream: &Arc<UpstreamState>,
+        ask: &Ask,
+        mut early: Option<Early<'_>>,
+    ) -> Result<Opened, Error> {
         let attempts = self.route.retry.as_ref().map_or(2, |retry| retry.attempts);
         let mut avoid = Vec::new();
         loop {
@@ -53,7 +59,7 @@ impl Forward<'_> {
                 .ok_or_else(|| Error::NoEndpoint { upstream: upstream.config.name.clone() })?;
             *self.entry.peer.borrow_mut() = Some(upstream.endpoints[index].label.clone());
             self.entry.tries.set(avoid.len() as u32 + 1);
-            match self.open_at(upstream, index, ask).await {
+            match self.open_at(upstream, index, ask, early.as_mut()).await {
                 Ok(opened) => {
                     upstream.succeeded(index);
                     return Ok(opened);
@@ -79,7 +85,13 @@ impl Forward<'_> {
         }
     }
 
-    async fn open_at(&self, upstream: &Arc<UpstreamState>, index: usize, ask: &Ask) -> Result<Opened, Error> {
+    async fn open_at(
+        &self,
+        upstream: &Arc<UpstreamState>,
+        index: usize,
+        ask: &Ask,
+        early: Option<&mut Early<'_>>,
+    ) -> Result<Opened, Error> {
         let endpoint = &upstream.endpoints[index];
         let wish = Wish {
             destination: Destination {
@@ -95,12 +107,18 @@ impl Forward<'_> {
             fresh: false,
         };
         if upstream.config.protocol == UpstreamProtocol::Tcp {
+            unsent(early.as_deref(), &endpoint.label)?;
             let io = connect(self.worker, &wish.destination, wish.connect_within).await?;
             return Ok(Opened::Tunnel { stream: ByteStream::io(io, Bytes::new()), head: None });
         }
         let pool = self.worker.pool(PoolKey { owner: upstream.id, endpoint: endpoint.name.clone() });
         let leased = pool.lease(self.worker, &wish).await?;
-        let outgoing = Outgoing::new(self.entry, &self.dress, head::is_node(upstream, &leased))?;
+        let is_node = head::is_node(upstream, &leased);
+        let outgoing = Outgoing::new(self.entry, &self.dress, is_node)?;
+        let early = early.filter(|early| is_node || early.has_sent());
+        if matches!(leased, Leased::H1(_)) {
+            unsent(early.as_deref(), &endpoint.label)?;
+        }
         let place = Place {
             worker: self.worker.clone(),
             pool,
@@ -110,7 +128,7 @@ impl Forward<'_> {
         };
         let by_post = self.entry.facts.kind == Kind::Tcp && upstream.config.tunnel_method == TunnelMethod::Post;
         match (leased, by_post) {
-            (Leased::H2(lease), _) => self.over_h2(lease, place, ask, by_post, outgoing).await,
+            (Leased::H2(lease), _) => self.over_h2(lease, place, ask, by_post, outgoing, early).await,
             (Leased::H1(connection), false) => self.over_h1(connection, place, ask, outgoing).await,
             (Leased::H1(connection), true) => self.post_over_h1(connection, place, outgoing).await,
         }
@@ -123,6 +141,7 @@ impl Forward<'_> {
         ask: &Ask,
         by_post: bool,
         mut outgoing: Outgoing,
+        mut early: Option<&mut Early<'_>>,
     ) -> Result<Opened, Error> {
         let mut request = self.bare_request(&mut outgoing);
         *request.version_mut() = Version::HTTP_2;
@@ -144,7 +163,11 @@ impl Forward<'_> {
             }
             Ask::Response => return Err(Error::Internal("an exchange was taken for a tunnel".to_owned())),
         }
-        let (response, mut send, lease) = exchange::open_h2(lease, request, &place).await?;
+        let opened = exchange::open_h2(lease, request, &place, early.as_deref_mut()).await;
+        if let Some(early) = early {
+            self.entry.add_received(self.worker, early.take_received());
+        }
+        let (response, mut send, lease) = opened?;
         if !response.status().is_success() {
             self.note_refusal(&place.peer, response.status());
             // Nothing will be sent: an orderly end of our half, since resets are counted against us.
@@ -265,6 +288,15 @@ impl Forward<'_> {
         }
         Ok(())
     }
+}
+
+/// h1 gives its connection to a tunnel only after the response: what went ahead over h2, to an
+/// endpoint that refused it, cannot go ahead again.
+fn unsent(early: Option<&Early<'_>>, peer: &Arc<str>) -> Result<(), Error> {
+    if early.is_some_and(Early::has_sent) {
+        return Err(Error::Incapable { peer: peer.clone(), reason: "is no HTTP/2 endpoint like the one before it" });
+    }
+    Ok(())
 }
 
 /// The endpoint's part of a label such as `ingress/192.0.2.1:9443`.

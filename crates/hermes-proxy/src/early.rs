@@ -1,0 +1,97 @@
+//! What a client sends before its tunnel is open.
+//!
+//! In: the client's side of a tunnel that is being opened. Out: its first bytes, in DATA frames right
+//! behind the request, so that no round trip passes before them (for UDP RFC 9298, section 5, says that
+//! one may; TCP is no different, since the stream is the tunnel's own). What was sent is kept until
+//! the next node has answered: if that refused the stream unseen, another endpoint gets it again.
+//! Only nodes are sent anything early. Never: more than `MOST` bytes and one chunk.
+
+use std::io;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use h2::{RecvStream, SendStream};
+
+use crate::error::Error;
+use crate::stream::{self, ByteStream};
+
+/// No chunk is read once so many bytes are under way.
+const MOST: usize = 16 << 10;
+
+/// A client's side, as far as it can be read before its tunnel is open.
+pub(crate) trait Source {
+    /// The next chunk as the tunnel's stream has it, and how many bytes of it are payload; `None` is
+    /// the end, which is said again to whoever relays.
+    fn poll_early(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<(Bytes, usize)>>>;
+}
+
+impl Source for ByteStream {
+    fn poll_early(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<(Bytes, usize)>>> {
+        self.poll_read(cx).map_ok(|chunk| chunk.map(counted))
+    }
+}
+
+impl Source for RecvStream {
+    fn poll_early(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<(Bytes, usize)>>> {
+        stream::poll_h2_read(self, cx).map_ok(|chunk| chunk.map(counted))
+    }
+}
+
+fn counted(chunk: Bytes) -> (Bytes, usize) {
+    let length = chunk.len();
+    (chunk, length)
+}
+
+/// The early bytes of one tunnel.
+pub(crate) struct Early<'a> {
+    source: &'a mut dyn Source,
+    sent: Vec<Bytes>,
+    bytes: usize,
+    payload: usize,
+    ended: bool,
+}
+
+impl<'a> Early<'a> {
+    pub(crate) fn new(source: &'a mut dyn Source) -> Self {
+        Self { source, sent: Vec::new(), bytes: 0, payload: 0, ended: false }
+    }
+
+    /// Some of it was sent: whoever gets the tunnel now must be sent that first.
+    pub(crate) fn has_sent(&self) -> bool {
+        !self.sent.is_empty()
+    }
+
+    /// Sends again what an earlier endpoint was sent for nothing.
+    ///
+    /// # Errors
+    /// The stream is broken.
+    pub(crate) fn repeat(&self, sink: &mut SendStream<Bytes>) -> Result<(), h2::Error> {
+        self.sent.iter().try_for_each(|chunk| sink.send_data(chunk.clone(), false))
+    }
+
+    /// Sends what there is. The window is not waited for: h2 holds the little that this can be.
+    ///
+    /// # Errors
+    /// The client is gone. A broken sink is none: the response says why.
+    pub(crate) fn send(&mut self, cx: &mut Context<'_>, sink: &mut SendStream<Bytes>) -> Result<(), Error> {
+        while !self.ended && self.bytes < MOST {
+            match self.source.poll_early(cx) {
+                Poll::Ready(Ok(Some((chunk, payload)))) => {
+                    self.bytes += chunk.len();
+                    self.payload += payload;
+                    self.sent.push(chunk.clone());
+                    self.ended = sink.send_data(chunk, false).is_err();
+                }
+                Poll::Ready(Ok(None)) => self.ended = true,
+                Poll::Ready(Err(error)) => return Err(Error::ClientGone(error.to_string())),
+                Poll::Pending => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of payload since this was asked last.
+    pub(crate) fn take_received(&mut self) -> usize {
+        std::mem::take(&mut self.payload)
+    }
+}
