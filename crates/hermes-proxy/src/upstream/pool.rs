@@ -154,23 +154,75 @@ pub(crate) struct Pool {
 #[derive(Default)]
 struct Open {
     count: Cell<usize>,
-    waiting: RefCell<VecDeque<oneshot::Sender<()>>>,
+    /// For a connection or for leave to dial one. Bounded by `upstream_pending`.
+    waiting: Queue,
+    /// Dialling, but content with a connection that comes free before. As many as dial.
+    dialing: Queue,
 }
 
 impl Open {
+    /// A connection may be dialled, or stands idle.
     fn wake_one(&self) {
-        // Those who gave up meanwhile are passed over.
-        while let Some(waiter) = self.waiting.borrow_mut().pop_front() {
-            if waiter.send(()).is_ok() {
-                return;
-            }
-        }
+        let _ = self.waiting.wake_one();
+    }
+
+    /// A connection stands idle.
+    fn wake_for_idle(&self) {
+        let _ = self.waiting.wake_one() || self.dialing.wake_one();
     }
 
     fn wake_all(&self) {
-        let waiting = std::mem::take(&mut *self.waiting.borrow_mut());
-        for waiter in waiting {
-            let _ = waiter.send(());
+        while self.waiting.wake_one() {}
+    }
+}
+
+/// Those who wait for something, in their order.
+#[derive(Default)]
+struct Queue(RefCell<VecDeque<oneshot::Sender<()>>>);
+
+impl Queue {
+    /// `None` where too many wait already.
+    fn join(&self, most: usize) -> Option<Waiter<'_>> {
+        let mut waiting = self.0.borrow_mut();
+        if waiting.len() >= most {
+            // Those who gave up hold no places.
+            waiting.retain(|waiter| !waiter.is_closed());
+        }
+        let (sender, turn) = oneshot::channel();
+        (waiting.len() < most).then(|| {
+            waiting.push_back(sender);
+            Waiter { queue: self, turn }
+        })
+    }
+
+    /// False where nobody waits.
+    fn wake_one(&self) -> bool {
+        // Those who gave up meanwhile are passed over.
+        while let Some(waiter) = self.0.borrow_mut().pop_front() {
+            if waiter.send(()).is_ok() {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// A place in a queue. Its turn passes on where its owner gives up.
+struct Waiter<'a> {
+    queue: &'a Queue,
+    turn: oneshot::Receiver<()>,
+}
+
+impl Waiter<'_> {
+    async fn turn(&mut self) {
+        let _ = (&mut self.turn).await;
+    }
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        if self.turn.try_recv().is_ok() {
+            let _ = self.queue.wake_one();
         }
     }
 }
@@ -241,24 +293,39 @@ impl Pool {
             }
             let limits = &worker.generation().snapshot.limits;
             if self.open.count.get() < limits.upstream_connections {
-                let permit = Permit::take(&self.open);
-                return Box::pin(dial_h1(worker, wish, permit)).await;
+                return Box::pin(self.dial_or_idle(worker, wish)).await;
             }
             self.wait(worker, limits.upstream_pending).await?;
         }
     }
 
-    async fn wait(&self, worker: &Worker, most: usize) -> Result<(), Error> {
-        let (sender, receiver) = oneshot::channel();
-        {
-            let mut waiting = self.open.waiting.borrow_mut();
-            if waiting.len() >= most {
-                worker.shared.metrics.limit("upstream-pending");
-                return Err(Error::Limit("requests that wait for an upstream connection"));
-            }
-            waiting.push_back(sender);
+    /// Dials, unless a connection comes free before that is done. In a burst the first are served
+    /// before the last dials get through, where the origin's accept queue is short.
+    async fn dial_or_idle(&self, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Error> {
+        let mut dial = std::pin::pin!(dial_h1(worker, wish, Permit::take(&self.open)));
+        if wish.fresh || wish.destination.proxy_source.is_some() {
+            return dial.await;
         }
-        let _ = receiver.await;
+        while let Some(mut free) = self.open.dialing.join(self.open.count.get()) {
+            tokio::select! {
+                biased;
+                dialled = &mut dial => return dialled,
+                () = free.turn() => {
+                    if let Some(connection) = self.take_idle() {
+                        return Ok(Leased::H1(connection));
+                    }
+                }
+            }
+        }
+        dial.await
+    }
+
+    async fn wait(&self, worker: &Worker, most: usize) -> Result<(), Error> {
+        let Some(mut waiter) = self.open.waiting.join(most) else {
+            worker.shared.metrics.limit("upstream-pending");
+            return Err(Error::Limit("requests that wait for an upstream connection"));
+        };
+        waiter.turn().await;
         Ok(())
     }
 
@@ -277,7 +344,7 @@ impl Pool {
         if shareable && !self.retired.get() && connection.is_reusable() {
             connection.idle_since = worker.now();
             self.idle.borrow_mut().push(connection);
-            self.open.wake_one();
+            self.open.wake_for_idle();
         }
     }
 

@@ -8,15 +8,18 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use hermes_testkit::{
+    dialog::Dialog,
     door::Door,
     multiplex::Multiplex,
     origin::{Origin, scripted},
     overlay::{Node, Overlay, PATIENCE},
 };
 use http::Request;
+use tokio::net::TcpStream;
 
 use crate::lab::overlay;
 
@@ -255,4 +258,50 @@ async fn passive_watching_lets_a_failing_endpoint_rest() {
         }
     };
     tokio::time::timeout(PATIENCE, found).await.expect("it rests for ever");
+}
+
+/// An origin whose accept queue is full is still served by the connections that it has: whoever dials
+/// takes one that comes free.
+#[tokio::test]
+async fn whoever_waits_for_a_dial_takes_a_connection_that_comes_free() {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(1).unwrap();
+    let origin = listener.local_addr().unwrap();
+    let overlay = overlay();
+    // Each worker has connections of its own.
+    let document = "
+workers: 1
+listeners:
+- {name: in, bind: '127.0.0.1:0', protocol: http}
+routes:
+- {name: all, upstream: origin}
+upstreams:
+- {name: origin, protocol: h1, endpoints: ['$ORIGIN']}
+";
+    let node = overlay.node("edge").document(document).with("ORIGIN", origin).start().await.unwrap();
+    let door = Door::plain(node.address("in"));
+    let mut clients = Vec::new();
+    for _ in 0..8 {
+        clients.push(door.h1().await.unwrap());
+    }
+    let request = "GET / HTTP/1.1\r\nhost: ORIGIN\r\n\r\n";
+    clients[0].send(request).await.unwrap();
+    let (only, _) = listener.accept().await.unwrap();
+    let mut only = Dialog::new(only);
+    // From now on nobody else gets in: connections fill the queue until one is not answered.
+    let mut crowd = Vec::new();
+    while let Ok(connected) = tokio::time::timeout(Duration::from_millis(300), TcpStream::connect(origin)).await {
+        crowd.push(connected.unwrap());
+    }
+    for client in &mut clients[1..] {
+        client.send(request).await.unwrap();
+    }
+    for _ in 0..clients.len() {
+        assert_eq!(only.head().await.unwrap().target(), "/");
+        only.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+    }
+    for client in &mut clients {
+        assert_eq!(client.head().await.unwrap().status(), 200);
+    }
 }
