@@ -9,7 +9,9 @@ use std::io;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use hermes_model::facts::Kind;
 
+use crate::datagram::QUIET;
 use crate::error::Error;
 use crate::live::{Phase, Session};
 use crate::stream::ByteStream;
@@ -68,10 +70,21 @@ pub(crate) async fn relay(mut near: ByteStream, mut far: ByteStream, session: &S
         }
     })
     .await;
-    if let Some(error) = failed {
-        near.abort();
-        far.abort();
-        entry.fail(&error);
+    match failed {
+        None => {}
+        // Silence is how most flows end: to nobody is it a failure.
+        Some(Error::Idle(_)) if entry.facts.kind == Kind::Udp => {
+            let closed = std::future::poll_fn(|cx| {
+                let open = near.poll_close(cx).is_pending() | far.poll_close(cx).is_pending();
+                if open { Poll::Pending } else { Poll::Ready(()) }
+            });
+            let _ = tokio::time::timeout(QUIET, closed).await;
+        }
+        Some(error) => {
+            near.abort();
+            far.abort();
+            entry.fail(&error);
+        }
     }
 }
 

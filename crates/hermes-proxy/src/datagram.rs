@@ -3,39 +3,28 @@
 //! In: two ports: a tunnel (capsules on a byte stream, RFC 9297 and 9298), a connected socket, or
 //! a flow of a listener. Out: datagrams, in order, one by one in count though many at a time in
 //! system calls. A full tunnel holds back its source: a socket's kernel buffer, or a flow's queue,
-//! where what does not fit is dropped and counted.
+//! where the oldest make room for what comes, and are counted.
 
-use std::cell::{Cell, RefCell};
+mod queue;
+mod relay;
+
 use std::collections::VecDeque;
-use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
-use std::rc::Rc;
-use std::sync::Arc;
-use std::task::{Context, Poll, Waker, ready};
-use std::time::Duration;
+use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
-use hermes_model::snapshot::Route;
 use hermes_net::udp::{MAX_PAYLOAD, UdpSocket};
 use hermes_wire::capsule::{self, Capsule, CapsuleDecoder};
 
+pub(crate) use self::queue::{Flow, FlowQueue};
+pub(crate) use self::relay::{QUIET, relay};
 use crate::early::Source;
-use crate::error::Error;
-use crate::live::{Phase, Session};
-use crate::signal::Signal;
 use crate::stream::ByteStream;
 use crate::worker::Worker;
 
 /// Datagrams that one turn takes from a port before it sends them on.
 const BATCH: usize = 256;
-/// Rounds before other tasks of the worker get their turn.
-const TURNS: usize = 16;
-/// After a move the old port is heard for so long.
-const QUIET: Duration = Duration::from_secs(2);
-/// Ports of earlier moves that a flow still hears; with more moves in that time the first is dropped.
-const MAX_OLD: usize = 8;
 
 /// One end of a flow.
 pub(crate) enum Port {
@@ -52,89 +41,9 @@ pub(crate) struct Tunnel {
     stream: ByteStream,
     decoder: CapsuleDecoder,
     out: Bytes,
+    /// What was written may still be held back (by TLS).
+    flushing: bool,
     room: BytesMut,
-}
-
-/// One source of a listener: what it sent waits here.
-pub(crate) struct Flow {
-    pub(crate) queue: Rc<FlowQueue>,
-    pub(crate) peer: SocketAddr,
-}
-
-/// Datagrams of one source, from the listener to the flow's task. Bounded in bytes.
-pub(crate) struct FlowQueue {
-    /// Where answers go out: the listener's, or after that is gone the flow's own.
-    socket: RefCell<Rc<UdpSocket>>,
-    datagrams: RefCell<VecDeque<Bytes>>,
-    bytes: Cell<usize>,
-    waker: Cell<Option<Waker>>,
-    ended: Signal<()>,
-}
-
-impl FlowQueue {
-    pub(crate) fn new(socket: Rc<UdpSocket>) -> Self {
-        Self {
-            socket: RefCell::new(socket),
-            datagrams: RefCell::default(),
-            bytes: Cell::new(0),
-            waker: Cell::default(),
-            ended: Signal::default(),
-        }
-    }
-
-    /// From now on the flow has a socket of its own.
-    pub(crate) fn part(&self, own: Rc<UdpSocket>) {
-        *self.socket.borrow_mut() = own;
-        // Who waited to send waited for the other one.
-        self.wake();
-    }
-
-    /// The flow is over.
-    pub(crate) fn close(&self) {
-        self.ended.set(());
-    }
-
-    pub(crate) fn is_closed(&self) -> bool {
-        self.ended.get().is_some()
-    }
-
-    /// Waits for the flow's end.
-    pub(crate) fn poll_closed(&self, cx: &Context<'_>) -> Poll<()> {
-        self.ended.poll(cx)
-    }
-
-    /// Queues a datagram; false where it did not fit.
-    pub(crate) fn push(&self, datagram: Bytes, most: usize) -> bool {
-        let bytes = self.bytes.get() + datagram.len();
-        if bytes > most {
-            return false;
-        }
-        self.bytes.set(bytes);
-        self.datagrams.borrow_mut().push_back(datagram);
-        true
-    }
-
-    /// Tells the flow's task that something came.
-    pub(crate) fn wake(&self) {
-        if let Some(waker) = self.waker.take() {
-            waker.wake();
-        }
-    }
-
-    fn poll_take(&self, cx: &Context<'_>, batch: &mut VecDeque<Bytes>) -> Poll<()> {
-        let mut datagrams = self.datagrams.borrow_mut();
-        if datagrams.is_empty() {
-            self.waker.set(Some(cx.waker().clone()));
-            return Poll::Pending;
-        }
-        if datagrams.len() <= BATCH {
-            std::mem::swap(&mut *datagrams, batch);
-        } else {
-            batch.extend(datagrams.drain(..BATCH));
-        }
-        self.bytes.set(datagrams.iter().map(Bytes::len).sum());
-        Poll::Ready(())
-    }
 }
 
 impl Source for Port {
@@ -154,6 +63,7 @@ impl Port {
             stream,
             decoder: CapsuleDecoder::new(capsule::MAX_HTTP_DATAGRAM),
             out: Bytes::new(),
+            flushing: false,
             room: BytesMut::new(),
         }))
     }
@@ -198,11 +108,40 @@ impl Port {
         }
     }
 
+    /// It took datagrams that it could not send yet.
+    fn holds_unsent(&self) -> bool {
+        matches!(self, Port::Tunnel(tunnel) if tunnel.flushing || !tunnel.out.is_empty())
+    }
+
+    /// Moves the connection that carries it, if that is ours to do. What goes wrong there, receiving
+    /// and sending tell.
+    fn poll_carrier(&mut self, cx: &mut Context<'_>) {
+        if let Port::Tunnel(tunnel) = self {
+            let _ = tunnel.stream.poll_carrier(cx);
+        }
+    }
+
     /// Ends it in order.
     fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             Port::Tunnel(tunnel) => tunnel.stream.poll_finish(cx),
             Port::Socket { .. } | Port::Flow(_) => Poll::Ready(Ok(())),
+        }
+    }
+
+    /// Ends it in order and hears the other side out, whose datagrams have nowhere to go any more.
+    fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match self {
+            Port::Tunnel(tunnel) => match ready!(tunnel.poll_send(cx, &mut VecDeque::new())) {
+                Ok(()) => tunnel.stream.poll_close(cx),
+                Err(_) => Poll::Ready(()),
+            },
+            Port::Socket { .. } => Poll::Ready(()),
+            // What comes from now on is another flow's.
+            Port::Flow(flow) => {
+                flow.queue.close_in_order();
+                Poll::Ready(())
+            }
         }
     }
 
@@ -233,8 +172,7 @@ impl Tunnel {
                 // Unknown capsules are skipped (RFC 9297, 3.2).
                 let Capsule::Datagram(datagram) = capsule else { continue };
                 match capsule::udp_payload(datagram).map_err(malformed)? {
-                    Some(payload) if payload.len() <= MAX_PAYLOAD => batch.push_back(payload),
-                    Some(_) => worker.shared.metrics.dropped("too-large", 1),
+                    Some(payload) => batch.push_back(payload),
                     None => worker.shared.metrics.dropped("unknown-context", 1),
                 }
                 if batch.len() >= BATCH {
@@ -258,7 +196,11 @@ impl Tunnel {
         loop {
             if !self.out.is_empty() {
                 ready!(self.stream.poll_write(cx, &mut self.out))?;
+                self.flushing = true;
+            }
+            if self.flushing {
                 ready!(self.stream.poll_flush(cx))?;
+                self.flushing = false;
             }
             if batch.is_empty() {
                 return Poll::Ready(Ok(()));
@@ -285,8 +227,15 @@ fn poll_send_socket(
     worker: &Worker,
     batch: &mut VecDeque<Bytes>,
 ) -> Poll<io::Result<()>> {
+    let mut told = false;
+    let most = if peer.is_ipv4() { MAX_PAYLOAD } else { capsule::MAX_UDP_PAYLOAD };
     while let Some(first) = batch.front() {
         let segment = first.len();
+        if segment > most {
+            worker.shared.metrics.dropped("too-large", 1);
+            batch.pop_front();
+            continue;
+        }
         let run = run_length(batch, segment, socket.max_segments());
         let sent = if run == 1 {
             socket.try_send(peer, first, segment.max(1))
@@ -297,8 +246,15 @@ fn poll_send_socket(
             socket.try_send(peer, &contents, segment)
         };
         match sent {
-            Ok(()) => drop(batch.drain(..run)),
+            Ok(()) => {
+                told = false;
+                drop(batch.drain(..run));
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready!(socket.poll_send_ready(cx))?,
+            // An ICMP message about an earlier datagram, which is lost: this one was not sent yet.
+            Err(error) if is_icmp(&error) && !std::mem::replace(&mut told, true) => {
+                worker.shared.metrics.dropped("icmp", 1);
+            }
             // As a router would: what cannot be sent is lost, the flow goes on.
             Err(error) => {
                 tracing::debug!(%peer, %error, "a datagram could not be sent");
@@ -319,176 +275,6 @@ fn run_length(batch: &VecDeque<Bytes>, segment: usize, most: usize) -> usize {
     match batch.get(equal) {
         Some(last) if equal < most && !last.is_empty() && last.len() < segment => equal + 1,
         _ => equal,
-    }
-}
-
-type Opening = Pin<Box<dyn Future<Output = Result<Port, Error>>>>;
-/// Opens the far port that a changed route asks for.
-pub(crate) type Reopen<'a> = &'a dyn Fn(Arc<Route>) -> Opening;
-
-/// The port that a flow has moved away from. It is heard for a while, then ended in order and heard
-/// until it has ended as well: a stream that is merely dropped is a failure to the far end.
-struct Old {
-    port: Port,
-    timer: Pin<Box<tokio::time::Sleep>>,
-    finishing: bool,
-}
-
-impl Old {
-    /// Receives what still comes. False where nothing will any more.
-    fn poll(&mut self, cx: &mut Context<'_>, worker: &Worker, batch: &mut VecDeque<Bytes>) -> bool {
-        let received = self.port.poll_receive(cx, worker, batch);
-        let open = matches!(received, Poll::Pending | Poll::Ready(Ok(true)));
-        while open && self.timer.as_mut().poll(cx).is_ready() {
-            if std::mem::replace(&mut self.finishing, true) {
-                return false;
-            }
-            self.timer.as_mut().reset(tokio::time::Instant::now() + QUIET);
-            let _ = self.port.poll_finish(cx);
-        }
-        open
-    }
-}
-
-/// A flow under way.
-struct Relay<'a> {
-    session: &'a Session,
-    near: Port,
-    far: Port,
-    /// The ports before moves, the latest last.
-    old: Vec<Old>,
-    /// Where the flow moves to.
-    opening: Option<(Arc<Route>, Opening)>,
-    reopen: Reopen<'a>,
-    up: VecDeque<Bytes>,
-    down: VecDeque<Bytes>,
-}
-
-/// Relays until one end is over. The session's record gets what went wrong.
-pub(crate) async fn relay(near: Port, far: Port, session: &Session, reopen: Reopen<'_>) {
-    session.entry.set_phase(&session.worker, Phase::Open);
-    let mut relay = Relay {
-        session,
-        near,
-        far,
-        old: Vec::new(),
-        opening: None,
-        reopen,
-        up: VecDeque::new(),
-        down: VecDeque::new(),
-    };
-    let failed = std::future::poll_fn(|cx| relay.poll(cx)).await;
-    match failed {
-        Some(error) => {
-            relay.near.abort();
-            relay.far.abort();
-            session.entry.fail(&error);
-        }
-        None => {
-            let _ = std::future::poll_fn(|cx| relay.near.poll_finish(cx)).await;
-            let _ = std::future::poll_fn(|cx| relay.far.poll_finish(cx)).await;
-            for mut old in relay.old {
-                let _ = std::future::poll_fn(|cx| old.port.poll_finish(cx)).await;
-            }
-        }
-    }
-}
-
-impl Relay<'_> {
-    /// Ready with `None` at the flow's orderly end.
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Error>> {
-        if let Poll::Ready(error) = self.session.entry.end.poll(cx) {
-            return Poll::Ready(Some(error));
-        }
-        self.poll_move(cx);
-        for _ in 0..TURNS {
-            let up = self.poll_up(cx);
-            let down = self.poll_down(cx);
-            let blocked = !self.up.is_empty() || !self.down.is_empty();
-            self.session.entry.set_phase(&self.session.worker, if blocked { Phase::Blocked } else { Phase::Open });
-            match (up, down) {
-                (Poll::Ready(Ok(true)), Poll::Ready(Ok(true)) | Poll::Pending)
-                | (Poll::Pending, Poll::Ready(Ok(true))) => {}
-                (Poll::Pending, Poll::Pending) => return Poll::Pending,
-                (Poll::Ready(Err(error)), _) | (_, Poll::Ready(Err(error))) => return Poll::Ready(Some(error)),
-                (Poll::Ready(Ok(false)), _) | (_, Poll::Ready(Ok(false))) => return Poll::Ready(None),
-            }
-        }
-        cx.waker().wake_by_ref();
-        Poll::Pending
-    }
-
-    fn poll_up(&mut self, cx: &mut Context<'_>) -> Poll<Result<bool, Error>> {
-        let worker = &self.session.worker;
-        let client = |error: io::Error| Error::ClientGone(error.to_string());
-        if self.up.is_empty() && !ready!(self.near.poll_receive(cx, worker, &mut self.up)).map_err(client)? {
-            return Poll::Ready(Ok(false));
-        }
-        let bytes: usize = self.up.iter().map(Bytes::len).sum();
-        let sent = self.far.poll_send(cx, worker, &mut self.up);
-        let left: usize = self.up.iter().map(Bytes::len).sum();
-        self.session.entry.add_received(worker, bytes - left);
-        ready!(sent).map_err(|error| self.far_error(&error))?;
-        Poll::Ready(Ok(true))
-    }
-
-    fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<Result<bool, Error>> {
-        let worker = &self.session.worker;
-        if self.down.is_empty() {
-            self.poll_old(cx);
-        }
-        if self.down.is_empty() {
-            let open =
-                ready!(self.far.poll_receive(cx, worker, &mut self.down)).map_err(|error| self.far_error(&error))?;
-            if !open {
-                return Poll::Ready(Ok(false));
-            }
-        }
-        let bytes: usize = self.down.iter().map(Bytes::len).sum();
-        let sent = self.near.poll_send(cx, worker, &mut self.down);
-        let left: usize = self.down.iter().map(Bytes::len).sum();
-        self.session.entry.add_sent(worker, bytes - left);
-        ready!(sent).map_err(|error| Error::ClientGone(error.to_string()))?;
-        Poll::Ready(Ok(true))
-    }
-
-    /// What the old port still brings after a move.
-    fn poll_old(&mut self, cx: &mut Context<'_>) {
-        let worker = &self.session.worker;
-        let down = &mut self.down;
-        self.old.retain_mut(|old| old.poll(cx, worker, down));
-    }
-
-    /// Make before break: the flow stays on its old port until the new one is open.
-    fn poll_move(&mut self, cx: &mut Context<'_>) {
-        let moved = &self.session.entry.moved;
-        let wanted = moved.borrow().as_ref().map(Arc::as_ptr);
-        if wanted != self.opening.as_ref().map(|(route, _)| Arc::as_ptr(route)) {
-            // What was not wanted any more, before it was open, is dropped.
-            self.opening = moved.borrow().as_ref().map(|route| (route.clone(), (self.reopen)(route.clone())));
-        }
-        let Some((_, opening)) = &mut self.opening else { return };
-        let Poll::Ready(opened) = opening.as_mut().poll(cx) else { return };
-        self.opening = None;
-        moved.take();
-        match opened {
-            Ok(port) => {
-                let port = std::mem::replace(&mut self.far, port);
-                if self.old.len() == MAX_OLD {
-                    self.old.remove(0);
-                }
-                self.old.push(Old { port, timer: Box::pin(tokio::time::sleep(QUIET)), finishing: false });
-            }
-            Err(error) => tracing::warn!(%error, "a flow could not move; it stays where it is"),
-        }
-    }
-
-    fn far_error(&self, error: &io::Error) -> Error {
-        Error::Broken {
-            peer: self.session.entry.peer.borrow().clone().unwrap_or_else(|| "the far end".into()),
-            reason: error.to_string(),
-            unprocessed: false,
-        }
     }
 }
 

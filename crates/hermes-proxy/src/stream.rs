@@ -159,6 +159,24 @@ impl ByteStream {
         matches!(self, ByteStream::Io { io: Io::Plain(_), .. })
     }
 
+    /// Ends this direction in order and hears the other one out, whatever it still says. Ready when
+    /// both are over.
+    pub(crate) fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let finished = self.poll_finish(cx);
+        let carried = self.poll_carrier(cx);
+        if matches!(finished, Poll::Ready(Err(_))) {
+            return Poll::Ready(());
+        }
+        loop {
+            match ready!(self.poll_read(cx)) {
+                Ok(Some(_)) => {}
+                Ok(None) if finished.is_ready() && carried.is_ready() => return Poll::Ready(()),
+                Ok(None) => return Poll::Pending,
+                Err(_) => return Poll::Ready(()),
+            }
+        }
+    }
+
     /// Breaks it off, so that the peer knows that bytes may be missing.
     pub(crate) fn abort(&mut self) {
         match self {

@@ -139,7 +139,7 @@ impl Flows {
                 push(&self.worker, &known.queue, datagram, touched);
                 return;
             }
-            if known.closed_until > now {
+            if known.closed_until > now && !known.queue.is_in_order() {
                 self.worker.shared.metrics.dropped("flow-failed", 1);
                 return;
             }
@@ -219,9 +219,9 @@ impl Flows {
 }
 
 fn push(worker: &Worker, queue: &Rc<FlowQueue>, datagram: Bytes, touched: &mut Vec<Rc<FlowQueue>>) {
-    if !queue.push(datagram, worker.generation().snapshot.limits.datagram_queue) {
-        worker.shared.metrics.dropped("queue-full", 1);
-        return;
+    let dropped = queue.push(datagram, worker.generation().snapshot.limits.datagram_queue);
+    if dropped > 0 {
+        worker.shared.metrics.dropped("queue-full", dropped);
     }
     if !touched.last().is_some_and(|last| Rc::ptr_eq(last, queue)) {
         touched.push(queue.clone());

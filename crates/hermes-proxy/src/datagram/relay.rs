@@ -1,0 +1,236 @@
+//! A flow under way: datagrams from one port to the other and back, and moves to another far port.
+//!
+//! In: two ports and the session that they belong to. Out: datagrams in order, the end of either
+//! port passed on as it came. Holds one batch a direction.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hermes_model::snapshot::Route;
+
+use super::Port;
+use crate::error::Error;
+use crate::live::{Phase, Session};
+use crate::worker::Worker;
+
+/// Rounds before other tasks of the worker get their turn.
+const TURNS: usize = 16;
+/// After a move the old port is heard for so long; and so long a peer may take to end its side.
+pub(crate) const QUIET: Duration = Duration::from_secs(2);
+/// Ports of earlier moves that a flow still hears; with more moves in that time the first is dropped.
+const MAX_OLD: usize = 8;
+
+type Opening = Pin<Box<dyn Future<Output = Result<Port, Error>>>>;
+/// Opens the far port that a changed route asks for.
+pub(crate) type Reopen<'a> = &'a dyn Fn(Arc<Route>) -> Opening;
+
+/// The port that a flow has moved away from. It is heard for a while, then ended in order and heard
+/// until it has ended as well: a stream that is merely dropped is a failure to the far end.
+struct Old {
+    port: Port,
+    timer: Pin<Box<tokio::time::Sleep>>,
+    finishing: bool,
+}
+
+impl Old {
+    /// Receives what still comes. False where nothing will any more.
+    fn poll(&mut self, cx: &mut Context<'_>, worker: &Worker, batch: &mut VecDeque<Bytes>) -> bool {
+        let _ = self.port.poll_send(cx, worker, &mut VecDeque::new());
+        self.port.poll_carrier(cx);
+        let received = self.port.poll_receive(cx, worker, batch);
+        let open = matches!(received, Poll::Pending | Poll::Ready(Ok(true)));
+        while open && self.timer.as_mut().poll(cx).is_ready() {
+            if std::mem::replace(&mut self.finishing, true) {
+                return false;
+            }
+            self.timer.as_mut().reset(tokio::time::Instant::now() + QUIET);
+            let _ = self.port.poll_finish(cx);
+        }
+        open
+    }
+}
+
+/// How much a batch holds.
+struct Load {
+    datagrams: usize,
+    bytes: usize,
+}
+
+impl Load {
+    fn of(batch: &VecDeque<Bytes>) -> Self {
+        Self { datagrams: batch.len(), bytes: batch.iter().map(Bytes::len).sum() }
+    }
+
+    /// The bytes that are gone from it; `None` where nothing is, which is no progress. Empty
+    /// datagrams are.
+    fn taken(&self, batch: &VecDeque<Bytes>) -> Option<usize> {
+        let left = Self::of(batch);
+        (left.datagrams < self.datagrams).then(|| self.bytes - left.bytes)
+    }
+}
+
+/// A flow under way.
+struct Relay<'a> {
+    session: &'a Session,
+    near: Port,
+    far: Port,
+    /// The ports before moves, the latest last.
+    old: Vec<Old>,
+    /// Where the flow moves to.
+    opening: Option<(Arc<Route>, Opening)>,
+    reopen: Reopen<'a>,
+    up: VecDeque<Bytes>,
+    down: VecDeque<Bytes>,
+}
+
+/// Relays until one end is over. The session's record gets what went wrong.
+pub(crate) async fn relay(near: Port, far: Port, session: &Session, reopen: Reopen<'_>) {
+    session.entry.set_phase(&session.worker, Phase::Open);
+    let mut relay = Relay {
+        session,
+        near,
+        far,
+        old: Vec::new(),
+        opening: None,
+        reopen,
+        up: VecDeque::new(),
+        down: VecDeque::new(),
+    };
+    let failed = std::future::poll_fn(|cx| relay.poll(cx)).await;
+    match failed {
+        // Silence is how most flows end. A stream that is merely dropped is a failure to the other
+        // side, which then would have to report one for each of them.
+        None | Some(Error::Idle(_)) => {
+            let _ = tokio::time::timeout(QUIET, std::future::poll_fn(|cx| relay.poll_close(cx))).await;
+        }
+        Some(error) => {
+            relay.near.abort();
+            relay.far.abort();
+            session.entry.fail(&error);
+        }
+    }
+}
+
+impl Relay<'_> {
+    /// Ready with `None` at the flow's orderly end.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Error>> {
+        if let Poll::Ready(error) = self.session.entry.end.poll(cx) {
+            return Poll::Ready(Some(error));
+        }
+        self.poll_move(cx);
+        for _ in 0..TURNS {
+            self.near.poll_carrier(cx);
+            self.far.poll_carrier(cx);
+            let up = self.poll_up(cx);
+            let down = self.poll_down(cx);
+            let blocked =
+                !self.up.is_empty() || !self.down.is_empty() || self.far.holds_unsent() || self.near.holds_unsent();
+            self.session.entry.set_phase(&self.session.worker, if blocked { Phase::Blocked } else { Phase::Open });
+            match (up, down) {
+                (Poll::Ready(Ok(true)), Poll::Ready(Ok(true)) | Poll::Pending)
+                | (Poll::Pending, Poll::Ready(Ok(true))) => {}
+                (Poll::Pending, Poll::Pending) => return Poll::Pending,
+                (Poll::Ready(Err(error)), _) | (_, Poll::Ready(Err(error))) => return Poll::Ready(Some(error)),
+                (Poll::Ready(Ok(false)), _) | (_, Poll::Ready(Ok(false))) => return Poll::Ready(None),
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// Ready when every port has ended, or the session is told to stop at once.
+    fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if matches!(self.session.entry.end.poll(cx), Poll::Ready(error) if !matches!(error, Error::Idle(_))) {
+            return Poll::Ready(());
+        }
+        let mut open = self.near.poll_close(cx).is_pending() | self.far.poll_close(cx).is_pending();
+        for old in &mut self.old {
+            open |= old.port.poll_close(cx).is_pending();
+        }
+        if open { Poll::Pending } else { Poll::Ready(()) }
+    }
+
+    fn poll_up(&mut self, cx: &mut Context<'_>) -> Poll<Result<bool, Error>> {
+        let worker = &self.session.worker;
+        let client = |error: io::Error| Error::ClientGone(error.to_string());
+        if self.up.is_empty()
+            && !self.far.holds_unsent()
+            && !ready!(self.near.poll_receive(cx, worker, &mut self.up)).map_err(client)?
+        {
+            return Poll::Ready(Ok(false));
+        }
+        let before = Load::of(&self.up);
+        let sent = self.far.poll_send(cx, worker, &mut self.up);
+        if let Some(bytes) = before.taken(&self.up) {
+            self.session.entry.add_received(worker, bytes);
+        }
+        ready!(sent).map_err(|error| self.far_error(&error))?;
+        Poll::Ready(Ok(true))
+    }
+
+    fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<Result<bool, Error>> {
+        let worker = &self.session.worker;
+        if self.down.is_empty() && !self.near.holds_unsent() {
+            self.poll_old(cx);
+        }
+        if self.down.is_empty() && !self.near.holds_unsent() {
+            let open =
+                ready!(self.far.poll_receive(cx, worker, &mut self.down)).map_err(|error| self.far_error(&error))?;
+            if !open {
+                return Poll::Ready(Ok(false));
+            }
+        }
+        let before = Load::of(&self.down);
+        let sent = self.near.poll_send(cx, worker, &mut self.down);
+        if let Some(bytes) = before.taken(&self.down) {
+            self.session.entry.add_sent(worker, bytes);
+        }
+        ready!(sent).map_err(|error| Error::ClientGone(error.to_string()))?;
+        Poll::Ready(Ok(true))
+    }
+
+    /// What the old port still brings after a move.
+    fn poll_old(&mut self, cx: &mut Context<'_>) {
+        let worker = &self.session.worker;
+        let down = &mut self.down;
+        self.old.retain_mut(|old| old.poll(cx, worker, down));
+    }
+
+    /// Make before break: the flow stays on its old port until the new one is open.
+    fn poll_move(&mut self, cx: &mut Context<'_>) {
+        let moved = &self.session.entry.moved;
+        let wanted = moved.borrow().as_ref().map(Arc::as_ptr);
+        if wanted != self.opening.as_ref().map(|(route, _)| Arc::as_ptr(route)) {
+            // What was not wanted any more, before it was open, is dropped.
+            self.opening = moved.borrow().as_ref().map(|route| (route.clone(), (self.reopen)(route.clone())));
+        }
+        let Some((_, opening)) = &mut self.opening else { return };
+        let Poll::Ready(opened) = opening.as_mut().poll(cx) else { return };
+        self.opening = None;
+        moved.take();
+        match opened {
+            Ok(port) => {
+                let port = std::mem::replace(&mut self.far, port);
+                if self.old.len() == MAX_OLD {
+                    self.old.remove(0);
+                }
+                self.old.push(Old { port, timer: Box::pin(tokio::time::sleep(QUIET)), finishing: false });
+            }
+            Err(error) => tracing::warn!(%error, "a flow could not move; it stays where it is"),
+        }
+    }
+
+    fn far_error(&self, error: &io::Error) -> Error {
+        Error::Broken {
+            peer: self.session.entry.peer.borrow().clone().unwrap_or_else(|| "the far end".into()),
+            reason: error.to_string(),
+            unprocessed: false,
+        }
+    }
+}
