@@ -123,7 +123,7 @@ pub struct Listener {
     /// Sources that must begin with a PROXY protocol v2 header, which is believed. Connections
     /// from elsewhere are served without one. Empty: the protocol is off.
     pub proxy_protocol: Vec<IpNet>,
-    /// TCP tunnels by POST are accepted, from authenticated or trusted peers only.
+    /// Tunnels by POST are accepted, from authenticated or trusted peers only.
     pub accept_post: bool,
 }
 

@@ -14,7 +14,7 @@ use hermes_model::snapshot::{Listener, Snapshot};
 use hermes_model::trust::{Identity, identify};
 use hermes_wire::connect_udp;
 use hermes_wire::traceparent::Traceparent;
-use http::header::{CONNECTION, HOST, UPGRADE};
+use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Version};
@@ -33,7 +33,7 @@ pub(crate) enum Ask {
     Response,
     /// CONNECT (or a TCP connection accepted by a listener).
     Connect,
-    /// A tunnel by POST: bodies are the two directions.
+    /// A tunnel by POST: bodies are the two directions. For UDP they carry capsules.
     Post,
     /// h1 Upgrade or h2 extended CONNECT to this protocol.
     Upgrade(Arc<str>),
@@ -64,6 +64,25 @@ impl Request<'_> {
     pub(crate) fn expects_continue(&self) -> bool {
         let expect = self.facts.headers.get(http::header::EXPECT);
         expect.is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
+    }
+
+    /// What the request would be as a tunnel by POST: to `/` for TCP, to the path of CONNECT-UDP
+    /// for UDP. `None` where it is none: a POST that says what it brings is what it looks like.
+    pub(crate) fn as_post_tunnel(&self) -> Option<(Facts, HeaderValue)> {
+        let facts = &*self.facts;
+        let is_bare = facts.method == Method::POST
+            && self.ask == Ask::Response
+            && facts.trust.is_believed()
+            && !facts.headers.contains_key(CONTENT_LENGTH)
+            && !facts.headers.contains_key(CONTENT_TYPE);
+        if !is_bare {
+            return None;
+        }
+        if facts.path.as_str() == "/" {
+            return Some((Facts { kind: Kind::Tcp, ..facts.clone() }, self.host.clone()));
+        }
+        let (authority, host) = udp_target(&facts.path).ok()??;
+        Some((Facts { kind: Kind::Udp, authority, ..facts.clone() }, host))
     }
 
     /// The request of a live UDP flow, to open its tunnel anew.
@@ -267,22 +286,23 @@ fn target(parts: &Parts, secure: bool) -> Result<Target, Error> {
     if !protocol.eq_ignore_ascii_case("connect-udp") {
         return Ok(Target { kind: Kind::Http, host, ask: Ask::Upgrade(protocol), authority, path, scheme });
     }
-    let (host, port) = connect_udp::parse_path(path.path())
-        .map_err(|error| Error::Malformed(format!("CONNECT-UDP target: {error}")))?
-        .ok_or_else(|| {
-            Error::Malformed("CONNECT-UDP without the path /.well-known/masque/udp/HOST/PORT/".to_owned())
-        })?;
+    let (authority, host) = udp_target(&path)?.ok_or_else(|| {
+        Error::Malformed("CONNECT-UDP without the path /.well-known/masque/udp/HOST/PORT/".to_owned())
+    })?;
+    Ok(Target { kind: Kind::Udp, host, ask: Ask::Upgrade(protocol), authority, path, scheme })
+}
+
+/// The target of a UDP flow, which is in the path (RFC 9298, 2), and its spelling. `None` where the
+/// path is another.
+fn udp_target(path: &PathAndQuery) -> Result<Option<(Authority, HeaderValue)>, Error> {
+    let parsed = connect_udp::parse_path(path.path())
+        .map_err(|error| Error::Malformed(format!("CONNECT-UDP target: {error}")))?;
+    let Some((host, port)) = parsed else { return Ok(None) };
     let text = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
     let authority = Authority::parse(&text, None)
         .map_err(|error| Error::Malformed(format!("CONNECT-UDP target {text:?}: {error}")))?;
-    Ok(Target {
-        kind: Kind::Udp,
-        host: host_value(&authority, &text),
-        ask: Ask::Upgrade(protocol),
-        authority,
-        path,
-        scheme,
-    })
+    let host = host_value(&authority, &text);
+    Ok(Some((authority, host)))
 }
 
 fn connect_target(parts: &Parts) -> Result<Target, Error> {
@@ -342,7 +362,7 @@ fn request_authority(parts: &Parts, default_port: u16) -> Result<(Authority, Hea
 }
 
 /// The protocol that h1 `Upgrade` or h2 `:protocol` names. `h2c` is not one: it is ignored, as
-/// RFC 9113 deprecated it, and so is an upgrade with a body before it.
+/// RFC 9113 deprecated it, and so is an upgrade with a body before it. CONNECT-UDP is never ignored.
 fn upgrade_protocol(parts: &Parts) -> Result<Option<Arc<str>>, Error> {
     if let Some(protocol) = parts.extensions.get::<h2::ext::Protocol>() {
         return Ok(Some(Arc::from(protocol.as_str())));
@@ -352,7 +372,13 @@ fn upgrade_protocol(parts: &Parts) -> Result<Option<Arc<str>>, Error> {
     }
     let Some(value) = parts.headers.get(UPGRADE) else { return Ok(None) };
     let value = value.to_str().map_err(|_| Error::Malformed("Upgrade is not text".to_owned()))?.trim();
-    if value.eq_ignore_ascii_case("h2c") || value.contains(',') {
+    let has_body = parts.headers.contains_key(TRANSFER_ENCODING)
+        || parts.headers.get(CONTENT_LENGTH).is_some_and(|length| length != "0");
+    if value.eq_ignore_ascii_case("connect-udp") {
+        if parts.method != Method::GET || has_body {
+            return Err(Error::Malformed("CONNECT-UDP by Upgrade is a GET without a body (RFC 9298, 3.2)".to_owned()));
+        }
+    } else if has_body || value.eq_ignore_ascii_case("h2c") || value.contains(',') {
         return Ok(None);
     }
     Ok(Some(Arc::from(value.to_ascii_lowercase())))

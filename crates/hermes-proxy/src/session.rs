@@ -8,10 +8,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use hermes_model::decide::{Decision, decide};
-use hermes_model::facts::{Facts, Kind};
+use hermes_model::facts::Kind;
 use hermes_model::rewrite::Vars;
 use hermes_model::snapshot::{Action, Route, Terminate, TerminateKind, Upstream};
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::{Method, Response, StatusCode, Version};
 
 use crate::body::{Body, Interim, RequestBody, ResponseBody};
@@ -117,33 +116,23 @@ pub(crate) fn reject(worker: &Rc<Worker>, rejected: Rejected) -> Response<Respon
 }
 
 /// Decides, after settling what a POST is: on a listener that accepts tunnels by POST it is one if
-/// a route that says `kind: tcp` would be the first to match it as one.
+/// the first route to match it as one says its `kind`.
 fn decide_request(generation: &Generation, request: &mut Request<'_>) -> Decision {
-    if let Some(facts) = as_post_tunnel(generation, request)
+    let accepts = |request: &Request<'_>| {
+        generation.listener(&request.facts.listener).is_some_and(|listener| listener.accept_post)
+    };
+    if request.facts.method == Method::POST
+        && accepts(request)
+        && let Some((facts, host)) = request.as_post_tunnel()
         && let Decision::Act(route) = decide(&facts, &generation.snapshot)
-        && route.matcher.kinds.contains(&Kind::Tcp)
+        && route.matcher.kinds.contains(&facts.kind)
     {
         request.facts = Rc::new(facts);
+        request.host = host;
         request.ask = Ask::Post;
         return Decision::Act(route);
     }
     decide(&request.facts, &generation.snapshot)
-}
-
-fn as_post_tunnel(generation: &Generation, request: &Request) -> Option<Facts> {
-    let facts = &request.facts;
-    if facts.method != Method::POST
-        || request.ask != Ask::Response
-        || facts.path.as_str() != "/"
-        || !facts.trust.is_believed()
-    {
-        return None;
-    }
-    if facts.headers.contains_key(CONTENT_LENGTH) || facts.headers.contains_key(CONTENT_TYPE) {
-        return None;
-    }
-    generation.listener(&facts.listener).filter(|listener| listener.accept_post)?;
-    Some(Facts { kind: Kind::Tcp, ..(**facts).clone() })
 }
 
 /// What an action came to.

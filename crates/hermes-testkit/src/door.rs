@@ -104,7 +104,7 @@ impl Door {
         match way {
             Way::Raw => Ok(Tunnel::io(self.stream(&[]).await?, Bytes::new())),
             Way::ConnectH1 => self.over_h1("CONNECT", authority, authority, "").await,
-            Way::PostH1 => self.over_h1("POST", "/", authority, "transfer-encoding: chunked\r\n").await,
+            Way::PostH1 => self.post_h1("/", authority).await,
             Way::ConnectH2 => {
                 let request = Request::builder().method(Method::CONNECT).uri(authority);
                 self.over_h2(request).await
@@ -114,6 +114,10 @@ impl Door {
                 self.over_h2(request).await
             }
         }
+    }
+
+    pub(crate) async fn post_h1(&self, path: &str, host: &str) -> io::Result<Tunnel> {
+        self.over_h1("POST", path, host, "transfer-encoding: chunked\r\n").await
     }
 
     async fn over_h1(&self, method: &str, target: &str, authority: &str, more: &str) -> io::Result<Tunnel> {
@@ -130,7 +134,7 @@ impl Door {
         Ok(if chunked { Tunnel::chunked(stream, ahead) } else { Tunnel::io(stream, ahead) })
     }
 
-    async fn over_h2(&self, request: http::request::Builder) -> io::Result<Tunnel> {
+    pub(crate) async fn over_h2(&self, request: http::request::Builder) -> io::Result<Tunnel> {
         let mut connection = self.h2().await?;
         let request = self.fields.iter().fold(request, |request, (name, value)| request.header(name, value));
         let request = request.version(Version::HTTP_2).body(()).map_err(io::Error::other)?;

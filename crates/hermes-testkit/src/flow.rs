@@ -3,18 +3,17 @@
 //! In: a door, a way, and datagrams. Out: the datagrams that come back. Capsules are put together and taken apart
 //! here, byte by byte, so that the product's codec is not what checks itself.
 
-use std::io;
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use h2::ext::Protocol;
-use http::{Method, Request, Version};
+use http::{Method, Request};
 use tokio::net::UdpSocket;
 
-use crate::{
-    dialog::in_time,
-    door::{Door, open_h2},
-    tunnel::Tunnel,
-};
+use crate::{dialog::in_time, door::Door, origin::bind_udp, tunnel::Tunnel};
 
 /// The largest payload of a UDP datagram over IPv4.
 pub const MAX_PAYLOAD: usize = 65_507;
@@ -28,6 +27,17 @@ pub enum FlowWay {
     UpgradeH1,
     /// Extended CONNECT over HTTP/2.
     ConnectH2,
+    /// The bodies of a POST over HTTP/1.1.
+    PostH1,
+    /// The bodies of a POST over HTTP/2.
+    PostH2,
+}
+
+impl FlowWay {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Raw, Self::UpgradeH1, Self::ConnectH2, Self::PostH1, Self::PostH2];
+    /// Those that carry capsules.
+    pub const TUNNELS: [Self; 4] = [Self::UpgradeH1, Self::ConnectH2, Self::PostH1, Self::PostH2];
 }
 
 /// A flow.
@@ -62,13 +72,20 @@ impl Flow {
     pub async fn open(door: &Door, way: FlowWay, host: &str, port: u16) -> io::Result<Self> {
         match way {
             FlowWay::Raw => {
-                let any = if door.address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-                let socket = UdpSocket::bind(any).await?;
+                let any: IpAddr =
+                    if door.address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+                // With room for several datagrams of the largest size, which the system's default lacks.
+                let socket = UdpSocket::from_std(bind_udp((any, 0).into()).map_err(io::Error::other)?)?;
                 socket.connect(door.address).await?;
                 Ok(Flow::Socket(socket))
             }
             FlowWay::UpgradeH1 => Ok(Self::capsules(upgrade(door, host, port).await?)),
             FlowWay::ConnectH2 => Ok(Self::capsules(extended_connect(door, host, port).await?)),
+            FlowWay::PostH1 => Ok(Self::capsules(door.post_h1(&path(host, port), "proxy.test").await?)),
+            FlowWay::PostH2 => {
+                let uri = format!("http://proxy.test{}", path(host, port));
+                Ok(Self::capsules(door.over_h2(Request::builder().method(Method::POST).uri(uri)).await?))
+            }
         }
     }
 
@@ -148,6 +165,17 @@ impl Capsules {
     }
 }
 
+impl Capsules {
+    /// Ends our side, and waits for the orderly end of the other. Returns what still came before it.
+    ///
+    /// # Errors
+    /// The tunnel broke, or ended within a capsule.
+    pub async fn close(&mut self) -> io::Result<Option<Capsule>> {
+        self.tunnel.writer.finish().await?;
+        self.next().await
+    }
+}
+
 /// A DATAGRAM capsule with a UDP payload.
 pub fn datagram(payload: &[u8]) -> Bytes {
     let value = [&[0][..], payload].concat();
@@ -184,7 +212,8 @@ fn varint(bytes: &[u8]) -> Option<(u64, usize)> {
     Some((rest.iter().fold(u64::from(first & 0x3f), |value, byte| value << 8 | u64::from(*byte)), length))
 }
 
-fn parse(unread: &mut BytesMut) -> Option<Capsule> {
+/// Takes the next whole capsule off; `None` where more bytes are needed.
+pub fn parse(unread: &mut BytesMut) -> Option<Capsule> {
     let (kind, one) = varint(unread)?;
     let (length, other) = varint(&unread[one..])?;
     let (begin, length) = (one + other, usize::try_from(length).ok()?);
@@ -196,7 +225,7 @@ fn parse(unread: &mut BytesMut) -> Option<Capsule> {
 }
 
 /// RFC 9298, 2: a colon of an IPv6 address is escaped.
-fn path(host: &str, port: u16) -> String {
+pub fn path(host: &str, port: u16) -> String {
     format!("/.well-known/masque/udp/{}/{port}/", host.replace(':', "%3A"))
 }
 
@@ -220,17 +249,12 @@ async fn upgrade(door: &Door, host: &str, port: u16) -> io::Result<Tunnel> {
 }
 
 async fn extended_connect(door: &Door, host: &str, port: u16) -> io::Result<Tunnel> {
-    let mut connection = door.h2().await?;
     let request = Request::builder()
         .method(Method::CONNECT)
-        .version(Version::HTTP_2)
         .uri(format!("http://proxy.test{}", path(host, port)))
         .header("capsule-protocol", "?1")
         .extension(Protocol::from_static("connect-udp"));
-    let request = door.fields.iter().fold(request, |request, (name, value)| request.header(name, value));
-    let request = request.body(()).map_err(io::Error::other)?;
-    let (recv, send) = open_h2(&mut connection, request).await?;
-    Ok(Tunnel::h2(connection, recv, send))
+    door.over_h2(request).await
 }
 
 #[cfg(test)]

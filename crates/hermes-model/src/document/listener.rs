@@ -35,7 +35,7 @@ pub struct Listener {
     /// Sources that begin with a PROXY protocol v2 header.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub proxy_protocol: Many<Prefix>,
-    /// TCP tunnels by POST are accepted.
+    /// Tunnels by POST are accepted.
     #[serde(default, skip_serializing_if = "is_default")]
     pub accept_post: bool,
     /// HTTP/3, of a later version: must be false.

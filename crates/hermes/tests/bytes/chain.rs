@@ -24,15 +24,15 @@ pub(crate) enum Hop {
     H2,
     /// Bare TCP (requests over it too) and bare UDP.
     Bare,
-    /// As `H1`, but TCP by POST.
+    /// As `H1`, but tunnels by POST.
     PostH1,
-    /// As `H2`, but TCP by POST.
+    /// As `H2`, but tunnels by POST.
     PostH2,
 }
 
 impl Hop {
     pub(crate) const ALL: [Self; 5] = [Hop::H1, Hop::H2, Hop::Bare, Hop::PostH1, Hop::PostH2];
-    /// Those that differ for requests and datagrams.
+    /// Those that differ for requests.
     pub(crate) const PLAIN: [Self; 3] = [Hop::H1, Hop::H2, Hop::Bare];
 
     /// The name that chooses it at the first node.
@@ -230,7 +230,7 @@ fn routes(name: Option<&str>, hop: Hop, udp: SocketAddr) -> String {
     };
     let flows = match hop {
         Hop::Bare => format!("terminate: {{udp: '{udp}'}}"),
-        _ => format!("upstream: {http}, rewrite: {{authority: 'ECHO:7'}}"),
+        _ => format!("upstream: {tcp}, rewrite: {{authority: 'ECHO:7'}}"),
     };
     format!(
         "{web}- {{name: {label}-tcp, match: {{kind: tcp{authority}}}, upstream: {tcp}, rewrite: {{authority: 'ECHO:7'}}}}\n\

@@ -19,7 +19,6 @@ const MIB: usize = 1 << 20;
 /// Around every boundary of buffers, frames, records and windows.
 const SIZES: [usize; 9] = [0, 1, 16 * KIB - 1, 16 * KIB, 16 * KIB + 1, 64 * KIB - 1, 64 * KIB, 64 * KIB + 1, MIB];
 const WAYS: [Way; 5] = [Way::Raw, Way::ConnectH1, Way::ConnectH2, Way::PostH1, Way::PostH2];
-const FLOW_WAYS: [FlowWay; 3] = [FlowWay::Raw, FlowWay::UpgradeH1, FlowWay::ConnectH2];
 
 /// The seed of this run, printed so that a failure can be repeated.
 fn seeded(test: &str) -> SmallRng {
@@ -84,8 +83,8 @@ async fn requests_by_every_door_over_every_hop_with_mutual_tls() {
 async fn datagrams_by_every_pair(secure: bool) {
     let mut rng = seeded("datagrams by every pair");
     let chain = Chain::of_all_hops(secure).await.unwrap();
-    for way in FLOW_WAYS {
-        for hop in Hop::PLAIN {
+    for way in FlowWay::ALL {
+        for hop in Hop::ALL {
             datagrams(&chain.udp(way, Some(hop)), way, hop.name(), 120, &mut rng)
                 .await
                 .unwrap_or_else(|error| panic!("datagrams by {way:?} over {hop:?}: {error}"));
@@ -121,7 +120,7 @@ async fn through(nodes: usize, secure: bool, rng: &mut SmallRng) {
         let size = rng.random_range(0..MIB);
         download(&chain.http(), version, "WEB", size).await.unwrap_or_else(failed);
     }
-    for way in FLOW_WAYS {
+    for way in FlowWay::ALL {
         datagrams(&chain.udp(way, None), way, "ECHO", 30, rng).await.unwrap_or_else(failed);
     }
 }

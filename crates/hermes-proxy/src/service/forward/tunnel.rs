@@ -13,7 +13,7 @@ use hermes_wire::connect_udp;
 use http::header::{CONNECTION, CONTENT_LENGTH, HOST, HeaderName, HeaderValue, UPGRADE};
 use http::response::Parts;
 use http::uri::PathAndQuery;
-use http::{Method, Request as HttpRequest, Response, StatusCode, Uri, Version};
+use http::{HeaderMap, Method, Request as HttpRequest, Response, StatusCode, Uri, Version};
 
 use super::Forward;
 use super::head::{self, Outgoing};
@@ -126,7 +126,11 @@ impl Forward<'_> {
             shareable: false,
             in_flight: Some(InFlight::begin(upstream, index)),
         };
-        let by_post = self.entry.facts.kind == Kind::Tcp && upstream.config.tunnel_method == TunnelMethod::Post;
+        let kind = self.entry.facts.kind;
+        let by_post = kind != Kind::Http && upstream.config.tunnel_method == TunnelMethod::Post;
+        // A flow that came by POST goes on as what it is.
+        let flow = (kind == Kind::Udp).then(|| Ask::Upgrade(Arc::from("connect-udp")));
+        let ask = flow.as_ref().unwrap_or(ask);
         match (leased, by_post) {
             (Leased::H2(lease), _) => self.over_h2(lease, place, ask, by_post, outgoing, early).await,
             (Leased::H1(connection), false) => self.over_h1(connection, place, ask, outgoing).await,
@@ -147,7 +151,7 @@ impl Forward<'_> {
         *request.version_mut() = Version::HTTP_2;
         *request.method_mut() = if by_post { Method::POST } else { Method::CONNECT };
         match ask {
-            Ask::Connect | Ask::Post if by_post => *request.uri_mut() = outgoing.uri(),
+            _ if by_post => *request.uri_mut() = self.template_uri(&outgoing, &place.peer)?,
             Ask::Connect | Ask::Post => *request.uri_mut() = authority_form(&outgoing)?,
             Ask::Upgrade(protocol) => {
                 if !lease.connection.extended_connect {
@@ -202,6 +206,10 @@ impl Forward<'_> {
         let peer = place.peer.clone();
         let response = exchange::over_h1(connection, request, place, None).await?;
         let status = response.status();
+        if status == StatusCode::SWITCHING_PROTOCOLS && !switches_to(ask, response.headers()) {
+            let reason = "it switched to a protocol that it was not asked for (RFC 9110, 7.8)".to_owned();
+            return Err(Error::Broken { peer, reason, unprocessed: false });
+        }
         if status != wanted && !(wanted == StatusCode::OK && status.is_success()) {
             self.note_refusal(&peer, status);
             return Ok(Opened::Answer(response.map(ExchangeBody::settle)));
@@ -221,10 +229,11 @@ impl Forward<'_> {
         let (send, body) = channel();
         let body = RequestBody::new(self.worker, Body::Channel(body));
         let mut request = self.bare_request(&mut outgoing).map(|()| body.attempt());
-        *request.method_mut() = Method::POST;
-        *request.uri_mut() = Uri::from_static("/");
-        request.headers_mut().insert(HOST, outgoing.host.clone());
         let peer = place.peer.clone();
+        let (path, host) = self.target(&outgoing, &peer)?;
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = Uri::from(path);
+        request.headers_mut().insert(HOST, host);
         let response = exchange::over_h1(connection, request, place, None).await?;
         if !response.status().is_success() {
             self.note_refusal(&peer, response.status());
@@ -252,18 +261,25 @@ impl Forward<'_> {
         request
     }
 
-    /// The URI of an extended CONNECT. For UDP the target is in the path, and `:authority` is the
+    /// Path and host of a tunnel's request. For UDP the target is in the path, and the host is the
     /// next proxy.
-    fn template_uri(&self, outgoing: &Outgoing, peer: &str) -> Result<Uri, Error> {
+    fn target(&self, outgoing: &Outgoing, peer: &str) -> Result<(PathAndQuery, HeaderValue), Error> {
         if self.entry.facts.kind != Kind::Udp {
-            return Ok(outgoing.uri());
+            return Ok((outgoing.path.clone(), outgoing.host.clone()));
         }
+        let proxy = HeaderValue::try_from(endpoint_of(peer)).map_err(|error| Error::Internal(error.to_string()))?;
+        Ok((udp_path(outgoing)?, proxy))
+    }
+
+    /// The URI of an extended CONNECT or a POST.
+    fn template_uri(&self, outgoing: &Outgoing, peer: &str) -> Result<Uri, Error> {
+        let (path, host) = self.target(outgoing, peer)?;
         Uri::builder()
             .scheme(outgoing.scheme.clone())
-            .authority(endpoint_of(peer))
-            .path_and_query(udp_path(outgoing)?)
+            .authority(host.as_bytes())
+            .path_and_query(path)
             .build()
-            .map_err(|error| Error::Internal(format!("CONNECT-UDP URI: {error}")))
+            .map_err(|error| Error::Internal(format!("a tunnel's URI: {error}")))
     }
 
     fn ask_for_upgrade<B>(
@@ -273,12 +289,11 @@ impl Forward<'_> {
         protocol: &str,
         place: &Place,
     ) -> Result<(), Error> {
-        let is_udp = self.entry.facts.kind == Kind::Udp;
+        let (path, host) = self.target(outgoing, &place.peer)?;
         *request.method_mut() = Method::GET;
-        *request.uri_mut() = Uri::from(if is_udp { udp_path(outgoing)? } else { outgoing.path.clone() });
-        let proxy = if is_udp { HeaderValue::try_from(endpoint_of(&place.peer)).ok() } else { None };
+        *request.uri_mut() = Uri::from(path);
         let headers = request.headers_mut();
-        headers.insert(HOST, proxy.unwrap_or_else(|| outgoing.host.clone()));
+        headers.insert(HOST, host);
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(UPGRADE, HeaderValue::try_from(protocol).map_err(|error| Error::Malformed(error.to_string()))?);
         if protocol == "websocket" && !headers.contains_key(SEC_WEBSOCKET_KEY) {
@@ -297,6 +312,13 @@ fn unsent(early: Option<&Early<'_>>, peer: &Arc<str>) -> Result<(), Error> {
         return Err(Error::Incapable { peer: peer.clone(), reason: "is no HTTP/2 endpoint like the one before it" });
     }
     Ok(())
+}
+
+/// A 101 is an answer only to those who asked for one, and for that protocol.
+fn switches_to(ask: &Ask, headers: &HeaderMap) -> bool {
+    let Ask::Upgrade(wanted) = ask else { return false };
+    let named = headers.get(UPGRADE).and_then(|value| value.to_str().ok());
+    named.is_some_and(|named| named.trim().eq_ignore_ascii_case(wanted))
 }
 
 /// The endpoint's part of a label such as `ingress/192.0.2.1:9443`.
