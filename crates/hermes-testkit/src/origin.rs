@@ -16,6 +16,7 @@ use crate::{Error, Result};
 pub mod datagram;
 pub mod http;
 pub mod scripted;
+pub mod services;
 pub mod slow;
 pub mod stream;
 

@@ -4,10 +4,9 @@
 
 use std::{net::SocketAddr, process::Stdio};
 
-use bytes::Bytes;
 use hermes_testkit::{
     dialog::{Dialog, SILENCE},
-    origin::{self, Origin, datagram::UdpEcho, http, stream},
+    origin::services::Services,
     overlay::{Node, Overlay},
     patience::until,
     traffic::Traffic,
@@ -32,32 +31,19 @@ upstreams:
 - {name: web, protocol: h1, endpoints: ['$WEB']}
 ";
 
-fn loopback() -> SocketAddr {
-    SocketAddr::from(([127, 0, 0, 1], 0))
-}
-
 struct Bed {
     overlay: Overlay,
-    web: Origin,
-    echo: Origin,
-    udp: UdpEcho,
+    services: Services,
 }
 
 impl Bed {
     fn new() -> Self {
-        let web = origin::listen(loopback()).unwrap();
-        Self {
-            overlay: Overlay::new(env!("CARGO_BIN_EXE_hermes")).unwrap(),
-            web: http::serve(web, http::Version::H1, Bytes::from_static(b"web")).unwrap(),
-            echo: stream::echo(origin::listen(loopback()).unwrap()).unwrap(),
-            udp: UdpEcho::start(loopback(), "").unwrap(),
-        }
+        Self { overlay: Overlay::new(env!("CARGO_BIN_EXE_hermes")).unwrap(), services: Services::start().unwrap() }
     }
 
     async fn start(&self, drain: &str) -> Node {
-        let draft = self.overlay.node("near").document(DOCUMENT).with("DRAIN", drain).with("WEB", self.web.address());
-        let draft = draft.with("ECHO", self.echo.address()).with("UDP", self.udp.address());
-        draft.start().await.unwrap()
+        let draft = self.overlay.node("near").document(DOCUMENT).with("DRAIN", drain);
+        self.services.fill(draft).start().await.unwrap()
     }
 }
 
@@ -100,7 +86,7 @@ async fn what_runs_finishes_and_nothing_new_begins() {
     let mut tunnel = connect(apps).await;
     let mut raw = Dialog::connect(node.address("db")).await.unwrap();
     assert!(echoes(&mut tunnel, b"before").await && echoes(&mut raw, b"before").await);
-    let flow = UdpSocket::bind(loopback()).await.unwrap();
+    let flow = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     flow.connect(node.address("video")).await.unwrap();
     assert!(talks(&flow).await);
     node.metric_reaches("hermes_connections_open", "", 5.0).await;
@@ -233,10 +219,7 @@ async fn a_node_that_drains_costs_those_who_use_it_nothing() {
     for protocol in ["h1", "h2"] {
         let bed = Bed::new();
         let far = |name: &str| bed.overlay.node(name).document(DOCUMENT).with("DRAIN", "10s");
-        let start = |name: &'static str| {
-            let draft = far(name).with("WEB", bed.web.address()).with("ECHO", bed.echo.address());
-            draft.with("UDP", bed.udp.address()).start()
-        };
+        let start = |name: &'static str| bed.services.fill(far(name)).start();
         let (one, other) = (start("one").await.unwrap(), start("other").await.unwrap());
         let document = "
 access-log: off

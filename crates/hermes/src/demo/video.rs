@@ -78,24 +78,25 @@ async fn show(options: &Options, directory: &Path) -> anyhow::Result<ExitCode> {
     progress.step("making the clips");
     let (short, long) = (Clip::make(directory, options.seconds), Clip::make(directory, 2 * options.seconds));
     let (short, long) = tokio::try_join!(short, long)?;
-    let rounds = play_all(options, &[short, long], directory, &progress).await?;
+    let (rounds, failed) = play_all(options, &[short, long], directory, &progress).await?;
     drop(progress);
-    let figures = Figures::of(rounds);
+    let figures = Figures::of(rounds, failed);
     let text =
         if options.json { figures.json()? } else { figures.text(Paint::for_stdout(), begun.elapsed().as_secs_f64()) };
     print(&text);
     Ok(if figures.overlay_is_perfect() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// The rounds, and why some came to nothing.
 async fn play_all(
     options: &Options,
     clips: &[Clip],
     directory: &Path,
     progress: &Progress,
-) -> anyhow::Result<Vec<Round>> {
+) -> anyhow::Result<(Vec<Round>, Vec<String>)> {
     let board = Arc::new(Board::default());
     let mut playing = JoinSet::new();
-    let mut rounds = Vec::new();
+    let (mut rounds, mut failed) = (Vec::new(), Vec::new());
     let mut numbers = 0..options.runs;
     let mut ticks = tokio::time::interval(LOOK);
     let begun = Instant::now();
@@ -106,10 +107,15 @@ async fn play_all(
             playing.spawn(play(number, clips.to_vec(), directory.to_owned(), board.clone()));
         }
         if playing.is_empty() {
-            return Ok(rounds);
+            return Ok((rounds, failed));
         }
         tokio::select! {
-            Some(played) = playing.join_next() => rounds.push(played??),
+            Some(played) = playing.join_next() => match played? {
+                Ok(round) => rounds.push(round),
+                // One of many is told with the others; when none came to anything, that is all there is to tell.
+                Err(error) if failed.len() + 1 < options.runs => failed.push(format!("{error:#}")),
+                Err(error) => return Err(error),
+            },
             _ = ticks.tick() => progress.detail(&standing(options, &board, rounds.len(), begun.elapsed())),
         }
     }

@@ -11,11 +11,10 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
 use hermes_testkit::{
     ca::Subject,
     dialog::Dialog,
-    origin::{self, Origin, datagram::UdpEcho, http, stream},
+    origin::services::Services,
     overlay::{Node, Overlay},
     patience::until,
 };
@@ -43,32 +42,19 @@ upstreams:
 - {name: dead, protocol: h1, endpoints: ['127.0.0.1:9']}
 ";
 
-fn loopback() -> SocketAddr {
-    SocketAddr::from(([127, 0, 0, 1], 0))
-}
-
 struct Bed {
     overlay: Overlay,
-    web: Origin,
-    echo: Origin,
-    udp: UdpEcho,
+    services: Services,
 }
 
 impl Bed {
     fn new() -> Self {
-        let web = origin::listen(loopback()).unwrap();
-        Self {
-            overlay: Overlay::new(env!("CARGO_BIN_EXE_hermes")).unwrap(),
-            web: http::serve(web, http::Version::H1, Bytes::from_static(b"web")).unwrap(),
-            echo: stream::echo(origin::listen(loopback()).unwrap()).unwrap(),
-            udp: UdpEcho::start(loopback(), "").unwrap(),
-        }
+        Self { overlay: Overlay::new(env!("CARGO_BIN_EXE_hermes")).unwrap(), services: Services::start().unwrap() }
     }
 
     async fn start(&self) -> Node {
         let draft = self.overlay.node("near").document(DOCUMENT).identity(&Subject::node("near")).unwrap();
-        let draft = draft.with("WEB", self.web.address()).with("ECHO", self.echo.address());
-        draft.with("UDP", self.udp.address()).start().await.unwrap()
+        self.services.fill(draft).start().await.unwrap()
     }
 }
 
@@ -82,7 +68,7 @@ async fn ask(to: SocketAddr, request: &str) -> (u16, String) {
 }
 
 async fn flow(to: SocketAddr, words: &[u8]) -> UdpSocket {
-    let flow = UdpSocket::bind(loopback()).await.unwrap();
+    let flow = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     flow.connect(to).await.unwrap();
     flow.send(words).await.unwrap();
     flow
@@ -165,7 +151,7 @@ async fn every_session_has_one_record_with_the_fields_of_the_reference() {
     };
     let traced = of("app", "/traced");
     looks(traced, &[("trace", "0af7651916cd43dd8448eb211c80319c".into()), ("status", 200.into()), ("sent", 3.into())]);
-    let endpoint = format!("web/{}", bed.web.address());
+    let endpoint = format!("web/{}", bed.services.web.address());
     looks(of("app", "/upload"), &[("received", 12.into()), ("endpoint", endpoint.into()), ("route", "web".into())]);
     looks(of("app", "/head"), &[("method", "HEAD".into()), ("sent", 0.into()), ("error", Value::Null)]);
     looks(of("hello", "/"), &[("route", "hello".into()), ("sent", 5.into()), ("endpoint", Value::Null)]);
@@ -237,7 +223,7 @@ async fn the_configuration_is_shown_without_secrets_and_sessions_while_they_last
     let (_, text) = node.ask("/sessions").await.unwrap();
     let sessions: Vec<Value> = serde_json::from_str(&text).unwrap();
     let [session] = sessions.as_slice() else { panic!("{text}") };
-    let endpoint = format!("db/{}", bed.echo.address());
+    let endpoint = format!("db/{}", bed.services.echo.address());
     let wanted: [(&str, Value); 7] = [
         ("listener", "db".into()),
         ("kind", "tcp".into()),

@@ -203,7 +203,7 @@ async fn healthy(node: &Node, site: &Site, value: f64) {
     let deadline = std::time::Instant::now() + PATIENCE;
     while node.metric("hermes_upstream_healthy", &endpoint).await.unwrap() != value {
         assert!(std::time::Instant::now() < deadline, "{endpoint} does not become {value}");
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
@@ -254,7 +254,7 @@ async fn passive_watching_lets_a_failing_endpoint_rest() {
     sites[0].well.store(true, Ordering::SeqCst);
     let found = async {
         while ask(&mut connection, "x").await != 0 {
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
     tokio::time::timeout(PATIENCE, found).await.expect("it rests for ever");

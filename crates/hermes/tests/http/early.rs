@@ -5,12 +5,13 @@ use std::net::SocketAddr;
 use bytes::Bytes;
 use h2::Reason;
 use hermes_testkit::multiplex::{self, Exchange, receive, send_all};
+use hermes_testkit::origin::Origin;
 use hermes_testkit::overlay::{Node, Overlay, PATIENCE};
 use http::Response;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 
-use crate::lab::{next, overlay, seen};
+use crate::lab::{Seen, next, overlay, seen};
 
 const EDGE: &str = "
 listeners:
@@ -33,20 +34,25 @@ async fn listener() -> TcpListener {
 }
 
 /// Hears the first bytes of a stream before it answers, then sends back whatever comes.
-async fn hear_then_echo(mut exchange: Exchange) -> std::io::Result<Bytes> {
+async fn hear_then_echo(mut exchange: Exchange, heard: impl FnOnce(Bytes)) -> std::io::Result<()> {
     let first = receive(exchange.request.body_mut()).await?.unwrap_or_default();
+    heard(first.clone());
     let mut answers = exchange.respond.send_response(Response::new(()), false).map_err(std::io::Error::other)?;
-    send_all(&mut answers, first.clone(), false).await?;
-    let mut body = exchange.request.into_body();
-    tokio::spawn(async move {
-        while let Ok(Some(chunk)) = receive(&mut body).await {
-            if send_all(&mut answers, chunk, false).await.is_err() {
-                return;
-            }
-        }
-        let _ = answers.send_data(Bytes::new(), true);
+    send_all(&mut answers, first, false).await?;
+    while let Some(chunk) = receive(exchange.request.body_mut()).await? {
+        send_all(&mut answers, chunk, false).await?;
+    }
+    answers.send_data(Bytes::new(), true).map_err(std::io::Error::other)
+}
+
+/// A node that hears before it answers, and what it heard.
+async fn hearing() -> (Origin, Seen<Bytes>) {
+    let (heard, hears) = seen();
+    let origin = multiplex::origin(listener().await, move |exchange| {
+        let heard = heard.clone();
+        hear_then_echo(exchange, move |first| drop(heard.send(first)))
     });
-    Ok(first)
+    (origin.unwrap(), hears)
 }
 
 async fn exchange_bytes(client: &mut TcpStream, bytes: &[u8]) {
@@ -58,15 +64,7 @@ async fn exchange_bytes(client: &mut TcpStream, bytes: &[u8]) {
 
 #[tokio::test]
 async fn a_node_hears_tcp_before_it_answers() {
-    let (heard, mut hears) = seen();
-    let origin = multiplex::origin(listener().await, move |exchange| {
-        let heard = heard.clone();
-        async move {
-            drop(heard.send(hear_then_echo(exchange).await?));
-            Ok(())
-        }
-    });
-    let (overlay, origin) = (overlay(), origin.unwrap());
+    let (overlay, (origin, mut hears)) = (overlay(), hearing().await);
     let node = edge(&overlay, true, &[origin.address()]).await;
     let mut client = TcpStream::connect(node.address("db")).await.unwrap();
     // The peer waits for this with its answer: a node that waits for the answer would wait for ever.
@@ -81,15 +79,7 @@ async fn a_node_hears_tcp_before_it_answers() {
 
 #[tokio::test]
 async fn a_node_hears_datagrams_before_it_answers() {
-    let (heard, mut hears) = seen();
-    let origin = multiplex::origin(listener().await, move |exchange| {
-        let heard = heard.clone();
-        async move {
-            drop(heard.send(hear_then_echo(exchange).await?));
-            Ok(())
-        }
-    });
-    let (overlay, origin) = (overlay(), origin.unwrap());
+    let (overlay, (origin, mut hears)) = (overlay(), hearing().await);
     let node = edge(&overlay, true, &[origin.address()]).await;
     let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     client.send_to(b"frame", node.address("video")).await.unwrap();
@@ -107,10 +97,7 @@ async fn an_endpoint_that_refuses_the_stream_is_followed_by_one_that_hears_the_s
         exchange.respond.send_reset(Reason::REFUSED_STREAM);
         Ok(())
     });
-    let serves = multiplex::origin(listener().await, |exchange| async move {
-        hear_then_echo(exchange).await?;
-        Ok(())
-    });
+    let serves = multiplex::origin(listener().await, |exchange| hear_then_echo(exchange, drop));
     let overlay = overlay();
     let (refuses, serves) = (refuses.unwrap(), serves.unwrap());
     let node = edge(&overlay, true, &[refuses.address(), serves.address()]).await;
@@ -130,7 +117,7 @@ async fn who_is_no_node_hears_nothing_before_its_answer() {
         let answered = answered.clone();
         async move {
             let early = tokio::time::timeout(std::time::Duration::from_millis(200), exchange.request.body_mut().data());
-            drop(answered.send(early.await.is_err()));
+            let _ = answered.send(early.await.is_err());
             hear_after(exchange).await
         }
     });
@@ -162,15 +149,17 @@ async fn what_a_client_sends_early_is_bounded() {
             while let Ok(Ok(Some(chunk))) = tokio::time::timeout(quiet, receive(exchange.request.body_mut())).await {
                 bytes += chunk.len();
             }
-            drop(heard.send(bytes));
+            let _ = heard.send(bytes);
             Ok(())
         }
     });
     let (overlay, origin) = (overlay(), origin.unwrap());
     let node = edge(&overlay, true, &[origin.address()]).await;
     let mut client = TcpStream::connect(node.address("db")).await.unwrap();
-    let flood = tokio::spawn(async move { while client.write_all(&[7; 65536]).await.is_ok() {} });
-    let bytes = next(&mut hears).await;
+    let flood = async { while client.write_all(&[7; 65536]).await.is_ok() {} };
+    let bytes = tokio::select! {
+        bytes = next(&mut hears) => bytes,
+        () = flood => panic!("the node closed"),
+    };
     assert!((1..=16384 + 65536).contains(&bytes), "{bytes} bytes went ahead");
-    flood.abort();
 }

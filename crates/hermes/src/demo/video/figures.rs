@@ -80,24 +80,26 @@ pub(super) struct Figures {
     loss_percent: f64,
     lines: Vec<Line>,
     rounds: Vec<Round>,
+    /// Why a run came to nothing, each.
+    failed: Vec<String>,
 }
 
 impl Figures {
     /// Of at least one round.
-    pub(super) fn of(rounds: Vec<Round>) -> Self {
+    pub(super) fn of(rounds: Vec<Round>, failed: Vec<String>) -> Self {
         let first: &[Stream] = rounds.first().map_or(&[], |round| &round.streams);
         let lines = first.iter().map(|stream| Line::of(stream.way, stream.seconds, &rounds)).collect();
         let (lost, all) = rounds.iter().fold((0, 0), |(lost, all), Round { link, .. }| {
             (lost + link.down_lost + link.up_lost, all + link.down + link.up)
         });
-        Self { runs: rounds.len(), loss_percent: 100.0 * lost as f64 / (all.max(1) as f64), lines, rounds }
+        Self { runs: rounds.len(), loss_percent: 100.0 * lost as f64 / (all.max(1) as f64), lines, rounds, failed }
     }
 
     /// Whether every stream over the overlay came as it was sent.
     pub(super) fn overlay_is_perfect(&self) -> bool {
         let mut overlay =
             self.rounds.iter().flat_map(|round| &round.streams).filter(|stream| stream.way == Way::Overlay);
-        overlay.all(is_perfect)
+        overlay.all(is_perfect) && self.failed.is_empty()
     }
 
     pub(super) fn json(&self) -> anyhow::Result<String> {
@@ -148,6 +150,9 @@ impl Figures {
                 "  {} {took}",
                 paint.good(&format!("✓ Over the overlay every packet and every frame arrived, by {by}"))
             )
+        } else if let Some(first) = self.failed.first() {
+            let count = self.failed.len();
+            format!("  {} {took}", paint.bad(&format!("✗ {count} more came to nothing, the first for this: {first}")))
         } else {
             format!("  {} {took}", paint.bad("✗ Over the overlay something was lost"))
         }
