@@ -39,6 +39,7 @@ bench-quick: release setup ## the same in three minutes, noisier
 	$(CARGO) run --release -p hermes-testkit --bin hermes-bench -- all --quick --out $(TARGET)/bench --hermes $(TARGET)/release/hermes
 
 bench-video: release setup ## the video case, 30 runs
+	mkdir -p bench/results
 	$(TARGET)/release/hermes demo video --runs 30 --json > bench/results/video.json
 
 fuzz: ## every fuzz target for a minute
