@@ -213,6 +213,26 @@ async fn a_refused_upgrade_is_an_ordinary_answer() {
     }
 }
 
+/// 200 means "nothing was switched" in HTTP/1.1 and "the tunnel is open" in HTTP/2: it must not pass from the one to
+/// the other.
+#[tokio::test]
+async fn an_origin_that_ignores_an_upgrade_opens_no_tunnel() {
+    let origin = scripted::h1(|mut dialog| async move {
+        dialog.head().await?;
+        dialog.send("HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\na page").await
+    });
+    let (origin, overlay) = (origin.unwrap(), overlay());
+    let node = before(&overlay, "h1", origin.address()).await;
+    let door = Door::plain(node.address("in"));
+    let mut dialog = door.h1().await.unwrap();
+    dialog.send(format!("GET /chat HTTP/1.1\r\nupgrade: websocket\r\n{HANDSHAKE}")).await.unwrap();
+    let head = dialog.head().await.unwrap();
+    assert_eq!((head.status(), dialog.body(&head).await.unwrap().text().as_str()), (200, "a page"), "{head:?}");
+    let answer = door.h2().await.unwrap().ask(extended("/chat"), b"").await.unwrap();
+    assert_eq!(answer.status, StatusCode::BAD_GATEWAY, "{answer:?}");
+    assert!(answer.header("proxy-status").unwrap().contains("http_upgrade_failed"), "{answer:?}");
+}
+
 #[tokio::test]
 async fn an_unknown_protocol_passes_and_h2c_is_ignored() {
     let (origin, mut tells) = websocket("h1");

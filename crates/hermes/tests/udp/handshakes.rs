@@ -185,6 +185,26 @@ upstreams:
     }
 }
 
+/// RFC 9298, 3.3: an upgrade that is answered with anything but 101 has failed, also where that sounds like success.
+#[tokio::test]
+async fn a_proxy_that_does_not_switch_has_not_opened_a_flow() {
+    let origin = scripted::h1(|mut dialog| async move {
+        dialog.head().await?;
+        dialog.send("HTTP/1.1 200 OK\r\ncapsule-protocol: ?1\r\n\r\n").await?;
+        dialog.to_end().await.map(drop)
+    });
+    let origin = origin.unwrap();
+    let lab = Lab::before(origin.address(), Extras::default()).await;
+    for way in FlowWay::TUNNELS {
+        let refused = lab.try_open(way, "H1").await.err().expect("it is no tunnel").to_string();
+        assert!(refused.contains("502") && refused.contains("http_upgrade_failed"), "{way:?}: {refused}");
+    }
+    let mut flow = lab.open(FlowWay::Raw, "H1").await;
+    flow.send(b"hello").await.unwrap();
+    let record = lab.near.record(|record| record["listener"] == "raw-H1").await;
+    assert_eq!(record["error"], "http_upgrade_failed", "{record}");
+}
+
 #[tokio::test]
 async fn a_post_is_a_flow_only_where_it_is_believed_and_named() {
     let origin = UdpEcho::start(ANY, "").unwrap();

@@ -211,6 +211,12 @@ impl Forward<'_> {
             return Err(Error::Broken { peer, reason, unprocessed: false });
         }
         if status != wanted && !(wanted == StatusCode::OK && status.is_success()) {
+            // To an HTTP/1.1 client 200 says that nothing was switched (RFC 9110, 7.8). To an HTTP/2
+            // client it would say that the tunnel is open (RFC 8441, 5), and a flow is nothing else.
+            let misleads = self.entry.facts.kind == Kind::Udp || self.dress.version == Version::HTTP_2;
+            if status.is_success() && misleads {
+                return Err(Error::Refused { peer, status });
+            }
             self.note_refusal(&peer, status);
             return Ok(Opened::Answer(response.map(ExchangeBody::settle)));
         }
