@@ -2,7 +2,7 @@
 //!
 //! In: how the client asked, and what the next proxy answered. Out: 200 or 101 with the fields that
 //! belong to it. WebSocket crosses versions here: h1 has a key and its proof (RFC 6455, 4.2.2), h2
-//! has neither (RFC 8441, 5).
+//! needs neither (RFC 8441, 5).
 
 use base64::Engine as _;
 use hermes_model::facts::Kind;
@@ -13,8 +13,8 @@ use http::{HeaderMap, Response, StatusCode, Version};
 use crate::headers::{self, CAPSULE_PROTOCOL};
 use crate::request::Ask;
 
-const SEC_WEBSOCKET_KEY: HeaderName = HeaderName::from_static("sec-websocket-key");
-const SEC_WEBSOCKET_ACCEPT: HeaderName = HeaderName::from_static("sec-websocket-accept");
+pub(crate) const SEC_WEBSOCKET_KEY: HeaderName = HeaderName::from_static("sec-websocket-key");
+pub(crate) const SEC_WEBSOCKET_ACCEPT: HeaderName = HeaderName::from_static("sec-websocket-accept");
 /// RFC 6455, section 1.3.
 const WEBSOCKET_GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 
@@ -39,9 +39,11 @@ pub(crate) fn accepted(
         if let Ok(value) = HeaderValue::try_from(&**protocol) {
             fields.insert(UPGRADE, value);
         }
-        if let Some(proof) = asked.get(SEC_WEBSOCKET_KEY).and_then(websocket_accept) {
-            fields.insert(SEC_WEBSOCKET_ACCEPT, proof);
-        }
+    }
+    // Over h2 as well, where the client has sent a key although it need not: Envoy does so for its own
+    // client over h1, and has no proof for it but ours.
+    if let Some(proof) = asked.get(SEC_WEBSOCKET_KEY).and_then(websocket_accept) {
+        fields.insert(SEC_WEBSOCKET_ACCEPT, proof);
     }
     if kind == Kind::Udp {
         fields.insert(CAPSULE_PROTOCOL, HeaderValue::from_static("?1"));
@@ -50,7 +52,8 @@ pub(crate) fn accepted(
     response
 }
 
-fn websocket_accept(key: &HeaderValue) -> Option<HeaderValue> {
+/// The proof that a key was understood.
+pub(crate) fn websocket_accept(key: &HeaderValue) -> Option<HeaderValue> {
     let mut hash = aws_lc_rs::digest::Context::new(&aws_lc_rs::digest::SHA1_FOR_LEGACY_USE_ONLY);
     hash.update(key.as_bytes());
     hash.update(WEBSOCKET_GUID);

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use hermes_model::facts::Kind;
 use hermes_model::snapshot::{TunnelMethod, UpstreamProtocol};
 use hermes_wire::connect_udp;
-use http::header::{CONNECTION, CONTENT_LENGTH, HOST, HeaderName, HeaderValue, UPGRADE};
+use http::header::{CONNECTION, CONTENT_LENGTH, HOST, HeaderValue, UPGRADE};
 use http::response::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Method, Request as HttpRequest, Response, StatusCode, Uri, Version};
@@ -23,12 +23,11 @@ use crate::error::Error;
 use crate::headers::CAPSULE_PROTOCOL;
 use crate::request::Ask;
 use crate::stream::ByteStream;
+use crate::upgrade::{self, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY};
 use crate::upstream::connect::{Destination, connect};
 use crate::upstream::exchange::{self, ExchangeBody, Place};
 use crate::upstream::pool::{H1Connection, H2Lease, Leased, PoolKey, Wish};
 use crate::upstream::{InFlight, UpstreamState};
-
-const SEC_WEBSOCKET_KEY: HeaderName = HeaderName::from_static("sec-websocket-key");
 
 /// What asking for a tunnel came to.
 pub(crate) enum Opened {
@@ -160,8 +159,7 @@ impl Forward<'_> {
                         reason: "does not offer extended CONNECT (RFC 8441)",
                     });
                 }
-                // The stream proves what the key proves over h1 (RFC 8441, 5).
-                request.headers_mut().remove(SEC_WEBSOCKET_KEY);
+                self.give_websocket_key(protocol, request.headers_mut())?;
                 request.extensions_mut().insert(h2::ext::Protocol::from(&**protocol));
                 *request.uri_mut() = self.template_uri(&outgoing, &place.peer)?;
             }
@@ -204,11 +202,13 @@ impl Forward<'_> {
             Ask::Response => return Err(Error::Internal("an exchange was taken for a tunnel".to_owned())),
         };
         let peer = place.peer.clone();
+        let key = request.headers().get(SEC_WEBSOCKET_KEY).cloned();
         let response = exchange::over_h1(connection, request, place, None).await?;
         let status = response.status();
-        if status == StatusCode::SWITCHING_PROTOCOLS && !switches_to(ask, response.headers()) {
-            let reason = "it switched to a protocol that it was not asked for (RFC 9110, 7.8)".to_owned();
-            return Err(Error::Broken { peer, reason, unprocessed: false });
+        if status == StatusCode::SWITCHING_PROTOCOLS
+            && let Err(reason) = check_switch(ask, key.as_ref(), response.headers())
+        {
+            return Err(Error::Broken { peer, reason: reason.to_owned(), unprocessed: false });
         }
         if status != wanted && !(wanted == StatusCode::OK && status.is_success()) {
             // To an HTTP/1.1 client 200 says that nothing was switched (RFC 9110, 7.8). To an HTTP/2
@@ -302,8 +302,13 @@ impl Forward<'_> {
         headers.insert(HOST, host);
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(UPGRADE, HeaderValue::try_from(protocol).map_err(|error| Error::Malformed(error.to_string()))?);
+        self.give_websocket_key(protocol, headers)
+    }
+
+    /// A client over h2 has no key: the stream proves what it proves over h1 (RFC 8441, 5). An origin
+    /// over h1 wants one, and so does one behind a proxy that makes h1 of our h2 and adds none: Envoy.
+    fn give_websocket_key(&self, protocol: &str, headers: &mut HeaderMap) -> Result<(), Error> {
         if protocol == "websocket" && !headers.contains_key(SEC_WEBSOCKET_KEY) {
-            // The client came over h2, where there is no key (RFC 8441, 5.1).
             let key = HeaderValue::try_from(websocket_key(self.worker.random().0));
             headers.insert(SEC_WEBSOCKET_KEY, key.map_err(|error| Error::Internal(error.to_string()))?);
         }
@@ -320,11 +325,21 @@ fn unsent(early: Option<&Early<'_>>, peer: &Arc<str>) -> Result<(), Error> {
     Ok(())
 }
 
-/// A 101 is an answer only to those who asked for one, and for that protocol.
-fn switches_to(ask: &Ask, headers: &HeaderMap) -> bool {
-    let Ask::Upgrade(wanted) = ask else { return false };
+/// A 101 is an answer only to those who asked for one, for that protocol, and for WebSocket only with
+/// the proof that the key was understood: the client gets a proof of our making.
+fn check_switch(ask: &Ask, key: Option<&HeaderValue>, headers: &HeaderMap) -> Result<(), &'static str> {
     let named = headers.get(UPGRADE).and_then(|value| value.to_str().ok());
-    named.is_some_and(|named| named.trim().eq_ignore_ascii_case(wanted))
+    match (ask, named) {
+        (Ask::Upgrade(wanted), Some(named)) if named.trim().eq_ignore_ascii_case(wanted) => {}
+        _ => return Err("it switched to a protocol that it was not asked for (RFC 9110, 7.8)"),
+    }
+    let proof = headers.get(SEC_WEBSOCKET_ACCEPT);
+    match key.and_then(upgrade::websocket_accept) {
+        Some(wanted) if matches!(ask, Ask::Upgrade(name) if &**name == "websocket") && proof != Some(&wanted) => {
+            Err("its Sec-WebSocket-Accept does not prove that it understood the key (RFC 6455, 4.1)")
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The endpoint's part of a label such as `ingress/192.0.2.1:9443`.
