@@ -14,8 +14,8 @@ use crate::{Error, Result};
 /// The version that is compared with.
 pub const VERSION: &str = "1.40.0";
 
-/// Finds Envoy: `HERMES_ENVOY`, then `envoy` on the path where that is a real binary, then a virtual environment
-/// in `dir` that is made on first use.
+/// Finds Envoy: `HERMES_ENVOY`, then `envoy` on the path where that is a real binary, then where `scripts/setup.sh`
+/// puts it in the target directory `dir`, then a virtual environment there that is made on first use.
 ///
 /// # Errors
 /// When it is nowhere and cannot be installed; the message says what to do.
@@ -24,7 +24,8 @@ pub fn find(dir: &Path) -> Result<PathBuf> {
         return Ok(path.into());
     }
     let venv = dir.join(format!("envoy-{VERSION}"));
-    if let Some(found) = on_path().or_else(|| inside(&venv)) {
+    let installed = Some(dir.join("tools/envoy/envoy/_bin/envoy")).filter(|path| is_elf(path));
+    if let Some(found) = on_path().or(installed).or_else(|| inside(&venv)) {
         return Ok(found);
     }
     install(&venv)?;

@@ -26,6 +26,7 @@ pub mod sighting;
 pub mod skip;
 pub mod tls;
 pub mod traffic;
+pub mod transfer;
 pub mod tunnel;
 
 pub use error::{Error, Result};

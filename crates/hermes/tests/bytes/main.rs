@@ -6,13 +6,15 @@
 #![allow(clippy::unwrap_used)]
 
 mod chain;
-mod transfer;
 
-use hermes_testkit::{door::Way, flow::FlowWay};
+use hermes_testkit::{
+    door::Way,
+    flow::FlowWay,
+    transfer::{Version, datagrams, download, echo, upload},
+};
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::IndexedRandom as _};
 
 use chain::{Chain, Hop};
-use transfer::{Version, datagrams, download, echo, upload};
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;

@@ -5,8 +5,7 @@
 
 use std::{collections::VecDeque, io};
 
-use bytes::Bytes;
-use hermes_testkit::{
+use crate::{
     dialog::Dialog,
     door::{Door, Way},
     flow::{Flow, FlowWay, MAX_PAYLOAD},
@@ -15,13 +14,16 @@ use hermes_testkit::{
     pattern::{Digest, Pattern},
     tunnel::{BoxedStream, Reader, Writer},
 };
+use bytes::Bytes;
 use http::Request;
 use rand::{Rng as _, rngs::SmallRng};
 
 /// Version of HTTP at the near end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Version {
+pub enum Version {
+    /// HTTP/1.1.
     H1,
+    /// HTTP/2.
     H2,
 }
 
@@ -35,11 +37,51 @@ fn wrong(what: impl Into<String>) -> io::Error {
 }
 
 /// Sends `size` bytes through a tunnel to an echo and demands them back, then the end.
-pub(crate) async fn echo(door: &Door, way: Way, authority: &str, size: usize, rng: &mut SmallRng) -> io::Result<()> {
+///
+/// # Errors
+/// The tunnel broke, or what came back is not what was sent; says where.
+pub async fn echo(door: &Door, way: Way, authority: &str, size: usize, rng: &mut SmallRng) -> io::Result<()> {
     let tunnel = door.tunnel(way, authority).await?;
     let pattern = Pattern::new(rng.random());
     let lengths = pieces(size, rng);
-    tokio::try_join!(send(tunnel.writer, pattern, lengths), receive(tunnel.reader, pattern, size)).map(drop)
+    let sending = async {
+        let mut writer = send(tunnel.writer, pattern, lengths).await?;
+        writer.finish().await?;
+        // Kept until the far end is through: dropping an HTTP/2 stream would reset it.
+        Ok(writer)
+    };
+    tokio::try_join!(sending, receive(tunnel.reader, pattern, size)).map(drop)
+}
+
+/// As [`echo`], for proxies that end both directions of a tunnel when one has ended: ours ends only when all is back.
+///
+/// # Errors
+/// As [`echo`].
+pub async fn echo_whole(door: &Door, way: Way, authority: &str, size: usize, rng: &mut SmallRng) -> io::Result<()> {
+    let mut tunnel = door.tunnel(way, authority).await?;
+    let pattern = Pattern::new(rng.random());
+    let lengths = pieces(size, rng);
+    let sending = send(tunnel.writer, pattern, lengths);
+    let receiving = async {
+        let mut offset = 0;
+        while offset < size {
+            let piece =
+                tunnel.reader.piece().await?.ok_or_else(|| wrong(format!("{offset} of {size} bytes came back")))?;
+            check(pattern, offset, &piece, size)?;
+            offset += piece.len();
+        }
+        Ok(())
+    };
+    let (mut writer, ()) = tokio::try_join!(sending, receiving)?;
+    writer.finish().await
+}
+
+fn check(pattern: Pattern, offset: usize, piece: &[u8], size: usize) -> io::Result<()> {
+    match pattern.mismatch(offset as u64, piece) {
+        Some(at) => Err(wrong(format!("byte {at} of {size} came back changed"))),
+        None if offset + piece.len() > size => Err(wrong(format!("more than {size} bytes came back"))),
+        None => Ok(()),
+    }
 }
 
 fn pieces(size: usize, rng: &mut SmallRng) -> Vec<usize> {
@@ -59,8 +101,6 @@ async fn send(mut writer: Writer, pattern: Pattern, lengths: Vec<usize>) -> io::
         writer.send(piece(pattern, offset, length)).await?;
         offset += length;
     }
-    writer.finish().await?;
-    // Kept until the far end is through: dropping an HTTP/2 stream would reset it.
     Ok(writer)
 }
 
@@ -73,22 +113,17 @@ fn piece(pattern: Pattern, offset: usize, length: usize) -> Bytes {
 async fn receive(mut reader: Reader, pattern: Pattern, size: usize) -> io::Result<Reader> {
     let mut offset = 0;
     while let Some(piece) = reader.piece().await? {
-        if let Some(at) = pattern.mismatch(offset as u64, &piece) {
-            return Err(wrong(format!("byte {at} of {size} came back changed")));
-        }
+        check(pattern, offset, &piece, size)?;
         offset += piece.len();
     }
     if offset == size { Ok(reader) } else { Err(wrong(format!("{offset} of {size} bytes came back"))) }
 }
 
 /// Uploads `size` bytes and compares the digest that the origin made of them.
-pub(crate) async fn upload(
-    door: &Door,
-    version: Version,
-    authority: &str,
-    size: usize,
-    rng: &mut SmallRng,
-) -> io::Result<()> {
+///
+/// # Errors
+/// The exchange broke, or the bytes are not the same; says where.
+pub async fn upload(door: &Door, version: Version, authority: &str, size: usize, rng: &mut SmallRng) -> io::Result<()> {
     let pattern = Pattern::new(rng.random());
     let lengths = pieces(size, rng);
     let answer = match version {
@@ -155,7 +190,10 @@ async fn upload_h2(
 }
 
 /// Downloads `size` bytes of a known pattern.
-pub(crate) async fn download(door: &Door, version: Version, authority: &str, size: usize) -> io::Result<()> {
+///
+/// # Errors
+/// The exchange broke, or the bytes are not the same; says where.
+pub async fn download(door: &Door, version: Version, authority: &str, size: usize) -> io::Result<()> {
     let data = match version {
         Version::H1 => {
             let mut dialog = door.h1().await?;
@@ -176,7 +214,19 @@ pub(crate) async fn download(door: &Door, version: Version, authority: &str, siz
 }
 
 /// Sends datagrams of random length, 0 and the largest among them, and demands each back, once, unchanged.
-pub(crate) async fn datagrams(
+///
+/// # Errors
+/// The exchange broke, or the bytes are not the same; says where.
+pub async fn datagrams(door: &Door, way: FlowWay, name: &str, count: usize, rng: &mut SmallRng) -> io::Result<()> {
+    datagrams_between((0, MAX_PAYLOAD), door, way, name, count, rng).await
+}
+
+/// As [`datagrams`], of lengths between two, both of them among them: for proxies that do not carry all lengths.
+///
+/// # Errors
+/// As [`datagrams`].
+pub async fn datagrams_between(
+    (least, most): (usize, usize),
     door: &Door,
     way: FlowWay,
     name: &str,
@@ -188,10 +238,10 @@ pub(crate) async fn datagrams(
     let mut outstanding: VecDeque<Vec<u8>> = VecDeque::new();
     for number in 0..count {
         let length = match number % 10 {
-            0 => 0,
-            1 => MAX_PAYLOAD,
-            2..6 => rng.random_range(0..=1500),
-            _ => rng.random_range(0..=MAX_PAYLOAD),
+            0 => least,
+            1 => most,
+            2..6 => rng.random_range(least..=most.min(1500)),
+            _ => rng.random_range(least..=most),
         };
         let payload = numbered(seed, number, length);
         flow.send(&payload).await?;
