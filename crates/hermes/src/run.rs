@@ -45,8 +45,13 @@ pub(crate) fn proxy(config: &Path, takeover: Option<&Path>, log: &str) -> anyhow
     runtime.block_on(run(config, takeover))
 }
 
+/// What the HTTP/2 library says by itself, unless the filter asks for it: its warnings are about single
+/// frames of a peer, who could fill the disk with them.
+const QUIET: &str = "h2=error";
+
 fn start_log(filter: &str) -> anyhow::Result<()> {
-    let filter = tracing_subscriber::EnvFilter::try_new(filter).context("--log is no filter; try info or debug")?;
+    let filter = tracing_subscriber::EnvFilter::try_new(format!("{QUIET},{filter}"))
+        .context("--log is no filter; try info or debug")?;
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
     Ok(())
 }
