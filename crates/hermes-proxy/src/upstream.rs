@@ -7,12 +7,13 @@
 pub(crate) mod connect;
 pub(crate) mod exchange;
 pub(crate) mod health;
+pub(crate) mod outlier;
 pub(crate) mod pool;
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use hermes_model::facts::Facts;
 use hermes_model::snapshot::{Balance, HostPort, Upstream};
@@ -28,10 +29,7 @@ pub(crate) struct Endpoint {
     pub(crate) in_flight: AtomicUsize,
     /// What active checks say; true without any.
     pub(crate) healthy: AtomicBool,
-    failures: AtomicU32,
-    rests: AtomicU32,
-    /// Milliseconds of the node's clock.
-    resting_until: AtomicU64,
+    passive: outlier::Passive,
 }
 
 impl Endpoint {
@@ -47,18 +45,17 @@ impl Endpoint {
             name,
             in_flight: AtomicUsize::new(0),
             healthy: AtomicBool::new(true),
-            failures: AtomicU32::new(0),
-            rests: AtomicU32::new(0),
-            resting_until: AtomicU64::new(0),
+            passive: outlier::Passive::default(),
         }
     }
 
     fn takes_sessions(&self, now: u64) -> bool {
-        self.healthy.load(Ordering::Relaxed) && self.resting_until.load(Ordering::Relaxed) <= now
+        self.healthy.load(Ordering::Relaxed) && !self.passive.rests(now)
     }
 }
 
 /// TLS towards an upstream.
+#[derive(Clone)]
 pub(crate) struct ClientTls {
     pub(crate) config: Arc<RustlsClientConfig>,
     /// What SNI asks for.
@@ -80,9 +77,6 @@ pub(crate) struct UpstreamState {
     pub(crate) active: AtomicUsize,
     pub(crate) retrying: AtomicUsize,
 }
-
-/// Rests grow up to so many times the first.
-const MAX_RESTS: u32 = 10;
 
 impl UpstreamState {
     pub(crate) fn new(id: u64, config: Arc<Upstream>, tls: Option<ClientTls>) -> Self {
@@ -149,27 +143,12 @@ impl UpstreamState {
 
     /// A session ended well, as far as its endpoint goes.
     pub(crate) fn succeeded(&self, endpoint: usize) {
-        let endpoint = &self.endpoints[endpoint];
-        if endpoint.failures.load(Ordering::Relaxed) != 0 {
-            endpoint.failures.store(0, Ordering::Relaxed);
-            endpoint.rests.store(0, Ordering::Relaxed);
-        }
+        self.endpoints[endpoint].passive.succeeded();
     }
 
     /// A session failed by its endpoint's fault. True where the endpoint rests from now on.
     pub(crate) fn failed(&self, endpoint: usize, now: u64) -> bool {
-        let outlier = self.config.outlier;
-        if outlier.failures == 0 {
-            return false;
-        }
-        let endpoint = &self.endpoints[endpoint];
-        if endpoint.failures.fetch_add(1, Ordering::Relaxed) + 1 < outlier.failures {
-            return false;
-        }
-        endpoint.failures.store(0, Ordering::Relaxed);
-        let rests = (endpoint.rests.fetch_add(1, Ordering::Relaxed) + 1).min(MAX_RESTS);
-        endpoint.resting_until.store(now + outlier.rest.as_millis() as u64 * u64::from(rests), Ordering::Relaxed);
-        true
+        self.endpoints[endpoint].passive.failed(&self.config.outlier, now)
     }
 
     /// How many requests may be on another try at once. `budget` is the share of requests under

@@ -1,0 +1,127 @@
+//! Passive health: an endpoint that fails its sessions in a row rests for a while.
+//!
+//! In: how sessions ended, and when. Out: whether the endpoint rests. What is told of an endpoint
+//! while it rests says nothing new: those sessions began before, on a connection of before.
+//! Never: a clock of its own. `now` is the node's, in milliseconds.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use hermes_model::snapshot::Outlier;
+
+/// Rests double up to so many times the first. An endpoint that went without one for as long as the
+/// longest is as good as new.
+const LONGEST: u32 = 10;
+
+/// What all workers know of one endpoint's failures.
+#[derive(Default)]
+pub(crate) struct Passive {
+    /// In a row.
+    failures: AtomicU32,
+    rests: AtomicU32,
+    resting_until: AtomicU64,
+}
+
+impl Passive {
+    pub(crate) fn rests(&self, now: u64) -> bool {
+        self.resting_until.load(Ordering::Relaxed) > now
+    }
+
+    pub(crate) fn succeeded(&self) {
+        // Written by every session of all workers otherwise, and the line fought for.
+        if self.failures.load(Ordering::Relaxed) != 0 {
+            self.failures.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// True where the endpoint rests from now on.
+    pub(crate) fn failed(&self, outlier: &Outlier, now: u64) -> bool {
+        let until = self.resting_until.load(Ordering::Relaxed);
+        if outlier.failures == 0 || until > now {
+            return false;
+        }
+        if self.failures.fetch_add(1, Ordering::Relaxed) + 1 < outlier.failures {
+            return false;
+        }
+        let longest = millis(outlier.rest.saturating_mul(LONGEST));
+        let rests = if now - until < longest { self.rests.load(Ordering::Relaxed) } else { 0 };
+        let rest = millis(outlier.rest.saturating_mul(1 << rests.min(LONGEST.ilog2() + 1))).min(longest);
+        // Of workers that come to this at once, one alone may begin the rest: it would double at once.
+        let begun =
+            self.resting_until.compare_exchange(until, now + rest, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if begun {
+            self.rests.store(rests + 1, Ordering::Relaxed);
+            self.failures.store(0, Ordering::Relaxed);
+        }
+        begun
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX / 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OUTLIER: Outlier = Outlier { failures: 3, rest: Duration::from_secs(1) };
+
+    /// Fails until it rests from `now` on; how long, in milliseconds.
+    fn rest_from(passive: &Passive, now: u64) -> u64 {
+        assert!(!passive.rests(now));
+        assert!(!passive.failed(&OUTLIER, now) && !passive.failed(&OUTLIER, now));
+        assert!(passive.failed(&OUTLIER, now), "the third in a row");
+        (0..).find(|after| !passive.rests(now + after)).unwrap_or_default()
+    }
+
+    #[test]
+    fn only_failures_in_a_row_count() {
+        let passive = Passive::default();
+        for _ in 0..5 {
+            assert!(!passive.failed(&OUTLIER, 0) && !passive.failed(&OUTLIER, 0));
+            passive.succeeded();
+        }
+        assert_eq!(rest_from(&passive, 0), 1_000);
+    }
+
+    #[test]
+    fn what_fails_during_a_rest_prolongs_nothing_and_counts_for_nothing() {
+        let passive = Passive::default();
+        assert_eq!(rest_from(&passive, 5), 1_000);
+        for _ in 0..20 {
+            assert!(!passive.failed(&OUTLIER, 1_004));
+        }
+        assert!(!passive.rests(1_005), "it is over when it was to be");
+        assert_eq!(rest_from(&passive, 1_005), 2_000, "it is the second rest, after three failures of its own");
+    }
+
+    #[test]
+    fn rests_double_up_to_ten_times_the_first() {
+        let passive = Passive::default();
+        let mut now = 0;
+        let rests = [(); 6].map(|()| {
+            let rest = rest_from(&passive, now);
+            now += rest;
+            // As with a try that went well in between: that alone makes nobody reliable.
+            passive.succeeded();
+            rest
+        });
+        assert_eq!(rests, [1_000, 2_000, 4_000, 8_000, 10_000, 10_000]);
+    }
+
+    #[test]
+    fn rests_are_forgotten_after_a_time_without() {
+        let passive = Passive::default();
+        assert_eq!(rest_from(&passive, 0), 1_000);
+        assert_eq!(rest_from(&passive, 10_999), 2_000, "one millisecond less than ten seconds well");
+        assert_eq!(rest_from(&passive, 12_999 + 10_000), 1_000);
+    }
+
+    #[test]
+    fn no_failures_is_off() {
+        let passive = Passive::default();
+        let off = Outlier { failures: 0, ..OUTLIER };
+        assert!((0..100).all(|now| !passive.failed(&off, now)) && !passive.rests(100));
+    }
+}
