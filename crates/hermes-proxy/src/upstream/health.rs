@@ -12,10 +12,12 @@ use bytes::Bytes;
 use hermes_model::snapshot::{Health, UpstreamProtocol};
 use hermes_net::resolve::Resolver;
 use hermes_net::{Io, dial, tls};
+use hermes_wire::proxy_protocol;
 use http::header::HOST;
 use http_body_util::Empty;
 use hyper_util::rt::TokioIo;
 use rand::Rng;
+use tokio::io::AsyncWriteExt;
 
 use super::{Endpoint, UpstreamState};
 use crate::metrics::{EndpointLabels, Metrics};
@@ -86,7 +88,11 @@ impl Streak {
 
 async fn probe(resolver: &Resolver, state: &UpstreamState, endpoint: &Endpoint, health: &Health) -> Result<(), String> {
     let addresses = resolver.resolve(&endpoint.target.host).await.map_err(|error| error.to_string())?;
-    let tcp = dial::connect(&addresses, endpoint.target.port).await.map_err(|error| error.to_string())?;
+    let mut tcp = dial::connect(&addresses, endpoint.target.port).await.map_err(|error| error.to_string())?;
+    if state.config.proxy_protocol {
+        // Nobody's session: LOCAL, by which the endpoint takes the connection's own addresses.
+        tcp.write_all(&proxy_protocol::LOCAL).await.map_err(|error| error.to_string())?;
+    }
     let Some(path) = &health.path else { return Ok(()) };
     let io = match &state.tls {
         Some(client) => {

@@ -21,7 +21,7 @@ use hermes_testkit::{
 use http::Request;
 use tokio::net::TcpStream;
 
-use crate::lab::overlay;
+use crate::lab::{Seen, next, overlay, seen};
 
 /// An origin that says its number. `/healthz` is 200 while it is well; `held` requests wait at `gate` before.
 struct Site {
@@ -232,6 +232,49 @@ async fn active_checks_take_a_sick_endpoint_out_and_back_in() {
     let answered: std::collections::BTreeSet<usize> =
         [ask(&mut connection, "x").await, ask(&mut connection, "x").await].into();
     assert_eq!(answered.len(), 2);
+}
+
+/// The header of whoever speaks for himself: version 2, LOCAL, no addresses.
+const PROXY_LOCAL: &[u8; 16] = b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0";
+
+/// What connections begin with, and whether they then ask for `/healthz`.
+fn behind_a_header() -> (Origin, Seen<(Vec<u8>, bool)>) {
+    let (tell, begun) = seen();
+    let origin = scripted::h1(move |mut dialog| {
+        let tell = tell.clone();
+        async move {
+            let header = dialog.exactly(PROXY_LOCAL.len()).await?;
+            let asks = header == PROXY_LOCAL && dialog.head().await.is_ok_and(|head| head.target() == "/healthz");
+            tell.send((header, asks)).map_err(io::Error::other)?;
+            if asks { dialog.send("HTTP/1.1 204 No Content\r\n\r\n").await } else { Ok(()) }
+        }
+    });
+    (origin.unwrap(), begun)
+}
+
+/// An endpoint that expects a PROXY header refuses a connection without one, or waits for it.
+#[tokio::test]
+async fn active_checks_begin_with_a_proxy_header_where_sessions_do() {
+    let overlay = overlay();
+    let document = "
+listeners:
+- {name: in, bind: '127.0.0.1:0', protocol: http}
+routes:
+- {name: all, upstream: sites}
+upstreams:
+- {name: sites, protocol: h1, proxy-protocol: v2, endpoints: ['$SITE'], health: {interval: 100ms, unhealthy: 1 $PATH}}
+";
+    for (name, path, asked) in [("asks", ", path: /healthz", true), ("connects", "", false)] {
+        let (origin, mut begun) = behind_a_header();
+        let draft = overlay.node("edge").called(name).document(document).with("PATH", path);
+        let node = draft.with("SITE", origin.address()).start().await.unwrap();
+        for _ in 0..3 {
+            let (header, asks) = next(&mut begun).await;
+            assert_eq!((header.as_slice(), asks), (PROXY_LOCAL.as_slice(), asked), "{name}");
+        }
+        let endpoint = format!("endpoint=\"{}\"", origin.address());
+        assert_eq!(node.metric("hermes_upstream_healthy", &endpoint).await.unwrap(), 1.0, "{name}");
+    }
 }
 
 #[tokio::test]
