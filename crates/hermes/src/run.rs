@@ -3,6 +3,7 @@
 //! In: the path of a document. Out: a running node, until a signal or a successor ends it.
 //! A document that cannot be run is refused with its reasons and changes nothing.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -103,19 +104,17 @@ async fn start(
     let (mut inherited, predecessor) = predecessor.map_or((Vec::new(), None), |(sockets, link)| (sockets, Some(link)));
     let admin_fd =
         inherited.iter().position(|handed| handed.label == ADMIN_LABEL).map(|index| inherited.swap_remove(index));
-    let admin = Admin::bind(snapshot.admin, admin_fd)?;
+    let mut admin = Admin::new();
+    let prepared = admin.prepare(snapshot.admin, admin_fd)?;
     let mut node = Node::start(snapshot.clone(), inherited).await.map_err(|faults| refused(config, &faults))?;
-    let mut this = Admin { address: None, socket: None, ready: Arc::new(AtomicBool::new(true)), task: JoinSet::new() };
-    if let Some(socket) = admin {
-        this.serve(snapshot.admin, socket, &node)?;
-    }
+    admin.follow(prepared, &node);
     let successors = successors.map(Successors::publish).transpose()?;
     if let Some(link) = predecessor {
         link.ready().await;
         node.read_inherited().await.map_err(|faults| refused(config, &faults))?;
     }
     tell_addresses(&node, &[]);
-    Ok((node, this, successors))
+    Ok((node, admin, successors))
 }
 
 /// Says where it listens, as far as it was not known.
@@ -175,23 +174,29 @@ async fn reload(config: &Path, node: &mut Node, watch: &mut Watch, admin: &mut A
         }
     };
     let before = node.addresses();
-    match node.apply(snapshot.clone()).await {
+    match apply(config, &snapshot, node, admin).await {
         Ok(generation) => {
             watch.follow(node.generation().files());
-            if let Err(error) = admin.follow(&snapshot, node) {
-                tracing::error!("{error:#}; the admin endpoint stays where it is");
-            }
             tell_addresses(node, &before);
             tracing::info!(generation, took = ?started.elapsed(), "applied");
         }
-        Err(faults) => {
+        Err(error) => {
             // A file that was missing, or did not fit another one yet, may still come.
             let named = document::files(&snapshot);
             let running = node.generation();
             watch.follow(running.files().chain(named.iter().map(|(_, file)| *file)));
-            tracing::error!("{:#}; the running configuration stays", refused(config, &faults));
+            tracing::error!("{error:#}; the running configuration stays");
         }
     }
+}
+
+/// Applies a document whole, the admin endpoint with it, or not at all.
+async fn apply(config: &Path, snapshot: &Arc<Snapshot>, node: &mut Node, admin: &mut Admin) -> anyhow::Result<u64> {
+    let prepared = admin.prepare(snapshot.admin, None).inspect_err(|_| node.refused());
+    let prepared = prepared.map_err(|error| refused(config, &[format!("{error:#}")]))?;
+    let generation = node.apply(snapshot.clone()).await.map_err(|faults| refused(config, &faults))?;
+    admin.follow(prepared, node);
+    Ok(generation)
 }
 
 fn sockets_of(node: &Node, admin: &Admin) -> std::io::Result<Vec<Handed>> {
@@ -248,55 +253,79 @@ async fn finish(mut node: Node, mut admin: Admin, end: End, signals: &mut Signal
 
 /// The admin endpoint and where it listens.
 struct Admin {
-    address: Option<std::net::SocketAddr>,
+    /// As the document has it: the port may be the system's choice.
+    address: Option<SocketAddr>,
     socket: Option<std::net::TcpListener>,
     ready: admin::Readiness,
     task: JoinSet<()>,
 }
 
-impl Admin {
-    /// A socket where the document says: the predecessor's, or a new one.
-    fn bind(
-        address: Option<std::net::SocketAddr>,
-        inherited: Option<Handed>,
-    ) -> anyhow::Result<Option<std::net::TcpListener>> {
-        let Some(address) = address else { return Ok(None) };
-        let socket = inherited.map(|handed| std::net::TcpListener::from(handed.fd));
-        if let Some(socket) = socket.filter(|socket| socket.local_addr().ok() == Some(address)) {
-            return Ok(Some(socket));
-        }
+/// What a document makes of the admin endpoint.
+enum Move {
+    Stay,
+    Close,
+    To(AdminSocket),
+}
+
+/// A socket that the admin endpoint can be served on: nothing of that can fail any more.
+struct AdminSocket {
+    address: SocketAddr,
+    /// For a successor.
+    kept: std::net::TcpListener,
+    listener: tokio::net::TcpListener,
+}
+
+impl AdminSocket {
+    /// The predecessor's where that fits, or a new one.
+    fn bind(address: SocketAddr, inherited: Option<Handed>) -> anyhow::Result<Self> {
+        let inherited = inherited.map(|handed| std::net::TcpListener::from(handed.fd));
         let bound = || {
-            if address.port() != 0 {
-                hermes_net::tcp::probe_unused(address)?;
-            }
-            hermes_net::tcp::listen(address)
+            let kept = match inherited.filter(|socket| socket.local_addr().ok() == Some(address)) {
+                Some(socket) => socket,
+                None => {
+                    if address.port() != 0 {
+                        hermes_net::tcp::probe_unused(address)?;
+                    }
+                    hermes_net::tcp::listen(address)?
+                }
+            };
+            kept.set_nonblocking(true)?;
+            let listener = tokio::net::TcpListener::from_std(kept.try_clone()?)?;
+            std::io::Result::Ok(Self { address, kept, listener })
         };
-        bound().map(Some).with_context(|| format!("admin: {address} cannot be bound"))
+        bound().with_context(|| format!("admin: {address} cannot be bound"))
+    }
+}
+
+impl Admin {
+    fn new() -> Self {
+        let (ready, task) = (Arc::new(AtomicBool::new(true)), JoinSet::new());
+        Self { address: None, socket: None, ready, task }
+    }
+
+    /// All that can fail of following a document: comes before anything of it is applied.
+    fn prepare(&self, address: Option<SocketAddr>, inherited: Option<Handed>) -> anyhow::Result<Move> {
+        match address {
+            same if same == self.address => Ok(Move::Stay),
+            None => Ok(Move::Close),
+            Some(address) => AdminSocket::bind(address, inherited).map(Move::To),
+        }
     }
 
     /// Listens where the document says.
-    fn follow(&mut self, snapshot: &Snapshot, node: &Node) -> anyhow::Result<()> {
-        if snapshot.admin == self.address {
-            return Ok(());
+    fn follow(&mut self, to: Move, node: &Node) {
+        if matches!(to, Move::Stay) {
+            return;
         }
-        let socket = Self::bind(snapshot.admin, None)?;
         self.task.abort_all();
         (self.address, self.socket) = (None, None);
-        socket.map_or(Ok(()), |socket| self.serve(snapshot.admin, socket, node))
-    }
-
-    fn serve(
-        &mut self,
-        address: Option<std::net::SocketAddr>,
-        socket: std::net::TcpListener,
-        node: &Node,
-    ) -> anyhow::Result<()> {
-        socket.set_nonblocking(true)?;
-        let shared = socket.try_clone()?;
-        tracing::info!(address = %socket.local_addr()?, "admin endpoint");
-        self.task.spawn(admin::serve(tokio::net::TcpListener::from_std(shared)?, node.view(), self.ready.clone()));
-        (self.address, self.socket) = (address, Some(socket));
-        Ok(())
+        if let Move::To(AdminSocket { address, kept, listener }) = to {
+            // Where the port is the system's choice, people have to be told.
+            let bound = kept.local_addr().unwrap_or(address);
+            tracing::info!(address = %bound, "admin endpoint");
+            self.task.spawn(admin::serve(listener, node.view(), self.ready.clone()));
+            (self.address, self.socket) = (Some(address), Some(kept));
+        }
     }
 
     async fn stop(&mut self) {

@@ -90,6 +90,31 @@ async fn refusals(node: &Node) -> f64 {
     node.metric("hermes_reloads_total", "result=\"refused\"").await.unwrap()
 }
 
+/// A document is applied whole: one whose admin endpoint cannot be had changes nothing else either.
+#[tokio::test]
+async fn a_document_whose_admin_endpoint_cannot_be_bound_is_refused_as_a_whole() {
+    let overlay = overlay();
+    let mut node = overlay.node("near").document(HELLO).with("WORD", "good").start().await.unwrap();
+    let holder = std::net::TcpListener::bind(loopback()).unwrap();
+    let taken = holder.local_addr().unwrap();
+    let prelude = node.prelude().replace("127.0.0.1:0", &taken.to_string());
+    let moved = |word: &str| format!("{prelude}{}", HELLO.replace("$WORD", word));
+    let moved = [moved("bad"), moved("better")];
+    assert!(moved[0].contains(&taken.to_string()), "{}", moved[0]);
+    fs::write(node.config(), &moved[0]).unwrap();
+    until("it is refused", || async { refusals(&node).await >= 1.0 }).await;
+    assert!(node.log().contains(&format!("admin: {taken} cannot be bound")), "{}", node.log());
+    assert_eq!(get(node.address("apps"), "APP", "/").await.unwrap(), (200, "good".to_owned()));
+    assert_eq!((node.generation().await.unwrap(), refusals(&node).await), (1, 1.0));
+
+    drop(holder);
+    fs::write(node.config(), &moved[1]).unwrap();
+    says(&node, "better").await;
+    until("it moves", || async { get(taken, "localhost", "/healthz").await.is_ok_and(|(status, _)| status == 200) }).await;
+    until("the old place is closed", || async { get(node.admin(), "localhost", "/healthz").await.is_err() }).await;
+    node.assert_sound();
+}
+
 #[tokio::test]
 async fn a_bad_document_is_refused_with_its_reasons_and_changes_nothing() {
     let overlay = overlay();
