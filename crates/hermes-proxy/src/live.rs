@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use hermes_model::facts::{Facts, Kind};
+use hermes_model::facts::Facts;
 use hermes_model::snapshot::{Listener, Route};
 use hermes_wire::traceparent::Traceparent;
 use serde::Serialize;
@@ -46,6 +46,8 @@ pub(crate) struct Entry {
     pub(crate) moved: RefCell<Option<Arc<Route>>>,
     pub(crate) trace: Traceparent,
     connection: Option<Rc<Connection>>,
+    /// It holds a place among the node's tunnels.
+    is_tunnel: Cell<bool>,
     key: Cell<usize>,
     started: Instant,
     started_at: SystemTime,
@@ -115,6 +117,7 @@ impl Session {
             moved: RefCell::new(None),
             trace,
             connection,
+            is_tunnel: Cell::new(false),
             key: Cell::new(0),
             started: Instant::now(),
             started_at: SystemTime::now(),
@@ -129,10 +132,14 @@ impl Session {
         if let Some(connection) = &entry.connection {
             connection.enter(worker);
         }
-        if entry.facts.kind != Kind::Http {
-            worker.live.tunnels.set(worker.live.tunnels.get() + 1);
-        }
         Self { worker: worker.clone(), entry }
+    }
+
+    /// Takes a place among the node's tunnels, for as long as the session lasts; false where none is left.
+    pub(crate) fn take_tunnel(&self, limit: usize) -> bool {
+        let taken = self.worker.shared.enter_tunnel(limit);
+        self.entry.is_tunnel.set(taken);
+        taken
     }
 }
 
@@ -144,8 +151,8 @@ impl Drop for Session {
         if let Some(connection) = &entry.connection {
             connection.leave(&self.worker);
         }
-        if entry.facts.kind != Kind::Http {
-            self.worker.live.tunnels.set(self.worker.live.tunnels.get() - 1);
+        if entry.is_tunnel.get() {
+            self.worker.shared.leave_tunnel();
         }
         // A session that was told to end ended for that reason, whatever broke in consequence.
         if let Some(error) = entry.end.get() {
@@ -315,7 +322,6 @@ impl Drop for ConnectionGuard {
 pub(crate) struct Live {
     pub(crate) sessions: RefCell<Slab<Rc<Entry>>>,
     pub(crate) connections: RefCell<Slab<Rc<Connection>>>,
-    tunnels: Cell<usize>,
 }
 
 impl Live {
@@ -375,11 +381,6 @@ impl Live {
         for (_, connection) in self.connections.borrow().iter().filter(|(_, c)| &*c.listener.name == name) {
             connection.part(worker);
         }
-    }
-
-    /// Sessions under way that are no exchanges.
-    pub(crate) fn tunnels(&self) -> usize {
-        self.tunnels.get()
     }
 
     /// Ends every session: the node stops.

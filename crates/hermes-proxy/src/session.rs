@@ -82,8 +82,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request<'_>) -> Serv
         }
     };
     *session.entry.route.borrow_mut() = Some(route.clone());
-    if request.facts.kind != Kind::Http && worker.live.tunnels() > generation.snapshot.limits.tunnels {
-        worker.shared.metrics.limit("tunnels");
+    if request.facts.kind != Kind::Http && !session.take_tunnel(generation.snapshot.limits.tunnels) {
         return fail(session, &Error::Limit("tunnels of this node"));
     }
     // The client's side may end meanwhile, by the sweep, a reload or its own doing.

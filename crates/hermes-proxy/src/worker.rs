@@ -10,7 +10,7 @@ use std::future::Future;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -44,6 +44,8 @@ const REDECIDE_SLICE: usize = 256;
 pub(crate) struct Shared {
     pub(crate) metrics: Metrics,
     pub(crate) no_route: Arc<str>,
+    /// Tunnels under way, on all workers.
+    tunnels: AtomicUsize,
     epoch: Instant,
     ids: AtomicU64,
     own_addresses: ArcSwap<HashSet<IpAddr>>,
@@ -54,10 +56,23 @@ impl Shared {
         Self {
             metrics: Metrics::default(),
             no_route: Arc::from("none"),
+            tunnels: AtomicUsize::new(0),
             epoch: Instant::now(),
             ids: AtomicU64::new(1),
             own_addresses: ArcSwap::from_pointee(hermes_net::own::addresses()),
         }
+    }
+
+    /// Takes a place among the node's tunnels; false where all `limit` are taken.
+    pub(crate) fn enter_tunnel(&self, limit: usize) -> bool {
+        let enter = |open: usize| (open < limit).then_some(open + 1);
+        let entered = self.tunnels.fetch_update(Ordering::Relaxed, Ordering::Relaxed, enter);
+        entered.inspect_err(|_| self.metrics.limit("tunnels")).is_ok()
+    }
+
+    /// Gives such a place back.
+    pub(crate) fn leave_tunnel(&self) {
+        self.tunnels.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Milliseconds since the node began.

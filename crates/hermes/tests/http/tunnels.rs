@@ -7,6 +7,7 @@ use hermes_testkit::{
     door::{Door, Way},
     origin::scripted,
     overlay::PATIENCE,
+    patience::until,
     tunnel::Tunnel,
 };
 use tokio::net::TcpStream;
@@ -237,4 +238,54 @@ async fn tunnels_and_requests_share_a_connection() {
         let head = dialog.head().await.unwrap();
         assert_eq!(dialog.body(&head).await.unwrap().text(), format!("GET {target}"));
     }
+}
+
+/// `limits.tunnels` is the node's, however its connections are spread over workers.
+#[tokio::test]
+async fn all_workers_together_open_as_many_tunnels_as_the_document_allows() {
+    let origin =
+        hermes_testkit::origin::stream::echo(hermes_testkit::origin::listen("127.0.0.1:0".parse().unwrap()).unwrap());
+    let origin = origin.unwrap();
+    let overlay = overlay();
+    let document = "
+workers: 4
+limits: {tunnels: 5}
+listeners:
+- {name: in, bind: '127.0.0.1:0', protocol: http}
+routes:
+- {name: tcp, match: {authority: 'ECHO:*'}, terminate: {tcp: '$ORIGIN'}}
+";
+    let node = overlay.node("edge").document(document).with("ORIGIN", origin.address()).start().await.unwrap();
+    let ask = async |authority: &str| {
+        let mut dialog = Door::plain(node.address("in")).h1().await.unwrap();
+        dialog.send(format!("CONNECT {authority} HTTP/1.1\r\nhost: {authority}\r\n\r\n")).await.unwrap();
+        let status = dialog.head().await.unwrap().status();
+        (status, dialog)
+    };
+    // That none of four workers but one gets a connection of forty happens never.
+    let (mut open, mut refused) = (Vec::new(), 0.0);
+    for _ in 0..40 {
+        match ask("ECHO:7").await {
+            (200, dialog) => open.push(dialog),
+            (status, _) => {
+                assert_eq!(status, 503);
+                refused += 1.0;
+            }
+        }
+    }
+    assert_eq!((open.len(), refused), (5, 35.0));
+    assert_eq!(node.metric("hermes_limit_hits_total", "limit=\"tunnels\"").await.unwrap(), refused);
+    // What is no tunnel takes no place, and places that are given back are taken again.
+    for _ in 0..8 {
+        drop(open.pop());
+        until("a tunnel ends", || async {
+            node.metric("hermes_sessions_open", "").await.unwrap() == open.len() as f64
+        })
+        .await;
+        assert_eq!(ask("NOWHERE:7").await.0, 404);
+        let (status, dialog) = ask("ECHO:7").await;
+        assert_eq!(status, 200);
+        open.push(dialog);
+    }
+    assert_eq!(ask("ECHO:7").await.0, 503);
 }
