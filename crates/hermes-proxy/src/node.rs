@@ -137,6 +137,8 @@ pub struct Node {
     held_back: HashSet<SocketKey>,
     /// Addresses that were ours: live flows of a closed listener may still hold them.
     parted: HashSet<SocketKey>,
+    /// It listens no more, whatever a document says.
+    closed: bool,
 }
 
 /// A view of a running node for the admin endpoint.
@@ -192,6 +194,7 @@ impl Node {
             inherited: by_label,
             held_back: HashSet::new(),
             parted: HashSet::new(),
+            closed: false,
         };
         node.run(generation).await?;
         node.watch_addresses();
@@ -211,7 +214,8 @@ impl Node {
         self.run(self.current.load_full()).await
     }
 
-    /// Applies another snapshot. Live sessions that it allows live on.
+    /// Applies another snapshot. Live sessions that it allows live on. A node that was closed opens
+    /// no listener for it: it is followed for the sessions that are left.
     ///
     /// # Errors
     /// What cannot be loaded or bound. Nothing has changed then.
@@ -248,10 +252,11 @@ impl Node {
 
     /// Binds what is new, tells the workers, forgets what is old.
     async fn run(&mut self, generation: Arc<Generation>) -> Result<(), Vec<Unready>> {
-        let opened = self.open_sockets(&generation.snapshot)?;
+        let listeners: &[_] = if self.closed { &[] } else { &generation.snapshot.listeners };
+        let opened = if self.closed { HashMap::new() } else { self.open_sockets(&generation.snapshot)? };
         let mut for_worker: Vec<Vec<ListeningSocket>> = self.workers.iter().map(|_| Vec::new()).collect();
         let mut bound = HashMap::new();
-        for listener in &generation.snapshot.listeners {
+        for listener in listeners {
             let key = SocketKey::of(listener);
             if self.held_back.contains(&key) {
                 continue;
@@ -438,6 +443,7 @@ impl Node {
     /// Accepts no more; what runs goes on. With `handed` another process has the sockets: what
     /// waits in their queues is its to serve, from the moment at which this is done.
     pub async fn close(&mut self, handed: bool) {
+        self.closed = true;
         if !handed {
             self.sockets.values().flatten().for_each(Socket::make_way);
         }
@@ -452,6 +458,7 @@ impl Node {
             let _ = wait.await;
         }
         self.sockets.clear();
+        self.bound.clear();
     }
 
     /// Waits until no session and no connection is left.

@@ -21,7 +21,7 @@ use crate::document;
 use crate::handover::{self, HandedOver, Successor, Successors};
 use crate::watch::Watch;
 
-/// After a takeover the old process stays for its live tunnels, but not for ever.
+/// After a takeover the old process stays for its live sessions, but not for ever.
 const AFTER_TAKEOVER: Duration = Duration::from_secs(3600);
 /// Descriptors that a node asks for, up to the hard limit.
 const DESCRIPTORS: u64 = 1 << 20;
@@ -88,7 +88,7 @@ async fn run(config: &Path, takeover: Option<&Path>) -> anyhow::Result<()> {
         }
     };
     drop(successors);
-    finish(node, admin, end, &mut signals).await;
+    finish(config, node, admin, end, &mut signals, &mut watch).await;
     Ok(())
 }
 
@@ -207,9 +207,9 @@ fn sockets_of(node: &Node, admin: &Admin) -> std::io::Result<Vec<Handed>> {
     Ok(sockets)
 }
 
-/// Lets what runs finish. Another signal shortens the wait: after a takeover to `drain`, else to
-/// nothing.
-async fn finish(mut node: Node, mut admin: Admin, end: End, signals: &mut Signals) {
+/// Lets what runs finish, and follows the document for as long: what it forbids ends. Another signal
+/// shortens the wait: after a takeover to `drain`, else to nothing.
+async fn finish(config: &Path, mut node: Node, mut admin: Admin, end: End, signals: &mut Signals, watch: &mut Watch) {
     let drain = node.generation().snapshot.drain;
     let handed = matches!(end, End::TakenOver(_));
     let mut shortened = match &end {
@@ -236,10 +236,14 @@ async fn finish(mut node: Node, mut admin: Admin, end: End, signals: &mut Signal
         tokio::select! {
             () = node.emptied() => break,
             () = tokio::time::sleep_until(deadline) => break,
-            name = signals.next() => if name != "SIGHUP" {
-                let within = shortened.pop().unwrap_or_default();
-                tracing::info!(signal = name, ?within, "draining");
-                deadline = deadline.min(Instant::now() + within);
+            () = watch.changed() => reload(config, &mut node, watch, &mut admin).await,
+            name = signals.next() => match name {
+                "SIGHUP" => reload(config, &mut node, watch, &mut admin).await,
+                name => {
+                    let within = shortened.pop().unwrap_or_default();
+                    tracing::info!(signal = name, ?within, "draining");
+                    deadline = deadline.min(Instant::now() + within);
+                }
             },
         }
     }
@@ -258,6 +262,8 @@ struct Admin {
     socket: Option<std::net::TcpListener>,
     ready: admin::Readiness,
     task: JoinSet<()>,
+    /// Another process answers now, wherever a document says.
+    stopped: bool,
 }
 
 /// What a document makes of the admin endpoint.
@@ -300,13 +306,13 @@ impl AdminSocket {
 impl Admin {
     fn new() -> Self {
         let (ready, task) = (Arc::new(AtomicBool::new(true)), JoinSet::new());
-        Self { address: None, socket: None, ready, task }
+        Self { address: None, socket: None, ready, task, stopped: false }
     }
 
     /// All that can fail of following a document: comes before anything of it is applied.
     fn prepare(&self, address: Option<SocketAddr>, inherited: Option<Handed>) -> anyhow::Result<Move> {
         match address {
-            same if same == self.address => Ok(Move::Stay),
+            same if same == self.address || self.stopped => Ok(Move::Stay),
             None => Ok(Move::Close),
             Some(address) => AdminSocket::bind(address, inherited).map(Move::To),
         }
@@ -329,6 +335,7 @@ impl Admin {
     }
 
     async fn stop(&mut self) {
+        self.stopped = true;
         self.task.shutdown().await;
         self.socket = None;
     }

@@ -13,6 +13,7 @@ use std::{
 };
 
 use hermes_testkit::{
+    dialog::Dialog,
     origin::{self, Origin, datagram::UdpEcho, stream},
     overlay::{Draft, Node, Overlay},
     patience::until,
@@ -21,7 +22,7 @@ use hermes_testkit::{
     traffic::{Traffic, Way},
 };
 use nix::sys::signal::Signal;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 
 const DOCUMENT: &str = "
 access-log: off
@@ -233,6 +234,59 @@ async fn a_process_that_was_taken_over_still_obeys_signals() {
     let report = lasting.finish().await;
     assert!(report.done["tcp tunnel"].failed == 1 && report.done["connect tunnel"].failed == 1, "{report}");
     drop(successor);
+}
+
+/// An open tunnel to the echo.
+async fn open(dynasty: &Dynasty, authority: Option<&str>) -> Dialog<TcpStream> {
+    let mut dialog = Dialog::connect(if authority.is_some() { dynasty.apps } else { dynasty.db }).await.unwrap();
+    if let Some(authority) = authority {
+        dialog.send(format!("CONNECT {authority} HTTP/1.1\r\nhost: {authority}\r\n\r\n")).await.unwrap();
+        assert_eq!(dialog.head().await.unwrap().status(), 200);
+    }
+    dialog
+}
+
+async fn echoes(tunnel: &mut Dialog<TcpStream>) {
+    tunnel.send("there and back").await.unwrap();
+    assert_eq!(tunnel.exactly(14).await.unwrap(), b"there and back");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_that_was_taken_over_still_follows_its_document() {
+    let dynasty = Dynasty::new([127, 0, 34, 6]).await;
+    let old = dynasty.start("edge-0", 1).await;
+    let (mut forbidden, mut allowed) = (open(&dynasty, None).await, open(&dynasty, Some("OTHER:1")).await);
+    echoes(&mut forbidden).await;
+    echoes(&mut allowed).await;
+    let mut successor = dynasty.start("edge-1", 1).await;
+    until("the old process parts", || async { old.log().contains("another process has the listeners") }).await;
+
+    // Trust is taken back, and the document names new places to listen at.
+    let new = TcpListener::bind("127.0.34.6:0").await.unwrap().local_addr().unwrap();
+    let text = std::fs::read_to_string(old.config()).unwrap();
+    let text =
+        text.replace("routes:\n", "routes:\n- {name: no, match: {authority: 'DB:3306'}, respond: {status: 403}}\n");
+    let text = text.replace("listeners:\n", &format!("listeners:\n- {{name: new, bind: '{new}', protocol: http}}\n"));
+    let moved = TcpListener::bind("127.0.34.6:0").await.unwrap().local_addr().unwrap();
+    let text = text.replace(&dynasty.admin.to_string(), &moved.to_string());
+    std::fs::write(old.config(), &text).unwrap();
+    until("it follows its document", || async { old.log().contains("applied generation=2") }).await;
+    let ended = forbidden.to_end().await;
+    assert!(!ended.is_err_and(|error| error.kind() == std::io::ErrorKind::TimedOut), "a forbidden tunnel goes on");
+    echoes(&mut allowed).await;
+    for place in [new, moved] {
+        assert!(TcpStream::connect(place).await.is_err(), "it listens at {place}");
+    }
+    // Its successor has a document of its own, and every connection.
+    for _ in 0..10 {
+        echoes(&mut open(&dynasty, None).await).await;
+    }
+    old.signal(Signal::SIGHUP).unwrap();
+    until("SIGHUP reloads", || async { old.log().contains("applied generation=3") }).await;
+    echoes(&mut allowed).await;
+    drop(allowed);
+    assert!(old.ended().await.success());
+    successor.assert_sound();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
