@@ -4,6 +4,7 @@
 //! traffic. An endpoint is believed healthy until checks say otherwise, so that a start waits for
 //! nothing.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -114,10 +115,14 @@ async fn ask_h1(io: Io, host: &str, path: &str) -> Result<http::StatusCode, Stri
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(io)).await.map_err(text)?;
     let request =
         http::Request::get(path).header(HOST, host).body(Empty::<Bytes>::new()).map_err(|error| error.to_string())?;
-    tokio::select! {
-        response = sender.send_request(request) => response.map(|response| response.status()).map_err(text),
-        ended = connection => Err(ended.err().map_or_else(|| "closed without an answer".to_owned(), text)),
-    }
+    let mut response = pin!(sender.send_request(request));
+    // The connection may end right after its answer, which then waits to be taken.
+    let answered = tokio::select! {
+        response = &mut response => Some(response),
+        _ = connection => None,
+    };
+    let response = if let Some(response) = answered { response } else { response.await };
+    response.map(|response| response.status()).map_err(text)
 }
 
 async fn ask_h2(io: Io, host: &str, path: &str) -> Result<http::StatusCode, String> {
@@ -128,8 +133,10 @@ async fn ask_h2(io: Io, host: &str, path: &str) -> Result<http::StatusCode, Stri
         let (response, _) = sender.ready().await.map_err(text)?.send_request(request, true).map_err(text)?;
         response.await.map(|response| response.status()).map_err(text)
     };
-    tokio::select! {
-        status = ask => status,
-        ended = connection => Err(ended.err().map_or_else(|| "closed without an answer".to_owned(), text)),
-    }
+    let mut ask = pin!(ask);
+    let answered = tokio::select! {
+        status = &mut ask => Some(status),
+        _ = connection => None,
+    };
+    if let Some(status) = answered { status } else { ask.await }
 }
