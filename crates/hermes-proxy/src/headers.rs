@@ -93,7 +93,7 @@ pub(crate) fn strip_overlay(headers: &mut HeaderMap) {
     }
 }
 
-fn is_overlay(name: &HeaderName) -> bool {
+pub(crate) fn is_overlay(name: &HeaderName) -> bool {
     name.as_str().starts_with(OVERLAY)
 }
 

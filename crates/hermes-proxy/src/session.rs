@@ -22,7 +22,7 @@ use crate::request::{Ask, Rejected, Request};
 use crate::service::forward::Forward;
 use crate::service::forward::head::{Dress, clean_response};
 use crate::service::forward::tunnel::Opened;
-use crate::service::{respond, terminate};
+use crate::service::{max_forwards, respond, terminate};
 use crate::stream::ByteStream;
 use crate::upstream::connect::Destination;
 use crate::worker::Worker;
@@ -150,6 +150,12 @@ async fn act(
     let entry = &session.entry;
     let kind = entry.facts.kind;
     let node = &*generation.snapshot.node;
+    let forwards = matches!(route.action, Action::Upstream(_) | Action::Terminate(_)) && request.ask == Ask::Response;
+    if forwards && max_forwards::is_used_up(&entry.facts)? {
+        let listener = generation.listener(&entry.facts.listener).map(|listener| &**listener);
+        let answer = max_forwards::answer(&entry.facts, request.version, &request.host, listener, node);
+        return Ok(Acted::Response(answer));
+    }
     match (&route.action, kind) {
         (Action::Respond(answer), _) => Ok(Acted::Response(respond::respond(answer))),
         (Action::Redirect(redirect), Kind::Http) => {

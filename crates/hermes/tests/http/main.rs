@@ -13,6 +13,7 @@ mod headers;
 mod interim;
 mod lab;
 mod loops;
+mod max_forwards;
 mod names;
 mod network;
 mod retries;

@@ -17,6 +17,7 @@ use crate::body::Attempt;
 use crate::error::Error;
 use crate::headers::{self, Via};
 use crate::live::Entry;
+use crate::service::max_forwards;
 use crate::upstream::UpstreamState;
 use crate::upstream::pool::Leased;
 
@@ -56,6 +57,7 @@ impl Outgoing {
         dress.via.append(&mut fields, dress.version);
         headers::set_trace(&mut fields, dress.trace);
         headers::set_forwarded(&mut fields, facts.source, facts.trust.is_believed());
+        max_forwards::count_down(&mut fields, &facts.method);
         if !is_node {
             headers::strip_overlay(&mut fields);
         }
