@@ -9,7 +9,7 @@ mod chain;
 
 use hermes_testkit::{
     door::Way,
-    flow::FlowWay,
+    flow::{FlowWay, MAX_PAYLOAD},
     transfer::{Version, datagrams, download, echo, upload},
 };
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::IndexedRandom as _};
@@ -21,6 +21,15 @@ const MIB: usize = 1 << 20;
 /// Around every boundary of buffers, frames, records and windows.
 const SIZES: [usize; 9] = [0, 1, 16 * KIB - 1, 16 * KIB, 16 * KIB + 1, 64 * KIB - 1, 64 * KIB, 64 * KIB + 1, MIB];
 const WAYS: [Way; 5] = [Way::Raw, Way::ConnectH1, Way::ConnectH2, Way::PostH1, Way::PostH2];
+
+/// The largest transfer.
+const MOST: usize = 64 * MIB;
+
+/// Any size from nothing to the largest, small ones as often as large ones.
+fn any_size(rng: &mut SmallRng) -> usize {
+    let bits = rng.random_range(0.0..=f64::from(MOST.ilog2()));
+    bits.exp2() as usize - 1
+}
 
 /// The seed of this run, printed so that a failure can be repeated.
 fn seeded(test: &str) -> SmallRng {
@@ -35,7 +44,7 @@ async fn tunnels_by_every_pair(secure: bool) {
     for way in WAYS {
         for hop in Hop::ALL {
             let authority = format!("{}:7", hop.name());
-            for size in SIZES {
+            for size in SIZES.into_iter().chain([any_size(&mut rng)]) {
                 echo(&chain.tcp(way, Some(hop)), way, &authority, size, &mut rng)
                     .await
                     .unwrap_or_else(|error| panic!("{size} bytes by {way:?} over {hop:?}: {error}"));
@@ -59,7 +68,7 @@ async fn requests_by_every_pair(secure: bool) {
     let chain = Chain::of_all_hops(secure).await.unwrap();
     for version in [Version::H1, Version::H2] {
         for hop in Hop::PLAIN {
-            for size in SIZES {
+            for size in SIZES.into_iter().chain([any_size(&mut rng)]) {
                 let what = format!("{size} bytes by {version:?} over {hop:?}");
                 upload(&chain.http(), version, hop.name(), size, &mut rng)
                     .await
@@ -113,13 +122,13 @@ async fn through(nodes: usize, secure: bool, rng: &mut SmallRng) {
     let chain = Chain::start(&hops, secure, h2_origin).await.unwrap();
     let failed = |error: std::io::Error| -> () { panic!("{what}: {error}") };
     for way in WAYS {
-        let size = rng.random_range(0..MIB);
+        let size = any_size(rng);
         echo(&chain.tcp(way, None), way, "ECHO:7", size, rng).await.unwrap_or_else(failed);
     }
     for version in [Version::H1, Version::H2] {
-        let size = rng.random_range(0..MIB);
+        let size = any_size(rng);
         upload(&chain.http(), version, "WEB", size, rng).await.unwrap_or_else(failed);
-        let size = rng.random_range(0..MIB);
+        let size = any_size(rng);
         download(&chain.http(), version, "WEB", size).await.unwrap_or_else(failed);
     }
     for way in FlowWay::ALL {
@@ -143,25 +152,58 @@ async fn chains_of_one_to_five_nodes_with_mutual_tls() {
     }
 }
 
+/// As many datagrams as [`datagrams`] needs for 64 MiB: a third of the largest on average.
+const DATAGRAMS: usize = MOST / (MAX_PAYLOAD / 3);
+
 #[tokio::test]
-async fn sixty_four_mebibytes_in_the_clear() {
+async fn sixty_four_mebibytes_by_every_pair() {
     let mut rng = seeded("64 MiB");
-    let size = 64 * MIB;
     let chain = Chain::of_all_hops(false).await.unwrap();
-    for (way, hop) in [(Way::ConnectH1, Hop::H2), (Way::PostH2, Hop::PostH1), (Way::Raw, Hop::Bare)] {
-        let authority = format!("{}:7", hop.name());
-        echo(&chain.tcp(way, Some(hop)), way, &authority, size, &mut rng)
+    for way in [Way::Raw, Way::ConnectH1, Way::ConnectH2] {
+        for hop in Hop::PLAIN {
+            let authority = format!("{}:7", hop.name());
+            echo(&chain.tcp(way, Some(hop)), way, &authority, MOST, &mut rng)
+                .await
+                .unwrap_or_else(|error| panic!("64 MiB by {way:?} over {hop:?}: {error}"));
+        }
+    }
+    echo(&chain.tcp(Way::PostH2, Some(Hop::PostH1)), Way::PostH2, "POST-H1:7", MOST, &mut rng).await.unwrap();
+}
+
+#[tokio::test]
+async fn sixty_four_mebibytes_of_requests() {
+    let mut rng = seeded("64 MiB of requests");
+    let chain = Chain::of_all_hops(false).await.unwrap();
+    for (version, hop) in [(Version::H1, Hop::H2), (Version::H2, Hop::H1), (Version::H2, Hop::H2)] {
+        upload(&chain.http(), version, hop.name(), MOST, &mut rng).await.unwrap();
+        download(&chain.http(), version, hop.name(), MOST).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn sixty_four_mebibytes_of_datagrams() {
+    let mut rng = seeded("64 MiB of datagrams");
+    let chain = Chain::of_all_hops(false).await.unwrap();
+    for (way, hop) in [(FlowWay::Raw, Hop::H2), (FlowWay::UpgradeH1, Hop::Bare), (FlowWay::ConnectH2, Hop::H1)] {
+        datagrams(&chain.udp(way, Some(hop)), way, hop.name(), DATAGRAMS, &mut rng)
             .await
             .unwrap_or_else(|error| panic!("64 MiB by {way:?} over {hop:?}: {error}"));
     }
-    upload(&chain.http(), Version::H1, Hop::H2.name(), size, &mut rng).await.unwrap();
-    download(&chain.http(), Version::H2, Hop::H1.name(), size).await.unwrap();
 }
 
 #[tokio::test]
 async fn sixty_four_mebibytes_with_mutual_tls() {
     let mut rng = seeded("64 MiB with mutual TLS");
     let chain = Chain::of_all_hops(true).await.unwrap();
-    echo(&chain.tcp(Way::ConnectH2, Some(Hop::H2)), Way::ConnectH2, "H2:7", 64 * MIB, &mut rng).await.unwrap();
-    download(&chain.http(), Version::H1, Hop::H1.name(), 64 * MIB).await.unwrap();
+    echo(&chain.tcp(Way::ConnectH2, Some(Hop::H2)), Way::ConnectH2, "H2:7", MOST, &mut rng).await.unwrap();
+    download(&chain.http(), Version::H1, Hop::H1.name(), MOST).await.unwrap();
+}
+
+#[tokio::test]
+async fn sixty_four_mebibytes_through_five_nodes() {
+    let mut rng = seeded("64 MiB through five nodes");
+    let hops = [Hop::H2, Hop::H1, Hop::PostH2, Hop::H2];
+    let chain = Chain::start(&hops, true, true).await.unwrap();
+    echo(&chain.tcp(Way::ConnectH1, None), Way::ConnectH1, "ECHO:7", MOST, &mut rng).await.unwrap();
+    upload(&chain.http(), Version::H2, "WEB", MOST, &mut rng).await.unwrap();
 }
