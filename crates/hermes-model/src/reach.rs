@@ -106,9 +106,10 @@ const fn v6_whole(s: [u16; 8], length: u32, class: Class, reason: &'static str) 
 
 /// More specific blocks stand before those that hold them. Two anycast addresses of
 /// 192.0.0.0/24 are globally reachable (PCP and TURN); nobody dials them by name, so they stay shut.
-const V4_SPECIAL: [Block<u32>; 17] = [
+const V4_SPECIAL: [Block<u32>; 18] = [
     v4([0, 0, 0, 0], 8, Class::Never, "is in 0.0.0.0/8, which means this host"),
     v4([10, 0, 0, 0], 8, Class::Private, "is private (10.0.0.0/8)"),
+    v4([100, 100, 100, 200], 32, Class::Never, "is a cloud's metadata service (100.100.100.200)"),
     v4([100, 64, 0, 0], 10, Class::Private, "is shared address space (100.64.0.0/10)"),
     v4([127, 0, 0, 0], 8, Class::Never, "is loopback (127.0.0.0/8)"),
     v4([169, 254, 0, 0], 16, Class::Never, "is link-local, where cloud metadata lives (169.254.0.0/16)"),
@@ -126,16 +127,12 @@ const V4_SPECIAL: [Block<u32>; 17] = [
     v4([240, 0, 0, 0], 4, Class::Never, "is reserved (240.0.0.0/4)"),
 ];
 
-const V6_SPECIAL: [Block<u128>; 17] = [
+const V6_SPECIAL: [Block<u128>; 18] = [
     v6_whole([0, 0, 0, 0, 0, 0, 0, 0], 128, Class::Never, "is the unspecified address (::)"),
     v6_whole([0, 0, 0, 0, 0, 0, 0, 1], 128, Class::Never, "is loopback (::1)"),
     // Metadata services within the private space: never, unlike the rest of it.
-    v6_whole(
-        [0xfd00, 0x0ec2, 0, 0, 0, 0, 0, 0x0254],
-        128,
-        Class::Never,
-        "is a cloud's metadata service (fd00:ec2::254)",
-    ),
+    v6([0xfd00, 0x0ec2, 0, 0], 32, Class::Never, "is a cloud's own services, metadata among them (fd00:ec2::/32)"),
+    v6_whole([0xfd00, 0x0042, 0, 0, 0, 0, 0, 0x0042], 128, Class::Never, "is a cloud's metadata service (fd00:42::42)"),
     v6_whole(
         [0xfd20, 0x00ce, 0, 0, 0, 0, 0, 0x0254],
         128,

@@ -73,13 +73,13 @@ pub enum RewriteError {
         source: crate::authority::AuthorityError,
     },
     /// The new path or query is none.
-    #[error("the rewritten path {0:?} is illegal")]
+    #[error("the rewritten path is illegal")]
     Path(String),
     /// The new value is none.
     #[error("the rewritten header {0} has an illegal value")]
     Header(HeaderName),
     /// The `Location` is none.
-    #[error("the location {0:?} is illegal")]
+    #[error("the location is illegal")]
     Location(String),
 }
 

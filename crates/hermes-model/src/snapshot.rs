@@ -290,7 +290,7 @@ pub struct Respond {
     /// Headers of the answer.
     pub headers: Vec<(HeaderName, HeaderValue)>,
     /// Its whole body.
-    pub body: Vec<u8>,
+    pub body: Arc<[u8]>,
 }
 
 /// A redirection made here.

@@ -12,6 +12,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::task::AtomicWaker;
@@ -86,12 +87,15 @@ pub(crate) struct H2Body {
     recv: h2::RecvStream,
     remaining: Option<u64>,
     trailers: bool,
+    /// A reset with NO_ERROR may stand behind the end of the message: the peer answered in full
+    /// while it was still being sent the request (RFC 9113, 8.1). h2 does not tell whether it did.
+    pub(crate) may_be_cut: bool,
 }
 
 impl H2Body {
     /// `length` is the message's `content-length`.
     pub(crate) fn new(recv: h2::RecvStream, length: Option<u64>) -> Self {
-        Self { recv, remaining: length, trailers: false }
+        Self { recv, remaining: length, trailers: false, may_be_cut: false }
     }
 
     /// The stream, for a tunnel.
@@ -216,8 +220,12 @@ impl HttpBody for H2Body {
                     }
                     return Poll::Ready(Some(Ok(Frame::data(bytes))));
                 }
-                // The peer has all it wanted and said so: an end, not a failure (RFC 9113, 8.1).
-                Some(Err(error)) if error.reason() == Some(h2::Reason::NO_ERROR) => return Poll::Ready(None),
+                Some(Err(error))
+                    if error.reason() == Some(h2::Reason::NO_ERROR)
+                        && (self.remaining == Some(0) || (self.remaining.is_none() && self.may_be_cut)) =>
+                {
+                    return Poll::Ready(None);
+                }
                 Some(Err(error)) => return Poll::Ready(Some(Err(broken(error)))),
                 None => self.trailers = true,
             }
@@ -322,6 +330,8 @@ pub(crate) struct Interim {
     waker: AtomicWaker,
 }
 
+/// A body is sent without upstream's 100 after so long.
+const PATIENCE_FOR_100: Duration = Duration::from_secs(1);
 /// Interim responses that wait for a slow client; more are dropped, they are only hints.
 const MAX_INTERIM: usize = 16;
 
@@ -383,6 +393,10 @@ pub(crate) struct Source {
     ended: bool,
     /// The client waits for 100 before it sends.
     gate: Option<Arc<Interim>>,
+    /// No longer than this: an upstream need not send any (RFC 9110, 10.1.1).
+    patience: Option<Pin<Box<tokio::time::Sleep>>>,
+    /// How the client's side of it failed.
+    failed: Option<Error>,
     /// Set when the body is first wanted, so that the h2 server sends 100.
     pub(crate) wanted: bool,
 }
@@ -403,6 +417,8 @@ impl RequestBody {
             lost: false,
             ended: false,
             gate: None,
+            patience: None,
+            failed: None,
             wanted: false,
         })))
     }
@@ -423,6 +439,14 @@ impl RequestBody {
         match self {
             RequestBody::Empty => true,
             RequestBody::Once(source) => !source.borrow().lost,
+        }
+    }
+
+    /// How the client's side of it failed, if it did.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        match self {
+            RequestBody::Empty => None,
+            RequestBody::Once(source) => source.borrow().failed.clone(),
         }
     }
 
@@ -472,11 +496,9 @@ impl HttpBody for Attempt {
         }
         if source.ended {
             this.done = true;
-            return Poll::Ready(source.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))));
+            return Poll::Ready(source.trailers.clone().map(|trailers| Ok(Frame::trailers(trailers))));
         }
-        if let Some(gate) = &source.gate {
-            ready!(gate.poll_allowed(cx));
-        }
+        ready!(source.poll_gate(cx));
         let frame = ready!(source.poll_source(cx));
         if matches!(&frame, Some(Ok(frame)) if frame.is_data()) && !source.lost {
             this.position += 1;
@@ -504,6 +526,17 @@ impl HttpBody for Attempt {
 }
 
 impl Source {
+    /// Ready when the body may be sent.
+    fn poll_gate(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(gate) = &self.gate else { return Poll::Ready(()) };
+        if gate.poll_allowed(cx).is_pending() {
+            let patience = self.patience.get_or_insert_with(|| Box::pin(tokio::time::sleep(PATIENCE_FOR_100)));
+            ready!(patience.as_mut().poll(cx));
+        }
+        (self.gate, self.patience) = (None, None);
+        Poll::Ready(())
+    }
+
     fn poll_source(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         self.wanted = true;
         let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
@@ -524,6 +557,7 @@ impl Source {
             }
             Some(Err(error)) => {
                 self.lost = true;
+                self.failed = Some(error.clone());
                 if let Some(entry) = &self.entry {
                     entry.fail(error);
                 }

@@ -69,7 +69,7 @@ pub(crate) enum Error {
     #[error("{0}")]
     Resolve(String),
     /// The addresses of the name are out of the route's reach.
-    #[error("{host} is {why}: this route does not go there")]
+    #[error("{host} {why}: this route does not go there")]
     Unreachable {
         /// The name or address.
         host: String,

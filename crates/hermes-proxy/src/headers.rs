@@ -6,7 +6,9 @@
 use std::net::SocketAddr;
 
 use hermes_wire::traceparent::Traceparent;
-use http::header::{CONNECTION, HeaderName, HeaderValue, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA};
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, HOST, HeaderName, HeaderValue, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA,
+};
 use http::{HeaderMap, Version};
 use smallvec::SmallVec;
 
@@ -50,8 +52,9 @@ pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     };
     tokens(headers, &CONNECTION, &mut |token| {
         let name = HeaderName::from_bytes(token.as_bytes()).ok();
-        // A client that names these would take from us what framing or routing needs.
-        ends.extend(name.filter(|name| *name != http::header::HOST && *name != http::header::CONTENT_LENGTH));
+        // Who names these would take from us what framing, routing, loop detection or trust needs.
+        let is_ours = |name: &HeaderName| [HOST, CONTENT_LENGTH, VIA].contains(name) || is_overlay(name);
+        ends.extend(name.filter(|name| !is_ours(name)));
     });
     let mut trailers = false;
     tokens(headers, &TE, &mut |token| {
@@ -69,7 +72,7 @@ pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
 /// (RFC 9110, 6.5.1).
 pub(crate) fn strip_trailers(trailers: &mut HeaderMap) {
     strip_hop_by_hop(trailers);
-    for name in [http::header::CONTENT_LENGTH, http::header::HOST, TRAILER, http::header::AUTHORIZATION, USER] {
+    for name in [CONTENT_LENGTH, HOST, TRAILER, http::header::AUTHORIZATION, USER] {
         trailers.remove(name);
     }
 }
@@ -180,10 +183,12 @@ mod tests {
     }
 
     #[test]
-    fn a_client_cannot_take_framing_or_routing_away() {
-        let mut headers = map(&[("connection", "host, content-length"), ("host", "VIDEO"), ("content-length", "3")]);
+    fn a_client_cannot_take_framing_routing_or_trust_away() {
+        let ours = ["host", "content-length", "via", "hermes-user"];
+        let mut headers = map(&[("connection", "host, content-length, via, Hermes-User, x-mine"), ("x-mine", "1")]);
+        ours.iter().for_each(|name| drop(headers.insert(*name, HeaderValue::from_static("1"))));
         strip_hop_by_hop(&mut headers);
-        assert!(headers.contains_key("host") && headers.contains_key("content-length"));
+        assert_eq!(headers.keys().map(HeaderName::as_str).collect::<std::collections::BTreeSet<_>>(), ours.into());
     }
 
     #[test]

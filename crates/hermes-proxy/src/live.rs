@@ -158,6 +158,9 @@ impl Drop for Session {
         if let Some(error) = entry.end.get() {
             entry.error.borrow_mut().get_or_insert(error);
         }
+        if entry.status.get() == 0 && entry.error.borrow().is_none() {
+            entry.fail(&Error::ClientGone("before there was an answer".to_owned()));
+        }
         let route = entry.route.borrow();
         let error = entry.error.borrow();
         self.worker.records.end(
@@ -219,6 +222,8 @@ pub(crate) enum Drain {
     Parting,
 }
 
+/// From the word that an idle connection ends to its end: a round trip on a bad day.
+const FAREWELL: Duration = Duration::from_secs(2);
 /// For a client that connected before its listener went and has not said anything yet.
 const PARTING_HANDSHAKE: Duration = Duration::from_secs(2);
 
@@ -233,6 +238,8 @@ pub(crate) struct Connection {
     key: Cell<usize>,
     stage: Cell<Stage>,
     since: Cell<u64>,
+    /// HTTP/2: many sessions, each of which ends by itself, and frames that begin no request.
+    pub(crate) is_shared: Cell<bool>,
 }
 
 impl Connection {
@@ -301,6 +308,7 @@ impl ConnectionGuard {
             key: Cell::new(0),
             stage: Cell::new(Stage::Handshake),
             since: Cell::new(worker.now()),
+            is_shared: Cell::new(false),
         });
         connection.key.set(worker.live.connections.borrow_mut().insert(connection.clone()));
         if worker.is_draining() {
@@ -336,9 +344,11 @@ impl Live {
             }
             let error = if entry.phase.get() == Phase::Open { Error::Idle(limit) } else { Error::NoProgress(limit) };
             entry.end.set(error);
-            // Nobody acts for it: it hangs in the client's connection, which reads nothing.
+            // Nobody acts for it: it hangs in the client's connection, which reads nothing. A stream
+            // of HTTP/2 acts for itself, and takes no other with it.
             if silent > limit + Duration::from_secs(1)
                 && let Some(connection) = &entry.connection
+                && !connection.is_shared.get()
             {
                 connection.kill.set("a session on it made no progress");
             }
@@ -355,6 +365,9 @@ impl Live {
                 Stage::Idle => (limits.keep_alive, "idle"),
                 Stage::Busy(_) => continue,
             };
+            // Told to go in order, it has time for that: what is on its way to us arrives before the end.
+            let told = connection.stage.get() == Stage::Idle && connection.drain.get().is_some();
+            let limit = if told { limit + FAREWELL } else { limit };
             if Duration::from_millis(now.saturating_sub(connection.since.get())) >= limit {
                 if connection.stage.get() != Stage::Idle && connection.drain.get().is_none() {
                     worker.shared.metrics.limit("slow-client");

@@ -17,7 +17,7 @@ use hermes_wire::traceparent::Traceparent;
 use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
 use http::uri::PathAndQuery;
-use http::{HeaderMap, HeaderValue, Method, Version};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, Version};
 
 use crate::body::{Interim, RequestBody};
 use crate::early::Early;
@@ -125,14 +125,26 @@ pub(crate) struct Rejected {
 /// The request is malformed, or claims an identity that it may not claim.
 pub(crate) fn from_head<'a>(
     origin: &Origin<'_>,
-    parts: Parts,
+    mut parts: Parts,
     body: RequestBody,
 ) -> Result<Request<'a>, Box<Rejected>> {
     let trace = headers::trace(&parts.headers, origin.worker.random());
+    let most = origin.worker.generation().snapshot.limits.header_count;
     let target = match target(&parts, origin.secure) {
+        // h1 has counted already, as it read.
+        Ok(_) if parts.headers.len() > most => {
+            let error = Error::Denied {
+                status: StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+                reason: format!("{} header fields, and at most {most} are taken", parts.headers.len()),
+                label: "http_request_error",
+            };
+            return Err(Box::new(Rejected { error, facts: unknown_facts(origin, parts), trace }));
+        }
         Ok(target) => target,
         Err(error) => return Err(Box::new(Rejected { error, facts: unknown_facts(origin, parts), trace })),
     };
+    // Before anything is set or judged: a client's `Connection` ends what the client sent, and nothing else.
+    headers::strip_hop_by_hop(&mut parts.headers);
     let version = parts.version;
     let facts = Facts {
         listener: origin.listener.name.clone(),
@@ -140,7 +152,12 @@ pub(crate) fn from_head<'a>(
         source: origin.source,
         trust: origin.trust.clone(),
         user: None,
-        method: parts.method,
+        // An upgrade is a GET in whichever version it was asked for; so it is decided, and sent on over h1.
+        method: if matches!(target.ask, Ask::Upgrade(_)) && target.kind == Kind::Http {
+            Method::GET
+        } else {
+            parts.method
+        },
         authority: target.authority,
         path: target.path,
         headers: parts.headers,
@@ -300,17 +317,17 @@ fn udp_target(path: &PathAndQuery) -> Result<Option<(Authority, HeaderValue)>, E
     let Some((host, port)) = parsed else { return Ok(None) };
     let text = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
     let authority = Authority::parse(&text, None)
-        .map_err(|error| Error::Malformed(format!("CONNECT-UDP target {text:?}: {error}")))?;
+        .map_err(|error| Error::Malformed(format!("CONNECT-UDP target {}: {error}", excerpt(&text))))?;
     let host = host_value(&authority, &text);
     Ok(Some((authority, host)))
 }
 
 fn connect_target(parts: &Parts) -> Result<Target, Error> {
     let text = parts.uri.authority().map(http::uri::Authority::as_str).unwrap_or_default();
-    let authority =
-        Authority::parse(text, None).map_err(|error| Error::Malformed(format!("CONNECT target {text:?}: {error}")))?;
+    let authority = Authority::parse(text, None)
+        .map_err(|error| Error::Malformed(format!("CONNECT target {}: {error}", excerpt(text))))?;
     if authority.explicit_port().is_none() {
-        return Err(Error::Malformed(format!("CONNECT target {text:?} has no port")));
+        return Err(Error::Malformed(format!("CONNECT target {} has no port", excerpt(text))));
     }
     Ok(Target {
         kind: Kind::Tcp,
@@ -356,16 +373,27 @@ fn request_authority(parts: &Parts, default_port: u16) -> Result<(Authority, Hea
         (None, None) => return Err(Error::Malformed("no Host".to_owned())),
     };
     let authority = Authority::parse(text, Some(default_port))
-        .map_err(|error| Error::Malformed(format!("authority {text:?}: {error}")))?;
+        .map_err(|error| Error::Malformed(format!("authority {}: {error}", excerpt(text))))?;
     let host = host_value(&authority, text);
     Ok((authority, host))
+}
+
+/// As much of a client's text as a message or a log may show: short, and without what stands before
+/// an `@`, where passwords are.
+fn excerpt(text: &str) -> String {
+    let shown: String = text.rsplit('@').next().unwrap_or_default().chars().take(100).collect();
+    format!("{shown:?}")
 }
 
 /// The protocol that h1 `Upgrade` or h2 `:protocol` names. `h2c` is not one: it is ignored, as
 /// RFC 9113 deprecated it, and so is an upgrade with a body before it. CONNECT-UDP is never ignored.
 fn upgrade_protocol(parts: &Parts) -> Result<Option<Arc<str>>, Error> {
     if let Some(protocol) = parts.extensions.get::<h2::ext::Protocol>() {
-        return Ok(Some(Arc::from(protocol.as_str())));
+        let protocol = protocol.as_str();
+        if protocol.eq_ignore_ascii_case("h2c") || protocol.contains(',') {
+            return Err(Error::Malformed(format!("no tunnel is opened to the protocol {}", excerpt(protocol))));
+        }
+        return Ok(Some(Arc::from(protocol)));
     }
     if parts.version != Version::HTTP_11 || !connection_says_upgrade(&parts.headers) {
         return Ok(None);
@@ -378,7 +406,7 @@ fn upgrade_protocol(parts: &Parts) -> Result<Option<Arc<str>>, Error> {
         if parts.method != Method::GET || has_body {
             return Err(Error::Malformed("CONNECT-UDP by Upgrade is a GET without a body (RFC 9298, 3.2)".to_owned()));
         }
-    } else if has_body || value.eq_ignore_ascii_case("h2c") || value.contains(',') {
+    } else if parts.method != Method::GET || has_body || value.eq_ignore_ascii_case("h2c") || value.contains(',') {
         return Ok(None);
     }
     Ok(Some(Arc::from(value.to_ascii_lowercase())))

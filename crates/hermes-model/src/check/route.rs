@@ -170,7 +170,7 @@ fn build_respond(section: &section::Respond, at: &str, report: &mut Report) -> O
     if section.body.len() > MAX_BODY {
         report.problem(format!("{at}.body"), format!("the body has {} bytes; at most {MAX_BODY}", section.body.len()));
     }
-    Some(Respond { status: status?, headers, body: section.body.clone().into_bytes() })
+    Some(Respond { status: status?, headers, body: section.body.as_bytes().into() })
 }
 
 fn build_redirect(section: &section::Redirect, at: &str, report: &mut Report) -> Option<Redirect> {

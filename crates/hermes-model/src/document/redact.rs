@@ -16,8 +16,8 @@ const NAMED_VALUES: [&str; 4] = ["headers", "set-headers", "add-headers", "set"]
 /// itself a key, token, secret or password.
 pub fn is_secret(header: &str) -> bool {
     let name = header.to_ascii_lowercase();
-    matches!(name.as_str(), "authorization" | "proxy-authorization" | "cookie" | "set-cookie")
-        || ["key", "token", "secret", "password", "passwd", "credential"].iter().any(|word| name.contains(word))
+    matches!(name.as_str(), "cookie" | "set-cookie")
+        || ["auth", "key", "token", "secret", "password", "passwd", "credential"].iter().any(|word| name.contains(word))
 }
 
 /// Replaces secrets everywhere in the document.

@@ -13,7 +13,7 @@ use crate::snapshot::{Action, OnChange, Respond, Timeouts};
 use crate::specimen::session;
 
 fn route(at: usize, matcher: Matcher) -> Arc<Route> {
-    let respond = Respond { status: StatusCode::NOT_FOUND, headers: Vec::new(), body: Vec::new() };
+    let respond = Respond { status: StatusCode::NOT_FOUND, headers: Vec::new(), body: Vec::new().into() };
     Arc::new(Route {
         name: Arc::from(format!("r{at}")),
         matcher,

@@ -49,7 +49,10 @@ const PRIVATE: [&str; 12] = [
 ];
 
 /// Never, without `reach: any`.
-const NEVER: [&str; 50] = [
+const NEVER: [&str; 53] = [
+    "100.100.100.200",
+    "fd00:ec2::23",
+    "fd00:42::42",
     "0.0.0.0",
     "0.1.2.3",
     "127.0.0.1",

@@ -139,10 +139,10 @@ fn locations_are_uris_and_no_open_redirects() {
         ("https://{host}{path-and-query}", get("OLD:80", "/a?b"), "https://old/a?b"),
         ("https://{host}:8443/", get("[::1]", "/"), "https://[::1]:8443/"),
         ("/u/{user}/", get("x", "/").of("a/b?c@d"), "/u/a%2Fb%3Fc%40d/"),
-        ("{path}", get("x", "//evil.example/"), "the location \"//evil.example/\" is illegal"),
+        ("{path}", get("x", "//evil.example/"), "the location is illegal"),
         ("//cdn.example{path}", get("x", "/a"), "//cdn.example/a"),
-        ("{query}", get("x", "/"), "the location \"\" is illegal"),
-        ("/{query}", get("x", "/?a|b"), "the location \"/a|b\" is illegal"),
+        ("{query}", get("x", "/"), "the location is illegal"),
+        ("/{query}", get("x", "/?a|b"), "the location is illegal"),
     ] {
         assert_eq!(location(template, &facts), wanted, "{template}");
     }

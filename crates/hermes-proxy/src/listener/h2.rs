@@ -31,6 +31,7 @@ use crate::worker::Worker;
 
 /// Serves a connection until it ends.
 pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: Watched, client: Client) {
+    connection.is_shared.set(true);
     let limits = worker.generation().snapshot.limits.clone();
     let (stream_window, connection_window) = if client.trust.is_believed() {
         (limits.stream_window, limits.connection_window)

@@ -94,7 +94,7 @@ impl AsyncRead for Watched {
                 return Poll::Ready(Ok(()));
             }
         }
-        if matches!(this.connection.stage(), Stage::Idle | Stage::Handshake) {
+        if !this.connection.is_shared.get() && matches!(this.connection.stage(), Stage::Idle | Stage::Handshake) {
             this.connection.set_stage(&this.worker, Stage::Head);
         }
         Poll::Ready(Ok(()))

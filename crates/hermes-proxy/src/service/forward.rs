@@ -155,14 +155,17 @@ impl Forward<'_> {
                 (exchange::over_h1(connection, request, place, self.interim.clone()).await, stale)
             }
             Leased::H2(lease) => {
-                let stale = lease.reused;
+                let (connection, reused) = (lease.connection.clone(), lease.reused);
                 let request = outgoing.into_h2();
-                (exchange::over_h2(lease, request, self.body.attempt(), place, self.interim.clone()).await, stale)
+                let result = exchange::over_h2(lease, request, self.body.attempt(), place, self.interim.clone()).await;
+                // One stream that fails says nothing of the connection.
+                (result, reused && connection.is_closed())
             }
         };
         match result {
             Ok(response) => Attempted::Response(response),
-            Err(error) => Attempted::Failed { error, stale },
+            // A client that broke its request is not the endpoint's fault, whatever the exchange made of it.
+            Err(error) => Attempted::Failed { error: self.body.failure().unwrap_or(error), stale },
         }
     }
 

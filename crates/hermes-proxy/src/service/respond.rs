@@ -15,7 +15,7 @@ use crate::headers::PROXY_STATUS;
 
 /// The answer that a route carries.
 pub(crate) fn respond(answer: &Respond) -> Response<Body> {
-    let mut response = Response::new(Body::Full(Bytes::copy_from_slice(&answer.body)));
+    let mut response = Response::new(Body::Full(Bytes::from_owner(answer.body.clone())));
     *response.status_mut() = answer.status;
     for (name, value) in &answer.headers {
         response.headers_mut().append(name.clone(), value.clone());

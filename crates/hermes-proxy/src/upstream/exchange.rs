@@ -39,10 +39,20 @@ impl Place {
         Error::Broken { peer: self.peer.clone(), reason: reason.to_string(), unprocessed }
     }
 
-    fn h2_error(&self, error: &h2::Error) -> Error {
+    /// A stream failed. Where its connection did, that is not used again.
+    fn stream_failed(&self, lease: &H2Lease, error: &h2::Error) -> Error {
         let unprocessed = error.reason() == Some(h2::Reason::REFUSED_STREAM)
             || (error.is_go_away() && error.is_remote() && error.reason() == Some(h2::Reason::NO_ERROR));
+        if !error.is_reset() {
+            lease.connection.close();
+        }
         self.broken(error, unprocessed)
+    }
+
+    /// The connection took no stream any more.
+    fn not_sent(&self, lease: &H2Lease, error: &h2::Error) -> Error {
+        lease.connection.close();
+        self.broken(error, true)
     }
 }
 
@@ -130,8 +140,9 @@ pub(crate) async fn over_h2(
             return Err(place.broken(error, true));
         }
     };
-    let (mut response, stream) = sender.send_request(request, ends).map_err(|error| place.broken(error, true))?;
+    let (mut response, stream) = sender.send_request(request, ends).map_err(|error| place.not_sent(&lease, &error))?;
     let mut upload = if ends { None } else { Some(Pipe::new(body, stream)) };
+    let mut cut = false;
     let mut informational = interim.is_some();
     let outcome = std::future::poll_fn(|cx| {
         while informational {
@@ -151,27 +162,23 @@ pub(crate) async fn over_h2(
                 // The client broke its request: nothing to wait for.
                 Poll::Ready(Err(PipeError::Source(error))) => return Poll::Ready(Err(error)),
                 // The response says why, if there is one.
-                Poll::Ready(Err(PipeError::Sink(_))) => upload = None,
+                Poll::Ready(Err(PipeError::Sink(_))) => (upload, cut) = (None, true),
                 Poll::Pending => {}
             }
         }
-        Pin::new(&mut response).poll(cx).map(|result| result.map_err(|error| place.h2_error(&error)))
+        Pin::new(&mut response).poll(cx).map(|result| result.map_err(|error| place.stream_failed(&lease, &error)))
     })
     .await;
     match outcome {
         Ok(response) => {
             let mut response = response_h2(response, lease, place);
-            if let ExchangeBody::H2 { upload: slot, .. } = response.body_mut() {
+            if let ExchangeBody::H2 { upload: slot, body, .. } = response.body_mut() {
                 *slot = upload;
+                body.may_be_cut = cut;
             }
             Ok(response)
         }
-        Err(error) => {
-            if lease.reused && matches!(&error, Error::Broken { .. }) {
-                lease.connection.close();
-            }
-            Err(error)
-        }
+        Err(error) => Err(error),
     }
 }
 
@@ -202,16 +209,17 @@ pub(crate) async fn open_h2(
             return Err(place.broken(error, true));
         }
     };
-    let (mut response, mut stream) = sender.send_request(request, false).map_err(|error| place.broken(error, true))?;
+    let (mut response, mut stream) =
+        sender.send_request(request, false).map_err(|error| place.not_sent(&lease, &error))?;
     if let Some(early) = early {
-        early.repeat(&mut stream).map_err(|error| place.h2_error(&error))?;
+        early.repeat(&mut stream).map_err(|error| place.stream_failed(&lease, &error))?;
         let answered = std::future::poll_fn(|cx| {
             early.send(cx, &mut stream)?;
-            Pin::new(&mut response).poll(cx).map_err(|error| place.h2_error(&error))
+            Pin::new(&mut response).poll(cx).map_err(|error| place.stream_failed(&lease, &error))
         });
         return Ok((answered.await?, stream, lease));
     }
-    let response = response.await.map_err(|error| place.h2_error(&error))?;
+    let response = response.await.map_err(|error| place.stream_failed(&lease, &error))?;
     Ok((response, stream, lease))
 }
 
@@ -273,10 +281,12 @@ impl HttpBody for ExchangeBody {
                 Poll::Ready(frame)
             }
             ExchangeBody::H2 { body, upload, place, .. } => {
-                if let Some(pipe) = upload
-                    && pipe.poll(cx).is_ready()
-                {
-                    *upload = None;
+                if let Some(pipe) = upload {
+                    let polled = pipe.poll(cx);
+                    body.may_be_cut = !matches!(polled, Poll::Ready(Ok(())));
+                    if polled.is_ready() {
+                        *upload = None;
+                    }
                 }
                 Pin::new(body).poll_frame(cx).map_err(|error| match error {
                     // H2Body serves both sides; here its peer is the upstream.

@@ -98,6 +98,11 @@ impl H2Connection {
         !self.closed.get() && self.streams.get() < self.sender.current_max_send_streams()
     }
 
+    /// It takes no further stream.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.get()
+    }
+
     /// No further stream on it.
     pub(crate) fn close(&self) {
         self.closed.set(true);
@@ -193,6 +198,10 @@ impl Queue {
             waiting.push_back(sender);
             Waiter { queue: self, turn }
         })
+    }
+
+    fn has_any(&self) -> bool {
+        self.0.borrow().iter().any(|waiter| !waiter.is_closed())
     }
 
     /// False where nobody waits.
@@ -293,31 +302,59 @@ impl Pool {
             }
             let limits = &worker.generation().snapshot.limits;
             if self.open.count.get() < limits.upstream_connections {
-                return Box::pin(self.dial_or_idle(worker, wish)).await;
+                return self.dial_or_idle(worker, wish).await;
             }
             self.wait(worker, limits.upstream_pending).await?;
         }
     }
 
     /// Dials, unless a connection comes free before that is done. In a burst the first are served
-    /// before the last dials get through, where the origin's accept queue is short.
-    async fn dial_or_idle(&self, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Error> {
-        let mut dial = std::pin::pin!(dial_h1(worker, wish, Permit::take(&self.open)));
+    /// before the last dials get through, where the origin's accept queue is short. A dial that lost
+    /// goes on by itself and is there for the next: the pool grows to what is asked of it.
+    async fn dial_or_idle(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Error> {
+        let permit = Permit::take(&self.open);
         if wish.fresh || wish.destination.proxy_source.is_some() {
-            return dial.await;
+            return Ok(Leased::H1(Box::pin(dial_h1(worker, wish, permit)).await?));
         }
+        let mut dial = Box::pin(self.dial_for_all(worker, wish, permit));
         while let Some(mut free) = self.open.dialing.join(self.open.count.get()) {
             tokio::select! {
                 biased;
-                dialled = &mut dial => return dialled,
+                dialled = &mut dial => return dialled.map(Leased::H1),
                 () = free.turn() => {
                     if let Some(connection) = self.take_idle() {
+                        let (owner, pool) = (worker.clone(), self.clone());
+                        worker.spawn(async move {
+                            // hyper says that it takes a request once it was polled.
+                            if let Ok(mut connection) = dial.await
+                                && probe(&mut connection)
+                            {
+                                pool.give_back(&owner, connection, true);
+                            }
+                        });
                         return Ok(Leased::H1(connection));
                     }
                 }
             }
         }
-        dial.await
+        dial.await.map(Leased::H1)
+    }
+
+    /// A dial that may outlive the request that began it.
+    fn dial_for_all(
+        &self,
+        worker: &Rc<Worker>,
+        wish: &Wish<'_>,
+        permit: Permit,
+    ) -> impl Future<Output = Result<Box<H1Connection>, Error>> + 'static {
+        let (worker, host, label) = (worker.clone(), wish.destination.host.to_owned(), wish.destination.label.clone());
+        let (port, reach, within) = (wish.destination.port, wish.destination.reach, wish.connect_within);
+        let (protocol, tls) = (wish.protocol, wish.destination.tls.cloned());
+        async move {
+            let destination =
+                Destination { host: &host, port, label: &label, reach, tls: tls.as_ref(), proxy_source: None };
+            dial_h1(&worker, &Wish { destination, protocol, connect_within: within, fresh: false }, permit).await
+        }
     }
 
     async fn wait(&self, worker: &Worker, most: usize) -> Result<(), Error> {
@@ -397,8 +434,8 @@ impl Pool {
         let permit = Permit::take(&self.open);
         let io = connect(worker, &wish.destination, wish.connect_within).await?;
         if io.alpn() == Some(b"h2") {
-            drop(permit);
             let connection = self.adopt_h2(worker, wish, io).await?;
+            drop(permit);
             return Ok(Leased::H2(H2Lease::take(&connection, self, worker, false)));
         }
         Ok(Leased::H1(Box::new(handshake_h1(wish, io, permit).await?)))
@@ -467,7 +504,9 @@ impl Pool {
                 connection.retire.set(());
             }
         }
-        self.idle.borrow().is_empty() && self.shared.borrow().is_empty() && self.open.count.get() == 0
+        // Who dials would come back to a pool that nobody knows.
+        let at_work = self.dialing_h2.get() || self.open.count.get() > 0 || self.open.waiting.has_any();
+        self.idle.borrow().is_empty() && self.shared.borrow().is_empty() && !at_work
     }
 
     /// The upstream is gone from the document: close what is idle, let the rest finish.
@@ -526,9 +565,9 @@ async fn drive_h2(mut connection: h2::client::Connection<Io, Bytes>, shared: Rc<
     pool.open.wake_all();
 }
 
-async fn dial_h1(worker: &Rc<Worker>, wish: &Wish<'_>, permit: Permit) -> Result<Leased, Error> {
+async fn dial_h1(worker: &Rc<Worker>, wish: &Wish<'_>, permit: Permit) -> Result<Box<H1Connection>, Error> {
     let io = connect(worker, &wish.destination, wish.connect_within).await?;
-    Ok(Leased::H1(Box::new(handshake_h1(wish, io, permit).await?)))
+    Ok(Box::new(handshake_h1(wish, io, permit).await?))
 }
 
 async fn handshake_h1(wish: &Wish<'_>, io: Io, permit: Permit) -> Result<H1Connection, Error> {

@@ -8,6 +8,7 @@ mod balancing;
 mod early;
 mod exchanges;
 mod expect;
+mod faults;
 mod forward_proxy;
 mod headers;
 mod interim;

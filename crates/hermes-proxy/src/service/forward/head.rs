@@ -52,7 +52,6 @@ impl Outgoing {
     pub(crate) fn new(entry: &Entry, dress: &Dress<'_>, is_node: bool) -> Result<Self, Error> {
         let facts = &*entry.facts;
         let mut fields = facts.headers.clone();
-        headers::strip_hop_by_hop(&mut fields);
         fields.remove(HOST);
         dress.via.append(&mut fields, dress.version);
         headers::set_trace(&mut fields, dress.trace);

@@ -51,6 +51,7 @@ impl Forward<'_> {
     ) -> Result<Opened, Error> {
         let attempts = self.route.retry.as_ref().map_or(2, |retry| retry.attempts);
         let mut avoid = Vec::new();
+        let mut fresh = false;
         loop {
             let now = self.worker.shared.now();
             let index = upstream
@@ -58,11 +59,14 @@ impl Forward<'_> {
                 .ok_or_else(|| Error::NoEndpoint { upstream: upstream.config.name.clone() })?;
             *self.entry.peer.borrow_mut() = Some(upstream.endpoints[index].label.clone());
             self.entry.tries.set(avoid.len() as u32 + 1);
-            match self.open_at(upstream, index, ask, early.as_mut()).await {
+            let mut stale = false;
+            match self.open_at(upstream, index, ask, early.as_mut(), fresh, &mut stale).await {
                 Ok(opened) => {
                     upstream.succeeded(index);
                     return Ok(opened);
                 }
+                // Free of charge: the peer was done with a connection that we had held for later.
+                Err(Error::Broken { unprocessed: true, .. }) if stale && !fresh => fresh = true,
                 Err(error) => {
                     let connects = matches!(
                         error,
@@ -72,6 +76,7 @@ impl Forward<'_> {
                         upstream.failed(index, now);
                     }
                     avoid.push(index);
+                    fresh = false;
                     // Another endpoint may do better; the only one gets its second try by policy alone.
                     let others = upstream.endpoints.len() > avoid.len() || self.route.retry.is_some();
                     if !connects || !others || avoid.len() as u32 >= attempts {
@@ -90,6 +95,8 @@ impl Forward<'_> {
         index: usize,
         ask: &Ask,
         early: Option<&mut Early<'_>>,
+        fresh: bool,
+        stale: &mut bool,
     ) -> Result<Opened, Error> {
         let endpoint = &upstream.endpoints[index];
         let wish = Wish {
@@ -103,7 +110,7 @@ impl Forward<'_> {
             },
             protocol: upstream.config.protocol,
             connect_within: self.route.timeout.connect,
-            fresh: false,
+            fresh,
         };
         if upstream.config.protocol == UpstreamProtocol::Tcp {
             unsent(early.as_deref(), &endpoint.label)?;
@@ -112,6 +119,10 @@ impl Forward<'_> {
         }
         let pool = self.worker.pool(PoolKey { owner: upstream.id, endpoint: endpoint.name.clone() });
         let leased = pool.lease(self.worker, &wish).await?;
+        *stale = match &leased {
+            Leased::H1(connection) => connection.reused,
+            Leased::H2(lease) => lease.reused,
+        };
         let is_node = head::is_node(upstream, &leased);
         let outgoing = Outgoing::new(self.entry, &self.dress, is_node)?;
         let early = early.filter(|early| is_node || early.has_sent());
