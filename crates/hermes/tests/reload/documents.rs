@@ -110,7 +110,8 @@ async fn a_document_whose_admin_endpoint_cannot_be_bound_is_refused_as_a_whole()
     drop(holder);
     fs::write(node.config(), &moved[1]).unwrap();
     says(&node, "better").await;
-    until("it moves", || async { get(taken, "localhost", "/healthz").await.is_ok_and(|(status, _)| status == 200) }).await;
+    until("it moves", || async { get(taken, "localhost", "/healthz").await.is_ok_and(|(status, _)| status == 200) })
+        .await;
     until("the old place is closed", || async { get(node.admin(), "localhost", "/healthz").await.is_err() }).await;
     node.assert_sound();
 }
