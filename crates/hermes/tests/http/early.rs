@@ -20,7 +20,7 @@ listeners:
 routes:
 - {name: all, upstream: next}
 upstreams:
-- {name: next, protocol: h2, overlay: $OVERLAY, endpoints: [$NEXT]}
+- {name: next, protocol: h2, overlay: $OVERLAY, balance: round-robin, endpoints: [$NEXT]}
 ";
 
 async fn edge(overlay: &Overlay, is_node: bool, next: &[SocketAddr]) -> Node {
