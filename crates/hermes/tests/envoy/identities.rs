@@ -113,6 +113,7 @@ routes:
 - {name: h2, match: {authority: [H2, 'H2:7']}, upstream: h2}
 - {name: another, match: {authority: ANOTHER}, upstream: another}
 - {name: auto, match: {authority: AUTO}, upstream: auto}
+- {name: game, match: {kind: udp, authority: 'GAME:7'}, upstream: h2}
 upstreams:
 - {name: h1, protocol: h1, overlay: false, endpoints: ['$ENVOY'], tls: {node: envoy}}
 - {name: h2, protocol: h2, overlay: false, endpoints: ['$ENVOY'], tls: {node: envoy}}
@@ -128,6 +129,7 @@ async fn envoy_knows_a_node_and_is_known() {
     let hosts = [
         ("H1:7", vec![config::terminate("echo", "CONNECT")]),
         ("H2:7", vec![config::terminate("echo", "CONNECT")]),
+        ("GAME:7", vec![config::terminate("udp", "CONNECT-UDP")]),
         ("*", config::forward("web")),
     ];
     let web = config::http(&Envoy::log(&overlay, "envoy"), &hosts);
@@ -138,6 +140,7 @@ async fn envoy_knows_a_node_and_is_known() {
     ];
     let clusters = [
         config::cluster("echo", origins.echo.address(), Speaks::Bytes, None),
+        config::cluster("udp", origins.udp.address(), Speaks::Bytes, None),
         config::cluster("web", origins.h1.address(), Speaks::H1, None),
     ];
     let envoy = Envoy::start(&overlay, &binary, "envoy", &config::bootstrap(&listeners, &clusters)).await;
@@ -154,6 +157,7 @@ async fn envoy_knows_a_node_and_is_known() {
         transfer::download(&door, Version::H1, hop, MIB).await.unwrap_or_else(failed);
         transfer::echo_whole(&door, Way::ConnectH2, &format!("{hop}:7"), MIB, &mut rng).await.unwrap_or_else(failed);
     }
+    transfer::datagrams(&door, FlowWay::ConnectH2, "GAME", 40, &mut rng).await.unwrap();
     // ALPN chooses HTTP/2.
     let before = envoy.counter("http.http.downstream_rq_http2_total").await;
     transfer::download(&door, Version::H1, "AUTO", MIB).await.unwrap();
