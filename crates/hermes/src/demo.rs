@@ -59,7 +59,10 @@ pub(crate) fn run(options: Options) -> anyhow::Result<ExitCode> {
         let cut_short = tokio::select! {
             biased;
             status = interrupt.next() => Ok(Some(status)),
-            shown = stage.show(options) => shown.map(|()| None).map_err(|error| stage.explain(&error)),
+            shown = stage.show(options) => match shown {
+                Ok(()) => Ok(None),
+                Err(error) => Err(stage.explain(&error).await),
+            },
         };
         if let (Ok(None), true, Some(overlay)) = (&cut_short, options.keep, &stage.overlay) {
             report::print(&report::to_try(overlay, Paint::for_stdout()));
@@ -114,9 +117,12 @@ impl Stage {
     }
 
     /// Adds what the nodes said to what went wrong.
-    fn explain(&mut self, error: &anyhow::Error) -> anyhow::Error {
-        let words = self.overlay.as_mut().map(Overlay::last_words);
-        anyhow::anyhow!("demo: {error:#}{}", words.map(|words| format!("\n{words}")).unwrap_or_default())
+    async fn explain(&mut self, error: &anyhow::Error) -> anyhow::Error {
+        let words = match &mut self.overlay {
+            Some(overlay) => format!("\n{}", overlay.last_words().await),
+            None => String::new(),
+        };
+        anyhow::anyhow!("demo: {error:#}{words}")
     }
 
     async fn clear(&mut self) {

@@ -25,6 +25,7 @@ pub(crate) const NODES: [&str; 3] = ["alice-laptop", "router", "server"];
 const START: Duration = Duration::from_secs(10);
 const STOP: Duration = Duration::from_secs(3);
 const LOOK: Duration = Duration::from_millis(5);
+const SETTLE: Duration = Duration::from_millis(500);
 /// Lines that a failure shows of a node.
 const LAST_LINES: usize = 8;
 
@@ -135,12 +136,20 @@ impl Overlay {
     }
 
     /// What the nodes said last, for whoever has to find out what went wrong. A dead node speaks alone.
-    pub(crate) fn last_words(&mut self) -> String {
-        for program in &mut self.programs {
-            if let Some(status) = program.ended() {
-                let lines = indent(&program.last_lines(LAST_LINES));
-                return format!("node {} ended by itself ({status}); its last lines:\n{lines}", program.name);
+    pub(crate) async fn last_words(&mut self) -> String {
+        // Of a node that died its connections are heard to end before the node itself.
+        let settled = Instant::now() + SETTLE;
+        loop {
+            for program in &mut self.programs {
+                if let Some(status) = program.ended() {
+                    let lines = indent(&program.last_lines(LAST_LINES));
+                    return format!("node {} ended by itself ({status}); its last lines:\n{lines}", program.name);
+                }
             }
+            if Instant::now() >= settled {
+                break;
+            }
+            tokio::time::sleep(LOOK).await;
         }
         let one = |program: &Program| format!("last lines of {}:\n{}", program.name, indent(&program.last_lines(3)));
         self.programs.iter().map(one).collect::<Vec<_>>().join("\n")
