@@ -51,6 +51,12 @@ pub(crate) enum Error {
     /// The request itself is wrong.
     #[error("malformed request: {0}")]
     Malformed(String),
+    /// The body comes in a coding that cannot be taken off.
+    #[error("transfer coding {0} is not understood; send chunked alone")]
+    Coding(String),
+    /// The head has more lines than are taken.
+    #[error("more than {0} header lines; `limits.header-count` of this node allows no more")]
+    TooManyLines(usize),
     /// The action of the route cannot serve this kind of session.
     #[error("route {route} cannot serve a {kind} session")]
     Unsuitable {
@@ -145,7 +151,7 @@ impl Error {
     /// Who is at fault.
     pub(crate) fn side(&self) -> Side {
         match self {
-            Error::Malformed(_) | Error::ClientGone(_) => Side::Client,
+            Error::Malformed(_) | Error::Coding(_) | Error::TooManyLines(_) | Error::ClientGone(_) => Side::Client,
             Error::Denied { .. } | Error::Unreachable { .. } | Error::Reconfigured(_) | Error::Unsuitable { .. } => {
                 Side::Policy
             }
@@ -175,7 +181,8 @@ impl Error {
             Error::NoEndpoint { .. } | Error::Limit(_) | Error::Draining | Error::Reconfigured(_) => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
-            Error::Unsuitable { .. } => StatusCode::NOT_IMPLEMENTED,
+            Error::Unsuitable { .. } | Error::Coding(_) => StatusCode::NOT_IMPLEMENTED,
+            Error::TooManyLines(_) => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Error::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
             Error::Refused { status, .. } if status.is_client_error() || status.is_server_error() => *status,
             _ => StatusCode::BAD_GATEWAY,
@@ -186,7 +193,9 @@ impl Error {
     pub(crate) fn label(&self) -> &'static str {
         match self {
             Error::Denied { label, .. } => label,
-            Error::Malformed(_) | Error::ClientGone(_) => "http_request_error",
+            Error::Malformed(_) | Error::Coding(_) | Error::TooManyLines(_) | Error::ClientGone(_) => {
+                "http_request_error"
+            }
             Error::Unsuitable { .. } => "http_protocol_error",
             Error::NoEndpoint { .. } => "destination_unavailable",
             Error::Resolve(_) => "dns_error",

@@ -14,10 +14,10 @@ use hermes_model::snapshot::{Listener, Snapshot};
 use hermes_model::trust::{Identity, identify};
 use hermes_wire::connect_udp;
 use hermes_wire::traceparent::Traceparent;
-use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, TRANSFER_ENCODING, UPGRADE};
+use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, HOST, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
 use http::uri::PathAndQuery;
-use http::{HeaderMap, HeaderValue, Method, StatusCode, Version};
+use http::{HeaderMap, HeaderValue, Method, Version};
 
 use crate::body::{Interim, RequestBody};
 use crate::early::Early;
@@ -129,17 +129,7 @@ pub(crate) fn from_head<'a>(
     body: RequestBody,
 ) -> Result<Request<'a>, Box<Rejected>> {
     let trace = headers::trace(&parts.headers, origin.worker.random());
-    let most = origin.worker.generation().snapshot.limits.header_count;
-    let target = match target(&parts, origin.secure) {
-        // h1 has counted already, as it read.
-        Ok(_) if parts.headers.len() > most => {
-            let error = Error::Denied {
-                status: StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
-                reason: format!("{} header fields, and at most {most} are taken", parts.headers.len()),
-                label: "http_request_error",
-            };
-            return Err(Box::new(Rejected { error, facts: unknown_facts(origin, parts), trace }));
-        }
+    let target = match count_lines(origin.worker, &parts.headers).and_then(|()| target(&parts, origin.secure)) {
         Ok(target) => target,
         Err(error) => return Err(Box::new(Rejected { error, facts: unknown_facts(origin, parts), trace })),
     };
@@ -288,11 +278,13 @@ struct Target {
 }
 
 fn target(parts: &Parts, secure: bool) -> Result<Target, Error> {
+    check_coding(&parts.headers)?;
     let protocol = upgrade_protocol(parts)?;
     let is_connect = parts.method == Method::CONNECT;
     if is_connect && protocol.is_none() {
         return connect_target(parts);
     }
+    check_form(parts)?;
     let scheme = scheme(parts, secure);
     let default_port = if scheme == http::uri::Scheme::HTTPS { 443 } else { 80 };
     let (authority, host) = request_authority(parts, default_port)?;
@@ -322,7 +314,34 @@ fn udp_target(path: &PathAndQuery) -> Result<Option<(Authority, HeaderValue)>, E
     Ok(Some((authority, host)))
 }
 
+/// The forms of a request target that are no CONNECT's (RFC 9112, 3.2). A bare authority would be
+/// taken for the origin of a request whose path nobody named.
+fn check_form(parts: &Parts) -> Result<(), Error> {
+    let is_carried = |scheme: &http::uri::Scheme| ["http", "https"].contains(&scheme.as_str());
+    if let Some(scheme) = parts.uri.scheme().filter(|scheme| !is_carried(scheme)) {
+        return Err(Error::Malformed(format!(
+            "scheme {} is not carried; ask for http or https",
+            excerpt(scheme.as_str())
+        )));
+    }
+    match parts.uri.path_and_query().map(PathAndQuery::as_str) {
+        None => {
+            Err(Error::Malformed(format!("target {} is neither a path nor a URI", excerpt(&parts.uri.to_string()))))
+        }
+        Some("*") if parts.method != Method::OPTIONS => {
+            Err(Error::Malformed("the target * is for OPTIONS alone".to_owned()))
+        }
+        Some(_) => Ok(()),
+    }
+}
+
 fn connect_target(parts: &Parts) -> Result<Target, Error> {
+    if parts.uri.scheme().is_some() || parts.uri.path_and_query().is_some_and(|path| path != "") {
+        return Err(Error::Malformed(format!(
+            "CONNECT to {}, which is not HOST:PORT",
+            excerpt(&parts.uri.to_string())
+        )));
+    }
     let text = parts.uri.authority().map(http::uri::Authority::as_str).unwrap_or_default();
     let authority = Authority::parse(text, None)
         .map_err(|error| Error::Malformed(format!("CONNECT target {}: {error}", excerpt(text))))?;
@@ -385,8 +404,35 @@ fn excerpt(text: &str) -> String {
     format!("{shown:?}")
 }
 
+/// hyper counts by itself, h2 only bytes. The crumbs of a cookie are one line: h2 clients split it as
+/// they like.
+fn count_lines(worker: &Worker, headers: &HeaderMap) -> Result<(), Error> {
+    let most = worker.generation().snapshot.limits.header_count;
+    if headers.len() <= most {
+        return Ok(());
+    }
+    let crumbs = headers.get_all(COOKIE).iter().count();
+    if headers.len() - crumbs.saturating_sub(1) <= most {
+        return Ok(());
+    }
+    worker.shared.metrics.limit("headers");
+    Err(Error::TooManyLines(most))
+}
+
+/// Chunks are the only coding that is understood (RFC 9112, 6.1). hyper also takes another one under
+/// them, and takes the codings off: whoever comes next could not read the body.
+fn check_coding(headers: &HeaderMap) -> Result<(), Error> {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    match (codings.next(), codings.next()) {
+        (None, _) => Ok(()),
+        (Some(coding), None) if coding.as_bytes().eq_ignore_ascii_case(b"chunked") => Ok(()),
+        (Some(coding), _) => Err(Error::Coding(excerpt(&String::from_utf8_lossy(coding.as_bytes())))),
+    }
+}
+
 /// The protocol that h1 `Upgrade` or h2 `:protocol` names. `h2c` is not one: it is ignored, as
-/// RFC 9113 deprecated it, and so is an upgrade with a body before it. CONNECT-UDP is never ignored.
+/// RFC 9113 deprecated it, and so is an upgrade with a body before it, or by another method than
+/// GET, which would not reach the origin as what it is. CONNECT-UDP is never ignored.
 fn upgrade_protocol(parts: &Parts) -> Result<Option<Arc<str>>, Error> {
     if let Some(protocol) = parts.extensions.get::<h2::ext::Protocol>() {
         let protocol = protocol.as_str();
@@ -400,13 +446,14 @@ fn upgrade_protocol(parts: &Parts) -> Result<Option<Arc<str>>, Error> {
     }
     let Some(value) = parts.headers.get(UPGRADE) else { return Ok(None) };
     let value = value.to_str().map_err(|_| Error::Malformed("Upgrade is not text".to_owned()))?.trim();
-    let has_body = parts.headers.contains_key(TRANSFER_ENCODING)
-        || parts.headers.get(CONTENT_LENGTH).is_some_and(|length| length != "0");
+    let is_plain_get = parts.method == Method::GET
+        && !parts.headers.contains_key(TRANSFER_ENCODING)
+        && parts.headers.get(CONTENT_LENGTH).is_none_or(|length| length == "0");
     if value.eq_ignore_ascii_case("connect-udp") {
-        if parts.method != Method::GET || has_body {
+        if !is_plain_get {
             return Err(Error::Malformed("CONNECT-UDP by Upgrade is a GET without a body (RFC 9298, 3.2)".to_owned()));
         }
-    } else if parts.method != Method::GET || has_body || value.eq_ignore_ascii_case("h2c") || value.contains(',') {
+    } else if !is_plain_get || value.eq_ignore_ascii_case("h2c") || value.contains(',') {
         return Ok(None);
     }
     Ok(Some(Arc::from(value.to_ascii_lowercase())))

@@ -20,7 +20,7 @@ use hyper_util::rt::TokioIo;
 
 use super::http::{Client, Watched};
 use crate::body::{Body, RequestBody, ResponseBody, channel};
-use crate::error::Error;
+use crate::error::{Error, Side};
 use crate::headers;
 use crate::live::{Connection, Drain};
 use crate::request::{Origin, from_head};
@@ -29,7 +29,7 @@ use crate::stream::ByteStream;
 use crate::worker::Worker;
 
 /// hyper's own default; naming it would cost an allocation a request.
-const HYPER_HEADERS: usize = 100;
+pub(crate) const HYPER_HEADERS: usize = 100;
 /// hyper takes no smaller buffer.
 const HYPER_BUFFER: usize = 8192;
 
@@ -44,7 +44,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
     });
     let limits = &worker.generation().snapshot.limits;
     let mut builder = http1::Builder::new();
-    builder.max_buf_size(limits.header_bytes.max(HYPER_BUFFER));
+    builder.max_buf_size(limits.header_bytes.max(HYPER_BUFFER)).max_header_size(limits.header_bytes);
     if limits.header_count != HYPER_HEADERS {
         builder.max_headers(limits.header_count);
     }
@@ -58,6 +58,9 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
     })
     .await;
     if let Err(error) = &result {
+        if error.is_parse_too_large() {
+            worker.shared.metrics.limit("headers");
+        }
         tracing::debug!(source = %client.source, %error, "an HTTP/1.1 connection ended");
     }
     let parts = http.into_parts();
@@ -119,17 +122,22 @@ async fn respond(
     let origin =
         Origin { worker, listener: &listener, source: client.source, trust: &client.trust, secure: client.secure };
     let body = RequestBody::new(worker, Body::H1(incoming));
+    let mut leaves = false;
     let served = match from_head(&origin, parts, body) {
         Ok(mut request) => {
             request.connection = Some(connection.clone());
             session::serve(worker, request).await
         }
-        Err(rejected) => Served::Response(session::reject(worker, *rejected)),
+        Err(rejected) => {
+            // Whoever is in front of us may have read it otherwise, and where it ends too.
+            leaves = rejected.error.side() == Side::Client;
+            Served::Response(session::reject(worker, *rejected))
+        }
     };
     match served {
         Served::Response(mut response) => {
             headers::announce_trailers(response.headers_mut());
-            if connection.drain.get().is_some() {
+            if leaves || connection.drain.get().is_some() {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
             response.map(|body| H1Body(Inner::Response(body)))

@@ -26,6 +26,7 @@ use tokio::sync::oneshot;
 use super::connect::{Destination, connect};
 use crate::body::Attempt;
 use crate::error::Error;
+use crate::listener::h1::HYPER_HEADERS;
 use crate::worker::Worker;
 
 /// What a pool is for.
@@ -438,7 +439,7 @@ impl Pool {
             drop(permit);
             return Ok(Leased::H2(H2Lease::take(&connection, self, worker, false)));
         }
-        Ok(Leased::H1(Box::new(handshake_h1(wish, io, permit).await?)))
+        Ok(Leased::H1(Box::new(handshake_h1(worker, wish, io, permit).await?)))
     }
 
     /// Speaks h2 on a new connection and hands it to a task of the worker.
@@ -567,12 +568,20 @@ async fn drive_h2(mut connection: h2::client::Connection<Io, Bytes>, shared: Rc<
 
 async fn dial_h1(worker: &Rc<Worker>, wish: &Wish<'_>, permit: Permit) -> Result<Box<H1Connection>, Error> {
     let io = connect(worker, &wish.destination, wish.connect_within).await?;
-    Ok(Box::new(handshake_h1(wish, io, permit).await?))
+    Ok(Box::new(handshake_h1(worker, wish, io, permit).await?))
 }
 
-async fn handshake_h1(wish: &Wish<'_>, io: Io, permit: Permit) -> Result<H1Connection, Error> {
-    let (sender, connection) = http1::Builder::new().handshake(TokioIo::new(io)).await.map_err(|error| {
-        Error::Broken { peer: wish.destination.label.clone(), reason: error.to_string(), unprocessed: true }
+async fn handshake_h1(worker: &Worker, wish: &Wish<'_>, io: Io, permit: Permit) -> Result<H1Connection, Error> {
+    let limits = &worker.generation().snapshot.limits;
+    let mut builder = http1::Builder::new();
+    builder.max_header_size(limits.header_bytes);
+    if limits.header_count != HYPER_HEADERS {
+        builder.max_headers(limits.header_count);
+    }
+    let (sender, connection) = builder.handshake(TokioIo::new(io)).await.map_err(|error| Error::Broken {
+        peer: wish.destination.label.clone(),
+        reason: error.to_string(),
+        unprocessed: true,
     })?;
     Ok(H1Connection { sender, connection, finished: false, reused: false, idle_since: 0, _permit: permit })
 }
