@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::task::AtomicWaker;
+use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, Response};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper::body::Incoming;
@@ -200,9 +201,18 @@ impl Drop for ChannelSender {
     }
 }
 
-/// `content-length` of a message; `None` where absent. h2 has checked its form already.
-pub(crate) fn content_length(headers: &HeaderMap) -> Option<u64> {
-    headers.get(http::header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+/// `content-length` of an h2 message; `None` where absent. h2 has checked that it is a number, and
+/// the same one where it stands twice: once is kept, since an h1 peer may refuse two, or take one
+/// for a second body (RFC 9110, 8.6).
+pub(crate) fn settle_length(headers: &mut HeaderMap) -> Option<u64> {
+    let mut lines = headers.get_all(CONTENT_LENGTH).iter();
+    let first = lines.next()?;
+    let length = first.to_str().ok()?.parse().ok();
+    if lines.next().is_some() {
+        let first = first.clone();
+        headers.insert(CONTENT_LENGTH, first);
+    }
+    length
 }
 
 impl HttpBody for H2Body {

@@ -46,6 +46,10 @@ pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     if ends.is_empty() {
         return;
     }
+    if ends.contains(&TRANSFER_ENCODING) {
+        // It overruled the length, which must not be passed on (RFC 9112, 6.3).
+        ends.push(CONTENT_LENGTH);
+    }
     let tokens = |headers: &HeaderMap, field: &HeaderName, wanted: &mut dyn FnMut(&str)| {
         let values = headers.get_all(field).iter().filter_map(|value| value.to_str().ok());
         values.flat_map(|value| value.split(',')).map(str::trim).for_each(wanted);
@@ -189,6 +193,13 @@ mod tests {
         ours.iter().for_each(|name| drop(headers.insert(*name, HeaderValue::from_static("1"))));
         strip_hop_by_hop(&mut headers);
         assert_eq!(headers.keys().map(HeaderName::as_str).collect::<std::collections::BTreeSet<_>>(), ours.into());
+    }
+
+    #[test]
+    fn a_length_beside_a_coding_is_not_passed_on() {
+        let mut headers = map(&[("transfer-encoding", "chunked"), ("content-length", "50"), ("accept", "*/*")]);
+        strip_hop_by_hop(&mut headers);
+        assert_eq!(headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["accept"]);
     }
 
     #[test]

@@ -18,7 +18,7 @@ use http::{Method, Request as HttpRequest, Response, StatusCode};
 use http_body::Body as HttpBody;
 
 use super::http::{Client, Watched};
-use crate::body::{Body, H2Body, Interim, RequestBody, ResponseBody, content_length};
+use crate::body::{Body, H2Body, Interim, RequestBody, ResponseBody, settle_length};
 use crate::early::Early;
 use crate::error::Error;
 use crate::live::{Connection, Phase, Stage};
@@ -93,13 +93,13 @@ async fn serve_stream(
     request: HttpRequest<RecvStream>,
     mut respond: SendResponse<Bytes>,
 ) {
-    let (parts, recv) = request.into_parts();
+    let (mut parts, recv) = request.into_parts();
     let expects = parts
         .headers
         .get(http::header::EXPECT)
         .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
     let is_connect = parts.method == Method::CONNECT;
-    let length = content_length(&parts.headers);
+    let length = settle_length(&mut parts.headers);
     let (body, mut tunnelled) = if is_connect {
         (RequestBody::Empty, Some(recv))
     } else {

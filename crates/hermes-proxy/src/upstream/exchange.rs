@@ -17,7 +17,7 @@ use hyper::body::Incoming;
 
 use super::InFlight;
 use super::pool::{H1Connection, H2Lease, Pool};
-use crate::body::{Attempt, Body, H2Body, Interim, content_length};
+use crate::body::{Attempt, Body, H2Body, Interim, settle_length};
 use crate::early::Early;
 use crate::error::Error;
 use crate::pipe::{Pipe, PipeError};
@@ -183,8 +183,12 @@ pub(crate) async fn over_h2(
 }
 
 /// An h2 response as an exchange's.
-pub(crate) fn response_h2(response: Response<h2::RecvStream>, lease: H2Lease, place: Place) -> Response<ExchangeBody> {
-    let length = content_length(response.headers());
+pub(crate) fn response_h2(
+    mut response: Response<h2::RecvStream>,
+    lease: H2Lease,
+    place: Place,
+) -> Response<ExchangeBody> {
+    let length = settle_length(response.headers_mut());
     response.map(|recv| ExchangeBody::H2 { body: H2Body::new(recv, length), upload: None, place, _lease: lease })
 }
 
