@@ -163,6 +163,11 @@ impl Forward<'_> {
             }
         };
         match result {
+            // Nobody asked to switch (RFC 9110, 15.2.2): the client would take what follows for its own.
+            Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                let error = response.body().place().broken("it switches protocols unasked", false);
+                Attempted::Failed { error, stale: false }
+            }
             Ok(response) => Attempted::Response(response),
             // A client that broke its request is not the endpoint's fault, whatever the exchange made of it.
             Err(error) => Attempted::Failed { error: self.body.failure().unwrap_or(error), stale },

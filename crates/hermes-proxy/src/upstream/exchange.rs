@@ -35,7 +35,8 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    fn broken(&self, reason: impl ToString, unprocessed: bool) -> Error {
+    /// The peer failed, in these words.
+    pub(crate) fn broken(&self, reason: impl ToString, unprocessed: bool) -> Error {
         Error::Broken { peer: self.peer.clone(), reason: reason.to_string(), unprocessed }
     }
 
@@ -228,6 +229,13 @@ pub(crate) async fn open_h2(
 }
 
 impl ExchangeBody {
+    /// Where it happens.
+    pub(crate) fn place(&self) -> &Place {
+        match self {
+            ExchangeBody::H1 { place, .. } | ExchangeBody::H2 { place, .. } => place,
+        }
+    }
+
     /// The h1 connection itself, after the peer agreed to a tunnel.
     pub(crate) fn into_h1_connection(self) -> Option<Box<H1Connection>> {
         match self {
