@@ -214,9 +214,11 @@ impl Forward<'_> {
     fn judge(&self, upstream: &UpstreamState, index: usize, attempted: &Attempted) {
         let failed = match attempted {
             Attempted::Response(response) => matches!(response.status().as_u16(), 502..=504),
-            Attempted::Failed { error, .. } => {
-                matches!(error, Error::Connect { .. } | Error::ConnectTimeout { .. } | Error::Broken { .. })
-            }
+            Attempted::Failed { error, .. } => match error {
+                Error::Connect { .. } | Error::ConnectTimeout { .. } | Error::Broken { .. } => true,
+                // It tells nothing about the endpoint.
+                _ => return,
+            },
         };
         if !failed {
             upstream.succeeded(index);
