@@ -183,6 +183,9 @@ limits! {
     resets / "resets": usize as usize; 20, 1, 100_000;
     /// Streams of a connection that we reset because of the peer's errors; one more ends it likewise.
     error_resets / "error-resets": usize as usize; 1024, 1, 100_000;
+    /// Requests that a client broke off before their answer began. One more, where they are the most of
+    /// all on its HTTP/2 connection, ends that likewise; connections of believed peers are left out.
+    cancels / "cancels": usize as usize; 500, 1, 100_000;
     /// For a request's headers to arrive whole; over HTTP/2 `keep-alive` bounds that.
     header_timeout / "header-timeout": Duration as Duration; secs(10), ms(100), secs(600);
     /// For a client's TLS handshake.

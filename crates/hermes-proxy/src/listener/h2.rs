@@ -61,6 +61,8 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
     let client = Rc::new(client);
     let mut streams = FuturesUnordered::new();
     let mut draining = false;
+    // Connections of nodes carry the requests of many: they are broken off one by one at the edge.
+    let mut cancels = Cancels::new(if client.trust.is_believed() { usize::MAX } else { limits.cancels });
     std::future::poll_fn(|cx| {
         if !draining && connection.drain.poll(cx).is_ready() {
             draining = true;
@@ -69,9 +71,13 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
         loop {
             match http.poll_accept(cx) {
                 Poll::Ready(Some(Ok((request, respond)))) => {
+                    cancels.began += 1;
                     streams.push(serve_stream(worker.clone(), connection.clone(), client.clone(), request, respond));
                 }
                 Poll::Ready(Some(Err(error))) => {
+                    if error.is_library() && error.reason() == Some(Reason::ENHANCE_YOUR_CALM) {
+                        worker.shared.metrics.limit("calm");
+                    }
                     tracing::debug!(source = %client.source, %error, "an HTTP/2 connection ended");
                     return Poll::Ready(());
                 }
@@ -80,10 +86,51 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
             }
         }
         // Whatever the streams write wakes the connection, which then sends it.
-        while let Poll::Ready(Some(())) = Pin::new(&mut streams).poll_next(cx) {}
+        while let Poll::Ready(Some(fate)) = Pin::new(&mut streams).poll_next(cx) {
+            if cancels.count(fate) {
+                worker.shared.metrics.limit("calm");
+                http.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
+                cx.waker().wake_by_ref();
+            }
+        }
         Poll::Pending
     })
     .await;
+}
+
+/// How a stream ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Answered,
+    /// The client reset it before its answer began.
+    Cancelled,
+}
+
+/// Requests that a client began and broke off. h2 counts only those that were never taken up; the
+/// others cost a request to an upstream each (rapid reset, CVE-2023-44487).
+struct Cancels {
+    most: usize,
+    began: usize,
+    cancelled: usize,
+}
+
+impl Cancels {
+    fn new(most: usize) -> Self {
+        Self { most, began: 0, cancelled: 0 }
+    }
+
+    /// True once, when they are too many, and the most of all.
+    fn count(&mut self, fate: Fate) -> bool {
+        if fate == Fate::Answered {
+            return false;
+        }
+        self.cancelled += 1;
+        let are_many = self.cancelled > self.most && self.cancelled > self.began / 2;
+        if are_many {
+            self.most = usize::MAX;
+        }
+        are_many
+    }
 }
 
 async fn serve_stream(
@@ -92,7 +139,7 @@ async fn serve_stream(
     client: Rc<Client>,
     request: HttpRequest<RecvStream>,
     mut respond: SendResponse<Bytes>,
-) {
+) -> Fate {
     let (mut parts, recv) = request.into_parts();
     let expects = parts
         .headers
@@ -128,7 +175,7 @@ async fn serve_stream(
             drop(body);
             match wait.for_served(pin!(session::serve(&worker, request))).await {
                 Some(served) => served,
-                None => return,
+                None => return Fate::Cancelled,
             }
         }
         Err(rejected) => Served::Response(session::reject(&worker, *rejected)),
@@ -137,6 +184,7 @@ async fn serve_stream(
         Served::Response(response) => send(response, &mut respond).await,
         Served::Tunnel(open) => Box::pin(tunnel(open, respond, tunnelled)).await,
     }
+    Fate::Answered
 }
 
 /// Waits for the response, and meanwhile sends what comes before it.
@@ -154,10 +202,11 @@ impl Wait<'_> {
         std::future::poll_fn(|cx| {
             let served = serve.as_mut().poll(cx);
             self.send_interim();
-            if let Poll::Ready(served) = served {
-                return Poll::Ready(Some(served));
+            // A request that was broken off may have been answered for that very reason.
+            match (self.poll_reset(cx), served) {
+                (Poll::Ready(()), _) => Poll::Ready(None),
+                (Poll::Pending, served) => served.map(Some),
             }
-            self.poll_reset(cx).map(|()| None)
         })
         .await
     }
