@@ -12,6 +12,7 @@ pub mod door;
 pub mod envoy;
 pub mod error;
 pub mod flow;
+pub mod frames;
 pub mod h2spec;
 pub mod limits;
 pub mod load;

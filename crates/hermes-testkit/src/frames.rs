@@ -1,0 +1,297 @@
+//! HTTP/2 frame by frame: for what no library would send.
+//!
+//! In: a connection, and frames of any kind, flags, stream and payload, well formed or not. Out: the frames that come
+//! back. Header blocks are written as plain literals (RFC 7541, 6.2.2), so that any byte gets into any field; those
+//! that are received are not decoded. Every wait is bounded.
+
+use std::{io, net::SocketAddr};
+
+use bytes::Bytes;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+};
+
+use crate::dialog::Dialog;
+
+/// What a client begins with (RFC 9113, 3.4).
+pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// Types of frames (RFC 9113, 6).
+pub mod kind {
+    /// DATA
+    pub const DATA: u8 = 0;
+    /// HEADERS
+    pub const HEADERS: u8 = 1;
+    /// RST_STREAM
+    pub const RST_STREAM: u8 = 3;
+    /// SETTINGS
+    pub const SETTINGS: u8 = 4;
+    /// PUSH_PROMISE
+    pub const PUSH_PROMISE: u8 = 5;
+    /// PING
+    pub const PING: u8 = 6;
+    /// GOAWAY
+    pub const GOAWAY: u8 = 7;
+    /// WINDOW_UPDATE
+    pub const WINDOW_UPDATE: u8 = 8;
+    /// CONTINUATION
+    pub const CONTINUATION: u8 = 9;
+}
+
+/// The stream ends with this frame.
+pub const END_STREAM: u8 = 0x1;
+/// Of SETTINGS and PING: an answer.
+pub const ACK: u8 = 0x1;
+/// The header block ends with this frame.
+pub const END_HEADERS: u8 = 0x4;
+
+/// SETTINGS_INITIAL_WINDOW_SIZE
+pub const INITIAL_WINDOW_SIZE: u16 = 4;
+
+/// ENHANCE_YOUR_CALM (RFC 9113, 7).
+pub const CALM: u32 = 0xb;
+/// REFUSED_STREAM
+pub const REFUSED_STREAM: u32 = 0x7;
+/// CANCEL
+pub const CANCEL: u32 = 0x8;
+
+/// A frame.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frame {
+    /// Its type: see [`kind`].
+    pub kind: u8,
+    /// Its flags.
+    pub flags: u8,
+    /// Its stream; 0 is the connection.
+    pub stream: u32,
+    /// What it holds.
+    pub payload: Bytes,
+}
+
+impl Frame {
+    /// Of these parts.
+    pub fn new(kind: u8, flags: u8, stream: u32, payload: impl Into<Bytes>) -> Self {
+        Self { kind, flags, stream, payload: payload.into() }
+    }
+
+    /// HEADERS whose block is whole.
+    pub fn headers(stream: u32, ends: bool, fields: &[(&str, &str)]) -> Self {
+        let fields: Vec<_> = fields.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())).collect();
+        Self::new(kind::HEADERS, END_HEADERS | u8::from(ends), stream, block(&fields))
+    }
+
+    /// A GET that is whole.
+    pub fn get(stream: u32, authority: &str, path: &str) -> Self {
+        let fields = [(":method", "GET"), (":scheme", "http"), (":authority", authority), (":path", path)];
+        Self::headers(stream, true, &fields)
+    }
+
+    /// RST_STREAM.
+    pub fn reset(stream: u32, reason: u32) -> Self {
+        Self::new(kind::RST_STREAM, 0, stream, reason.to_be_bytes().to_vec())
+    }
+
+    /// SETTINGS.
+    pub fn settings(settings: &[(u16, u32)]) -> Self {
+        let pairs = settings.iter().map(|(id, value)| [&id.to_be_bytes()[..], &value.to_be_bytes()].concat());
+        Self::new(kind::SETTINGS, 0, 0, pairs.collect::<Vec<_>>().concat())
+    }
+
+    /// On the wire.
+    pub fn bytes(&self) -> Vec<u8> {
+        // A length of 24 bits.
+        let length = u32::try_from(self.payload.len()).unwrap_or(u32::MAX).to_be_bytes();
+        [&length[1..], &[self.kind, self.flags], &self.stream.to_be_bytes(), &self.payload].concat()
+    }
+
+    /// The code of RST_STREAM or GOAWAY.
+    pub fn reason(&self) -> Option<u32> {
+        let at = match self.kind {
+            kind::RST_STREAM => 0,
+            kind::GOAWAY => 4,
+            _ => return None,
+        };
+        let code = self.payload.get(at..at + 4)?;
+        Some(code.iter().fold(0, |code, byte| code << 8 | u32::from(*byte)))
+    }
+}
+
+/// A header block of literals without indexing.
+pub fn block(fields: &[(&[u8], &[u8])]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for (name, value) in fields {
+        out.push(0);
+        put_text(&mut out, name);
+        put_text(&mut out, value);
+    }
+    out
+}
+
+/// RFC 7541, 5.2: a length with a prefix of 7 bits, and the bytes as they are.
+fn put_text(out: &mut Vec<u8>, text: &[u8]) {
+    let mut length = text.len();
+    if length < 127 {
+        out.extend(u8::try_from(length));
+    } else {
+        out.push(127);
+        length -= 127;
+        while length >= 128 {
+            out.extend(u8::try_from(length % 128 + 128));
+            length /= 128;
+        }
+        out.extend(u8::try_from(length));
+    }
+    out.extend_from_slice(text);
+}
+
+/// A connection that speaks frames.
+#[derive(Debug)]
+pub struct Frames<S> {
+    dialog: Dialog<S>,
+}
+
+impl Frames<TcpStream> {
+    /// Connects in the clear and begins, with these SETTINGS.
+    ///
+    /// # Errors
+    /// No connection, or no HTTP/2 on it.
+    pub async fn connect(address: SocketAddr, settings: &[(u16, u32)]) -> io::Result<Self> {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        Self::begin(stream, settings).await
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
+    /// Begins as a client: sends preface and SETTINGS, and answers those of the server.
+    ///
+    /// # Errors
+    /// No HTTP/2 on it.
+    pub async fn begin(stream: S, settings: &[(u16, u32)]) -> io::Result<Self> {
+        let mut this = Self { dialog: Dialog::new(stream) };
+        this.dialog.send([PREFACE, &Frame::settings(settings).bytes()].concat()).await?;
+        this.settle().await?;
+        Ok(this)
+    }
+
+    /// Begins as a server: reads the preface, sends SETTINGS, and answers those of the client.
+    ///
+    /// # Errors
+    /// No HTTP/2 on it.
+    pub async fn accept(mut dialog: Dialog<S>, settings: &[(u16, u32)]) -> io::Result<Self> {
+        if dialog.exactly(PREFACE.len()).await? != PREFACE {
+            return Err(io::Error::other("no preface"));
+        }
+        dialog.send(Frame::settings(settings).bytes()).await?;
+        let mut this = Self { dialog };
+        this.settle().await?;
+        Ok(this)
+    }
+
+    /// Waits for the peer's SETTINGS, and acknowledges them.
+    async fn settle(&mut self) -> io::Result<()> {
+        self.until("SETTINGS", |frame| frame.kind == kind::SETTINGS && frame.flags & ACK == 0).await?;
+        self.send(&[Frame::new(kind::SETTINGS, ACK, 0, "")]).await
+    }
+
+    /// Sends frames, all in one write.
+    ///
+    /// # Errors
+    /// The peer is gone, or takes nothing.
+    pub async fn send(&mut self, frames: &[Frame]) -> io::Result<()> {
+        self.dialog.send(frames.iter().map(Frame::bytes).collect::<Vec<_>>().concat()).await
+    }
+
+    /// Sends bytes that need not be frames.
+    ///
+    /// # Errors
+    /// As [`Self::send`].
+    pub async fn send_bytes(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<()> {
+        self.dialog.send(bytes).await
+    }
+
+    /// Ends our side.
+    ///
+    /// # Errors
+    /// The peer is gone.
+    pub async fn finish(&mut self) -> io::Result<()> {
+        self.dialog.finish().await
+    }
+
+    /// The next frame.
+    ///
+    /// # Errors
+    /// None comes, or the connection ended or broke.
+    pub async fn next(&mut self) -> io::Result<Frame> {
+        let head = self.dialog.exactly(9).await?;
+        let number = |bytes: &[u8]| bytes.iter().fold(0u32, |number, byte| number << 8 | u32::from(*byte));
+        let payload = self.dialog.exactly(number(&head[..3]) as usize).await?;
+        Ok(Frame::new(head[3], head[4], number(&head[5..]) & (u32::MAX >> 1), payload))
+    }
+
+    /// The next frame that fits; others are passed over.
+    ///
+    /// # Errors
+    /// The connection ended or broke before, which `what` tells.
+    pub async fn until(&mut self, what: &str, fits: impl Fn(&Frame) -> bool) -> io::Result<Frame> {
+        loop {
+            let frame = self.next().await;
+            let frame = frame.map_err(|error| io::Error::new(error.kind(), format!("waiting for {what}: {error}")))?;
+            if fits(&frame) {
+                return Ok(frame);
+            }
+        }
+    }
+
+    /// Waits for the answer to a PING: all that was sent before was read.
+    ///
+    /// # Errors
+    /// None comes.
+    pub async fn ping(&mut self) -> io::Result<()> {
+        self.send(&[Frame::new(kind::PING, 0, 0, &b"are you?"[..])]).await?;
+        self.until("an answer to a PING", |frame| frame.kind == kind::PING && frame.flags & ACK != 0).await.map(drop)
+    }
+
+    /// Reads to the end of the connection; the code of the GOAWAY that said why, where one was heard. A peer that
+    /// closes while more is on its way to it resets the connection, and its last words may be lost.
+    ///
+    /// # Errors
+    /// The connection stays open.
+    pub async fn goodbye(&mut self) -> io::Result<Option<u32>> {
+        let mut said = None;
+        loop {
+            match self.next().await {
+                Ok(frame) if frame.kind == kind::GOAWAY => said = frame.reason(),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(error),
+                Err(_) => return Ok(said),
+            }
+        }
+    }
+
+    /// The connection, and what was read of it beyond what was used.
+    pub fn into_parts(self) -> (S, Bytes) {
+        self.dialog.into_parts()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_those_of_rfc_9113() {
+        assert_eq!(Frame::reset(3, CANCEL).bytes(), [0, 0, 4, 3, 0, 0, 0, 0, 3, 0, 0, 0, 8]);
+        assert_eq!(Frame::reset(3, CANCEL).reason(), Some(CANCEL));
+        assert_eq!(Frame::settings(&[(4, 1)]).payload, &[0, 4, 0, 0, 0, 1][..]);
+    }
+
+    #[test]
+    fn literals_are_those_of_rfc_7541() {
+        assert_eq!(block(&[(b"a", b"bc")]), b"\0\x01a\x02bc");
+        let long = [b'x'; 1337];
+        // The example of C.1.2 with a prefix of 7 bits: 1337 - 127 = 1210 = 9 * 128 + 58.
+        assert_eq!(block(&[(b"", &long)])[..5], [0, 0, 127, 58 + 128, 9]);
+    }
+}
