@@ -342,6 +342,28 @@ impl Node {
         self.running.as_ref().map_or(Ok(0), |running| running.usage().map(|usage| usage.memory.rss))
     }
 
+    /// Forgets how much memory it ever had, so that [`Self::peak_memory`] begins anew.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn forget_peak(&self) -> Result<()> {
+        let path = format!("/proc/{}/clear_refs", self.pid());
+        // 5: the peak alone (proc(5)).
+        fs::write(&path, "5").map_err(Error::io(format!("writing {path}")))
+    }
+
+    /// The most resident memory that it had, in bytes: between two looks it may have had more than at either.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn peak_memory(&self) -> Result<u64> {
+        let path = format!("/proc/{}/status", self.pid());
+        let text = fs::read_to_string(&path).map_err(Error::io(format!("reading {path}")))?;
+        let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kilobytes = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+        Ok(kilobytes.unwrap_or(u64::MAX / 1024) * 1024)
+    }
+
     /// GET from its admin endpoint: status and body.
     ///
     /// # Errors
