@@ -253,8 +253,10 @@ where
     Origin::accepting(listener, move |stream| serve_connection(stream, serve.clone()))
 }
 
-async fn serve_connection<F, S>(stream: TcpStream, serve: S)
+/// One connection of such an origin, whatever carries it: `serve` gets each stream.
+pub async fn serve_connection<T, F, S>(stream: T, serve: S)
 where
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     F: Future<Output = io::Result<()>> + Send + 'static,
     S: Fn(Exchange) -> F,
 {

@@ -22,6 +22,7 @@ use hermes_net::Io;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::connect::{Destination, connect};
 use crate::body::Attempt;
@@ -149,7 +150,10 @@ pub(crate) struct Pool {
     idle: RefCell<Vec<Box<H1Connection>>>,
     shared: RefCell<Vec<Rc<H2Connection>>>,
     open: Rc<Open>,
-    dialing_h2: Cell<bool>,
+    /// A dial is under way whose outcome others wait for.
+    dialing_for_all: Cell<bool>,
+    /// ALPN settled on HTTP/1.1 last time: nobody waits for the dials of others.
+    settles_on_h1: Cell<bool>,
     dial_failure: RefCell<Option<(u64, Error)>>,
     dials: Cell<u64>,
     /// Nobody sweeps it any more: what is made for those who still wait is for them alone.
@@ -269,7 +273,8 @@ impl Pool {
             idle: RefCell::default(),
             shared: RefCell::default(),
             open: Rc::default(),
-            dialing_h2: Cell::new(false),
+            dialing_for_all: Cell::new(false),
+            settles_on_h1: Cell::new(false),
             dial_failure: RefCell::default(),
             dials: Cell::new(0),
             retired: Cell::new(false),
@@ -392,23 +397,31 @@ impl Pool {
             if let Some(lease) = self.place(worker, true) {
                 return Ok(Leased::H2(lease));
             }
-            // Somebody else's dial failed while we waited for it: it would have been ours.
-            if let Some((number, error)) = &*self.dial_failure.borrow()
-                && *number > dials_seen
-            {
-                return Err(error.clone());
-            }
-            let limits = &worker.generation().snapshot.limits;
-            if self.dialing_h2.get() || self.shared.borrow().len() >= limits.upstream_connections {
-                self.wait(worker, limits.upstream_pending).await?;
+            if self.waits_for_others(worker, dials_seen).await? {
                 continue;
             }
-            let dialing = Dialing::begin(self);
-            let result = Box::pin(self.dial_h2(worker, wish)).await;
+            let (permit, dialing) = (Permit::take(&self.open), Dialing::begin(self));
+            let result = Box::pin(self.dial_h2(worker, wish, permit)).await;
             dialing.end(&result);
-            let connection = result?;
-            return Ok(Leased::H2(H2Lease::take(&connection, self, worker, false)));
+            return Ok(Leased::H2(H2Lease::take(&result?, self, worker, false)));
         }
+    }
+
+    /// Waits, where another one dials for all, or there are as many connections as may be. True
+    /// after that: it is to be looked anew for one.
+    async fn waits_for_others(&self, worker: &Rc<Worker>, dials_seen: u64) -> Result<bool, Error> {
+        // Somebody else's dial failed while we waited for it: it would have been ours.
+        if let Some((number, error)) = &*self.dial_failure.borrow()
+            && *number > dials_seen
+        {
+            return Err(error.clone());
+        }
+        let limits = &worker.generation().snapshot.limits;
+        let waits = self.dialing_for_all.get() || self.open.count.get() >= limits.upstream_connections;
+        if waits {
+            self.wait(worker, limits.upstream_pending).await?;
+        }
+        Ok(waits)
     }
 
     /// A free place on a shared connection.
@@ -418,36 +431,69 @@ impl Pool {
         Some(H2Lease::take(connection, self, worker, reused))
     }
 
-    async fn dial_h2(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Rc<H2Connection>, Error> {
+    async fn dial_h2(
+        self: &Rc<Self>,
+        worker: &Rc<Worker>,
+        wish: &Wish<'_>,
+        permit: Permit,
+    ) -> Result<Rc<H2Connection>, Error> {
+        let deadline = Instant::now() + wish.connect_within;
         let io = connect(worker, &wish.destination, wish.connect_within).await?;
-        self.adopt_h2(worker, wish, io).await
+        self.adopt_h2(worker, wish, io, permit, deadline).await
     }
 
+    /// As ALPN settles it. The first dial is for all, since it may become a connection for all.
     async fn lease_either(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Error> {
-        if let Some(lease) = self.place(worker, true) {
-            return Ok(Leased::H2(lease));
+        let dials_seen = self.dials.get();
+        loop {
+            if let Some(lease) = self.place(worker, true) {
+                return Ok(Leased::H2(lease));
+            }
+            if !wish.fresh
+                && let Some(connection) = self.take_idle()
+            {
+                return Ok(Leased::H1(connection));
+            }
+            if self.waits_for_others(worker, dials_seen).await? {
+                continue;
+            }
+            let permit = Permit::take(&self.open);
+            if self.settles_on_h1.get() {
+                return self.dial_either(worker, wish, permit).await;
+            }
+            let dialing = Dialing::begin(self);
+            let result = self.dial_either(worker, wish, permit).await;
+            dialing.end(&result);
+            return result;
         }
-        if !wish.fresh
-            && let Some(connection) = self.take_idle()
-        {
-            return Ok(Leased::H1(connection));
-        }
-        let permit = Permit::take(&self.open);
+    }
+
+    async fn dial_either(
+        self: &Rc<Self>,
+        worker: &Rc<Worker>,
+        wish: &Wish<'_>,
+        permit: Permit,
+    ) -> Result<Leased, Error> {
+        let deadline = Instant::now() + wish.connect_within;
         let io = connect(worker, &wish.destination, wish.connect_within).await?;
-        if io.alpn() == Some(b"h2") {
-            let connection = self.adopt_h2(worker, wish, io).await?;
-            drop(permit);
+        let is_h2 = io.alpn() == Some(b"h2");
+        self.settles_on_h1.set(!is_h2);
+        if is_h2 {
+            let connection = self.adopt_h2(worker, wish, io, permit, deadline).await?;
             return Ok(Leased::H2(H2Lease::take(&connection, self, worker, false)));
         }
         Ok(Leased::H1(Box::new(handshake_h1(worker, wish, io, permit).await?)))
     }
 
-    /// Speaks h2 on a new connection and hands it to a task of the worker.
+    /// Speaks h2 on a new connection and hands it to a task of the worker. `deadline` is the dial's:
+    /// a connection that says no SETTINGS is as good as none.
     async fn adopt_h2(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
         wish: &Wish<'_>,
         io: Io,
+        permit: Permit,
+        deadline: Instant,
     ) -> Result<Rc<H2Connection>, Error> {
         let peer = wish.destination.label.clone();
         let broken = |reason: String| Error::Broken { peer: peer.clone(), reason, unprocessed: true };
@@ -473,7 +519,7 @@ impl Pool {
             .await?;
             Ok::<_, h2::Error>((sender, connection))
         };
-        let (sender, connection) = tokio::time::timeout(wish.connect_within, ready)
+        let (sender, connection) = tokio::time::timeout_at(deadline, ready)
             .await
             .map_err(|_| Error::ConnectTimeout { peer: peer.clone(), after: wish.connect_within })?
             .map_err(|error| broken(format!("HTTP/2 did not begin: {error}")))?;
@@ -489,7 +535,7 @@ impl Pool {
             shared.retire.set(());
         }
         self.shared.borrow_mut().push(shared.clone());
-        worker.spawn(drive_h2(connection, shared.clone(), self.clone()));
+        worker.spawn(drive_h2(connection, shared.clone(), self.clone(), permit));
         Ok(shared)
     }
 
@@ -506,8 +552,7 @@ impl Pool {
             }
         }
         // Who dials would come back to a pool that nobody knows.
-        let at_work = self.dialing_h2.get() || self.open.count.get() > 0 || self.open.waiting.has_any();
-        self.idle.borrow().is_empty() && self.shared.borrow().is_empty() && !at_work
+        self.open.count.get() == 0 && !self.open.waiting.has_any()
     }
 
     /// The upstream is gone from the document: close what is idle, let the rest finish.
@@ -531,11 +576,11 @@ struct Dialing<'a>(&'a Pool);
 
 impl<'a> Dialing<'a> {
     fn begin(pool: &'a Pool) -> Self {
-        pool.dialing_h2.set(true);
+        pool.dialing_for_all.set(true);
         Self(pool)
     }
 
-    fn end(self, result: &Result<Rc<H2Connection>, Error>) {
+    fn end<T>(self, result: &Result<T, Error>) {
         self.0.dials.set(self.0.dials.get() + 1);
         *self.0.dial_failure.borrow_mut() = result.as_ref().err().map(|error| (self.0.dials.get(), error.clone()));
     }
@@ -543,13 +588,18 @@ impl<'a> Dialing<'a> {
 
 impl Drop for Dialing<'_> {
     fn drop(&mut self) {
-        self.0.dialing_h2.set(false);
+        self.0.dialing_for_all.set(false);
         self.0.open.wake_all();
     }
 }
 
 /// Drives an h2 connection until it ends.
-async fn drive_h2(mut connection: h2::client::Connection<Io, Bytes>, shared: Rc<H2Connection>, pool: Rc<Pool>) {
+async fn drive_h2(
+    mut connection: h2::client::Connection<Io, Bytes>,
+    shared: Rc<H2Connection>,
+    pool: Rc<Pool>,
+    permit: Permit,
+) {
     let result = std::future::poll_fn(|cx| {
         // Retired and empty: end it. While streams are left they wake us, since they end here.
         if shared.streams.get() == 0 && shared.retire.poll(cx).is_ready() {
@@ -563,6 +613,7 @@ async fn drive_h2(mut connection: h2::client::Connection<Io, Bytes>, shared: Rc<
     }
     shared.close();
     pool.shared.borrow_mut().retain(|other| !Rc::ptr_eq(other, &shared));
+    drop(permit);
     pool.open.wake_all();
 }
 

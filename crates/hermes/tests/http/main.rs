@@ -17,6 +17,7 @@ mod loops;
 mod max_forwards;
 mod names;
 mod network;
+mod pools;
 mod retries;
 mod timeouts;
 mod trailers;

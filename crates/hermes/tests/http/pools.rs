@@ -1,0 +1,181 @@
+//! Upstream connections: how many there are, who shares them, and how long one may take to become usable.
+
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use hermes_testkit::{
+    ca::Subject,
+    dialog::Dialog,
+    multiplex::{Exchange, Multiplex, serve_connection},
+    origin::{self, Origin},
+    overlay::{Node, Overlay},
+    patience::until,
+    tls,
+};
+use http::{Request, Response};
+use tokio::{sync::Semaphore, task::JoinSet};
+use tokio_rustls::TlsAcceptor;
+
+use crate::lab::overlay;
+
+const WEB: &str = "web.test";
+
+/// An origin by TLS whose requests wait at a gate. Counts who is connected, and how many ever were at once.
+struct Gated {
+    origin: Origin,
+    gate: Arc<Semaphore>,
+    asked: Arc<AtomicUsize>,
+    open: Arc<AtomicUsize>,
+    most: Arc<AtomicUsize>,
+    ever: Arc<AtomicUsize>,
+}
+
+/// Counts a connection while it lives.
+struct Present(Arc<AtomicUsize>);
+
+impl Drop for Present {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Gated {
+    /// `pause` goes before each handshake, so that whoever dials at the same time is seen to do so.
+    fn start(overlay: &Overlay, alpn: &str, pause: Duration) -> Self {
+        let identity = overlay.authority().issue(&Subject::server(WEB)).unwrap();
+        let acceptor = TlsAcceptor::from(tls::server(&identity, None, &[alpn]).unwrap());
+        let gate = Arc::new(Semaphore::new(0));
+        let [asked, open, most, ever] = [(); 4].map(|()| Arc::new(AtomicUsize::new(0)));
+        let state = (gate.clone(), asked.clone(), open.clone(), most.clone(), ever.clone());
+        let listener = origin::listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let origin = Origin::accepting(listener, move |stream| {
+            let (acceptor, (gate, asked, open, most, ever)) = (acceptor.clone(), state.clone());
+            async move {
+                ever.fetch_add(1, Ordering::SeqCst);
+                most.fetch_max(open.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                let _present = Present(open);
+                tokio::time::sleep(pause).await;
+                let Ok(stream) = acceptor.accept(stream).await else { return };
+                let wait = move || {
+                    asked.fetch_add(1, Ordering::SeqCst);
+                    let gate = gate.clone();
+                    async move { gate.acquire().await.map(tokio::sync::SemaphorePermit::forget) }
+                };
+                if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
+                    let serve = move |exchange: Exchange| {
+                        let waited = wait();
+                        async move {
+                            waited.await.map_err(io::Error::other)?;
+                            exchange.answer(Response::new(()), "").await
+                        }
+                    };
+                    return serve_connection(stream, serve).await;
+                }
+                let mut dialog = Dialog::new(stream);
+                while dialog.head().await.is_ok() && wait().await.is_ok() {
+                    let _ = dialog.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+                }
+            }
+        });
+        Self { origin: origin.unwrap(), gate, asked, open, most, ever }
+    }
+}
+
+/// One worker, since pools are a worker's, before an origin that settles its protocol by ALPN.
+async fn settling(overlay: &Overlay, limits: &str, timeout: &str, origin: &Origin) -> Node {
+    let ca = overlay.dir().join("ca.pem");
+    std::fs::write(&ca, overlay.authority().pem()).unwrap();
+    let document = "
+workers: 1
+limits: {$LIMITS}
+listeners:
+- {name: in, bind: '127.0.0.1:0', protocol: http}
+routes:
+- {name: all, upstream: web, timeout: {$TIMEOUT}}
+upstreams:
+- name: web
+  protocol: auto
+  overlay: false
+  endpoints: ['$ORIGIN']
+  tls: {ca: $CA, server-name: web.test, anonymous: true}
+";
+    let draft = overlay.node("edge").document(document).with("LIMITS", limits).with("TIMEOUT", timeout);
+    draft.with("CA", ca.display()).with("ORIGIN", origin.address()).start().await.unwrap()
+}
+
+/// So many requests at once, on one connection of a client, which must outlive them.
+async fn burst(client: &mut Multiplex, count: usize) -> JoinSet<u16> {
+    let mut answers = JoinSet::new();
+    for _ in 0..count {
+        let (response, _) = client.open(Request::get("http://WEB/").body(()).unwrap(), true).await.unwrap();
+        answers.spawn(async move { response.await.unwrap().status().as_u16() });
+    }
+    answers
+}
+
+#[tokio::test]
+async fn what_alpn_settles_on_h1_is_bounded_as_h1_is() {
+    let overlay = overlay();
+    let origin = Gated::start(&overlay, "http/1.1", Duration::ZERO);
+    let limits = "upstream-connections: 3, upstream-pending: 4";
+    let node = settling(&overlay, limits, "connect: 20s", &origin.origin).await;
+    let mut client = Multiplex::connect(node.address("in")).await.unwrap();
+    origin.gate.add_permits(1);
+    assert_eq!(client.get("http://WEB/").await.unwrap().status, 200);
+    // From now on it is known what the origin speaks.
+    let answers = burst(&mut client, 10).await;
+    // Three are served, four wait, and the others are told so.
+    node.metric_reaches("hermes_limit_hits_total", "limit=\"upstream-pending\"", 3.0).await;
+    until("three are asked", || async { origin.asked.load(Ordering::SeqCst) == 1 + 3 }).await;
+    origin.gate.add_permits(10);
+    let mut all = answers.join_all().await;
+    all.sort_unstable();
+    assert_eq!(all, [200, 200, 200, 200, 200, 200, 200, 503, 503, 503]);
+    assert_eq!(origin.most.load(Ordering::SeqCst), 3, "connections at once");
+}
+
+#[tokio::test]
+async fn what_alpn_settles_on_h2_is_dialled_once_for_all() {
+    let overlay = overlay();
+    let origin = Gated::start(&overlay, "h2", Duration::from_millis(300));
+    let node = settling(&overlay, "", "connect: 20s", &origin.origin).await;
+    let mut client = Multiplex::connect(node.address("in")).await.unwrap();
+    let answers = burst(&mut client, 20).await;
+    until("all are asked", || async { origin.asked.load(Ordering::SeqCst) == 20 }).await;
+    origin.gate.add_permits(20);
+    assert_eq!(answers.join_all().await, [200; 20]);
+    assert_eq!(origin.ever.load(Ordering::SeqCst), 1, "connections");
+    assert_eq!(origin.open.load(Ordering::SeqCst), 1);
+}
+
+/// One deadline for TCP, TLS and HTTP/2 together.
+#[tokio::test]
+async fn a_slow_handshake_leaves_less_time_for_the_preface() {
+    let overlay = overlay();
+    let identity = overlay.authority().issue(&Subject::server(WEB)).unwrap();
+    let acceptor = TlsAcceptor::from(tls::server(&identity, None, &["h2"]).unwrap());
+    let listener = origin::listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let origin = Origin::accepting(listener, move |stream| {
+        let acceptor = acceptor.clone();
+        async move {
+            tokio::time::sleep(Duration::from_millis(2500)).await;
+            let stream = acceptor.accept(stream).await;
+            // No SETTINGS ever come.
+            std::future::pending::<()>().await;
+            drop(stream);
+        }
+    });
+    let origin = origin.unwrap();
+    let node = settling(&overlay, "", "connect: 3s", &origin).await;
+    let begun = Instant::now();
+    let answer = Multiplex::connect(node.address("in")).await.unwrap().get("http://WEB/").await.unwrap();
+    assert_eq!(answer.status, 504, "{answer:?}");
+    // Twice three seconds, less what the handshake had left, were 5.5.
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+}
