@@ -206,6 +206,8 @@ limits! {
     upstream_pending / "upstream-pending": usize as usize; 4096, 1, 10_000_000;
     /// An upstream connection without a session is closed after this.
     upstream_idle / "upstream-idle": Duration as Duration; secs(60), ms(100), secs(86_400);
+    /// Connections of one worker, to all upstreams and origins together, that stand without a session.
+    upstream_idle_connections / "upstream-idle-connections": usize as usize; 1024, 1, 1_000_000;
     /// Requests under way below which retries need no budget: a lone request may always be retried.
     retry_floor / "retry-floor": u32 as u32; 3, 0, 10_000;
 }

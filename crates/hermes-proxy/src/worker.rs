@@ -33,6 +33,7 @@ use crate::listener::{Acceptor, Ending, ListeningSocket};
 use crate::live::{Entry, Live, SessionView};
 use crate::metrics::Metrics;
 use crate::record::{LogSender, Records};
+use crate::upstream::pool::idle::{self, Idle};
 use crate::upstream::pool::{Pool, PoolKey};
 
 /// The sweep and the coarse clock tick so often.
@@ -119,6 +120,8 @@ pub(crate) struct Worker {
     pub(crate) udp_run: RefCell<Vec<u8>>,
     generation: RefCell<Current>,
     pools: RefCell<HashMap<PoolKey, Rc<Pool>>>,
+    /// Of all pools.
+    pub(crate) idle: Idle,
     tasks: RefCell<JoinSet<()>>,
     rng: RefCell<SmallRng>,
     clock: Cell<u64>,
@@ -144,6 +147,7 @@ impl Worker {
             udp_run: RefCell::default(),
             generation: RefCell::new(Rc::new(generation)),
             pools: RefCell::default(),
+            idle: Idle::default(),
             tasks: RefCell::default(),
             rng: RefCell::new(SmallRng::from_os_rng()),
             draining: Cell::new(false),
@@ -190,6 +194,22 @@ impl Worker {
     /// The pool of an endpoint.
     pub(crate) fn pool(&self, key: PoolKey) -> Rc<Pool> {
         self.pools.borrow_mut().entry(key).or_insert_with(|| Rc::new(Pool::new())).clone()
+    }
+
+    /// Closes the connections to upstreams that were idle for longest, where one more would be too many.
+    pub(crate) fn make_room_for_idle(&self) {
+        let limit = self.generation().snapshot.limits.upstream_idle_connections;
+        if !self.idle.is_full(limit) {
+            return;
+        }
+        let pools = self.pools.borrow();
+        let mut turns = Vec::new();
+        pools.values().for_each(|pool| pool.idle_turns(&mut turns));
+        let closed =
+            idle::last_to_go(turns, limit).map_or(0, |last| pools.values().map(|pool| pool.close_idle(last)).sum());
+        for _ in 0..closed {
+            self.shared.metrics.limit("upstream-idle-connections");
+        }
     }
 
     fn tick(&self) {

@@ -7,6 +7,8 @@
 //! Never: shared between workers; a pool's key names the upstream's state, so that changed
 //! upstreams and renewed identities begin with fresh connections.
 
+pub(crate) mod idle;
+
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
@@ -24,6 +26,7 @@ use hyper_util::rt::TokioIo;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use self::idle::IdlePlace;
 use super::connect::{Destination, connect};
 use crate::body::Attempt;
 use crate::error::Error;
@@ -47,6 +50,7 @@ pub(crate) struct H1Connection {
     pub(crate) finished: bool,
     pub(crate) reused: bool,
     idle_since: u64,
+    idle: Option<IdlePlace>,
     _permit: Permit,
 }
 
@@ -89,6 +93,7 @@ pub(crate) struct H2Connection {
     streams: Cell<usize>,
     closed: Cell<bool>,
     idle_since: Cell<u64>,
+    idle: RefCell<Option<IdlePlace>>,
     /// The peer takes extended CONNECT (RFC 8441).
     pub(crate) extended_connect: bool,
     /// Tells the driver to close once its streams are done.
@@ -122,17 +127,24 @@ pub(crate) struct H2Lease {
 impl H2Lease {
     fn take(connection: &Rc<H2Connection>, pool: &Rc<Pool>, worker: &Rc<Worker>, reused: bool) -> Self {
         connection.streams.set(connection.streams.get() + 1);
+        connection.idle.take();
         Self { connection: connection.clone(), pool: pool.clone(), worker: worker.clone(), reused }
     }
 }
 
 impl Drop for H2Lease {
     fn drop(&mut self) {
-        self.connection.streams.set(self.connection.streams.get() - 1);
-        self.connection.idle_since.set(self.worker.now());
-        if self.connection.closed.get() && self.connection.streams.get() == 0 {
-            // Wakes the driver of a retired connection: this was its last stream.
-            self.connection.retire.set(());
+        let connection = &self.connection;
+        connection.streams.set(connection.streams.get() - 1);
+        connection.idle_since.set(self.worker.now());
+        if connection.streams.get() == 0 {
+            if connection.closed.get() {
+                // Wakes the driver of a retired connection: this was its last stream.
+                connection.retire.set(());
+            } else {
+                self.worker.make_room_for_idle();
+                connection.idle.replace(Some(self.worker.idle.enter()));
+            }
         }
         self.pool.wake_one();
     }
@@ -377,6 +389,7 @@ impl Pool {
             let mut connection = self.idle.borrow_mut().pop()?;
             if probe(&mut connection) {
                 connection.reused = true;
+                connection.idle = None;
                 return Some(connection);
             }
         }
@@ -385,7 +398,9 @@ impl Pool {
     /// Gives an h1 connection back, if it can take another request.
     pub(crate) fn give_back(&self, worker: &Worker, mut connection: Box<H1Connection>, shareable: bool) {
         if shareable && !self.retired.get() && connection.is_reusable() {
+            worker.make_room_for_idle();
             connection.idle_since = worker.now();
+            connection.idle = Some(worker.idle.enter());
             self.idle.borrow_mut().push(connection);
             self.open.wake_for_idle();
         }
@@ -529,6 +544,7 @@ impl Pool {
             streams: Cell::new(0),
             closed: Cell::new(false),
             idle_since: Cell::new(worker.now()),
+            idle: RefCell::default(),
             retire: crate::signal::Signal::default(),
         });
         if self.retired.get() {
@@ -553,6 +569,30 @@ impl Pool {
         }
         // Who dials would come back to a pool that nobody knows.
         self.open.count.get() == 0 && !self.open.waiting.has_any()
+    }
+
+    /// Adds the turns of its idle connections.
+    pub(crate) fn idle_turns(&self, turns: &mut Vec<u64>) {
+        let of = |place: Option<&IdlePlace>| place.map(|place| place.turn);
+        turns.extend(self.idle.borrow().iter().filter_map(|connection| of(connection.idle.as_ref())));
+        turns.extend(self.shared.borrow().iter().filter_map(|connection| of(connection.idle.borrow().as_ref())));
+    }
+
+    /// Closes its idle connections of this turn and before. How many those were.
+    pub(crate) fn close_idle(&self, last: u64) -> usize {
+        let goes = |place: Option<&IdlePlace>| place.is_some_and(|place| place.turn <= last);
+        let going: Vec<_> =
+            self.idle.borrow_mut().extract_if(.., |connection| goes(connection.idle.as_ref())).collect();
+        let mut closed = going.len();
+        for connection in self.shared.borrow().iter() {
+            if goes(connection.idle.borrow().as_ref()) {
+                connection.idle.take();
+                connection.close();
+                connection.retire.set(());
+                closed += 1;
+            }
+        }
+        closed
     }
 
     /// The upstream is gone from the document: close what is idle, let the rest finish.
@@ -634,7 +674,7 @@ async fn handshake_h1(worker: &Worker, wish: &Wish<'_>, io: Io, permit: Permit) 
         reason: error.to_string(),
         unprocessed: true,
     })?;
-    Ok(H1Connection { sender, connection, finished: false, reused: false, idle_since: 0, _permit: permit })
+    Ok(H1Connection { sender, connection, finished: false, reused: false, idle_since: 0, idle: None, _permit: permit })
 }
 
 /// Is an idle connection still open? Looks at what the peer did while nobody did.

@@ -13,7 +13,7 @@ use hermes_testkit::{
     ca::Subject,
     dialog::Dialog,
     multiplex::{Exchange, Multiplex, serve_connection},
-    origin::{self, Origin},
+    origin::{self, Origin, scripted},
     overlay::{Node, Overlay},
     patience::until,
     tls,
@@ -22,7 +22,7 @@ use http::{Request, Response};
 use tokio::{sync::Semaphore, task::JoinSet};
 use tokio_rustls::TlsAcceptor;
 
-use crate::lab::overlay;
+use crate::lab::{next, overlay, seen};
 
 const WEB: &str = "web.test";
 
@@ -178,4 +178,63 @@ async fn a_slow_handshake_leaves_less_time_for_the_preface() {
     assert_eq!(answer.status, 504, "{answer:?}");
     // Twice three seconds, less what the handshake had left, were 5.5.
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+}
+
+/// Tells of each connection that ends.
+fn tells_of_ends(name: &'static str, ended: tokio::sync::mpsc::UnboundedSender<&'static str>) -> Origin {
+    let origin = scripted::h1(move |mut dialog| {
+        let ended = ended.clone();
+        async move {
+            while dialog.head().await.is_ok() {
+                dialog.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await?;
+            }
+            ended.send(name).map_err(io::Error::other)
+        }
+    });
+    origin.unwrap()
+}
+
+/// Whoever may name endpoints makes a pool of each, but no heap of idle connections.
+#[tokio::test]
+async fn the_oldest_idle_connection_makes_room() {
+    let (tell, mut ends) = seen();
+    let [one, two, three] = ["one", "two", "three"].map(|name| tells_of_ends(name, tell.clone()));
+    let multiplexed = scripted::h2(|exchange: Exchange| exchange.answer(Response::new(()), "")).unwrap();
+    let overlay = overlay();
+    let document = "
+workers: 1
+limits: {upstream-idle-connections: 2}
+listeners:
+- {name: in, bind: '127.0.0.1:0', protocol: http}
+routes:
+- {name: h2, match: {authority: H2}, upstream: h2}
+- {name: web, match: {kind: http}, terminate: {http: authority, reach: any}}
+upstreams:
+- {name: h2, protocol: h2, overlay: false, endpoints: ['$H2']}
+";
+    let draft = overlay.node("edge").document(document).with("H2", multiplexed.address());
+    let node = draft.start().await.unwrap();
+    let mut client = Multiplex::connect(node.address("in")).await.unwrap();
+    let evicted = async || node.metric("hermes_limit_hits_total", "limit=\"upstream-idle-connections\"").await.unwrap();
+    let mut ask = async |authority: String| {
+        assert_eq!(client.get(&format!("http://{authority}/")).await.unwrap().status, 200, "{authority}");
+    };
+    ask(one.address().to_string()).await;
+    ask(two.address().to_string()).await;
+    // Used again, it is not the oldest any more.
+    ask(one.address().to_string()).await;
+    assert!(evicted().await < 1.0);
+    ask(three.address().to_string()).await;
+    assert_eq!(next(&mut ends).await, "two");
+    // Connections of all kinds count.
+    ask("H2".to_owned()).await;
+    assert_eq!(next(&mut ends).await, "one");
+    ask(two.address().to_string()).await;
+    assert_eq!(next(&mut ends).await, "three");
+    ask(one.address().to_string()).await;
+    node.metric_reaches("hermes_limit_hits_total", "limit=\"upstream-idle-connections\"", 4.0).await;
+    ask("H2".to_owned()).await;
+    assert_eq!(next(&mut ends).await, "two");
+    let connects = node.metric("hermes_upstream_connects_total", "upstream=\"h2\"").await.unwrap();
+    assert!((2.0..=2.0).contains(&connects), "{connects} connections");
 }

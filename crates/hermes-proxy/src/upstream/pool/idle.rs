@@ -1,0 +1,77 @@
+//! How many connections of a worker stand idle, whoever they belong to, and since when.
+//!
+//! In: connections as they become idle. Out: a place for each, held until it is used or closed, and
+//! which of them are to go where there are too many. Clients of a forward proxy name endpoints, and
+//! each has a pool of its own: without this their number would be the clients' to choose.
+//! Never: a connection; those stay with their pools.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+/// Where there are too many, one of so many goes, the oldest first: to look for the oldest at each
+/// one that comes would make a full house slow.
+const SHARE: usize = 16;
+
+/// The idle connections of a worker.
+#[derive(Default)]
+pub(crate) struct Idle {
+    count: Rc<Cell<usize>>,
+    turn: Cell<u64>,
+}
+
+/// One idle connection. Later ones have greater turns.
+pub(crate) struct IdlePlace {
+    count: Rc<Cell<usize>>,
+    pub(super) turn: u64,
+}
+
+impl Idle {
+    pub(super) fn enter(&self) -> IdlePlace {
+        self.count.set(self.count.get() + 1);
+        self.turn.set(self.turn.get() + 1);
+        IdlePlace { count: self.count.clone(), turn: self.turn.get() }
+    }
+
+    /// Is there no room for one more?
+    pub(crate) fn is_full(&self, limit: usize) -> bool {
+        self.count.get() >= limit
+    }
+}
+
+impl Drop for IdlePlace {
+    fn drop(&mut self) {
+        self.count.set(self.count.get() - 1);
+    }
+}
+
+/// The last turn of those that go. `None` where there is none.
+pub(crate) fn last_to_go(mut turns: Vec<u64>, limit: usize) -> Option<u64> {
+    // The document may allow fewer than it did.
+    let too_many = (turns.len() + 1).saturating_sub(limit);
+    let go = too_many.max(limit / SHARE).min(turns.len());
+    let last = go.checked_sub(1)?;
+    Some(*turns.select_nth_unstable(last).1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_go_a_share_at_a_time_and_never_less_than_one() {
+        assert_eq!(last_to_go(vec![9, 4, 7], 3), Some(4));
+        assert_eq!(last_to_go(vec![1], 1), Some(1));
+        assert_eq!(last_to_go((1..=1024).rev().collect(), 1024), Some(64));
+        assert_eq!(last_to_go((1..=1024).collect(), 100), Some(925), "a limit that was lowered");
+        assert_eq!(last_to_go(Vec::new(), 4), None);
+    }
+
+    #[test]
+    fn places_are_given_back() {
+        let idle = Idle::default();
+        let (one, other) = (idle.enter(), idle.enter());
+        assert!(one.turn < other.turn && idle.is_full(2) && !idle.is_full(3));
+        drop(one);
+        assert!(!idle.is_full(2));
+    }
+}
