@@ -4,7 +4,7 @@
 //! upstreams with their state (kept where nothing about them changed), numbers for pools.
 //! Everything that can fail fails here, before anything running was touched.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -100,7 +100,7 @@ impl Generation {
         if !faults.is_empty() {
             return Err(faults);
         }
-        let route_owners = snapshot.routes.iter().map(|route| (route.name.clone(), next_owner())).collect();
+        let route_owners = route_owners(&snapshot, previous);
         Ok(Self {
             number: previous.map_or(1, |previous| previous.number + 1),
             via: Via::new(&snapshot.node),
@@ -134,9 +134,9 @@ impl Generation {
         self.route_owners.get(&route.name).copied().unwrap_or_default()
     }
 
-    /// Is this pool number still in use?
-    pub(crate) fn owns(&self, owner: u64) -> bool {
-        self.upstreams.values().any(|state| state.id == owner) || self.route_owners.values().any(|id| *id == owner)
+    /// The pool numbers in use.
+    pub(crate) fn owners(&self) -> HashSet<u64> {
+        self.upstreams.values().map(|state| state.id).chain(self.route_owners.values().copied()).collect()
     }
 
     /// Files whose change calls for a reload.
@@ -334,6 +334,21 @@ impl Builder<'_> {
         let name = tls.server_name.clone().or(host).unwrap_or_else(|| Arc::from("hermes"));
         Ok(ClientTls { config, name, proves_node })
     }
+}
+
+/// A route that does what it did keeps its number, and its connections with that. Where it may go, or
+/// with what in front, is its action: a connection of before must not outlive a change there.
+fn route_owners(snapshot: &Snapshot, previous: Option<&Generation>) -> HashMap<Arc<str>, u64> {
+    let before: HashMap<&str, (&Route, u64)> = previous
+        .into_iter()
+        .flat_map(|previous| previous.snapshot.routes.iter().map(|route| (&**route, previous.route_owner(route))))
+        .map(|(route, owner)| (&*route.name, (route, owner)))
+        .collect();
+    let owner = |route: &Route| match before.get(&*route.name) {
+        Some((known, owner)) if known.action == route.action => *owner,
+        _ => next_owner(),
+    };
+    snapshot.routes.iter().map(|route| (route.name.clone(), owner(route))).collect()
 }
 
 /// Accepts certificates of nodes of this overlay; where the document names some, only those.

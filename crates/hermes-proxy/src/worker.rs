@@ -221,9 +221,9 @@ impl Worker {
     }
 
     fn retire_pools(&self) {
-        let generation = self.generation();
+        let owners = self.generation().owners();
         self.pools.borrow_mut().retain(|key, pool| {
-            let kept = generation.owns(key.owner);
+            let kept = owners.contains(&key.owner);
             if !kept {
                 pool.retire();
             }

@@ -238,3 +238,34 @@ upstreams:
     let connects = node.metric("hermes_upstream_connects_total", "upstream=\"h2\"").await.unwrap();
     assert!((2.0..=2.0).contains(&connects), "{connects} connections");
 }
+
+/// A reload is no reason to dial again, unless it changes where a route may go.
+#[tokio::test]
+async fn a_route_that_stays_keeps_its_connections() {
+    let (tell, mut ends) = seen();
+    let origin = tells_of_ends("origin", tell);
+    let overlay = overlay();
+    let document = "
+workers: 1
+listeners:
+- {name: in, bind: '127.0.0.1:0', protocol: http}
+routes:
+$MORE
+- {name: web, match: {kind: http}, terminate: {http: authority, reach: $REACH}}
+";
+    let values = |more: &str, reach: &str| [("MORE", more.to_owned()), ("REACH", reach.to_owned())];
+    let draft = values("", "any")
+        .into_iter()
+        .fold(overlay.node("edge").document(document), |draft, (name, value)| draft.with(name, value));
+    let mut node = draft.start().await.unwrap();
+    let mut client = Multiplex::connect(node.address("in")).await.unwrap();
+    let mut ask = async || client.get(&format!("http://{}/", origin.address())).await.unwrap().status;
+    assert_eq!(ask().await, 200);
+    let other = "- {name: other, match: {authority: OTHER}, respond: {status: 404}}";
+    node.reload(document, &values(other, "any")).await.unwrap();
+    assert_eq!(ask().await, 200);
+    assert!(ends.try_recv().is_err(), "it was closed although its route stayed");
+    node.reload(document, &values(other, "public")).await.unwrap();
+    assert_eq!(next(&mut ends).await, "origin");
+    assert_eq!(ask().await, 403);
+}
