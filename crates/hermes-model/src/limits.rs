@@ -192,7 +192,7 @@ limits! {
     tls_timeout / "tls-timeout": Duration as Duration; secs(10), ms(100), secs(600);
     /// A client connection without a session under way is closed after this.
     keep_alive / "keep-alive": Duration as Duration; secs(75), ms(100), secs(86_400);
-    /// Tunnels (`tcp`, `udp`) of the whole node.
+    /// Tunnels of the whole node: `tcp`, `udp`, and WebSockets and other upgrades.
     tunnels / "tunnels": usize as usize; 20_000, 1, 10_000_000;
     /// Flows of one `udp` listener.
     udp_flows / "udp-flows": usize as usize; 4096, 1, 10_000_000;
@@ -200,7 +200,7 @@ limits! {
     datagram_queue / "datagram-queue": usize as Bytes, buffer; Bytes(MIB), Bytes(64 * KIB), Bytes(256 * MIB);
     /// Bytes of a request's body that are kept so that it may be sent again.
     request_body_buffer / "request-body-buffer": usize as Bytes, buffer; Bytes(64 * KIB), Bytes(0), Bytes(64 * MIB);
-    /// Connections to one endpoint, of one worker.
+    /// Connections to one endpoint, of one worker; those that tunnels have for themselves (`h1`, `tcp`) too.
     upstream_connections / "upstream-connections": usize as usize; 256, 1, 1_000_000;
     /// Sessions of one worker that wait for a connection to an upstream.
     upstream_pending / "upstream-pending": usize as usize; 4096, 1, 10_000_000;

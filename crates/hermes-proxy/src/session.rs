@@ -82,7 +82,8 @@ pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request<'_>) -> Serv
         }
     };
     *session.entry.route.borrow_mut() = Some(route.clone());
-    if request.facts.kind != Kind::Http && !session.take_tunnel(generation.snapshot.limits.tunnels) {
+    // WebSockets and the like are exchanges until they are upgraded, and tunnels from then on.
+    if request.ask != Ask::Response && !session.take_tunnel(generation.snapshot.limits.tunnels) {
         return fail(session, &Error::Limit("tunnels of this node"));
     }
     // The client's side may end meanwhile, by the sweep, a reload or its own doing.

@@ -16,8 +16,8 @@ use http_body::Body as HttpBody;
 use tokio::io::AsyncWrite;
 
 use crate::body::{Body, ChannelSender};
-use crate::upstream::InFlight;
 use crate::upstream::pool::{H1Connection, H2Lease};
+use crate::upstream::{InFlight, Seat};
 
 /// What is read from a socket at first: most tunnels carry little.
 const FIRST_CHUNK: usize = 4 << 10;
@@ -28,8 +28,8 @@ const TLS_CHUNK: usize = 16 << 10;
 
 /// A byte stream.
 pub(crate) enum ByteStream {
-    /// A socket; `ahead` was read from it already.
-    Io { io: Io, ahead: Bytes, buffer: BytesMut, most: usize },
+    /// A socket; `ahead` was read from it already. `_seat` is its place at an endpoint, if it has one.
+    Io { io: Io, ahead: Bytes, buffer: BytesMut, most: usize, _seat: Option<Seat> },
     /// An h2 stream.
     H2 {
         recv: RecvStream,
@@ -44,8 +44,13 @@ pub(crate) enum ByteStream {
 }
 
 impl ByteStream {
+    /// A socket to an endpoint.
+    pub(crate) fn seated(io: Io, ahead: Bytes, seat: Seat) -> Self {
+        ByteStream::Io { io, ahead, buffer: BytesMut::new(), most: FIRST_CHUNK, _seat: Some(seat) }
+    }
+
     pub(crate) fn io(io: Io, ahead: Bytes) -> Self {
-        ByteStream::Io { io, ahead, buffer: BytesMut::new(), most: FIRST_CHUNK }
+        ByteStream::Io { io, ahead, buffer: BytesMut::new(), most: FIRST_CHUNK, _seat: None }
     }
 
     pub(crate) fn h2(
@@ -73,7 +78,7 @@ impl ByteStream {
     /// The next chunk; `None` is the orderly end of this direction.
     pub(crate) fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
         match self {
-            ByteStream::Io { io, ahead, buffer, most } => {
+            ByteStream::Io { io, ahead, buffer, most, .. } => {
                 if !ahead.is_empty() {
                     return Poll::Ready(Ok(Some(std::mem::take(ahead))));
                 }

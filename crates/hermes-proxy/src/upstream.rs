@@ -191,6 +191,18 @@ impl Drop for InFlight {
     }
 }
 
+/// What a tunnel with a connection to itself holds at its endpoint for as long as it lasts.
+pub(crate) struct Seat {
+    _in_flight: Option<InFlight>,
+    _permit: pool::Permit,
+}
+
+impl Seat {
+    pub(crate) fn new(in_flight: Option<InFlight>, permit: pool::Permit) -> Self {
+        Self { _in_flight: in_flight, _permit: permit }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::weight;

@@ -64,7 +64,7 @@ pub(crate) enum ExchangeBody {
 }
 
 /// An h1 exchange. After `101`, or 2xx to CONNECT, the caller takes the connection with
-/// `into_tunnel`.
+/// `take_h1_connection`.
 ///
 /// # Errors
 /// The connection broke, or what came is no HTTP.
@@ -236,20 +236,19 @@ impl ExchangeBody {
         }
     }
 
-    /// The h1 connection itself, after the peer agreed to a tunnel.
-    pub(crate) fn into_h1_connection(self) -> Option<Box<H1Connection>> {
-        match self {
-            ExchangeBody::H1 { connection, .. } => connection,
-            ExchangeBody::H2 { .. } => None,
-        }
-    }
-
     /// Takes the h1 connection out: from now on its taker moves it, for both bodies. A tunnel in
     /// bodies needs that, since its request goes on after its response has ended.
     pub(crate) fn take_h1_connection(&mut self) -> Option<Box<H1Connection>> {
         match self {
             ExchangeBody::H1 { connection, .. } => connection.take(),
             ExchangeBody::H2 { .. } => None,
+        }
+    }
+
+    /// What counts it on its endpoint, for a tunnel that goes on without its bodies.
+    pub(crate) fn take_in_flight(&mut self) -> Option<InFlight> {
+        match self {
+            ExchangeBody::H1 { place, .. } | ExchangeBody::H2 { place, .. } => place.in_flight.take(),
         }
     }
 

@@ -51,7 +51,7 @@ pub(crate) struct H1Connection {
     pub(crate) reused: bool,
     idle_since: u64,
     idle: Option<IdlePlace>,
-    _permit: Permit,
+    permit: Permit,
 }
 
 impl H1Connection {
@@ -74,16 +74,18 @@ impl H1Connection {
         !self.finished && self.sender.is_ready()
     }
 
-    /// The bare connection after `101` or a CONNECT's 2xx, with what was read beyond it.
-    pub(crate) async fn into_io(mut self: Box<Self>) -> (Io, Bytes) {
+    /// The bare connection after `101` or a CONNECT's 2xx, with what was read beyond it, and its
+    /// place in the pool.
+    pub(crate) async fn into_io(mut self: Box<Self>) -> (Io, Bytes, Permit) {
         // hyper lets go of the connection once it has seen that it is no longer its own.
         std::future::poll_fn(|cx| {
             let _ = self.poll(cx);
             if self.finished { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
-        let parts = self.connection.into_parts();
-        (parts.io.into_inner(), parts.read_buf)
+        let Self { connection, permit, .. } = *self;
+        let parts = connection.into_parts();
+        (parts.io.into_inner(), parts.read_buf, permit)
     }
 }
 
@@ -254,7 +256,7 @@ impl Drop for Waiter<'_> {
 }
 
 /// One open connection of a pool.
-struct Permit(Rc<Open>);
+pub(crate) struct Permit(Rc<Open>);
 
 impl Permit {
     fn take(open: &Rc<Open>) -> Self {
@@ -372,6 +374,20 @@ impl Pool {
             let destination =
                 Destination { host: &host, port, label: &label, reach, tls: tls.as_ref(), proxy_source: None };
             dial_h1(&worker, &Wish { destination, protocol, connect_within: within, fresh: false }, permit).await
+        }
+    }
+
+    /// Leave for a connection that is made elsewhere, and is nobody else's.
+    ///
+    /// # Errors
+    /// Too many wait for one already.
+    pub(crate) async fn permit(&self, worker: &Worker) -> Result<Permit, Error> {
+        loop {
+            let limits = &worker.generation().snapshot.limits;
+            if self.open.count.get() < limits.upstream_connections {
+                return Ok(Permit::take(&self.open));
+            }
+            self.wait(worker, limits.upstream_pending).await?;
         }
     }
 
@@ -674,7 +690,7 @@ async fn handshake_h1(worker: &Worker, wish: &Wish<'_>, io: Io, permit: Permit) 
         reason: error.to_string(),
         unprocessed: true,
     })?;
-    Ok(H1Connection { sender, connection, finished: false, reused: false, idle_since: 0, idle: None, _permit: permit })
+    Ok(H1Connection { sender, connection, finished: false, reused: false, idle_since: 0, idle: None, permit })
 }
 
 /// Is an idle connection still open? Looks at what the peer did while nobody did.

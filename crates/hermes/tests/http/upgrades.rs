@@ -312,3 +312,43 @@ async fn connect_udp_without_its_path_is_malformed() {
     let refused = Flow::open(&door, hermes_testkit::flow::FlowWay::UpgradeH1, "NAME", 0).await.err().unwrap();
     assert!(refused.to_string().contains("400"), "{refused}");
 }
+
+/// What `limits.tunnels` bounds is what stays open, by whichever name it was asked for.
+#[tokio::test]
+async fn upgrades_are_tunnels_of_the_node() {
+    let (origin, mut tells) = websocket("h1");
+    let overlay = overlay();
+    let document = "
+limits: {tunnels: 2}
+listeners:
+- {name: in, bind: '127.0.0.1:0', protocol: http}
+routes:
+- {name: all, upstream: origin}
+upstreams:
+- {name: origin, protocol: h1, endpoints: ['$ORIGIN']}
+";
+    let node = overlay.node("edge").document(document).with("ORIGIN", origin.address()).start().await.unwrap();
+    let door = Door::plain(node.address("in"));
+    let handshake = format!("GET /chat HTTP/1.1\r\nupgrade: websocket\r\n{HANDSHAKE}");
+    let ask = async || {
+        let mut dialog = door.h1().await.unwrap();
+        dialog.send(&handshake).await.unwrap();
+        (dialog.head().await.unwrap().status(), dialog)
+    };
+    let (status, first) = ask().await;
+    assert_eq!(status, 101);
+    let mut connection = door.h2().await.unwrap();
+    let second = open_h2(&mut connection, extended("/chat")).await.unwrap();
+    assert_eq!(ask().await.0, 503);
+    let refused = open_h2(&mut connection, extended("/chat")).await.err().unwrap().to_string();
+    assert!(refused.contains("503"), "{refused}");
+    assert_eq!(node.metric("hermes_limit_hits_total", "limit=\"tunnels\"").await.unwrap(), 2.0);
+    for _ in 0..2 {
+        next(&mut tells).await;
+    }
+    assert!(tells.try_recv().is_err(), "a third was asked for");
+    // A place that is given back is taken again; what is refused by the origin keeps none.
+    drop(first);
+    hermes_testkit::patience::until("room for another", || async { ask().await.0 == 101 }).await;
+    drop(second);
+}

@@ -27,7 +27,7 @@ use crate::upgrade::{self, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY};
 use crate::upstream::connect::{Destination, connect};
 use crate::upstream::exchange::{self, ExchangeBody, Place};
 use crate::upstream::pool::{H1Connection, H2Lease, Leased, PoolKey, Wish};
-use crate::upstream::{InFlight, UpstreamState};
+use crate::upstream::{InFlight, Seat, UpstreamState};
 
 /// What asking for a tunnel came to.
 pub(crate) enum Opened {
@@ -112,12 +112,14 @@ impl Forward<'_> {
             connect_within: self.route.timeout.connect,
             fresh,
         };
+        let in_flight = InFlight::begin(upstream, index);
+        let pool = self.worker.pool(PoolKey { owner: upstream.id, endpoint: endpoint.name.clone() });
         if upstream.config.protocol == UpstreamProtocol::Tcp {
             unsent(early.as_deref(), &endpoint.label)?;
+            let seat = Seat::new(Some(in_flight), pool.permit(self.worker).await?);
             let io = connect(self.worker, &wish.destination, wish.connect_within).await?;
-            return Ok(Opened::Tunnel { stream: ByteStream::io(io, Bytes::new()), head: None });
+            return Ok(Opened::Tunnel { stream: ByteStream::seated(io, Bytes::new(), seat), head: None });
         }
-        let pool = self.worker.pool(PoolKey { owner: upstream.id, endpoint: endpoint.name.clone() });
         let leased = pool.lease(self.worker, &wish).await?;
         *stale = match &leased {
             Leased::H1(connection) => connection.reused,
@@ -134,7 +136,7 @@ impl Forward<'_> {
             pool,
             peer: endpoint.label.clone(),
             shareable: false,
-            in_flight: Some(InFlight::begin(upstream, index)),
+            in_flight: Some(in_flight),
         };
         let kind = self.entry.facts.kind;
         let by_post = kind != Kind::Http && upstream.config.tunnel_method == TunnelMethod::Post;
@@ -231,10 +233,11 @@ impl Forward<'_> {
             self.note_refusal(&peer, status);
             return Ok(Opened::Answer(response.map(ExchangeBody::settle)));
         }
-        let (parts, body) = response.into_parts();
-        let connection = body.into_h1_connection().ok_or(Error::Refused { peer, status })?;
-        let (io, ahead) = connection.into_io().await;
-        Ok(Opened::Tunnel { stream: ByteStream::io(io, ahead), head: Some(parts) })
+        let (parts, mut body) = response.into_parts();
+        let connection = body.take_h1_connection().ok_or(Error::Refused { peer, status })?;
+        let (io, ahead, permit) = connection.into_io().await;
+        let seat = Seat::new(body.take_in_flight(), permit);
+        Ok(Opened::Tunnel { stream: ByteStream::seated(io, ahead, seat), head: Some(parts) })
     }
 
     async fn post_over_h1(
