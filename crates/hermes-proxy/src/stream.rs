@@ -5,17 +5,22 @@
 //! close). A chunk is handed on, not copied, where its carrier allows that.
 //! Never: what the bytes mean.
 
+pub(crate) mod h2;
+
 use std::io;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
-use h2::{Reason, RecvStream, SendStream};
+use ::h2::Reason;
 use hermes_net::Io;
 use http_body::Body as HttpBody;
 use tokio::io::AsyncWrite;
 
+use self::h2::{Receiver, Sender};
 use crate::body::{Body, ChannelSender};
+use crate::live::Entry;
 use crate::upstream::InFlight;
 use crate::upstream::pool::{H1Connection, H2Lease};
 
@@ -32,8 +37,8 @@ pub(crate) enum ByteStream {
     Io { io: Io, ahead: Bytes, buffer: BytesMut, most: usize },
     /// An h2 stream.
     H2 {
-        recv: RecvStream,
-        send: SendStream<Bytes>,
+        recv: Receiver,
+        send: Sender,
         sent_end: bool,
         _lease: Option<H2Lease>,
         _in_flight: Option<InFlight>,
@@ -49,8 +54,8 @@ impl ByteStream {
     }
 
     pub(crate) fn h2(
-        recv: RecvStream,
-        send: SendStream<Bytes>,
+        recv: Receiver,
+        send: Sender,
         lease: Option<H2Lease>,
         in_flight: Option<InFlight>,
     ) -> Self {
@@ -59,6 +64,15 @@ impl ByteStream {
 
     pub(crate) fn bodies(recv: Body, send: ChannelSender, carrier: Option<Box<H1Connection>>) -> Self {
         ByteStream::Bodies { recv: Box::new(recv), send: Some(send), carrier }
+    }
+
+    /// It is this session's, which ends where too much of it lies unread.
+    pub(crate) fn bind(&self, session: &Rc<Entry>) {
+        match self {
+            ByteStream::H2 { recv, .. } => recv.bind(session),
+            ByteStream::Bodies { recv, .. } => recv.bind(session),
+            ByteStream::Io { .. } => {}
+        }
     }
 
     /// Moves the connection that carries the bodies, if that is ours to do. Ready when all that was
@@ -79,7 +93,7 @@ impl ByteStream {
                 }
                 poll_read_io(io, buffer, most, cx)
             }
-            ByteStream::H2 { recv, .. } => poll_h2_read(recv, cx),
+            ByteStream::H2 { recv, .. } => poll_h2_read(recv, cx, usize::MAX),
             ByteStream::Bodies { recv, .. } => loop {
                 match ready!(Pin::new(&mut **recv).poll_frame(cx)) {
                     Some(Ok(frame)) => {
@@ -109,8 +123,8 @@ impl ByteStream {
                 Poll::Ready(Ok(()))
             }
             ByteStream::H2 { send, .. } => {
-                ready!(poll_h2_window(send, cx))?;
-                send.send_data(std::mem::take(chunk), false).map_err(|error| h2_error(&error))?;
+                ready!(send.poll_room(cx)).map_err(|error| h2_error(&error))?;
+                send.send(std::mem::take(chunk), false).map_err(|error| h2_error(&error))?;
                 Poll::Ready(Ok(()))
             }
             ByteStream::Bodies { send, .. } => {
@@ -140,7 +154,7 @@ impl ByteStream {
             },
             ByteStream::H2 { send, sent_end, .. } => {
                 if !std::mem::replace(sent_end, true) {
-                    send.send_data(Bytes::new(), true).map_err(|error| h2_error(&error))?;
+                    send.send(Bytes::new(), true).map_err(|error| h2_error(&error))?;
                 }
                 Poll::Ready(Ok(()))
             }
@@ -177,11 +191,19 @@ impl ByteStream {
         }
     }
 
+    /// The peer broke it off, though it had ended its own direction in order. Over TCP writing tells.
+    pub(crate) fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        match self {
+            ByteStream::H2 { send, sent_end: false, .. } => send.poll_reset(cx).map(|error| h2_error(&error)),
+            _ => Poll::Pending,
+        }
+    }
+
     /// Breaks it off, so that the peer knows that bytes may be missing.
     pub(crate) fn abort(&mut self) {
         match self {
             ByteStream::Io { io, .. } => hermes_net::tcp::reset_on_close(io.tcp()),
-            ByteStream::H2 { send, .. } => send.send_reset(Reason::CONNECT_ERROR),
+            ByteStream::H2 { send, .. } => send.reset(Reason::CONNECT_ERROR),
             ByteStream::Bodies { send, .. } => drop(send.take()),
         }
     }
@@ -215,31 +237,12 @@ fn poll_read_io(
     }
 }
 
-/// The next chunk of an h2 stream. Its window opens again as it is taken.
-pub(crate) fn poll_h2_read(recv: &mut RecvStream, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
-    match ready!(recv.poll_data(cx)) {
-        Some(Ok(chunk)) => {
-            let _ = recv.flow_control().release_capacity(chunk.len());
-            Poll::Ready(Ok(Some(chunk)))
-        }
-        Some(Err(error)) => Poll::Ready(Err(h2_error(&error))),
-        None => Poll::Ready(Ok(None)),
-    }
+/// The next chunk of an h2 stream.
+pub(crate) fn poll_h2_read(recv: &mut Receiver, cx: &mut Context<'_>, most: usize) -> Poll<io::Result<Option<Bytes>>> {
+    recv.poll_chunk(cx, most).map(|chunk| chunk.transpose().map_err(|error| h2_error(&error)))
 }
 
-fn poll_h2_window(send: &mut SendStream<Bytes>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-    send.reserve_capacity(1);
-    while send.capacity() == 0 {
-        match ready!(send.poll_capacity(cx)) {
-            Some(Ok(_)) => {}
-            Some(Err(error)) => return Poll::Ready(Err(h2_error(&error))),
-            None => return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
-        }
-    }
-    Poll::Ready(Ok(()))
-}
-
-fn h2_error(error: &h2::Error) -> io::Error {
+fn h2_error(error: &::h2::Error) -> io::Error {
     match error.reason() {
         Some(Reason::CONNECT_ERROR | Reason::CANCEL) => io::ErrorKind::ConnectionReset.into(),
         _ => io::Error::other(error.to_string()),
