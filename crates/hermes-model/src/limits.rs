@@ -170,9 +170,12 @@ limits! {
     header_count / "header-count": usize as usize; 100, 8, 10_000;
     /// Concurrent HTTP/2 streams of one client connection.
     streams / "streams": u32 as u32; 1024, 1, 1_000_000;
+    /// Bytes of one worker that came over HTTP/2 and lie unread, since their readers take none. Beyond
+    /// it the sessions end that have read nothing for the longest.
+    unread / "unread": usize as Bytes, buffer; Bytes(64 * MIB), Bytes(MIB), Bytes(1024 * MIB);
     /// HTTP/2 window of a stream, for believed peers.
     stream_window / "stream-window": u32 as Bytes, window; Bytes(4 * MIB), Bytes(65_535), Bytes(WINDOW_MAX);
-    /// HTTP/2 window of a connection, for believed peers.
+    /// HTTP/2 window of a connection, for believed peers; as much wider as `unread` bytes lie on it.
     connection_window / "connection-window": u32 as Bytes, window; Bytes(16 * MIB), Bytes(65_535), Bytes(WINDOW_MAX);
     /// HTTP/2 window of a stream, for anonymous clients.
     anonymous_stream_window / "anonymous-stream-window": u32 as Bytes, window; Bytes(256 * KIB), Bytes(16 * KIB), Bytes(WINDOW_MAX);

@@ -23,6 +23,7 @@ use hyper::body::Incoming;
 
 use crate::error::Error;
 use crate::live::{Entry, Phase, Session};
+use crate::stream::h2::Receiver;
 use crate::upstream::exchange::ExchangeBody;
 use crate::worker::Worker;
 
@@ -40,6 +41,17 @@ pub(crate) enum Body {
     Exchange(Box<ExchangeBody>),
     /// Fed by a tunnel that is carried in bodies (POST).
     Channel(ChannelBody),
+}
+
+impl Body {
+    /// It is this session's, which ends where too much of it lies unread.
+    pub(crate) fn bind(&self, session: &Rc<Entry>) {
+        match self {
+            Body::H2(body) => body.bind(session),
+            Body::Exchange(body) => body.bind(session),
+            Body::Empty | Body::Full(_) | Body::H1(_) | Body::Channel(_) => {}
+        }
+    }
 }
 
 impl HttpBody for Body {
@@ -83,9 +95,9 @@ impl HttpBody for Body {
     }
 }
 
-/// The receiving half of an h2 stream. Window is given back as frames are taken.
+/// The receiving half of an h2 stream.
 pub(crate) struct H2Body {
-    recv: h2::RecvStream,
+    recv: Receiver,
     remaining: Option<u64>,
     trailers: bool,
     /// A reset with NO_ERROR may stand behind the end of the message: the peer answered in full
@@ -95,12 +107,17 @@ pub(crate) struct H2Body {
 
 impl H2Body {
     /// `length` is the message's `content-length`.
-    pub(crate) fn new(recv: h2::RecvStream, length: Option<u64>) -> Self {
+    pub(crate) fn new(recv: Receiver, length: Option<u64>) -> Self {
         Self { recv, remaining: length, trailers: false, may_be_cut: false }
     }
 
+    /// It is this session's.
+    pub(crate) fn bind(&self, session: &Rc<Entry>) {
+        self.recv.bind(session);
+    }
+
     /// The stream, for a tunnel.
-    pub(crate) fn into_stream(self) -> h2::RecvStream {
+    pub(crate) fn into_stream(self) -> Receiver {
         self.recv
     }
 }
@@ -222,9 +239,8 @@ impl HttpBody for H2Body {
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         let broken = |error: h2::Error| Error::ClientGone(error.to_string());
         if !self.trailers {
-            match ready!(self.recv.poll_data(cx)) {
+            match ready!(self.recv.poll_chunk(cx, usize::MAX)) {
                 Some(Ok(bytes)) => {
-                    let _ = self.recv.flow_control().release_capacity(bytes.len());
                     if let Some(remaining) = &mut self.remaining {
                         *remaining = remaining.saturating_sub(bytes.len() as u64);
                     }
@@ -270,6 +286,7 @@ pub(crate) struct ResponseBody {
 impl ResponseBody {
     pub(crate) fn new(body: Body, session: Session) -> Self {
         session.entry.set_phase(&session.worker, Phase::Open);
+        body.bind(&session.entry);
         Self { body, session, ended: false }
     }
 
@@ -438,6 +455,7 @@ impl RequestBody {
     pub(crate) fn prepare(&self, entry: &Rc<Entry>, keep_at_most: usize, gate: Option<Arc<Interim>>) {
         if let RequestBody::Once(source) = self {
             let mut source = source.borrow_mut();
+            source.body.bind(entry);
             source.entry = Some(entry.clone());
             source.keep_at_most = keep_at_most;
             source.gate = gate;
@@ -457,6 +475,17 @@ impl RequestBody {
         match self {
             RequestBody::Empty => None,
             RequestBody::Once(source) => source.borrow().failed.clone(),
+        }
+    }
+
+    /// Was all of it taken from its source?
+    pub(crate) fn is_taken(&self) -> bool {
+        match self {
+            RequestBody::Empty => true,
+            RequestBody::Once(source) => {
+                let source = source.borrow();
+                source.ended || source.failed.is_some() || source.body.is_end_stream()
+            }
         }
     }
 
@@ -490,6 +519,13 @@ pub(crate) struct Attempt {
     source: Option<Rc<RefCell<Source>>>,
     position: usize,
     done: bool,
+}
+
+impl Attempt {
+    /// What it is an attempt of.
+    pub(crate) fn request(&self) -> RequestBody {
+        self.source.clone().map_or(RequestBody::Empty, RequestBody::Once)
+    }
 }
 
 impl HttpBody for Attempt {

@@ -53,6 +53,17 @@ pub(crate) async fn relay(mut near: ByteStream, mut far: ByteStream, session: &S
         let carried = [near.poll_carrier(cx), far.poll_carrier(cx)];
         let first = up.poll(cx, &mut near, &mut far, session, down.state == State::Done);
         let second = down.poll(cx, &mut far, &mut near, session, up.state == State::Done);
+        // Who has ended its own direction is not read any more: that it broke off the other is asked for.
+        if up.state == State::Done
+            && let Poll::Ready(error) = near.poll_reset(cx)
+        {
+            return Poll::Ready(Some(named(Failure::Client(error), session)));
+        }
+        if down.state == State::Done
+            && let Poll::Ready(error) = far.poll_reset(cx)
+        {
+            return Poll::Ready(Some(named(Failure::Far(error), session)));
+        }
         let blocked = up.state == State::Writing || down.state == State::Writing;
         entry.set_phase(&session.worker, if blocked { Phase::Blocked } else { Phase::Open });
         match (first, second) {

@@ -47,7 +47,7 @@ pub(crate) struct Tunnel {
 }
 
 impl Source for Port {
-    fn poll_early(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<(Bytes, usize)>>> {
+    fn poll_early(&mut self, cx: &mut Context<'_>, _: usize) -> Poll<io::Result<Option<(Bytes, usize)>>> {
         let Port::Flow(flow) = self else { return Poll::Pending };
         let mut batch = VecDeque::new();
         ready!(flow.queue.poll_take(cx, &mut batch));

@@ -10,9 +10,9 @@ use std::io;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use h2::{RecvStream, SendStream};
 
 use crate::error::Error;
+use crate::stream::h2::{Receiver, Sender};
 use crate::stream::{self, ByteStream};
 
 /// No chunk is read once so many bytes are under way.
@@ -20,20 +20,20 @@ const MOST: usize = 16 << 10;
 
 /// A client's side, as far as it can be read before its tunnel is open.
 pub(crate) trait Source {
-    /// The next chunk as the tunnel's stream has it, and how many bytes of it are payload; `None` is
-    /// the end, which is said again to whoever relays.
-    fn poll_early(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<(Bytes, usize)>>>;
+    /// The next chunk as the tunnel's stream has it, of at most so many bytes where it can be cut, and
+    /// how many bytes of it are payload; `None` is the end, which is said again to whoever relays.
+    fn poll_early(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<io::Result<Option<(Bytes, usize)>>>;
 }
 
 impl Source for ByteStream {
-    fn poll_early(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<(Bytes, usize)>>> {
+    fn poll_early(&mut self, cx: &mut Context<'_>, _: usize) -> Poll<io::Result<Option<(Bytes, usize)>>> {
         self.poll_read(cx).map_ok(|chunk| chunk.map(counted))
     }
 }
 
-impl Source for RecvStream {
-    fn poll_early(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<(Bytes, usize)>>> {
-        stream::poll_h2_read(self, cx).map_ok(|chunk| chunk.map(counted))
+impl Source for Receiver {
+    fn poll_early(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<io::Result<Option<(Bytes, usize)>>> {
+        stream::poll_h2_read(self, cx, most).map_ok(|chunk| chunk.map(counted))
     }
 }
 
@@ -65,22 +65,22 @@ impl<'a> Early<'a> {
     ///
     /// # Errors
     /// The stream is broken.
-    pub(crate) fn repeat(&self, sink: &mut SendStream<Bytes>) -> Result<(), h2::Error> {
-        self.sent.iter().try_for_each(|chunk| sink.send_data(chunk.clone(), false))
+    pub(crate) fn repeat(&self, sink: &mut Sender) -> Result<(), h2::Error> {
+        self.sent.iter().try_for_each(|chunk| sink.send(chunk.clone(), false))
     }
 
     /// Sends what there is. The window is not waited for: h2 holds the little that this can be.
     ///
     /// # Errors
     /// The client is gone. A broken sink is none: the response says why.
-    pub(crate) fn send(&mut self, cx: &mut Context<'_>, sink: &mut SendStream<Bytes>) -> Result<(), Error> {
-        while !self.ended && self.bytes < MOST {
-            match self.source.poll_early(cx) {
+    pub(crate) fn send(&mut self, cx: &mut Context<'_>, sink: &mut Sender) -> Result<(), Error> {
+        while !self.ended && self.bytes < MOST && sink.poll_small(cx).is_ready() {
+            match self.source.poll_early(cx, MOST - self.bytes) {
                 Poll::Ready(Ok(Some((chunk, payload)))) => {
                     self.bytes += chunk.len();
                     self.payload += payload;
                     self.sent.push(chunk.clone());
-                    self.ended = sink.send_data(chunk, false).is_err();
+                    self.ended = sink.send(chunk, false).is_err();
                 }
                 Poll::Ready(Ok(None)) => self.ended = true,
                 Poll::Ready(Err(error)) => return Err(Error::ClientGone(error.to_string())),

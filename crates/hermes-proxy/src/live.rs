@@ -18,6 +18,7 @@ use slab::Slab;
 
 use crate::error::Error;
 use crate::signal::Signal;
+use crate::stream::{self, h2::Inboxes};
 use crate::worker::Worker;
 
 /// Where a session stands; decides which time limit holds.
@@ -82,10 +83,28 @@ impl Entry {
         self.error.borrow_mut().get_or_insert_with(|| error.clone());
     }
 
+    /// Ends it though nobody acts for it: it hangs in the client's connection, which reads nothing. A
+    /// stream of HTTP/2 acts for itself, and takes no other with it.
+    pub(crate) fn end_for_good(&self, error: Error) {
+        self.end.set(error);
+        if let Some(connection) = self.connection.as_ref().filter(|connection| !connection.is_shared.get()) {
+            connection.kill.set("a session on it made no progress");
+        }
+    }
+
+    /// A body over HTTP/1.1 is not asked for while its client takes nothing: the connection knows.
+    fn phase(&self) -> Phase {
+        let held_up = |connection: &Rc<Connection>| !connection.is_shared.get() && connection.is_blocked.get();
+        match self.phase.get() {
+            Phase::Open if self.connection.as_ref().is_some_and(held_up) => Phase::Blocked,
+            phase => phase,
+        }
+    }
+
     fn limit(&self) -> Duration {
         let timeouts = self.route.borrow().as_ref().map(|route| route.timeout);
         let progress = timeouts.map_or(Duration::from_secs(60), |timeouts| timeouts.progress);
-        match self.phase.get() {
+        match self.phase() {
             Phase::Opening | Phase::Blocked => progress,
             Phase::Open => timeouts.unwrap_or_default().idle_of(self.facts.kind),
         }
@@ -240,6 +259,8 @@ pub(crate) struct Connection {
     since: Cell<u64>,
     /// HTTP/2: many sessions, each of which ends by itself, and frames that begin no request.
     pub(crate) is_shared: Cell<bool>,
+    /// The client takes nothing of what waits for it.
+    pub(crate) is_blocked: Cell<bool>,
 }
 
 impl Connection {
@@ -309,6 +330,7 @@ impl ConnectionGuard {
             stage: Cell::new(Stage::Handshake),
             since: Cell::new(worker.now()),
             is_shared: Cell::new(false),
+            is_blocked: Cell::new(false),
         });
         connection.key.set(worker.live.connections.borrow_mut().insert(connection.clone()));
         if worker.is_draining() {
@@ -330,11 +352,13 @@ impl Drop for ConnectionGuard {
 pub(crate) struct Live {
     pub(crate) sessions: RefCell<Slab<Rc<Entry>>>,
     pub(crate) connections: RefCell<Slab<Rc<Connection>>>,
+    pub(crate) inboxes: Inboxes,
 }
 
 impl Live {
     /// Ends what is over its time. Called a few times a second.
     pub(crate) fn sweep(&self, worker: &Worker) {
+        stream::h2::sweep(worker);
         let now = worker.now();
         for (_, entry) in self.sessions.borrow().iter() {
             let limit = entry.limit();
@@ -342,15 +366,11 @@ impl Live {
             if silent < limit {
                 continue;
             }
-            let error = if entry.phase.get() == Phase::Open { Error::Idle(limit) } else { Error::NoProgress(limit) };
-            entry.end.set(error);
-            // Nobody acts for it: it hangs in the client's connection, which reads nothing. A stream
-            // of HTTP/2 acts for itself, and takes no other with it.
-            if silent > limit + Duration::from_secs(1)
-                && let Some(connection) = &entry.connection
-                && !connection.is_shared.get()
-            {
-                connection.kill.set("a session on it made no progress");
+            let error = if entry.phase() == Phase::Open { Error::Idle(limit) } else { Error::NoProgress(limit) };
+            if silent > limit + Duration::from_secs(1) {
+                entry.end_for_good(error);
+            } else {
+                entry.end.set(error);
             }
         }
         let generation = worker.generation();

@@ -1,22 +1,29 @@
 //! A body into an h2 stream, at the pace of the stream's window.
 //!
-//! In: a body. Out: DATA frames, trailers, END_STREAM. Holds at most one frame of the body beyond
-//! the window. Both directions use it: requests to an upstream, responses to a client.
+//! In: a body. Out: DATA frames, trailers, END_STREAM. Small chunks that are there together go in one
+//! frame. Holds at most one frame of the body beyond the window. Both directions use it: requests
+//! to an upstream, responses to a client.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use h2::{Reason, SendStream};
-use http_body::Body as HttpBody;
+use http_body::{Body as HttpBody, Frame};
 
 use crate::error::Error;
 use crate::headers;
+use crate::stream::h2::{GATHER, SMALL, Sender, Whole};
+
+/// Frames that are sent before other tasks of the worker get their turn.
+const FRAMES_A_TURN: usize = 64;
 
 /// A body on its way into a stream.
 pub(crate) struct Pipe<B> {
     body: B,
-    stream: SendStream<Bytes>,
+    stream: Sender,
+    /// What came behind small chunks and is none.
+    next: Option<Option<Result<Frame<Bytes>, Error>>>,
     done: bool,
     blocked: bool,
 }
@@ -32,67 +39,82 @@ pub(crate) enum PipeError {
 
 impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> Pipe<B> {
     pub(crate) fn new(body: B, stream: SendStream<Bytes>) -> Self {
-        Self { body, stream, done: false, blocked: false }
+        Self { body, stream: stream.into(), next: None, done: false, blocked: false }
     }
 
-    /// The reader's window is shut: progress is up to it.
+    /// The reader takes nothing: progress is up to it.
     pub(crate) fn is_blocked(&self) -> bool {
         self.blocked
     }
 
     /// Moves what can be moved. Ready when the whole body is in the stream, or cannot be.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), PipeError>> {
-        if self.done {
-            return Poll::Ready(Ok(()));
-        }
-        loop {
-            let window = self.poll_window(cx);
-            self.blocked = window.is_pending();
-            ready!(window).map_err(PipeError::Sink)?;
-            match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
-                Some(Ok(frame)) => {
-                    if self.send(frame).map_err(PipeError::Sink)? {
-                        return Poll::Ready(Ok(()));
-                    }
-                }
+        for _ in 0..FRAMES_A_TURN {
+            if self.done {
+                return Poll::Ready(Ok(()));
+            }
+            let room = self.stream.poll_room(cx);
+            self.blocked = room.is_pending();
+            ready!(room).map_err(PipeError::Sink)?;
+            if let Poll::Ready(error) = self.stream.poll_reset(cx) {
+                return Poll::Ready(Err(PipeError::Sink(error)));
+            }
+            match ready!(self.poll_frame(cx)) {
+                Some(Ok(frame)) => self.send(frame).map_err(PipeError::Sink)?,
                 Some(Err(error)) => {
-                    self.stream.send_reset(Reason::INTERNAL_ERROR);
+                    self.stream.reset(Reason::INTERNAL_ERROR);
                     self.done = true;
                     return Poll::Ready(Err(PipeError::Source(error)));
                 }
                 None => {
                     self.done = true;
-                    self.stream.send_data(Bytes::new(), true).map_err(PipeError::Sink)?;
-                    return Poll::Ready(Ok(()));
+                    self.stream.send(Bytes::new(), true).map_err(PipeError::Sink)?;
                 }
             }
         }
+        if self.done {
+            return Poll::Ready(Ok(()));
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 
-    /// Ready where the window has room for one byte at least.
-    fn poll_window(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), h2::Error>> {
-        self.stream.reserve_capacity(1);
-        while self.stream.capacity() == 0 {
-            match ready!(self.stream.poll_capacity(cx)) {
-                Some(Ok(_)) => {}
-                Some(Err(error)) => return Poll::Ready(Err(error)),
-                None => return Poll::Ready(Err(Reason::CANCEL.into())),
+    /// The body's next frame: several small ones as one.
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        if let Some(next) = self.next.take() {
+            return Poll::Ready(next);
+        }
+        let first = match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+            Some(Ok(frame)) => match frame.into_data() {
+                Ok(data) if data.len() < SMALL && !self.body.is_end_stream() => data,
+                Ok(data) => return Poll::Ready(Some(Ok(Frame::data(data)))),
+                Err(other) => return Poll::Ready(Some(Ok(other))),
+            },
+            other => return Poll::Ready(other),
+        };
+        let mut whole = Whole::from(first);
+        while whole.len() < GATHER && self.next.is_none() {
+            match Pin::new(&mut self.body).poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(data) => whole.add(&data),
+                    Err(other) => self.next = Some(Some(Ok(other))),
+                },
+                Poll::Ready(other) => self.next = Some(other),
+                Poll::Pending => break,
             }
         }
-        match self.stream.poll_reset(cx) {
-            Poll::Ready(Ok(reason)) => Poll::Ready(Err(reason.into())),
-            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
-            Poll::Pending => Poll::Ready(Ok(())),
-        }
+        Poll::Ready(Some(Ok(Frame::data(whole.into_bytes()))))
     }
 
-    /// True where that was the last frame.
-    fn send(&mut self, frame: http_body::Frame<Bytes>) -> Result<bool, h2::Error> {
+    fn send(&mut self, frame: Frame<Bytes>) -> Result<(), h2::Error> {
         let frame = match frame.into_data() {
             Ok(data) => {
-                self.done = self.body.is_end_stream();
-                self.stream.send_data(data, self.done)?;
-                return Ok(self.done);
+                self.done = match self.next {
+                    None => self.body.is_end_stream(),
+                    Some(None) => true,
+                    Some(Some(_)) => false,
+                };
+                return self.stream.send(data, self.done);
             }
             Err(frame) => frame,
         };
@@ -101,7 +123,7 @@ impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> Pipe<B> {
             self.done = true;
             self.stream.send_trailers(trailers)?;
         }
-        Ok(self.done)
+        Ok(())
     }
 }
 
@@ -109,7 +131,7 @@ impl<B> Drop for Pipe<B> {
     fn drop(&mut self) {
         if !self.done {
             // Said aloud: h2 would send CANCEL too, but only where the other half is dropped as well.
-            self.stream.send_reset(Reason::CANCEL);
+            self.stream.reset(Reason::CANCEL);
         }
     }
 }

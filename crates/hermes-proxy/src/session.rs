@@ -316,6 +316,12 @@ pub(crate) async fn relay(near: Near, tunnel: Tunnel) {
             opened
         })
     };
+    if let Near::Stream(near) = &near {
+        near.bind(entry);
+    }
+    if let Far::Stream(far) = &far {
+        far.bind(entry);
+    }
     match (near, far) {
         (Near::Stream(near), Far::Stream(far)) => copy::relay(near, far, &session).await,
         (Near::Stream(near), Far::Datagrams(far)) => datagram::relay(Port::tunnel(near), far, &session, &reopen).await,

@@ -5,17 +5,22 @@
 //! close). A chunk is handed on, not copied, where its carrier allows that.
 //! Never: what the bytes mean.
 
+pub(crate) mod h2;
+
 use std::io;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
+use ::h2::Reason;
 use bytes::{Bytes, BytesMut};
-use h2::{Reason, RecvStream, SendStream};
 use hermes_net::Io;
 use http_body::Body as HttpBody;
 use tokio::io::AsyncWrite;
 
+use self::h2::{Receiver, Sender};
 use crate::body::{Body, ChannelSender};
+use crate::live::Entry;
 use crate::upstream::pool::{H1Connection, H2Lease};
 use crate::upstream::{InFlight, Seat};
 
@@ -31,13 +36,7 @@ pub(crate) enum ByteStream {
     /// A socket; `ahead` was read from it already. `_seat` is its place at an endpoint, if it has one.
     Io { io: Io, ahead: Bytes, buffer: BytesMut, most: usize, _seat: Option<Seat> },
     /// An h2 stream.
-    H2 {
-        recv: RecvStream,
-        send: SendStream<Bytes>,
-        sent_end: bool,
-        _lease: Option<H2Lease>,
-        _in_flight: Option<InFlight>,
-    },
+    H2 { recv: Receiver, send: Sender, sent_end: bool, _lease: Option<H2Lease>, _in_flight: Option<InFlight> },
     /// The bodies of a request and its response. `carrier` is the connection that both are on,
     /// where nobody else moves it.
     Bodies { recv: Box<Body>, send: Option<ChannelSender>, carrier: Option<Box<H1Connection>> },
@@ -53,17 +52,21 @@ impl ByteStream {
         ByteStream::Io { io, ahead, buffer: BytesMut::new(), most: FIRST_CHUNK, _seat: None }
     }
 
-    pub(crate) fn h2(
-        recv: RecvStream,
-        send: SendStream<Bytes>,
-        lease: Option<H2Lease>,
-        in_flight: Option<InFlight>,
-    ) -> Self {
+    pub(crate) fn h2(recv: Receiver, send: Sender, lease: Option<H2Lease>, in_flight: Option<InFlight>) -> Self {
         ByteStream::H2 { recv, send, sent_end: false, _lease: lease, _in_flight: in_flight }
     }
 
     pub(crate) fn bodies(recv: Body, send: ChannelSender, carrier: Option<Box<H1Connection>>) -> Self {
         ByteStream::Bodies { recv: Box::new(recv), send: Some(send), carrier }
+    }
+
+    /// It is this session's, which ends where too much of it lies unread.
+    pub(crate) fn bind(&self, session: &Rc<Entry>) {
+        match self {
+            ByteStream::H2 { recv, .. } => recv.bind(session),
+            ByteStream::Bodies { recv, .. } => recv.bind(session),
+            ByteStream::Io { .. } => {}
+        }
     }
 
     /// Moves the connection that carries the bodies, if that is ours to do. Ready when all that was
@@ -84,7 +87,7 @@ impl ByteStream {
                 }
                 poll_read_io(io, buffer, most, cx)
             }
-            ByteStream::H2 { recv, .. } => poll_h2_read(recv, cx),
+            ByteStream::H2 { recv, .. } => poll_h2_read(recv, cx, usize::MAX),
             ByteStream::Bodies { recv, .. } => loop {
                 match ready!(Pin::new(&mut **recv).poll_frame(cx)) {
                     Some(Ok(frame)) => {
@@ -114,8 +117,8 @@ impl ByteStream {
                 Poll::Ready(Ok(()))
             }
             ByteStream::H2 { send, .. } => {
-                ready!(poll_h2_window(send, cx))?;
-                send.send_data(std::mem::take(chunk), false).map_err(|error| h2_error(&error))?;
+                ready!(send.poll_room(cx)).map_err(|error| h2_error(&error))?;
+                send.send(std::mem::take(chunk), false).map_err(|error| h2_error(&error))?;
                 Poll::Ready(Ok(()))
             }
             ByteStream::Bodies { send, .. } => {
@@ -145,7 +148,7 @@ impl ByteStream {
             },
             ByteStream::H2 { send, sent_end, .. } => {
                 if !std::mem::replace(sent_end, true) {
-                    send.send_data(Bytes::new(), true).map_err(|error| h2_error(&error))?;
+                    send.send(Bytes::new(), true).map_err(|error| h2_error(&error))?;
                 }
                 Poll::Ready(Ok(()))
             }
@@ -182,11 +185,19 @@ impl ByteStream {
         }
     }
 
+    /// The peer broke it off, though it had ended its own direction in order. Over TCP writing tells.
+    pub(crate) fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        match self {
+            ByteStream::H2 { send, sent_end: false, .. } => send.poll_reset(cx).map(|error| h2_error(&error)),
+            _ => Poll::Pending,
+        }
+    }
+
     /// Breaks it off, so that the peer knows that bytes may be missing.
     pub(crate) fn abort(&mut self) {
         match self {
             ByteStream::Io { io, .. } => hermes_net::tcp::reset_on_close(io.tcp()),
-            ByteStream::H2 { send, .. } => send.send_reset(Reason::CONNECT_ERROR),
+            ByteStream::H2 { send, .. } => send.reset(Reason::CONNECT_ERROR),
             ByteStream::Bodies { send, .. } => drop(send.take()),
         }
     }
@@ -220,31 +231,12 @@ fn poll_read_io(
     }
 }
 
-/// The next chunk of an h2 stream. Its window opens again as it is taken.
-pub(crate) fn poll_h2_read(recv: &mut RecvStream, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
-    match ready!(recv.poll_data(cx)) {
-        Some(Ok(chunk)) => {
-            let _ = recv.flow_control().release_capacity(chunk.len());
-            Poll::Ready(Ok(Some(chunk)))
-        }
-        Some(Err(error)) => Poll::Ready(Err(h2_error(&error))),
-        None => Poll::Ready(Ok(None)),
-    }
+/// The next chunk of an h2 stream.
+pub(crate) fn poll_h2_read(recv: &mut Receiver, cx: &mut Context<'_>, most: usize) -> Poll<io::Result<Option<Bytes>>> {
+    recv.poll_chunk(cx, most).map(|chunk| chunk.transpose().map_err(|error| h2_error(&error)))
 }
 
-fn poll_h2_window(send: &mut SendStream<Bytes>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-    send.reserve_capacity(1);
-    while send.capacity() == 0 {
-        match ready!(send.poll_capacity(cx)) {
-            Some(Ok(_)) => {}
-            Some(Err(error)) => return Poll::Ready(Err(h2_error(&error))),
-            None => return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
-        }
-    }
-    Poll::Ready(Ok(()))
-}
-
-fn h2_error(error: &h2::Error) -> io::Error {
+fn h2_error(error: &::h2::Error) -> io::Error {
     match error.reason() {
         Some(Reason::CONNECT_ERROR | Reason::CANCEL) => io::ErrorKind::ConnectionReset.into(),
         _ => io::Error::other(error.to_string()),

@@ -25,7 +25,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use tokio::runtime::LocalOptions;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 
 use crate::error::Error;
 use crate::generation::Generation;
@@ -187,8 +187,8 @@ impl Worker {
     }
 
     /// Runs a task that ends with the worker at the latest.
-    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + 'static) {
-        self.tasks.borrow_mut().spawn_local(task);
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + 'static) -> AbortHandle {
+        self.tasks.borrow_mut().spawn_local(task)
     }
 
     /// The pool of an endpoint.

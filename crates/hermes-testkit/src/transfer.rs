@@ -31,6 +31,9 @@ pub enum Version {
 const PIECE: usize = 200 << 10;
 /// Datagrams under way at once: a modest rate, whatever the machine.
 const OUTSTANDING: usize = 4;
+/// And so many bytes: a socket with the system's usual buffer (Envoy's) has no room for three of the
+/// largest, and what it has no time to read is lost.
+const OUTSTANDING_BYTES: usize = 80 << 10;
 
 fn wrong(what: impl Into<String>) -> io::Error {
     io::Error::other(what.into())
@@ -244,6 +247,10 @@ pub async fn datagrams_between(
             _ => rng.random_range(least..=most),
         };
         let payload = numbered(seed, number, length);
+        let waiting = |outstanding: &VecDeque<Vec<u8>>| outstanding.iter().map(Vec::len).sum::<usize>();
+        while !outstanding.is_empty() && waiting(&outstanding) + length > OUTSTANDING_BYTES {
+            take_back(&mut flow, &mut outstanding).await?;
+        }
         flow.send(&payload).await?;
         outstanding.push_back(payload);
         if outstanding.len() == OUTSTANDING {

@@ -12,8 +12,8 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, Stream};
+use h2::Reason;
 use h2::server::SendResponse;
-use h2::{Reason, RecvStream};
 use http::{Method, Request as HttpRequest, Response, StatusCode};
 use http_body::Body as HttpBody;
 
@@ -26,6 +26,7 @@ use crate::pipe::{Pipe, PipeError};
 use crate::request::{Origin, from_head};
 use crate::session::{self, Near, Served, Tunnel};
 use crate::stream::ByteStream;
+use crate::stream::h2::{Receiver, Window};
 use crate::upstream::pool::{MAX_FRAME, SEND_BUFFER};
 use crate::worker::Worker;
 
@@ -59,6 +60,8 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
     };
     connection.set_stage(worker, Stage::Idle);
     let client = Rc::new(client);
+    let window = Window::new(connection_window);
+    let mut widened_to = connection_window;
     let mut streams = FuturesUnordered::new();
     let mut draining = false;
     // Connections of nodes carry the requests of many: they are broken off one by one at the edge.
@@ -68,10 +71,15 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
             draining = true;
             http.graceful_shutdown();
         }
+        let target = window.poll_target(cx);
+        if std::mem::replace(&mut widened_to, target) != target {
+            http.set_target_window_size(target);
+        }
         loop {
             match http.poll_accept(cx) {
                 Poll::Ready(Some(Ok((request, respond)))) => {
                     cancels.began += 1;
+                    let request = request.map(|recv| Receiver::new(worker, recv, &window));
                     streams.push(serve_stream(worker.clone(), connection.clone(), client.clone(), request, respond));
                 }
                 Poll::Ready(Some(Err(error))) => {
@@ -137,7 +145,7 @@ async fn serve_stream(
     worker: Rc<Worker>,
     connection: Rc<Connection>,
     client: Rc<Client>,
-    request: HttpRequest<RecvStream>,
+    request: HttpRequest<Receiver>,
     mut respond: SendResponse<Bytes>,
 ) -> Fate {
     let (mut parts, recv) = request.into_parts();
@@ -274,7 +282,7 @@ async fn send(response: Response<ResponseBody>, respond: &mut SendResponse<Bytes
     }
 }
 
-async fn tunnel(mut open: Box<Tunnel>, mut respond: SendResponse<Bytes>, tunnelled: Option<RecvStream>) {
+async fn tunnel(mut open: Box<Tunnel>, mut respond: SendResponse<Bytes>, tunnelled: Option<Receiver>) {
     let by_post = open.body.take().and_then(RequestBody::into_body);
     let recv = match (tunnelled, by_post) {
         (Some(recv), _) => Some(recv),
@@ -288,7 +296,7 @@ async fn tunnel(mut open: Box<Tunnel>, mut respond: SendResponse<Bytes>, tunnell
         return;
     };
     match respond.send_response(open.head_parts(), false) {
-        Ok(send) => session::relay(Near::Stream(ByteStream::h2(recv, send, None, None)), *open).await,
+        Ok(send) => session::relay(Near::Stream(ByteStream::h2(recv, send.into(), None, None)), *open).await,
         Err(error) => open.session.entry.fail(&Error::ClientGone(error.to_string())),
     }
 }

@@ -65,7 +65,8 @@ async fn begins_with_preface(io: &mut Io, ahead: &mut BytesMut) -> io::Result<bo
     }
 }
 
-/// A connection that notes when the first bytes of a request arrive, for the sweep.
+/// A connection that notes when the first bytes of a request arrive, and whether its client takes
+/// what it is sent, for the sweep.
 pub(crate) struct Watched {
     io: Io,
     ahead: Bytes,
@@ -103,7 +104,10 @@ impl AsyncRead for Watched {
 
 impl AsyncWrite for Watched {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().io).poll_write(cx, buf)
+        let this = self.get_mut();
+        let written = Pin::new(&mut this.io).poll_write(cx, buf);
+        this.connection.is_blocked.set(written.is_pending());
+        written
     }
 
     fn poll_write_vectored(
@@ -111,7 +115,10 @@ impl AsyncWrite for Watched {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().io).poll_write_vectored(cx, bufs)
+        let this = self.get_mut();
+        let written = Pin::new(&mut this.io).poll_write_vectored(cx, bufs);
+        this.connection.is_blocked.set(written.is_pending());
+        written
     }
 
     fn is_write_vectored(&self) -> bool {

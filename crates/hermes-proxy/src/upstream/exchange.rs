@@ -1,9 +1,11 @@
 //! One request and its response on a leased connection, of either version.
 //!
-//! In: a head, an attempt to send the body, a connection. Out: a response whose body goes on
-//! driving the exchange: it sends what is left of the request, and gives the connection back at its
-//! end. Dropping either ends the exchange; nothing runs detached.
+//! In: a head, an attempt to send the body, a connection. Out: a response whose body owns the rest
+//! of the exchange: it gives the connection back at its end. What is left of the request is sent by
+//! a task, since a client that does not read its response may still be sending. The response's body
+//! owns that task: dropping it ends the exchange; nothing runs detached.
 
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -14,13 +16,16 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper::body::Incoming;
+use tokio::task::AbortHandle;
 
 use super::InFlight;
 use super::pool::{H1Connection, H2Lease, Pool};
-use crate::body::{Attempt, Body, H2Body, Interim, settle_length};
+use crate::body::{Attempt, Body, H2Body, Interim, RequestBody, settle_length};
 use crate::early::Early;
 use crate::error::Error;
+use crate::live::Entry;
 use crate::pipe::{Pipe, PipeError};
+use crate::stream::h2::{Receiver, Sender};
 use crate::worker::Worker;
 
 /// Where the exchange happens, for errors and for giving back.
@@ -57,10 +62,74 @@ impl Place {
     }
 }
 
-/// A response's body that still drives its exchange.
+/// A response's body, and what is left of its exchange.
 pub(crate) enum ExchangeBody {
-    H1 { incoming: Incoming, connection: Option<Box<H1Connection>>, place: Place },
-    H2 { body: H2Body, upload: Option<Pipe<Attempt>>, place: Place, _lease: H2Lease },
+    H1 { incoming: Incoming, carrier: Carrier, request: RequestBody, place: Place },
+    H2 { body: H2Body, upload: Option<Upload>, place: Place, _lease: H2Lease },
+}
+
+/// The h1 connection under an exchange.
+pub(crate) enum Carrier {
+    /// Whoever reads the response moves it. `None` once it was given back.
+    Reader(Option<Box<H1Connection>>),
+    /// A task moves it: the request was not through when the response began.
+    Task { connection: Rc<RefCell<Option<Box<H1Connection>>>>, task: AbortHandle },
+}
+
+impl Carrier {
+    fn take(&mut self) -> Option<Box<H1Connection>> {
+        match self {
+            Carrier::Reader(connection) => connection.take(),
+            Carrier::Task { connection, .. } => connection.borrow_mut().take(),
+        }
+    }
+
+    /// From now on a task moves it.
+    fn hand_over(&mut self, worker: &Worker) {
+        let Carrier::Reader(connection) = self else { return };
+        let connection = Rc::new(RefCell::new(connection.take()));
+        let moved = connection.clone();
+        let task = worker.spawn(std::future::poll_fn(move |cx| {
+            let mut moved = moved.borrow_mut();
+            let Some(connection) = &mut *moved else { return Poll::Ready(()) };
+            // An error of the connection reaches the response's body.
+            let _ = connection.poll(cx);
+            if connection.finished { Poll::Ready(()) } else { Poll::Pending }
+        }));
+        *self = Carrier::Task { connection, task };
+    }
+}
+
+impl Drop for Carrier {
+    fn drop(&mut self) {
+        if let Carrier::Task { task, .. } = self {
+            task.abort();
+        }
+    }
+}
+
+/// A task that sends what is left of a request over h2.
+pub(crate) struct Upload {
+    is_whole: Rc<Cell<bool>>,
+    task: AbortHandle,
+}
+
+impl Upload {
+    fn spawn(worker: &Worker, mut pipe: Pipe<Attempt>) -> Self {
+        let is_whole = Rc::new(Cell::new(false));
+        let sent = is_whole.clone();
+        let task = worker.spawn(async move {
+            // How the client failed stands with its body; of the upstream the response tells.
+            sent.set(std::future::poll_fn(|cx| pipe.poll(cx)).await.is_ok());
+        });
+        Self { is_whole, task }
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
 }
 
 /// An h1 exchange. After `101`, or 2xx to CONNECT, the caller takes the connection with
@@ -83,6 +152,7 @@ pub(crate) async fn over_h1(
             interim.push(copy);
         });
     }
+    let body = request.body().request();
     let mut response = std::pin::pin!(connection.sender.try_send_request(request));
     let outcome = std::future::poll_fn(|cx| {
         if let Poll::Ready(outcome) = response.as_mut().poll(cx) {
@@ -99,7 +169,8 @@ pub(crate) async fn over_h1(
     .await;
     match outcome {
         Ok(Ok(response)) => {
-            Ok(response.map(|incoming| ExchangeBody::H1 { incoming, connection: Some(connection), place }))
+            let carrier = Carrier::Reader(Some(connection));
+            Ok(response.map(|incoming| ExchangeBody::H1 { incoming, carrier, request: body, place }))
         }
         Ok(Err(mut failed)) => {
             let unprocessed = failed.take_message().is_some();
@@ -172,9 +243,10 @@ pub(crate) async fn over_h2(
     .await;
     match outcome {
         Ok(response) => {
+            let rest = upload.map(|pipe| Upload::spawn(&place.worker, pipe));
             let mut response = response_h2(response, lease, place);
-            if let ExchangeBody::H2 { upload: slot, body, .. } = response.body_mut() {
-                *slot = upload;
+            if let ExchangeBody::H2 { upload, body, .. } = response.body_mut() {
+                *upload = rest;
                 body.may_be_cut = cut;
             }
             Ok(response)
@@ -190,11 +262,14 @@ pub(crate) fn response_h2(
     place: Place,
 ) -> Response<ExchangeBody> {
     let length = settle_length(response.headers_mut());
-    response.map(|recv| ExchangeBody::H2 { body: H2Body::new(recv, length), upload: None, place, _lease: lease })
+    response.map(|recv| {
+        let recv = Receiver::new(&place.worker, recv, &lease.connection.window);
+        ExchangeBody::H2 { body: H2Body::new(recv, length), upload: None, place, _lease: lease }
+    })
 }
 
 /// The response's head with what the peer sends, what we send, and the place on the connection.
-pub(crate) type OpenedH2 = (Response<h2::RecvStream>, h2::SendStream<Bytes>, H2Lease);
+pub(crate) type OpenedH2 = (Response<h2::RecvStream>, Sender, H2Lease);
 
 /// Opens an h2 stream as a tunnel: the request has no body that ends. What the client sends before
 /// the response goes along, where `early` is given.
@@ -214,8 +289,8 @@ pub(crate) async fn open_h2(
             return Err(place.broken(error, true));
         }
     };
-    let (mut response, mut stream) =
-        sender.send_request(request, false).map_err(|error| place.not_sent(&lease, &error))?;
+    let (mut response, stream) = sender.send_request(request, false).map_err(|error| place.not_sent(&lease, &error))?;
+    let mut stream = Sender::from(stream);
     if let Some(early) = early {
         early.repeat(&mut stream).map_err(|error| place.stream_failed(&lease, &error))?;
         let answered = std::future::poll_fn(|cx| {
@@ -236,11 +311,18 @@ impl ExchangeBody {
         }
     }
 
-    /// Takes the h1 connection out: from now on its taker moves it, for both bodies. A tunnel in
-    /// bodies needs that, since its request goes on after its response has ended.
+    /// It is this session's.
+    pub(crate) fn bind(&self, session: &Rc<Entry>) {
+        if let ExchangeBody::H2 { body, .. } = self {
+            body.bind(session);
+        }
+    }
+
+    /// Takes the h1 connection out, after the peer agreed to a tunnel: from now on its taker moves it,
+    /// for both bodies where the tunnel is in bodies.
     pub(crate) fn take_h1_connection(&mut self) -> Option<Box<H1Connection>> {
         match self {
-            ExchangeBody::H1 { connection, .. } => connection.take(),
+            ExchangeBody::H1 { carrier, .. } => carrier.take(),
             ExchangeBody::H2 { .. } => None,
         }
     }
@@ -252,24 +334,28 @@ impl ExchangeBody {
         }
     }
 
-    /// Gives the connection back where the response has no body.
+    /// Gives the connection back where the response has no body. Where it has one, what is left of
+    /// the request goes its own way.
     pub(crate) fn settle(mut self) -> Body {
-        if self.is_end_stream() {
-            if let ExchangeBody::H1 { connection, place, .. } = &mut self {
-                release(connection, place);
+        let ended = self.is_end_stream();
+        match &mut self {
+            ExchangeBody::H1 { carrier, place, .. } if ended => {
+                release(carrier, place);
                 return Body::Empty;
             }
-            if let ExchangeBody::H2 { upload: None, .. } = &self {
-                return Body::Empty;
+            ExchangeBody::H2 { upload: None, .. } if ended => return Body::Empty,
+            ExchangeBody::H1 { carrier, request, place, .. } if !request.is_taken() => {
+                carrier.hand_over(&place.worker);
             }
+            _ => {}
         }
         Body::Exchange(Box::new(self))
     }
 }
 
 /// Gives an h1 connection back once hyper has noticed that both messages are whole.
-fn release(connection: &mut Option<Box<H1Connection>>, place: &Place) {
-    if let Some(mut connection) = connection.take() {
+fn release(carrier: &mut Carrier, place: &Place) {
+    if let Some(mut connection) = carrier.take() {
         let mut cx = Context::from_waker(std::task::Waker::noop());
         if connection.poll(&mut cx).is_ok() {
             place.pool.give_back(&place.worker, connection, place.shareable);
@@ -283,21 +369,17 @@ impl HttpBody for ExchangeBody {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         match self.get_mut() {
-            ExchangeBody::H1 { incoming, connection, place } => {
-                let frame = ready!(poll_h1(incoming, connection, cx))
+            ExchangeBody::H1 { incoming, carrier, place, .. } => {
+                let frame = ready!(poll_h1(incoming, carrier, cx))
                     .map(|frame| frame.map_err(|error| place.broken(error, false)));
                 if frame.is_none() || incoming.is_end_stream() {
-                    release(connection, place);
+                    release(carrier, place);
                 }
                 Poll::Ready(frame)
             }
             ExchangeBody::H2 { body, upload, place, .. } => {
-                if let Some(pipe) = upload {
-                    let polled = pipe.poll(cx);
-                    body.may_be_cut = !matches!(polled, Poll::Ready(Ok(())));
-                    if polled.is_ready() {
-                        *upload = None;
-                    }
+                if let Some(upload) = upload {
+                    body.may_be_cut = !upload.is_whole.get();
                 }
                 Pin::new(body).poll_frame(cx).map_err(|error| match error {
                     // H2Body serves both sides; here its peer is the upstream.
@@ -327,13 +409,13 @@ impl HttpBody for ExchangeBody {
 /// connection then reads, and the body has it.
 fn poll_h1(
     incoming: &mut Incoming,
-    connection: &mut Option<Box<H1Connection>>,
+    carrier: &mut Carrier,
     cx: &mut Context<'_>,
 ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
     if let Poll::Ready(frame) = Pin::new(&mut *incoming).poll_frame(cx) {
         return Poll::Ready(frame);
     }
-    if let Some(connection) = connection {
+    if let Carrier::Reader(Some(connection)) = carrier {
         // An error of the connection reaches the body too.
         let _ = connection.poll(cx);
     }

@@ -31,6 +31,7 @@ use super::connect::{Destination, connect};
 use crate::body::Attempt;
 use crate::error::Error;
 use crate::listener::h1::HYPER_HEADERS;
+use crate::stream::h2::Window;
 use crate::worker::Worker;
 
 /// What a pool is for.
@@ -98,6 +99,7 @@ pub(crate) struct H2Connection {
     idle: RefCell<Option<IdlePlace>>,
     /// The peer takes extended CONNECT (RFC 8441).
     pub(crate) extended_connect: bool,
+    pub(crate) window: Rc<Window>,
     /// Tells the driver to close once its streams are done.
     retire: crate::signal::Signal<()>,
 }
@@ -557,6 +559,7 @@ impl Pool {
         let shared = Rc::new(H2Connection {
             extended_connect: sender.is_extended_connect_protocol_enabled(),
             sender,
+            window: Window::new(limits.connection_window),
             streams: Cell::new(0),
             closed: Cell::new(false),
             idle_since: Cell::new(worker.now()),
@@ -622,6 +625,8 @@ impl Pool {
     }
 }
 
+/// What an h1 connection reads ahead: work for one turn of the worker, in chunks however small.
+const READ_BUFFER: usize = 64 << 10;
 /// DATA frames up to this size are taken: a tunnel's bytes in fewer frames.
 pub(crate) const MAX_FRAME: u32 = 256 << 10;
 /// What h2 buffers for a stream beyond the peer's window.
@@ -656,7 +661,12 @@ async fn drive_h2(
     pool: Rc<Pool>,
     permit: Permit,
 ) {
+    let mut widened_to = shared.window.base();
     let result = std::future::poll_fn(|cx| {
+        let target = shared.window.poll_target(cx);
+        if std::mem::replace(&mut widened_to, target) != target {
+            connection.set_target_window_size(target);
+        }
         // Retired and empty: end it. While streams are left they wake us, since they end here.
         if shared.streams.get() == 0 && shared.retire.poll(cx).is_ready() {
             return Poll::Ready(Ok(()));
@@ -681,7 +691,7 @@ async fn dial_h1(worker: &Rc<Worker>, wish: &Wish<'_>, permit: Permit) -> Result
 async fn handshake_h1(worker: &Worker, wish: &Wish<'_>, io: Io, permit: Permit) -> Result<H1Connection, Error> {
     let limits = &worker.generation().snapshot.limits;
     let mut builder = http1::Builder::new();
-    builder.max_header_size(limits.header_bytes);
+    builder.max_buf_size(limits.header_bytes.max(READ_BUFFER)).max_header_size(limits.header_bytes);
     if limits.header_count != HYPER_HEADERS {
         builder.max_headers(limits.header_count);
     }

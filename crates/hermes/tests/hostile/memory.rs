@@ -85,6 +85,7 @@ struct Bed {
 
 const DOCUMENT: &str = "
 workers: 1
+limits: {unread: 16MiB}
 listeners:
 - {name: in, bind: '127.0.0.1:0', protocol: http}
 - {name: game, bind: '127.0.0.1:0', protocol: udp, authority: 'GAME:9'}
@@ -95,7 +96,7 @@ routes:
 - {name: udp, match: {kind: udp}, upstream: proxy}
 - {name: h1, match: {authority: H1}, upstream: h1}
 - {name: h2, match: {authority: H2}, upstream: h2}
-- {name: h2-hasty, match: {authority: HASTY}, upstream: h2, timeout: {progress: 1s}}
+- {name: h2-hasty, match: {authority: HASTY}, upstream: h2, timeout: {progress: 1s, idle: 10m}}
 upstreams:
 - {name: stalled-h1, protocol: h1, endpoints: ['$STALLED']}
 - {name: proxy, protocol: h1, overlay: true, endpoints: ['$PROXY']}
@@ -276,18 +277,33 @@ async fn datagrams_that_nobody_takes_are_dropped_and_counted() {
 }
 
 #[tokio::test]
-async fn one_that_reads_nothing_does_not_stop_the_others_for_good() {
-    // Its answers fill the window of the connection that all share. It is given up once it owes progress for long.
+async fn one_that_reads_nothing_does_not_stop_the_others() {
+    // Its answers would fill the window of the connection that all share.
     let bed = Bed::new().await;
     let mut frames = Frames::connect(bed.node.address("in"), &[(INITIAL_WINDOW_SIZE, 0)]).await.unwrap();
     let path = format!("/bytes/{MUCH}");
-    let gets: Vec<Frame> = (0..100).map(|number| Frame::get(2 * number + 1, "HASTY", &path)).collect();
+    let gets: Vec<Frame> = (0..100).map(|number| Frame::get(2 * number + 1, "H2", &path)).collect();
     frames.send(&gets).await.unwrap();
     frames.ping().await.unwrap();
     let mut dialog = Dialog::connect(bed.node.address("in")).await.unwrap();
-    dialog.send("GET /bytes/1000 HTTP/1.1\r\nHost: H2\r\nConnection: close\r\n\r\n").await.unwrap();
+    // Larger than any window: it goes on, and does not only begin.
+    dialog.send(format!("GET /bytes/{MUCH} HTTP/1.1\r\nHost: H2\r\nConnection: close\r\n\r\n")).await.unwrap();
     let head = dialog.head().await.unwrap();
-    assert_eq!(dialog.body(&head).await.unwrap().data.len(), 1000);
-    bed.node.quiet().await;
+    assert_eq!(dialog.body(&head).await.unwrap().data.len(), MUCH);
+    // Most of it was more than may lie unread.
+    bed.node.metric_reaches("hermes_limit_hits_total", "unread", 1.0).await;
     bed.assert_bounded("a hundred answers that nobody reads").await;
+}
+
+#[tokio::test]
+async fn one_that_reads_nothing_is_given_up_once_it_owes_progress() {
+    let bed = Bed::new().await;
+    let mut frames = Frames::connect(bed.node.address("in"), &[(INITIAL_WINDOW_SIZE, 0)]).await.unwrap();
+    let path = format!("/bytes/{MUCH}");
+    frames.send(&[Frame::get(1, "HASTY", &path)]).await.unwrap();
+    let mut dialog = Dialog::connect(bed.node.address("in")).await.unwrap();
+    dialog.send(format!("GET {path} HTTP/1.1\r\nHost: HASTY\r\n\r\n")).await.unwrap();
+    dialog.head().await.unwrap();
+    bed.node.quiet().await;
+    bed.assert_bounded("two answers that nobody reads").await;
 }

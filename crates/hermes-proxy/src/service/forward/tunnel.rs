@@ -23,6 +23,7 @@ use crate::error::Error;
 use crate::headers::CAPSULE_PROTOCOL;
 use crate::request::Ask;
 use crate::stream::ByteStream;
+use crate::stream::h2::Receiver;
 use crate::upgrade::{self, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY};
 use crate::upstream::connect::{Destination, connect};
 use crate::upstream::exchange::{self, ExchangeBody, Place};
@@ -186,10 +187,11 @@ impl Forward<'_> {
         if !response.status().is_success() {
             self.note_refusal(&place.peer, response.status());
             // Nothing will be sent: an orderly end of our half, since resets are counted against us.
-            let _ = send.send_data(Bytes::new(), true);
+            let _ = send.send(Bytes::new(), true);
             return Ok(Opened::Answer(exchange::response_h2(response, lease, place).map(ExchangeBody::settle)));
         }
         let (parts, recv) = response.into_parts();
+        let recv = Receiver::new(self.worker, recv, &lease.connection.window);
         Ok(Opened::Tunnel { stream: ByteStream::h2(recv, send, Some(lease), place.in_flight), head: Some(parts) })
     }
 

@@ -222,9 +222,12 @@ impl Place {
         Ok(UdpSocket::from_std(socket)?)
     }
 
-    /// Whether somebody has this UDP port.
-    pub(super) fn has_udp(&self, address: SocketAddr) -> bool {
-        self.inside(|| std::net::UdpSocket::bind(address)).is_err()
+    /// Whether somebody has this UDP port. Looked up: to bind it for a look would take it from
+    /// whoever binds it at that moment.
+    pub(super) fn has_udp(&self, port: u16) -> bool {
+        let tables = ["udp", "udp6"].map(|name| Path::new("/proc/thread-self/net").join(name));
+        let read = self.inside(|| Ok(tables.map(|table| std::fs::read_to_string(table).unwrap_or_default())));
+        read.is_ok_and(|tables| tables.iter().any(|table| lists(table, port)))
     }
 }
 
@@ -232,6 +235,12 @@ impl Drop for Place {
     fn drop(&mut self) {
         let _ = feed(Command::new("ip").args(["netns", "del", &self.name]), "");
     }
+}
+
+/// Whether a table of sockets (proc(5), `/proc/net/udp`) has one at this local port.
+fn lists(table: &str, port: u16) -> bool {
+    let ending = format!(":{port:04X}");
+    table.lines().skip(1).any(|line| line.split_whitespace().nth(1).is_some_and(|local| local.ends_with(&ending)))
 }
 
 /// Removes what demos that were killed left behind.

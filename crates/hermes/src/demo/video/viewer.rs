@@ -86,7 +86,7 @@ impl Viewer {
         let mut ffmpeg = Program::start("the user's ffmpeg", &log, &command)?;
         let screen = SocketAddr::from((Ipv4Addr::LOCALHOST, seat.screen));
         let until = Instant::now() + FFMPEG;
-        while !seat.place.has_udp(screen) {
+        while !seat.place.has_udp(seat.screen) {
             let alive = ffmpeg.ended().is_none() && Instant::now() < until;
             ensure!(alive, "the user's ffmpeg does not listen: {}", ffmpeg.last_lines(4).join("; "));
             tokio::time::sleep(LOOK).await;
