@@ -422,6 +422,8 @@ pub(crate) struct Source {
     gate: Option<Arc<Interim>>,
     /// No longer than this: an upstream need not send any (RFC 9110, 10.1.1).
     patience: Option<Pin<Box<tokio::time::Sleep>>>,
+    /// More was wanted than the client has sent.
+    waits: bool,
     /// How the client's side of it failed.
     failed: Option<Error>,
     /// Set when the body is first wanted, so that the h2 server sends 100.
@@ -445,6 +447,7 @@ impl RequestBody {
             ended: false,
             gate: None,
             patience: None,
+            waits: false,
             failed: None,
             wanted: false,
         })))
@@ -486,6 +489,14 @@ impl RequestBody {
                 let source = source.borrow();
                 source.ended || source.failed.is_some() || source.body.is_end_stream()
             }
+        }
+    }
+
+    /// Is it the client that owes more of it?
+    pub(crate) fn waits_for_client(&self) -> bool {
+        match self {
+            RequestBody::Empty => false,
+            RequestBody::Once(source) => source.borrow().waits,
         }
     }
 
@@ -585,7 +596,9 @@ impl Source {
 
     fn poll_source(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         self.wanted = true;
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        self.waits = polled.is_pending();
+        let frame = ready!(polled);
         match &frame {
             Some(Ok(frame)) => {
                 if let Some(data) = frame.data_ref() {

@@ -62,6 +62,36 @@ impl Drop for Counted<'_> {
     }
 }
 
+/// An endpoint that was sent a request and owes its answer.
+struct Debt<'a> {
+    forward: &'a Forward<'a>,
+    upstream: &'a UpstreamState,
+    index: usize,
+    is_settled: bool,
+}
+
+impl<'a> Debt<'a> {
+    fn new(forward: &'a Forward<'a>, upstream: &'a UpstreamState, index: usize) -> Self {
+        Self { forward, upstream, index, is_settled: false }
+    }
+
+    /// It answered, or failed: either is judged by itself.
+    fn settle(mut self) {
+        self.is_settled = true;
+    }
+}
+
+impl Drop for Debt<'_> {
+    fn drop(&mut self) {
+        // The sweep ends a session in the midst of an attempt, and nobody judges that.
+        let forward = self.forward;
+        let starved = || matches!(forward.entry.end.get(), Some(Error::NoProgress(_)));
+        if !self.is_settled && starved() && !forward.body.waits_for_client() {
+            forward.blame(self.upstream, self.index);
+        }
+    }
+}
+
 impl Forward<'_> {
     /// Forwards to an upstream.
     ///
@@ -130,7 +160,11 @@ impl Forward<'_> {
             Err(error) => return Attempted::Failed { error, stale: false },
         };
         let is_node = head::is_node(upstream, &leased);
-        self.exchange(leased, pool, endpoint.label.clone(), is_node, proxy_source.is_none(), Some(in_flight)).await
+        let debt = Debt::new(self, upstream, index);
+        let shareable = proxy_source.is_none();
+        let attempted = self.exchange(leased, pool, endpoint.label.clone(), is_node, shareable, Some(in_flight)).await;
+        debt.settle();
+        attempted
     }
 
     /// One exchange on a connection.
@@ -220,9 +254,16 @@ impl Forward<'_> {
                 _ => return,
             },
         };
-        if !failed {
+        if failed {
+            self.blame(upstream, index);
+        } else {
             upstream.succeeded(index);
-        } else if upstream.failed(index, self.worker.shared.now()) {
+        }
+    }
+
+    /// The session failed by this endpoint's fault.
+    fn blame(&self, upstream: &UpstreamState, index: usize) {
+        if upstream.failed(index, self.worker.shared.now()) {
             tracing::warn!(endpoint = %upstream.endpoints[index].label, "the endpoint failed several times in a row and rests");
         }
     }

@@ -176,3 +176,101 @@ async fn a_slow_upload_is_not_cut() {
     assert_eq!(dialog.head().await.unwrap().status(), 200);
     assert_eq!(next(&mut tells).await, 30);
 }
+
+/// Accepts and takes whatever comes, in either version, and answers nothing.
+fn hung(version: &str) -> origin::Origin {
+    if version == "h1" {
+        return silent();
+    }
+    let hung = scripted::h2(|exchange: Exchange| async move {
+        let Exchange { request, respond: _respond } = exchange;
+        multiplex::receive_all(request.into_body()).await?;
+        std::future::pending().await
+    });
+    hung.unwrap()
+}
+
+const ONE_OF_TWO: &str = "
+workers: 1
+listeners:
+- {name: in, bind: '127.0.0.1:0', protocol: http}
+routes:
+- {name: all, upstream: sites, timeout: {progress: 500ms}}
+upstreams:
+- name: sites
+  protocol: $PROTOCOL
+  overlay: false
+  balance: round-robin
+  outlier: {failures: 2, rest: 60s}
+  endpoints: [$SITES]
+";
+
+async fn two_sites(overlay: &Overlay, version: &str, called: &str, sites: &[&origin::Origin]) -> Node {
+    let sites: Vec<_> = sites.iter().map(|site| format!("'{}'", site.address())).collect();
+    let draft = overlay.node("edge").called(called).document(ONE_OF_TWO).with("PROTOCOL", version);
+    draft.with("SITES", sites.join(", ")).start().await.unwrap()
+}
+
+#[tokio::test]
+async fn an_endpoint_that_never_answers_rests() {
+    let overlay = overlay();
+    for version in ["h1", "h2"] {
+        let well = if version == "h1" {
+            scripted::h1(|mut dialog| async move {
+                while dialog.head().await.is_ok() {
+                    dialog.send("HTTP/1.1 204 No Content\r\n\r\n").await?;
+                }
+                Ok(())
+            })
+        } else {
+            scripted::h2(|exchange: Exchange| exchange.answer(Response::new(()), ""))
+        };
+        let (well, hung) = (well.unwrap(), hung(version));
+        let node = two_sites(&overlay, version, version, &[&well, &hung]).await;
+        let mut connection = Door::plain(node.address("in")).h2().await.unwrap();
+        let mut failed = 0;
+        for _ in 0..12 {
+            let status = connection.get("http://WEB/").await.unwrap().status;
+            failed += usize::from(status == 504);
+        }
+        assert_eq!(failed, 2, "{version}: the hung endpoint was asked again and again");
+        assert!(node.log().contains(&format!("rests endpoint=sites/{}", hung.address())), "{}", node.log());
+    }
+}
+
+#[tokio::test]
+async fn an_endpoint_that_never_opens_a_tunnel_rests() {
+    let overlay = overlay();
+    for version in ["h1", "h2"] {
+        let hung = [hung(version), hung(version)];
+        let node = two_sites(&overlay, version, version, &hung.each_ref()).await;
+        for _ in 0..4 {
+            let said = Door::plain(node.address("in")).tunnel(Way::ConnectH1, "DB:1").await.err().unwrap().to_string();
+            assert!(said.contains("504"), "{version}: {said}");
+        }
+        assert_eq!(node.log().matches(" rests ").count(), 2, "{version}: {}", node.log());
+    }
+}
+
+/// Who waits for the client owes nothing.
+#[tokio::test]
+async fn a_client_that_stops_in_the_midst_of_its_upload_is_not_its_endpoint_s_fault() {
+    let overlay = overlay();
+    for version in ["h1", "h2"] {
+        let hung = hung(version);
+        let node = two_sites(&overlay, version, version, &[&hung]).await;
+        for _ in 0..3 {
+            let mut dialog = Dialog::connect(node.address("in")).await.unwrap();
+            dialog.send("POST / HTTP/1.1\r\nhost: WEB\r\ncontent-length: 10\r\n\r\nhalf").await.unwrap();
+            assert_eq!(dialog.head().await.unwrap().status(), 504, "{version}");
+        }
+        assert!(!node.log().contains(" rests "), "{version}: {}", node.log());
+        // The same, sent whole, is the endpoint's fault, which shows that it would have been noted.
+        for _ in 0..2 {
+            let mut dialog = Dialog::connect(node.address("in")).await.unwrap();
+            dialog.send("POST / HTTP/1.1\r\nhost: WEB\r\ncontent-length: 4\r\n\r\nfull").await.unwrap();
+            assert_eq!(dialog.head().await.unwrap().status(), 504, "{version}");
+        }
+        assert!(node.log().contains(" rests "), "{version}: {}", node.log());
+    }
+}

@@ -15,8 +15,8 @@ use http::response::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Method, Request as HttpRequest, Response, StatusCode, Uri, Version};
 
-use super::Forward;
 use super::head::{self, Outgoing};
+use super::{Debt, Forward};
 use crate::body::{Body, RequestBody, channel};
 use crate::early::Early;
 use crate::error::Error;
@@ -74,7 +74,7 @@ impl Forward<'_> {
                         Error::Connect { .. } | Error::ConnectTimeout { .. } | Error::Broken { unprocessed: true, .. }
                     );
                     if connects {
-                        upstream.failed(index, now);
+                        self.blame(upstream, index);
                     }
                     avoid.push(index);
                     fresh = false;
@@ -144,11 +144,14 @@ impl Forward<'_> {
         // A flow that came by POST goes on as what it is.
         let flow = (kind == Kind::Udp).then(|| Ask::Upgrade(Arc::from("connect-udp")));
         let ask = flow.as_ref().unwrap_or(ask);
-        match (leased, by_post) {
+        let debt = Debt::new(self, upstream, index);
+        let opened = match (leased, by_post) {
             (Leased::H2(lease), _) => self.over_h2(lease, place, ask, by_post, outgoing, early).await,
             (Leased::H1(connection), false) => self.over_h1(connection, place, ask, outgoing).await,
             (Leased::H1(connection), true) => self.post_over_h1(connection, place, outgoing).await,
-        }
+        };
+        debt.settle();
+        opened
     }
 
     async fn over_h2(
