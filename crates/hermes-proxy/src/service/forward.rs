@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hermes_model::snapshot::{Retry as RetryPolicy, Route, UpstreamProtocol};
-use http::{Method, Response, StatusCode};
+use http::{HeaderMap, Method, Response, StatusCode};
 
 use self::head::{Dress, Outgoing};
 use crate::body::{Body, Interim, RequestBody};
@@ -202,7 +202,10 @@ impl Forward<'_> {
                 let error = response.body().place().broken("it switches protocols unasked", false);
                 Attempted::Failed { error, stale: false }
             }
-            Ok(response) => Attempted::Response(response),
+            Ok(response) => match self.count_lines(&response.body().place().peer, response.headers()) {
+                Ok(()) => Attempted::Response(response),
+                Err(error) => Attempted::Failed { error, stale: false },
+            },
             // A client that broke its request is not the endpoint's fault, whatever the exchange made of it.
             Err(error) => Attempted::Failed { error: self.body.failure().unwrap_or(error), stale },
         }
@@ -230,6 +233,16 @@ impl Forward<'_> {
                 _ => return self.conclude(attempted),
             }
         }
+    }
+
+    /// h2 bounds a head by its size alone, hyper by its lines as well.
+    fn count_lines(&self, peer: &Arc<str>, headers: &HeaderMap) -> Result<(), Error> {
+        let most = self.worker.generation().snapshot.limits.header_count;
+        if headers.len() <= most {
+            return Ok(());
+        }
+        let reason = format!("it has more than {most} header lines; `limits.header-count` of this node allows no more");
+        Err(Error::Broken { peer: peer.clone(), reason, unprocessed: false })
     }
 
     fn conclude(&self, attempted: Attempted) -> Result<Response<Body>, Error> {

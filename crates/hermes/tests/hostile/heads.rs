@@ -1,12 +1,17 @@
 //! Heads and trailers beyond what a node takes: too long, too many lines, endless, or long only once unpacked.
 
+use std::io;
+
 use hermes_testkit::{
     dialog::Dialog,
+    door::Door,
     frames::{END_HEADERS, END_STREAM, Frame, Frames, block, kind},
+    multiplex::Exchange,
+    origin::scripted,
 };
-use http::Request;
+use http::{Request, Response};
 
-use crate::lab::{BOTH, Fort, last_words};
+use crate::lab::{BOTH, Fort, last_words, overlay};
 
 const LIMITS: &str = "header-bytes: 16KiB, header-count: 20";
 /// Fits into 16 KiB with what else a request has.
@@ -73,6 +78,110 @@ async fn a_head_of_http_2_is_bounded_in_bytes_and_lines() {
     let answer = connection.ask(request(1, 16 * TOO_LONG), b"").await;
     assert!(answer.as_ref().map_or(true, |answer| answer.status == 431), "{answer:?}");
     assert!(fort.still_serves("h1").await.is_empty());
+}
+
+/// So many names, each as short as can be: `a`, `b`, ..., `zz`, `aaa`, ...
+fn names(count: usize) -> Vec<String> {
+    let letters = || (b'a'..=b'z').map(char::from);
+    let mut names: Vec<String> = letters().map(String::from).collect();
+    let mut from = 0;
+    while names.len() < count {
+        let to = names.len();
+        for at in from..to {
+            for letter in letters() {
+                names.push(format!("{}{letter}", names[at]));
+            }
+        }
+        from = to;
+    }
+    names.retain(|name| name != "te");
+    names.truncate(count);
+    names
+}
+
+/// What the table of a head holds.
+const NAMES: usize = 24_576;
+
+/// With the greatest limits that a document may have.
+#[tokio::test]
+async fn more_names_than_a_table_holds_are_refused() {
+    let origin = scripted::h2(|exchange: Exchange| async move {
+        let many = names(NAMES).iter().fold(Response::builder(), |response, name| response.header(name, ""));
+        let many = many.body(()).map_err(io::Error::other)?;
+        match exchange.request.uri().path() {
+            "/interim" => {
+                let Exchange { request: _request, mut respond } = exchange;
+                let (mut parts, ()) = many.into_parts();
+                parts.status = http::StatusCode::EARLY_HINTS;
+                respond.send_informational(Response::from_parts(parts, ())).map_err(io::Error::other)?;
+                respond.send_response(Response::new(()), true).map(drop).map_err(io::Error::other)
+            }
+            "/trailers" => {
+                let Exchange { request: _request, mut respond } = exchange;
+                let mut body = respond.send_response(Response::new(()), false).map_err(io::Error::other)?;
+                body.send_trailers(many.into_parts().0.headers).map_err(io::Error::other)
+            }
+            "/many" => exchange.answer(many, "").await,
+            _ => exchange.answer(Response::new(()), "").await,
+        }
+    });
+    let (overlay, origin) = (overlay(), origin.unwrap());
+    let document = "
+workers: 1
+limits: {header-bytes: 512KiB, header-count: 10000}
+listeners:
+- {name: in, bind: '127.0.0.1:0', protocol: http}
+routes:
+- {name: all, upstream: origin, retry: {on: [reset], attempts: 2}}
+upstreams:
+- {name: origin, protocol: h2, overlay: false, endpoints: ['$ORIGIN']}
+";
+    let node = overlay.node("fort").document(document).with("ORIGIN", origin.address()).start().await.unwrap();
+    for path in ["/many", "/interim", "/trailers"] {
+        // Passed on or refused: what matters is that it ends, and what comes after it.
+        let mut connection = Door::plain(node.address("in")).h2().await.unwrap();
+        let _ = connection.get(&format!("http://WEB{path}")).await;
+        let mut connection = Door::plain(node.address("in")).h2().await.unwrap();
+        assert_eq!(connection.get("http://WEB/").await.unwrap().status, 200, "after {path}");
+    }
+    for count in [NAMES, NAMES - 2] {
+        let mut connection = Door::plain(node.address("in")).h2().await.unwrap();
+        let request = names(count).iter().fold(Request::get("http://WEB/"), |request, name| request.header(name, ""));
+        let answer = connection.ask(request.body(()).unwrap(), b"").await;
+        assert!(answer.as_ref().map_or(true, |answer| answer.status == 431), "{answer:?}");
+        let mut dialog = Dialog::connect(node.address("in")).await.unwrap();
+        let lines: String = names(count).iter().map(|name| format!("{name}:\r\n")).collect();
+        let _ = dialog.send(h1(&lines)).await;
+        let said = last_words(&mut dialog, "many names").await;
+        assert!(said.is_empty() || said.starts_with("HTTP/1.1 431"), "{said:?}");
+    }
+    // A node that panicked is not dropped in silence.
+    drop(node);
+}
+
+#[tokio::test]
+async fn an_origin_s_head_is_bounded_in_lines() {
+    let origin = scripted::h2(|exchange: Exchange| async move {
+        let count = exchange.request.uri().path().trim_start_matches('/').parse().unwrap_or(0);
+        let response = names(count).iter().fold(Response::builder(), |response, name| response.header(name, ""));
+        exchange.answer(response.body(()).map_err(io::Error::other)?, "").await
+    });
+    let (overlay, origin) = (overlay(), origin.unwrap());
+    let document = "
+limits: {header-count: 20}
+listeners:
+- {name: in, bind: '127.0.0.1:0', protocol: http}
+routes:
+- {name: all, upstream: origin}
+upstreams:
+- {name: origin, protocol: h2, overlay: false, endpoints: ['$ORIGIN']}
+";
+    let node = overlay.node("fort").document(document).with("ORIGIN", origin.address()).start().await.unwrap();
+    let mut connection = Door::plain(node.address("in")).h2().await.unwrap();
+    for (count, status) in [(20, 200), (21, 502), (20, 200)] {
+        let answer = connection.get(&format!("http://WEB/{count}")).await.unwrap();
+        assert_eq!(answer.status, status, "{count} lines");
+    }
 }
 
 #[tokio::test]
