@@ -4,9 +4,12 @@
 //! traffic. Out: text and JSON. Never: a change of anything, or a secret.
 
 use std::convert::Infallible;
+use std::io;
 use std::net::IpAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -16,7 +19,8 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::TcpListener;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
 use crate::node::NodeView;
@@ -24,6 +28,8 @@ use crate::node::NodeView;
 /// Connections at once; a scraper needs one.
 const CONNECTIONS: usize = 64;
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+/// For what waits to be sent: who reads nothing must not hold a place for ever.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Whether the node takes traffic: false from the beginning of a drain.
 pub type Readiness = Arc<AtomicBool>;
@@ -45,7 +51,7 @@ pub async fn serve(listener: TcpListener, view: NodeView, ready: Readiness) {
                         let _ = hyper::server::conn::http1::Builder::new()
                             .timer(TokioTimer::new())
                             .header_read_timeout(HEADER_TIMEOUT)
-                            .serve_connection(TokioIo::new(tcp), service)
+                            .serve_connection(TokioIo::new(Hurried { tcp, overdue: None }), service)
                             .await;
                     });
                 }
@@ -56,6 +62,42 @@ pub async fn serve(listener: TcpListener, view: NodeView, ready: Readiness) {
             },
             Some(_) = connections.join_next() => {}
         }
+    }
+}
+
+/// A connection whose client has to take what is sent within `ANSWER_TIMEOUT`.
+struct Hurried {
+    tcp: TcpStream,
+    /// Runs from the first write that had to wait until everything is sent.
+    overdue: Option<Pin<Box<tokio::time::Sleep>>>,
+}
+
+impl AsyncRead for Hurried {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().tcp).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Hurried {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        if let Poll::Ready(written) = Pin::new(&mut this.tcp).poll_write(cx, buf) {
+            return Poll::Ready(written);
+        }
+        let overdue = this.overdue.get_or_insert_with(|| Box::pin(tokio::time::sleep(ANSWER_TIMEOUT)));
+        ready!(overdue.as_mut().poll(cx));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // hyper flushes once nothing is left of what it had to write.
+        let this = self.get_mut();
+        this.overdue = None;
+        Pin::new(&mut this.tcp).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().tcp).poll_shutdown(cx)
     }
 }
 

@@ -19,6 +19,7 @@ use hermes_testkit::{
     patience::until,
 };
 use serde_json::Value;
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpStream, UdpSocket};
 
 const DOCUMENT: &str = "
@@ -298,4 +299,28 @@ fn documented_metrics() -> BTreeMap<String, BTreeSet<String>> {
         (name, labels)
     });
     rows.collect()
+}
+
+/// As many connections as the endpoint takes, none of which reads a byte.
+#[tokio::test]
+async fn clients_that_read_nothing_do_not_keep_the_others_out() {
+    let overlay = Overlay::new(env!("CARGO_BIN_EXE_hermes")).unwrap();
+    // `/config` of so many bytes, asked for so often, fits into no buffer on the way.
+    let document = "
+listeners:
+- {name: in, bind: '127.0.0.1:0', protocol: http}
+routes:
+- {name: all, respond: {body: $LONG}}
+";
+    let node = overlay.node("edge").document(document).with("LONG", "x".repeat(1 << 18)).start().await.unwrap();
+    let asked = "GET /config HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(60);
+    let mut deaf = Vec::new();
+    for _ in 0..64 {
+        let mut stream = TcpStream::connect(node.admin()).await.unwrap();
+        stream.write_all(asked.as_bytes()).await.unwrap();
+        deaf.push(stream);
+    }
+    // For as long as the test is patient, which is three times what a client may take.
+    assert_eq!(node.ask("/healthz").await.unwrap().0, 200);
+    drop(deaf);
 }
