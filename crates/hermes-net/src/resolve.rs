@@ -4,6 +4,9 @@
 //! Never asked for overlay names: those are routed, not resolved.
 
 use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt as _;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
 
 use hickory_resolver::TokioResolver;
 
@@ -23,19 +26,78 @@ pub enum ResolveError {
     },
 }
 
+/// What the system's configuration is read from.
+const SOURCES: [&str; 2] = ["/etc/resolv.conf", "/etc/hosts"];
+/// Between two looks whether it changed: a laptop that moves to another network has another server.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
+
 /// A caching resolver. One a worker: its tasks belong to the runtime that it was made on.
 pub struct Resolver {
-    /// `None` where the system has no usable configuration: addresses still work.
+    state: Mutex<State>,
+}
+
+struct State {
+    /// `Err` where the system has no usable configuration: addresses still work.
     inner: Result<TokioResolver, String>,
+    read_from: [Option<Stamp>; SOURCES.len()],
+    looked: Instant,
+}
+
+/// What tells one state of a file from another.
+type Stamp = (SystemTime, u64, u64);
+
+/// Of each source; `None` where there is none.
+fn stamps() -> [Option<Stamp>; SOURCES.len()] {
+    SOURCES.map(|file| {
+        let metadata = std::fs::metadata(file).ok()?;
+        Some((metadata.modified().ok()?, metadata.len(), metadata.ino()))
+    })
+}
+
+fn read() -> Result<TokioResolver, String> {
+    let built = TokioResolver::builder_tokio().and_then(hickory_resolver::ResolverBuilder::build);
+    built.map_err(|error| error.to_string())
+}
+
+impl State {
+    /// Reads the configuration again where it changed. What it is now may be half of what it will be:
+    /// until it can be used, the one before is.
+    fn follow(&mut self) {
+        if self.looked.elapsed() < LOOK_AGAIN {
+            return;
+        }
+        self.looked = Instant::now();
+        let now = stamps();
+        if self.read_from == now {
+            return;
+        }
+        self.read_from = now;
+        match read() {
+            Ok(resolver) => {
+                tracing::info!("the system's DNS configuration was read again");
+                self.inner = Ok(resolver);
+            }
+            Err(reason) if self.inner.is_ok() => {
+                tracing::warn!(%reason, "the system's DNS configuration cannot be used; the one before is kept");
+            }
+            Err(reason) => self.inner = Err(reason),
+        }
+    }
 }
 
 impl Resolver {
-    /// Reads the system's configuration (`/etc/resolv.conf`, `/etc/hosts`).
+    /// Reads the system's configuration (`/etc/resolv.conf`, `/etc/hosts`), and from then on whenever it
+    /// changed. With that the answers of before are forgotten.
     pub fn from_system() -> Self {
-        let inner = TokioResolver::builder_tokio()
-            .and_then(hickory_resolver::ResolverBuilder::build)
-            .map_err(|error| error.to_string());
-        Self { inner }
+        // Before it is read: what changes meanwhile is seen at the next look.
+        let read_from = stamps();
+        Self { state: Mutex::new(State { inner: read(), read_from, looked: Instant::now() }) }
+    }
+
+    fn current(&self) -> Result<TokioResolver, ResolveError> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.follow();
+        state.inner.clone().map_err(ResolveError::Configuration)
     }
 
     /// The addresses of a host, in the order of the answer; an address stands for itself.
@@ -47,7 +109,7 @@ impl Resolver {
         if let Ok(address) = host.parse::<IpAddr>() {
             return Ok(vec![address]);
         }
-        let resolver = self.inner.as_ref().map_err(|reason| ResolveError::Configuration(reason.clone()))?;
+        let resolver = self.current()?;
         let answer = resolver
             .lookup_ip(host)
             .await

@@ -105,6 +105,45 @@ fn later_flows_follow_a_name_and_live_ones_stay() {
     });
 }
 
+/// A laptop in another network asks that network's server.
+#[test]
+fn another_server_is_asked_once_the_system_names_it() {
+    in_own_network("another_server_is_asked", |overlay| async move {
+        let origins = ["one", "two"].map(str::to_owned);
+        let _origins: Vec<UdpEcho> = PLACES
+            .into_iter()
+            .zip(&origins)
+            .map(|(place, label)| UdpEcho::start(SocketAddr::new(place.into(), PORT), label).unwrap())
+            .collect();
+        let servers = ["127.0.0.1", "127.0.0.2"].map(|server| server.parse::<IpAddr>().unwrap());
+        let mut running = Vec::new();
+        for (server, place) in servers.into_iter().zip(PLACES) {
+            // For an hour: it is not the end of an answer's time that brings the other.
+            let answers = move |name: &str| (name == "game.test").then(|| vec![Record::address(3600, place)]);
+            running.push(Dns::serve(SocketAddr::new(server, 53), answers).await.unwrap());
+        }
+        let wrapper = dns::resolving_by(servers[0], overlay.dir()).unwrap();
+        let wrapper: Vec<&str> = wrapper.iter().map(String::as_str).collect();
+        let node = overlay.node("edge").document(DOCUMENT).by_way_of(&wrapper).start().await.unwrap();
+        let door = Door::plain(node.address("door"));
+        let ask = async || {
+            let mut flow = Flow::open(&door, FlowWay::ConnectH2, "game.test", PORT).await.unwrap();
+            who(&mut flow).await
+        };
+        assert_eq!(ask().await, "one?");
+        // Nothing that can be used: the server of before is asked.
+        std::fs::write(overlay.dir().join("resolv.conf"), "").unwrap();
+        until("it is seen that it cannot be used", || async {
+            assert_eq!(ask().await, "one?");
+            node.log().contains("the one before is kept")
+        })
+        .await;
+        dns::resolving_by(servers[1], overlay.dir()).unwrap();
+        until("the other server is asked", || async { ask().await == "two?" }).await;
+        assert!(running[1].asked("game.test") > 0);
+    });
+}
+
 #[test]
 fn a_flow_takes_the_family_that_there_is() {
     in_own_network("a_flow_takes_the_family", |overlay| async move {
