@@ -10,6 +10,7 @@ mod line;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
@@ -108,7 +109,11 @@ fn open(log: &AccessLog) -> std::io::Result<Target> {
         AccessLog::Off => None,
         AccessLog::Stdout => Some(Box::new(std::io::stdout())),
         AccessLog::Stderr => Some(Box::new(std::io::stderr())),
-        AccessLog::File(path) => Some(Box::new(std::fs::OpenOptions::new().create(true).append(true).open(path)?)),
+        AccessLog::File(path) => {
+            // Who asked whom for what is nobody's but the owner's and its group's.
+            let file = std::fs::OpenOptions::new().create(true).append(true).mode(0o640).open(path)?;
+            Some(Box::new(file))
+        }
     })
 }
 

@@ -7,6 +7,7 @@ mod openmetrics;
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
+    os::unix::fs::PermissionsExt as _,
     path::Path,
     time::Duration,
 };
@@ -18,6 +19,7 @@ use hermes_testkit::{
     overlay::{Node, Overlay},
     patience::until,
 };
+use nix::sys::signal::Signal;
 use serde_json::Value;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpStream, UdpSocket};
@@ -299,6 +301,29 @@ fn documented_metrics() -> BTreeMap<String, BTreeSet<String>> {
         (name, labels)
     });
     rows.collect()
+}
+
+/// Whoever started the node, and with whatever mask.
+#[tokio::test]
+async fn a_log_of_its_own_making_is_not_for_everybody() {
+    let overlay = Overlay::new(env!("CARGO_BIN_EXE_hermes")).unwrap();
+    let log = overlay.dir().join("access.log");
+    let document = "
+access-log: $LOG
+listeners:
+- {name: in, bind: '127.0.0.1:0', protocol: http}
+routes:
+- {name: all, respond: {status: 404}}
+";
+    let draft = overlay.node("edge").document(document).with("LOG", log.display());
+    let node = draft.by_way_of(&["sh", "-c", "umask 0 && exec \"$@\"", "sh"]).start().await.unwrap();
+    let mode = || std::fs::metadata(&log).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(), 0o640, "{:o}", mode());
+    // Rotated: it is made anew.
+    std::fs::remove_file(&log).unwrap();
+    node.signal(Signal::SIGHUP).unwrap();
+    until("the log is opened again", || async { log.exists() }).await;
+    assert_eq!(mode(), 0o640, "{:o}", mode());
 }
 
 /// As many connections as the endpoint takes, none of which reads a byte.
