@@ -28,9 +28,11 @@ use crate::lab::{next, overlay, seen};
 
 const WEB: &str = "web.test";
 
-/// An origin by TLS whose requests wait at a gate. Counts who is connected, and how many ever were at once.
+/// An origin by TLS whose handshakes wait at a door, and requests at a gate. Counts who is connected, and how many
+/// ever were at once.
 struct Gated {
     origin: Origin,
+    door: Arc<Semaphore>,
     gate: Arc<Semaphore>,
     asked: Arc<AtomicUsize>,
     open: Arc<AtomicUsize>,
@@ -48,21 +50,21 @@ impl Drop for Present {
 }
 
 impl Gated {
-    /// `pause` goes before each handshake, so that whoever dials at the same time is seen to do so.
-    fn start(overlay: &Overlay, alpn: &str, pause: Duration) -> Self {
+    /// So many handshakes need not wait.
+    fn start(overlay: &Overlay, alpn: &str, handshakes: usize) -> Self {
         let identity = overlay.authority().issue(&Subject::server(WEB)).unwrap();
         let acceptor = TlsAcceptor::from(tls::server(&identity, None, &[alpn]).unwrap());
-        let gate = Arc::new(Semaphore::new(0));
+        let (door, gate) = (Arc::new(Semaphore::new(handshakes)), Arc::new(Semaphore::new(0)));
         let [asked, open, most, ever] = [(); 4].map(|()| Arc::new(AtomicUsize::new(0)));
-        let state = (gate.clone(), asked.clone(), open.clone(), most.clone(), ever.clone());
+        let state = (door.clone(), gate.clone(), asked.clone(), open.clone(), most.clone(), ever.clone());
         let listener = origin::listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let origin = Origin::accepting(listener, move |stream| {
-            let (acceptor, (gate, asked, open, most, ever)) = (acceptor.clone(), state.clone());
+            let (acceptor, (door, gate, asked, open, most, ever)) = (acceptor.clone(), state.clone());
             async move {
                 ever.fetch_add(1, Ordering::SeqCst);
                 most.fetch_max(open.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                 let _present = Present(open);
-                tokio::time::sleep(pause).await;
+                let Ok(()) = door.acquire().await.map(tokio::sync::SemaphorePermit::forget) else { return };
                 let Ok(stream) = acceptor.accept(stream).await else { return };
                 let wait = move || {
                     asked.fetch_add(1, Ordering::SeqCst);
@@ -85,12 +87,12 @@ impl Gated {
                 }
             }
         });
-        Self { origin: origin.unwrap(), gate, asked, open, most, ever }
+        Self { origin: origin.unwrap(), door, gate, asked, open, most, ever }
     }
 }
 
-/// One worker, since pools are a worker's, before an origin that settles its protocol by ALPN.
-async fn settling(overlay: &Overlay, limits: &str, timeout: &str, origin: &Origin) -> Node {
+/// One worker, since pools are a worker's, before an origin by TLS: `auto` settles its protocol by ALPN.
+async fn by_tls(overlay: &Overlay, protocol: &str, limits: &str, timeout: &str, origin: &Origin) -> Node {
     let ca = overlay.dir().join("ca.pem");
     std::fs::write(&ca, overlay.authority().pem()).unwrap();
     let document = "
@@ -102,12 +104,13 @@ routes:
 - {name: all, upstream: web, timeout: {$TIMEOUT}}
 upstreams:
 - name: web
-  protocol: auto
+  protocol: $PROTOCOL
   overlay: false
   endpoints: ['$ORIGIN']
   tls: {ca: $CA, server-name: web.test, anonymous: true}
 ";
     let draft = overlay.node("edge").document(document).with("LIMITS", limits).with("TIMEOUT", timeout);
+    let draft = draft.with("PROTOCOL", protocol);
     draft.with("CA", ca.display()).with("ORIGIN", origin.address()).start().await.unwrap()
 }
 
@@ -124,9 +127,9 @@ async fn burst(client: &mut Multiplex, count: usize) -> JoinSet<u16> {
 #[tokio::test]
 async fn what_alpn_settles_on_h1_is_bounded_as_h1_is() {
     let overlay = overlay();
-    let origin = Gated::start(&overlay, "http/1.1", Duration::ZERO);
+    let origin = Gated::start(&overlay, "http/1.1", 100);
     let limits = "upstream-connections: 3, upstream-pending: 4";
-    let node = settling(&overlay, limits, "connect: 20s", &origin.origin).await;
+    let node = by_tls(&overlay, "auto", limits, "connect: 20s", &origin.origin).await;
     let mut client = Multiplex::connect(node.address("in")).await.unwrap();
     origin.gate.add_permits(1);
     assert_eq!(client.get("http://WEB/").await.unwrap().status, 200);
@@ -145,15 +148,54 @@ async fn what_alpn_settles_on_h1_is_bounded_as_h1_is() {
 #[tokio::test]
 async fn what_alpn_settles_on_h2_is_dialled_once_for_all() {
     let overlay = overlay();
-    let origin = Gated::start(&overlay, "h2", Duration::from_millis(300));
-    let node = settling(&overlay, "", "connect: 20s", &origin.origin).await;
+    let origin = Gated::start(&overlay, "h2", 0);
+    let node = by_tls(&overlay, "auto", "", "connect: 20s", &origin.origin).await;
     let mut client = Multiplex::connect(node.address("in")).await.unwrap();
     let answers = burst(&mut client, 20).await;
+    until("all are there", || async { node.metric("hermes_sessions_open", "").await.unwrap() == 20.0 }).await;
+    origin.door.add_permits(20);
     until("all are asked", || async { origin.asked.load(Ordering::SeqCst) == 20 }).await;
     origin.gate.add_permits(20);
     assert_eq!(answers.join_all().await, [200; 20]);
     assert_eq!(origin.ever.load(Ordering::SeqCst), 1, "connections");
     assert_eq!(origin.open.load(Ordering::SeqCst), 1);
+}
+
+/// A request that takes a connection that came free leaves a dial behind, which is not given up: what was asked for
+/// at once will be asked for at once again.
+#[tokio::test]
+async fn a_dial_that_comes_too_late_is_there_for_the_next() {
+    let overlay = overlay();
+    let origin = Gated::start(&overlay, "http/1.1", 1);
+    let node = by_tls(&overlay, "h1", "", "connect: 20s", &origin.origin).await;
+    let mut client = Multiplex::connect(node.address("in")).await.unwrap();
+    let reaches = async |count: &Arc<AtomicUsize>, least: usize| {
+        until("the origin sees it", || async { count.load(Ordering::SeqCst) >= least }).await;
+    };
+    let first = burst(&mut client, 1).await;
+    reaches(&origin.asked, 1).await;
+    // Two more, for which there is none: both dial, and wait at the door.
+    let others = burst(&mut client, 2).await;
+    reaches(&origin.ever, 3).await;
+    for asked in 1..=3 {
+        reaches(&origin.asked, asked).await;
+        origin.gate.add_permits(1);
+    }
+    // The first connection has served them all, one after the other.
+    assert_eq!((first.join_all().await, others.join_all().await), (vec![200], vec![200; 2]));
+    assert_eq!(origin.open.load(Ordering::SeqCst), 3, "a dial was given up");
+    origin.door.add_permits(2);
+    let dialled = || async {
+        let connects = node.metric("hermes_upstream_connects_total", "upstream=\"web\"").await.unwrap();
+        connects > 2.0
+    };
+    until("the dials are through", dialled).await;
+    let answers = burst(&mut client, 3).await;
+    // At once, with nobody dialling.
+    reaches(&origin.asked, 6).await;
+    origin.gate.add_permits(3);
+    assert_eq!(answers.join_all().await, [200; 3]);
+    assert_eq!((origin.ever.load(Ordering::SeqCst), origin.open.load(Ordering::SeqCst)), (3, 3), "connections");
 }
 
 /// One deadline for TCP, TLS and HTTP/2 together.
@@ -174,7 +216,7 @@ async fn a_slow_handshake_leaves_less_time_for_the_preface() {
         }
     });
     let origin = origin.unwrap();
-    let node = settling(&overlay, "", "connect: 3s", &origin).await;
+    let node = by_tls(&overlay, "auto", "", "connect: 3s", &origin).await;
     let begun = Instant::now();
     let answer = Multiplex::connect(node.address("in")).await.unwrap().get("http://WEB/").await.unwrap();
     assert_eq!(answer.status, 504, "{answer:?}");
