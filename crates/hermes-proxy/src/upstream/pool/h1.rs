@@ -1,0 +1,193 @@
+//! HTTP/1.1 connections to one endpoint.
+//!
+//! In: a wish. Out: a connection of one's own: one that stood idle, or a new one. Whoever holds it drives it,
+//! and nobody while it is idle: what the peer did meanwhile is seen when the next one takes it.
+
+use std::future::Future;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use hermes_net::Io;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+
+use super::idle::IdlePlace;
+use super::queue::Permit;
+use super::{Leased, Pool, Wish};
+use crate::body::Attempt;
+use crate::error::Error;
+use crate::listener::h1::HYPER_HEADERS;
+use crate::upstream::connect::{Destination, connect};
+use crate::worker::Worker;
+
+/// What an h1 connection reads ahead: work for one turn of the worker, in chunks however small.
+const READ_BUFFER: usize = 64 << 10;
+
+/// An h1 connection: hyper's two halves, held together.
+pub(crate) struct H1Connection {
+    pub(crate) sender: http1::SendRequest<Attempt>,
+    connection: http1::Connection<TokioIo<Io>, Attempt>,
+    /// The connection future is over: it must not be polled again.
+    pub(crate) finished: bool,
+    pub(crate) reused: bool,
+    pub(super) idle_since: u64,
+    pub(super) idle: Option<IdlePlace>,
+    permit: Permit,
+}
+
+impl H1Connection {
+    /// Moves the connection on. An error is the connection's.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Result<(), hyper::Error> {
+        if self.finished {
+            return Ok(());
+        }
+        match self.connection.poll_without_shutdown(cx) {
+            Poll::Ready(result) => {
+                self.finished = true;
+                result
+            }
+            Poll::Pending => Ok(()),
+        }
+    }
+
+    /// Can it take another request?
+    pub(crate) fn is_reusable(&self) -> bool {
+        !self.finished && self.sender.is_ready()
+    }
+
+    /// The bare connection after `101` or a CONNECT's 2xx, with what was read beyond it, and its
+    /// place in the pool.
+    pub(crate) async fn into_io(mut self: Box<Self>) -> (Io, Bytes, Permit) {
+        // hyper lets go of the connection once it has seen that it is no longer its own.
+        std::future::poll_fn(|cx| {
+            let _ = self.poll(cx);
+            if self.finished { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        let Self { connection, permit, .. } = *self;
+        let parts = connection.into_parts();
+        (parts.io.into_inner(), parts.read_buf, permit)
+    }
+}
+
+impl Pool {
+    pub(super) async fn lease_h1(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Error> {
+        loop {
+            // With a PROXY header a connection belongs to one source: it is never shared.
+            if !wish.fresh
+                && wish.destination.proxy_source.is_none()
+                && let Some(connection) = self.take_idle()
+            {
+                return Ok(Leased::H1(connection));
+            }
+            let limits = &worker.generation().snapshot.limits;
+            if self.open.count.get() < limits.upstream_connections {
+                return self.dial_or_idle(worker, wish).await;
+            }
+            self.wait(worker, limits.upstream_pending).await?;
+        }
+    }
+
+    /// Dials, unless a connection comes free before that is done. In a burst the first are served
+    /// before the last dials get through, where the origin's accept queue is short. A dial that lost
+    /// goes on by itself and is there for the next: the pool grows to what is asked of it.
+    async fn dial_or_idle(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Error> {
+        let permit = Permit::take(&self.open);
+        if wish.fresh || wish.destination.proxy_source.is_some() {
+            return Ok(Leased::H1(Box::pin(dial_h1(worker, wish, permit)).await?));
+        }
+        let mut dial = Box::pin(self.dial_for_all(worker, wish, permit));
+        while let Some(mut free) = self.open.dialing.join(self.open.count.get()) {
+            tokio::select! {
+                biased;
+                dialled = &mut dial => return dialled.map(Leased::H1),
+                () = free.turn() => {
+                    if let Some(connection) = self.take_idle() {
+                        let (owner, pool) = (worker.clone(), self.clone());
+                        worker.spawn(async move {
+                            // hyper says that it takes a request once it was polled.
+                            if let Ok(mut connection) = dial.await
+                                && probe(&mut connection)
+                            {
+                                pool.give_back(&owner, connection, true);
+                            }
+                        });
+                        return Ok(Leased::H1(connection));
+                    }
+                }
+            }
+        }
+        dial.await.map(Leased::H1)
+    }
+
+    /// A dial that may outlive the request that began it.
+    fn dial_for_all(
+        &self,
+        worker: &Rc<Worker>,
+        wish: &Wish<'_>,
+        permit: Permit,
+    ) -> impl Future<Output = Result<Box<H1Connection>, Error>> + 'static {
+        let (worker, host, label) = (worker.clone(), wish.destination.host.to_owned(), wish.destination.label.clone());
+        let (port, reach, within) = (wish.destination.port, wish.destination.reach, wish.connect_within);
+        let (protocol, tls) = (wish.protocol, wish.destination.tls.cloned());
+        async move {
+            let destination =
+                Destination { host: &host, port, label: &label, reach, tls: tls.as_ref(), proxy_source: None };
+            dial_h1(&worker, &Wish { destination, protocol, connect_within: within, fresh: false }, permit).await
+        }
+    }
+
+    pub(super) fn take_idle(&self) -> Option<Box<H1Connection>> {
+        loop {
+            let mut connection = self.idle.borrow_mut().pop()?;
+            if probe(&mut connection) {
+                connection.reused = true;
+                connection.idle = None;
+                return Some(connection);
+            }
+        }
+    }
+
+    /// Gives an h1 connection back, if it can take another request.
+    pub(crate) fn give_back(&self, worker: &Worker, mut connection: Box<H1Connection>, shareable: bool) {
+        if shareable && !self.retired.get() && connection.is_reusable() {
+            worker.make_room_for_idle();
+            connection.idle_since = worker.now();
+            connection.idle = Some(worker.idle.enter());
+            self.idle.borrow_mut().push(connection);
+            self.open.wake_for_idle();
+        }
+    }
+}
+
+async fn dial_h1(worker: &Rc<Worker>, wish: &Wish<'_>, permit: Permit) -> Result<Box<H1Connection>, Error> {
+    let io = connect(worker, &wish.destination, wish.connect_within).await?;
+    Ok(Box::new(handshake_h1(worker, wish, io, permit).await?))
+}
+
+pub(super) async fn handshake_h1(
+    worker: &Worker,
+    wish: &Wish<'_>,
+    io: Io,
+    permit: Permit,
+) -> Result<H1Connection, Error> {
+    let limits = &worker.generation().snapshot.limits;
+    let mut builder = http1::Builder::new();
+    builder.max_buf_size(limits.header_bytes.max(READ_BUFFER)).max_header_size(limits.header_bytes);
+    if limits.header_count != HYPER_HEADERS {
+        builder.max_headers(limits.header_count);
+    }
+    let (sender, connection) = builder.handshake(TokioIo::new(io)).await.map_err(|error| Error::Broken {
+        peer: wish.destination.label.clone(),
+        reason: error.to_string(),
+        unprocessed: true,
+    })?;
+    Ok(H1Connection { sender, connection, finished: false, reused: false, idle_since: 0, idle: None, permit })
+}
+
+/// Is an idle connection still open? Looks at what the peer did while nobody did.
+pub(super) fn probe(connection: &mut H1Connection) -> bool {
+    let mut cx = Context::from_waker(Waker::noop());
+    connection.poll(&mut cx).is_ok() && connection.is_reusable()
+}
