@@ -1,0 +1,394 @@
+//! A running node: what a test asks of it, and what it owes.
+//!
+//! In: a process that [`super::Draft`] has started. Out: its addresses, records, metrics and memory. Waits are bounded
+//! by [`super::PATIENCE`]. Dropped, it is ended by its pid; before that it must still have been alive and must never
+//! have panicked.
+
+use std::{
+    collections::HashMap,
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use super::{PATIENCE, filled, write};
+use crate::{Error, Result, dialog::Dialog, process::Running};
+
+/// A node that is not ready by now will not be. Generous: debug builds on a busy machine.
+const READY_WITHIN: Duration = Duration::from_secs(30);
+/// Between two looks at a file or an endpoint.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// A running node.
+#[derive(Debug)]
+pub struct Node {
+    pub(super) name: String,
+    pub(super) running: Option<Running>,
+    pub(super) config: PathBuf,
+    pub(super) addresses: HashMap<String, SocketAddr>,
+    pub(super) admin: SocketAddr,
+    pub(super) prelude: String,
+    /// Its log must outlive it, whatever is dropped first.
+    pub(super) _dir: Arc<tempfile::TempDir>,
+    /// In another network namespace.
+    pub(super) is_elsewhere: bool,
+}
+
+impl Node {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where a listener listens.
+    ///
+    /// # Panics
+    /// When the document has no such listener: the test is wrong.
+    pub fn address(&self, listener: &str) -> SocketAddr {
+        match self.addresses.get(listener) {
+            Some(address) => *address,
+            None => panic!("node {} has no listener {listener}: {:?}", self.name, self.addresses),
+        }
+    }
+
+    /// Where its admin endpoint listens.
+    pub fn admin(&self) -> SocketAddr {
+        self.admin
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.running.as_ref().map_or(0, Running::pid)
+    }
+
+    /// Where its log is.
+    pub fn stderr(&self) -> PathBuf {
+        self.running.as_ref().map(|running| running.stderr().to_owned()).unwrap_or_default()
+    }
+
+    /// Where its records are, unless its document sends them elsewhere.
+    pub fn stdout(&self) -> PathBuf {
+        self.running.as_ref().map(|running| running.stdout().to_owned()).unwrap_or_default()
+    }
+
+    /// What it logged on standard error.
+    pub fn log(&self) -> String {
+        self.running.as_ref().and_then(|running| fs::read_to_string(running.stderr()).ok()).unwrap_or_default()
+    }
+
+    /// Its records so far: one for each session that ended. They come a tenth of a second late.
+    pub fn records(&self) -> Vec<serde_json::Value> {
+        let text = self.running.as_ref().and_then(|running| fs::read_to_string(running.stdout()).ok());
+        text.unwrap_or_default().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    }
+
+    /// Waits for a record that fits.
+    ///
+    /// # Panics
+    /// When none comes in time; says which came.
+    pub async fn record(&self, fits: impl Fn(&serde_json::Value) -> bool) -> serde_json::Value {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let records = self.records();
+            if let Some(found) = records.iter().find(|record| fits(record)) {
+                return found.clone();
+            }
+            assert!(Instant::now() < deadline, "node {} has no such record among {records:#?}", self.name);
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    /// Resident memory in bytes.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn memory(&self) -> Result<u64> {
+        self.running.as_ref().map_or(Ok(0), |running| running.usage().map(|usage| usage.memory.rss))
+    }
+
+    /// Forgets how much memory it ever had, so that [`Self::peak_memory`] begins anew.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn forget_peak(&self) -> Result<()> {
+        let path = format!("/proc/{}/clear_refs", self.pid());
+        // 5: the peak alone (proc(5)).
+        fs::write(&path, "5").map_err(Error::io(format!("writing {path}")))
+    }
+
+    /// The most resident memory that it had, in bytes: between two looks it may have had more than at either.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn peak_memory(&self) -> Result<u64> {
+        let path = format!("/proc/{}/status", self.pid());
+        let text = fs::read_to_string(&path).map_err(Error::io(format!("reading {path}")))?;
+        let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kilobytes = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+        Ok(kilobytes.unwrap_or(u64::MAX / 1024) * 1024)
+    }
+
+    /// GET from its admin endpoint: status and body.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn ask(&self, path: &str) -> Result<(u16, String)> {
+        let what = || format!("asking node {} for {path}", self.name);
+        let answer = async {
+            let mut dialog = Dialog::connect(self.admin).await?;
+            dialog.send(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")).await?;
+            let head = dialog.head().await?;
+            let body = dialog.body(&head).await?;
+            Ok((head.status(), body.text()))
+        };
+        answer.await.map_err(Error::io(what()))
+    }
+
+    /// The value of a metric, all label sets that contain `labels` summed; 0 where there is none.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn metric(&self, name: &str, labels: &str) -> Result<f64> {
+        let (_, text) = self.ask("/metrics").await?;
+        let values = text.lines().filter_map(|line| {
+            let (key, value) = line.rsplit_once(' ')?;
+            let (found, set) = key.split_once('{').unwrap_or((key, ""));
+            (found == name && set.contains(labels)).then(|| value.parse::<f64>().ok())?
+        });
+        Ok(values.sum())
+    }
+
+    /// Waits until the metric has at least this value.
+    ///
+    /// # Panics
+    /// When it does not get there in time.
+    pub async fn metric_reaches(&self, name: &str, labels: &str, least: f64) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let value = self.metric(name, labels).await.unwrap_or_default();
+            if value >= least {
+                return;
+            }
+            assert!(Instant::now() < deadline, "node {}: {name}{{{labels}}} is {value}, not {least}", self.name);
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    /// Waits until no session is under way.
+    ///
+    /// # Panics
+    /// When one stays.
+    pub async fn quiet(&self) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.ask("/sessions").await {
+                Ok((200, text))
+                    if serde_json::from_str::<Vec<serde_json::Value>>(&text).is_ok_and(|all| all.is_empty()) =>
+                {
+                    return;
+                }
+                answer => assert!(Instant::now() < deadline, "node {} still has sessions: {answer:?}", self.name),
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    /// How many descriptors it has open.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn descriptors(&self) -> Result<usize> {
+        self.listed("fd")
+    }
+
+    /// How many threads it has.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn threads(&self) -> Result<usize> {
+        self.listed("task")
+    }
+
+    fn listed(&self, folder: &str) -> Result<usize> {
+        let path = format!("/proc/{}/{folder}", self.pid());
+        Ok(fs::read_dir(&path).map_err(Error::io(format!("reading {path}")))?.count())
+    }
+
+    /// Where its document lies.
+    pub fn config(&self) -> &Path {
+        &self.config
+    }
+
+    /// What its document begins with: `node`, `admin`, `identity`.
+    pub fn prelude(&self) -> &str {
+        &self.prelude
+    }
+
+    /// Replaces its document, in one step, and waits for nothing.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn replace(&self, document: &str, values: &[(&str, String)]) -> Result<()> {
+        let text = filled(document, values.iter().map(|(name, value)| (*name, value.clone())));
+        write(&self.config, &self.prelude, &text)
+    }
+
+    /// Replaces its document and waits until the new one runs. Listeners keep their ports.
+    ///
+    /// # Errors
+    /// When it does not follow; with its log.
+    pub async fn reload(&mut self, document: &str, values: &[(&str, String)]) -> Result<()> {
+        let before = self.generation().await?;
+        self.replace(document, values)?;
+        let deadline = Instant::now() + PATIENCE;
+        while self.generation().await? <= before {
+            if Instant::now() > deadline {
+                return Err(self.not_ready("the new document"));
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+        self.read_addresses();
+        Ok(())
+    }
+
+    /// The number of the document that it runs, counted in this process.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn generation(&self) -> Result<u64> {
+        let (_, text) = self.ask("/config").await?;
+        let config: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+        Ok(config["generation"].as_u64().unwrap_or_default())
+    }
+
+    pub(super) async fn wait_started(&mut self) -> Result<()> {
+        self.wait_running().await?;
+        // From another namespace its loopback cannot be reached; its log has said that it runs.
+        if self.is_elsewhere { Ok(()) } else { self.wait_ready().await }
+    }
+
+    /// Until its log says that it runs: then every port is known.
+    async fn wait_running(&mut self) -> Result<()> {
+        let deadline = Instant::now() + READY_WITHIN;
+        while !self.log().contains(" running node=") {
+            if let Some(status) = self.running.as_mut().map(Running::exited).transpose()?.flatten() {
+                let words = self.log();
+                return Err(Error::Died { program: self.name.clone(), status, words });
+            }
+            if Instant::now() > deadline {
+                return Err(self.not_ready("its listeners"));
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+        self.read_addresses();
+        Ok(())
+    }
+
+    async fn wait_ready(&self) -> Result<()> {
+        let deadline = Instant::now() + READY_WITHIN;
+        while !matches!(self.ask("/readyz").await, Ok((200, _))) {
+            if Instant::now() > deadline {
+                return Err(self.not_ready("/readyz"));
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+        Ok(())
+    }
+
+    fn not_ready(&self, what: &str) -> Error {
+        let log = self.running.as_ref().map(|running| running.stderr().to_owned()).unwrap_or_default();
+        Error::NotReady { program: self.name.clone(), what: what.to_owned(), waited: READY_WITHIN, log }
+    }
+
+    /// `listening listener=apps address=127.0.0.1:40001 ...`, and the admin endpoint likewise. The last word holds.
+    fn read_addresses(&mut self) {
+        for line in self.log().lines() {
+            let field = |name: &str| {
+                let (_, rest) = line.split_once(&format!(" {name}="))?;
+                rest.split(' ').next()
+            };
+            let Some(address) = field("address").and_then(|text| text.parse().ok()) else { continue };
+            if line.contains(" admin endpoint ") {
+                self.admin = address;
+            } else if let Some(listener) = field("listener") {
+                self.addresses.insert(listener.to_owned(), address);
+            }
+        }
+    }
+
+    /// What every node owes, whatever was done to it: it lives, and it has not panicked.
+    ///
+    /// # Panics
+    /// When it does not, with its log.
+    pub fn assert_sound(&mut self) {
+        let log = self.log();
+        assert!(!log.contains("panicked"), "node {} panicked:\n{log}", self.name);
+        let ended = self.running.as_mut().map(Running::exited);
+        assert!(matches!(ended, Some(Ok(None))), "node {} ended ({ended:?}):\n{log}", self.name);
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        Ok(kill(Pid::from_raw(self.pid().cast_signed()), signal)?)
+    }
+
+    /// Waits for its end, which something else has brought about.
+    ///
+    /// # Panics
+    /// When it does not end within [`PATIENCE`], or had panicked; with its log.
+    pub async fn ended(mut self) -> std::process::ExitStatus {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Ok(Some(status)) = self.running.as_mut().map_or(Ok(None), Running::exited) {
+                let log = self.log();
+                assert!(!log.contains("panicked"), "node {} panicked:\n{log}", self.name);
+                self.running = None;
+                return status;
+            }
+            assert!(Instant::now() < deadline, "node {} does not end", self.name);
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    /// Ends it with SIGTERM and gives it `grace`.
+    ///
+    /// # Errors
+    /// When the system cannot say how it ended.
+    pub fn end(mut self, grace: Duration) -> Result<std::process::ExitStatus> {
+        self.assert_sound();
+        match self.running.take() {
+            Some(running) => running.end(grace),
+            None => Err(self.not_ready("its end")),
+        }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let Some(running) = self.running.take() else { return };
+        if std::thread::panicking() {
+            eprintln!(
+                "--- log of node {} ---\n{}",
+                self.name,
+                fs::read_to_string(running.stderr()).unwrap_or_default()
+            );
+        } else {
+            self.running = Some(running);
+            self.assert_sound();
+        }
+        // By force: what a drain does is the subject of tests of its own.
+        if let Some(running) = self.running.take() {
+            let _ = running.end(Duration::ZERO);
+        }
+    }
+}
