@@ -4,6 +4,9 @@
 //! whole or not at all: certificates are loaded, addresses bound and the log opened before the
 //! first worker hears of it.
 
+mod sockets;
+mod view;
+
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -11,15 +14,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use hermes_model::snapshot::{Dispatch, Listener, ListenerProtocol, Snapshot};
+use hermes_model::snapshot::Snapshot;
 use hermes_net::handover::Handed;
-use hermes_net::{steer, tcp, udp};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 
+use self::sockets::{Socket, SocketKey, deal};
+pub use self::view::NodeView;
 use crate::generation::{Generation, Unready};
-use crate::listener::{BoundSocket, ListeningSocket};
-use crate::live::SessionView;
+use crate::listener::ListeningSocket;
 use crate::metrics::ResultLabels;
 use crate::record::{self, LogWriter};
 use crate::upstream::{UpstreamState, health};
@@ -27,86 +30,10 @@ use crate::worker::{self, Command, Shared};
 
 /// Commands that wait for a worker.
 const COMMANDS: usize = 64;
-/// Sessions that `/sessions` lists at most, of each worker.
-const MOST_SESSIONS: usize = 10_000;
 /// A drain looks so often whether it is done.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// The machine's addresses are read again so often.
 const ADDRESSES_EVERY: Duration = Duration::from_secs(5);
-
-/// What a socket is for: its protocol and address, and the listener's name where the port is the
-/// system's choice.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct SocketKey {
-    udp: bool,
-    bind: SocketAddr,
-    name: Option<Arc<str>>,
-}
-
-impl SocketKey {
-    fn of(listener: &Listener) -> Self {
-        Self {
-            udp: matches!(listener.protocol, ListenerProtocol::Udp { .. }),
-            bind: listener.bind,
-            name: (listener.bind.port() == 0).then(|| listener.name.clone()),
-        }
-    }
-
-    /// In words that another process understands.
-    fn label(&self) -> String {
-        let protocol = if self.udp { "udp" } else { "tcp" };
-        match &self.name {
-            Some(name) => format!("{protocol}/{}/{name}", self.bind),
-            None => format!("{protocol}/{}", self.bind),
-        }
-    }
-}
-
-enum Socket {
-    Tcp(std::net::TcpListener),
-    Udp(std::net::UdpSocket),
-}
-
-impl Socket {
-    fn open(udp: bool, address: SocketAddr) -> std::io::Result<Self> {
-        Ok(if udp { Socket::Udp(udp::listen(address)?) } else { Socket::Tcp(tcp::listen(address)?) })
-    }
-
-    fn from_fd(udp: bool, fd: OwnedFd) -> Self {
-        if udp { Socket::Udp(fd.into()) } else { Socket::Tcp(fd.into()) }
-    }
-
-    fn local_addr(&self) -> std::io::Result<SocketAddr> {
-        match self {
-            Socket::Tcp(socket) => socket.local_addr(),
-            Socket::Udp(socket) => socket.local_addr(),
-        }
-    }
-
-    /// The same socket once more, for a worker.
-    fn share(&self) -> std::io::Result<BoundSocket> {
-        Ok(match self {
-            Socket::Tcp(socket) => BoundSocket::Tcp(socket.try_clone()?),
-            Socket::Udp(socket) => BoundSocket::Udp(socket.try_clone()?),
-        })
-    }
-
-    /// Before it closes: flows of a UDP listener go on, each on a socket of its own.
-    fn make_way(&self) {
-        if let Socket::Udp(socket) = self
-            && let Err(error) = udp::let_others_bind(socket)
-        {
-            tracing::warn!(%error, "UDP flows will end with their listener");
-        }
-    }
-
-    fn duplicate(&self) -> std::io::Result<OwnedFd> {
-        match self {
-            Socket::Tcp(socket) => socket.try_clone().map(OwnedFd::from),
-            Socket::Udp(socket) => socket.try_clone().map(OwnedFd::from),
-        }
-    }
-}
 
 struct WorkerHandle {
     commands: mpsc::Sender<Command>,
@@ -139,14 +66,6 @@ pub struct Node {
     parted: HashSet<SocketKey>,
     /// It listens no more, whatever a document says.
     closed: bool,
-}
-
-/// A view of a running node for the admin endpoint.
-#[derive(Clone)]
-pub struct NodeView {
-    shared: Arc<Shared>,
-    current: Arc<ArcSwap<Generation>>,
-    workers: Vec<mpsc::Sender<Command>>,
 }
 
 /// An address where a listener really listens.
@@ -294,81 +213,6 @@ impl Node {
         Ok(())
     }
 
-    /// Forgets sockets that no listener has any more; the workers hold theirs until they have
-    /// served what waits.
-    fn part_with_unused(&mut self) {
-        let used: HashSet<&SocketKey> = self.bound.values().chain(&self.held_back).collect();
-        let unused: Vec<SocketKey> = self.sockets.keys().filter(|key| !used.contains(key)).cloned().collect();
-        for key in unused {
-            self.sockets.remove(&key).into_iter().flatten().for_each(|socket| socket.make_way());
-            self.parted.insert(key);
-        }
-    }
-
-    fn open_sockets(&mut self, snapshot: &Snapshot) -> Result<HashMap<SocketKey, Vec<Socket>>, Vec<Unready>> {
-        let mut opened = HashMap::new();
-        let mut faults = Vec::new();
-        // What may fail comes first: connections come to further sockets of a running listener at once.
-        let is_inherited = |node: &Self, key: &SocketKey| node.inherited.contains_key(&key.label());
-        let keys = snapshot.listeners.iter().map(|listener| SocketKey::of(listener)).enumerate();
-        let (running, new): (Vec<_>, Vec<_>) = keys.partition(|(_, key)| is_inherited(self, key));
-        for (index, key) in new.into_iter().chain(running) {
-            if self.sockets.contains_key(&key) || (!faults.is_empty() && is_inherited(self, &key)) {
-                continue;
-            }
-            match self.open(&key, snapshot.dispatch) {
-                Ok(sockets) => drop(opened.insert(key, sockets)),
-                Err(error) => faults.push(Unready {
-                    path: format!("listeners[{index}].bind"),
-                    reason: format!("{} cannot be bound: {error}", key.bind),
-                }),
-            }
-        }
-        if faults.is_empty() { Ok(opened) } else { Err(faults) }
-    }
-
-    /// A socket a worker (or one for all), those of the process before us first.
-    fn open(&mut self, key: &SocketKey, dispatch: Dispatch) -> std::io::Result<Vec<Socket>> {
-        let mut sockets: Vec<Socket> =
-            self.inherited.remove(&key.label()).into_iter().flatten().map(|fd| Socket::from_fd(key.udp, fd)).collect();
-        // The sources of live flows are spread over the UDP sockets that there are: none is added.
-        if key.udp && !sockets.is_empty() {
-            self.held_back.insert(key.clone());
-            return Ok(sockets);
-        }
-        let wanted = if dispatch == Dispatch::Exclusive { 1 } else { self.workers.len() };
-        let mut address = match sockets.first() {
-            Some(first) => first.local_addr()?,
-            None => key.bind,
-        };
-        if sockets.is_empty() && address.port() != 0 && !self.holds_port(key) && !self.parted.contains(key) {
-            if key.udp { udp::probe_unused(address)? } else { tcp::probe_unused(address)? }
-        }
-        while sockets.len() < wanted {
-            let socket = Socket::open(key.udp, address)?;
-            address = socket.local_addr()?;
-            sockets.push(socket);
-        }
-        self.steer(key, &sockets);
-        Ok(sockets)
-    }
-
-    /// Ties the sources of UDP flows to sockets, so that flows that part from them move nobody else.
-    fn steer(&self, key: &SocketKey, sockets: &[Socket]) {
-        let Some(Socket::Udp(first)) = sockets.first() else { return };
-        if self.parted.contains(key) {
-            // Sockets of flows may stand before ours in the group.
-            steer::by_kernel(first);
-        } else if let Err(error) = steer::by_source(first, sockets.len()) {
-            tracing::debug!(%error, "UDP sources are spread by the kernel");
-        }
-    }
-
-    /// Is a socket of our own on that port? Then a probe of the port would meet ourselves.
-    fn holds_port(&self, key: &SocketKey) -> bool {
-        self.sockets.keys().any(|held| held.udp == key.udp && held.bind.port() == key.bind.port())
-    }
-
     /// Checks the health of this generation's upstreams. Checks of those that are kept go on: to begin
     /// anew with every reload would be to never come to a result.
     fn watch_health(&mut self, generation: &Generation) {
@@ -495,26 +339,6 @@ impl Node {
     }
 }
 
-/// Deals a listener's sockets out to the workers; none is left without a reader, since the kernel
-/// would queue connections on it.
-fn deal(
-    sockets: &[Socket],
-    name: &Arc<str>,
-    udp: bool,
-    dispatch: Dispatch,
-    for_worker: &mut [Vec<ListeningSocket>],
-) -> Result<(), Vec<Unready>> {
-    let workers = for_worker.len();
-    let deals = if dispatch == Dispatch::Exclusive && !udp { workers.max(sockets.len()) } else { sockets.len() };
-    for (number, socket) in sockets.iter().cycle().take(deals).enumerate() {
-        let socket = socket
-            .share()
-            .map_err(|error| vec![Unready { path: format!("listener {name}"), reason: error.to_string() }])?;
-        for_worker[number % workers].push(ListeningSocket { name: name.clone(), socket });
-    }
-    Ok(())
-}
-
 fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
@@ -533,39 +357,4 @@ fn start_worker(
         }
     })?;
     Ok(WorkerHandle { commands, thread: Some(thread) })
-}
-
-impl NodeView {
-    /// All metrics, as Prometheus text.
-    pub fn metrics(&self) -> String {
-        self.shared.metrics.render()
-    }
-
-    /// The running document with secrets left out, and its generation.
-    pub fn config(&self) -> serde_json::Value {
-        let generation = self.current.load();
-        serde_json::json!({ "generation": generation.number, "document": generation.snapshot.redacted })
-    }
-
-    /// Sessions under way on all workers.
-    pub fn open_sessions(&self) -> usize {
-        usize::try_from(self.shared.metrics.sessions_open.get()).unwrap_or_default()
-    }
-
-    /// Client connections on all workers.
-    pub fn open_connections(&self) -> usize {
-        usize::try_from(self.shared.metrics.connections_open.get()).unwrap_or_default()
-    }
-
-    /// Every session, up to a bound.
-    pub async fn sessions(&self) -> Vec<SessionView> {
-        let mut all = Vec::new();
-        for worker in &self.workers {
-            let (reply, answer) = oneshot::channel();
-            if worker.send(Command::Sessions { most: MOST_SESSIONS, reply }).await.is_ok() {
-                all.extend(answer.await.unwrap_or_default());
-            }
-        }
-        all
-    }
 }

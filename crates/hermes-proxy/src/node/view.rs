@@ -1,0 +1,58 @@
+//! What can be seen of a running node, from the main thread.
+//!
+//! In: questions of the admin endpoint. Out: metrics, the document, sessions. Never: a change.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::generation::Generation;
+use crate::live::SessionView;
+use crate::worker::{Command, Shared};
+
+/// Sessions that `/sessions` lists at most, of each worker.
+const MOST_SESSIONS: usize = 10_000;
+
+/// A view of a running node for the admin endpoint.
+#[derive(Clone)]
+pub struct NodeView {
+    pub(super) shared: Arc<Shared>,
+    pub(super) current: Arc<ArcSwap<Generation>>,
+    pub(super) workers: Vec<mpsc::Sender<Command>>,
+}
+
+impl NodeView {
+    /// All metrics, as Prometheus text.
+    pub fn metrics(&self) -> String {
+        self.shared.metrics.render()
+    }
+
+    /// The running document with secrets left out, and its generation.
+    pub fn config(&self) -> serde_json::Value {
+        let generation = self.current.load();
+        serde_json::json!({ "generation": generation.number, "document": generation.snapshot.redacted })
+    }
+
+    /// Sessions under way on all workers.
+    pub fn open_sessions(&self) -> usize {
+        usize::try_from(self.shared.metrics.sessions_open.get()).unwrap_or_default()
+    }
+
+    /// Client connections on all workers.
+    pub fn open_connections(&self) -> usize {
+        usize::try_from(self.shared.metrics.connections_open.get()).unwrap_or_default()
+    }
+
+    /// Every session, up to a bound.
+    pub async fn sessions(&self) -> Vec<SessionView> {
+        let mut all = Vec::new();
+        for worker in &self.workers {
+            let (reply, answer) = oneshot::channel();
+            if worker.send(Command::Sessions { most: MOST_SESSIONS, reply }).await.is_ok() {
+                all.extend(answer.await.unwrap_or_default());
+            }
+        }
+        all
+    }
+}
