@@ -7,6 +7,7 @@
 pub(crate) mod connect;
 pub(crate) mod exchange;
 pub(crate) mod health;
+pub(crate) mod metered;
 pub(crate) mod outlier;
 pub(crate) mod pool;
 

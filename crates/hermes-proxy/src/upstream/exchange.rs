@@ -28,6 +28,9 @@ use crate::pipe::{Pipe, PipeError};
 use crate::stream::h2::{Receiver, Sender};
 use crate::worker::Worker;
 
+/// Interim responses before a final one over h2; over h1 their bytes are measured.
+const MOST_HINTS: usize = 100;
+
 /// Where the exchange happens, for errors and for giving back.
 pub(crate) struct Place {
     pub(crate) worker: Rc<Worker>,
@@ -153,6 +156,7 @@ pub(crate) async fn over_h1(
         });
     }
     let body = request.body().request();
+    connection.meter().expect_head(place.worker.generation().snapshot.limits.header_bytes);
     let mut response = std::pin::pin!(connection.sender.try_send_request(request));
     let outcome = std::future::poll_fn(|cx| {
         if let Poll::Ready(outcome) = response.as_mut().poll(cx) {
@@ -169,6 +173,7 @@ pub(crate) async fn over_h1(
     .await;
     match outcome {
         Ok(Ok(response)) => {
+            connection.meter().has_head();
             let carrier = Carrier::Reader(Some(connection));
             Ok(response.map(|incoming| ExchangeBody::H1 { incoming, carrier, request: body, place }))
         }
@@ -215,17 +220,14 @@ pub(crate) async fn over_h2(
     let (mut response, stream) = sender.send_request(request, ends).map_err(|error| place.not_sent(&lease, &error))?;
     let mut upload = if ends { None } else { Some(Pipe::new(body, stream)) };
     let mut cut = false;
-    let mut informational = interim.is_some();
+    let mut hints = 0..MOST_HINTS;
     let outcome = std::future::poll_fn(|cx| {
-        while informational {
-            match response.poll_informational(cx) {
-                Poll::Ready(Some(Ok(head))) => {
-                    if let Some(interim) = &interim {
-                        interim.push(head);
-                    }
-                }
-                Poll::Ready(_) => informational = false,
-                Poll::Pending => break,
+        while let Poll::Ready(Some(Ok(head))) = response.poll_informational(cx) {
+            if hints.next().is_none() {
+                return Poll::Ready(Err(place.broken("interim responses without end", false)));
+            }
+            if let Some(interim) = &interim {
+                interim.push(head);
             }
         }
         if let Some(pipe) = &mut upload {

@@ -9,6 +9,7 @@
 
 mod blame;
 mod capsules;
+mod crumbs;
 mod downgrade;
 mod floods;
 mod garbage;

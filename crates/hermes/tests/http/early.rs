@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use bytes::Bytes;
 use h2::Reason;
+use hermes_testkit::frames::{Frame, Frames, kind};
 use hermes_testkit::multiplex::{self, Exchange, receive, send_all};
 use hermes_testkit::origin::Origin;
 use hermes_testkit::overlay::{Node, Overlay, PATIENCE};
@@ -17,6 +18,7 @@ const EDGE: &str = "
 listeners:
 - {name: db, bind: '127.0.0.1:0', protocol: tcp, authority: 'DB:7'}
 - {name: video, bind: '127.0.0.1:0', protocol: udp, authority: 'VIDEO:7'}
+- {name: web, bind: '127.0.0.1:0', protocol: http}
 routes:
 - {name: all, upstream: next}
 upstreams:
@@ -155,6 +157,11 @@ async fn what_a_client_sends_early_is_bounded() {
     });
     let (overlay, origin) = (overlay(), origin.unwrap());
     let node = edge(&overlay, true, &[origin.address()]).await;
+    // One frame of the largest size: no more of it goes ahead, and its window is not given back.
+    let mut frames = Frames::connect(node.address("web"), &[]).await.unwrap();
+    let connect = Frame::headers(1, false, &[(":method", "CONNECT"), (":authority", "DB:7")]);
+    frames.send(&[connect, Frame::new(kind::DATA, 0, 1, vec![7; 65_535])]).await.unwrap();
+    assert_eq!(next(&mut hears).await, 16_384);
     let mut client = TcpStream::connect(node.address("db")).await.unwrap();
     let flood = async { while client.write_all(&[7; 65536]).await.is_ok() {} };
     let bytes = tokio::select! {

@@ -11,6 +11,8 @@ use hermes_testkit::{
     origin::{Origin, scripted},
 };
 use http::{Request, Response, StatusCode};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::sync::mpsc::UnboundedSender;
 
 use crate::lab::{Seen, before, next, overlay, seen};
 
@@ -51,7 +53,7 @@ async fn an_answer_before_the_end_of_the_upload_reaches_the_client() {
         assert_eq!(dialog.body(&head).await.unwrap().text(), "too big", "{version}");
 
         let mut connection = door.h2().await.unwrap();
-        let request = Request::post("http://WEB/up").body(()).unwrap();
+        let request = Request::post("http://WEB/up").header("content-length", MUCH).body(()).unwrap();
         let (response, mut stream) = connection.open(request, false).await.unwrap();
         stream.send_data(Bytes::from_static(b"first bytes"), false).unwrap();
         let answer = multiplex::answer(response).await.unwrap();
@@ -283,4 +285,87 @@ upstreams:
     let mut friend = Door::plain(node.address("trusted")).h2().await.unwrap();
     let answer = friend.get("http://WEB/").await.unwrap();
     assert!(answer.header("proxy-status").unwrap().contains(&closed.to_string()), "{answer:?}");
+}
+
+/// More than all sockets and windows on the way hold.
+const MUCH: usize = 64 << 20;
+
+/// Answers at once and at length, and reads the upload beside that. Says through `told` when it has all of it.
+fn talkative(version: &str, told: UnboundedSender<()>) -> Origin {
+    if version == "h1" {
+        return scripted::h1(move |mut dialog| {
+            let told = told.clone();
+            async move {
+                dialog.head().await?;
+                let (stream, ahead) = dialog.into_parts();
+                let (mut read, mut write) = stream.into_split();
+                let talk = async {
+                    write.write_all(format!("HTTP/1.1 200 OK\r\ncontent-length: {MUCH}\r\n\r\n").as_bytes()).await?;
+                    for _ in 0..MUCH >> 16 {
+                        write.write_all(&[7; 1 << 16]).await?;
+                    }
+                    io::Result::Ok(())
+                };
+                let listen = async {
+                    let mut rest = (&mut read).take((MUCH - ahead.len()) as u64);
+                    tokio::io::copy(&mut rest, &mut tokio::io::sink()).await?;
+                    let _ = told.send(());
+                    io::Result::Ok(())
+                };
+                tokio::try_join!(talk, listen).map(drop)
+            }
+        })
+        .unwrap();
+    }
+    scripted::h2(move |mut exchange: Exchange| {
+        let told = told.clone();
+        async move {
+            let response = exchange.respond.send_response(Response::new(()), false).map_err(io::Error::other)?;
+            let talk = async {
+                let mut response = response;
+                for sent in 1..=MUCH >> 16 {
+                    let piece = Bytes::from_static(&[7; 1 << 16]);
+                    multiplex::send_all(&mut response, piece, sent == MUCH >> 16).await?;
+                }
+                io::Result::Ok(())
+            };
+            let listen = async {
+                let (data, _) = multiplex::receive_all(exchange.request.into_body()).await?;
+                assert_eq!(data.len(), MUCH);
+                let _ = told.send(());
+                Ok(())
+            };
+            tokio::try_join!(talk, listen).map(drop)
+        }
+    })
+    .unwrap()
+}
+
+#[tokio::test]
+async fn an_upload_goes_on_while_nobody_reads_the_answer() {
+    for version in ["h1", "h2"] {
+        let (told, mut tells) = seen();
+        let origin = talkative(version, told);
+        let overlay = overlay();
+        let node = before(&overlay, version, origin.address()).await;
+        let piece = Bytes::from_static(&[7; 1 << 16]);
+
+        let mut dialog = Dialog::connect(node.address("in")).await.unwrap();
+        dialog.send(format!("POST /up HTTP/1.1\r\nhost: WEB\r\ncontent-length: {MUCH}\r\n\r\n")).await.unwrap();
+        for _ in 0..MUCH >> 16 {
+            dialog.send(&piece).await.unwrap();
+        }
+        next(&mut tells).await;
+        let head = dialog.head().await.unwrap();
+        assert_eq!(dialog.body(&head).await.unwrap().data.len(), MUCH, "{version}");
+
+        let mut connection = Door::plain(node.address("in")).h2().await.unwrap();
+        let request = Request::post("http://WEB/up").header("content-length", MUCH).body(()).unwrap();
+        let (response, mut upload) = connection.open(request, false).await.unwrap();
+        for sent in 1..=MUCH >> 16 {
+            multiplex::send_all(&mut upload, piece.clone(), sent == MUCH >> 16).await.unwrap();
+        }
+        next(&mut tells).await;
+        assert_eq!(multiplex::answer(response).await.unwrap().data.len(), MUCH, "{version}");
+    }
 }

@@ -289,3 +289,24 @@ routes:
     }
     assert_eq!(ask("ECHO:7").await.0, 503);
 }
+
+#[tokio::test]
+async fn a_client_that_ended_its_side_and_then_breaks_off_is_heard() {
+    // Over HTTP/2 its END_STREAM and its RST_STREAM are two things, and the far end says nothing that would show it.
+    let origin = scripted::h1(|mut dialog| async move {
+        dialog.to_end().await?;
+        dialog.send("heard").await?;
+        std::future::pending::<io::Result<()>>().await
+    });
+    let origin = origin.unwrap();
+    let lab = Tunnels::to(origin.address()).await;
+    // Of a reset over TCP nobody hears who does not write.
+    for hop in ["HERE", "H2"] {
+        let mut tunnel = lab.door(Way::ConnectH2, hop).tunnel(Way::ConnectH2, &format!("{hop}:7")).await.unwrap();
+        tunnel.writer.finish().await.unwrap();
+        assert_eq!(tunnel.reader.at_least(5).await.unwrap(), b"heard", "{hop}");
+        tunnel.writer.reset();
+        lab.near.quiet().await;
+        lab.far.quiet().await;
+    }
+}

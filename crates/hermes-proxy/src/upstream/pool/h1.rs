@@ -19,15 +19,17 @@ use crate::body::Attempt;
 use crate::error::Error;
 use crate::listener::h1::HYPER_HEADERS;
 use crate::upstream::connect::{Destination, connect};
+use crate::upstream::metered::{Meter, Metered};
 use crate::worker::Worker;
 
-/// What an h1 connection reads ahead: work for one turn of the worker, in chunks however small.
+/// What an h1 connection reads ahead.
 const READ_BUFFER: usize = 64 << 10;
 
 /// An h1 connection: hyper's two halves, held together.
 pub(crate) struct H1Connection {
     pub(crate) sender: http1::SendRequest<Attempt>,
-    connection: http1::Connection<TokioIo<Io>, Attempt>,
+    connection: http1::Connection<TokioIo<Metered>, Attempt>,
+    meter: Meter,
     /// The connection future is over: it must not be polled again.
     pub(crate) finished: bool,
     pub(crate) reused: bool,
@@ -51,6 +53,11 @@ impl H1Connection {
         }
     }
 
+    /// What is read of it.
+    pub(crate) fn meter(&self) -> &Meter {
+        &self.meter
+    }
+
     /// Can it take another request?
     pub(crate) fn is_reusable(&self) -> bool {
         !self.finished && self.sender.is_ready()
@@ -67,7 +74,7 @@ impl H1Connection {
         .await;
         let Self { connection, permit, .. } = *self;
         let parts = connection.into_parts();
-        (parts.io.into_inner(), parts.read_buf, permit)
+        (parts.io.into_inner().into_inner(), parts.read_buf, permit)
     }
 }
 
@@ -178,12 +185,13 @@ pub(super) async fn handshake_h1(
     if limits.header_count != HYPER_HEADERS {
         builder.max_headers(limits.header_count);
     }
-    let (sender, connection) = builder.handshake(TokioIo::new(io)).await.map_err(|error| Error::Broken {
+    let (metered, meter) = Metered::new(io);
+    let (sender, connection) = builder.handshake(TokioIo::new(metered)).await.map_err(|error| Error::Broken {
         peer: wish.destination.label.clone(),
         reason: error.to_string(),
         unprocessed: true,
     })?;
-    Ok(H1Connection { sender, connection, finished: false, reused: false, idle_since: 0, idle: None, permit })
+    Ok(H1Connection { sender, connection, meter, finished: false, reused: false, idle_since: 0, idle: None, permit })
 }
 
 /// Is an idle connection still open? Looks at what the peer did while nobody did.

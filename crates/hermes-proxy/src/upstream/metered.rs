@@ -1,0 +1,114 @@
+//! The read side of an upstream h1 connection, at a measure.
+//!
+//! In: a socket. Out: the same bytes, but at most `A_TURN` of them before the worker's other tasks
+//! get their turn, since hyper goes on for as long as there is something to read and an origin can
+//! make a chunk of every byte; and at most so many before a final response, since hyper skips
+//! interim responses without end. Never: what the bytes mean.
+
+use std::cell::Cell;
+use std::io;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use hermes_net::Io;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// Bytes that are read in one turn.
+const A_TURN: usize = 64 << 10;
+/// Bytes before a final response, in heads of the largest size: there are interim ones.
+const HEADS: usize = 16;
+
+/// What may still be read; shared by the connection and its socket.
+#[derive(Clone)]
+pub(crate) struct Meter(Rc<Allowance>);
+
+struct Allowance {
+    turn: Cell<usize>,
+    /// Before a final response. `None` where none is waited for.
+    heads: Cell<Option<usize>>,
+}
+
+impl Meter {
+    fn new() -> Self {
+        Self(Rc::new(Allowance { turn: Cell::new(A_TURN), heads: Cell::new(None) }))
+    }
+
+    /// A response is waited for, of at most `header_bytes`.
+    pub(crate) fn expect_head(&self, header_bytes: usize) {
+        self.0.heads.set(Some(HEADS * header_bytes));
+    }
+
+    /// It is there.
+    pub(crate) fn has_head(&self) {
+        self.0.heads.set(None);
+    }
+
+    fn count(&self, read: usize) -> io::Result<()> {
+        self.0.turn.set(self.0.turn.get().saturating_sub(read));
+        if let Some(left) = self.0.heads.get() {
+            let left = left.checked_sub(read).ok_or_else(|| io::Error::other("interim responses without end"))?;
+            self.0.heads.set(Some(left));
+        }
+        Ok(())
+    }
+}
+
+/// A metered socket.
+pub(crate) struct Metered {
+    io: Io,
+    meter: Meter,
+}
+
+impl Metered {
+    /// The socket, and what measures it.
+    pub(crate) fn new(io: Io) -> (Self, Meter) {
+        let meter = Meter::new();
+        (Self { io, meter: meter.clone() }, meter)
+    }
+
+    /// The bare socket.
+    pub(crate) fn into_inner(self) -> Io {
+        self.io
+    }
+}
+
+impl AsyncRead for Metered {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.meter.0.turn.get() == 0 {
+            this.meter.0.turn.set(A_TURN);
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut this.io).poll_read(cx, buf))?;
+        Poll::Ready(this.meter.count(buf.filled().len() - before))
+    }
+}
+
+impl AsyncWrite for Metered {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
+    }
+}
