@@ -14,6 +14,7 @@ use hermes_testkit::{
     overlay::{Node, Overlay, PATIENCE},
     tunnel::Tunnel,
 };
+use tokio::task::JoinSet;
 
 use crate::lab::overlay;
 
@@ -212,33 +213,26 @@ async fn answers_in_single_bytes_that_nobody_reads_are_not_kept_one_by_one() {
 async fn answers_in_single_bytes_leave_others_their_turn() {
     let (overlay, origin) = (overlay(), crumbling());
     let node = overlay.node("fort").document(FORT).with("ORIGIN", origin.address()).start().await.unwrap();
-    let reading = ["/", "/hints"].map(|path| {
-        let to = node.address("in");
-        tokio::spawn(async move {
+    let to = node.address("in");
+    let mut reading = JoinSet::new();
+    for path in ["/", "/hints"] {
+        reading.spawn(async move {
             let mut h1 = Dialog::connect(to).await?;
             h1.send(format!("GET {path} HTTP/1.1\r\nHost: CRUMBS\r\n\r\n")).await?;
+            while h1.some().await?.is_some() {}
+            io::Result::Ok(())
+        });
+        reading.spawn(async move {
             let mut h2 = Frames::connect(to, &[(INITIAL_WINDOW_SIZE, u32::MAX >> 1)]).await?;
             let wide = Frame::new(kind::WINDOW_UPDATE, 0, 0, (u32::MAX >> 2).to_be_bytes().to_vec());
             h2.send(&[wide, Frame::get(1, "CRUMBS", path)]).await?;
-            let (h1, h2) = tokio::join!(
-                async {
-                    while h1.some().await?.is_some() {}
-                    Ok(())
-                },
-                async {
-                    while h2.next().await.is_ok() {}
-                    io::Result::Ok(())
-                }
-            );
-            h1.and(h2)
-        })
-    });
+            while h2.next().await.is_ok() {}
+            Ok(())
+        });
+    }
     let served = async {
         while moved(&node, "sent").await == 0.0 {}
         is_served(&node).await;
     };
     tokio::time::timeout(PATIENCE, served).await.expect("nobody else was served");
-    for task in reading {
-        task.abort();
-    }
 }
