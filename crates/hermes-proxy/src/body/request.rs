@@ -1,0 +1,268 @@
+//! A request's body, of which several attempts may be made.
+//!
+//! In: a body, taken from its source once. Out: attempts to send it; another one gets again what the
+//! first had, as long as all of that is still held. It is not touched before somebody upstream asks
+//! for it: the first touch tells a client that waits for `100 Continue` to go on.
+//! Never: more of it in memory than the bound for replay.
+
+use std::cell::RefCell;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body::{Body as HttpBody, Frame, SizeHint};
+
+use super::{Body, Interim};
+use crate::error::Error;
+use crate::live::Entry;
+use crate::worker::Worker;
+
+/// A body is sent without upstream's 100 after so long.
+const PATIENCE_FOR_100: Duration = Duration::from_secs(1);
+
+/// A request's body, of which several attempts may be made.
+#[derive(Clone)]
+pub(crate) enum RequestBody {
+    /// Nothing to send: any number of attempts.
+    Empty,
+    /// A body that is taken from its source once.
+    Once(Rc<RefCell<Source>>),
+}
+
+pub(crate) struct Source {
+    body: Body,
+    worker: Rc<Worker>,
+    entry: Option<Rc<Entry>>,
+    /// Frames that were taken, for another attempt.
+    kept: Vec<Bytes>,
+    trailers: Option<HeaderMap>,
+    kept_bytes: usize,
+    keep_at_most: usize,
+    /// Something was taken that is not kept: there is no other attempt.
+    lost: bool,
+    ended: bool,
+    /// The client waits for 100 before it sends.
+    gate: Option<Arc<Interim>>,
+    /// No longer than this: an upstream need not send any (RFC 9110, 10.1.1).
+    patience: Option<Pin<Box<tokio::time::Sleep>>>,
+    /// More was wanted than the client has sent.
+    waits: bool,
+    /// How the client's side of it failed.
+    failed: Option<Error>,
+    /// Set when the body is first wanted, so that the h2 server sends 100.
+    pub(crate) wanted: bool,
+}
+
+impl RequestBody {
+    pub(crate) fn new(worker: &Rc<Worker>, body: Body) -> Self {
+        if body.is_end_stream() || matches!(body, Body::Empty) {
+            return RequestBody::Empty;
+        }
+        RequestBody::Once(Rc::new(RefCell::new(Source {
+            body,
+            worker: worker.clone(),
+            entry: None,
+            kept: Vec::new(),
+            trailers: None,
+            kept_bytes: 0,
+            keep_at_most: 0,
+            lost: false,
+            ended: false,
+            gate: None,
+            patience: None,
+            waits: false,
+            failed: None,
+            wanted: false,
+        })))
+    }
+
+    /// Binds the body to its session, says how much of it is kept for another attempt, and
+    /// whether it waits for a 100 from upstream.
+    pub(crate) fn prepare(&self, entry: &Rc<Entry>, keep_at_most: usize, gate: Option<Arc<Interim>>) {
+        if let RequestBody::Once(source) = self {
+            let mut source = source.borrow_mut();
+            source.body.bind(entry);
+            source.entry = Some(entry.clone());
+            source.keep_at_most = keep_at_most;
+            source.gate = gate;
+        }
+    }
+
+    /// Can the whole body be sent (again)?
+    pub(crate) fn can_be_sent(&self) -> bool {
+        match self {
+            RequestBody::Empty => true,
+            RequestBody::Once(source) => !source.borrow().lost,
+        }
+    }
+
+    /// How the client's side of it failed, if it did.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        match self {
+            RequestBody::Empty => None,
+            RequestBody::Once(source) => source.borrow().failed.clone(),
+        }
+    }
+
+    /// Was all of it taken from its source?
+    pub(crate) fn is_taken(&self) -> bool {
+        match self {
+            RequestBody::Empty => true,
+            RequestBody::Once(source) => {
+                let source = source.borrow();
+                source.ended || source.failed.is_some() || source.body.is_end_stream()
+            }
+        }
+    }
+
+    /// Is it the client that owes more of it?
+    pub(crate) fn waits_for_client(&self) -> bool {
+        match self {
+            RequestBody::Empty => false,
+            RequestBody::Once(source) => source.borrow().waits,
+        }
+    }
+
+    /// Did upstream ask for it? (The h2 server then sends 100.)
+    pub(crate) fn is_wanted(&self) -> bool {
+        match self {
+            RequestBody::Empty => false,
+            RequestBody::Once(source) => source.borrow().wanted,
+        }
+    }
+
+    /// One attempt, from the beginning.
+    pub(crate) fn attempt(&self) -> Attempt {
+        match self {
+            RequestBody::Empty => Attempt { source: None, position: 0, done: false },
+            RequestBody::Once(source) => Attempt { source: Some(source.clone()), position: 0, done: false },
+        }
+    }
+
+    /// The bare body, for a tunnel by POST. `None` once it was touched.
+    pub(crate) fn into_body(self) -> Option<Body> {
+        match self {
+            RequestBody::Empty => Some(Body::Empty),
+            RequestBody::Once(source) => Some(Rc::try_unwrap(source).ok()?.into_inner().body),
+        }
+    }
+}
+
+/// One attempt to send a request's body.
+pub(crate) struct Attempt {
+    source: Option<Rc<RefCell<Source>>>,
+    position: usize,
+    done: bool,
+}
+
+impl Attempt {
+    /// What it is an attempt of.
+    pub(crate) fn request(&self) -> RequestBody {
+        self.source.clone().map_or(RequestBody::Empty, RequestBody::Once)
+    }
+}
+
+impl HttpBody for Attempt {
+    type Data = Bytes;
+    type Error = Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        let this = self.get_mut();
+        let Some(source) = this.source.as_ref().filter(|_| !this.done) else { return Poll::Ready(None) };
+        let mut source = source.borrow_mut();
+        if let Some(kept) = source.kept.get(this.position) {
+            this.position += 1;
+            return Poll::Ready(Some(Ok(Frame::data(kept.clone()))));
+        }
+        if source.ended {
+            this.done = true;
+            return Poll::Ready(source.trailers.clone().map(|trailers| Ok(Frame::trailers(trailers))));
+        }
+        ready!(source.poll_gate(cx));
+        let frame = ready!(source.poll_source(cx));
+        if matches!(&frame, Some(Ok(frame)) if frame.is_data()) && !source.lost {
+            this.position += 1;
+        }
+        this.done = !matches!(&frame, Some(Ok(frame)) if frame.is_data());
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.source.as_ref().is_none_or(|source| {
+            let source = source.borrow();
+            self.position >= source.kept.len() && source.body.is_end_stream() && source.trailers.is_none()
+        })
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let Some(source) = &self.source else { return SizeHint::with_exact(0) };
+        let source = source.borrow();
+        let kept: u64 = source.kept.iter().skip(self.position).map(|bytes| bytes.len() as u64).sum();
+        match source.body.size_hint().exact() {
+            Some(rest) => SizeHint::with_exact(rest + kept),
+            None => SizeHint::default(),
+        }
+    }
+}
+
+impl Source {
+    /// Ready when the body may be sent.
+    fn poll_gate(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(gate) = &self.gate else { return Poll::Ready(()) };
+        if gate.poll_allowed(cx).is_pending() {
+            let patience = self.patience.get_or_insert_with(|| Box::pin(tokio::time::sleep(PATIENCE_FOR_100)));
+            ready!(patience.as_mut().poll(cx));
+        }
+        (self.gate, self.patience) = (None, None);
+        Poll::Ready(())
+    }
+
+    fn poll_source(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        self.wanted = true;
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        self.waits = polled.is_pending();
+        let frame = ready!(polled);
+        match &frame {
+            Some(Ok(frame)) => {
+                if let Some(data) = frame.data_ref() {
+                    self.keep(data);
+                    if let Some(entry) = &self.entry {
+                        entry.add_received(&self.worker, data.len());
+                    }
+                }
+                if let Some(trailers) = frame.trailers_ref() {
+                    self.ended = true;
+                    if !self.lost {
+                        self.trailers = Some(trailers.clone());
+                    }
+                }
+            }
+            Some(Err(error)) => {
+                self.lost = true;
+                self.failed = Some(error.clone());
+                if let Some(entry) = &self.entry {
+                    entry.fail(error);
+                }
+            }
+            None => self.ended = true,
+        }
+        Poll::Ready(frame)
+    }
+
+    fn keep(&mut self, data: &Bytes) {
+        if self.lost {
+            return;
+        }
+        self.kept_bytes += data.len();
+        if self.kept_bytes <= self.keep_at_most {
+            self.kept.push(data.clone());
+        } else {
+            self.lost = true;
+            self.kept = Vec::new();
+        }
+    }
+}
