@@ -206,7 +206,7 @@ limits! {
     /// Bytes of a request's body that are kept so that it may be sent again.
     request_body_buffer / "request-body-buffer": usize as Bytes, buffer; Bytes(64 * KIB), Bytes(0), Bytes(64 * MIB);
     /// Connections to one endpoint, of one worker; those that tunnels have for themselves (`h1`, `tcp`) too.
-    upstream_connections / "upstream-connections": usize as usize; 256, 1, 1_000_000;
+    upstream_connections / "upstream-connections": usize as usize; 1024, 1, 1_000_000;
     /// Sessions of one worker that wait for a connection to an upstream.
     upstream_pending / "upstream-pending": usize as usize; 4096, 1, 10_000_000;
     /// An upstream connection without a session is closed after this.
