@@ -22,8 +22,9 @@ use tokio::{
 
 use crate::lab::overlay;
 
-/// What a node may grow by for sessions that stall: windows and socket buffers' worth of copies, for all together.
-const GROWTH: u64 = 64 << 20;
+/// What a node may grow by for sessions that stall: windows, send buffers of 512 KiB a stream (there are 80 at most) and
+/// socket buffers' worth of copies, for all together.
+const GROWTH: u64 = 96 << 20;
 /// What each of the many sends, unless it is made to wait.
 const MUCH: usize = 32 << 20;
 const MANY: usize = 8;
