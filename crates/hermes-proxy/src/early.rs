@@ -74,7 +74,7 @@ impl<'a> Early<'a> {
     /// # Errors
     /// The client is gone. A broken sink is none: the response says why.
     pub(crate) fn send(&mut self, cx: &mut Context<'_>, sink: &mut Sender) -> Result<(), Error> {
-        while !self.ended && self.bytes < MOST && sink.poll_small(cx).is_ready() {
+        while !self.ended && self.bytes < MOST && sink.poll_backlog(cx).is_ready() {
             match self.source.poll_early(cx, MOST - self.bytes) {
                 Poll::Ready(Ok(Some((chunk, payload)))) => {
                     self.bytes += chunk.len();

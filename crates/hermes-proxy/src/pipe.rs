@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use h2::{Reason, SendStream};
+use h2::Reason;
 use http_body::{Body as HttpBody, Frame};
 
 use crate::error::Error;
@@ -22,8 +22,13 @@ const FRAMES_A_TURN: usize = 64;
 pub(crate) struct Pipe<B> {
     body: B,
     stream: Sender,
+    /// What the window did not take yet.
+    chunk: Bytes,
     /// What came behind small chunks and is none.
     next: Option<Option<Result<Frame<Bytes>, Error>>>,
+    /// The body is over; `chunk` is its last.
+    ended: bool,
+    /// All of it is in the stream, or never will be.
     done: bool,
     blocked: bool,
 }
@@ -38,8 +43,8 @@ pub(crate) enum PipeError {
 }
 
 impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> Pipe<B> {
-    pub(crate) fn new(body: B, stream: SendStream<Bytes>) -> Self {
-        Self { body, stream: stream.into(), next: None, done: false, blocked: false }
+    pub(crate) fn new(body: B, stream: Sender) -> Self {
+        Self { body, stream, chunk: Bytes::new(), next: None, ended: false, done: false, blocked: false }
     }
 
     /// The reader takes nothing: progress is up to it.
@@ -53,23 +58,27 @@ impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> Pipe<B> {
             if self.done {
                 return Poll::Ready(Ok(()));
             }
-            let room = self.stream.poll_room(cx);
+            let room = match self.chunk.is_empty() {
+                true => self.stream.poll_room(cx),
+                false => self.stream.poll_send(cx, &mut self.chunk, self.ended),
+            };
             self.blocked = room.is_pending();
             ready!(room).map_err(PipeError::Sink)?;
+            if self.ended {
+                self.done = true;
+                continue;
+            }
             if let Poll::Ready(error) = self.stream.poll_reset(cx) {
                 return Poll::Ready(Err(PipeError::Sink(error)));
             }
             match ready!(self.poll_frame(cx)) {
-                Some(Ok(frame)) => self.send(frame).map_err(PipeError::Sink)?,
+                Some(Ok(frame)) => self.take(frame).map_err(PipeError::Sink)?,
                 Some(Err(error)) => {
                     self.stream.reset(Reason::INTERNAL_ERROR);
                     self.done = true;
                     return Poll::Ready(Err(PipeError::Source(error)));
                 }
-                None => {
-                    self.done = true;
-                    self.stream.send(Bytes::new(), true).map_err(PipeError::Sink)?;
-                }
+                None => self.end().map_err(PipeError::Sink)?,
             }
         }
         if self.done {
@@ -106,15 +115,16 @@ impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> Pipe<B> {
         Poll::Ready(Some(Ok(Frame::data(whole.into_bytes()))))
     }
 
-    fn send(&mut self, frame: Frame<Bytes>) -> Result<(), h2::Error> {
+    fn take(&mut self, frame: Frame<Bytes>) -> Result<(), h2::Error> {
         let frame = match frame.into_data() {
             Ok(data) => {
-                self.done = match self.next {
+                self.ended = match self.next {
                     None => self.body.is_end_stream(),
                     Some(None) => true,
                     Some(Some(_)) => false,
                 };
-                return self.stream.send(data, self.done);
+                self.chunk = data;
+                return if self.ended && self.chunk.is_empty() { self.end() } else { Ok(()) };
             }
             Err(frame) => frame,
         };
@@ -124,6 +134,11 @@ impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> Pipe<B> {
             self.stream.send_trailers(trailers)?;
         }
         Ok(())
+    }
+
+    fn end(&mut self) -> Result<(), h2::Error> {
+        self.done = true;
+        self.stream.send(Bytes::new(), true)
     }
 }
 

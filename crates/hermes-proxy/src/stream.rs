@@ -116,11 +116,7 @@ impl ByteStream {
                 }
                 Poll::Ready(Ok(()))
             }
-            ByteStream::H2 { send, .. } => {
-                ready!(send.poll_room(cx)).map_err(|error| h2_error(&error))?;
-                send.send(std::mem::take(chunk), false).map_err(|error| h2_error(&error))?;
-                Poll::Ready(Ok(()))
-            }
+            ByteStream::H2 { send, .. } => send.poll_send(cx, chunk, false).map_err(|error| h2_error(&error)),
             ByteStream::Bodies { send, .. } => {
                 let send = send.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
                 ready!(send.poll_ready(cx))?;

@@ -26,7 +26,7 @@ use crate::pipe::{Pipe, PipeError};
 use crate::request::{Origin, from_head};
 use crate::session::{self, Near, Served, Tunnel};
 use crate::stream::ByteStream;
-use crate::stream::h2::{Receiver, Window};
+use crate::stream::h2::{Backlog, Receiver, Sender, Window};
 use crate::upstream::pool::{MAX_FRAME, SEND_BUFFER};
 use crate::worker::Worker;
 
@@ -60,7 +60,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
     };
     connection.set_stage(worker, Stage::Idle);
     let client = Rc::new(client);
-    let window = Window::new(connection_window);
+    let (window, backlog) = (Window::new(connection_window), Backlog::default());
     let mut widened_to = connection_window;
     let mut streams = FuturesUnordered::new();
     let mut draining = false;
@@ -80,6 +80,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
                 Poll::Ready(Some(Ok((request, respond)))) => {
                     cancels.began += 1;
                     let request = request.map(|recv| Receiver::new(worker, recv, &window));
+                    let respond = Respond { respond, backlog: backlog.clone() };
                     streams.push(serve_stream(worker.clone(), connection.clone(), client.clone(), request, respond));
                 }
                 Poll::Ready(Some(Err(error))) => {
@@ -141,12 +142,18 @@ impl Cancels {
     }
 }
 
+/// Where a stream's answer goes.
+struct Respond {
+    respond: SendResponse<Bytes>,
+    backlog: Backlog,
+}
+
 async fn serve_stream(
     worker: Rc<Worker>,
     connection: Rc<Connection>,
     client: Rc<Client>,
     request: HttpRequest<Receiver>,
-    mut respond: SendResponse<Bytes>,
+    mut respond: Respond,
 ) -> Fate {
     let (mut parts, recv) = request.into_parts();
     let expects = parts
@@ -175,7 +182,7 @@ async fn serve_stream(
             request.interim = Some(interim.clone());
             request.early = tunnelled.as_mut().map(|recv| Early::new(recv));
             let wait = Wait {
-                respond: &mut respond,
+                respond: &mut respond.respond,
                 interim,
                 body: (expects && !is_connect).then(|| body.clone()),
                 continued: false,
@@ -247,11 +254,11 @@ impl Wait<'_> {
     }
 }
 
-async fn send(response: Response<ResponseBody>, respond: &mut SendResponse<Bytes>) {
+async fn send(response: Response<ResponseBody>, to: &mut Respond) {
     let (parts, body) = response.into_parts();
     let ends = body.is_end_stream() || body.entry().facts.method == Method::HEAD;
     let head = Response::from_parts(parts, ());
-    let stream = match respond.send_response(head, ends) {
+    let stream = match to.respond.send_response(head, ends) {
         Ok(stream) => stream,
         Err(error) => {
             body.entry().fail(&Error::ClientGone(error.to_string()));
@@ -264,7 +271,7 @@ async fn send(response: Response<ResponseBody>, respond: &mut SendResponse<Bytes
     let (worker, entry) = (body.worker().clone(), body.entry().clone());
     // Where the session was ended before, this is the answer that says so.
     let ended = entry.end.get().is_some();
-    let mut pipe = Pipe::new(body, stream);
+    let mut pipe = Pipe::new(body, Sender::new(stream, &to.backlog));
     let result = std::future::poll_fn(|cx| {
         // A client that reads nothing keeps the body from being polled: the sweep is heard here.
         if !ended && let Poll::Ready(error) = entry.end.poll(cx) {
@@ -282,8 +289,9 @@ async fn send(response: Response<ResponseBody>, respond: &mut SendResponse<Bytes
     }
 }
 
-async fn tunnel(mut open: Box<Tunnel>, mut respond: SendResponse<Bytes>, tunnelled: Option<Receiver>) {
+async fn tunnel(mut open: Box<Tunnel>, to: Respond, tunnelled: Option<Receiver>) {
     let by_post = open.body.take().and_then(RequestBody::into_body);
+    let Respond { mut respond, backlog } = to;
     let recv = match (tunnelled, by_post) {
         (Some(recv), _) => Some(recv),
         (None, Some(Body::H2(body))) => Some(body.into_stream()),
@@ -296,7 +304,9 @@ async fn tunnel(mut open: Box<Tunnel>, mut respond: SendResponse<Bytes>, tunnell
         return;
     };
     match respond.send_response(open.head_parts(), false) {
-        Ok(send) => session::relay(Near::Stream(ByteStream::h2(recv, send.into(), None, None)), *open).await,
+        Ok(send) => {
+            session::relay(Near::Stream(ByteStream::h2(recv, Sender::new(send, &backlog), None, None)), *open).await
+        }
         Err(error) => open.session.entry.fail(&Error::ClientGone(error.to_string())),
     }
 }

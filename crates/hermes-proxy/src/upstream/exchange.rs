@@ -218,7 +218,7 @@ pub(crate) async fn over_h2(
         }
     };
     let (mut response, stream) = sender.send_request(request, ends).map_err(|error| place.not_sent(&lease, &error))?;
-    let mut upload = if ends { None } else { Some(Pipe::new(body, stream)) };
+    let mut upload = if ends { None } else { Some(Pipe::new(body, Sender::new(stream, &lease.connection.backlog))) };
     let mut cut = false;
     let mut hints = 0..MOST_HINTS;
     let outcome = std::future::poll_fn(|cx| {
@@ -292,7 +292,7 @@ pub(crate) async fn open_h2(
         }
     };
     let (mut response, stream) = sender.send_request(request, false).map_err(|error| place.not_sent(&lease, &error))?;
-    let mut stream = Sender::from(stream);
+    let mut stream = Sender::new(stream, &lease.connection.backlog);
     if let Some(early) = early {
         early.repeat(&mut stream).map_err(|error| place.stream_failed(&lease, &error))?;
         let answered = std::future::poll_fn(|cx| {

@@ -22,9 +22,8 @@ use tokio::{
 
 use crate::lab::overlay;
 
-/// What a node may grow by for sessions that stall: windows, send buffers of 512 KiB a stream (there are 80 at most) and
-/// socket buffers' worth of copies, for all together.
-const GROWTH: u64 = 96 << 20;
+/// What a node may grow by for sessions that stall: windows and socket buffers' worth of copies, for all together.
+const GROWTH: u64 = 64 << 20;
 /// What each of the many sends, unless it is made to wait.
 const MUCH: usize = 32 << 20;
 const MANY: usize = 8;
@@ -244,7 +243,7 @@ async fn downloads_that_nobody_reads_wait_at_their_origins() {
         for host in ["H1", "H2"] {
             let mut frames = Frames::connect(bed.node.address("in"), &[(INITIAL_WINDOW_SIZE, window)]).await.unwrap();
             let path = format!("/bytes/{MUCH}");
-            let gets: Vec<Frame> = (0..20).map(|number| Frame::get(2 * number + 1, host, &path)).collect();
+            let gets: Vec<Frame> = (0..100).map(|number| Frame::get(2 * number + 1, host, &path)).collect();
             let wide = Frame::new(kind::WINDOW_UPDATE, 0, 0, (u32::MAX >> 2).to_be_bytes().to_vec());
             frames.send(&[&[wide][..], &gets].concat()).await.unwrap();
             streams.push(frames);

@@ -18,7 +18,7 @@ use super::queue::Permit;
 use super::{Dialing, Leased, Pool, Wish};
 use crate::error::Error;
 use crate::signal::Signal;
-use crate::stream::h2::Window;
+use crate::stream::h2::{Backlog, Window};
 use crate::upstream::connect::connect;
 use crate::worker::Worker;
 
@@ -37,6 +37,7 @@ pub(crate) struct H2Connection {
     /// The peer takes extended CONNECT (RFC 8441).
     pub(crate) extended_connect: bool,
     pub(crate) window: Rc<Window>,
+    pub(crate) backlog: Backlog,
     /// Tells the driver to close once its streams are done.
     pub(super) retire: Signal<()>,
 }
@@ -168,6 +169,7 @@ impl Pool {
             extended_connect: sender.is_extended_connect_protocol_enabled(),
             sender,
             window: Window::new(limits.connection_window),
+            backlog: Backlog::default(),
             streams: Cell::new(0),
             closed: Cell::new(false),
             idle_since: Cell::new(worker.now()),

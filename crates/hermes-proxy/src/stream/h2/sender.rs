@@ -1,0 +1,191 @@
+//! The sending half of an HTTP/2 stream, and what waits for the socket of its connection.
+//!
+//! In: chunks. Out: DATA frames, no more than the windows take: what is given to h2 waits for the
+//! socket alone. That is bounded as well, since a client may open its windows and read nothing: so
+//! many bytes of a connection, over all its streams, and so many small frames of a stream.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use futures_util::task::AtomicWaker;
+use h2::{Reason, SendStream};
+use http::HeaderMap;
+
+use super::SMALL;
+
+/// Small frames of a stream that the socket has not taken.
+const MOST_SMALL: usize = 64;
+/// Bytes of a connection that the socket has not taken.
+const MOST_UNSENT: usize = 4 << 20;
+/// The last frame of a stream is counted only if it is longer: most answers are one short frame.
+const SHORT: usize = 4 << 10;
+
+/// What waits for the socket of one connection. Atomics, though one worker uses it: h2 may hold
+/// frames only if they could go to another thread.
+#[derive(Clone, Default)]
+pub(crate) struct Backlog(Arc<Waiting>);
+
+#[derive(Default)]
+struct Waiting {
+    bytes: AtomicUsize,
+    streams: Mutex<Vec<Arc<Tally>>>,
+    has_streams: AtomicBool,
+}
+
+impl Waiting {
+    fn is_full(&self) -> bool {
+        self.bytes.load(Ordering::Acquire) >= MOST_UNSENT
+    }
+
+    fn join(&self, stream: &Arc<Tally>) {
+        if !stream.is_queued.swap(true, Ordering::AcqRel) {
+            self.streams.lock().unwrap_or_else(PoisonError::into_inner).push(stream.clone());
+            self.has_streams.store(true, Ordering::Release);
+        }
+    }
+
+    fn wake_all(&self) {
+        if self.has_streams.swap(false, Ordering::AcqRel) {
+            let streams = std::mem::take(&mut *self.streams.lock().unwrap_or_else(PoisonError::into_inner));
+            for stream in streams {
+                stream.is_queued.store(false, Ordering::Release);
+                stream.waker.wake();
+            }
+        }
+    }
+}
+
+/// What of it is one stream's.
+#[derive(Default)]
+struct Tally {
+    small: AtomicUsize,
+    is_queued: AtomicBool,
+    waker: AtomicWaker,
+}
+
+/// A frame that is counted until h2 lets go of it: it is written, or its stream is over.
+struct Counted {
+    chunk: Bytes,
+    connection: Arc<Waiting>,
+    stream: Arc<Tally>,
+}
+
+impl AsRef<[u8]> for Counted {
+    fn as_ref(&self) -> &[u8] {
+        &self.chunk
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.connection.bytes.fetch_sub(self.chunk.len(), Ordering::AcqRel);
+        if self.chunk.len() < SMALL && self.stream.small.fetch_sub(1, Ordering::AcqRel) == MOST_SMALL {
+            self.stream.waker.wake();
+        }
+        if !self.connection.is_full() {
+            self.connection.wake_all();
+        }
+    }
+}
+
+/// The sending half of a stream.
+pub(crate) struct Sender {
+    stream: SendStream<Bytes>,
+    connection: Arc<Waiting>,
+    /// `None` before there was a frame to count, or a wait.
+    tally: Option<Arc<Tally>>,
+}
+
+impl Sender {
+    /// `backlog` is the one of the stream's connection.
+    pub(crate) fn new(stream: SendStream<Bytes>, backlog: &Backlog) -> Self {
+        Self { stream, connection: backlog.0.clone(), tally: None }
+    }
+
+    /// Ready where something may be sent: the windows have room for one byte at least, and the
+    /// socket has taken enough of what went before.
+    pub(crate) fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), h2::Error>> {
+        self.poll_window(cx, 1)
+    }
+
+    fn poll_window(&mut self, cx: &mut Context<'_>, wanted: usize) -> Poll<Result<(), h2::Error>> {
+        self.stream.reserve_capacity(wanted);
+        while self.stream.capacity() == 0 {
+            match ready!(self.stream.poll_capacity(cx)) {
+                Some(Ok(_)) => {}
+                Some(Err(error)) => return Poll::Ready(Err(error)),
+                None => return Poll::Ready(Err(Reason::CANCEL.into())),
+            }
+        }
+        self.poll_backlog(cx).map(Ok)
+    }
+
+    /// Ready where the socket has taken enough of what went before.
+    pub(crate) fn poll_backlog(&mut self, cx: &Context<'_>) -> Poll<()> {
+        let has_many = |tally: &Arc<Tally>| tally.small.load(Ordering::Acquire) >= MOST_SMALL;
+        if !self.connection.is_full() && !self.tally.as_ref().is_some_and(has_many) {
+            return Poll::Ready(());
+        }
+        let tally = self.tally.get_or_insert_default();
+        tally.waker.register(cx.waker());
+        if self.connection.is_full() {
+            self.connection.join(tally);
+        }
+        Poll::Pending
+    }
+
+    /// The peer reset the stream. Pending as long as it did not.
+    pub(crate) fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<h2::Error> {
+        self.stream.poll_reset(cx).map(|reset| reset.map_or_else(|error| error, Into::into))
+    }
+
+    /// Sends what the windows take of a chunk; `ends` with END_STREAM behind all of it. Ready when
+    /// nothing of it is left.
+    pub(crate) fn poll_send(
+        &mut self,
+        cx: &mut Context<'_>,
+        chunk: &mut Bytes,
+        ends: bool,
+    ) -> Poll<Result<(), h2::Error>> {
+        while !chunk.is_empty() {
+            ready!(self.poll_window(cx, chunk.len()))?;
+            let part = chunk.split_to(chunk.len().min(self.stream.capacity()));
+            self.send(part, ends && chunk.is_empty())?;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Sends a chunk whatever the windows say; `ends` with END_STREAM.
+    ///
+    /// # Errors
+    /// The stream is over.
+    pub(crate) fn send(&mut self, chunk: Bytes, ends: bool) -> Result<(), h2::Error> {
+        let is_counted = if ends { chunk.len() > SHORT } else { !chunk.is_empty() };
+        let chunk = if is_counted { self.counted(chunk) } else { chunk };
+        self.stream.send_data(chunk, ends)
+    }
+
+    fn counted(&mut self, chunk: Bytes) -> Bytes {
+        let (connection, stream) = (self.connection.clone(), self.tally.get_or_insert_default().clone());
+        connection.bytes.fetch_add(chunk.len(), Ordering::AcqRel);
+        if chunk.len() < SMALL {
+            stream.small.fetch_add(1, Ordering::AcqRel);
+        }
+        Bytes::from_owner(Counted { chunk, connection, stream })
+    }
+
+    /// Ends the stream with trailers.
+    ///
+    /// # Errors
+    /// The stream is over.
+    pub(crate) fn send_trailers(&mut self, trailers: HeaderMap) -> Result<(), h2::Error> {
+        self.stream.send_trailers(trailers)
+    }
+
+    /// Breaks it off.
+    pub(crate) fn reset(&mut self, reason: Reason) {
+        self.stream.send_reset(reason);
+    }
+}
