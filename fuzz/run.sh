@@ -92,7 +92,7 @@ for target in "${targets[@]}"; do
     [[ $target == node_document ]] && extra+=(../crates/hermes-model/tests/config/{valid,invalid})
     [[ -f dictionaries/$target ]] && extra+=("-dict=dictionaries/$target")
     "$out/$host/release/$target" -max_len="${max_len[$target]:-512}" \
-        -timeout=5 -rss_limit_mb=1024 -print_final_stats=1 -artifact_prefix="artifacts/$target/" \
+        -timeout=30 -rss_limit_mb=1024 -print_final_stats=1 -artifact_prefix="artifacts/$target/" \
         "$found/$target" "corpus/$target" ${extra[@]+"${extra[@]}"} >"$log" 2>&1 &
     pid=$!
     # On a shared machine a second of the clock is not a second of work.
