@@ -11,6 +11,7 @@ mod relay;
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
+use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
@@ -20,6 +21,7 @@ use hermes_wire::capsule::{self, Capsule, CapsuleDecoder};
 pub(crate) use self::queue::{Flow, FlowQueue};
 pub(crate) use self::relay::{QUIET, relay};
 use crate::early::Source;
+use crate::live::Entry;
 use crate::stream::ByteStream;
 use crate::worker::Worker;
 
@@ -47,6 +49,12 @@ pub(crate) struct Tunnel {
 }
 
 impl Source for Port {
+    fn bind(&self, session: &Rc<Entry>) {
+        if let Port::Tunnel(tunnel) = self {
+            tunnel.stream.bind(session);
+        }
+    }
+
     fn poll_early(&mut self, cx: &mut Context<'_>, _: usize) -> Poll<io::Result<Option<(Bytes, usize)>>> {
         let Port::Flow(flow) = self else { return Poll::Pending };
         let mut batch = VecDeque::new();

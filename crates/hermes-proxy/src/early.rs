@@ -7,11 +7,13 @@
 //! Only nodes are sent anything early. Never: more than `MOST` bytes and one chunk.
 
 use std::io;
+use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
 
 use crate::error::Error;
+use crate::live::Entry;
 use crate::stream::h2::{Receiver, Sender};
 use crate::stream::{self, ByteStream};
 
@@ -20,18 +22,29 @@ const MOST: usize = 16 << 10;
 
 /// A client's side, as far as it can be read before its tunnel is open.
 pub(crate) trait Source {
+    /// It is this session's, which ends where too much of it lies unread.
+    fn bind(&self, session: &Rc<Entry>);
+
     /// The next chunk as the tunnel's stream has it, of at most so many bytes where it can be cut, and
     /// how many bytes of it are payload; `None` is the end, which is said again to whoever relays.
     fn poll_early(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<io::Result<Option<(Bytes, usize)>>>;
 }
 
 impl Source for ByteStream {
+    fn bind(&self, session: &Rc<Entry>) {
+        ByteStream::bind(self, session);
+    }
+
     fn poll_early(&mut self, cx: &mut Context<'_>, _: usize) -> Poll<io::Result<Option<(Bytes, usize)>>> {
         self.poll_read(cx).map_ok(|chunk| chunk.map(counted))
     }
 }
 
 impl Source for Receiver {
+    fn bind(&self, session: &Rc<Entry>) {
+        Receiver::bind(self, session);
+    }
+
     fn poll_early(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<io::Result<Option<(Bytes, usize)>>> {
         stream::poll_h2_read(self, cx, most).map_ok(|chunk| chunk.map(counted))
     }
@@ -56,6 +69,11 @@ impl<'a> Early<'a> {
         Self { source, sent: Vec::new(), bytes: 0, payload: 0, ended: false }
     }
 
+    /// It is this session's.
+    pub(crate) fn bind(&self, session: &Rc<Entry>) {
+        self.source.bind(session);
+    }
+
     /// Some of it was sent: whoever gets the tunnel now must be sent that first.
     pub(crate) fn has_sent(&self) -> bool {
         !self.sent.is_empty()
@@ -66,7 +84,7 @@ impl<'a> Early<'a> {
     /// # Errors
     /// The stream is broken.
     pub(crate) fn repeat(&self, sink: &mut Sender) -> Result<(), h2::Error> {
-        self.sent.iter().try_for_each(|chunk| sink.send(chunk.clone(), false))
+        sink.send(self.sent.concat().into(), false)
     }
 
     /// Sends what there is. The window is not waited for: h2 holds the little that this can be.

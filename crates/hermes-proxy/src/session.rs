@@ -72,6 +72,10 @@ pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request<'_>) -> Serv
     let generation = worker.generation();
     let decision = decide_request(&generation, &mut request);
     let session = Session::begin(worker, request.facts.clone(), request.connection.clone(), request.trace);
+    request.body.bind(&session.entry);
+    if let Some(early) = &request.early {
+        early.bind(&session.entry);
+    }
     let route = match decision {
         Decision::Act(route) => route,
         Decision::Deny(deny) => {
@@ -316,9 +320,6 @@ pub(crate) async fn relay(near: Near, tunnel: Tunnel) {
             opened
         })
     };
-    if let Near::Stream(near) = &near {
-        near.bind(entry);
-    }
     if let Far::Stream(far) = &far {
         far.bind(entry);
     }

@@ -6,7 +6,7 @@
 use std::cell::{Cell, RefCell};
 use std::task::{Context, Poll, Waker};
 
-/// Set once, seen by whoever polls last.
+/// Set once, seen by whoever polls last. Where it is only nudged, there is something else to look at.
 pub(crate) struct Signal<T> {
     value: RefCell<Option<T>>,
     is_set: Cell<bool>,

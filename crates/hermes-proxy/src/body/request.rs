@@ -80,12 +80,18 @@ impl RequestBody {
         })))
     }
 
+    /// It is this session's, which ends where too much of it lies unread.
+    pub(crate) fn bind(&self, session: &Rc<Entry>) {
+        if let RequestBody::Once(source) = self {
+            source.borrow().body.bind(session);
+        }
+    }
+
     /// Binds the body to its session, says how much of it is kept for another attempt, and
     /// whether it waits for a 100 from upstream.
     pub(crate) fn prepare(&self, entry: &Rc<Entry>, keep_at_most: usize, gate: Option<Arc<Interim>>) {
         if let RequestBody::Once(source) = self {
             let mut source = source.borrow_mut();
-            source.body.bind(entry);
             source.entry = Some(entry.clone());
             source.keep_at_most = keep_at_most;
             source.gate = gate;

@@ -9,6 +9,7 @@ use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, Stream};
@@ -27,7 +28,7 @@ use crate::request::{Origin, from_head};
 use crate::session::{self, Near, Served, Tunnel};
 use crate::stream::ByteStream;
 use crate::stream::h2::{Backlog, Receiver, Sender, Window};
-use crate::upstream::pool::{MAX_FRAME, SEND_BUFFER};
+use crate::upstream::pool::{FRAME_BUDGET, MAX_FRAME, SEND_BUFFER};
 use crate::worker::Worker;
 
 /// Serves a connection until it ends.
@@ -48,6 +49,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
         .max_local_error_reset_streams(Some(limits.error_resets))
         .max_frame_size(MAX_FRAME)
         .max_send_buffer_size(SEND_BUFFER)
+        .data_frame_budget(FRAME_BUDGET)
         .enable_connect_protocol()
         .handshake::<_, Bytes>(io)
         .await;
@@ -254,6 +256,9 @@ impl Wait<'_> {
     }
 }
 
+/// A client may take so long to read that its session was ended.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
 async fn send(response: Response<ResponseBody>, to: &mut Respond) {
     let (parts, body) = response.into_parts();
     let ends = body.is_end_stream() || body.entry().facts.method == Method::HEAD;
@@ -269,12 +274,16 @@ async fn send(response: Response<ResponseBody>, to: &mut Respond) {
         return;
     }
     let (worker, entry) = (body.worker().clone(), body.entry().clone());
-    // Where the session was ended before, this is the answer that says so.
-    let ended = entry.end.get().is_some();
+    // Where the session was ended before, this is the answer that says so; it is not waited for as long.
+    let mut last_words = entry.end.get().map(|error| (error, Box::pin(tokio::time::sleep(LAST_WORDS))));
     let mut pipe = Pipe::new(body, Sender::new(stream, &to.backlog));
     let result = std::future::poll_fn(|cx| {
         // A client that reads nothing keeps the body from being polled: the sweep is heard here.
-        if !ended && let Poll::Ready(error) = entry.end.poll(cx) {
+        let ended = match &mut last_words {
+            None => entry.end.poll(cx),
+            Some((error, timer)) => timer.as_mut().poll(cx).map(|()| error.clone()),
+        };
+        if let Poll::Ready(error) = ended {
             return Poll::Ready(Err(PipeError::Source(error)));
         }
         let polled = pipe.poll(cx);

@@ -7,7 +7,7 @@ use std::{io, time::Duration};
 
 use hermes_testkit::{
     dialog::Dialog,
-    frames::{END_STREAM, Frame, Frames, PREFACE, block, kind},
+    frames::{END_STREAM, Frame, Frames, INITIAL_WINDOW_SIZE, PREFACE, block, kind},
     origin::{self, http},
     overlay::{Node, PATIENCE},
 };
@@ -176,4 +176,27 @@ async fn served(fort: &Fort) -> io::Result<bool> {
     let mut dialog = Dialog::connect(fort.address("h1")).await?;
     dialog.send("GET / HTTP/1.1\r\nHost: HERE\r\nConnection: close\r\n\r\n").await?;
     Ok(dialog.head().await?.status() == 200)
+}
+
+#[tokio::test]
+async fn answers_that_nobody_reads_do_not_keep_their_sessions() {
+    // An origin that says nothing: each session is ended, and the client does not read that either.
+    let origin = origin::scripted::h1(|mut dialog| async move {
+        dialog.head().await?;
+        std::future::pending::<io::Result<()>>().await
+    });
+    let (origin, overlay) = (origin.unwrap(), overlay());
+    let document = "
+listeners:
+- {name: in, bind: '127.0.0.1:0', protocol: http}
+routes:
+- {name: all, upstream: origin, timeout: {progress: 300ms}}
+upstreams:
+- {name: origin, protocol: h1, endpoints: ['$ORIGIN']}
+";
+    let node = overlay.node("fort").document(document).with("ORIGIN", origin.address()).start().await.unwrap();
+    let mut frames = Frames::connect(node.address("in"), &[(INITIAL_WINDOW_SIZE, 0)]).await.unwrap();
+    frames.send(&[Frame::get(1, "WEB", "/"), Frame::get(3, "WEB", "/")]).await.unwrap();
+    frames.until("an answer", |frame| frame.stream == 3 && frame.kind == kind::HEADERS).await.unwrap();
+    node.quiet().await;
 }

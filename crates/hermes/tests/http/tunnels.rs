@@ -5,7 +5,8 @@ use std::io;
 use hermes_testkit::{
     dialog::Dialog,
     door::{Door, Way},
-    origin::scripted,
+    frames::{END_STREAM, Frame, Frames, kind},
+    origin::{self, scripted, stream},
     overlay::PATIENCE,
     patience::until,
     tunnel::Tunnel,
@@ -193,8 +194,7 @@ async fn bytes_sent_before_the_answer_to_connect_reach_the_target() {
 
 #[tokio::test]
 async fn a_post_without_trust_is_no_tunnel() {
-    let origin =
-        hermes_testkit::origin::stream::echo(hermes_testkit::origin::listen("127.0.0.1:0".parse().unwrap()).unwrap());
+    let origin = stream::echo(origin::listen("127.0.0.1:0".parse().unwrap()).unwrap());
     let origin = origin.unwrap();
     let overlay = overlay();
     let document = "
@@ -243,8 +243,7 @@ async fn tunnels_and_requests_share_a_connection() {
 /// `limits.tunnels` is the node's, however its connections are spread over workers.
 #[tokio::test]
 async fn all_workers_together_open_as_many_tunnels_as_the_document_allows() {
-    let origin =
-        hermes_testkit::origin::stream::echo(hermes_testkit::origin::listen("127.0.0.1:0".parse().unwrap()).unwrap());
+    let origin = stream::echo(origin::listen("127.0.0.1:0".parse().unwrap()).unwrap());
     let origin = origin.unwrap();
     let overlay = overlay();
     let document = "
@@ -309,4 +308,58 @@ async fn a_client_that_ended_its_side_and_then_breaks_off_is_heard() {
         lab.near.quiet().await;
         lab.far.quiet().await;
     }
+}
+
+#[tokio::test]
+async fn many_that_end_their_side_in_a_frame_of_its_own_do_not_end_the_connection_of_all() {
+    // h2 counts empty frames over a connection's life, and ends it after a hundred.
+    let origin = stream::echo(origin::listen("127.0.0.1:0".parse().unwrap()).unwrap()).unwrap();
+    let lab = Tunnels::to(origin.address()).await;
+    let door = lab.door(Way::ConnectH2, "H2");
+    let mut bystander = door.tunnel(Way::ConnectH2, "H2:7").await.unwrap();
+    for _ in 0..150 {
+        let mut tunnel = door.tunnel(Way::ConnectH2, "H2:7").await.unwrap();
+        tunnel.writer.send("x").await.unwrap();
+        assert_eq!(tunnel.reader.at_least(1).await.unwrap(), b"x");
+        tunnel.writer.finish().await.unwrap();
+        assert_eq!(tunnel.reader.to_end().await.unwrap(), b"");
+    }
+    // Before there is an answer it goes another way.
+    let mut frames = Frames::connect(door.address, &[]).await.unwrap();
+    for number in 0..150 {
+        let stream = 2 * number + 1;
+        let connect = Frame::headers(stream, false, &[(":method", "CONNECT"), (":authority", "H2:7")]);
+        frames.send(&[connect, Frame::new(kind::DATA, END_STREAM, stream, "")]).await.unwrap();
+        frames.until("an end", |frame| frame.stream == stream && frame.flags & END_STREAM != 0).await.unwrap();
+    }
+    bystander.writer.send("still there?").await.unwrap();
+    assert_eq!(bystander.reader.at_least(12).await.unwrap(), b"still there?");
+}
+
+#[tokio::test]
+async fn a_refused_tunnel_by_post_has_its_answer_whole() {
+    const LONG: usize = 300_000;
+    let origin = scripted::h1(|mut dialog| async move {
+        dialog.head().await?;
+        dialog.send(format!("HTTP/1.1 403 Forbidden\r\ncontent-length: {LONG}\r\n\r\n")).await?;
+        for _ in 0..LONG / 1000 {
+            dialog.send([b'n'; 1000]).await?;
+        }
+        std::future::pending::<io::Result<()>>().await
+    });
+    let (origin, overlay) = (origin.unwrap(), overlay());
+    let document = "
+listeners:
+- {name: in, bind: '127.0.0.1:0', protocol: http}
+routes:
+- {name: all, upstream: next}
+upstreams:
+- {name: next, protocol: h1, tunnel-method: POST, overlay: false, endpoints: ['$NEXT']}
+";
+    let node = overlay.node("edge").document(document).with("NEXT", origin.address()).start().await.unwrap();
+    let mut dialog = Dialog::connect(node.address("in")).await.unwrap();
+    dialog.send("CONNECT DB:7 HTTP/1.1\r\nhost: DB:7\r\n\r\n").await.unwrap();
+    let head = dialog.head().await.unwrap();
+    assert_eq!(head.status(), 403);
+    assert_eq!(dialog.body(&head).await.unwrap().data.len(), LONG);
 }

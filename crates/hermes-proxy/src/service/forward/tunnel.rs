@@ -263,6 +263,8 @@ impl Forward<'_> {
         let response = exchange::over_h1(connection, request, place, None).await?;
         if !response.status().is_success() {
             self.note_refusal(&peer, response.status());
+            // Nothing will be sent. Merely dropped it would take the answer with it.
+            send.finish();
             return Ok(Opened::Answer(response.map(ExchangeBody::settle)));
         }
         let (parts, mut body) = response.into_parts();

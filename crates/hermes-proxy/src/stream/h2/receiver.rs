@@ -3,15 +3,20 @@
 //! In: h2's half. Out: chunks. Small frames are put together. What lies unread is taken out of h2,
 //! since that counts unread frames and ends the connection, which others share, when they are many.
 //! The stream's window is given back only to who reads it; the connection's is widened by what
-//! readers leave lying, so that the streams beside theirs go on. What lies there is bounded by
-//! `limits.unread`: beyond it the sessions end that have read nothing for the longest.
+//! readers leave lying for longer than a tick, so that the streams beside theirs go on. What lies
+//! there is bounded by `limits.unread`: beyond it the sessions end that have read nothing for the
+//! longest, those of the client that holds most before others.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker, ready};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker, ready};
 
 use bytes::{Bytes, BytesMut};
+use futures_util::task::AtomicWaker;
 use h2::RecvStream;
 use http::HeaderMap;
 use slab::Slab;
@@ -61,6 +66,26 @@ impl Window {
 /// The receiving halves of a worker, for the sweep.
 pub(crate) type Inboxes = RefCell<Slab<Rc<RefCell<Inbox>>>>;
 
+/// Passes h2's wake on to the reader, and remembers that there was one: a reader that is gone, or busy
+/// elsewhere, does not come for what it was woken for.
+#[derive(Default)]
+struct Notice {
+    /// The reader found nothing, or it saw the end, and h2 has not called since: nothing lies unread.
+    is_idle: AtomicBool,
+    reader: AtomicWaker,
+}
+
+impl Wake for Notice {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.is_idle.store(false, Ordering::Release);
+        self.reader.wake();
+    }
+}
+
 /// What was received on a stream and not read yet.
 pub(crate) struct Inbox {
     recv: RecvStream,
@@ -68,31 +93,72 @@ pub(crate) struct Inbox {
     held: VecDeque<Bytes>,
     /// What h2 said instead of data, once `held` is read.
     failed: Option<h2::Error>,
-    /// The reader found nothing and will be woken, or it saw the end: nothing lies unread.
-    is_awaited: bool,
-    /// Bytes were read since the last sweep.
-    is_read: bool,
-    /// What the window counts of it as stalled, and since when it is; milliseconds of the worker's clock.
+    notice: Arc<Notice>,
+    /// Of `notice`: h2 is polled with no other.
+    waker: Waker,
+    /// Unread bytes at the last sweep, and bytes read since.
+    lay: u64,
+    read: u64,
+    /// What of it the window counts as stalled; and when something was read last, in milliseconds of the worker's
+    /// clock.
     stalled: u64,
-    stalled_since: u64,
+    read_at: u64,
     window: Rc<Window>,
-    /// Whose it is. `None` as long as there is no session.
+    /// Whose it is. `None` for a request that is refused before it is anybody's.
     session: Option<Rc<Entry>>,
 }
 
 impl Inbox {
-    /// One chunk from h2, and the small ones behind it.
-    fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, h2::Error>>> {
+    fn new(recv: RecvStream, window: &Rc<Window>, now: u64) -> Self {
+        let notice = Arc::<Notice>::default();
+        let waker = Waker::from(notice.clone());
+        Self {
+            recv,
+            held: VecDeque::new(),
+            failed: None,
+            notice,
+            waker,
+            lay: 0,
+            read: 0,
+            stalled: 0,
+            read_at: now,
+            window: window.clone(),
+            session: None,
+        }
+    }
+
+    /// What h2 has; `None` is the end.
+    fn poll_recv(&mut self) -> Poll<Option<Result<Bytes, h2::Error>>> {
+        // Before h2 is asked: its call may come at once.
+        self.notice.is_idle.store(true, Ordering::Release);
+        let mut cx = Context::from_waker(&self.waker);
+        loop {
+            let polled = self.recv.poll_data(&mut cx);
+            match &polled {
+                // END_STREAM in a frame of its own.
+                Poll::Ready(Some(Ok(chunk))) if chunk.is_empty() => {}
+                Poll::Ready(Some(_)) => {
+                    self.notice.is_idle.store(false, Ordering::Release);
+                    return polled;
+                }
+                Poll::Ready(None) | Poll::Pending => return polled,
+            }
+        }
+    }
+
+    /// One chunk, never empty, and the small ones behind it.
+    fn poll_data(&mut self, cx: &Context<'_>) -> Poll<Option<Result<Bytes, h2::Error>>> {
         if let Some(error) = self.failed.take() {
             return Poll::Ready(Some(Err(error)));
         }
-        let first = match ready!(self.recv.poll_data(cx)) {
+        self.notice.reader.register(cx.waker());
+        let first = match ready!(self.poll_recv()) {
             Some(Ok(chunk)) if chunk.len() < SMALL && !self.recv.is_end_stream() => chunk,
             other => return Poll::Ready(other),
         };
         let mut whole = Whole::from(first);
         while whole.len() < GATHER {
-            match self.recv.poll_data(cx) {
+            match self.poll_recv() {
                 Poll::Ready(Some(Ok(chunk))) => whole.add(&chunk),
                 Poll::Ready(Some(Err(error))) => {
                     self.failed = Some(error);
@@ -110,29 +176,30 @@ impl Inbox {
         }
     }
 
-    fn release(&mut self, bytes: usize) {
+    fn release(&mut self, bytes: usize, now: u64) {
         let _ = self.recv.flow_control().release_capacity(bytes);
-        self.is_read = true;
-        self.restate(0);
+        self.read += bytes as u64;
+        self.read_at = now;
+        if self.stalled > 0 {
+            self.restate(self.stalled.saturating_sub(bytes as u64));
+        }
     }
 
     fn restate(&mut self, stalled: u64) {
         self.window.restate(std::mem::replace(&mut self.stalled, stalled), stalled);
     }
 
-    /// Takes out of h2 what nobody reads. Returns how much that is.
-    fn sweep(&mut self, now: u64) -> u64 {
-        if self.is_awaited {
-            return 0;
+    /// Takes out of h2 what nobody reads. Stalled is what lay there at the last sweep already.
+    fn sweep(&mut self) {
+        if self.lay == 0 && self.notice.is_idle.load(Ordering::Acquire) {
+            return;
         }
-        // Nobody waits for it, and who comes next asks h2 anew: there is no one to wake.
-        let mut cx = Context::from_waker(Waker::noop());
         let mut small = BytesMut::new();
         while self.failed.is_none()
-            && let Poll::Ready(Some(taken)) = self.recv.poll_data(&mut cx)
+            && let Poll::Ready(Some(taken)) = self.poll_recv()
         {
             match taken {
-                Ok(chunk) if chunk.len() < SMALL => small.extend_from_slice(&chunk),
+                Ok(chunk) if chunk.len() < SMALL && small.len() < GATHER => small.extend_from_slice(&chunk),
                 Ok(chunk) => {
                     self.hold(small.split().freeze());
                     self.hold(chunk);
@@ -141,14 +208,13 @@ impl Inbox {
             }
         }
         self.hold(small.freeze());
-        if !std::mem::take(&mut self.is_read) {
-            let unread = self.recv.flow_control().used_capacity() as u64;
-            if self.stalled == 0 {
-                self.stalled_since = now;
-            }
-            self.restate(unread);
+        self.restate(self.lay.saturating_sub(self.read));
+        self.lay = self.recv.flow_control().used_capacity() as u64;
+        self.read = 0;
+        if !self.held.is_empty() {
+            // Whoever was woken for it may ask h2 alone: it is here now.
+            self.notice.reader.wake();
         }
-        self.stalled
     }
 }
 
@@ -162,19 +228,28 @@ impl Drop for Inbox {
 /// sessions where more than `limits.unread` lies there.
 pub(crate) fn sweep(worker: &Worker) {
     let inboxes = worker.live.inboxes.borrow();
-    let now = worker.now();
-    let unread: u64 = inboxes.iter().map(|(_, inbox)| inbox.borrow_mut().sweep(now)).sum();
-    let most = worker.generation().snapshot.limits.unread as u64;
-    let Some(mut over) = unread.checked_sub(most).filter(|over| *over > 0) else { return };
-    let mut stalled: Vec<_> =
-        inboxes.iter().map(|(_, inbox)| inbox.borrow()).filter(|inbox| inbox.stalled > 0).collect();
-    stalled.sort_unstable_by_key(|inbox| inbox.stalled_since);
+    inboxes.iter().for_each(|(_, inbox)| inbox.borrow_mut().sweep());
+    let mut stalled: Vec<_> = inboxes
+        .iter()
+        .map(|(_, inbox)| inbox.borrow())
+        .filter(|inbox| inbox.stalled > 0 && inbox.session.is_some())
+        .collect();
+    let unread: u64 = stalled.iter().map(|inbox| inbox.stalled).sum();
+    let mut over = unread.saturating_sub(worker.generation().snapshot.limits.unread as u64);
+    if over == 0 {
+        return;
+    }
+    // Of whoever holds most, what lies there longest.
+    let client = |inbox: &Inbox| inbox.session.as_ref().map(|session| session.facts.source.ip());
+    let mut holders: HashMap<_, u64> = HashMap::new();
+    stalled.iter().for_each(|inbox| *holders.entry(client(inbox)).or_default() += inbox.stalled);
+    stalled.sort_unstable_by_key(|inbox| (Reverse(holders.get(&client(inbox)).copied()), inbox.read_at));
     for inbox in stalled {
         if let Some(session) = &inbox.session {
             worker.shared.metrics.limit("unread");
             session.end_for_good(Error::Limit("bytes that wait for readers who take none"));
-            over = over.saturating_sub(inbox.stalled);
         }
+        over = over.saturating_sub(inbox.stalled);
         if over == 0 {
             break;
         }
@@ -191,17 +266,7 @@ pub(crate) struct Receiver {
 impl Receiver {
     /// `window` is the one of the stream's connection.
     pub(crate) fn new(worker: &Rc<Worker>, recv: RecvStream, window: &Rc<Window>) -> Self {
-        let inbox = Rc::new(RefCell::new(Inbox {
-            recv,
-            held: VecDeque::new(),
-            failed: None,
-            is_awaited: false,
-            is_read: true,
-            stalled: 0,
-            stalled_since: 0,
-            window: window.clone(),
-            session: None,
-        }));
+        let inbox = Rc::new(RefCell::new(Inbox::new(recv, window, worker.now())));
         let key = worker.live.inboxes.borrow_mut().insert(inbox.clone());
         Self { inbox, worker: worker.clone(), key }
     }
@@ -211,24 +276,20 @@ impl Receiver {
         self.inbox.borrow_mut().session = Some(session.clone());
     }
 
-    /// The next chunk, of at most so many bytes. The stream's window opens by as much.
+    /// The next chunk, never empty, of at most so many bytes. The stream's window opens by as much.
     pub(crate) fn poll_chunk(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<Option<Result<Bytes, h2::Error>>> {
         let inbox = &mut *self.inbox.borrow_mut();
         let mut chunk = match inbox.held.pop_front() {
             Some(chunk) => chunk,
-            None => {
-                let polled = inbox.poll_data(cx);
-                inbox.is_awaited = !matches!(polled, Poll::Ready(Some(Ok(_))));
-                match ready!(polled) {
-                    Some(Ok(chunk)) => chunk,
-                    other => return Poll::Ready(other),
-                }
-            }
+            None => match ready!(inbox.poll_data(cx)) {
+                Some(Ok(chunk)) => chunk,
+                other => return Poll::Ready(other),
+            },
         };
         if chunk.len() > most {
             inbox.held.push_front(chunk.split_off(most));
         }
-        inbox.release(chunk.len());
+        inbox.release(chunk.len(), self.worker.now());
         Poll::Ready(Some(Ok(chunk)))
     }
 

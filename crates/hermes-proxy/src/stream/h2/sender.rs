@@ -46,6 +46,11 @@ impl Waiting {
         }
     }
 
+    fn leave(&self, stream: &Arc<Tally>) {
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        streams.retain(|other| !Arc::ptr_eq(other, stream));
+    }
+
     fn wake_all(&self) {
         if self.has_streams.swap(false, Ordering::AcqRel) {
             let streams = std::mem::take(&mut *self.streams.lock().unwrap_or_else(PoisonError::into_inner));
@@ -86,6 +91,14 @@ impl Drop for Counted {
         }
         if !self.connection.is_full() {
             self.connection.wake_all();
+        }
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        if let Some(tally) = self.tally.take().filter(|tally| tally.is_queued.load(Ordering::Acquire)) {
+            self.connection.leave(&tally);
         }
     }
 }
@@ -162,7 +175,11 @@ impl Sender {
     /// # Errors
     /// The stream is over.
     pub(crate) fn send(&mut self, chunk: Bytes, ends: bool) -> Result<(), h2::Error> {
-        let is_counted = if ends { chunk.len() > SHORT } else { !chunk.is_empty() };
+        if chunk.is_empty() && !ends {
+            // Peers count such frames, and end the connection after a hundred.
+            return Ok(());
+        }
+        let is_counted = !ends || chunk.len() > SHORT;
         let chunk = if is_counted { self.counted(chunk) } else { chunk };
         self.stream.send_data(chunk, ends)
     }

@@ -24,6 +24,9 @@ use crate::worker::Worker;
 
 /// DATA frames up to this size are taken: a tunnel's bytes in fewer frames.
 pub(crate) const MAX_FRAME: u32 = 256 << 10;
+/// Small frames that h2 keeps unread, at 256 bytes each: what may come between two sweeps, which take
+/// them out of it. h2 would allow half the window, and ends connections at that.
+pub(crate) const FRAME_BUDGET: usize = 32 << 20;
 /// What h2 buffers for a stream beyond the peer's window.
 pub(crate) const SEND_BUFFER: usize = 512 << 10;
 
@@ -146,6 +149,7 @@ impl Pool {
             .max_frame_size(MAX_FRAME)
             .max_header_list_size(limits.header_bytes as u32)
             .max_send_buffer_size(SEND_BUFFER)
+            .data_frame_budget(FRAME_BUDGET)
             // None until the peer's SETTINGS came: that is how their arrival is seen.
             .initial_max_send_streams(0)
             .enable_push(false)
