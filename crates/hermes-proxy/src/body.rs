@@ -160,7 +160,16 @@ impl HttpBody for H2Body {
             }
         }
         match ready!(self.recv.poll_trailers(cx)) {
-            Ok(Some(trailers)) => Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
+            Ok(Some(trailers)) => {
+                // h2 bounds them by their size alone.
+                let most = self.recv.most_lines();
+                let bounded = if trailers.len() <= most {
+                    Ok(Frame::trailers(trailers))
+                } else {
+                    Err(Error::ClientGone(format!("trailers of more than {most} lines (`limits.header-count`)")))
+                };
+                Poll::Ready(Some(bounded))
+            }
             Ok(None) => Poll::Ready(None),
             Err(error) => Poll::Ready(Some(Err(broken(error)))),
         }

@@ -192,8 +192,7 @@ impl Pool {
         self.idle.borrow_mut().append(&mut idle);
         for connection in self.shared.borrow().iter() {
             if connection.streams.get() == 0 && expired(connection.idle_since.get()) {
-                connection.close();
-                connection.retire.set(());
+                connection.retire();
             }
         }
         // Who dials would come back to a pool that nobody knows.
@@ -216,8 +215,7 @@ impl Pool {
         for connection in self.shared.borrow().iter() {
             if goes(connection.idle.borrow().as_ref()) {
                 connection.idle.take();
-                connection.close();
-                connection.retire.set(());
+                connection.retire();
                 closed += 1;
             }
         }
@@ -229,8 +227,7 @@ impl Pool {
         self.retired.set(true);
         self.idle.borrow_mut().clear();
         for connection in self.shared.borrow().iter() {
-            connection.close();
-            connection.retire.set(());
+            connection.retire();
         }
     }
 }

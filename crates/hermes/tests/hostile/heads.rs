@@ -2,14 +2,15 @@
 
 use std::io;
 
+use bytes::Bytes;
 use hermes_testkit::{
     dialog::Dialog,
     door::Door,
     frames::{END_HEADERS, END_STREAM, Frame, Frames, block, kind},
-    multiplex::Exchange,
+    multiplex::{self, Exchange},
     origin::scripted,
 };
-use http::{Request, Response};
+use http::{HeaderMap, HeaderValue, Request, Response};
 
 use crate::lab::{BOTH, Fort, last_words, overlay};
 
@@ -218,6 +219,23 @@ async fn what_unpacks_to_megabytes_is_not_unpacked() {
     assert!(fort.still_serves("h1").await.is_empty());
     let grown = fort.node.memory().unwrap().saturating_sub(before);
     assert!(grown < 24 << 20, "20 bombs of 47 MB left {grown} bytes behind");
+}
+
+#[tokio::test]
+async fn trailers_over_http_2_are_bounded_in_lines_too() {
+    let mut fort = Fort::with(LIMITS).await;
+    for (count, is_taken) in [(20, true), (21, false), (20, true)] {
+        let mut connection = fort.door("h2").h2().await.unwrap();
+        let request = Request::post("http://WEB/trailers").body(()).unwrap();
+        let (answer, mut stream) = connection.open(request, false).await.unwrap();
+        multiplex::send_all(&mut stream, Bytes::from_static(b"hello"), false).await.unwrap();
+        let trailers = names(count).into_iter().map(|name| (name.parse().unwrap(), HeaderValue::from_static("")));
+        stream.send_trailers(trailers.collect::<HeaderMap>()).unwrap();
+        let answered = multiplex::answer(answer).await;
+        assert_eq!(answered.is_ok_and(|answer| answer.status == 200), is_taken, "{count} lines");
+    }
+    let seen = fort.still_serves("h2").await;
+    assert_eq!(seen.iter().filter(|seen| seen.body.is_some()).count(), 2, "{seen:?}");
 }
 
 #[tokio::test]

@@ -19,3 +19,4 @@ mod memory;
 mod origins;
 mod slow;
 mod smuggling;
+mod unread;

@@ -293,6 +293,11 @@ impl Receiver {
         Poll::Ready(Some(Ok(chunk)))
     }
 
+    /// How many lines trailers may have.
+    pub(crate) fn most_lines(&self) -> usize {
+        self.worker.generation().snapshot.limits.header_count
+    }
+
     /// The trailers, after the last chunk.
     pub(crate) fn poll_trailers(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<HeaderMap>, h2::Error>> {
         self.inbox.borrow_mut().recv.poll_trailers(cx)

@@ -42,7 +42,7 @@ pub(crate) struct H2Connection {
     pub(crate) window: Rc<Window>,
     pub(crate) backlog: Backlog,
     /// Tells the driver to close once its streams are done.
-    pub(super) retire: Signal<()>,
+    retiring: Signal<()>,
 }
 
 impl H2Connection {
@@ -58,6 +58,12 @@ impl H2Connection {
     /// No further stream on it.
     pub(crate) fn close(&self) {
         self.closed.set(true);
+    }
+
+    /// No further stream on it, and it ends with its last.
+    pub(super) fn retire(&self) {
+        self.close();
+        self.retiring.set(());
     }
 }
 
@@ -85,7 +91,7 @@ impl Drop for H2Lease {
         if connection.streams.get() == 0 {
             if connection.closed.get() {
                 // Wakes the driver of a retired connection: this was its last stream.
-                connection.retire.set(());
+                connection.retire();
             } else {
                 self.worker.make_room_for_idle();
                 connection.idle.replace(Some(self.worker.idle.enter()));
@@ -178,10 +184,10 @@ impl Pool {
             closed: Cell::new(false),
             idle_since: Cell::new(worker.now()),
             idle: RefCell::default(),
-            retire: Signal::default(),
+            retiring: Signal::default(),
         });
         if self.retired.get() {
-            shared.retire.set(());
+            shared.retire();
         }
         self.shared.borrow_mut().push(shared.clone());
         worker.spawn(drive_h2(connection, shared.clone(), self.clone(), permit));
@@ -203,7 +209,7 @@ async fn drive_h2(
             connection.set_target_window_size(target);
         }
         // Retired and empty: end it. While streams are left they wake us, since they end here.
-        if shared.streams.get() == 0 && shared.retire.poll(cx).is_ready() {
+        if shared.streams.get() == 0 && shared.retiring.poll(cx).is_ready() {
             return Poll::Ready(Ok(()));
         }
         Pin::new(&mut connection).poll(cx)

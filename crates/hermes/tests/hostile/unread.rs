@@ -1,0 +1,210 @@
+//! What lies unread: readers who are slow, gone or not there yet hold up nobody beside them, and what waits for them
+//! is counted.
+//!
+//! In: uploads whose origin takes a little at a time, tunnels that never open, requests between two attempts. Out:
+//! others' transfers on the same connection go on, the connection lives, and where too much lies there, those lose who
+//! hold most of it.
+
+use std::{net::SocketAddr, time::Duration};
+
+use bytes::Bytes;
+use hermes_testkit::{
+    dialog::Head,
+    frames::{Frame, Frames, INITIAL_WINDOW_SIZE, kind},
+    multiplex::{self, Exchange, Multiplex},
+    origin::{self, Origin, scripted},
+    overlay::{Node, Overlay, PATIENCE},
+};
+use http::{Request, Response};
+use tokio::net::TcpSocket;
+
+use crate::lab::overlay;
+
+/// The window of an anonymous client's stream. Six are more than that of its connection.
+const WINDOWFUL: usize = 256 << 10;
+/// Read one at a time: smaller ones are put together.
+const PIECE: usize = 256;
+
+const DOCUMENT: &str = "
+workers: 1
+limits: {unread: 2MiB}
+listeners:
+- {name: in, bind: '127.0.0.1:0', protocol: http}
+routes:
+- {name: slow, match: {authority: SLOW}, upstream: slow, timeout: {progress: 10m}}
+- {name: fast, match: {authority: FAST}, upstream: fast}
+- {name: closes, match: {authority: CLOSES}, upstream: closes,
+   retry: {on: [reset], attempts: 2, backoff: {base: 1m, max: 1m}}}
+- {name: echo, match: {kind: tcp, authority: 'ECHO:7'}, terminate: {tcp: '$ECHO'}}
+- {name: mute, match: {kind: tcp}, upstream: mute, timeout: {connect: 1m}}
+upstreams:
+- {name: slow, protocol: h2, overlay: false, endpoints: ['$SLOW']}
+- {name: fast, protocol: h2, overlay: false, endpoints: ['$FAST']}
+- {name: closes, protocol: h1, endpoints: ['$CLOSES']}
+- {name: mute, protocol: h1, endpoints: ['$MUTE']}
+";
+
+/// Takes little, and waits before it takes more: of each stream something in each tick of a node.
+const SIP: u32 = 256;
+const PAUSE: Duration = Duration::from_millis(5);
+/// Made to wait.
+const STALLED: Duration = Duration::from_millis(200);
+
+fn slow() -> Origin {
+    scripted::h1(|dialog| async move {
+        let mut frames = Frames::accept(dialog, &[(INITIAL_WINDOW_SIZE, 0)]).await?;
+        loop {
+            let frame = frames.next().await?;
+            if frame.kind == kind::DATA {
+                tokio::time::sleep(PAUSE).await;
+            } else if frame.kind != kind::HEADERS {
+                continue;
+            }
+            let more = |stream| Frame::new(kind::WINDOW_UPDATE, 0, stream, SIP.to_be_bytes().to_vec());
+            frames.send(&[more(0), more(frame.stream)]).await?;
+        }
+    })
+    .unwrap()
+}
+
+fn fast() -> Origin {
+    let serve = |mut exchange: Exchange| async move {
+        let mut length = 0;
+        while let Some(chunk) = multiplex::receive(exchange.request.body_mut()).await? {
+            length += chunk.len();
+        }
+        exchange.answer(Response::new(()), length.to_string()).await
+    };
+    scripted::h2(serve).unwrap()
+}
+
+/// Reads a head, answers nothing, and closes or not.
+fn silent(closes: bool) -> Origin {
+    scripted::h1(move |mut dialog| async move {
+        let _: Head = dialog.head().await?;
+        if !closes {
+            std::future::pending::<()>().await;
+        }
+        Ok(())
+    })
+    .unwrap()
+}
+
+struct Bed {
+    node: Node,
+    _overlay: Overlay,
+    _origins: [Origin; 5],
+}
+
+impl Bed {
+    async fn new() -> Self {
+        let overlay = overlay();
+        let echo = origin::stream::echo(origin::listen("127.0.0.1:0".parse().unwrap()).unwrap()).unwrap();
+        let origins = [slow(), fast(), silent(true), silent(false), echo];
+        let names = ["SLOW", "FAST", "CLOSES", "MUTE", "ECHO"];
+        let draft = names
+            .iter()
+            .zip(&origins)
+            .fold(overlay.node("fort").document(DOCUMENT), |draft, (name, origin)| draft.with(name, origin.address()));
+        let node = draft.start().await.unwrap();
+        Self { node, _overlay: overlay, _origins: origins }
+    }
+
+    /// A client's connection, from an address of its own.
+    async fn client(&self, from: &str) -> Multiplex {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(SocketAddr::new(from.parse().unwrap(), 0)).unwrap();
+        Multiplex::over(socket.connect(self.node.address("in")).await.unwrap()).await.unwrap()
+    }
+}
+
+fn post(host: &str) -> Request<()> {
+    Request::post(format!("http://{host}/")).version(http::Version::HTTP_2).body(()).unwrap()
+}
+
+/// Fills its window, or sends until it is made to wait.
+async fn pour(stream: &mut h2::SendStream<Bytes>) {
+    let piece = Bytes::from_static(&[7; PIECE]);
+    for _ in (0..WINDOWFUL).step_by(PIECE) {
+        let sending = multiplex::send_all(stream, piece.clone(), false);
+        if !matches!(tokio::time::timeout(STALLED, sending).await, Ok(Ok(()))) {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn readers_who_take_a_little_at_a_time_hold_up_nobody_beside_them() {
+    let bed = Bed::new().await;
+    let mut client = bed.client("127.0.0.1").await;
+    let mut slow = Vec::new();
+    for _ in 0..6 {
+        let (answer, mut stream) = client.open(post("SLOW"), false).await.unwrap();
+        pour(&mut stream).await;
+        slow.push((answer, stream));
+    }
+    let body = vec![7; 64 << 20];
+    let answer = tokio::time::timeout(PATIENCE, client.ask(post("FAST"), &body)).await.expect("held up").unwrap();
+    assert_eq!((answer.status, answer.text()), (200, body.len().to_string()));
+}
+
+#[tokio::test]
+async fn tunnels_that_never_open_count_and_whoever_holds_most_loses_first() {
+    let bed = Bed::new().await;
+    let mut innocent = bed.client("127.0.0.2").await;
+    let (_answer, mut upload) = innocent.open(post("SLOW"), false).await.unwrap();
+    // The first of all to stall.
+    pour(&mut upload).await;
+    let mut greedy = Vec::new();
+    for _ in 0..4 {
+        let mut client = bed.client("127.0.0.1").await;
+        let mut tunnels = Vec::new();
+        for _ in 0..4 {
+            let connect = Request::connect("MUTE:1").version(http::Version::HTTP_2).body(()).unwrap();
+            let (answer, mut stream) = client.open(connect, false).await.unwrap();
+            pour(&mut stream).await;
+            tunnels.push((answer, stream));
+        }
+        greedy.push((client, tunnels));
+    }
+    bed.node.metric_reaches("hermes_limit_hits_total", "unread", 2.0).await;
+    let (_, sessions) = bed.node.ask("/sessions").await.unwrap();
+    assert!(sessions.contains("127.0.0.2"), "the innocent lost: {sessions}");
+}
+
+#[tokio::test]
+async fn single_bytes_for_a_reader_who_is_gone_do_not_end_their_connection() {
+    let bed = Bed::new().await;
+    let mut frames = Frames::connect(bed.node.address("in"), &[]).await.unwrap();
+    let fields = [(":method", "PUT"), (":scheme", "http"), (":authority", "CLOSES"), (":path", "/")];
+    // The first attempt fails, and the next is a long time away.
+    frames.send(&[Frame::headers(1, false, &fields)]).await.unwrap();
+    bed.node.metric_reaches("hermes_retries_total", "", 1.0).await;
+    // More than h2 lets lie: 32 MiB, at 255 bytes each.
+    let crumbs = Frame::new(kind::DATA, 0, 1, "x").bytes().repeat(5_000);
+    for _ in 0..40 {
+        frames.send_bytes(&crumbs).await.unwrap();
+        frames.ping().await.unwrap();
+        tokio::time::sleep(Duration::from_millis(110)).await;
+    }
+    echoes(&mut frames).await;
+}
+
+#[tokio::test]
+async fn a_burst_of_small_frames_does_not_end_its_connection() {
+    let bed = Bed::new().await;
+    let mut frames = Frames::connect(bed.node.address("in"), &[]).await.unwrap();
+    let fields = [(":method", "POST"), (":scheme", "http"), (":authority", "FAST"), (":path", "/")];
+    frames.send(&[Frame::headers(1, false, &fields)]).await.unwrap();
+    frames.send_bytes(&Frame::new(kind::DATA, 0, 1, vec![7; 50]).bytes().repeat(5_000)).await.unwrap();
+    frames.ping().await.unwrap();
+    echoes(&mut frames).await;
+}
+
+/// Opens a tunnel on the same connection, and hears itself.
+async fn echoes(frames: &mut Frames<tokio::net::TcpStream>) {
+    let fields = [(":method", "CONNECT"), (":authority", "ECHO:7")];
+    frames.send(&[Frame::headers(3, false, &fields), Frame::new(kind::DATA, 0, 3, "hello")]).await.unwrap();
+    let echoed = frames.until("an echo", |frame| frame.stream == 3 && frame.kind == kind::DATA).await.unwrap();
+    assert_eq!(echoed.payload, "hello");
+}
