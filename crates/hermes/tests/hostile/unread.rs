@@ -5,7 +5,14 @@
 //! others' transfers on the same connection go on, the connection lives, and where too much lies there, those lose who
 //! hold most of it.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
 use hermes_testkit::{
@@ -13,7 +20,7 @@ use hermes_testkit::{
     frames::{Frame, Frames, INITIAL_WINDOW_SIZE, kind},
     multiplex::{self, Exchange, Multiplex},
     origin::{self, Origin, scripted},
-    overlay::{Node, Overlay, PATIENCE},
+    overlay::{Node, Overlay},
 };
 use http::{Request, Response};
 use tokio::net::TcpSocket;
@@ -46,25 +53,31 @@ upstreams:
 
 /// Takes little, and waits before it takes more: of each stream something in each tick of a node.
 const SIP: u32 = 256;
-const PAUSE: Duration = Duration::from_millis(5);
+const PAUSE: Duration = Duration::from_millis(12);
 /// Made to wait.
 const STALLED: Duration = Duration::from_millis(200);
 
-fn slow() -> Origin {
-    scripted::h1(|dialog| async move {
-        let mut frames = Frames::accept(dialog, &[(INITIAL_WINDOW_SIZE, 0)]).await?;
-        loop {
-            let frame = frames.next().await?;
-            if frame.kind == kind::DATA {
-                tokio::time::sleep(PAUSE).await;
-            } else if frame.kind != kind::HEADERS {
-                continue;
+/// Counts what it takes.
+fn slow(taken: &Arc<AtomicUsize>) -> Origin {
+    let taken = taken.clone();
+    let serve = move |dialog| {
+        let taken = taken.clone();
+        async move {
+            let mut frames = Frames::accept(dialog, &[(INITIAL_WINDOW_SIZE, 0)]).await?;
+            loop {
+                let frame = frames.next().await?;
+                if frame.kind == kind::DATA {
+                    taken.fetch_add(frame.payload.len(), Ordering::Relaxed);
+                    tokio::time::sleep(PAUSE).await;
+                } else if frame.kind != kind::HEADERS {
+                    continue;
+                }
+                let more = |stream| Frame::new(kind::WINDOW_UPDATE, 0, stream, SIP.to_be_bytes().to_vec());
+                frames.send(&[more(0), more(frame.stream)]).await?;
             }
-            let more = |stream| Frame::new(kind::WINDOW_UPDATE, 0, stream, SIP.to_be_bytes().to_vec());
-            frames.send(&[more(0), more(frame.stream)]).await?;
         }
-    })
-    .unwrap()
+    };
+    scripted::h1(serve).unwrap()
 }
 
 fn fast() -> Origin {
@@ -92,6 +105,8 @@ fn silent(closes: bool) -> Origin {
 
 struct Bed {
     node: Node,
+    /// Bytes that the slow origin took.
+    taken: Arc<AtomicUsize>,
     _overlay: Overlay,
     _origins: [Origin; 5],
 }
@@ -100,14 +115,15 @@ impl Bed {
     async fn new() -> Self {
         let overlay = overlay();
         let echo = origin::stream::echo(origin::listen("127.0.0.1:0".parse().unwrap()).unwrap()).unwrap();
-        let origins = [slow(), fast(), silent(true), silent(false), echo];
+        let taken = Arc::default();
+        let origins = [slow(&taken), fast(), silent(true), silent(false), echo];
         let names = ["SLOW", "FAST", "CLOSES", "MUTE", "ECHO"];
         let draft = names
             .iter()
             .zip(&origins)
             .fold(overlay.node("fort").document(DOCUMENT), |draft, (name, origin)| draft.with(name, origin.address()));
         let node = draft.start().await.unwrap();
-        Self { node, _overlay: overlay, _origins: origins }
+        Self { node, taken, _overlay: overlay, _origins: origins }
     }
 
     /// A client's connection, from an address of its own.
@@ -144,8 +160,11 @@ async fn readers_who_take_a_little_at_a_time_hold_up_nobody_beside_them() {
         slow.push((answer, stream));
     }
     let body = vec![7; 64 << 20];
-    let answer = tokio::time::timeout(PATIENCE, client.ask(post("FAST"), &body)).await.expect("held up").unwrap();
+    let answer = client.ask(post("FAST"), &body).await.unwrap();
     assert_eq!((answer.status, answer.text()), (200, body.len().to_string()));
+    // Without help two windows of streams are taken before there is room for it in that of the connection.
+    let taken = bed.taken.load(Ordering::Relaxed);
+    assert!(taken < WINDOWFUL, "it waited until the slow ones had taken {taken} bytes");
 }
 
 #[tokio::test]
