@@ -94,7 +94,8 @@ impl fmt::Display for DenyReason {
             DenyReason::DotSegment => f.write_str("the path has a . or .. segment; send the resolved path"),
             DenyReason::Escape => f.write_str("the path has a % without two hexadecimal digits behind it; send %25"),
             DenyReason::AmbiguousPath => f.write_str(
-                "the path has empty segments or escaped slashes, and routes differ on what it means; send single, unescaped slashes",
+                "the path has empty segments, escaped slashes or parameters behind `;`, and routes differ on what it means; \
+                 send single, unescaped slashes and no parameters",
             ),
             DenyReason::NoRoute { kind, authority } => write!(f, "no route for {kind} to {authority}"),
             DenyReason::WrongKind { route, kind } => write!(f, "route {route} matches first, and cannot carry {kind}"),
@@ -136,7 +137,7 @@ fn first_route<'s>(facts: &Facts, snapshot: &'s Snapshot) -> Result<&'s Arc<Rout
     })?;
     let find = |path: &str| snapshot.index.first_match(&snapshot.routes, facts, path);
     let found = find(&readings.plain);
-    if readings.merged.is_some_and(|merged| find(&merged) != found) {
+    if readings.others.iter().any(|other| find(other) != found) {
         return Err((StatusCode::BAD_REQUEST, DenyReason::AmbiguousPath));
     }
     let Some(route) = found.and_then(|at| snapshot.routes.get(at)) else {

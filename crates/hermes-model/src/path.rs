@@ -1,7 +1,7 @@
 //! Paths as they are matched: one path may be read in two ways, and no route may be evaded by that.
 //!
 //! In: the path of a request, as received. Out: its plain reading, and where some origins would
-//! see another path, that one too; or a refusal.
+//! see another path, those too; or a refusal.
 //! Never: changes what is forwarded.
 //!
 //! The rule. A path has one spelling here: escapes of characters that may stand in a path as they
@@ -9,9 +9,9 @@
 //! RFC 3986, 6.2.2.2, and a little more (`%21` is `!`), which is safe since nothing but the
 //! decision sees it. A path with a dot segment in any spelling is refused: clients resolve those
 //! before they send (RFC 3986, 5.2.4), and whoever does not wants to reach `/admin` as
-//! `/public/../admin`. Empty segments, escaped slashes and backslashes mean different things to
-//! different origins, yet are in honest use (`/scope%2Fname`): such a path is decided under both
-//! readings, and refused where the two do not come to the same route. A `%` without two digits
+//! `/public/../admin`. Empty segments, escaped slashes, backslashes and parameters (`/cart;id=7`)
+//! mean different things to different origins, yet are in honest use (`/scope%2Fname`): such a path
+//! is decided under all readings, and refused where they do not come to the same route. A `%` without two digits
 //! behind it is refused: no URI has one (RFC 3986, 2.1), origins differ on what it means, and one
 //! pass of decoding can put it together with what follows (`/%2%65` would become `/%2e`).
 
@@ -22,8 +22,9 @@ use std::borrow::Cow;
 pub(crate) struct Readings<'a> {
     /// With escapes of unreserved characters decoded, and the others in upper case.
     pub(crate) plain: Cow<'a, str>,
-    /// With slashes decoded and merged, where that differs.
-    pub(crate) merged: Option<String>,
+    /// With slashes decoded and merged, and with the parameters of segments dropped (as servlet
+    /// containers do), where that differs.
+    pub(crate) others: Vec<String>,
 }
 
 /// Why a path cannot be read.
@@ -36,16 +37,18 @@ pub(crate) enum Unreadable {
 }
 
 /// The ways to read `path`, which has no query. Allocates only where the path has escapes or
-/// doubtful slashes.
+/// doubtful slashes or parameters.
 pub(crate) fn readings(path: &str) -> Result<Readings<'_>, Unreadable> {
     let mut respell = false;
     let mut dots = false;
     let mut doubtful = false;
+    let mut parameters = false;
     let mut previous = 0;
     for byte in path.bytes() {
         match byte {
             b'/' => doubtful |= previous == b'/',
             b'.' => dots |= previous == b'/',
+            b';' => parameters = true,
             _ => respell |= !is_pchar(byte),
         }
         previous = byte;
@@ -54,15 +57,23 @@ pub(crate) fn readings(path: &str) -> Result<Readings<'_>, Unreadable> {
         return Err(Unreadable::Escape);
     }
     let plain = if respell { canonical(path) } else { Cow::Borrowed(path) };
-    doubtful |= respell && (plain.contains("%2F") || plain.contains("%5C"));
     if (dots || respell) && has_dot_segment(&plain) {
         return Err(Unreadable::DotSegment);
     }
-    let merged = doubtful.then(|| merge_slashes(&plain));
-    if merged.as_deref().is_some_and(has_dot_segment) {
+    let others = if doubtful || parameters || respell { other_readings(&plain) } else { Vec::new() };
+    if others.iter().any(|other| has_dot_segment(other)) {
         return Err(Unreadable::DotSegment);
     }
-    Ok(Readings { plain, merged })
+    Ok(Readings { plain, others })
+}
+
+/// An origin may merge slashes, drop parameters, or do both.
+fn other_readings(plain: &str) -> Vec<String> {
+    let bare = plain.contains(';').then(|| drop_parameters(plain));
+    let spellings = std::iter::once(plain).chain(bare.as_deref());
+    let mut others: Vec<String> = spellings.filter(|path| has_doubtful_slashes(path)).map(merge_slashes).collect();
+    others.extend(bare);
+    others
 }
 
 /// True where a segment is `.` or `..`; parameters behind `;` do not hide it, since servlet
@@ -150,6 +161,16 @@ fn is_pchar(byte: u8) -> bool {
     PCHAR[usize::from(byte)]
 }
 
+fn has_doubtful_slashes(plain: &str) -> bool {
+    plain.contains("//") || plain.contains("%2F") || plain.contains("%5C")
+}
+
+/// `/a;x=1/b` becomes `/a/b`.
+fn drop_parameters(plain: &str) -> String {
+    let bare: Vec<&str> = plain.split('/').map(|segment| segment.split(';').next().unwrap_or_default()).collect();
+    bare.join("/")
+}
+
 fn merge_slashes(plain: &str) -> String {
     let decoded = plain.replace("%2F", "/").replace("%5C", "/");
     let mut out = String::with_capacity(decoded.len());
@@ -170,7 +191,7 @@ mod tests {
         for path in ["/", "/a/b.c", "*", "/.well-known/x", "/a/...", "/a/.b"] {
             let readings = readings(path).ok();
             assert!(
-                matches!(&readings, Some(Readings { plain: Cow::Borrowed(p), merged: None }) if *p == path),
+                matches!(&readings, Some(Readings { plain: Cow::Borrowed(p), others }) if *p == path && others.is_empty()),
                 "{path}: {readings:?}"
             );
         }
@@ -220,24 +241,32 @@ mod tests {
     }
 
     #[test]
-    fn escapes_and_doubtful_slashes_are_read_both_ways() {
-        for (path, plain, merged) in [
-            ("/%61dmin", "/admin", None),
-            ("/a%7eb%2dc", "/a~b-c", None),
-            ("/a%3ab", "/a:b", None),
-            ("/a%21%2ab", "/a!*b", None),
-            ("/caf\u{e9}", "/caf%C3%A9", None),
-            ("/caf%c3%a9", "/caf%C3%A9", None),
-            ("/a\"b|c", "/a%22b%7Cc", None),
-            ("/a%2fb", "/a%2Fb", Some("/a/b")),
-            ("//a///b", "//a///b", Some("/a/b")),
-            ("/a\\b", "/a%5Cb", Some("/a/b")),
+    fn doubtful_paths_are_read_in_all_their_ways() {
+        let cases: &[(&str, &str, &[&str])] = &[
+            ("/%61dmin", "/admin", &[]),
+            ("/a%7eb%2dc", "/a~b-c", &[]),
+            ("/a%3ab", "/a:b", &[]),
+            ("/a%21%2ab", "/a!*b", &[]),
+            ("/caf\u{e9}", "/caf%C3%A9", &[]),
+            ("/caf%c3%a9", "/caf%C3%A9", &[]),
+            ("/a\"b|c", "/a%22b%7Cc", &[]),
+            ("/a%2fb", "/a%2Fb", &["/a/b"]),
+            ("//a///b", "//a///b", &["/a/b"]),
+            ("/a\\b", "/a%5Cb", &["/a/b"]),
             // Decoded once and no more: what an origin would do twice is its own bug.
-            ("/%252e%252e/", "/%252e%252e/", None),
-        ] {
+            ("/%252e%252e/", "/%252e%252e/", &[]),
+            ("/a;x/b;y=1", "/a;x/b;y=1", &["/a/b"]),
+            ("/a%3bx", "/a;x", &["/a"]),
+            ("//a;x", "//a;x", &["/a;x", "/a", "//a"]),
+            // What was none before may be doubtful without its parameters.
+            ("/;x/a", "/;x/a", &["/a", "//a"]),
+            ("/a%2fb;x", "/a%2Fb;x", &["/a/b;x", "/a/b", "/a%2Fb"]),
+        ];
+        for &(path, plain, others) in cases {
             let read = readings(path).ok();
-            let read = read.as_ref().map(|r| (r.plain.as_ref(), r.merged.as_deref()));
-            assert_eq!(read, Some((plain, merged)), "{path}");
+            let read =
+                read.as_ref().map(|r| (r.plain.as_ref(), r.others.iter().map(String::as_str).collect::<Vec<_>>()));
+            assert_eq!(read, Some((plain, others.to_vec())), "{path}");
         }
     }
 }

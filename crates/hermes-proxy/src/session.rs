@@ -24,7 +24,6 @@ use crate::service::forward::head::{Dress, clean_response};
 use crate::service::forward::tunnel::Opened;
 use crate::service::{max_forwards, respond, terminate};
 use crate::stream::ByteStream;
-use crate::upstream::connect::Destination;
 use crate::worker::Worker;
 use crate::{copy, upgrade};
 
@@ -236,16 +235,8 @@ async fn to_origin(
     let place = terminate::place(terminate, &session.entry.facts, route)?;
     let interim = interim(&mut request);
     let forward = forward(worker, generation, &session.entry, route, &request, interim);
-    let destination = Destination {
-        host: &place.host,
-        port: place.port,
-        label: &place.label,
-        reach: place.named.then_some(terminate.reach),
-        tls: None,
-        proxy_source: None,
-    };
     let owner = generation.route_owner(route);
-    let response = forward.to_origin(&destination, owner).await?;
+    let response = forward.to_origin(&place.destination(terminate, None), owner).await?;
     respond_with(generation, session, route, response)
 }
 

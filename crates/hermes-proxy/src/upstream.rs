@@ -11,12 +11,15 @@ pub(crate) mod metered;
 pub(crate) mod outlier;
 pub(crate) mod pool;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use hermes_model::facts::Facts;
 use hermes_model::snapshot::{Balance, HostPort, Upstream};
 use hermes_net::tls::RustlsClientConfig;
+
+use self::connect::Destination;
 
 /// An endpoint's state, as all workers see it.
 pub(crate) struct Endpoint {
@@ -88,6 +91,19 @@ impl UpstreamState {
             turn: AtomicUsize::new(0),
             active: AtomicUsize::new(0),
             retrying: AtomicUsize::new(0),
+        }
+    }
+
+    /// Where an endpoint is. `source` is the session's, for those who ask for a PROXY header.
+    pub(crate) fn destination(&self, index: usize, source: SocketAddr) -> Destination<'_> {
+        let endpoint = &self.endpoints[index];
+        Destination {
+            host: &endpoint.target.host,
+            port: endpoint.target.port,
+            label: &endpoint.label,
+            reach: None,
+            tls: self.tls.as_ref(),
+            proxy_source: self.config.proxy_protocol.then_some(source),
         }
     }
 

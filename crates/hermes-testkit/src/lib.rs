@@ -23,6 +23,7 @@ pub mod overlay;
 pub mod patience;
 pub mod pattern;
 pub mod process;
+pub mod proxy_header;
 pub mod sighting;
 pub mod skip;
 pub mod tls;

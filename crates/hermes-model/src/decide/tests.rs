@@ -142,8 +142,8 @@ fn paths_match_by_whole_segments_and_cannot_be_walked_around() {
     ]);
     let dots = "400: the path has a . or .. segment; send the resolved path";
     let escape = "400: the path has a % without two hexadecimal digits behind it; send %25";
-    let ambiguous = "400: the path has empty segments or escaped slashes, and routes differ on what it means; \
-                     send single, unescaped slashes";
+    let ambiguous = "400: the path has empty segments, escaped slashes or parameters behind `;`, and routes differ \
+                     on what it means; send single, unescaped slashes and no parameters";
     all(
         &document,
         &[
@@ -167,6 +167,9 @@ fn paths_match_by_whole_segments_and_cannot_be_walked_around() {
             (get("x", "/%2fadmin/users"), ambiguous),
             (get("x", "/admin%2fusers"), ambiguous),
             (get("x", "/admin%5Cusers"), ambiguous),
+            (get("x", "/admin;x/users"), ambiguous),
+            (get("x", "/;x/admin/users"), ambiguous),
+            (get("x", "/npm/cart;id=7"), "scoped"),
             (get("x", "/a//b"), "public"),
             (get("x", "/npm/@scope%2fname"), "scoped"),
             (get("x", "/users/7/photos"), "photos"),

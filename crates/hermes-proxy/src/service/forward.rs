@@ -140,17 +140,9 @@ impl Forward<'_> {
     async fn attempt(&self, upstream: &Arc<UpstreamState>, index: usize, fresh: bool) -> Attempted {
         let endpoint = &upstream.endpoints[index];
         let in_flight = InFlight::begin(upstream, index);
-        let proxy_source = upstream.config.proxy_protocol.then_some(self.entry.facts.source);
         let pool = self.worker.pool(PoolKey { owner: upstream.id, endpoint: endpoint.name.clone() });
         let wish = Wish {
-            destination: Destination {
-                host: &endpoint.target.host,
-                port: endpoint.target.port,
-                label: &endpoint.label,
-                reach: None,
-                tls: upstream.tls.as_ref(),
-                proxy_source,
-            },
+            destination: upstream.destination(index, self.entry.facts.source),
             protocol: upstream.config.protocol,
             connect_within: self.route.timeout.connect,
             fresh,
@@ -161,7 +153,7 @@ impl Forward<'_> {
         };
         let is_node = head::is_node(upstream, &leased);
         let debt = Debt::new(self, upstream, index);
-        let shareable = proxy_source.is_none();
+        let shareable = !upstream.config.proxy_protocol;
         let attempted = self.exchange(leased, pool, endpoint.label.clone(), is_node, shareable, Some(in_flight)).await;
         debt.settle();
         attempted

@@ -3,6 +3,7 @@
 //! In: a session that a route terminates. Out: a connected stream or socket.
 //! Never: an address that the route does not reach; each one is judged after DNS answered.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +26,20 @@ pub(crate) struct Place {
     pub(crate) label: Arc<str>,
     /// The request named it.
     pub(crate) named: bool,
+}
+
+impl Place {
+    /// Where to connect to, as the route allows. `source` where a PROXY header is wanted.
+    pub(crate) fn destination(&self, terminate: &Terminate, source: Option<SocketAddr>) -> Destination<'_> {
+        Destination {
+            host: &self.host,
+            port: self.port,
+            label: &self.label,
+            reach: self.named.then_some(terminate.reach),
+            tls: None,
+            proxy_source: source,
+        }
+    }
 }
 
 /// Where a terminating route goes.
@@ -68,14 +83,7 @@ pub(crate) async fn tcp(
 ) -> Result<ByteStream, Error> {
     let place = place(terminate, &entry.facts, route)?;
     *entry.peer.borrow_mut() = Some(place.label.clone());
-    let destination = Destination {
-        host: &place.host,
-        port: place.port,
-        label: &place.label,
-        reach: place.named.then_some(terminate.reach),
-        tls: None,
-        proxy_source: terminate.proxy_protocol.then_some(entry.facts.source),
-    };
+    let destination = place.destination(terminate, terminate.proxy_protocol.then_some(entry.facts.source));
     let io = connect(worker, &destination, route.timeout.connect).await?;
     Ok(ByteStream::io(io, Bytes::new()))
 }

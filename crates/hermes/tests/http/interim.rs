@@ -10,7 +10,7 @@ use hermes_testkit::{
 };
 use http::Response;
 
-use crate::lab::{before, overlay};
+use crate::lab::{before, in_front, overlay};
 
 /// 103 twice, with a field that must not pass, then 200.
 fn hinting(version: &str) -> Origin {
@@ -72,15 +72,7 @@ async fn early_hints_pass_through_a_chain() {
     let origin = hinting("h1");
     let overlay = overlay();
     let far = before(&overlay, "h1", origin.address()).await;
-    let document = "
-listeners:
-- {name: in, bind: '127.0.0.1:0', protocol: http}
-routes:
-- {name: all, upstream: far}
-upstreams:
-- {name: far, protocol: h2, overlay: true, endpoints: ['$FAR']}
-";
-    let near = overlay.node("near").document(document).with("FAR", far.address("in")).start().await.unwrap();
+    let near = in_front(&overlay, "h2", &far).await;
     let answer = Door::plain(near.address("in")).h2().await.unwrap().get("http://WEB/").await.unwrap();
     assert_eq!((answer.interim.len(), answer.status), (2, 200), "{answer:?}");
 }

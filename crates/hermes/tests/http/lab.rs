@@ -39,6 +39,20 @@ upstreams:
     overlay.node("edge").document(document).with("PROTOCOL", protocol).with("ORIGIN", origin).start().await.unwrap()
 }
 
+/// A node whose listener `in` forwards all to another node's, by this version.
+pub(crate) async fn in_front(overlay: &Overlay, protocol: &str, far: &Node) -> Node {
+    let document = "
+listeners:
+- {name: in, bind: '127.0.0.1:0', protocol: http}
+routes:
+- {name: all, upstream: far}
+upstreams:
+- {name: far, protocol: $PROTOCOL, overlay: true, endpoints: ['$FAR']}
+";
+    let draft = overlay.node("near").document(document).with("PROTOCOL", protocol);
+    draft.with("FAR", far.address("in")).start().await.unwrap()
+}
+
 /// Every way into an overlay.
 pub(crate) const WAYS: [Way; 5] = [Way::Raw, Way::ConnectH1, Way::ConnectH2, Way::PostH1, Way::PostH2];
 /// Every way on: names of routes of [`Tunnels`]. `HERE` ends at the first node.

@@ -7,6 +7,7 @@ use hermes_testkit::{
     door::{Door, Way},
     flow::{Flow, FlowWay},
     origin::{Origin, scripted},
+    proxy_header,
 };
 use tokio::net::TcpStream;
 
@@ -58,17 +59,6 @@ upstreams:
     }
 }
 
-/// A PROXY protocol v2 header (version 2, command PROXY, TCP over IPv4), by hand.
-fn proxy_v2(source: SocketAddr, destination: SocketAddr) -> Vec<u8> {
-    let (SocketAddr::V4(source), SocketAddr::V4(destination)) = (source, destination) else { panic!("IPv4 only") };
-    let mut header = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\x00\x0c".to_vec();
-    header.extend_from_slice(&source.ip().octets());
-    header.extend_from_slice(&destination.ip().octets());
-    header.extend_from_slice(&source.port().to_be_bytes());
-    header.extend_from_slice(&destination.port().to_be_bytes());
-    header
-}
-
 const FAR_CLIENT: &str = "198.51.100.7:4321";
 
 #[tokio::test]
@@ -85,7 +75,7 @@ routes:
     let source: SocketAddr = FAR_CLIENT.parse().unwrap();
     for preface in ["GET / HTTP/1.1\r\nhost: X\r\n\r\n"] {
         let mut dialog = Dialog::connect(node.address("behind")).await.unwrap();
-        let mut bytes = proxy_v2(source, node.address("behind"));
+        let mut bytes = proxy_header::v2(source, node.address("behind"));
         // Byte by byte: the header may come in pieces.
         for byte in bytes.drain(..) {
             dialog.send([byte]).await.unwrap();
@@ -100,7 +90,7 @@ routes:
     assert_eq!(dialog.head().await.unwrap().status(), 200);
     // Where a header is owed, a request without one is closed; where none is, one is garbage.
     for (listener, bytes) in
-        [("behind", b"GET / HTTP/1.1\r\nhost: X\r\n\r\n".to_vec()), ("front", proxy_v2(source, source))]
+        [("behind", b"GET / HTTP/1.1\r\nhost: X\r\n\r\n".to_vec()), ("front", proxy_header::v2(source, source))]
     {
         let mut dialog = Dialog::connect(node.address(listener)).await.unwrap();
         dialog.send(bytes).await.unwrap();
@@ -166,7 +156,7 @@ upstreams:
     }
     // What came in by one PROXY header goes out by the next.
     let mut dialog = Dialog::connect(node.address("behind")).await.unwrap();
-    dialog.send(proxy_v2(FAR_CLIENT.parse().unwrap(), origin.address())).await.unwrap();
+    dialog.send(proxy_header::v2(FAR_CLIENT.parse().unwrap(), origin.address())).await.unwrap();
     dialog.send(request).await.unwrap();
     assert_eq!(dialog.head().await.unwrap().status(), 200);
     assert_eq!(next(&mut tells).await, (FAR_CLIENT.parse().unwrap(), origin.address()));

@@ -11,7 +11,7 @@ use hermes_testkit::{
 };
 use http::{HeaderMap, HeaderValue, Request, Response};
 
-use crate::lab::{Seen, before, next, overlay, seen};
+use crate::lab::{Seen, before, in_front, next, overlay, seen};
 
 /// What an origin saw of a request.
 #[derive(Debug)]
@@ -130,15 +130,7 @@ async fn through_an_h1_hop_between_h2_ends() {
     let (origin, mut tells) = origin("h2");
     let overlay = overlay();
     let far = before(&overlay, "h2", origin.address()).await;
-    let document = "
-listeners:
-- {name: in, bind: '127.0.0.1:0', protocol: http}
-routes:
-- {name: all, upstream: far}
-upstreams:
-- {name: far, protocol: h1, overlay: true, endpoints: ['$FAR']}
-";
-    let near = overlay.node("near").document(document).with("FAR", far.address("in")).start().await.unwrap();
+    let near = in_front(&overlay, "h1", &far).await;
     let mut connection = Door::plain(near.address("in")).h2().await.unwrap();
     let request = Request::post("http://RPC/svc/Call").header("te", "trailers").body(()).unwrap();
     let answer = connection.ask(request, b"call").await.unwrap();

@@ -15,7 +15,7 @@ use hermes_testkit::{
 };
 use http::{Method, Request, Response, StatusCode};
 
-use crate::lab::{Seen, before, next, overlay, seen};
+use crate::lab::{Seen, before, in_front, next, overlay, seen};
 
 /// The key and its proof in RFC 6455, section 1.3.
 const KEY: &str = "dGhlIHNhbXBsZSBub25jZQ==";
@@ -198,15 +198,7 @@ async fn websocket_through_a_chain_of_both_versions() {
     let (origin, _tells) = websocket("h1");
     let overlay = overlay();
     let far = before(&overlay, "h1", origin.address()).await;
-    let document = "
-listeners:
-- {name: in, bind: '127.0.0.1:0', protocol: http}
-routes:
-- {name: all, upstream: far}
-upstreams:
-- {name: far, protocol: h2, overlay: true, endpoints: ['$FAR']}
-";
-    let near = overlay.node("near").document(document).with("FAR", far.address("in")).start().await.unwrap();
+    let near = in_front(&overlay, "h2", &far).await;
     let door = Door::plain(near.address("in"));
     by_h1(&door).await;
     by_h2(&door).await;

@@ -10,6 +10,7 @@ use hermes_testkit::{
     multiplex::joined,
     origin::{datagram::UdpEcho, scripted},
     overlay::Node,
+    proxy_header,
     tunnel::Tunnel,
 };
 use http::{Method, Request};
@@ -248,17 +249,6 @@ async fn posted(door: &Door, path: &str) -> String {
     hermes_testkit::multiplex::answer(response).await.unwrap().text()
 }
 
-/// A PROXY protocol v2 header for TCP over IPv4, by hand.
-fn proxy_v2(source: SocketAddr, destination: SocketAddr) -> Vec<u8> {
-    let (SocketAddr::V4(source), SocketAddr::V4(destination)) = (source, destination) else { panic!("IPv4 only") };
-    let mut header = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\x00\x0c".to_vec();
-    header.extend_from_slice(&source.ip().octets());
-    header.extend_from_slice(&destination.ip().octets());
-    header.extend_from_slice(&source.port().to_be_bytes());
-    header.extend_from_slice(&destination.port().to_be_bytes());
-    header
-}
-
 /// Flows have sources too: those that a PROXY header told, and those that one is told of.
 #[tokio::test]
 async fn proxy_headers_speak_for_flows() {
@@ -290,13 +280,13 @@ upstreams:
     let node = overlay.node("edge").document(document).with("NEXT", next.address()).start().await.unwrap();
     let far_client: SocketAddr = "198.51.100.7:4321".parse().unwrap();
     let mut dialog = Door::plain(node.address("behind")).h1().await.unwrap();
-    dialog.send(proxy_v2(far_client, node.address("behind"))).await.unwrap();
+    dialog.send(proxy_header::v2(far_client, node.address("behind"))).await.unwrap();
     dialog
         .send("GET /.well-known/masque/udp/GAME/7/ HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: connect-udp\r\n\r\n")
         .await
         .unwrap();
     assert_eq!(dialog.head().await.unwrap().status(), 101);
-    assert_eq!(tells.recv().await.unwrap(), proxy_v2(far_client, next.address()));
+    assert_eq!(tells.recv().await.unwrap(), proxy_header::v2(far_client, next.address()));
     let (stream, ahead) = dialog.into_parts();
     let mut flow = Flow::capsules(Tunnel::io(stream, ahead));
     echo(&mut flow, b"hello").await.unwrap();
@@ -307,5 +297,5 @@ upstreams:
     echo(&mut flow, b"hello").await.unwrap();
     let Flow::Socket(socket) = &flow else { unreachable!("a raw flow") };
     let source = SocketAddr::new([127, 0, 0, 1].into(), socket.local_addr().unwrap().port());
-    assert_eq!(tells.recv().await.unwrap(), proxy_v2(source, next.address()));
+    assert_eq!(tells.recv().await.unwrap(), proxy_header::v2(source, next.address()));
 }

@@ -14,7 +14,7 @@ use hermes_testkit::{
     flow::{Flow, FlowWay},
     netns::Namespace,
     origin::datagram::UdpEcho,
-    overlay::Overlay,
+    overlay::{Node, Overlay},
     patience::until,
     skip::needs_root,
 };
@@ -52,6 +52,17 @@ fn in_own_network<F: Future<Output = ()>>(test: &str, body: impl FnOnce(Overlay)
     }
 }
 
+async fn resolving(overlay: &Overlay, wrapper: &[String]) -> Node {
+    let wrapper: Vec<&str> = wrapper.iter().map(String::as_str).collect();
+    overlay.node("edge").document(DOCUMENT).by_way_of(&wrapper).start().await.unwrap()
+}
+
+/// An origin at either place.
+fn one_and_two() -> [UdpEcho; 2] {
+    let origin = |place: Ipv4Addr, label| UdpEcho::start(SocketAddr::new(place.into(), PORT), label).unwrap();
+    [origin(PLACES[0], "one"), origin(PLACES[1], "two")]
+}
+
 /// Who is at the other end, by the label in front of the echo.
 async fn who(flow: &mut Flow) -> String {
     flow.send(b"?").await.unwrap();
@@ -61,12 +72,7 @@ async fn who(flow: &mut Flow) -> String {
 #[test]
 fn later_flows_follow_a_name_and_live_ones_stay() {
     in_own_network("later_flows_follow_a_name", |overlay| async move {
-        let origins = ["one", "two"].map(str::to_owned);
-        let _origins: Vec<UdpEcho> = PLACES
-            .into_iter()
-            .zip(&origins)
-            .map(|(place, label)| UdpEcho::start(SocketAddr::new(place.into(), PORT), label).unwrap())
-            .collect();
+        let _origins = one_and_two();
         let place = Arc::new(AtomicUsize::new(0));
         let now = place.clone();
         let dns = Dns::serve("127.0.0.1:53".parse().unwrap(), move |name| match name {
@@ -76,8 +82,7 @@ fn later_flows_follow_a_name_and_live_ones_stay() {
         });
         let dns = dns.await.unwrap();
         let wrapper = dns::resolving_by(Ipv4Addr::LOCALHOST.into(), overlay.dir()).unwrap();
-        let wrapper: Vec<&str> = wrapper.iter().map(String::as_str).collect();
-        let node = overlay.node("edge").document(DOCUMENT).by_way_of(&wrapper).start().await.unwrap();
+        let node = resolving(&overlay, &wrapper).await;
         let (door, raw) = (Door::plain(node.address("door")), Door::plain(node.address("raw")));
         let mut live = [
             Flow::open(&raw, FlowWay::Raw, "", 0).await.unwrap(),
@@ -109,12 +114,7 @@ fn later_flows_follow_a_name_and_live_ones_stay() {
 #[test]
 fn another_server_is_asked_once_the_system_names_it() {
     in_own_network("another_server_is_asked", |overlay| async move {
-        let origins = ["one", "two"].map(str::to_owned);
-        let _origins: Vec<UdpEcho> = PLACES
-            .into_iter()
-            .zip(&origins)
-            .map(|(place, label)| UdpEcho::start(SocketAddr::new(place.into(), PORT), label).unwrap())
-            .collect();
+        let _origins = one_and_two();
         let servers = ["127.0.0.1", "127.0.0.2"].map(|server| server.parse::<IpAddr>().unwrap());
         let mut running = Vec::new();
         for (server, place) in servers.into_iter().zip(PLACES) {
@@ -123,8 +123,7 @@ fn another_server_is_asked_once_the_system_names_it() {
             running.push(Dns::serve(SocketAddr::new(server, 53), answers).await.unwrap());
         }
         let wrapper = dns::resolving_by(servers[0], overlay.dir()).unwrap();
-        let wrapper: Vec<&str> = wrapper.iter().map(String::as_str).collect();
-        let node = overlay.node("edge").document(DOCUMENT).by_way_of(&wrapper).start().await.unwrap();
+        let node = resolving(&overlay, &wrapper).await;
         let door = Door::plain(node.address("door"));
         let ask = async || {
             let mut flow = Flow::open(&door, FlowWay::ConnectH2, "game.test", PORT).await.unwrap();
@@ -164,8 +163,7 @@ fn a_flow_takes_the_family_that_there_is() {
         });
         let _dns = dns.await.unwrap();
         let wrapper = dns::resolving_by(Ipv4Addr::LOCALHOST.into(), overlay.dir()).unwrap();
-        let wrapper: Vec<&str> = wrapper.iter().map(String::as_str).collect();
-        let node = overlay.node("edge").document(DOCUMENT).by_way_of(&wrapper).start().await.unwrap();
+        let node = resolving(&overlay, &wrapper).await;
         let door = Door::plain(node.address("door"));
         for name in ["four.test", "six.test", "dual.test", "::1", "127.0.0.11"] {
             for way in [FlowWay::UpgradeH1, FlowWay::ConnectH2] {

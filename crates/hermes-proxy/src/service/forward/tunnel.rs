@@ -25,7 +25,7 @@ use crate::request::Ask;
 use crate::stream::ByteStream;
 use crate::stream::h2::Receiver;
 use crate::upgrade::{self, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY};
-use crate::upstream::connect::{Destination, connect};
+use crate::upstream::connect::connect;
 use crate::upstream::exchange::{self, ExchangeBody, Place};
 use crate::upstream::pool::{H1Connection, H2Lease, Leased, PoolKey, Wish};
 use crate::upstream::{InFlight, Seat, UpstreamState};
@@ -101,14 +101,7 @@ impl Forward<'_> {
     ) -> Result<Opened, Error> {
         let endpoint = &upstream.endpoints[index];
         let wish = Wish {
-            destination: Destination {
-                host: &endpoint.target.host,
-                port: endpoint.target.port,
-                label: &endpoint.label,
-                reach: None,
-                tls: upstream.tls.as_ref(),
-                proxy_source: upstream.config.proxy_protocol.then_some(self.entry.facts.source),
-            },
+            destination: upstream.destination(index, self.entry.facts.source),
             protocol: upstream.config.protocol,
             connect_within: self.route.timeout.connect,
             fresh,
