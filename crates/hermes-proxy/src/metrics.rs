@@ -84,6 +84,7 @@ pub(crate) struct Metrics {
     pub(crate) reloads: Family<ResultLabels, Counter>,
     pub(crate) generation: Gauge,
     pub(crate) records_lost: Counter,
+    pub(crate) lines_lost: Counter,
 }
 
 /// Bounds of durations, in seconds: from a loopback hop to an hour's tunnel.
@@ -113,6 +114,7 @@ impl Default for Metrics {
             reloads: Family::default(),
             generation: Gauge::default(),
             records_lost: Counter::default(),
+            lines_lost: Counter::default(),
             registry: Registry::default(),
         };
         metrics.register(&mut registry);
@@ -153,6 +155,7 @@ impl Metrics {
             "Access log records lost because the log was slow",
             self.records_lost.clone(),
         );
+        registry.register("log_lines_lost", "Lines of the log lost because stderr was slow", self.lines_lost.clone());
     }
 
     /// Handles for one kind of session end.

@@ -121,6 +121,12 @@ impl Node {
         Ok(node)
     }
 
+    /// Who knows how many lines of the program's log were lost, for the metrics.
+    pub fn count_lost_lines(&self, lost: impl Fn() -> usize + Send + Sync + 'static) {
+        // Once a process: there is one log.
+        let _ = self.shared.lost_lines.set(Box::new(lost));
+    }
+
     /// The process before us reads nothing any more: from now on we read its UDP sockets. Sooner we
     /// would have read datagrams of its live flows. (A connection is whole, whoever accepts it.)
     ///

@@ -9,8 +9,8 @@ use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::net::IpAddr;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -50,6 +50,8 @@ pub(crate) struct Shared {
     epoch: Instant,
     ids: AtomicU64,
     own_addresses: ArcSwap<HashSet<IpAddr>>,
+    /// Who knows how many lines of the log were lost.
+    pub(crate) lost_lines: OnceLock<Box<dyn Fn() -> usize + Send + Sync>>,
 }
 
 impl Shared {
@@ -61,6 +63,7 @@ impl Shared {
             epoch: Instant::now(),
             ids: AtomicU64::new(1),
             own_addresses: ArcSwap::from_pointee(hermes_net::own::addresses()),
+            lost_lines: OnceLock::new(),
         }
     }
 

@@ -9,6 +9,7 @@ mod cli;
 mod demo;
 mod document;
 mod handover;
+mod log;
 mod run;
 mod watch;
 

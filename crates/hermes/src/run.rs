@@ -19,6 +19,7 @@ use tokio::time::Instant;
 
 use crate::document;
 use crate::handover::{self, HandedOver, Successor, Successors};
+use crate::log::Log;
 use crate::watch::Watch;
 
 /// After a takeover the old process stays for its live sessions, but not for ever.
@@ -38,26 +39,15 @@ enum End {
 /// # Errors
 /// The document cannot be read or run.
 pub(crate) fn proxy(config: &Path, takeover: Option<&Path>, log: &str) -> anyhow::Result<()> {
-    start_log(log)?;
+    let log = Log::start(log)?;
     // The allocator asks for huge pages, which would double what an idle node holds. Nothing was
     // measured that they speed up here. A kernel that has none does not matter.
     let _ = nix::sys::prctl::set_thp_disable(true);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(run(config, takeover))
+    runtime.block_on(run(config, takeover, &log))
 }
 
-/// What the HTTP/2 library says by itself, unless the filter asks for it: its warnings are about single
-/// frames of a peer, who could fill the disk with them.
-const QUIET: &str = "h2=error";
-
-fn start_log(filter: &str) -> anyhow::Result<()> {
-    let filter = tracing_subscriber::EnvFilter::try_new(format!("{QUIET},{filter}"))
-        .context("--log is no filter; try info or debug")?;
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
-    Ok(())
-}
-
-async fn run(config: &Path, takeover: Option<&Path>) -> anyhow::Result<()> {
+async fn run(config: &Path, takeover: Option<&Path>, log: &Log) -> anyhow::Result<()> {
     let limit = hermes_net::own::raise_descriptor_limit(DESCRIPTORS);
     // Before the document is read: a change in between must not be missed.
     let mut watch = Watch::new(config)?;
@@ -71,6 +61,7 @@ async fn run(config: &Path, takeover: Option<&Path>) -> anyhow::Result<()> {
     }
     let mut signals = Signals::new()?;
     let (mut node, mut admin, mut successors) = start(config, takeover, &snapshot).await?;
+    node.count_lost_lines(log.lost());
     watch.follow(node.generation().files());
     tracing::info!(node = %snapshot.node, pid = std::process::id(), "running");
     let end = loop {

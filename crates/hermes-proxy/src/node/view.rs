@@ -25,6 +25,9 @@ pub struct NodeView {
 impl NodeView {
     /// All metrics, as Prometheus text.
     pub fn metrics(&self) -> String {
+        let lines = &self.shared.metrics.lines_lost;
+        let lost = self.shared.lost_lines.get().map_or(0, |lost| lost() as u64);
+        lines.inc_by(lost.saturating_sub(lines.get()));
         self.shared.metrics.render()
     }
 

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod log;
 mod openmetrics;
 
 use std::{
