@@ -63,6 +63,15 @@ impl CertifiedKey {
         Ok(Self { chain, key })
     }
 
+    /// When the first of the chain is over, in seconds since 1970. `None` where none can be read.
+    pub fn not_after(&self) -> Option<i64> {
+        let end = |certificate: &CertificateDer<'_>| {
+            let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
+            Some(parsed.validity().not_after.timestamp())
+        };
+        self.chain.iter().filter_map(end).min()
+    }
+
     /// The URI SANs of the leaf.
     pub fn uris(&self) -> Vec<String> {
         self.chain.first().map(|leaf| uris(leaf)).unwrap_or_default()

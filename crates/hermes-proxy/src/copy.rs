@@ -14,7 +14,7 @@ use hermes_model::facts::Kind;
 use crate::datagram::QUIET;
 use crate::error::Error;
 use crate::live::{Phase, Session};
-use crate::stream::ByteStream;
+use crate::stream::{ByteStream, has_parted};
 
 /// Chunks that are moved before other tasks of the worker get their turn.
 const CHUNKS_A_TURN: usize = 32;
@@ -53,16 +53,22 @@ pub(crate) async fn relay(mut near: ByteStream, mut far: ByteStream, session: &S
         let carried = [near.poll_carrier(cx), far.poll_carrier(cx)];
         let first = up.poll(cx, &mut near, &mut far, session, down.state == State::Done);
         let second = down.poll(cx, &mut far, &mut near, session, up.state == State::Done);
-        // Who has ended its own direction is not read any more: that it broke off the other is asked for.
-        if up.state == State::Done
+        // Who has ended its own direction, or sent more than is taken, is not read any more: that it broke
+        // off the other is asked for. Of the far end only the former, since what it sent may still arrive.
+        if matches!(up.state, State::Done | State::Writing)
             && let Poll::Ready(error) = near.poll_reset(cx)
         {
             return Poll::Ready(Some(named(Failure::Client(error), session)));
         }
         if down.state == State::Done
+            && up.state != State::Done
             && let Poll::Ready(error) = far.poll_reset(cx)
         {
-            return Poll::Ready(Some(named(Failure::Far(error), session)));
+            if !has_parted(&error) {
+                return Poll::Ready(Some(named(Failure::Far(error), session)));
+            }
+            up.state = State::Done;
+            cx.waker().wake_by_ref();
         }
         let blocked = up.state == State::Writing || down.state == State::Writing;
         entry.set_phase(&session.worker, if blocked { Phase::Blocked } else { Phase::Open });
@@ -129,13 +135,22 @@ impl Direction {
                         self.state = State::Writing;
                     }
                     Poll::Ready(Ok(None)) => self.state = State::Finishing,
+                    Poll::Ready(Err(error)) if !self.from_client && has_parted(&error) => self.state = State::Finishing,
                     Poll::Ready(Err(error)) => return Poll::Ready(Err(from_source(error))),
                     Poll::Pending => return Poll::Pending,
                 },
                 State::Writing => {
                     let before = self.chunk.len();
-                    let written = sink.poll_write(cx, &mut self.chunk).map_err(from_sink)?;
+                    let written = sink.poll_write(cx, &mut self.chunk);
                     self.count(before - self.chunk.len(), session);
+                    let written = match written {
+                        Poll::Ready(Err(error)) if self.from_client && has_parted(&error) => {
+                            self.chunk = Bytes::new();
+                            self.state = State::Done;
+                            continue;
+                        }
+                        written => written.map_err(from_sink)?,
+                    };
                     if written.is_pending() {
                         return Poll::Pending;
                     }
@@ -146,8 +161,11 @@ impl Direction {
                     Poll::Pending => return Poll::Pending,
                 },
                 State::Finishing if is_last && sink.ends_by_drop() => self.state = State::Done,
-                State::Finishing => match sink.poll_finish(cx).map_err(from_sink)? {
-                    Poll::Ready(()) => self.state = State::Done,
+                State::Finishing => match sink.poll_finish(cx) {
+                    Poll::Ready(Err(error)) if !(self.from_client && has_parted(&error)) => {
+                        return Poll::Ready(Err(from_sink(error)));
+                    }
+                    Poll::Ready(_) => self.state = State::Done,
                     Poll::Pending => return Poll::Pending,
                 },
                 State::Done => return Poll::Ready(Ok(())),

@@ -208,7 +208,8 @@ impl Error {
             Error::NoProgress(_) => "http_response_timeout",
             Error::Idle(_) => "connection_read_timeout",
             Error::Limit(_) => "connection_limit_reached",
-            Error::Reconfigured(_) | Error::Draining => "proxy_configuration_error",
+            Error::Reconfigured(_) => "proxy_configuration_error",
+            Error::Draining => "proxy_internal_response",
             Error::Internal(_) => "proxy_internal_error",
         }
     }

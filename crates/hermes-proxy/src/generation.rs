@@ -8,6 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime};
 
 use hermes_model::facts::Peer;
 use hermes_model::snapshot::{
@@ -34,8 +35,36 @@ pub struct Generation {
     listeners: HashMap<Arc<str>, ListenerState>,
     upstreams: HashMap<Arc<str>, Arc<UpstreamState>>,
     route_owners: HashMap<Arc<str>, u64>,
+    /// The node's own certificates.
+    certificates: Vec<Certificate>,
     /// The bytes of all files that went into it: the same bytes need no new connections.
     files: HashMap<std::path::PathBuf, Vec<u8>>,
+}
+
+/// A certificate that this node shows.
+#[derive(Clone, Debug)]
+pub struct Certificate {
+    /// Where in the document: `identity.cert`, `listeners[0].tls.cert`.
+    pub path: String,
+    /// When it, or one of its chain, is over, in seconds since 1970.
+    pub not_after: i64,
+}
+
+impl Certificate {
+    /// An operator should hear of it from this time on.
+    const SOON: Duration = Duration::from_secs(7 * 24 * 3600);
+
+    /// What an operator should hear of it at this time, if anything.
+    pub fn warning(&self, now: SystemTime) -> Option<String> {
+        let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs() as i64;
+        let left = self.not_after - now;
+        let (place, hours) = (&self.path, left.abs() / 3600);
+        if left < 0 {
+            return Some(format!("{place}: the certificate has been over for {hours} h; peers refuse it: renew it"));
+        }
+        let is_soon = left < Self::SOON.as_secs() as i64;
+        is_soon.then(|| format!("{place}: the certificate is over in {hours} h; renew it"))
+    }
 }
 
 /// A listener, ready to run. Listener and TLS stay together: a listener that is gone must not seem
@@ -75,6 +104,7 @@ struct Builder<'a> {
     previous: Option<&'a Generation>,
     identity: Option<Identity>,
     overlay: Arc<str>,
+    certificates: Vec<Certificate>,
     files: HashMap<std::path::PathBuf, Vec<u8>>,
     faults: Vec<Unready>,
 }
@@ -90,13 +120,14 @@ impl Generation {
             previous,
             identity: None,
             overlay: Arc::from(""),
+            certificates: Vec::new(),
             files: HashMap::new(),
             faults: Vec::new(),
         };
         builder.load_identity();
         let listeners = builder.listeners();
         let upstreams = builder.upstreams();
-        let Builder { overlay, files, faults, .. } = builder;
+        let Builder { overlay, certificates, files, faults, .. } = builder;
         if !faults.is_empty() {
             return Err(faults);
         }
@@ -108,6 +139,7 @@ impl Generation {
             listeners,
             upstreams,
             route_owners,
+            certificates,
             files,
             snapshot,
         })
@@ -144,6 +176,11 @@ impl Generation {
         self.files.keys().map(std::path::PathBuf::as_path)
     }
 
+    /// The node's own certificates, the identity's first.
+    pub fn certificates(&self) -> &[Certificate] {
+        &self.certificates
+    }
+
     /// The identity that a certificate's URIs prove in this overlay.
     ///
     /// # Errors
@@ -170,6 +207,15 @@ impl Generation {
 impl Builder<'_> {
     fn fault(&mut self, path: impl Into<String>, reason: impl ToString) {
         self.faults.push(Unready { path: path.into(), reason: reason.to_string() });
+    }
+
+    fn shows(&mut self, path: String, key: &CertifiedKey) {
+        self.certificates.extend(key.not_after().map(|not_after| Certificate { path, not_after }));
+    }
+
+    /// The identity could not be loaded, which is told already: what lacks it is no further problem.
+    fn lacks_identity(&self) -> bool {
+        self.snapshot.identity.is_some() && self.identity.is_none()
     }
 
     /// Remembers what a file held, to see whether the next generation finds the same.
@@ -204,6 +250,7 @@ impl Builder<'_> {
                         );
                     }
                 }
+                self.shows("identity.cert".to_owned(), &key);
                 self.identity = Some(Identity { key, roots });
             }
             (key, roots) => {
@@ -221,13 +268,16 @@ impl Builder<'_> {
         for (index, listener) in self.snapshot.listeners.iter().enumerate() {
             let tls = match &listener.tls {
                 None => None,
-                Some(tls) => match self.server_tls(listener, tls) {
-                    Ok(config) => Some(config),
-                    Err(reason) => {
-                        self.fault(format!("listeners[{index}].tls"), reason);
-                        continue;
+                Some(tls) => {
+                    let path = format!("listeners[{index}].tls");
+                    match self.server_tls(&path, listener, tls) {
+                        Ok(config) => Some(config),
+                        Err(reason) => {
+                            self.faults.extend(reason.map(|reason| Unready { path, reason }));
+                            continue;
+                        }
                     }
-                },
+                }
             };
             let known = self.previous.and_then(|previous| previous.listeners.get(&listener.name));
             let flows = known.map(|state| state.flows.clone()).unwrap_or_default();
@@ -236,22 +286,27 @@ impl Builder<'_> {
         states
     }
 
-    fn server_tls(&mut self, listener: &Listener, tls: &ListenerTls) -> Result<Arc<RustlsServerConfig>, String> {
+    /// `Err(None)` where what is missing was told already.
+    fn server_tls(
+        &mut self,
+        path: &str,
+        listener: &Listener,
+        tls: &ListenerTls,
+    ) -> Result<Arc<RustlsServerConfig>, Option<String>> {
         let key = match &tls.cert_key {
             Some((cert, key)) => {
                 self.note(&[cert, key]);
-                CertifiedKey::load(cert, key).map_err(|error| error.to_string())?
+                let key = CertifiedKey::load(cert, key).map_err(|error| Some(error.to_string()))?;
+                self.shows(format!("{path}.cert"), &key);
+                key
             }
-            None => self
-                .identity
-                .as_ref()
-                .map(|identity| identity.key.clone())
-                .ok_or("no certificate: `identity` could not be loaded")?,
+            // `check` knows that there is one.
+            None => self.identity.as_ref().map(|identity| identity.key.clone()).ok_or(None)?,
         };
         let roots = match &tls.client_ca {
             Some(ca) => {
                 self.note(&[ca]);
-                Some(Roots::load(ca).map_err(|error| error.to_string())?)
+                Some(Roots::load(ca).map_err(|error| Some(error.to_string()))?)
             }
             None => self.identity.as_ref().map(|identity| identity.roots.clone()),
         };
@@ -259,13 +314,14 @@ impl Builder<'_> {
             (ClientAuth::None, _) => ClientCertificates::None,
             (ClientAuth::Optional, Some(roots)) => ClientCertificates::Optional(roots),
             (ClientAuth::Required, Some(roots)) => ClientCertificates::Required(roots),
-            (_, None) => return Err("no CA to verify clients with".to_owned()),
+            (_, None) if self.lacks_identity() => return Err(None),
+            (_, None) => return Err(Some("no CA to verify clients with".to_owned())),
         };
         let alpn: &[&[u8]] = match listener.protocol {
             ListenerProtocol::Http => &[b"h2", b"http/1.1"],
             _ => &[],
         };
-        tls::server_config(&key, &clients, alpn).map_err(|error| error.to_string())
+        tls::server_config(&key, &clients, alpn).map_err(|error| Some(error.to_string()))
     }
 
     fn upstreams(&mut self) -> HashMap<Arc<str>, Arc<UpstreamState>> {
@@ -285,7 +341,8 @@ impl Builder<'_> {
                 Some(tls) => match self.client_tls(upstream, tls) {
                     Ok(tls) => Some(tls),
                     Err(reason) => {
-                        self.fault(format!("upstreams[{index}].tls"), reason);
+                        let path = format!("upstreams[{index}].tls");
+                        self.faults.extend(reason.map(|reason| Unready { path, reason }));
                         continue;
                     }
                 },
@@ -310,12 +367,14 @@ impl Builder<'_> {
         (*state.config == *upstream && (upstream.tls.is_none() || same_files())).then(|| state.clone())
     }
 
-    fn client_tls(&self, upstream: &Upstream, tls: &UpstreamTls) -> Result<ClientTls, String> {
+    /// `Err(None)` where what is missing was told already.
+    fn client_tls(&self, upstream: &Upstream, tls: &UpstreamTls) -> Result<ClientTls, Option<String>> {
         let own = if tls.anonymous { None } else { self.identity.as_ref().map(|identity| &identity.key) };
         let roots = match (&tls.ca, &self.identity) {
-            (Some(ca), _) => Roots::load(ca).map_err(|error| error.to_string())?,
+            (Some(ca), _) => Roots::load(ca).map_err(|error| Some(error.to_string()))?,
             (None, Some(identity)) => identity.roots.clone(),
-            (None, None) => return Err("no CA: neither `ca` nor `identity`".to_owned()),
+            (None, None) if self.lacks_identity() => return Err(None),
+            (None, None) => return Err(Some("no CA: neither `ca` nor `identity`".to_owned())),
         };
         let proves_node = tls.ca.is_none() && tls.server_name.is_none();
         let server = if proves_node {
@@ -329,7 +388,7 @@ impl Builder<'_> {
             UpstreamProtocol::Auto => &[b"h2", b"http/1.1"],
             UpstreamProtocol::Tcp => &[],
         };
-        let config = tls::client_config(own, server, alpn).map_err(|error| error.to_string())?;
+        let config = tls::client_config(own, server, alpn).map_err(|error| Some(error.to_string()))?;
         let host = upstream.endpoints.first().map(|endpoint| endpoint.host.clone());
         let name = tls.server_name.clone().or(host).unwrap_or_else(|| Arc::from("hermes"));
         Ok(ClientTls { config, name, proves_node })

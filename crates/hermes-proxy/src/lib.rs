@@ -20,6 +20,7 @@ mod node;
 mod pipe;
 mod record;
 mod request;
+mod seldom;
 mod service;
 mod session;
 mod signal;
@@ -28,6 +29,6 @@ mod upgrade;
 mod upstream;
 mod worker;
 
-pub use generation::{Generation, Unready};
+pub use generation::{Certificate, Generation, Unready};
 pub use live::SessionView;
 pub use node::{Bound, Node, NodeView};

@@ -218,7 +218,9 @@ async fn serve_connection(
         Err(error) => {
             let labels = ListenerLabels { listener: listener.name.clone() };
             worker.shared.metrics.handshake_failures.get_or_create(&labels).inc();
-            tracing::debug!(listener = %listener.name, source = %connection.source, %error, "handshake failed");
+            if let Some(more) = worker.shared.handshakes.happened(worker.now()) {
+                tracing::info!(listener = %listener.name, source = %connection.source, %error, more, "handshake failed");
+            }
             return;
         }
     };

@@ -48,6 +48,12 @@ pub(crate) struct EndpointLabels {
     pub(crate) endpoint: Arc<str>,
 }
 
+/// A place in the document.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct PathLabels {
+    pub(crate) path: String,
+}
+
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub(crate) struct ResultLabels {
     pub(crate) result: &'static str,
@@ -83,6 +89,7 @@ pub(crate) struct Metrics {
     pub(crate) upstream_healthy: Family<EndpointLabels, Gauge>,
     pub(crate) reloads: Family<ResultLabels, Counter>,
     pub(crate) generation: Gauge,
+    pub(crate) certificates: Family<PathLabels, Gauge>,
     pub(crate) records_lost: Counter,
     pub(crate) lines_lost: Counter,
 }
@@ -113,6 +120,7 @@ impl Default for Metrics {
             upstream_healthy: Family::default(),
             reloads: Family::default(),
             generation: Gauge::default(),
+            certificates: Family::default(),
             records_lost: Counter::default(),
             lines_lost: Counter::default(),
             registry: Registry::default(),
@@ -150,6 +158,12 @@ impl Metrics {
         registry.register("upstream_healthy", "1 where the endpoint takes sessions", self.upstream_healthy.clone());
         registry.register("reloads", "Documents applied or refused", self.reloads.clone());
         registry.register("generation", "Number of the running snapshot", self.generation.clone());
+        registry.register_with_unit(
+            "certificate_not_after",
+            "When a certificate of this node is over, in Unix time",
+            Unit::Seconds,
+            self.certificates.clone(),
+        );
         registry.register(
             "records_lost",
             "Access log records lost because the log was slow",

@@ -11,7 +11,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use hermes_model::snapshot::Snapshot;
@@ -23,7 +23,7 @@ use self::sockets::{Socket, SocketKey, deal};
 pub use self::view::NodeView;
 use crate::generation::{Generation, Unready};
 use crate::listener::ListeningSocket;
-use crate::metrics::ResultLabels;
+use crate::metrics::{PathLabels, ResultLabels};
 use crate::record::{self, LogWriter};
 use crate::upstream::{UpstreamState, health};
 use crate::worker::{self, Command, Shared};
@@ -216,7 +216,20 @@ impl Node {
             let _ = wait.await;
         }
         self.watch_health(&generation);
+        self.tell_certificates(&generation);
         Ok(())
+    }
+
+    /// In the metrics until when each is good, in the log those that are not for long.
+    fn tell_certificates(&self, generation: &Generation) {
+        let ends = &self.shared.metrics.certificates;
+        ends.clear();
+        for certificate in generation.certificates() {
+            ends.get_or_create(&PathLabels { path: certificate.path.clone() }).set(certificate.not_after);
+            if let Some(warning) = certificate.warning(SystemTime::now()) {
+                tracing::warn!("{warning}");
+            }
+        }
     }
 
     /// Checks the health of this generation's upstreams. Checks of those that are kept go on: to begin
@@ -326,8 +339,7 @@ impl Node {
 
     /// Ends what is left, and tells how much that was.
     pub async fn end(mut self) -> usize {
-        let view = self.view();
-        let left = view.open_sessions() + view.open_connections();
+        let left = self.view().open_sessions();
         self.stop().await;
         left
     }

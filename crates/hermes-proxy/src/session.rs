@@ -15,6 +15,7 @@ use http::{Method, Response, StatusCode, Version};
 
 use crate::body::{Body, Interim, RequestBody, ResponseBody};
 use crate::datagram::{self, Port};
+use crate::early::Source;
 use crate::error::Error;
 use crate::generation::Generation;
 use crate::live::{Entry, Session};
@@ -304,7 +305,10 @@ pub(crate) async fn relay(near: Near, tunnel: Tunnel) {
             let peer = entry.peer.borrow().clone();
             let opened = reopen_udp(&worker, &entry, &route).await;
             match &opened {
-                Ok(_) => *entry.route.borrow_mut() = Some(route),
+                Ok(port) => {
+                    port.bind(&entry);
+                    *entry.route.borrow_mut() = Some(route);
+                }
                 // It stays where it is, and the next change finds it there.
                 Err(_) => *entry.peer.borrow_mut() = peer,
             }

@@ -144,7 +144,7 @@ impl ByteStream {
             },
             ByteStream::H2 { send, sent_end, .. } => {
                 if !std::mem::replace(sent_end, true) {
-                    send.send(Bytes::new(), true).map_err(|error| h2_error(&error))?;
+                    send.send(Bytes::new(), true).map_err(|error| h2_error(&send.why(cx, error)))?;
                 }
                 Poll::Ready(Ok(()))
             }
@@ -227,6 +227,17 @@ fn poll_read_io(
     }
 }
 
+/// The peer said all that it had to say, and wants to hear no more (RFC 9113, 8.1): servers reset a
+/// stream so behind its end.
+#[derive(Debug, thiserror::Error)]
+#[error("it has ended, and takes no more")]
+struct Parted;
+
+/// Nothing is broken: see [`Parted`].
+pub(crate) fn has_parted(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|inner| inner.is::<Parted>())
+}
+
 /// The next chunk of an h2 stream.
 pub(crate) fn poll_h2_read(recv: &mut Receiver, cx: &mut Context<'_>, most: usize) -> Poll<io::Result<Option<Bytes>>> {
     recv.poll_chunk(cx, most).map(|chunk| chunk.transpose().map_err(|error| h2_error(&error)))
@@ -235,6 +246,7 @@ pub(crate) fn poll_h2_read(recv: &mut Receiver, cx: &mut Context<'_>, most: usiz
 fn h2_error(error: &::h2::Error) -> io::Error {
     match error.reason() {
         Some(Reason::CONNECT_ERROR | Reason::CANCEL) => io::ErrorKind::ConnectionReset.into(),
+        Some(Reason::NO_ERROR) if !error.is_go_away() => io::Error::other(Parted),
         _ => io::Error::other(error.to_string()),
     }
 }

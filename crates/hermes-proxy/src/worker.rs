@@ -33,6 +33,7 @@ use crate::listener::{Acceptor, Ending, ListeningSocket};
 use crate::live::{Entry, Live, SessionView};
 use crate::metrics::Metrics;
 use crate::record::{LogSender, Records};
+use crate::seldom::Seldom;
 use crate::upstream::pool::idle::{self, Idle};
 use crate::upstream::pool::{Pool, PoolKey};
 
@@ -50,6 +51,8 @@ pub(crate) struct Shared {
     epoch: Instant,
     ids: AtomicU64,
     own_addresses: ArcSwap<HashSet<IpAddr>>,
+    /// Failed handshakes, said now and then.
+    pub(crate) handshakes: Seldom,
     /// Who knows how many lines of the log were lost.
     pub(crate) lost_lines: OnceLock<Box<dyn Fn() -> usize + Send + Sync>>,
 }
@@ -63,6 +66,7 @@ impl Shared {
             epoch: Instant::now(),
             ids: AtomicU64::new(1),
             own_addresses: ArcSwap::from_pointee(hermes_net::own::addresses()),
+            handshakes: Seldom::default(),
             lost_lines: OnceLock::new(),
         }
     }

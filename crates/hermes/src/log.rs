@@ -4,9 +4,9 @@
 //! them may stall, and traffic goes on. Lines beyond the queue are lost, and counted. Never: what sessions did, which
 //! is the access log's.
 
-use anyhow::Context;
 use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 /// How many lines may wait.
 const LINES: usize = 4096;
@@ -27,8 +27,7 @@ impl Log {
     /// # Errors
     /// The filter is none.
     pub(crate) fn start(filter: &str) -> anyhow::Result<Self> {
-        let filter =
-            EnvFilter::try_new(format!("{QUIET},{filter}")).context("--log is no filter; try info or debug")?;
+        let filter = parse(filter)?;
         let (lines, writer) =
             NonBlockingBuilder::default().buffered_lines_limit(LINES).thread_name("log").finish(std::io::stderr());
         let lost = lines.error_counter();
@@ -40,5 +39,32 @@ impl Log {
     pub(crate) fn lost(&self) -> impl Fn() -> usize + Send + Sync + 'static {
         let lost = self.lost.clone();
         move || lost.dropped_lines()
+    }
+}
+
+/// A level, or levels of parts of the program (`info,hermes_proxy=debug`).
+fn parse(filter: &str) -> anyhow::Result<EnvFilter> {
+    let is_known = |part: &str| part.contains('=') || part.parse::<LevelFilter>().is_ok();
+    if let Some(unknown) = filter.split(',').map(str::trim).find(|part| !is_known(part)) {
+        // It would be taken for a part of the program, and all others would be quiet.
+        anyhow::bail!("--log {unknown:?} is no level; write off, error, warn, info, debug or trace");
+    }
+    EnvFilter::try_new(format!("{QUIET},{filter}"))
+        .map_err(|_| anyhow::anyhow!("--log {filter:?} is no filter; write a level, or PART=LEVEL,..."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_are_taken_and_near_misses_refused() {
+        for good in ["info", "WARN", "off", "info,hermes_proxy=debug", "warn, h2=trace"] {
+            assert!(parse(good).is_ok(), "{good}");
+        }
+        for bad in ["warning", "verbose", "", "info,hermes", "h2=loud"] {
+            let words = parse(bad).err().map(|error| format!("{error:#}")).unwrap_or_default();
+            assert!(words.contains("--log"), "{bad}: {words}");
+        }
     }
 }

@@ -23,11 +23,13 @@ const MAX_INTERIM: usize = 16;
 
 impl Interim {
     /// An interim response came from upstream.
-    pub(crate) fn push(&self, response: Response<()>) {
+    pub(crate) fn push(&self, mut response: Response<()>) {
         if response.status() == http::StatusCode::CONTINUE {
             self.allow_body();
             return;
         }
+        // It has none (RFC 9110, 8.6), and HTTP/2 peers refuse the stream for it.
+        response.headers_mut().remove(http::header::CONTENT_LENGTH);
         if let Ok(mut responses) = self.responses.lock()
             && responses.len() < MAX_INTERIM
         {

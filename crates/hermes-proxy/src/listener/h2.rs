@@ -15,6 +15,7 @@ use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, Stream};
 use h2::Reason;
 use h2::server::SendResponse;
+use hermes_model::limits::Limits;
 use http::{Method, Request as HttpRequest, Response, StatusCode};
 use http_body::Body as HttpBody;
 
@@ -28,25 +29,23 @@ use crate::request::{Origin, from_head};
 use crate::session::{self, Near, Served, Tunnel};
 use crate::stream::ByteStream;
 use crate::stream::h2::{Backlog, Receiver, Sender, Window};
-use crate::upstream::pool::{FRAME_BUDGET, MAX_FRAME, SEND_BUFFER};
+use crate::upstream::pool::{FRAME_BUDGET, MAX_FRAME, RESETS_REMEMBERED, SEND_BUFFER};
 use crate::worker::Worker;
 
 /// Serves a connection until it ends.
 pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: Watched, client: Client) {
     connection.is_shared.set(true);
     let limits = worker.generation().snapshot.limits.clone();
-    let (stream_window, connection_window) = if client.trust.is_believed() {
-        (limits.stream_window, limits.connection_window)
-    } else {
-        (limits.anonymous_stream_window, limits.anonymous_connection_window)
-    };
+    let bounds = Bounds::of(&client, &limits);
+    let connection_window = bounds.connection_window;
     let handshake = h2::server::Builder::new()
-        .initial_window_size(stream_window)
+        .initial_window_size(bounds.stream_window)
         .initial_connection_window_size(connection_window)
         .max_concurrent_streams(limits.streams)
         .max_header_list_size(limits.header_bytes as u32)
-        .max_pending_accept_reset_streams(limits.resets)
-        .max_local_error_reset_streams(Some(limits.error_resets))
+        .max_pending_accept_reset_streams(bounds.resets)
+        .max_local_error_reset_streams(bounds.error_resets)
+        .max_concurrent_reset_streams(RESETS_REMEMBERED)
         .max_frame_size(MAX_FRAME)
         .max_send_buffer_size(SEND_BUFFER)
         .data_frame_budget(FRAME_BUDGET)
@@ -66,8 +65,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
     let mut widened_to = connection_window;
     let mut streams = FuturesUnordered::new();
     let mut draining = false;
-    // Connections of nodes carry the requests of many: they are broken off one by one at the edge.
-    let mut cancels = Cancels::new(if client.trust.is_believed() { usize::MAX } else { limits.cancels });
+    let mut cancels = Cancels::new(bounds.cancels);
     std::future::poll_fn(|cx| {
         if !draining && connection.drain.poll(cx).is_ready() {
             draining = true;
@@ -107,6 +105,39 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
         Poll::Pending
     })
     .await;
+}
+
+/// What a connection may ask of us.
+struct Bounds {
+    stream_window: u32,
+    connection_window: u32,
+    resets: usize,
+    error_resets: Option<usize>,
+    cancels: usize,
+}
+
+impl Bounds {
+    /// Connections of nodes carry the requests of many, who break off as they like and send what we
+    /// reset: none of them may end it for all the others. What came and went unseen cannot be more
+    /// than there may be streams.
+    fn of(client: &Client, limits: &Limits) -> Self {
+        if client.trust.is_believed() {
+            return Self {
+                stream_window: limits.stream_window,
+                connection_window: limits.connection_window,
+                resets: (limits.streams as usize).max(limits.resets),
+                error_resets: None,
+                cancels: usize::MAX,
+            };
+        }
+        Self {
+            stream_window: limits.anonymous_stream_window,
+            connection_window: limits.anonymous_connection_window,
+            resets: limits.resets,
+            error_resets: Some(limits.error_resets),
+            cancels: limits.cancels,
+        }
+    }
 }
 
 /// How a stream ended.
@@ -195,7 +226,11 @@ async fn serve_stream(
                 None => return Fate::Cancelled,
             }
         }
-        Err(rejected) => Served::Response(session::reject(&worker, *rejected)),
+        Err(rejected) => {
+            // Nobody reads it, and it would be nobody's in the account of what lies unread.
+            drop((body, tunnelled.take()));
+            Served::Response(session::reject(&worker, *rejected))
+        }
     };
     match served {
         Served::Response(response) => send(response, &mut respond).await,

@@ -194,7 +194,7 @@ impl Forward<'_> {
                 let error = response.body().place().broken("it switches protocols unasked", false);
                 Attempted::Failed { error, stale: false }
             }
-            Ok(response) => match self.count_lines(&response.body().place().peer, response.headers()) {
+            Ok(response) => match self.check_head(&response.body().place().peer, response.headers()) {
                 Ok(()) => Attempted::Response(response),
                 Err(error) => Attempted::Failed { error, stale: false },
             },
@@ -227,14 +227,27 @@ impl Forward<'_> {
         }
     }
 
-    /// h2 bounds a head by its size alone, hyper by its lines as well.
-    fn count_lines(&self, peer: &Arc<str>, headers: &HeaderMap) -> Result<(), Error> {
-        let most = self.worker.generation().snapshot.limits.header_count;
-        if headers.len() <= most {
-            return Ok(());
+    /// h2 bounds a head by its size alone, hyper by its lines and its bytes on the wire. A head that the
+    /// next hop's h2 would refuse is refused here, where it is known whose fault it is.
+    fn check_head(&self, peer: &Arc<str>, headers: &HeaderMap) -> Result<(), Error> {
+        let generation = self.worker.generation();
+        let limits = &generation.snapshot.limits;
+        let broken = |reason: String| Err(Error::Broken { peer: peer.clone(), reason, unprocessed: false });
+        if headers.len() > limits.header_count {
+            let most = limits.header_count;
+            return broken(format!(
+                "it has more than {most} header lines; `limits.header-count` of this node allows no more"
+            ));
         }
-        let reason = format!("it has more than {most} header lines; `limits.header-count` of this node allows no more");
-        Err(Error::Broken { peer: peer.clone(), reason, unprocessed: false })
+        // RFC 9113, 6.5.2: 32 bytes are added for each line.
+        let size: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 32).sum();
+        if size > limits.header_bytes {
+            let most = limits.header_bytes;
+            return broken(format!(
+                "its head has {size} bytes, 32 counted for each line; `limits.header-bytes` of this node allows {most}"
+            ));
+        }
+        Ok(())
     }
 
     fn conclude(&self, attempted: Attempted) -> Result<Response<Body>, Error> {

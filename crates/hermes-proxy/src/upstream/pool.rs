@@ -23,7 +23,7 @@ use tokio::time::Instant;
 pub(crate) use self::h1::H1Connection;
 use self::h1::{handshake_h1, probe};
 use self::h2::H2Connection;
-pub(crate) use self::h2::{FRAME_BUDGET, H2Lease, MAX_FRAME, SEND_BUFFER};
+pub(crate) use self::h2::{FRAME_BUDGET, H2Lease, MAX_FRAME, RESETS_REMEMBERED, SEND_BUFFER};
 use self::idle::IdlePlace;
 use self::queue::Open;
 pub(crate) use self::queue::Permit;

@@ -10,6 +10,7 @@
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, Ipv6Addr};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -199,7 +200,8 @@ impl Inbox {
             && let Poll::Ready(Some(taken)) = self.poll_recv()
         {
             match taken {
-                Ok(chunk) if chunk.len() < SMALL && small.len() < GATHER => small.extend_from_slice(&chunk),
+                // A chunk keeps all that was read from the socket with it, however little it is itself.
+                Ok(chunk) if chunk.len() < GATHER && small.len() < GATHER => small.extend_from_slice(&chunk),
                 Ok(chunk) => {
                     self.hold(small.split().freeze());
                     self.hold(chunk);
@@ -208,6 +210,11 @@ impl Inbox {
             }
         }
         self.hold(small.freeze());
+        if self.session.as_ref().is_some_and(|session| session.end.get().is_some()) {
+            // Nobody is to read it any more; what it took of the windows it has until its stream is over.
+            self.held = VecDeque::new();
+            self.failed.get_or_insert(h2::Reason::CANCEL.into());
+        }
         self.restate(self.lay.saturating_sub(self.read));
         self.lay = self.recv.flow_control().used_capacity() as u64;
         self.read = 0;
@@ -232,7 +239,7 @@ pub(crate) fn sweep(worker: &Worker) {
     let mut stalled: Vec<_> = inboxes
         .iter()
         .map(|(_, inbox)| inbox.borrow())
-        .filter(|inbox| inbox.stalled > 0 && inbox.session.is_some())
+        .filter(|inbox| inbox.stalled > 0 && !inbox.held.is_empty() && inbox.session.is_some())
         .collect();
     let unread: u64 = stalled.iter().map(|inbox| inbox.stalled).sum();
     let mut over = unread.saturating_sub(worker.generation().snapshot.limits.unread as u64);
@@ -240,7 +247,7 @@ pub(crate) fn sweep(worker: &Worker) {
         return;
     }
     // Of whoever holds most, what lies there longest.
-    let client = |inbox: &Inbox| inbox.session.as_ref().map(|session| session.facts.source.ip());
+    let client = |inbox: &Inbox| inbox.session.as_ref().map(|session| network(session.facts.source.ip()));
     let mut holders: HashMap<_, u64> = HashMap::new();
     stalled.iter().for_each(|inbox| *holders.entry(client(inbox)).or_default() += inbox.stalled);
     stalled.sort_unstable_by_key(|inbox| (Reverse(holders.get(&client(inbox)).copied()), inbox.read_at));
@@ -253,6 +260,14 @@ pub(crate) fn sweep(worker: &Worker) {
         if over == 0 {
             break;
         }
+    }
+}
+
+/// One client: an address of IPv4, or a network of IPv6, of which each has many addresses.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX))),
+        v4 => v4,
     }
 }
 
@@ -280,7 +295,12 @@ impl Receiver {
     pub(crate) fn poll_chunk(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<Option<Result<Bytes, h2::Error>>> {
         let inbox = &mut *self.inbox.borrow_mut();
         let mut chunk = match inbox.held.pop_front() {
-            Some(chunk) => chunk,
+            Some(chunk) => {
+                if inbox.held.is_empty() {
+                    inbox.held = VecDeque::new();
+                }
+                chunk
+            }
             None => match ready!(inbox.poll_data(cx)) {
                 Some(Ok(chunk)) => chunk,
                 other => return Poll::Ready(other),
@@ -288,6 +308,7 @@ impl Receiver {
         };
         if chunk.len() > most {
             inbox.held.push_front(chunk.split_off(most));
+            inbox.notice.is_idle.store(false, Ordering::Release);
         }
         inbox.release(chunk.len(), self.worker.now());
         Poll::Ready(Some(Ok(chunk)))

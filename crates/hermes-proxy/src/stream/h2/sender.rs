@@ -154,6 +154,15 @@ impl Sender {
         self.stream.poll_reset(cx).map(|reset| reset.map_or_else(|error| error, Into::into))
     }
 
+    /// The reason why a stream takes nothing more: where the peer has reset it, h2 only says that it
+    /// is over.
+    pub(crate) fn why(&mut self, cx: &mut Context<'_>, error: h2::Error) -> h2::Error {
+        match self.poll_reset(cx) {
+            Poll::Ready(reset) => reset,
+            Poll::Pending => error,
+        }
+    }
+
     /// Sends what the windows take of a chunk; `ends` with END_STREAM behind all of it. Ready when
     /// nothing of it is left.
     pub(crate) fn poll_send(
@@ -162,6 +171,10 @@ impl Sender {
         chunk: &mut Bytes,
         ends: bool,
     ) -> Poll<Result<(), h2::Error>> {
+        self.poll_send_parts(cx, chunk, ends).map_err(|error| self.why(cx, error))
+    }
+
+    fn poll_send_parts(&mut self, cx: &mut Context<'_>, chunk: &mut Bytes, ends: bool) -> Poll<Result<(), h2::Error>> {
         while !chunk.is_empty() {
             ready!(self.poll_window(cx, chunk.len()))?;
             let part = chunk.split_to(chunk.len().min(self.stream.capacity()));

@@ -27,6 +27,11 @@ pub(crate) const MAX_FRAME: u32 = 256 << 10;
 /// Small frames that h2 keeps unread, at 256 bytes each: what may come between two sweeps, which take
 /// them out of it. h2 would allow half the window, and ends connections at that.
 pub(crate) const FRAME_BUDGET: usize = 32 << 20;
+/// Streams that we reset and h2 remembers, for a second: frames that were under way to those are no
+/// errors.
+pub(crate) const RESETS_REMEMBERED: usize = 1024;
+/// Nodes add lines to a head: what they may pass on to us is larger than what they take.
+const ADDED_LINES: u32 = 4 << 10;
 /// What h2 buffers for a stream beyond the peer's window.
 pub(crate) const SEND_BUFFER: usize = 512 << 10;
 
@@ -153,7 +158,11 @@ impl Pool {
             .initial_window_size(limits.stream_window)
             .initial_connection_window_size(limits.connection_window)
             .max_frame_size(MAX_FRAME)
-            .max_header_list_size(limits.header_bytes as u32)
+            .max_header_list_size(limits.header_bytes as u32 + ADDED_LINES)
+            // Clients break off as they like, and what was under way for them comes all the same: none of
+            // them may end the connection for all the others.
+            .max_local_error_reset_streams(None)
+            .max_concurrent_reset_streams(RESETS_REMEMBERED)
             .max_send_buffer_size(SEND_BUFFER)
             .data_frame_budget(FRAME_BUDGET)
             // None until the peer's SETTINGS came: that is how their arrival is seen.
