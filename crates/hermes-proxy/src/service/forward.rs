@@ -265,7 +265,11 @@ impl Forward<'_> {
     /// Tells the endpoint's passive health what happened.
     fn judge(&self, upstream: &UpstreamState, index: usize, attempted: &Attempted) {
         let failed = match attempted {
-            Attempted::Response(response) => matches!(response.status().as_u16(), 502..=504),
+            // A proxy that says what failed behind it works: it shall not rest for one service of many.
+            Attempted::Response(response) => {
+                matches!(response.status().as_u16(), 502..=504)
+                    && !response.headers().contains_key(crate::headers::PROXY_STATUS)
+            }
             Attempted::Failed { error, .. } => match error {
                 Error::Connect { .. } | Error::ConnectTimeout { .. } | Error::Broken { .. } => true,
                 // It tells nothing about the endpoint.

@@ -181,6 +181,26 @@ impl Node {
         }
     }
 
+    /// Waits until its log says so: a thread of its own writes it.
+    ///
+    /// # Panics
+    /// When it does not get there in time.
+    pub async fn says(&self, words: &str) {
+        self.says_times(words, 1).await;
+    }
+
+    /// Waits until its log says so as often as this.
+    ///
+    /// # Panics
+    /// When it does not get there in time.
+    pub async fn says_times(&self, words: &str, times: usize) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.log().matches(words).count() < times {
+            assert!(Instant::now() < deadline, "node {} does not say {words:?}: {}", self.name, self.log());
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+
     /// Waits until no session is under way.
     ///
     /// # Panics

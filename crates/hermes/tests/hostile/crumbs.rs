@@ -8,15 +8,14 @@ use std::{io, time::Duration};
 use bytes::Bytes;
 use hermes_testkit::{
     dialog::Dialog,
-    door::{Door, Way},
     frames::{Frame, Frames, INITIAL_WINDOW_SIZE, kind},
-    origin::{self, Origin, scripted},
-    overlay::{Node, Overlay, PATIENCE},
-    tunnel::Tunnel,
+    origin::{Origin, scripted},
+    overlay::{Node, PATIENCE},
 };
 use tokio::task::JoinSet;
 
 use crate::lab::overlay;
+use crate::pair::Pair;
 
 /// A chunk of one byte, many times.
 const CRUMBS: usize = 10_000;
@@ -37,70 +36,16 @@ fn stalled() -> Origin {
     .unwrap()
 }
 
-const BEHIND: &str = "
-workers: 1
-listeners:
-- {name: in, bind: '127.0.0.1:0', protocol: http, trust: [127.0.0.0/8]}
-routes:
-- {name: stalled, match: {authority: STALLED}, upstream: stalled}
-- {name: echo, match: {kind: tcp}, terminate: {tcp: '$ECHO'}}
-upstreams:
-- {name: stalled, protocol: h2, overlay: false, endpoints: ['$STALLED']}
-";
-
-const EDGE: &str = "
-workers: 1
-listeners:
-- {name: in, bind: '127.0.0.1:0', protocol: http}
-routes:
-- {name: all, upstream: next}
-upstreams:
-- {name: next, protocol: h2, overlay: true, endpoints: ['$NEXT']}
-";
-
-struct Pair {
-    edge: Node,
-    behind: Node,
-    _overlay: Overlay,
-    _origins: [Origin; 2],
-}
-
-impl Pair {
-    async fn new() -> Self {
-        let overlay = overlay();
-        let any = "127.0.0.1:0".parse().unwrap();
-        let origins = [stalled(), origin::stream::echo(origin::listen(any).unwrap()).unwrap()];
-        let draft = overlay.node("behind").document(BEHIND);
-        let draft = draft.with("STALLED", origins[0].address()).with("ECHO", origins[1].address());
-        let behind = draft.start().await.unwrap();
-        let draft = overlay.node("edge").document(EDGE).with("NEXT", behind.address("in"));
-        let edge = draft.start().await.unwrap();
-        Self { edge, behind, _overlay: overlay, _origins: origins }
-    }
-}
-
-/// Somebody else's tunnel, on the same connection.
-async fn bystander(door: &Door) -> Tunnel {
-    let mut tunnel = door.tunnel(Way::ConnectH1, "ECHO:7").await.unwrap();
-    still_there(&mut tunnel).await;
-    tunnel
-}
-
-async fn still_there(tunnel: &mut Tunnel) {
-    tunnel.writer.send("still there?").await.unwrap();
-    assert_eq!(tunnel.reader.at_least(12).await.unwrap(), b"still there?");
-}
-
 #[tokio::test]
 async fn single_bytes_that_nobody_reads_do_not_end_the_connection_between_nodes() {
-    let pair = Pair::new().await;
-    let mut tunnel = bystander(&Door::plain(pair.edge.address("in"))).await;
+    let pair = Pair::before(stalled(), "h2", "").await;
+    let mut tunnel = pair.bystander().await;
     for node in [&pair.edge, &pair.behind] {
         node.forget_peak().unwrap();
     }
     let before = [pair.edge.memory().unwrap(), pair.behind.memory().unwrap()];
     let mut dialog = Dialog::connect(pair.edge.address("in")).await.unwrap();
-    dialog.send("POST / HTTP/1.1\r\nHost: STALLED\r\nTransfer-Encoding: chunked\r\n\r\n").await.unwrap();
+    dialog.send("POST / HTTP/1.1\r\nHost: ORIGIN\r\nTransfer-Encoding: chunked\r\n\r\n").await.unwrap();
     // A million of them, unless it is made to wait.
     let crumbs = crumbs();
     for _ in 0..1_000_000 / CRUMBS {
@@ -110,7 +55,7 @@ async fn single_bytes_that_nobody_reads_do_not_end_the_connection_between_nodes(
         }
     }
     settled(&pair.edge, "received").await;
-    still_there(&mut tunnel).await;
+    pair.assert_shared(&mut tunnel).await;
     for (node, before) in [&pair.edge, &pair.behind].into_iter().zip(before) {
         let grown = node.peak_memory().unwrap().saturating_sub(before);
         assert!(grown < GROWTH, "{}: {} MiB", node.name(), grown >> 20);
@@ -119,9 +64,9 @@ async fn single_bytes_that_nobody_reads_do_not_end_the_connection_between_nodes(
 
 #[tokio::test]
 async fn frames_of_one_byte_that_nobody_reads_do_not_end_their_connection() {
-    let pair = Pair::new().await;
+    let pair = Pair::before(stalled(), "h2", "").await;
     let mut frames = Frames::connect(pair.behind.address("in"), &[]).await.unwrap();
-    let fields = [(":method", "POST"), (":scheme", "http"), (":authority", "STALLED"), (":path", "/")];
+    let fields = [(":method", "POST"), (":scheme", "http"), (":authority", "ORIGIN"), (":path", "/")];
     frames.send(&[Frame::headers(1, false, &fields)]).await.unwrap();
     let crumb = Frame::new(kind::DATA, 0, 1, "x").bytes().repeat(CRUMBS);
     // More than h2 keeps unread for a connection of this window: half of 16 MiB, at 255 bytes each.

@@ -17,6 +17,8 @@ mod heads;
 mod lab;
 mod memory;
 mod origins;
+mod pair;
+mod shared;
 mod slow;
 mod smuggling;
 mod unread;

@@ -23,18 +23,20 @@ use hermes_testkit::{
     overlay::{Node, Overlay},
 };
 use http::{Request, Response};
-use tokio::net::TcpSocket;
+use tokio::net::{TcpSocket, TcpStream};
 
 use crate::lab::overlay;
 
 /// The window of an anonymous client's stream. Six are more than that of its connection.
 const WINDOWFUL: usize = 256 << 10;
+/// The largest frame that everybody takes.
+const FULL: usize = 16 << 10;
 /// Read one at a time: smaller ones are put together.
 const PIECE: usize = 256;
 
 const DOCUMENT: &str = "
 workers: 1
-limits: {unread: 2MiB}
+limits: {unread: $UNREAD, header-count: 20}
 listeners:
 - {name: in, bind: '127.0.0.1:0', protocol: http}
 routes:
@@ -43,6 +45,7 @@ routes:
 - {name: closes, match: {authority: CLOSES}, upstream: closes,
    retry: {on: [reset], attempts: 2, backoff: {base: 1m, max: 1m}}}
 - {name: echo, match: {kind: tcp, authority: 'ECHO:7'}, terminate: {tcp: '$ECHO'}}
+- {name: sink, match: {kind: tcp, authority: 'SINK:7'}, terminate: {tcp: '$SINK'}}
 - {name: mute, match: {kind: tcp}, upstream: mute, timeout: {connect: 1m}}
 upstreams:
 - {name: slow, protocol: h2, overlay: false, endpoints: ['$SLOW']}
@@ -103,27 +106,49 @@ fn silent(closes: bool) -> Origin {
     .unwrap()
 }
 
+/// Accepts, and takes nothing.
+fn sink() -> Origin {
+    scripted::h1(|dialog| async move {
+        std::future::pending::<()>().await;
+        drop(dialog);
+        Ok(())
+    })
+    .unwrap()
+}
+
 struct Bed {
     node: Node,
     /// Bytes that the slow origin took.
     taken: Arc<AtomicUsize>,
     _overlay: Overlay,
-    _origins: [Origin; 5],
+    _origins: [Origin; 6],
 }
 
 impl Bed {
     async fn new() -> Self {
+        Self::with("2MiB").await
+    }
+
+    /// With another bound of what may lie unread.
+    async fn with(unread: &str) -> Self {
         let overlay = overlay();
         let echo = origin::stream::echo(origin::listen("127.0.0.1:0".parse().unwrap()).unwrap()).unwrap();
         let taken = Arc::default();
-        let origins = [slow(&taken), fast(), silent(true), silent(false), echo];
-        let names = ["SLOW", "FAST", "CLOSES", "MUTE", "ECHO"];
+        let origins = [slow(&taken), fast(), silent(true), silent(false), echo, sink()];
+        let names = ["SLOW", "FAST", "CLOSES", "MUTE", "ECHO", "SINK"];
         let draft = names
             .iter()
             .zip(&origins)
-            .fold(overlay.node("fort").document(DOCUMENT), |draft, (name, origin)| draft.with(name, origin.address()));
+            .fold(overlay.node("fort").document(DOCUMENT).with("UNREAD", unread), |draft, (name, origin)| {
+                draft.with(name, origin.address())
+            });
         let node = draft.start().await.unwrap();
         Self { node, taken, _overlay: overlay, _origins: origins }
+    }
+
+    fn assert_grown_less_than(&self, before: u64, most: u64) {
+        let grown = self.node.memory().unwrap().saturating_sub(before);
+        assert!(grown < most, "{} MiB", grown >> 20);
     }
 
     /// A client's connection, from an address of its own.
@@ -191,6 +216,109 @@ async fn tunnels_that_never_open_count_and_whoever_holds_most_loses_first() {
     assert!(sessions.contains("127.0.0.2"), "the innocent lost: {sessions}");
 }
 
+/// The window of a connection, as the node gives it.
+struct Room(usize);
+
+impl Room {
+    /// Waits until there is room for so many bytes, and takes it.
+    async fn take(&mut self, frames: &mut Frames<TcpStream>, bytes: usize) {
+        while self.0 < bytes {
+            let gives = |frame: &Frame| frame.kind == kind::WINDOW_UPDATE && frame.stream == 0;
+            let frame = frames.until("room", gives).await.unwrap();
+            self.0 += frame.payload.iter().fold(0, |number, byte| number << 8 | usize::from(*byte));
+        }
+        self.0 -= bytes;
+    }
+}
+
+#[tokio::test]
+async fn tunnels_that_were_ended_are_not_ended_again_while_nobody_reads_why() {
+    let bed = Bed::with("1MiB").await;
+    let mut frames = Frames::connect(bed.node.address("in"), &[(INITIAL_WINDOW_SIZE, 0)]).await.unwrap();
+    let mut room = Room(65_535);
+    let fields = [(":method", "CONNECT"), (":authority", "MUTE:1")];
+    for stream in (0..8).map(|number| 2 * number + 1) {
+        frames.send(&[Frame::headers(stream, false, &fields)]).await.unwrap();
+        for _ in 0..WINDOWFUL / FULL {
+            room.take(&mut frames, FULL).await;
+            frames.send(&[Frame::new(kind::DATA, 0, stream, vec![7; FULL])]).await.unwrap();
+        }
+    }
+    bed.node.metric_reaches("hermes_limit_hits_total", "unread", 1.0).await;
+    // Some ticks.
+    tokio::time::sleep(5 * STALLED).await;
+    let ended = bed.node.metric("hermes_limit_hits_total", "unread").await.unwrap();
+    assert!(ended <= 8.0, "{ended} of 8 sessions");
+}
+
+#[tokio::test]
+async fn requests_that_are_refused_keep_nothing_of_their_bodies() {
+    let bed = Bed::new().await;
+    // Their answers wait for a window that stays shut.
+    let mut frames = Frames::connect(bed.node.address("in"), &[(INITIAL_WINDOW_SIZE, 0)]).await.unwrap();
+    let before = bed.node.memory().unwrap();
+    // Of a connection (RFC 9113, 6.9.2).
+    let mut room = Room(65_535);
+    let lines: Vec<String> = (0..30).map(|number| format!("x-{number}")).collect();
+    let mut fields = vec![(":method", "POST"), (":scheme", "http"), (":authority", "SLOW"), (":path", "/")];
+    fields.extend(lines.iter().map(|line| (line.as_str(), "")));
+    for stream in (0..256).map(|number| 2 * number + 1) {
+        frames.send(&[Frame::headers(stream, false, &fields)]).await.unwrap();
+        for _ in 0..WINDOWFUL / FULL {
+            room.take(&mut frames, FULL).await;
+            frames.send(&[Frame::new(kind::DATA, 0, stream, vec![7; FULL])]).await.unwrap();
+        }
+    }
+    bed.assert_grown_less_than(before, 24 << 20);
+}
+
+#[tokio::test]
+async fn small_frames_that_nobody_reads_do_not_keep_what_came_with_them() {
+    let bed = Bed::with("64MiB").await;
+    let before = bed.node.memory().unwrap();
+    let fields = [(":method", "POST"), (":scheme", "http"), (":authority", "SLOW"), (":path", "/")];
+    // Of a type that nobody knows: to be ignored (RFC 9113, 4.1).
+    let ballast = Frame::new(0xfe, 0, 0, vec![7; 8_000]);
+    let mut open = Vec::new();
+    // A megabyte that is unread, with 32 that are ignored: what comes between two ticks is kept until the second.
+    for _ in 0..6 {
+        let mut frames = Frames::connect(bed.node.address("in"), &[]).await.unwrap();
+        for stream in [1, 3, 5, 7] {
+            frames.send(&[Frame::headers(stream, false, &fields)]).await.unwrap();
+            let pair = [Frame::new(kind::DATA, 0, stream, vec![7; 256]), ballast.clone()];
+            for _ in 0..10 {
+                frames.send(&vec![&pair[..]; 100].concat()).await.unwrap();
+                frames.ping().await.unwrap();
+            }
+        }
+        open.push(frames);
+        tokio::time::sleep(STALLED).await;
+    }
+    bed.assert_grown_less_than(before, 64 << 20);
+}
+
+#[tokio::test]
+async fn tunnels_that_their_client_breaks_off_end_though_nobody_takes_what_was_sent() {
+    let bed = Bed::new().await;
+    let mut client = bed.client("127.0.0.1").await;
+    let mut tunnels = Vec::new();
+    for _ in 0..4 {
+        let connect = Request::connect("SINK:7").version(http::Version::HTTP_2).body(()).unwrap();
+        let (answer, mut stream) = client.open(connect, false).await.unwrap();
+        let answer = answer.await.unwrap();
+        let piece = Bytes::from(vec![7; 64 << 10]);
+        while matches!(
+            tokio::time::timeout(STALLED, multiplex::send_all(&mut stream, piece.clone(), false)).await,
+            Ok(Ok(()))
+        ) {}
+        tunnels.push((answer, stream));
+    }
+    for (_, stream) in &mut tunnels {
+        stream.send_reset(h2::Reason::CANCEL);
+    }
+    bed.node.quiet().await;
+}
+
 #[tokio::test]
 async fn single_bytes_for_a_reader_who_is_gone_do_not_end_their_connection() {
     let bed = Bed::new().await;
@@ -221,7 +349,7 @@ async fn a_burst_of_small_frames_does_not_end_its_connection() {
 }
 
 /// Opens a tunnel on the same connection, and hears itself.
-async fn echoes(frames: &mut Frames<tokio::net::TcpStream>) {
+async fn echoes(frames: &mut Frames<TcpStream>) {
     let fields = [(":method", "CONNECT"), (":authority", "ECHO:7")];
     frames.send(&[Frame::headers(3, false, &fields), Frame::new(kind::DATA, 0, 3, "hello")]).await.unwrap();
     let echoed = frames.until("an echo", |frame| frame.stream == 3 && frame.kind == kind::DATA).await.unwrap();

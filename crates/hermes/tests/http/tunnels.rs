@@ -5,7 +5,7 @@ use std::io;
 use hermes_testkit::{
     dialog::Dialog,
     door::{Door, Way},
-    frames::{END_STREAM, Frame, Frames, kind},
+    frames::{END_HEADERS, END_STREAM, Frame, Frames, kind},
     origin::{self, scripted, stream},
     overlay::PATIENCE,
     patience::until,
@@ -362,4 +362,43 @@ upstreams:
     let head = dialog.head().await.unwrap();
     assert_eq!(head.status(), 403);
     assert_eq!(dialog.body(&head).await.unwrap().data.len(), LONG);
+}
+
+/// Servers reset a stream with NO_ERROR behind its end, once they have said all and want to hear no more (RFC 9113,
+/// 8.1). That takes nothing back.
+#[tokio::test]
+async fn a_far_end_that_wants_to_hear_no_more_loses_nothing_of_what_it_said() {
+    const LONG: usize = 1_000_000;
+    let proxy = scripted::h1(|dialog| async move {
+        let mut frames = Frames::accept(dialog, &[]).await?;
+        loop {
+            let stream = frames.until("a request", |frame| frame.kind == kind::HEADERS).await?.stream;
+            // `:status: 200` is entry 8 of the static table (RFC 7541, appendix A).
+            frames.send(&[Frame::new(kind::HEADERS, END_HEADERS, stream, vec![0x88])]).await?;
+            for sent in (0..LONG).step_by(10_000) {
+                let ends = if sent + 10_000 == LONG { END_STREAM } else { 0 };
+                frames.send(&[Frame::new(kind::DATA, ends, stream, vec![7; 10_000])]).await?;
+            }
+            frames.send(&[Frame::reset(stream, 0)]).await?;
+        }
+    });
+    let (proxy, overlay) = (proxy.unwrap(), overlay());
+    let document = "
+listeners:
+- {name: in, bind: '127.0.0.1:0', protocol: http}
+- {name: db, bind: '127.0.0.1:0', protocol: tcp, authority: 'DB:7'}
+routes:
+- {name: all, upstream: next}
+upstreams:
+- {name: next, protocol: h2, overlay: true, endpoints: ['$NEXT']}
+";
+    let node = overlay.node("edge").document(document).with("NEXT", proxy.address()).start().await.unwrap();
+    for way in [Way::Raw, Way::ConnectH1, Way::ConnectH2] {
+        let door = Door::plain(node.address(if way == Way::Raw { "db" } else { "in" }));
+        let mut tunnel = door.tunnel(way, "DB:7").await.unwrap();
+        // Still sends when all was said, and is slow to read.
+        tunnel.writer.send("hello").await.unwrap();
+        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+        assert_eq!(tunnel.reader.to_end().await.unwrap().len(), LONG, "{way:?}");
+    }
 }
