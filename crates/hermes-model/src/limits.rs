@@ -173,7 +173,7 @@ limits! {
     /// Concurrent HTTP/2 streams of one client connection.
     streams / "streams": u32 as u32; 1024, 1, 1_000_000;
     /// Bytes of one worker that came over HTTP/2 and lie unread, since their readers take none. Beyond
-    /// it the sessions end that have read nothing for the longest.
+    /// it the sessions end that have read nothing for the longest, those of who holds most first.
     unread / "unread": usize as Bytes, buffer; Bytes(64 * MIB), Bytes(MIB), Bytes(1024 * MIB);
     /// HTTP/2 window of a stream, for believed peers.
     stream_window / "stream-window": u32 as Bytes, window; Bytes(4 * MIB), Bytes(65_535), Bytes(WINDOW_MAX);
@@ -184,9 +184,10 @@ limits! {
     /// HTTP/2 window of a connection, for anonymous clients.
     anonymous_connection_window / "anonymous-connection-window": u32 as Bytes, window; Bytes(MIB), Bytes(65_535), Bytes(WINDOW_MAX);
     /// Streams that a client reset before we took them up; one more ends its connection with
-    /// GOAWAY ENHANCE_YOUR_CALM (rapid reset, CVE-2023-44487).
+    /// GOAWAY ENHANCE_YOUR_CALM (rapid reset, CVE-2023-44487). Of believed peers as many as `streams`.
     resets / "resets": usize as usize; 20, 1, 100_000;
-    /// Streams of a connection that we reset because of the peer's errors; one more ends it likewise.
+    /// Streams of a connection that we reset because of the peer's errors, frames for those included;
+    /// one more ends it likewise; connections of believed peers are left out.
     error_resets / "error-resets": usize as usize; 1024, 1, 100_000;
     /// Requests that a client broke off before their answer began. One more, where they are the most of
     /// all on its HTTP/2 connection, ends that likewise; connections of believed peers are left out.

@@ -39,6 +39,8 @@ pub struct Subject {
     pub dns: Vec<String>,
     /// Address SANs.
     pub addresses: Vec<IpAddr>,
+    /// Its time was over in 2020.
+    pub is_over: bool,
 }
 
 /// A certificate and its key, in PEM.
@@ -95,6 +97,9 @@ impl Authority {
         params.subject_alt_names = self.names(subject).map_err(failed)?;
         params.distinguished_name.push(DnType::CommonName, &name);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        if subject.is_over {
+            params.not_after = rcgen::date_time_ymd(2020, 1, 1);
+        }
         let key = KeyPair::generate().map_err(failed)?;
         let cert = params.signed_by(&key, &self.issuer).map_err(failed)?;
         Ok(Identity { cert_pem: cert.pem(), key_pem: key.serialize_pem(), ca_pem: self.pem.clone() })
@@ -161,6 +166,13 @@ impl Subject {
     #[must_use]
     pub fn with_address(mut self, address: IpAddr) -> Self {
         self.addresses.push(address);
+        self
+    }
+
+    /// One whose time is over.
+    #[must_use]
+    pub fn over(mut self) -> Self {
+        self.is_over = true;
         self
     }
 

@@ -268,14 +268,18 @@ impl Node {
         let before = self.generation().await?;
         self.replace(document, values)?;
         let deadline = Instant::now() + PATIENCE;
-        while self.generation().await? <= before {
+        loop {
+            // Its log, which comes behind, has told where it listens now.
+            let now = self.generation().await?;
+            if now > before && self.log().contains(&format!("applied generation={now} ")) {
+                self.read_addresses();
+                return Ok(());
+            }
             if Instant::now() > deadline {
                 return Err(self.not_ready("the new document"));
             }
             tokio::time::sleep(LOOK_AGAIN).await;
         }
-        self.read_addresses();
-        Ok(())
     }
 
     /// The number of the document that it runs, counted in this process.

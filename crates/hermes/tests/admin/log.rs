@@ -1,6 +1,6 @@
 //! The program's own log, and whoever reads it and stalls.
 
-use hermes_testkit::{dialog::Dialog, overlay::Overlay};
+use hermes_testkit::{ca::Subject, dialog::Dialog, door::Door, overlay::Overlay};
 
 /// Passes stderr on until the node runs; then nobody reads it, for as long as the node lives.
 const STALLS: &str = r#"exec 3>&2; exec "$@" 2> >(sed '/ running node=/q' >&3; exec tail --pid=$$ -f /dev/null)"#;
@@ -27,4 +27,71 @@ routes:
         assert_eq!(dialog.head().await.unwrap().status(), 400);
     }
     assert!(node.metric("hermes_log_lines_lost_total", "").await.unwrap() > 0.0);
+}
+
+const BY_TLS: &str = "
+listeners:
+- {name: in, bind: '127.0.0.1:0', protocol: http, tls: {client: required}}
+routes:
+- {name: here, respond: {body: here}}
+";
+
+/// 2020-01-01T00:00:00Z
+const OVER: f64 = 1_577_836_800.0;
+
+#[tokio::test]
+async fn a_certificate_whose_time_is_over_is_told() {
+    let overlay = Overlay::new(env!("CARGO_BIN_EXE_hermes")).unwrap();
+    let draft = overlay.node("edge").identity(&Subject::node("edge").over()).unwrap();
+    let node = draft.document(BY_TLS).start().await.unwrap();
+    node.says("WARN identity.cert: the certificate has been over for ").await;
+    let until = node.metric("hermes_certificate_not_after_seconds", r#"path="identity.cert""#).await.unwrap();
+    assert_eq!(until, OVER);
+    let draft = overlay.node("good").identity(&Subject::node("good")).unwrap();
+    let node = draft.document(BY_TLS).start().await.unwrap();
+    assert!(node.metric("hermes_certificate_not_after_seconds", "").await.unwrap() > OVER);
+    assert!(!node.log().contains("WARN"), "{}", node.log());
+}
+
+#[tokio::test]
+async fn a_client_that_is_refused_at_its_handshake_is_told_and_does_not_fill_the_log() {
+    let overlay = Overlay::new(env!("CARGO_BIN_EXE_hermes")).unwrap();
+    let subject = Subject::node("edge").with_dns(hermes_testkit::door::NODE_NAME);
+    let node = overlay.node("edge").identity(&subject).unwrap().document(BY_TLS).start().await.unwrap();
+    let door = Door::tls(node.address("in"), overlay.authority().pem(), None);
+    for _ in 0..50 {
+        if let Ok(mut dialog) = door.h1().await {
+            let _ = dialog.head().await;
+        }
+    }
+    node.says("handshake failed listener=in").await;
+    let failed = node.metric("hermes_tls_handshake_failures_total", "").await.unwrap();
+    let told = node.log().matches("handshake failed").count();
+    assert!(failed >= 50.0 && told <= 10, "{failed} failed, {told} were told");
+}
+
+#[test]
+fn what_lacks_an_identity_that_was_not_loaded_is_no_second_problem() {
+    let overlay = Overlay::new(env!("CARGO_BIN_EXE_hermes")).unwrap();
+    let files = overlay.authority().issue(&Subject::node("edge")).unwrap().write(overlay.dir(), "edge").unwrap();
+    std::fs::write(&files.key, "no key").unwrap();
+    let (cert, key, ca) = (files.cert.display(), files.key.display(), files.ca.display());
+    let document = format!(
+        "node: edge
+identity: {{cert: {cert}, key: {key}, ca: {ca}}}
+listeners:
+- {{name: in, bind: '127.0.0.1:0', protocol: http, tls: {{client: required}}}}
+routes:
+- {{name: all, upstream: next}}
+upstreams:
+- {{name: next, protocol: h2, endpoints: ['127.0.0.1:9'], tls: {{}}}}
+"
+    );
+    let path = overlay.dir().join("edge.yaml");
+    std::fs::write(&path, document).unwrap();
+    let mut proxy = std::process::Command::new(env!("CARGO_BIN_EXE_hermes"));
+    let output = proxy.args(["proxy", "--config"]).arg(&path).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("no private key could be read"), "{said}");
+    assert!(!said.contains("no CA") && !said.contains("listeners[0]"), "{said}");
 }

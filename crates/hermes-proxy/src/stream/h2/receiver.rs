@@ -105,7 +105,7 @@ pub(crate) struct Inbox {
     stalled: u64,
     read_at: u64,
     window: Rc<Window>,
-    /// Whose it is. `None` for a request that is refused before it is anybody's.
+    /// Whose it is. `None` until it is somebody's.
     session: Option<Rc<Entry>>,
 }
 
