@@ -192,15 +192,141 @@ fn explain_tells_the_decision_and_why() {
 #[test]
 fn explain_says_which_argument_is_wrong() {
     for (args, word) in [
-        (&["--kind", "quic"][..], "--kind"),
-        (&["--authority", "a b"], "--authority"),
+        (&["--authority", "a b"][..], "--authority"),
         (&["--listener", "nowhere"], "nowhere"),
         (&["--header", "novalue"], "--header"),
         (&["--method", "G T"], "--method"),
-        (&["--network", "10.0.0.1/99"], "--network"),
+        (&["--kind", "ip", "--network", "10.0.0.1/99"], "--network"),
+        (&["--network", "10.0.0.0/8"], "--network is for sessions of kind ip"),
+        (&["--listener", "database", "--kind", "http"], "sessions of listener database are tcp"),
+        (&["--listener", "database", "--authority", "OTHER:1"], "sessions of listener database are for db:3306"),
+        (&["--listener", "database", "--path", "/x"], "--path: listener database takes tcp"),
+        (&["--listener", "video-in", "--method", "GET"], "--method: listener video-in takes udp"),
+        (&["--listener", "video-in", "--header", "a=b"], "--header"),
+        (&["--listener", "video-in", "--user", "bob"], "--user"),
+        (&["--kind", "tcp", "--authority", "DB:1", "--path", "/x"], "--path: a tcp session has no path"),
+        (&["--kind", "tcp", "--authority", "DB"], "--authority DB has no port"),
+        (&["--kind", "udp"], "name it by --authority"),
+        (&["--certificate", "spiffe://lab/node/n"], "listener apps asks for no client certificate"),
+        (&["--listener", "overlay", "--certificate", "node/n"], "--certificate node/n"),
+        (
+            &["--listener", "overlay", "--certificate", "spiffe://lab/role/standalone"],
+            "--certificate: its certificate has no",
+        ),
     ] {
         let (code, printed) = explain(args);
         assert!(code == 1 && printed.starts_with("hermes: ") && printed.contains(word), "{args:?}: {printed}");
+    }
+    let (code, printed) = explain(&["--kind", "quic"]);
+    assert!(code == 2 && printed.contains("[possible values: http, tcp, udp, ip]"), "{printed}");
+}
+
+#[test]
+fn explain_decides_for_whom_the_node_decides() {
+    let cases: [(&[&str], &[&str]); 10] = [
+        // `apps` sets hermes-user, whatever a client claims.
+        (
+            &["--authority", "VIDEO", "--path", "/files/film", "--user", "mallory"],
+            &["user alice", "claim     to be mallory; does not count", "video: matches"],
+        ),
+        (
+            &["--authority", "VIDEO", "--path", "/files/film", "--header", "hermes-user=mallory"],
+            &["user alice", "video: matches"],
+        ),
+        // `lab` believes its own network, and nobody else.
+        (
+            &[
+                "--listener",
+                "lab",
+                "--source",
+                "10.9.0.7",
+                "--authority",
+                "VIDEO",
+                "--path",
+                "/files/a",
+                "--user",
+                "bob",
+            ],
+            &["user bob, brought by a peer believed by its address", "video: matches"],
+        ),
+        (
+            &[
+                "--listener",
+                "lab",
+                "--source",
+                "10.8.0.7",
+                "--authority",
+                "VIDEO",
+                "--path",
+                "/files/a",
+                "--user",
+                "bob",
+            ],
+            &["no user", "claim     to be bob; removed", "header hermes-user must be [alice, bob], and is absent"],
+        ),
+        // A raw flow is what its listener says.
+        (&["--listener", "video-in"], &["session   udp CONNECT video:5004 on video-in", "video-flow: open udp"]),
+        (&["--listener", "database", "--kind", "tcp", "--authority", "db:3306"], &["tcp CONNECT db:3306 on database"]),
+        // Without a certificate there is no session on `overlay`.
+        (
+            &["--listener", "overlay", "--path", "/hello"],
+            &["decision  refused at the TLS handshake: listener overlay requires", "--certificate URI"],
+        ),
+        (
+            &["--listener", "overlay", "--path", "/hello", "--certificate", "spiffe://lab/node/edge-7"],
+            &["user carol, brought by node edge-7 of lab", "hello: matches"],
+        ),
+        (
+            &["--listener", "overlay", "--certificate", "spiffe://lab/node/edge-7", "--user", "dave"],
+            &["denied with 403: node edge-7 claims to be user dave, who is not bound to it"],
+        ),
+        (
+            &[
+                "--listener",
+                "overlay",
+                "--certificate",
+                "spiffe://lab/node/x",
+                "--certificate",
+                "spiffe://lab/role/standalone",
+                "--user",
+                "bob",
+                "--authority",
+                "VIDEO",
+                "--path",
+                "/files/a",
+            ],
+            &["user bob", "video: matches"],
+        ),
+    ];
+    for (args, wanted) in cases {
+        let (code, printed) = explain(args);
+        assert_eq!(code, 0, "{args:?}: {printed}");
+        for words in wanted {
+            assert!(printed.contains(words), "{words} is not in the explanation of {args:?}:\n{printed}");
+        }
+    }
+}
+
+#[test]
+fn explain_says_what_is_out_of_reach() {
+    let room = tempfile::tempdir().unwrap();
+    let config = room.path().join("n.yaml");
+    let routes = "routes:\n- {name: web, match: {kind: http}, terminate: {http: authority}}\n\
+                  - {name: all, match: {kind: tcp}, terminate: {tcp: authority, reach: private}}\n";
+    let listeners = "node: n\nlisteners: [{name: a, bind: '127.0.0.1:0', protocol: http}]\n";
+    fs::write(&config, format!("{listeners}{routes}")).unwrap();
+    let cases: [(&[&str], &str); 6] = [
+        (&["--authority", "169.254.169.254"], "denied with 403: 169.254.169.254 is link-local, where cloud metadata"),
+        (&["--authority", "10.0.0.1"], "denied with 403: 10.0.0.1 is private"),
+        // Whatever else loopback is, it is this machine's own address.
+        (&["--kind", "tcp", "--authority", "127.0.0.1:22"], "denied with 403: 127.0.0.1 is this node's own address"),
+        (&["--kind", "tcp", "--authority", "127.0.0.9:22"], "denied with 403: 127.0.0.9 is loopback"),
+        (&["--kind", "tcp", "--authority", "[fd00:ec2::254]:80"], "denied with 403: fd00:ec2::254 is a cloud's"),
+        (&["--authority", "example.com"], "reach     public: the addresses of example.com are checked when it is"),
+    ];
+    for (args, wanted) in cases {
+        let output = hermes(&[&["explain", "--config", text(&config)], args].concat());
+        assert!(output.status.success() && stdout(&output).contains(wanted), "{wanted}\n{}", stdout(&output));
     }
 }
 
