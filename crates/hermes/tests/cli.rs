@@ -371,6 +371,119 @@ fn doctor_tells_what_is_wrong_and_what_to_do() {
     assert!(stdout(&output).contains(&format!("Run `hermes check {}`", bad.display())), "{}", stdout(&output));
 }
 
+fn doctor(config: &Path) -> (i32, String) {
+    let output = hermes(&["doctor", "--config", text(config)]);
+    (output.status.code().unwrap(), stdout(&output) + &stderr(&output))
+}
+
+/// The lines of the document's own findings.
+fn line<'t>(printed: &'t str, what: &str) -> &'t str {
+    let mut lines = printed.lines().filter(|line| line.get(6..).is_some_and(|rest| rest.starts_with(what)));
+    lines.next().unwrap_or_else(|| panic!("no line of {what} in\n{printed}"))
+}
+
+#[test]
+fn doctor_looks_at_the_access_log_and_makes_none() {
+    let room = tempfile::tempdir().unwrap();
+    let config = room.path().join("n.yaml");
+    let with = |log: &str| fs::write(&config, format!("node: n\naccess-log: {log}\n")).unwrap();
+    let log = room.path().join("n.log");
+    with("n.log");
+    let (_, printed) = doctor(&config);
+    assert_eq!(line(&printed, "access log"), format!("ok    access log: {}: can be made", log.display()));
+    assert!(!log.exists() && !printed.contains("certificates"), "{printed}");
+    fs::write(&log, "kept\n").unwrap();
+    assert!(line(&doctor(&config).1, "access log").ends_with("n.log: can be written"));
+    assert_eq!(fs::read_to_string(&log).unwrap(), "kept\n");
+
+    with("nowhere/n.log");
+    let (code, printed) = doctor(&config);
+    let found = line(&printed, "access log");
+    assert!(code == 1 && found.starts_with("FAIL") && found.contains("there is no directory"), "{found}");
+    assert!(found.contains(text(&room.path().join("nowhere/n.log"))), "{found}");
+    with(".");
+    let (code, printed) = doctor(&config);
+    assert!(code == 1 && line(&printed, "access log").contains("Is a directory"), "{printed}");
+
+    // The node itself says which file it cannot open.
+    with("nowhere/n.log");
+    let said = stderr(&hermes(&["proxy", "--config", text(&config)]));
+    let wanted = format!("access-log: {} cannot be written: No such file", room.path().join("nowhere/n.log").display());
+    assert!(said.contains(&wanted), "{said}");
+}
+
+#[test]
+fn doctor_tells_a_node_of_the_document_from_others() {
+    let room = tempfile::tempdir().unwrap();
+    let config = room.path().join("n.yaml");
+    let held = [0; 3].map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    let [admin, http, other] = held.each_ref().map(|socket| socket.local_addr().unwrap());
+    let document = |node: &str| {
+        format!(
+            "node: {node}\nadmin: {admin}\nlisteners:\n- {{name: a, bind: '{http}', protocol: http}}\n\
+             - {{name: u, bind: '{http}', protocol: udp, authority: 'X:1'}}\n"
+        )
+    };
+    fs::write(&config, document("n")).unwrap();
+    // Somebody has the addresses, and is no node.
+    let (code, printed) = doctor(&config);
+    assert!(code == 1 && line(&printed, "admin on").starts_with("FAIL"), "{printed}");
+    assert!(line(&printed, "admin on").contains("Stop whoever uses the address"), "{printed}");
+    assert!(line(&printed, "listener a").starts_with("FAIL") && line(&printed, "listener u").ends_with("free"));
+    let [free_admin, free_http, other_socket] = held;
+    drop((free_admin, free_http));
+    let mut node = Command::new(env!("CARGO_BIN_EXE_hermes"))
+        .args(["proxy", "--config", text(&config)])
+        .stderr(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let up = (0..400).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(25));
+        std::net::TcpStream::connect(admin).is_ok()
+    });
+    let beside = doctor(&config);
+    // Another address of a document that the node does not run yet; and another node's document.
+    let elsewhere = room.path().join("m.yaml");
+    let third = format!("- {{name: c, bind: '{other}', protocol: http}}\n");
+    fs::write(&elsewhere, document("n") + &third).unwrap();
+    let wider = doctor(&elsewhere);
+    fs::write(&elsewhere, document("m")).unwrap();
+    let stranger = doctor(&elsewhere);
+    node.kill().unwrap();
+    node.wait().unwrap();
+    assert!(up, "the node did not start");
+    for what in ["admin on", "listener a", "listener u"] {
+        assert!(line(&beside.1, what).ends_with("the running node has it"), "{}", beside.1);
+        assert!(line(&stranger.1, what).starts_with("FAIL"), "{}", stranger.1);
+    }
+    assert!(line(&wider.1, "listener a").starts_with("ok") && line(&wider.1, "listener c").starts_with("FAIL"));
+    drop(other_socket);
+}
+
+#[test]
+fn doctor_has_the_remedy_that_fits_and_speaks_json() {
+    let room = tempfile::tempdir().unwrap();
+    let identity = ca::Authority::new("lab").unwrap().issue(&ca::Subject::node("other")).unwrap();
+    let files = identity.write(room.path(), "n").unwrap();
+    let config = room.path().join("n.yaml");
+    fs::write(&config, "node: n\nidentity: {cert: n.pem, key: n.key, ca: ca.pem}\n").unwrap();
+    let (_, printed) = doctor(&config);
+    let found = line(&printed, "identity");
+    assert!(found.contains("names node other") && found.contains("Issue a certificate that fits"), "{found}");
+    fs::remove_file(&files.key).unwrap();
+    let (_, printed) = doctor(&config);
+    assert!(line(&printed, "identity").contains("Put the file in place"), "{printed}");
+
+    let output = hermes(&["doctor", "--json", "--config", text(&config)]);
+    let told: Vec<Value> = stdout(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(told.len(), printed.lines().count());
+    let of = |check: &str| told.iter().find(|finding| finding["check"] == check).unwrap();
+    assert_eq!((of("document")["level"].as_str(), of("document")["found"].as_str()), (Some("ok"), Some("node n")));
+    assert_eq!(of("identity")["level"], "error");
+    assert!(of("identity")["remedy"].as_str().unwrap().contains("Put the file in place"));
+}
+
 #[test]
 fn completions_are_what_their_shells_take() {
     let room = tempfile::tempdir().unwrap();
@@ -398,4 +511,10 @@ fn completions_are_what_their_shells_take() {
     bash.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
     let output = bash.wait_with_output().unwrap();
     assert_eq!(stdout(&output).trim(), "check completions");
+    let kinds = script
+        .replace("hermes c)", "hermes explain --kind '')")
+        .replace("=1;", "=3;")
+        .replace(" c hermes;", " '' --kind;");
+    let output = Command::new("bash").args(["-c", &kinds]).output().unwrap();
+    assert_eq!(stdout(&output).trim(), "http tcp udp ip", "{kinds}");
 }
