@@ -4,7 +4,7 @@
 
 use std::{
     fs,
-    io::{Read as _, Write as _},
+    io::{BufRead as _, Read as _, Write as _},
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
 };
@@ -132,7 +132,7 @@ fn check_looks_at_every_file_that_it_is_given() {
         printed.contains("binary.yaml: error: ") && printed.contains("/nowhere.yaml: error: cannot read"),
         "{printed}"
     );
-    assert!(printed.contains("good.yaml: ok, node n: 1 listeners, 1 routes, 0 upstreams\n"), "{printed}");
+    assert!(printed.contains("good.yaml: ok, node n: 1 listener, 1 route, 0 upstreams\n"), "{printed}");
     assert!(printed.contains("identity.cert") && printed.contains("a.pem does not exist on this machine"), "{printed}");
 }
 
@@ -434,14 +434,12 @@ fn doctor_tells_a_node_of_the_document_from_others() {
     drop((free_admin, free_http));
     let mut node = Command::new(env!("CARGO_BIN_EXE_hermes"))
         .args(["proxy", "--config", text(&config)])
-        .stderr(Stdio::null())
+        .stderr(Stdio::piped())
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    let up = (0..400).any(|_| {
-        std::thread::sleep(std::time::Duration::from_millis(25));
-        std::net::TcpStream::connect(admin).is_ok()
-    });
+    let mut log = std::io::BufReader::new(node.stderr.take().unwrap()).lines();
+    let up = log.any(|line| line.unwrap().contains("running"));
     let beside = doctor(&config);
     // Another address of a document that the node does not run yet; and another node's document.
     let elsewhere = room.path().join("m.yaml");

@@ -13,6 +13,7 @@ use http::header::HOST;
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
+use tokio::task::JoinSet;
 
 /// A node on this machine answers at once.
 const WITHIN: Duration = Duration::from_secs(2);
@@ -61,8 +62,8 @@ impl Running {
 async fn ask(admin: SocketAddr) -> anyhow::Result<Running> {
     let tcp = tokio::net::TcpStream::connect(admin).await?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(tcp)).await?;
-    // It ends with the runtime.
-    tokio::spawn(connection);
+    let mut driver = JoinSet::new();
+    driver.spawn(connection);
     let request = Request::get("/config").header(HOST, admin.to_string()).body(Empty::<Bytes>::new())?;
     let response = sender.send_request(request).await?;
     let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
