@@ -362,7 +362,13 @@ fn doctor_tells_what_is_wrong_and_what_to_do() {
     let output = hermes(&["doctor", "--config", text(&config)]);
     let printed = stdout(&output);
     assert_eq!(output.status.code(), Some(1), "{printed}");
-    for words in ["FAIL  listener a", "FAIL  listener b", "FAIL  identity", "n.key"] {
+    for words in [
+        "FAIL  listener a",
+        "FAIL  listener b",
+        "FAIL  identity",
+        "n.key",
+        "It follows from what is said of `identity`",
+    ] {
         assert!(printed.contains(words), "{words}\n{printed}");
     }
     let bad = golden("invalid").remove(0);

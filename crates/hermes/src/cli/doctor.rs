@@ -187,19 +187,19 @@ fn certificates(report: &mut Report, snapshot: &Arc<Snapshot>) {
         Ok(_) => report.good("certificates", "all load"),
         Err(faults) => {
             for fault in faults {
-                let file =
-                    named.iter().map(|(_, file)| *file).find(|file| fault.reason.contains(&*file.to_string_lossy()));
-                report.bad(&fault.path, &fault.reason, remedy(file));
+                report.bad(&fault.path, &fault.reason, remedy(&fault.reason, &named));
             }
         }
     }
 }
 
-/// What helps against a fault of a file; `None` where the fault is of what files say together.
-fn remedy(file: Option<&Path>) -> &'static str {
+/// What helps against a fault: of the file that it names, or of what the files say together.
+fn remedy(reason: &str, files: &[(String, &Path)]) -> &'static str {
+    let file = files.iter().map(|(_, file)| *file).find(|file| reason.contains(&*file.to_string_lossy()));
     match file.map(std::fs::File::open) {
         Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => "Put the file in place, or correct the document",
         Some(Err(_)) => "Let the node's user read the file",
+        None if reason.contains("`identity`") => "It follows from what is said of `identity`",
         _ => "Issue a certificate that fits the document, or correct the document",
     }
 }
