@@ -31,7 +31,7 @@ impl Authority {
     /// `db.example` could be walked around by asking for `db.example.`.
     ///
     /// # Errors
-    /// One sentence that names what is wrong: user information, an empty host or label, a host
+    /// One sentence that names what is wrong: a scheme, user information, an empty host or label, a host
     /// over [`MAX_HOST`] bytes, a bad port, unbalanced brackets, or characters that no host has.
     pub fn parse(text: &str, default_port: Option<u16>) -> Result<Self, AuthorityError> {
         let (host, port) = split_host_port(text)?;
@@ -112,6 +112,9 @@ pub enum AuthorityError {
     /// Brackets without an IPv6 address.
     #[error("the brackets hold no IPv6 address")]
     Ipv6,
+    /// `http://host`.
+    #[error("no scheme such as http:// stands before a host")]
+    Scheme,
     /// `user@host`.
     #[error("user information does not belong in an authority")]
     UserInfo,
@@ -127,6 +130,9 @@ enum RawHost<'a> {
 }
 
 fn split_host_port(text: &str) -> Result<(RawHost<'_>, Option<u16>), AuthorityError> {
+    if text.contains("://") {
+        return Err(AuthorityError::Scheme);
+    }
     if text.contains('@') {
         return Err(AuthorityError::UserInfo);
     }

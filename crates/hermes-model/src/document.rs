@@ -193,7 +193,10 @@ impl FromStr for Bind {
 
     fn from_str(text: &str) -> Result<Self, String> {
         text.parse().map(Bind).map_err(|_| {
-            format!("{text:?} is no address and port; write 127.0.0.1:8080, 0.0.0.0:8080 or \"[::1]:8080\"")
+            let port = text.rsplit(':').next().unwrap_or_default();
+            let is_large = !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit()) && port.parse::<u16>().is_err();
+            let why = if is_large { ": a port is at most 65535" } else { "" };
+            format!("{text:?} is no address and port{why}; write 127.0.0.1:8080, 0.0.0.0:8080 or \"[::1]:8080\"")
         })
     }
 }

@@ -1,19 +1,24 @@
 //! The decision in words: which routes were considered, and why each of them was not taken.
 //!
 //! In: facts and a snapshot. Out: the same decision as `decide`, with its reasons, for people and
-//! as JSON. Never: on the data path; it walks routes one by one.
+//! as JSON; what comes before it (a handshake, the identity) and after it (the reach of a route) as
+//! the node would have it. Never: on the data path; it walks routes one by one. Never resolves.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::time::Duration;
 
+use http::StatusCode;
 use serde::Serialize;
 
 use crate::decide::{Decision, decide};
 use crate::document::scalar::Period;
-use crate::facts::{Facts, Trust};
+use crate::facts::{Facts, Kind, Trust};
 use crate::matcher::{Condition, Matcher, list};
 use crate::path::readings;
-use crate::snapshot::{Action, Route, Snapshot, Target, Timeouts};
+use crate::reach::Reach;
+use crate::snapshot::{Action, ClientAuth, Listener, Route, Snapshot, Target, Terminate, Timeouts};
+use crate::trust::{HERMES_USER, listener_user, settle};
 
 /// At most this many routes are shown, the last of them before the match.
 const SHOWN: usize = 50;
@@ -28,11 +33,14 @@ pub struct Explanation {
     pub session: String,
     /// How far the connection is believed, and whose session it is.
     pub identity: String,
+    /// What became of a claim to be a user that does not count.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub claim: Option<String>,
     /// Routes before the match that are not shown.
     pub left_out: usize,
     /// Routes in their order, up to the match.
     pub routes: Vec<Considered>,
-    /// The route that acts.
+    /// The route that acts, or would if it reached what the request names.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub route: Option<String>,
     /// What it does.
@@ -41,7 +49,10 @@ pub struct Explanation {
     /// How long it waits for what.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeouts: Option<EffectiveTimeouts>,
-    /// The status of a denial.
+    /// What the route checks before it dials the host that the request names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reach: Option<String>,
+    /// The status of a denial; none where there is no request that it could answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
     /// Why it is denied.
@@ -71,9 +82,54 @@ pub struct EffectiveTimeouts {
     pub progress: String,
 }
 
-/// Explains the decision on these facts.
-pub fn explain(facts: &Facts, snapshot: &Snapshot) -> Explanation {
-    let decision = decide(facts, snapshot);
+/// Explains what becomes of a session that this listener accepts. `facts` are as they came in, before
+/// identity was judged; `own` says whether an address is the node's.
+pub fn explain_arrival(
+    mut facts: Facts,
+    listener: &Listener,
+    snapshot: &Snapshot,
+    own: &dyn Fn(IpAddr) -> bool,
+) -> Explanation {
+    if !shakes_hands(&facts, listener) {
+        return Explanation {
+            reason: Some(format!(
+                "refused at the TLS handshake: listener {} requires a client certificate of the overlay, and this \
+                 client shows none",
+                listener.name
+            )),
+            ..before_routes(&facts)
+        };
+    }
+    let claimed = facts.headers.get(HERMES_USER).map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
+    if let Err(refusal) = settle(&mut facts, listener, snapshot) {
+        return Explanation {
+            status: Some(refusal.status().as_u16()),
+            reason: Some(refusal.to_string()),
+            ..before_routes(&facts)
+        };
+    }
+    let claim = claimed.filter(|claimed| facts.user.as_deref() != Some(claimed));
+    Explanation { claim: claim.map(|claimed| unbelieved(&claimed, &facts, listener)), ..explain(&facts, snapshot, own) }
+}
+
+fn shakes_hands(facts: &Facts, listener: &Listener) -> bool {
+    let required = listener.tls.as_ref().is_some_and(|tls| tls.client == ClientAuth::Required);
+    !required || facts.trust.peer().is_some()
+}
+
+fn unbelieved(claimed: &str, facts: &Facts, listener: &Listener) -> String {
+    if listener_user(listener).is_some() {
+        format!("to be {claimed}; does not count, since listener {} sets hermes-user", listener.name)
+    } else if facts.trust.is_believed() {
+        format!("to be {claimed}; removed, since no user is bound to this node")
+    } else {
+        format!("to be {claimed}; removed, since nobody proved it: no certificate, no trusted address")
+    }
+}
+
+/// Explains the decision on these facts, whose identity is judged. `own` says whether an address is
+/// the node's.
+pub fn explain(facts: &Facts, snapshot: &Snapshot, own: &dyn Fn(IpAddr) -> bool) -> Explanation {
     let path = readings(facts.path.path()).map_or_else(|_| facts.path.path().to_owned(), |r| r.plain.into_owned());
     let taken = snapshot.routes.iter().position(|route| route.matcher.matches(facts, &path));
     let considered = taken.map_or(snapshot.routes.len(), |at| at + 1);
@@ -83,31 +139,71 @@ pub fn explain(facts: &Facts, snapshot: &Snapshot) -> Explanation {
         name: route.name.to_string(),
         failed: route.matcher.failing(facts, &path).map(|failed| describe(&route.matcher, failed, facts, &path)),
     });
-    let mut explanation = Explanation {
-        decision: "deny",
-        session: format!("{} {} {}{} on {}", facts.kind, facts.method, facts.authority, facts.path, facts.listener),
-        identity: identity(facts),
-        left_out,
-        routes: routes.collect(),
-        route: None,
-        action: None,
-        timeouts: None,
-        status: None,
-        reason: None,
-    };
-    match decision {
-        Decision::Act(route) => {
-            explanation.decision = "act";
-            explanation.route = Some(route.name.to_string());
-            explanation.action = Some(action(&route));
-            explanation.timeouts = Some(timeouts(route.timeout, facts));
-        }
+    let mut explanation = Explanation { left_out, routes: routes.collect(), ..before_routes(facts) };
+    match decide(facts, snapshot) {
+        Decision::Act(route) => explanation.act(&route, facts, own),
         Decision::Deny(deny) => {
             explanation.status = Some(deny.status.as_u16());
             explanation.reason = Some(deny.reason.to_string());
         }
     }
     explanation
+}
+
+/// A denial, until a route acts.
+fn before_routes(facts: &Facts) -> Explanation {
+    // A tunnel's path is its form, and says nothing that its authority does not.
+    let path = if facts.kind == Kind::Http { facts.path.as_str() } else { "" };
+    Explanation {
+        decision: "deny",
+        session: format!("{} {} {}{path} on {}", facts.kind, facts.method, facts.authority, facts.listener),
+        identity: identity(facts),
+        claim: None,
+        left_out: 0,
+        routes: Vec::new(),
+        route: None,
+        action: None,
+        timeouts: None,
+        reach: None,
+        status: None,
+        reason: None,
+    }
+}
+
+impl Explanation {
+    /// What the route does, if it reaches what the request names.
+    fn act(&mut self, route: &Route, facts: &Facts, own: &dyn Fn(IpAddr) -> bool) {
+        self.route = Some(route.name.to_string());
+        self.action = Some(action(route));
+        match judge_reach(route, facts, own) {
+            Ok(reach) => {
+                self.decision = "act";
+                self.reach = reach;
+                self.timeouts = Some(timeouts(route.timeout, facts));
+            }
+            Err(reason) => {
+                self.status = Some(StatusCode::FORBIDDEN.as_u16());
+                self.reason = Some(reason);
+            }
+        }
+    }
+}
+
+/// What is checked of the host that a request names; `None` where the document names the target, or
+/// everything may be reached. An error says why the host is out of reach.
+fn judge_reach(route: &Route, facts: &Facts, own: &dyn Fn(IpAddr) -> bool) -> Result<Option<String>, String> {
+    let Action::Terminate(Terminate { target: Target::Authority, reach, .. }) = &route.action else { return Ok(None) };
+    if *reach == Reach::Any {
+        return Ok(None);
+    }
+    let host = facts.authority.host();
+    let Ok(address) = host.parse::<IpAddr>() else {
+        return Ok(Some(format!("{reach}: the addresses of {host} are checked when it is resolved")));
+    };
+    match reach.forbids(address, own) {
+        Some(why) => Err(format!("{host} {why}: route {} does not go there (reach: {reach})", route.name)),
+        None => Ok(Some(format!("{reach}: {host} is in reach"))),
+    }
 }
 
 fn identity(facts: &Facts) -> String {
@@ -186,6 +282,9 @@ impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "session   {}", self.session)?;
         writeln!(f, "identity  {}", self.identity)?;
+        if let Some(claim) = &self.claim {
+            writeln!(f, "claim     {claim}")?;
+        }
         if self.left_out > 0 {
             writeln!(f, "routes    {} before these do not match either", self.left_out)?;
         }
@@ -195,14 +294,19 @@ impl fmt::Display for Explanation {
                 None => writeln!(f, "  * routes[{}] {}: matches", route.index, route.name)?,
             }
         }
-        if let (Some(route), Some(action)) = (&self.route, &self.action) {
+        if let (Some(route), Some(action), None) = (&self.route, &self.action, &self.reason) {
             writeln!(f, "decision  {route}: {action}")?;
+        }
+        if let Some(reach) = &self.reach {
+            writeln!(f, "reach     {reach}")?;
         }
         if let Some(t) = &self.timeouts {
             writeln!(f, "timeouts  connect {}, idle {}, progress {}", t.connect, t.idle, t.progress)?;
         }
-        if let (Some(status), Some(reason)) = (self.status, &self.reason) {
-            writeln!(f, "decision  denied with {status}: {reason}")?;
+        match (self.status, &self.reason) {
+            (Some(status), Some(reason)) => writeln!(f, "decision  denied with {status}: {reason}")?,
+            (None, Some(reason)) => writeln!(f, "decision  {reason}")?,
+            _ => {}
         }
         Ok(())
     }

@@ -26,6 +26,6 @@ pub mod via;
 pub use authority::Authority;
 pub use check::{Checked, Problem, check};
 pub use decide::{Decision, Deny, DenyReason, decide};
-pub use explain::{Explanation, explain};
+pub use explain::{Explanation, explain, explain_arrival};
 pub use facts::{Facts, Kind, Peer, Trust};
 pub use snapshot::Snapshot;

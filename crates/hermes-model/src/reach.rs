@@ -7,6 +7,7 @@
 //! Sources: the IANA IPv4 and IPv6 Special-Purpose Address Registries (RFC 6890 and its updates),
 //! RFC 4291, RFC 6052 and RFC 8215 (NAT64), RFC 3056 (6to4), RFC 4380 (Teredo), RFC 5214 (ISATAP).
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// How far a terminating route reaches when the request names the target.
@@ -19,6 +20,16 @@ pub enum Reach {
     Private,
     /// Everything, this machine included.
     Any,
+}
+
+impl fmt::Display for Reach {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Reach::Public => "public",
+            Reach::Private => "private",
+            Reach::Any => "any",
+        })
+    }
 }
 
 impl Reach {

@@ -155,6 +155,17 @@ pub enum ListenerProtocol {
     },
 }
 
+impl ListenerProtocol {
+    /// The word that the document has for it.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            ListenerProtocol::Http => "http",
+            ListenerProtocol::Tcp { .. } => "tcp",
+            ListenerProtocol::Udp { .. } => "udp",
+        }
+    }
+}
+
 /// TLS at a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenerTls {

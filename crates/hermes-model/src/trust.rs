@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use http::{HeaderName, HeaderValue, StatusCode};
 
-use crate::facts::{Peer, Trust};
+use crate::facts::{Facts, Peer, Trust};
 use crate::snapshot::{Listener, Snapshot};
 
 /// The header that carries the user between nodes.
@@ -120,6 +120,52 @@ pub fn identify<'a>(
 pub fn listener_user(listener: &Listener) -> Option<Arc<str>> {
     let (_, value) = listener.set_headers.iter().rev().find(|(name, _)| *name == HERMES_USER)?;
     value.to_str().ok().map(Arc::from)
+}
+
+/// Judges the identity that a session's headers claim, and sets the listener's headers over them:
+/// afterwards `facts` hold the user and the headers that the session is decided by. Returns a claim
+/// that was dropped, as [`identify`] does.
+///
+/// # Errors
+/// The claim ends the session; the facts are as they came.
+pub fn settle(facts: &mut Facts, listener: &Listener, snapshot: &Snapshot) -> Result<Option<HeaderValue>, Refusal> {
+    let (user, dropped) = match identify(&facts.trust, facts.headers.get_all(HERMES_USER), snapshot) {
+        Identity::User { user, dropped } => (user, dropped),
+        Identity::Refuse(refusal) => return Err(refusal),
+    };
+    facts.headers.remove(HERMES_USER);
+    if let Some(value) = user.as_deref().and_then(|user| HeaderValue::from_str(user).ok()) {
+        facts.headers.insert(HERMES_USER, value);
+    }
+    for (name, value) in &listener.set_headers {
+        facts.headers.insert(name.clone(), value.clone());
+    }
+    // What the operator wrote for this listener is proven by that.
+    facts.user = listener_user(listener).or(user);
+    Ok(dropped)
+}
+
+/// The identity that a certificate's URIs prove in an overlay; an empty `overlay` stands for one that
+/// is not known, and takes any.
+///
+/// # Errors
+/// One sentence: the certificate is of another overlay, or names nobody.
+pub fn peer<'u>(uris: impl IntoIterator<Item = &'u str>, overlay: &Arc<str>) -> Result<Peer, String> {
+    let mut peer = Peer { overlay: overlay.clone(), ..Peer::default() };
+    for id in uris.into_iter().filter_map(parse_spiffe) {
+        if !overlay.is_empty() && *id.overlay != **overlay {
+            return Err(format!("its certificate is of overlay {}, this one is {overlay}", id.overlay));
+        }
+        match id.kind {
+            SpiffeKind::Node => peer.node = Some(Arc::from(id.name)),
+            SpiffeKind::User => peer.users.push(Arc::from(id.name)),
+            SpiffeKind::Role => peer.standalone |= id.name == "standalone",
+        }
+    }
+    if peer.node.is_none() && peer.users.is_empty() {
+        return Err("its certificate has no URI spiffe://OVERLAY/node/NAME or .../user/NAME".to_owned());
+    }
+    Ok(peer)
 }
 
 /// What is known of the users of a believed connection.

@@ -15,7 +15,7 @@ use hermes_model::snapshot::{
     ClientAuth, IdentityFiles, Listener, ListenerProtocol, ListenerTls, Route, Snapshot, Upstream, UpstreamProtocol,
     UpstreamTls,
 };
-use hermes_model::trust::{SpiffeKind, parse_spiffe};
+use hermes_model::trust::{self, SpiffeKind, parse_spiffe};
 use hermes_net::tls::{
     self, CertifiedKey, ClientCertificates, NodePredicate, Roots, RustlsServerConfig, ServerIdentity,
 };
@@ -186,21 +186,7 @@ impl Generation {
     /// # Errors
     /// The certificate is of another overlay, or names nobody.
     pub(crate) fn identify(&self, uris: &[String]) -> Result<Peer, String> {
-        let mut peer = Peer { overlay: self.overlay.clone(), ..Peer::default() };
-        for id in uris.iter().filter_map(|uri| parse_spiffe(uri)) {
-            if !self.overlay.is_empty() && *id.overlay != *self.overlay {
-                return Err(format!("its certificate is of overlay {}, this one is {}", id.overlay, self.overlay));
-            }
-            match id.kind {
-                SpiffeKind::Node => peer.node = Some(Arc::from(id.name)),
-                SpiffeKind::User => peer.users.push(Arc::from(id.name)),
-                SpiffeKind::Role => peer.standalone |= id.name == "standalone",
-            }
-        }
-        if peer.node.is_none() && peer.users.is_empty() {
-            return Err("its certificate has no URI spiffe://OVERLAY/node/NAME or .../user/NAME".to_owned());
-        }
-        Ok(peer)
+        trust::peer(uris.iter().map(String::as_str), &self.overlay)
     }
 }
 

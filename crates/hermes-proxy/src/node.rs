@@ -73,7 +73,7 @@ pub struct Node {
 pub struct Bound {
     /// The listener's name.
     pub listener: Arc<str>,
-    /// `tcp` or `udp`.
+    /// What is spoken there, as in the document: `http`, `tcp` or `udp`.
     pub protocol: &'static str,
     /// With the port that the system chose.
     pub address: SocketAddr,
@@ -267,12 +267,14 @@ impl Node {
 
     /// Where the listeners really listen.
     pub fn addresses(&self) -> Vec<Bound> {
+        let generation = self.current.load();
         let mut all: Vec<Bound> = self
             .bound
             .iter()
             .filter_map(|(name, key)| {
                 let address = self.sockets.get(key)?.first()?.local_addr().ok()?;
-                Some(Bound { listener: name.clone(), protocol: if key.udp { "udp" } else { "tcp" }, address })
+                let protocol = generation.listener(name)?.protocol.as_str();
+                Some(Bound { listener: name.clone(), protocol, address })
             })
             .collect();
         all.sort_by(|one, other| one.listener.cmp(&other.listener));

@@ -111,8 +111,11 @@ fn open(log: &AccessLog) -> std::io::Result<Target> {
         AccessLog::Stderr => Some(Box::new(std::io::stderr())),
         AccessLog::File(path) => {
             // Who asked whom for what is nobody's but the owner's and its group's.
-            let file = std::fs::OpenOptions::new().create(true).append(true).mode(0o640).open(path)?;
-            Some(Box::new(file))
+            let file = std::fs::OpenOptions::new().create(true).append(true).mode(0o640).open(path);
+            let named = |error: std::io::Error| {
+                std::io::Error::new(error.kind(), format!("{} cannot be written: {error}", path.display()))
+            };
+            Some(Box::new(file.map_err(named)?))
         }
     })
 }

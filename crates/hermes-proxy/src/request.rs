@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use hermes_model::authority::Authority;
 use hermes_model::facts::{Facts, Kind, Trust};
-use hermes_model::snapshot::{Listener, Snapshot};
-use hermes_model::trust::{Identity, identify};
+use hermes_model::snapshot::Listener;
+use hermes_model::trust::settle;
 use hermes_wire::connect_udp;
 use hermes_wire::traceparent::Traceparent;
 use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, HOST, TRANSFER_ENCODING, UPGRADE};
@@ -215,22 +215,8 @@ pub(crate) fn from_flow<'a>(
 /// Judges the claimed identity, and sets the listener's headers over it.
 fn complete(origin: &Origin<'_>, mut facts: Facts, trace: Traceparent) -> Result<Facts, Box<Rejected>> {
     let generation = origin.worker.generation();
-    if let Err(error) = judge_identity(origin, &generation.snapshot, &mut facts) {
-        return Err(Box::new(Rejected { error, facts, trace }));
-    }
-    for (name, value) in &origin.listener.set_headers {
-        facts.headers.insert(name.clone(), value.clone());
-        if *name == headers::USER {
-            // What the operator wrote for this listener is proven by that.
-            facts.user = value.to_str().ok().map(Arc::from);
-        }
-    }
-    Ok(facts)
-}
-
-fn judge_identity(origin: &Origin<'_>, snapshot: &Snapshot, facts: &mut Facts) -> Result<(), Error> {
-    match identify(&facts.trust, facts.headers.get_all(headers::USER), snapshot) {
-        Identity::User { user, dropped } => {
+    match settle(&mut facts, origin.listener, &generation.snapshot) {
+        Ok(dropped) => {
             if dropped.is_some() && facts.trust.is_believed() {
                 origin.worker.shared.metrics.identities_removed.inc();
                 tracing::warn!(
@@ -239,25 +225,14 @@ fn judge_identity(origin: &Origin<'_>, snapshot: &Snapshot, facts: &mut Facts) -
                     "a claim to be a user was removed: no user is bound to this node (certificate or `users`)"
                 );
             }
-            facts.user = user;
+            Ok(facts)
         }
-        Identity::Refuse(refusal) => {
-            return Err(Error::Denied {
-                status: refusal.status(),
-                reason: refusal.to_string(),
-                label: "http_request_denied",
-            });
+        Err(refusal) => {
+            let (status, reason) = (refusal.status(), refusal.to_string());
+            let error = Error::Denied { status, reason, label: "http_request_denied" };
+            Err(Box::new(Rejected { error, facts, trace }))
         }
     }
-    match facts.user.as_deref().map(HeaderValue::from_str) {
-        Some(Ok(value)) => {
-            facts.headers.insert(headers::USER, value);
-        }
-        _ => {
-            facts.headers.remove(headers::USER);
-        }
-    }
-    Ok(())
 }
 
 /// The authority as a field value: `text` if it is the same but for case, else the one spelling.

@@ -108,10 +108,14 @@ async fn start(
     Ok((node, admin, successors))
 }
 
-/// Says where it listens, as far as it was not known.
+/// Says where it listens, as far as it was not known, and where it does so no more.
 fn tell_addresses(node: &Node, known: &[Bound]) {
-    for bound in node.addresses().into_iter().filter(|bound| !known.contains(bound)) {
-        tracing::info!(listener = %bound.listener, address = %bound.address, protocol = bound.protocol, "listening");
+    let now = node.addresses();
+    for Bound { listener, address, protocol } in now.iter().filter(|bound| !known.contains(bound)) {
+        tracing::info!(%listener, %address, protocol, "listening");
+    }
+    for Bound { listener, address, protocol } in known.iter().filter(|bound| !now.contains(bound)) {
+        tracing::info!(%listener, %address, protocol, "closed: listens here no more");
     }
 }
 
@@ -160,7 +164,7 @@ async fn reload(config: &Path, node: &mut Node, watch: &mut Watch, admin: &mut A
         Ok(snapshot) => snapshot,
         Err(error) => {
             node.refused();
-            tracing::error!("{error:#}; the running configuration stays");
+            tracing::error!("the running configuration stays: {error:#}");
             return;
         }
     };
@@ -176,7 +180,7 @@ async fn reload(config: &Path, node: &mut Node, watch: &mut Watch, admin: &mut A
             let named = document::files(&snapshot);
             let running = node.generation();
             watch.follow(running.files().chain(named.iter().map(|(_, file)| *file)));
-            tracing::error!("{error:#}; the running configuration stays");
+            tracing::error!("the running configuration stays: {error:#}");
         }
     }
 }

@@ -4,7 +4,7 @@
 
 use std::{
     fs,
-    io::{Read as _, Write as _},
+    io::{BufRead as _, Read as _, Write as _},
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
 };
@@ -132,7 +132,7 @@ fn check_looks_at_every_file_that_it_is_given() {
         printed.contains("binary.yaml: error: ") && printed.contains("/nowhere.yaml: error: cannot read"),
         "{printed}"
     );
-    assert!(printed.contains("good.yaml: ok, node n: 1 listeners, 1 routes, 0 upstreams\n"), "{printed}");
+    assert!(printed.contains("good.yaml: ok, node n: 1 listener, 1 route, 0 upstreams\n"), "{printed}");
     assert!(printed.contains("identity.cert") && printed.contains("a.pem does not exist on this machine"), "{printed}");
 }
 
@@ -192,15 +192,141 @@ fn explain_tells_the_decision_and_why() {
 #[test]
 fn explain_says_which_argument_is_wrong() {
     for (args, word) in [
-        (&["--kind", "quic"][..], "--kind"),
-        (&["--authority", "a b"], "--authority"),
+        (&["--authority", "a b"][..], "--authority"),
         (&["--listener", "nowhere"], "nowhere"),
         (&["--header", "novalue"], "--header"),
         (&["--method", "G T"], "--method"),
-        (&["--network", "10.0.0.1/99"], "--network"),
+        (&["--kind", "ip", "--network", "10.0.0.1/99"], "--network"),
+        (&["--network", "10.0.0.0/8"], "--network is for sessions of kind ip"),
+        (&["--listener", "database", "--kind", "http"], "sessions of listener database are tcp"),
+        (&["--listener", "database", "--authority", "OTHER:1"], "sessions of listener database are for db:3306"),
+        (&["--listener", "database", "--path", "/x"], "--path: listener database takes tcp"),
+        (&["--listener", "video-in", "--method", "GET"], "--method: listener video-in takes udp"),
+        (&["--listener", "video-in", "--header", "a=b"], "--header"),
+        (&["--listener", "video-in", "--user", "bob"], "--user"),
+        (&["--kind", "tcp", "--authority", "DB:1", "--path", "/x"], "--path: a tcp session has no path"),
+        (&["--kind", "tcp", "--authority", "DB"], "--authority DB has no port"),
+        (&["--kind", "udp"], "name it by --authority"),
+        (&["--certificate", "spiffe://lab/node/n"], "listener apps asks for no client certificate"),
+        (&["--listener", "overlay", "--certificate", "node/n"], "--certificate node/n"),
+        (
+            &["--listener", "overlay", "--certificate", "spiffe://lab/role/standalone"],
+            "--certificate: its certificate has no",
+        ),
     ] {
         let (code, printed) = explain(args);
         assert!(code == 1 && printed.starts_with("hermes: ") && printed.contains(word), "{args:?}: {printed}");
+    }
+    let (code, printed) = explain(&["--kind", "quic"]);
+    assert!(code == 2 && printed.contains("[possible values: http, tcp, udp, ip]"), "{printed}");
+}
+
+#[test]
+fn explain_decides_for_whom_the_node_decides() {
+    let cases: [(&[&str], &[&str]); 10] = [
+        // `apps` sets hermes-user, whatever a client claims.
+        (
+            &["--authority", "VIDEO", "--path", "/files/film", "--user", "mallory"],
+            &["user alice", "claim     to be mallory; does not count", "video: matches"],
+        ),
+        (
+            &["--authority", "VIDEO", "--path", "/files/film", "--header", "hermes-user=mallory"],
+            &["user alice", "video: matches"],
+        ),
+        // `lab` believes its own network, and nobody else.
+        (
+            &[
+                "--listener",
+                "lab",
+                "--source",
+                "10.9.0.7",
+                "--authority",
+                "VIDEO",
+                "--path",
+                "/files/a",
+                "--user",
+                "bob",
+            ],
+            &["user bob, brought by a peer believed by its address", "video: matches"],
+        ),
+        (
+            &[
+                "--listener",
+                "lab",
+                "--source",
+                "10.8.0.7",
+                "--authority",
+                "VIDEO",
+                "--path",
+                "/files/a",
+                "--user",
+                "bob",
+            ],
+            &["no user", "claim     to be bob; removed", "header hermes-user must be [alice, bob], and is absent"],
+        ),
+        // A raw flow is what its listener says.
+        (&["--listener", "video-in"], &["session   udp CONNECT video:5004 on video-in", "video-flow: open udp"]),
+        (&["--listener", "database", "--kind", "tcp", "--authority", "db:3306"], &["tcp CONNECT db:3306 on database"]),
+        // Without a certificate there is no session on `overlay`.
+        (
+            &["--listener", "overlay", "--path", "/hello"],
+            &["decision  refused at the TLS handshake: listener overlay requires", "--certificate URI"],
+        ),
+        (
+            &["--listener", "overlay", "--path", "/hello", "--certificate", "spiffe://lab/node/edge-7"],
+            &["user carol, brought by node edge-7 of lab", "hello: matches"],
+        ),
+        (
+            &["--listener", "overlay", "--certificate", "spiffe://lab/node/edge-7", "--user", "dave"],
+            &["denied with 403: node edge-7 claims to be user dave, who is not bound to it"],
+        ),
+        (
+            &[
+                "--listener",
+                "overlay",
+                "--certificate",
+                "spiffe://lab/node/x",
+                "--certificate",
+                "spiffe://lab/role/standalone",
+                "--user",
+                "bob",
+                "--authority",
+                "VIDEO",
+                "--path",
+                "/files/a",
+            ],
+            &["user bob", "video: matches"],
+        ),
+    ];
+    for (args, wanted) in cases {
+        let (code, printed) = explain(args);
+        assert_eq!(code, 0, "{args:?}: {printed}");
+        for words in wanted {
+            assert!(printed.contains(words), "{words} is not in the explanation of {args:?}:\n{printed}");
+        }
+    }
+}
+
+#[test]
+fn explain_says_what_is_out_of_reach() {
+    let room = tempfile::tempdir().unwrap();
+    let config = room.path().join("n.yaml");
+    let routes = "routes:\n- {name: web, match: {kind: http}, terminate: {http: authority}}\n\
+                  - {name: all, match: {kind: tcp}, terminate: {tcp: authority, reach: private}}\n";
+    let listeners = "node: n\nlisteners: [{name: a, bind: '127.0.0.1:0', protocol: http}]\n";
+    fs::write(&config, format!("{listeners}{routes}")).unwrap();
+    let cases: [(&[&str], &str); 6] = [
+        (&["--authority", "169.254.169.254"], "denied with 403: 169.254.169.254 is link-local, where cloud metadata"),
+        (&["--authority", "10.0.0.1"], "denied with 403: 10.0.0.1 is private"),
+        // Whatever else loopback is, it is this machine's own address.
+        (&["--kind", "tcp", "--authority", "127.0.0.1:22"], "denied with 403: 127.0.0.1 is this node's own address"),
+        (&["--kind", "tcp", "--authority", "127.0.0.9:22"], "denied with 403: 127.0.0.9 is loopback"),
+        (&["--kind", "tcp", "--authority", "[fd00:ec2::254]:80"], "denied with 403: fd00:ec2::254 is a cloud's"),
+        (&["--authority", "example.com"], "reach     public: the addresses of example.com are checked when it is"),
+    ];
+    for (args, wanted) in cases {
+        let output = hermes(&[&["explain", "--config", text(&config)], args].concat());
+        assert!(output.status.success() && stdout(&output).contains(wanted), "{wanted}\n{}", stdout(&output));
     }
 }
 
@@ -236,13 +362,130 @@ fn doctor_tells_what_is_wrong_and_what_to_do() {
     let output = hermes(&["doctor", "--config", text(&config)]);
     let printed = stdout(&output);
     assert_eq!(output.status.code(), Some(1), "{printed}");
-    for words in ["FAIL  listener a", "FAIL  listener b", "FAIL  identity", "n.key"] {
+    for words in [
+        "FAIL  listener a",
+        "FAIL  listener b",
+        "FAIL  identity",
+        "n.key",
+        "It follows from what is said of `identity`",
+    ] {
         assert!(printed.contains(words), "{words}\n{printed}");
     }
     let bad = golden("invalid").remove(0);
     let output = hermes(&["doctor", "--config", text(&bad)]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stdout(&output).contains(&format!("Run `hermes check {}`", bad.display())), "{}", stdout(&output));
+}
+
+fn doctor(config: &Path) -> (i32, String) {
+    let output = hermes(&["doctor", "--config", text(config)]);
+    (output.status.code().unwrap(), stdout(&output) + &stderr(&output))
+}
+
+/// The lines of the document's own findings.
+fn line<'t>(printed: &'t str, what: &str) -> &'t str {
+    let mut lines = printed.lines().filter(|line| line.get(6..).is_some_and(|rest| rest.starts_with(what)));
+    lines.next().unwrap_or_else(|| panic!("no line of {what} in\n{printed}"))
+}
+
+#[test]
+fn doctor_looks_at_the_access_log_and_makes_none() {
+    let room = tempfile::tempdir().unwrap();
+    let config = room.path().join("n.yaml");
+    let with = |log: &str| fs::write(&config, format!("node: n\naccess-log: {log}\n")).unwrap();
+    let log = room.path().join("n.log");
+    with("n.log");
+    let (_, printed) = doctor(&config);
+    assert_eq!(line(&printed, "access log"), format!("ok    access log: {}: can be made", log.display()));
+    assert!(!log.exists() && !printed.contains("certificates"), "{printed}");
+    fs::write(&log, "kept\n").unwrap();
+    assert!(line(&doctor(&config).1, "access log").ends_with("n.log: can be written"));
+    assert_eq!(fs::read_to_string(&log).unwrap(), "kept\n");
+
+    with("nowhere/n.log");
+    let (code, printed) = doctor(&config);
+    let found = line(&printed, "access log");
+    assert!(code == 1 && found.starts_with("FAIL") && found.contains("there is no directory"), "{found}");
+    assert!(found.contains(text(&room.path().join("nowhere/n.log"))), "{found}");
+    with(".");
+    let (code, printed) = doctor(&config);
+    assert!(code == 1 && line(&printed, "access log").contains("Is a directory"), "{printed}");
+
+    // The node itself says which file it cannot open.
+    with("nowhere/n.log");
+    let said = stderr(&hermes(&["proxy", "--config", text(&config)]));
+    let wanted = format!("access-log: {} cannot be written: No such file", room.path().join("nowhere/n.log").display());
+    assert!(said.contains(&wanted), "{said}");
+}
+
+#[test]
+fn doctor_tells_a_node_of_the_document_from_others() {
+    let room = tempfile::tempdir().unwrap();
+    let config = room.path().join("n.yaml");
+    let held = [0; 3].map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    let [admin, http, other] = held.each_ref().map(|socket| socket.local_addr().unwrap());
+    let document = |node: &str| {
+        format!(
+            "node: {node}\nadmin: {admin}\nlisteners:\n- {{name: a, bind: '{http}', protocol: http}}\n\
+             - {{name: u, bind: '{http}', protocol: udp, authority: 'X:1'}}\n"
+        )
+    };
+    fs::write(&config, document("n")).unwrap();
+    // Somebody has the addresses, and is no node.
+    let (code, printed) = doctor(&config);
+    assert!(code == 1 && line(&printed, "admin on").starts_with("FAIL"), "{printed}");
+    assert!(line(&printed, "admin on").contains("Stop whoever uses the address"), "{printed}");
+    assert!(line(&printed, "listener a").starts_with("FAIL") && line(&printed, "listener u").ends_with("free"));
+    let [free_admin, free_http, other_socket] = held;
+    drop((free_admin, free_http));
+    let mut node = Command::new(env!("CARGO_BIN_EXE_hermes"))
+        .args(["proxy", "--config", text(&config)])
+        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut log = std::io::BufReader::new(node.stderr.take().unwrap()).lines();
+    let up = log.any(|line| line.unwrap().contains("running"));
+    let beside = doctor(&config);
+    // Another address of a document that the node does not run yet; and another node's document.
+    let elsewhere = room.path().join("m.yaml");
+    let third = format!("- {{name: c, bind: '{other}', protocol: http}}\n");
+    fs::write(&elsewhere, document("n") + &third).unwrap();
+    let wider = doctor(&elsewhere);
+    fs::write(&elsewhere, document("m")).unwrap();
+    let stranger = doctor(&elsewhere);
+    node.kill().unwrap();
+    node.wait().unwrap();
+    assert!(up, "the node did not start");
+    for what in ["admin on", "listener a", "listener u"] {
+        assert!(line(&beside.1, what).ends_with("the running node has it"), "{}", beside.1);
+        assert!(line(&stranger.1, what).starts_with("FAIL"), "{}", stranger.1);
+    }
+    assert!(line(&wider.1, "listener a").starts_with("ok") && line(&wider.1, "listener c").starts_with("FAIL"));
+    drop(other_socket);
+}
+
+#[test]
+fn doctor_has_the_remedy_that_fits_and_speaks_json() {
+    let room = tempfile::tempdir().unwrap();
+    let identity = ca::Authority::new("lab").unwrap().issue(&ca::Subject::node("other")).unwrap();
+    let files = identity.write(room.path(), "n").unwrap();
+    let config = room.path().join("n.yaml");
+    fs::write(&config, "node: n\nidentity: {cert: n.pem, key: n.key, ca: ca.pem}\n").unwrap();
+    let (_, printed) = doctor(&config);
+    let found = line(&printed, "identity");
+    assert!(found.contains("names node other") && found.contains("Issue a certificate that fits"), "{found}");
+    fs::remove_file(&files.key).unwrap();
+    let (_, printed) = doctor(&config);
+    assert!(line(&printed, "identity").contains("Put the file in place"), "{printed}");
+
+    let output = hermes(&["doctor", "--json", "--config", text(&config)]);
+    let told: Vec<Value> = stdout(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(told.len(), printed.lines().count());
+    let of = |check: &str| told.iter().find(|finding| finding["check"] == check).unwrap();
+    assert_eq!((of("document")["level"].as_str(), of("document")["found"].as_str()), (Some("ok"), Some("node n")));
+    assert_eq!(of("identity")["level"], "error");
+    assert!(of("identity")["remedy"].as_str().unwrap().contains("Put the file in place"));
 }
 
 #[test]
@@ -272,4 +515,10 @@ fn completions_are_what_their_shells_take() {
     bash.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
     let output = bash.wait_with_output().unwrap();
     assert_eq!(stdout(&output).trim(), "check completions");
+    let kinds = script
+        .replace("hermes c)", "hermes explain --kind '')")
+        .replace("=1;", "=3;")
+        .replace(" c hermes;", " '' --kind;");
+    let output = Command::new("bash").args(["-c", &kinds]).output().unwrap();
+    assert_eq!(stdout(&output).trim(), "http tcp udp ip", "{kinds}");
 }

@@ -31,12 +31,15 @@ fn commands(page: &str, heading: &str) -> String {
 }
 
 /// Runs a script in an empty directory with `hermes` on its path, and returns what it printed.
-/// Whatever it started ends with it.
+/// Whatever it started has to have ended with it: the pages say how.
 fn run(script: &str) -> String {
     let directory = tempfile::tempdir().unwrap();
     let binary = Path::new(env!("CARGO_BIN_EXE_hermes")).parent().unwrap();
     let path = format!("{}:{}", binary.display(), std::env::var("PATH").unwrap());
-    let script = format!("set -euo pipefail\ntrap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT\n{script}");
+    let stopped = "for _ in {1..200}; do [ -z \"$(jobs -rp)\" ] && exit 0; sleep 0.05; done\n\
+                   echo 'the page leaves jobs behind:' $(jobs -r) >&2; exit 1";
+    let trap = "trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT";
+    let script = format!("set -euo pipefail\n{trap}\n{script}\n{stopped}");
     let output = Command::new("bash")
         .args(["-c", &script])
         .current_dir(directory.path())
@@ -65,6 +68,8 @@ fn the_readme_works() {
     let printed = run(&script);
     assert!(printed.contains("hello\n"), "{printed}");
     assert!(printed.contains("node.yaml: ok"), "{printed}");
+    // What the page promises of /sessions and of the records.
+    assert!(printed.contains("[]") && printed.contains("\"route\":\"hello\""), "{printed}");
 }
 
 #[test]
@@ -74,4 +79,7 @@ fn the_guide_works() {
     assert_eq!(printed.matches("\nhello\n").count(), 2, "{printed}");
     assert!(printed.contains("\"user\":\"alice\""), "{printed}");
     assert!(printed.contains("responds"), "{printed}");
+    assert!(printed.contains("hello through three nodes\n"), "{printed}");
+    assert!(printed.contains("files: forward to upstream origin"), "what explain says of Alice\n{printed}");
+    assert!(printed.contains("denied with 404: no route for http to files"), "and of another\n{printed}");
 }

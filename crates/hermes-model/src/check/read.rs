@@ -8,6 +8,7 @@ use crate::document::Document;
 use crate::document::listener::Listener;
 use crate::document::nearest::nearest;
 use crate::document::route::Route;
+use crate::document::scalar::EMPTY_LIST;
 use crate::document::upstream::Upstream;
 
 /// The longest document, in bytes. 10,000 routes have two or three million.
@@ -236,9 +237,17 @@ fn message(misfit: &Misfit, at: &str) -> String {
             format!("{found} stands where {expected} belongs; quote it if it is one")
         }
         Fault::WrongType { found, expected } => format!("{found} stands where {expected} belongs"),
+        // An upstream without endpoints is none: here the key cannot be left out.
+        Fault::Said(sentence) if sentence == EMPTY_LIST && is_key(misfit.path.last(), "endpoints") => {
+            "the list is empty; name at least one".to_owned()
+        }
         Fault::Said(sentence) => sentence.clone(),
         Fault::MissingField(field) => missing(field),
     }
+}
+
+fn is_key(step: Option<&Step>, name: &str) -> bool {
+    matches!(step, Some(Step::Key(key)) if key == name)
 }
 
 /// Keys of later versions, by section.

@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use http::Method;
-use serde::de::{self, Visitor};
+use serde::de::{self, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::is_default;
@@ -220,7 +220,7 @@ text_scalar!(Target, "authority, or a host and port such as 127.0.0.1:7000");
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Respond {
     /// Default 200.
-    #[serde(default = "Respond::status")]
+    #[serde(default = "Respond::status", deserialize_with = "final_status")]
     pub status: u16,
     /// Headers of the answer.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -241,7 +241,7 @@ impl Respond {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Redirect {
     /// Default 308.
-    #[serde(default = "Redirect::status")]
+    #[serde(default = "Redirect::status", deserialize_with = "redirection")]
     pub status: u16,
     /// Where to.
     pub location: Template,
@@ -250,5 +250,35 @@ pub struct Redirect {
 impl Redirect {
     fn status() -> u16 {
         308
+    }
+}
+
+fn final_status<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u16, D::Error> {
+    deserializer.deserialize_u16(StatusVisitor { named: "a status from 200 to 599" })
+}
+
+fn redirection<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u16, D::Error> {
+    deserializer.deserialize_u16(StatusVisitor { named: "one of 301, 302, 303, 307 and 308" })
+}
+
+/// Reads a number that may be a status; `check` has the last word.
+struct StatusVisitor {
+    /// Which statuses may stand here, for people.
+    named: &'static str,
+}
+
+impl Visitor<'_> for StatusVisitor {
+    type Value = u16;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.named)
+    }
+
+    fn visit_u64<E: de::Error>(self, value: u64) -> Result<u16, E> {
+        u16::try_from(value).map_err(|_| E::invalid_value(Unexpected::Unsigned(value), &self))
+    }
+
+    fn visit_i64<E: de::Error>(self, value: i64) -> Result<u16, E> {
+        u16::try_from(value).map_err(|_| E::invalid_value(Unexpected::Signed(value), &self))
     }
 }

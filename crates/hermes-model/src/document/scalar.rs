@@ -13,6 +13,7 @@ use ipnet::IpNet;
 use serde::de::{self, Deserializer, IntoDeserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
+use crate::authority::{Authority, AuthorityError};
 use crate::snapshot::HostPort;
 
 /// Derives serde from `FromStr` and `Display`: the scalar is a string in the document.
@@ -85,7 +86,9 @@ impl FromStr for Period {
             let scale = PERIOD_UNITS.iter().find(|(name, _)| *name == unit).map(|(_, scale)| *scale);
             let (Ok(number), Some(scale)) = (number.parse::<u64>(), scale) else { return Err(wrong()) };
             if scale >= last {
-                return Err(wrong());
+                return Err(format!(
+                    "{text:?} is no duration: units go from large to small, each once; write it as in 1m30s"
+                ));
             }
             total = number.checked_mul(scale).and_then(|part| total.checked_add(part)).ok_or_else(wrong)?;
             (last, rest) = (scale, tail);
@@ -200,7 +203,10 @@ impl FromStr for HostPort {
                 "{text:?} is no host and port: {why}; write HOST:PORT, such as 192.0.2.1:9443, db.example:3306 or \"[2001:db8::1]:9443\""
             )
         };
-        let authority = crate::authority::Authority::parse(text, None).map_err(|error| wrong(&error))?;
+        let authority = Authority::parse(text, None).map_err(|error| match error {
+            AuthorityError::Scheme => wrong(&"an endpoint has no scheme (`tls` stands for https)"),
+            error => wrong(&error),
+        })?;
         if authority.host().contains('*') {
             return Err(wrong(&"a wildcard names no host"));
         }
@@ -219,6 +225,9 @@ impl fmt::Display for HostPort {
     }
 }
 text_scalar!(HostPort, "a host and port such as db.example:3306");
+
+/// What is said of a list without elements, where the key may be absent.
+pub(crate) const EMPTY_LIST: &str = "the list is empty; name at least one, or leave the key out";
 
 /// One value, or a list of them: `kind: tcp` and `kind: [tcp, udp]` are both written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -303,7 +312,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for ManyVisitor<T> {
         }
         if values.is_empty() {
             // An empty list would match nothing, or anything: nobody can tell which was meant.
-            return Err(de::Error::custom("the list is empty; name at least one, or leave the key out"));
+            return Err(de::Error::custom(EMPTY_LIST));
         }
         Ok(Many(values))
     }

@@ -20,7 +20,7 @@ upstreams: [{name: ingress, protocol: h1, endpoints: ['192.0.2.1:80', '192.0.2.2
 fn the_match_is_shown_with_its_action_and_timeouts() {
     let facts = get("VIDEO", "/files/a?b").of("bob").header("hermes-user", "bob");
     assert_eq!(
-        explain(&facts, &snapshot(DOCUMENT)).to_string(),
+        explain(&facts, &snapshot(DOCUMENT), &|_| false).to_string(),
         "session   http GET video/files/a?b on apps\n\
          identity  user bob, brought by an anonymous client at 127.0.0.1:40000\n\
          \x20 * routes[0] video: matches\n\
@@ -33,8 +33,8 @@ fn the_match_is_shown_with_its_action_and_timeouts() {
 fn the_first_failing_condition_of_each_route_is_shown() {
     let facts = Facts { trust: certified(Some("laptop"), &[], false), ..connect("DB:3306") };
     assert_eq!(
-        explain(&facts, &snapshot(DOCUMENT)).to_string(),
-        "session   tcp CONNECT db:3306/ on apps\n\
+        explain(&facts, &snapshot(DOCUMENT), &|_| false).to_string(),
+        "session   tcp CONNECT db:3306 on apps\n\
          identity  no user, brought by node laptop of test at 127.0.0.1:40000\n\
          \x20 - routes[0] video: authority must be video, and is db:3306\n\
          \x20 - routes[1] token: port must be [8080, 8443], and is 3306\n\
@@ -49,23 +49,24 @@ fn the_first_failing_condition_of_each_route_is_shown() {
 #[test]
 fn secrets_are_not_explained() {
     let facts = get("VIDEO:8080", "/files/a").header("authorization", "Bearer wrong").header("hermes-user", "eve");
-    let text = explain(&facts, &snapshot(DOCUMENT)).to_string();
+    let text = explain(&facts, &snapshot(DOCUMENT), &|_| false).to_string();
     assert!(text.contains("header authorization must have a certain value, and has another value"), "{text}");
     assert!(!text.contains("s3cret") && !text.contains("wrong"), "{text}");
-    let other = explain(&get("VIDEO", "/files/a").header("hermes-user", "eve"), &snapshot(DOCUMENT)).to_string();
+    let other =
+        explain(&get("VIDEO", "/files/a").header("hermes-user", "eve"), &snapshot(DOCUMENT), &|_| false).to_string();
     assert!(other.contains("header hermes-user must be [alice, bob], and has another value"), "{other}");
 }
 
 #[test]
 fn a_denial_is_shown_with_its_status_and_reason() {
     let snapshot = snapshot(DOCUMENT);
-    let explanation = explain(&packets("10.0.0.1/32", 17), &snapshot);
+    let explanation = explain(&packets("10.0.0.1/32", 17), &snapshot, &|_| false);
     assert_eq!((explanation.decision, explanation.status), ("deny", Some(404)));
     assert_eq!(explanation.routes[3].failed.as_deref(), Some("protocol must be 6, and is 17"));
     let json = serde_json::to_value(&explanation).unwrap();
     assert_eq!(json["reason"], "no route for ip to gateway");
     assert_eq!(json["routes"][0]["failed"], "authority must be video, and is gateway");
-    let dots = explain(&get("VIDEO", "/a/../b"), &snapshot);
+    let dots = explain(&get("VIDEO", "/a/../b"), &snapshot, &|_| false);
     assert_eq!(dots.reason.as_deref(), Some("the path has a . or .. segment; send the resolved path"));
 }
 
@@ -75,8 +76,103 @@ fn many_routes_are_counted_and_the_last_ones_shown() {
     for n in 0..200 {
         text += &format!("- {{name: r{n}, match: {{authority: h{n}}}, respond: {{}}}}\n");
     }
-    let explanation = explain(&get("h150", "/"), &snapshot(&text));
+    let explanation = explain(&get("h150", "/"), &snapshot(&text), &|_| false);
     assert_eq!((explanation.left_out, explanation.routes.len()), (101, 50));
     assert_eq!(explanation.routes.last().map(|route| (route.index, route.failed.is_none())), Some((150, true)));
     assert!(explanation.to_string().contains("101 before these do not match either"));
+}
+
+const ARRIVALS: &str = "
+node: edge
+identity: {cert: a.pem, key: a.key, ca: ca.pem}
+users: {edge-7: [carol]}
+listeners:
+- {name: apps, bind: '127.0.0.1:8080', protocol: http, set-headers: {hermes-user: alice, x-zone: home}}
+- {name: plain, bind: '127.0.0.1:8081', protocol: http}
+- {name: overlay, bind: '127.0.0.1:8443', protocol: http, tls: {client: required}}
+routes:
+- {name: of-mallory, match: {user: mallory}, respond: {status: 403}}
+- {name: of-home, match: {headers: {x-zone: home}, user: alice}, respond: {}}
+- {name: of-carol, match: {user: carol}, respond: {}}
+- {name: forward, match: {kind: http, listener: plain}, terminate: {http: authority}}
+- {name: inside, match: {kind: tcp, listener: plain}, terminate: {tcp: authority, reach: private}}
+- {name: all-udp, match: {kind: udp, listener: plain}, terminate: {udp: authority, reach: any}}
+";
+
+fn arrive(facts: Facts) -> Explanation {
+    let snapshot = snapshot(ARRIVALS);
+    let listener = snapshot.listeners.iter().find(|listener| listener.name == facts.listener).unwrap();
+    explain_arrival(facts, listener, &snapshot, &|ip| ip.to_string() == "93.184.216.34")
+}
+
+#[test]
+fn what_the_listener_sets_stands_over_what_the_client_claims() {
+    let claimed = get("X", "/").header("hermes-user", "mallory").header("x-zone", "abroad");
+    let explanation = arrive(claimed);
+    assert_eq!(explanation.route.as_deref(), Some("of-home"));
+    assert!(explanation.identity.starts_with("user alice"), "{explanation}");
+    assert_eq!(
+        explanation.claim.as_deref(),
+        Some("to be mallory; does not count, since listener apps sets hermes-user")
+    );
+    let same = arrive(get("X", "/").header("hermes-user", "alice"));
+    assert_eq!((same.route.as_deref(), same.claim), (Some("of-home"), None));
+}
+
+#[test]
+fn claims_are_judged_as_the_node_judges_them() {
+    let claim = |trust: Trust, user: &str, on: &str| {
+        arrive(Facts { trust, ..get("198.41.0.4", "/").header("hermes-user", user).on(on) })
+    };
+    let anonymous = claim(Trust::Anonymous, "mallory", "plain");
+    assert_eq!(anonymous.route.as_deref(), Some("forward"));
+    assert!(anonymous.claim.unwrap().contains("removed, since nobody proved it"));
+    let relayed = claim(certified(Some("ingress"), &[], true), "mallory", "overlay");
+    assert_eq!((relayed.route.as_deref(), relayed.claim), (Some("of-mallory"), None));
+    let bound = claim(certified(Some("edge-7"), &[], false), "carol", "overlay");
+    assert_eq!(bound.route.as_deref(), Some("of-carol"));
+    let other = claim(certified(Some("edge-7"), &[], false), "alice", "overlay");
+    assert_eq!((other.decision, other.status), ("deny", Some(403)));
+    assert!(other.reason.unwrap().contains("node edge-7 claims to be user alice, who is not bound to it"));
+    let stranger = claim(certified(Some("edge-8"), &[], false), "alice", "overlay");
+    assert!(stranger.claim.unwrap().contains("no user is bound"));
+}
+
+#[test]
+fn without_a_required_certificate_nothing_is_decided() {
+    let explanation = arrive(get("X", "/").on("overlay"));
+    assert_eq!((explanation.decision, explanation.status, explanation.routes.len()), ("deny", None, 0));
+    assert!(explanation.to_string().contains("decision  refused at the TLS handshake: listener overlay"));
+    let shown = arrive(Facts { trust: certified(Some("edge-7"), &[], false), ..get("X", "/").on("overlay") });
+    assert_eq!(shown.route.as_deref(), Some("of-carol"), "{shown}");
+}
+
+#[test]
+fn what_is_out_of_reach_is_refused_and_why() {
+    let cases = [
+        (get("169.254.169.254", "/latest"), Some("169.254.169.254 is link-local")),
+        (get("127.0.0.1:22", "/"), Some("is loopback (127.0.0.0/8): route forward does not go there (reach: public)")),
+        (get("[::ffff:10.0.0.1]", "/"), Some("is private (10.0.0.0/8)")),
+        (get("93.184.216.34", "/"), Some("is this node's own address")),
+        (connect("169.254.169.254:80"), Some("route inside does not go there (reach: private)")),
+        (connect("10.0.0.1:22"), None),
+        (get("198.41.0.4", "/"), None),
+        (Facts { kind: Kind::Udp, ..connect("127.0.0.1:53") }, None),
+    ];
+    for (facts, wanted) in cases {
+        let explanation = arrive(facts.on("plain"));
+        match wanted {
+            Some(words) => {
+                assert_eq!((explanation.decision, explanation.status), ("deny", Some(403)), "{explanation}");
+                assert!(explanation.reason.as_ref().is_some_and(|reason| reason.contains(words)), "{explanation}");
+                assert!(!explanation.to_string().contains(": open "), "{explanation}");
+            }
+            None => assert_eq!((explanation.decision, explanation.reason.as_deref()), ("act", None), "{explanation}"),
+        }
+    }
+    let named = arrive(get("example.com", "/").on("plain"));
+    assert_eq!(named.decision, "act");
+    assert!(
+        named.to_string().contains("reach     public: the addresses of example.com are checked when it is resolved")
+    );
 }

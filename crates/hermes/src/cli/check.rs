@@ -65,10 +65,10 @@ impl Check {
 
 fn summary(snapshot: &Snapshot) -> String {
     format!(
-        "node {}: {} listeners, {} routes, {} upstreams",
+        "node {}: {}, {}, {}",
         snapshot.node,
-        snapshot.listeners.len(),
-        snapshot.routes.len(),
-        snapshot.upstreams.len()
+        super::counted(snapshot.listeners.len(), "listener"),
+        super::counted(snapshot.routes.len(), "route"),
+        super::counted(snapshot.upstreams.len(), "upstream")
     )
 }

@@ -1,42 +1,69 @@
 //! `hermes doctor`: what this machine lacks, and what to do about it.
+//!
+//! In: this machine, and a document. Out: each finding, with a remedy where one is needed. Never: a
+//! change: nothing is created, written or bound for longer than a look takes.
+
+mod running;
 
 use std::fmt::Write as _;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::Parser;
+use hermes_model::Snapshot;
+use hermes_model::snapshot::{AccessLog, ListenerProtocol};
+use nix::unistd::{AccessFlags, access};
 
+use self::running::Running;
 use crate::document;
 
-/// Checks this machine: descriptors, ports, certificates and clock of a document.
+/// Checks this machine: descriptors and DNS, and the addresses, access log and certificates of a
+/// document.
 #[derive(Debug, Parser)]
 pub(super) struct Doctor {
     /// Also checks what this node document needs.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Prints one JSON object a finding.
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Default)]
 struct Report {
+    json: bool,
     text: String,
     faults: usize,
 }
 
 impl Report {
+    // Writing to a String cannot fail.
     fn good(&mut self, what: &str, found: &str) {
-        // Writing to a String cannot fail.
-        let _ = writeln!(self.text, "ok    {what}: {found}");
+        let _ = if self.json {
+            let line = serde_json::json!({ "level": "ok", "check": what, "found": found });
+            writeln!(self.text, "{line}")
+        } else {
+            writeln!(self.text, "ok    {what}: {found}")
+        };
     }
 
     fn bad(&mut self, what: &str, found: &str, remedy: &str) {
         self.faults += 1;
-        let _ = writeln!(self.text, "FAIL  {what}: {found}. {remedy}");
+        let _ = if self.json {
+            let line = serde_json::json!({ "level": "error", "check": what, "found": found, "remedy": remedy });
+            writeln!(self.text, "{line}")
+        } else {
+            writeln!(self.text, "FAIL  {what}: {found}. {remedy}")
+        };
     }
 }
 
 impl Doctor {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let mut report = Report::default();
+        let mut report = Report { json: self.json, ..Report::default() };
         descriptors(&mut report);
         resolver(&mut report);
         if let Some(config) = &self.config {
@@ -74,39 +101,105 @@ fn resolver(report: &mut Report) {
 }
 
 fn of_document(report: &mut Report, config: &Path) -> anyhow::Result<()> {
-    let checked = match document::read(config)? {
-        Ok(checked) => checked,
+    let snapshot = match document::read(config)? {
+        Ok(checked) => Arc::new(checked.snapshot),
         Err(problems) => {
             let remedy = format!("Run `hermes check {}`", config.display());
-            report.bad("document", &format!("{} problems", problems.len()), &remedy);
+            report.bad("document", &super::counted(problems.len(), "problem"), &remedy);
             return Ok(());
         }
     };
-    report.good("document", &format!("node {}", checked.snapshot.node));
-    for listener in &checked.snapshot.listeners {
-        let is_udp = matches!(listener.protocol, hermes_model::snapshot::ListenerProtocol::Udp { .. });
-        let free = if is_udp {
-            hermes_net::udp::probe_unused(listener.bind)
-        } else {
-            hermes_net::tcp::probe_unused(listener.bind)
-        };
-        let what = format!("listener {} on {}", listener.name, listener.bind);
-        match free {
-            Ok(()) => report.good(&what, "free"),
-            Err(error) => report.bad(
-                &what,
-                &error.to_string(),
-                "Stop whoever uses the address, choose another, or run with the privilege to bind it",
-            ),
-        }
+    report.good("document", &format!("node {}", snapshot.node));
+    addresses(report, &snapshot);
+    access_log(report, &snapshot.access_log);
+    certificates(report, &snapshot);
+    Ok(())
+}
+
+/// Where the document's own node runs, addresses in use are its own.
+fn addresses(report: &mut Report, snapshot: &Snapshot) {
+    let running = snapshot.admin.and_then(|admin| Running::find(admin, &snapshot.node));
+    if let Some(admin) = snapshot.admin {
+        let has = running.as_ref().is_some_and(|node| node.has_admin(admin));
+        address(report, &format!("admin on {admin}"), hermes_net::tcp::probe_unused(admin), has);
     }
-    match hermes_proxy::Generation::build(std::sync::Arc::new(checked.snapshot), None) {
+    for listener in &snapshot.listeners {
+        let is_udp = matches!(listener.protocol, ListenerProtocol::Udp { .. });
+        let probe = if is_udp { hermes_net::udp::probe_unused } else { hermes_net::tcp::probe_unused };
+        let has = running.as_ref().is_some_and(|node| node.listens(listener.bind, is_udp));
+        address(report, &format!("listener {} on {}", listener.name, listener.bind), probe(listener.bind), has);
+    }
+}
+
+fn address(report: &mut Report, what: &str, free: io::Result<()>, running_has_it: bool) {
+    let Err(error) = free else { return report.good(what, "free") };
+    let remedy = match error.kind() {
+        io::ErrorKind::AddrInUse if running_has_it => return report.good(what, "the running node has it"),
+        io::ErrorKind::AddrInUse => "Stop whoever uses the address, or choose another",
+        io::ErrorKind::PermissionDenied => "Run with the privilege to bind it, or choose a port from 1024 on",
+        io::ErrorKind::AddrNotAvailable => "Choose an address that this machine has",
+        _ => "Choose another address",
+    };
+    report.bad(what, &error.to_string(), remedy);
+}
+
+fn access_log(report: &mut Report, log: &AccessLog) {
+    let AccessLog::File(path) = log else { return };
+    let shown = path.display();
+    match can_append(path) {
+        Ok(found) => report.good("access log", &format!("{shown}: {found}")),
+        Err((fault, remedy)) => report.bad("access log", &format!("{shown}: {fault}"), &remedy),
+    }
+}
+
+/// What the node would find, without making anything that is not there; else the fault and its remedy.
+fn can_append(path: &Path) -> Result<&'static str, (String, String)> {
+    // A pipe without a reader must not hold us.
+    let append = |path| std::fs::OpenOptions::new().append(true).custom_flags(nix::libc::O_NONBLOCK).open(path);
+    let error = match append(path) {
+        Ok(_) => return Ok("can be written"),
+        Err(error) => error,
+    };
+    if error.kind() != io::ErrorKind::NotFound {
+        return Err((error.to_string(), "Let the node's user write to it, or name another file".to_owned()));
+    }
+    let directory = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let shown = directory.display();
+    if !directory.is_dir() {
+        return Err((format!("there is no directory {shown}"), "Make the directory, or name another file".to_owned()));
+    }
+    match access(directory, AccessFlags::W_OK | AccessFlags::X_OK) {
+        Ok(()) => Ok("can be made"),
+        Err(error) => Err((
+            format!("nothing can be made in {shown}: {}", io::Error::from(error)),
+            "Let the node's user write to the directory, or name another file".to_owned(),
+        )),
+    }
+}
+
+fn certificates(report: &mut Report, snapshot: &Arc<Snapshot>) {
+    let named = document::files(snapshot);
+    match hermes_proxy::Generation::build(snapshot.clone(), None) {
+        Ok(_) if named.is_empty() => {}
         Ok(_) => report.good("certificates", "all load"),
         Err(faults) => {
             for fault in faults {
-                report.bad(&fault.path, &fault.reason, "Put the file in place, or correct the document");
+                report.bad(&fault.path, &fault.reason, remedy(&fault.reason, &named));
             }
         }
     }
-    Ok(())
+}
+
+/// What helps against a fault: of the file that it names, or of what the files say together.
+fn remedy(reason: &str, files: &[(String, &Path)]) -> &'static str {
+    let file = files.iter().map(|(_, file)| *file).find(|file| reason.contains(&*file.to_string_lossy()));
+    match file.map(std::fs::File::open) {
+        Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => "Put the file in place, or correct the document",
+        Some(Err(_)) => "Let the node's user read the file",
+        None if reason.contains("`identity`") => "It follows from what is said of `identity`",
+        _ => "Issue a certificate that fits the document, or correct the document",
+    }
 }

@@ -1,13 +1,20 @@
 //! `hermes explain`: what would be decided for these facts, and why, rule by rule.
+//!
+//! In: a document, and what the options say of a session. Out: the session as the listener would make
+//! it, explained. Never: a session that the listener cannot have; options that contradict it are errors.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use clap::Parser;
+use clap::builder::{PossibleValuesParser, TypedValueParser as _};
+use hermes_model::snapshot::{ClientAuth, Listener, ListenerProtocol};
+use hermes_model::trust::{HERMES_USER, parse_spiffe, peer};
 use hermes_model::{Authority, Facts, Kind, Snapshot, Trust};
+use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
 use crate::document;
@@ -18,21 +25,27 @@ pub(super) struct Explain {
     /// The node document (YAML).
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// What the session carries: http, tcp, udp or ip.
-    #[arg(long, default_value = "http")]
-    kind: String,
-    /// The proven user.
+    /// What the session carries. A tcp or udp listener has one kind; of an http listener it is http
+    /// unless said otherwise.
+    #[arg(long, value_parser = PossibleValuesParser::new(Kind::ALL.map(Kind::as_str)).map(kind_named))]
+    kind: Option<Kind>,
+    /// The user that the client claims to be (hermes-user). It is judged as the node judges it: by the
+    /// listener, `--certificate` and `--source`.
     #[arg(long)]
     user: Option<String>,
-    /// Whom the request is for: a name, host or host:port.
-    #[arg(long, default_value = "")]
-    authority: String,
+    /// A URI of the certificate that the client shows, such as spiffe://OVERLAY/node/NAME,
+    /// .../user/NAME or .../role/standalone. May be repeated.
+    #[arg(long = "certificate", value_name = "URI")]
+    certificate: Vec<String>,
+    /// Whom the request is for: a name, host or host:port. A tcp or udp listener has one of its own.
+    #[arg(long)]
+    authority: Option<String>,
     /// Method; CONNECT for tunnels.
     #[arg(long)]
     method: Option<String>,
-    /// Path with query.
-    #[arg(long, default_value = "/")]
-    path: String,
+    /// Path with query, of an http session; / by default.
+    #[arg(long)]
+    path: Option<String>,
     /// A header, NAME=VALUE. May be repeated.
     #[arg(long = "header", value_name = "NAME=VALUE")]
     headers: Vec<String>,
@@ -50,64 +63,148 @@ pub(super) struct Explain {
     json: bool,
 }
 
+/// `PossibleValuesParser` lets nothing else pass.
+fn kind_named(name: String) -> Kind {
+    Kind::ALL.into_iter().find(|kind| kind.as_str() == name).unwrap_or(Kind::Http)
+}
+
 impl Explain {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let checked = match document::read(&self.config)? {
-            Ok(checked) => checked,
+        let snapshot = match document::read(&self.config)? {
+            Ok(checked) => checked.snapshot,
             Err(problems) => {
-                bail!("{} has {} problems; `hermes check` lists them", self.config.display(), problems.len())
+                let problems = super::counted(problems.len(), "problem");
+                bail!("{} has {problems}; `hermes check` lists them", self.config.display())
             }
         };
-        let facts = self.facts(&checked.snapshot)?;
-        let explanation = hermes_model::explain(&facts, &checked.snapshot);
+        let listener = self.listener(&snapshot)?;
+        let facts = self.facts(listener)?;
+        let handshake = facts.trust.peer().is_none() && requires_certificate(listener);
+        let own = hermes_net::own::addresses();
+        let mut explanation = hermes_model::explain_arrival(facts, listener, &snapshot, &|ip| own.contains(&ip));
+        if let Some(reason) = explanation.reason.as_mut().filter(|_| handshake) {
+            reason.push_str("; say which one by --certificate URI");
+        }
         let text = if self.json { serde_json::to_string_pretty(&explanation)? } else { explanation.to_string() };
-        super::print(&format!("{text}\n"))?;
+        super::print(&format!("{}\n", text.trim_end()))?;
         Ok(ExitCode::SUCCESS)
     }
 
-    fn facts(&self, snapshot: &Snapshot) -> anyhow::Result<Facts> {
-        let kind = Kind::ALL
-            .into_iter()
-            .find(|kind| kind.as_str() == self.kind)
-            .with_context(|| format!("--kind {} is none of http, tcp, udp, ip", self.kind))?;
-        let listener = match &self.listener {
-            Some(name) => snapshot
-                .listeners
-                .iter()
-                .find(|listener| *listener.name == **name)
-                .with_context(|| format!("the document has no listener {name}"))?,
-            None => snapshot.listeners.first().context("the document has no listener")?,
-        };
-        let default_port = (kind == Kind::Http).then_some(80);
-        let text = if self.authority.is_empty() { "localhost" } else { &self.authority };
-        let authority = Authority::parse(text, default_port).with_context(|| format!("--authority {text}"))?;
-        let method = match (&self.method, kind) {
-            (Some(method), _) => method.parse().with_context(|| format!("--method {method}"))?,
-            (None, Kind::Http) => Method::GET,
-            (None, _) => Method::CONNECT,
-        };
-        let mut headers = self.header_map()?;
-        for (name, value) in &listener.set_headers {
-            headers.insert(name.clone(), value.clone());
+    fn listener<'s>(&self, snapshot: &'s Snapshot) -> anyhow::Result<&'s Listener> {
+        let mut listeners = snapshot.listeners.iter().map(AsRef::as_ref);
+        match &self.listener {
+            Some(name) => listeners
+                .find(|listener: &&Listener| *listener.name == **name)
+                .with_context(|| format!("the document has no listener {name}")),
+            None => listeners.next().context("the document has no listener, so no session begins"),
         }
-        let user: Option<Arc<str>> =
-            self.user.as_deref().map(Arc::from).or_else(|| hermes_model::trust::listener_user(listener));
-        if let Some(user) = &user {
-            headers.insert(hermes_model::trust::HERMES_USER, HeaderValue::from_str(user).context("--user")?);
-        }
+    }
+
+    /// The session as it comes in, before its identity is judged.
+    fn facts(&self, listener: &Listener) -> anyhow::Result<Facts> {
+        let trust = self.trust(listener)?;
+        let (kind, authority) = match &listener.protocol {
+            ListenerProtocol::Http => {
+                let kind = self.kind.unwrap_or(Kind::Http);
+                (kind, self.named_authority(kind, is_https(listener, &trust))?)
+            }
+            ListenerProtocol::Tcp { authority } => (Kind::Tcp, self.fixed_authority(listener, Kind::Tcp, authority)?),
+            ListenerProtocol::Udp { authority } => (Kind::Udp, self.fixed_authority(listener, Kind::Udp, authority)?),
+        };
+        ensure!(
+            self.network.is_none() || kind == Kind::Ip,
+            "--network is for sessions of kind ip, and this one is {kind}"
+        );
+        let method = match &self.method {
+            Some(method) => method.parse().with_context(|| format!("--method {method}"))?,
+            None if kind == Kind::Http => Method::GET,
+            None => Method::CONNECT,
+        };
         Ok(Facts {
             listener: listener.name.clone(),
             kind,
             source: SocketAddr::new(self.source, 0),
-            trust: Trust::Anonymous,
-            user,
+            trust,
+            user: None,
             method,
+            path: self.path(kind, &authority)?,
             authority,
-            path: self.path.parse().with_context(|| format!("--path {}", self.path))?,
-            headers,
+            headers: self.header_map()?,
             network: self.network.as_deref().map(str::parse).transpose().context("--network")?,
             protocol: None,
         })
+    }
+
+    /// How far the connection is believed, as the listener sees it.
+    fn trust(&self, listener: &Listener) -> anyhow::Result<Trust> {
+        if self.certificate.is_empty() {
+            let trusted = listener.trust.iter().any(|prefix| prefix.contains(&self.source.to_canonical()));
+            return Ok(if trusted { Trust::Address } else { Trust::Anonymous });
+        }
+        let asks = listener.tls.as_ref().is_some_and(|tls| tls.client != ClientAuth::None);
+        ensure!(asks, "--certificate: listener {} asks for no client certificate", listener.name);
+        let mut overlay: Arc<str> = Arc::from("");
+        for uri in &self.certificate {
+            let id = parse_spiffe(uri)
+                .with_context(|| format!("--certificate {uri} is not spiffe://OVERLAY/node/NAME, user or role"))?;
+            overlay = Arc::from(id.overlay);
+        }
+        let shown = peer(self.certificate.iter().map(String::as_str), &overlay);
+        let shown = shown.map_err(|reason| anyhow::anyhow!("--certificate: {reason}"))?;
+        Ok(Trust::Certified(Arc::new(shown)))
+    }
+
+    fn named_authority(&self, kind: Kind, https: bool) -> anyhow::Result<Authority> {
+        let default_port = (kind == Kind::Http).then_some(if https { 443 } else { 80 });
+        let tunnel = matches!(kind, Kind::Tcp | Kind::Udp);
+        let text = match &self.authority {
+            Some(text) => text,
+            None if tunnel => bail!("a {kind} session is for some HOST:PORT; name it by --authority"),
+            None => "localhost",
+        };
+        let authority = Authority::parse(text, default_port).with_context(|| format!("--authority {text}"))?;
+        ensure!(
+            !tunnel || authority.explicit_port().is_some(),
+            "--authority {text} has no port; a {kind} session is for HOST:PORT"
+        );
+        Ok(authority)
+    }
+
+    /// A raw connection or flow says nothing of itself: the listener says what it is.
+    fn fixed_authority(&self, listener: &Listener, kind: Kind, authority: &Authority) -> anyhow::Result<Authority> {
+        let name = &listener.name;
+        if let Some(other) = self.kind.filter(|other| *other != kind) {
+            bail!("--kind {other}: sessions of listener {name} are {kind}");
+        }
+        if let Some(text) = &self.authority {
+            let named = Authority::parse(text, None).with_context(|| format!("--authority {text}"))?;
+            ensure!(named == *authority, "--authority {text}: sessions of listener {name} are for {authority}");
+        }
+        let unheard = [
+            ("--method", self.method.is_some()),
+            ("--path", self.path.is_some()),
+            ("--header", !self.headers.is_empty()),
+            ("--user", self.user.is_some()),
+        ];
+        if let Some((option, _)) = unheard.into_iter().find(|(_, given)| *given) {
+            bail!("{option}: listener {name} takes {kind}, in which a client can say none; leave it out");
+        }
+        Ok(authority.clone())
+    }
+
+    /// A tunnel's path follows from what it is.
+    fn path(&self, kind: Kind, authority: &Authority) -> anyhow::Result<PathAndQuery> {
+        if let Some(path) = &self.path {
+            ensure!(
+                !matches!(kind, Kind::Tcp | Kind::Udp),
+                "--path: a {kind} session has no path of its own; leave it out"
+            );
+            return path.parse().with_context(|| format!("--path {path}"));
+        }
+        match (kind, authority.port()) {
+            (Kind::Udp, Some(port)) => Ok(hermes_wire::connect_udp::path(authority.host(), port).parse()?),
+            _ => Ok(PathAndQuery::from_static("/")),
+        }
     }
 
     fn header_map(&self) -> anyhow::Result<HeaderMap> {
@@ -118,6 +215,19 @@ impl Explain {
             let name: HeaderName = name.parse().with_context(|| format!("--header {header}"))?;
             headers.append(name, HeaderValue::from_str(value).with_context(|| format!("--header {header}"))?);
         }
+        if let Some(user) = &self.user {
+            headers.append(HERMES_USER, HeaderValue::from_str(user).with_context(|| format!("--user {user}"))?);
+        }
         Ok(headers)
     }
+}
+
+fn requires_certificate(listener: &Listener) -> bool {
+    listener.tls.as_ref().is_some_and(|tls| tls.client == ClientAuth::Required)
+}
+
+/// What a client that speaks TLS for itself asks for; a node passes on the scheme of its own client,
+/// which is http unless that one spoke TLS to it.
+fn is_https(listener: &Listener, trust: &Trust) -> bool {
+    listener.tls.is_some() && trust.peer().is_none()
 }

@@ -1,0 +1,72 @@
+//! What a node that runs already has of a document's addresses.
+//!
+//! In: the admin address and the node's name. Out: where a node of that name listens, if one answers
+//! there. Never: waits long, or asks for anything but `/config`.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use bytes::Bytes;
+use http::Request;
+use http::header::HOST;
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper_util::rt::TokioIo;
+use serde::Deserialize;
+use tokio::task::JoinSet;
+
+/// A node on this machine answers at once.
+const WITHIN: Duration = Duration::from_secs(2);
+/// As much as the largest document may have.
+const MAX_ANSWER: usize = 256 << 20;
+
+/// What `/config` tells.
+#[derive(Deserialize)]
+struct Config {
+    document: Running,
+}
+
+/// The document that a node runs.
+#[derive(Deserialize)]
+pub(super) struct Running {
+    node: String,
+    admin: Option<SocketAddr>,
+    #[serde(default)]
+    listeners: Vec<Listening>,
+}
+
+#[derive(Deserialize)]
+struct Listening {
+    bind: SocketAddr,
+    protocol: String,
+}
+
+impl Running {
+    /// The node of this name that answers at this admin address.
+    pub(super) fn find(admin: SocketAddr, node: &str) -> Option<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
+        let asked = runtime.block_on(async { tokio::time::timeout(WITHIN, ask(admin)).await });
+        asked.ok()?.ok().filter(|running| running.node == node)
+    }
+
+    pub(super) fn has_admin(&self, address: SocketAddr) -> bool {
+        self.admin == Some(address)
+    }
+
+    /// A UDP and a TCP listener may share a port.
+    pub(super) fn listens(&self, address: SocketAddr, is_udp: bool) -> bool {
+        self.listeners.iter().any(|listener| listener.bind == address && (listener.protocol == "udp") == is_udp)
+    }
+}
+
+async fn ask(admin: SocketAddr) -> anyhow::Result<Running> {
+    let tcp = tokio::net::TcpStream::connect(admin).await?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(tcp)).await?;
+    let mut driver = JoinSet::new();
+    driver.spawn(connection);
+    let request = Request::get("/config").header(HOST, admin.to_string()).body(Empty::<Bytes>::new())?;
+    let response = sender.send_request(request).await?;
+    let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
+    let body = body.map_err(|error| anyhow::anyhow!(error))?.to_bytes();
+    Ok(serde_json::from_slice::<Config>(&body).context("/config")?.document)
+}

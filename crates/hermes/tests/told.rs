@@ -1,0 +1,73 @@
+//! What a node tells on its log: where it listens, and what became of a changed document.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Lines};
+use std::net::TcpListener;
+use std::process::{Child, ChildStderr, Command, Stdio};
+
+/// A node, and the lines of its log as they come.
+struct Told {
+    node: Child,
+    lines: Lines<BufReader<ChildStderr>>,
+}
+
+impl Told {
+    fn start(config: &std::path::Path) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hermes"));
+        command.args(["proxy", "--config", config.to_str().unwrap()]).env_remove("HERMES_LOG");
+        let mut node = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(node.stderr.take().unwrap()).lines();
+        Self { node, lines }
+    }
+
+    /// The lines up to one that has these words. A node that ends without them ends the wait.
+    fn until(&mut self, words: &str) -> Vec<String> {
+        let mut seen = Vec::new();
+        for line in self.lines.by_ref() {
+            seen.push(line.unwrap());
+            if seen.last().unwrap().contains(words) {
+                return seen;
+            }
+        }
+        panic!("the node never said {words:?}, but\n{}", seen.join("\n"));
+    }
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        let _ = self.node.kill();
+        let _ = self.node.wait();
+    }
+}
+
+fn document(port: u16) -> String {
+    format!("node: n\nlisteners: [{{name: apps, bind: '127.0.0.1:{port}', protocol: http}}]\n")
+}
+
+#[test]
+fn a_node_tells_where_it_listens_and_where_no_more_and_that_a_refused_document_changes_nothing() {
+    let room = tempfile::tempdir().unwrap();
+    let config = room.path().join("n.yaml");
+    let [one, two] = [0; 2].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+    let [from, to] = [&one, &two].map(|socket| socket.local_addr().unwrap().port());
+    drop((one, two));
+    fs::write(&config, document(from)).unwrap();
+    let mut told = Told::start(&config);
+    let started = told.until("running");
+    let line = started.iter().find(|line| line.contains("listening")).unwrap();
+    assert!(line.contains("protocol=\"http\"") && line.contains(&format!("127.0.0.1:{from}")), "{line}");
+
+    fs::write(&config, document(to)).unwrap();
+    let moved = told.until("applied").join("\n");
+    assert!(moved.lines().any(|line| line.contains("listening") && line.contains(&to.to_string())), "{moved}");
+    let closed = moved.lines().find(|line| line.contains("closed"));
+    assert!(closed.is_some_and(|line| line.contains("apps") && line.contains(&from.to_string())), "{moved}");
+
+    fs::write(&config, "node: n\nlistener: []\n").unwrap();
+    let refused = told.until("ERROR").pop().unwrap();
+    assert!(refused.contains("the running configuration stays: "), "{refused}");
+    let problem = told.until("did you mean listeners").pop().unwrap();
+    assert!(problem.ends_with("did you mean listeners?"), "{problem}");
+}
