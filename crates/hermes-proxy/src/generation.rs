@@ -50,20 +50,29 @@ pub struct Certificate {
     pub not_after: i64,
 }
 
-impl Certificate {
-    /// An operator should hear of it from this time on.
-    const SOON: Duration = Duration::from_secs(7 * 24 * 3600);
+/// An operator should hear of a certificate from this long before it is over.
+const SOON: Duration = Duration::from_secs(7 * 24 * 3600);
 
+impl Certificate {
     /// What an operator should hear of it at this time, if anything.
     pub fn warning(&self, now: SystemTime) -> Option<String> {
-        let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs() as i64;
-        let left = self.not_after - now;
-        let (place, hours) = (&self.path, left.abs() / 3600);
-        if left < 0 {
-            return Some(format!("{place}: the certificate has been over for {hours} h; peers refuse it: renew it"));
+        match self.left(now) {
+            Ok(left) if left >= SOON => None,
+            Ok(left) => Some(format!("the certificate is over in {} h; renew it", left.as_secs() / 3600)),
+            Err(since) => Some(format!(
+                "the certificate has been over for {} h, and peers refuse it; renew it",
+                since.as_secs() / 3600
+            )),
         }
-        let is_soon = left < Self::SOON.as_secs() as i64;
-        is_soon.then(|| format!("{place}: the certificate is over in {hours} h; renew it"))
+    }
+
+    /// How long it is good.
+    ///
+    /// # Errors
+    /// It is over, for so long.
+    pub fn left(&self, now: SystemTime) -> Result<Duration, Duration> {
+        let end = SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(self.not_after).unwrap_or_default());
+        end.duration_since(now).map_err(|past| past.duration())
     }
 }
 

@@ -227,7 +227,7 @@ impl Node {
         for certificate in generation.certificates() {
             ends.get_or_create(&PathLabels { path: certificate.path.clone() }).set(certificate.not_after);
             if let Some(warning) = certificate.warning(SystemTime::now()) {
-                tracing::warn!("{warning}");
+                tracing::warn!("{}: {warning}", certificate.path);
             }
         }
     }

@@ -11,10 +11,12 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use clap::Parser;
 use hermes_model::Snapshot;
 use hermes_model::snapshot::{AccessLog, ListenerProtocol};
+use hermes_proxy::Certificate;
 use nix::unistd::{AccessFlags, access};
 
 use self::running::Running;
@@ -184,11 +186,24 @@ fn certificates(report: &mut Report, snapshot: &Arc<Snapshot>) {
     let named = document::files(snapshot);
     match hermes_proxy::Generation::build(snapshot.clone(), None) {
         Ok(_) if named.is_empty() => {}
-        Ok(_) => report.good("certificates", "all load"),
+        Ok(generation) => {
+            report.good("certificates", "all load");
+            generation.certificates().iter().for_each(|certificate| time_left(report, certificate));
+        }
         Err(faults) => {
             for fault in faults {
                 report.bad(&fault.path, &fault.reason, remedy(&fault.reason, &named));
             }
+        }
+    }
+}
+
+fn time_left(report: &mut Report, certificate: &Certificate) {
+    match certificate.left(SystemTime::now()) {
+        Ok(left) => report.good(&certificate.path, &format!("good for {} days", left.as_secs() / 86_400)),
+        Err(since) => {
+            let found = format!("over for {} days", since.as_secs() / 86_400);
+            report.bad(&certificate.path, &found, "Renew it, or set this machine's clock");
         }
     }
 }
@@ -199,7 +214,6 @@ fn remedy(reason: &str, files: &[(String, &Path)]) -> &'static str {
     match file.map(std::fs::File::open) {
         Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => "Put the file in place, or correct the document",
         Some(Err(_)) => "Let the node's user read the file",
-        None if reason.contains("`identity`") => "It follows from what is said of `identity`",
         _ => "Issue a certificate that fits the document, or correct the document",
     }
 }
