@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn levels_are_taken_and_near_misses_refused() {
-        for good in ["info", "WARN", "off", "info,hermes_proxy=debug", "warn, h2=trace"] {
+        for good in ["info", "WARN", "off", "info,hermes_proxy=debug", "warn,h2=trace"] {
             assert!(parse(good).is_ok(), "{good}");
         }
         for bad in ["warning", "verbose", "", "info,hermes", "h2=loud"] {

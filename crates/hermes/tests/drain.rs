@@ -169,10 +169,11 @@ async fn what_does_not_finish_is_cut_when_the_drain_is_over() {
         assert!(!matches!(tunnel.some().await, Ok(Some(_))), "the tunnel ends");
         assert!(node.ended().await.success());
         let log = std::fs::read_to_string(log).unwrap();
-        assert!(log.contains("before they were done"), "{log}");
+        assert!(log.contains("before they were done: the drain time is over sessions=1\n"), "{log}");
         let records = std::fs::read_to_string(records).unwrap();
         let record: serde_json::Value = serde_json::from_str(records.lines().next().unwrap()).unwrap();
         assert_eq!((record["authority"].as_str(), record["received"].as_u64()), (Some("db:1"), Some(6)), "{record}");
+        assert_eq!(record["error"], "proxy_internal_response", "{record}");
         assert!(record["reason"].as_str().unwrap().contains("shutting down"), "{record}");
     }
 }

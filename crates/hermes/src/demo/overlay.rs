@@ -18,7 +18,7 @@ use super::origins::Origins;
 use super::ports::{self, loopback};
 use super::program::Program;
 
-const OVERLAY: &str = "demo";
+pub(crate) const OVERLAY: &str = "demo";
 /// The nodes, in the order of the way.
 pub(crate) const NODES: [&str; 3] = ["alice-laptop", "router", "server"];
 /// How long a node may take to start.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::change::Changed;
-use super::overlay::{NODES, Overlay};
+use super::overlay::{NODES, OVERLAY, Overlay};
 use super::terminal::{Align, Paint, bytes, grouped, table};
 use super::traffic::Carried;
 
@@ -116,7 +116,12 @@ pub(super) fn to_try(overlay: &Overlay, paint: Paint) -> String {
         ),
         (
             "See what a node decides, and why",
-            vec![format!("{own} explain --config {} --authority SHOP --user alice", router.display())],
+            vec![format!(
+                "{own} explain --config {} --authority SHOP \
+                 --certificate spiffe://{OVERLAY}/node/{} --certificate spiffe://{OVERLAY}/user/alice",
+                router.display(),
+                NODES[0]
+            )],
         ),
         ("Change it: the node follows the file", vec![format!("sed -i s/SHOP-GREEN/SHOP-BLUE/ {}", router.display())]),
         (
