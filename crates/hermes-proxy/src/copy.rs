@@ -5,8 +5,10 @@
 //! breaks the other. Both directions are polled together, so that a tunnel is one future with one
 //! owner. Holds at most one chunk a direction.
 
+use std::future::Future as _;
 use std::io;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_model::facts::Kind;
@@ -25,8 +27,14 @@ enum State {
     Writing,
     Flushing,
     Finishing,
+    /// Nobody takes it any more, and that is in order. It is read all the same: a socket that is closed
+    /// while something is unread is reset, and takes back what was still to be sent.
+    Discarding,
     Done,
 }
+
+/// For a client to hear that all is said, and to end its side.
+const LINGER: Duration = Duration::from_secs(30);
 
 struct Direction {
     state: State,
@@ -46,6 +54,7 @@ pub(crate) async fn relay(mut near: ByteStream, mut far: ByteStream, session: &S
     entry.set_phase(&session.worker, Phase::Open);
     let mut up = Direction { state: State::Reading, chunk: Bytes::new(), from_client: true };
     let mut down = Direction { state: State::Reading, chunk: Bytes::new(), from_client: false };
+    let mut linger = None;
     let failed = std::future::poll_fn(|cx| {
         if let Poll::Ready(error) = entry.end.poll(cx) {
             return Poll::Ready(Some(error));
@@ -60,14 +69,19 @@ pub(crate) async fn relay(mut near: ByteStream, mut far: ByteStream, session: &S
         {
             return Poll::Ready(Some(named(Failure::Client(error), session)));
         }
-        if down.state == State::Done
+        if down.state == State::Done && up.state == State::Discarding {
+            let linger = linger.get_or_insert_with(|| Box::pin(tokio::time::sleep(LINGER)));
+            if linger.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(None);
+            }
+        } else if down.state == State::Done
             && up.state != State::Done
             && let Poll::Ready(error) = far.poll_reset(cx)
         {
             if !has_parted(&error) {
                 return Poll::Ready(Some(named(Failure::Far(error), session)));
             }
-            up.state = State::Done;
+            up.state = State::Discarding;
             cx.waker().wake_by_ref();
         }
         let blocked = up.state == State::Writing || down.state == State::Writing;
@@ -146,7 +160,7 @@ impl Direction {
                     let written = match written {
                         Poll::Ready(Err(error)) if self.from_client && has_parted(&error) => {
                             self.chunk = Bytes::new();
-                            self.state = State::Done;
+                            self.state = State::Discarding;
                             continue;
                         }
                         written => written.map_err(from_sink)?,
@@ -165,6 +179,11 @@ impl Direction {
                     Poll::Ready(Err(error)) if !(self.from_client && has_parted(&error)) => {
                         return Poll::Ready(Err(from_sink(error)));
                     }
+                    Poll::Ready(_) => self.state = State::Done,
+                    Poll::Pending => return Poll::Pending,
+                },
+                State::Discarding => match source.poll_read(cx) {
+                    Poll::Ready(Ok(Some(_))) => {}
                     Poll::Ready(_) => self.state = State::Done,
                     Poll::Pending => return Poll::Pending,
                 },

@@ -44,7 +44,8 @@ impl Log {
 
 /// A level, or levels of parts of the program (`info,hermes_proxy=debug`).
 fn parse(filter: &str) -> anyhow::Result<EnvFilter> {
-    let is_known = |part: &str| part.contains('=') || part.parse::<LevelFilter>().is_ok();
+    let is_level = |part: &str| !part.is_empty() && part.parse::<LevelFilter>().is_ok();
+    let is_known = |part: &str| part.contains('=') || is_level(part);
     if let Some(unknown) = filter.split(',').map(str::trim).find(|part| !is_known(part)) {
         // It would be taken for a part of the program, and all others would be quiet.
         anyhow::bail!("--log {unknown:?} is no level; write off, error, warn, info, debug or trace");

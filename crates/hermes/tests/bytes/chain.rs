@@ -85,6 +85,17 @@ listeners:
 $MORE";
 
 impl Chain {
+    /// What nodes and kernel say of datagrams that were dropped, for a failure's message.
+    pub(crate) async fn dropped(&self) -> String {
+        let said = std::fs::read_to_string("/proc/net/snmp").unwrap_or_default();
+        let mut told: Vec<String> = said.lines().filter(|line| line.starts_with("Udp:")).map(str::to_owned).collect();
+        for node in &self.nodes {
+            let (_, metrics) = node.ask("/metrics").await.unwrap_or_default();
+            told.extend(metrics.lines().filter(|line| line.starts_with("hermes_datagrams_dropped")).map(str::to_owned));
+        }
+        told.join("\n")
+    }
+
     /// Starts `hops.len() + 1` nodes, from the far one on; `hops` is in the order of the way. With `last` the far
     /// node speaks HTTP/2 to the origin.
     pub(crate) async fn start(hops: &[Hop], secure: bool, h2_origin: bool) -> Result<Self> {

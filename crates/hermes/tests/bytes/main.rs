@@ -185,9 +185,9 @@ async fn sixty_four_mebibytes_of_datagrams() {
     let mut rng = seeded("64 MiB of datagrams");
     let chain = Chain::of_all_hops(false).await.unwrap();
     for (way, hop) in [(FlowWay::Raw, Hop::H2), (FlowWay::UpgradeH1, Hop::Bare), (FlowWay::ConnectH2, Hop::H1)] {
-        datagrams(&chain.udp(way, Some(hop)), way, hop.name(), DATAGRAMS, &mut rng)
-            .await
-            .unwrap_or_else(|error| panic!("64 MiB by {way:?} over {hop:?}: {error}"));
+        if let Err(error) = datagrams(&chain.udp(way, Some(hop)), way, hop.name(), DATAGRAMS, &mut rng).await {
+            panic!("64 MiB by {way:?} over {hop:?}: {error}; {}", chain.dropped().await);
+        }
     }
 }
 
