@@ -62,27 +62,14 @@ pub(crate) async fn relay(mut near: ByteStream, mut far: ByteStream, session: &S
         let carried = [near.poll_carrier(cx), far.poll_carrier(cx)];
         let first = up.poll(cx, &mut near, &mut far, session, down.state == State::Done);
         let second = down.poll(cx, &mut far, &mut near, session, up.state == State::Done);
-        // Who has ended its own direction, or sent more than is taken, is not read any more: that it broke
-        // off the other is asked for. Of the far end only the former, since what it sent may still arrive.
-        if matches!(up.state, State::Done | State::Writing)
-            && let Poll::Ready(error) = near.poll_reset(cx)
-        {
-            return Poll::Ready(Some(named(Failure::Client(error), session)));
+        if let Poll::Ready(failure) = poll_broken_off(cx, &mut near, &mut far, &mut up, &down) {
+            return Poll::Ready(Some(named(failure, session)));
         }
-        if down.state == State::Done && up.state == State::Discarding {
-            let linger = linger.get_or_insert_with(|| Box::pin(tokio::time::sleep(LINGER)));
-            if linger.as_mut().poll(cx).is_ready() {
-                return Poll::Ready(None);
-            }
-        } else if down.state == State::Done
-            && up.state != State::Done
-            && let Poll::Ready(error) = far.poll_reset(cx)
+        if down.state == State::Done
+            && up.state == State::Discarding
+            && linger.get_or_insert_with(|| Box::pin(tokio::time::sleep(LINGER))).as_mut().poll(cx).is_ready()
         {
-            if !has_parted(&error) {
-                return Poll::Ready(Some(named(Failure::Far(error), session)));
-            }
-            up.state = State::Discarding;
-            cx.waker().wake_by_ref();
+            return Poll::Ready(None);
         }
         let blocked = up.state == State::Writing || down.state == State::Writing;
         entry.set_phase(&session.worker, if blocked { Phase::Blocked } else { Phase::Open });
@@ -117,6 +104,33 @@ pub(crate) async fn relay(mut near: ByteStream, mut far: ByteStream, session: &S
             entry.fail(&error);
         }
     }
+}
+
+/// Who has ended its own direction, or sent more than is taken, is not read any more: that it broke off
+/// the other is asked for. Of the far end only the former, since what it sent may still arrive.
+fn poll_broken_off(
+    cx: &mut Context<'_>,
+    near: &mut ByteStream,
+    far: &mut ByteStream,
+    up: &mut Direction,
+    down: &Direction,
+) -> Poll<Failure> {
+    if matches!(up.state, State::Done | State::Writing)
+        && let Poll::Ready(error) = near.poll_reset(cx)
+    {
+        return Poll::Ready(Failure::Client(error));
+    }
+    if down.state == State::Done
+        && !matches!(up.state, State::Discarding | State::Done)
+        && let Poll::Ready(error) = far.poll_reset(cx)
+    {
+        if !has_parted(&error) {
+            return Poll::Ready(Failure::Far(error));
+        }
+        up.state = State::Discarding;
+        cx.waker().wake_by_ref();
+    }
+    Poll::Pending
 }
 
 fn named(failure: Failure, session: &Session) -> Error {
