@@ -38,7 +38,8 @@ impl Authority {
         let host = match host {
             RawHost::Bracketed(address) => {
                 let address: std::net::Ipv6Addr = address.parse().map_err(|_| AuthorityError::Ipv6)?;
-                Arc::from(address.to_string())
+                // `[::ffff:192.0.2.1]` leads where `192.0.2.1` does.
+                Arc::from(address.to_canonical().to_string())
             }
             RawHost::Name(name) => canonical_name(name)?,
         };

@@ -69,10 +69,15 @@ pub(crate) fn readings(path: &str) -> Result<Readings<'_>, Unreadable> {
 
 /// An origin may merge slashes, drop parameters, or do both.
 fn other_readings(plain: &str) -> Vec<String> {
-    let bare = plain.contains(';').then(|| drop_parameters(plain));
-    let spellings = std::iter::once(plain).chain(bare.as_deref());
-    let mut others: Vec<String> = spellings.filter(|path| has_doubtful_slashes(path)).map(merge_slashes).collect();
-    others.extend(bare);
+    let merged = has_doubtful_slashes(plain).then(|| merge_slashes(plain));
+    let mut others: Vec<String> = merged.into_iter().collect();
+    if plain.contains(';') {
+        // Either first: a slash that is decoded may stand in a parameter, and one that is left may be double.
+        let bare = [plain, others.first().map_or(plain, |merged| merged)].map(drop_parameters);
+        others.extend(bare.iter().filter(|path| has_doubtful_slashes(path)).map(|path| merge_slashes(path)));
+        others.extend(bare);
+    }
+    others.dedup();
     others
 }
 
@@ -257,7 +262,7 @@ mod tests {
             ("/%252e%252e/", "/%252e%252e/", &[]),
             ("/a;x/b;y=1", "/a;x/b;y=1", &["/a/b"]),
             ("/a%3bx", "/a;x", &["/a"]),
-            ("//a;x", "//a;x", &["/a;x", "/a", "//a"]),
+            ("//a;x", "//a;x", &["/a;x", "/a", "//a", "/a"]),
             // What was none before may be doubtful without its parameters.
             ("/;x/a", "/;x/a", &["/a", "//a"]),
             ("/a%2fb;x", "/a%2Fb;x", &["/a/b;x", "/a/b", "/a%2Fb"]),

@@ -50,6 +50,8 @@ pub async fn serve(listener: TcpListener, view: NodeView, ready: Readiness) {
                         });
                         let _ = hyper::server::conn::http1::Builder::new()
                             .timer(TokioTimer::new())
+                            // Whoever asks now and then shall not hold a place meanwhile.
+                            .keep_alive(false)
                             .header_read_timeout(HEADER_TIMEOUT)
                             .serve_connection(TokioIo::new(Hurried { tcp, overdue: None }), service)
                             .await;

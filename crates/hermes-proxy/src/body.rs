@@ -99,15 +99,12 @@ pub(crate) struct H2Body {
     recv: Receiver,
     remaining: Option<u64>,
     trailers: bool,
-    /// A reset with NO_ERROR may stand behind the end of the message: the peer answered in full
-    /// while it was still being sent the request (RFC 9113, 8.1). h2 does not tell whether it did.
-    pub(crate) may_be_cut: bool,
 }
 
 impl H2Body {
     /// `length` is the message's `content-length`.
     pub(crate) fn new(recv: Receiver, length: Option<u64>) -> Self {
-        Self { recv, remaining: length, trailers: false, may_be_cut: false }
+        Self { recv, remaining: length, trailers: false }
     }
 
     /// It is this session's.
@@ -149,10 +146,8 @@ impl HttpBody for H2Body {
                     }
                     return Poll::Ready(Some(Ok(Frame::data(bytes))));
                 }
-                Some(Err(error))
-                    if error.reason() == Some(h2::Reason::NO_ERROR)
-                        && (self.remaining == Some(0) || (self.remaining.is_none() && self.may_be_cut)) =>
-                {
+                // Its length says that it is whole.
+                Some(Err(error)) if error.reason() == Some(h2::Reason::NO_ERROR) && self.remaining == Some(0) => {
                     return Poll::Ready(None);
                 }
                 Some(Err(error)) => return Poll::Ready(Some(Err(broken(error)))),

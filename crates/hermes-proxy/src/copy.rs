@@ -163,7 +163,6 @@ impl Direction {
                         self.state = State::Writing;
                     }
                     Poll::Ready(Ok(None)) => self.state = State::Finishing,
-                    Poll::Ready(Err(error)) if !self.from_client && has_parted(&error) => self.state = State::Finishing,
                     Poll::Ready(Err(error)) => return Poll::Ready(Err(from_source(error))),
                     Poll::Pending => return Poll::Pending,
                 },

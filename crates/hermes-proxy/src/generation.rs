@@ -162,6 +162,14 @@ impl Generation {
         self.listeners.get(name)
     }
 
+    /// The CA certificates that clients of a listener are verified with, as they were read.
+    pub(crate) fn client_roots(&self, listener: &Listener) -> Option<&[u8]> {
+        let tls = listener.tls.as_ref()?;
+        let own = self.snapshot.identity.as_ref().map(|identity| &identity.ca);
+        let file = tls.client_ca.as_ref().or(own).filter(|_| tls.client != ClientAuth::None)?;
+        self.files.get(file).map(Vec::as_slice)
+    }
+
     pub(crate) fn upstream(&self, name: &str) -> Option<&Arc<UpstreamState>> {
         self.upstreams.get(name)
     }

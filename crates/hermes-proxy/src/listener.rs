@@ -266,7 +266,7 @@ async fn make_ready(
     Ok(Ready { io, source, trust, secure })
 }
 
-fn contains(prefixes: &[ipnet::IpNet], source: SocketAddr) -> bool {
+pub(crate) fn contains(prefixes: &[ipnet::IpNet], source: SocketAddr) -> bool {
     prefixes.iter().any(|prefix| prefix.contains(&source.ip().to_canonical()))
 }
 

@@ -60,6 +60,11 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
+    /// The address that really connected, whatever a PROXY header says. A flow has but one.
+    pub(crate) fn accepted_from(&self) -> SocketAddr {
+        self.connection.as_ref().map_or(self.facts.source, |connection| connection.source)
+    }
+
     /// Bytes from the client, of its body or tunnel.
     pub(crate) fn add_received(&self, worker: &Worker, bytes: usize) {
         self.received.set(self.received.get() + bytes as u64);
@@ -241,11 +246,9 @@ pub(crate) enum Drain {
     Parting,
 }
 
-/// From the word that an idle connection ends to its end: a round trip on a bad day.
+/// From the word that a connection ends to its end, where nothing runs on it: a round trip on a bad day.
+/// Also for a client that has connected and has not said all that it has to say.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// For a client that connected before its listener went and has not said anything yet.
-const PARTING_HANDSHAKE: Duration = Duration::from_secs(2);
-
 /// One client connection.
 pub(crate) struct Connection {
     pub(crate) source: SocketAddr,
@@ -257,6 +260,8 @@ pub(crate) struct Connection {
     key: Cell<usize>,
     stage: Cell<Stage>,
     since: Cell<u64>,
+    /// When it was told to finish.
+    told: Cell<Option<u64>>,
     /// HTTP/2: many sessions, each of which ends by itself, and frames that begin no request.
     pub(crate) is_shared: Cell<bool>,
     /// The client takes nothing of what waits for it.
@@ -280,11 +285,18 @@ impl Connection {
 
     /// Tells it to finish since its listener goes.
     pub(crate) fn part(&self, worker: &Worker) {
-        self.drain.set(Drain::Parting);
-        if self.stage.get() == Stage::Handshake {
-            // Whoever connected and said nothing gets a little time from now on.
-            self.since.set(worker.now());
-        }
+        self.tell(worker, Drain::Parting);
+    }
+
+    fn tell(&self, worker: &Worker, why: Drain) {
+        self.told.set(self.told.get().or(Some(worker.now())));
+        self.drain.set(why);
+    }
+
+    /// It was told to finish, and all that was on its way to us then has arrived: what begins now was sent
+    /// by a client that does not listen, and what it was believed for when it came may not hold any more.
+    pub(crate) fn takes_no_more(&self, worker: &Worker) -> bool {
+        self.told.get().is_some_and(|told| worker.now() >= told + FAREWELL.as_millis() as u64)
     }
 
     /// One more session is on it.
@@ -329,6 +341,7 @@ impl ConnectionGuard {
             key: Cell::new(0),
             stage: Cell::new(Stage::Handshake),
             since: Cell::new(worker.now()),
+            told: Cell::new(None),
             is_shared: Cell::new(false),
             is_blocked: Cell::new(false),
         });
@@ -377,24 +390,23 @@ impl Live {
         let limits = &generation.snapshot.limits;
         for (_, connection) in self.connections.borrow().iter() {
             let (limit, reason) = match connection.stage.get() {
-                Stage::Handshake if connection.drain.get().is_some() => {
-                    (limits.tls_timeout.min(PARTING_HANDSHAKE), "no request before the listener went")
-                }
                 Stage::Handshake => (limits.tls_timeout, "handshake took too long"),
                 Stage::Head => (limits.header_timeout, "request head took too long"),
                 Stage::Idle => (limits.keep_alive, "idle"),
                 Stage::Busy(_) => continue,
             };
-            // Told to go in order, it has time for that: what is on its way to us arrives before the end.
-            let told = connection.stage.get() == Stage::Idle && connection.drain.get().is_some();
-            let limit = if told { limit + FAREWELL } else { limit };
-            if Duration::from_millis(now.saturating_sub(connection.since.get())) >= limit {
+            // Told to go in order, it has a little time for that: what is on its way to us arrives before the end.
+            let (limit, since) = match connection.told.get() {
+                Some(told) => (limit.min(FAREWELL), connection.since.get().max(told)),
+                None => (limit, connection.since.get()),
+            };
+            if Duration::from_millis(now.saturating_sub(since)) >= limit {
                 if connection.stage.get() != Stage::Idle && connection.drain.get().is_none() {
                     worker.shared.metrics.limit("slow-client");
                 }
                 // A clean end first (GOAWAY, or close between requests); by force at the next sweep.
                 if connection.stage.get() == Stage::Idle && connection.drain.get().is_none() {
-                    connection.drain.set(Drain::Silent);
+                    connection.tell(worker, Drain::Silent);
                 } else {
                     connection.kill.set(reason);
                 }

@@ -126,13 +126,19 @@ pub(crate) fn probe(log: &AccessLog) -> std::io::Result<()> {
 }
 
 fn write_all(receiver: &Receiver<Message>, next: &Next, target: &mut Target) {
+    // Said once, until it works again: the log of the program may be on the same full disk.
+    let mut fails = false;
     while let Ok(message) = receiver.recv() {
         let look = matches!(message, Message::Look) || next.overdue.swap(false, Ordering::AcqRel);
         if let (Message::Lines(lines), Some(writer)) = (message, &mut *target) {
             // A log that cannot be written must not stop traffic; the next reload may mend it.
-            if let Err(error) = writer.write_all(&lines).and_then(|()| writer.flush()) {
-                tracing::error!(%error, "the access log cannot be written");
+            let written = writer.write_all(&lines).and_then(|()| writer.flush());
+            match &written {
+                Err(error) if !fails => tracing::error!(%error, "the access log cannot be written"),
+                Ok(()) if fails => tracing::info!("the access log is written again"),
+                _ => {}
             }
+            fails = written.is_err();
         }
         match look.then(|| next.take()).flatten().map(|log| open(&log)) {
             Some(Ok(opened)) => *target = opened,

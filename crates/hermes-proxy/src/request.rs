@@ -405,13 +405,19 @@ fn check_coding(headers: &HeaderMap) -> Result<(), Error> {
     }
 }
 
+/// RFC 9110, 5.6.2.
+fn is_token(text: &str) -> bool {
+    let is_tchar = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    !text.is_empty() && text.bytes().all(is_tchar)
+}
+
 /// The protocol that h1 `Upgrade` or h2 `:protocol` names. `h2c` is not one: it is ignored, as
 /// RFC 9113 deprecated it, and so is an upgrade with a body before it, or by another method than
 /// GET, which would not reach the origin as what it is. CONNECT-UDP is never ignored.
 fn upgrade_protocol(parts: &Parts) -> Result<Option<Arc<str>>, Error> {
     if let Some(protocol) = parts.extensions.get::<h2::ext::Protocol>() {
         let protocol = protocol.as_str();
-        if protocol.eq_ignore_ascii_case("h2c") || protocol.contains(',') {
+        if protocol.eq_ignore_ascii_case("h2c") || !is_token(protocol) {
             return Err(Error::Malformed(format!("no tunnel is opened to the protocol {}", excerpt(protocol))));
         }
         return Ok(Some(Arc::from(protocol)));

@@ -7,7 +7,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -258,7 +258,7 @@ async fn redecide(worker: Rc<Worker>) {
 fn redecide_one(generation: &Generation, entry: &Entry) {
     // Its listener is gone: it drains, whatever the routes say of new ones.
     let Some(listener) = generation.listener(&entry.facts.listener) else { return };
-    if !still_proves(generation, listener, &entry.facts) {
+    if !still_proves(generation, listener, &entry.facts, entry.accepted_from()) {
         entry.end.set(Error::Reconfigured("its user is no longer bound to the node that asserted it".to_owned()));
         return;
     }
@@ -292,7 +292,10 @@ fn refusal(route: &Route, kind: Kind) -> Option<StatusCode> {
 }
 
 /// Would the session's user be believed today?
-fn still_proves(generation: &Generation, listener: &Listener, facts: &Facts) -> bool {
+fn still_proves(generation: &Generation, listener: &Listener, facts: &Facts, from: SocketAddr) -> bool {
+    if facts.trust == Trust::Address && !crate::listener::contains(&listener.trust, from) {
+        return facts.user.is_none();
+    }
     let today = match (listener_user(listener), &facts.trust) {
         (Some(user), _) => Some(user),
         // The listener said who it was, and says so no more.
@@ -365,7 +368,10 @@ async fn apply(
     let previous = worker.generation.replace(Rc::new(generation.clone()));
     for listener in &generation.snapshot.listeners {
         // What a connection was believed for when it was accepted may not hold any more.
-        if previous.listener(&listener.name).is_some_and(|old| !old.admits_like(listener)) {
+        let differs = |old: &Arc<Listener>| {
+            !old.admits_like(listener) || previous.client_roots(old) != generation.client_roots(listener)
+        };
+        if previous.listener(&listener.name).is_some_and(differs) {
             worker.live.drain_listener(worker, &listener.name);
         }
     }

@@ -29,7 +29,7 @@ use crate::request::{Origin, from_head};
 use crate::session::{self, Near, Served, Tunnel};
 use crate::stream::ByteStream;
 use crate::stream::h2::{Backlog, Receiver, Sender, Window};
-use crate::upstream::pool::{FRAME_BUDGET, MAX_FRAME, RESETS_REMEMBERED, SEND_BUFFER};
+use crate::upstream::pool::{ERROR_RESETS, FRAME_BUDGET, MAX_FRAME, RESETS_REMEMBERED, SEND_BUFFER};
 use crate::worker::Worker;
 
 /// Serves a connection until it ends.
@@ -44,8 +44,8 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
         .max_concurrent_streams(limits.streams)
         .max_header_list_size(limits.header_bytes as u32)
         .max_pending_accept_reset_streams(bounds.resets)
-        .max_local_error_reset_streams(bounds.error_resets)
-        .max_concurrent_reset_streams(RESETS_REMEMBERED)
+        .max_local_error_reset_streams(Some(bounds.error_resets))
+        .max_concurrent_reset_streams(bounds.resets_remembered)
         .max_frame_size(MAX_FRAME)
         .max_send_buffer_size(SEND_BUFFER)
         .data_frame_budget(FRAME_BUDGET)
@@ -77,6 +77,9 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
         }
         loop {
             match http.poll_accept(cx) {
+                Poll::Ready(Some(Ok((_, mut respond)))) if connection.takes_no_more(worker) => {
+                    respond.send_reset(Reason::REFUSED_STREAM);
+                }
                 Poll::Ready(Some(Ok((request, respond)))) => {
                     cancels.began += 1;
                     let request = request.map(|recv| Receiver::new(worker, recv, &window));
@@ -112,7 +115,8 @@ struct Bounds {
     stream_window: u32,
     connection_window: u32,
     resets: usize,
-    error_resets: Option<usize>,
+    error_resets: usize,
+    resets_remembered: usize,
     cancels: usize,
 }
 
@@ -126,7 +130,8 @@ impl Bounds {
                 stream_window: limits.stream_window,
                 connection_window: limits.connection_window,
                 resets: (limits.streams as usize).max(limits.resets),
-                error_resets: None,
+                error_resets: limits.error_resets.max(ERROR_RESETS),
+                resets_remembered: RESETS_REMEMBERED,
                 cancels: usize::MAX,
             };
         }
@@ -134,7 +139,9 @@ impl Bounds {
             stream_window: limits.anonymous_stream_window,
             connection_window: limits.anonymous_connection_window,
             resets: limits.resets,
-            error_resets: Some(limits.error_resets),
+            error_resets: limits.error_resets,
+            // h2's own: a stranger shall not make us remember more.
+            resets_remembered: 50,
             cancels: limits.cancels,
         }
     }
@@ -219,6 +226,8 @@ async fn serve_stream(
                 interim,
                 body: (expects && !is_connect).then(|| body.clone()),
                 continued: false,
+                connection: &connection,
+                hints: 0,
             };
             drop(body);
             match wait.for_served(pin!(session::serve(&worker, request))).await {
@@ -246,7 +255,14 @@ struct Wait<'a> {
     /// Set where the client waits for 100.
     body: Option<RequestBody>,
     continued: bool,
+    connection: &'a Connection,
+    /// Passed on so far.
+    hints: usize,
 }
+
+/// Interim responses that a client is sent before one answer; no window counts them, and they are only
+/// hints.
+const MOST_HINTS: usize = 16;
 
 impl Wait<'_> {
     /// `None` where the client gave up.
@@ -273,7 +289,9 @@ impl Wait<'_> {
             crate::headers::strip_hop_by_hop(&mut parts.headers);
             crate::headers::strip_overlay(&mut parts.headers);
             // 101 has no meaning in h2 (RFC 9113, 8.6).
-            if parts.status != StatusCode::SWITCHING_PROTOCOLS {
+            let is_hint = parts.status != StatusCode::SWITCHING_PROTOCOLS;
+            if is_hint && self.hints < MOST_HINTS && !self.connection.is_blocked.get() {
+                self.hints += 1;
                 self.inform(parts.status, parts.headers);
             }
         }

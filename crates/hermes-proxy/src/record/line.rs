@@ -73,19 +73,20 @@ fn text(out: &mut Vec<u8>, name: &str, value: &str) {
     out.push(b'"');
 }
 
+/// JSON's escapes, and those of characters that a terminal would obey, or that turn what is read around.
 fn escape(out: &mut Vec<u8>, value: &str) {
-    if value.bytes().all(|byte| byte >= 0x20 && byte != b'"' && byte != b'\\') {
+    if value.bytes().all(|byte| (0x20..0x7f).contains(&byte) && byte != b'"' && byte != b'\\') {
         out.extend_from_slice(value.as_bytes());
         return;
     }
-    for byte in value.bytes() {
-        match byte {
-            b'"' => out.extend_from_slice(b"\\\""),
-            b'\\' => out.extend_from_slice(b"\\\\"),
-            0..0x20 => {
-                let _ = write!(out, "\\u{byte:04x}");
+    for char in value.chars() {
+        match char {
+            '"' => out.extend_from_slice(b"\\\""),
+            '\\' => out.extend_from_slice(b"\\\\"),
+            '\0'..' ' | '\u{7f}'..='\u{9f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
+                let _ = write!(out, "\\u{:04x}", u32::from(char));
             }
-            _ => out.push(byte),
+            _ => out.extend_from_slice(char.encode_utf8(&mut [0; 4]).as_bytes()),
         }
     }
 }

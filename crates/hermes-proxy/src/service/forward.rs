@@ -21,7 +21,7 @@ use crate::error::{Error, Retry};
 use crate::live::Entry;
 use crate::upstream::connect::Destination;
 use crate::upstream::exchange::{self, ExchangeBody, Place};
-use crate::upstream::pool::{Leased, Pool, PoolKey, Wish};
+use crate::upstream::pool::{ADDED_BYTES, ADDED_LINES, Leased, Pool, PoolKey, Wish};
 use crate::upstream::{InFlight, UpstreamState};
 use crate::worker::Worker;
 
@@ -194,7 +194,7 @@ impl Forward<'_> {
                 let error = response.body().place().broken("it switches protocols unasked", false);
                 Attempted::Failed { error, stale: false }
             }
-            Ok(response) => match self.check_head(&response.body().place().peer, response.headers()) {
+            Ok(response) => match self.check_head(&response.body().place().peer, response.headers(), is_node) {
                 Ok(()) => Attempted::Response(response),
                 Err(error) => Attempted::Failed { error, stale: false },
             },
@@ -229,11 +229,13 @@ impl Forward<'_> {
 
     /// h2 bounds a head by its size alone, hyper by its lines and its bytes on the wire. A head that the
     /// next hop's h2 would refuse is refused here, where it is known whose fault it is.
-    fn check_head(&self, peer: &Arc<str>, headers: &HeaderMap) -> Result<(), Error> {
+    /// Nodes have added to it what others sent them.
+    fn check_head(&self, peer: &Arc<str>, headers: &HeaderMap, is_node: bool) -> Result<(), Error> {
         let generation = self.worker.generation();
         let limits = &generation.snapshot.limits;
         let broken = |reason: String| Err(Error::Broken { peer: peer.clone(), reason, unprocessed: false });
-        if headers.len() > limits.header_count {
+        let (more_lines, more_bytes) = if is_node { (ADDED_LINES, ADDED_BYTES as usize) } else { (0, 0) };
+        if headers.len() > limits.header_count + more_lines {
             let most = limits.header_count;
             return broken(format!(
                 "it has more than {most} header lines; `limits.header-count` of this node allows no more"
@@ -241,7 +243,7 @@ impl Forward<'_> {
         }
         // RFC 9113, 6.5.2: 32 bytes are added for each line.
         let size: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 32).sum();
-        if size > limits.header_bytes {
+        if size > limits.header_bytes + more_bytes {
             let most = limits.header_bytes;
             return broken(format!(
                 "its head has {size} bytes, 32 counted for each line; `limits.header-bytes` of this node allows {most}"
@@ -265,10 +267,13 @@ impl Forward<'_> {
     /// Tells the endpoint's passive health what happened.
     fn judge(&self, upstream: &UpstreamState, index: usize, attempted: &Attempted) {
         let failed = match attempted {
-            // A proxy that says what failed behind it works: it shall not rest for one service of many.
             Attempted::Response(response) => {
-                matches!(response.status().as_u16(), 502..=504)
-                    && !response.headers().contains_key(crate::headers::PROXY_STATUS)
+                let is_failure = matches!(response.status().as_u16(), 502..=504);
+                if is_failure && response.headers().contains_key(crate::headers::PROXY_STATUS) {
+                    // A proxy that tells what failed behind it shall not rest for one service of many.
+                    return;
+                }
+                is_failure
             }
             Attempted::Failed { error, .. } => match error {
                 Error::Connect { .. } | Error::ConnectTimeout { .. } | Error::Broken { .. } => true,

@@ -5,11 +5,13 @@
 //! sent may wait for a socket that takes nothing.
 //! Never: what the bytes mean; a wait of its own.
 
+mod ends;
 mod receiver;
 mod sender;
 
 use bytes::{Bytes, BytesMut};
 
+pub(crate) use self::ends::Scanned;
 pub(crate) use self::receiver::{Inboxes, Receiver, Window, sweep};
 pub(crate) use self::sender::{Backlog, Sender};
 

@@ -5,7 +5,7 @@
 //! a task, since a client that does not read its response may still be sending. The response's body
 //! owns that task: dropping it ends the exchange; nothing runs detached.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -112,26 +112,20 @@ impl Drop for Carrier {
 }
 
 /// A task that sends what is left of a request over h2.
-pub(crate) struct Upload {
-    is_whole: Rc<Cell<bool>>,
-    task: AbortHandle,
-}
+pub(crate) struct Upload(AbortHandle);
 
 impl Upload {
     fn spawn(worker: &Worker, mut pipe: Pipe<Attempt>) -> Self {
-        let is_whole = Rc::new(Cell::new(false));
-        let sent = is_whole.clone();
-        let task = worker.spawn(async move {
+        Self(worker.spawn(async move {
             // How the client failed stands with its body; of the upstream the response tells.
-            sent.set(std::future::poll_fn(|cx| pipe.poll(cx)).await.is_ok());
-        });
-        Self { is_whole, task }
+            let _ = std::future::poll_fn(|cx| pipe.poll(cx)).await;
+        }))
     }
 }
 
 impl Drop for Upload {
     fn drop(&mut self) {
-        self.task.abort();
+        self.0.abort();
     }
 }
 
@@ -219,7 +213,6 @@ pub(crate) async fn over_h2(
     };
     let (mut response, stream) = sender.send_request(request, ends).map_err(|error| place.not_sent(&lease, &error))?;
     let mut upload = if ends { None } else { Some(Pipe::new(body, Sender::new(stream, &lease.connection.backlog))) };
-    let mut cut = false;
     let mut hints = 0..MOST_HINTS;
     let outcome = std::future::poll_fn(|cx| {
         while let Poll::Ready(Some(Ok(head))) = response.poll_informational(cx) {
@@ -236,7 +229,7 @@ pub(crate) async fn over_h2(
                 // The client broke its request: nothing to wait for.
                 Poll::Ready(Err(PipeError::Source(error))) => return Poll::Ready(Err(error)),
                 // The response says why, if there is one.
-                Poll::Ready(Err(PipeError::Sink(_))) => (upload, cut) = (None, true),
+                Poll::Ready(Err(PipeError::Sink(_))) => upload = None,
                 Poll::Pending => {}
             }
         }
@@ -247,9 +240,8 @@ pub(crate) async fn over_h2(
         Ok(response) => {
             let rest = upload.map(|pipe| Upload::spawn(&place.worker, pipe));
             let mut response = response_h2(response, lease, place);
-            if let ExchangeBody::H2 { upload, body, .. } = response.body_mut() {
+            if let ExchangeBody::H2 { upload, .. } = response.body_mut() {
                 *upload = rest;
-                body.may_be_cut = cut;
             }
             Ok(response)
         }
@@ -379,10 +371,7 @@ impl HttpBody for ExchangeBody {
                 }
                 Poll::Ready(frame)
             }
-            ExchangeBody::H2 { body, upload, place, .. } => {
-                if let Some(upload) = upload {
-                    body.may_be_cut = !upload.is_whole.get();
-                }
+            ExchangeBody::H2 { body, place, .. } => {
                 Pin::new(body).poll_frame(cx).map_err(|error| match error {
                     // H2Body serves both sides; here its peer is the upstream.
                     Error::ClientGone(reason) => place.broken(reason, false),

@@ -23,7 +23,9 @@ use tokio::time::Instant;
 pub(crate) use self::h1::H1Connection;
 use self::h1::{handshake_h1, probe};
 use self::h2::H2Connection;
-pub(crate) use self::h2::{FRAME_BUDGET, H2Lease, MAX_FRAME, RESETS_REMEMBERED, SEND_BUFFER};
+pub(crate) use self::h2::{
+    ADDED_BYTES, ADDED_LINES, ERROR_RESETS, FRAME_BUDGET, H2Lease, MAX_FRAME, RESETS_REMEMBERED, SEND_BUFFER,
+};
 use self::idle::IdlePlace;
 use self::queue::Open;
 pub(crate) use self::queue::Permit;

@@ -1,6 +1,12 @@
 //! The ends of tunnels: each direction has its own, orderly or broken, and neither is mistaken for the other.
 
-use std::io;
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use hermes_testkit::{
     dialog::Dialog,
@@ -365,21 +371,27 @@ upstreams:
 }
 
 /// Servers reset a stream with NO_ERROR behind its end, once they have said all and want to hear no more (RFC 9113,
-/// 8.1). That takes nothing back.
+/// 8.1). That takes nothing back. Others reset so whatever they break off: that is no end.
 #[tokio::test]
-async fn a_far_end_that_wants_to_hear_no_more_loses_nothing_of_what_it_said() {
+async fn a_reset_with_no_error_ends_what_had_ended_and_breaks_what_had_not() {
     const LONG: usize = 1_000_000;
-    let proxy = scripted::h1(|dialog| async move {
-        let mut frames = Frames::accept(dialog, &[]).await?;
-        loop {
-            let stream = frames.until("a request", |frame| frame.kind == kind::HEADERS).await?.stream;
-            // `:status: 200` is entry 8 of the static table (RFC 7541, appendix A).
-            frames.send(&[Frame::new(kind::HEADERS, END_HEADERS, stream, vec![0x88])]).await?;
-            for sent in (0..LONG).step_by(10_000) {
-                let ends = if sent + 10_000 == LONG { END_STREAM } else { 0 };
-                frames.send(&[Frame::new(kind::DATA, ends, stream, vec![7; 10_000])]).await?;
+    let whole = Arc::new(AtomicBool::new(true));
+    let is_whole = whole.clone();
+    let proxy = scripted::h1(move |dialog| {
+        let whole = is_whole.clone();
+        async move {
+            let mut frames = Frames::accept(dialog, &[]).await?;
+            loop {
+                let stream = frames.until("a request", |frame| frame.kind == kind::HEADERS).await?.stream;
+                // `:status: 200` is entry 8 of the static table (RFC 7541, appendix A).
+                frames.send(&[Frame::new(kind::HEADERS, END_HEADERS, stream, vec![0x88])]).await?;
+                let whole = whole.load(Ordering::Relaxed);
+                for sent in (0..LONG).step_by(10_000) {
+                    let ends = if whole && sent + 10_000 == LONG { END_STREAM } else { 0 };
+                    frames.send(&[Frame::new(kind::DATA, ends, stream, vec![7; 10_000])]).await?;
+                }
+                frames.send(&[Frame::reset(stream, 0)]).await?;
             }
-            frames.send(&[Frame::reset(stream, 0)]).await?;
         }
     });
     let (proxy, overlay) = (proxy.unwrap(), overlay());
@@ -400,5 +412,9 @@ upstreams:
         tunnel.writer.send("hello").await.unwrap();
         tokio::time::sleep(std::time::Duration::from_millis(300)).await;
         assert_eq!(tunnel.reader.to_end().await.unwrap().len(), LONG, "{way:?}");
+        whole.store(false, Ordering::Relaxed);
+        let mut tunnel = door.tunnel(way, "DB:7").await.unwrap();
+        assert!(tunnel.reader.to_end().await.is_err(), "{way:?}: it seems to be whole");
+        whole.store(true, Ordering::Relaxed);
     }
 }

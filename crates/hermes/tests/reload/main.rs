@@ -8,6 +8,7 @@ mod documents;
 mod listeners;
 mod load;
 mod sessions;
+mod trust;
 
 use std::net::SocketAddr;
 

@@ -180,7 +180,7 @@ impl Forward<'_> {
             self.entry.add_received(self.worker, early.take_received());
         }
         let (response, mut send, lease) = opened?;
-        self.check_head(&place.peer, response.headers())?;
+        self.check_head(&place.peer, response.headers(), true)?;
         if !response.status().is_success() {
             self.note_refusal(&place.peer, response.status());
             // Nothing will be sent: an orderly end of our half, since resets are counted against us.

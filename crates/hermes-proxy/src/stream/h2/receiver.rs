@@ -22,6 +22,7 @@ use h2::RecvStream;
 use http::HeaderMap;
 use slab::Slab;
 
+use super::ends::Ends;
 use super::{GATHER, SMALL, Whole};
 use crate::error::Error;
 use crate::live::Entry;
@@ -37,12 +38,19 @@ pub(crate) struct Window {
     base: u32,
     stalled: Cell<u64>,
     changed: Signal<()>,
+    /// Which streams were ended before they were reset; of a server's connection nothing is known.
+    ends: Rc<Ends>,
 }
 
 impl Window {
     /// `base` bytes (RFC 9113, 6.9.1).
     pub(crate) fn new(base: u32) -> Rc<Self> {
-        Rc::new(Self { base, stalled: Cell::new(0), changed: Signal::default() })
+        Rc::new(Self { base, stalled: Cell::new(0), changed: Signal::default(), ends: Rc::default() })
+    }
+
+    /// What was read of the connection's frames.
+    pub(crate) fn ends(&self) -> &Rc<Ends> {
+        &self.ends
     }
 
     /// As it was given.
@@ -169,6 +177,12 @@ impl Inbox {
             }
         }
         Poll::Ready(Some(Ok(whole.into_bytes())))
+    }
+
+    /// The peer had said all, and then that it wants to hear no more.
+    fn is_whole(&mut self, error: &h2::Error) -> bool {
+        let stream = self.recv.stream_id().as_u32();
+        error.reason() == Some(h2::Reason::NO_ERROR) && !error.is_go_away() && self.window.ends.is_whole(stream)
     }
 
     fn hold(&mut self, chunk: Bytes) {
@@ -303,6 +317,7 @@ impl Receiver {
             }
             None => match ready!(inbox.poll_data(cx)) {
                 Some(Ok(chunk)) => chunk,
+                Some(Err(error)) if inbox.is_whole(&error) => return Poll::Ready(None),
                 other => return Poll::Ready(other),
             },
         };
@@ -321,7 +336,11 @@ impl Receiver {
 
     /// The trailers, after the last chunk.
     pub(crate) fn poll_trailers(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<HeaderMap>, h2::Error>> {
-        self.inbox.borrow_mut().recv.poll_trailers(cx)
+        let inbox = &mut *self.inbox.borrow_mut();
+        match ready!(inbox.recv.poll_trailers(cx)) {
+            Err(error) if inbox.is_whole(&error) => Poll::Ready(Ok(None)),
+            other => Poll::Ready(other),
+        }
     }
 
     /// Nothing is left to read.

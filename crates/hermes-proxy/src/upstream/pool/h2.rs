@@ -7,7 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::Poll;
+use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use hermes_net::Io;
@@ -18,7 +18,7 @@ use super::queue::Permit;
 use super::{Dialing, Leased, Pool, Wish};
 use crate::error::Error;
 use crate::signal::Signal;
-use crate::stream::h2::{Backlog, Window};
+use crate::stream::h2::{Backlog, Scanned, Window};
 use crate::upstream::connect::connect;
 use crate::worker::Worker;
 
@@ -28,10 +28,14 @@ pub(crate) const MAX_FRAME: u32 = 256 << 10;
 /// them out of it. h2 would allow half the window, and ends connections at that.
 pub(crate) const FRAME_BUDGET: usize = 32 << 20;
 /// Streams that we reset and h2 remembers, for a second: frames that were under way to those are no
-/// errors.
-pub(crate) const RESETS_REMEMBERED: usize = 1024;
+/// errors. Clients break off as they like, and none of them may end a connection for all the others.
+pub(crate) const RESETS_REMEMBERED: usize = 4096;
+/// Errors of a peer that carries everybody's streams, such as frames for streams that are forgotten. Each
+/// costs memory until its answer is read.
+pub(crate) const ERROR_RESETS: usize = 65_536;
 /// Nodes add lines to a head: what they may pass on to us is larger than what they take.
-const ADDED_LINES: u32 = 4 << 10;
+pub(crate) const ADDED_BYTES: u32 = 4 << 10;
+pub(crate) const ADDED_LINES: usize = 8;
 /// What h2 buffers for a stream beyond the peer's window.
 pub(crate) const SEND_BUFFER: usize = 512 << 10;
 
@@ -53,6 +57,16 @@ pub(crate) struct H2Connection {
 impl H2Connection {
     fn has_room(&self) -> bool {
         !self.closed.get() && self.streams.get() < self.sender.current_max_send_streams()
+    }
+
+    /// Its peer has not said GOAWAY, as far as it was heard.
+    fn is_alive(&self) -> bool {
+        let mut cx = Context::from_waker(Waker::noop());
+        let is_alive = !matches!(self.sender.clone().poll_ready(&mut cx), Poll::Ready(Err(_)));
+        if !is_alive {
+            self.close();
+        }
+        is_alive
     }
 
     /// It takes no further stream.
@@ -126,7 +140,7 @@ impl Pool {
     /// A free place on a shared connection.
     pub(super) fn place(self: &Rc<Self>, worker: &Rc<Worker>, reused: bool) -> Option<H2Lease> {
         let shared = self.shared.borrow();
-        let connection = shared.iter().find(|connection| connection.has_room())?;
+        let connection = shared.iter().find(|connection| connection.has_room() && connection.is_alive())?;
         Some(H2Lease::take(connection, self, worker, reused))
     }
 
@@ -154,21 +168,20 @@ impl Pool {
         let peer = wish.destination.label.clone();
         let broken = |reason: String| Error::Broken { peer: peer.clone(), reason, unprocessed: true };
         let limits = &worker.generation().snapshot.limits;
+        let window = Window::new(limits.connection_window);
         let handshake = h2::client::Builder::new()
             .initial_window_size(limits.stream_window)
             .initial_connection_window_size(limits.connection_window)
             .max_frame_size(MAX_FRAME)
-            .max_header_list_size(limits.header_bytes as u32 + ADDED_LINES)
-            // Clients break off as they like, and what was under way for them comes all the same: none of
-            // them may end the connection for all the others.
-            .max_local_error_reset_streams(None)
+            .max_header_list_size(limits.header_bytes as u32 + ADDED_BYTES)
+            .max_local_error_reset_streams(Some(ERROR_RESETS))
             .max_concurrent_reset_streams(RESETS_REMEMBERED)
             .max_send_buffer_size(SEND_BUFFER)
             .data_frame_budget(FRAME_BUDGET)
             // None until the peer's SETTINGS came: that is how their arrival is seen.
             .initial_max_send_streams(0)
             .enable_push(false)
-            .handshake::<_, Bytes>(io);
+            .handshake::<_, Bytes>(Scanned::new(io, window.ends()));
         let ready = async {
             let (sender, mut connection) = handshake.await?;
             std::future::poll_fn(|cx| {
@@ -187,7 +200,7 @@ impl Pool {
         let shared = Rc::new(H2Connection {
             extended_connect: sender.is_extended_connect_protocol_enabled(),
             sender,
-            window: Window::new(limits.connection_window),
+            window,
             backlog: Backlog::default(),
             streams: Cell::new(0),
             closed: Cell::new(false),
@@ -206,7 +219,7 @@ impl Pool {
 
 /// Drives an h2 connection until it ends.
 async fn drive_h2(
-    mut connection: h2::client::Connection<Io, Bytes>,
+    mut connection: h2::client::Connection<Scanned, Bytes>,
     shared: Rc<H2Connection>,
     pool: Rc<Pool>,
     permit: Permit,

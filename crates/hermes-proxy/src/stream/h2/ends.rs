@@ -1,0 +1,186 @@
+//! Which streams a peer ended before it reset them.
+//!
+//! In: the bytes of a connection, as they are read. Out: they, untouched, and the streams that had
+//! END_STREAM and then RST_STREAM with NO_ERROR: servers say so that an answer is whole and that they
+//! want to hear no more (RFC 9113, 8.1). Others reset with NO_ERROR what they break off, and h2 does
+//! not tell the one from the other. Bounded: the latest streams are remembered.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use hermes_net::Io;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// Streams that are remembered of a connection. A reset follows its end closely.
+const REMEMBERED: usize = 1024;
+/// A frame's head (RFC 9113, 4.1), and that of RST_STREAM with its code.
+const HEAD: usize = 9;
+const RESET: usize = HEAD + 4;
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const END_STREAM: u8 = 1;
+
+/// What is known of a connection's streams.
+#[derive(Default)]
+pub(crate) struct Ends {
+    ended: RefCell<VecDeque<u32>>,
+    parted: RefCell<VecDeque<u32>>,
+}
+
+fn remember(streams: &RefCell<VecDeque<u32>>, stream: u32) {
+    let mut streams = streams.borrow_mut();
+    if streams.len() == REMEMBERED {
+        streams.pop_front();
+    }
+    streams.push_back(stream);
+}
+
+impl Ends {
+    /// The stream was ended before it was reset with NO_ERROR: all of it is here.
+    pub(crate) fn is_whole(&self, stream: u32) -> bool {
+        self.parted.borrow().contains(&stream)
+    }
+}
+
+/// Reads frames' heads as they pass.
+#[derive(Default)]
+struct Scan {
+    head: [u8; RESET],
+    have: usize,
+    /// Bytes of the payload that are still to come.
+    skip: usize,
+}
+
+impl Scan {
+    fn read(&mut self, mut bytes: &[u8], ends: &Ends) {
+        while !bytes.is_empty() {
+            let passed = self.skip.min(bytes.len());
+            self.skip -= passed;
+            bytes = &bytes[passed..];
+            let taken = (self.needs() - self.have).min(bytes.len());
+            self.head[self.have..self.have + taken].copy_from_slice(&bytes[..taken]);
+            self.have += taken;
+            bytes = &bytes[taken..];
+            if self.have == self.needs() {
+                self.note(ends);
+                self.have = 0;
+            }
+        }
+    }
+
+    fn needs(&self) -> usize {
+        if self.have >= HEAD && self.is_reset() { RESET } else { HEAD }
+    }
+
+    fn is_reset(&self) -> bool {
+        self.head[3] == RST_STREAM && self.length() == RESET - HEAD
+    }
+
+    fn length(&self) -> usize {
+        u32::from_be_bytes([0, self.head[0], self.head[1], self.head[2]]) as usize
+    }
+
+    fn note(&mut self, ends: &Ends) {
+        let [_, _, _, kind, flags, a, b, c, d, code @ ..] = self.head;
+        let stream = u32::from_be_bytes([a & 0x7f, b, c, d]);
+        if self.have == RESET {
+            if code == [0; 4] && ends.ended.borrow().contains(&stream) {
+                remember(&ends.parted, stream);
+            }
+            return;
+        }
+        if matches!(kind, DATA | HEADERS) && flags & END_STREAM != 0 {
+            remember(&ends.ended, stream);
+        }
+        self.skip = self.length();
+    }
+}
+
+/// A connection whose frames are looked at as they are read.
+pub(crate) struct Scanned {
+    io: Io,
+    scan: Scan,
+    ends: Rc<Ends>,
+}
+
+impl Scanned {
+    pub(crate) fn new(io: Io, ends: &Rc<Ends>) -> Self {
+        Self { io, scan: Scan::default(), ends: ends.clone() }
+    }
+}
+
+impl AsyncRead for Scanned {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut this.io).poll_read(cx, buf))?;
+        this.scan.read(&buf.filled()[before..], &this.ends);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Scanned {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(payload.len()).unwrap_or_default().to_be_bytes();
+        [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+    }
+
+    #[test]
+    fn only_what_was_ended_before_it_was_reset_in_order_is_whole() {
+        let frames = [
+            frame(4, 0, 0, &[0; 12]),
+            frame(HEADERS, 4, 1, b"head"),
+            frame(HEADERS, 4, 3, b"head"),
+            frame(HEADERS, 4 | END_STREAM, 5, b"head"),
+            frame(DATA, 0, 1, &[7; 300]),
+            frame(DATA, END_STREAM, 1, &[7; 20]),
+            frame(RST_STREAM, 0, 1, &[0; 4]),
+            frame(RST_STREAM, 0, 3, &[0; 4]),
+            frame(RST_STREAM, 0, 5, &[0, 0, 0, 8]),
+            frame(DATA, END_STREAM, 7, b""),
+            frame(RST_STREAM, 0, 7, &[0; 4]),
+        ]
+        .concat();
+        for size in [1, 2, 9, 13, 100, frames.len()] {
+            let (mut scan, ends) = (Scan::default(), Ends::default());
+            frames.chunks(size).for_each(|bytes| scan.read(bytes, &ends));
+            let whole: Vec<u32> = (0..10).filter(|stream| ends.is_whole(*stream)).collect();
+            assert_eq!(whole, [1, 7], "by {size} bytes");
+        }
+    }
+}
