@@ -67,17 +67,19 @@ pub(crate) fn readings(path: &str) -> Result<Readings<'_>, Unreadable> {
     Ok(Readings { plain, others })
 }
 
-/// An origin may merge slashes, drop parameters, or do both.
+/// An origin may merge slashes, drop parameters, or do both; either first: a slash that is decoded may
+/// stand in a parameter, and one that is left may be double.
 fn other_readings(plain: &str) -> Vec<String> {
     let merged = has_doubtful_slashes(plain).then(|| merge_slashes(plain));
-    let mut others: Vec<String> = merged.into_iter().collect();
-    if plain.contains(';') {
-        // Either first: a slash that is decoded may stand in a parameter, and one that is left may be double.
-        let bare = [plain, others.first().map_or(plain, |merged| merged)].map(drop_parameters);
-        others.extend(bare.iter().filter(|path| has_doubtful_slashes(path)).map(|path| merge_slashes(path)));
-        others.extend(bare);
+    let bare = [Some(plain), merged.as_deref()].into_iter().flatten().filter(|path| path.contains(';'));
+    let bare: Vec<String> = bare.map(drop_parameters).collect();
+    let mut others = Vec::new();
+    let merged_bare = bare.iter().filter(|path| has_doubtful_slashes(path)).map(|path| merge_slashes(path));
+    for path in merged.into_iter().chain(merged_bare.collect::<Vec<_>>()).chain(bare) {
+        if !others.contains(&path) {
+            others.push(path);
+        }
     }
-    others.dedup();
     others
 }
 
@@ -262,7 +264,8 @@ mod tests {
             ("/%252e%252e/", "/%252e%252e/", &[]),
             ("/a;x/b;y=1", "/a;x/b;y=1", &["/a/b"]),
             ("/a%3bx", "/a;x", &["/a"]),
-            ("//a;x", "//a;x", &["/a;x", "/a", "//a", "/a"]),
+            ("//a;x", "//a;x", &["/a;x", "/a", "//a"]),
+            ("/a;b%2Fc", "/a;b%2Fc", &["/a;b/c", "/a", "/a/c"]),
             // What was none before may be doubtful without its parameters.
             ("/;x/a", "/;x/a", &["/a", "//a"]),
             ("/a%2fb;x", "/a%2Fb;x", &["/a/b;x", "/a/b", "/a%2Fb"]),

@@ -252,6 +252,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Dialog<S> {
         Ok(Some(self.buffer.split().freeze()))
     }
 
+    /// Whether it ends, orderly or not, before anything more comes. A connection that stays open in silence does not.
+    pub async fn is_ended(&mut self) -> bool {
+        match self.some().await {
+            Ok(more) => more.is_none(),
+            Err(error) => error.kind() != io::ErrorKind::TimedOut,
+        }
+    }
+
     /// What was received and not yet used: for proving that nothing came.
     pub fn unread(&self) -> &[u8] {
         &self.buffer

@@ -12,7 +12,7 @@ fn one_name_has_one_spelling() {
         ("db.example.", "db.example", None, "db.example"),
         ("db.example.:80", "db.example", Some(80), "db.example:80"),
         ("[2001:DB8:0:0::1]", "2001:db8::1", None, "[2001:db8::1]"),
-        ("[::ffff:1.2.3.4]:443", "::ffff:1.2.3.4", Some(443), "[::ffff:1.2.3.4]:443"),
+        ("[::ffff:1.2.3.4]:443", "1.2.3.4", Some(443), "1.2.3.4:443"),
         ("a_b~c:65535", "a_b~c", Some(65535), "a_b~c:65535"),
         ("a:080", "a", Some(80), "a:80"),
     ] {

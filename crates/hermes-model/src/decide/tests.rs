@@ -169,6 +169,8 @@ fn paths_match_by_whole_segments_and_cannot_be_walked_around() {
             (get("x", "/admin%5Cusers"), ambiguous),
             (get("x", "/admin;x/users"), ambiguous),
             (get("x", "/;x/admin/users"), ambiguous),
+            (get("x", "/admin;a%2fusers"), ambiguous),
+            (get("x", "/;%2Fadmin/users"), ambiguous),
             (get("x", "/npm/cart;id=7"), "scoped"),
             (get("x", "/a//b"), "public"),
             (get("x", "/npm/@scope%2fname"), "scoped"),

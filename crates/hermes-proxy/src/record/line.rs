@@ -154,6 +154,16 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_written_that_a_terminal_obeys() {
+        for value in ["\u{1b}[2J", "\u{9b}2J", "\u{7f}", "a\u{202e}b", "a\u{2066}b", "\u{2028}"] {
+            let mut out = Vec::new();
+            text(&mut out, "k", value);
+            assert!(out.is_ascii() && out.iter().all(|byte| (0x20..0x7f).contains(byte)), "{value:?}: {out:?}");
+            assert_eq!(escaped(value), value);
+        }
+    }
+
+    #[test]
     fn addresses_are_written_as_the_standard_library_does() {
         for address in ["127.0.0.1:80", "255.1.20.3:65535", "[::1]:8080", "[2001:db8::1]:1"] {
             let mut out = Vec::new();

@@ -3,7 +3,10 @@
 //! Every attack carries a second request that no honest reader finds. It must be refused, or passed on in the one way
 //! that RFC 9112 reads it; and nobody, whoever reads it and however, may find the second request.
 
-use hermes_testkit::dialog::Dialog;
+use hermes_testkit::{
+    dialog::Dialog,
+    frames::{Frame, Frames, kind},
+};
 
 use crate::lab::{BOTH, Fort, SMUGGLED, last_words};
 
@@ -332,5 +335,28 @@ async fn connection_names_nothing_of_ours() {
         assert!(seen.values("via").last().is_some_and(|via| via.ends_with("1.1 fort")), "{seen:?}");
         assert_eq!(seen.values("forwarded"), ["for=127.0.0.1"], "{seen:?}");
         assert_eq!(seen.values("traceparent").len(), 1, "{seen:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_protocol_is_a_token_or_nothing() {
+    let mut fort = Fort::new().await;
+    for listener in BOTH {
+        for protocol in ["web\r\nx: 1", "a\0b", "", "web socket", "\u{e9}", "websocket, h2c"] {
+            let mut frames = Frames::connect(fort.address(listener), &[]).await.unwrap();
+            let fields = [
+                (":method", "CONNECT"),
+                (":protocol", protocol),
+                (":scheme", "http"),
+                (":authority", "WEB"),
+                (":path", "/"),
+            ];
+            frames.send(&[Frame::headers(1, false, &fields)]).await.unwrap();
+            let answer = frames.until("a refusal", |frame| frame.stream == 1).await.unwrap();
+            // `:status: 400` is entry 12 of the static table; or the stream is none.
+            let is_refused = answer.kind == kind::RST_STREAM || answer.payload.first() == Some(&0x8c);
+            assert!(is_refused, "{listener}, {protocol:?}: {answer:?}");
+            assert!(fort.still_serves(listener).await.is_empty(), "{listener}, {protocol:?}: it reached the origin");
+        }
     }
 }

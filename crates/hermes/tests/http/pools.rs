@@ -13,6 +13,7 @@ use hermes_testkit::{
     ca::Subject,
     dialog::Dialog,
     door::{Door, Way},
+    frames::{END_HEADERS, END_STREAM, Frame, Frames, kind},
     multiplex::{Exchange, Multiplex, serve_connection},
     origin::{self, Origin, scripted},
     overlay::{Node, Overlay},
@@ -399,5 +400,40 @@ async fn tunnels_with_a_connection_of_their_own_count_as_connections() {
         for tunnel in &mut open {
             assert_eq!(number(tunnel).await, b"7", "{protocol}");
         }
+    }
+}
+
+/// A connection whose far end is gone, or forgotten by what lies between, costs those that are on it, and no more.
+#[tokio::test]
+async fn a_connection_that_has_gone_silent_gets_no_further_request() {
+    let connections = Arc::new(AtomicUsize::new(0));
+    let origin = scripted::h1(move |dialog| {
+        let is_first = connections.fetch_add(1, Ordering::Relaxed) == 0;
+        async move {
+            let mut frames = Frames::accept(dialog, &[]).await?;
+            loop {
+                let stream = frames.until("a request", |frame| frame.kind == kind::HEADERS).await?.stream;
+                // `:status: 200` is entry 8 of the static table (RFC 7541, appendix A).
+                frames.send(&[Frame::new(kind::HEADERS, END_HEADERS | END_STREAM, stream, vec![0x88])]).await?;
+                if is_first {
+                    std::future::pending::<()>().await;
+                }
+            }
+        }
+    });
+    let (overlay, origin) = (overlay(), origin.unwrap());
+    let document = "
+workers: 1
+listeners:
+- {name: in, bind: '127.0.0.1:0', protocol: http}
+routes:
+- {name: all, upstream: web, timeout: {progress: 1500ms}}
+upstreams:
+- {name: web, protocol: h2, overlay: false, endpoints: ['$WEB'], outlier: {failures: 0}}
+";
+    let node = overlay.node("edge").document(document).with("WEB", origin.address()).start().await.unwrap();
+    let mut connection = Door::plain(node.address("in")).h2().await.unwrap();
+    for status in [200, 504, 200, 200] {
+        assert_eq!(connection.get("http://WEB/").await.unwrap().status, status);
     }
 }

@@ -8,7 +8,7 @@ use hermes_testkit::{
     overlay::Node,
     patience::until,
 };
-use tokio::net::{TcpStream, UdpSocket};
+use tokio::net::UdpSocket;
 
 use crate::{connect, echoes, get, loopback, overlay};
 
@@ -56,10 +56,6 @@ impl Bed {
     }
 }
 
-async fn ends(tunnel: &mut Dialog<TcpStream>) -> bool {
-    !matches!(tunnel.some().await, Ok(Some(_)))
-}
-
 const RED: &str = "- {name: red, match: {kind: tcp, authority: 'RED:1'}, terminate: {tcp: '$ECHO'}}";
 const GREEN: &str = "- {name: green, match: {kind: tcp, authority: 'GREEN:1'}, terminate: {tcp: '$ECHO'}}";
 const RAW: &str = "- {name: raw, match: {kind: tcp, authority: 'RAW:1'}, terminate: {tcp: '$ECHO'}}";
@@ -79,7 +75,7 @@ async fn exactly_the_sessions_that_are_no_longer_allowed_end() {
         assert!(echoes(tunnel, b"one").await);
     }
     bed.reload(&mut node, TUNNELS, &filled(&bed, &[GREEN, RAW])).await;
-    assert!(ends(&mut red).await);
+    assert!(red.is_ended().await);
     assert!(echoes(&mut green, b"two").await && echoes(&mut raw, b"two").await);
     let record = node.record(|record| record["authority"] == "red:1").await;
     assert_eq!(record["error"], "proxy_configuration_error", "{record}");
@@ -91,13 +87,13 @@ async fn exactly_the_sessions_that_are_no_longer_allowed_end() {
     // A route that answers refuses tunnels.
     let refuses = "- {name: green, match: {authority: 'GREEN:1'}, respond: {status: 403}}";
     bed.reload(&mut node, TUNNELS, &filled(&bed, &[refuses, RAW])).await;
-    assert!(ends(&mut green).await);
+    assert!(green.is_ended().await);
     assert!(echoes(&mut raw, b"four").await);
     // A route of another name that allows the same is as good.
     bed.reload(&mut node, TUNNELS, &filled(&bed, &[&RAW.replace("name: raw", "name: bare")])).await;
     assert!(echoes(&mut raw, b"five").await);
     bed.reload(&mut node, TUNNELS, "").await;
-    assert!(ends(&mut raw).await);
+    assert!(raw.is_ended().await);
     node.quiet().await;
 }
 

@@ -5,7 +5,7 @@
 //! want to hear no more (RFC 9113, 8.1). Others reset with NO_ERROR what they break off, and h2 does
 //! not tell the one from the other. Bounded: the latest streams are remembered.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -31,6 +31,8 @@ const END_STREAM: u8 = 1;
 pub(crate) struct Ends {
     ended: RefCell<VecDeque<u32>>,
     parted: RefCell<VecDeque<u32>>,
+    /// How often something was read.
+    reads: Cell<u64>,
 }
 
 fn remember(streams: &RefCell<VecDeque<u32>>, stream: u32) {
@@ -42,6 +44,11 @@ fn remember(streams: &RefCell<VecDeque<u32>>, stream: u32) {
 }
 
 impl Ends {
+    /// Counts up with all that is heard of the peer.
+    pub(crate) fn reads(&self) -> u64 {
+        self.reads.get()
+    }
+
     /// The stream was ended before it was reset with NO_ERROR: all of it is here.
     pub(crate) fn is_whole(&self, stream: u32) -> bool {
         self.parted.borrow().contains(&stream)
@@ -120,6 +127,7 @@ impl AsyncRead for Scanned {
         let this = &mut *self;
         let before = buf.filled().len();
         ready!(Pin::new(&mut this.io).poll_read(cx, buf))?;
+        this.ends.reads.set(this.ends.reads.get() + 1);
         this.scan.read(&buf.filled()[before..], &this.ends);
         Poll::Ready(Ok(()))
     }

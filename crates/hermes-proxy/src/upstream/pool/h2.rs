@@ -92,13 +92,21 @@ pub(crate) struct H2Lease {
     pool: Rc<Pool>,
     worker: Rc<Worker>,
     pub(crate) reused: bool,
+    /// When it was taken, in milliseconds of the worker's clock, and what was heard on the connection then.
+    since: u64,
+    heard: u64,
 }
+
+/// A stream that lasted so long, in milliseconds, and nothing was heard on its connection meanwhile: the
+/// peer may be gone, or what lies between has forgotten the connection. No further stream is lost on it.
+const SILENT: u64 = 1000;
 
 impl H2Lease {
     pub(super) fn take(connection: &Rc<H2Connection>, pool: &Rc<Pool>, worker: &Rc<Worker>, reused: bool) -> Self {
         connection.streams.set(connection.streams.get() + 1);
         connection.idle.take();
-        Self { connection: connection.clone(), pool: pool.clone(), worker: worker.clone(), reused }
+        let (since, heard) = (worker.now(), connection.window.ends().reads());
+        Self { connection: connection.clone(), pool: pool.clone(), worker: worker.clone(), reused, since, heard }
     }
 }
 
@@ -106,6 +114,9 @@ impl Drop for H2Lease {
     fn drop(&mut self) {
         let connection = &self.connection;
         connection.streams.set(connection.streams.get() - 1);
+        if connection.window.ends().reads() == self.heard && self.worker.now() >= self.since + SILENT {
+            connection.close();
+        }
         connection.idle_since.set(self.worker.now());
         if connection.streams.get() == 0 {
             if connection.closed.get() {
