@@ -43,7 +43,15 @@ enum Attempted {
         error: Error,
         /// The connection had been idle: that it broke says nothing of the endpoint.
         stale: bool,
+        /// A stream of a node failed, and its connection lives: what is behind the node may be at fault.
+        is_beyond: bool,
     },
+}
+
+impl Attempted {
+    fn failed(error: Error) -> Self {
+        Self::Failed { error, stale: false, is_beyond: false }
+    }
 }
 
 /// Counts in a gauge while it lives.
@@ -112,7 +120,7 @@ impl Forward<'_> {
             self.entry.tries.set(tries);
             *self.entry.peer.borrow_mut() = Some(upstream.endpoints[index].label.clone());
             let attempted = self.attempt(upstream, index, fresh).await;
-            if let Attempted::Failed { error, stale: true } = &attempted
+            if let Attempted::Failed { error, stale: true, .. } = &attempted
                 && !fresh
                 && self.may_repeat(error)
             {
@@ -149,7 +157,7 @@ impl Forward<'_> {
         };
         let leased = match pool.lease(self.worker, &wish).await {
             Ok(leased) => leased,
-            Err(error) => return Attempted::Failed { error, stale: false },
+            Err(error) => return Attempted::failed(error),
         };
         let is_node = head::is_node(upstream, &leased);
         let debt = Debt::new(self, upstream, index);
@@ -172,34 +180,34 @@ impl Forward<'_> {
         let place = Place { worker: self.worker.clone(), pool, peer, shareable, in_flight };
         let outgoing = match Outgoing::new(self.entry, &self.dress, is_node) {
             Ok(outgoing) => outgoing,
-            Err(error) => return Attempted::Failed { error, stale: false },
+            Err(error) => return Attempted::failed(error),
         };
-        let (result, stale) = match leased {
+        let (result, stale, is_beyond) = match leased {
             Leased::H1(connection) => {
                 let stale = connection.reused;
                 let request = outgoing.into_h1(self.body.attempt());
-                (exchange::over_h1(connection, request, place, self.interim.clone()).await, stale)
+                (exchange::over_h1(connection, request, place, self.interim.clone()).await, stale, false)
             }
             Leased::H2(lease) => {
                 let (connection, reused) = (lease.connection.clone(), lease.reused);
                 let request = outgoing.into_h2();
                 let result = exchange::over_h2(lease, request, self.body.attempt(), place, self.interim.clone()).await;
                 // One stream that fails says nothing of the connection.
-                (result, reused && connection.is_closed())
+                let is_closed = connection.is_closed();
+                (result, reused && is_closed, is_node && !is_closed)
             }
         };
         match result {
             // Nobody asked to switch (RFC 9110, 15.2.2): the client would take what follows for its own.
             Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                let error = response.body().place().broken("it switches protocols unasked", false);
-                Attempted::Failed { error, stale: false }
+                Attempted::failed(response.body().place().broken("it switches protocols unasked", false))
             }
             Ok(response) => match self.check_head(&response.body().place().peer, response.headers(), is_node) {
                 Ok(()) => Attempted::Response(response),
-                Err(error) => Attempted::Failed { error, stale: false },
+                Err(error) => Attempted::failed(error),
             },
             // A client that broke its request is not the endpoint's fault, whatever the exchange made of it.
-            Err(error) => Attempted::Failed { error: self.body.failure().unwrap_or(error), stale },
+            Err(error) => Attempted::Failed { error: self.body.failure().unwrap_or(error), stale, is_beyond },
         }
     }
 
@@ -221,7 +229,7 @@ impl Forward<'_> {
             let leased = pool.lease(self.worker, &wish).await?;
             let attempted = self.exchange(leased, pool.clone(), to.label.clone(), false, true, None).await;
             match &attempted {
-                Attempted::Failed { error, stale: true } if !fresh && self.may_repeat(error) => fresh = true,
+                Attempted::Failed { error, stale: true, .. } if !fresh && self.may_repeat(error) => fresh = true,
                 _ => return self.conclude(attempted),
             }
         }
@@ -275,6 +283,7 @@ impl Forward<'_> {
                 }
                 is_failure
             }
+            Attempted::Failed { is_beyond: true, .. } => return,
             Attempted::Failed { error, .. } => match error {
                 Error::Connect { .. } | Error::ConnectTimeout { .. } | Error::Broken { .. } => true,
                 // It tells nothing about the endpoint.

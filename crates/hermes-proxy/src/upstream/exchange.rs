@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::task::AbortHandle;
@@ -140,6 +141,7 @@ pub(crate) async fn over_h1(
     place: Place,
     interim: Option<Arc<Interim>>,
 ) -> Result<Response<ExchangeBody>, Error> {
+    let is_head = request.method() == Method::HEAD;
     if let Some(interim) = &interim {
         let interim = interim.clone();
         hyper::ext::on_informational(&mut request, move |response| {
@@ -166,7 +168,8 @@ pub(crate) async fn over_h1(
     })
     .await;
     match outcome {
-        Ok(Ok(response)) => {
+        Ok(Ok(mut response)) => {
+            settle_h1_head(&mut response, is_head).map_err(|reason| place.broken(reason, false))?;
             connection.meter().has_head();
             let carrier = Carrier::Reader(Some(connection));
             Ok(response.map(|incoming| ExchangeBody::H1 { incoming, carrier, request: body, place }))
@@ -179,6 +182,35 @@ pub(crate) async fn over_h1(
             Err(place.broken(error.map_or_else(|| "closed before a response".to_owned(), |error| chain(&error)), false))
         }
     }
+}
+
+/// One reading for whoever comes next: hyper takes another coding under chunks, and takes the chunks off;
+/// it looks at no length where there is no body, and HTTP/2 peers refuse what is no number.
+///
+/// # Errors
+/// A coding that is not understood (RFC 9112, 6.1), or lengths that differ.
+fn settle_h1_head(response: &mut Response<Incoming>, is_head: bool) -> Result<(), &'static str> {
+    let has_no_body = is_head || matches!(response.status(), StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+    let headers = response.headers_mut();
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    if let Some(coding) = codings.next()
+        && (codings.next().is_some() || !coding.as_bytes().eq_ignore_ascii_case(b"chunked"))
+    {
+        return Err("its transfer coding is not chunked alone: nobody behind could read it");
+    }
+    let mut lengths =
+        headers.get_all(CONTENT_LENGTH).iter().flat_map(|line| line.as_bytes().split(|byte| *byte == b','));
+    let Some(first) = lengths.next().map(<[u8]>::trim_ascii) else { return Ok(()) };
+    let is_number = !first.is_empty() && first.iter().all(u8::is_ascii_digit);
+    if is_number && lengths.all(|length| length.trim_ascii() == first) {
+        let length = HeaderValue::from_bytes(first).map_err(|_| "its length is no number")?;
+        headers.insert(CONTENT_LENGTH, length);
+    } else if has_no_body {
+        headers.remove(CONTENT_LENGTH);
+    } else {
+        return Err("its lengths differ, or are none");
+    }
+    Ok(())
 }
 
 /// hyper's errors hide their cause one level down.

@@ -153,3 +153,35 @@ async fn an_interim_response_with_a_length_is_passed_on_without_it() {
     assert!(hints.contains_key("link") && !hints.contains_key("content-length"), "{hints:?}");
     pair.assert_shared(&mut tunnel).await;
 }
+
+/// A head that HTTP/1.1 lets pass, and that HTTP/2 peers would refuse, or nobody could read the body of.
+#[tokio::test]
+async fn heads_of_origins_are_settled_before_they_go_on() {
+    for (head, body, status) in [
+        ("200 OK\r\nContent-Length: 4, 4", "good", 200),
+        ("204 No Content\r\nContent-Length: some", "", 204),
+        ("304 Not Modified\r\nContent-Length: 1, 2", "", 304),
+        ("200 OK\r\nTransfer-Encoding: gzip, chunked", "4\r\ngood\r\n0\r\n\r\n", 502),
+    ] {
+        let pair = Pair::before(saying(format!("HTTP/1.1 {head}\r\n\r\n{body}")), "h1", "").await;
+        let mut tunnel = pair.bystander().await;
+        let answer = Door::plain(pair.edge.address("in")).h2().await.unwrap().get("http://ORIGIN/").await.unwrap();
+        assert_eq!(answer.status, status, "{head}: {answer:?}");
+        assert!(status != 200 || answer.text() == "good", "{head}: {answer:?}");
+        pair.assert_shared(&mut tunnel).await;
+    }
+}
+
+#[tokio::test]
+async fn answers_that_break_behind_their_heads_are_not_the_next_node_s_fault() {
+    let answer = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nno chunk\r\n";
+    let pair = Pair::before(saying(answer), "h1", "").await;
+    let mut tunnel = pair.bystander().await;
+    for _ in 0..10 {
+        let mut dialog = Dialog::connect(pair.edge.address("in")).await.unwrap();
+        dialog.send("GET / HTTP/1.1\r\nHost: ORIGIN\r\nConnection: close\r\n\r\n").await.unwrap();
+        let _ = dialog.to_end().await;
+    }
+    pair.assert_shared(&mut tunnel).await;
+    assert!(!pair.edge.log().contains(" rests "), "{}", pair.edge.log());
+}
