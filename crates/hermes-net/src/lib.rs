@@ -4,6 +4,7 @@
 //! configurations, proven identities. Never: HTTP, routes, or a decision.
 
 pub mod dial;
+pub mod file;
 pub mod handover;
 pub mod io;
 pub mod own;

@@ -15,6 +15,8 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme};
 
+use crate::file;
+
 /// What went wrong with which file.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
@@ -56,10 +58,10 @@ impl CertifiedKey {
     /// The file that cannot be used, and why.
     pub fn load(cert: &Path, key: &Path) -> Result<Self, TlsError> {
         let chain = load_certificates(cert)?;
-        let key = PrivateKeyDer::from_pem_file(key).map_err(|error| TlsError::File {
-            path: key.to_owned(),
-            reason: format!("no private key could be read: {error}"),
-        })?;
+        let fault = |reason: String| TlsError::File { path: key.to_owned(), reason };
+        let pem = file::read(key).map_err(|error| fault(format!("cannot be read: {error}")))?;
+        let key = PrivateKeyDer::from_pem_slice(&pem)
+            .map_err(|error| fault(format!("no private key could be read: {error}")))?;
         Ok(Self { chain, key })
     }
 
@@ -101,8 +103,8 @@ impl Roots {
 
 fn load_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let fault = |reason: String| TlsError::File { path: path.to_owned(), reason };
-    let certificates = CertificateDer::pem_file_iter(path)
-        .map_err(|error| fault(format!("cannot be read: {error}")))?
+    let pem = file::read(path).map_err(|error| fault(format!("cannot be read: {error}")))?;
+    let certificates = CertificateDer::pem_slice_iter(&pem)
         .collect::<Result<Vec<_>, _>>()
         .map_err(|error| fault(format!("not PEM: {error}")))?;
     if certificates.is_empty() {

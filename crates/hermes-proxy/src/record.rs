@@ -10,7 +10,6 @@ mod line;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
@@ -111,7 +110,7 @@ fn open(log: &AccessLog) -> std::io::Result<Target> {
         AccessLog::Stderr => Some(Box::new(std::io::stderr())),
         AccessLog::File(path) => {
             // Who asked whom for what is nobody's but the owner's and its group's.
-            let file = std::fs::OpenOptions::new().create(true).append(true).mode(0o640).open(path);
+            let file = hermes_net::file::append(path, 0o640);
             let named = |error: std::io::Error| {
                 std::io::Error::new(error.kind(), format!("{} cannot be written: {error}", path.display()))
             };

@@ -158,10 +158,10 @@ fn bulk_bytes_are_checked_at_the_sink() {
 fn lost_datagrams_are_counted_to_the_last() {
     let sink = free();
     let load =
-        |address| Load::Datagrams { address, sink, length: 1200, flows: 2, in_flight: 16, warmup: 20, window: 200 };
+        |address| Load::Datagrams { address, sink, length: 1200, flows: 2, in_flight: 16, warmup: 20, window: 1000 };
     let outcome = run(load(sink));
     assert_eq!(outcome.failed, 0, "{:?}", outcome.failures);
-    assert!(outcome.completed > 1000, "{outcome:?}");
+    assert!(outcome.completed > 100, "{outcome:?}");
     let outcome = run(load(lossy_udp(sink)));
     assert!(outcome.failures.get("lost").is_some_and(|lost| *lost > 0), "{outcome:?}");
     assert!(!outcome.failures.contains_key("wrong bytes"), "{outcome:?}");

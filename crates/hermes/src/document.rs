@@ -3,6 +3,7 @@
 //! In: a path. Out: what `check` made of it, with files that are named and missing as warnings:
 //! a document may be checked on another machine than the one that runs it.
 
+use std::io::Read as _;
 use std::path::Path;
 
 use anyhow::Context;
@@ -16,9 +17,12 @@ const MAX_DOCUMENT: u64 = 256 << 20;
 /// # Errors
 /// The file cannot be read. Problems of its content are the inner error.
 pub(crate) fn read(path: &Path) -> anyhow::Result<Result<Checked, Vec<Problem>>> {
-    let size = std::fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?.len();
-    anyhow::ensure!(size <= MAX_DOCUMENT, "{} has {size} bytes, more than {MAX_DOCUMENT}", path.display());
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let cannot = || format!("cannot read {}", path.display());
+    let file = std::fs::File::open(path).with_context(cannot)?;
+    let mut text = String::new();
+    // A device has no size, and no end.
+    file.take(MAX_DOCUMENT + 1).read_to_string(&mut text).with_context(cannot)?;
+    anyhow::ensure!(text.len() as u64 <= MAX_DOCUMENT, "{} has more than {MAX_DOCUMENT} bytes", path.display());
     Ok(check(path, &text))
 }
 

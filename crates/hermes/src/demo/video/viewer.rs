@@ -24,8 +24,8 @@ use crate::demo::program::Program;
 /// Receive buffer that ffmpeg asks for (Table XIII). Its `fifo_size` of 500000 is an option of bare
 /// UDP and has no meaning for RTP.
 const BUFFER_SIZE: &str = "26214400";
-/// How long ffmpeg may take to listen, and to finish its file.
-const FFMPEG: Duration = Duration::from_secs(10);
+/// How long ffmpeg may take to listen, and to finish its file, on a machine that has much else to do.
+const FFMPEG: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(20);
 /// A stream that was sent whole and is silent for so long is over: TCP may take some retries.
 const SILENCE: Duration = Duration::from_secs(3);

@@ -1,0 +1,65 @@
+//! Files that a document names, opened so that none of them can hold the node up.
+//!
+//! In: paths. Out: what regular files hold, and logs to append to. A FIFO without a reader, a device
+//! without an end: each is an error at once. Never: a wait.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+
+/// The largest file that is read: a bundle of every CA there is has 300 KiB.
+const MOST: u64 = 16 << 20;
+
+/// Reads a regular file whole.
+///
+/// # Errors
+/// It cannot be read, is no regular file, or holds more than 16 MiB.
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let file = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
+    }
+    let mut bytes = Vec::new();
+    file.take(MOST + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MOST {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("it has more than {MOST} bytes")));
+    }
+    Ok(bytes)
+}
+
+/// Opens a log to append to; made with these permissions where it is not there. Later writes wait as
+/// usual.
+///
+/// # Errors
+/// It cannot be written, as a FIFO that nobody reads.
+pub fn append(path: &Path, mode: u32) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    let file = options.create(true).append(true).mode(mode).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
+    let flags = OFlag::from_bits_retain(fcntl(&file, FcntlArg::F_GETFL)?);
+    fcntl(&file, FcntlArg::F_SETFL(flags - OFlag::O_NONBLOCK))?;
+    Ok(file)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_waited_for() {
+        let directory = std::env::temp_dir().join(format!("hermes-file-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let fifo = directory.join("fifo");
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert!(read(&fifo).is_err() && append(&fifo, 0o600).is_err());
+        assert!(read(Path::new("/dev/zero")).is_err() && read(&directory).is_err());
+        let log = directory.join("log");
+        io::Write::write_all(&mut append(&log, 0o600).unwrap(), b"one").unwrap();
+        io::Write::write_all(&mut append(&log, 0o600).unwrap(), b"two").unwrap();
+        assert_eq!(read(&log).unwrap(), b"onetwo");
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+}
