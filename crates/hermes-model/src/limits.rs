@@ -187,7 +187,7 @@ limits! {
     /// GOAWAY ENHANCE_YOUR_CALM (rapid reset, CVE-2023-44487). Of believed peers as many as `streams`.
     resets / "resets": usize as usize; 20, 1, 100_000;
     /// Streams of a connection that we reset because of the peer's errors, frames for those included;
-    /// one more ends it likewise; connections of believed peers are left out.
+    /// one more ends it likewise. Of believed peers 65,536 at least.
     error_resets / "error-resets": usize as usize; 1024, 1, 100_000;
     /// Requests that a client broke off before their answer began. One more, where they are the most of
     /// all on its HTTP/2 connection, ends that likewise; connections of believed peers are left out.

@@ -264,6 +264,8 @@ async fn a_client_that_stops_in_the_midst_of_its_upload_is_not_its_endpoint_s_fa
             dialog.send("POST / HTTP/1.1\r\nhost: WEB\r\ncontent-length: 10\r\n\r\nhalf").await.unwrap();
             assert_eq!(dialog.head().await.unwrap().status(), 504, "{version}");
         }
+        // The second would have been told half a second ago.
+        assert!(!node.log().contains(" rests "), "{version}: {}", node.log());
         // The same, sent whole, is the endpoint's fault, which shows that it would have been noted.
         for _ in 0..2 {
             let mut dialog = Dialog::connect(node.address("in")).await.unwrap();
