@@ -10,22 +10,22 @@ use std::path::Path;
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
-/// The largest file that is read: a bundle of every CA there is has 300 KiB.
-const MOST: u64 = 16 << 20;
+/// The largest certificate, key or bundle that is read: one of every CA there is has 300 KiB.
+pub const MOST: u64 = 16 << 20;
 
-/// Reads a regular file whole.
+/// Reads a regular file of at most this many bytes whole.
 ///
 /// # Errors
-/// It cannot be read, is no regular file, or holds more than 16 MiB.
-pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+/// It cannot be read, is no regular file, or holds more.
+pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let file = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
     if !file.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
     }
     let mut bytes = Vec::new();
-    file.take(MOST + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > MOST {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("it has more than {MOST} bytes")));
+    file.take(most + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("it has more than {most} bytes")));
     }
     Ok(bytes)
 }
@@ -54,12 +54,13 @@ mod tests {
         std::fs::create_dir_all(&directory).unwrap();
         let fifo = directory.join("fifo");
         nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
-        assert!(read(&fifo).is_err() && append(&fifo, 0o600).is_err());
-        assert!(read(Path::new("/dev/zero")).is_err() && read(&directory).is_err());
+        assert!(read(&fifo, MOST).is_err() && append(&fifo, 0o600).is_err());
+        assert!(read(Path::new("/dev/zero"), MOST).is_err() && read(&directory, MOST).is_err());
         let log = directory.join("log");
         io::Write::write_all(&mut append(&log, 0o600).unwrap(), b"one").unwrap();
         io::Write::write_all(&mut append(&log, 0o600).unwrap(), b"two").unwrap();
-        assert_eq!(read(&log).unwrap(), b"onetwo");
+        assert_eq!(read(&log, 6).unwrap(), b"onetwo");
+        assert!(read(&log, 5).is_err());
         std::fs::remove_dir_all(&directory).unwrap();
     }
 }

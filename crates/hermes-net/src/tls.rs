@@ -59,7 +59,7 @@ impl CertifiedKey {
     pub fn load(cert: &Path, key: &Path) -> Result<Self, TlsError> {
         let chain = load_certificates(cert)?;
         let fault = |reason: String| TlsError::File { path: key.to_owned(), reason };
-        let pem = file::read(key).map_err(|error| fault(format!("cannot be read: {error}")))?;
+        let pem = file::read(key, file::MOST).map_err(|error| fault(format!("cannot be read: {error}")))?;
         let key = PrivateKeyDer::from_pem_slice(&pem)
             .map_err(|error| fault(format!("no private key could be read: {error}")))?;
         Ok(Self { chain, key })
@@ -103,7 +103,7 @@ impl Roots {
 
 fn load_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let fault = |reason: String| TlsError::File { path: path.to_owned(), reason };
-    let pem = file::read(path).map_err(|error| fault(format!("cannot be read: {error}")))?;
+    let pem = file::read(path, file::MOST).map_err(|error| fault(format!("cannot be read: {error}")))?;
     let certificates = CertificateDer::pem_slice_iter(&pem)
         .collect::<Result<Vec<_>, _>>()
         .map_err(|error| fault(format!("not PEM: {error}")))?;

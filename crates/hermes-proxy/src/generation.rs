@@ -224,7 +224,7 @@ impl Builder<'_> {
     /// Remembers what a file held, to see whether the next generation finds the same.
     fn note(&mut self, files: &[&Path]) {
         for file in files {
-            if let Ok(bytes) = hermes_net::file::read(file) {
+            if let Ok(bytes) = hermes_net::file::read(file, hermes_net::file::MOST) {
                 self.files.insert((*file).to_owned(), bytes);
             }
         }

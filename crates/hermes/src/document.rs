@@ -10,9 +10,10 @@ use anyhow::Context;
 use hermes_model::{Checked, Problem, Snapshot};
 
 /// The largest document that is read: about a million routes.
-const MAX_DOCUMENT: u64 = 256 << 20;
+pub(crate) const MAX_DOCUMENT: u64 = 256 << 20;
 
-/// Reads and checks a document.
+/// Reads and checks a document, which may come through a pipe. What a running node reads it reads
+/// without waiting: `run::load`.
 ///
 /// # Errors
 /// The file cannot be read. Problems of its content are the inner error.

@@ -17,6 +17,8 @@ use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::document::MAX_DOCUMENT;
+
 /// Files that change together (a certificate and its key) are waited for, so long after the last.
 const SETTLE: Duration = Duration::from_millis(4);
 /// A file that was written to and not closed is waited for, so long after the last write.
@@ -116,7 +118,7 @@ impl Watch {
         self.watch_places(&all);
         for file in all {
             // What was seen of files that are still followed stays: a change since then is one.
-            self.seen.entry(file).or_insert_with_key(|file| std::fs::read(file).ok());
+            self.seen.entry(file).or_insert_with_key(|file| content(file));
         }
     }
 
@@ -180,7 +182,7 @@ impl Watch {
         self.watch_places(&files);
         let mut changed = false;
         for (file, seen) in &mut self.seen {
-            let now = std::fs::read(file).ok();
+            let now = content(file);
             if *seen != now {
                 *seen = now;
                 changed = true;
@@ -188,6 +190,11 @@ impl Watch {
         }
         changed
     }
+}
+
+/// What a file holds. `None`: it is not there, or is nothing that a node reads.
+fn content(file: &Path) -> Option<Vec<u8>> {
+    hermes_net::file::read(file, MAX_DOCUMENT).ok()
 }
 
 /// The directory entries that a path leads through and that can be turned: symbolic links, and the

@@ -12,7 +12,10 @@ use hermes_testkit::{
     patience::until,
     tls,
 };
-use nix::sys::signal::Signal;
+use nix::{
+    sys::{signal::Signal, stat::Mode},
+    unistd::mkfifo,
+};
 use rustls_pki_types::{CertificateDer, ServerName, pem::PemObject};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -57,6 +60,22 @@ async fn a_document_is_followed_however_it_is_replaced() {
     node.signal(Signal::SIGHUP).unwrap();
     until("SIGHUP reloads", || async { node.generation().await.unwrap() > before }).await;
     says(&node, "back").await;
+}
+
+/// Nobody writes into it: who opened it to read would wait for ever.
+#[tokio::test]
+async fn a_pipe_in_a_documents_place_holds_no_reload_up() {
+    let overlay = overlay();
+    let node = overlay.node("near").document(HELLO).with("WORD", "first").start().await.unwrap();
+    let pipe = overlay.dir().join("pipe");
+    mkfifo(&pipe, Mode::S_IRWXU).unwrap();
+    fs::rename(&pipe, node.config()).unwrap();
+    node.says("it is no regular file").await;
+    node.signal(Signal::SIGHUP).unwrap();
+    until("it is refused again", || async { refusals(&node).await >= 2.0 }).await;
+    says(&node, "first").await;
+    node.replace(HELLO, &[("WORD", "second".to_owned())]).unwrap();
+    says(&node, "second").await;
 }
 
 /// As a cluster mounts a configuration: the file leads through `..data`, which is turned in one step.
