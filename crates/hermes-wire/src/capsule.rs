@@ -2,9 +2,9 @@
 //!
 //! In: the bytes of a request stream's body, in whatever pieces they arrive. Out: HTTP Datagrams
 //! without copying, wherever a capsule lies within one piece. Capsules of other types are
-//! skipped without being held, whatever length they claim. The decoder holds at most one
-//! unfinished datagram and one piece; it never resumes after an error, because the boundary
-//! between capsules is lost then.
+//! skipped without being held, whatever length they claim; who wants some of them whole, or has to
+//! pass them on as they came, says so. The decoder holds at most one unfinished capsule and one
+//! piece; it never resumes after an error, because the boundary between capsules is lost then.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
@@ -43,17 +43,28 @@ pub enum Capsule {
         /// The length of its payload in bytes.
         length: u64,
     },
+    /// A whole capsule of a type that was asked for: see [`CapsuleDecoder::keeping`].
+    Kept {
+        /// The capsule type.
+        kind: u64,
+        /// Its payload.
+        payload: Bytes,
+    },
+    /// A piece of a capsule, as it came: see [`CapsuleDecoder::passing`].
+    Piece(Bytes),
 }
 
 /// Why a stream of capsules, or a datagram in it, is malformed. The stream has to be aborted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CapsuleError {
     /// A DATAGRAM capsule longer than the decoder's limit.
-    #[error("a DATAGRAM capsule of {length} bytes exceeds the limit of {limit} bytes")]
+    #[error("a capsule of type {kind} and of {length} bytes exceeds the limit of {limit} bytes")]
     TooLong {
+        /// Its type.
+        kind: u64,
         /// The length that the capsule claims.
         length: u64,
-        /// The limit that was given to [`CapsuleDecoder::new`].
+        /// The limit that the decoder was given.
         limit: usize,
     },
     /// The stream ended within a capsule's type or length.
@@ -83,13 +94,23 @@ pub enum CapsuleError {
 ///
 /// Call [`push`](Self::push) with each piece that arrives, then [`next`](Self::next) until it
 /// returns `None`, and [`finish`](Self::finish) at the end of the stream. Memory: one unfinished
-/// datagram (at most the limit) and the unread rest of the pushed piece.
+/// capsule (at most its limit) and the unread rest of the pushed piece.
 #[derive(Debug)]
 pub struct CapsuleDecoder {
     max_datagram: usize,
+    others: Others,
     /// What of the last push has not been looked at.
     unread: Bytes,
     state: State,
+}
+
+/// What becomes of capsules that are no datagrams.
+#[derive(Debug, Clone, Copy)]
+enum Others {
+    Skip,
+    /// Of these types at most so many bytes are kept; others are skipped.
+    Keep(&'static [u64], usize),
+    Pass,
 }
 
 /// Where in a capsule the first byte of `unread` lies.
@@ -97,10 +118,12 @@ pub struct CapsuleDecoder {
 enum State {
     /// At a boundary, or within a type and length that began in an earlier piece.
     Header { seen: [u8; MAX_HEADER], len: usize },
-    /// Within a datagram that began in an earlier piece.
-    Datagram { seen: BytesMut, missing: usize },
+    /// Within a payload that is wanted whole and began in an earlier piece.
+    Whole { kind: u64, seen: BytesMut, missing: usize },
     /// Within a payload that nobody wants.
     Skip { missing: u64 },
+    /// Within a payload that goes on as it comes.
+    Pass { missing: u64 },
     /// Behind an error: the boundaries are lost.
     Failed(CapsuleError),
 }
@@ -131,7 +154,25 @@ impl CapsuleDecoder {
     /// A decoder that refuses DATAGRAM capsules whose payload, context identifier included, is
     /// longer than `max_datagram` bytes. [`MAX_HTTP_DATAGRAM`] admits all of CONNECT-UDP.
     pub fn new(max_datagram: usize) -> Self {
-        Self { max_datagram, unread: Bytes::new(), state: State::BOUNDARY }
+        Self { max_datagram, others: Others::Skip, unread: Bytes::new(), state: State::BOUNDARY }
+    }
+
+    /// Hands out capsules of these types whole. One of them that is longer than `most` bytes is an error.
+    #[must_use]
+    pub fn keeping(self, kinds: &'static [u64], most: usize) -> Self {
+        Self { others: Others::Keep(kinds, most), ..self }
+    }
+
+    /// Hands out all other capsules as they came, piece by piece, for an intermediary to pass on (RFC
+    /// 9297, section 3.2). Nothing may stand between the pieces of one: [`is_between`](Self::is_between).
+    #[must_use]
+    pub fn passing(self) -> Self {
+        Self { others: Others::Pass, ..self }
+    }
+
+    /// Whether all that was handed out so far ends with the end of a capsule.
+    pub fn is_between(&self) -> bool {
+        !matches!(self.state, State::Pass { .. })
     }
 
     /// Adds what arrived next.
@@ -163,6 +204,10 @@ impl CapsuleDecoder {
         if let State::Header { len: 0, .. } = self.state
             && let Some(header) = Header::parse(&self.unread)
         {
+            if header.kind != DATAGRAM && matches!(self.others, Others::Pass) {
+                let raw = self.unread.split_to(header.size);
+                return Ok(Some(self.pass_header(header, raw)));
+            }
             self.unread.advance(header.size);
             return self.begin(header);
         }
@@ -178,10 +223,12 @@ impl CapsuleDecoder {
         let unread = self.unread.len() as u64;
         match &self.state {
             State::Failed(error) => Err(*error),
-            State::Datagram { missing, .. } => {
+            State::Whole { missing, .. } => {
                 Err(CapsuleError::TruncatedPayload { missing: (*missing as u64).saturating_sub(unread) })
             }
-            State::Skip { missing } => Err(CapsuleError::TruncatedPayload { missing: missing.saturating_sub(unread) }),
+            State::Skip { missing } | State::Pass { missing } => {
+                Err(CapsuleError::TruncatedPayload { missing: missing.saturating_sub(unread) })
+            }
             State::Header { len: 0, .. } if unread == 0 => Ok(()),
             State::Header { .. } => Err(CapsuleError::TruncatedHeader),
         }
@@ -191,22 +238,26 @@ impl CapsuleDecoder {
     #[inline]
     fn begin(&mut self, header: Header) -> Result<Option<Capsule>, CapsuleError> {
         let Header { kind, length, .. } = header;
-        if kind != DATAGRAM {
-            self.skip(length);
-            return Ok(Some(Capsule::Unknown { kind, length }));
+        let limit = match self.others {
+            _ if kind == DATAGRAM => self.max_datagram,
+            Others::Keep(kinds, most) if kinds.contains(&kind) => most,
+            _ => {
+                self.skip(length);
+                return Ok(Some(Capsule::Unknown { kind, length }));
+            }
+        };
+        if length > limit as u64 {
+            return Err(self.fail(CapsuleError::TooLong { kind, length, limit }));
         }
-        if length > self.max_datagram as u64 {
-            return Err(self.fail(CapsuleError::TooLong { length, limit: self.max_datagram }));
-        }
-        // Fits: it is at most `max_datagram`, which is a usize.
+        // Fits: it is at most `limit`, which is a usize.
         let length = length as usize;
         if self.unread.len() >= length {
             self.state = State::BOUNDARY;
-            return Ok(Some(Capsule::Datagram(self.unread.split_to(length))));
+            return Ok(Some(whole(kind, self.unread.split_to(length))));
         }
         let mut seen = BytesMut::with_capacity(length);
         seen.extend_from_slice(&self.unread);
-        self.state = State::Datagram { missing: length - seen.len(), seen };
+        self.state = State::Whole { kind, missing: length - seen.len(), seen };
         self.unread = Bytes::new();
         Ok(None)
     }
@@ -219,20 +270,32 @@ impl CapsuleDecoder {
         match &mut self.state {
             State::Failed(error) => Err(*error),
             State::Skip { .. } => Ok(None),
+            State::Pass { missing } => {
+                let here = (*missing).min(self.unread.len() as u64);
+                if here == 0 {
+                    return Ok(None);
+                }
+                self.state = Self::passing_on(*missing - here);
+                Ok(Some(Capsule::Piece(self.unread.split_to(here as usize))))
+            }
             State::Header { .. } => match self.gather_header() {
+                Some(header) if header.kind != DATAGRAM && matches!(self.others, Others::Pass) => {
+                    let raw = self.gathered();
+                    Ok(Some(self.pass_header(header, raw)))
+                }
                 Some(header) => self.begin(header),
                 None => Ok(None),
             },
-            State::Datagram { seen, missing } => {
+            State::Whole { kind, seen, missing } => {
                 let more = self.unread.split_to(self.unread.len().min(*missing));
                 seen.extend_from_slice(&more);
                 *missing -= more.len();
                 if *missing > 0 {
                     return Ok(None);
                 }
-                let whole = seen.split().freeze();
+                let capsule = whole(*kind, seen.split().freeze());
                 self.state = State::BOUNDARY;
-                Ok(Some(Capsule::Datagram(whole)))
+                Ok(Some(capsule))
             }
         }
     }
@@ -266,12 +329,39 @@ impl CapsuleDecoder {
         };
     }
 
+    fn gathered(&self) -> Bytes {
+        match &self.state {
+            State::Header { seen, len } => Bytes::copy_from_slice(&seen[..*len]),
+            _ => Bytes::new(),
+        }
+    }
+
+    fn pass_header(&mut self, header: Header, raw: Bytes) -> Capsule {
+        self.state = Self::passing_on(header.length);
+        Capsule::Piece(raw)
+    }
+
+    fn passing_on(missing: u64) -> State {
+        if missing == 0 { State::BOUNDARY } else { State::Pass { missing } }
+    }
+
     #[cold]
     fn fail(&mut self, error: CapsuleError) -> CapsuleError {
         self.unread = Bytes::new();
         self.state = State::Failed(error);
         error
     }
+}
+
+fn whole(kind: u64, payload: Bytes) -> Capsule {
+    if kind == DATAGRAM { Capsule::Datagram(payload) } else { Capsule::Kept { kind, payload } }
+}
+
+/// Appends a capsule of another type.
+pub fn put(out: &mut BytesMut, kind: u64, payload: &[u8]) {
+    varint::encode(kind, out);
+    varint::encode(payload.len() as u64, out);
+    out.put_slice(payload);
 }
 
 /// Appends a DATAGRAM capsule that holds `payload` as a UDP payload (context identifier 0).

@@ -91,7 +91,7 @@ pub fn parse_path(path: &str) -> Result<Option<(String, u16)>, ConnectUdpError> 
     Ok(Some((parse_host(host)?, parse_port(port)?)))
 }
 
-fn parse_host(encoded: &str) -> Result<String, ConnectUdpError> {
+pub(crate) fn parse_host(encoded: &str) -> Result<String, ConnectUdpError> {
     check_escapes(encoded)?;
     let decoded: Vec<u8> = percent_decode_str(encoded).collect();
     if decoded.is_empty() {

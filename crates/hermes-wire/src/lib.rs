@@ -8,7 +8,9 @@
 #![forbid(unsafe_code)]
 
 pub mod capsule;
+pub mod connect_ip;
 pub mod connect_udp;
+pub mod ip;
 pub mod proxy_protocol;
 pub mod traceparent;
 pub mod varint;

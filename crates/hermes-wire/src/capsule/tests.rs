@@ -69,16 +69,16 @@ fn a_capsule_as_long_as_the_limit_passes_and_a_byte_more_fails() {
     };
     let (capsules, end) = decode(LIMIT, [stream(LIMIT)]);
     assert_eq!((capsules.len(), end), (1, Ok(())));
-    let error = CapsuleError::TooLong { length: LIMIT as u64 + 1, limit: LIMIT };
+    let error = CapsuleError::TooLong { kind: DATAGRAM, length: LIMIT as u64 + 1, limit: LIMIT };
     assert_eq!(decode(LIMIT, [stream(LIMIT + 1)]), (vec![], Err(error)));
-    assert_eq!(error.to_string(), "a DATAGRAM capsule of 1501 bytes exceeds the limit of 1500 bytes");
+    assert_eq!(error.to_string(), "a capsule of type 0 and of 1501 bytes exceeds the limit of 1500 bytes");
 }
 
 #[test]
 fn an_error_is_repeated_and_later_input_is_dropped() {
     let mut decoder = CapsuleDecoder::new(1);
     decoder.push(Bytes::from_static(b"\x00\x02xx\x00\x00"));
-    let error = CapsuleError::TooLong { length: 2, limit: 1 };
+    let error = CapsuleError::TooLong { kind: DATAGRAM, length: 2, limit: 1 };
     for _ in 0..2 {
         assert_eq!(decoder.next(), Err(error));
         decoder.push(Bytes::from_static(b"\x00\x00"));
@@ -103,6 +103,23 @@ fn an_unknown_capsule_of_any_length_is_skipped_without_being_held() {
     }
     let missing = varint::MAX - (64 << 20);
     assert_eq!(decoder.finish(), Err(CapsuleError::TruncatedPayload { missing }));
+}
+
+#[test]
+fn capsules_that_were_asked_for_come_whole_and_no_longer_than_they_may_be() {
+    let keeping = || CapsuleDecoder::new(LIMIT).keeping(&[1, 3], 4);
+    let mut decoder = keeping();
+    for byte in b"\x01\x02ab\x02\x05abcde\x00\x02\x00y\x03\x00" {
+        decoder.push(Bytes::copy_from_slice(&[*byte]));
+    }
+    let kept = |kind, payload: &'static [u8]| Capsule::Kept { kind, payload: Bytes::from_static(payload) };
+    for wanted in [kept(1, b"ab"), Capsule::Unknown { kind: 2, length: 5 }, datagram(b"\0y"), kept(3, b"")] {
+        assert_eq!(decoder.next(), Ok(Some(wanted)));
+    }
+    assert_eq!((decoder.next(), decoder.finish()), (Ok(None), Ok(())));
+    let mut decoder = keeping();
+    decoder.push(Bytes::from_static(b"\x03\x05"));
+    assert_eq!(decoder.next(), Err(CapsuleError::TooLong { kind: 3, length: 5, limit: 4 }));
 }
 
 #[test]
@@ -234,6 +251,30 @@ proptest! {
     ) {
         let bytes = Bytes::from(bytes);
         prop_assert_eq!(decode(64, [bytes.clone()]), decode(64, cut(bytes, &sizes)));
+    }
+
+    /// What an intermediary passes on is what came, but for the datagrams, and each stands where it stood.
+    #[test]
+    fn others_are_passed_on_as_they_came(
+        capsules in vec(any_capsule(), 0..12),
+        sizes in vec(1..300_usize, 1..8),
+    ) {
+        let (bytes, _) = on_the_wire(&capsules);
+        let mut decoder = CapsuleDecoder::new(LIMIT).passing();
+        let mut again = BytesMut::new();
+        for piece in cut(bytes.clone(), &sizes) {
+            decoder.push(piece);
+            while let Some(capsule) = decoder.next().unwrap() {
+                match capsule {
+                    Capsule::Datagram(datagram) => put(&mut again, DATAGRAM, &datagram),
+                    Capsule::Piece(piece) => again.put_slice(&piece),
+                    other => prop_assert!(false, "{:?}", other),
+                }
+                let has_ended = decode(LIMIT, [again.clone().freeze()]).1.is_ok();
+                prop_assert_eq!(decoder.is_between(), has_ended);
+            }
+        }
+        prop_assert_eq!((again.freeze(), decoder.finish()), (bytes, Ok(())));
     }
 
     #[test]

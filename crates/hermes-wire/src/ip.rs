@@ -1,0 +1,401 @@
+//! IP packets, as far as a node that forwards them has to look into one: RFC 791, 8200, 792, 4443.
+//!
+//! In: a packet as it came from a device or a tunnel. Out: who sent it to whom and in which protocol;
+//! the packet with a lower hop limit or a lower MSS; its fragments; the ICMP error that it deserves.
+//! Never: a connection, a route, a clock. What goes on never looks behind the transport header.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// ICMP as an IPv4 protocol number.
+pub const ICMP: u8 = 1;
+/// TCP.
+pub const TCP: u8 = 6;
+/// UDP.
+pub const UDP: u8 = 17;
+/// ICMPv6 as a next header.
+pub const ICMPV6: u8 = 58;
+
+/// The smallest MTU of a link that carries IPv6 (RFC 8200, section 5).
+pub const MIN_MTU_V6: usize = 1280;
+/// The smallest MTU of a link that carries IPv4 (RFC 791, section 3.2).
+pub const MIN_MTU_V4: usize = 68;
+
+const HEADER_V4: usize = 20;
+const HEADER_V6: usize = 40;
+/// What an ICMPv4 error may have at most (RFC 1812, section 4.3.2.3).
+const MOST_ICMP_V4: usize = 576;
+/// Extension headers that are looked through: a packet with more is nobody's.
+const MOST_EXTENSIONS: usize = 16;
+/// Hop limit of what we make ourselves (RFC 1700: 64).
+const OWN_HOP_LIMIT: u8 = 64;
+
+/// What of a packet's headers matters on its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// Who says to have sent it.
+    pub source: IpAddr,
+    /// To whom.
+    pub destination: IpAddr,
+    /// The transport protocol: over IPv6 the next header behind all extensions (RFC 9484, section 4.8).
+    pub protocol: u8,
+    /// Where the transport header begins, in bytes.
+    pub transport: usize,
+    /// Bytes of the whole packet.
+    pub length: usize,
+    /// Hops that it may still take.
+    pub hop_limit: u8,
+    /// It is a fragment, but not the first: it has no transport header.
+    pub is_later_fragment: bool,
+    /// Routers may cut it (IPv4 without DF).
+    pub may_be_cut: bool,
+}
+
+/// Why bytes are no packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PacketError {
+    /// Fewer bytes than the headers have.
+    #[error("a packet of {0} bytes ends within its headers")]
+    Truncated(usize),
+    /// Neither version 4 nor 6.
+    #[error("a packet of IP version {0}")]
+    Version(u8),
+    /// Its header says another length than it has.
+    #[error("a packet says to have {said} bytes and has {has}")]
+    Length {
+        /// By its header.
+        said: usize,
+        /// What came.
+        has: usize,
+    },
+    /// An IPv4 header length below 20 bytes.
+    #[error("a packet whose header says to have {0} bytes")]
+    HeaderLength(usize),
+    /// More extension headers than anybody sends.
+    #[error("a packet with more than {MOST_EXTENSIONS} extension headers")]
+    TooManyExtensions,
+    /// The IPv4 header's checksum is wrong.
+    #[error("a packet whose header's checksum is wrong")]
+    Checksum,
+}
+
+type Result<T> = std::result::Result<T, PacketError>;
+
+/// Reads a packet's headers. The packet is exactly as long as it says, and an IPv4 header's checksum is
+/// right: only such packets go on.
+///
+/// # Errors
+/// It is none.
+pub fn parse(packet: &[u8]) -> Result<Header> {
+    match packet.first().map(|byte| byte >> 4) {
+        Some(4) => parse_v4(packet),
+        Some(6) => parse_v6(packet),
+        Some(other) => Err(PacketError::Version(other)),
+        None => Err(PacketError::Truncated(0)),
+    }
+}
+
+fn parse_v4(packet: &[u8]) -> Result<Header> {
+    let head: &[u8; HEADER_V4] = packet.first_chunk().ok_or(PacketError::Truncated(packet.len()))?;
+    let transport = usize::from(head[0] & 0xf) * 4;
+    if transport < HEADER_V4 {
+        return Err(PacketError::HeaderLength(transport));
+    }
+    let said = usize::from(u16::from_be_bytes([head[2], head[3]]));
+    if said != packet.len() {
+        return Err(PacketError::Length { said, has: packet.len() });
+    }
+    let whole = packet.get(..transport).ok_or(PacketError::Truncated(packet.len()))?;
+    if checksum(sum(whole)) != 0 {
+        return Err(PacketError::Checksum);
+    }
+    let fragment = u16::from_be_bytes([head[6], head[7]]);
+    Ok(Header {
+        source: Ipv4Addr::new(head[12], head[13], head[14], head[15]).into(),
+        destination: Ipv4Addr::new(head[16], head[17], head[18], head[19]).into(),
+        protocol: head[9],
+        transport,
+        length: said,
+        hop_limit: head[8],
+        is_later_fragment: fragment & 0x1fff != 0,
+        may_be_cut: fragment & 0x4000 == 0,
+    })
+}
+
+fn parse_v6(packet: &[u8]) -> Result<Header> {
+    let head: &[u8; HEADER_V6] = packet.first_chunk().ok_or(PacketError::Truncated(packet.len()))?;
+    let said = HEADER_V6 + usize::from(u16::from_be_bytes([head[4], head[5]]));
+    if said != packet.len() {
+        return Err(PacketError::Length { said, has: packet.len() });
+    }
+    let (protocol, transport, is_later_fragment) = transport_v6(packet, head[6])?;
+    Ok(Header {
+        source: address_v6(&packet[8..24]),
+        destination: address_v6(&packet[24..40]),
+        protocol,
+        transport,
+        length: said,
+        hop_limit: head[7],
+        is_later_fragment,
+        may_be_cut: false,
+    })
+}
+
+/// Walks over extension headers: what they lead to, where it begins, and whether it is there at all.
+fn transport_v6(packet: &[u8], first: u8) -> Result<(u8, usize, bool)> {
+    let (mut next, mut at) = (first, HEADER_V6);
+    for _ in 0..MOST_EXTENSIONS {
+        let is_extension = matches!(next, 0 | 43 | 44 | 51 | 60 | 135 | 139 | 140);
+        if !is_extension {
+            return Ok((next, at, false));
+        }
+        let head = packet.get(at..at + 8).ok_or(PacketError::Truncated(packet.len()))?;
+        let size = match next {
+            44 => 8,
+            // In words of four bytes, less two (RFC 4302, section 2.2).
+            51 => (usize::from(head[1]) + 2) * 4,
+            _ => (usize::from(head[1]) + 1) * 8,
+        };
+        let is_later = next == 44 && u16::from_be_bytes([head[2], head[3]]) & 0xfff8 != 0;
+        (next, at) = (head[0], at + size);
+        if at > packet.len() {
+            return Err(PacketError::Truncated(packet.len()));
+        }
+        if is_later {
+            return Ok((next, at, true));
+        }
+    }
+    Err(PacketError::TooManyExtensions)
+}
+
+/// The bytes are sixteen.
+fn address_v6(bytes: &[u8]) -> IpAddr {
+    Ipv6Addr::from(<[u8; 16]>::try_from(bytes).unwrap_or_default()).into()
+}
+
+/// One hop less, of a packet that [`parse`] read. False where that was its last: it goes no further.
+pub fn take_hop(packet: &mut [u8]) -> bool {
+    let is_v4 = packet[0] >> 4 == 4;
+    let at = if is_v4 { 8 } else { 7 };
+    if packet[at] <= 1 {
+        return false;
+    }
+    let before = u16::from_be_bytes([packet[8], packet[9]]);
+    packet[at] -= 1;
+    if is_v4 {
+        let after = u16::from_be_bytes([packet[8], packet[9]]);
+        adjust(packet, 10, before, after);
+    }
+    true
+}
+
+/// Lowers the MSS that a TCP SYN offers, so that its segments fit packets of `mtu` bytes (RFC 9293,
+/// section 3.7.1). True where it was higher. Of a packet that [`parse`] read.
+pub fn clamp_mss(packet: &mut [u8], header: &Header, mtu: usize) -> bool {
+    let at = header.transport;
+    let is_syn =
+        header.protocol == TCP && !header.is_later_fragment && packet.len() >= at + 20 && packet[at + 13] & 2 != 0;
+    if !is_syn {
+        return false;
+    }
+    let ip = if header.source.is_ipv4() { HEADER_V4 } else { HEADER_V6 };
+    let Ok(most) = u16::try_from(mtu.saturating_sub(ip + 20)) else { return false };
+    let end = (at + usize::from(packet[at + 12] >> 4) * 4).min(packet.len());
+    let mut option = at + 20;
+    while option + 1 < end {
+        match packet[option] {
+            0 => break,
+            1 => option += 1,
+            2 if packet[option + 1] == 4 && option + 4 <= end => {
+                let offered = u16::from_be_bytes([packet[option + 2], packet[option + 3]]);
+                if offered <= most {
+                    return false;
+                }
+                packet[option + 2..option + 4].copy_from_slice(&most.to_be_bytes());
+                let is_odd = (option + 2 - at) % 2 == 1;
+                let turn = |value: u16| if is_odd { value.swap_bytes() } else { value };
+                adjust(packet, at + 16, turn(offered), turn(most));
+                return true;
+            }
+            _ if packet[option + 1] < 2 => break,
+            _ => option += usize::from(packet[option + 1]),
+        }
+    }
+    false
+}
+
+/// Cuts an IPv4 packet that [`parse`] read, and that may be cut, into fragments of at most `mtu` bytes
+/// (RFC 791, section 3.2), [`MIN_MTU_V4`] at least. None at all where it is a fragment that would end
+/// behind the largest packet: nobody could put it together.
+pub fn fragment(packet: &[u8], header: &Header, mtu: usize) -> Vec<Vec<u8>> {
+    let (head, payload) = packet.split_at(header.transport);
+    let before = u16::from_be_bytes([head[6], head[7]]);
+    let later = later_head(head);
+    let mut fragments = Vec::new();
+    let mut at = 0;
+    while at < payload.len() || fragments.is_empty() {
+        let head = if at == 0 { head } else { &later[..] };
+        let room = (mtu.max(MIN_MTU_V4) - head.len()) & !7;
+        let here = room.min(payload.len() - at);
+        let is_last = at + here == payload.len();
+        let mut fragment = [head, &payload[at..at + here]].concat();
+        // Offsets count eights of bytes; a fragment of a fragment goes on where that one began.
+        let offset = (before & 0x1fff) + (at / 8) as u16;
+        if offset > 0x1fff {
+            return Vec::new();
+        }
+        let more = if is_last { before & 0x2000 } else { 0x2000 };
+        let length = fragment.len() as u16;
+        fragment[2..4].copy_from_slice(&length.to_be_bytes());
+        fragment[6..8].copy_from_slice(&(offset | more).to_be_bytes());
+        finish_v4(&mut fragment, head.len());
+        fragments.push(fragment);
+        at += here;
+    }
+    fragments
+}
+
+/// The header of all fragments but the first: of the options only those that say to be copied.
+fn later_head(head: &[u8]) -> Vec<u8> {
+    let mut later = head[..HEADER_V4].to_vec();
+    let mut at = HEADER_V4;
+    while at < head.len() {
+        let kind = head[at];
+        let length = match kind {
+            0 => break,
+            1 => 1,
+            _ => head.get(at + 1).map_or(0, |length| usize::from(*length)),
+        };
+        let Some(option) = head.get(at..at + length).filter(|_| kind == 1 || length >= 2) else { break };
+        if kind & 0x80 != 0 {
+            later.extend_from_slice(option);
+        }
+        at += length;
+    }
+    later.resize(later.len().next_multiple_of(4), 0);
+    later[0] = 0x40 | (later.len() / 4) as u8;
+    later
+}
+
+/// Why a packet goes no further, as its sender is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trouble {
+    /// It is larger than the way ahead takes; so many bytes fit (RFC 1191, RFC 8201).
+    TooBig(usize),
+    /// Its last hop.
+    HopLimit,
+    /// No way leads there.
+    NoRoute,
+    /// Policy forbids it (also: its source address is not the sender's).
+    Prohibited,
+}
+
+/// The ICMP error for a packet that [`parse`] read, from `own` to its sender. `None` where no error may
+/// be sent: about errors, later fragments, or to or from what is not one host (RFC 1122, section 3.2.2;
+/// RFC 4443, section 2.4). Whoever sends it limits its rate.
+pub fn icmp_error(packet: &[u8], header: &Header, trouble: Trouble, own: IpAddr) -> Option<Vec<u8>> {
+    let may_be_to_many = matches!(trouble, Trouble::TooBig(_)) && header.source.is_ipv6();
+    if header.is_later_fragment || !is_one_host(header.source) || !(may_be_to_many || is_one_host(header.destination)) {
+        return None;
+    }
+    if is_icmp_error(packet, header) {
+        return None;
+    }
+    match (own, header.source) {
+        (IpAddr::V4(own), IpAddr::V4(to)) => Some(icmp_v4(packet, trouble, own, to)),
+        (IpAddr::V6(own), IpAddr::V6(to)) => Some(icmp_v6(packet, trouble, own, to)),
+        _ => None,
+    }
+}
+
+fn is_one_host(address: IpAddr) -> bool {
+    let is_broadcast = matches!(address, IpAddr::V4(address) if address.is_broadcast() || address.octets()[0] == 0);
+    !(address.is_unspecified() || address.is_multicast() || is_broadcast)
+}
+
+fn is_icmp_error(packet: &[u8], header: &Header) -> bool {
+    let kind = packet.get(header.transport);
+    match header.protocol {
+        // All but queries and their answers; what is cut off before its type may be one.
+        ICMP => !kind.is_some_and(|kind| matches!(kind, 0 | 8..=10 | 13..=18)),
+        ICMPV6 => kind.is_none_or(|kind| *kind < 128),
+        _ => false,
+    }
+}
+
+fn icmp_v4(packet: &[u8], trouble: Trouble, own: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {
+    let (kind, code, rest) = match trouble {
+        Trouble::TooBig(mtu) => (3, 4, u32::try_from(mtu.min(0xffff)).unwrap_or_default()),
+        Trouble::HopLimit => (11, 0, 0),
+        Trouble::NoRoute => (3, 0, 0),
+        Trouble::Prohibited => (3, 13, 0),
+    };
+    let cited = &packet[..packet.len().min(MOST_ICMP_V4 - HEADER_V4 - 8)];
+    let length = (HEADER_V4 + 8 + cited.len()) as u16;
+    let mut error = vec![0x45, 0xc0];
+    error.extend_from_slice(&length.to_be_bytes());
+    error.extend_from_slice(&[0, 0, 0, 0, OWN_HOP_LIMIT, ICMP, 0, 0]);
+    error.extend_from_slice(&own.octets());
+    error.extend_from_slice(&to.octets());
+    finish_v4(&mut error, HEADER_V4);
+    error.extend_from_slice(&[kind, code, 0, 0]);
+    error.extend_from_slice(&rest.to_be_bytes());
+    error.extend_from_slice(cited);
+    let check = checksum(sum(&error[HEADER_V4..]));
+    error[HEADER_V4 + 2..HEADER_V4 + 4].copy_from_slice(&check.to_be_bytes());
+    error
+}
+
+fn icmp_v6(packet: &[u8], trouble: Trouble, own: Ipv6Addr, to: Ipv6Addr) -> Vec<u8> {
+    let (kind, code, rest) = match trouble {
+        Trouble::TooBig(mtu) => (2, 0, u32::try_from(mtu).unwrap_or(u32::MAX)),
+        Trouble::HopLimit => (3, 0, 0),
+        Trouble::NoRoute => (1, 0, 0),
+        Trouble::Prohibited => (1, 1, 0),
+    };
+    let cited = &packet[..packet.len().min(MIN_MTU_V6 - HEADER_V6 - 8)];
+    let length = (8 + cited.len()) as u16;
+    let mut error = vec![0x60, 0, 0, 0];
+    error.extend_from_slice(&length.to_be_bytes());
+    error.extend_from_slice(&[ICMPV6, OWN_HOP_LIMIT]);
+    error.extend_from_slice(&own.octets());
+    error.extend_from_slice(&to.octets());
+    error.extend_from_slice(&[kind, code, 0, 0]);
+    error.extend_from_slice(&rest.to_be_bytes());
+    error.extend_from_slice(cited);
+    // The pseudo-header: both addresses, length, next header (RFC 8200, section 8.1).
+    let pseudo = sum(&error[8..HEADER_V6]) + u64::from(length) + u64::from(ICMPV6);
+    let check = checksum(pseudo + sum(&error[HEADER_V6..]));
+    error[HEADER_V6 + 2..HEADER_V6 + 4].copy_from_slice(&check.to_be_bytes());
+    error
+}
+
+/// Writes the checksum of an IPv4 header of so many bytes.
+fn finish_v4(packet: &mut [u8], header: usize) {
+    packet[10..12].fill(0);
+    let check = checksum(sum(&packet[..header]));
+    packet[10..12].copy_from_slice(&check.to_be_bytes());
+}
+
+/// The sum of 16-bit words, an odd byte padded (RFC 1071). A packet's cannot overflow.
+fn sum(bytes: &[u8]) -> u64 {
+    let words = bytes.chunks_exact(2);
+    let odd = words.remainder().first().map_or(0, |byte| u64::from(*byte) << 8);
+    words.map(|word| u64::from(u16::from_be_bytes([word[0], word[1]]))).sum::<u64>() + odd
+}
+
+fn checksum(mut sum: u64) -> u16 {
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !(sum as u16)
+}
+
+/// Follows a changed word in the checksum at an offset (RFC 1624, equation 3).
+fn adjust(packet: &mut [u8], at: usize, before: u16, after: u16) {
+    let old = u16::from_be_bytes([packet[at], packet[at + 1]]);
+    let new = checksum(u64::from(!old) + u64::from(!before) + u64::from(after));
+    packet[at..at + 2].copy_from_slice(&new.to_be_bytes());
+}
+
+#[cfg(test)]
+mod tests;
