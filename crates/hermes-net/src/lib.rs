@@ -8,6 +8,7 @@ pub mod file;
 pub mod handover;
 pub mod io;
 pub mod own;
+pub mod quic;
 pub mod resolve;
 pub mod steer;
 pub mod tcp;

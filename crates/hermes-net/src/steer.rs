@@ -1,9 +1,11 @@
-//! Which socket of a reuseport group gets the datagrams of which source.
+//! Which socket of a reuseport group gets the datagrams of which source, or of which QUIC connection.
 //!
 //! Left alone, the kernel spreads sources over *all* sockets of the group, connected ones counted:
 //! each socket that joins or leaves moves sources from one worker to another, in the middle of
 //! their flows, and a socket gets strangers' datagrams between `bind` and `connect`. A small filter
 //! on the group chooses by the source alone, among the listener's own sockets, which are its first.
+//! QUIC connections outlive their source's address: there the connection id chooses, in which the
+//! worker's number was put.
 //! In: one socket of the group. Out: the group steered. Needs no privilege.
 
 use std::io;
@@ -12,8 +14,8 @@ use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
 
 use libc::{
-    BPF_ABS, BPF_ALU, BPF_AND, BPF_B, BPF_H, BPF_IND, BPF_K, BPF_LD, BPF_LSH, BPF_MEM, BPF_MISC, BPF_MOD, BPF_MUL,
-    BPF_RET, BPF_RSH, BPF_ST, BPF_TAX, BPF_W, BPF_X, BPF_XOR, sock_filter, sock_fprog,
+    BPF_ABS, BPF_ALU, BPF_AND, BPF_B, BPF_H, BPF_IND, BPF_JA, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_LSH, BPF_MEM,
+    BPF_MISC, BPF_MOD, BPF_MUL, BPF_RET, BPF_RSH, BPF_ST, BPF_TAX, BPF_W, BPF_X, BPF_XOR, sock_filter, sock_fprog,
 };
 
 /// Offsets from here on count from the network header (linux/filter.h: SKF_NET_OFF).
@@ -40,6 +42,33 @@ pub fn by_source(socket: &UdpSocket, sockets: usize) -> io::Result<()> {
         op(BPF_ALU | BPF_MOD | BPF_K, count),
         op(BPF_RET | BPF_A, 0),
     ]);
+    attach(socket, &mut filter)
+}
+
+/// From now on each QUIC connection's datagrams go to one of the first `sockets` of the group: the one
+/// whose number is the first byte of the connection id that we gave it, wherever its peer has moved to
+/// since. (The id of a first packet is the peer's choice, and any socket is right for it. RFC 8999
+/// says where the ids stand, in whatever version.)
+///
+/// # Errors
+/// The kernel takes no such filter (before Linux 4.5), or the socket is in no group.
+pub fn by_connection_id(socket: &UdpSocket, sockets: usize) -> io::Result<()> {
+    let count = u32::try_from(sockets.max(1)).map_err(io::Error::other)?;
+    let mut filter = [
+        op(BPF_LD | BPF_B | BPF_ABS, 0),
+        // The top bit says that the header is long: version and a length come before the id.
+        sock_filter { jt: 0, jf: 2, ..op(BPF_JMP | BPF_JSET | BPF_K, 0x80) },
+        op(BPF_LD | BPF_B | BPF_ABS, 6),
+        sock_filter { k: 1, ..op(BPF_JMP | BPF_JA, 0) },
+        op(BPF_LD | BPF_B | BPF_ABS, 1),
+        op(BPF_ALU | BPF_MOD | BPF_K, count),
+        // What is too short for an id goes to the first: a load beyond the end returns 0.
+        op(BPF_RET | BPF_A, 0),
+    ];
+    attach(socket, &mut filter)
+}
+
+fn attach(socket: &UdpSocket, filter: &mut [sock_filter]) -> io::Result<()> {
     let length = u16::try_from(filter.len()).map_err(io::Error::other)?;
     let program = sock_fprog { len: length, filter: filter.as_mut_ptr() };
     set(socket, libc::SO_ATTACH_REUSEPORT_CBPF, &program)
@@ -157,6 +186,28 @@ mod tests {
         assert_eq!(owners(&group, others), expected);
         held.clear();
         assert_eq!(owners(&group, &sources), before);
+    }
+
+    #[test]
+    fn a_connection_id_leads_to_its_socket_from_wherever_it_comes() {
+        let first = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = first.local_addr().unwrap();
+        let group = [first, listen(address).unwrap(), listen(address).unwrap()];
+        by_connection_id(&group[0], group.len()).unwrap();
+        let heard_by = |datagram: &[u8]| {
+            let source = UdpSocket::bind("127.0.0.1:0").unwrap();
+            source.send_to(datagram, address).unwrap();
+            let heard: Vec<usize> = (0..3).filter(|index| group[*index].recv_from(&mut [0; 64]).is_ok()).collect();
+            assert_eq!(heard.len(), 1);
+            heard[0]
+        };
+        for (byte, socket) in [(0, 0), (1, 1), (2, 2), (3, 0), (254, 2)] {
+            for _ in 0..4 {
+                assert_eq!(heard_by(&[0x40, byte, 1, 1, 1, 1, 1, 1, 9]), socket, "a short header");
+                assert_eq!(heard_by(&[0xc0, 0, 0, 0, 1, 8, byte, 1, 1, 1, 1, 1, 1, 1]), socket, "a long one");
+            }
+        }
+        assert_eq!((heard_by(&[]), heard_by(&[0x40]), heard_by(&[0xc0, 0, 0, 0, 1, 8])), (0, 0, 0));
     }
 
     #[test]
