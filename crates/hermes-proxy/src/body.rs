@@ -22,7 +22,7 @@ pub(crate) use self::interim::Interim;
 pub(crate) use self::request::{Attempt, RequestBody};
 use crate::error::Error;
 use crate::live::{Entry, Phase, Session};
-use crate::stream::h2::Receiver;
+use crate::stream::{Receiver, StreamError};
 use crate::upstream::exchange::ExchangeBody;
 use crate::worker::Worker;
 
@@ -34,8 +34,8 @@ pub(crate) enum Body {
     Full(Bytes),
     /// From hyper's h1 server.
     H1(Incoming),
-    /// From an h2 stream, of either side.
-    H2(H2Body),
+    /// From a multiplexed stream, of either side.
+    Stream(StreamBody),
     /// A response that still drives the exchange that it came from.
     Exchange(Box<ExchangeBody>),
     /// Fed by a tunnel that is carried in bodies (POST).
@@ -46,7 +46,7 @@ impl Body {
     /// It is this session's, which ends where too much of it lies unread.
     pub(crate) fn bind(&self, session: &Rc<Entry>) {
         match self {
-            Body::H2(body) => body.bind(session),
+            Body::Stream(body) => body.bind(session),
             Body::Exchange(body) => body.bind(session),
             Body::Empty | Body::Full(_) | Body::H1(_) | Body::Channel(_) => {}
         }
@@ -65,7 +65,7 @@ impl HttpBody for Body {
             Body::H1(incoming) => {
                 Pin::new(incoming).poll_frame(cx).map_err(|error| Error::ClientGone(error.to_string()))
             }
-            Body::H2(body) => Pin::new(body).poll_frame(cx),
+            Body::Stream(body) => Pin::new(body).poll_frame(cx),
             Body::Exchange(body) => Pin::new(&mut **body).poll_frame(cx),
             Body::Channel(body) => body.poll_frame(cx),
         }
@@ -76,7 +76,7 @@ impl HttpBody for Body {
             Body::Empty => true,
             Body::Full(bytes) => bytes.is_empty(),
             Body::H1(incoming) => incoming.is_end_stream(),
-            Body::H2(body) => body.is_end_stream(),
+            Body::Stream(body) => body.is_end_stream(),
             Body::Exchange(body) => body.is_end_stream(),
             Body::Channel(_) => false,
         }
@@ -87,21 +87,21 @@ impl HttpBody for Body {
             Body::Empty => SizeHint::with_exact(0),
             Body::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
             Body::H1(incoming) => incoming.size_hint(),
-            Body::H2(body) => body.size_hint(),
+            Body::Stream(body) => body.size_hint(),
             Body::Exchange(body) => body.size_hint(),
             Body::Channel(_) => SizeHint::default(),
         }
     }
 }
 
-/// The receiving half of an h2 stream.
-pub(crate) struct H2Body {
+/// The receiving half of a multiplexed stream.
+pub(crate) struct StreamBody {
     recv: Receiver,
     remaining: Option<u64>,
     trailers: bool,
 }
 
-impl H2Body {
+impl StreamBody {
     /// `length` is the message's `content-length`.
     pub(crate) fn new(recv: Receiver, length: Option<u64>) -> Self {
         Self { recv, remaining: length, trailers: false }
@@ -132,12 +132,12 @@ pub(crate) fn settle_length(headers: &mut HeaderMap) -> Option<u64> {
     length
 }
 
-impl HttpBody for H2Body {
+impl HttpBody for StreamBody {
     type Data = Bytes;
     type Error = Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
-        let broken = |error: h2::Error| Error::ClientGone(error.to_string());
+        let broken = |error: StreamError| Error::ClientGone(error.to_string());
         if !self.trailers {
             match ready!(self.recv.poll_chunk(cx, usize::MAX)) {
                 Some(Ok(bytes)) => {
@@ -147,7 +147,7 @@ impl HttpBody for H2Body {
                     return Poll::Ready(Some(Ok(Frame::data(bytes))));
                 }
                 // Its length says that it is whole.
-                Some(Err(error)) if error.reason() == Some(h2::Reason::NO_ERROR) && self.remaining == Some(0) => {
+                Some(Err(error)) if self.remaining == Some(0) && (error.has_parted() || error.is_unprocessed()) => {
                     return Poll::Ready(None);
                 }
                 Some(Err(error)) => return Poll::Ready(Some(Err(broken(error)))),

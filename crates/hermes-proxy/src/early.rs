@@ -14,8 +14,7 @@ use bytes::Bytes;
 
 use crate::error::Error;
 use crate::live::Entry;
-use crate::stream::h2::{Receiver, Sender};
-use crate::stream::{self, ByteStream};
+use crate::stream::{self, ByteStream, Receiver, Sender, StreamError};
 
 /// No chunk is read once so many bytes are under way.
 const MOST: usize = 16 << 10;
@@ -46,7 +45,7 @@ impl Source for Receiver {
     }
 
     fn poll_early(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<io::Result<Option<(Bytes, usize)>>> {
-        stream::poll_h2_read(self, cx, most).map_ok(|chunk| chunk.map(counted))
+        stream::poll_read_half(self, cx, most).map_ok(|chunk| chunk.map(counted))
     }
 }
 
@@ -83,7 +82,7 @@ impl<'a> Early<'a> {
     ///
     /// # Errors
     /// The stream is broken.
-    pub(crate) fn repeat(&self, sink: &mut Sender) -> Result<(), h2::Error> {
+    pub(crate) fn repeat(&self, sink: &mut Sender) -> Result<(), StreamError> {
         sink.send(self.sent.concat().into(), false)
     }
 

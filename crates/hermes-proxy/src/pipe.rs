@@ -1,4 +1,4 @@
-//! A body into an h2 stream, at the pace of the stream's window.
+//! A body into a multiplexed stream, at the pace of the stream's window.
 //!
 //! In: a body. Out: DATA frames, trailers, END_STREAM. Small chunks that are there together go in one
 //! frame. Holds at most one frame of the body beyond the window. Both directions use it: requests
@@ -8,12 +8,12 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use h2::Reason;
 use http_body::{Body as HttpBody, Frame};
 
 use crate::error::Error;
 use crate::headers;
-use crate::stream::h2::{GATHER, SMALL, Sender, Whole};
+use crate::stream::h2::{GATHER, SMALL, Whole};
+use crate::stream::{Reset, Sender, StreamError};
 
 /// Frames that are sent before other tasks of the worker get their turn.
 const FRAMES_A_TURN: usize = 64;
@@ -39,7 +39,7 @@ pub(crate) enum PipeError {
     /// The body broke: its source is at fault. The stream was reset.
     Source(Error),
     /// The stream broke: its reader is at fault.
-    Sink(h2::Error),
+    Sink(StreamError),
 }
 
 impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> Pipe<B> {
@@ -74,7 +74,7 @@ impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> Pipe<B> {
             match ready!(self.poll_frame(cx)) {
                 Some(Ok(frame)) => self.take(frame).map_err(PipeError::Sink)?,
                 Some(Err(error)) => {
-                    self.stream.reset(Reason::INTERNAL_ERROR);
+                    self.stream.reset(Reset::Internal);
                     self.done = true;
                     return Poll::Ready(Err(PipeError::Source(error)));
                 }
@@ -115,7 +115,7 @@ impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> Pipe<B> {
         Poll::Ready(Some(Ok(Frame::data(whole.into_bytes()))))
     }
 
-    fn take(&mut self, frame: Frame<Bytes>) -> Result<(), h2::Error> {
+    fn take(&mut self, frame: Frame<Bytes>) -> Result<(), StreamError> {
         let frame = match frame.into_data() {
             Ok(data) => {
                 self.ended = match self.next {
@@ -136,7 +136,7 @@ impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> Pipe<B> {
         Ok(())
     }
 
-    fn end(&mut self) -> Result<(), h2::Error> {
+    fn end(&mut self) -> Result<(), StreamError> {
         self.done = true;
         self.stream.send(Bytes::new(), true)
     }
@@ -146,7 +146,7 @@ impl<B> Drop for Pipe<B> {
     fn drop(&mut self) {
         if !self.done {
             // Said aloud: h2 would send CANCEL too, but only where the other half is dropped as well.
-            self.stream.reset(Reason::CANCEL);
+            self.stream.reset(Reset::Cancel);
         }
     }
 }

@@ -6,19 +6,19 @@
 //! Never: what the bytes mean.
 
 pub(crate) mod h2;
+mod halves;
 
 use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
-use ::h2::Reason;
 use bytes::{Bytes, BytesMut};
 use hermes_net::Io;
 use http_body::Body as HttpBody;
 use tokio::io::AsyncWrite;
 
-use self::h2::{Receiver, Sender};
+pub(crate) use self::halves::{Receiver, Reset, Sender, StreamError};
 use crate::body::{Body, ChannelSender};
 use crate::live::Entry;
 use crate::upstream::pool::{H1Connection, H2Lease};
@@ -35,8 +35,8 @@ const TLS_CHUNK: usize = 16 << 10;
 pub(crate) enum ByteStream {
     /// A socket; `ahead` was read from it already. `_seat` is its place at an endpoint, if it has one.
     Io { io: Io, ahead: Bytes, buffer: BytesMut, most: usize, _seat: Option<Seat> },
-    /// An h2 stream.
-    H2 { recv: Receiver, send: Sender, sent_end: bool, _lease: Option<H2Lease>, _in_flight: Option<InFlight> },
+    /// A multiplexed stream, of h2 or h3.
+    Multiplexed { recv: Receiver, send: Sender, sent_end: bool, _lease: Option<H2Lease>, _in_flight: Option<InFlight> },
     /// The bodies of a request and its response. `carrier` is the connection that both are on,
     /// where nobody else moves it.
     Bodies { recv: Box<Body>, send: Option<ChannelSender>, carrier: Option<Box<H1Connection>> },
@@ -52,8 +52,13 @@ impl ByteStream {
         ByteStream::Io { io, ahead, buffer: BytesMut::new(), most: FIRST_CHUNK, _seat: None }
     }
 
-    pub(crate) fn h2(recv: Receiver, send: Sender, lease: Option<H2Lease>, in_flight: Option<InFlight>) -> Self {
-        ByteStream::H2 { recv, send, sent_end: false, _lease: lease, _in_flight: in_flight }
+    pub(crate) fn multiplexed(
+        recv: Receiver,
+        send: Sender,
+        lease: Option<H2Lease>,
+        in_flight: Option<InFlight>,
+    ) -> Self {
+        ByteStream::Multiplexed { recv, send, sent_end: false, _lease: lease, _in_flight: in_flight }
     }
 
     pub(crate) fn bodies(recv: Body, send: ChannelSender, carrier: Option<Box<H1Connection>>) -> Self {
@@ -63,7 +68,7 @@ impl ByteStream {
     /// It is this session's, which ends where too much of it lies unread.
     pub(crate) fn bind(&self, session: &Rc<Entry>) {
         match self {
-            ByteStream::H2 { recv, .. } => recv.bind(session),
+            ByteStream::Multiplexed { recv, .. } => recv.bind(session),
             ByteStream::Bodies { recv, .. } => recv.bind(session),
             ByteStream::Io { .. } => {}
         }
@@ -87,7 +92,7 @@ impl ByteStream {
                 }
                 poll_read_io(io, buffer, most, cx)
             }
-            ByteStream::H2 { recv, .. } => poll_h2_read(recv, cx, usize::MAX),
+            ByteStream::Multiplexed { recv, .. } => poll_read_half(recv, cx, usize::MAX),
             ByteStream::Bodies { recv, .. } => loop {
                 match ready!(Pin::new(&mut **recv).poll_frame(cx)) {
                     Some(Ok(frame)) => {
@@ -116,7 +121,7 @@ impl ByteStream {
                 }
                 Poll::Ready(Ok(()))
             }
-            ByteStream::H2 { send, .. } => send.poll_send(cx, chunk, false).map_err(|error| h2_error(&error)),
+            ByteStream::Multiplexed { send, .. } => send.poll_send(cx, chunk, false).map_err(io::Error::from),
             ByteStream::Bodies { send, .. } => {
                 let send = send.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
                 ready!(send.poll_ready(cx))?;
@@ -142,9 +147,9 @@ impl ByteStream {
                 Err(error) if error.kind() == io::ErrorKind::NotConnected => Poll::Ready(Ok(())),
                 other => Poll::Ready(other),
             },
-            ByteStream::H2 { send, sent_end, .. } => {
+            ByteStream::Multiplexed { send, sent_end, .. } => {
                 if !std::mem::replace(sent_end, true) {
-                    send.send(Bytes::new(), true).map_err(|error| h2_error(&send.why(cx, error)))?;
+                    send.finish(cx)?;
                 }
                 Poll::Ready(Ok(()))
             }
@@ -184,7 +189,7 @@ impl ByteStream {
     /// The peer broke it off, though it had ended its own direction in order. Over TCP writing tells.
     pub(crate) fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         match self {
-            ByteStream::H2 { send, sent_end: false, .. } => send.poll_reset(cx).map(|error| h2_error(&error)),
+            ByteStream::Multiplexed { send, sent_end: false, .. } => send.poll_reset(cx).map(io::Error::from),
             _ => Poll::Pending,
         }
     }
@@ -193,7 +198,7 @@ impl ByteStream {
     pub(crate) fn abort(&mut self) {
         match self {
             ByteStream::Io { io, .. } => hermes_net::tcp::reset_on_close(io.tcp()),
-            ByteStream::H2 { send, .. } => send.reset(Reason::CONNECT_ERROR),
+            ByteStream::Multiplexed { send, .. } => send.reset(Reset::Connect),
             ByteStream::Bodies { send, .. } => drop(send.take()),
         }
     }
@@ -227,26 +232,17 @@ fn poll_read_io(
     }
 }
 
-/// The peer said all that it had to say, and wants to hear no more (RFC 9113, 8.1): servers reset a
-/// stream so behind its end.
-#[derive(Debug, thiserror::Error)]
-#[error("it has ended, and takes no more")]
-struct Parted;
-
-/// Nothing is broken: see [`Parted`].
+/// Nothing is broken: the peer needs no more.
 pub(crate) fn has_parted(error: &io::Error) -> bool {
-    error.get_ref().is_some_and(|inner| inner.is::<Parted>())
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<StreamError>());
+    inner.is_some_and(StreamError::has_parted)
 }
 
-/// The next chunk of an h2 stream.
-pub(crate) fn poll_h2_read(recv: &mut Receiver, cx: &mut Context<'_>, most: usize) -> Poll<io::Result<Option<Bytes>>> {
-    recv.poll_chunk(cx, most).map(|chunk| chunk.transpose().map_err(|error| h2_error(&error)))
-}
-
-fn h2_error(error: &::h2::Error) -> io::Error {
-    match error.reason() {
-        Some(Reason::CONNECT_ERROR | Reason::CANCEL) => io::ErrorKind::ConnectionReset.into(),
-        Some(Reason::NO_ERROR) if !error.is_go_away() => io::Error::other(Parted),
-        _ => io::Error::other(error.to_string()),
-    }
+/// The next chunk of a multiplexed stream.
+pub(crate) fn poll_read_half(
+    recv: &mut Receiver,
+    cx: &mut Context<'_>,
+    most: usize,
+) -> Poll<io::Result<Option<Bytes>>> {
+    recv.poll_chunk(cx, most).map(|chunk| Ok(chunk.transpose()?))
 }

@@ -20,15 +20,15 @@ use http::{Method, Request as HttpRequest, Response, StatusCode};
 use http_body::Body as HttpBody;
 
 use super::http::{Client, Watched};
-use crate::body::{Body, H2Body, Interim, RequestBody, ResponseBody, settle_length};
+use crate::body::{Body, Interim, RequestBody, ResponseBody, StreamBody, settle_length};
 use crate::early::Early;
 use crate::error::Error;
 use crate::live::{Connection, Phase, Stage};
 use crate::pipe::{Pipe, PipeError};
 use crate::request::{Origin, from_head};
 use crate::session::{self, Near, Served, Tunnel};
-use crate::stream::ByteStream;
-use crate::stream::h2::{Backlog, Receiver, Sender, Window};
+use crate::stream::h2::{self as halves, Backlog, Window};
+use crate::stream::{ByteStream, Receiver, Sender};
 use crate::upstream::pool::{ERROR_RESETS, FRAME_BUDGET, MAX_FRAME, RESETS_REMEMBERED, SEND_BUFFER};
 use crate::worker::Worker;
 
@@ -82,7 +82,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
                 }
                 Poll::Ready(Some(Ok((request, respond)))) => {
                     cancels.began += 1;
-                    let request = request.map(|recv| Receiver::new(worker, recv, &window));
+                    let request = request.map(|recv| Receiver::H2(halves::Receiver::new(worker, recv, &window)));
                     let respond = Respond { respond, backlog: backlog.clone() };
                     streams.push(serve_stream(worker.clone(), connection.clone(), client.clone(), request, respond));
                 }
@@ -205,7 +205,7 @@ async fn serve_stream(
     let (body, mut tunnelled) = if is_connect {
         (RequestBody::Empty, Some(recv))
     } else {
-        (RequestBody::new(&worker, Body::H2(H2Body::new(recv, length))), None)
+        (RequestBody::new(&worker, Body::Stream(StreamBody::new(recv, length))), None)
     };
     let listener = connection.current_listener(&worker);
     let origin = Origin {
@@ -329,7 +329,7 @@ async fn send(response: Response<ResponseBody>, to: &mut Respond) {
     let (worker, entry) = (body.worker().clone(), body.entry().clone());
     // Where the session was ended before, this is the answer that says so; it is not waited for as long.
     let mut last_words = entry.end.get().map(|error| (error, Box::pin(tokio::time::sleep(LAST_WORDS))));
-    let mut pipe = Pipe::new(body, Sender::new(stream, &to.backlog));
+    let mut pipe = Pipe::new(body, Sender::H2(halves::Sender::new(stream, &to.backlog)));
     let result = std::future::poll_fn(|cx| {
         // A client that reads nothing keeps the body from being polled: the sweep is heard here.
         let ended = match &mut last_words {
@@ -356,7 +356,7 @@ async fn tunnel(mut open: Box<Tunnel>, to: Respond, tunnelled: Option<Receiver>)
     let Respond { mut respond, backlog } = to;
     let recv = match (tunnelled, by_post) {
         (Some(recv), _) => Some(recv),
-        (None, Some(Body::H2(body))) => Some(body.into_stream()),
+        (None, Some(Body::Stream(body))) => Some(body.into_stream()),
         // The POST ended with its head: one direction is over already.
         _ => None,
     };
@@ -367,7 +367,16 @@ async fn tunnel(mut open: Box<Tunnel>, to: Respond, tunnelled: Option<Receiver>)
     };
     match respond.send_response(open.head_parts(), false) {
         Ok(send) => {
-            session::relay(Near::Stream(ByteStream::h2(recv, Sender::new(send, &backlog), None, None)), *open).await
+            session::relay(
+                Near::Stream(ByteStream::multiplexed(
+                    recv,
+                    Sender::H2(halves::Sender::new(send, &backlog)),
+                    None,
+                    None,
+                )),
+                *open,
+            )
+            .await
         }
         Err(error) => open.session.entry.fail(&Error::ClientGone(error.to_string())),
     }

@@ -21,12 +21,13 @@ use tokio::task::AbortHandle;
 
 use super::InFlight;
 use super::pool::{H1Connection, H2Lease, Pool};
-use crate::body::{Attempt, Body, H2Body, Interim, RequestBody, settle_length};
+use crate::body::{Attempt, Body, Interim, RequestBody, StreamBody, settle_length};
 use crate::early::Early;
 use crate::error::Error;
 use crate::live::Entry;
 use crate::pipe::{Pipe, PipeError};
-use crate::stream::h2::{Receiver, Sender};
+use crate::stream::h2;
+use crate::stream::{Receiver, Sender, StreamError};
 use crate::worker::Worker;
 
 /// Interim responses before a final one over h2; over h1 their bytes are measured.
@@ -50,17 +51,16 @@ impl Place {
     }
 
     /// A stream failed. Where its connection did, that is not used again.
-    fn stream_failed(&self, lease: &H2Lease, error: &h2::Error) -> Error {
-        let unprocessed = error.reason() == Some(h2::Reason::REFUSED_STREAM)
-            || (error.is_go_away() && error.is_remote() && error.reason() == Some(h2::Reason::NO_ERROR));
-        if !error.is_reset() {
+    fn stream_failed(&self, lease: &H2Lease, error: impl Into<StreamError>) -> Error {
+        let error = error.into();
+        if error.is_of_connection {
             lease.connection.close();
         }
-        self.broken(error, unprocessed)
+        self.broken(&error, error.is_unprocessed())
     }
 
     /// The connection took no stream any more.
-    fn not_sent(&self, lease: &H2Lease, error: &h2::Error) -> Error {
+    fn not_sent(&self, lease: &H2Lease, error: &::h2::Error) -> Error {
         lease.connection.close();
         self.broken(error, true)
     }
@@ -69,7 +69,7 @@ impl Place {
 /// A response's body, and what is left of its exchange.
 pub(crate) enum ExchangeBody {
     H1 { incoming: Incoming, carrier: Carrier, request: RequestBody, place: Place },
-    H2 { body: H2Body, upload: Option<Upload>, place: Place, _lease: H2Lease },
+    H2 { body: StreamBody, upload: Option<Upload>, place: Place, _lease: H2Lease },
 }
 
 /// The h1 connection under an exchange.
@@ -244,7 +244,8 @@ pub(crate) async fn over_h2(
         }
     };
     let (mut response, stream) = sender.send_request(request, ends).map_err(|error| place.not_sent(&lease, &error))?;
-    let mut upload = if ends { None } else { Some(Pipe::new(body, Sender::new(stream, &lease.connection.backlog))) };
+    let mut upload =
+        if ends { None } else { Some(Pipe::new(body, Sender::H2(h2::Sender::new(stream, &lease.connection.backlog)))) };
     let mut hints = 0..MOST_HINTS;
     let outcome = std::future::poll_fn(|cx| {
         while let Poll::Ready(Some(Ok(head))) = response.poll_informational(cx) {
@@ -265,7 +266,7 @@ pub(crate) async fn over_h2(
                 Poll::Pending => {}
             }
         }
-        Pin::new(&mut response).poll(cx).map(|result| result.map_err(|error| place.stream_failed(&lease, &error)))
+        Pin::new(&mut response).poll(cx).map(|result| result.map_err(|error| place.stream_failed(&lease, error)))
     })
     .await;
     match outcome {
@@ -283,19 +284,19 @@ pub(crate) async fn over_h2(
 
 /// An h2 response as an exchange's.
 pub(crate) fn response_h2(
-    mut response: Response<h2::RecvStream>,
+    mut response: Response<::h2::RecvStream>,
     lease: H2Lease,
     place: Place,
 ) -> Response<ExchangeBody> {
     let length = settle_length(response.headers_mut());
     response.map(|recv| {
-        let recv = Receiver::new(&place.worker, recv, &lease.connection.window);
-        ExchangeBody::H2 { body: H2Body::new(recv, length), upload: None, place, _lease: lease }
+        let recv = Receiver::H2(h2::Receiver::new(&place.worker, recv, &lease.connection.window));
+        ExchangeBody::H2 { body: StreamBody::new(recv, length), upload: None, place, _lease: lease }
     })
 }
 
 /// The response's head with what the peer sends, what we send, and the place on the connection.
-pub(crate) type OpenedH2 = (Response<h2::RecvStream>, Sender, H2Lease);
+pub(crate) type OpenedH2 = (Response<::h2::RecvStream>, Sender, H2Lease);
 
 /// Opens an h2 stream as a tunnel: the request has no body that ends. What the client sends before
 /// the response goes along, where `early` is given.
@@ -316,16 +317,16 @@ pub(crate) async fn open_h2(
         }
     };
     let (mut response, stream) = sender.send_request(request, false).map_err(|error| place.not_sent(&lease, &error))?;
-    let mut stream = Sender::new(stream, &lease.connection.backlog);
+    let mut stream = Sender::H2(h2::Sender::new(stream, &lease.connection.backlog));
     if let Some(early) = early {
-        early.repeat(&mut stream).map_err(|error| place.stream_failed(&lease, &error))?;
+        early.repeat(&mut stream).map_err(|error| place.stream_failed(&lease, error))?;
         let answered = std::future::poll_fn(|cx| {
             early.send(cx, &mut stream)?;
-            Pin::new(&mut response).poll(cx).map_err(|error| place.stream_failed(&lease, &error))
+            Pin::new(&mut response).poll(cx).map_err(|error| place.stream_failed(&lease, error))
         });
         return Ok((answered.await?, stream, lease));
     }
-    let response = response.await.map_err(|error| place.stream_failed(&lease, &error))?;
+    let response = response.await.map_err(|error| place.stream_failed(&lease, error))?;
     Ok((response, stream, lease))
 }
 
@@ -405,7 +406,7 @@ impl HttpBody for ExchangeBody {
             }
             ExchangeBody::H2 { body, place, .. } => {
                 Pin::new(body).poll_frame(cx).map_err(|error| match error {
-                    // H2Body serves both sides; here its peer is the upstream.
+                    // StreamBody serves both sides; here its peer is the upstream.
                     Error::ClientGone(reason) => place.broken(reason, false),
                     other => other,
                 })

@@ -23,7 +23,7 @@ use crate::error::Error;
 use crate::headers::CAPSULE_PROTOCOL;
 use crate::request::Ask;
 use crate::stream::ByteStream;
-use crate::stream::h2::Receiver;
+use crate::stream::{Receiver, h2};
 use crate::upgrade::{self, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY};
 use crate::upstream::connect::connect;
 use crate::upstream::exchange::{self, ExchangeBody, Place};
@@ -170,7 +170,7 @@ impl Forward<'_> {
                     });
                 }
                 self.give_websocket_key(protocol, request.headers_mut())?;
-                request.extensions_mut().insert(h2::ext::Protocol::from(&**protocol));
+                request.extensions_mut().insert(::h2::ext::Protocol::from(&**protocol));
                 *request.uri_mut() = self.template_uri(&outgoing, &place.peer)?;
             }
             Ask::Response => return Err(Error::Internal("an exchange was taken for a tunnel".to_owned())),
@@ -188,8 +188,11 @@ impl Forward<'_> {
             return Ok(Opened::Answer(exchange::response_h2(response, lease, place).map(ExchangeBody::settle)));
         }
         let (parts, recv) = response.into_parts();
-        let recv = Receiver::new(self.worker, recv, &lease.connection.window);
-        Ok(Opened::Tunnel { stream: ByteStream::h2(recv, send, Some(lease), place.in_flight), head: Some(parts) })
+        let recv = Receiver::H2(h2::Receiver::new(self.worker, recv, &lease.connection.window));
+        Ok(Opened::Tunnel {
+            stream: ByteStream::multiplexed(recv, send, Some(lease), place.in_flight),
+            head: Some(parts),
+        })
     }
 
     async fn over_h1(

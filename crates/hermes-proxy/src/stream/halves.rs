@@ -1,0 +1,213 @@
+//! The two halves of a multiplexed stream, of whichever version: what bodies and tunnels are moved by.
+//!
+//! In: halves of HTTP/2 or HTTP/3. Out: chunks, trailers, ends and errors that mean the same in both.
+//! Never: what the bytes mean.
+
+use std::io;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use ::h2::Reason;
+use bytes::Bytes;
+use http::HeaderMap;
+
+use super::h2;
+use crate::live::Entry;
+
+/// How a stream failed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{text}")]
+pub(crate) struct StreamError {
+    why: Why,
+    /// Its whole connection did.
+    pub(crate) is_of_connection: bool,
+    text: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Why {
+    /// The peer did nothing with it.
+    Unprocessed,
+    /// The peer broke it off.
+    Reset,
+    /// The peer said all that it had to say, and wants to hear no more (RFC 9113, 8.1; RFC 9114, 4.1):
+    /// servers break a stream off so behind its end.
+    Parted,
+    Other,
+}
+
+impl StreamError {
+    /// The peer did nothing with it: it may be sent again, to it or another.
+    pub(crate) fn is_unprocessed(&self) -> bool {
+        self.why == Why::Unprocessed
+    }
+
+    /// Nothing is broken: the peer needs no more.
+    pub(crate) fn has_parted(&self) -> bool {
+        self.why == Why::Parted
+    }
+}
+
+impl From<::h2::Error> for StreamError {
+    fn from(error: ::h2::Error) -> Self {
+        let is_of_connection = !error.is_reset();
+        let why = match error.reason() {
+            Some(Reason::REFUSED_STREAM) => Why::Unprocessed,
+            Some(Reason::NO_ERROR) if error.is_go_away() && error.is_remote() => Why::Unprocessed,
+            Some(Reason::NO_ERROR) if !error.is_go_away() => Why::Parted,
+            Some(Reason::CONNECT_ERROR | Reason::CANCEL) => Why::Reset,
+            _ => Why::Other,
+        };
+        Self { why, is_of_connection, text: error.to_string() }
+    }
+}
+
+impl From<StreamError> for io::Error {
+    fn from(error: StreamError) -> Self {
+        match error.why {
+            Why::Reset => io::ErrorKind::ConnectionReset.into(),
+            _ => io::Error::other(error),
+        }
+    }
+}
+
+/// As what a stream is broken off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reset {
+    /// It is wanted no more.
+    Cancel,
+    /// The connection of a tunnel broke.
+    Connect,
+    /// What was to be sent broke.
+    Internal,
+}
+
+impl Reset {
+    fn h2(self) -> Reason {
+        match self {
+            Reset::Cancel => Reason::CANCEL,
+            Reset::Connect => Reason::CONNECT_ERROR,
+            Reset::Internal => Reason::INTERNAL_ERROR,
+        }
+    }
+}
+
+/// The receiving half.
+pub(crate) enum Receiver {
+    H2(h2::Receiver),
+}
+
+impl Receiver {
+    /// It is this session's, which ends where too much lies unread.
+    pub(crate) fn bind(&self, session: &Rc<Entry>) {
+        match self {
+            Receiver::H2(recv) => recv.bind(session),
+        }
+    }
+
+    /// The next chunk, never empty, of at most so many bytes; `None` is the end of them.
+    pub(crate) fn poll_chunk(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<Option<Result<Bytes, StreamError>>> {
+        match self {
+            Receiver::H2(recv) => recv.poll_chunk(cx, most).map(|chunk| chunk.map(|chunk| Ok(chunk?))),
+        }
+    }
+
+    /// How many lines trailers may have.
+    pub(crate) fn most_lines(&self) -> usize {
+        match self {
+            Receiver::H2(recv) => recv.most_lines(),
+        }
+    }
+
+    /// The trailers, after the last chunk.
+    pub(crate) fn poll_trailers(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<HeaderMap>, StreamError>> {
+        match self {
+            Receiver::H2(recv) => recv.poll_trailers(cx).map_err(StreamError::from),
+        }
+    }
+
+    /// Nothing is left to read.
+    pub(crate) fn is_end_stream(&self) -> bool {
+        match self {
+            Receiver::H2(recv) => recv.is_end_stream(),
+        }
+    }
+}
+
+/// The sending half.
+pub(crate) enum Sender {
+    H2(h2::Sender),
+}
+
+impl Sender {
+    /// Ready where something may be sent.
+    pub(crate) fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), StreamError>> {
+        match self {
+            Sender::H2(send) => send.poll_room(cx).map_err(StreamError::from),
+        }
+    }
+
+    /// Ready where the connection has taken enough of what went before.
+    pub(crate) fn poll_backlog(&mut self, cx: &Context<'_>) -> Poll<()> {
+        match self {
+            Sender::H2(send) => send.poll_backlog(cx),
+        }
+    }
+
+    /// The peer broke the stream off. Pending as long as it did not.
+    pub(crate) fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<StreamError> {
+        match self {
+            Sender::H2(send) => send.poll_reset(cx).map(StreamError::from),
+        }
+    }
+
+    /// Sends what the peer takes of a chunk; `ends` with the stream's end behind all of it. Ready when
+    /// nothing of it is left.
+    pub(crate) fn poll_send(
+        &mut self,
+        cx: &mut Context<'_>,
+        chunk: &mut Bytes,
+        ends: bool,
+    ) -> Poll<Result<(), StreamError>> {
+        match self {
+            Sender::H2(send) => send.poll_send(cx, chunk, ends).map_err(StreamError::from),
+        }
+    }
+
+    /// Sends a chunk whatever the peer takes; `ends` with the stream's end.
+    ///
+    /// # Errors
+    /// The stream is over.
+    pub(crate) fn send(&mut self, chunk: Bytes, ends: bool) -> Result<(), StreamError> {
+        match self {
+            Sender::H2(send) => Ok(send.send(chunk, ends)?),
+        }
+    }
+
+    /// Ends the stream in order.
+    ///
+    /// # Errors
+    /// The stream is over, and why, where the peer said so.
+    pub(crate) fn finish(&mut self, cx: &mut Context<'_>) -> Result<(), StreamError> {
+        match self {
+            Sender::H2(send) => Ok(send.send(Bytes::new(), true).map_err(|error| send.why(cx, error))?),
+        }
+    }
+
+    /// Ends the stream with trailers.
+    ///
+    /// # Errors
+    /// The stream is over.
+    pub(crate) fn send_trailers(&mut self, trailers: HeaderMap) -> Result<(), StreamError> {
+        match self {
+            Sender::H2(send) => Ok(send.send_trailers(trailers)?),
+        }
+    }
+
+    /// Breaks it off.
+    pub(crate) fn reset(&mut self, reset: Reset) {
+        match self {
+            Sender::H2(send) => send.reset(reset.h2()),
+        }
+    }
+}
