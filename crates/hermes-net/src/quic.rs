@@ -18,7 +18,7 @@ use quinn::{
 };
 pub use quinn::{
     ClientConfig, Connection, ConnectionError, Endpoint, Incoming, ReadError, RecvStream, SendDatagramError,
-    SendStream, ServerConfig, StreamId, VarInt, WriteError,
+    SendStream, ServerConfig, StoppedError, StreamId, VarInt, WriteError,
 };
 use tokio::task::JoinSet;
 

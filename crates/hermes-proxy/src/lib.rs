@@ -12,6 +12,7 @@ mod datagram;
 mod early;
 mod error;
 mod generation;
+mod h3;
 mod headers;
 mod listener;
 mod live;

@@ -56,7 +56,9 @@ impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> Pipe<B> {
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), PipeError>> {
         for _ in 0..FRAMES_A_TURN {
             if self.done {
-                return Poll::Ready(Ok(()));
+                let settled = self.stream.poll_settled(cx);
+                self.blocked = settled.is_pending();
+                return settled.map_err(PipeError::Sink);
             }
             let room = match self.chunk.is_empty() {
                 true => self.stream.poll_room(cx),
@@ -82,7 +84,7 @@ impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> Pipe<B> {
             }
         }
         if self.done {
-            return Poll::Ready(Ok(()));
+            return self.stream.poll_settled(cx).map_err(PipeError::Sink);
         }
         cx.waker().wake_by_ref();
         Poll::Pending

@@ -6,6 +6,7 @@
 //! Never: what the bytes mean.
 
 pub(crate) mod h2;
+pub(crate) mod h3;
 mod halves;
 
 use std::io;
@@ -151,7 +152,7 @@ impl ByteStream {
                 if !std::mem::replace(sent_end, true) {
                     send.finish(cx)?;
                 }
-                Poll::Ready(Ok(()))
+                send.poll_settled(cx).map_err(io::Error::from)
             }
             ByteStream::Bodies { send, .. } => {
                 if let Some(send) = send.take() {

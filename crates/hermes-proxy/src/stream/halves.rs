@@ -9,9 +9,10 @@ use std::task::{Context, Poll};
 
 use ::h2::Reason;
 use bytes::Bytes;
+use hermes_wire::h3::Code;
 use http::HeaderMap;
 
-use super::h2;
+use super::{h2, h3};
 use crate::live::Entry;
 
 /// How a stream failed.
@@ -45,6 +46,33 @@ impl StreamError {
     /// Nothing is broken: the peer needs no more.
     pub(crate) fn has_parted(&self) -> bool {
         self.why == Why::Parted
+    }
+}
+
+impl StreamError {
+    /// A stream that HTTP/3 broke off with this code (RFC 9114, section 8.1).
+    pub(crate) fn of_code(code: u64) -> Self {
+        let is = |other: Code| code == other.value();
+        let why = if is(Code::RequestRejected) {
+            Why::Unprocessed
+        } else if is(Code::RequestCancelled) || is(Code::ConnectError) {
+            Why::Reset
+        } else if is(Code::NoError) {
+            Why::Parted
+        } else {
+            Why::Other
+        };
+        Self { why, is_of_connection: false, text: format!("the peer broke the stream off with {code:#x}") }
+    }
+
+    /// The connection under it is over.
+    pub(crate) fn of_connection(text: impl Into<String>) -> Self {
+        Self { why: Why::Other, is_of_connection: true, text: text.into() }
+    }
+
+    /// Some other reason.
+    pub(crate) fn other(text: impl Into<String>) -> Self {
+        Self { why: Why::Other, is_of_connection: false, text: text.into() }
     }
 }
 
@@ -90,11 +118,20 @@ impl Reset {
             Reset::Internal => Reason::INTERNAL_ERROR,
         }
     }
+
+    pub(super) fn h3(self) -> Code {
+        match self {
+            Reset::Cancel => Code::RequestCancelled,
+            Reset::Connect => Code::ConnectError,
+            Reset::Internal => Code::InternalError,
+        }
+    }
 }
 
 /// The receiving half.
 pub(crate) enum Receiver {
     H2(h2::Receiver),
+    H3(Box<h3::Receiver>),
 }
 
 impl Receiver {
@@ -102,6 +139,8 @@ impl Receiver {
     pub(crate) fn bind(&self, session: &Rc<Entry>) {
         match self {
             Receiver::H2(recv) => recv.bind(session),
+            // What lies unread is bounded by its windows.
+            Receiver::H3(_) => {}
         }
     }
 
@@ -109,6 +148,7 @@ impl Receiver {
     pub(crate) fn poll_chunk(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<Option<Result<Bytes, StreamError>>> {
         match self {
             Receiver::H2(recv) => recv.poll_chunk(cx, most).map(|chunk| chunk.map(|chunk| Ok(chunk?))),
+            Receiver::H3(recv) => recv.poll_chunk(cx, most),
         }
     }
 
@@ -116,6 +156,7 @@ impl Receiver {
     pub(crate) fn most_lines(&self) -> usize {
         match self {
             Receiver::H2(recv) => recv.most_lines(),
+            Receiver::H3(recv) => recv.most_lines(),
         }
     }
 
@@ -123,6 +164,7 @@ impl Receiver {
     pub(crate) fn poll_trailers(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<HeaderMap>, StreamError>> {
         match self {
             Receiver::H2(recv) => recv.poll_trailers(cx).map_err(StreamError::from),
+            Receiver::H3(recv) => recv.poll_trailers(cx),
         }
     }
 
@@ -130,6 +172,7 @@ impl Receiver {
     pub(crate) fn is_end_stream(&self) -> bool {
         match self {
             Receiver::H2(recv) => recv.is_end_stream(),
+            Receiver::H3(recv) => recv.is_end_stream(),
         }
     }
 }
@@ -137,6 +180,7 @@ impl Receiver {
 /// The sending half.
 pub(crate) enum Sender {
     H2(h2::Sender),
+    H3(Box<h3::Sender>),
 }
 
 impl Sender {
@@ -144,6 +188,7 @@ impl Sender {
     pub(crate) fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), StreamError>> {
         match self {
             Sender::H2(send) => send.poll_room(cx).map_err(StreamError::from),
+            Sender::H3(send) => send.poll_room(cx),
         }
     }
 
@@ -151,6 +196,7 @@ impl Sender {
     pub(crate) fn poll_backlog(&mut self, cx: &Context<'_>) -> Poll<()> {
         match self {
             Sender::H2(send) => send.poll_backlog(cx),
+            Sender::H3(_) => Poll::Ready(()),
         }
     }
 
@@ -158,6 +204,7 @@ impl Sender {
     pub(crate) fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<StreamError> {
         match self {
             Sender::H2(send) => send.poll_reset(cx).map(StreamError::from),
+            Sender::H3(send) => send.poll_reset(cx),
         }
     }
 
@@ -171,6 +218,7 @@ impl Sender {
     ) -> Poll<Result<(), StreamError>> {
         match self {
             Sender::H2(send) => send.poll_send(cx, chunk, ends).map_err(StreamError::from),
+            Sender::H3(send) => send.poll_send(cx, chunk, ends),
         }
     }
 
@@ -181,16 +229,33 @@ impl Sender {
     pub(crate) fn send(&mut self, chunk: Bytes, ends: bool) -> Result<(), StreamError> {
         match self {
             Sender::H2(send) => Ok(send.send(chunk, ends)?),
+            Sender::H3(send) => {
+                send.send(chunk, ends);
+                Ok(())
+            }
         }
     }
 
-    /// Ends the stream in order.
+    /// Ends the stream in order, once.
     ///
     /// # Errors
     /// The stream is over, and why, where the peer said so.
     pub(crate) fn finish(&mut self, cx: &mut Context<'_>) -> Result<(), StreamError> {
         match self {
             Sender::H2(send) => Ok(send.send(Bytes::new(), true).map_err(|error| send.why(cx, error))?),
+            Sender::H3(send) => {
+                send.send(Bytes::new(), true);
+                Ok(())
+            }
+        }
+    }
+
+    /// Ready where nothing that was sent waits here any more.
+    pub(crate) fn poll_settled(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), StreamError>> {
+        match self {
+            // It waits in h2, which sends it.
+            Sender::H2(_) => Poll::Ready(Ok(())),
+            Sender::H3(send) => send.poll_settled(cx),
         }
     }
 
@@ -201,6 +266,10 @@ impl Sender {
     pub(crate) fn send_trailers(&mut self, trailers: HeaderMap) -> Result<(), StreamError> {
         match self {
             Sender::H2(send) => Ok(send.send_trailers(trailers)?),
+            Sender::H3(send) => {
+                send.send_trailers(&trailers);
+                Ok(())
+            }
         }
     }
 
@@ -208,6 +277,7 @@ impl Sender {
     pub(crate) fn reset(&mut self, reset: Reset) {
         match self {
             Sender::H2(send) => send.reset(reset.h2()),
+            Sender::H3(send) => send.reset(reset),
         }
     }
 }

@@ -1,0 +1,297 @@
+//! A connection's own streams, and what they tell.
+//!
+//! In: a QUIC connection. Out: our SETTINGS and GOAWAY, the peer's, HTTP Datagrams by their streams;
+//! where the peer breaks the protocol, the connection's end with the code that says how. Never: a
+//! request's stream.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use hermes_net::quic;
+use hermes_wire::h3::{self, Code, Frame, FrameDecoder, Settings, stream};
+use hermes_wire::varint;
+
+use crate::signal::Signal;
+use crate::stream::StreamError;
+
+/// Bytes of the longest integer that a stream's type can be.
+const TYPE: usize = varint::MAX_LEN;
+
+/// What all streams of a connection share.
+pub(crate) struct Link {
+    pub(crate) connection: quic::Connection,
+    is_server: bool,
+    /// The peer's.
+    settings: Cell<Option<Settings>>,
+    settled: Signal<()>,
+    /// The first request that the peer will not process.
+    goaway: Cell<Option<u64>>,
+    /// Of the first request that we will not process.
+    farewell: Signal<u64>,
+    /// Critical streams that the peer has opened.
+    critical: RefCell<Vec<u64>>,
+    datagrams: RefCell<HashMap<u64, Rc<dyn Fn(Bytes)>>>,
+}
+
+impl Link {
+    pub(crate) fn new(connection: quic::Connection, is_server: bool) -> Rc<Self> {
+        Rc::new(Self {
+            connection,
+            is_server,
+            settings: Cell::new(None),
+            settled: Signal::default(),
+            goaway: Cell::new(None),
+            farewell: Signal::default(),
+            critical: RefCell::default(),
+            datagrams: RefCell::default(),
+        })
+    }
+
+    /// Ends it, and says why.
+    pub(crate) fn close(&self, code: Code, reason: &str) {
+        self.connection.close(number(code), reason.as_bytes());
+    }
+
+    /// What the peer can do, once it has said so.
+    pub(crate) fn settings(&self) -> Option<Settings> {
+        self.settings.get()
+    }
+
+    /// Waits for the peer's settings: extended CONNECT may not be sent before.
+    pub(crate) async fn settled(&self) -> Option<Settings> {
+        let closed = pin!(self.connection.closed());
+        let settled = pin!(self.settled.wait());
+        futures_util::future::select(settled, closed).await;
+        self.settings.get()
+    }
+
+    /// Says that requests from this stream on are not taken any more.
+    pub(crate) fn say_goaway(&self, first_refused: u64) {
+        self.farewell.set(first_refused);
+    }
+
+    /// The peer takes no further request.
+    pub(crate) fn is_going(&self) -> bool {
+        self.goaway.get().is_some() || self.connection.close_reason().is_some()
+    }
+
+    /// The peer has said that it did nothing with this stream.
+    pub(crate) fn has_refused(&self, stream: u64) -> bool {
+        self.goaway.get().is_some_and(|first| stream >= first)
+    }
+
+    /// How a stream failed whose connection did.
+    pub(crate) fn lost(&self, stream: u64, error: &quic::ConnectionError) -> StreamError {
+        if self.has_refused(stream) {
+            return StreamError::of_code(Code::RequestRejected.value());
+        }
+        StreamError::of_connection(error.to_string())
+    }
+
+    /// Gives the datagrams of a stream to this function, until it is called with `None`.
+    pub(crate) fn deliver_to(&self, stream: u64, deliver: Option<Rc<dyn Fn(Bytes)>>) {
+        let mut datagrams = self.datagrams.borrow_mut();
+        match deliver {
+            Some(deliver) => drop(datagrams.insert(stream, deliver)),
+            None => drop(datagrams.remove(&stream)),
+        }
+    }
+
+    /// Moves what is the connection's own, until it is over.
+    pub(crate) async fn drive(&self, ours: Settings) {
+        let mut streams = FuturesUnordered::new();
+        let mut speaking = pin!(self.speak(ours));
+        let mut has_spoken = false;
+        let mut accepting = pin!(self.connection.accept_uni());
+        let mut datagram = pin!(self.connection.read_datagram());
+        std::future::poll_fn(|cx| {
+            if !has_spoken && let Poll::Ready(result) = speaking.as_mut().poll(cx) {
+                has_spoken = true;
+                if let Err(fault) = result {
+                    self.fail(fault);
+                }
+            }
+            while let Poll::Ready(accepted) = accepting.as_mut().poll(cx) {
+                let Ok(recv) = accepted else { return Poll::Ready(()) };
+                streams.push(self.hear(recv));
+                accepting.set(self.connection.accept_uni());
+            }
+            while let Poll::Ready(Some(result)) = streams.poll_next_unpin(cx) {
+                if let Err(fault) = result {
+                    self.fail(fault);
+                }
+            }
+            self.poll_datagrams(cx, |cx| {
+                let polled = datagram.as_mut().poll(cx);
+                if polled.is_ready() {
+                    datagram.set(self.connection.read_datagram());
+                }
+                polled
+            });
+            Poll::Pending
+        })
+        .await;
+    }
+
+    fn poll_datagrams(
+        &self,
+        cx: &mut Context<'_>,
+        mut poll: impl FnMut(&mut Context<'_>) -> Poll<Result<Bytes, quic::ConnectionError>>,
+    ) {
+        while let Poll::Ready(Ok(datagram)) = poll(cx) {
+            match h3::parse_datagram(datagram) {
+                Some((stream, payload)) => {
+                    let deliver = self.datagrams.borrow().get(&stream).cloned();
+                    // One that came before its stream, or after its end, is dropped (RFC 9297, 2.1).
+                    if let Some(deliver) = deliver {
+                        deliver(payload);
+                    }
+                }
+                None => self.close(Code::DatagramError, "a datagram without a stream"),
+            }
+        }
+    }
+
+    fn fail(&self, Fault(code, reason): Fault) {
+        tracing::debug!(peer = %self.connection.remote_address(), ?code, %reason, "an HTTP/3 connection is ended");
+        self.close(code, &reason);
+    }
+
+    /// Our control stream: SETTINGS, and at last GOAWAY. QPACK's streams are not opened: nothing is sent
+    /// on them without a dynamic table (RFC 9204, 4.2).
+    async fn speak(&self, ours: Settings) -> Result<(), Fault> {
+        let lost = |error: &dyn std::fmt::Display| Fault(Code::InternalError, error.to_string());
+        let mut control = self.connection.open_uni().await.map_err(|error| lost(&error))?;
+        let mut out = BytesMut::new();
+        varint::encode(stream::CONTROL, &mut out);
+        ours.put(&mut out);
+        control.write_chunk(out.split().freeze()).await.map_err(|error| lost(&error))?;
+        let first_refused = self.farewell.wait().await;
+        h3::put_header(h3::GOAWAY, varint::len(first_refused), &mut out);
+        varint::encode(first_refused, &mut out);
+        control.write_chunk(out.freeze()).await.map_err(|error| lost(&error))?;
+        // The stream lives as long as its connection.
+        std::future::pending().await
+    }
+
+    /// One of the peer's unidirectional streams.
+    async fn hear(&self, mut recv: quic::RecvStream) -> Result<(), Fault> {
+        let mut seen = Vec::with_capacity(TYPE);
+        let kind = loop {
+            let wanted = varint::decode(&seen).map(|(kind, _)| kind);
+            if let Some(kind) = wanted {
+                break kind;
+            }
+            // Byte by byte: what follows is the stream's own.
+            match recv.read_chunk(1, true).await {
+                Ok(Some(chunk)) => seen.extend_from_slice(&chunk.bytes),
+                // Over before it was anything (section 6.2).
+                Ok(None) | Err(_) => return Ok(()),
+            }
+        };
+        match kind {
+            stream::CONTROL | stream::QPACK_ENCODER | stream::QPACK_DECODER => {
+                if self.critical.borrow().contains(&kind) {
+                    return Err(Fault(Code::StreamCreationError, format!("a second stream of type {kind:#x}")));
+                }
+                self.critical.borrow_mut().push(kind);
+                if kind == stream::CONTROL { self.obey(recv).await } else { ignore(recv, kind).await }
+            }
+            stream::PUSH => {
+                let (code, reason) = if self.is_server {
+                    (Code::StreamCreationError, "a client pushes")
+                } else {
+                    (Code::IdError, "a push that was never allowed")
+                };
+                Err(Fault(code, reason.to_owned()))
+            }
+            _ => {
+                // Nobody reads it (section 9).
+                let _ = recv.stop(number(Code::StreamCreationError));
+                Ok(())
+            }
+        }
+    }
+
+    /// The peer's control stream.
+    async fn obey(&self, mut recv: quic::RecvStream) -> Result<(), Fault> {
+        let mut decoder = FrameDecoder::new(0);
+        let fault = |code, reason: &str| Err(Fault(code, reason.to_owned()));
+        loop {
+            while let Some(frame) = decoder.next().map_err(|error| Fault(error.code(), error.to_string()))? {
+                let Frame::Control { kind, payload } = frame else {
+                    return fault(Code::FrameUnexpected, "DATA or HEADERS on the control stream");
+                };
+                match (kind, self.settings.get()) {
+                    (h3::SETTINGS, None) => {
+                        let settings =
+                            Settings::parse(&payload).map_err(|error| Fault(Code::SettingsError, error.to_string()))?;
+                        self.settings.set(Some(settings));
+                        self.settled.set(());
+                    }
+                    (_, None) => {
+                        return fault(Code::MissingSettings, "the control stream does not begin with SETTINGS");
+                    }
+                    (h3::SETTINGS, Some(_)) => return fault(Code::FrameUnexpected, "SETTINGS a second time"),
+                    (h3::GOAWAY, _) => self.hear_goaway(&payload)?,
+                    (h3::PUSH_PROMISE, _) => return fault(Code::FrameUnexpected, "PUSH_PROMISE on the control stream"),
+                    (h3::MAX_PUSH_ID, _) if !self.is_server => {
+                        return fault(Code::FrameUnexpected, "MAX_PUSH_ID of a server");
+                    }
+                    // Nothing is ever pushed.
+                    (h3::CANCEL_PUSH, _) => return fault(Code::IdError, "CANCEL_PUSH of no push"),
+                    _ => {}
+                }
+            }
+            match recv.read_chunk(h3::MAX_CONTROL, true).await {
+                Ok(Some(chunk)) => decoder.push(chunk.bytes),
+                Ok(None) => return fault(Code::ClosedCriticalStream, "the control stream ended"),
+                Err(quic::ReadError::Reset(_)) => {
+                    return fault(Code::ClosedCriticalStream, "the control stream was reset");
+                }
+                // The connection is over.
+                Err(_) => return Ok(()),
+            }
+        }
+    }
+
+    fn hear_goaway(&self, payload: &[u8]) -> Result<(), Fault> {
+        let Some(id) = h3::parse_id(payload) else {
+            return Err(Fault(Code::FrameError, "a malformed GOAWAY".to_owned()));
+        };
+        // A server names a request's stream, a client a push (section 5.2).
+        if (!self.is_server && id % 4 != 0) || self.goaway.get().is_some_and(|before| id > before) {
+            return Err(Fault(Code::IdError, format!("GOAWAY with the identifier {id}")));
+        }
+        self.goaway.set(Some(id));
+        Ok(())
+    }
+}
+
+/// A stream of QPACK: with no dynamic table nothing on it matters, but that it stays.
+async fn ignore(mut recv: quic::RecvStream, kind: u64) -> Result<(), Fault> {
+    loop {
+        match recv.read_chunk(h3::MAX_CONTROL, true).await {
+            Ok(Some(_)) => {}
+            Ok(None) | Err(quic::ReadError::Reset(_)) => {
+                return Err(Fault(Code::ClosedCriticalStream, format!("the stream of type {kind:#x} ended")));
+            }
+            Err(_) => return Ok(()),
+        }
+    }
+}
+
+/// What ends the connection.
+struct Fault(Code, String);
+
+/// As QUIC has it.
+pub(crate) fn number(code: Code) -> quic::VarInt {
+    // All codes are small.
+    quic::VarInt::from_u32(code.value() as u32)
+}

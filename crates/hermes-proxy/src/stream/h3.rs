@@ -1,0 +1,392 @@
+//! The two halves of an HTTP/3 stream (RFC 9114, section 4.1), for bodies and for tunnels.
+//!
+//! In: quinn's halves. Out: heads, chunks, trailers. What the peer sends against the rules ends the
+//! stream or the connection, with the code that says so. A half that is dropped before its end says
+//! that it was broken off. Never: what the bytes mean.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Bytes, BytesMut};
+use hermes_net::quic;
+use hermes_wire::h3::{self, Code, Frame, FrameDecoder};
+use http::HeaderMap;
+
+use super::h2::{GATHER, SMALL, Whole};
+use super::halves::{Reset, StreamError};
+use crate::h3::fields::{self, Bounds, FieldError};
+use crate::h3::{Link, link::number};
+
+/// What is asked of quinn at once.
+const READ: usize = 64 << 10;
+
+/// The receiving half.
+pub(crate) struct Receiver {
+    recv: quic::RecvStream,
+    link: Rc<Link>,
+    bounds: Bounds,
+    decoder: FrameDecoder,
+    /// Read, and not asked for yet.
+    held: Option<Bytes>,
+    trailers: Option<Bytes>,
+    /// What came behind small chunks and is none.
+    failed: Option<StreamError>,
+    /// The peer has said all.
+    has_ended: bool,
+    /// Of the declared length what has not come yet.
+    missing: Option<u64>,
+    /// What the peer is told where this is dropped before the end.
+    parting: Code,
+}
+
+impl Receiver {
+    /// `parting` is what the peer is told where nobody wants the rest.
+    pub(crate) fn new(recv: quic::RecvStream, link: Rc<Link>, bounds: Bounds, parting: Code) -> Self {
+        Self {
+            recv,
+            link,
+            bounds,
+            decoder: FrameDecoder::new(bounds.bytes),
+            held: None,
+            trailers: None,
+            failed: None,
+            has_ended: false,
+            missing: None,
+            parting,
+        }
+    }
+
+    /// The encoded head: the first frame that is one. `None`: the stream ended without.
+    pub(crate) fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, StreamError>> {
+        match ready!(self.poll_frame(cx)) {
+            Some(Ok(Frame::Headers(block))) => Poll::Ready(Ok(Some(block))),
+            Some(Ok(_)) => Poll::Ready(Err(self.unexpected("a message that does not begin with HEADERS"))),
+            Some(Err(error)) => Poll::Ready(Err(error)),
+            None => Poll::Ready(Ok(None)),
+        }
+    }
+
+    /// Looks whether the end is here already, as behind a head without a body.
+    pub(crate) fn peek(&mut self, cx: &mut Context<'_>) {
+        if self.held.is_none() && self.failed.is_none() {
+            match self.poll_data(cx) {
+                Poll::Ready(Some(Ok(chunk))) => self.held = Some(chunk),
+                Poll::Ready(Some(Err(error))) => self.failed = Some(error),
+                Poll::Ready(None) | Poll::Pending => {}
+            }
+        }
+    }
+
+    /// The message's `content-length`: as much has to come (section 4.1.2).
+    pub(crate) fn expect(&mut self, length: Option<u64>) {
+        self.missing = length;
+    }
+
+    pub(crate) fn bounds(&self) -> Bounds {
+        self.bounds
+    }
+
+    pub(crate) fn most_lines(&self) -> usize {
+        self.bounds.lines
+    }
+
+    /// The next chunk, never empty, of at most so many bytes; `None` is the end of them.
+    pub(crate) fn poll_chunk(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<Option<Result<Bytes, StreamError>>> {
+        let mut chunk = match self.held.take() {
+            Some(chunk) => chunk,
+            None => match ready!(self.poll_gathered(cx)) {
+                Some(Ok(chunk)) => chunk,
+                other => return Poll::Ready(other),
+            },
+        };
+        if chunk.len() > most {
+            self.held = Some(chunk.split_off(most));
+        }
+        Poll::Ready(Some(Ok(chunk)))
+    }
+
+    /// A chunk, and those behind it: a packet's worth is little.
+    fn poll_gathered(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, StreamError>>> {
+        let first = match ready!(self.poll_data(cx)) {
+            Some(Ok(chunk)) => chunk,
+            other => return Poll::Ready(other),
+        };
+        let mut whole = Whole::from(first);
+        while whole.len() < GATHER - SMALL {
+            match self.poll_data(cx) {
+                Poll::Ready(Some(Ok(chunk))) => whole.add(&chunk),
+                Poll::Ready(Some(Err(error))) => {
+                    self.failed = Some(error);
+                    break;
+                }
+                Poll::Ready(None) | Poll::Pending => break,
+            }
+        }
+        Poll::Ready(Some(Ok(whole.into_bytes())))
+    }
+
+    fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, StreamError>>> {
+        if let Some(error) = self.failed.take() {
+            return Poll::Ready(Some(Err(error)));
+        }
+        if self.trailers.is_some() {
+            return Poll::Ready(None);
+        }
+        match ready!(self.poll_frame(cx)) {
+            Some(Ok(Frame::Data(chunk))) => {
+                if let Some(missing) = &mut self.missing {
+                    match missing.checked_sub(chunk.len() as u64) {
+                        Some(left) => *missing = left,
+                        None => return Poll::Ready(Some(Err(self.malformed("more bytes than content-length says")))),
+                    }
+                }
+                Poll::Ready(Some(Ok(chunk)))
+            }
+            Some(Ok(Frame::Headers(block))) => {
+                self.trailers = Some(block);
+                Poll::Ready(None)
+            }
+            Some(Ok(Frame::Control { .. })) => {
+                Poll::Ready(Some(Err(self.unexpected("a frame of the control stream in a message"))))
+            }
+            Some(Err(error)) => Poll::Ready(Some(Err(error))),
+            None if self.missing.is_some_and(|missing| missing > 0) => {
+                Poll::Ready(Some(Err(self.malformed("fewer bytes than content-length says"))))
+            }
+            None => Poll::Ready(None),
+        }
+    }
+
+    /// The trailers, after the last chunk.
+    pub(crate) fn poll_trailers(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<HeaderMap>, StreamError>> {
+        if self.trailers.is_none() {
+            return Poll::Ready(Ok(None));
+        }
+        match ready!(self.poll_frame(cx)) {
+            None => {}
+            Some(Ok(_)) => return Poll::Ready(Err(self.unexpected("a frame behind the trailers"))),
+            Some(Err(error)) => return Poll::Ready(Err(error)),
+        }
+        let Some(block) = self.trailers.take() else { return Poll::Ready(Ok(None)) };
+        Poll::Ready(fields::read_trailers(block, self.bounds).map(Some).map_err(|error| self.field_error(&error)))
+    }
+
+    /// Nothing is left to read.
+    pub(crate) fn is_end_stream(&self) -> bool {
+        self.has_ended && self.held.is_none() && self.trailers.is_none() && self.failed.is_none()
+    }
+
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame, StreamError>>> {
+        loop {
+            match self.decoder.next() {
+                Ok(Some(frame)) => return Poll::Ready(Some(Ok(frame))),
+                Ok(None) if self.has_ended => {
+                    return Poll::Ready(
+                        self.decoder.finish().err().map(|error| Err(self.fatal(error.code(), &error.to_string()))),
+                    );
+                }
+                Ok(None) => {}
+                Err(error) => return Poll::Ready(Some(Err(self.fatal(error.code(), &error.to_string())))),
+            }
+            // A future of the moment: what it waits for wakes us, and it holds nothing.
+            let read = ready!(pin!(self.recv.read_chunk(READ, true)).poll(cx));
+            match read {
+                Ok(Some(chunk)) => self.decoder.push(chunk.bytes),
+                Ok(None) => self.has_ended = true,
+                Err(error) => return Poll::Ready(Some(Err(self.read_error(error)))),
+            }
+        }
+    }
+
+    /// The message is malformed: its stream ends, and no other.
+    pub(crate) fn malformed(&mut self, what: &str) -> StreamError {
+        self.parting = Code::MessageError;
+        StreamError::other(what)
+    }
+
+    /// What a field section's fault means for stream and connection.
+    pub(crate) fn field_error(&mut self, error: &FieldError) -> StreamError {
+        match error {
+            FieldError::Undecodable(_) => self.fatal(Code::DecompressionFailed, &error.to_string()),
+            FieldError::TooLarge(_) => {
+                self.parting = Code::ExcessiveLoad;
+                StreamError::other(error.to_string())
+            }
+            FieldError::Malformed(what) => self.malformed(what),
+        }
+    }
+
+    fn unexpected(&self, what: &str) -> StreamError {
+        self.fatal(Code::FrameUnexpected, what)
+    }
+
+    /// Ends the connection.
+    fn fatal(&self, code: Code, what: &str) -> StreamError {
+        self.link.close(code, what);
+        StreamError::of_connection(what)
+    }
+
+    fn read_error(&self, error: quic::ReadError) -> StreamError {
+        match error {
+            quic::ReadError::Reset(code) => StreamError::of_code(code.into_inner()),
+            quic::ReadError::ConnectionLost(error) => self.link.lost(self.recv.id().into(), &error),
+            other => StreamError::other(other.to_string()),
+        }
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            let _ = self.recv.stop(number(self.parting));
+        }
+    }
+}
+
+type Stopped = Pin<Box<dyn Future<Output = Result<Option<quic::VarInt>, quic::StoppedError>>>>;
+
+/// The sending half.
+pub(crate) struct Sender {
+    send: quic::SendStream,
+    link: Rc<Link>,
+    /// What goes before anything else: heads, and what was sent whatever the peer takes.
+    queue: VecDeque<Bytes>,
+    /// Of the DATA frame that has begun what was not sent yet.
+    missing: usize,
+    /// The stream ends behind the queue.
+    ends: bool,
+    has_finished: bool,
+    /// Becomes ready when the peer wants no more.
+    stopped: Option<Stopped>,
+}
+
+impl Sender {
+    pub(crate) fn new(send: quic::SendStream, link: Rc<Link>) -> Self {
+        Self { send, link, queue: VecDeque::new(), missing: 0, ends: false, has_finished: false, stopped: None }
+    }
+
+    pub(crate) fn link(&self) -> &Rc<Link> {
+        &self.link
+    }
+
+    /// The stream's number.
+    pub(crate) fn id(&self) -> u64 {
+        self.send.id().into()
+    }
+
+    /// A head, encoded, behind what waits.
+    pub(crate) fn send_head(&mut self, block: Bytes, ends: bool) {
+        self.push_frame(h3::HEADERS, block);
+        self.ends |= ends;
+    }
+
+    fn push_frame(&mut self, kind: u64, payload: Bytes) {
+        let mut head = BytesMut::with_capacity(h3::MAX_FRAME_HEADER);
+        h3::put_header(kind, payload.len(), &mut head);
+        self.queue.push_back(head.freeze());
+        if !payload.is_empty() {
+            self.queue.push_back(payload);
+        }
+    }
+
+    /// Ready where something may be sent: nothing waits.
+    pub(crate) fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), StreamError>> {
+        while !self.queue.is_empty() {
+            let chunks = self.queue.make_contiguous();
+            let written = ready!(pin!(self.send.write_chunks(chunks)).poll(cx));
+            let written = written.map_err(|error| self.write_error(error))?;
+            drop(self.queue.drain(..written.chunks));
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// As `poll_room`, and the end is said where it was to be.
+    pub(crate) fn poll_settled(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), StreamError>> {
+        ready!(self.poll_room(cx))?;
+        if self.ends && !std::mem::replace(&mut self.has_finished, true) {
+            self.send.finish().map_err(|error| StreamError::other(error.to_string()))?;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Sends what the peer takes of a chunk; what is left of it has to be given again. `ends` with the
+    /// stream's end behind it.
+    pub(crate) fn poll_send(
+        &mut self,
+        cx: &mut Context<'_>,
+        chunk: &mut Bytes,
+        ends: bool,
+    ) -> Poll<Result<(), StreamError>> {
+        if self.missing == 0 && !chunk.is_empty() {
+            let mut head = BytesMut::with_capacity(h3::MAX_FRAME_HEADER);
+            h3::put_header(h3::DATA, chunk.len(), &mut head);
+            self.queue.push_back(head.freeze());
+            self.missing = chunk.len();
+        }
+        ready!(self.poll_room(cx))?;
+        while !chunk.is_empty() {
+            let mut chunks = [std::mem::take(chunk)];
+            let written = pin!(self.send.write_chunks(&mut chunks)).poll(cx);
+            let [rest] = chunks;
+            *chunk = rest;
+            let written = ready!(written).map_err(|error| self.write_error(error))?;
+            self.missing = self.missing.saturating_sub(written.bytes);
+        }
+        self.ends |= ends;
+        self.poll_settled(cx)
+    }
+
+    /// Sends a chunk whatever the peer takes.
+    pub(crate) fn send(&mut self, chunk: Bytes, ends: bool) {
+        if !chunk.is_empty() {
+            self.push_frame(h3::DATA, chunk);
+        }
+        self.ends |= ends;
+    }
+
+    /// Ends the stream with trailers.
+    pub(crate) fn send_trailers(&mut self, trailers: &HeaderMap) {
+        self.send_head(fields::put_trailers(trailers), true);
+    }
+
+    /// The peer wants no more. Pending as long as it did not say so.
+    pub(crate) fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<StreamError> {
+        if self.has_finished {
+            return Poll::Pending;
+        }
+        let send = &self.send;
+        let stopped = self.stopped.get_or_insert_with(|| Box::pin(send.stopped()));
+        match ready!(stopped.as_mut().poll(cx)) {
+            Ok(Some(code)) => Poll::Ready(StreamError::of_code(code.into_inner())),
+            // All of it was received: there is nothing to reset any more.
+            Ok(None) => Poll::Pending,
+            Err(error) => Poll::Ready(StreamError::of_connection(error.to_string())),
+        }
+    }
+
+    /// Breaks it off.
+    pub(crate) fn reset(&mut self, reset: Reset) {
+        self.has_finished = true;
+        let _ = self.send.reset(number(reset.h3()));
+    }
+
+    fn write_error(&self, error: quic::WriteError) -> StreamError {
+        match error {
+            quic::WriteError::Stopped(code) => StreamError::of_code(code.into_inner()),
+            quic::WriteError::ConnectionLost(error) => self.link.lost(self.id(), &error),
+            other => StreamError::other(other.to_string()),
+        }
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        // quinn would end it in order.
+        if !self.has_finished {
+            let _ = self.send.reset(number(Code::RequestCancelled));
+        }
+    }
+}
