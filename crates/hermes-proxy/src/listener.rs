@@ -5,6 +5,7 @@
 
 pub(crate) mod h1;
 pub(crate) mod h2;
+pub(crate) mod h3;
 pub(crate) mod http;
 pub(crate) mod tcp;
 pub(crate) mod udp;

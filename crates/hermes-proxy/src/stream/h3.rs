@@ -369,8 +369,13 @@ impl Sender {
 
     /// Breaks it off.
     pub(crate) fn reset(&mut self, reset: Reset) {
+        self.reset_with(reset.h3());
+    }
+
+    /// Breaks it off with this code.
+    pub(crate) fn reset_with(&mut self, code: Code) {
         self.has_finished = true;
-        let _ = self.send.reset(number(reset.h3()));
+        let _ = self.send.reset(number(code));
     }
 
     fn write_error(&self, error: quic::WriteError) -> StreamError {

@@ -1,0 +1,288 @@
+//! HTTP/3 of a client.
+//!
+//! In: a QUIC connection. Out: its streams, all of them futures of the connection's one task: they end
+//! with it, and nothing is spawned a request. Concurrent streams, field sections and windows are
+//! bounded by QUIC's limits and ours; requests that are begun to be broken off end the connection, as
+//! over HTTP/2.
+
+use std::future::Future;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use hermes_net::quic;
+use hermes_wire::h3::{Code, Settings};
+use http::{HeaderMap, Method, Response, StatusCode};
+use http_body::Body as HttpBody;
+
+use super::http::Client;
+use crate::body::{Body, Interim, RequestBody, ResponseBody, StreamBody, settle_length};
+use crate::early::Early;
+use crate::error::Error;
+use crate::h3::fields::{self, Bounds, FieldError};
+use crate::h3::{Link, link::number};
+use crate::live::{Connection, Phase, Stage};
+use crate::pipe::{Pipe, PipeError};
+use crate::request::{Origin, from_head};
+use crate::session::{self, Near, Served, Tunnel};
+use crate::stream::{ByteStream, Receiver, Sender, h3 as halves};
+use crate::worker::Worker;
+
+/// Serves a connection until it ends.
+pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, quic: quic::Connection, client: Client) {
+    connection.is_shared.set(true);
+    connection.set_stage(worker, Stage::Idle);
+    let limits = worker.generation().snapshot.limits.clone();
+    let ours =
+        Settings { max_field_section: Some(limits.header_bytes as u64), extended_connect: true, datagrams: true };
+    let bounds = Bounds { bytes: limits.header_bytes, lines: limits.header_count };
+    let link = Link::new(quic, true);
+    let client = Rc::new(client);
+    let mut driver = pin!(link.drive(ours));
+    let mut accepting = pin!(link.connection.accept_bi());
+    let mut streams = FuturesUnordered::new();
+    let mut farewell: Option<u64> = None;
+    let mut next_stream = 0;
+    std::future::poll_fn(|cx| {
+        if driver.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(());
+        }
+        if farewell.is_none() && connection.drain.poll(cx).is_ready() {
+            farewell = Some(next_stream);
+            link.say_goaway(next_stream);
+        }
+        while let Poll::Ready(accepted) = accepting.as_mut().poll(cx) {
+            let Ok((mut send, mut recv)) = accepted else { return Poll::Ready(()) };
+            accepting.set(link.connection.accept_bi());
+            let id: u64 = recv.id().into();
+            next_stream = id + 4;
+            if farewell.is_some_and(|first| id >= first) || connection.takes_no_more(worker) {
+                let _ = send.reset(number(Code::RequestRejected));
+                let _ = recv.stop(number(Code::RequestRejected));
+                continue;
+            }
+            // The rest of a request is not wanted once it is answered (RFC 9114, 4.1).
+            let recv = halves::Receiver::new(recv, link.clone(), bounds, Code::NoError);
+            let send = halves::Sender::new(send, link.clone());
+            streams.push(serve_stream(worker.clone(), connection.clone(), client.clone(), recv, send));
+        }
+        while let Poll::Ready(Some(())) = streams.poll_next_unpin(cx) {}
+        if farewell.is_some() && streams.is_empty() {
+            link.close(Code::NoError, "");
+            return Poll::Ready(());
+        }
+        Poll::Pending
+    })
+    .await;
+}
+
+async fn serve_stream(
+    worker: Rc<Worker>,
+    connection: Rc<Connection>,
+    client: Rc<Client>,
+    mut recv: halves::Receiver,
+    mut send: halves::Sender,
+) {
+    let head = std::future::poll_fn(|cx| {
+        let head = ready!(recv.poll_head(cx));
+        recv.peek(cx);
+        Poll::Ready(head)
+    });
+    let mut parts = match head.await {
+        Ok(Some(block)) => match fields::read_request(block, recv.bounds()) {
+            Ok(parts) => parts,
+            Err(error) => return refuse(&worker, recv, send, &error).await,
+        },
+        // The stream ended without a request.
+        Ok(None) => return send.reset_with(Code::RequestIncomplete),
+        Err(error) => {
+            tracing::debug!(source = %client.source, %error, "an HTTP/3 stream brought no request");
+            return;
+        }
+    };
+    let expects = parts
+        .headers
+        .get(http::header::EXPECT)
+        .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
+    let is_connect = parts.method == Method::CONNECT;
+    let length = match lengths(&parts.headers) {
+        Ok(()) => settle_length(&mut parts.headers),
+        Err(error) => return refuse(&worker, recv, send, &error).await,
+    };
+    if !is_connect {
+        recv.expect(length);
+    }
+    let recv = Receiver::H3(Box::new(recv));
+    let (body, mut tunnelled) = if is_connect {
+        (RequestBody::Empty, Some(recv))
+    } else {
+        (RequestBody::new(&worker, Body::Stream(StreamBody::new(recv, length))), None)
+    };
+    let listener = connection.current_listener(&worker);
+    let origin =
+        Origin { worker: &worker, listener: &listener, source: client.source, trust: &client.trust, secure: true };
+    let served = match from_head(&origin, parts, body.clone()) {
+        Ok(mut request) => {
+            request.connection = Some(connection.clone());
+            let interim = Arc::new(Interim::default());
+            request.interim = Some(interim.clone());
+            request.early = tunnelled.as_mut().map(|recv| Early::new(recv));
+            let wait = Wait {
+                send: &mut send,
+                interim,
+                body: (expects && !is_connect).then(|| body.clone()),
+                continued: false,
+                hints: 0,
+            };
+            drop(body);
+            match wait.for_served(pin!(session::serve(&worker, request))).await {
+                Some(served) => served,
+                None => return,
+            }
+        }
+        Err(rejected) => {
+            drop((body, tunnelled.take()));
+            Served::Response(session::reject(&worker, *rejected))
+        }
+    };
+    match served {
+        Served::Response(response) => answer(response, send).await,
+        Served::Tunnel(open) => Box::pin(tunnel(open, send, tunnelled)).await,
+    }
+}
+
+/// One length, or none: h2 looks itself.
+fn lengths(headers: &HeaderMap) -> Result<(), FieldError> {
+    let mut lines = headers.get_all(http::header::CONTENT_LENGTH).iter();
+    let Some(first) = lines.next() else { return Ok(()) };
+    let is_number = !first.is_empty() && first.as_bytes().iter().all(u8::is_ascii_digit);
+    if is_number && lines.all(|line| line == first) {
+        return Ok(());
+    }
+    Err(FieldError::Malformed("its content-length is no number, or there are two".to_owned()))
+}
+
+/// Answers what is no request: 431 where it is too large, else by the stream's end alone.
+async fn refuse(worker: &Worker, mut recv: halves::Receiver, mut send: halves::Sender, error: &FieldError) {
+    tracing::debug!(peer = %send.link().connection.remote_address(), %error, "a request was refused");
+    let _ = recv.field_error(error);
+    if matches!(error, FieldError::TooLarge(_)) {
+        worker.shared.metrics.limit("headers");
+        send.send_head(fields::put_response(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, &HeaderMap::new()), true);
+        let _ = std::future::poll_fn(|cx| send.poll_settled(cx)).await;
+        return;
+    }
+    send.reset_with(Code::MessageError);
+}
+
+/// Waits for the response, and meanwhile sends what comes before it.
+struct Wait<'a> {
+    send: &'a mut halves::Sender,
+    interim: Arc<Interim>,
+    /// Set where the client waits for 100.
+    body: Option<RequestBody>,
+    continued: bool,
+    /// Passed on so far.
+    hints: usize,
+}
+
+/// Interim responses that a client is sent before one answer: they are only hints.
+const MOST_HINTS: usize = 16;
+
+impl Wait<'_> {
+    /// `None` where the client gave up.
+    async fn for_served(mut self, mut serve: std::pin::Pin<&mut impl Future<Output = Served>>) -> Option<Served> {
+        std::future::poll_fn(|cx| {
+            let served = serve.as_mut().poll(cx);
+            self.send_interim(cx);
+            match (self.send.poll_reset(cx), served) {
+                (Poll::Ready(_), _) => Poll::Ready(None),
+                (Poll::Pending, served) => served.map(Some),
+            }
+        })
+        .await
+    }
+
+    fn send_interim(&mut self, cx: &mut Context<'_>) {
+        if !self.continued && self.body.as_ref().is_some_and(RequestBody::is_wanted) {
+            self.continued = true;
+            self.send.send_head(fields::put_response(StatusCode::CONTINUE, &HeaderMap::new()), false);
+        }
+        for response in self.interim.take() {
+            let (mut parts, ()) = response.into_parts();
+            crate::headers::strip_hop_by_hop(&mut parts.headers);
+            crate::headers::strip_overlay(&mut parts.headers);
+            // 101 has no meaning in h3 (RFC 9114, 4.5).
+            if parts.status != StatusCode::SWITCHING_PROTOCOLS && self.hints < MOST_HINTS {
+                self.hints += 1;
+                self.send.send_head(fields::put_response(parts.status, &parts.headers), false);
+            }
+        }
+        // How it fails the response hears too.
+        let _ = self.send.poll_room(cx);
+    }
+}
+
+/// A client may take so long to read that its session was ended.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
+async fn answer(response: Response<ResponseBody>, mut send: halves::Sender) {
+    let (parts, body) = response.into_parts();
+    let ends = body.is_end_stream() || body.entry().facts.method == Method::HEAD;
+    send.send_head(fields::put_response(parts.status, &parts.headers), ends);
+    let (worker, entry) = (body.worker().clone(), body.entry().clone());
+    if ends {
+        if let Err(error) = std::future::poll_fn(|cx| send.poll_settled(cx)).await {
+            entry.fail(&Error::ClientGone(error.to_string()));
+        }
+        return;
+    }
+    let mut last_words = entry.end.get().map(|error| (error, Box::pin(tokio::time::sleep(LAST_WORDS))));
+    let mut pipe = Pipe::new(body, Sender::H3(Box::new(send)));
+    let result = std::future::poll_fn(|cx| {
+        // A client that reads nothing keeps the body from being polled: the sweep is heard here.
+        let ended = match &mut last_words {
+            None => entry.end.poll(cx),
+            Some((error, timer)) => timer.as_mut().poll(cx).map(|()| error.clone()),
+        };
+        if let Poll::Ready(error) = ended {
+            return Poll::Ready(Err(PipeError::Source(error)));
+        }
+        let polled = pipe.poll(cx);
+        entry.set_phase(&worker, if pipe.is_blocked() { Phase::Blocked } else { Phase::Open });
+        polled
+    })
+    .await;
+    match result {
+        Ok(()) => {}
+        Err(PipeError::Sink(error)) => entry.fail(&Error::ClientGone(error.to_string())),
+        Err(PipeError::Source(error)) => entry.fail(&error),
+    }
+}
+
+async fn tunnel(mut open: Box<Tunnel>, mut send: halves::Sender, tunnelled: Option<Receiver>) {
+    let by_post = open.body.take().and_then(RequestBody::into_body);
+    let recv = match (tunnelled, by_post) {
+        (Some(recv), _) => Some(recv),
+        (None, Some(Body::Stream(body))) => Some(body.into_stream()),
+        // The POST ended with its head: one direction is over already.
+        _ => None,
+    };
+    let Some(recv) = recv else {
+        send.reset_with(Code::MessageError);
+        open.session.entry.fail(&Error::Malformed("a tunnel whose request has ended".to_owned()));
+        return;
+    };
+    let (parts, ()) = open.head_parts().into_parts();
+    send.send_head(fields::put_response(parts.status, &parts.headers), false);
+    match std::future::poll_fn(|cx| send.poll_room(cx)).await {
+        Ok(()) => {
+            let stream = ByteStream::multiplexed(recv, Sender::H3(Box::new(send)), None, None);
+            session::relay(Near::Stream(stream), *open).await;
+        }
+        Err(error) => open.session.entry.fail(&Error::ClientGone(error.to_string())),
+    }
+}
