@@ -17,7 +17,10 @@ pub type Target = (&'static str, fn(&[u8]));
 pub const TARGETS: &[Target] = &[
     ("authority", model::authority),
     ("capsule", wire::capsule),
+    ("connect_ip", wire::connect_ip),
     ("connect_udp_path", wire::connect_udp_path),
+    ("h3", wire::h3),
+    ("ip", wire::ip),
     ("node_document", document::check),
     ("pattern", model::pattern),
     ("proxy_protocol", wire::proxy_protocol),

@@ -7,9 +7,11 @@ use std::net::SocketAddr;
 
 use bytes::{Bytes, BytesMut};
 use hermes_wire::capsule::{self, Capsule, CapsuleDecoder, CapsuleError};
-use hermes_wire::connect_udp;
+use hermes_wire::h3::{Frame, FrameDecoder, FrameError, Settings};
+use hermes_wire::ip::{self, Trouble};
 use hermes_wire::proxy_protocol::{self, Parsed};
 use hermes_wire::traceparent::Traceparent;
+use hermes_wire::{connect_ip, connect_udp};
 
 /// The first byte chooses the limit, the next four the sizes of the pieces; the rest is the
 /// stream. Whole or in pieces, it must decode to the same capsules and the same end.
@@ -93,6 +95,155 @@ pub fn connect_udp_path(data: &[u8]) {
         let again = connect_udp::parse_path(&connect_udp::path(&host, port));
         assert_eq!(again, Ok(Some((host, port))));
     }
+}
+
+/// The bytes are tried as what follows the template's prefix, and as the payload of each capsule. What
+/// is accepted can be written, and is read again as the same.
+pub fn connect_ip(data: &[u8]) {
+    if let Ok(text) = str::from_utf8(data)
+        && let Ok(Some(scope)) = connect_ip::parse_path(&format!("{}{text}", connect_ip::PREFIX))
+    {
+        assert_eq!(connect_ip::parse_path(&connect_ip::path(&scope)), Ok(Some(scope)));
+    }
+    let payload = Bytes::copy_from_slice(data);
+    if let Ok(addresses) = connect_ip::parse_address_assign(payload.clone()) {
+        assert!(addresses.len() <= connect_ip::MOST_ENTRIES);
+        let mut out = Vec::new();
+        connect_ip::put_addresses(&addresses, &mut out);
+        assert_eq!(connect_ip::parse_address_assign(out.clone().into()).as_ref(), Ok(&addresses));
+        assert!(
+            connect_ip::parse_address_request(out.into()).is_ok_and(|same| same == addresses) || {
+                addresses.is_empty() || addresses.iter().any(|address| address.request == 0)
+            }
+        );
+    }
+    if let Ok(mut routes) = connect_ip::parse_route_advertisement(payload) {
+        let mut out = Vec::new();
+        connect_ip::put_routes(&routes, &mut out);
+        assert_eq!(connect_ip::parse_route_advertisement(out.into()).as_ref(), Ok(&routes));
+        connect_ip::normalise(&mut routes);
+        let mut out = Vec::new();
+        connect_ip::put_routes(&routes, &mut out);
+        assert_eq!(connect_ip::parse_route_advertisement(out.into()), Ok(routes));
+    }
+}
+
+/// The first two bytes choose the MTU; the rest is a packet, and once more with the lengths and the
+/// checksum that it should have. What a packet becomes on its way is a packet.
+pub fn ip(data: &[u8]) {
+    let Some(([high, low], packet)) = data.split_first_chunk::<2>() else {
+        return;
+    };
+    let mtu = usize::from(u16::from_be_bytes([*high, *low]));
+    forward(packet.to_vec(), mtu);
+    forward(repaired(packet), mtu);
+}
+
+fn repaired(packet: &[u8]) -> Vec<u8> {
+    let mut packet = packet.to_vec();
+    let length = packet.len().min(usize::from(u16::MAX));
+    packet.truncate(length);
+    match packet.first().map(|byte| byte >> 4) {
+        Some(4) if length >= 20 => {
+            packet[2..4].copy_from_slice(&(length as u16).to_be_bytes());
+            packet[10..12].fill(0);
+            let header = (usize::from(packet[0] & 0xf) * 4).min(length);
+            let mut sum: u32 = packet[..header]
+                .chunks(2)
+                .map(|word| u32::from(word[0]) << 8 | u32::from(*word.get(1).unwrap_or(&0)))
+                .sum();
+            while sum > 0xffff {
+                sum = (sum & 0xffff) + (sum >> 16);
+            }
+            packet[10..12].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+        }
+        Some(6) if length >= 40 => packet[4..6].copy_from_slice(&((length - 40) as u16).to_be_bytes()),
+        _ => {}
+    }
+    packet
+}
+
+fn forward(mut packet: Vec<u8>, mtu: usize) {
+    let Ok(header) = ip::parse(&packet) else {
+        return;
+    };
+    assert_eq!(header.length, packet.len());
+    assert!(header.transport <= packet.len());
+    let own = if header.source.is_ipv4() { [10, 0, 0, 1].into() } else { std::net::Ipv6Addr::LOCALHOST.into() };
+    for trouble in [Trouble::TooBig(mtu), Trouble::HopLimit, Trouble::NoRoute, Trouble::Prohibited] {
+        let Some(error) = ip::icmp_error(&packet, &header, trouble, own) else { continue };
+        let told = ip::parse(&error).expect("an ICMP error is a packet");
+        assert_eq!((told.source, told.destination), (own, header.source));
+        assert!(error.len() <= ip::MIN_MTU_V6);
+        assert_eq!(ip::icmp_error(&error, &told, trouble, own), None, "no error about an error");
+    }
+    if header.may_be_cut {
+        for fragment in ip::fragment(&packet, &header, mtu) {
+            let part = ip::parse(&fragment).expect("a fragment is a packet");
+            assert!(fragment.len() <= mtu.max(ip::MIN_MTU_V4));
+            assert_eq!(
+                (part.source, part.destination, part.protocol),
+                (header.source, header.destination, header.protocol)
+            );
+        }
+    }
+    ip::clamp_mss(&mut packet, &header, mtu);
+    assert!(!ip::clamp_mss(&mut packet, &header, mtu), "once is enough");
+    if ip::take_hop(&mut packet) {
+        let after = ip::parse(&packet).expect("a packet stays one");
+        assert_eq!(after, ip::Header { hop_limit: header.hop_limit - 1, ..header });
+    } else {
+        assert!(header.hop_limit <= 1);
+    }
+}
+
+/// The first byte chooses the limit, the next four the sizes of the pieces; the rest is the stream.
+/// Whole or in pieces, it must decode to the same frames and the same end.
+pub fn h3(data: &[u8]) {
+    let Some(([limit, sizes @ ..], stream)) = data.split_first_chunk::<5>() else {
+        return;
+    };
+    let limit = usize::from(*limit) * 8;
+    let stream = Bytes::copy_from_slice(stream);
+    let whole = frames(limit, std::slice::from_ref(&stream));
+    assert_eq!(whole, frames(limit, &cut(stream, sizes)), "whole, and in pieces of {sizes:?}");
+    for frame in whole.0 {
+        match frame {
+            Frame::Headers(block) => assert!(block.len() <= limit),
+            Frame::Control { payload, .. } => {
+                if let Ok(settings) = Settings::parse(&payload) {
+                    let mut out = Vec::new();
+                    settings.put(&mut out);
+                    let (again, end) = frames(0, &[out.into()]);
+                    assert_eq!(end, Ok(()));
+                    let [Frame::Control { payload, .. }] = &again[..] else { panic!("{again:?}") };
+                    assert_eq!(Settings::parse(payload), Ok(settings));
+                }
+            }
+            Frame::Data(data) => assert!(!data.is_empty()),
+        }
+    }
+}
+
+/// Pieces of DATA are joined.
+fn frames(limit: usize, pieces: &[Bytes]) -> (Vec<Frame>, Result<(), FrameError>) {
+    let mut decoder = FrameDecoder::new(limit);
+    let mut frames: Vec<Frame> = Vec::new();
+    for piece in pieces {
+        decoder.push(piece.clone());
+        loop {
+            match decoder.next() {
+                Ok(Some(Frame::Data(more))) if matches!(frames.last(), Some(Frame::Data(_))) => {
+                    let Some(Frame::Data(last)) = frames.last_mut() else { continue };
+                    *last = [&last[..], &more[..]].concat().into();
+                }
+                Ok(Some(frame)) => frames.push(frame),
+                Ok(None) => break,
+                Err(error) => return (frames, Err(error)),
+            }
+        }
+    }
+    (frames, decoder.finish())
 }
 
 /// More bytes never change a verdict; `Incomplete` asks for more than is there, within the
