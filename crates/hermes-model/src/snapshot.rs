@@ -125,6 +125,8 @@ pub struct Listener {
     pub proxy_protocol: Vec<IpNet>,
     /// Tunnels by POST are accepted, from authenticated or trusted peers only.
     pub accept_post: bool,
+    /// HTTP/3 as well, at the same port of UDP. Only `http` listeners with TLS have it.
+    pub http3: bool,
 }
 
 impl Listener {
@@ -141,7 +143,7 @@ impl Listener {
 /// What a listener speaks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ListenerProtocol {
-    /// HTTP/1.1 and HTTP/2 on one port.
+    /// HTTP/1.1 and HTTP/2 on one port, and HTTP/3 where the listener says so.
     Http,
     /// Each connection becomes CONNECT to this authority (`host:port`).
     Tcp {

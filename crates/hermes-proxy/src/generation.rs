@@ -11,11 +11,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
 use hermes_model::facts::Peer;
+use hermes_model::limits::Limits;
 use hermes_model::snapshot::{
     ClientAuth, IdentityFiles, Listener, ListenerProtocol, ListenerTls, Route, Snapshot, Upstream, UpstreamProtocol,
     UpstreamTls,
 };
 use hermes_model::trust::{self, SpiffeKind, parse_spiffe};
+use hermes_net::quic;
 use hermes_net::tls::{
     self, CertifiedKey, ClientCertificates, NodePredicate, Roots, RustlsServerConfig, ServerIdentity,
 };
@@ -82,6 +84,8 @@ impl Certificate {
 pub(crate) struct ListenerState {
     pub(crate) listener: Arc<Listener>,
     pub(crate) tls: Option<Arc<RustlsServerConfig>>,
+    /// Where HTTP/3 is spoken as well.
+    pub(crate) quic: Option<quic::ServerConfig>,
     /// Live flows of a UDP listener, on all workers.
     pub(crate) flows: Arc<AtomicUsize>,
 }
@@ -102,6 +106,11 @@ static NEXT_OWNER: AtomicU64 = AtomicU64::new(1);
 fn next_owner() -> u64 {
     NEXT_OWNER.fetch_add(1, Ordering::Relaxed)
 }
+
+/// Bytes of datagrams that wait in a QUIC connection, each way.
+const DATAGRAMS: usize = 1 << 20;
+/// Silence after which a QUIC connection is over.
+const QUIC_IDLE: Duration = Duration::from_secs(60);
 
 struct Identity {
     key: CertifiedKey,
@@ -269,12 +278,12 @@ impl Builder<'_> {
     fn listeners(&mut self) -> HashMap<Arc<str>, ListenerState> {
         let mut states = HashMap::new();
         for (index, listener) in self.snapshot.listeners.iter().enumerate() {
-            let tls = match &listener.tls {
-                None => None,
+            let (tls, quic) = match &listener.tls {
+                None => (None, None),
                 Some(tls) => {
                     let path = format!("listeners[{index}].tls");
                     match self.server_tls(&path, listener, tls) {
-                        Ok(config) => Some(config),
+                        Ok((config, quic)) => (Some(config), quic),
                         Err(reason) => {
                             self.faults.extend(reason.map(|reason| Unready { path, reason }));
                             continue;
@@ -284,7 +293,7 @@ impl Builder<'_> {
             };
             let known = self.previous.and_then(|previous| previous.listeners.get(&listener.name));
             let flows = known.map(|state| state.flows.clone()).unwrap_or_default();
-            states.insert(listener.name.clone(), ListenerState { listener: listener.clone(), tls, flows });
+            states.insert(listener.name.clone(), ListenerState { listener: listener.clone(), tls, quic, flows });
         }
         states
     }
@@ -295,7 +304,7 @@ impl Builder<'_> {
         path: &str,
         listener: &Listener,
         tls: &ListenerTls,
-    ) -> Result<Arc<RustlsServerConfig>, Option<String>> {
+    ) -> Result<(Arc<RustlsServerConfig>, Option<quic::ServerConfig>), Option<String>> {
         let key = match &tls.cert_key {
             Some((cert, key)) => {
                 self.note(&[cert, key]);
@@ -324,7 +333,14 @@ impl Builder<'_> {
             ListenerProtocol::Http => &[b"h2", b"http/1.1"],
             _ => &[],
         };
-        tls::server_config(&key, &clients, alpn).map_err(|error| Some(error.to_string()))
+        let refused = |error: tls::TlsError| Some(error.to_string());
+        let config = tls::server_config(&key, &clients, alpn).map_err(refused)?;
+        if !listener.http3 {
+            return Ok((config, None));
+        }
+        let over_quic = tls::server_config(&key, &clients, &[quic::ALPN]).map_err(refused)?;
+        let quic = quic::server_config(&over_quic, quic_bounds(&self.snapshot.limits)).map_err(refused)?;
+        Ok((config, Some(quic)))
     }
 
     fn upstreams(&mut self) -> HashMap<Arc<str>, Arc<UpstreamState>> {
@@ -395,6 +411,18 @@ impl Builder<'_> {
         let host = upstream.endpoints.first().map(|endpoint| endpoint.host.clone());
         let name = tls.server_name.clone().or(host).unwrap_or_else(|| Arc::from("hermes"));
         Ok(ClientTls { config, name, proves_node })
+    }
+}
+
+/// What a QUIC connection may hold.
+fn quic_bounds(limits: &Limits) -> quic::Bounds {
+    quic::Bounds {
+        streams: limits.streams,
+        stream_window: limits.stream_window,
+        connection_window: limits.connection_window,
+        datagrams: DATAGRAMS,
+        idle: QUIC_IDLE,
+        keep_alive: None,
     }
 }
 

@@ -7,6 +7,7 @@ pub(crate) mod h1;
 pub(crate) mod h2;
 pub(crate) mod h3;
 pub(crate) mod http;
+mod quic;
 pub(crate) mod tcp;
 pub(crate) mod udp;
 
@@ -38,9 +39,35 @@ pub(crate) struct ListeningSocket {
     pub(crate) socket: BoundSocket,
 }
 
+impl ListeningSocket {
+    /// Whose it is, and for what.
+    pub(crate) fn place(&self) -> (Arc<str>, Transport) {
+        (self.name.clone(), self.socket.transport())
+    }
+}
+
 pub(crate) enum BoundSocket {
     Tcp(std::net::TcpListener),
     Udp(std::net::UdpSocket),
+    Quic(std::net::UdpSocket),
+}
+
+/// What a listener listens with; an HTTP listener may have two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Transport {
+    Tcp,
+    Udp,
+    Quic,
+}
+
+impl BoundSocket {
+    pub(crate) fn transport(&self) -> Transport {
+        match self {
+            BoundSocket::Tcp(_) => Transport::Tcp,
+            BoundSocket::Udp(_) => Transport::Udp,
+            BoundSocket::Quic(_) => Transport::Quic,
+        }
+    }
 }
 
 /// How a listener ends on this worker.
@@ -71,6 +98,14 @@ impl Acceptor {
                 let known = Known::new(worker, socket.name);
                 worker.spawn(async move {
                     accept_all(here, listener, known, ending).await;
+                    ended.set(());
+                });
+            }
+            BoundSocket::Quic(bound) => {
+                let known = Known::new(worker, socket.name);
+                let endpoint = quic::open(worker, bound, &known)?;
+                worker.spawn(async move {
+                    quic::accept_all(here, endpoint, known, ending).await;
                     ended.set(());
                 });
             }
@@ -253,18 +288,28 @@ async fn make_ready(
         None => Io::Plain(tcp),
     };
     let secure = matches!(io, Io::Tls(_));
-    let trust = match tls::peer_uris(&io) {
+    // By the address that really connected: a PROXY header must not lend trust.
+    let trust = trust_of(worker, listener, tls::peer_uris(&io), accepted_from)?;
+    Ok(Ready { io, source, trust, secure })
+}
+
+/// Who is at the other end, by certificate or address.
+fn trust_of(
+    worker: &Worker,
+    listener: &Listener,
+    uris: Option<Vec<String>>,
+    accepted_from: SocketAddr,
+) -> io::Result<Trust> {
+    Ok(match uris {
         Some(uris) => {
             let generation = worker.generation();
             let peer =
                 generation.identify(&uris).map_err(|reason| io::Error::new(io::ErrorKind::PermissionDenied, reason))?;
             Trust::Certified(Arc::new(peer))
         }
-        // By the address that really connected: a PROXY header must not lend trust.
         None if contains(&listener.trust, accepted_from) => Trust::Address,
         None => Trust::Anonymous,
-    };
-    Ok(Ready { io, source, trust, secure })
+    })
 }
 
 pub(crate) fn contains(prefixes: &[ipnet::IpNet], source: SocketAddr) -> bool {

@@ -22,7 +22,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use self::sockets::{Socket, SocketKey, deal};
 pub use self::view::NodeView;
 use crate::generation::{Generation, Unready};
-use crate::listener::ListeningSocket;
+use crate::listener::{ListeningSocket, Transport};
 use crate::metrics::{PathLabels, ResultLabels};
 use crate::record::{self, LogWriter};
 use crate::upstream::{UpstreamState, health};
@@ -55,7 +55,7 @@ pub struct Node {
     /// Every listening socket, held here as well, so that it can be handed to another process.
     sockets: HashMap<SocketKey, Vec<Socket>>,
     /// Which socket each listener of the running generation has.
-    bound: HashMap<Arc<str>, SocketKey>,
+    bound: HashMap<(Arc<str>, Transport), SocketKey>,
     background: JoinSet<()>,
     /// Health checks in the background, by the upstream's number.
     probers: HashMap<u64, Probers>,
@@ -181,22 +181,22 @@ impl Node {
         let opened = if self.closed { HashMap::new() } else { self.open_sockets(&generation.snapshot)? };
         let mut for_worker: Vec<Vec<ListeningSocket>> = self.workers.iter().map(|_| Vec::new()).collect();
         let mut bound = HashMap::new();
-        for listener in listeners {
-            let key = SocketKey::of(listener);
+        for (listener, key) in listeners.iter().flat_map(|one| SocketKey::all_of(one).map(move |key| (one, key))) {
             if self.held_back.contains(&key) {
                 continue;
             }
-            if self.bound.get(&listener.name) != Some(&key) {
+            let place = (listener.name.clone(), key.transport);
+            if self.bound.get(&place) != Some(&key) {
                 let sockets = self.sockets.get(&key).or_else(|| opened.get(&key)).map(Vec::as_slice);
                 deal(
                     sockets.unwrap_or_default(),
                     &listener.name,
-                    key.udp,
+                    key.transport,
                     generation.snapshot.dispatch,
                     &mut for_worker,
                 )?;
             }
-            bound.insert(listener.name.clone(), key);
+            bound.insert(place, key);
         }
         // Nothing can fail from here on.
         self.sockets.extend(opened);
@@ -271,7 +271,8 @@ impl Node {
         let mut all: Vec<Bound> = self
             .bound
             .iter()
-            .filter_map(|(name, key)| {
+            .filter(|((_, transport), _)| *transport != Transport::Quic)
+            .filter_map(|((name, _), key)| {
                 let address = self.sockets.get(key)?.first()?.local_addr().ok()?;
                 let protocol = generation.listener(name)?.protocol.as_str();
                 Some(Bound { listener: name.clone(), protocol, address })
@@ -372,7 +373,7 @@ fn start_worker(
     let (commands, receiver) = mpsc::channel(COMMANDS);
     let (shared, generation, log) = (shared.clone(), generation.clone(), log.sender());
     let thread = std::thread::Builder::new().name(format!("worker-{number}")).spawn(move || {
-        if let Err(error) = worker::run(shared, generation, log, receiver) {
+        if let Err(error) = worker::run(number as u8, shared, generation, log, receiver) {
             tracing::error!(%error, "a worker could not start");
         }
     })?;

@@ -18,6 +18,7 @@ use hermes_model::decide::{Decision, decide};
 use hermes_model::facts::{Facts, Kind, Trust};
 use hermes_model::snapshot::{AccessLog, Action, Listener, OnChange, Route};
 use hermes_model::trust::{HERMES_USER, Identity, identify, listener_user};
+use hermes_net::quic::Tasks;
 use hermes_net::resolve::Resolver;
 use hermes_net::udp::ReceiveBuffer;
 use http::StatusCode;
@@ -29,7 +30,7 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use crate::error::Error;
 use crate::generation::Generation;
-use crate::listener::{Acceptor, Ending, ListeningSocket};
+use crate::listener::{Acceptor, Ending, ListeningSocket, Transport};
 use crate::live::{Entry, Live, SessionView};
 use crate::metrics::Metrics;
 use crate::record::{LogSender, Records};
@@ -130,6 +131,10 @@ pub(crate) struct Worker {
     /// Of all pools.
     pub(crate) idle: Idle,
     tasks: RefCell<JoinSet<()>>,
+    /// QUIC's own.
+    pub(crate) quic: Tasks,
+    /// Which of the node's workers it is.
+    pub(crate) number: u8,
     rng: RefCell<SmallRng>,
     clock: Cell<u64>,
     draining: Cell<bool>,
@@ -141,7 +146,7 @@ pub(crate) struct Worker {
 const ID_BLOCK: u64 = 1024;
 
 impl Worker {
-    fn new(shared: Arc<Shared>, generation: Arc<Generation>, log: LogSender) -> Self {
+    fn new(number: u8, shared: Arc<Shared>, generation: Arc<Generation>, log: LogSender) -> Self {
         let records = Records::new(generation.snapshot.node.clone(), log);
         records.set_enabled(generation.snapshot.access_log != AccessLog::Off);
         Self {
@@ -156,6 +161,8 @@ impl Worker {
             pools: RefCell::default(),
             idle: Idle::default(),
             tasks: RefCell::default(),
+            quic: Tasks::default(),
+            number,
             rng: RefCell::new(SmallRng::from_os_rng()),
             draining: Cell::new(false),
             ids: Cell::new((0, 0)),
@@ -243,6 +250,9 @@ impl Worker {
     }
 }
 
+/// What runs on a worker for each listener.
+type Acceptors = HashMap<(Arc<str>, Transport), Vec<Acceptor>>;
+
 /// Decides live sessions again after a swap: each stays, ends or moves.
 async fn redecide(worker: Rc<Worker>) {
     let generation = worker.generation();
@@ -310,6 +320,7 @@ fn still_proves(generation: &Generation, listener: &Listener, facts: &Facts, fro
 
 /// Runs a worker until it is told to stop. Called on a thread of its own.
 pub(crate) fn run(
+    number: u8,
     shared: Arc<Shared>,
     generation: Arc<Generation>,
     log: LogSender,
@@ -317,7 +328,7 @@ pub(crate) fn run(
 ) -> std::io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build_local(LocalOptions::default())?;
     runtime.block_on(async {
-        let worker = Rc::new(Worker::new(shared, generation, log));
+        let worker = Rc::new(Worker::new(number, shared, generation, log));
         serve_commands(&worker, commands).await;
         worker.live.end_all();
         // Ends every task; sessions write their records as they go.
@@ -329,7 +340,7 @@ pub(crate) fn run(
 }
 
 async fn serve_commands(worker: &Rc<Worker>, mut commands: mpsc::Receiver<Command>) {
-    let mut acceptors: HashMap<Arc<str>, Vec<Acceptor>> = HashMap::new();
+    let mut acceptors: Acceptors = HashMap::new();
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
     loop {
@@ -359,7 +370,7 @@ async fn serve_commands(worker: &Rc<Worker>, mut commands: mpsc::Receiver<Comman
 
 async fn apply(
     worker: &Rc<Worker>,
-    acceptors: &mut HashMap<Arc<str>, Vec<Acceptor>>,
+    acceptors: &mut Acceptors,
     generation: Arc<Generation>,
     sockets: Vec<ListeningSocket>,
 ) {
@@ -377,21 +388,24 @@ async fn apply(
     }
     // New ones first: a listener that moves serves at both places for a moment, never at none.
     let mut replaced = Vec::new();
-    let named: HashSet<Arc<str>> = sockets.iter().map(|socket| socket.name.clone()).collect();
-    for name in named {
-        replaced.extend(acceptors.remove(&name).into_iter().flatten());
+    let named: HashSet<_> = sockets.iter().map(ListeningSocket::place).collect();
+    for place in named {
+        replaced.extend(acceptors.remove(&place).into_iter().flatten());
     }
     for socket in sockets {
-        let name = socket.name.clone();
+        let place = socket.place();
         match Acceptor::start(worker, socket) {
-            Ok(acceptor) => acceptors.entry(name).or_default().push(acceptor),
-            Err(error) => tracing::error!(listener = %name, %error, "a listener could not start on this worker"),
+            Ok(acceptor) => acceptors.entry(place).or_default().push(acceptor),
+            Err(error) => tracing::error!(listener = %place.0, %error, "a listener could not start on this worker"),
         }
     }
-    let gone: Vec<Arc<str>> = acceptors.keys().filter(|name| generation.listener(name).is_none()).cloned().collect();
-    for name in gone {
-        replaced.extend(acceptors.remove(&name).into_iter().flatten());
-        worker.live.drain_listener(worker, &name);
+    let is_gone = |(name, transport): &(Arc<str>, Transport)| {
+        generation.listener(name).is_none_or(|listener| *transport == Transport::Quic && !listener.http3)
+    };
+    let gone: Vec<_> = acceptors.keys().filter(|place| is_gone(place)).cloned().collect();
+    for place in gone {
+        replaced.extend(acceptors.remove(&place).into_iter().flatten());
+        worker.live.drain_listener(worker, &place.0);
     }
     replaced.into_iter().for_each(Acceptor::close);
     worker.retire_pools();

@@ -20,8 +20,9 @@ pub(super) fn build(
     context: &Context<'_>,
     report: &mut Report,
 ) -> Option<Listener> {
-    if section.http3 {
-        report.problem(format!("{at}.http3"), "HTTP/3 is not in this version of Hermes; leave http3 out");
+    if section.http3 && section.tls.is_none() && section.protocol == Protocol::Http {
+        let message = "HTTP/3 is never in the clear; add tls: {} for this node's own certificate, or leave http3 out";
+        report.problem(format!("{at}.http3"), message);
     }
     fitting_keys(section, at, report);
     let set_headers = header::fixed(&format!("{at}.set-headers"), &section.set_headers, report);
@@ -49,6 +50,7 @@ pub(super) fn build(
         trust,
         proxy_protocol: prefixes(&section.proxy_protocol),
         accept_post: section.accept_post,
+        http3: section.http3,
     })
 }
 
@@ -65,6 +67,7 @@ fn fitting_keys(section: &section::Listener, at: &str, report: &mut Report) {
         }
     };
     only("accept-post", section.accept_post, http, "http listeners");
+    only("http3", section.http3, http, "http listeners");
     only("trust", !section.trust.is_empty(), http, "http listeners");
     only("authority", section.authority.is_some(), !http, "tcp and udp listeners");
     let stream = section.protocol != Protocol::Udp;

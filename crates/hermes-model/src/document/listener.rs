@@ -38,7 +38,7 @@ pub struct Listener {
     /// Tunnels by POST are accepted.
     #[serde(default, skip_serializing_if = "is_default")]
     pub accept_post: bool,
-    /// HTTP/3, of a later version: must be false.
+    /// HTTP/3 as well, at the same port of UDP.
     #[serde(default, skip_serializing_if = "is_default")]
     pub http3: bool,
 }

@@ -14,29 +14,44 @@ use hermes_net::{steer, tcp, udp};
 
 use super::Node;
 use crate::generation::Unready;
-use crate::listener::{BoundSocket, ListeningSocket};
+use crate::listener::{BoundSocket, ListeningSocket, Transport};
 
 /// What a socket is for: its protocol and address, and the listener's name where the port is the
 /// system's choice.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SocketKey {
-    pub(super) udp: bool,
+    pub(super) transport: Transport,
     pub(super) bind: SocketAddr,
     pub(super) name: Option<Arc<str>>,
 }
 
 impl SocketKey {
-    pub(super) fn of(listener: &Listener) -> Self {
-        Self {
-            udp: matches!(listener.protocol, ListenerProtocol::Udp { .. }),
+    /// All that a listener has: QUIC's comes last, since its port may be the one that TCP's was given.
+    pub(super) fn all_of(listener: &Listener) -> impl Iterator<Item = Self> {
+        let of = |transport| Self {
+            transport,
             bind: listener.bind,
             name: (listener.bind.port() == 0).then(|| listener.name.clone()),
-        }
+        };
+        let first = match listener.protocol {
+            ListenerProtocol::Udp { .. } => Transport::Udp,
+            ListenerProtocol::Http | ListenerProtocol::Tcp { .. } => Transport::Tcp,
+        };
+        let http3 = listener.http3.then_some(Transport::Quic);
+        [Some(first), http3].into_iter().flatten().map(of)
+    }
+
+    fn is_tcp(&self) -> bool {
+        self.transport == Transport::Tcp
     }
 
     /// In words that another process understands.
     pub(super) fn label(&self) -> String {
-        let protocol = if self.udp { "udp" } else { "tcp" };
+        let protocol = match self.transport {
+            Transport::Tcp => "tcp",
+            Transport::Udp => "udp",
+            Transport::Quic => "quic",
+        };
         match &self.name {
             Some(name) => format!("{protocol}/{}/{name}", self.bind),
             None => format!("{protocol}/{}", self.bind),
@@ -47,21 +62,30 @@ impl SocketKey {
 pub(super) enum Socket {
     Tcp(std::net::TcpListener),
     Udp(std::net::UdpSocket),
+    Quic(std::net::UdpSocket),
 }
 
 impl Socket {
-    fn open(udp: bool, address: SocketAddr) -> std::io::Result<Self> {
-        Ok(if udp { Socket::Udp(udp::listen(address)?) } else { Socket::Tcp(tcp::listen(address)?) })
+    fn open(transport: Transport, address: SocketAddr) -> std::io::Result<Self> {
+        Ok(match transport {
+            Transport::Tcp => Socket::Tcp(tcp::listen(address)?),
+            Transport::Udp => Socket::Udp(udp::listen(address)?),
+            Transport::Quic => Socket::Quic(udp::listen(address)?),
+        })
     }
 
-    fn from_fd(udp: bool, fd: OwnedFd) -> Self {
-        if udp { Socket::Udp(fd.into()) } else { Socket::Tcp(fd.into()) }
+    fn from_fd(transport: Transport, fd: OwnedFd) -> Self {
+        match transport {
+            Transport::Tcp => Socket::Tcp(fd.into()),
+            Transport::Udp => Socket::Udp(fd.into()),
+            Transport::Quic => Socket::Quic(fd.into()),
+        }
     }
 
     pub(super) fn local_addr(&self) -> std::io::Result<SocketAddr> {
         match self {
             Socket::Tcp(socket) => socket.local_addr(),
-            Socket::Udp(socket) => socket.local_addr(),
+            Socket::Udp(socket) | Socket::Quic(socket) => socket.local_addr(),
         }
     }
 
@@ -70,6 +94,7 @@ impl Socket {
         Ok(match self {
             Socket::Tcp(socket) => BoundSocket::Tcp(socket.try_clone()?),
             Socket::Udp(socket) => BoundSocket::Udp(socket.try_clone()?),
+            Socket::Quic(socket) => BoundSocket::Quic(socket.try_clone()?),
         })
     }
 
@@ -85,7 +110,7 @@ impl Socket {
     pub(super) fn duplicate(&self) -> std::io::Result<OwnedFd> {
         match self {
             Socket::Tcp(socket) => socket.try_clone().map(OwnedFd::from),
-            Socket::Udp(socket) => socket.try_clone().map(OwnedFd::from),
+            Socket::Udp(socket) | Socket::Quic(socket) => socket.try_clone().map(OwnedFd::from),
         }
     }
 }
@@ -110,13 +135,14 @@ impl Node {
         let mut faults = Vec::new();
         // What may fail comes first: connections come to further sockets of a running listener at once.
         let is_inherited = |node: &Self, key: &SocketKey| node.inherited.contains_key(&key.label());
-        let keys = snapshot.listeners.iter().map(|listener| SocketKey::of(listener)).enumerate();
+        let listeners = snapshot.listeners.iter().enumerate();
+        let keys = listeners.flat_map(|(index, listener)| SocketKey::all_of(listener).map(move |key| (index, key)));
         let (running, new): (Vec<_>, Vec<_>) = keys.partition(|(_, key)| is_inherited(self, key));
         for (index, key) in new.into_iter().chain(running) {
             if self.sockets.contains_key(&key) || (!faults.is_empty() && is_inherited(self, &key)) {
                 continue;
             }
-            match self.open(&key, snapshot.dispatch) {
+            match self.open(&key, snapshot.dispatch, &opened) {
                 Ok(sockets) => drop(opened.insert(key, sockets)),
                 Err(error) => faults.push(Unready {
                     path: format!("listeners[{index}].bind"),
@@ -128,24 +154,30 @@ impl Node {
     }
 
     /// A socket a worker (or one for all), those of the process before us first.
-    fn open(&mut self, key: &SocketKey, dispatch: Dispatch) -> std::io::Result<Vec<Socket>> {
-        let mut sockets: Vec<Socket> =
-            self.inherited.remove(&key.label()).into_iter().flatten().map(|fd| Socket::from_fd(key.udp, fd)).collect();
+    fn open(
+        &mut self,
+        key: &SocketKey,
+        dispatch: Dispatch,
+        opened: &HashMap<SocketKey, Vec<Socket>>,
+    ) -> std::io::Result<Vec<Socket>> {
+        let inherited = self.inherited.remove(&key.label()).into_iter().flatten();
+        let mut sockets: Vec<Socket> = inherited.map(|fd| Socket::from_fd(key.transport, fd)).collect();
         // The sources of live flows are spread over the UDP sockets that there are: none is added.
-        if key.udp && !sockets.is_empty() {
+        if !key.is_tcp() && !sockets.is_empty() {
             self.held_back.insert(key.clone());
             return Ok(sockets);
         }
         let wanted = if dispatch == Dispatch::Exclusive { 1 } else { self.workers.len() };
         let mut address = match sockets.first() {
             Some(first) => first.local_addr()?,
+            None if key.transport == Transport::Quic => self.beside(key, opened)?,
             None => key.bind,
         };
         if sockets.is_empty() && address.port() != 0 && !self.holds_port(key) && !self.parted.contains(key) {
-            if key.udp { udp::probe_unused(address)? } else { tcp::probe_unused(address)? }
+            if key.is_tcp() { tcp::probe_unused(address)? } else { udp::probe_unused(address)? }
         }
         while sockets.len() < wanted {
-            let socket = Socket::open(key.udp, address)?;
+            let socket = Socket::open(key.transport, address)?;
             address = socket.local_addr()?;
             sockets.push(socket);
         }
@@ -155,6 +187,12 @@ impl Node {
 
     /// Ties the sources of UDP flows to sockets, so that flows that part from them move nobody else.
     fn steer(&self, key: &SocketKey, sockets: &[Socket]) {
+        if let Some(Socket::Quic(first)) = sockets.first() {
+            if let Err(error) = steer::by_connection_id(first, sockets.len()) {
+                tracing::warn!(%error, "QUIC connections whose clients move are lost");
+            }
+            return;
+        }
         let Some(Socket::Udp(first)) = sockets.first() else { return };
         if self.parted.contains(key) {
             // Sockets of flows may stand before ours in the group.
@@ -166,7 +204,14 @@ impl Node {
 
     /// Is a socket of our own on that port? Then a probe of the port would meet ourselves.
     fn holds_port(&self, key: &SocketKey) -> bool {
-        self.sockets.keys().any(|held| held.udp == key.udp && held.bind.port() == key.bind.port())
+        self.sockets.keys().any(|held| held.is_tcp() == key.is_tcp() && held.bind.port() == key.bind.port())
+    }
+
+    /// The address of the same listener's TCP sockets.
+    fn beside(&self, key: &SocketKey, opened: &HashMap<SocketKey, Vec<Socket>>) -> std::io::Result<SocketAddr> {
+        let tcp = SocketKey { transport: Transport::Tcp, ..key.clone() };
+        let sockets = opened.get(&tcp).or_else(|| self.sockets.get(&tcp));
+        sockets.and_then(|sockets| sockets.first()).map_or(Ok(key.bind), Socket::local_addr)
     }
 }
 
@@ -175,12 +220,16 @@ impl Node {
 pub(super) fn deal(
     sockets: &[Socket],
     name: &Arc<str>,
-    udp: bool,
+    transport: Transport,
     dispatch: Dispatch,
     for_worker: &mut [Vec<ListeningSocket>],
 ) -> Result<(), Vec<Unready>> {
     let workers = for_worker.len();
-    let deals = if dispatch == Dispatch::Exclusive && !udp { workers.max(sockets.len()) } else { sockets.len() };
+    let deals = if dispatch == Dispatch::Exclusive && transport == Transport::Tcp {
+        workers.max(sockets.len())
+    } else {
+        sockets.len()
+    };
     for (number, socket) in sockets.iter().cycle().take(deals).enumerate() {
         let socket = socket
             .share()
