@@ -5,6 +5,7 @@
 //! close). A chunk is handed on, not copied, where its carrier allows that.
 //! Never: what the bytes mean.
 
+pub(crate) mod asked;
 pub(crate) mod h2;
 pub(crate) mod h3;
 mod halves;
@@ -22,7 +23,7 @@ use tokio::io::AsyncWrite;
 pub(crate) use self::halves::{Receiver, Reset, Sender, StreamError};
 use crate::body::{Body, ChannelSender};
 use crate::live::Entry;
-use crate::upstream::pool::{H1Connection, H2Lease};
+use crate::upstream::pool::{H1Connection, Lease};
 use crate::upstream::{InFlight, Seat};
 
 /// What is read from a socket at first: most tunnels carry little.
@@ -37,7 +38,7 @@ pub(crate) enum ByteStream {
     /// A socket; `ahead` was read from it already. `_seat` is its place at an endpoint, if it has one.
     Io { io: Io, ahead: Bytes, buffer: BytesMut, most: usize, _seat: Option<Seat> },
     /// A multiplexed stream, of h2 or h3.
-    Multiplexed { recv: Receiver, send: Sender, sent_end: bool, _lease: Option<H2Lease>, _in_flight: Option<InFlight> },
+    Multiplexed { recv: Receiver, send: Sender, sent_end: bool, _lease: Option<Lease>, _in_flight: Option<InFlight> },
     /// The bodies of a request and its response. `carrier` is the connection that both are on,
     /// where nobody else moves it.
     Bodies { recv: Box<Body>, send: Option<ChannelSender>, carrier: Option<Box<H1Connection>> },
@@ -53,12 +54,7 @@ impl ByteStream {
         ByteStream::Io { io, ahead, buffer: BytesMut::new(), most: FIRST_CHUNK, _seat: None }
     }
 
-    pub(crate) fn multiplexed(
-        recv: Receiver,
-        send: Sender,
-        lease: Option<H2Lease>,
-        in_flight: Option<InFlight>,
-    ) -> Self {
+    pub(crate) fn multiplexed(recv: Receiver, send: Sender, lease: Option<Lease>, in_flight: Option<InFlight>) -> Self {
         ByteStream::Multiplexed { recv, send, sent_end: false, _lease: lease, _in_flight: in_flight }
     }
 

@@ -60,6 +60,8 @@ impl Endpoint {
 #[derive(Clone)]
 pub(crate) struct ClientTls {
     pub(crate) config: Arc<RustlsClientConfig>,
+    /// For HTTP/3.
+    pub(crate) quic: Option<hermes_net::quic::ClientConfig>,
     /// What SNI asks for.
     pub(crate) name: Arc<str>,
     /// The far end is proven to be a node of this overlay.

@@ -18,7 +18,7 @@ use hermes_model::decide::{Decision, decide};
 use hermes_model::facts::{Facts, Kind, Trust};
 use hermes_model::snapshot::{AccessLog, Action, Listener, OnChange, Route};
 use hermes_model::trust::{HERMES_USER, Identity, identify, listener_user};
-use hermes_net::quic::Tasks;
+use hermes_net::quic::{self, Endpoint, Tasks};
 use hermes_net::resolve::Resolver;
 use hermes_net::udp::ReceiveBuffer;
 use http::StatusCode;
@@ -133,6 +133,7 @@ pub(crate) struct Worker {
     tasks: RefCell<JoinSet<()>>,
     /// QUIC's own.
     pub(crate) quic: Tasks,
+    quic_clients: RefCell<[Option<Endpoint>; 2]>,
     /// Which of the node's workers it is.
     pub(crate) number: u8,
     rng: RefCell<SmallRng>,
@@ -162,6 +163,7 @@ impl Worker {
             idle: Idle::default(),
             tasks: RefCell::default(),
             quic: Tasks::default(),
+            quic_clients: RefCell::default(),
             number,
             rng: RefCell::new(SmallRng::from_os_rng()),
             draining: Cell::new(false),
@@ -198,6 +200,19 @@ impl Worker {
         }
         self.ids.set((next + 1, end));
         next
+    }
+
+    /// The endpoint for HTTP/3 connections of our own.
+    ///
+    /// # Errors
+    /// No socket is to be had.
+    pub(crate) fn quic_client(&self, is_v4: bool) -> std::io::Result<Endpoint> {
+        let mut clients = self.quic_clients.borrow_mut();
+        let client = &mut clients[usize::from(is_v4)];
+        match client {
+            Some(endpoint) => Ok(endpoint.clone()),
+            None => Ok(client.insert(quic::client_endpoint(is_v4, self.number, &self.quic)?).clone()),
+        }
     }
 
     /// Runs a task that ends with the worker at the latest.

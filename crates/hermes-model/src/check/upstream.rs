@@ -69,7 +69,7 @@ fn fitting_keys(section: &section::Upstream, at: &str, report: &mut Report) {
         section.overlay == Some(true) && tcp,
         "a tcp upstream gets no headers, so it is no node; leave overlay out",
     );
-    let shares = matches!(protocol, UpstreamProtocol::H2 | UpstreamProtocol::Auto);
+    let shares = matches!(protocol, UpstreamProtocol::H2 | UpstreamProtocol::H3 | UpstreamProtocol::Auto);
     only(
         "proxy-protocol",
         section.proxy_protocol.is_some() && shares,
@@ -79,6 +79,11 @@ fn fitting_keys(section: &section::Upstream, at: &str, report: &mut Report) {
         "protocol",
         protocol == UpstreamProtocol::Auto && section.tls.is_none(),
         "auto follows ALPN, which is a part of TLS; add tls: {}, or write h1 or h2",
+    );
+    only(
+        "protocol",
+        protocol == UpstreamProtocol::H3 && section.tls.is_none(),
+        "HTTP/3 is never in the clear; add tls: {} for a node of this overlay, or write h2",
     );
     if protocol == UpstreamProtocol::H2 && section.tls.is_none() && section.overlay.is_none() {
         report.warning(

@@ -95,8 +95,14 @@ words!(Reach, "reach", ["public" = Reach::Public, "private" = Reach::Private, "a
 words!(
     UpstreamProtocol,
     "upstream protocol",
-    ["h1" = UpstreamProtocol::H1, "h2" = UpstreamProtocol::H2, "tcp" = UpstreamProtocol::Tcp, "auto" = UpstreamProtocol::Auto],
-    later ["h3", "ndn"]
+    [
+        "h1" = UpstreamProtocol::H1,
+        "h2" = UpstreamProtocol::H2,
+        "h3" = UpstreamProtocol::H3,
+        "tcp" = UpstreamProtocol::Tcp,
+        "auto" = UpstreamProtocol::Auto
+    ],
+    later["ndn"]
 );
 
 impl fmt::Display for UpstreamProtocol {

@@ -42,6 +42,8 @@ pub enum UpstreamProtocol {
     H1,
     /// HTTP/2.
     H2,
+    /// HTTP/3 (TLS only).
+    H3,
     /// Bytes: only for `tcp` sessions.
     Tcp,
     /// What ALPN settles on (TLS only).

@@ -188,10 +188,11 @@ impl Forward<'_> {
                 let request = outgoing.into_h1(self.body.attempt());
                 (exchange::over_h1(connection, request, place, self.interim.clone()).await, stale, false)
             }
-            Leased::H2(lease) => {
+            Leased::Shared(lease) => {
                 let (connection, reused) = (lease.connection.clone(), lease.reused);
                 let request = outgoing.into_h2();
-                let result = exchange::over_h2(lease, request, self.body.attempt(), place, self.interim.clone()).await;
+                let result =
+                    exchange::over_shared(lease, request, self.body.attempt(), place, self.interim.clone()).await;
                 // One stream that fails says nothing of the connection.
                 let is_closed = connection.is_closed();
                 (result, reused && is_closed, is_node && !is_closed)

@@ -152,6 +152,14 @@ impl Receiver {
         }
     }
 
+    /// The message's `content-length`. h2 looks itself that as much comes.
+    pub(crate) fn expect(&mut self, length: Option<u64>) {
+        match self {
+            Receiver::H2(_) => {}
+            Receiver::H3(recv) => recv.expect(length),
+        }
+    }
+
     /// How many lines trailers may have.
     pub(crate) fn most_lines(&self) -> usize {
         match self {

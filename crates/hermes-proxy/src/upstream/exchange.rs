@@ -20,13 +20,13 @@ use hyper::body::Incoming;
 use tokio::task::AbortHandle;
 
 use super::InFlight;
-use super::pool::{H1Connection, H2Lease, Pool};
+use super::pool::{H1Connection, Lease, Pool};
 use crate::body::{Attempt, Body, Interim, RequestBody, StreamBody, settle_length};
 use crate::early::Early;
 use crate::error::Error;
 use crate::live::Entry;
 use crate::pipe::{Pipe, PipeError};
-use crate::stream::h2;
+use crate::stream::asked::{Answer, Head, ask};
 use crate::stream::{Receiver, Sender, StreamError};
 use crate::worker::Worker;
 
@@ -51,16 +51,15 @@ impl Place {
     }
 
     /// A stream failed. Where its connection did, that is not used again.
-    fn stream_failed(&self, lease: &H2Lease, error: impl Into<StreamError>) -> Error {
-        let error = error.into();
+    fn stream_failed(&self, lease: &Lease, error: &StreamError) -> Error {
         if error.is_of_connection {
             lease.connection.close();
         }
-        self.broken(&error, error.is_unprocessed())
+        self.broken(error, error.is_unprocessed())
     }
 
     /// The connection took no stream any more.
-    fn not_sent(&self, lease: &H2Lease, error: &::h2::Error) -> Error {
+    fn not_sent(&self, lease: &Lease, error: &StreamError) -> Error {
         lease.connection.close();
         self.broken(error, true)
     }
@@ -69,7 +68,7 @@ impl Place {
 /// A response's body, and what is left of its exchange.
 pub(crate) enum ExchangeBody {
     H1 { incoming: Incoming, carrier: Carrier, request: RequestBody, place: Place },
-    H2 { body: StreamBody, upload: Option<Upload>, place: Place, _lease: H2Lease },
+    Shared { body: StreamBody, upload: Option<Upload>, place: Place, _lease: Lease },
 }
 
 /// The h1 connection under an exchange.
@@ -224,123 +223,119 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// An h2 exchange.
+/// An exchange on a stream of a shared connection.
 ///
 /// # Errors
 /// The stream or the connection broke.
-pub(crate) async fn over_h2(
-    lease: H2Lease,
+pub(crate) async fn over_shared(
+    lease: Lease,
     request: Request<()>,
     body: Attempt,
     place: Place,
     interim: Option<Arc<Interim>>,
 ) -> Result<Response<ExchangeBody>, Error> {
     let ends = body.is_end_stream();
-    let mut sender = match lease.connection.sender.clone().ready().await {
-        Ok(sender) => sender,
-        Err(error) => {
-            lease.connection.close();
-            return Err(place.broken(error, true));
-        }
-    };
-    let (mut response, stream) = sender.send_request(request, ends).map_err(|error| place.not_sent(&lease, &error))?;
-    let mut upload =
-        if ends { None } else { Some(Pipe::new(body, Sender::H2(h2::Sender::new(stream, &lease.connection.backlog)))) };
+    let asked = ask(&place.worker, &lease, request, ends).await;
+    let (mut answer, stream) = asked.map_err(|error| place.not_sent(&lease, &error))?;
+    let mut upload = if ends { None } else { Some(Pipe::new(body, stream)) };
     let mut hints = 0..MOST_HINTS;
     let outcome = std::future::poll_fn(|cx| {
-        while let Poll::Ready(Some(Ok(head))) = response.poll_informational(cx) {
-            if hints.next().is_none() {
-                return Poll::Ready(Err(place.broken("interim responses without end", false)));
+        loop {
+            if let Some(pipe) = &mut upload {
+                match pipe.poll(cx) {
+                    Poll::Ready(Ok(())) => upload = None,
+                    // The client broke its request: nothing to wait for.
+                    Poll::Ready(Err(PipeError::Source(error))) => return Poll::Ready(Err(error)),
+                    // The response says why, if there is one.
+                    Poll::Ready(Err(PipeError::Sink(_))) => upload = None,
+                    Poll::Pending => {}
+                }
             }
-            if let Some(interim) = &interim {
-                interim.push(head);
+            match ready!(answer.poll(cx)).map_err(|error| place.stream_failed(&lease, &error))? {
+                Head::Interim(_) if hints.next().is_none() => {
+                    return Poll::Ready(Err(place.broken("interim responses without end", false)));
+                }
+                Head::Interim(head) => {
+                    if let Some(interim) = &interim {
+                        interim.push(head);
+                    }
+                }
+                Head::Final(response) => return Poll::Ready(Ok(response)),
             }
         }
-        if let Some(pipe) = &mut upload {
-            match pipe.poll(cx) {
-                Poll::Ready(Ok(())) => upload = None,
-                // The client broke its request: nothing to wait for.
-                Poll::Ready(Err(PipeError::Source(error))) => return Poll::Ready(Err(error)),
-                // The response says why, if there is one.
-                Poll::Ready(Err(PipeError::Sink(_))) => upload = None,
-                Poll::Pending => {}
-            }
-        }
-        Pin::new(&mut response).poll(cx).map(|result| result.map_err(|error| place.stream_failed(&lease, error)))
     })
     .await;
-    match outcome {
-        Ok(response) => {
-            let rest = upload.map(|pipe| Upload::spawn(&place.worker, pipe));
-            let mut response = response_h2(response, lease, place);
-            if let ExchangeBody::H2 { upload, .. } = response.body_mut() {
-                *upload = rest;
-            }
-            Ok(response)
-        }
-        Err(error) => Err(error),
+    let response = outcome?;
+    let rest = upload.map(|pipe| Upload::spawn(&place.worker, pipe));
+    let mut response = response_of(response, lease, place);
+    if let ExchangeBody::Shared { upload, .. } = response.body_mut() {
+        *upload = rest;
     }
+    Ok(response)
 }
 
-/// An h2 response as an exchange's.
-pub(crate) fn response_h2(
-    mut response: Response<::h2::RecvStream>,
-    lease: H2Lease,
-    place: Place,
-) -> Response<ExchangeBody> {
+/// A response on a stream as an exchange's.
+pub(crate) fn response_of(mut response: Response<Receiver>, lease: Lease, place: Place) -> Response<ExchangeBody> {
     let length = settle_length(response.headers_mut());
-    response.map(|recv| {
-        let recv = Receiver::H2(h2::Receiver::new(&place.worker, recv, &lease.connection.window));
-        ExchangeBody::H2 { body: StreamBody::new(recv, length), upload: None, place, _lease: lease }
+    response.map(|mut recv| {
+        recv.expect(length);
+        ExchangeBody::Shared { body: StreamBody::new(recv, length), upload: None, place, _lease: lease }
     })
 }
 
 /// The response's head with what the peer sends, what we send, and the place on the connection.
-pub(crate) type OpenedH2 = (Response<::h2::RecvStream>, Sender, H2Lease);
+pub(crate) type Opened = (Response<Receiver>, Sender, Lease);
 
-/// Opens an h2 stream as a tunnel: the request has no body that ends. What the client sends before
-/// the response goes along, where `early` is given.
+/// Opens a stream as a tunnel: the request has no body that ends. What the client sends before the
+/// response goes along, where `early` is given.
 ///
 /// # Errors
 /// The stream or the connection broke before a response, or the client is gone.
-pub(crate) async fn open_h2(
-    lease: H2Lease,
+pub(crate) async fn open(
+    lease: Lease,
     request: Request<()>,
     place: &Place,
-    early: Option<&mut Early<'_>>,
-) -> Result<OpenedH2, Error> {
-    let mut sender = match lease.connection.sender.clone().ready().await {
-        Ok(sender) => sender,
-        Err(error) => {
-            lease.connection.close();
-            return Err(place.broken(error, true));
-        }
-    };
-    let (mut response, stream) = sender.send_request(request, false).map_err(|error| place.not_sent(&lease, &error))?;
-    let mut stream = Sender::H2(h2::Sender::new(stream, &lease.connection.backlog));
-    if let Some(early) = early {
-        early.repeat(&mut stream).map_err(|error| place.stream_failed(&lease, error))?;
-        let answered = std::future::poll_fn(|cx| {
-            early.send(cx, &mut stream)?;
-            Pin::new(&mut response).poll(cx).map_err(|error| place.stream_failed(&lease, error))
-        });
-        return Ok((answered.await?, stream, lease));
+    mut early: Option<&mut Early<'_>>,
+) -> Result<Opened, Error> {
+    let asked = ask(&place.worker, &lease, request, false).await;
+    let (mut answer, mut stream) = asked.map_err(|error| place.not_sent(&lease, &error))?;
+    let failed = |error: StreamError| place.stream_failed(&lease, &error);
+    if let Some(early) = &early {
+        early.repeat(&mut stream).map_err(failed)?;
     }
-    let response = response.await.map_err(|error| place.stream_failed(&lease, error))?;
+    let response = std::future::poll_fn(|cx| {
+        loop {
+            if let Some(early) = &mut early {
+                early.send(cx, &mut stream)?;
+            }
+            match ready!(poll_answer(&mut answer, &mut stream, cx)).map_err(failed)? {
+                Head::Interim(_) => {}
+                Head::Final(response) => return Poll::Ready(Ok::<_, Error>(response)),
+            }
+        }
+    });
+    let response = response.await?;
     Ok((response, stream, lease))
+}
+
+/// Meanwhile sends what waits: nobody else does.
+fn poll_answer(answer: &mut Answer, stream: &mut Sender, cx: &mut Context<'_>) -> Poll<Result<Head, StreamError>> {
+    // How it fails the answer says too.
+    let _ = stream.poll_settled(cx);
+    answer.poll(cx)
 }
 
 impl ExchangeBody {
     /// Where it happens.
     pub(crate) fn place(&self) -> &Place {
         match self {
-            ExchangeBody::H1 { place, .. } | ExchangeBody::H2 { place, .. } => place,
+            ExchangeBody::H1 { place, .. } | ExchangeBody::Shared { place, .. } => place,
         }
     }
 
     /// It is this session's.
     pub(crate) fn bind(&self, session: &Rc<Entry>) {
-        if let ExchangeBody::H2 { body, .. } = self {
+        if let ExchangeBody::Shared { body, .. } = self {
             body.bind(session);
         }
     }
@@ -350,14 +345,14 @@ impl ExchangeBody {
     pub(crate) fn take_h1_connection(&mut self) -> Option<Box<H1Connection>> {
         match self {
             ExchangeBody::H1 { carrier, .. } => carrier.take(),
-            ExchangeBody::H2 { .. } => None,
+            ExchangeBody::Shared { .. } => None,
         }
     }
 
     /// What counts it on its endpoint, for a tunnel that goes on without its bodies.
     pub(crate) fn take_in_flight(&mut self) -> Option<InFlight> {
         match self {
-            ExchangeBody::H1 { place, .. } | ExchangeBody::H2 { place, .. } => place.in_flight.take(),
+            ExchangeBody::H1 { place, .. } | ExchangeBody::Shared { place, .. } => place.in_flight.take(),
         }
     }
 
@@ -370,7 +365,7 @@ impl ExchangeBody {
                 release(carrier, place);
                 return Body::Empty;
             }
-            ExchangeBody::H2 { upload: None, .. } if ended => return Body::Empty,
+            ExchangeBody::Shared { upload: None, .. } if ended => return Body::Empty,
             ExchangeBody::H1 { carrier, request, place, .. } if !request.is_taken() => {
                 carrier.hand_over(&place.worker);
             }
@@ -404,7 +399,7 @@ impl HttpBody for ExchangeBody {
                 }
                 Poll::Ready(frame)
             }
-            ExchangeBody::H2 { body, place, .. } => {
+            ExchangeBody::Shared { body, place, .. } => {
                 Pin::new(body).poll_frame(cx).map_err(|error| match error {
                     // StreamBody serves both sides; here its peer is the upstream.
                     Error::ClientGone(reason) => place.broken(reason, false),
@@ -417,14 +412,14 @@ impl HttpBody for ExchangeBody {
     fn is_end_stream(&self) -> bool {
         match self {
             ExchangeBody::H1 { incoming, .. } => incoming.is_end_stream(),
-            ExchangeBody::H2 { body, .. } => body.is_end_stream(),
+            ExchangeBody::Shared { body, .. } => body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             ExchangeBody::H1 { incoming, .. } => incoming.size_hint(),
-            ExchangeBody::H2 { body, .. } => body.size_hint(),
+            ExchangeBody::Shared { body, .. } => body.size_hint(),
         }
     }
 }

@@ -104,7 +104,7 @@ async fn probe(resolver: &Resolver, state: &UpstreamState, endpoint: &Endpoint, 
     let is_h2 = match state.config.protocol {
         UpstreamProtocol::H2 => true,
         UpstreamProtocol::Auto => io.alpn() == Some(b"h2"),
-        UpstreamProtocol::H1 | UpstreamProtocol::Tcp => false,
+        UpstreamProtocol::H1 | UpstreamProtocol::Tcp | UpstreamProtocol::H3 => false,
     };
     let status = if is_h2 { ask_h2(io, &endpoint.name, path).await? } else { ask_h1(io, &endpoint.name, path).await? };
     if status.is_success() { Ok(()) } else { Err(format!("GET {path} answers {status}")) }

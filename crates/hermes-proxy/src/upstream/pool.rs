@@ -9,8 +9,10 @@
 
 mod h1;
 mod h2;
+mod h3;
 pub(crate) mod idle;
 mod queue;
+mod shared;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -22,13 +24,14 @@ use tokio::time::Instant;
 
 pub(crate) use self::h1::H1Connection;
 use self::h1::{handshake_h1, probe};
-use self::h2::H2Connection;
 pub(crate) use self::h2::{
-    ADDED_BYTES, ADDED_LINES, ERROR_RESETS, FRAME_BUDGET, H2Lease, MAX_FRAME, RESETS_REMEMBERED, SEND_BUFFER,
+    ADDED_BYTES, ADDED_LINES, ERROR_RESETS, FRAME_BUDGET, MAX_FRAME, RESETS_REMEMBERED, SEND_BUFFER,
 };
 use self::idle::IdlePlace;
 use self::queue::Open;
 pub(crate) use self::queue::Permit;
+use self::shared::SharedConnection;
+pub(crate) use self::shared::{Lease, Speaks};
 use super::connect::{Destination, connect};
 use crate::error::Error;
 use crate::worker::Worker;
@@ -45,14 +48,14 @@ pub(crate) struct PoolKey {
 /// What a pool gives.
 pub(crate) enum Leased {
     H1(Box<H1Connection>),
-    H2(H2Lease),
+    Shared(Lease),
 }
 
 /// Connections to one endpoint.
 pub(crate) struct Pool {
     #[allow(clippy::vec_box)] // Leased and given back as a box: 700 bytes are moved once.
     idle: RefCell<Vec<Box<H1Connection>>>,
-    shared: RefCell<Vec<Rc<H2Connection>>>,
+    shared: RefCell<Vec<Rc<SharedConnection>>>,
     open: Rc<Open>,
     /// A dial is under way whose outcome others wait for.
     dialing_for_all: Cell<bool>,
@@ -97,7 +100,7 @@ impl Pool {
     /// None could be made, or too many requests wait already.
     pub(crate) async fn lease(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Error> {
         match wish.protocol {
-            UpstreamProtocol::H2 => self.lease_h2(worker, wish).await,
+            UpstreamProtocol::H2 | UpstreamProtocol::H3 => self.lease_shared(worker, wish).await,
             UpstreamProtocol::Auto => Box::pin(self.lease_either(worker, wish)).await,
             UpstreamProtocol::H1 | UpstreamProtocol::Tcp => self.lease_h1(worker, wish).await,
         }
@@ -143,12 +146,32 @@ impl Pool {
         Ok(waits)
     }
 
+    /// A place on a connection for all. One dials for all who wait.
+    async fn lease_shared(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Error> {
+        let dials_seen = self.dials.get();
+        loop {
+            if let Some(lease) = self.place(worker, true) {
+                return Ok(Leased::Shared(lease));
+            }
+            if self.waits_for_others(worker, dials_seen).await? {
+                continue;
+            }
+            let (permit, dialing) = (Permit::take(&self.open), Dialing::begin(self));
+            let result = match wish.protocol {
+                UpstreamProtocol::H3 => Box::pin(self.dial_h3(worker, wish, permit)).await,
+                _ => Box::pin(self.dial_h2(worker, wish, permit)).await,
+            };
+            dialing.end(&result);
+            return Ok(Leased::Shared(Lease::take(&result?, self, worker, false)));
+        }
+    }
+
     /// As ALPN settles it. The first dial is for all, since it may become a connection for all.
     async fn lease_either(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Error> {
         let dials_seen = self.dials.get();
         loop {
             if let Some(lease) = self.place(worker, true) {
-                return Ok(Leased::H2(lease));
+                return Ok(Leased::Shared(lease));
             }
             if !wish.fresh
                 && let Some(connection) = self.take_idle()
@@ -181,7 +204,7 @@ impl Pool {
         self.settles_on_h1.set(!is_h2);
         if is_h2 {
             let connection = self.adopt_h2(worker, wish, io, permit, deadline).await?;
-            return Ok(Leased::H2(H2Lease::take(&connection, self, worker, false)));
+            return Ok(Leased::Shared(Lease::take(&connection, self, worker, false)));
         }
         Ok(Leased::H1(Box::new(handshake_h1(worker, wish, io, permit).await?)))
     }

@@ -138,7 +138,7 @@ pub(crate) fn is_node(upstream: &UpstreamState, leased: &Leased) -> bool {
     }
     match (&upstream.tls, leased) {
         (Some(tls), _) => tls.proves_node,
-        (None, Leased::H2(lease)) => lease.connection.extended_connect,
+        (None, Leased::Shared(lease)) => lease.connection.takes_extended_connect(),
         (None, Leased::H1(_)) => false,
     }
 }

@@ -23,11 +23,10 @@ use crate::error::Error;
 use crate::headers::CAPSULE_PROTOCOL;
 use crate::request::Ask;
 use crate::stream::ByteStream;
-use crate::stream::{Receiver, h2};
 use crate::upgrade::{self, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY};
 use crate::upstream::connect::connect;
 use crate::upstream::exchange::{self, ExchangeBody, Place};
-use crate::upstream::pool::{H1Connection, H2Lease, Leased, PoolKey, Wish};
+use crate::upstream::pool::{H1Connection, Lease, Leased, PoolKey, Wish};
 use crate::upstream::{InFlight, Seat, UpstreamState};
 
 /// What asking for a tunnel came to.
@@ -117,7 +116,7 @@ impl Forward<'_> {
         let leased = pool.lease(self.worker, &wish).await?;
         *stale = match &leased {
             Leased::H1(connection) => connection.reused,
-            Leased::H2(lease) => lease.reused,
+            Leased::Shared(lease) => lease.reused,
         };
         let is_node = head::is_node(upstream, &leased);
         let outgoing = Outgoing::new(self.entry, &self.dress, is_node)?;
@@ -139,7 +138,7 @@ impl Forward<'_> {
         let ask = flow.as_ref().unwrap_or(ask);
         let debt = Debt::new(self, upstream, index);
         let opened = match (leased, by_post) {
-            (Leased::H2(lease), _) => self.over_h2(lease, place, ask, by_post, outgoing, early).await,
+            (Leased::Shared(lease), _) => self.over_shared(lease, place, ask, by_post, outgoing, early).await,
             (Leased::H1(connection), false) => self.over_h1(connection, place, ask, outgoing).await,
             (Leased::H1(connection), true) => self.post_over_h1(connection, place, outgoing).await,
         };
@@ -147,9 +146,9 @@ impl Forward<'_> {
         opened
     }
 
-    async fn over_h2(
+    async fn over_shared(
         &self,
-        lease: H2Lease,
+        lease: Lease,
         place: Place,
         ask: &Ask,
         by_post: bool,
@@ -157,13 +156,12 @@ impl Forward<'_> {
         mut early: Option<&mut Early<'_>>,
     ) -> Result<Opened, Error> {
         let mut request = self.bare_request(&mut outgoing);
-        *request.version_mut() = Version::HTTP_2;
         *request.method_mut() = if by_post { Method::POST } else { Method::CONNECT };
         match ask {
             _ if by_post => *request.uri_mut() = self.template_uri(&outgoing, &place.peer)?,
             Ask::Connect | Ask::Post => *request.uri_mut() = authority_form(&outgoing)?,
             Ask::Upgrade(protocol) => {
-                if !lease.connection.extended_connect {
+                if !lease.connection.takes_extended_connect() {
                     return Err(Error::Incapable {
                         peer: place.peer,
                         reason: "does not offer extended CONNECT (RFC 8441)",
@@ -175,7 +173,7 @@ impl Forward<'_> {
             }
             Ask::Response => return Err(Error::Internal("an exchange was taken for a tunnel".to_owned())),
         }
-        let opened = exchange::open_h2(lease, request, &place, early.as_deref_mut()).await;
+        let opened = exchange::open(lease, request, &place, early.as_deref_mut()).await;
         if let Some(early) = early {
             self.entry.add_received(self.worker, early.take_received());
         }
@@ -185,10 +183,9 @@ impl Forward<'_> {
             self.note_refusal(&place.peer, response.status());
             // Nothing will be sent: an orderly end of our half, since resets are counted against us.
             let _ = send.send(Bytes::new(), true);
-            return Ok(Opened::Answer(exchange::response_h2(response, lease, place).map(ExchangeBody::settle)));
+            return Ok(Opened::Answer(exchange::response_of(response, lease, place).map(ExchangeBody::settle)));
         }
         let (parts, recv) = response.into_parts();
-        let recv = Receiver::H2(h2::Receiver::new(self.worker, recv, &lease.connection.window));
         Ok(Opened::Tunnel {
             stream: ByteStream::multiplexed(recv, send, Some(lease), place.in_flight),
             head: Some(parts),

@@ -1,0 +1,101 @@
+//! A request's stream, of HTTP/2 or HTTP/3: its head is sent, its answer is awaited.
+//!
+//! In: a place on a shared connection and a head. Out: the sending half for the body, and the answer:
+//! interim responses, then the final one with the receiving half. Never: a body.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use hermes_wire::h3::Code;
+use http::{Request, Response, Version};
+
+use super::h2::Window;
+use super::{Receiver, Sender, StreamError, h2, h3};
+use crate::h3::fields::{self, Bounds};
+use crate::upstream::pool::{ADDED_BYTES, ADDED_LINES, Lease, Speaks};
+use crate::worker::Worker;
+
+/// An answer that is awaited.
+pub(crate) enum Answer {
+    H2 {
+        response: ::h2::client::ResponseFuture,
+        worker: Rc<Worker>,
+        window: Rc<Window>,
+    },
+    /// `None` once the final head was taken.
+    H3(Option<Box<h3::Receiver>>),
+}
+
+/// What comes of it.
+pub(crate) enum Head {
+    /// More is to come.
+    Interim(Response<()>),
+    Final(Response<Receiver>),
+}
+
+/// Sends a head on a new stream; `ends` where there is no body.
+///
+/// # Errors
+/// The connection takes no stream any more: nothing was sent.
+pub(crate) async fn ask(
+    worker: &Rc<Worker>,
+    lease: &Lease,
+    mut request: Request<()>,
+    ends: bool,
+) -> Result<(Answer, Sender), StreamError> {
+    match &lease.connection.speaks {
+        Speaks::H2 { sender, window, backlog, .. } => {
+            *request.version_mut() = Version::HTTP_2;
+            let mut sender = sender.clone().ready().await?;
+            let (response, stream) = sender.send_request(request, ends)?;
+            let answer = Answer::H2 { response, worker: worker.clone(), window: window.clone() };
+            Ok((answer, Sender::H2(h2::Sender::new(stream, backlog))))
+        }
+        Speaks::H3(link) => {
+            let opened = link.connection.open_bi().await;
+            let (send, recv) = opened.map_err(|error| StreamError::of_connection(error.to_string()))?;
+            let limits = &worker.generation().snapshot.limits;
+            let bounds =
+                Bounds { bytes: limits.header_bytes + ADDED_BYTES as usize, lines: limits.header_count + ADDED_LINES };
+            let recv = h3::Receiver::new(recv, link.clone(), bounds, Code::RequestCancelled);
+            let mut send = h3::Sender::new(send, link.clone());
+            send.send_head(fields::put_request(&request.into_parts().0), ends);
+            std::future::poll_fn(|cx| send.poll_settled(cx)).await?;
+            Ok((Answer::H3(Some(Box::new(recv))), Sender::H3(Box::new(send))))
+        }
+    }
+}
+
+impl Answer {
+    /// The next head. Not to be asked again after the final one.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Head, StreamError>> {
+        match self {
+            Answer::H2 { response, worker, window } => {
+                if let Poll::Ready(Some(Ok(interim))) = response.poll_informational(cx) {
+                    return Poll::Ready(Ok(Head::Interim(interim)));
+                }
+                let response = ready!(Pin::new(response).poll(cx))?;
+                let receiver = |recv| Receiver::H2(h2::Receiver::new(worker, recv, window));
+                Poll::Ready(Ok(Head::Final(response.map(receiver))))
+            }
+            Answer::H3(recv) => {
+                let Some(open) = recv else { return Poll::Ready(Err(StreamError::other("it was answered"))) };
+                let Some(block) = ready!(open.poll_head(cx))? else {
+                    return Poll::Ready(Err(StreamError::other("the stream ended without an answer")));
+                };
+                let parts = match fields::read_response(block, open.bounds()) {
+                    Ok(parts) => parts,
+                    Err(error) => return Poll::Ready(Err(open.field_error(&error))),
+                };
+                if parts.status.is_informational() {
+                    return Poll::Ready(Ok(Head::Interim(Response::from_parts(parts, ()))));
+                }
+                open.peek(cx);
+                let Some(open) = recv.take() else { return Poll::Pending };
+                Poll::Ready(Ok(Head::Final(Response::from_parts(parts, Receiver::H3(open)))))
+            }
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! HTTP/3 connections to an endpoint.
+//!
+//! In: a wish. Out: a connection that has begun, and is driven. Never: a wish without TLS; `check` knows.
+
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
+
+use hermes_net::quic;
+use hermes_wire::h3::{Code, Settings};
+
+use super::queue::Permit;
+use super::shared::{SharedConnection, Speaks};
+use super::{ADDED_BYTES, Pool, Wish};
+use crate::error::Error;
+use crate::h3::Link;
+use crate::upstream::connect::addresses;
+use crate::worker::Worker;
+
+impl Pool {
+    pub(super) async fn dial_h3(
+        self: &Rc<Self>,
+        worker: &Rc<Worker>,
+        wish: &Wish<'_>,
+        permit: Permit,
+    ) -> Result<Rc<SharedConnection>, Error> {
+        let peer = wish.destination.label.clone();
+        match tokio::time::timeout(wish.connect_within, self.begin_h3(worker, wish, permit)).await {
+            Ok(result) => result,
+            Err(_) => Err(Error::ConnectTimeout { peer, after: wish.connect_within }),
+        }
+    }
+
+    async fn begin_h3(
+        self: &Rc<Self>,
+        worker: &Rc<Worker>,
+        wish: &Wish<'_>,
+        permit: Permit,
+    ) -> Result<Rc<SharedConnection>, Error> {
+        let to = &wish.destination;
+        let fault = |error: io::Error| Error::Connect { peer: to.label.clone(), source: Arc::new(error) };
+        let tls = to.tls.and_then(|tls| Some((tls.quic.clone()?, &tls.name)));
+        let (config, name) = tls.ok_or_else(|| Error::Internal("HTTP/3 without TLS".to_owned()))?;
+        let mut last = None;
+        for address in addresses(worker, to.host, to.reach).await? {
+            let endpoint = worker.quic_client(address.is_ipv4()).map_err(fault)?;
+            let dialled =
+                endpoint.connect_with(config.clone(), (address, to.port).into(), name).map_err(io::Error::other);
+            let connected = match dialled {
+                Ok(connecting) => connecting.await.map_err(io::Error::other),
+                Err(error) => Err(error),
+            };
+            match connected {
+                Ok(connection) => return Ok(self.adopt_h3(worker, connection, permit).await),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(fault(last.unwrap_or_else(|| io::ErrorKind::AddrNotAvailable.into())))
+    }
+
+    async fn adopt_h3(
+        self: &Rc<Self>,
+        worker: &Rc<Worker>,
+        connection: quic::Connection,
+        permit: Permit,
+    ) -> Rc<SharedConnection> {
+        let limits = &worker.generation().snapshot.limits;
+        let most = limits.header_bytes as u64 + u64::from(ADDED_BYTES);
+        let ours = Settings { max_field_section: Some(most), extended_connect: false, datagrams: true };
+        let link = Link::new(connection, false);
+        let shared = SharedConnection::new(Speaks::H3(link.clone()), worker.now());
+        self.share(worker, &shared, permit, drive_h3(link.clone(), shared.clone(), ours));
+        // What it can do has to be known before it is asked for a tunnel.
+        link.settled().await;
+        shared
+    }
+}
+
+async fn drive_h3(link: Rc<Link>, shared: Rc<SharedConnection>, ours: Settings) {
+    let mut driver = pin!(link.drive(ours));
+    std::future::poll_fn(|cx| {
+        if shared.poll_done(cx).is_ready() {
+            link.close(Code::NoError, "");
+            return Poll::Ready(());
+        }
+        driver.as_mut().poll(cx)
+    })
+    .await;
+}

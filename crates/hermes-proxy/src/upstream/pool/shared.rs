@@ -1,0 +1,193 @@
+//! Connections to one endpoint that many share, of HTTP/2 or HTTP/3.
+//!
+//! In: a connection that was made. Out: places on it, one a stream. A task of the worker drives it to its
+//! end; without places, and retired, it ends.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+
+use super::Pool;
+use super::idle::IdlePlace;
+use crate::h3::Link;
+use crate::signal::Signal;
+use crate::stream::h2::{Backlog, Window};
+use crate::worker::Worker;
+
+/// Streams that we open on an HTTP/3 connection; QUIC does not say before how many its peer allows.
+const H3_STREAMS: usize = 100;
+
+/// A connection that many share.
+pub(crate) struct SharedConnection {
+    pub(crate) speaks: Speaks,
+    pub(super) streams: Cell<usize>,
+    closed: Cell<bool>,
+    pub(super) idle_since: Cell<u64>,
+    pub(super) idle: RefCell<Option<IdlePlace>>,
+    /// Tells the driver to close once its streams are done.
+    retiring: Signal<()>,
+}
+
+/// What is spoken on it, and by whom.
+pub(crate) enum Speaks {
+    H2 {
+        sender: ::h2::client::SendRequest<Bytes>,
+        /// The peer takes extended CONNECT (RFC 8441).
+        extended_connect: bool,
+        window: Rc<Window>,
+        backlog: Backlog,
+    },
+    H3(Rc<Link>),
+}
+
+impl SharedConnection {
+    pub(super) fn new(speaks: Speaks, now: u64) -> Rc<Self> {
+        Rc::new(Self {
+            speaks,
+            streams: Cell::new(0),
+            closed: Cell::new(false),
+            idle_since: Cell::new(now),
+            idle: RefCell::default(),
+            retiring: Signal::default(),
+        })
+    }
+
+    fn has_room(&self) -> bool {
+        let most = match &self.speaks {
+            Speaks::H2 { sender, .. } => sender.current_max_send_streams(),
+            Speaks::H3(_) => H3_STREAMS,
+        };
+        !self.closed.get() && self.streams.get() < most
+    }
+
+    /// Its peer has not said GOAWAY, as far as it was heard.
+    fn is_alive(&self) -> bool {
+        let is_alive = match &self.speaks {
+            Speaks::H2 { sender, .. } => {
+                let mut cx = Context::from_waker(Waker::noop());
+                !matches!(sender.clone().poll_ready(&mut cx), Poll::Ready(Err(_)))
+            }
+            Speaks::H3(link) => !link.is_going(),
+        };
+        if !is_alive {
+            self.close();
+        }
+        is_alive
+    }
+
+    /// The peer takes extended CONNECT (RFC 8441, RFC 9220).
+    pub(crate) fn takes_extended_connect(&self) -> bool {
+        match &self.speaks {
+            Speaks::H2 { extended_connect, .. } => *extended_connect,
+            Speaks::H3(link) => link.settings().is_some_and(|settings| settings.extended_connect),
+        }
+    }
+
+    /// Counts up with whatever is heard on it.
+    fn heard(&self) -> u64 {
+        match &self.speaks {
+            Speaks::H2 { window, .. } => window.ends().reads(),
+            Speaks::H3(link) => link.connection.stats().udp_rx.datagrams,
+        }
+    }
+
+    /// It takes no further stream.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.get()
+    }
+
+    /// No further stream on it.
+    pub(crate) fn close(&self) {
+        self.closed.set(true);
+    }
+
+    /// No further stream on it, and it ends with its last.
+    pub(super) fn retire(&self) {
+        self.close();
+        self.retiring.set(());
+    }
+
+    /// Ready where it is retired and empty. While streams are left they wake the driver, since they end there.
+    pub(super) fn poll_done(&self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.streams.get() == 0 { self.retiring.poll(cx) } else { Poll::Pending }
+    }
+}
+
+/// A place on a shared connection: one stream.
+pub(crate) struct Lease {
+    pub(crate) connection: Rc<SharedConnection>,
+    pool: Rc<Pool>,
+    worker: Rc<Worker>,
+    pub(crate) reused: bool,
+    /// When it was taken, in milliseconds of the worker's clock, and what was heard on the connection then.
+    since: u64,
+    heard: u64,
+}
+
+/// A stream that lasted so long, in milliseconds, and nothing was heard on its connection meanwhile: the
+/// peer may be gone, or what lies between has forgotten the connection. No further stream is lost on it.
+const SILENT: u64 = 1000;
+
+impl Lease {
+    pub(super) fn take(connection: &Rc<SharedConnection>, pool: &Rc<Pool>, worker: &Rc<Worker>, reused: bool) -> Self {
+        connection.streams.set(connection.streams.get() + 1);
+        connection.idle.take();
+        let (since, heard) = (worker.now(), connection.heard());
+        Self { connection: connection.clone(), pool: pool.clone(), worker: worker.clone(), reused, since, heard }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let connection = &self.connection;
+        connection.streams.set(connection.streams.get() - 1);
+        if self.worker.now() >= self.since + SILENT && connection.heard() == self.heard {
+            connection.close();
+        }
+        connection.idle_since.set(self.worker.now());
+        if connection.streams.get() == 0 {
+            if connection.closed.get() {
+                // Wakes the driver of a retired connection: this was its last stream.
+                connection.retire();
+            } else {
+                self.worker.make_room_for_idle();
+                connection.idle.replace(Some(self.worker.idle.enter()));
+            }
+        }
+        self.pool.wake_one();
+    }
+}
+
+impl Pool {
+    /// A free place on a shared connection.
+    pub(super) fn place(self: &Rc<Self>, worker: &Rc<Worker>, reused: bool) -> Option<Lease> {
+        let shared = self.shared.borrow();
+        let connection = shared.iter().find(|connection| connection.has_room() && connection.is_alive())?;
+        Some(Lease::take(connection, self, worker, reused))
+    }
+
+    /// A new connection for all, and the task that drives it; `permit` is its own until it ends.
+    pub(super) fn share(
+        self: &Rc<Self>,
+        worker: &Rc<Worker>,
+        shared: &Rc<SharedConnection>,
+        permit: super::Permit,
+        drive: impl Future<Output = ()> + 'static,
+    ) {
+        if self.retired.get() {
+            shared.retire();
+        }
+        self.shared.borrow_mut().push(shared.clone());
+        let (pool, shared) = (self.clone(), shared.clone());
+        worker.spawn(async move {
+            drive.await;
+            shared.close();
+            pool.shared.borrow_mut().retain(|other| !Rc::ptr_eq(other, &shared));
+            drop(permit);
+            pool.open.wake_all();
+        });
+    }
+}
