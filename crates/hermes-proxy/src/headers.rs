@@ -104,11 +104,12 @@ pub(crate) fn is_overlay(name: &HeaderName) -> bool {
     name.as_str().starts_with(OVERLAY)
 }
 
-/// The two `Via` members that this node adds, made once.
+/// The `Via` members that this node adds, made once.
 #[derive(Clone, Debug)]
 pub(crate) struct Via {
     h1: HeaderValue,
     h2: HeaderValue,
+    h3: HeaderValue,
 }
 
 impl Via {
@@ -117,12 +118,16 @@ impl Via {
         let member = |version: &str| {
             HeaderValue::from_str(&format!("{version} {node}")).unwrap_or(HeaderValue::from_static("1.1 hermes"))
         };
-        Self { h1: member("1.1"), h2: member("2") }
+        Self { h1: member("1.1"), h2: member("2"), h3: member("3") }
     }
 
     /// Adds this node: `version` is the version that the message was received in.
     pub(crate) fn append(&self, headers: &mut HeaderMap, version: Version) {
-        let member = if version == Version::HTTP_2 { &self.h2 } else { &self.h1 };
+        let member = match version {
+            Version::HTTP_3 => &self.h3,
+            Version::HTTP_2 => &self.h2,
+            _ => &self.h1,
+        };
         headers.append(VIA, member.clone());
     }
 }

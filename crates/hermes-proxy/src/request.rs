@@ -358,7 +358,7 @@ fn request_authority(parts: &Parts, default_port: u16) -> Result<(Authority, Hea
         (Some(authority), None) => authority.as_str(),
         (Some(authority), Some(host)) => {
             // In h1 the absolute form overrides Host; in h2 two different authorities are a smuggler's.
-            if parts.version == Version::HTTP_2 && !authority.as_str().eq_ignore_ascii_case(host) {
+            if parts.version >= Version::HTTP_2 && !authority.as_str().eq_ignore_ascii_case(host) {
                 return Err(Error::Malformed(":authority and Host differ".to_owned()));
             }
             authority.as_str()

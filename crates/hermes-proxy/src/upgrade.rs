@@ -33,7 +33,7 @@ pub(crate) fn accepted(
     for name in [http::header::CONTENT_LENGTH, SEC_WEBSOCKET_ACCEPT] {
         fields.remove(name);
     }
-    if let (Ask::Upgrade(protocol), false) = (ask, version == Version::HTTP_2) {
+    if let (Ask::Upgrade(protocol), false) = (ask, version >= Version::HTTP_2) {
         *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
         fields.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         if let Ok(value) = HeaderValue::try_from(&**protocol) {

@@ -82,7 +82,17 @@ impl Receiver {
 
     /// The message's `content-length`: as much has to come (section 4.1.2).
     pub(crate) fn expect(&mut self, length: Option<u64>) {
-        self.missing = length;
+        let here = self.held.as_ref().map_or(0, Bytes::len) as u64;
+        self.missing = length.map(|length| length.saturating_sub(here));
+        let is_wrong = length.is_some_and(|length| here > length || (here < length && self.is_over()));
+        if is_wrong {
+            self.failed = Some(self.malformed("another length than content-length says"));
+        }
+    }
+
+    /// No byte of the body comes any more.
+    fn is_over(&self) -> bool {
+        self.trailers.is_some() || (self.has_ended && self.decoder.finish().is_ok())
     }
 
     pub(crate) fn bounds(&self) -> Bounds {

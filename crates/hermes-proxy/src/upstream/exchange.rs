@@ -234,7 +234,7 @@ pub(crate) async fn over_shared(
     place: Place,
     interim: Option<Arc<Interim>>,
 ) -> Result<Response<ExchangeBody>, Error> {
-    let ends = body.is_end_stream();
+    let (ends, is_head) = (body.is_end_stream(), request.method() == Method::HEAD);
     let asked = ask(&place.worker, &lease, request, ends).await;
     let (mut answer, stream) = asked.map_err(|error| place.not_sent(&lease, &error))?;
     let mut upload = if ends { None } else { Some(Pipe::new(body, stream)) };
@@ -267,7 +267,7 @@ pub(crate) async fn over_shared(
     .await;
     let response = outcome?;
     let rest = upload.map(|pipe| Upload::spawn(&place.worker, pipe));
-    let mut response = response_of(response, lease, place);
+    let mut response = response_of(response, is_head, lease, place);
     if let ExchangeBody::Shared { upload, .. } = response.body_mut() {
         *upload = rest;
     }
@@ -275,10 +275,18 @@ pub(crate) async fn over_shared(
 }
 
 /// A response on a stream as an exchange's.
-pub(crate) fn response_of(mut response: Response<Receiver>, lease: Lease, place: Place) -> Response<ExchangeBody> {
+pub(crate) fn response_of(
+    mut response: Response<Receiver>,
+    is_head: bool,
+    lease: Lease,
+    place: Place,
+) -> Response<ExchangeBody> {
     let length = settle_length(response.headers_mut());
+    let has_body = !is_head && !matches!(response.status(), StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
     response.map(|mut recv| {
-        recv.expect(length);
+        if has_body {
+            recv.expect(length);
+        }
         ExchangeBody::Shared { body: StreamBody::new(recv, length), upload: None, place, _lease: lease }
     })
 }

@@ -183,7 +183,7 @@ impl Forward<'_> {
             self.note_refusal(&place.peer, response.status());
             // Nothing will be sent: an orderly end of our half, since resets are counted against us.
             let _ = send.send(Bytes::new(), true);
-            return Ok(Opened::Answer(exchange::response_of(response, lease, place).map(ExchangeBody::settle)));
+            return Ok(Opened::Answer(exchange::response_of(response, false, lease, place).map(ExchangeBody::settle)));
         }
         let (parts, recv) = response.into_parts();
         Ok(Opened::Tunnel {
@@ -225,7 +225,7 @@ impl Forward<'_> {
         if status != wanted && !(wanted == StatusCode::OK && status.is_success()) {
             // To an HTTP/1.1 client 200 says that nothing was switched (RFC 9110, 7.8). To an HTTP/2
             // client it would say that the tunnel is open (RFC 8441, 5), and a flow is nothing else.
-            let misleads = self.entry.facts.kind == Kind::Udp || self.dress.version == Version::HTTP_2;
+            let misleads = self.entry.facts.kind == Kind::Udp || self.dress.version >= Version::HTTP_2;
             if status.is_success() && misleads {
                 return Err(Error::Refused { peer, status });
             }
