@@ -12,8 +12,17 @@ use hermes_model::{Checked, Problem, Snapshot};
 /// The largest document that is read: about a million routes.
 pub(crate) const MAX_DOCUMENT: u64 = 256 << 20;
 
-/// Reads and checks a document, which may come through a pipe. What a running node reads it reads
-/// without waiting: `run::load`.
+/// Reads and checks a document as a node runs it: a regular file, whose reading holds nothing up.
+///
+/// # Errors
+/// The file cannot be read. Problems of its content are the inner error.
+pub(crate) fn read_at_once(path: &Path) -> anyhow::Result<Result<Checked, Vec<Problem>>> {
+    let cannot = || format!("cannot read {}", path.display());
+    let bytes = hermes_net::file::read(path, MAX_DOCUMENT).with_context(cannot)?;
+    Ok(check(path, &String::from_utf8(bytes).with_context(cannot)?))
+}
+
+/// Reads and checks a document, which may come through a pipe.
 ///
 /// # Errors
 /// The file cannot be read. Problems of its content are the inner error.

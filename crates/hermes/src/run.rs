@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use anyhow::Context;
 use hermes_model::Snapshot;
-use hermes_net::file;
 use hermes_net::handover::Handed;
 use hermes_proxy::{Bound, Node, admin};
 use tokio::signal::unix::{SignalKind, signal};
@@ -142,10 +141,7 @@ async fn give(link: Successor, node: &Node, admin: &Admin, signals: &mut Signals
 }
 
 fn load(config: &Path) -> anyhow::Result<Arc<Snapshot>> {
-    let cannot = || format!("cannot read {}", config.display());
-    let bytes = file::read(config, document::MAX_DOCUMENT).with_context(cannot)?;
-    let text = String::from_utf8(bytes).with_context(cannot)?;
-    match document::check(config, &text) {
+    match document::read_at_once(config)? {
         Ok(checked) => {
             for warning in &checked.warnings {
                 tracing::warn!("{warning}");

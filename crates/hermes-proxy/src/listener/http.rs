@@ -11,13 +11,15 @@ use std::task::{Context, Poll};
 
 use bytes::{Buf, Bytes, BytesMut};
 use hermes_net::Io;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::{Ready, h1, h2};
 use crate::live::{Connection, Stage};
 use crate::worker::Worker;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// Read at first, in bytes: the head of most requests.
+const FIRST_READ: usize = 2048;
 
 /// Serves a connection of an HTTP listener.
 pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, ready: Ready) {
@@ -59,10 +61,23 @@ async fn begins_with_preface(io: &mut Io, ahead: &mut BytesMut) -> io::Result<bo
         if common < ahead.len() {
             return Ok(false);
         }
-        if io.read_buf(ahead).await? == 0 {
+        if read_first(io, ahead).await? == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
     }
+}
+
+/// Reads what is there, through the stack: a connection that waits for its first bytes holds no buffer,
+/// and most requests come with one call.
+async fn read_first(io: &mut Io, ahead: &mut BytesMut) -> io::Result<usize> {
+    std::future::poll_fn(|cx| {
+        let mut first = [0; FIRST_READ];
+        let mut buf = ReadBuf::new(&mut first);
+        std::task::ready!(Pin::new(&mut *io).poll_read(cx, &mut buf))?;
+        ahead.extend_from_slice(buf.filled());
+        Poll::Ready(Ok(buf.filled().len()))
+    })
+    .await
 }
 
 /// A connection that notes when the first bytes of a request arrive, and whether its client takes

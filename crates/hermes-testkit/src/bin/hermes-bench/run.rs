@@ -58,7 +58,7 @@ pub(crate) fn run(options: &Options, names: &[&str]) -> Result<ExitCode> {
         let mut session = Session { contenders: everybody, settings: &settings, dir, samples: Vec::new() };
         let mut results = Results {
             benchmark: (*name).to_owned(),
-            command: std::env::args().collect::<Vec<_>>().join(" "),
+            command: command(),
             began: SystemTime::UNIX_EPOCH.elapsed().map_or(0, |d| d.as_secs()),
             machine: Machine::read(),
             versions: versions.clone(),
@@ -112,4 +112,13 @@ pub(crate) fn report(out: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// What was called, without the directories of this machine: the file is for others.
+fn command() -> String {
+    let name = |word: String| match Path::new(&word).file_name() {
+        Some(name) if Path::new(&word).is_absolute() => name.to_string_lossy().into_owned(),
+        _ => word,
+    };
+    std::env::args().map(name).collect::<Vec<_>>().join(" ")
 }

@@ -70,6 +70,8 @@ struct Line {
     most_packets_missed: u64,
     most_frames_corrupt: u64,
     most_frames_damaged: u64,
+    /// Streams that came so broken that the user's ffmpeg ended before they did.
+    given_up: usize,
     paper: Option<Paper>,
 }
 
@@ -129,11 +131,21 @@ impl Figures {
             paint.dim(&format!(
                 "  {runs}Received and missed: RTP packets; the link lost {:.2} %.\n  \
                  Corrupt frames: as ffmpeg says, which conceals. Damaged: missing, or not to the pixel as sent.\n  \
-                 MB errors: macroblocks that could not be decoded.",
-                self.loss_percent
+                 MB errors: macroblocks that could not be decoded.{}",
+                self.loss_percent,
+                self.given_up()
             )),
             self.verdict(paint, seconds),
         )
+    }
+
+    fn given_up(&self) -> String {
+        let (given_up, all) =
+            (self.lines.iter().map(|line| line.given_up).sum::<usize>(), self.lines.len() * self.runs);
+        if given_up == 0 {
+            return String::new();
+        }
+        format!("\n  Of {all} streams {given_up} came so broken that ffmpeg ended before they did.")
     }
 
     fn picture(paint: Paint) -> String {
@@ -172,6 +184,7 @@ fn is_perfect(stream: &Stream) -> bool {
         && stream.frames_damaged == 0
         && stream.frames_corrupt == 0
         && stream.macroblock_errors == 0
+        && stream.gave_up.is_none()
 }
 
 impl Line {
@@ -205,6 +218,7 @@ impl Line {
             most_packets_missed: most(|stream| stream.packets_missed),
             most_frames_corrupt: most(|stream| stream.frames_corrupt),
             most_frames_damaged: most(|stream| stream.frames_damaged),
+            given_up: streams.iter().filter(|stream| stream.gave_up.is_some()).count(),
             paper,
         }
     }
@@ -265,8 +279,10 @@ mod tests {
             macroblocks_concealed: 0,
             missed_by_ffmpeg: 0,
             file_bytes: 1,
+            gave_up: None,
         };
         assert!(is_perfect(&stream));
+        assert!(!is_perfect(&Stream { gave_up: Some("Conversion failed!".to_owned()), ..stream.clone() }));
         assert!(!is_perfect(&Stream { packets_missed: 1, ..stream.clone() }));
         assert!(!is_perfect(&Stream { frames_processed: 4, ..stream.clone() }));
         assert!(!is_perfect(&Stream { packets_sent: 0, packets_received: 0, ..stream }));

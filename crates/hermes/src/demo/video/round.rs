@@ -58,6 +58,9 @@ pub(super) struct Stream {
     /// Packets that ffmpeg says it missed while it received.
     pub(super) missed_by_ffmpeg: u64,
     pub(super) file_bytes: u64,
+    /// Why the user's ffmpeg ended before the stream did: what came broke its muxer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) gave_up: Option<String>,
 }
 
 /// One run.
@@ -196,7 +199,7 @@ impl Expected {
 
 async fn judge(expected: Expected, sent: Sent) -> anyhow::Result<Stream> {
     let Expected { clip, way, viewer, .. } = expected;
-    let Received { notes, file, log } = viewer.finish(sent.notes.len()).await?;
+    let Received { notes, file, log, gave_up } = viewer.finish(sent.notes.len()).await?;
     let difference = sent.notes.compare(&notes);
     let before = Decoded::of(&sent.record).await?;
     let after = Decoded::of(&file).await?;
@@ -218,6 +221,7 @@ async fn judge(expected: Expected, sent: Sent) -> anyhow::Result<Stream> {
         macroblocks_concealed: after.complaints.concealed,
         missed_by_ffmpeg: missed_by_ffmpeg(&String::from_utf8_lossy(&std::fs::read(&log)?)),
         file_bytes: std::fs::metadata(&file)?.len(),
+        gave_up,
     })
 }
 

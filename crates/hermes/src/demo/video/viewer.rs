@@ -54,6 +54,8 @@ pub(super) struct Received {
     pub(super) file: PathBuf,
     /// What ffmpeg said.
     pub(super) log: PathBuf,
+    /// Its last complaints, where it ended before the stream did.
+    pub(super) gave_up: Option<String>,
 }
 
 /// A viewer who waits for a stream.
@@ -98,7 +100,7 @@ impl Viewer {
     /// Waits until nothing more can come of a stream of `sent` packets, and ends ffmpeg.
     ///
     /// # Errors
-    /// ffmpeg had ended before, or does not.
+    /// ffmpeg does not end.
     pub(super) async fn finish(mut self, sent: usize) -> anyhow::Result<Received> {
         let from = Instant::now();
         loop {
@@ -109,13 +111,21 @@ impl Viewer {
             tokio::time::sleep(LOOK).await;
         }
         tokio::time::sleep(REORDERING).await;
-        let early = self.ffmpeg.ended();
-        ensure!(early.is_none(), "the user's ffmpeg ended early: {}", self.ffmpeg.last_lines(4).join("; "));
-        // It has no other way to learn that a stream is over; it writes the file's end and says 255.
-        self.ffmpeg.signal(Signal::SIGINT);
-        let ended = self.ffmpeg.wait(FFMPEG).await;
-        ensure!(ended.is_some(), "the user's ffmpeg does not end: {}", self.ffmpeg.last_lines(4).join("; "));
-        Ok(Received { notes: self.tap.close().await?, file: self.file, log: self.log })
+        let gave_up = self.ffmpeg.ended().map(|_| self.complaints());
+        if gave_up.is_none() {
+            // It has no other way to learn that a stream is over; it writes the file's end and says 255.
+            self.ffmpeg.signal(Signal::SIGINT);
+            let ended = self.ffmpeg.wait(FFMPEG).await;
+            ensure!(ended.is_some(), "the user's ffmpeg does not end: {}", self.ffmpeg.last_lines(4).join("; "));
+        }
+        Ok(Received { notes: self.tap.close().await?, file: self.file, log: self.log, gave_up })
+    }
+
+    fn complaints(&self) -> String {
+        let words = ["error", "invalid", "monoton", "failed"];
+        let mut lines = self.ffmpeg.last_lines(40);
+        lines.retain(|line| words.iter().any(|word| line.to_lowercase().contains(word)));
+        lines[lines.len().saturating_sub(4)..].join("; ")
     }
 }
 
