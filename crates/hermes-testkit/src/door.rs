@@ -1,4 +1,4 @@
-//! The doors of a node, as clients use them: in the clear or by TLS, HTTP/1.1 or HTTP/2, raw or as tunnels.
+//! The doors of a node, as clients use them: in the clear or by TLS, HTTP/1.1, /2 or /3, raw or as tunnels.
 //!
 //! In: an address, perhaps a certificate, and a way. Out: a connection, or an opened tunnel. Heads are written here
 //! by hand for HTTP/1.1. A refused tunnel is an error that holds the whole answer.
@@ -14,6 +14,7 @@ use tokio_rustls::TlsConnector;
 use crate::{
     ca::Identity,
     dialog::{Dialog, in_time},
+    h3,
     multiplex::{Multiplex, answer},
     tls,
     tunnel::{BoxedStream, Tunnel},
@@ -46,6 +47,10 @@ pub enum Way {
     PostH1,
     /// The bodies of a POST over HTTP/2.
     PostH2,
+    /// CONNECT over HTTP/3.
+    ConnectH3,
+    /// The bodies of a POST over HTTP/3.
+    PostH3,
 }
 
 impl Door {
@@ -96,6 +101,14 @@ impl Door {
         Multiplex::over(self.stream(&["h2"]).await?).await
     }
 
+    /// An HTTP/3 connection, without datagrams.
+    ///
+    /// # Errors
+    /// No connection, or no HTTP/3 on it.
+    pub async fn h3(&self) -> io::Result<h3::Connection> {
+        h3::Connection::connect(self, &[]).await
+    }
+
     /// Opens a tunnel to `authority` (which a raw door takes from its listener).
     ///
     /// # Errors
@@ -112,6 +125,14 @@ impl Door {
             Way::PostH2 => {
                 let request = Request::builder().method(Method::POST).uri(format!("http://{authority}/"));
                 self.over_h2(request).await
+            }
+            Way::ConnectH3 => {
+                let request = Request::builder().method(Method::CONNECT).uri(authority);
+                self.over_h3(request).await
+            }
+            Way::PostH3 => {
+                let request = Request::builder().method(Method::POST).uri(format!("https://{authority}/"));
+                self.over_h3(request).await
             }
         }
     }
@@ -140,6 +161,13 @@ impl Door {
         let request = request.version(Version::HTTP_2).body(()).map_err(io::Error::other)?;
         open_h2(&mut connection, request).await.map(|(recv, send)| Tunnel::h2(connection, recv, send))
     }
+
+    pub(crate) async fn over_h3(&self, request: http::request::Builder) -> io::Result<Tunnel> {
+        let connection = self.h3().await?;
+        let request = self.fields.iter().fold(request, |request, (name, value)| request.header(name, value));
+        let request = request.body(()).map_err(io::Error::other)?;
+        open_h3(&connection, &request).await.map(|(recv, send)| Tunnel::h3(connection, recv, send))
+    }
 }
 
 /// Opens a stream that stays open in both directions.
@@ -160,6 +188,21 @@ pub async fn open_h2(
         return Err(io::Error::other(format!("{what}: {} {:?}: {text}", parts.status, parts.headers)));
     }
     Ok((response.into_body(), send))
+}
+
+/// As [`open_h2`], over HTTP/3.
+///
+/// # Errors
+/// It was refused (with the answer), or the connection broke.
+pub async fn open_h3(connection: &h3::Connection, request: &Request<()>) -> io::Result<(h3::Receiving, h3::Sending)> {
+    let (send, mut recv) = connection.request(request, false).await?;
+    let (pseudo, fields) = recv.head().await?;
+    if !pseudo.iter().any(|(name, value)| name == ":status" && value.starts_with('2')) {
+        let said = recv.piece().await.ok().flatten().unwrap_or_default();
+        let text = String::from_utf8_lossy(&said);
+        return Err(io::Error::other(format!("{} {}: {pseudo:?} {fields:?}: {text}", request.method(), request.uri())));
+    }
+    Ok((recv, send))
 }
 
 /// As [`Multiplex::ask`], on a connection of its own.

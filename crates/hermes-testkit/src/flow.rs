@@ -31,10 +31,16 @@ pub enum FlowWay {
     PostH1,
     /// The bodies of a POST over HTTP/2.
     PostH2,
+    /// Extended CONNECT over HTTP/3, all in capsules.
+    ConnectH3,
+    /// The bodies of a POST over HTTP/3.
+    PostH3,
 }
 
 impl FlowWay {
-    /// All of them.
+    /// Those over HTTP/3, which is never in the clear.
+    pub const H3: [Self; 2] = [Self::ConnectH3, Self::PostH3];
+    /// All that there are in the clear.
     pub const ALL: [Self; 5] = [Self::Raw, Self::UpgradeH1, Self::ConnectH2, Self::PostH1, Self::PostH2];
     /// Those that carry capsules.
     pub const TUNNELS: [Self; 4] = [Self::UpgradeH1, Self::ConnectH2, Self::PostH1, Self::PostH2];
@@ -80,11 +86,16 @@ impl Flow {
                 Ok(Flow::Socket(socket))
             }
             FlowWay::UpgradeH1 => Ok(Self::capsules(upgrade(door, host, port).await?)),
-            FlowWay::ConnectH2 => Ok(Self::capsules(extended_connect(door, host, port).await?)),
+            FlowWay::ConnectH2 => Ok(Self::capsules(door.over_h2(extended_connect(host, port)).await?)),
             FlowWay::PostH1 => Ok(Self::capsules(door.post_h1(&path(host, port), "proxy.test").await?)),
             FlowWay::PostH2 => {
                 let uri = format!("http://proxy.test{}", path(host, port));
                 Ok(Self::capsules(door.over_h2(Request::builder().method(Method::POST).uri(uri)).await?))
+            }
+            FlowWay::ConnectH3 => Ok(Self::capsules(door.over_h3(extended_connect(host, port)).await?)),
+            FlowWay::PostH3 => {
+                let uri = format!("https://proxy.test{}", path(host, port));
+                Ok(Self::capsules(door.over_h3(Request::builder().method(Method::POST).uri(uri)).await?))
             }
         }
     }
@@ -205,7 +216,7 @@ pub fn put_varint(out: &mut BytesMut, value: u64) {
     out.extend_from_slice(&bytes[from..]);
 }
 
-fn varint(bytes: &[u8]) -> Option<(u64, usize)> {
+pub(crate) fn varint(bytes: &[u8]) -> Option<(u64, usize)> {
     let first = *bytes.first()?;
     let length = 1 << (first >> 6);
     let rest = bytes.get(1..length)?;
@@ -248,13 +259,12 @@ async fn upgrade(door: &Door, host: &str, port: u16) -> io::Result<Tunnel> {
     Ok(Tunnel::io(stream, ahead))
 }
 
-async fn extended_connect(door: &Door, host: &str, port: u16) -> io::Result<Tunnel> {
-    let request = Request::builder()
+fn extended_connect(host: &str, port: u16) -> http::request::Builder {
+    Request::builder()
         .method(Method::CONNECT)
         .uri(format!("http://proxy.test{}", path(host, port)))
         .header("capsule-protocol", "?1")
-        .extension(Protocol::from_static("connect-udp"));
-    door.over_h2(request).await
+        .extension(Protocol::from_static("connect-udp"))
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ pub mod error;
 pub mod flow;
 pub mod frames;
 pub mod h2spec;
+pub mod h3;
 pub mod limits;
 pub mod load;
 pub mod multiplex;

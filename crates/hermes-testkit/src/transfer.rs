@@ -9,6 +9,7 @@ use crate::{
     dialog::Dialog,
     door::{Door, Way},
     flow::{Flow, FlowWay, MAX_PAYLOAD},
+    h3,
     multiplex::{self, Multiplex},
     origin::http::BYTES_SEED,
     pattern::{Digest, Pattern},
@@ -25,6 +26,8 @@ pub enum Version {
     H1,
     /// HTTP/2.
     H2,
+    /// HTTP/3.
+    H3,
 }
 
 /// The longest piece that is sent at once.
@@ -132,6 +135,7 @@ pub async fn upload(door: &Door, version: Version, authority: &str, size: usize,
     let answer = match version {
         Version::H1 => upload_h1(door.h1().await?, authority, pattern, &lengths, rng.random()).await?,
         Version::H2 => upload_h2(door.h2().await?, authority, pattern, &lengths).await?,
+        Version::H3 => upload_h3(&door.h3().await?, authority, pattern, &lengths, rng.random()).await?,
     };
     let mut digest = Digest::default();
     let mut offset = 0;
@@ -192,6 +196,29 @@ async fn upload_h2(
     Ok(answer.text())
 }
 
+async fn upload_h3(
+    connection: &h3::Connection,
+    authority: &str,
+    pattern: Pattern,
+    lengths: &[usize],
+    says_length: bool,
+) -> io::Result<String> {
+    let request = Request::post(format!("https://{authority}/upload"));
+    let size: usize = lengths.iter().sum();
+    let request = if says_length { request.header("content-length", size) } else { request };
+    let (mut send, mut recv) = connection.request(&request.body(()).map_err(io::Error::other)?, false).await?;
+    let sending = async {
+        let mut offset = 0;
+        for length in lengths {
+            send.data(piece(pattern, offset, *length)).await?;
+            offset += length;
+        }
+        send.finish()
+    };
+    let (answer, ()) = tokio::try_join!(recv.answer(), sending)?;
+    Ok(answer.text())
+}
+
 /// Downloads `size` bytes of a known pattern.
 ///
 /// # Errors
@@ -208,6 +235,7 @@ pub async fn download(door: &Door, version: Version, authority: &str, size: usiz
             let mut connection = door.h2().await?;
             connection.get(&format!("http://{authority}/bytes/{size}")).await?.data
         }
+        Version::H3 => door.h3().await?.get(&format!("https://{authority}/bytes/{size}")).await?.data,
     };
     match Pattern::new(BYTES_SEED).mismatch(0, &data) {
         _ if data.len() != size => Err(wrong(format!("{} of {size} bytes came", data.len()))),

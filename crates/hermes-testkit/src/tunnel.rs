@@ -1,6 +1,6 @@
 //! A byte stream through a proxy, whatever carries it.
 //!
-//! In: an opened tunnel in one of its forms: a bare connection, an HTTP/2 stream, or the chunked bodies of an
+//! In: an opened tunnel in one of its forms: a bare connection, a stream of HTTP/2 or HTTP/3, or the chunked bodies of an
 //! HTTP/1.1 POST. Out: its two directions, each with an end of its own. Chunking is written here by hand, so that
 //! what is tested does not check itself.
 
@@ -12,6 +12,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, Jo
 
 use crate::{
     dialog::{Dialog, in_time},
+    h3,
     multiplex::{self, Multiplex},
 };
 
@@ -39,6 +40,8 @@ pub enum Reader {
     Io(ReadHalf<BoxedStream>, Bytes),
     /// An HTTP/2 stream; its connection lives as long.
     H2(RecvStream, Box<Multiplex>),
+    /// An HTTP/3 stream; its connection lives as long.
+    H3(h3::Receiving, Box<h3::Connection>),
     /// A chunked body.
     Chunked(Box<Dialog<Join<ReadHalf<BoxedStream>, Sink>>>),
 }
@@ -49,6 +52,8 @@ pub enum Writer {
     Io(WriteHalf<BoxedStream>),
     /// An HTTP/2 stream.
     H2(SendStream<Bytes>),
+    /// An HTTP/3 stream.
+    H3(h3::Sending),
     /// A chunked body.
     Chunked(WriteHalf<BoxedStream>),
 }
@@ -71,6 +76,11 @@ impl Tunnel {
     pub fn h2(connection: Multiplex, recv: RecvStream, send: SendStream<Bytes>) -> Self {
         Self { reader: Reader::H2(recv, Box::new(connection)), writer: Writer::H2(send) }
     }
+
+    /// A stream of HTTP/3.
+    pub fn h3(connection: h3::Connection, recv: h3::Receiving, send: h3::Sending) -> Self {
+        Self { reader: Reader::H3(recv, Box::new(connection)), writer: Writer::H3(send) }
+    }
 }
 
 impl Reader {
@@ -87,6 +97,7 @@ impl Reader {
                 Ok((read > 0).then(|| piece.freeze()))
             }
             Reader::H2(stream, _) => multiplex::receive(stream).await,
+            Reader::H3(stream, _) => stream.piece().await,
             Reader::Chunked(dialog) => match dialog.chunk().await? {
                 Some(piece) => Ok(Some(piece)),
                 None => dialog.trailers().await.map(|_| None),
@@ -143,6 +154,7 @@ impl Writer {
                 .await
             }
             Writer::H2(stream) => multiplex::send_all(stream, data, false).await,
+            Writer::H3(stream) => stream.data(data).await,
             // An empty chunk would be the last.
             Writer::Chunked(_) if data.is_empty() => Ok(()),
             Writer::Chunked(stream) => {
@@ -165,6 +177,7 @@ impl Writer {
         match self {
             Writer::Io(stream) => in_time("ending a tunnel", stream.shutdown()).await,
             Writer::H2(stream) => stream.send_data(Bytes::new(), true).map_err(io::Error::other),
+            Writer::H3(stream) => stream.finish(),
             Writer::Chunked(stream) => {
                 in_time("ending a tunnel", async {
                     stream.write_all(b"0\r\n\r\n").await?;
@@ -177,8 +190,10 @@ impl Writer {
 
     /// Breaks the stream off, where the carrier has a word for it.
     pub fn reset(&mut self) {
-        if let Writer::H2(stream) = self {
-            stream.send_reset(Reason::CANCEL);
+        match self {
+            Writer::H2(stream) => stream.send_reset(Reason::CANCEL),
+            Writer::H3(stream) => stream.reset(h3::wire::code::REQUEST_CANCELLED),
+            Writer::Io(_) | Writer::Chunked(_) => {}
         }
     }
 }

@@ -28,12 +28,24 @@ pub(crate) enum Hop {
     PostH1,
     /// As `H2`, but tunnels by POST.
     PostH2,
+    /// HTTP/3: requests, CONNECT, extended CONNECT.
+    H3,
+    /// As `H3`, but tunnels by POST.
+    PostH3,
 }
 
 impl Hop {
-    pub(crate) const ALL: [Self; 5] = [Hop::H1, Hop::H2, Hop::Bare, Hop::PostH1, Hop::PostH2];
+    const ALL: [Self; 7] = [Hop::H1, Hop::H2, Hop::Bare, Hop::PostH1, Hop::PostH2, Hop::H3, Hop::PostH3];
+
+    /// All that there are: HTTP/3 is never in the clear.
+    pub(crate) fn all(secure: bool) -> &'static [Self] {
+        if secure { &Self::ALL } else { &Self::ALL[..5] }
+    }
+
     /// Those that differ for requests.
-    pub(crate) const PLAIN: [Self; 3] = [Hop::H1, Hop::H2, Hop::Bare];
+    pub(crate) fn plain(secure: bool) -> &'static [Self] {
+        if secure { &[Hop::H1, Hop::H2, Hop::Bare, Hop::H3] } else { &[Hop::H1, Hop::H2, Hop::Bare] }
+    }
 
     /// The name that chooses it at the first node.
     pub(crate) fn name(self) -> &'static str {
@@ -43,6 +55,8 @@ impl Hop {
             Hop::Bare => "BARE",
             Hop::PostH1 => "POST-H1",
             Hop::PostH2 => "POST-H2",
+            Hop::H3 => "H3",
+            Hop::PostH3 => "POST-H3",
         }
     }
 
@@ -53,6 +67,8 @@ impl Hop {
             Hop::Bare => "bare",
             Hop::PostH1 => "post-h1",
             Hop::PostH2 => "post-h2",
+            Hop::H3 => "h3",
+            Hop::PostH3 => "post-h3",
         }
     }
 
@@ -60,6 +76,7 @@ impl Hop {
         match self {
             Hop::H1 | Hop::PostH1 => "h1",
             Hop::H2 | Hop::PostH2 => "h2",
+            Hop::H3 | Hop::PostH3 => "h3",
             Hop::Bare => "bare-http",
         }
     }
@@ -78,7 +95,7 @@ pub(crate) struct Chain {
 const LISTENERS: &str = "
 limits: {datagram-queue: 16MiB}
 listeners:
-- {name: door, bind: '127.0.0.1:0', protocol: http, accept-post: true, $PEERS}
+- {name: door, bind: '127.0.0.1:0', protocol: http, accept-post: true, $PEERS $HTTP3}
 - {name: bare, bind: '127.0.0.1:0', protocol: tcp, authority: 'ECHO:7' $TLS}
 - {name: bare-http, bind: '127.0.0.1:0', protocol: tcp, authority: 'WEB:80' $TLS}
 - {name: bare-udp, bind: '127.0.0.1:0', protocol: udp, authority: 'ECHO:7'}
@@ -122,17 +139,18 @@ impl Chain {
     /// Two nodes with every hop between them, each by its name.
     pub(crate) async fn of_all_hops(secure: bool) -> Result<Self> {
         let mut chain = Self::start(&[], secure, false).await?;
-        let hops = Hop::ALL.map(|hop| (Some(hop.name()), hop));
+        let hops: Vec<_> = Hop::all(secure).iter().map(|hop| (Some(hop.name()), *hop)).collect();
         let near = chain.middle_document(&hops, secure);
         // A bare connection names nothing: its listener does.
-        let listeners = Hop::ALL.map(|hop| {
+        let listener = |(_, hop): &(_, Hop)| {
             let name = hop.name();
             format!(
                 "- {{name: bare-{name}, bind: '127.0.0.1:0', protocol: tcp, authority: '{name}:7' $TLS}}\n\
                  - {{name: bare-udp-{name}, bind: '127.0.0.1:0', protocol: udp, authority: '{name}:7'}}\n"
             )
-        });
-        chain.add("near", &near, &listeners.concat(), secure).await?;
+        };
+        let listeners: String = hops.iter().map(listener).collect();
+        chain.add("near", &near, &listeners, secure).await?;
         Ok(chain)
     }
 
@@ -141,9 +159,10 @@ impl Chain {
         let mut node = self.overlay.node(name).document(&document);
         node = if secure {
             let subject = Subject::node(name).standalone().with_dns(NODE_NAME);
-            node.identity(&subject)?.with("PEERS", "tls: {client: required}").with("TLS", ", tls: {client: required}")
+            let node = node.identity(&subject)?.with("PEERS", "tls: {client: required}").with("HTTP3", ", http3: true");
+            node.with("TLS", ", tls: {client: required}")
         } else {
-            node.with("PEERS", "trust: [127.0.0.0/8]").with("TLS", "")
+            node.with("PEERS", "trust: [127.0.0.0/8]").with("HTTP3", "").with("TLS", "")
         };
         let node = node.start().await?;
         self.nodes.push(node);
@@ -174,6 +193,14 @@ upstreams:
         let udp = next.address("bare-udp");
         let routes: String = hops.iter().map(|(name, hop)| routes(*name, *hop, udp)).collect();
         let [door, bare, web] = ["door", "bare", "bare-http"].map(|listener| next.address(listener));
+        let h3 = if secure {
+            format!(
+                "- {{name: h3, protocol: h3, overlay: true, endpoints: ['{door}'], tls: {{}}}}\n\
+                 - {{name: post-h3, protocol: h3, tunnel-method: POST, overlay: true, endpoints: ['{door}'], tls: {{}}}}"
+            )
+        } else {
+            String::new()
+        };
         format!(
             "
 routes:
@@ -186,6 +213,7 @@ upstreams:
 - {{name: bare, protocol: tcp, endpoints: ['{bare}']{tls}}}
 - {{name: bare-web, protocol: tcp, endpoints: ['{web}']{tls}}}
 - {{name: bare-http, protocol: h1, endpoints: ['{web}']{tls}}}
+{h3}
 "
         )
     }

@@ -20,7 +20,21 @@ const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 /// Around every boundary of buffers, frames, records and windows.
 const SIZES: [usize; 9] = [0, 1, 16 * KIB - 1, 16 * KIB, 16 * KIB + 1, 64 * KIB - 1, 64 * KIB, 64 * KIB + 1, MIB];
-const WAYS: [Way; 5] = [Way::Raw, Way::ConnectH1, Way::ConnectH2, Way::PostH1, Way::PostH2];
+const WAYS: [Way; 7] =
+    [Way::Raw, Way::ConnectH1, Way::ConnectH2, Way::PostH1, Way::PostH2, Way::ConnectH3, Way::PostH3];
+
+/// HTTP/3 is never in the clear.
+fn ways(secure: bool) -> &'static [Way] {
+    if secure { &WAYS } else { &WAYS[..5] }
+}
+
+fn versions(secure: bool) -> &'static [Version] {
+    if secure { &[Version::H1, Version::H2, Version::H3] } else { &[Version::H1, Version::H2] }
+}
+
+fn flow_ways(secure: bool) -> impl Iterator<Item = FlowWay> {
+    FlowWay::ALL.into_iter().chain(FlowWay::H3.into_iter().filter(move |_| secure))
+}
 
 /// The largest transfer.
 const MOST: usize = 64 * MIB;
@@ -41,8 +55,8 @@ fn seeded(test: &str) -> SmallRng {
 async fn tunnels_by_every_pair(secure: bool) {
     let mut rng = seeded("tunnels by every pair");
     let chain = Chain::of_all_hops(secure).await.unwrap();
-    for way in WAYS {
-        for hop in Hop::ALL {
+    for &way in ways(secure) {
+        for &hop in Hop::all(secure) {
             let authority = format!("{}:7", hop.name());
             for size in SIZES.into_iter().chain([any_size(&mut rng)]) {
                 echo(&chain.tcp(way, Some(hop)), way, &authority, size, &mut rng)
@@ -66,8 +80,8 @@ async fn tunnels_by_every_door_over_every_hop_with_mutual_tls() {
 async fn requests_by_every_pair(secure: bool) {
     let mut rng = seeded("requests by every pair");
     let chain = Chain::of_all_hops(secure).await.unwrap();
-    for version in [Version::H1, Version::H2] {
-        for hop in Hop::PLAIN {
+    for &version in versions(secure) {
+        for &hop in Hop::plain(secure) {
             for size in SIZES.into_iter().chain([any_size(&mut rng)]) {
                 let what = format!("{size} bytes by {version:?} over {hop:?}");
                 upload(&chain.http(), version, hop.name(), size, &mut rng)
@@ -94,8 +108,8 @@ async fn requests_by_every_door_over_every_hop_with_mutual_tls() {
 async fn datagrams_by_every_pair(secure: bool) {
     let mut rng = seeded("datagrams by every pair");
     let chain = Chain::of_all_hops(secure).await.unwrap();
-    for way in FlowWay::ALL {
-        for hop in Hop::ALL {
+    for way in flow_ways(secure) {
+        for &hop in Hop::all(secure) {
             datagrams(&chain.udp(way, Some(hop)), way, hop.name(), 120, &mut rng)
                 .await
                 .unwrap_or_else(|error| panic!("datagrams by {way:?} over {hop:?}: {error}"));
@@ -115,23 +129,23 @@ async fn datagrams_by_every_door_over_every_hop_with_mutual_tls() {
 
 /// A few transfers of each kind through a chain of random hops.
 async fn through(nodes: usize, secure: bool, rng: &mut SmallRng) {
-    let hops: Vec<Hop> = (1..nodes).map(|_| *Hop::ALL.choose(rng).unwrap()).collect();
+    let hops: Vec<Hop> = (1..nodes).map(|_| *Hop::all(secure).choose(rng).unwrap()).collect();
     let h2_origin = rng.random();
     let what = format!("{nodes} nodes, hops {hops:?}, TLS {secure}, origin h2 {h2_origin}");
     println!("{what}");
     let chain = Chain::start(&hops, secure, h2_origin).await.unwrap();
     let failed = |error: std::io::Error| -> () { panic!("{what}: {error}") };
-    for way in WAYS {
+    for &way in ways(secure) {
         let size = any_size(rng);
         echo(&chain.tcp(way, None), way, "ECHO:7", size, rng).await.unwrap_or_else(failed);
     }
-    for version in [Version::H1, Version::H2] {
+    for &version in versions(secure) {
         let size = any_size(rng);
         upload(&chain.http(), version, "WEB", size, rng).await.unwrap_or_else(failed);
         let size = any_size(rng);
         download(&chain.http(), version, "WEB", size).await.unwrap_or_else(failed);
     }
-    for way in FlowWay::ALL {
+    for way in flow_ways(secure) {
         datagrams(&chain.udp(way, None), way, "ECHO", 30, rng).await.unwrap_or_else(failed);
     }
 }
@@ -160,7 +174,7 @@ async fn sixty_four_mebibytes_by_every_pair() {
     let mut rng = seeded("64 MiB");
     let chain = Chain::of_all_hops(false).await.unwrap();
     for way in [Way::Raw, Way::ConnectH1, Way::ConnectH2] {
-        for hop in Hop::PLAIN {
+        for &hop in Hop::plain(false) {
             let authority = format!("{}:7", hop.name());
             echo(&chain.tcp(way, Some(hop)), way, &authority, MOST, &mut rng)
                 .await
@@ -197,6 +211,9 @@ async fn sixty_four_mebibytes_with_mutual_tls() {
     let chain = Chain::of_all_hops(true).await.unwrap();
     echo(&chain.tcp(Way::ConnectH2, Some(Hop::H2)), Way::ConnectH2, "H2:7", MOST, &mut rng).await.unwrap();
     download(&chain.http(), Version::H1, Hop::H1.name(), MOST).await.unwrap();
+    echo(&chain.tcp(Way::ConnectH3, Some(Hop::H3)), Way::ConnectH3, "H3:7", MOST, &mut rng).await.unwrap();
+    upload(&chain.http(), Version::H3, Hop::H2.name(), MOST, &mut rng).await.unwrap();
+    download(&chain.http(), Version::H3, Hop::H3.name(), MOST).await.unwrap();
 }
 
 #[tokio::test]
