@@ -31,6 +31,11 @@ impl Kind {
     /// Every kind, in the order of the reference.
     pub const ALL: [Kind; 4] = [Kind::Http, Kind::Tcp, Kind::Udp, Kind::Ip];
 
+    /// Whether it is carried as HTTP Datagrams (RFC 9297).
+    pub fn is_datagrams(self) -> bool {
+        matches!(self, Kind::Udp | Kind::Ip)
+    }
+
     /// The word that documents, logs and metrics use.
     pub fn as_str(self) -> &'static str {
         match self {

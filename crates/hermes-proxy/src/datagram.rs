@@ -1,12 +1,13 @@
-//! The datagrams of one UDP flow, and the two ends that they move between.
+//! The datagrams of one flow, and the two ends that they move between.
 //!
-//! In: two ports: a tunnel (capsules on a byte stream, RFC 9297 and 9298), a connected socket, or
-//! a flow of a listener. Out: datagrams, in order, one by one in count though many at a time in
-//! system calls. A full tunnel holds back its source: a socket's kernel buffer, or a flow's queue,
-//! where the oldest make room for what comes, and are counted.
+//! In: two ports: a tunnel (RFC 9297), a connected socket, or a flow of a listener. Out: datagrams, in
+//! order, one by one in count though many at a time in system calls. A full tunnel holds back its source:
+//! a socket's kernel buffer, or a queue, where the oldest make room for what comes, and are counted.
 
+mod inbox;
 mod queue;
 mod relay;
+mod tunnel;
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,22 +16,68 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
+use hermes_model::facts::Kind;
 use hermes_net::udp::{MAX_PAYLOAD, UdpSocket};
-use hermes_wire::capsule::{self, Capsule, CapsuleDecoder};
+use hermes_wire::capsule;
 
+pub(crate) use self::inbox::Inbox;
 pub(crate) use self::queue::{Flow, FlowQueue};
 pub(crate) use self::relay::{QUIET, relay};
+use self::tunnel::Tunnel;
 use crate::early::Source;
 use crate::live::Entry;
 use crate::stream::ByteStream;
 use crate::worker::Worker;
 
-/// Datagrams that one turn takes from a port before it sends them on.
-const BATCH: usize = 256;
+/// A capsule that is no datagram.
+#[derive(Debug)]
+pub(crate) enum Other {
+    /// A part of one that is passed on as it came; `ends`: the capsule is whole with it.
+    Piece { bytes: Bytes, ends: bool },
+    /// One that is understood somewhere.
+    Whole { kind: u64, payload: Bytes },
+}
+
+impl Other {
+    fn len(&self) -> usize {
+        match self {
+            Other::Piece { bytes, .. } | Other::Whole { payload: bytes, .. } => bytes.len(),
+        }
+    }
+}
+
+/// What moves from one port to the other in a turn.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    pub(crate) datagrams: VecDeque<Bytes>,
+    /// The datagrams are what the flow carries; else each has its context in front (RFC 9297, 2.1).
+    pub(crate) opened: bool,
+    pub(crate) capsules: VecDeque<Other>,
+}
+
+impl Batch {
+    fn len(&self) -> usize {
+        self.datagrams.len() + self.capsules.len()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.datagrams.is_empty() && self.capsules.is_empty()
+    }
+
+    /// What came for another tunnel, and goes to an end of the flow after a move.
+    fn open(&mut self, worker: &Worker) {
+        if !std::mem::replace(&mut self.opened, true) {
+            let count = self.datagrams.len();
+            self.datagrams =
+                self.datagrams.drain(..).filter_map(|datagram| capsule::packet(datagram).ok().flatten()).collect();
+            worker.shared.metrics.dropped("unknown-context", (count - self.datagrams.len()) as u64);
+        }
+    }
+}
 
 /// One end of a flow.
 pub(crate) enum Port {
-    /// Capsules on a byte stream.
+    /// A request's stream.
     Tunnel(Box<Tunnel>),
     /// A socket of our own towards one peer.
     Socket { socket: UdpSocket, peer: SocketAddr },
@@ -38,27 +85,17 @@ pub(crate) enum Port {
     Flow(Flow),
 }
 
-/// Capsules on a byte stream.
-pub(crate) struct Tunnel {
-    stream: ByteStream,
-    decoder: CapsuleDecoder,
-    out: Bytes,
-    /// What was written may still be held back (by TLS).
-    flushing: bool,
-    room: BytesMut,
-}
-
 impl Source for Port {
     fn bind(&self, session: &Rc<Entry>) {
         if let Port::Tunnel(tunnel) = self {
-            tunnel.stream.bind(session);
+            tunnel.bind(session);
         }
     }
 
     fn poll_early(&mut self, cx: &mut Context<'_>, _: usize) -> Poll<io::Result<Option<(Bytes, usize)>>> {
         let Port::Flow(flow) = self else { return Poll::Pending };
         let mut batch = VecDeque::new();
-        ready!(flow.queue.poll_take(cx, &mut batch));
+        ready!(flow.queue.inbox.poll_take(cx, &mut batch));
         let payload = batch.iter().map(Bytes::len).sum();
         Poll::Ready(Ok(Some((capsules(&mut BytesMut::new(), &mut batch), payload))))
     }
@@ -66,29 +103,54 @@ impl Source for Port {
 
 impl Port {
     /// A tunnel on a byte stream.
-    pub(crate) fn tunnel(stream: ByteStream) -> Self {
-        Port::Tunnel(Box::new(Tunnel {
-            stream,
-            decoder: CapsuleDecoder::new(capsule::MAX_HTTP_DATAGRAM),
-            out: Bytes::new(),
-            flushing: false,
-            room: BytesMut::new(),
-        }))
+    pub(crate) fn tunnel(stream: ByteStream, kind: Kind) -> Self {
+        Port::Tunnel(Box::new(Tunnel::new(stream, kind)))
+    }
+
+    /// What is received here goes to that port.
+    fn set_sink(&mut self, sink: &Port) {
+        if let Port::Tunnel(tunnel) = self {
+            tunnel.set_opens(!matches!(sink, Port::Tunnel(_)));
+        }
+    }
+
+    /// The longest IP packet that goes through here, and further.
+    fn capacity(&self) -> usize {
+        match self {
+            Port::Tunnel(tunnel) => tunnel.capacity(),
+            _ => capsule::MAX_PACKET,
+        }
+    }
+
+    /// Tells whoever sends IP packets to us how long they may be.
+    fn announce(&mut self, capacity: usize) {
+        if let Port::Tunnel(tunnel) = self {
+            tunnel.announce(capacity);
+        }
+    }
+
+    /// What was sent last is a part of a capsule whose rest is to come.
+    fn is_within(&self) -> bool {
+        matches!(self, Port::Tunnel(tunnel) if tunnel.is_within())
+    }
+
+    /// Sends what is of our own making, and waits for nothing else.
+    fn poll_own(&mut self, cx: &mut Context<'_>, worker: &Worker) {
+        if let Port::Tunnel(tunnel) = self {
+            tunnel.poll_own(cx, worker);
+        }
     }
 
     /// Receives at least one datagram into the (empty) batch. False where the flow ended.
-    fn poll_receive(
-        &mut self,
-        cx: &mut Context<'_>,
-        worker: &Worker,
-        batch: &mut VecDeque<Bytes>,
-    ) -> Poll<io::Result<bool>> {
+    fn poll_receive(&mut self, cx: &mut Context<'_>, worker: &Worker, batch: &mut Batch) -> Poll<io::Result<bool>> {
+        let Batch { datagrams, opened, .. } = batch;
+        *opened = true;
         match self {
             Port::Tunnel(tunnel) => tunnel.poll_receive(cx, worker, batch),
-            Port::Flow(flow) => flow.queue.poll_take(cx, batch).map(|()| Ok(true)),
+            Port::Flow(flow) => flow.queue.inbox.poll_take(cx, datagrams).map(|()| Ok(true)),
             Port::Socket { socket, .. } => loop {
                 let mut buffer = worker.udp_buffer.borrow_mut();
-                match ready!(socket.poll_receive(cx, &mut buffer, |_, datagram| batch.push_back(datagram))) {
+                match ready!(socket.poll_receive(cx, &mut buffer, |_, datagram| datagrams.push_back(datagram))) {
                     Ok(0) => {}
                     Ok(_) => return Poll::Ready(Ok(true)),
                     // An ICMP message about an earlier datagram. UDP promises nothing: go on.
@@ -100,50 +162,48 @@ impl Port {
     }
 
     /// Sends the batch. Ready when it is empty.
-    fn poll_send(
-        &mut self,
-        cx: &mut Context<'_>,
-        worker: &Worker,
-        batch: &mut VecDeque<Bytes>,
-    ) -> Poll<io::Result<()>> {
+    fn poll_send(&mut self, cx: &mut Context<'_>, worker: &Worker, batch: &mut Batch) -> Poll<io::Result<()>> {
+        if let Port::Tunnel(tunnel) = self {
+            return tunnel.poll_send(cx, worker, batch);
+        }
+        batch.open(worker);
+        batch.capsules.clear();
+        let datagrams = &mut batch.datagrams;
         match self {
-            Port::Tunnel(tunnel) => tunnel.poll_send(cx, batch),
-            Port::Socket { socket, peer } => poll_send_socket(socket, *peer, cx, worker, batch),
+            Port::Tunnel(_) => Poll::Ready(Ok(())),
+            Port::Socket { socket, peer } => poll_send_socket(socket, *peer, cx, worker, datagrams),
             Port::Flow(flow) => {
                 let socket = flow.queue.socket.borrow().clone();
-                poll_send_socket(&socket, flow.peer, cx, worker, batch)
+                poll_send_socket(&socket, flow.peer, cx, worker, datagrams)
             }
         }
     }
 
     /// It took datagrams that it could not send yet.
     fn holds_unsent(&self) -> bool {
-        matches!(self, Port::Tunnel(tunnel) if tunnel.flushing || !tunnel.out.is_empty())
+        matches!(self, Port::Tunnel(tunnel) if tunnel.holds_unsent())
     }
 
     /// Moves the connection that carries it, if that is ours to do. What goes wrong there, receiving
     /// and sending tell.
     fn poll_carrier(&mut self, cx: &mut Context<'_>) {
         if let Port::Tunnel(tunnel) = self {
-            let _ = tunnel.stream.poll_carrier(cx);
+            tunnel.poll_carrier(cx);
         }
     }
 
     /// Ends it in order.
     fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
-            Port::Tunnel(tunnel) => tunnel.stream.poll_finish(cx),
+            Port::Tunnel(tunnel) => tunnel.poll_finish(cx),
             Port::Socket { .. } | Port::Flow(_) => Poll::Ready(Ok(())),
         }
     }
 
     /// Ends it in order and hears the other side out, whose datagrams have nowhere to go any more.
-    fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll_close(&mut self, cx: &mut Context<'_>, worker: &Worker) -> Poll<()> {
         match self {
-            Port::Tunnel(tunnel) => match ready!(tunnel.poll_send(cx, &mut VecDeque::new())) {
-                Ok(()) => tunnel.stream.poll_close(cx),
-                Err(_) => Poll::Ready(()),
-            },
+            Port::Tunnel(tunnel) => tunnel.poll_close(cx, worker),
             Port::Socket { .. } => Poll::Ready(()),
             // What comes from now on is another flow's.
             Port::Flow(flow) => {
@@ -155,7 +215,7 @@ impl Port {
 
     fn abort(&mut self) {
         if let Port::Tunnel(tunnel) = self {
-            tunnel.stream.abort();
+            tunnel.abort();
         }
     }
 }
@@ -165,57 +225,6 @@ fn is_icmp(error: &io::Error) -> bool {
         error.kind(),
         io::ErrorKind::ConnectionRefused | io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable
     )
-}
-
-impl Tunnel {
-    fn poll_receive(
-        &mut self,
-        cx: &mut Context<'_>,
-        worker: &Worker,
-        batch: &mut VecDeque<Bytes>,
-    ) -> Poll<io::Result<bool>> {
-        let malformed = |error: capsule::CapsuleError| io::Error::new(io::ErrorKind::InvalidData, error);
-        loop {
-            while let Some(capsule) = self.decoder.next().map_err(malformed)? {
-                // Unknown capsules are skipped (RFC 9297, 3.2).
-                let Capsule::Datagram(datagram) = capsule else { continue };
-                match capsule::udp_payload(datagram).map_err(malformed)? {
-                    Some(payload) => batch.push_back(payload),
-                    None => worker.shared.metrics.dropped("unknown-context", 1),
-                }
-                if batch.len() >= BATCH {
-                    return Poll::Ready(Ok(true));
-                }
-            }
-            if !batch.is_empty() {
-                return Poll::Ready(Ok(true));
-            }
-            match ready!(self.stream.poll_read(cx))? {
-                Some(chunk) => self.decoder.push(chunk),
-                None => {
-                    self.decoder.finish().map_err(malformed)?;
-                    return Poll::Ready(Ok(false));
-                }
-            }
-        }
-    }
-
-    fn poll_send(&mut self, cx: &mut Context<'_>, batch: &mut VecDeque<Bytes>) -> Poll<io::Result<()>> {
-        loop {
-            if !self.out.is_empty() {
-                ready!(self.stream.poll_write(cx, &mut self.out))?;
-                self.flushing = true;
-            }
-            if self.flushing {
-                ready!(self.stream.poll_flush(cx))?;
-                self.flushing = false;
-            }
-            if batch.is_empty() {
-                return Poll::Ready(Ok(()));
-            }
-            self.out = capsules(&mut self.room, batch);
-        }
-    }
 }
 
 /// The whole batch becomes one chunk: one DATA frame, one write.

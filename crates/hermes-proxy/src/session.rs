@@ -10,7 +10,7 @@ use std::sync::Arc;
 use hermes_model::decide::{Decision, decide};
 use hermes_model::facts::Kind;
 use hermes_model::rewrite::Vars;
-use hermes_model::snapshot::{Action, Route, Terminate, TerminateKind, Upstream};
+use hermes_model::snapshot::{Action, OnChange, Route, Terminate, TerminateKind, Upstream};
 use http::{Method, Response, StatusCode, Version};
 
 use crate::body::{Body, Interim, RequestBody, ResponseBody};
@@ -299,11 +299,11 @@ pub(crate) async fn relay(near: Near, tunnel: Tunnel) {
     let Tunnel { far, session, .. } = tunnel;
     let worker = &session.worker;
     let entry = &session.entry;
-    let reopen = |route: Arc<Route>| -> std::pin::Pin<Box<dyn Future<Output = Result<Port, Error>>>> {
+    let reopening = |route: Arc<Route>| -> std::pin::Pin<Box<dyn Future<Output = Result<Port, Error>>>> {
         let (worker, entry) = (worker.clone(), entry.clone());
         Box::pin(async move {
             let peer = entry.peer.borrow().clone();
-            let opened = reopen_udp(&worker, &entry, &route).await;
+            let opened = reopen(&worker, &entry, &route).await;
             match &opened {
                 Ok(port) => {
                     port.bind(&entry);
@@ -318,16 +318,31 @@ pub(crate) async fn relay(near: Near, tunnel: Tunnel) {
     if let Far::Stream(far) = &far {
         far.bind(entry);
     }
+    let kind = entry.facts.kind;
     match (near, far) {
+        (Near::Stream(near), Far::Stream(far)) if passes_datagrams(entry, &near, &far) => {
+            datagram::relay(Port::tunnel(near, kind), Port::tunnel(far, kind), &session, &reopening).await;
+        }
         (Near::Stream(near), Far::Stream(far)) => copy::relay(near, far, &session).await,
-        (Near::Stream(near), Far::Datagrams(far)) => datagram::relay(Port::tunnel(near), far, &session, &reopen).await,
-        (Near::Datagrams(near), Far::Stream(far)) => datagram::relay(near, Port::tunnel(far), &session, &reopen).await,
-        (Near::Datagrams(near), Far::Datagrams(far)) => datagram::relay(near, far, &session, &reopen).await,
+        (Near::Stream(near), Far::Datagrams(far)) => {
+            datagram::relay(Port::tunnel(near, kind), far, &session, &reopening).await;
+        }
+        (Near::Datagrams(near), Far::Stream(far)) => {
+            datagram::relay(near, Port::tunnel(far, kind), &session, &reopening).await;
+        }
+        (Near::Datagrams(near), Far::Datagrams(far)) => datagram::relay(near, far, &session, &reopening).await,
     }
 }
 
+/// Whether the two have to be passed on datagram by datagram: QUIC's are no bytes of the stream, and what
+/// moves to another tunnel must not break off within a capsule.
+fn passes_datagrams(entry: &Entry, near: &ByteStream, far: &ByteStream) -> bool {
+    let moves = || entry.route.borrow().as_ref().is_some_and(|route| route.on_change == OnChange::Move);
+    entry.facts.kind.is_datagrams() && (near.has_datagrams() || far.has_datagrams() || moves())
+}
+
 /// The far port of a flow whose route changed.
-async fn reopen_udp(worker: &Rc<Worker>, entry: &Rc<Entry>, route: &Arc<Route>) -> Result<Port, Error> {
+async fn reopen(worker: &Rc<Worker>, entry: &Rc<Entry>, route: &Arc<Route>) -> Result<Port, Error> {
     let generation = worker.generation();
     let within = route.timeout.connect;
     match &route.action {
@@ -342,7 +357,7 @@ async fn reopen_udp(worker: &Rc<Worker>, entry: &Rc<Entry>, route: &Arc<Route>) 
                 .await
                 .map_err(|_| Error::ConnectTimeout { peer: upstream.name.clone(), after: within })??;
             match opened {
-                Opened::Tunnel { stream, .. } => Ok(Port::tunnel(stream)),
+                Opened::Tunnel { stream, .. } => Ok(Port::tunnel(stream, entry.facts.kind)),
                 Opened::Answer(response) => {
                     Err(Error::Refused { peer: upstream.name.clone(), status: response.status() })
                 }

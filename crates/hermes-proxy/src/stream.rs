@@ -22,6 +22,7 @@ use tokio::io::AsyncWrite;
 
 pub(crate) use self::halves::{Receiver, Reset, Sender, StreamError};
 use crate::body::{Body, ChannelSender};
+use crate::h3::Datagrams;
 use crate::live::Entry;
 use crate::upstream::pool::{H1Connection, Lease};
 use crate::upstream::{InFlight, Seat};
@@ -38,7 +39,15 @@ pub(crate) enum ByteStream {
     /// A socket; `ahead` was read from it already. `_seat` is its place at an endpoint, if it has one.
     Io { io: Io, ahead: Bytes, buffer: BytesMut, most: usize, _seat: Option<Seat> },
     /// A multiplexed stream, of h2 or h3.
-    Multiplexed { recv: Receiver, send: Sender, sent_end: bool, _lease: Option<Lease>, _in_flight: Option<InFlight> },
+    /// `datagrams` are those of its request beside it, until they are taken.
+    Multiplexed {
+        recv: Receiver,
+        send: Sender,
+        sent_end: bool,
+        datagrams: Option<Datagrams>,
+        _lease: Option<Lease>,
+        _in_flight: Option<InFlight>,
+    },
     /// The bodies of a request and its response. `carrier` is the connection that both are on,
     /// where nobody else moves it.
     Bodies { recv: Box<Body>, send: Option<ChannelSender>, carrier: Option<Box<H1Connection>> },
@@ -55,7 +64,28 @@ impl ByteStream {
     }
 
     pub(crate) fn multiplexed(recv: Receiver, send: Sender, lease: Option<Lease>, in_flight: Option<InFlight>) -> Self {
-        ByteStream::Multiplexed { recv, send, sent_end: false, _lease: lease, _in_flight: in_flight }
+        ByteStream::Multiplexed { recv, send, sent_end: false, datagrams: None, _lease: lease, _in_flight: in_flight }
+    }
+
+    /// With the datagrams of its request beside it.
+    pub(crate) fn with_datagrams(mut self, of_request: Option<Datagrams>) -> Self {
+        if let ByteStream::Multiplexed { datagrams, .. } = &mut self {
+            *datagrams = of_request;
+        }
+        self
+    }
+
+    /// Its request may have datagrams beside it.
+    pub(crate) fn has_datagrams(&self) -> bool {
+        matches!(self, ByteStream::Multiplexed { datagrams: Some(_), .. })
+    }
+
+    /// The datagrams of its request, once.
+    pub(crate) fn take_datagrams(&mut self) -> Option<Datagrams> {
+        match self {
+            ByteStream::Multiplexed { datagrams, .. } => datagrams.take(),
+            _ => None,
+        }
     }
 
     pub(crate) fn bodies(recv: Body, send: ChannelSender, carrier: Option<Box<H1Connection>>) -> Self {

@@ -16,17 +16,20 @@ pub const DATAGRAM: u64 = 0x00;
 /// The longest payload of a UDP datagram that CONNECT-UDP may carry (RFC 9298, section 5).
 pub const MAX_UDP_PAYLOAD: usize = 65_527;
 
-/// A limit for [`CapsuleDecoder::new`] that admits every datagram of CONNECT-UDP: the longest
-/// UDP payload behind the longest context identifier.
-pub const MAX_HTTP_DATAGRAM: usize = MAX_UDP_PAYLOAD + varint::MAX_LEN;
+/// The longest IP packet that CONNECT-IP carries: of IPv4 none is longer, and jumbograms are not carried.
+pub const MAX_PACKET: usize = 65_535;
 
-/// The most that [`put_datagram`] adds to a UDP payload: type, length, context identifier.
-pub const MAX_DATAGRAM_OVERHEAD: usize = 1 + varint::len(MAX_UDP_PAYLOAD as u64 + 1) + 1;
+/// A limit for [`CapsuleDecoder::new`] that admits every datagram of CONNECT-UDP and CONNECT-IP: the
+/// longest of them behind the longest context identifier.
+pub const MAX_HTTP_DATAGRAM: usize = MAX_PACKET + varint::MAX_LEN;
+
+/// The most that [`put_datagram`] adds to a payload: type, length, context identifier.
+pub const MAX_DATAGRAM_OVERHEAD: usize = 1 + varint::len(MAX_PACKET as u64 + 1) + 1;
 
 /// The longest type and length in front of a capsule's payload.
 const MAX_HEADER: usize = 2 * varint::MAX_LEN;
 
-/// The context identifier of UDP payloads (RFC 9298, section 5).
+/// The context identifier of UDP payloads (RFC 9298, section 5), and of IP packets (RFC 9484, section 6).
 const UDP_CONTEXT: u64 = 0;
 
 /// One capsule, as the decoder hands it out.
@@ -98,19 +101,13 @@ pub enum CapsuleError {
 #[derive(Debug)]
 pub struct CapsuleDecoder {
     max_datagram: usize,
-    others: Others,
+    /// Capsules of these types are kept, of at most so many bytes.
+    kept: (&'static [u64], usize),
+    /// All others are handed on rather than skipped.
+    passes: bool,
     /// What of the last push has not been looked at.
     unread: Bytes,
     state: State,
-}
-
-/// What becomes of capsules that are no datagrams.
-#[derive(Debug, Clone, Copy)]
-enum Others {
-    Skip,
-    /// Of these types at most so many bytes are kept; others are skipped.
-    Keep(&'static [u64], usize),
-    Pass,
 }
 
 /// Where in a capsule the first byte of `unread` lies.
@@ -154,20 +151,20 @@ impl CapsuleDecoder {
     /// A decoder that refuses DATAGRAM capsules whose payload, context identifier included, is
     /// longer than `max_datagram` bytes. [`MAX_HTTP_DATAGRAM`] admits all of CONNECT-UDP.
     pub fn new(max_datagram: usize) -> Self {
-        Self { max_datagram, others: Others::Skip, unread: Bytes::new(), state: State::BOUNDARY }
+        Self { max_datagram, kept: (&[], 0), passes: false, unread: Bytes::new(), state: State::BOUNDARY }
     }
 
     /// Hands out capsules of these types whole. One of them that is longer than `most` bytes is an error.
     #[must_use]
     pub fn keeping(self, kinds: &'static [u64], most: usize) -> Self {
-        Self { others: Others::Keep(kinds, most), ..self }
+        Self { kept: (kinds, most), ..self }
     }
 
-    /// Hands out all other capsules as they came, piece by piece, for an intermediary to pass on (RFC
+    /// Hands out all other capsules that are not kept as they came, piece by piece, for an intermediary to pass on (RFC
     /// 9297, section 3.2). Nothing may stand between the pieces of one: [`is_between`](Self::is_between).
     #[must_use]
     pub fn passing(self) -> Self {
-        Self { others: Others::Pass, ..self }
+        Self { passes: true, ..self }
     }
 
     /// Whether all that was handed out so far ends with the end of a capsule.
@@ -204,7 +201,7 @@ impl CapsuleDecoder {
         if let State::Header { len: 0, .. } = self.state
             && let Some(header) = Header::parse(&self.unread)
         {
-            if header.kind != DATAGRAM && matches!(self.others, Others::Pass) {
+            if self.passes(header.kind) {
                 let raw = self.unread.split_to(header.size);
                 return Ok(Some(self.pass_header(header, raw)));
             }
@@ -238,13 +235,14 @@ impl CapsuleDecoder {
     #[inline]
     fn begin(&mut self, header: Header) -> Result<Option<Capsule>, CapsuleError> {
         let Header { kind, length, .. } = header;
-        let limit = match self.others {
-            _ if kind == DATAGRAM => self.max_datagram,
-            Others::Keep(kinds, most) if kinds.contains(&kind) => most,
-            _ => {
-                self.skip(length);
-                return Ok(Some(Capsule::Unknown { kind, length }));
-            }
+        let (kept, most) = self.kept;
+        let limit = if kind == DATAGRAM {
+            self.max_datagram
+        } else if kept.contains(&kind) {
+            most
+        } else {
+            self.skip(length);
+            return Ok(Some(Capsule::Unknown { kind, length }));
         };
         if length > limit as u64 {
             return Err(self.fail(CapsuleError::TooLong { kind, length, limit }));
@@ -279,7 +277,7 @@ impl CapsuleDecoder {
                 Ok(Some(Capsule::Piece(self.unread.split_to(here as usize))))
             }
             State::Header { .. } => match self.gather_header() {
-                Some(header) if header.kind != DATAGRAM && matches!(self.others, Others::Pass) => {
+                Some(header) if self.passes(header.kind) => {
                     let raw = self.gathered();
                     Ok(Some(self.pass_header(header, raw)))
                 }
@@ -329,6 +327,10 @@ impl CapsuleDecoder {
         };
     }
 
+    fn passes(&self, kind: u64) -> bool {
+        self.passes && kind != DATAGRAM && !self.kept.0.contains(&kind)
+    }
+
     fn gathered(&self) -> Bytes {
         match &self.state {
             State::Header { seen, len } => Bytes::copy_from_slice(&seen[..*len]),
@@ -364,13 +366,14 @@ pub fn put(out: &mut BytesMut, kind: u64, payload: &[u8]) {
     out.put_slice(payload);
 }
 
-/// Appends a DATAGRAM capsule that holds `payload` as a UDP payload (context identifier 0).
+/// Appends a DATAGRAM capsule that holds `payload` as a UDP payload, or as an IP packet: both have the
+/// context identifier 0.
 ///
-/// Adds at most [`MAX_DATAGRAM_OVERHEAD`] bytes to a payload of at most [`MAX_UDP_PAYLOAD`]; a
-/// longer one cannot come from a UDP socket, and the peer would have to abort the stream.
+/// Adds at most [`MAX_DATAGRAM_OVERHEAD`] bytes to a payload of at most [`MAX_PACKET`]; a longer one is
+/// neither, and the peer would have to abort the stream.
 #[inline]
 pub fn put_datagram(out: &mut BytesMut, payload: &[u8]) {
-    debug_assert!(payload.len() <= MAX_UDP_PAYLOAD, "{} bytes are no UDP payload", payload.len());
+    debug_assert!(payload.len() <= MAX_PACKET, "{} bytes are no packet", payload.len());
     let length = varint::len(UDP_CONTEXT) + payload.len();
     out.reserve(payload.len() + MAX_DATAGRAM_OVERHEAD);
     varint::encode(DATAGRAM, out);
@@ -388,18 +391,26 @@ pub fn put_datagram(out: &mut BytesMut, payload: &[u8]) {
 /// [`CapsuleError::PayloadTooLong`] if no UDP datagram can hold the payload. RFC 9298 has the
 /// receiver abort the stream for either.
 #[inline]
-pub fn udp_payload(mut datagram: Bytes) -> Result<Option<Bytes>, CapsuleError> {
+pub fn udp_payload(datagram: Bytes) -> Result<Option<Bytes>, CapsuleError> {
+    match packet(datagram)? {
+        Some(payload) if payload.len() > MAX_UDP_PAYLOAD => Err(CapsuleError::PayloadTooLong { length: payload.len() }),
+        payload => Ok(payload),
+    }
+}
+
+/// The IP packet of an HTTP Datagram (RFC 9484, section 6), or what is said to be one.
+///
+/// `None` means another context than 0, as in [`udp_payload`].
+///
+/// # Errors
+/// [`CapsuleError::NoContext`] if the context identifier is missing or cut off.
+#[inline]
+pub fn packet(mut datagram: Bytes) -> Result<Option<Bytes>, CapsuleError> {
     let Some((context, size)) = varint::decode(&datagram) else {
         return Err(CapsuleError::NoContext { length: datagram.len() });
     };
-    if context != UDP_CONTEXT {
-        return Ok(None);
-    }
     datagram.advance(size);
-    if datagram.len() > MAX_UDP_PAYLOAD {
-        return Err(CapsuleError::PayloadTooLong { length: datagram.len() });
-    }
-    Ok(Some(datagram))
+    Ok((context == UDP_CONTEXT).then_some(datagram))
 }
 
 #[cfg(test)]

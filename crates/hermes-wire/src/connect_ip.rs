@@ -6,7 +6,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use bytes::{Buf, BufMut, Bytes};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
 use crate::connect_udp;
@@ -22,8 +22,10 @@ pub const ADDRESS_REQUEST: u64 = 0x02;
 /// Capsule type of ROUTE_ADVERTISEMENT (section 4.7.3).
 pub const ROUTE_ADVERTISEMENT: u64 = 0x03;
 
-/// The context identifier of whole IP packets (section 6).
-pub const PACKET_CONTEXT: u64 = 0;
+/// Capsule type of our own, from the range that is for anyone: the longest IP packet that goes further
+/// from here, as a variable-length integer. The last one counts. Who does not know it skips it (RFC 9297,
+/// section 3.2), and learns the same by ICMP.
+pub const MTU: u64 = 0x2d48_524d_5f4d_5455;
 
 /// Addresses or ranges in one capsule. More are an error: a peer could otherwise have us hold and look
 /// through as many as it likes for each packet.
@@ -245,6 +247,24 @@ pub struct Address {
     pub request: u64,
     /// The address or prefix. In a request, one of zeros asks for any.
     pub prefix: Prefix,
+}
+
+/// The payload of an [`MTU`] capsule.
+pub fn mtu_payload(mtu: usize) -> BytesMut {
+    let mut payload = BytesMut::new();
+    varint::encode(mtu as u64, &mut payload);
+    payload
+}
+
+/// The longest packet that goes further, of an [`MTU`] capsule.
+///
+/// # Errors
+/// It is malformed.
+pub fn parse_mtu(payload: &[u8]) -> Result<usize> {
+    match varint::decode(payload) {
+        Some((mtu, size)) if size == payload.len() => Ok(usize::try_from(mtu).unwrap_or(usize::MAX)),
+        _ => Err(ConnectIpError::Truncated),
+    }
 }
 
 /// Addresses that the receiver may send from, all of them: what an earlier capsule named and this one

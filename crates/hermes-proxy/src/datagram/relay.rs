@@ -3,7 +3,6 @@
 //! In: two ports and the session that they belong to. Out: datagrams in order, the end of either
 //! port passed on as it came. Holds one batch a direction.
 
-use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
@@ -12,9 +11,11 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use hermes_model::facts::Kind;
 use hermes_model::snapshot::Route;
+use hermes_wire::connect_ip;
 
-use super::Port;
+use super::{Batch, Other, Port};
 use crate::error::Error;
 use crate::live::{Phase, Session};
 use crate::worker::Worker;
@@ -40,8 +41,8 @@ struct Old {
 
 impl Old {
     /// Receives what still comes. False where nothing will any more.
-    fn poll(&mut self, cx: &mut Context<'_>, worker: &Worker, batch: &mut VecDeque<Bytes>) -> bool {
-        let _ = self.port.poll_send(cx, worker, &mut VecDeque::new());
+    fn poll(&mut self, cx: &mut Context<'_>, worker: &Worker, batch: &mut Batch) -> bool {
+        let _ = self.port.poll_send(cx, worker, &mut Batch::default());
         self.port.poll_carrier(cx);
         let received = self.port.poll_receive(cx, worker, batch);
         let open = matches!(received, Poll::Pending | Poll::Ready(Ok(true)));
@@ -58,20 +59,21 @@ impl Old {
 
 /// How much a batch holds.
 struct Load {
-    datagrams: usize,
+    count: usize,
     bytes: usize,
 }
 
 impl Load {
-    fn of(batch: &VecDeque<Bytes>) -> Self {
-        Self { datagrams: batch.len(), bytes: batch.iter().map(Bytes::len).sum() }
+    fn of(batch: &Batch) -> Self {
+        let bytes = batch.datagrams.iter().map(Bytes::len).chain(batch.capsules.iter().map(Other::len));
+        Self { count: batch.len(), bytes: bytes.sum() }
     }
 
     /// The bytes that are gone from it; `None` where nothing is, which is no progress. Empty
     /// datagrams are.
-    fn taken(&self, batch: &VecDeque<Bytes>) -> Option<usize> {
+    fn taken(&self, batch: &Batch) -> Option<usize> {
         let left = Self::of(batch);
-        (left.datagrams < self.datagrams).then(|| self.bytes - left.bytes)
+        (left.count < self.count).then(|| self.bytes - left.bytes)
     }
 }
 
@@ -85,8 +87,32 @@ struct Relay<'a> {
     /// Where the flow moves to.
     opening: Option<(Arc<Route>, Opening)>,
     reopen: Reopen<'a>,
-    up: VecDeque<Bytes>,
-    down: VecDeque<Bytes>,
+    up: Batch,
+    down: Batch,
+    /// What the near side has said of addresses and routes: another far end is told the same.
+    said: Said,
+}
+
+/// Capsules of CONNECT-IP that hold until they are taken back.
+#[derive(Default)]
+struct Said(Vec<(u64, Bytes)>);
+
+/// Requests for addresses that are remembered; a device has few.
+const MOST_SAID: usize = 16;
+
+impl Said {
+    fn note(&mut self, batch: &Batch) {
+        for other in &batch.capsules {
+            let Other::Whole { kind, payload } = other else { continue };
+            // Requests add up, the others replace what was said before (RFC 9484, 4.7).
+            if *kind != connect_ip::ADDRESS_REQUEST {
+                self.0.retain(|(said, _)| said != kind);
+            } else if self.0.len() >= MOST_SAID {
+                self.0.remove(0);
+            }
+            self.0.push((*kind, payload.clone()));
+        }
+    }
 }
 
 /// Relays until one end is over. The session's record gets what went wrong.
@@ -99,9 +125,11 @@ pub(crate) async fn relay(near: Port, far: Port, session: &Session, reopen: Reop
         old: Vec::new(),
         opening: None,
         reopen,
-        up: VecDeque::new(),
-        down: VecDeque::new(),
+        up: Batch::default(),
+        down: Batch::default(),
+        said: Said::default(),
     };
+    relay.join();
     let failed = std::future::poll_fn(|cx| relay.poll(cx)).await;
     match failed {
         // Silence is how most flows end. A stream that is merely dropped is a failure to the other
@@ -118,6 +146,22 @@ pub(crate) async fn relay(near: Port, far: Port, session: &Session, reopen: Reop
 }
 
 impl Relay<'_> {
+    /// Each port knows where what it receives goes.
+    fn join(&mut self) {
+        self.near.set_sink(&self.far);
+        self.far.set_sink(&self.near);
+    }
+
+    /// Each side hears how long the packets that it sends may be, and what else we have to say.
+    fn poll_own(&mut self, cx: &mut Context<'_>) {
+        if self.session.entry.facts.kind == Kind::Ip {
+            self.near.announce(self.far.capacity());
+            self.far.announce(self.near.capacity());
+        }
+        self.near.poll_own(cx, &self.session.worker);
+        self.far.poll_own(cx, &self.session.worker);
+    }
+
     /// Ready with `None` at the flow's orderly end.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Error>> {
         if let Poll::Ready(error) = self.session.entry.end.poll(cx) {
@@ -129,6 +173,7 @@ impl Relay<'_> {
             self.far.poll_carrier(cx);
             let up = self.poll_up(cx);
             let down = self.poll_down(cx);
+            self.poll_own(cx);
             let blocked =
                 !self.up.is_empty() || !self.down.is_empty() || self.far.holds_unsent() || self.near.holds_unsent();
             self.session.entry.set_phase(&self.session.worker, if blocked { Phase::Blocked } else { Phase::Open });
@@ -149,9 +194,10 @@ impl Relay<'_> {
         if matches!(self.session.entry.end.poll(cx), Poll::Ready(error) if !matches!(error, Error::Idle(_))) {
             return Poll::Ready(());
         }
-        let mut open = self.near.poll_close(cx).is_pending() | self.far.poll_close(cx).is_pending();
+        let worker = &self.session.worker;
+        let mut open = self.near.poll_close(cx, worker).is_pending() | self.far.poll_close(cx, worker).is_pending();
         for old in &mut self.old {
-            open |= old.port.poll_close(cx).is_pending();
+            open |= old.port.poll_close(cx, worker).is_pending();
         }
         if open { Poll::Pending } else { Poll::Ready(()) }
     }
@@ -159,11 +205,11 @@ impl Relay<'_> {
     fn poll_up(&mut self, cx: &mut Context<'_>) -> Poll<Result<bool, Error>> {
         let worker = &self.session.worker;
         let client = |error: io::Error| Error::ClientGone(error.to_string());
-        if self.up.is_empty()
-            && !self.far.holds_unsent()
-            && !ready!(self.near.poll_receive(cx, worker, &mut self.up)).map_err(client)?
-        {
-            return Poll::Ready(Ok(false));
+        if self.up.is_empty() && !self.far.holds_unsent() {
+            if !ready!(self.near.poll_receive(cx, worker, &mut self.up)).map_err(client)? {
+                return Poll::Ready(Ok(false));
+            }
+            self.said.note(&self.up);
         }
         let before = Load::of(&self.up);
         let sent = self.far.poll_send(cx, worker, &mut self.up);
@@ -199,7 +245,10 @@ impl Relay<'_> {
     fn poll_old(&mut self, cx: &mut Context<'_>) {
         let worker = &self.session.worker;
         let down = &mut self.down;
-        self.old.retain_mut(|old| old.poll(cx, worker, down));
+        // One at a time: what two bring may not be of one kind.
+        self.old.retain_mut(|old| !down.is_empty() || old.poll(cx, worker, down));
+        // What an old one says of addresses and routes is no longer true.
+        down.capsules.clear();
     }
 
     /// Make before break: the flow stays on its old port until the new one is open.
@@ -211,6 +260,10 @@ impl Relay<'_> {
             self.opening = moved.borrow().as_ref().map(|route| (route.clone(), (self.reopen)(route.clone())));
         }
         let Some((_, opening)) = &mut self.opening else { return };
+        if self.near.is_within() {
+            // A capsule of the old one is not whole yet: its rest comes first.
+            return;
+        }
         let Poll::Ready(opened) = opening.as_mut().poll(cx) else { return };
         self.opening = None;
         moved.take();
@@ -221,6 +274,7 @@ impl Relay<'_> {
                     self.old.remove(0);
                 }
                 self.old.push(Old { port, timer: Box::pin(tokio::time::sleep(QUIET)), finishing: false });
+                self.join();
             }
             Err(error) => tracing::warn!(%error, "a flow could not move; it stays where it is"),
         }

@@ -17,8 +17,10 @@ use hermes_net::quic;
 use hermes_wire::h3::{self, Code, Frame, FrameDecoder, Settings, stream};
 use hermes_wire::varint;
 
+use crate::datagram::Inbox;
 use crate::signal::Signal;
 use crate::stream::StreamError;
+use crate::worker::Worker;
 
 /// Bytes of the longest integer that a stream's type can be.
 const TYPE: usize = varint::MAX_LEN;
@@ -36,7 +38,8 @@ pub(crate) struct Link {
     farewell: Signal<u64>,
     /// Critical streams that the peer has opened.
     critical: RefCell<Vec<u64>>,
-    datagrams: RefCell<HashMap<u64, Rc<dyn Fn(Bytes)>>>,
+    /// By the quarter of their stream's number.
+    datagrams: RefCell<HashMap<u64, Rc<Inbox>>>,
 }
 
 impl Link {
@@ -94,17 +97,17 @@ impl Link {
         StreamError::of_connection(error.to_string())
     }
 
-    /// Gives the datagrams of a stream to this function, until it is called with `None`.
-    pub(crate) fn deliver_to(&self, stream: u64, deliver: Option<Rc<dyn Fn(Bytes)>>) {
+    /// Puts the datagrams of a stream there; `None`: nobody wants them any more.
+    pub(super) fn deliver_to(&self, stream: u64, inbox: Option<Rc<Inbox>>) {
         let mut datagrams = self.datagrams.borrow_mut();
-        match deliver {
-            Some(deliver) => drop(datagrams.insert(stream, deliver)),
-            None => drop(datagrams.remove(&stream)),
+        match inbox {
+            Some(inbox) => drop(datagrams.insert(stream / 4, inbox)),
+            None => drop(datagrams.remove(&(stream / 4))),
         }
     }
 
     /// Moves what is the connection's own, until it is over.
-    pub(crate) async fn drive(&self, ours: Settings) {
+    pub(crate) async fn drive(&self, worker: &Worker, ours: Settings) {
         let mut streams = FuturesUnordered::new();
         let mut speaking = pin!(self.speak(ours));
         let mut has_spoken = false;
@@ -127,7 +130,7 @@ impl Link {
                     self.fail(fault);
                 }
             }
-            self.poll_datagrams(cx, |cx| {
+            self.poll_datagrams(cx, worker, |cx| {
                 let polled = datagram.as_mut().poll(cx);
                 if polled.is_ready() {
                     datagram.set(self.connection.read_datagram());
@@ -142,20 +145,30 @@ impl Link {
     fn poll_datagrams(
         &self,
         cx: &mut Context<'_>,
+        worker: &Worker,
         mut poll: impl FnMut(&mut Context<'_>) -> Poll<Result<Bytes, quic::ConnectionError>>,
     ) {
+        let most = worker.generation().snapshot.limits.datagram_queue;
+        let mut touched: Option<Rc<Inbox>> = None;
         while let Poll::Ready(Ok(datagram)) = poll(cx) {
-            match h3::parse_datagram(datagram) {
-                Some((stream, payload)) => {
-                    let deliver = self.datagrams.borrow().get(&stream).cloned();
-                    // One that came before its stream, or after its end, is dropped (RFC 9297, 2.1).
-                    if let Some(deliver) = deliver {
-                        deliver(payload);
-                    }
-                }
-                None => self.close(Code::DatagramError, "a datagram without a stream"),
+            let Some((stream, payload)) = h3::parse_datagram(datagram) else {
+                self.close(Code::DatagramError, "a datagram without a stream");
+                continue;
+            };
+            // One that came before its stream, or after its end, is dropped (RFC 9297, 2.1).
+            let Some(inbox) = self.datagrams.borrow().get(&(stream / 4)).cloned() else {
+                worker.shared.metrics.dropped("no-stream", 1);
+                continue;
+            };
+            let dropped = inbox.push(payload, most);
+            if dropped > 0 {
+                worker.shared.metrics.dropped("queue-full", dropped);
+            }
+            if touched.as_ref().is_none_or(|touched| !Rc::ptr_eq(touched, &inbox)) {
+                touched.replace(inbox).inspect(|before| before.wake());
             }
         }
+        touched.inspect(|last| last.wake());
     }
 
     fn fail(&self, Fault(code, reason): Fault) {

@@ -23,7 +23,7 @@ use crate::body::{Body, Interim, RequestBody, ResponseBody, StreamBody, settle_l
 use crate::early::Early;
 use crate::error::Error;
 use crate::h3::fields::{self, Bounds, FieldError};
-use crate::h3::{Link, link::number};
+use crate::h3::{Datagrams, Link, link::number};
 use crate::live::{Connection, Phase, Stage};
 use crate::pipe::{Pipe, PipeError};
 use crate::request::{Origin, from_head};
@@ -41,7 +41,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, quic
     let bounds = Bounds { bytes: limits.header_bytes, lines: limits.header_count };
     let link = Link::new(quic, true);
     let client = Rc::new(client);
-    let mut driver = pin!(link.drive(ours));
+    let mut driver = pin!(link.drive(worker, ours));
     let mut accepting = pin!(link.connection.accept_bi());
     let mut streams = FuturesUnordered::new();
     let mut farewell: Option<u64> = None;
@@ -108,6 +108,8 @@ async fn serve_stream(
         .get(http::header::EXPECT)
         .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
     let is_connect = parts.method == Method::CONNECT;
+    // Before anything is decided: a client may send them along with its request (RFC 9298, 5).
+    let datagrams = carries_datagrams(&parts).then(|| recv.datagrams());
     let length = match lengths(&parts.headers) {
         Ok(()) => settle_length(&mut parts.headers),
         Err(error) => return refuse(&worker, recv, send, &error).await,
@@ -150,8 +152,13 @@ async fn serve_stream(
     };
     match served {
         Served::Response(response) => answer(response, send).await,
-        Served::Tunnel(open) => Box::pin(tunnel(open, send, tunnelled)).await,
+        Served::Tunnel(open) => Box::pin(tunnel(open, send, tunnelled, datagrams)).await,
     }
+}
+
+fn carries_datagrams(parts: &http::request::Parts) -> bool {
+    let protocol = parts.extensions.get::<::h2::ext::Protocol>();
+    protocol.is_some_and(|protocol| ["connect-udp", "connect-ip"].contains(&protocol.as_str()))
 }
 
 /// One length, or none: h2 looks itself.
@@ -263,7 +270,12 @@ async fn answer(response: Response<ResponseBody>, mut send: halves::Sender) {
     }
 }
 
-async fn tunnel(mut open: Box<Tunnel>, mut send: halves::Sender, tunnelled: Option<Receiver>) {
+async fn tunnel(
+    mut open: Box<Tunnel>,
+    mut send: halves::Sender,
+    tunnelled: Option<Receiver>,
+    datagrams: Option<Datagrams>,
+) {
     let by_post = open.body.take().and_then(RequestBody::into_body);
     let recv = match (tunnelled, by_post) {
         (Some(recv), _) => Some(recv),
@@ -281,6 +293,7 @@ async fn tunnel(mut open: Box<Tunnel>, mut send: halves::Sender, tunnelled: Opti
     match std::future::poll_fn(|cx| send.poll_room(cx)).await {
         Ok(()) => {
             let stream = ByteStream::multiplexed(recv, Sender::H3(Box::new(send)), None, None);
+            let stream = stream.with_datagrams(datagrams);
             session::relay(Near::Stream(stream), *open).await;
         }
         Err(error) => open.session.entry.fail(&Error::ClientGone(error.to_string())),

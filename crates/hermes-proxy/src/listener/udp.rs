@@ -128,7 +128,7 @@ impl Flows {
             let mut buffer = worker.udp_buffer.borrow_mut();
             call(&mut buffer, &mut |source, datagram| self.deliver(source, datagram, &mut touched))
         };
-        touched.iter().for_each(|queue| queue.wake());
+        touched.iter().for_each(|queue| queue.inbox.wake());
         result
     }
 
@@ -219,7 +219,7 @@ impl Flows {
 }
 
 fn push(worker: &Worker, queue: &Rc<FlowQueue>, datagram: Bytes, touched: &mut Vec<Rc<FlowQueue>>) {
-    let dropped = queue.push(datagram, worker.generation().snapshot.limits.datagram_queue);
+    let dropped = queue.inbox.push(datagram, worker.generation().snapshot.limits.datagram_queue);
     if dropped > 0 {
         worker.shared.metrics.dropped("queue-full", dropped);
     }
@@ -246,7 +246,7 @@ async fn feed(worker: Rc<Worker>, socket: Rc<UdpSocket>, peer: SocketAddr, queue
                 }
             });
             match received {
-                Poll::Ready(Ok(_) | Err(_)) => queue.wake(),
+                Poll::Ready(Ok(_) | Err(_)) => queue.inbox.wake(),
                 Poll::Pending => return Poll::Pending,
             }
         }

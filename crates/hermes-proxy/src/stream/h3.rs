@@ -18,7 +18,7 @@ use http::HeaderMap;
 use super::h2::{GATHER, SMALL, Whole};
 use super::halves::{Reset, StreamError};
 use crate::h3::fields::{self, Bounds, FieldError};
-use crate::h3::{Link, link::number};
+use crate::h3::{Datagrams, Link, link::number};
 
 /// What is asked of quinn at once.
 const READ: usize = 64 << 10;
@@ -93,6 +93,11 @@ impl Receiver {
     /// No byte of the body comes any more.
     fn is_over(&self) -> bool {
         self.trailers.is_some() || (self.has_ended && self.decoder.finish().is_ok())
+    }
+
+    /// The datagrams of its request: kept from now on.
+    pub(crate) fn datagrams(&self) -> Datagrams {
+        Datagrams::of(&self.link, self.recv.id().into())
     }
 
     pub(crate) fn bounds(&self) -> Bounds {

@@ -186,10 +186,9 @@ impl Forward<'_> {
             return Ok(Opened::Answer(exchange::response_of(response, false, lease, place).map(ExchangeBody::settle)));
         }
         let (parts, recv) = response.into_parts();
-        Ok(Opened::Tunnel {
-            stream: ByteStream::multiplexed(recv, send, Some(lease), place.in_flight),
-            head: Some(parts),
-        })
+        let datagrams = (self.entry.facts.kind.is_datagrams() && !by_post).then(|| recv.datagrams()).flatten();
+        let stream = ByteStream::multiplexed(recv, send, Some(lease), place.in_flight).with_datagrams(datagrams);
+        Ok(Opened::Tunnel { stream, head: Some(parts) })
     }
 
     async fn over_h1(

@@ -72,15 +72,15 @@ impl Pool {
         let ours = Settings { max_field_section: Some(most), extended_connect: false, datagrams: true };
         let link = Link::new(connection, false);
         let shared = SharedConnection::new(Speaks::H3(link.clone()), worker.now());
-        self.share(worker, &shared, permit, drive_h3(link.clone(), shared.clone(), ours));
+        self.share(worker, &shared, permit, drive_h3(worker.clone(), link.clone(), shared.clone(), ours));
         // What it can do has to be known before it is asked for a tunnel.
         link.settled().await;
         shared
     }
 }
 
-async fn drive_h3(link: Rc<Link>, shared: Rc<SharedConnection>, ours: Settings) {
-    let mut driver = pin!(link.drive(ours));
+async fn drive_h3(worker: Rc<Worker>, link: Rc<Link>, shared: Rc<SharedConnection>, ours: Settings) {
+    let mut driver = pin!(link.drive(&worker, ours));
     std::future::poll_fn(|cx| {
         if shared.poll_done(cx).is_ready() {
             link.close(Code::NoError, "");

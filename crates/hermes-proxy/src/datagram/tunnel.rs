@@ -1,0 +1,295 @@
+//! A tunnel of datagrams: capsules on a stream (RFC 9297, section 3), and QUIC's own datagrams where its
+//! connection has them.
+//!
+//! In: a request's byte stream. Out: what it carries, opened for an end of the flow, or as it came for
+//! another tunnel. A datagram that fits no packet goes as a capsule instead: the stream is slower, but
+//! loses nothing. Never: what an opened payload means.
+
+use std::collections::VecDeque;
+use std::io;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Bytes, BytesMut};
+use hermes_model::facts::Kind;
+use hermes_wire::capsule::{self, Capsule, CapsuleDecoder};
+use hermes_wire::{connect_ip, ip};
+
+use super::inbox::BATCH;
+use super::{Batch, Other};
+use crate::h3::{Datagrams, Given};
+use crate::live::Entry;
+use crate::stream::ByteStream;
+use crate::worker::Worker;
+
+/// What comes before an opened payload in its HTTP Datagram.
+const CONTEXT: &[u8] = &[0];
+/// Capsules that only some node on the way understands, and those behind a move have to be told again.
+const OF_IP: &[u64] =
+    &[connect_ip::ADDRESS_ASSIGN, connect_ip::ADDRESS_REQUEST, connect_ip::ROUTE_ADVERTISEMENT, connect_ip::MTU];
+
+/// A tunnel of datagrams.
+pub(crate) struct Tunnel {
+    stream: ByteStream,
+    datagrams: Option<Datagrams>,
+    kind: Kind,
+    /// What is received goes to an end of the flow.
+    opens: bool,
+    decoder: CapsuleDecoder,
+    /// On its way to the stream.
+    out: Bytes,
+    /// What was written may still be held back (by TLS).
+    flushing: bool,
+    room: BytesMut,
+    /// Those that no packet took: they go on the stream.
+    large: VecDeque<Bytes>,
+    /// What was sent last is a part of a capsule whose rest is to come.
+    is_within: bool,
+    /// A batch of QUIC's datagrams, before they are looked at.
+    came: VecDeque<Bytes>,
+    /// Capsules of this node's own making, whole ones.
+    own: BytesMut,
+    /// What the peer says that goes further, of the packets that it is sent.
+    told: usize,
+    /// What the peer was told last of those that it sends.
+    said: usize,
+}
+
+fn malformed(error: capsule::CapsuleError) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+impl Tunnel {
+    pub(crate) fn new(mut stream: ByteStream, kind: Kind) -> Self {
+        let decoder = CapsuleDecoder::new(capsule::MAX_HTTP_DATAGRAM).passing();
+        let is_ip = kind == Kind::Ip;
+        Self {
+            datagrams: stream.take_datagrams(),
+            stream,
+            kind,
+            opens: false,
+            decoder: if is_ip { decoder.keeping(OF_IP, connect_ip::MAX_CAPSULE) } else { decoder },
+            out: Bytes::new(),
+            flushing: false,
+            room: BytesMut::new(),
+            large: VecDeque::new(),
+            is_within: false,
+            came: VecDeque::new(),
+            own: BytesMut::new(),
+            told: capsule::MAX_PACKET,
+            said: capsule::MAX_PACKET,
+        }
+    }
+
+    /// Whether what is received goes to an end of the flow.
+    pub(super) fn set_opens(&mut self, opens: bool) {
+        self.opens = opens;
+    }
+
+    /// The longest IP packet that goes through it without being put on the stream, and further.
+    pub(super) fn capacity(&self) -> usize {
+        let own = self.datagrams.as_ref().and_then(Datagrams::most);
+        own.map_or(capsule::MAX_PACKET, |most| most.saturating_sub(CONTEXT.len())).min(self.told)
+    }
+
+    /// Tells the peer how long the packets that it sends may be.
+    pub(super) fn announce(&mut self, capacity: usize) {
+        if std::mem::replace(&mut self.said, capacity) != capacity {
+            self.say(connect_ip::MTU, &connect_ip::mtu_payload(capacity));
+        }
+    }
+
+    pub(super) fn is_within(&self) -> bool {
+        self.is_within
+    }
+
+    /// Sends a capsule, before anything else.
+    pub(super) fn say(&mut self, kind: u64, payload: &[u8]) {
+        capsule::put(&mut self.own, kind, payload);
+    }
+
+    /// Sends capsules of our own, as far as that goes. How it fails, what is sent next tells.
+    pub(super) fn poll_own(&mut self, cx: &mut Context<'_>, worker: &Worker) {
+        if !self.own.is_empty() {
+            let _ = self.poll_send(cx, worker, &mut Batch::default());
+        }
+    }
+
+    pub(super) fn bind(&self, session: &Rc<Entry>) {
+        self.stream.bind(session);
+    }
+
+    /// It took datagrams that it could not send yet.
+    pub(super) fn holds_unsent(&self) -> bool {
+        let waits = self.datagrams.as_ref().is_some_and(Datagrams::holds_unsent);
+        self.flushing || !self.out.is_empty() || !self.large.is_empty() || !self.own.is_empty() || waits
+    }
+
+    pub(super) fn poll_carrier(&mut self, cx: &mut Context<'_>) {
+        let _ = self.stream.poll_carrier(cx);
+    }
+
+    pub(super) fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream.poll_finish(cx)
+    }
+
+    pub(super) fn poll_close(&mut self, cx: &mut Context<'_>, worker: &Worker) -> Poll<()> {
+        match ready!(self.poll_send(cx, worker, &mut Batch::default())) {
+            Ok(()) => self.stream.poll_close(cx),
+            Err(_) => Poll::Ready(()),
+        }
+    }
+
+    pub(super) fn abort(&mut self) {
+        self.stream.abort();
+    }
+
+    /// Receives into the (empty) batch. False where the peer has ended it.
+    pub(super) fn poll_receive(
+        &mut self,
+        cx: &mut Context<'_>,
+        worker: &Worker,
+        batch: &mut Batch,
+    ) -> Poll<io::Result<bool>> {
+        batch.opened = self.opens;
+        if let Some(datagrams) = &self.datagrams {
+            let mut came = std::mem::take(&mut self.came);
+            if datagrams.poll_take(cx, &mut came).is_ready() {
+                for datagram in came.drain(..) {
+                    self.open(worker, datagram, batch)?;
+                }
+            }
+            self.came = came;
+        }
+        match self.poll_stream(cx, worker, batch) {
+            Poll::Ready(Ok(false)) | Poll::Pending if !batch.is_empty() => Poll::Ready(Ok(true)),
+            other => other,
+        }
+    }
+
+    /// Receives from the stream.
+    fn poll_stream(&mut self, cx: &mut Context<'_>, worker: &Worker, batch: &mut Batch) -> Poll<io::Result<bool>> {
+        loop {
+            while batch.len() < BATCH {
+                let Some(capsule) = self.decoder.next().map_err(malformed)? else { break };
+                self.take_capsule(worker, capsule, batch)?;
+            }
+            if !batch.is_empty() {
+                return Poll::Ready(Ok(true));
+            }
+            match ready!(self.stream.poll_read(cx))? {
+                Some(chunk) => self.decoder.push(chunk),
+                None => {
+                    self.decoder.finish().map_err(malformed)?;
+                    return Poll::Ready(Ok(false));
+                }
+            }
+        }
+    }
+
+    fn take_capsule(&mut self, worker: &Worker, capsule: Capsule, batch: &mut Batch) -> io::Result<()> {
+        match capsule {
+            Capsule::Datagram(datagram) => self.open(worker, datagram, batch)?,
+            Capsule::Piece(bytes) => {
+                let ends = self.decoder.is_between();
+                batch.capsules.push_back(Other::Piece { bytes, ends });
+            }
+            Capsule::Kept { kind: connect_ip::MTU, payload } => {
+                self.told = connect_ip::parse_mtu(&payload).map_err(io::Error::other)?.max(ip::MIN_MTU_V4);
+            }
+            Capsule::Kept { kind, payload } => batch.capsules.push_back(Other::Whole { kind, payload }),
+            Capsule::Unknown { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn open(&self, worker: &Worker, datagram: Bytes, batch: &mut Batch) -> io::Result<()> {
+        if !self.opens {
+            batch.datagrams.push_back(datagram);
+            return Ok(());
+        }
+        let opened = if self.kind == Kind::Ip { capsule::packet(datagram) } else { capsule::udp_payload(datagram) };
+        match opened.map_err(malformed)? {
+            Some(payload) => batch.datagrams.push_back(payload),
+            None => worker.shared.metrics.dropped("unknown-context", 1),
+        }
+        Ok(())
+    }
+
+    /// Sends the batch. Ready when all of it is sent.
+    pub(super) fn poll_send(
+        &mut self,
+        cx: &mut Context<'_>,
+        worker: &Worker,
+        batch: &mut Batch,
+    ) -> Poll<io::Result<()>> {
+        loop {
+            let written = self.poll_write(cx)?;
+            let sent = self.poll_packets(cx, batch)?;
+            ready!(written);
+            if !self.fill(worker, batch) {
+                return sent.map(Ok);
+            }
+        }
+    }
+
+    fn poll_write(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.out.is_empty() {
+            ready!(self.stream.poll_write(cx, &mut self.out))?;
+            self.flushing = true;
+        }
+        if self.flushing {
+            ready!(self.stream.poll_flush(cx))?;
+            self.flushing = false;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Sends what fits QUIC's datagrams.
+    fn poll_packets(&mut self, cx: &mut Context<'_>, batch: &mut Batch) -> Poll<io::Result<()>> {
+        let Some(datagrams) = &mut self.datagrams else { return Poll::Ready(Ok(())) };
+        let context = if batch.opened { CONTEXT } else { &[] };
+        while let Some(payload) = batch.datagrams.front() {
+            let given = ready!(datagrams.poll_send(cx, context, payload))?;
+            let payload = batch.datagrams.pop_front();
+            if given == Given::Unfit {
+                self.large.extend(payload);
+            }
+        }
+        datagrams.poll_flush(cx)
+    }
+
+    /// Puts the rest together for the stream: one chunk, one DATA frame, one write. False where nothing is
+    /// left.
+    fn fill(&mut self, worker: &Worker, batch: &mut Batch) -> bool {
+        let room = &mut self.room;
+        if !self.is_within {
+            room.extend_from_slice(&self.own.split());
+        }
+        for other in batch.capsules.drain(..) {
+            match other {
+                Other::Piece { bytes, ends } => {
+                    room.extend_from_slice(&bytes);
+                    self.is_within = !ends;
+                }
+                Other::Whole { kind, payload } => capsule::put(room, kind, &payload),
+            }
+        }
+        let waiting = if self.datagrams.is_some() { &mut self.large } else { &mut batch.datagrams };
+        if self.is_within && !waiting.is_empty() {
+            // They came beside the stream, which is taken by a capsule that is not whole yet.
+            worker.shared.metrics.dropped("capsule-unfinished", waiting.len() as u64);
+            waiting.clear();
+        }
+        room.reserve(waiting.iter().map(|datagram| datagram.len() + capsule::MAX_DATAGRAM_OVERHEAD).sum());
+        for datagram in waiting.drain(..) {
+            if batch.opened {
+                capsule::put_datagram(room, &datagram);
+            } else {
+                capsule::put(room, capsule::DATAGRAM, &datagram);
+            }
+        }
+        self.out = room.split().freeze();
+        !self.out.is_empty()
+    }
+}
