@@ -7,12 +7,14 @@ pub mod dial;
 pub mod file;
 pub mod handover;
 pub mod io;
+mod netlink;
 pub mod own;
 pub mod quic;
 pub mod resolve;
 pub mod steer;
 pub mod tcp;
 pub mod tls;
+pub mod tun;
 pub mod udp;
 
 pub use io::Io;

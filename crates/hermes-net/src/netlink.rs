@@ -1,0 +1,101 @@
+//! Requests to the kernel's routing tables (rtnetlink): each is answered at once, and nothing is kept open.
+//!
+//! In: one message. Out: the kernel's word, or the list that was asked for. Acts on the network namespace of the
+//! calling thread. Never: a program that is started for it.
+
+use std::io;
+use std::time::Duration;
+
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage,
+    NetlinkPayload,
+};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+use socket2::SockRef;
+
+/// The kernel answers while the request is made: what takes longer is lost.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Bytes before a message: its length, type, flags, number and sender.
+const HEADER: usize = 16;
+
+/// What a change may find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// Nothing like it: else `AlreadyExists`.
+    Add,
+    /// Anything: that is replaced.
+    Set,
+    /// The thing itself: it is changed or removed.
+    There,
+}
+
+/// Changes one thing.
+///
+/// # Errors
+/// The kernel's, as it numbers them: `EEXIST`, `ESRCH`, `EPERM`, ...
+pub(crate) fn change(message: RouteNetlinkMessage, change: Change) -> io::Result<()> {
+    let flags = match change {
+        Change::Add => NLM_F_CREATE | NLM_F_EXCL,
+        Change::Set => NLM_F_CREATE | NLM_F_REPLACE,
+        Change::There => 0,
+    };
+    ask(message, NLM_F_ACK | flags).map(drop)
+}
+
+/// Everything of one sort, as the message asks for it.
+///
+/// # Errors
+/// As [`change`].
+pub(crate) fn list(message: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
+    ask(message, NLM_F_DUMP)
+}
+
+fn ask(message: RouteNetlinkMessage, flags: u16) -> io::Result<Vec<RouteNetlinkMessage>> {
+    let mut header = NetlinkHeader::default();
+    header.flags = NLM_F_REQUEST | flags;
+    header.sequence_number = 1;
+    let mut message = NetlinkMessage::new(header, NetlinkPayload::from(message));
+    message.finalize();
+    let mut bytes = vec![0; message.buffer_len()];
+    message.serialize(&mut bytes);
+    let socket = Socket::new(NETLINK_ROUTE)?;
+    SockRef::from(&socket).set_read_timeout(Some(PATIENCE))?;
+    socket.send_to(&bytes, &SocketAddr::new(0, 0), 0)?;
+    let mut found = Vec::new();
+    loop {
+        let (answer, from) = socket.recv_from_full()?;
+        // Processes may send such messages too; the kernel's number is 0.
+        if from.port_number() == 0 && read(&answer, &mut found)? {
+            return Ok(found);
+        }
+    }
+}
+
+/// Adds what an answer has. True: it was the last one.
+fn read(mut answer: &[u8], found: &mut Vec<RouteNetlinkMessage>) -> io::Result<bool> {
+    while let Some((message, rest)) = split_first(answer) {
+        answer = rest;
+        // What is newer than the codec is not what we look for.
+        let Ok(message) = NetlinkMessage::<RouteNetlinkMessage>::deserialize(message) else { continue };
+        match message.payload {
+            NetlinkPayload::Done(_) => return Ok(true),
+            NetlinkPayload::Error(error) if error.code.is_some() => return Err(error.to_io()),
+            NetlinkPayload::Error(_acknowledged) => return Ok(true),
+            NetlinkPayload::InnerMessage(message) => found.push(message),
+            _ => {}
+        }
+    }
+    Ok(false)
+}
+
+/// The first message of several.
+pub(crate) fn split_first(messages: &[u8]) -> Option<(&[u8], &[u8])> {
+    let length = u32::from_ne_bytes(*messages.first_chunk()?) as usize;
+    if length < HEADER || length > messages.len() {
+        return None;
+    }
+    let (message, rest) = messages.split_at(length);
+    // Each begins at a multiple of four.
+    Some((message, rest.get(length.next_multiple_of(4) - length..).unwrap_or_default()))
+}

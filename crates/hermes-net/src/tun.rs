@@ -1,0 +1,221 @@
+//! TUN devices: IP packets of this machine, in and out, with their addresses and routes.
+//!
+//! In: a name, addresses, prefixes. Out: a device that is up, and queues of whole packets, each for one worker.
+//! Everything goes away with the process, however that ends: a device lives as long as its queues, its addresses
+//! and routes as long as it, and rules that outlive a killed process are removed at the next start.
+//! Never: what a packet is for, or who may send it.
+//!
+//! Made here rather than by a crate: none refuses a name that somebody else just took, moves packets without
+//! copying each, or gives each route an MTU and a source of its own.
+
+mod checksum;
+mod error;
+mod merge;
+mod offload;
+mod queue;
+mod route;
+mod split;
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::link::{AfSpecInet6, AfSpecUnspec, In6AddrGenMode, LinkAttribute, LinkFlags, LinkMessage};
+
+pub use error::TunError;
+pub use queue::{IdleQueue, Moved, Queue, ReceiveBuffer};
+pub use route::Route;
+
+use crate::netlink::{self, Change};
+
+/// Where the kernel makes them.
+pub const DRIVER: &str = "/dev/net/tun";
+/// The longest packet of a device: routes have MTUs of their own, so that the device need not have one.
+pub const LARGEST_MTU: u32 = 65_535;
+/// Queues of one device that the kernel has (linux/drivers/net/tun.c: MAX_TAP_QUEUES).
+const MOST_QUEUES: usize = 256;
+
+/// A TUN device of this process. It lives as long as its queues; this only names it.
+#[derive(Clone, Debug)]
+pub struct Device {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    name: String,
+    index: u32,
+}
+
+impl Device {
+    /// Makes a device, without addresses, and brings it up. One with several queues spreads flows over them, and sends a
+    /// flow's packets to the queue that sent the flow's last one.
+    ///
+    /// # Errors
+    /// `TunError`: no driver, no privilege, a name that is taken.
+    pub fn create(name: &str, queues: usize, mtu: u32) -> Result<(Self, Vec<IdleQueue>), TunError> {
+        let is_name = matches!(name.len(), 1..libc::IFNAMSIZ)
+            && !name.starts_with('.')
+            && name.bytes().all(|byte| byte.is_ascii_graphic() && !b"/:%".contains(&byte));
+        if !is_name {
+            return Err(TunError::Name { name: name.to_owned() });
+        }
+        let several = queues > 1;
+        let mut made = vec![open_queue(name, several, true)?];
+        // From here on it is ours: others of the name are further queues of it.
+        for _ in 1..queues.min(MOST_QUEUES) {
+            made.push(open_queue(name, several, false)?);
+        }
+        let system = |doing: &'static str| {
+            let device = name.to_owned();
+            move |source| TunError::Device { device, doing, source }
+        };
+        let index = nix::net::if_::if_nametoindex(name).map_err(io::Error::from).map_err(system("finding"))?;
+        bring_up(index, mtu).map_err(system("bringing up"))?;
+        Ok((Self { inner: Arc::new(Inner { name: name.to_owned(), index }) }, made))
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// The kernel's number for it.
+    pub fn index(&self) -> u32 {
+        self.inner.index
+    }
+
+    /// Gives it an address; the rest of the prefix is then behind it too. One that it has stays.
+    ///
+    /// # Errors
+    /// `TunError`: the family is switched off, or the address is nobody's.
+    pub fn add_address(&self, address: IpNet) -> Result<(), TunError> {
+        let message = RouteNetlinkMessage::NewAddress(route::address(self.index(), address));
+        let changed = netlink::change(message, Change::Set);
+        changed.map_err(|source| TunError::Address { device: self.name().to_owned(), address, source })
+    }
+
+    /// Takes an address away, and with it the routes that have it as their source. One that it has not is no error.
+    ///
+    /// # Errors
+    /// `TunError`: the kernel refuses.
+    pub fn remove_address(&self, address: IpNet) -> Result<(), TunError> {
+        let message = RouteNetlinkMessage::DelAddress(route::address(self.index(), address));
+        match netlink::change(message, Change::There) {
+            Err(source) if source.raw_os_error() != Some(libc::EADDRNOTAVAIL) => {
+                Err(TunError::Address { device: self.name().to_owned(), address, source })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Leads a prefix into the device, by the main table, as everybody's routes do; or changes a route of the device.
+    ///
+    /// # Errors
+    /// `TunError`: the prefix is another device's.
+    pub fn set_route(&self, prefix: IpNet, route: Route) -> Result<(), TunError> {
+        self.set_in(route::MAIN, prefix, route)
+    }
+
+    /// Removes what [`Device::set_route`] set. What is not there is no error.
+    ///
+    /// # Errors
+    /// `TunError`: the kernel refuses.
+    pub fn remove_route(&self, prefix: IpNet) -> Result<(), TunError> {
+        self.remove_from(route::MAIN, prefix)
+    }
+
+    fn set_in(&self, table: u32, prefix: IpNet, route: Route) -> Result<(), TunError> {
+        let message = || RouteNetlinkMessage::NewRoute(route::message(self.index(), table, prefix, route));
+        let fault = |source| TunError::Route { device: self.name().to_owned(), prefix, source };
+        match netlink::change(message(), Change::Add) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                // To replace is right for our own only: the kernel does not ask whose it is.
+                if route::device_of(table, prefix).map_err(fault)? != Some(self.index()) {
+                    return Err(fault(error));
+                }
+                netlink::change(message(), Change::Set).map_err(fault)
+            }
+            other => other.map_err(fault),
+        }
+    }
+
+    fn remove_from(&self, table: u32, prefix: IpNet) -> Result<(), TunError> {
+        let message = route::message(self.index(), table, prefix, Route::default());
+        match netlink::change(RouteNetlinkMessage::DelRoute(message), Change::There) {
+            Err(source) if source.raw_os_error() != Some(libc::ESRCH) => {
+                Err(TunError::Route { device: self.name().to_owned(), prefix, source })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn open_queue(name: &str, several: bool, is_first: bool) -> Result<IdleQueue, TunError> {
+    let opened = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(DRIVER);
+    let file = opened.map_err(|source| TunError::Driver { source })?;
+    let mut flags = libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+    if several {
+        flags |= libc::IFF_MULTI_QUEUE;
+    }
+    if is_first {
+        flags |= libc::IFF_TUN_EXCL;
+    }
+    attach(&file, name, flags).map_err(|source| match source.raw_os_error() {
+        Some(libc::EBUSY | libc::EINVAL) => TunError::NameTaken { name: name.to_owned() },
+        Some(libc::EPERM) => TunError::Privilege { wanted: "to make a TUN device" },
+        _ => TunError::Device { device: name.to_owned(), doing: "making", source },
+    })?;
+    let tcp = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
+    let with_udp = set_offload(&file, tcp | libc::TUN_F_USO4 | libc::TUN_F_USO6).is_ok();
+    if !with_udp {
+        let fault = |source| TunError::Device { device: name.to_owned(), doing: "asking for TSO on", source };
+        set_offload(&file, tcp).map_err(fault)?;
+    }
+    Ok(IdleQueue::new(OwnedFd::from(file), with_udp))
+}
+
+#[allow(unsafe_code)] // nix and socket2 have no calls for TUN.
+fn attach(file: &File, name: &str, flags: libc::c_int) -> io::Result<()> {
+    // SAFETY: a structure of C of numbers, an array and a union of such, for which zeros are a value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (place, byte) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *place = byte as libc::c_char;
+    }
+    // The kernel reads these 16 bits without a sign.
+    request.ifr_ifru.ifru_flags = flags as libc::c_short;
+    // SAFETY: the descriptor is open for the life of `file`, and the kernel reads and writes one `ifreq`.
+    let result = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[allow(unsafe_code)] // As above.
+fn set_offload(file: &File, flags: libc::c_uint) -> io::Result<()> {
+    // SAFETY: the descriptor is open for the life of `file`; the argument is a number.
+    let result = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETOFFLOAD, libc::c_ulong::from(flags)) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn bring_up(index: u32, mtu: u32) -> io::Result<()> {
+    let set = |attributes: Vec<LinkAttribute>, flags| {
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        message.header.flags = flags;
+        message.header.change_mask = flags;
+        message.attributes = attributes;
+        netlink::change(RouteNetlinkMessage::SetLink(message), Change::There)
+    };
+    // No address that the kernel makes up, whose searches for routers would be the first packets. A kernel without
+    // IPv6 knows no such thing.
+    let no_address = AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]);
+    let _ = set(vec![LinkAttribute::AfSpecUnspec(vec![no_address])], LinkFlags::empty());
+    set(vec![LinkAttribute::Mtu(mtu)], LinkFlags::Up)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

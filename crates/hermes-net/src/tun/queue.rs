@@ -1,0 +1,199 @@
+//! One queue of a TUN device: packets out of the kernel and into it, many in one call.
+//!
+//! In and out: whole IP packets. The kernel's super packets are cut on the way out, and made on the way in.
+//! Never: an address, a route, or a look at what a packet is for.
+
+use std::fs::File;
+use std::io::{self, IoSlice, Read as _, Write as _};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use super::merge::{self, Run};
+use super::offload::{self, Offload};
+use super::split::split;
+
+/// The longest that the kernel hands over: a super packet, and what stands before it.
+const ROOM: usize = offload::LENGTH + 65_536;
+/// Reads of one call: a megabyte at most, then others have their turn.
+const READS: usize = 16;
+
+/// A queue that is on no runtime yet: made by [`Device::create`](super::Device::create) on one thread, to be used on another.
+#[derive(Debug)]
+pub struct IdleQueue {
+    descriptor: OwnedFd,
+    with_udp: bool,
+}
+
+/// A queue on the runtime of one worker.
+#[derive(Debug)]
+pub struct Queue {
+    io: AsyncFd<File>,
+    /// The kernel cuts super packets of UDP too (Linux 6.2).
+    with_udp: bool,
+}
+
+/// Where the kernel's packets are read into, before they are cut. One serves all queues of a worker.
+#[derive(Debug)]
+pub struct ReceiveBuffer {
+    room: Box<[u8]>,
+}
+
+impl Default for ReceiveBuffer {
+    fn default() -> Self {
+        Self { room: vec![0; ROOM].into_boxed_slice() }
+    }
+}
+
+/// What one call moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Packets that went through.
+    pub packets: usize,
+    /// Packets that were dropped, since they are no IP packets (sending), or not what the kernel calls them.
+    pub refused: usize,
+    /// System calls that moved something: fewer than packets where super packets were.
+    pub calls: usize,
+}
+
+impl Moved {
+    /// How many of the packets given to [`Queue::try_send`] need not be given again.
+    pub fn taken(&self) -> usize {
+        self.packets + self.refused
+    }
+}
+
+impl IdleQueue {
+    pub(super) fn new(descriptor: OwnedFd, with_udp: bool) -> Self {
+        Self { descriptor, with_udp }
+    }
+
+    /// Two ends that are joined as a device's queue is with the kernel: what one sends, merged, the other
+    /// receives, cut. Needs no privilege.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn pair() -> io::Result<(Self, Self)> {
+        use socket2::{Domain, Socket, Type};
+        let (one, other) = Socket::pair(Domain::UNIX, Type::SEQPACKET.nonblocking().cloexec(), None)?;
+        Ok((Self::new(one.into(), true), Self::new(other.into(), true)))
+    }
+
+    /// Puts it on the runtime of the caller.
+    ///
+    /// # Errors
+    /// The runtime cannot watch it.
+    #[allow(unsafe_code)] // What is registered must stay the same open descriptor.
+    pub fn start(self) -> io::Result<Queue> {
+        // SAFETY: a `File` of std has one descriptor, which it owns and which stays open until it is dropped; nobody
+        // else gets at this one.
+        let io = unsafe { AsyncFd::register(File::from(self.descriptor)) }?;
+        Ok(Queue { io, with_udp: self.with_udp })
+    }
+}
+
+impl AsFd for IdleQueue {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+impl Queue {
+    /// Receives what is there, up to about a megabyte, and hands each packet to `each`. Those of one super
+    /// packet share one allocation.
+    ///
+    /// # Errors
+    /// The queue's: with `EBADFD` its device is gone.
+    pub fn poll_receive(
+        &self,
+        cx: &mut Context<'_>,
+        buffer: &mut ReceiveBuffer,
+        mut each: impl FnMut(Bytes),
+    ) -> Poll<io::Result<Moved>> {
+        let mut moved = Moved::default();
+        while moved.calls < READS {
+            let mut ready = match self.io.poll_read_ready(cx) {
+                Poll::Ready(ready) => ready?,
+                Poll::Pending => break,
+            };
+            match ready.try_io(|io| io.get_ref().read(&mut buffer.room)) {
+                Ok(Ok(0)) => return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
+                Ok(Ok(length)) => deliver(&mut buffer.room[..length], &mut moved, &mut each),
+                Ok(Err(error)) if moved.calls == 0 => return Poll::Ready(Err(error)),
+                // It comes again at the next call.
+                Ok(Err(_)) => break,
+                // Not ready any more: the next look says so, and leaves the waker.
+                Err(_would_block) => {}
+            }
+        }
+        if moved.calls == 0 { Poll::Pending } else { Poll::Ready(Ok(moved)) }
+    }
+
+    /// Sends the first packets, as many as the kernel takes; neighbours of one TCP or UDP flow go in one call.
+    ///
+    /// # Errors
+    /// `WouldBlock` where it takes none (see [`Queue::poll_send_ready`]); others are the queue's: `EIO` where the
+    /// device is down, `EBADFD` where it is gone.
+    pub fn try_send(&self, packets: &[Bytes]) -> io::Result<Moved> {
+        let mut moved = Moved::default();
+        while let Some(left) = packets.get(moved.taken()..).filter(|left| !left.is_empty()) {
+            match self.send_first(left, &mut moved) {
+                Ok(()) => {}
+                Err(error) if moved.taken() == 0 => return Err(error),
+                // It comes again at the next call.
+                Err(_) => break,
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Ready where a send may succeed.
+    ///
+    /// # Errors
+    /// The runtime's.
+    pub fn poll_send_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // Stays ready until a send finds that it is not.
+        drop(ready!(self.io.poll_write_ready(cx))?);
+        Poll::Ready(Ok(()))
+    }
+
+    fn send_first(&self, packets: &[Bytes], moved: &mut Moved) -> io::Result<()> {
+        let run = Run::of(packets, self.with_udp);
+        let count = match self.write(packets, &run) {
+            Ok(()) => run.count,
+            Err(error) if error.raw_os_error() != Some(libc::EINVAL) => return Err(error),
+            // The kernel will not cut it: what comes behind may still be merged.
+            Err(_) if run.count > 1 && self.write(packets, &Run::single()).is_ok() => 1,
+            Err(_) => {
+                moved.refused += 1;
+                return Ok(());
+            }
+        };
+        moved.packets += count;
+        moved.calls += 1;
+        Ok(())
+    }
+
+    fn write(&self, packets: &[Bytes], run: &Run) -> io::Result<()> {
+        let mut slices = [IoSlice::new(&[]); 1 + merge::MOST];
+        slices[0] = IoSlice::new(run.header());
+        for (slice, packet) in slices[1..].iter_mut().zip(&packets[..run.count]) {
+            *slice = IoSlice::new(&packet[run.skipped..]);
+        }
+        // A packet is written whole or not at all.
+        self.io.try_io(Interest::WRITABLE, |mut io| io.write_vectored(&slices[..=run.count])).map(drop)
+    }
+}
+
+fn deliver(message: &mut [u8], moved: &mut Moved, each: &mut impl FnMut(Bytes)) {
+    moved.calls += 1;
+    let whole = message.split_first_chunk_mut::<{ offload::LENGTH }>();
+    let packets = whole.and_then(|(header, packet)| split(Offload::parse(header)?, packet, each));
+    match packets {
+        Some(packets) => moved.packets += packets,
+        None => moved.refused += 1,
+    }
+}

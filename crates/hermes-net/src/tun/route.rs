@@ -1,0 +1,90 @@
+//! Addresses and routes of a device, as messages to the kernel.
+//!
+//! In: prefixes, numbers of devices and tables. Out: messages, and whose a prefix is. Never: a change.
+
+use std::io;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage};
+use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteMetric, RouteProtocol, RouteScope, RouteType};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+
+use crate::netlink;
+
+/// The table that everybody's routes are in.
+pub(super) const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
+/// Who made a route or a rule: `proto 72` (H) in iproute2's words, a number that nobody else is known by.
+pub(super) const PROTOCOL: RouteProtocol = RouteProtocol::Other(72);
+
+/// What a route has besides its prefix.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Route {
+    /// The largest packet, in bytes, that connections over it begin with; `None`: the device's.
+    pub mtu: Option<u32>,
+    /// The address that connections over it come from, one of the device's; `None`: the first that fits.
+    pub source: Option<IpAddr>,
+}
+
+pub(super) fn family(address: IpAddr) -> AddressFamily {
+    if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 }
+}
+
+pub(super) fn address(device: u32, address: IpNet) -> AddressMessage {
+    let mut message = AddressMessage::default();
+    message.header.family = family(address.addr());
+    message.header.prefix_len = address.prefix_len();
+    message.header.index = device;
+    message.attributes.push(AddressAttribute::Local(address.addr()));
+    message.attributes.push(AddressAttribute::Address(address.addr()));
+    if address.addr().is_ipv6() {
+        // There is nobody on the link who could have it too.
+        message.header.flags = AddressHeaderFlags::Nodad;
+    }
+    message
+}
+
+pub(super) fn message(device: u32, table: u32, prefix: IpNet, route: Route) -> RouteMessage {
+    let prefix = prefix.trunc();
+    let mut message = to(table, prefix.addr());
+    message.header.destination_prefix_length = prefix.prefix_len();
+    message.header.protocol = PROTOCOL;
+    message.header.scope = if prefix.addr().is_ipv4() { RouteScope::Link } else { RouteScope::Universe };
+    message.header.kind = RouteType::Unicast;
+    message.attributes.push(RouteAttribute::Destination(prefix.addr().into()));
+    message.attributes.push(RouteAttribute::Oif(device));
+    message.attributes.extend(route.mtu.map(|mtu| RouteAttribute::Metrics(vec![RouteMetric::Mtu(mtu)])));
+    message.attributes.extend(route.source.map(|source| RouteAttribute::PrefSource(source.into())));
+    message
+}
+
+fn to(table: u32, of: IpAddr) -> RouteMessage {
+    let mut message = RouteMessage::default();
+    message.header.address_family = family(of);
+    // Numbers of eight bits have a place of their own, and the attribute all the same.
+    message.header.table = u8::try_from(table).unwrap_or_default();
+    message.attributes.push(RouteAttribute::Table(table));
+    message
+}
+
+/// Which device a prefix leads to by this table.
+///
+/// # Errors
+/// The kernel's.
+pub(super) fn device_of(table: u32, prefix: IpNet) -> io::Result<Option<u32>> {
+    let prefix = prefix.trunc();
+    let routes = netlink::list(RouteNetlinkMessage::GetRoute(to(table, prefix.addr())))?;
+    Ok(routes.iter().find_map(|message| {
+        let RouteNetlinkMessage::NewRoute(route) = message else { return None };
+        let has = |attribute: RouteAttribute| route.attributes.contains(&attribute);
+        let to_prefix = has(RouteAttribute::Destination(prefix.addr().into())) || prefix.addr().is_unspecified();
+        let is_it = route.header.destination_prefix_length == prefix.prefix_len();
+        if !(to_prefix && is_it && has(RouteAttribute::Table(table))) {
+            return None;
+        }
+        route.attributes.iter().find_map(|attribute| match attribute {
+            RouteAttribute::Oif(device) => Some(*device),
+            _ => None,
+        })
+    }))
+}
