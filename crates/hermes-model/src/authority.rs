@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 /// The longest host, in bytes. DNS has 253; the bound keeps the index from walking the labels of
@@ -44,6 +45,11 @@ impl Authority {
             RawHost::Name(name) => canonical_name(name)?,
         };
         Ok(Self { host, port, default_port })
+    }
+
+    /// An address alone, as of an IP session to it or to the prefix that begins with it.
+    pub fn of_address(address: IpAddr) -> Self {
+        Self { host: Arc::from(address.to_canonical().to_string()), port: None, default_port: None }
     }
 
     /// The host in lower case; IPv6 without brackets.

@@ -264,6 +264,11 @@ fn action(route: &Route) -> String {
             Target::Authority => format!("open {} to what the request names", terminate.kind),
             Target::Fixed(target) => format!("open {} to {target}", terminate.kind),
         },
+        Action::Device(gateway) => {
+            let inner = gateway.inner.map(|inner| format!(", all to {inner}")).unwrap_or_default();
+            let nat = if gateway.nat { ", out with this machine's address" } else { "" };
+            format!("give the packets to device {}{inner}{nat}", gateway.device)
+        }
         Action::Respond(respond) => format!("answer {}", respond.status.as_u16()),
         Action::Redirect(redirect) => format!("redirect {} to {}", redirect.status.as_u16(), redirect.location),
     }

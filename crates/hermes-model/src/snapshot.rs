@@ -8,7 +8,7 @@ mod upstream;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,6 +58,21 @@ pub struct Snapshot {
     pub(crate) index: RouteIndex,
     /// The document with secrets left out, for `/config`.
     pub redacted: serde_json::Value,
+}
+
+impl Snapshot {
+    /// The names of all devices, some more than once: those that listeners read, and those that routes lead to.
+    pub fn devices(&self) -> impl Iterator<Item = &Arc<str>> {
+        let read = self.listeners.iter().filter_map(|listener| match &listener.protocol {
+            ListenerProtocol::Tun(tun) => Some(&tun.device),
+            _ => None,
+        });
+        let led_to = self.routes.iter().filter_map(|route| match &route.action {
+            Action::Device(gateway) => Some(&gateway.device),
+            _ => None,
+        });
+        read.chain(led_to)
+    }
 }
 
 /// `role` of the node.
@@ -110,8 +125,8 @@ pub enum AccessLog {
 pub struct Listener {
     /// Its name, unique in the document.
     pub name: Arc<str>,
-    /// The address it binds.
-    pub bind: SocketAddr,
+    /// The address it binds; `None` where it binds none.
+    pub bind: Option<SocketAddr>,
     /// What is spoken there.
     pub protocol: ListenerProtocol,
     /// Set on each session's headers, over what the client sent.
@@ -155,6 +170,8 @@ pub enum ListenerProtocol {
         /// The target that routes see.
         authority: crate::authority::Authority,
     },
+    /// The packets of a device: each prefix becomes CONNECT-IP to it.
+    Tun(Tun),
 }
 
 impl ListenerProtocol {
@@ -164,8 +181,29 @@ impl ListenerProtocol {
             ListenerProtocol::Http => "http",
             ListenerProtocol::Tcp { .. } => "tcp",
             ListenerProtocol::Udp { .. } => "udp",
+            ListenerProtocol::Tun(_) => "tun",
         }
     }
+}
+
+/// A device whose packets a listener takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tun {
+    /// The device; it is made.
+    pub device: Arc<str>,
+    /// Its own addresses, which its packets come from.
+    pub addresses: Vec<IpAddr>,
+    /// What it takes; each is a session of its own.
+    pub captures: Vec<Capture>,
+}
+
+/// A prefix that a device takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Capture {
+    /// Where packets go.
+    pub network: IpNet,
+    /// Set on its session's headers, over those of the listener.
+    pub set_headers: Vec<(HeaderName, HeaderValue)>,
 }
 
 /// TLS at a listener.
@@ -217,6 +255,8 @@ pub enum Action {
     Upstream(Arc<Upstream>),
     /// Open the tunnel here.
     Terminate(Terminate),
+    /// Give the IP packets to a device of this machine.
+    Device(Gateway),
     /// Answer it here.
     Respond(Respond),
     /// Send the client elsewhere.
@@ -230,6 +270,7 @@ impl Action {
         match self {
             Action::Upstream(upstream) => upstream.protocol != UpstreamProtocol::Tcp || kind == Kind::Tcp,
             Action::Terminate(terminate) => terminate.kind.session() == kind,
+            Action::Device(_) => kind == Kind::Ip,
             Action::Respond(respond) => kind == Kind::Http || respond.status.as_u16() >= 400,
             Action::Redirect(_) => kind == Kind::Http,
         }
@@ -247,6 +288,21 @@ pub struct Terminate {
     pub reach: Reach,
     /// Begin with a PROXY protocol v2 header that carries the session's source (`tcp` only).
     pub proxy_protocol: bool,
+}
+
+/// Where IP packets leave the overlay.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gateway {
+    /// The device; it is made.
+    pub device: Arc<str>,
+    /// The device's own addresses.
+    pub addresses: Vec<IpAddr>,
+    /// Clients get addresses of these prefixes alone. Empty: whichever they ask for, if nobody has it.
+    pub assign: Vec<IpNet>,
+    /// What leaves the machine comes from its own address.
+    pub nat: bool,
+    /// The packets of all clients go to this address, and come back from the one that they asked for.
+    pub inner: Option<IpAddr>,
 }
 
 /// What a terminating route opens.

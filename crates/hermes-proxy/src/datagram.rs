@@ -20,11 +20,12 @@ use hermes_model::facts::Kind;
 use hermes_net::udp::{MAX_PAYLOAD, UdpSocket};
 use hermes_wire::capsule;
 
-pub(crate) use self::inbox::Inbox;
+pub(crate) use self::inbox::{BATCH, Inbox, weight};
 pub(crate) use self::queue::{Flow, FlowQueue};
 pub(crate) use self::relay::{QUIET, relay};
 use self::tunnel::Tunnel;
 use crate::early::Source;
+use crate::ip::End;
 use crate::live::Entry;
 use crate::stream::ByteStream;
 use crate::worker::Worker;
@@ -52,6 +53,8 @@ pub(crate) struct Batch {
     pub(crate) datagrams: VecDeque<Bytes>,
     /// The datagrams are what the flow carries; else each has its context in front (RFC 9297, 2.1).
     pub(crate) opened: bool,
+    /// A device has judged them already, and could not take them at once.
+    pub(crate) judged: bool,
     pub(crate) capsules: VecDeque<Other>,
 }
 
@@ -60,7 +63,7 @@ impl Batch {
         self.datagrams.len() + self.capsules.len()
     }
 
-    fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.datagrams.is_empty() && self.capsules.is_empty()
     }
 
@@ -83,6 +86,8 @@ pub(crate) enum Port {
     Socket { socket: UdpSocket, peer: SocketAddr },
     /// One source of a listener.
     Flow(Flow),
+    /// An end of CONNECT-IP at a device.
+    Device(Box<End>),
 }
 
 impl Source for Port {
@@ -124,8 +129,10 @@ impl Port {
 
     /// Tells whoever sends IP packets to us how long they may be.
     fn announce(&mut self, capacity: usize) {
-        if let Port::Tunnel(tunnel) = self {
-            tunnel.announce(capacity);
+        match self {
+            Port::Tunnel(tunnel) => tunnel.announce(capacity),
+            Port::Device(end) => end.set_mtu(capacity),
+            Port::Socket { .. } | Port::Flow(_) => {}
         }
     }
 
@@ -148,6 +155,7 @@ impl Port {
         match self {
             Port::Tunnel(tunnel) => tunnel.poll_receive(cx, worker, batch),
             Port::Flow(flow) => flow.queue.inbox.poll_take(cx, datagrams).map(|()| Ok(true)),
+            Port::Device(end) => end.poll_receive(cx, worker, batch).map(|()| Ok(true)),
             Port::Socket { socket, .. } => loop {
                 let mut buffer = worker.udp_buffer.borrow_mut();
                 match ready!(socket.poll_receive(cx, &mut buffer, |_, datagram| datagrams.push_back(datagram))) {
@@ -167,10 +175,13 @@ impl Port {
             return tunnel.poll_send(cx, worker, batch);
         }
         batch.open(worker);
+        if let Port::Device(end) = self {
+            return end.poll_send(cx, worker, batch);
+        }
         batch.capsules.clear();
         let datagrams = &mut batch.datagrams;
         match self {
-            Port::Tunnel(_) => Poll::Ready(Ok(())),
+            Port::Tunnel(_) | Port::Device(_) => Poll::Ready(Ok(())),
             Port::Socket { socket, peer } => poll_send_socket(socket, *peer, cx, worker, datagrams),
             Port::Flow(flow) => {
                 let socket = flow.queue.socket.borrow().clone();
@@ -196,7 +207,7 @@ impl Port {
     fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             Port::Tunnel(tunnel) => tunnel.poll_finish(cx),
-            Port::Socket { .. } | Port::Flow(_) => Poll::Ready(Ok(())),
+            Port::Socket { .. } | Port::Flow(_) | Port::Device(_) => Poll::Ready(Ok(())),
         }
     }
 
@@ -204,7 +215,7 @@ impl Port {
     fn poll_close(&mut self, cx: &mut Context<'_>, worker: &Worker) -> Poll<()> {
         match self {
             Port::Tunnel(tunnel) => tunnel.poll_close(cx, worker),
-            Port::Socket { .. } => Poll::Ready(()),
+            Port::Socket { .. } | Port::Device(_) => Poll::Ready(()),
             // What comes from now on is another flow's.
             Port::Flow(flow) => {
                 flow.queue.close_in_order();

@@ -14,6 +14,8 @@ use smallvec::SmallVec;
 
 /// The user that an overlay's request belongs to.
 pub(crate) const USER: HeaderName = HeaderName::from_static("hermes-user");
+/// The destination prefix of an IP session.
+pub(crate) const NETWORK: HeaderName = HeaderName::from_static("hermes-network");
 pub(crate) const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 pub(crate) const CAPSULE_PROTOCOL: HeaderName = HeaderName::from_static("capsule-protocol");
 pub(crate) const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");

@@ -14,6 +14,7 @@ mod error;
 mod generation;
 mod h3;
 mod headers;
+mod ip;
 mod listener;
 mod live;
 mod metrics;

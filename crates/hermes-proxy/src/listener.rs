@@ -9,6 +9,7 @@ pub(crate) mod h3;
 pub(crate) mod http;
 mod quic;
 pub(crate) mod tcp;
+pub(crate) mod tun;
 pub(crate) mod udp;
 
 use std::io;
@@ -266,8 +267,8 @@ async fn serve_connection(
             connection.set_stage(worker, Stage::Idle);
             Box::pin(tcp::serve(worker, connection, authority, ready)).await;
         }
-        // UDP has no connections.
-        ListenerProtocol::Udp { .. } => {}
+        // These have no connections.
+        ListenerProtocol::Udp { .. } | ListenerProtocol::Tun(_) => {}
     }
 }
 

@@ -4,6 +4,7 @@
 //! whole or not at all: certificates are loaded, addresses bound and the log opened before the
 //! first worker hears of it.
 
+mod devices;
 mod sockets;
 mod view;
 
@@ -19,6 +20,7 @@ use hermes_net::handover::Handed;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 
+use self::devices::HeldDevice;
 use self::sockets::{Socket, SocketKey, deal};
 pub use self::view::NodeView;
 use crate::generation::{Generation, Unready};
@@ -56,6 +58,7 @@ pub struct Node {
     sockets: HashMap<SocketKey, Vec<Socket>>,
     /// Which socket each listener of the running generation has.
     bound: HashMap<(Arc<str>, Transport), SocketKey>,
+    devices: HashMap<Arc<str>, HeldDevice>,
     background: JoinSet<()>,
     /// Health checks in the background, by the upstream's number.
     probers: HashMap<u64, Probers>,
@@ -91,8 +94,8 @@ impl Node {
             |path: &str, error: std::io::Error| vec![Unready { path: path.to_owned(), reason: error.to_string() }];
         let log = LogWriter::start(snapshot.access_log.clone()).map_err(|error| fault("access-log", error))?;
         let generation = Arc::new(Generation::build(snapshot, None)?);
-        let shared = Arc::new(Shared::new());
         let count = generation.snapshot.workers.unwrap_or_else(cores);
+        let shared = Arc::new(Shared::new(count));
         let mut workers = Vec::with_capacity(count);
         for number in 0..count {
             workers.push(start_worker(number, &shared, &generation, &log).map_err(|error| fault("workers", error))?);
@@ -108,6 +111,7 @@ impl Node {
             current: Arc::new(ArcSwap::new(generation.clone())),
             sockets: HashMap::new(),
             bound: HashMap::new(),
+            devices: HashMap::new(),
             background: JoinSet::new(),
             probers: HashMap::new(),
             inherited: by_label,
@@ -179,6 +183,7 @@ impl Node {
     async fn run(&mut self, generation: Arc<Generation>) -> Result<(), Vec<Unready>> {
         let listeners: &[_] = if self.closed { &[] } else { &generation.snapshot.listeners };
         let opened = if self.closed { HashMap::new() } else { self.open_sockets(&generation.snapshot)? };
+        let (made, queues) = if self.closed { Default::default() } else { self.open_devices(&generation.snapshot)? };
         let mut for_worker: Vec<Vec<ListeningSocket>> = self.workers.iter().map(|_| Vec::new()).collect();
         let mut bound = HashMap::new();
         for (listener, key) in listeners.iter().flat_map(|one| SocketKey::all_of(one).map(move |key| (one, key))) {
@@ -199,15 +204,18 @@ impl Node {
             bound.insert(place, key);
         }
         // Nothing can fail from here on.
+        self.keep_devices(made, &generation.snapshot);
         self.sockets.extend(opened);
         self.bound = bound;
         self.part_with_unused();
         self.current.store(generation.clone());
         self.shared.metrics.generation.set(generation.number as i64);
         let mut waits = Vec::new();
+        let mut queues = queues.into_iter();
         for (worker, sockets) in self.workers.iter().zip(for_worker) {
             let (done, wait) = oneshot::channel();
-            let apply = Command::Apply { generation: generation.clone(), sockets, done };
+            let devices = queues.next().unwrap_or_default();
+            let apply = Command::Apply { generation: generation.clone(), sockets, devices, done };
             if worker.commands.send(apply).await.is_ok() {
                 waits.push(wait);
             }
@@ -325,6 +333,7 @@ impl Node {
         }
         self.sockets.clear();
         self.bound.clear();
+        self.devices.clear();
     }
 
     /// Waits until no session and no connection is left.

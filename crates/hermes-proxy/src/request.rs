@@ -12,12 +12,14 @@ use hermes_model::authority::Authority;
 use hermes_model::facts::{Facts, Kind, Trust};
 use hermes_model::snapshot::Listener;
 use hermes_model::trust::settle;
+use hermes_wire::connect_ip::{self, Scope};
 use hermes_wire::connect_udp;
 use hermes_wire::traceparent::Traceparent;
 use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, HOST, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
 use http::uri::PathAndQuery;
-use http::{HeaderMap, HeaderValue, Method, Version};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Version};
+use ipnet::IpNet;
 
 use crate::body::{Interim, RequestBody};
 use crate::early::Early;
@@ -85,11 +87,12 @@ impl Request<'_> {
         Some((Facts { kind: Kind::Udp, authority, ..facts.clone() }, host))
     }
 
-    /// The request of a live UDP flow, to open its tunnel anew.
+    /// The request of a live flow of datagrams, to open its tunnel anew.
     pub(crate) fn again(entry: &Entry) -> Self {
+        let protocol = if entry.facts.kind == Kind::Ip { "connect-ip" } else { "connect-udp" };
         Self {
             facts: entry.facts.clone(),
-            ask: Ask::Upgrade(Arc::from("connect-udp")),
+            ask: Ask::Upgrade(Arc::from(protocol)),
             version: Version::HTTP_11,
             scheme: http::uri::Scheme::HTTP,
             host: host_value(&entry.facts.authority, ""),
@@ -151,8 +154,8 @@ pub(crate) fn from_head<'a>(
         authority: target.authority,
         path: target.path,
         headers: parts.headers,
-        network: None,
-        protocol: None,
+        network: target.network,
+        protocol: target.protocol,
     };
     complete(origin, facts, trace).map(|facts| Request {
         ask: target.ask,
@@ -243,6 +246,63 @@ fn host_value(authority: &Authority, text: &str) -> HeaderValue {
     HeaderValue::from_str(spelled).unwrap_or(HeaderValue::from_static("unknown"))
 }
 
+/// Makes a request of a prefix whose packets a device takes. `set_headers` are its own, over those of the
+/// listener.
+///
+/// # Errors
+/// As [`from_flow`].
+pub(crate) fn from_capture<'a>(
+    origin: &Origin<'_>,
+    network: IpNet,
+    set_headers: &[(HeaderName, HeaderValue)],
+) -> Result<Request<'a>, Box<Rejected>> {
+    let scope = Scope { target: connect_ip::Target::Prefix(prefix_of(network)), protocol: None };
+    let mut headers = HeaderMap::new();
+    if let Ok(network) = HeaderValue::try_from(network.to_string()) {
+        headers.insert(headers::NETWORK, network);
+    }
+    headers.extend(set_headers.iter().cloned());
+    let authority = Authority::of_address(network.addr());
+    let facts = Facts {
+        listener: origin.listener.name.clone(),
+        kind: Kind::Ip,
+        source: origin.source,
+        trust: origin.trust.clone(),
+        user: None,
+        method: Method::CONNECT,
+        path: connect_ip::path(&scope).parse().unwrap_or_else(|_| PathAndQuery::from_static("/")),
+        headers,
+        network: Some(network),
+        protocol: None,
+        authority,
+    };
+    let trace = headers::trace(&facts.headers, origin.worker.random());
+    complete(origin, facts, trace).map(|facts| Request {
+        ask: Ask::Upgrade(Arc::from("connect-ip")),
+        version: Version::HTTP_11,
+        scheme: http::uri::Scheme::HTTP,
+        host: host_value(&facts.authority, ""),
+        facts: Rc::new(facts),
+        body: RequestBody::Empty,
+        trace,
+        interim: None,
+        connection: None,
+        early: None,
+    })
+}
+
+/// As the wire has it. What is truncated is a prefix.
+fn prefix_of(network: IpNet) -> connect_ip::Prefix {
+    let network = network.trunc();
+    connect_ip::Prefix::new(network.addr(), network.prefix_len())
+        .unwrap_or_else(|_| connect_ip::Prefix::of(network.addr()))
+}
+
+/// "unknown" is a legal host: this cannot fail.
+fn unknown_authority() -> Authority {
+    Authority::parse("unknown", None).unwrap_or_else(|_| unreachable!("a constant that parses"))
+}
+
 struct Target {
     kind: Kind,
     host: HeaderValue,
@@ -250,6 +310,8 @@ struct Target {
     authority: Authority,
     path: PathAndQuery,
     scheme: http::uri::Scheme,
+    network: Option<IpNet>,
+    protocol: Option<u8>,
 }
 
 fn target(parts: &Parts, secure: bool) -> Result<Target, Error> {
@@ -265,15 +327,45 @@ fn target(parts: &Parts, secure: bool) -> Result<Target, Error> {
     let (authority, host) = request_authority(parts, default_port)?;
     let path = parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
     let Some(protocol) = protocol else {
-        return Ok(Target { kind: Kind::Http, host, ask: Ask::Response, authority, path, scheme });
+        return Ok(Target {
+            kind: Kind::Http,
+            host,
+            ask: Ask::Response,
+            authority,
+            path,
+            scheme,
+            network: None,
+            protocol: None,
+        });
     };
+    if protocol.eq_ignore_ascii_case("connect-ip") {
+        return ip_target(&path, authority, host, scheme);
+    }
     if !protocol.eq_ignore_ascii_case("connect-udp") {
-        return Ok(Target { kind: Kind::Http, host, ask: Ask::Upgrade(protocol), authority, path, scheme });
+        return Ok(Target {
+            kind: Kind::Http,
+            host,
+            ask: Ask::Upgrade(protocol),
+            authority,
+            path,
+            scheme,
+            network: None,
+            protocol: None,
+        });
     }
     let (authority, host) = udp_target(&path)?.ok_or_else(|| {
         Error::Malformed("CONNECT-UDP without the path /.well-known/masque/udp/HOST/PORT/".to_owned())
     })?;
-    Ok(Target { kind: Kind::Udp, host, ask: Ask::Upgrade(protocol), authority, path, scheme })
+    Ok(Target {
+        kind: Kind::Udp,
+        host,
+        ask: Ask::Upgrade(protocol),
+        authority,
+        path,
+        scheme,
+        network: None,
+        protocol: None,
+    })
 }
 
 /// The target of a UDP flow, which is in the path (RFC 9298, 2), and its spelling. `None` where the
@@ -330,6 +422,42 @@ fn connect_target(parts: &Parts) -> Result<Target, Error> {
         authority,
         path: PathAndQuery::from_static("/"),
         scheme: http::uri::Scheme::HTTP,
+        network: None,
+        protocol: None,
+    })
+}
+
+/// The target of CONNECT-IP, which is in the path (RFC 9484, section 3). Where it is everything, the request's
+/// authority stands for it.
+fn ip_target(
+    path: &PathAndQuery,
+    authority: Authority,
+    host: HeaderValue,
+    scheme: http::uri::Scheme,
+) -> Result<Target, Error> {
+    let malformed = |what: &dyn std::fmt::Display| Error::Malformed(format!("CONNECT-IP target: {what}"));
+    let scope = connect_ip::parse_path(path.path())
+        .map_err(|error| malformed(&error))?
+        .ok_or_else(|| malformed(&"the path is not /.well-known/masque/ip/TARGET/PROTOCOL/"))?;
+    let network = match &scope.target {
+        connect_ip::Target::Prefix(prefix) => IpNet::new(prefix.address(), prefix.length()).ok(),
+        connect_ip::Target::Any | connect_ip::Target::Name(_) => None,
+    };
+    let authority = match &scope.target {
+        connect_ip::Target::Any => authority,
+        connect_ip::Target::Prefix(prefix) => Authority::of_address(prefix.address()),
+        connect_ip::Target::Name(name) => Authority::parse(name, None).map_err(|error| malformed(&error))?,
+    };
+    let host = if scope.target == connect_ip::Target::Any { host } else { host_value(&authority, "") };
+    Ok(Target {
+        kind: Kind::Ip,
+        host,
+        ask: Ask::Upgrade(Arc::from("connect-ip")),
+        authority,
+        path: path.clone(),
+        scheme,
+        network,
+        protocol: scope.protocol,
     })
 }
 
@@ -413,7 +541,7 @@ fn is_token(text: &str) -> bool {
 
 /// The protocol that h1 `Upgrade` or h2 `:protocol` names. `h2c` is not one: it is ignored, as
 /// RFC 9113 deprecated it, and so is an upgrade with a body before it, or by another method than
-/// GET, which would not reach the origin as what it is. CONNECT-UDP is never ignored.
+/// GET, which would not reach the origin as what it is. CONNECT-UDP and CONNECT-IP are never ignored.
 fn upgrade_protocol(parts: &Parts) -> Result<Option<Arc<str>>, Error> {
     if let Some(protocol) = parts.extensions.get::<h2::ext::Protocol>() {
         let protocol = protocol.as_str();
@@ -430,9 +558,12 @@ fn upgrade_protocol(parts: &Parts) -> Result<Option<Arc<str>>, Error> {
     let is_plain_get = parts.method == Method::GET
         && !parts.headers.contains_key(TRANSFER_ENCODING)
         && parts.headers.get(CONTENT_LENGTH).is_none_or(|length| length == "0");
-    if value.eq_ignore_ascii_case("connect-udp") {
+    if value.eq_ignore_ascii_case("connect-udp") || value.eq_ignore_ascii_case("connect-ip") {
         if !is_plain_get {
-            return Err(Error::Malformed("CONNECT-UDP by Upgrade is a GET without a body (RFC 9298, 3.2)".to_owned()));
+            return Err(Error::Malformed(
+                "CONNECT-UDP and CONNECT-IP by Upgrade are a GET without a body (RFC 9298, 3.2; RFC 9484, 4.4)"
+                    .to_owned(),
+            ));
         }
     } else if !is_plain_get || value.eq_ignore_ascii_case("h2c") || value.contains(',') {
         return Ok(None);
@@ -451,7 +582,6 @@ fn connection_says_upgrade(headers: &HeaderMap) -> bool {
 
 /// Facts of a request whose target could not be read, for its record.
 fn unknown_facts(origin: &Origin<'_>, parts: Parts) -> Facts {
-    let unknown = || Authority::parse("unknown", None);
     Facts {
         listener: origin.listener.name.clone(),
         kind: if parts.method == Method::CONNECT { Kind::Tcp } else { Kind::Http },
@@ -459,8 +589,7 @@ fn unknown_facts(origin: &Origin<'_>, parts: Parts) -> Facts {
         trust: origin.trust.clone(),
         user: None,
         method: parts.method,
-        // "unknown" is a legal host: this arm cannot fail.
-        authority: unknown().unwrap_or_else(|_| unreachable!("a constant that parses")),
+        authority: unknown_authority(),
         path: parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/")),
         headers: parts.headers,
         network: None,

@@ -175,6 +175,10 @@ async fn act(
             let port = Box::pin(terminate::udp(worker, entry, terminate, route)).await?;
             Ok(tunnel(&mut request, Far::Datagrams(port)))
         }
+        (Action::Device(gateway), Kind::Ip) => {
+            let end = terminate::device(worker, entry, gateway, route)?;
+            Ok(tunnel(&mut request, Far::Datagrams(end)))
+        }
         (Action::Terminate(terminate @ Terminate { kind: TerminateKind::Http, .. }), Kind::Http) => {
             Box::pin(to_origin(worker, generation, session, route, terminate, request)).await
         }
@@ -338,7 +342,11 @@ pub(crate) async fn relay(near: Near, tunnel: Tunnel) {
 /// moves to another tunnel must not break off within a capsule.
 fn passes_datagrams(entry: &Entry, near: &ByteStream, far: &ByteStream) -> bool {
     let moves = || entry.route.borrow().as_ref().is_some_and(|route| route.on_change == OnChange::Move);
-    entry.facts.kind.is_datagrams() && (near.has_datagrams() || far.has_datagrams() || moves())
+    match entry.facts.kind {
+        Kind::Ip => true,
+        Kind::Udp => near.has_datagrams() || far.has_datagrams() || moves(),
+        Kind::Http | Kind::Tcp => false,
+    }
 }
 
 /// The far port of a flow whose route changed.
@@ -346,7 +354,10 @@ async fn reopen(worker: &Rc<Worker>, entry: &Rc<Entry>, route: &Arc<Route>) -> R
     let generation = worker.generation();
     let within = route.timeout.connect;
     match &route.action {
-        Action::Terminate(terminate) => terminate::udp(worker, entry, terminate, route).await,
+        Action::Terminate(terminate @ Terminate { kind: TerminateKind::Udp, .. }) => {
+            terminate::udp(worker, entry, terminate, route).await
+        }
+        Action::Device(gateway) => terminate::device(worker, entry, gateway, route),
         Action::Upstream(upstream) => {
             let state = generation
                 .upstream(&upstream.name)
@@ -363,6 +374,6 @@ async fn reopen(worker: &Rc<Worker>, entry: &Rc<Entry>, route: &Arc<Route>) -> R
                 }
             }
         }
-        _ => Err(Error::Unsuitable { route: route.name.clone(), kind: "udp" }),
+        _ => Err(Error::Unsuitable { route: route.name.clone(), kind: entry.facts.kind.as_str() }),
     }
 }

@@ -45,7 +45,7 @@ pub(crate) fn accepted(
     if let Some(proof) = asked.get(SEC_WEBSOCKET_KEY).and_then(websocket_accept) {
         fields.insert(SEC_WEBSOCKET_ACCEPT, proof);
     }
-    if kind == Kind::Udp {
+    if kind.is_datagrams() {
         fields.insert(CAPSULE_PROTOCOL, HeaderValue::from_static("?1"));
     }
     *response.headers_mut() = fields;

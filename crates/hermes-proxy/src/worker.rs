@@ -20,6 +20,7 @@ use hermes_model::snapshot::{AccessLog, Action, Listener, OnChange, Route};
 use hermes_model::trust::{HERMES_USER, Identity, identify, listener_user};
 use hermes_net::quic::{self, Endpoint, Tasks};
 use hermes_net::resolve::Resolver;
+use hermes_net::tun::IdleQueue;
 use hermes_net::udp::ReceiveBuffer;
 use http::StatusCode;
 use rand::rngs::SmallRng;
@@ -30,6 +31,8 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use crate::error::Error;
 use crate::generation::Generation;
+use crate::ip::{Device, Devices};
+use crate::listener::tun::Captures;
 use crate::listener::{Acceptor, Ending, ListeningSocket, Transport};
 use crate::live::{Entry, Live, SessionView};
 use crate::metrics::Metrics;
@@ -45,6 +48,8 @@ const REDECIDE_SLICE: usize = 256;
 
 /// What all workers of a node see.
 pub(crate) struct Shared {
+    /// How many of them there are.
+    pub(crate) workers: usize,
     pub(crate) metrics: Metrics,
     pub(crate) no_route: Arc<str>,
     /// Tunnels under way, on all workers.
@@ -59,8 +64,9 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(workers: usize) -> Self {
         Self {
+            workers,
             metrics: Metrics::default(),
             no_route: Arc::from("none"),
             tunnels: AtomicUsize::new(0),
@@ -103,7 +109,12 @@ impl Shared {
 /// What the node tells a worker.
 pub(crate) enum Command {
     /// Run this generation, with these sockets for its new listeners.
-    Apply { generation: Arc<Generation>, sockets: Vec<ListeningSocket>, done: oneshot::Sender<()> },
+    Apply {
+        generation: Arc<Generation>,
+        sockets: Vec<ListeningSocket>,
+        devices: Vec<(Arc<Device>, IdleQueue)>,
+        done: oneshot::Sender<()>,
+    },
     /// List sessions, at most so many.
     Sessions { most: usize, reply: oneshot::Sender<Vec<SessionView>> },
     /// Accept no more, let what runs finish. `handed` listeners live on in another process.
@@ -136,6 +147,9 @@ pub(crate) struct Worker {
     quic_clients: RefCell<[Option<Endpoint>; 2]>,
     /// Which of the node's workers it is.
     pub(crate) number: u8,
+    pub(crate) devices: Devices,
+    /// Answers to packets: in which second, and how many.
+    answers: Cell<(u64, u32)>,
     rng: RefCell<SmallRng>,
     clock: Cell<u64>,
     draining: Cell<bool>,
@@ -143,6 +157,8 @@ pub(crate) struct Worker {
     ids: Cell<(u64, u64)>,
 }
 
+/// Errors about packets that a worker answers with in a second.
+const ANSWERS: u32 = 200;
 /// Ids that a worker takes at once.
 const ID_BLOCK: u64 = 1024;
 
@@ -165,6 +181,8 @@ impl Worker {
             quic: Tasks::default(),
             quic_clients: RefCell::default(),
             number,
+            devices: Devices::default(),
+            answers: Cell::default(),
             rng: RefCell::new(SmallRng::from_os_rng()),
             draining: Cell::new(false),
             ids: Cell::new((0, 0)),
@@ -213,6 +231,15 @@ impl Worker {
             Some(endpoint) => Ok(endpoint.clone()),
             None => Ok(client.insert(quic::client_endpoint(is_v4, self.number, &self.quic)?).clone()),
         }
+    }
+
+    /// Whether a packet may be answered with an error now; nobody is answered without end (RFC 1812, 4.3.2.8).
+    pub(crate) fn takes_answer(&self) -> bool {
+        let second = self.now() / 1000;
+        let (last, count) = self.answers.get();
+        let count = if last == second { count + 1 } else { 1 };
+        self.answers.set((second, count));
+        count <= ANSWERS
     }
 
     /// Runs a task that ends with the worker at the latest.
@@ -296,7 +323,7 @@ fn redecide_one(generation: &Generation, entry: &Entry) {
                 entry.moved.take();
             } else if let Some(status) = refusal(&route, entry.facts.kind) {
                 entry.end.set(Error::Reconfigured(format!("route {} answers {status} now", route.name)));
-            } else if entry.facts.kind == Kind::Udp && route.on_change == OnChange::Move {
+            } else if moves(entry.facts.kind, &route) {
                 let under_way = entry.moved.borrow().as_ref().is_some_and(same);
                 if !under_way {
                     entry.moved.replace(Some(route));
@@ -304,6 +331,15 @@ fn redecide_one(generation: &Generation, entry: &Entry) {
             }
             entry.end.nudge();
         }
+    }
+}
+
+/// Byte streams stay where they are; flows may move, and links do: one lives for days.
+fn moves(kind: Kind, route: &Route) -> bool {
+    match kind {
+        Kind::Ip => true,
+        Kind::Udp => route.on_change == OnChange::Move,
+        Kind::Http | Kind::Tcp => false,
     }
 }
 
@@ -356,13 +392,17 @@ pub(crate) fn run(
 
 async fn serve_commands(worker: &Rc<Worker>, mut commands: mpsc::Receiver<Command>) {
     let mut acceptors: Acceptors = HashMap::new();
+    let mut captures = Captures::default();
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
     loop {
         tokio::select! {
             command = commands.recv() => match command {
-                Some(Command::Apply { generation, sockets, done }) => {
+                Some(Command::Apply { generation, sockets, devices, done }) => {
+                    worker.devices.begin(worker, devices);
                     apply(worker, &mut acceptors, generation, sockets).await;
+                    captures.follow(worker);
+                    worker.devices.end_others(&worker.generation().snapshot);
                     let _ = done.send(());
                 }
                 Some(Command::Sessions { most, reply }) => drop(reply.send(worker.live.list(most))),
@@ -372,6 +412,7 @@ async fn serve_commands(worker: &Rc<Worker>, mut commands: mpsc::Receiver<Comman
                     for acceptor in acceptors.drain().flat_map(|(_, list)| list) {
                         acceptor.end(how).await;
                     }
+                    captures.end();
                     worker.live.drain(worker);
                     let _ = done.send(());
                 }

@@ -167,6 +167,18 @@ fn transport_v6(packet: &[u8], first: u8) -> Result<(u8, usize, bool)> {
     Err(PacketError::TooManyExtensions)
 }
 
+/// Where a packet goes; nothing else of it is looked at.
+pub fn destination(packet: &[u8]) -> Option<IpAddr> {
+    match packet.first()? >> 4 {
+        4 => packet
+            .get(16..20)
+            .and_then(|bytes| <[u8; 4]>::try_from(bytes).ok())
+            .map(|bytes| Ipv4Addr::from(bytes).into()),
+        6 => packet.get(24..40).map(address_v6),
+        _ => None,
+    }
+}
+
 /// The bytes are sixteen.
 fn address_v6(bytes: &[u8]) -> IpAddr {
     Ipv6Addr::from(<[u8; 16]>::try_from(bytes).unwrap_or_default()).into()
@@ -312,7 +324,8 @@ fn is_one_host(address: IpAddr) -> bool {
     !(address.is_unspecified() || address.is_multicast() || is_broadcast)
 }
 
-fn is_icmp_error(packet: &[u8], header: &Header) -> bool {
+/// Whether it is an error about another packet, or may be one, of a packet that [`parse`] read.
+pub fn is_icmp_error(packet: &[u8], header: &Header) -> bool {
     let kind = packet.get(header.transport);
     match header.protocol {
         // All but queries and their answers; what is cut off before its type may be one.

@@ -17,14 +17,15 @@ pub(super) fn binds(head: &Document, listeners: &[(usize, Arc<Listener>)], repor
     if let Some(admin) = head.admin.filter(|admin| admin.0.port() != 0) {
         bound.insert((false, admin.0), "admin".to_owned());
     }
-    for (at, listener) in listeners.iter().filter(|(_, listener)| listener.bind.port() != 0) {
+    for (at, listener) in listeners {
+        let Some(bind) = listener.bind.filter(|bind| bind.port() != 0) else { continue };
         let udp = matches!(listener.protocol, ListenerProtocol::Udp { .. });
-        match bound.get(&(udp, listener.bind)) {
+        match bound.get(&(udp, bind)) {
             Some(owner) => report.problem(
                 format!("listeners[{at}].bind"),
-                format!("{} is bound by {owner} already; write another port or address", listener.bind),
+                format!("{bind} is bound by {owner} already; write another port or address"),
             ),
-            None => _ = bound.insert((udp, listener.bind), format!("listeners[{at}] ({})", listener.name)),
+            None => _ = bound.insert((udp, bind), format!("listeners[{at}] ({})", listener.name)),
         }
     }
 }
@@ -45,7 +46,7 @@ pub(super) fn open_proxies(listeners: &[(usize, Arc<Listener>)], routes: &[(usiz
         let reaching: Vec<String> = open
             .iter()
             .filter(|listener| admits(&route.matcher, listener))
-            .map(|listener| format!("{} ({})", listener.name, listener.bind))
+            .filter_map(|listener| Some(format!("{} ({})", listener.name, listener.bind?)))
             .collect();
         if !reaching.is_empty() {
             report.problem(
@@ -66,7 +67,7 @@ fn is_open(listener: &Listener) -> bool {
     let authenticates = listener.tls.as_ref().is_some_and(|tls| tls.client == ClientAuth::Required);
     let trusts = !listener.trust.is_empty() && listener.trust.iter().all(|net| net.prefix_len() > 0);
     listener.protocol == ListenerProtocol::Http
-        && !listener.bind.ip().to_canonical().is_loopback()
+        && listener.bind.is_some_and(|bind| !bind.ip().to_canonical().is_loopback())
         && !authenticates
         && !trusts
 }

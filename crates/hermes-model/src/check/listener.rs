@@ -1,5 +1,6 @@
 //! Checks a listener.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use crate::authority::Authority;
 use crate::document::listener as section;
 use crate::document::scalar::{Many, Prefix};
 use crate::document::word::Protocol;
-use crate::snapshot::{ClientAuth, Listener, ListenerProtocol, ListenerTls};
+use crate::snapshot::{Capture, ClientAuth, Listener, ListenerProtocol, ListenerTls, Tun};
 use crate::trust::{HERMES_USER, is_user_name};
 
 /// A listener; `None` where something is missing without which it is none.
@@ -38,12 +39,14 @@ pub(super) fn build(
         report.warning(format!("{at}.trust"), message);
     }
     let protocol = protocol(section, at, report);
-    if section.bind.is_none() {
+    let binds = section.protocol != Protocol::Tun;
+    if binds && section.bind.is_none() {
         report.problem(format!("{at}.bind"), "there is no address; add bind: ADDRESS:PORT, such as 127.0.0.1:8080");
+        return None;
     }
     Some(Listener {
         name: Arc::from(section.name.as_str()),
-        bind: section.bind?.0,
+        bind: section.bind.map(|bind| bind.0),
         protocol: protocol?,
         set_headers,
         tls,
@@ -69,15 +72,22 @@ fn fitting_keys(section: &section::Listener, at: &str, report: &mut Report) {
     only("accept-post", section.accept_post, http, "http listeners");
     only("http3", section.http3, http, "http listeners");
     only("trust", !section.trust.is_empty(), http, "http listeners");
-    only("authority", section.authority.is_some(), !http, "tcp and udp listeners");
-    let stream = section.protocol != Protocol::Udp;
+    let tun = section.protocol == Protocol::Tun;
+    only("authority", section.authority.is_some(), !http && !tun, "tcp and udp listeners");
+    only("bind", section.bind.is_some(), !tun, "listeners with a port");
+    only("device", section.device.is_some(), tun, "tun listeners");
+    only("address", !section.address.is_empty(), tun, "tun listeners");
+    only("capture", !section.capture.is_empty(), tun, "tun listeners");
+    let stream = http || section.protocol == Protocol::Tcp;
     only("tls", section.tls.is_some(), stream, "http and tcp listeners");
     only("proxy-protocol", !section.proxy_protocol.is_empty(), stream, "http and tcp listeners");
 }
 
 fn protocol(section: &section::Listener, at: &str, report: &mut Report) -> Option<ListenerProtocol> {
-    if section.protocol == Protocol::Http {
-        return Some(ListenerProtocol::Http);
+    match section.protocol {
+        Protocol::Http => return Some(ListenerProtocol::Http),
+        Protocol::Tun => return tun(section, at, report).map(ListenerProtocol::Tun),
+        Protocol::Tcp | Protocol::Udp => {}
     }
     let at = format!("{at}.authority");
     let Some(text) = &section.authority else {
@@ -92,6 +102,33 @@ fn protocol(section: &section::Listener, at: &str, report: &mut Report) -> Optio
         Protocol::Udp => ListenerProtocol::Udp { authority },
         _ => ListenerProtocol::Tcp { authority },
     })
+}
+
+/// A device, what it is called, and what it takes.
+fn tun(section: &section::Listener, at: &str, report: &mut Report) -> Option<Tun> {
+    if section.device.is_none() {
+        report.problem(format!("{at}.device"), "the device needs a name; add device: NAME, such as hermes0");
+    }
+    let addresses: Vec<IpAddr> = section.address.iter().map(|address| address.0).collect();
+    if addresses.is_empty() {
+        let message = "packets need an address to come from; add address: [ADDRESS], such as 10.20.0.2";
+        report.problem(format!("{at}.address"), message);
+    }
+    let mut captures: Vec<Capture> = Vec::new();
+    for (index, capture) in section.capture.iter().enumerate() {
+        let network = capture.network.0;
+        let path = format!("{at}.capture[{index}]");
+        if captures.iter().any(|other| other.network == network) {
+            report.problem(&path, format!("{network} is captured already; keep one"));
+        }
+        if !addresses.iter().any(|address| address.is_ipv4() == network.addr().is_ipv4()) {
+            let message = format!("the device has no address of {network}'s version of IP; add one to address");
+            report.problem(&path, message);
+        }
+        let set_headers = header::fixed(&format!("{path}.set-headers"), &capture.set_headers, report);
+        captures.push(Capture { network, set_headers });
+    }
+    Some(Tun { device: section.device.as_ref()?.0.clone(), addresses, captures })
 }
 
 /// The target of a tunnel, which always has a port (RFC 9110, 9.3.6).

@@ -253,9 +253,9 @@ fn is_key(step: Option<&Step>, name: &str) -> bool {
 /// Keys of later versions, by section.
 const LATER: [(&str, &[&str]); 5] = [
     ("", &["dns", "custody", "cache", "relay", "channels", "objectives"]),
-    ("listeners", &["device", "address", "capture", "mtu", "dns", "h3"]),
+    ("listeners", &["mtu", "dns", "h3"]),
     ("routes", &["relay", "broadcast", "custody", "cache", "policy", "dns"]),
-    ("routes.terminate", &["tun", "ndn"]),
+    ("routes.terminate", &["ndn"]),
     ("upstreams", &["node", "http3", "h3", "custody"]),
 ];
 

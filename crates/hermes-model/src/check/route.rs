@@ -9,7 +9,7 @@ use crate::document::route as section;
 use crate::facts::Kind;
 use crate::matcher::{Matcher, list};
 use crate::reach::Reach;
-use crate::snapshot::{Action, OnChange, Redirect, Respond, Route, Target, Terminate, TerminateKind};
+use crate::snapshot::{Action, Gateway, OnChange, Redirect, Respond, Route, Target, Terminate, TerminateKind};
 
 const ACTIONS: &str = "upstream, terminate, respond, redirect";
 
@@ -105,7 +105,7 @@ fn action(section: &section::Route, at: &str, names: &Names<'_>, report: &mut Re
     if let Some(name) = &section.upstream {
         upstream(name, &format!("{at}.upstream"), names, report)
     } else if let Some(terminate) = &section.terminate {
-        build_terminate(terminate, &format!("{at}.terminate"), report).map(Action::Terminate)
+        build_terminate(terminate, &format!("{at}.terminate"), report)
     } else if let Some(respond) = &section.respond {
         build_respond(respond, &format!("{at}.respond"), report).map(Action::Respond)
     } else {
@@ -125,16 +125,31 @@ fn upstream(name: &str, at: &str, names: &Names<'_>, report: &mut Report) -> Opt
     names.upstreams.get(name).map(|upstream| Action::Upstream(Arc::clone(upstream)))
 }
 
-fn build_terminate(section: &section::Terminate, at: &str, report: &mut Report) -> Option<Terminate> {
+fn build_terminate(section: &section::Terminate, at: &str, report: &mut Report) -> Option<Action> {
+    let dials = section.tcp.is_some() || section.udp.is_some() || section.http.is_some();
+    if let (Some(device), false) = (&section.tun, dials) {
+        return Some(Action::Device(build_gateway(section, &device.0, at, report)));
+    }
+    let mut of_tun = |key: &str, written: bool| {
+        if written && section.tun.is_none() {
+            report.problem(format!("{at}.{key}"), format!("only tun has {key}; leave it out"));
+        }
+    };
+    of_tun("address", !section.address.is_empty());
+    of_tun("assign", !section.assign.is_empty());
+    of_tun("nat", section.nat);
+    of_tun("inner", section.inner.is_some());
     let written: Vec<(TerminateKind, &Target)> =
         [(TerminateKind::Tcp, &section.tcp), (TerminateKind::Udp, &section.udp), (TerminateKind::Http, &section.http)]
             .into_iter()
             .filter_map(|(kind, target)| Some((kind, target.as_ref()?)))
             .collect();
-    let [(kind, target)] = written.as_slice() else {
+    let ([(kind, target)], None) = (written.as_slice(), &section.tun) else {
         let message = match written.len() {
-            0 => "it does not say what to open; add exactly one of tcp, udp, http: authority or HOST:PORT",
-            _ => "a route opens one thing; keep one of tcp, udp, http, and make a route of the other",
+            0 => {
+                "it does not say what to open; add exactly one of tcp, udp, http: authority or HOST:PORT, or tun: DEVICE"
+            }
+            _ => "a route opens one thing; keep one of tcp, udp, http, tun, and make a route of the other",
         };
         report.problem(at, message);
         return None;
@@ -147,12 +162,27 @@ fn build_terminate(section: &section::Terminate, at: &str, report: &mut Report) 
         let message = "only tcp connections begin with a PROXY protocol header; leave it out";
         report.problem(format!("{at}.proxy-protocol"), message);
     }
-    Some(Terminate {
+    Some(Action::Terminate(Terminate {
         kind: *kind,
         target: (*target).clone(),
         reach: section.reach.unwrap_or(Reach::Public),
         proxy_protocol: section.proxy_protocol.is_some(),
-    })
+    }))
+}
+
+fn build_gateway(section: &section::Terminate, device: &Arc<str>, at: &str, report: &mut Report) -> Gateway {
+    for (key, written) in [("reach", section.reach.is_some()), ("proxy-protocol", section.proxy_protocol.is_some())] {
+        if written {
+            report.problem(format!("{at}.{key}"), format!("packets for a device have no {key}; leave it out"));
+        }
+    }
+    Gateway {
+        device: device.clone(),
+        addresses: section.address.iter().map(|address| address.0).collect(),
+        assign: section.assign.iter().map(|prefix| prefix.0).collect(),
+        nat: section.nat,
+        inner: section.inner.map(|inner| inner.0),
+    }
 }
 
 fn build_respond(section: &section::Respond, at: &str, report: &mut Report) -> Option<Respond> {
@@ -205,6 +235,7 @@ fn fitting_kinds(matcher: &Matcher, action: &Action, at: &str, report: &mut Repo
             "respond",
             format!("a tunnel cannot be answered with {}, only with an error (400 to 599)", respond.status.as_u16()),
         ),
+        Action::Device(gateway) => ("terminate", format!("device {} takes ip sessions alone", gateway.device)),
         Action::Redirect(_) => ("redirect", "only http sessions can be redirected".to_owned()),
     };
     let message = format!("{message}, and the match wants {}; change kind or the action", list(&misfits));
@@ -214,7 +245,10 @@ fn fitting_kinds(matcher: &Matcher, action: &Action, at: &str, report: &mut Repo
 /// What is written and has no effect.
 fn fitting_treatment(section: &section::Route, action: &Action, at: &str, report: &mut Report) {
     let answered = matches!(action, Action::Respond(_) | Action::Redirect(_));
-    let tunnel = matches!(action, Action::Terminate(terminate) if terminate.kind != TerminateKind::Http);
+    let tunnel = match action {
+        Action::Terminate(terminate) => terminate.kind != TerminateKind::Http,
+        action => matches!(action, Action::Device(_)),
+    };
     if section.retry.is_some() && answered {
         report.warning(format!("{at}.retry"), "nothing is tried again where the node answers by itself; leave it out");
     }
@@ -228,7 +262,7 @@ fn on_change(section: &section::Route, matcher: &Matcher, at: &str, report: &mut
     if section.on_change == OnChange::Move && !movable {
         report.problem(
             format!("{at}.on-change"),
-            "udp flows can move and byte streams cannot; add kind: udp to the match, or leave on-change out",
+            "udp flows can move and byte streams cannot; add kind: udp to the match, or leave on-change out (ip sessions always move)",
         );
     }
 }

@@ -1,10 +1,13 @@
 //! `listeners`: where bytes come in.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{self, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
-use super::scalar::{Many, Prefix};
+use super::scalar::{DeviceName, HostAddress, Many, Prefix};
 use super::word::Protocol;
 use super::{Bind, is_default};
 use crate::snapshot::ClientAuth;
@@ -41,6 +44,59 @@ pub struct Listener {
     /// HTTP/3 as well, at the same port of UDP.
     #[serde(default, skip_serializing_if = "is_default")]
     pub http3: bool,
+    /// For `tun`: the device, which is made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<DeviceName>,
+    /// For `tun`: the device's addresses.
+    #[serde(default, skip_serializing_if = "Many::is_empty")]
+    pub address: Many<HostAddress>,
+    /// For `tun`: the prefixes whose packets it takes, each a session.
+    #[serde(default, skip_serializing_if = "Many::is_empty")]
+    pub capture: Many<Capture>,
+}
+
+/// A prefix that a `tun` listener takes: a text, or with headers of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Capture {
+    /// Destinations.
+    pub network: Prefix,
+    /// Headers of its session, over those of the listener.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub set_headers: BTreeMap<String, String>,
+}
+
+impl<'de> Deserialize<'de> for Capture {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(CaptureVisitor)
+    }
+}
+
+struct CaptureVisitor;
+
+impl<'de> Visitor<'de> for CaptureVisitor {
+    type Value = Capture;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a prefix such as 10.0.0.0/8, or {network: PREFIX, set-headers: {}}")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Capture, E> {
+        let network = text.parse().map_err(E::custom)?;
+        Ok(Capture { network, set_headers: BTreeMap::new() })
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Capture, A::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields, rename_all = "kebab-case")]
+        struct Whole {
+            network: Prefix,
+            #[serde(default)]
+            set_headers: BTreeMap<String, String>,
+        }
+        let Whole { network, set_headers } = Whole::deserialize(MapAccessDeserializer::new(map))?;
+        Ok(Capture { network, set_headers })
+    }
 }
 
 /// TLS at a listener.

@@ -9,7 +9,7 @@ use serde::de::{self, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::is_default;
-use super::scalar::{Many, Prefix, text_scalar};
+use super::scalar::{DeviceName, HostAddress, Many, Prefix, text_scalar};
 use super::treatment::{Retry, Rewrite, Timeout};
 use super::word::ProxyVersion;
 use crate::facts::Kind;
@@ -173,7 +173,7 @@ impl Visitor<'_> for IpProtocolVisitor {
     }
 }
 
-/// `terminate`: exactly one of `tcp`, `udp` and `http`.
+/// `terminate`: exactly one of `tcp`, `udp`, `http` and `tun`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Terminate {
@@ -186,6 +186,21 @@ pub struct Terminate {
     /// Send the request to this origin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http: Option<Target>,
+    /// Give the packets to this device, which is made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tun: Option<DeviceName>,
+    /// For `tun`: the device's addresses.
+    #[serde(default, skip_serializing_if = "Many::is_empty")]
+    pub address: Many<HostAddress>,
+    /// For `tun`: prefixes that clients get their addresses from.
+    #[serde(default, skip_serializing_if = "Many::is_empty")]
+    pub assign: Many<Prefix>,
+    /// For `tun`: what leaves the machine comes from its own address.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub nat: bool,
+    /// For `tun`: whatever address the client asks for, the packets go to this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inner: Option<HostAddress>,
     /// Which addresses the request may name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reach: Option<Reach>,

@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::net::IpAddr;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -173,7 +174,7 @@ impl FromStr for Prefix {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        if let Ok(address) = text.parse::<std::net::IpAddr>() {
+        if let Ok(address) = text.parse::<IpAddr>() {
             return Ok(Prefix(IpNet::from(address)));
         }
         let net: IpNet = text.parse().map_err(|_| {
@@ -190,6 +191,63 @@ impl FromStr for Prefix {
 impl fmt::Display for Prefix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+/// One address; its whole length may be written behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostAddress(pub IpAddr);
+text_scalar!(HostAddress, "an address such as 10.20.0.2 or 2001:db8::2");
+
+impl FromStr for HostAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Ok(address) = text.parse() {
+            return Ok(HostAddress(address));
+        }
+        let wrong = || format!("{text:?} is no address; write one such as 10.20.0.2 or 2001:db8::2");
+        let net: IpNet = text.parse().map_err(|_| wrong())?;
+        if net.prefix_len() == net.max_prefix_len() {
+            Ok(HostAddress(net.addr()))
+        } else {
+            Err(format!(
+                "{text:?} is a whole network; write the device's own address, {}, and the networks behind it where they are captured",
+                net.addr()
+            ))
+        }
+    }
+}
+
+impl fmt::Display for HostAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The name of a network device, as the kernel takes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceName(pub Arc<str>);
+text_scalar!(DeviceName, "the name of a device such as hermes0");
+
+impl FromStr for DeviceName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let is_fit = (1..=15).contains(&text.len())
+            && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+            && !text.starts_with('.');
+        if is_fit {
+            Ok(DeviceName(Arc::from(text)))
+        } else {
+            Err(format!("{text:?} is no name of a device; write up to 15 letters and digits, such as hermes0"))
+        }
+    }
+}
+
+impl fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
     }
 }
 

@@ -120,12 +120,14 @@ pub enum Protocol {
     Tcp,
     /// Datagrams.
     Udp,
+    /// IP packets of a device of its own.
+    Tun,
 }
 words!(
     Protocol,
     "listener protocol",
-    ["http" = Protocol::Http, "tcp" = Protocol::Tcp, "udp" = Protocol::Udp],
-    later ["socks5", "tun", "transparent", "ndn", "h3", "dns"]
+    ["http" = Protocol::Http, "tcp" = Protocol::Tcp, "udp" = Protocol::Udp, "tun" = Protocol::Tun],
+    later ["socks5", "transparent", "ndn", "h3", "dns"]
 );
 
 /// A version of the PROXY protocol that is sent.

@@ -28,17 +28,16 @@ pub(super) struct SocketKey {
 impl SocketKey {
     /// All that a listener has: QUIC's comes last, since its port may be the one that TCP's was given.
     pub(super) fn all_of(listener: &Listener) -> impl Iterator<Item = Self> {
-        let of = |transport| Self {
-            transport,
-            bind: listener.bind,
-            name: (listener.bind.port() == 0).then(|| listener.name.clone()),
-        };
         let first = match listener.protocol {
-            ListenerProtocol::Udp { .. } => Transport::Udp,
-            ListenerProtocol::Http | ListenerProtocol::Tcp { .. } => Transport::Tcp,
+            ListenerProtocol::Udp { .. } => Some(Transport::Udp),
+            ListenerProtocol::Http | ListenerProtocol::Tcp { .. } => Some(Transport::Tcp),
+            ListenerProtocol::Tun(_) => None,
         };
         let http3 = listener.http3.then_some(Transport::Quic);
-        [Some(first), http3].into_iter().flatten().map(of)
+        [first, http3].into_iter().flatten().filter_map(|transport| {
+            let bind = listener.bind?;
+            Some(Self { transport, bind, name: (bind.port() == 0).then(|| listener.name.clone()) })
+        })
     }
 
     fn is_tcp(&self) -> bool {

@@ -1,4 +1,5 @@
-//! Opens a tunnel here: from now on its payload is TCP or UDP to somebody outside of the overlay.
+//! Opens a tunnel here: from now on its payload is TCP, UDP or IP to somebody outside of the
+//! overlay.
 //!
 //! In: a session that a route terminates. Out: a connected stream or socket.
 //! Never: an address that the route does not reach; each one is judged after DNS answered.
@@ -9,11 +10,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_model::facts::Facts;
-use hermes_model::snapshot::{Route, Target, Terminate};
+use hermes_model::snapshot::{Gateway, Route, Target, Terminate};
 use hermes_net::udp::{self, UdpSocket};
 
 use crate::datagram::Port;
 use crate::error::Error;
+use crate::ip::{End, Owner};
 use crate::live::Entry;
 use crate::stream::ByteStream;
 use crate::upstream::connect::{Destination, addresses, connect};
@@ -86,6 +88,24 @@ pub(crate) async fn tcp(
     let destination = place.destination(terminate, terminate.proxy_protocol.then_some(entry.facts.source));
     let io = connect(worker, &destination, route.timeout.connect).await?;
     Ok(ByteStream::io(io, Bytes::new()))
+}
+
+/// The end of an `ip` session at a device.
+///
+/// # Errors
+/// The device is not there on this worker.
+pub(crate) fn device(worker: &Worker, entry: &Entry, gateway: &Gateway, route: &Route) -> Result<Port, Error> {
+    let facts = &entry.facts;
+    *entry.peer.borrow_mut() = Some(Arc::from(format!("{}/{}", route.name, gateway.device)));
+    let local = worker
+        .devices
+        .get(&gateway.device)
+        .ok_or_else(|| Error::Internal(format!("device {} is not open on this worker", gateway.device)))?;
+    let node = facts.trust.peer().and_then(|peer| peer.node.clone());
+    let is_named = facts.user.is_some() || node.is_some();
+    let source = (!is_named).then(|| facts.source.ip());
+    let owner = Owner { user: facts.user.clone(), node, source };
+    Ok(Port::Device(Box::new(End::giving(&local, owner, gateway, facts.network, facts.protocol))))
 }
 
 /// A UDP socket for a `udp` session.

@@ -126,10 +126,11 @@ fn addresses(report: &mut Report, snapshot: &Snapshot) {
         address(report, &format!("admin on {admin}"), hermes_net::tcp::probe_unused(admin), has);
     }
     for listener in &snapshot.listeners {
+        let Some(bind) = listener.bind else { continue };
         let is_udp = matches!(listener.protocol, ListenerProtocol::Udp { .. });
         let probe = if is_udp { hermes_net::udp::probe_unused } else { hermes_net::tcp::probe_unused };
-        let has = running.as_ref().is_some_and(|node| node.listens(listener.bind, is_udp));
-        address(report, &format!("listener {} on {}", listener.name, listener.bind), probe(listener.bind), has);
+        let has = running.as_ref().is_some_and(|node| node.listens(bind, is_udp));
+        address(report, &format!("listener {} on {bind}", listener.name), probe(bind), has);
     }
 }
 

@@ -11,11 +11,12 @@ use std::sync::Arc;
 use anyhow::{Context, bail, ensure};
 use clap::Parser;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
-use hermes_model::snapshot::{ClientAuth, Listener, ListenerProtocol};
+use hermes_model::snapshot::{Capture, ClientAuth, Listener, ListenerProtocol};
 use hermes_model::trust::{HERMES_USER, parse_spiffe, peer};
 use hermes_model::{Authority, Facts, Kind, Snapshot, Trust};
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use ipnet::IpNet;
 
 use crate::document;
 
@@ -110,7 +111,12 @@ impl Explain {
             }
             ListenerProtocol::Tcp { authority } => (Kind::Tcp, self.fixed_authority(listener, Kind::Tcp, authority)?),
             ListenerProtocol::Udp { authority } => (Kind::Udp, self.fixed_authority(listener, Kind::Udp, authority)?),
+            ListenerProtocol::Tun(_) => (Kind::Ip, self.named_authority(Kind::Ip, false)?),
         };
+        let capture = self.capture(listener)?;
+        let network = capture.map(|capture| capture.network).or(self.network()?);
+        // Whom an ip session is for is its network, where it has one.
+        let authority = network.map_or(authority, |network| Authority::of_address(network.addr()));
         ensure!(
             self.network.is_none() || kind == Kind::Ip,
             "--network is for sessions of kind ip, and this one is {kind}"
@@ -129,10 +135,25 @@ impl Explain {
             method,
             path: self.path(kind, &authority)?,
             authority,
-            headers: self.header_map()?,
-            network: self.network.as_deref().map(str::parse).transpose().context("--network")?,
+            headers: self.header_map(capture)?,
+            network,
             protocol: None,
         })
+    }
+
+    fn network(&self) -> anyhow::Result<Option<IpNet>> {
+        self.network.as_deref().map(str::parse).transpose().context("--network: write a prefix such as 10.0.0.0/8")
+    }
+
+    /// The prefix of a tun listener that a packet for `--network` belongs to, the first by default.
+    fn capture<'l>(&self, listener: &'l Listener) -> anyhow::Result<Option<&'l Capture>> {
+        let ListenerProtocol::Tun(tun) = &listener.protocol else { return Ok(None) };
+        let wanted = self.network()?;
+        let holds = |capture: &&Capture| wanted.is_none_or(|wanted| capture.network.contains(&wanted));
+        let narrowest = tun.captures.iter().filter(holds).max_by_key(|capture| capture.network.prefix_len());
+        let chosen = if wanted.is_none() { tun.captures.first() } else { narrowest };
+        let taken = || tun.captures.iter().map(|capture| capture.network.to_string()).collect::<Vec<_>>().join(", ");
+        chosen.map(Some).with_context(|| format!("listener {} takes none of that; it takes {}", listener.name, taken()))
     }
 
     /// How far the connection is believed, as the listener sees it.
@@ -207,8 +228,12 @@ impl Explain {
         }
     }
 
-    fn header_map(&self) -> anyhow::Result<HeaderMap> {
+    fn header_map(&self, capture: Option<&Capture>) -> anyhow::Result<HeaderMap> {
         let mut headers = HeaderMap::new();
+        if let Some(capture) = capture {
+            headers.insert("hermes-network", HeaderValue::from_str(&capture.network.to_string())?);
+            headers.extend(capture.set_headers.iter().cloned());
+        }
         for header in &self.headers {
             let (name, value) =
                 header.split_once('=').with_context(|| format!("--header {header} is not NAME=VALUE"))?;

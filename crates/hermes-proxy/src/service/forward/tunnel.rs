@@ -132,9 +132,13 @@ impl Forward<'_> {
             in_flight: Some(in_flight),
         };
         let kind = self.entry.facts.kind;
-        let by_post = kind != Kind::Http && upstream.config.tunnel_method == TunnelMethod::Post;
+        let by_post = !matches!(kind, Kind::Http | Kind::Ip) && upstream.config.tunnel_method == TunnelMethod::Post;
         // A flow that came by POST goes on as what it is.
-        let flow = (kind == Kind::Udp).then(|| Ask::Upgrade(Arc::from("connect-udp")));
+        let flow = match kind {
+            Kind::Udp => Some(Ask::Upgrade(Arc::from("connect-udp"))),
+            Kind::Ip => Some(Ask::Upgrade(Arc::from("connect-ip"))),
+            Kind::Http | Kind::Tcp => None,
+        };
         let ask = flow.as_ref().unwrap_or(ask);
         let debt = Debt::new(self, upstream, index);
         let opened = match (leased, by_post) {
@@ -224,7 +228,7 @@ impl Forward<'_> {
         if status != wanted && !(wanted == StatusCode::OK && status.is_success()) {
             // To an HTTP/1.1 client 200 says that nothing was switched (RFC 9110, 7.8). To an HTTP/2
             // client it would say that the tunnel is open (RFC 8441, 5), and a flow is nothing else.
-            let misleads = self.entry.facts.kind == Kind::Udp || self.dress.version >= Version::HTTP_2;
+            let misleads = self.entry.facts.kind.is_datagrams() || self.dress.version >= Version::HTTP_2;
             if status.is_success() && misleads {
                 return Err(Error::Refused { peer, status });
             }
@@ -274,21 +278,23 @@ impl Forward<'_> {
         let mut request = HttpRequest::new(());
         let mut fields = std::mem::take(&mut outgoing.fields);
         fields.remove(CONTENT_LENGTH);
-        if self.entry.facts.kind == Kind::Udp {
+        if self.entry.facts.kind.is_datagrams() {
             fields.insert(CAPSULE_PROTOCOL, HeaderValue::from_static("?1"));
         }
         *request.headers_mut() = fields;
         request
     }
 
-    /// Path and host of a tunnel's request. For UDP the target is in the path, and the host is the
+    /// Path and host of a tunnel's request. For UDP and IP the target is in the path, and the host is the
     /// next proxy.
     fn target(&self, outgoing: &Outgoing, peer: &str) -> Result<(PathAndQuery, HeaderValue), Error> {
-        if self.entry.facts.kind != Kind::Udp {
-            return Ok((outgoing.path.clone(), outgoing.host.clone()));
-        }
+        let path = match self.entry.facts.kind {
+            Kind::Udp => udp_path(outgoing)?,
+            Kind::Ip => outgoing.path.clone(),
+            Kind::Http | Kind::Tcp => return Ok((outgoing.path.clone(), outgoing.host.clone())),
+        };
         let proxy = HeaderValue::try_from(endpoint_of(peer)).map_err(|error| Error::Internal(error.to_string()))?;
-        Ok((udp_path(outgoing)?, proxy))
+        Ok((path, proxy))
     }
 
     /// The URI of an extended CONNECT or a POST.

@@ -1,0 +1,14 @@
+//! Layer 3: devices of this machine, and the ends of CONNECT-IP tunnels at them (RFC 9484).
+//!
+//! In: packets of a device, and of tunnels. Out: the same, each judged by what its session may send. What
+//! may not pass is counted, and its sender told where the RFCs ask for that.
+//! Never: a packet of somebody else's address.
+
+mod device;
+mod end;
+mod judge;
+mod mailbox;
+mod table;
+
+pub(crate) use self::device::{Device, Devices, Owner};
+pub(crate) use self::end::End;

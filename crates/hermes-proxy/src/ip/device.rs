@@ -1,0 +1,191 @@
+//! A TUN device: who holds which addresses behind it, and its queue on each worker.
+//!
+//! In: packets that the kernel sends into the device. Out: each to the session that holds its destination;
+//! those of nobody are dropped and counted. Claims are settled here for all workers: an address has one
+//! holder, and a newer session of the same holder takes over from an older one.
+//! Never: what a packet may do; its session judges that.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use hermes_model::snapshot::Snapshot;
+use hermes_net::tun::{self, IdleQueue, Queue, ReceiveBuffer};
+use hermes_wire::ip;
+use ipnet::IpNet;
+use tokio::task::AbortHandle;
+
+use super::mailbox::Mailbox;
+use super::table::Table;
+use crate::worker::Worker;
+
+/// Reads of one turn before other tasks get theirs.
+const ROUNDS: usize = 4;
+
+/// Whose an address is. Nobody else can take it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Owner {
+    pub(crate) user: Option<Arc<str>>,
+    pub(crate) node: Option<Arc<str>>,
+    /// Where it has neither: the address that its requests come from.
+    pub(crate) source: Option<IpAddr>,
+}
+
+/// A session's hold on a prefix.
+#[derive(Debug)]
+struct Claim {
+    owner: Owner,
+    mailbox: Arc<Mailbox>,
+    number: u64,
+}
+
+/// A device, as all workers see it.
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub(crate) name: Arc<str>,
+    net: tun::Device,
+    /// Read once a batch, written where sessions begin and end.
+    claims: RwLock<Table<Claim>>,
+    numbers: AtomicU64,
+}
+
+impl Device {
+    pub(crate) fn new(name: Arc<str>, net: tun::Device) -> Arc<Self> {
+        Arc::new(Self { name, net, claims: RwLock::default(), numbers: AtomicU64::new(1) })
+    }
+
+    /// The kernel's side of it.
+    pub(crate) fn net(&self) -> &tun::Device {
+        &self.net
+    }
+
+    /// Gives a prefix to a session: its packets go there from now on. `None`: it is somebody else's.
+    pub(super) fn claim(&self, prefix: IpNet, owner: &Owner, mailbox: &Arc<Mailbox>) -> Option<u64> {
+        let mut claims = self.claims.write().unwrap_or_else(PoisonError::into_inner);
+        if claims.get(prefix).is_some_and(|claim| claim.owner != *owner) {
+            return None;
+        }
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+        claims.insert(prefix, Claim { owner: owner.clone(), mailbox: mailbox.clone(), number });
+        Some(number)
+    }
+
+    /// Gives it back, unless a newer session has taken it over. True where nobody holds it now.
+    pub(super) fn release(&self, prefix: IpNet, number: u64) -> bool {
+        let mut claims = self.claims.write().unwrap_or_else(PoisonError::into_inner);
+        let is_ours = claims.get(prefix).is_some_and(|claim| claim.number == number);
+        if is_ours {
+            claims.remove(prefix);
+        }
+        is_ours
+    }
+
+    /// Whether nobody holds it.
+    pub(super) fn is_free(&self, prefix: IpNet) -> bool {
+        self.claims.read().unwrap_or_else(PoisonError::into_inner).get(prefix).is_none()
+    }
+
+    /// Posts packets to the sessions that hold their destinations.
+    fn deliver(&self, worker: &Worker, packets: &mut VecDeque<Bytes>, run: &mut Vec<Bytes>) {
+        let most = worker.generation().snapshot.limits.datagram_queue;
+        let metrics = &worker.shared.metrics;
+        let claims = self.claims.read().unwrap_or_else(PoisonError::into_inner);
+        while let Some(first) = packets.front() {
+            let to = ip::destination(first);
+            // Most come in runs to one.
+            while packets.front().is_some_and(|next| ip::destination(next) == to) {
+                run.extend(packets.pop_front());
+            }
+            match to.and_then(|to| claims.find(to)) {
+                Some(claim) => {
+                    let dropped = claim.mailbox.post(run, most);
+                    if dropped > 0 {
+                        metrics.dropped("queue-full", dropped);
+                    }
+                }
+                None => {
+                    metrics.dropped("no-session", run.len() as u64);
+                    run.clear();
+                }
+            }
+        }
+    }
+}
+
+/// A device, and the task that reads it.
+type Reading = (Rc<LocalDevice>, AbortHandle);
+
+/// The devices of one worker.
+#[derive(Default)]
+pub(crate) struct Devices(RefCell<HashMap<Arc<str>, Reading>>);
+
+impl Devices {
+    /// Begins to read queues.
+    pub(crate) fn begin(&self, worker: &Rc<Worker>, queues: Vec<(Arc<Device>, IdleQueue)>) {
+        for (device, queue) in queues {
+            match queue.start() {
+                Ok(queue) => {
+                    let local = Rc::new(LocalDevice { device: device.clone(), queue });
+                    let reading = worker.spawn(local.clone().read(worker.clone()));
+                    self.0.borrow_mut().insert(device.name.clone(), (local, reading));
+                }
+                Err(error) => tracing::error!(device = %device.name, %error, "a device cannot be read here"),
+            }
+        }
+    }
+
+    /// Lets go of devices that the document does not name any more. Live sessions still hold theirs.
+    pub(crate) fn end_others(&self, snapshot: &Snapshot) {
+        self.0.borrow_mut().retain(|name, (_, reading)| {
+            let stays = snapshot.devices().any(|device| *device == *name);
+            if !stays {
+                reading.abort();
+            }
+            stays
+        });
+    }
+
+    /// The device of this name.
+    pub(crate) fn get(&self, name: &str) -> Option<Rc<LocalDevice>> {
+        self.0.borrow().get(name).map(|(local, _)| local.clone())
+    }
+}
+
+/// A device on one worker.
+pub(crate) struct LocalDevice {
+    pub(crate) device: Arc<Device>,
+    pub(crate) queue: Queue,
+}
+
+impl LocalDevice {
+    /// Reads the queue of this worker until the device is gone.
+    pub(crate) async fn read(self: Rc<Self>, worker: Rc<Worker>) {
+        let mut buffer = ReceiveBuffer::default();
+        let (mut packets, mut run) = (VecDeque::new(), Vec::new());
+        let error = std::future::poll_fn(|cx| {
+            for _ in 0..ROUNDS {
+                ready!(self.poll_read(cx, &mut buffer, &mut packets))?;
+                self.device.deliver(&worker, &mut packets, &mut run);
+            }
+            cx.waker().wake_by_ref();
+            Poll::<std::io::Result<std::convert::Infallible>>::Pending
+        })
+        .await;
+        let Err(error) = error;
+        tracing::warn!(device = %self.device.name, %error, "a device can be read no more");
+    }
+
+    fn poll_read(
+        &self,
+        cx: &mut Context<'_>,
+        buffer: &mut ReceiveBuffer,
+        packets: &mut VecDeque<Bytes>,
+    ) -> Poll<std::io::Result<()>> {
+        self.queue.poll_receive(cx, buffer, |packet| packets.push_back(packet)).map_ok(|_| ())
+    }
+}

@@ -1,0 +1,399 @@
+//! The end of a CONNECT-IP tunnel at a device.
+//!
+//! In: packets of the device for this session, packets and capsules of its tunnel. Out: those that may pass;
+//! requests for addresses, or their assignment, and the routes. What may not pass is counted by its reason.
+//! Its claims on addresses end with it.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use hermes_model::snapshot::Gateway;
+use hermes_net::tun;
+use hermes_wire::connect_ip::{self, Address, Prefix, Route};
+use hermes_wire::{capsule, ip};
+use ipnet::IpNet;
+
+use super::device::{LocalDevice, Owner};
+use super::judge::{Rules, Verdict, Way};
+use super::mailbox::Mailbox;
+use crate::datagram::{Batch, Other};
+use crate::worker::Worker;
+
+/// Addresses that one session may hold.
+const MOST_ADDRESSES: usize = 64;
+/// Answers to packets that wait for the tunnel.
+const MOST_ANSWERS: usize = 64;
+
+/// What this end does about addresses.
+enum Side {
+    /// It asks for those of its device, to send to this prefix.
+    Asks { network: IpNet },
+    /// It gives them, as a route's document says.
+    Gives { gateway: Gateway, owner: Owner },
+}
+
+/// A prefix that the device leads to us.
+struct Claimed {
+    prefix: IpNet,
+    number: u64,
+}
+
+/// One end of a tunnel.
+pub(crate) struct End {
+    local: Rc<LocalDevice>,
+    mailbox: Arc<Mailbox>,
+    side: Side,
+    rules: Rules,
+    claims: Vec<Claimed>,
+    /// What the peer was assigned, by what it asked.
+    assigned: Vec<Address>,
+    /// The longest packet that the tunnel takes.
+    mtu: usize,
+    /// For the tunnel, before anything else.
+    capsules: VecDeque<Other>,
+    answers: VecDeque<Bytes>,
+    came: VecDeque<Bytes>,
+}
+
+impl End {
+    /// The end that takes packets for a prefix, and has these addresses.
+    ///
+    /// # Errors
+    /// Another session takes them.
+    pub(crate) fn asking(
+        local: &Rc<LocalDevice>,
+        owner: &Owner,
+        network: IpNet,
+        addresses: &[IpAddr],
+        protocol: Option<u8>,
+    ) -> Result<Self, String> {
+        let rules = Rules { here: Vec::new(), there: vec![Route::to(prefix_of(network))], protocol };
+        let mut this = Self::new(local, Side::Asks { network }, rules);
+        if !this.claim(network, owner) {
+            return Err(format!("another session takes packets for {network}"));
+        }
+        let wanted = addresses.iter().filter(|address| address.is_ipv4() == network.addr().is_ipv4());
+        let wanted: Vec<Address> =
+            (1..).zip(wanted).map(|(request, address)| Address { request, prefix: Prefix::of(*address) }).collect();
+        let mut payload = BytesMut::new();
+        connect_ip::put_addresses(&wanted, &mut payload);
+        this.say(connect_ip::ADDRESS_REQUEST, payload);
+        Ok(this)
+    }
+
+    /// The end that gives addresses to whoever asks, for packets to a prefix (`None`: to anywhere).
+    pub(crate) fn giving(
+        local: &Rc<LocalDevice>,
+        owner: Owner,
+        gateway: &Gateway,
+        network: Option<IpNet>,
+        protocol: Option<u8>,
+    ) -> Self {
+        let everything = || [IpAddr::from([0; 4]), IpAddr::from([0; 16])].map(|any| IpNet::new_assert(any, 0)).to_vec();
+        let networks = network.map_or_else(everything, |network| vec![network]);
+        let here: Vec<Route> = networks.into_iter().map(|network| Route::to(prefix_of(network))).collect();
+        let mut payload = BytesMut::new();
+        let told: Vec<Route> =
+            here.iter().map(|route| Route { protocol: protocol.unwrap_or_default(), ..*route }).collect();
+        connect_ip::put_routes(&told, &mut payload);
+        let rules = Rules { here, there: Vec::new(), protocol };
+        let mut this = Self::new(local, Side::Gives { gateway: gateway.clone(), owner }, rules);
+        this.say(connect_ip::ROUTE_ADVERTISEMENT, payload);
+        this
+    }
+
+    fn new(local: &Rc<LocalDevice>, side: Side, rules: Rules) -> Self {
+        Self {
+            local: local.clone(),
+            mailbox: Arc::default(),
+            side,
+            rules,
+            claims: Vec::new(),
+            assigned: Vec::new(),
+            mtu: capsule::MAX_PACKET,
+            capsules: VecDeque::new(),
+            answers: VecDeque::new(),
+            came: VecDeque::new(),
+        }
+    }
+
+    fn say(&mut self, kind: u64, payload: BytesMut) {
+        self.capsules.push_back(Other::Whole { kind, payload: payload.freeze() });
+    }
+
+    fn claim(&mut self, prefix: IpNet, owner: &Owner) -> bool {
+        let Some(number) = self.local.device.claim(prefix, owner, &self.mailbox) else { return false };
+        self.claims.push(Claimed { prefix, number });
+        true
+    }
+
+    /// The tunnel takes packets of this length now; the device's routes to it say so.
+    pub(crate) fn set_mtu(&mut self, mtu: usize) {
+        if std::mem::replace(&mut self.mtu, mtu) != mtu {
+            self.claims.iter().for_each(|claim| self.lead(claim.prefix));
+        }
+    }
+
+    /// Leads a prefix into the device.
+    fn lead(&self, prefix: IpNet) {
+        let least = if prefix.addr().is_ipv6() { ip::MIN_MTU_V6 } else { ip::MIN_MTU_V4 };
+        let route = tun::Route { mtu: u32::try_from(self.mtu.max(least)).ok(), ..tun::Route::default() };
+        if let Err(error) = self.local.device.net().set_route(prefix, route) {
+            tracing::warn!(%error, "{}", error.remedy());
+        }
+    }
+
+    /// Packets and capsules for the tunnel.
+    pub(crate) fn poll_receive(&mut self, cx: &Context<'_>, worker: &Worker, batch: &mut Batch) -> Poll<()> {
+        batch.capsules.append(&mut self.capsules);
+        batch.datagrams.append(&mut self.answers);
+        let mut came = std::mem::take(&mut self.came);
+        if self.mailbox.poll_take(cx, &mut came).is_ready() {
+            for packet in came.drain(..) {
+                self.send_out(worker, packet, batch);
+            }
+            if batch.is_empty() {
+                // All of them were dropped: nothing would wake us for what lies behind.
+                cx.waker().wake_by_ref();
+            }
+        }
+        self.came = came;
+        if batch.is_empty() { Poll::Pending } else { Poll::Ready(()) }
+    }
+
+    fn send_out(&self, worker: &Worker, packet: Bytes, batch: &mut Batch) {
+        let Ok(header) = ip::parse(&packet) else {
+            return worker.shared.metrics.dropped("malformed-packet", 1);
+        };
+        match self.rules.judge(Way::Out, &packet, &header, self.mtu) {
+            Verdict::Pass => batch.datagrams.push_back(clamped(packet, &header, self.mtu)),
+            Verdict::Cut(mtu) => {
+                batch.datagrams.extend(ip::fragment(&packet, &header, mtu).into_iter().map(Bytes::from));
+            }
+            Verdict::Drop(reason, trouble) => {
+                worker.shared.metrics.dropped(reason, 1);
+                let answer = trouble.and_then(|trouble| self.answer(worker, &packet, &header, trouble));
+                if let Some(answer) = answer {
+                    let _ = self.local.queue.try_send(&[answer]);
+                }
+            }
+        }
+    }
+
+    /// What a packet's sender is told, at a bounded rate.
+    fn answer(&self, worker: &Worker, packet: &[u8], header: &ip::Header, trouble: ip::Trouble) -> Option<Bytes> {
+        let own = self.own_address(header);
+        let error = ip::icmp_error(packet, header, trouble, own)?;
+        worker.takes_answer().then(|| error.into())
+    }
+
+    /// An address of ours on the packet's way: of the device, else the one that it was sent to.
+    fn own_address(&self, header: &ip::Header) -> IpAddr {
+        let of_device = match &self.side {
+            Side::Gives { gateway, .. } => gateway.addresses.as_slice(),
+            Side::Asks { .. } => &[],
+        };
+        let fits = |address: &&IpAddr| address.is_ipv4() == header.source.is_ipv4();
+        of_device.iter().find(fits).copied().unwrap_or(header.destination)
+    }
+
+    /// Takes packets and capsules of the tunnel. Ready when the batch is empty.
+    pub(crate) fn poll_send(
+        &mut self,
+        cx: &mut Context<'_>,
+        worker: &Worker,
+        batch: &mut Batch,
+    ) -> Poll<io::Result<()>> {
+        for other in std::mem::take(&mut batch.capsules) {
+            if let Other::Whole { kind, payload } = other {
+                self.hear(kind, payload).map_err(io::Error::other)?;
+            }
+        }
+        let judged = std::mem::take(&mut batch.judged);
+        if !judged {
+            let mut kept = std::mem::take(&mut batch.datagrams);
+            kept.retain(|packet| self.let_in(worker, packet));
+            batch.datagrams = kept;
+        }
+        while !batch.datagrams.is_empty() {
+            match self.local.queue.try_send(batch.datagrams.make_contiguous()) {
+                Ok(moved) => {
+                    if moved.refused > 0 {
+                        worker.shared.metrics.dropped("device-refused", moved.refused as u64);
+                    }
+                    drop(batch.datagrams.drain(..moved.taken()));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    batch.judged = true;
+                    std::task::ready!(self.local.queue.poll_send_ready(cx))?;
+                }
+                Err(error) => {
+                    // As a link that is down would: what cannot be sent is lost.
+                    tracing::debug!(device = %self.local.device.name, %error, "packets could not be sent");
+                    worker.shared.metrics.dropped("device-failed", batch.datagrams.len() as u64);
+                    batch.datagrams.clear();
+                }
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn let_in(&mut self, worker: &Worker, packet: &Bytes) -> bool {
+        let Ok(header) = ip::parse(packet) else {
+            worker.shared.metrics.dropped("malformed-packet", 1);
+            return false;
+        };
+        let Verdict::Drop(reason, trouble) = self.rules.judge(Way::In, packet, &header, capsule::MAX_PACKET) else {
+            return true;
+        };
+        worker.shared.metrics.dropped(reason, 1);
+        let answer = trouble.and_then(|trouble| self.answer(worker, packet, &header, trouble));
+        if self.answers.len() < MOST_ANSWERS {
+            self.answers.extend(answer);
+        }
+        false
+    }
+
+    /// What the peer says of addresses and routes.
+    fn hear(&mut self, kind: u64, payload: Bytes) -> Result<(), connect_ip::ConnectIpError> {
+        match kind {
+            connect_ip::ADDRESS_REQUEST => {
+                let wanted = connect_ip::parse_address_request(payload)?;
+                self.assign(&wanted);
+            }
+            connect_ip::ADDRESS_ASSIGN => {
+                let assigned = connect_ip::parse_address_assign(payload)?;
+                if matches!(self.side, Side::Asks { .. }) {
+                    let is_given = |address: &&Address| !address.prefix.address().is_unspecified();
+                    self.rules.here =
+                        assigned.iter().filter(is_given).map(|address| Route::to(address.prefix)).collect();
+                    if self.rules.here.is_empty() {
+                        tracing::warn!(device = %self.local.device.name, "the far end assigns no address that was asked for");
+                    }
+                }
+            }
+            connect_ip::ROUTE_ADVERTISEMENT => {
+                let routes = connect_ip::parse_route_advertisement(payload)?;
+                if let Side::Asks { network } = self.side {
+                    self.rules.there = narrowed(&routes, network);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Answers a request for addresses; those of before stay.
+    fn assign(&mut self, wanted: &[Address]) {
+        for address in wanted {
+            let given = self.give(address.prefix).unwrap_or_else(|| nothing(address.prefix));
+            self.assigned.retain(|before| before.request != address.request);
+            if self.assigned.len() < MOST_ADDRESSES {
+                self.assigned.push(Address { request: address.request, prefix: given });
+            }
+        }
+        let given = self.assigned.iter().filter(|address| !address.prefix.address().is_unspecified());
+        self.rules.there = given.map(|address| Route::to(address.prefix)).collect();
+        let mut payload = BytesMut::new();
+        connect_ip::put_addresses(&self.assigned, &mut payload);
+        self.say(connect_ip::ADDRESS_ASSIGN, payload);
+    }
+
+    /// The prefix that is given for the one that is wanted; `None`: none is.
+    fn give(&mut self, wanted: Prefix) -> Option<Prefix> {
+        let Side::Gives { gateway, owner } = &self.side else { return None };
+        let (gateway, owner) = (gateway.clone(), owner.clone());
+        let net = IpNet::new(wanted.address(), wanted.length()).ok()?;
+        let held = |this: &Self, net: IpNet| this.claims.iter().any(|claim| claim.prefix == net);
+        let net = if wanted.address().is_unspecified() { self.free(&gateway, net)? } else { net };
+        if !(held(self, net) || may_be_given(&gateway, net) && self.claims.len() < MOST_ADDRESSES) {
+            return None;
+        }
+        if !held(self, net) && !self.claim(net, &owner) {
+            tracing::info!(address = %net, device = %gateway.device, "an address that another holds was asked for");
+            return None;
+        }
+        self.lead(net);
+        Some(prefix_of(net))
+    }
+
+    /// An address that nobody holds.
+    fn free(&self, gateway: &Gateway, like: IpNet) -> Option<IpNet> {
+        let pools = gateway.assign.iter().filter(|pool| pool.addr().is_ipv4() == like.addr().is_ipv4());
+        pools
+            .flat_map(|pool| pool.hosts().take(MOST_LOOKED_AT))
+            .map(IpNet::from)
+            .find(|net| !gateway.addresses.contains(&net.addr()) && self.local.device.is_free(*net))
+    }
+}
+
+/// Addresses of a pool that are tried for a free one.
+const MOST_LOOKED_AT: usize = 65_536;
+
+impl Drop for End {
+    fn drop(&mut self) {
+        for claim in self.claims.drain(..) {
+            let is_over = self.local.device.release(claim.prefix, claim.number);
+            // What a listener captures stays in the device, tunnel or not: it must not go another way.
+            if is_over && matches!(self.side, Side::Gives { .. }) {
+                let _ = self.local.device.net().remove_route(claim.prefix);
+            }
+        }
+    }
+}
+
+/// Whether the document lets a client have it.
+fn may_be_given(gateway: &Gateway, net: IpNet) -> bool {
+    let address = net.addr();
+    let is_unfit = |address: IpAddr| {
+        let is_broadcast = matches!(address, IpAddr::V4(address) if address.is_broadcast());
+        address.is_multicast() || address.is_loopback() || address.is_unspecified() || is_broadcast
+    };
+    if is_unfit(address) || gateway.addresses.iter().any(|own| net.contains(own)) {
+        return false;
+    }
+    if gateway.assign.is_empty() {
+        return net.prefix_len() == net.max_prefix_len();
+    }
+    gateway.assign.iter().any(|pool| pool.contains(&net))
+}
+
+/// What an answer has in the place of an address that is not given (RFC 9484, section 4.7.1).
+fn nothing(wanted: Prefix) -> Prefix {
+    match wanted.address() {
+        IpAddr::V4(_) => Prefix::of(IpAddr::from([0; 4])),
+        IpAddr::V6(_) => Prefix::of(IpAddr::from([0; 16])),
+    }
+}
+
+/// As the wire has it. An `IpNet` that is truncated is always a prefix.
+fn prefix_of(net: IpNet) -> Prefix {
+    Prefix::new(net.trunc().addr(), net.prefix_len()).unwrap_or_else(|_| Prefix::of(net.addr()))
+}
+
+/// Of the routes what lies within the network.
+fn narrowed(routes: &[Route], network: IpNet) -> Vec<Route> {
+    let whole = Route::to(prefix_of(network));
+    let within = routes.iter().filter(|route| route.start.is_ipv4() == whole.start.is_ipv4());
+    within
+        .map(|route| Route { start: route.start.max(whole.start), end: route.end.min(whole.end), ..*route })
+        .filter(|route| route.start <= route.end)
+        .collect()
+}
+
+/// A TCP connection that begins through here learns at once how long its segments may be.
+fn clamped(packet: Bytes, header: &ip::Header, mtu: usize) -> Bytes {
+    let is_syn = header.protocol == ip::TCP
+        && !header.is_later_fragment
+        && packet.get(header.transport + 13).is_some_and(|flags| flags & 0x02 != 0);
+    if !is_syn || mtu >= capsule::MAX_PACKET {
+        return packet;
+    }
+    let mut changed = packet.to_vec();
+    if ip::clamp_mss(&mut changed, header, mtu) { changed.into() } else { packet }
+}

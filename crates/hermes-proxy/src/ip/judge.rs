@@ -1,0 +1,83 @@
+//! What a packet may do: the rules of one session, in both directions.
+//!
+//! In: a packet, and which addresses lie on which side. Out: whether it passes, and where it does not, why,
+//! and what its sender is told. Never: sends or counts anything.
+
+use std::net::IpAddr;
+
+use hermes_wire::connect_ip::Route;
+use hermes_wire::ip::{self, Header, Trouble};
+
+/// What becomes of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Pass,
+    /// It is too long, and may be cut into packets of this length.
+    Cut(usize),
+    /// Dropped, for this reason; where there is trouble, its sender hears of it.
+    Drop(&'static str, Option<Trouble>),
+}
+
+/// Where packets of a session may come from and go to.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Rules {
+    /// Addresses on the device's side.
+    pub(super) here: Vec<Route>,
+    /// Addresses on the tunnel's side.
+    pub(super) there: Vec<Route>,
+    /// The only protocol that is carried, ICMP aside.
+    pub(super) protocol: Option<u8>,
+}
+
+/// Which way a packet goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// From the device into the tunnel.
+    Out,
+    /// From the tunnel to the device.
+    In,
+}
+
+impl Rules {
+    /// Judges a packet; `mtu` is the length of the longest that goes further.
+    pub(super) fn judge(&self, way: Way, packet: &[u8], header: &Header, mtu: usize) -> Verdict {
+        let (from, to) = match way {
+            Way::Out => (&self.here, &self.there),
+            Way::In => (&self.there, &self.here),
+        };
+        let is_one_host = |address: IpAddr| !(address.is_multicast() || address.is_unspecified());
+        if !is_one_host(header.destination) || !is_one_host(header.source) {
+            // What a device says to its link: there is nobody on it.
+            return Verdict::Drop("not-unicast", None);
+        }
+        // Routers on the way speak for themselves, and what they say matters to whoever sent the packet.
+        let is_error = ip::is_icmp_error(packet, header);
+        if !is_error && !allows(from, header.source, header.protocol) {
+            return Verdict::Drop("source-not-assigned", Some(Trouble::Prohibited));
+        }
+        if !allows(to, header.destination, header.protocol) {
+            return Verdict::Drop("out-of-scope", Some(Trouble::Prohibited));
+        }
+        let is_carried = |protocol| header.protocol == protocol || matches!(header.protocol, ip::ICMP | ip::ICMPV6);
+        if !self.protocol.is_none_or(is_carried) {
+            return Verdict::Drop("out-of-scope", Some(Trouble::Prohibited));
+        }
+        fit(header, mtu)
+    }
+}
+
+fn allows(routes: &[Route], address: IpAddr, protocol: u8) -> bool {
+    routes.iter().any(|route| route.covers(address, protocol))
+}
+
+/// RFC 8200, section 5, has every link carry 1,280 bytes of IPv6: what no datagram takes goes on the stream.
+fn fit(header: &Header, mtu: usize) -> Verdict {
+    let mtu = if header.source.is_ipv6() { mtu.max(ip::MIN_MTU_V6) } else { mtu.max(ip::MIN_MTU_V4) };
+    if header.length <= mtu {
+        Verdict::Pass
+    } else if header.may_be_cut {
+        Verdict::Cut(mtu)
+    } else {
+        Verdict::Drop("too-big", Some(Trouble::TooBig(mtu)))
+    }
+}

@@ -1,0 +1,68 @@
+//! Packets on their way to a session, from whichever worker read them.
+//!
+//! In: batches of packets. Out: the same, to the session's task. Bounded in bytes: the oldest make room for
+//! what comes. The lock is held for a batch, and nearly always nobody else wants it.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+
+use crate::datagram::{BATCH, weight};
+
+/// Packets for one session.
+#[derive(Debug, Default)]
+pub(crate) struct Mailbox(Mutex<Letters>);
+
+#[derive(Debug, Default)]
+struct Letters {
+    packets: VecDeque<Bytes>,
+    bytes: usize,
+    waker: Option<Waker>,
+}
+
+impl Mailbox {
+    fn letters(&self) -> MutexGuard<'_, Letters> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a batch in, and tells the session. Returns how many of the oldest were dropped for it.
+    pub(super) fn post(&self, packets: &mut Vec<Bytes>, most: usize) -> u64 {
+        let mut letters = self.letters();
+        for packet in packets.drain(..) {
+            letters.bytes += weight(&packet);
+            letters.packets.push_back(packet);
+        }
+        let mut dropped = 0;
+        while letters.bytes > most
+            && let Some(oldest) = letters.packets.pop_front()
+        {
+            letters.bytes -= weight(&oldest);
+            dropped += 1;
+        }
+        let waker = letters.waker.take();
+        drop(letters);
+        waker.inspect(Waker::wake_by_ref);
+        dropped
+    }
+
+    /// Takes a batch, into an empty one.
+    pub(super) fn poll_take(&self, cx: &Context<'_>, batch: &mut VecDeque<Bytes>) -> Poll<()> {
+        let mut letters = self.letters();
+        if letters.packets.is_empty() {
+            if !letters.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+                letters.waker = Some(cx.waker().clone());
+            }
+            return Poll::Pending;
+        }
+        if letters.packets.len() <= BATCH {
+            std::mem::swap(&mut letters.packets, batch);
+            letters.bytes = 0;
+        } else {
+            batch.extend(letters.packets.drain(..BATCH));
+            letters.bytes -= batch.iter().map(weight).sum::<usize>();
+        }
+        Poll::Ready(())
+    }
+}

@@ -1,0 +1,93 @@
+//! Prefixes and what lies behind them: the longest that holds an address counts.
+//!
+//! In: prefixes. Out: what an address leads to. A look-up costs a hash for each length that there is.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+/// By prefix.
+#[derive(Debug)]
+pub(super) struct Table<T> {
+    entries: HashMap<IpNet, T>,
+    /// How many entries there are of each length, the longest first, of IPv4 and of IPv6.
+    lengths: [Vec<(u8, usize)>; 2],
+}
+
+impl<T> Default for Table<T> {
+    fn default() -> Self {
+        Self { entries: HashMap::new(), lengths: Default::default() }
+    }
+}
+
+impl<T> Table<T> {
+    pub(super) fn get(&self, prefix: IpNet) -> Option<&T> {
+        self.entries.get(&prefix)
+    }
+
+    /// Puts something behind a prefix. Returns what was there.
+    pub(super) fn insert(&mut self, prefix: IpNet, value: T) -> Option<T> {
+        let before = self.entries.insert(prefix, value);
+        if before.is_none() {
+            let lengths = &mut self.lengths[family(prefix.addr())];
+            match lengths.iter_mut().find(|(length, _)| *length == prefix.prefix_len()) {
+                Some((_, count)) => *count += 1,
+                None => {
+                    lengths.push((prefix.prefix_len(), 1));
+                    lengths.sort_unstable_by(|one, other| other.cmp(one));
+                }
+            }
+        }
+        before
+    }
+
+    pub(super) fn remove(&mut self, prefix: IpNet) -> Option<T> {
+        let value = self.entries.remove(&prefix)?;
+        let lengths = &mut self.lengths[family(prefix.addr())];
+        if let Some(at) = lengths.iter().position(|(length, _)| *length == prefix.prefix_len()) {
+            lengths[at].1 -= 1;
+            if lengths[at].1 == 0 {
+                lengths.remove(at);
+            }
+        }
+        Some(value)
+    }
+
+    /// What the longest prefix around this address leads to.
+    pub(super) fn find(&self, address: IpAddr) -> Option<&T> {
+        self.lengths[family(address)].iter().find_map(|(length, _)| {
+            let prefix = IpNet::new(address, *length).ok()?.trunc();
+            self.entries.get(&prefix)
+        })
+    }
+}
+
+fn family(address: IpAddr) -> usize {
+    usize::from(address.is_ipv6())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_prefix_counts_and_what_is_gone_does_not() {
+        let mut table = Table::default();
+        for prefix in ["0.0.0.0/0", "10.0.0.0/8", "10.1.0.0/16", "10.1.2.3/32", "2001:db8::/32"] {
+            assert!(table.insert(prefix.parse().unwrap(), prefix).is_none());
+        }
+        let find = |table: &Table<&'static str>, address: &str| table.find(address.parse().unwrap()).copied();
+        assert_eq!(find(&table, "10.1.2.3"), Some("10.1.2.3/32"));
+        assert_eq!(find(&table, "10.1.2.4"), Some("10.1.0.0/16"));
+        assert_eq!(find(&table, "10.2.0.1"), Some("10.0.0.0/8"));
+        assert_eq!(find(&table, "192.0.2.1"), Some("0.0.0.0/0"));
+        assert_eq!(find(&table, "2001:db8::1"), Some("2001:db8::/32"));
+        assert_eq!(find(&table, "2001:db9::1"), None);
+        assert_eq!(table.remove("10.1.2.3/32".parse().unwrap()), Some("10.1.2.3/32"));
+        assert_eq!(find(&table, "10.1.2.3"), Some("10.1.0.0/16"));
+        assert_eq!(table.insert("10.1.0.0/16".parse().unwrap(), "again"), Some("10.1.0.0/16"));
+        assert_eq!(find(&table, "10.1.2.3"), Some("again"));
+    }
+}
