@@ -73,7 +73,10 @@ impl Batch {
             let count = self.datagrams.len();
             self.datagrams =
                 self.datagrams.drain(..).filter_map(|datagram| capsule::packet(datagram).ok().flatten()).collect();
-            worker.shared.metrics.dropped("unknown-context", (count - self.datagrams.len()) as u64);
+            let dropped = count - self.datagrams.len();
+            if dropped > 0 {
+                worker.shared.metrics.dropped("unknown-context", dropped as u64);
+            }
         }
     }
 }

@@ -306,17 +306,8 @@ pub(crate) async fn relay(near: Near, tunnel: Tunnel) {
     let reopening = |route: Arc<Route>| -> std::pin::Pin<Box<dyn Future<Output = Result<Port, Error>>>> {
         let (worker, entry) = (worker.clone(), entry.clone());
         Box::pin(async move {
-            let peer = entry.peer.borrow().clone();
             let opened = reopen(&worker, &entry, &route).await;
-            match &opened {
-                Ok(port) => {
-                    port.bind(&entry);
-                    *entry.route.borrow_mut() = Some(route);
-                }
-                // It stays where it is, and the next change finds it there.
-                Err(_) => *entry.peer.borrow_mut() = peer,
-            }
-            opened
+            opened.inspect(|port| port.bind(&entry))
         })
     };
     if let Far::Stream(far) = &far {

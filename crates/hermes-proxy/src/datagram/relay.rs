@@ -57,6 +57,50 @@ impl Old {
     }
 }
 
+/// The far port that a flow moves to, before it carries anything.
+struct Next {
+    route: Arc<Route>,
+    port: Port,
+    /// What it is told first: what was said of addresses and routes.
+    said: Batch,
+    /// It says which addresses it gives; packets from others would be dropped there.
+    asked: bool,
+    /// What came of it meanwhile.
+    heard: Batch,
+    timer: Pin<Box<tokio::time::Sleep>>,
+}
+
+impl Next {
+    /// Ready where the flow may go there; an error says why it never may.
+    fn poll(&mut self, cx: &mut Context<'_>, worker: &Worker) -> Poll<Result<(), String>> {
+        if self.timer.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Err("no address was assigned in time".to_owned()));
+        }
+        self.port.poll_carrier(cx);
+        if let Poll::Ready(Err(error)) = self.port.poll_send(cx, worker, &mut self.said) {
+            return Poll::Ready(Err(error.to_string()));
+        }
+        while self.asked {
+            let mut batch = Batch::default();
+            match ready!(self.port.poll_receive(cx, worker, &mut batch)) {
+                Ok(true) => {}
+                Ok(false) => return Poll::Ready(Err("it was ended".to_owned())),
+                Err(error) => return Poll::Ready(Err(error.to_string())),
+            }
+            for other in &batch.capsules {
+                let Other::Whole { kind: connect_ip::ADDRESS_ASSIGN, payload } = other else { continue };
+                self.asked = false;
+                let given = connect_ip::parse_address_assign(payload.clone()).unwrap_or_default();
+                if given.iter().all(|address| address.prefix.address().is_unspecified()) {
+                    return Poll::Ready(Err("the address was not assigned there".to_owned()));
+                }
+            }
+            self.heard.capsules.append(&mut batch.capsules);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
 /// How much a batch holds.
 struct Load {
     count: usize,
@@ -86,6 +130,9 @@ struct Relay<'a> {
     old: Vec<Old>,
     /// Where the flow moves to.
     opening: Option<(Arc<Route>, Opening)>,
+    next: Option<Box<Next>>,
+    /// The far end that it has, as people know it.
+    peer: Option<Arc<str>>,
     reopen: Reopen<'a>,
     up: Batch,
     down: Batch,
@@ -113,6 +160,16 @@ impl Said {
             self.0.push((*kind, payload.clone()));
         }
     }
+
+    /// The same, to be said again.
+    fn again(&self) -> Batch {
+        let whole = |(kind, payload): &(u64, Bytes)| Other::Whole { kind: *kind, payload: payload.clone() };
+        Batch { capsules: self.0.iter().map(whole).collect(), opened: true, ..Batch::default() }
+    }
+
+    fn asks_for_addresses(&self) -> bool {
+        self.0.iter().any(|(kind, _)| *kind == connect_ip::ADDRESS_REQUEST)
+    }
 }
 
 /// Relays until one end is over. The session's record gets what went wrong.
@@ -124,6 +181,8 @@ pub(crate) async fn relay(near: Port, far: Port, session: &Session, reopen: Reop
         far,
         old: Vec::new(),
         opening: None,
+        next: None,
+        peer: session.entry.peer.borrow().clone(),
         reopen,
         up: Batch::default(),
         down: Batch::default(),
@@ -251,33 +310,61 @@ impl Relay<'_> {
         down.capsules.clear();
     }
 
-    /// Make before break: the flow stays on its old port until the new one is open.
+    /// Make before break: the flow stays on its old port until the new one is open and ready for it.
     fn poll_move(&mut self, cx: &mut Context<'_>) {
-        let moved = &self.session.entry.moved;
-        let wanted = moved.borrow().as_ref().map(Arc::as_ptr);
-        if wanted != self.opening.as_ref().map(|(route, _)| Arc::as_ptr(route)) {
+        let wanted = self.session.entry.moved.borrow().clone();
+        let under_way = self.opening.as_ref().map(|(route, _)| route).or(self.next.as_ref().map(|next| &next.route));
+        if wanted.as_ref().map(Arc::as_ptr) != under_way.map(Arc::as_ptr) {
             // What was not wanted any more, before it was open, is dropped.
-            self.opening = moved.borrow().as_ref().map(|route| (route.clone(), (self.reopen)(route.clone())));
+            self.next = None;
+            self.session.entry.peer.replace(self.peer.clone());
+            self.opening = wanted.map(|route| (route.clone(), (self.reopen)(route)));
         }
-        let Some((_, opening)) = &mut self.opening else { return };
-        if self.near.is_within() {
-            // A capsule of the old one is not whole yet: its rest comes first.
-            return;
-        }
-        let Poll::Ready(opened) = opening.as_mut().poll(cx) else { return };
-        self.opening = None;
-        moved.take();
-        match opened {
-            Ok(port) => {
-                let port = std::mem::replace(&mut self.far, port);
-                if self.old.len() == MAX_OLD {
-                    self.old.remove(0);
-                }
-                self.old.push(Old { port, timer: Box::pin(tokio::time::sleep(QUIET)), finishing: false });
-                self.join();
+        if let Some((route, opening)) = &mut self.opening {
+            let Poll::Ready(opened) = opening.as_mut().poll(cx) else { return };
+            let route = route.clone();
+            self.opening = None;
+            match opened {
+                Ok(port) => self.next = Some(Box::new(self.prepare(route, port))),
+                Err(error) => return self.stay(&error.to_string()),
             }
-            Err(error) => tracing::warn!(%error, "a flow could not move; it stays where it is"),
         }
+        let Some(next) = &mut self.next else { return };
+        match next.poll(cx, &self.session.worker) {
+            // A capsule of the old one is not whole yet: its rest comes first.
+            Poll::Ready(Ok(())) if !self.near.is_within() && self.down.is_empty() => self.switch(),
+            Poll::Ready(Ok(())) | Poll::Pending => {}
+            Poll::Ready(Err(reason)) => self.stay(&reason),
+        }
+    }
+
+    fn prepare(&self, route: Arc<Route>, mut port: Port) -> Next {
+        port.set_sink(&self.near);
+        let timer = Box::pin(tokio::time::sleep(route.timeout.connect));
+        let asked = self.said.asks_for_addresses();
+        Next { route, port, said: self.said.again(), asked, heard: Batch::default(), timer }
+    }
+
+    fn switch(&mut self) {
+        let Some(next) = self.next.take() else { return };
+        let entry = &self.session.entry;
+        entry.moved.take();
+        *entry.route.borrow_mut() = Some(next.route);
+        self.peer = entry.peer.borrow().clone();
+        let port = std::mem::replace(&mut self.far, next.port);
+        self.down = next.heard;
+        if self.old.len() == MAX_OLD {
+            self.old.remove(0);
+        }
+        self.old.push(Old { port, timer: Box::pin(tokio::time::sleep(QUIET)), finishing: false });
+        self.join();
+    }
+
+    fn stay(&mut self, reason: &str) {
+        self.next = None;
+        self.session.entry.moved.take();
+        self.session.entry.peer.replace(self.peer.clone());
+        tracing::warn!(reason, "a flow could not move; it stays where it is");
     }
 
     fn far_error(&self, error: &io::Error) -> Error {

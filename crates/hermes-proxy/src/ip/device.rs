@@ -14,6 +14,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use hermes_model::facts::{Facts, Trust};
 use hermes_model::snapshot::Snapshot;
 use hermes_net::tun::{self, IdleQueue, Queue, ReceiveBuffer};
 use hermes_wire::ip;
@@ -29,11 +30,44 @@ const ROUNDS: usize = 4;
 
 /// Whose an address is. Nobody else can take it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Owner {
-    pub(crate) user: Option<Arc<str>>,
-    pub(crate) node: Option<Arc<str>>,
-    /// Where it has neither: the address that its requests come from.
-    pub(crate) source: Option<IpAddr>,
+pub(crate) enum Owner {
+    /// A user, whichever way the session comes.
+    User(Arc<str>),
+    /// Without a user: the node that the session began at.
+    Node(Arc<str>),
+    /// Without either: the address that its requests come from.
+    Source(IpAddr),
+    /// A listener of our own.
+    Listener(Arc<str>),
+}
+
+impl Owner {
+    /// Whose session it is. Where it began stands first in `Via`, which is believed of those who may pass on
+    /// what others asserted; of others it is they themselves.
+    pub(crate) fn of(facts: &Facts) -> Self {
+        if let Some(user) = &facts.user {
+            return Owner::User(user.clone());
+        }
+        match &facts.trust {
+            Trust::Certified(peer) => match &peer.node {
+                Some(_) if peer.standalone => match first_node(facts) {
+                    Some(first) => Owner::Node(first),
+                    None => Owner::Source(facts.source.ip()),
+                },
+                Some(node) => Owner::Node(node.clone()),
+                None => Owner::Source(facts.source.ip()),
+            },
+            Trust::Address => first_node(facts).map_or(Owner::Source(facts.source.ip()), Owner::Node),
+            Trust::Anonymous => Owner::Source(facts.source.ip()),
+        }
+    }
+}
+
+/// The node at which a session began.
+fn first_node(facts: &Facts) -> Option<Arc<str>> {
+    let via = facts.headers.get(http::header::VIA)?.to_str().ok()?;
+    let first = via.split(',').next()?.split_whitespace().nth(1)?;
+    Some(Arc::from(first))
 }
 
 /// A session's hold on a prefix.

@@ -122,7 +122,7 @@ async fn serve(worker: &Rc<Worker>, listener: &Arc<Listener>, network: IpNet, be
     };
     let protocol = request.facts.protocol;
     let Served::Tunnel(tunnel) = session::serve(worker, request).await else { return };
-    let owner = Owner { user: None, node: Some(listener.name.clone()), source: None };
+    let owner = Owner::Listener(listener.name.clone());
     let end = match End::asking(&local, &owner, network, &tun.addresses, protocol) {
         Ok(end) => end,
         Err(reason) => return tracing::error!(listener = %listener.name, reason, "a capture is not served"),

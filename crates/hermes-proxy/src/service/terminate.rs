@@ -101,10 +101,7 @@ pub(crate) fn device(worker: &Worker, entry: &Entry, gateway: &Gateway, route: &
         .devices
         .get(&gateway.device)
         .ok_or_else(|| Error::Internal(format!("device {} is not open on this worker", gateway.device)))?;
-    let node = facts.trust.peer().and_then(|peer| peer.node.clone());
-    let is_named = facts.user.is_some() || node.is_some();
-    let source = (!is_named).then(|| facts.source.ip());
-    let owner = Owner { user: facts.user.clone(), node, source };
+    let owner = Owner::of(facts);
     Ok(Port::Device(Box::new(End::giving(&local, owner, gateway, facts.network, facts.protocol))))
 }
 
