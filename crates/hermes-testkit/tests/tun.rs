@@ -1,0 +1,258 @@
+//! TUN devices of the product in namespaces: the kernel's own TCP and UDP, through two devices that are joined.
+#![allow(clippy::unwrap_used)]
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use hermes_net::tun::{Device, IdleQueue, Moved, Queue, ReceiveBuffer, Route, TunError};
+use hermes_testkit::netns::Namespace;
+use hermes_testkit::skip::needs_root;
+use nix::sys::socket::{setsockopt, sockopt};
+
+/// A wait for what never comes ends with this.
+const PATIENCE: Duration = Duration::from_secs(20);
+const MTU: usize = 1400;
+/// The addresses of both ends.
+const ENDS: [[&str; 2]; 2] = [["10.50.0.1", "fd50::1"], ["10.51.0.1", "fd51::1"]];
+
+/// Runs something on a thread inside a namespace.
+fn inside<T: Send>(namespace: &Namespace, what: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            namespace.enter().unwrap();
+            what()
+        });
+        thread.join().unwrap()
+    })
+}
+
+/// A device that has the addresses of one end, and leads to those of the other.
+fn device(namespace: &Namespace, end: usize) -> (Device, IdleQueue) {
+    inside(namespace, || {
+        let (device, mut queues) = Device::create("ht0", 1, 65_535).unwrap();
+        let whole = |address: &str| address.parse::<IpAddr>().unwrap().into();
+        for (own, other) in ENDS[end].iter().zip(ENDS[1 - end]) {
+            device.add_address(whole(own)).unwrap();
+            let route = Route { mtu: Some(MTU as u32), source: Some(own.parse().unwrap()) };
+            device.set_route(whole(other), route).unwrap();
+        }
+        (device, queues.remove(0))
+    })
+}
+
+/// What went one way.
+#[derive(Debug, Default)]
+struct Way {
+    received: Cell<Moved>,
+    sent: Cell<Moved>,
+    longest: Cell<usize>,
+}
+
+fn add(sum: &Cell<Moved>, moved: Moved) {
+    let mut now = sum.get();
+    now.packets += moved.packets;
+    now.refused += moved.refused;
+    now.calls += moved.calls;
+    sum.set(now);
+}
+
+/// Everything from one queue into the other.
+async fn carry(from: &Queue, into: &Queue, way: &Way) {
+    let mut buffer = ReceiveBuffer::default();
+    let packets: RefCell<Vec<Bytes>> = RefCell::default();
+    loop {
+        let mut each = |packet: Bytes| {
+            way.longest.set(way.longest.get().max(packet.len()));
+            packets.borrow_mut().push(packet);
+        };
+        let moved = poll_fn(|cx| from.poll_receive(cx, &mut buffer, &mut each)).await.unwrap();
+        add(&way.received, moved);
+        let packets = packets.take();
+        let mut left = &packets[..];
+        while !left.is_empty() {
+            match into.try_send(left) {
+                Ok(moved) => {
+                    left = &left[moved.taken()..];
+                    add(&way.sent, moved);
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    poll_fn(|cx| into.poll_send_ready(cx)).await.unwrap();
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+}
+
+/// Carries between two queues while `what` runs; returns what went from the first to the second.
+fn joined<T>(one: IdleQueue, other: IdleQueue, what: impl FnOnce() -> T) -> (T, Way) {
+    let (end, ended) = tokio::sync::oneshot::channel::<()>();
+    let thread = thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (one, other) = (one.start().unwrap(), other.start().unwrap());
+            let (there, back) = (Way::default(), Way::default());
+            tokio::select! {
+                _ = ended => {}
+                () = carry(&one, &other, &there) => {}
+                () = carry(&other, &one, &back) => {}
+            }
+            there
+        })
+    });
+    let result = what();
+    drop(end);
+    (result, thread.join().unwrap())
+}
+
+/// Sends so many bytes from one namespace to the other by TCP; returns what arrived, summed up, and how long it took.
+fn transfer(from: &Namespace, to: &Namespace, address: &str, bytes: usize) -> ((usize, u64), Duration) {
+    let address = SocketAddr::new(address.parse().unwrap(), 0);
+    let listener = inside(to, || TcpListener::bind(address).unwrap());
+    let address = listener.local_addr().unwrap();
+    let started = Instant::now();
+    thread::scope(|scope| {
+        let reading = scope.spawn(|| {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            let (mut total, mut sum, mut room) = (0, 0, vec![0; 1 << 18]);
+            loop {
+                let length = stream.read(&mut room).unwrap();
+                if length == 0 {
+                    return ((total, sum), started.elapsed());
+                }
+                sum = summed(sum, total, &room[..length]);
+                total += length;
+            }
+        });
+        inside(from, || {
+            let mut stream = TcpStream::connect_timeout(&address, PATIENCE).unwrap();
+            stream.set_write_timeout(Some(PATIENCE)).unwrap();
+            pattern(bytes).chunks(1 << 17).for_each(|chunk| stream.write_all(chunk).unwrap());
+        });
+        reading.join().unwrap()
+    })
+}
+
+fn pattern(bytes: usize) -> Vec<u8> {
+    (0..bytes as u64).map(|byte| (byte.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
+}
+
+/// Differs where bytes differ or are at another place.
+fn summed(sum: u64, at: usize, bytes: &[u8]) -> u64 {
+    let each = |(index, byte): (usize, &u8)| u64::from(*byte).wrapping_mul((at + index) as u64 | 1);
+    bytes.iter().enumerate().map(each).fold(sum, u64::wrapping_add)
+}
+
+#[test]
+fn bulk_tcp_goes_through_two_devices_in_super_packets() {
+    if !needs_root("bulk_tcp_goes_through_two_devices_in_super_packets") {
+        return;
+    }
+    let (here, there) = (Namespace::new().unwrap(), Namespace::new().unwrap());
+    let bytes = 64 << 20;
+    let expected = summed(0, 0, &pattern(bytes));
+    for address in ENDS[1] {
+        let ((_one, queue), (_other, other)) = (device(&here, 0), device(&there, 1));
+        let ((arrived, took), way) = joined(queue, other, || transfer(&here, &there, address, bytes));
+        assert_eq!(arrived, (bytes, expected), "{address}");
+        let (received, sent) = (way.received.get(), way.sent.get());
+        println!("{address}: {:.1} Gbit/s, {way:?}", bytes as f64 * 8e-9 / took.as_secs_f64());
+        assert_eq!((received.refused, sent.refused), (0, 0));
+        assert_eq!(received.packets, sent.packets);
+        assert!(way.longest.get() <= MTU, "packets of {} bytes", way.longest.get());
+        assert!(received.packets >= bytes / MTU);
+        // A super packet has up to 48 of these.
+        assert!(received.packets > 10 * received.calls, "the kernel's are not cut: {received:?}");
+        assert!(sent.packets > 10 * sent.calls, "the kernel gets them one by one: {sent:?}");
+    }
+}
+
+#[test]
+fn a_run_of_datagrams_is_one_super_packet_and_a_long_one_is_fragments() {
+    if !needs_root("a_run_of_datagrams_is_one_super_packet_and_a_long_one_is_fragments") {
+        return;
+    }
+    let (here, there) = (Namespace::new().unwrap(), Namespace::new().unwrap());
+    for (own, other) in ENDS[0].into_iter().zip(ENDS[1]) {
+        let ((_one, queue), (_other, other_queue)) = (device(&here, 0), device(&there, 1));
+        let bind = |address: &str| UdpSocket::bind(SocketAddr::new(address.parse().unwrap(), 0)).unwrap();
+        let receiver = inside(&there, || bind(other));
+        receiver.set_read_timeout(Some(PATIENCE)).unwrap();
+        let sender = inside(&here, || bind(own));
+        let to = receiver.local_addr().unwrap();
+        let (contents, mut room) = (pattern(12_000), vec![0; 1 << 16]);
+        let (_, way) = joined(queue, other_queue, || {
+            setsockopt(&sender, sockopt::UdpGsoSegment, &1200).unwrap();
+            sender.send_to(&contents, to).unwrap();
+            for segment in contents.chunks(1200) {
+                assert_eq!(receiver.recv(&mut room).unwrap(), 1200);
+                assert_eq!(&room[..1200], segment);
+            }
+        });
+        let one_call = Moved { packets: 10, refused: 0, calls: 1 };
+        assert_eq!((way.received.get(), way.sent.get()), (one_call, one_call), "{own}");
+
+        drop((_one, _other));
+        let ((_one, queue), (_other, other_queue)) = (device(&here, 0), device(&there, 1));
+        let long = pattern(60_000);
+        let (_, way) = joined(queue, other_queue, || {
+            setsockopt(&sender, sockopt::UdpGsoSegment, &0).unwrap();
+            sender.send_to(&long, to).unwrap();
+            assert_eq!(receiver.recv(&mut room).unwrap(), long.len());
+            assert_eq!(&room[..long.len()], long);
+        });
+        assert!(way.longest.get() <= MTU && way.sent.get().packets >= long.len() / MTU, "{way:?}");
+    }
+}
+
+#[test]
+fn a_device_ends_with_its_queues_and_a_name_is_had_once() {
+    if !needs_root("a_device_ends_with_its_queues_and_a_name_is_had_once") {
+        return;
+    }
+    let namespace = Namespace::new().unwrap();
+    inside(&namespace, || {
+        let (_device, queues) = Device::create("ht0", 3, 65_535).unwrap();
+        assert_eq!(queues.len(), 3);
+        for count in [1, 3] {
+            assert!(matches!(Device::create("ht0", count, 1500), Err(TunError::NameTaken { .. })));
+        }
+        assert!(matches!(Device::create("lo", 1, 1500), Err(TunError::NameTaken { .. })));
+        drop(queues);
+        assert_eq!(nix::net::if_::if_nametoindex("ht0"), Err(nix::Error::ENODEV));
+        Device::create("ht0", 1, 1500).unwrap();
+    });
+}
+
+#[test]
+fn a_route_of_somebody_else_is_left_alone() {
+    if !needs_root("a_route_of_somebody_else_is_left_alone") {
+        return;
+    }
+    let namespace = Namespace::new().unwrap();
+    for prefix in ["10.60.0.0/16", "fd60::/32", "0.0.0.0/0", "::/0"] {
+        let (device, _queue) = device(&namespace, 0);
+        namespace.ip(&["route", "add", prefix, "dev", "lo"]).unwrap();
+        inside(&namespace, || {
+            let prefix = prefix.parse().unwrap();
+            let taken = device.set_route(prefix, Route::default()).unwrap_err();
+            assert!(matches!(&taken, TunError::Route { .. }) && taken.remedy().contains("ip route"), "{taken}");
+            device.remove_route(prefix).unwrap();
+        });
+        namespace.ip(&["route", "del", prefix, "dev", "lo"]).unwrap();
+        inside(&namespace, || {
+            let prefix = prefix.parse().unwrap();
+            for mtu in [Some(1300), Some(1200), None] {
+                device.set_route(prefix, Route { mtu, source: None }).unwrap();
+            }
+            device.remove_route(prefix).unwrap();
+            device.remove_route(prefix).unwrap();
+        });
+    }
+}
