@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use socket2::SockRef;
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 
 /// RFC 8305, section 5: the recommended delay between attempts.
@@ -30,7 +30,9 @@ pub async fn connect(addresses: &[IpAddr], port: u16) -> io::Result<TcpStream> {
 }
 
 async fn connect_one(address: SocketAddr) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect(address).await?;
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    crate::mark::apply(SockRef::from(&socket));
+    let stream = socket.connect(address).await?;
     crate::tcp::tune(SockRef::from(&stream));
     Ok(stream)
 }

@@ -7,6 +7,8 @@ pub mod dial;
 pub mod file;
 pub mod handover;
 pub mod io;
+pub mod mark;
+pub mod nat;
 mod netlink;
 pub mod own;
 pub mod quic;

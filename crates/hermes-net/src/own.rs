@@ -1,5 +1,7 @@
 //! What this machine gives us: its addresses, and how many descriptors.
 
+pub mod watch;
+
 use std::collections::HashSet;
 use std::net::IpAddr;
 

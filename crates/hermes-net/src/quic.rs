@@ -161,7 +161,9 @@ pub fn endpoint(socket: UdpSocket, server: Option<ServerConfig>, worker: u8, tas
 /// No socket is to be had.
 pub fn client_endpoint(is_v4: bool, worker: u8, tasks: &Tasks) -> io::Result<Endpoint> {
     let any: SocketAddr = if is_v4 { ([0, 0, 0, 0], 0).into() } else { (std::net::Ipv6Addr::UNSPECIFIED, 0).into() };
-    endpoint(UdpSocket::bind(any)?, None, worker, tasks)
+    let socket = UdpSocket::bind(any)?;
+    crate::mark::apply(socket2::SockRef::from(&socket));
+    endpoint(socket, None, worker, tasks)
 }
 
 /// The URI SANs of the peer's certificate. `None`: it showed none.

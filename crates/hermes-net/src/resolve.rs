@@ -3,12 +3,16 @@
 //! In: a host of a document or of a request that is terminated here. Out: addresses.
 //! Never asked for overlay names: those are routed, not resolved.
 
+mod runtime;
+
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use hickory_resolver::TokioResolver;
+use hickory_resolver::Resolver as HickoryResolver;
+
+use self::runtime::Marked;
 
 /// Why a name has no address.
 #[derive(Debug, thiserror::Error)]
@@ -38,7 +42,7 @@ pub struct Resolver {
 
 struct State {
     /// `Err` where the system has no usable configuration: addresses still work.
-    inner: Result<TokioResolver, String>,
+    inner: Result<HickoryResolver<Marked>, String>,
     read_from: [Option<Stamp>; SOURCES.len()],
     looked: Instant,
 }
@@ -54,8 +58,8 @@ fn stamps() -> [Option<Stamp>; SOURCES.len()] {
     })
 }
 
-fn read() -> Result<TokioResolver, String> {
-    let built = TokioResolver::builder_tokio().and_then(hickory_resolver::ResolverBuilder::build);
+fn read() -> Result<HickoryResolver<Marked>, String> {
+    let built = HickoryResolver::builder(Marked::default()).and_then(hickory_resolver::ResolverBuilder::build);
     built.map_err(|error| error.to_string())
 }
 
@@ -94,7 +98,7 @@ impl Resolver {
         Self { state: Mutex::new(State { inner: read(), read_from, looked: Instant::now() }) }
     }
 
-    fn current(&self) -> Result<TokioResolver, ResolveError> {
+    fn current(&self) -> Result<HickoryResolver<Marked>, ResolveError> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.follow();
         state.inner.clone().map_err(ResolveError::Configuration)

@@ -27,6 +27,8 @@ pub fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
         socket.set_only_v6(true)?;
     }
     socket.set_nonblocking(true)?;
+    // Those that are accepted inherit it: replies go back by the way on which their question came.
+    crate::mark::apply(SockRef::from(&socket));
     socket.bind(&address.into())?;
     // Linux gives them to each socket that is accepted here: four calls saved a connection.
     tune(SockRef::from(&socket));

@@ -8,19 +8,22 @@
 //! Made here rather than by a crate: none refuses a name that somebody else just took, moves packets without
 //! copying each, or gives each route an MTU and a source of its own.
 
+mod capture;
 mod checksum;
 mod error;
 mod merge;
 mod offload;
 mod queue;
+mod reverse_path;
 mod route;
 mod split;
 
+use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use ipnet::IpNet;
 use netlink_packet_route::RouteNetlinkMessage;
@@ -36,6 +39,8 @@ use crate::netlink::{self, Change};
 pub const DRIVER: &str = "/dev/net/tun";
 /// The longest packet of a device: routes have MTUs of their own, so that the device need not have one.
 pub const LARGEST_MTU: u32 = 65_535;
+/// linux/capability.h: CAP_NET_ADMIN, as a bit.
+const CAP_NET_ADMIN: u64 = 1 << 12;
 /// Queues of one device that the kernel has (linux/drivers/net/tun.c: MAX_TAP_QUEUES).
 const MOST_QUEUES: usize = 256;
 
@@ -49,6 +54,21 @@ pub struct Device {
 struct Inner {
     name: String,
     index: u32,
+    captures: Mutex<Captures>,
+}
+
+/// What a device captures.
+#[derive(Debug, Default)]
+struct Captures {
+    prefixes: HashSet<IpNet>,
+    lengths: capture::Lengths,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Routes and addresses go with the device; rules have to be removed.
+        capture::remove_rules_of(self.index);
+    }
 }
 
 impl Device {
@@ -60,10 +80,11 @@ impl Device {
     pub fn create(name: &str, queues: usize, mtu: u32) -> Result<(Self, Vec<IdleQueue>), TunError> {
         let is_name = matches!(name.len(), 1..libc::IFNAMSIZ)
             && !name.starts_with('.')
-            && name.bytes().all(|byte| byte.is_ascii_graphic() && !b"/:%".contains(&byte));
+            && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
         if !is_name {
             return Err(TunError::Name { name: name.to_owned() });
         }
+        capture::remove_stale_rules();
         let several = queues > 1;
         let mut made = vec![open_queue(name, several, true)?];
         // From here on it is ours: others of the name are further queues of it.
@@ -76,7 +97,8 @@ impl Device {
         };
         let index = nix::net::if_::if_nametoindex(name).map_err(io::Error::from).map_err(system("finding"))?;
         bring_up(index, mtu).map_err(system("bringing up"))?;
-        Ok((Self { inner: Arc::new(Inner { name: name.to_owned(), index }) }, made))
+        let inner = Inner { name: name.to_owned(), index, captures: Mutex::default() };
+        Ok((Self { inner: Arc::new(inner) }, made))
     }
 
     /// Its name.
@@ -153,6 +175,29 @@ impl Device {
             _ => Ok(()),
         }
     }
+}
+
+/// Is the driver there, and may this process open it?
+///
+/// # Errors
+/// `TunError::Driver`.
+pub fn check_driver() -> Result<(), TunError> {
+    let opened = OpenOptions::new().read(true).write(true).open(DRIVER);
+    opened.map(drop).map_err(|source| TunError::Driver { source })
+}
+
+/// May this process make devices, addresses, routes and rules?
+///
+/// # Errors
+/// `TunError::Privilege`.
+pub fn check_privilege() -> Result<(), TunError> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let bits = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or_default();
+    if bits & CAP_NET_ADMIN == 0 {
+        return Err(TunError::Privilege { wanted: "to make TUN devices, addresses and routes" });
+    }
+    Ok(())
 }
 
 fn open_queue(name: &str, several: bool, is_first: bool) -> Result<IdleQueue, TunError> {

@@ -123,6 +123,7 @@ pub fn let_others_bind(socket: &std::net::UdpSocket) -> io::Result<()> {
 fn open(like: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(like), Type::DGRAM, Some(Protocol::UDP))?;
     socket.set_nonblocking(true)?;
+    crate::mark::apply(SockRef::from(&socket));
     // The kernel caps both; less than asked for still works.
     let _ = socket.set_recv_buffer_size(SOCKET_BUFFER);
     let _ = socket.set_send_buffer_size(SOCKET_BUFFER);

@@ -53,6 +53,46 @@ pub enum TunError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// The kernel refuses the rules of a capture.
+    #[error("the capture of {prefix} by the device {device}: {source}")]
+    Capture {
+        /// The device's name.
+        device: String,
+        /// What was to be captured.
+        prefix: IpNet,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The answers to this node's own packets would be dropped.
+    #[error("with {prefix} captured the kernel would drop what {interface} receives for this node (rp_filter is 1)")]
+    ReversePath {
+        /// Where answers come from.
+        interface: String,
+        /// What was to be captured.
+        prefix: IpNet,
+    },
+    /// nft cannot be run.
+    #[error("nft, which source NAT needs, cannot be run: {source}")]
+    NoNft {
+        /// Why.
+        source: io::Error,
+    },
+    /// nft refuses.
+    #[error("nft refuses the source NAT of the device {device}: {reason}")]
+    Nft {
+        /// The device's name.
+        device: String,
+        /// What it said.
+        reason: String,
+    },
+    /// The kernel does not forward packets, and cannot be told to.
+    #[error("{setting}, which a gateway needs, cannot be switched on: {source}")]
+    Forwarding {
+        /// The setting.
+        setting: String,
+        /// Why.
+        source: io::Error,
+    },
     /// The kernel refuses a route.
     #[error("the route {prefix} into the device {device}: {source}")]
     Route {
@@ -82,9 +122,18 @@ impl TunError {
                 "Load the kernel's module (`modprobe tun`), or give a container `--device /dev/net/tun`"
             }
             Self::Privilege { .. } => GIVE_PRIVILEGE,
-            Self::Device { source, .. } | Self::Address { source, .. } | Self::Route { source, .. } => {
-                of_kernel(source, self)
+            Self::ReversePath { .. } => {
+                "Have it checked loosely: `sysctl net.ipv4.conf.INTERFACE.rp_filter=2`, for good in /etc/sysctl.d"
             }
+            Self::NoNft { .. } => "Install nftables (the package `nftables`), or use a terminator that needs no NAT",
+            Self::Nft { .. } => "See that the kernel has nftables with NAT, and that the node has CAP_NET_ADMIN",
+            Self::Forwarding { .. } => {
+                "Set it outside of the container, or let the node write to /proc/sys (root, not read-only)"
+            }
+            Self::Device { source, .. }
+            | Self::Address { source, .. }
+            | Self::Route { source, .. }
+            | Self::Capture { source, .. } => of_kernel(source, self),
         }
     }
 }
@@ -99,6 +148,9 @@ fn of_kernel(source: &io::Error, error: &TunError) -> &'static str {
         }
         (Some(libc::EEXIST), TunError::Route { .. }) => {
             "Another route leads to the same prefix (`ip route`): remove it, or choose another prefix"
+        }
+        (Some(libc::EOPNOTSUPP | libc::EAFNOSUPPORT), TunError::Capture { .. }) => {
+            "The kernel needs policy routing (CONFIG_IP_MULTIPLE_TABLES, CONFIG_IPV6_MULTIPLE_TABLES)"
         }
         (Some(libc::EINVAL), TunError::Route { .. }) => "Its source must be one of the device's own addresses",
         _ => "See what the kernel says (`dmesg`), and whether a container forbids it",

@@ -1,34 +1,25 @@
 //! TUN devices of the product in namespaces: the kernel's own TCP and UDP, through two devices that are joined.
-#![allow(clippy::unwrap_used)]
 
-use std::cell::{Cell, RefCell};
-use std::future::poll_fn;
-use std::io::{ErrorKind, Read as _, Write as _};
+use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use hermes_net::tun::{Device, IdleQueue, Moved, Queue, ReceiveBuffer, Route, TunError};
+use hermes_net::tun::{Device, IdleQueue, Moved, Route, TunError};
 use hermes_testkit::netns::Namespace;
 use hermes_testkit::skip::needs_root;
 use nix::sys::socket::{setsockopt, sockopt};
 
-/// A wait for what never comes ends with this.
-const PATIENCE: Duration = Duration::from_secs(20);
+use crate::lab::{PATIENCE, Way, inside, is_local, joined};
+
 const MTU: usize = 1400;
 /// The addresses of both ends.
 const ENDS: [[&str; 2]; 2] = [["10.50.0.1", "fd50::1"], ["10.51.0.1", "fd51::1"]];
 
-/// Runs something on a thread inside a namespace.
-fn inside<T: Send>(namespace: &Namespace, what: impl FnOnce() -> T + Send) -> T {
-    thread::scope(|scope| {
-        let thread = scope.spawn(|| {
-            namespace.enter().unwrap();
-            what()
-        });
-        thread.join().unwrap()
-    })
+/// Two namespaces. Each family has its own: a device that was closed may be there still, while a program that another test
+/// starts has its descriptor.
+fn two_namespaces() -> [Namespace; 2] {
+    [Namespace::new().unwrap(), Namespace::new().unwrap()]
 }
 
 /// A device that has the addresses of one end, and leads to those of the other.
@@ -40,74 +31,10 @@ fn device(namespace: &Namespace, end: usize) -> (Device, IdleQueue) {
             device.add_address(whole(own)).unwrap();
             let route = Route { mtu: Some(MTU as u32), source: Some(own.parse().unwrap()) };
             device.set_route(whole(other), route).unwrap();
+            is_local(namespace, own);
         }
         (device, queues.remove(0))
     })
-}
-
-/// What went one way.
-#[derive(Debug, Default)]
-struct Way {
-    received: Cell<Moved>,
-    sent: Cell<Moved>,
-    longest: Cell<usize>,
-}
-
-fn add(sum: &Cell<Moved>, moved: Moved) {
-    let mut now = sum.get();
-    now.packets += moved.packets;
-    now.refused += moved.refused;
-    now.calls += moved.calls;
-    sum.set(now);
-}
-
-/// Everything from one queue into the other.
-async fn carry(from: &Queue, into: &Queue, way: &Way) {
-    let mut buffer = ReceiveBuffer::default();
-    let packets: RefCell<Vec<Bytes>> = RefCell::default();
-    loop {
-        let mut each = |packet: Bytes| {
-            way.longest.set(way.longest.get().max(packet.len()));
-            packets.borrow_mut().push(packet);
-        };
-        let moved = poll_fn(|cx| from.poll_receive(cx, &mut buffer, &mut each)).await.unwrap();
-        add(&way.received, moved);
-        let packets = packets.take();
-        let mut left = &packets[..];
-        while !left.is_empty() {
-            match into.try_send(left) {
-                Ok(moved) => {
-                    left = &left[moved.taken()..];
-                    add(&way.sent, moved);
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    poll_fn(|cx| into.poll_send_ready(cx)).await.unwrap();
-                }
-                Err(error) => panic!("{error}"),
-            }
-        }
-    }
-}
-
-/// Carries between two queues while `what` runs; returns what went from the first to the second.
-fn joined<T>(one: IdleQueue, other: IdleQueue, what: impl FnOnce() -> T) -> (T, Way) {
-    let (end, ended) = tokio::sync::oneshot::channel::<()>();
-    let thread = thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            let (one, other) = (one.start().unwrap(), other.start().unwrap());
-            let (there, back) = (Way::default(), Way::default());
-            tokio::select! {
-                _ = ended => {}
-                () = carry(&one, &other, &there) => {}
-                () = carry(&other, &one, &back) => {}
-            }
-            there
-        })
-    });
-    let result = what();
-    drop(end);
-    (result, thread.join().unwrap())
 }
 
 /// Sends so many bytes from one namespace to the other by TCP; returns what arrived, summed up, and how long it took.
@@ -154,10 +81,10 @@ fn bulk_tcp_goes_through_two_devices_in_super_packets() {
     if !needs_root("bulk_tcp_goes_through_two_devices_in_super_packets") {
         return;
     }
-    let (here, there) = (Namespace::new().unwrap(), Namespace::new().unwrap());
     let bytes = 64 << 20;
     let expected = summed(0, 0, &pattern(bytes));
     for address in ENDS[1] {
+        let [here, there] = two_namespaces();
         let ((_one, queue), (_other, other)) = (device(&here, 0), device(&there, 1));
         let ((arrived, took), way) = joined(queue, other, || transfer(&here, &there, address, bytes));
         assert_eq!(arrived, (bytes, expected), "{address}");
@@ -173,42 +100,58 @@ fn bulk_tcp_goes_through_two_devices_in_super_packets() {
     }
 }
 
-#[test]
-fn a_run_of_datagrams_is_one_super_packet_and_a_long_one_is_fragments() {
-    if !needs_root("a_run_of_datagrams_is_one_super_packet_and_a_long_one_is_fragments") {
-        return;
-    }
-    let (here, there) = (Namespace::new().unwrap(), Namespace::new().unwrap());
+/// Sends from one end to the other what `send` sends and `receive` receives, in each family.
+fn datagrams(send: impl Fn(&UdpSocket, SocketAddr), receive: impl Fn(&UdpSocket), check: impl Fn(Way)) {
     for (own, other) in ENDS[0].into_iter().zip(ENDS[1]) {
+        let [here, there] = two_namespaces();
         let ((_one, queue), (_other, other_queue)) = (device(&here, 0), device(&there, 1));
         let bind = |address: &str| UdpSocket::bind(SocketAddr::new(address.parse().unwrap(), 0)).unwrap();
-        let receiver = inside(&there, || bind(other));
+        let (sender, receiver) = (inside(&here, || bind(own)), inside(&there, || bind(other)));
         receiver.set_read_timeout(Some(PATIENCE)).unwrap();
-        let sender = inside(&here, || bind(own));
-        let to = receiver.local_addr().unwrap();
-        let (contents, mut room) = (pattern(12_000), vec![0; 1 << 16]);
-        let (_, way) = joined(queue, other_queue, || {
-            setsockopt(&sender, sockopt::UdpGsoSegment, &1200).unwrap();
-            sender.send_to(&contents, to).unwrap();
-            for segment in contents.chunks(1200) {
-                assert_eq!(receiver.recv(&mut room).unwrap(), 1200);
-                assert_eq!(&room[..1200], segment);
-            }
+        let ((), way) = joined(queue, other_queue, || {
+            send(&sender, receiver.local_addr().unwrap());
+            receive(&receiver);
         });
-        let one_call = Moved { packets: 10, refused: 0, calls: 1 };
-        assert_eq!((way.received.get(), way.sent.get()), (one_call, one_call), "{own}");
-
-        drop((_one, _other));
-        let ((_one, queue), (_other, other_queue)) = (device(&here, 0), device(&there, 1));
-        let long = pattern(60_000);
-        let (_, way) = joined(queue, other_queue, || {
-            setsockopt(&sender, sockopt::UdpGsoSegment, &0).unwrap();
-            sender.send_to(&long, to).unwrap();
-            assert_eq!(receiver.recv(&mut room).unwrap(), long.len());
-            assert_eq!(&room[..long.len()], long);
-        });
-        assert!(way.longest.get() <= MTU && way.sent.get().packets >= long.len() / MTU, "{way:?}");
+        check(way);
     }
+}
+
+#[test]
+fn a_run_of_datagrams_is_one_super_packet() {
+    if !needs_root("a_run_of_datagrams_is_one_super_packet") {
+        return;
+    }
+    let contents = pattern(12_000);
+    let send = |socket: &UdpSocket, to| {
+        setsockopt(socket, sockopt::UdpGsoSegment, &1200).unwrap();
+        socket.send_to(&contents, to).unwrap();
+    };
+    let receive = |socket: &UdpSocket| {
+        for segment in contents.chunks(1200) {
+            let mut room = [0; 2000];
+            assert_eq!(socket.recv(&mut room).unwrap(), 1200);
+            assert_eq!(&room[..1200], segment);
+        }
+    };
+    let one_call = Moved { packets: 10, refused: 0, calls: 1 };
+    datagrams(send, receive, |way| assert_eq!((way.received.get(), way.sent.get()), (one_call, one_call)));
+}
+
+#[test]
+fn a_long_datagram_is_fragments_of_the_size_of_the_route() {
+    if !needs_root("a_long_datagram_is_fragments_of_the_size_of_the_route") {
+        return;
+    }
+    let contents = pattern(60_000);
+    let send = |socket: &UdpSocket, to| assert_eq!(socket.send_to(&contents, to).unwrap(), contents.len());
+    let receive = |socket: &UdpSocket| {
+        let mut room = vec![0; 1 << 16];
+        assert_eq!(socket.recv(&mut room).unwrap(), contents.len());
+        assert_eq!(&room[..contents.len()], contents);
+    };
+    datagrams(send, receive, |way| {
+        assert!(way.longest.get() <= MTU && way.sent.get().packets >= contents.len() / MTU, "{way:?}");
+    });
 }
 
 #[test]
@@ -225,8 +168,13 @@ fn a_device_ends_with_its_queues_and_a_name_is_had_once() {
         }
         assert!(matches!(Device::create("lo", 1, 1500), Err(TunError::NameTaken { .. })));
         drop(queues);
-        assert_eq!(nix::net::if_::if_nametoindex("ht0"), Err(nix::Error::ENODEV));
-        Device::create("ht0", 1, 1500).unwrap();
+        // Another test's thread may be starting a program, which for a moment has our descriptors too.
+        let mut again = Device::create("ht0", 1, 1500);
+        while matches!(again, Err(TunError::NameTaken { .. })) {
+            thread::yield_now();
+            again = Device::create("ht0", 1, 1500);
+        }
+        again.unwrap();
     });
 }
 
@@ -236,8 +184,8 @@ fn a_route_of_somebody_else_is_left_alone() {
         return;
     }
     let namespace = Namespace::new().unwrap();
+    let (device, _queue) = device(&namespace, 0);
     for prefix in ["10.60.0.0/16", "fd60::/32", "0.0.0.0/0", "::/0"] {
-        let (device, _queue) = device(&namespace, 0);
         namespace.ip(&["route", "add", prefix, "dev", "lo"]).unwrap();
         inside(&namespace, || {
             let prefix = prefix.parse().unwrap();

@@ -1,0 +1,159 @@
+//! Source NAT at a gateway: what leaves a device for the rest of the world carries this machine's address.
+//!
+//! In: a device, and the addresses behind it. Out: a table of nftables of its own, `hermes-DEVICE`, which ends with its
+//! value; what killed processes left behind is removed when the next is made. Forwarding is switched on where it is not,
+//! and stays on. Never: a table of somebody else, or a filter: what may be forwarded is decided elsewhere.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{self, Write as _};
+use std::process::{Command, Output, Stdio};
+
+use ipnet::IpNet;
+
+use crate::tun::{Device, TunError};
+
+/// What our tables' names begin with.
+const PREFIX: &str = "hermes-";
+const FORWARDING_V4: &str = "net/ipv4/ip_forward";
+const FORWARDING_V6: &str = "net/ipv6/conf/all/forwarding";
+
+/// Source NAT of one device. Ends when it is dropped.
+#[derive(Debug)]
+pub struct Masquerade {
+    table: String,
+}
+
+/// Lets `addresses` behind `device` reach what this machine reaches, with its address. Replaces what there is for this
+/// device. Runs a program, which takes some milliseconds.
+///
+/// # Errors
+/// `TunError`: nft is missing or refuses, or forwarding cannot be switched on.
+pub fn masquerade(device: &Device, addresses: &[IpNet]) -> Result<Masquerade, TunError> {
+    remove_stale();
+    device.exempt()?;
+    if addresses.iter().any(|address| address.addr().is_ipv4()) {
+        forward(FORWARDING_V4)?;
+    }
+    if addresses.iter().any(|address| address.addr().is_ipv6()) {
+        keep_router_advertisements();
+        forward(FORWARDING_V6)?;
+    }
+    let table = format!("{PREFIX}{}", device.name());
+    let output = nft(&rules(&table, device.name(), addresses)).map_err(|source| TunError::NoNft { source })?;
+    if output.status.success() {
+        return Ok(Masquerade { table });
+    }
+    let reason = String::from_utf8_lossy(&output.stderr).lines().next().unwrap_or_default().to_owned();
+    Err(TunError::Nft { device: device.name().to_owned(), reason })
+}
+
+impl Drop for Masquerade {
+    fn drop(&mut self) {
+        remove(&self.table);
+    }
+}
+
+/// All in one transaction. A table is made before it is deleted, since only what is there can be.
+fn rules(table: &str, device: &str, addresses: &[IpNet]) -> String {
+    let mut script = format!("table inet {table}\ndelete table inet {table}\ntable inet {table} {{\n");
+    script.push_str("  chain postrouting {\n    type nat hook postrouting priority 100; policy accept;\n");
+    for address in addresses {
+        let family = if address.addr().is_ipv4() { "ip" } else { "ip6" };
+        // Writing to a String cannot fail.
+        let _ = writeln!(script, "    oifname != \"{device}\" {family} saddr {} masquerade", address.trunc());
+    }
+    script.push_str("  }\n}\n");
+    script
+}
+
+/// Removes tables of devices that are gone.
+fn remove_stale() {
+    let Ok(output) = run(Command::new("nft").args(["list", "tables", "inet"]), "") else { return };
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        let table = line.trim().strip_prefix("table inet ").unwrap_or_default();
+        if table.strip_prefix(PREFIX).is_some_and(|device| nix::net::if_::if_nametoindex(device).is_err()) {
+            remove(table);
+        }
+    }
+}
+
+fn remove(table: &str) {
+    match nft(&format!("table inet {table}\ndelete table inet {table}\n")) {
+        Ok(output) if output.status.success() => {}
+        Ok(output) => {
+            tracing::warn!(table, reason = %String::from_utf8_lossy(&output.stderr), "a table of nftables stays")
+        }
+        Err(error) => tracing::warn!(table, %error, "a table of nftables stays"),
+    }
+}
+
+fn nft(script: &str) -> io::Result<Output> {
+    run(Command::new("nft").args(["-f", "-"]), script)
+}
+
+/// What nft says it is.
+///
+/// # Errors
+/// `TunError::NoNft`.
+pub fn nft_version() -> Result<String, TunError> {
+    let output = run(Command::new("nft").arg("--version"), "").map_err(|source| TunError::NoNft { source })?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+fn run(command: &mut Command, input: &str) -> io::Result<Output> {
+    let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = piped.spawn()?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // One that ended early says why.
+        let _ = stdin.write_all(input.as_bytes());
+    }
+    child.wait_with_output()
+}
+
+/// Does this machine forward packets: of IPv4, of IPv6?
+pub fn forwards() -> (bool, bool) {
+    (is_on(FORWARDING_V4), is_on(FORWARDING_V6))
+}
+
+fn is_on(setting: &str) -> bool {
+    fs::read_to_string(format!("/proc/sys/{setting}")).is_ok_and(|text| text.trim() != "0")
+}
+
+fn forward(setting: &str) -> Result<(), TunError> {
+    if is_on(setting) {
+        return Ok(());
+    }
+    let fault = |source| TunError::Forwarding { setting: setting.replace('/', "."), source };
+    fs::write(format!("/proc/sys/{setting}"), "1").map_err(fault)?;
+    tracing::info!(setting = %setting.replace('/', "."), "this machine forwards packets from now on, for its gateway");
+    Ok(())
+}
+
+/// One that forwards IPv6 listens to no router, unless it is told to (2): it would lose its own way out.
+fn keep_router_advertisements() {
+    if is_on(FORWARDING_V6) {
+        return;
+    }
+    for interface in fs::read_dir("/proc/sys/net/ipv6/conf").into_iter().flatten().flatten() {
+        let setting = interface.path().join("accept_ra");
+        if fs::read_to_string(&setting).is_ok_and(|text| text.trim() == "1") && fs::write(&setting, "2").is_ok() {
+            tracing::info!(interface = %interface.file_name().display(), "listens to routers although it forwards (accept_ra=2)");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rules_name_every_address_and_spare_the_device() {
+        let addresses = ["10.9.0.7/24", "fd09::/64"].map(|address| address.parse().expect("a prefix"));
+        let expected = "table inet hermes-gw0\ndelete table inet hermes-gw0\ntable inet hermes-gw0 {\n  \
+             chain postrouting {\n    type nat hook postrouting priority 100; policy accept;\n    \
+             oifname != \"gw0\" ip saddr 10.9.0.0/24 masquerade\n    \
+             oifname != \"gw0\" ip6 saddr fd09::/64 masquerade\n  }\n}\n";
+        assert_eq!(rules("hermes-gw0", "gw0", &addresses), expected);
+    }
+}

@@ -1,0 +1,218 @@
+//! Captures: prefixes whose packets, of every program but Hermes itself, go into a device.
+//!
+//! In: prefixes, of any length, `0.0.0.0/0` too. Out: routes in a table of the device's own, and rules that lead to
+//! it whatever does not carry our [`mark`](crate::mark). As among the routes of one table the longest prefix wins, a
+//! capture's before one of the main table of the same length: a capture of everything leaves the local network alone.
+//! Never: a rule of another process, or one that outlives its device for longer than until the next start.
+//!
+//! For each length of the captured prefixes there is a pair of rules, the longer lengths first:
+//!
+//! 1. the main table, for routes longer than that;
+//! 2. the device's table, for routes not shorter than that.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage};
+
+use super::route::{MAIN, PROTOCOL, Route, family};
+use super::{Device, TunError, reverse_path};
+use crate::mark::MARK;
+use crate::netlink::{self, Change};
+
+/// Tables of ours: "H" and the device's number, by which it is known whether anybody still needs one.
+const TABLES: u32 = 0x4800_0000;
+const DEVICE: u32 = 0x00ff_ffff;
+/// The first pair's priority is higher (its number lower); all come after the local table and before the main one.
+const PRIORITY: u32 = 31_000;
+/// Before all pairs.
+const EXEMPT_PRIORITY: u32 = PRIORITY - 1;
+
+/// How many captures of each family (is it IPv4?) and length a device has.
+pub(super) type Lengths = HashMap<(bool, u8), usize>;
+
+impl Device {
+    /// Leads the packets of a prefix into the device, but for Hermes's own; or changes how.
+    ///
+    /// # Errors
+    /// `TunError`: no privilege, a kernel without policy routing, or one that would drop what returns by another way.
+    pub fn capture(&self, prefix: IpNet, route: Route) -> Result<(), TunError> {
+        let prefix = prefix.trunc();
+        reverse_path::check(self.name(), prefix)?;
+        let mut captures = self.inner.captures.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        self.set_in(self.table(), prefix, route)?;
+        let (is_v4, length) = length_of(prefix);
+        if captures.prefixes.contains(&prefix) {
+            return Ok(());
+        }
+        if !captures.lengths.contains_key(&(is_v4, length)) {
+            let added = pair(self.table(), is_v4, length)
+                .into_iter()
+                .try_for_each(|rule| netlink::change(RouteNetlinkMessage::NewRule(rule), Change::Add));
+            if let Err(source) = added {
+                remove_pair(self.table(), is_v4, length);
+                let _ = self.remove_from(self.table(), prefix);
+                return Err(TunError::Capture { device: self.name().to_owned(), prefix, source });
+            }
+        }
+        captures.prefixes.insert(prefix);
+        *captures.lengths.entry((is_v4, length)).or_default() += 1;
+        Ok(())
+    }
+
+    /// Ends a capture. What is not captured is no error.
+    ///
+    /// # Errors
+    /// `TunError`: the kernel refuses.
+    pub fn release(&self, prefix: IpNet) -> Result<(), TunError> {
+        let prefix = prefix.trunc();
+        let mut captures = self.inner.captures.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if !captures.prefixes.remove(&prefix) {
+            return Ok(());
+        }
+        let (is_v4, length) = length_of(prefix);
+        let left = captures.lengths.get(&(is_v4, length)).map_or(0, |count| count - 1);
+        if left == 0 {
+            captures.lengths.remove(&(is_v4, length));
+            remove_pair(self.table(), is_v4, length);
+        } else {
+            captures.lengths.insert((is_v4, length), left);
+        }
+        self.remove_from(self.table(), prefix)
+    }
+
+    /// Has what comes out of this device routed as if nothing were captured: at a gateway it came through the overlay
+    /// already. Ends with the device.
+    ///
+    /// # Errors
+    /// `TunError`: the kernel refuses.
+    pub fn exempt(&self) -> Result<(), TunError> {
+        for is_v4 in [true, false] {
+            let rule = exemption(self.table(), is_v4, self.name());
+            match netlink::change(RouteNetlinkMessage::NewRule(rule), Change::Add) {
+                // Without the family nothing of it is captured.
+                Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => {}
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                    let device = self.name().to_owned();
+                    return Err(TunError::Device { device, doing: "making a rule for", source: error });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The number of the table that this device's captures are in.
+    pub fn table(&self) -> u32 {
+        TABLES | (self.index() & DEVICE)
+    }
+}
+
+fn length_of(prefix: IpNet) -> (bool, u8) {
+    (prefix.addr().is_ipv4(), prefix.prefix_len())
+}
+
+fn any(is_v4: bool) -> IpAddr {
+    if is_v4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
+}
+
+/// A rule for everything, in favour of a table.
+fn rule(is_v4: bool, priority: u32, table: u32) -> RuleMessage {
+    let mut rule = RuleMessage::default();
+    rule.header.family = family(any(is_v4));
+    rule.header.action = RuleAction::ToTable;
+    rule.header.table = u8::try_from(table).unwrap_or_default();
+    rule.attributes.push(RuleAttribute::Table(table));
+    rule.attributes.push(RuleAttribute::Priority(priority));
+    rule.attributes.push(RuleAttribute::Protocol(PROTOCOL));
+    rule
+}
+
+fn pair(table: u32, is_v4: bool, length: u8) -> [RuleMessage; 2] {
+    let longest = if is_v4 { 32 } else { 128 };
+    let priority = PRIORITY + 2 * u32::from(longest - length);
+    let mut main = rule(is_v4, priority, MAIN);
+    main.attributes.push(RuleAttribute::SuppressPrefixLen(u32::from(length)));
+    main.attributes.push(owner(table));
+    let mut own = rule(is_v4, priority + 1, table);
+    if length > 0 {
+        own.attributes.push(RuleAttribute::SuppressPrefixLen(u32::from(length) - 1));
+    }
+    let mut both = [main, own];
+    for rule in &mut both {
+        rule.header.flags = RuleFlags::Invert;
+        rule.attributes.push(RuleAttribute::FwMark(MARK));
+    }
+    both
+}
+
+/// Whose a rule is that names another table: it also refuses routes by devices of a group that no device is in, named
+/// as the owner's table is.
+fn owner(table: u32) -> RuleAttribute {
+    RuleAttribute::SuppressIfGroup(table)
+}
+
+fn exemption(table: u32, is_v4: bool, device: &str) -> RuleMessage {
+    let mut rule = rule(is_v4, EXEMPT_PRIORITY, MAIN);
+    rule.attributes.push(RuleAttribute::Iifname(device.to_owned()));
+    rule.attributes.push(owner(table));
+    rule
+}
+
+fn remove_pair(table: u32, is_v4: bool, length: u8) {
+    let [main, own] = pair(table, is_v4, length);
+    // First what captures, then what spares the longer routes from it.
+    for rule in [own, main] {
+        remove(rule);
+    }
+}
+
+/// What cannot be removed leads to an empty table: harmless, and the next start tries again.
+fn remove(rule: RuleMessage) {
+    let Err(error) = netlink::change(RouteNetlinkMessage::DelRule(rule), Change::There) else { return };
+    if error.kind() != io::ErrorKind::NotFound {
+        tracing::warn!(%error, "a rule of a capture cannot be removed (`ip rule`)");
+    }
+}
+
+/// Removes every rule of one device.
+pub(super) fn remove_rules_of(device: u32) {
+    remove_where(|owner| owner == device);
+}
+
+/// Removes the rules of devices that are gone: what killed processes left behind.
+pub(super) fn remove_stale_rules() {
+    // nix has an empty name, and no error, of what is not there. (Devices come before their rules: none of a rule that
+    // was seen is yet to come.)
+    remove_where(|owner| nix::net::if_::if_indextoname(owner).map_or(true, |name| name.is_empty()));
+}
+
+fn remove_where(whose: impl Fn(u32) -> bool) {
+    for is_v4 in [true, false] {
+        let mut all = RuleMessage::default();
+        all.header.family = family(any(is_v4));
+        // Without the family, or the kernel's policy routing, there are none.
+        for message in netlink::list(RouteNetlinkMessage::GetRule(all)).unwrap_or_default() {
+            let RouteNetlinkMessage::NewRule(rule) = message else { continue };
+            if device_of(&rule).is_some_and(&whose) {
+                remove(rule);
+            }
+        }
+    }
+}
+
+/// Which device's rule is it? `None`: it is not ours.
+fn device_of(rule: &RuleMessage) -> Option<u32> {
+    if !rule.attributes.contains(&RuleAttribute::Protocol(PROTOCOL)) {
+        return None;
+    }
+    rule.attributes.iter().find_map(|attribute| match attribute {
+        RuleAttribute::Table(number) | RuleAttribute::SuppressIfGroup(number) if number & !DEVICE == TABLES => {
+            Some(number & DEVICE)
+        }
+        _ => None,
+    })
+}

@@ -1,0 +1,43 @@
+//! Changes of addresses and of the default route are told as they happen.
+
+use hermes_net::own::watch::{Change, Watch};
+use hermes_testkit::netns::Namespace;
+use hermes_testkit::skip::needs_root;
+
+use crate::lab::{PATIENCE, connect, inside};
+
+async fn comes(watch: &mut Watch, wanted: Change) {
+    let seen = async { while watch.next().await.unwrap() != wanted {} };
+    tokio::time::timeout(PATIENCE, seen).await.unwrap_or_else(|_| panic!("{wanted:?} does not come"));
+}
+
+#[test]
+fn addresses_and_default_routes_that_come_and_go_are_told() {
+    if !needs_root("addresses_and_default_routes_that_come_and_go_are_told") {
+        return;
+    }
+    let (here, world) = (Namespace::new().unwrap(), Namespace::new().unwrap());
+    connect(&here, &world);
+    inside(&here, || {
+        let interface = nix::net::if_::if_nametoindex("uplink").unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mut watch = Watch::new().unwrap();
+            let route = Change::DefaultRoute { interface: Some(interface) };
+            for (address, family, gateway) in [("10.80.0.3/24", "-4", "10.80.0.2"), ("fd80::3/64", "-6", "fd80::2")] {
+                for what in ["add", "del"] {
+                    here.ip(&["addr", what, address, "dev", "uplink"]).unwrap();
+                    comes(&mut watch, Change::Address { interface }).await;
+                }
+                for what in ["del", "add"] {
+                    here.ip(&[family, "route", what, "default", "via", gateway]).unwrap();
+                    comes(&mut watch, route).await;
+                }
+                // One that is not the default is nobody's concern.
+                let other = if family == "-4" { "10.81.0.0/24" } else { "fd81::/64" };
+                here.ip(&[family, "route", "add", other, "dev", "uplink"]).unwrap();
+                assert!(tokio::time::timeout(std::time::Duration::ZERO, watch.next()).await.is_err(), "{family}");
+            }
+        });
+    });
+}
