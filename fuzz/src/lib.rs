@@ -24,6 +24,7 @@ pub const TARGETS: &[Target] = &[
     ("node_document", document::check),
     ("pattern", model::pattern),
     ("proxy_protocol", wire::proxy_protocol),
+    ("socks5", wire::socks5),
     ("spiffe", model::spiffe),
     ("template", model::template),
     ("traceparent", wire::traceparent),

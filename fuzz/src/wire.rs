@@ -10,6 +10,7 @@ use hermes_wire::capsule::{self, Capsule, CapsuleDecoder, CapsuleError};
 use hermes_wire::h3::{Frame, FrameDecoder, FrameError, Settings};
 use hermes_wire::ip::{self, Trouble};
 use hermes_wire::proxy_protocol::{self, Parsed};
+use hermes_wire::socks5::{self, Greeting, Request};
 use hermes_wire::traceparent::Traceparent;
 use hermes_wire::{connect_ip, connect_udp};
 
@@ -288,4 +289,28 @@ pub fn traceparent(data: &[u8]) {
     assert_eq!(parent.to_string().as_bytes(), rendered);
     // Of a later version only the flag `sampled` survives, and once it is ours nothing changes.
     assert_eq!(Traceparent::parse(&rendered), Ok(parent));
+}
+
+/// A message that was read means the same whatever follows it and nothing while any of it is
+/// missing, and a datagram's header is all that it takes to know where it goes.
+pub fn socks5(data: &[u8]) {
+    let greeting = Greeting::parse(data);
+    if let Ok(Some((greeting, length))) = greeting {
+        assert_eq!(Greeting::parse(&data[..length]), Ok(Some((greeting, length))));
+        assert_eq!(Greeting::parse(&data[..length - 1]), Ok(None));
+    }
+    let request = Request::parse(data);
+    if let Ok(Some((request, length))) = &request {
+        assert_eq!(Request::parse(&data[..*length]), Ok(Some((request.clone(), *length))));
+        assert_eq!(Request::parse(&data[..length - 1]), Ok(None));
+    }
+    if data.len() >= socks5::MAX_MESSAGE {
+        assert!(!matches!(greeting, Ok(None)) && !matches!(request, Ok(None)), "it waits for ever");
+    }
+    if let Ok((header, payload)) = socks5::split_datagram(Bytes::copy_from_slice(data)) {
+        assert!(header.len() <= socks5::MAX_DATAGRAM_HEADER);
+        assert_eq!([&header[..], &payload].concat(), data);
+        assert_eq!(socks5::split_datagram(header.clone()), Ok((header.clone(), Bytes::new())));
+        assert!(socks5::datagram_target(&header).is_ok());
+    }
 }

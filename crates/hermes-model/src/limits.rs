@@ -200,7 +200,7 @@ limits! {
     keep_alive / "keep-alive": Duration as Duration; secs(75), ms(100), secs(86_400);
     /// Tunnels of the whole node: `tcp`, `udp`, and WebSockets and other upgrades.
     tunnels / "tunnels": usize as usize; 20_000, 1, 10_000_000;
-    /// Flows of one `udp` listener.
+    /// Flows of one `udp` or `socks5` listener.
     udp_flows / "udp-flows": usize as usize; 4096, 1, 10_000_000;
     /// Bytes of datagrams that wait for a slow reader, in each direction of a flow; the oldest go first.
     datagram_queue / "datagram-queue": usize as Bytes, buffer; Bytes(MIB), Bytes(64 * KIB), Bytes(256 * MIB);

@@ -131,7 +131,7 @@ pub struct Listener {
     pub protocol: ListenerProtocol,
     /// Set on each session's headers, over what the client sent.
     pub set_headers: Vec<(HeaderName, HeaderValue)>,
-    /// TLS in front of the protocol (`http` and `tcp`); `None` is plaintext.
+    /// TLS in front of the protocol (not of `udp`); `None` is plaintext.
     pub tls: Option<ListenerTls>,
     /// Peers believed without a certificate, as standalone nodes are.
     pub trust: Vec<IpNet>,
@@ -172,6 +172,8 @@ pub enum ListenerProtocol {
     },
     /// The packets of a device: each prefix becomes CONNECT-IP to it.
     Tun(Tun),
+    /// SOCKS 5 (RFC 1928): clients say whom each connection and datagram is for.
+    Socks5,
 }
 
 impl ListenerProtocol {
@@ -182,6 +184,7 @@ impl ListenerProtocol {
             ListenerProtocol::Tcp { .. } => "tcp",
             ListenerProtocol::Udp { .. } => "udp",
             ListenerProtocol::Tun(_) => "tun",
+            ListenerProtocol::Socks5 => "socks5",
         }
     }
 }

@@ -79,6 +79,16 @@ pub fn connect(peer: SocketAddr) -> io::Result<std::net::UdpSocket> {
     Ok(socket.into())
 }
 
+/// Opens a UDP socket that nobody else shares; port 0 takes a free one.
+///
+/// # Errors
+/// The address is not ours, or no port or socket is left.
+pub fn bind(address: SocketAddr) -> io::Result<std::net::UdpSocket> {
+    let socket = open(address)?;
+    socket.bind(&address.into())?;
+    Ok(socket.into())
+}
+
 /// Opens a socket on a listener's address for one peer, beside the listener's own sockets, which
 /// live on: the kernel prefers it for that peer. A flow keeps its packets so when another process
 /// takes the listener over. Where the listener was steered no packet of another peer ends up here.

@@ -103,7 +103,9 @@ impl Source for Port {
     fn poll_early(&mut self, cx: &mut Context<'_>, _: usize) -> Poll<io::Result<Option<(Bytes, usize)>>> {
         let Port::Flow(flow) = self else { return Poll::Pending };
         let mut batch = VecDeque::new();
-        ready!(flow.queue.inbox.poll_take(cx, &mut batch));
+        if !ready!(flow.queue.poll_take(cx, &mut batch)) {
+            return Poll::Ready(Ok(None));
+        }
         let payload = batch.iter().map(Bytes::len).sum();
         Poll::Ready(Ok(Some((capsules(&mut BytesMut::new(), &mut batch), payload))))
     }
@@ -157,7 +159,7 @@ impl Port {
         *opened = true;
         match self {
             Port::Tunnel(tunnel) => tunnel.poll_receive(cx, worker, batch),
-            Port::Flow(flow) => flow.queue.inbox.poll_take(cx, datagrams).map(|()| Ok(true)),
+            Port::Flow(flow) => flow.queue.poll_take(cx, datagrams).map(Ok),
             Port::Device(end) => end.poll_receive(cx, worker, batch).map(|()| Ok(true)),
             Port::Socket { socket, .. } => loop {
                 let mut buffer = worker.udp_buffer.borrow_mut();
@@ -187,15 +189,20 @@ impl Port {
             Port::Tunnel(_) | Port::Device(_) => Poll::Ready(Ok(())),
             Port::Socket { socket, peer } => poll_send_socket(socket, *peer, cx, worker, datagrams),
             Port::Flow(flow) => {
-                let socket = flow.queue.socket.borrow().clone();
-                poll_send_socket(&socket, flow.peer, cx, worker, datagrams)
+                let (socket, peer) = (flow.queue.socket.borrow().clone(), flow.peer);
+                ready!(poll_send_socket(&socket, peer, cx, worker, &mut flow.out))?;
+                poll_send_socket(&socket, peer, cx, worker, flow.dress(datagrams))
             }
         }
     }
 
     /// It took datagrams that it could not send yet.
     fn holds_unsent(&self) -> bool {
-        matches!(self, Port::Tunnel(tunnel) if tunnel.holds_unsent())
+        match self {
+            Port::Tunnel(tunnel) => tunnel.holds_unsent(),
+            Port::Flow(flow) => !flow.out.is_empty(),
+            Port::Socket { .. } | Port::Device(_) => false,
+        }
     }
 
     /// Moves the connection that carries it, if that is ours to do. What goes wrong there, receiving

@@ -3,11 +3,13 @@
 //! In: a listening socket of this worker. Out: a task a connection or flow, each within the limits
 //! of the node. A listener that closes first serves what already waits in its accept queue.
 
+mod flows;
 pub(crate) mod h1;
 pub(crate) mod h2;
 pub(crate) mod h3;
 pub(crate) mod http;
 mod quic;
+mod socks5;
 pub(crate) mod tcp;
 pub(crate) mod tun;
 pub(crate) mod udp;
@@ -27,9 +29,12 @@ use hermes_wire::proxy_protocol::{self, Parsed};
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 
+use crate::early::{Early, Source};
 use crate::generation::ListenerState;
 use crate::live::{Connection, ConnectionGuard, Stage};
 use crate::metrics::ListenerLabels;
+use crate::request::{Rejected, Request};
+use crate::session::{self, Served};
 use crate::signal::Signal;
 use crate::worker::Worker;
 
@@ -253,11 +258,7 @@ async fn serve_connection(
     let ready = match Box::pin(make_ready(worker, &listener, connection.source, tls, tcp)).await {
         Ok(ready) => ready,
         Err(error) => {
-            let labels = ListenerLabels { listener: listener.name.clone() };
-            worker.shared.metrics.handshake_failures.get_or_create(&labels).inc();
-            if let Some(more) = worker.shared.handshakes.happened(worker.now()) {
-                tracing::info!(listener = %listener.name, source = %connection.source, %error, more, "handshake failed");
-            }
+            note_failed_handshake(worker, connection, &error);
             return;
         }
     };
@@ -267,8 +268,40 @@ async fn serve_connection(
             connection.set_stage(worker, Stage::Idle);
             Box::pin(tcp::serve(worker, connection, authority, ready)).await;
         }
+        ListenerProtocol::Socks5 => {
+            connection.set_stage(worker, Stage::Head);
+            Box::pin(socks5::serve(worker, connection, ready)).await;
+        }
         // These have no connections.
         ListenerProtocol::Udp { .. } | ListenerProtocol::Tun(_) => {}
+    }
+}
+
+/// Counts it, and says so now and then.
+fn note_failed_handshake(worker: &Worker, connection: &Connection, error: &io::Error) {
+    let (listener, source) = (&connection.listener.name, connection.source);
+    let labels = ListenerLabels { listener: listener.clone() };
+    worker.shared.metrics.handshake_failures.get_or_create(&labels).inc();
+    if let Some(more) = worker.shared.handshakes.happened(worker.now()) {
+        tracing::info!(%listener, %source, %error, more, "handshake failed");
+    }
+}
+
+/// Serves the request that a listener made of a raw connection or flow, whose first bytes go along
+/// with it where they can.
+async fn open<'a>(
+    worker: &Rc<Worker>,
+    connection: Option<&Rc<Connection>>,
+    near: &'a mut dyn Source,
+    request: Result<Request<'a>, Box<Rejected>>,
+) -> Served {
+    match request {
+        Ok(mut request) => {
+            request.connection = connection.cloned();
+            request.early = Some(Early::new(near));
+            session::serve(worker, request).await
+        }
+        Err(rejected) => Served::Response(session::reject(worker, *rejected)),
     }
 }
 

@@ -134,7 +134,10 @@ pub(crate) fn from_head<'a>(
     let trace = headers::trace(&parts.headers, origin.worker.random());
     let target = match count_lines(origin.worker, &parts.headers).and_then(|()| target(&parts, origin.secure)) {
         Ok(target) => target,
-        Err(error) => return Err(Box::new(Rejected { error, facts: unknown_facts(origin, parts), trace })),
+        Err(error) => {
+            let kind = if parts.method == Method::CONNECT { Kind::Tcp } else { Kind::Http };
+            return Err(Box::new(Rejected { error, facts: unknown_facts(origin, kind, parts), trace }));
+        }
     };
     // Before anything is set or judged: a client's `Connection` ends what the client sent, and nothing else.
     headers::strip_hop_by_hop(&mut parts.headers);
@@ -171,7 +174,8 @@ pub(crate) fn from_head<'a>(
     })
 }
 
-/// Makes a request of a raw TCP connection or UDP flow.
+/// Makes a request of a raw TCP connection or UDP flow. `spelled` is the authority in the client's own
+/// spelling, where a client wrote it.
 ///
 /// # Errors
 /// The listener's own header set claims an identity that its peers may not claim.
@@ -179,6 +183,7 @@ pub(crate) fn from_flow<'a>(
     origin: &Origin<'_>,
     kind: Kind,
     authority: &Authority,
+    spelled: &str,
 ) -> Result<Request<'a>, Box<Rejected>> {
     let path = match kind {
         Kind::Udp => connect_udp::path(authority.host(), authority.port().unwrap_or_default())
@@ -205,7 +210,7 @@ pub(crate) fn from_flow<'a>(
         ask,
         version: Version::HTTP_11,
         scheme: http::uri::Scheme::HTTP,
-        host: host_value(authority, ""),
+        host: host_value(authority, spelled),
         facts: Rc::new(facts),
         body: RequestBody::Empty,
         trace,
@@ -213,6 +218,23 @@ pub(crate) fn from_flow<'a>(
         connection: None,
         early: None,
     })
+}
+
+/// Makes a request of a flow whose client says whom it is for: HOST:PORT, in its own spelling.
+///
+/// # Errors
+/// That is no authority, or as [`from_flow`].
+pub(crate) fn from_target<'a>(origin: &Origin<'_>, kind: Kind, text: &str) -> Result<Request<'a>, Box<Rejected>> {
+    match Authority::parse(text, None) {
+        Ok(authority) => from_flow(origin, kind, &authority, text),
+        Err(error) => {
+            let (mut parts, ()) = http::Request::new(()).into_parts();
+            parts.method = Method::CONNECT;
+            let trace = headers::trace(&parts.headers, origin.worker.random());
+            let error = Error::Malformed(format!("target {}: {error}", excerpt(text)));
+            Err(Box::new(Rejected { error, facts: unknown_facts(origin, kind, parts), trace }))
+        }
+    }
 }
 
 /// Judges the claimed identity, and sets the listener's headers over it.
@@ -581,10 +603,10 @@ fn connection_says_upgrade(headers: &HeaderMap) -> bool {
 }
 
 /// Facts of a request whose target could not be read, for its record.
-fn unknown_facts(origin: &Origin<'_>, parts: Parts) -> Facts {
+fn unknown_facts(origin: &Origin<'_>, kind: Kind, parts: Parts) -> Facts {
     Facts {
         listener: origin.listener.name.clone(),
-        kind: if parts.method == Method::CONNECT { Kind::Tcp } else { Kind::Http },
+        kind,
         source: origin.source,
         trust: origin.trust.clone(),
         user: None,

@@ -13,5 +13,6 @@ pub mod connect_udp;
 pub mod h3;
 pub mod ip;
 pub mod proxy_protocol;
+pub mod socks5;
 pub mod traceparent;
 pub mod varint;

@@ -66,7 +66,7 @@ pub(super) fn open_proxies(listeners: &[(usize, Arc<Listener>)], routes: &[(usiz
 fn is_open(listener: &Listener) -> bool {
     let authenticates = listener.tls.as_ref().is_some_and(|tls| tls.client == ClientAuth::Required);
     let trusts = !listener.trust.is_empty() && listener.trust.iter().all(|net| net.prefix_len() > 0);
-    listener.protocol == ListenerProtocol::Http
+    matches!(listener.protocol, ListenerProtocol::Http | ListenerProtocol::Socks5)
         && listener.bind.is_some_and(|bind| !bind.ip().to_canonical().is_loopback())
         && !authenticates
         && !trusts

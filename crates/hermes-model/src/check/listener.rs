@@ -72,21 +72,23 @@ fn fitting_keys(section: &section::Listener, at: &str, report: &mut Report) {
     only("accept-post", section.accept_post, http, "http listeners");
     only("http3", section.http3, http, "http listeners");
     only("trust", !section.trust.is_empty(), http, "http listeners");
+    let named = matches!(section.protocol, Protocol::Tcp | Protocol::Udp);
+    only("authority", section.authority.is_some(), named, "tcp and udp listeners");
     let tun = section.protocol == Protocol::Tun;
-    only("authority", section.authority.is_some(), !http && !tun, "tcp and udp listeners");
     only("bind", section.bind.is_some(), !tun, "listeners with a port");
     only("device", section.device.is_some(), tun, "tun listeners");
     only("address", !section.address.is_empty(), tun, "tun listeners");
     only("capture", !section.capture.is_empty(), tun, "tun listeners");
-    let stream = http || section.protocol == Protocol::Tcp;
-    only("tls", section.tls.is_some(), stream, "http and tcp listeners");
-    only("proxy-protocol", !section.proxy_protocol.is_empty(), stream, "http and tcp listeners");
+    let stream = matches!(section.protocol, Protocol::Http | Protocol::Tcp | Protocol::Socks5);
+    only("tls", section.tls.is_some(), stream, "http, tcp and socks5 listeners");
+    only("proxy-protocol", !section.proxy_protocol.is_empty(), stream, "http, tcp and socks5 listeners");
 }
 
 fn protocol(section: &section::Listener, at: &str, report: &mut Report) -> Option<ListenerProtocol> {
     match section.protocol {
         Protocol::Http => return Some(ListenerProtocol::Http),
         Protocol::Tun => return tun(section, at, report).map(ListenerProtocol::Tun),
+        Protocol::Socks5 => return Some(ListenerProtocol::Socks5),
         Protocol::Tcp | Protocol::Udp => {}
     }
     let at = format!("{at}.authority");

@@ -122,12 +122,20 @@ pub enum Protocol {
     Udp,
     /// IP packets of a device of its own.
     Tun,
+    /// SOCKS 5.
+    Socks5,
 }
 words!(
     Protocol,
     "listener protocol",
-    ["http" = Protocol::Http, "tcp" = Protocol::Tcp, "udp" = Protocol::Udp, "tun" = Protocol::Tun],
-    later ["socks5", "transparent", "ndn", "h3", "dns"]
+    [
+        "http" = Protocol::Http,
+        "tcp" = Protocol::Tcp,
+        "udp" = Protocol::Udp,
+        "tun" = Protocol::Tun,
+        "socks5" = Protocol::Socks5,
+    ],
+    later ["transparent", "ndn", "h3", "dns"]
 );
 
 /// A version of the PROXY protocol that is sent.

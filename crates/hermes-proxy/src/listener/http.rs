@@ -69,7 +69,7 @@ async fn begins_with_preface(io: &mut Io, ahead: &mut BytesMut) -> io::Result<bo
 
 /// Reads what is there, through the stack: a connection that waits for its first bytes holds no buffer,
 /// and most requests come with one call.
-async fn read_first(io: &mut Io, ahead: &mut BytesMut) -> io::Result<usize> {
+pub(super) async fn read_first(io: &mut Io, ahead: &mut BytesMut) -> io::Result<usize> {
     std::future::poll_fn(|cx| {
         let mut first = [0; FIRST_READ];
         let mut buf = ReadBuf::new(&mut first);

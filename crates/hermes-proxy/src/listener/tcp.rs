@@ -9,8 +9,7 @@ use bytes::Bytes;
 use hermes_model::authority::Authority;
 use hermes_model::facts::Kind;
 
-use super::Ready;
-use crate::early::Early;
+use super::{Ready, open};
 use crate::live::Connection;
 use crate::request::{Origin, from_flow};
 use crate::session::{self, Near, Served};
@@ -27,15 +26,8 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, auth
         secure: ready.secure,
     };
     let mut near = ByteStream::io(ready.io, Bytes::new());
-    let served = match from_flow(&origin, Kind::Tcp, authority) {
-        Ok(mut request) => {
-            request.connection = Some(connection.clone());
-            request.early = Some(Early::new(&mut near));
-            session::serve(worker, request).await
-        }
-        Err(rejected) => Served::Response(session::reject(worker, *rejected)),
-    };
-    match served {
+    let request = from_flow(&origin, Kind::Tcp, authority, "");
+    match open(worker, Some(connection), &mut near, request).await {
         Served::Tunnel(tunnel) => session::relay(Near::Stream(near), *tunnel).await,
         Served::Response(_) => near.abort(),
     }

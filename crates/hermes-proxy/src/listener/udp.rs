@@ -1,14 +1,11 @@
 //! UDP flows: every source address is one, and becomes CONNECT-UDP to the listener's authority.
 //!
 //! In: datagrams of all sources on one socket. Out: a task a flow, fed through a bounded queue.
-//! Flows a listener are bounded; one that failed is not opened again for a second, whatever its
-//! source sends. A flow ends by silence (the route's `timeout.idle`).
+//! A flow ends by silence (the route's `timeout.idle`).
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -16,18 +13,13 @@ use hermes_model::facts::{Kind, Trust};
 use hermes_model::snapshot::ListenerProtocol;
 use hermes_net::udp::{self, ReceiveBuffer, UdpSocket};
 
-use super::Ending;
+use super::flows::{FlowTable, Known, Place, push};
+use super::{Ending, open};
 use crate::datagram::{Flow, FlowQueue, Port};
-use crate::early::Early;
 use crate::request::{Origin, from_flow};
 use crate::session::{self, Near, Served};
 use crate::signal::Signal;
 use crate::worker::Worker;
-
-/// A flow that failed is closed to its source for so long (milliseconds).
-const PENALTY: u64 = 1000;
-/// Closed flows are forgotten so often (milliseconds).
-const FORGET: u64 = 1000;
 
 /// Rounds of parting: each is for flows that began in the one before.
 const PARTINGS: usize = 16;
@@ -40,50 +32,16 @@ struct Flows {
     worker: Rc<Worker>,
     socket: Rc<UdpSocket>,
     name: Arc<str>,
-    by_source: HashMap<SocketAddr, Known>,
-    /// Live ones, of all workers.
-    count: Arc<AtomicUsize>,
-    forgotten_at: u64,
+    by_source: FlowTable<SocketAddr>,
     /// Sources that are not known yet are turned away: the listener goes.
     closing: bool,
-}
-
-/// A place among the flows of a listener, given back when it is dropped.
-struct Place(Arc<AtomicUsize>);
-
-impl Place {
-    fn take(count: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
-        let place = Self(count.clone());
-        (count.fetch_add(1, Ordering::Relaxed) < most).then_some(place)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-struct Known {
-    queue: Rc<FlowQueue>,
-    /// Set once its task ended badly: until then datagrams are dropped.
-    closed_until: u64,
-    /// It has a socket of its own.
-    parted: bool,
 }
 
 /// Receives for all flows of a listener, until it closes.
 pub(crate) async fn receive_all(worker: Rc<Worker>, socket: UdpSocket, name: Arc<str>, ending: Rc<Signal<Ending>>) {
     let count = worker.generation().listening(&name).map(|state| state.flows.clone()).unwrap_or_default();
-    let mut flows = Flows {
-        forgotten_at: worker.now(),
-        count,
-        worker,
-        socket: Rc::new(socket),
-        name,
-        by_source: HashMap::new(),
-        closing: false,
-    };
+    let by_source = FlowTable::new(&worker, count);
+    let mut flows = Flows { worker, socket: Rc::new(socket), name, by_source, closing: false };
     let how = std::future::poll_fn(|cx| {
         if let Poll::Ready(how) = ending.poll(cx) {
             return Poll::Ready(how);
@@ -109,7 +67,7 @@ impl Flows {
             tracing::debug!(listener = %self.name, %error, "a UDP listener could not receive");
         }
         if received.is_ready() {
-            self.forget_closed();
+            self.by_source.forget_closed();
         }
         received.map(|_| ())
     }
@@ -123,59 +81,22 @@ impl Flows {
 
     fn receive<T>(&mut self, call: impl FnOnce(&mut ReceiveBuffer, &mut dyn FnMut(SocketAddr, Bytes)) -> T) -> T {
         let worker = self.worker.clone();
-        let mut touched: Vec<Rc<FlowQueue>> = Vec::new();
         let result = {
             let mut buffer = worker.udp_buffer.borrow_mut();
-            call(&mut buffer, &mut |source, datagram| self.deliver(source, datagram, &mut touched))
+            call(&mut buffer, &mut |source, datagram| self.deliver(source, datagram))
         };
-        touched.iter().for_each(|queue| queue.inbox.wake());
+        self.by_source.wake();
         result
     }
 
-    fn deliver(&mut self, source: SocketAddr, datagram: Bytes, touched: &mut Vec<Rc<FlowQueue>>) {
-        let now = self.worker.now();
-        if let Some(known) = self.by_source.get_mut(&source) {
-            if !known.queue.is_closed() {
-                push(&self.worker, &known.queue, datagram, touched);
-                return;
-            }
-            if known.closed_until > now && !known.queue.is_in_order() {
-                self.worker.shared.metrics.dropped("flow-failed", 1);
-                return;
-            }
-        }
+    fn deliver(&mut self, source: SocketAddr, datagram: Bytes) {
+        let Some(datagram) = self.by_source.offer(&source, datagram) else { return };
         if self.closing {
             self.worker.shared.metrics.dropped("listener-gone", 1);
             return;
         }
-        let generation = self.worker.generation();
-        let limit = generation.snapshot.limits.udp_flows;
-        // The table also has flows that ended a moment ago; it is bounded whatever sources do.
-        let has_room = self.by_source.len() < 2 * limit || self.by_source.contains_key(&source);
-        let Some(place) = has_room.then(|| Place::take(&self.count, limit)).flatten() else {
-            self.worker.shared.metrics.limit("udp-flows");
-            self.worker.shared.metrics.dropped("udp-flows", 1);
-            return;
-        };
-        let queue = Rc::new(FlowQueue::new(self.socket.clone()));
-        push(&self.worker, &queue, datagram, touched);
-        let flow = Flow { queue: queue.clone(), peer: source };
-        self.by_source.insert(source, Known { queue, closed_until: now + PENALTY, parted: false });
-        self.worker.spawn(serve(self.worker.clone(), self.name.clone(), flow, place));
-    }
-
-    fn forget_closed(&mut self) {
-        let now = self.worker.now();
-        if now.saturating_sub(self.forgotten_at) < FORGET {
-            return;
-        }
-        self.forgotten_at = now;
-        self.by_source.retain(|_, known| {
-            if !known.queue.is_closed() {
-                known.closed_until = now + PENALTY;
-            }
-            !known.queue.is_closed() || known.closed_until > now
-        });
+        let Some((queue, place)) = self.by_source.begin(source, &self.socket, datagram) else { return };
+        self.worker.spawn(serve(self.worker.clone(), self.name.clone(), Flow::new(queue, source), place));
     }
 
     /// The listener ends. Live flows go on, each on a socket of its own that the kernel prefers for
@@ -189,7 +110,7 @@ impl Flows {
         for _ in 0..PARTINGS {
             let apart = |known: &Known| known.parted || known.queue.is_closed();
             let joint: Vec<SocketAddr> =
-                self.by_source.iter().filter(|(_, known)| !apart(known)).map(|(source, _)| *source).collect();
+                self.by_source.known.iter().filter(|(_, known)| !apart(known)).map(|(source, _)| *source).collect();
             if joint.is_empty() && self.is_drained() {
                 return;
             }
@@ -202,7 +123,7 @@ impl Flows {
     }
 
     fn part_flow(&mut self, how: Ending, local: SocketAddr, source: SocketAddr) {
-        let Some(known) = self.by_source.get_mut(&source) else { return };
+        let Some(known) = self.by_source.known.get_mut(&source) else { return };
         known.parted = true;
         let own = match how {
             Ending::Close => udp::remain_for_peer(local, source),
@@ -215,16 +136,6 @@ impl Flows {
             }
             Err(error) => tracing::warn!(%source, %error, "a UDP flow could not be kept: its listener is gone"),
         }
-    }
-}
-
-fn push(worker: &Worker, queue: &Rc<FlowQueue>, datagram: Bytes, touched: &mut Vec<Rc<FlowQueue>>) {
-    let dropped = queue.inbox.push(datagram, worker.generation().snapshot.limits.datagram_queue);
-    if dropped > 0 {
-        worker.shared.metrics.dropped("queue-full", dropped);
-    }
-    if !touched.last().is_some_and(|last| Rc::ptr_eq(last, queue)) {
-        touched.push(queue.clone());
     }
 }
 
@@ -270,14 +181,8 @@ async fn serve_flow(worker: &Rc<Worker>, name: &Arc<str>, flow: Flow) {
     let trust = if trusted { Trust::Address } else { Trust::Anonymous };
     let origin = Origin { worker, listener: &listener, source: flow.peer, trust: &trust, secure: false };
     let mut near = Port::Flow(flow);
-    let served = match from_flow(&origin, Kind::Udp, authority) {
-        Ok(mut request) => {
-            request.early = Some(Early::new(&mut near));
-            session::serve(worker, request).await
-        }
-        Err(rejected) => Served::Response(session::reject(worker, *rejected)),
-    };
-    if let Served::Tunnel(tunnel) = served {
+    let request = from_flow(&origin, Kind::Udp, authority, "");
+    if let Served::Tunnel(tunnel) = open(worker, None, &mut near, request).await {
         session::relay(Near::Datagrams(near), *tunnel).await;
     }
 }

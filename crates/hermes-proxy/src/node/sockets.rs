@@ -30,7 +30,7 @@ impl SocketKey {
     pub(super) fn all_of(listener: &Listener) -> impl Iterator<Item = Self> {
         let first = match listener.protocol {
             ListenerProtocol::Udp { .. } => Some(Transport::Udp),
-            ListenerProtocol::Http | ListenerProtocol::Tcp { .. } => Some(Transport::Tcp),
+            ListenerProtocol::Http | ListenerProtocol::Tcp { .. } | ListenerProtocol::Socks5 => Some(Transport::Tcp),
             ListenerProtocol::Tun(_) => None,
         };
         let http3 = listener.http3.then_some(Transport::Quic);

@@ -26,8 +26,8 @@ pub(super) struct Explain {
     /// The node document (YAML).
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// What the session carries. A tcp or udp listener has one kind; of an http listener it is http
-    /// unless said otherwise.
+    /// What the session carries. A tcp or udp listener has one kind; of an http listener it is http, of
+    /// a socks5 listener tcp, unless said otherwise.
     #[arg(long, value_parser = PossibleValuesParser::new(Kind::ALL.map(Kind::as_str)).map(kind_named))]
     kind: Option<Kind>,
     /// The user that the client claims to be (hermes-user). It is judged as the node judges it: by the
@@ -112,6 +112,13 @@ impl Explain {
             ListenerProtocol::Tcp { authority } => (Kind::Tcp, self.fixed_authority(listener, Kind::Tcp, authority)?),
             ListenerProtocol::Udp { authority } => (Kind::Udp, self.fixed_authority(listener, Kind::Udp, authority)?),
             ListenerProtocol::Tun(_) => (Kind::Ip, self.named_authority(Kind::Ip, false)?),
+            ListenerProtocol::Socks5 => {
+                let kind = self.kind.unwrap_or(Kind::Tcp);
+                let (name, carried) = (&listener.name, matches!(kind, Kind::Tcp | Kind::Udp));
+                ensure!(carried, "--kind {kind}: sessions of listener {name} are tcp (CONNECT) or udp (UDP ASSOCIATE)");
+                self.refuse_unheard(listener, kind)?;
+                (kind, self.named_authority(kind, false)?)
+            }
         };
         let capture = self.capture(listener)?;
         let network = capture.map(|capture| capture.network).or(self.network()?);
@@ -201,6 +208,13 @@ impl Explain {
             let named = Authority::parse(text, None).with_context(|| format!("--authority {text}"))?;
             ensure!(named == *authority, "--authority {text}: sessions of listener {name} are for {authority}");
         }
+        self.refuse_unheard(listener, kind)?;
+        Ok(authority.clone())
+    }
+
+    /// What a client can say over HTTP only.
+    fn refuse_unheard(&self, listener: &Listener, kind: Kind) -> anyhow::Result<()> {
+        let name = &listener.name;
         let unheard = [
             ("--method", self.method.is_some()),
             ("--path", self.path.is_some()),
@@ -210,7 +224,7 @@ impl Explain {
         if let Some((option, _)) = unheard.into_iter().find(|(_, given)| *given) {
             bail!("{option}: listener {name} takes {kind}, in which a client can say none; leave it out");
         }
-        Ok(authority.clone())
+        Ok(())
     }
 
     /// A tunnel's path follows from what it is.

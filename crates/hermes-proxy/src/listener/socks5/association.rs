@@ -1,0 +1,214 @@
+//! UDP ASSOCIATE: the datagrams of one client, each with its target in front (RFC 1928, 7).
+//!
+//! In: a control connection, and the datagrams of its client on a socket of its own. Out: a flow for
+//! each target, and its answers with the target's address in front. The association lasts as long
+//! as its connection; its flows end with it. Datagrams of anyone but the client are dropped: by
+//! address, and by port once the client has shown or said which it uses. Fragments are dropped.
+//! Never: over TLS, since the datagrams would go in the clear beside it.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures_util::stream::{FuturesUnordered, Stream};
+use hermes_model::facts::Kind;
+use hermes_net::udp::{self, UdpSocket};
+use hermes_wire::socks5::{self, Host, Reply, Socks5Error, Target};
+
+use super::{refuse, say};
+use crate::datagram::{Flow, FlowQueue, Port, QUIET};
+use crate::listener::flows::{FlowTable, Place};
+use crate::listener::http::Client;
+use crate::listener::open;
+use crate::live::{Connection, Stage};
+use crate::request::{Origin, from_target};
+use crate::session::{self, Near, Served};
+use crate::stream::ByteStream;
+use crate::worker::Worker;
+
+/// Turns before other tasks get theirs.
+const ROUNDS: usize = 16;
+
+/// Serves an association until its connection ends.
+pub(super) async fn serve(
+    worker: &Rc<Worker>,
+    connection: &Rc<Connection>,
+    client: Client,
+    target: &Target,
+    mut near: ByteStream,
+) {
+    let socket = match relay_socket(&client, &near) {
+        Ok(socket) => socket,
+        Err((reply, error)) => {
+            tracing::debug!(source = %client.source, %error, "no datagrams are relayed");
+            return refuse(near, reply).await;
+        }
+    };
+    let count = worker.generation().listening(&connection.listener.name).map(|state| state.flows.clone());
+    // It counts as a flow itself, since it has a socket.
+    let Some(place) = Place::take(worker, &count.unwrap_or_default()) else {
+        return refuse(near, Reply::Failed).await;
+    };
+    let Ok(bound) = socket.local_addr() else { return };
+    if say(&mut near, Reply::Succeeded, bound).await.is_err() {
+        return;
+    }
+    connection.is_shared.set(true);
+    connection.set_stage(worker, Stage::Idle);
+    let mut association = Association {
+        source: expected_source(&client, target),
+        table: FlowTable::new(worker, place.count()),
+        worker: worker.clone(),
+        connection: connection.clone(),
+        client: Rc::new(client),
+        socket: Rc::new(socket),
+        flows: FuturesUnordered::new(),
+    };
+    std::future::poll_fn(|cx| association.poll(cx, &mut near)).await;
+    association.end().await;
+}
+
+/// A socket at the address where the client reached us.
+fn relay_socket(client: &Client, near: &ByteStream) -> Result<UdpSocket, (Reply, io::Error)> {
+    let ByteStream::Io { io, .. } = near else {
+        return Err((Reply::Failed, io::ErrorKind::Unsupported.into()));
+    };
+    if client.secure {
+        let error = io::Error::other("they would go in the clear beside TLS");
+        return Err((Reply::CommandUnsupported, error));
+    }
+    let open = || {
+        let mut address = io.tcp().local_addr()?;
+        address.set_port(0);
+        UdpSocket::from_std(udp::bind(address)?)
+    };
+    open().map_err(|error| (Reply::Failed, error))
+}
+
+/// Where the client's datagrams come from; port 0 is not known yet. What the client says of its
+/// address is heard only where that is its own as we see it: behind a NAT it is another.
+fn expected_source(client: &Client, target: &Target) -> SocketAddr {
+    let seen = client.source.ip();
+    let port = match target.host {
+        Host::Ip(ip) if ip.is_unspecified() || ip.to_canonical() == seen.to_canonical() => target.port,
+        _ => 0,
+    };
+    SocketAddr::new(seen, port)
+}
+
+struct Association {
+    worker: Rc<Worker>,
+    connection: Rc<Connection>,
+    client: Rc<Client>,
+    socket: Rc<UdpSocket>,
+    source: SocketAddr,
+    /// By the header, which is the target.
+    table: FlowTable<Bytes>,
+    flows: FuturesUnordered<Pin<Box<dyn Future<Output = ()>>>>,
+}
+
+impl Association {
+    /// Ready when the connection has ended.
+    fn poll(&mut self, cx: &mut Context<'_>, near: &mut ByteStream) -> Poll<()> {
+        for _ in 0..ROUNDS {
+            // Nothing is said on the connection any more, and nothing of it is heard.
+            let heard = match near.poll_read(cx) {
+                Poll::Ready(Ok(Some(_))) => true,
+                Poll::Ready(Ok(None) | Err(_)) => return Poll::Ready(()),
+                Poll::Pending => false,
+            };
+            let received = match self.poll_receive(cx) {
+                Poll::Ready(Ok(_)) => true,
+                Poll::Ready(Err(error)) => {
+                    tracing::debug!(source = %self.client.source, %error, "an association could not receive");
+                    return Poll::Ready(());
+                }
+                Poll::Pending => false,
+            };
+            while let Poll::Ready(Some(())) = Pin::new(&mut self.flows).poll_next(cx) {}
+            if !heard && !received {
+                return Poll::Pending;
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let (worker, socket) = (self.worker.clone(), self.socket.clone());
+        let received = {
+            let mut buffer = worker.udp_buffer.borrow_mut();
+            socket.poll_receive(cx, &mut buffer, |source, datagram| self.deliver(source, datagram))
+        };
+        if received.is_ready() {
+            self.table.wake();
+            self.table.forget_closed();
+        }
+        received
+    }
+
+    fn deliver(&mut self, source: SocketAddr, datagram: Bytes) {
+        let metrics = &self.worker.shared.metrics;
+        if !self.is_client(source) {
+            return metrics.dropped("not-the-client", 1);
+        }
+        let (header, payload) = match socks5::split_datagram(datagram) {
+            Ok(parts) => parts,
+            Err(Socks5Error::Fragment) => return metrics.dropped("fragment", 1),
+            Err(_) => return metrics.dropped("malformed", 1),
+        };
+        self.source = source;
+        let Some(payload) = self.table.offer(&header[..], payload) else { return };
+        if self.connection.takes_no_more(&self.worker) {
+            return self.worker.shared.metrics.dropped("listener-gone", 1);
+        }
+        // A copy: the slice would keep a whole message for as long as the flow lasts.
+        let header = Bytes::copy_from_slice(&header);
+        let Some((queue, place)) = self.table.begin(header.clone(), &self.socket, payload) else { return };
+        let flow = Flow::with_header(queue, source, header.clone());
+        let served = serve_flow(self.worker.clone(), self.connection.clone(), self.client.clone(), header, flow, place);
+        self.flows.push(Box::pin(served));
+    }
+
+    fn is_client(&self, source: SocketAddr) -> bool {
+        let same = |a: IpAddr, b: IpAddr| a.to_canonical() == b.to_canonical();
+        same(source.ip(), self.source.ip()) && (self.source.port() == 0 || self.source.port() == source.port())
+    }
+
+    /// The client is done: so are its flows, in order where they can be.
+    async fn end(mut self) {
+        let queues: Vec<Rc<FlowQueue>> = self.table.known.values().map(|known| known.queue.clone()).collect();
+        queues.iter().for_each(|queue| queue.finish());
+        let ended = std::future::poll_fn(|cx| {
+            while std::task::ready!(Pin::new(&mut self.flows).poll_next(cx)).is_some() {}
+            Poll::Ready(())
+        });
+        let _ = tokio::time::timeout(QUIET, ended).await;
+    }
+}
+
+async fn serve_flow(
+    worker: Rc<Worker>,
+    connection: Rc<Connection>,
+    client: Rc<Client>,
+    header: Bytes,
+    flow: Flow,
+    place: Place,
+) {
+    let queue = flow.queue.clone();
+    let listener = connection.current_listener(&worker);
+    let (source, trust) = (flow.peer, &client.trust);
+    let origin = Origin { worker: &worker, listener: &listener, source, trust, secure: false };
+    // It was read before: whoever queued the datagram split it there.
+    let Ok(target) = socks5::datagram_target(&header) else { return };
+    let request = from_target(&origin, Kind::Udp, &target.to_string());
+    let mut near = Port::Flow(flow);
+    if let Served::Tunnel(tunnel) = open(&worker, Some(&connection), &mut near, request).await {
+        session::relay(Near::Datagrams(near), *tunnel).await;
+    }
+    queue.close();
+    drop(place);
+}
