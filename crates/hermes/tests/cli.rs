@@ -207,6 +207,9 @@ fn explain_says_which_argument_is_wrong() {
         (&["--kind", "tcp", "--authority", "DB:1", "--path", "/x"], "--path: a tcp session has no path"),
         (&["--kind", "tcp", "--authority", "DB"], "--authority DB has no port"),
         (&["--kind", "udp"], "name it by --authority"),
+        (&["--listener", "socks"], "a tcp session is for some HOST:PORT"),
+        (&["--listener", "socks", "--kind", "http"], "--kind http: sessions of listener socks are tcp (CONNECT)"),
+        (&["--listener", "socks", "--authority", "A:1", "--user", "bob"], "--user: listener socks takes tcp"),
         (&["--certificate", "spiffe://lab/node/n"], "listener apps asks for no client certificate"),
         (&["--listener", "overlay", "--certificate", "node/n"], "--certificate node/n"),
         (
@@ -223,7 +226,7 @@ fn explain_says_which_argument_is_wrong() {
 
 #[test]
 fn explain_decides_for_whom_the_node_decides() {
-    let cases: [(&[&str], &[&str]); 10] = [
+    let cases: [(&[&str], &[&str]); 12] = [
         // `apps` sets hermes-user, whatever a client claims.
         (
             &["--authority", "VIDEO", "--path", "/files/film", "--user", "mallory"],
@@ -266,6 +269,8 @@ fn explain_decides_for_whom_the_node_decides() {
         ),
         // A raw flow is what its listener says.
         (&["--listener", "video-in"], &["session   udp CONNECT video:5004 on video-in", "video-flow: open udp"]),
+        (&["--listener", "socks", "--authority", "a.example.com:443"], &["tcp CONNECT a.example.com:443 on socks"]),
+        (&["--listener", "socks", "--kind", "udp", "--authority", "VIDEO:5004"], &["video-flow: open udp"]),
         (&["--listener", "database", "--kind", "tcp", "--authority", "db:3306"], &["tcp CONNECT db:3306 on database"]),
         // Without a certificate there is no session on `overlay`.
         (

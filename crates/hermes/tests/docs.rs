@@ -75,7 +75,8 @@ fn the_readme_works() {
 #[test]
 fn the_guide_works() {
     let printed = run(&commands("docs/guide.md", "## 1. Certificates"));
-    assert_eq!(printed.matches("a file of Alice's").count(), 2, "{printed}");
+    assert_eq!(printed.matches("a file of Alice's").count(), 4, "{printed}");
+    assert!(printed.contains("a datagram through three nodes\n"), "{printed}");
     assert_eq!(printed.matches("\nhello\n").count(), 2, "{printed}");
     assert!(printed.contains("\"user\":\"alice\""), "{printed}");
     assert!(printed.contains("responds"), "{printed}");
