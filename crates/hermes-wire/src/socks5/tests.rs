@@ -38,7 +38,8 @@ fn greetings() {
 
 #[test]
 fn requests() {
-    let table: [(&[u8], Result<Option<Request>, Socks5Error>); 14] = [
+    type Parsed = Result<Option<Request>, Socks5Error>;
+    let table: [(&[u8], Parsed); 14] = [
         (b"\x05\x01\0\x03\x05VIDEO\0\x50", Ok(request(Command::Connect, name("VIDEO", 80)))),
         (b"\x05\x01\0\x01\x0a\0\0\x01\x01\xbb", Ok(request(Command::Connect, ip("10.0.0.1:443")))),
         (b"\x05\x03\0\x04\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x01\0\0", Ok(request(Command::UdpAssociate, ip("[::1]:0")))),
