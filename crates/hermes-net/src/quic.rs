@@ -1,8 +1,14 @@
 //! QUIC, by quinn, of one worker. Nobody else names quinn.
 //!
-//! In: a bound UDP socket, TLS configurations, the worker's number. Out: an endpoint whose connection
-//! ids carry that number, so that [`steer`](crate::steer) finds the worker again when a peer moves.
-//! Its tasks have one owner, who ends them. Never: HTTP; a task of nobody.
+//! In: sockets, TLS configurations. Out: endpoints that accept, whose connection ids say which of a
+//! group's sockets they read, so that [`steer`](crate::steer) finds them again when a peer moves; and
+//! endpoints for connections of our own. Their tasks have one owner, who ends them. Never: HTTP; a task
+//! of nobody.
+
+mod group;
+mod id;
+mod passage;
+mod socket;
 
 use std::future::Future;
 use std::io;
@@ -13,8 +19,7 @@ use std::time::{Duration, Instant};
 
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{
-    AsyncTimer, AsyncUdpSocket, ConnectionId, ConnectionIdGenerator, EndpointConfig, IdleTimeout, MtuDiscoveryConfig,
-    Runtime, TokioRuntime, TransportConfig,
+    AsyncTimer, AsyncUdpSocket, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, Runtime, TokioRuntime, TransportConfig,
 };
 pub use quinn::{
     ClientConfig, Connection, ConnectionError, Endpoint, Incoming, ReadError, RecvStream, SendDatagramError,
@@ -22,12 +27,14 @@ pub use quinn::{
 };
 use tokio::task::JoinSet;
 
+pub use self::group::{Group, MOST, Way};
+use self::id::Ids;
+use self::socket::Reader;
 use crate::tls::TlsError;
+use crate::udp;
 
 /// What HTTP/3 is called in ALPN (RFC 9114, section 3.1).
 pub const ALPN: &[u8] = b"h3";
-/// Bytes of our connection ids: the worker's number, and what nobody guesses.
-const ID_LENGTH: usize = 8;
 
 /// The bounds of one connection.
 #[derive(Clone, Copy, Debug)]
@@ -124,46 +131,54 @@ impl Runtime for WorkerRuntime {
     }
 }
 
-/// Connection ids of one worker.
-struct WorkerIds(u8);
-
-impl ConnectionIdGenerator for WorkerIds {
-    fn generate_cid(&mut self) -> ConnectionId {
-        let mut id: [u8; ID_LENGTH] = rand::random();
-        id[0] = self.0;
-        ConnectionId::new(&id)
-    }
-
-    fn cid_len(&self) -> usize {
-        ID_LENGTH
-    }
-
-    fn cid_lifetime(&self) -> Option<Duration> {
-        None
-    }
+/// An endpoint that reads at one place of a group, and accepts there.
+#[derive(Debug)]
+pub struct Server {
+    endpoint: Endpoint,
+    reader: Arc<Reader>,
 }
 
-/// An endpoint on a socket of a worker. With `server` it accepts connections.
-///
-/// # Errors
-/// The socket cannot be used.
-pub fn endpoint(socket: UdpSocket, server: Option<ServerConfig>, worker: u8, tasks: &Tasks) -> io::Result<Endpoint> {
-    let runtime = Arc::new(WorkerRuntime(tasks.clone()));
-    let mut config = EndpointConfig::default();
-    config.cid_generator(move || Box::new(WorkerIds(worker)));
-    let socket = runtime.wrap_udp_socket(socket)?;
-    Endpoint::new_with_abstract_socket(config, server, socket, runtime)
+impl Server {
+    /// Reads at this place of the group; it is the only one who does. Accepts where `config` is there.
+    ///
+    /// # Errors
+    /// The group has no such place, or its socket cannot be used.
+    pub fn open(group: &Arc<Group>, slot: u8, config: Option<ServerConfig>, tasks: &Tasks) -> io::Result<Self> {
+        let runtime = Arc::new(WorkerRuntime(tasks.clone()));
+        let reader = Arc::new(Reader::new(group, slot)?);
+        let place = group.place(slot);
+        let mut endpoint = EndpointConfig::default();
+        endpoint.cid_generator(move || Box::new(Ids(place)));
+        let endpoint = Endpoint::new_with_abstract_socket(endpoint, config, reader.clone(), runtime)?;
+        Ok(Self { endpoint, reader })
+    }
+
+    /// What quinn does here.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// Datagrams that came here and were another reader's, since this was asked last; and those of them
+    /// that found no room on the way to him.
+    pub fn passed_on(&self) -> (u64, u64) {
+        self.reader.passed_on()
+    }
+
+    /// Another process reads the socket from now on, and passes on to us what is ours.
+    pub fn part(&self) {
+        self.reader.part();
+    }
 }
 
 /// An endpoint for connections of our own, at any port.
 ///
 /// # Errors
 /// No socket is to be had.
-pub fn client_endpoint(is_v4: bool, worker: u8, tasks: &Tasks) -> io::Result<Endpoint> {
+pub fn client_endpoint(is_v4: bool, tasks: &Tasks) -> io::Result<Endpoint> {
     let any: SocketAddr = if is_v4 { ([0, 0, 0, 0], 0).into() } else { (std::net::Ipv6Addr::UNSPECIFIED, 0).into() };
-    let socket = UdpSocket::bind(any)?;
-    crate::mark::apply(socket2::SockRef::from(&socket));
-    endpoint(socket, None, worker, tasks)
+    let runtime = Arc::new(WorkerRuntime(tasks.clone()));
+    let socket = runtime.wrap_udp_socket(udp::bind(any)?)?;
+    Endpoint::new_with_abstract_socket(EndpointConfig::default(), None, socket, runtime)
 }
 
 /// The URI SANs of the peer's certificate. `None`: it showed none.

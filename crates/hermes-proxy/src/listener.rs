@@ -8,7 +8,7 @@ pub(crate) mod h1;
 pub(crate) mod h2;
 pub(crate) mod h3;
 pub(crate) mod http;
-mod quic;
+pub(crate) mod quic;
 mod socks5;
 pub(crate) mod tcp;
 pub(crate) mod tun;
@@ -23,6 +23,7 @@ use std::time::Duration;
 use bytes::{Buf, BytesMut};
 use hermes_model::facts::Trust;
 use hermes_model::snapshot::{Listener, ListenerProtocol};
+use hermes_net::quic::Group;
 use hermes_net::tls::RustlsServerConfig;
 use hermes_net::{Io, tls};
 use hermes_wire::proxy_protocol::{self, Parsed};
@@ -55,7 +56,8 @@ impl ListeningSocket {
 pub(crate) enum BoundSocket {
     Tcp(std::net::TcpListener),
     Udp(std::net::UdpSocket),
-    Quic(std::net::UdpSocket),
+    /// A place in a group.
+    Quic(Arc<Group>, u8),
 }
 
 /// What a listener listens with; an HTTP listener may have two.
@@ -71,7 +73,7 @@ impl BoundSocket {
         match self {
             BoundSocket::Tcp(_) => Transport::Tcp,
             BoundSocket::Udp(_) => Transport::Udp,
-            BoundSocket::Quic(_) => Transport::Quic,
+            BoundSocket::Quic(..) => Transport::Quic,
         }
     }
 }
@@ -107,11 +109,11 @@ impl Acceptor {
                     ended.set(());
                 });
             }
-            BoundSocket::Quic(bound) => {
+            BoundSocket::Quic(group, slot) => {
                 let known = Known::new(worker, socket.name);
-                let endpoint = quic::open(worker, bound, &known)?;
+                let door = quic::open(worker, &group, slot, &known)?;
                 worker.spawn(async move {
-                    quic::accept_all(here, endpoint, known, ending).await;
+                    quic::accept_all(here, door, known, ending).await;
                     ended.set(());
                 });
             }
@@ -235,7 +237,7 @@ async fn serve(worker: Rc<Worker>, guard: ConnectionGuard, tls: Option<Arc<Rustl
     tokio::select! {
         biased;
         () = served => {}
-        reason = killed => tracing::debug!(source = %connection.source, reason, "a connection was closed"),
+        reason = killed => tracing::debug!(source = %connection.source.get(), reason, "a connection was closed"),
     }
     drop(guard);
 }
@@ -255,7 +257,7 @@ async fn serve_connection(
     tcp: TcpStream,
 ) {
     let listener = connection.listener.clone();
-    let ready = match Box::pin(make_ready(worker, &listener, connection.source, tls, tcp)).await {
+    let ready = match Box::pin(make_ready(worker, &listener, connection.source.get(), tls, tcp)).await {
         Ok(ready) => ready,
         Err(error) => {
             note_failed_handshake(worker, connection, &error);
@@ -279,7 +281,7 @@ async fn serve_connection(
 
 /// Counts it, and says so now and then.
 fn note_failed_handshake(worker: &Worker, connection: &Connection, error: &io::Error) {
-    let (listener, source) = (&connection.listener.name, connection.source);
+    let (listener, source) = (&connection.listener.name, connection.source.get());
     let labels = ListenerLabels { listener: listener.clone() };
     worker.shared.metrics.handshake_failures.get_or_create(&labels).inc();
     if let Some(more) = worker.shared.handshakes.happened(worker.now()) {
@@ -341,9 +343,13 @@ fn trust_of(
                 generation.identify(&uris).map_err(|reason| io::Error::new(io::ErrorKind::PermissionDenied, reason))?;
             Trust::Certified(Arc::new(peer))
         }
-        None if contains(&listener.trust, accepted_from) => Trust::Address,
-        None => Trust::Anonymous,
+        None => trust_by_address(listener, accepted_from),
     })
+}
+
+/// Who shows no certificate.
+fn trust_by_address(listener: &Listener, source: SocketAddr) -> Trust {
+    if contains(&listener.trust, source) { Trust::Address } else { Trust::Anonymous }
 }
 
 pub(crate) fn contains(prefixes: &[ipnet::IpNet], source: SocketAddr) -> bool {

@@ -4,7 +4,9 @@
 //! sweep, the one place where idle, stuck and unfinished things are noticed: one tick a worker
 //! instead of a timer a request. A session holds its facts and its route, never the snapshot.
 
-use std::cell::{Cell, RefCell};
+mod path;
+
+use std::cell::{Cell, OnceCell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -16,6 +18,7 @@ use hermes_wire::traceparent::Traceparent;
 use serde::Serialize;
 use slab::Slab;
 
+pub(crate) use self::path::Path;
 use crate::error::Error;
 use crate::signal::Signal;
 use crate::stream::{self, h2::Inboxes};
@@ -62,7 +65,7 @@ pub(crate) struct Entry {
 impl Entry {
     /// The address that really connected, whatever a PROXY header says. A flow has but one.
     pub(crate) fn accepted_from(&self) -> SocketAddr {
-        self.connection.as_ref().map_or(self.facts.source, |connection| connection.source)
+        self.connection.as_ref().map_or(self.facts.source, |connection| connection.source.get())
     }
 
     /// Bytes from the client, of its body or tunnel.
@@ -251,7 +254,10 @@ pub(crate) enum Drain {
 const FAREWELL: Duration = Duration::from_secs(2);
 /// One client connection.
 pub(crate) struct Connection {
-    pub(crate) source: SocketAddr,
+    /// Where the client is, as far as is known.
+    pub(crate) source: Cell<SocketAddr>,
+    /// Over QUIC, where the client may move.
+    pub(crate) path: OnceCell<Path>,
     pub(crate) listener: Arc<Listener>,
     /// Told to finish: no further request.
     pub(crate) drain: Signal<Drain>,
@@ -334,7 +340,8 @@ impl ConnectionGuard {
             return None;
         }
         let connection = Rc::new(Connection {
-            source,
+            source: Cell::new(source),
+            path: OnceCell::new(),
             listener,
             drain: Signal::default(),
             kill: Signal::default(),
@@ -355,6 +362,7 @@ impl ConnectionGuard {
 
 impl Drop for ConnectionGuard {
     fn drop(&mut self) {
+        self.connection.watch_path(&self.worker);
         self.worker.live.connections.borrow_mut().remove(self.connection.key.get());
         self.worker.shared.metrics.connections_open.dec();
     }
@@ -366,7 +374,12 @@ pub(crate) struct Live {
     pub(crate) sessions: RefCell<Slab<Rc<Entry>>>,
     pub(crate) connections: RefCell<Slab<Rc<Connection>>>,
     pub(crate) inboxes: Inboxes,
+    /// When QUIC's paths were looked at last.
+    watched: Cell<u64>,
 }
+
+/// They are looked at so often (milliseconds).
+const WATCH: u64 = 1000;
 
 impl Live {
     /// Ends what is over its time. Called a few times a second.
@@ -388,7 +401,14 @@ impl Live {
         }
         let generation = worker.generation();
         let limits = &generation.snapshot.limits;
+        let is_watch = now >= self.watched.get() + WATCH;
+        if is_watch {
+            self.watched.set(now);
+        }
         for (_, connection) in self.connections.borrow().iter() {
+            if is_watch {
+                connection.watch_path(worker);
+            }
             let (limit, reason) = match connection.stage.get() {
                 Stage::Handshake => (limits.tls_timeout, "handshake took too long"),
                 Stage::Head => (limits.header_timeout, "request head took too long"),

@@ -82,6 +82,10 @@ pub(crate) struct Metrics {
     pub(crate) handshake_failures: Family<ListenerLabels, Counter>,
     pub(crate) limits: Family<LimitLabels, Counter>,
     pub(crate) identities_removed: Counter,
+    pub(crate) quic_migrations: Counter,
+    pub(crate) quic_passed_on: Counter,
+    pub(crate) quic_sent: Counter,
+    pub(crate) quic_lost: Counter,
     pub(crate) datagrams_dropped: Family<ReasonLabels, Counter>,
     pub(crate) retries: Counter,
     pub(crate) upstream_connects: Family<EndpointLabels, Counter>,
@@ -113,6 +117,10 @@ impl Default for Metrics {
             handshake_failures: Family::default(),
             limits: Family::default(),
             identities_removed: Counter::default(),
+            quic_migrations: Counter::default(),
+            quic_passed_on: Counter::default(),
+            quic_sent: Counter::default(),
+            quic_lost: Counter::default(),
             datagrams_dropped: Family::default(),
             retries: Counter::default(),
             upstream_connects: Family::default(),
@@ -146,6 +154,14 @@ impl Metrics {
             "identities_removed",
             "User claims removed: the peer may not make them",
             self.identities_removed.clone(),
+        );
+        registry.register("quic_migrations", "Clients whose address changed", self.quic_migrations.clone());
+        registry.register("quic_packets_sent", "Packets to clients", self.quic_sent.clone());
+        registry.register("quic_packets_lost", "Packets to clients that were lost", self.quic_lost.clone());
+        registry.register(
+            "quic_passed_on",
+            "Datagrams that came to another worker, or process, than has their connection",
+            self.quic_passed_on.clone(),
         );
         registry.register("datagrams_dropped", "Datagrams dropped, by reason", self.datagrams_dropped.clone());
         registry.register("retries", "Requests tried again", self.retries.clone());

@@ -11,17 +11,18 @@ mod view;
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use hermes_model::snapshot::Snapshot;
 use hermes_net::handover::Handed;
+use hermes_net::quic::Group;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 
 use self::devices::HeldDevice;
-use self::sockets::{Socket, SocketKey, deal};
+use self::sockets::{Socket, SocketKey, deal, steer_quic};
 pub use self::view::NodeView;
 use crate::generation::{Generation, Unready};
 use crate::listener::{ListeningSocket, Transport};
@@ -67,6 +68,8 @@ pub struct Node {
     held_back: HashSet<SocketKey>,
     /// Addresses that were ours: live flows of a closed listener may still hold them.
     parted: HashSet<SocketKey>,
+    /// Where closed listeners spoke QUIC, for as long as connections of theirs live.
+    lingering: Vec<(SocketKey, Weak<Group>)>,
     /// It listens no more, whatever a document says.
     closed: bool,
 }
@@ -117,6 +120,7 @@ impl Node {
             inherited: by_label,
             held_back: HashSet::new(),
             parted: HashSet::new(),
+            lingering: Vec::new(),
             closed: false,
         };
         node.run(generation).await?;
@@ -137,8 +141,12 @@ impl Node {
     /// # Errors
     /// No descriptor is left.
     pub async fn read_inherited(&mut self) -> Result<(), Vec<Unready>> {
-        if std::mem::take(&mut self.held_back).is_empty() {
+        let held_back = std::mem::take(&mut self.held_back);
+        if held_back.is_empty() {
             return Ok(());
+        }
+        for group in held_back.iter().filter_map(|key| self.sockets.get(key)?.first()?.group()) {
+            steer_quic(group);
         }
         self.run(self.current.load_full()).await
     }
@@ -295,9 +303,13 @@ impl Node {
     /// # Errors
     /// No descriptor is left to duplicate them.
     pub fn handover(&self) -> std::io::Result<Vec<Handed>> {
-        let labelled =
-            self.sockets.iter().flat_map(|(key, sockets)| sockets.iter().map(|socket| (key.label(), socket)));
-        labelled.map(|(label, socket)| Ok(Handed { label, fd: socket.duplicate()? })).collect()
+        let mut all = Vec::new();
+        for (key, sockets) in &self.sockets {
+            for socket in sockets {
+                socket.hand_over(&key.label(), &mut all)?;
+            }
+        }
+        Ok(all)
     }
 
     /// What the admin endpoint sees.
@@ -382,7 +394,7 @@ fn start_worker(
     let (commands, receiver) = mpsc::channel(COMMANDS);
     let (shared, generation, log) = (shared.clone(), generation.clone(), log.sender());
     let thread = std::thread::Builder::new().name(format!("worker-{number}")).spawn(move || {
-        if let Err(error) = worker::run(number as u8, shared, generation, log, receiver) {
+        if let Err(error) = worker::run(number, shared, generation, log, receiver) {
             tracing::error!(%error, "a worker could not start");
         }
     })?;

@@ -8,7 +8,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -32,6 +32,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use crate::error::Error;
 use crate::generation::Generation;
 use crate::ip::{Device, Devices};
+use crate::listener::quic::Doors;
 use crate::listener::tun::Captures;
 use crate::listener::{Acceptor, Ending, ListeningSocket, Transport};
 use crate::live::{Entry, Live, SessionView};
@@ -144,9 +145,10 @@ pub(crate) struct Worker {
     tasks: RefCell<JoinSet<()>>,
     /// QUIC's own.
     pub(crate) quic: Tasks,
+    pub(crate) quic_doors: RefCell<Doors>,
     quic_clients: RefCell<[Option<Endpoint>; 2]>,
     /// Which of the node's workers it is.
-    pub(crate) number: u8,
+    pub(crate) number: usize,
     pub(crate) devices: Devices,
     /// Answers to packets: in which second, and how many.
     answers: Cell<(u64, u32)>,
@@ -163,7 +165,7 @@ const ANSWERS: u32 = 200;
 const ID_BLOCK: u64 = 1024;
 
 impl Worker {
-    fn new(number: u8, shared: Arc<Shared>, generation: Arc<Generation>, log: LogSender) -> Self {
+    fn new(number: usize, shared: Arc<Shared>, generation: Arc<Generation>, log: LogSender) -> Self {
         let records = Records::new(generation.snapshot.node.clone(), log);
         records.set_enabled(generation.snapshot.access_log != AccessLog::Off);
         Self {
@@ -179,6 +181,7 @@ impl Worker {
             idle: Idle::default(),
             tasks: RefCell::default(),
             quic: Tasks::default(),
+            quic_doors: RefCell::default(),
             quic_clients: RefCell::default(),
             number,
             devices: Devices::default(),
@@ -229,7 +232,7 @@ impl Worker {
         let client = &mut clients[usize::from(is_v4)];
         match client {
             Some(endpoint) => Ok(endpoint.clone()),
-            None => Ok(client.insert(quic::client_endpoint(is_v4, self.number, &self.quic)?).clone()),
+            None => Ok(client.insert(quic::client_endpoint(is_v4, &self.quic)?).clone()),
         }
     }
 
@@ -272,6 +275,7 @@ impl Worker {
         self.clock.set(self.shared.now());
         self.live.sweep(self);
         self.records.flush(self);
+        self.quic_doors.borrow().iter().filter_map(Weak::upgrade).for_each(|door| door.tell(self));
         let idle = self.generation().snapshot.limits.upstream_idle;
         self.pools.borrow_mut().retain(|_, pool| !pool.sweep(self.now(), idle));
     }
@@ -371,7 +375,7 @@ fn still_proves(generation: &Generation, listener: &Listener, facts: &Facts, fro
 
 /// Runs a worker until it is told to stop. Called on a thread of its own.
 pub(crate) fn run(
-    number: u8,
+    number: usize,
     shared: Arc<Shared>,
     generation: Arc<Generation>,
     log: LogSender,

@@ -61,7 +61,7 @@ pub struct Connection {
     settings: Vec<(u64, u64)>,
     /// The peer's own streams, kept from being stopped.
     _heard: Vec<quinn::RecvStream>,
-    _endpoint: Endpoint,
+    endpoint: Endpoint,
 }
 
 fn transport() -> Arc<TransportConfig> {
@@ -88,7 +88,7 @@ impl Connection {
         config.transport_config(transport());
         let connecting = endpoint.connect_with(config, door.address, NODE_NAME).map_err(refused)?;
         let quic = in_time("the QUIC handshake", async { connecting.await.map_err(io::Error::other) }).await?;
-        Ok(Self { quic, control: None, settings: Vec::new(), _heard: Vec::new(), _endpoint: endpoint })
+        Ok(Self { quic, control: None, settings: Vec::new(), _heard: Vec::new(), endpoint })
     }
 
     /// As any client begins: SETTINGS of ours are sent, those of the peer awaited.
@@ -130,6 +130,14 @@ impl Connection {
             self._heard.push(stream.recv);
             return Ok(());
         }
+    }
+
+    /// Goes on from another socket: what is under way goes with it.
+    ///
+    /// # Errors
+    /// The socket cannot be used.
+    pub fn move_to(&self, socket: std::net::UdpSocket) -> io::Result<()> {
+        self.endpoint.rebind(socket)
     }
 
     /// One of the peer's SETTINGS.
@@ -450,7 +458,7 @@ where
     S: Fn(Exchange) -> F,
 {
     let Ok(quic) = incoming.await else { return };
-    let mut this = Connection { quic, control: None, settings: Vec::new(), _heard: Vec::new(), _endpoint: endpoint };
+    let mut this = Connection { quic, control: None, settings: Vec::new(), _heard: Vec::new(), endpoint };
     if this.begin(&[(wire::ENABLE_CONNECT_PROTOCOL, 1), (wire::H3_DATAGRAM, 1)]).await.is_err() {
         return;
     }

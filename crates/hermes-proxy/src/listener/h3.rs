@@ -13,12 +13,14 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use hermes_model::facts::Trust;
 use hermes_net::quic;
 use hermes_wire::h3::{Code, Settings};
 use http::{HeaderMap, Method, Response, StatusCode};
 use http_body::Body as HttpBody;
 
 use super::http::Client;
+use super::trust_by_address;
 use crate::body::{Body, Interim, RequestBody, ResponseBody, StreamBody, settle_length};
 use crate::early::Early;
 use crate::error::Error;
@@ -40,7 +42,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, quic
         Settings { max_field_section: Some(limits.header_bytes as u64), extended_connect: true, datagrams: true };
     let bounds = Bounds { bytes: limits.header_bytes, lines: limits.header_count };
     let link = Link::new(quic, true);
-    let client = Rc::new(client);
+    let mut client = Rc::new(client);
     let mut driver = pin!(link.drive(worker, ours));
     let mut accepting = pin!(link.connection.accept_bi());
     let mut streams = FuturesUnordered::new();
@@ -57,6 +59,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, quic
         while let Poll::Ready(accepted) = accepting.as_mut().poll(cx) {
             let Ok((mut send, mut recv)) = accepted else { return Poll::Ready(()) };
             accepting.set(link.connection.accept_bi());
+            follow(worker, connection, &mut client);
             let id: u64 = recv.id().into();
             next_stream = id + 4;
             if farewell.is_some_and(|first| id >= first) || connection.takes_no_more(worker) {
@@ -77,6 +80,19 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, quic
         Poll::Pending
     })
     .await;
+}
+
+/// A client that has moved is where it is now: what it asks from there is not believed for where it was.
+fn follow(worker: &Worker, connection: &Connection, client: &mut Rc<Client>) {
+    let source = connection.follow(worker);
+    if source == client.source {
+        return;
+    }
+    let trust = match &client.trust {
+        Trust::Certified(peer) => Trust::Certified(peer.clone()),
+        _ => trust_by_address(&connection.current_listener(worker), source),
+    };
+    *client = Rc::new(Client { source, trust, secure: true });
 }
 
 async fn serve_stream(

@@ -1,16 +1,21 @@
 //! QUIC connections of an HTTP listener.
 //!
-//! In: a bound UDP socket of this worker. Out: a task a connection, within the limits of the node. A
-//! listener that closes lets its connections finish.
+//! In: a place in a group of UDP sockets. Out: a task a connection, within the limits of the node. A
+//! listener that closes lets its connections finish at their socket; one that opens there again shares it
+//! with them.
 
+use std::cell::Cell;
 use std::io;
-use std::rc::Rc;
+use std::pin::pin;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::task::Poll;
 
-use hermes_net::quic::{self, Endpoint, Incoming};
+use hermes_net::quic::{self, Group, Incoming, Server};
 
 use super::http::Client;
 use super::{Ending, Known, h3, trust_of};
-use crate::live::{Connection, ConnectionGuard};
+use crate::live::{Connection, ConnectionGuard, Path};
 use crate::metrics::ListenerLabels;
 use crate::signal::Signal;
 use crate::worker::Worker;
@@ -18,39 +23,116 @@ use crate::worker::Worker;
 /// Handshakes under way on a worker beyond which a client has to show first that it has its address.
 const UNPROVEN: usize = 64;
 
-/// Opens the endpoint of a listener.
-pub(super) fn open(worker: &Worker, socket: std::net::UdpSocket, known: &Known) -> io::Result<Endpoint> {
-    socket.set_nonblocking(true)?;
+/// An endpoint of this worker, and which of those who accepted there did so last: two would accept for
+/// two listeners while one replaces the other.
+pub(crate) struct Door {
+    server: Server,
+    group: Arc<Group>,
+    slot: u8,
+    reign: Cell<u64>,
+    changed: Signal<()>,
+}
+
+impl Door {
+    /// Tells the metrics what happened since the last time.
+    pub(crate) fn tell(&self, worker: &Worker) {
+        let (passed_on, lost) = self.server.passed_on();
+        worker.shared.metrics.quic_passed_on.inc_by(passed_on);
+        if lost > 0 {
+            worker.shared.metrics.dropped("passing-on", lost);
+        }
+    }
+}
+
+/// The endpoints of a worker, those of closed listeners too, for as long as they have connections.
+pub(crate) type Doors = Vec<Weak<Door>>;
+
+/// A turn at a door.
+pub(super) struct Turn {
+    door: Rc<Door>,
+    reign: u64,
+}
+
+/// Opens the endpoint of a listener, or finds the one that is at its socket already.
+pub(super) fn open(worker: &Worker, group: &Arc<Group>, slot: u8, known: &Known) -> io::Result<Turn> {
     let config = known.state.as_ref().and_then(|state| state.quic.clone());
-    quic::endpoint(socket, config, worker.number, &worker.quic)
+    let mut doors = worker.quic_doors.borrow_mut();
+    doors.retain(|door| door.strong_count() > 0);
+    let there = doors.iter().filter_map(Weak::upgrade);
+    let door = match there.into_iter().find(|door| Arc::ptr_eq(&door.group, group) && door.slot == slot) {
+        Some(door) => {
+            door.server.endpoint().set_server_config(config);
+            door
+        }
+        None => {
+            let server = Server::open(group, slot, config, &worker.quic)?;
+            let door =
+                Rc::new(Door { server, group: group.clone(), slot, reign: Cell::new(0), changed: Signal::default() });
+            doors.push(Rc::downgrade(&door));
+            door
+        }
+    };
+    let reign = door.reign.get() + 1;
+    door.reign.set(reign);
+    door.changed.nudge();
+    Ok(Turn { door, reign })
 }
 
 /// Accepts until the listener ends, and stays for its connections.
-pub(super) async fn accept_all(worker: Rc<Worker>, endpoint: Endpoint, mut known: Known, ending: Rc<Signal<Ending>>) {
-    let mut generation = known.generation;
-    loop {
+pub(super) async fn accept_all(worker: Rc<Worker>, turn: Turn, mut known: Known, ending: Rc<Signal<Ending>>) {
+    let Turn { door, reign } = turn;
+    let endpoint = door.server.endpoint();
+    let how = loop {
         tokio::select! {
             incoming = endpoint.accept() => match incoming {
-                Some(incoming) => {
-                    let Some((state, _)) = known.current(&worker) else { return };
-                    let config = state.quic.clone();
-                    if std::mem::replace(&mut generation, known.generation) != generation {
-                        endpoint.set_server_config(config);
-                    }
-                    begin(&worker, &mut known, incoming, endpoint.open_connections());
-                }
+                Some(incoming) => begin(&worker, &mut known, incoming, endpoint.open_connections()),
                 None => return,
             },
-            _ = ending.wait() => break,
+            how = ending.wait() => break how,
+        }
+    };
+    match how {
+        Ending::Close => drop(worker.spawn(refuse_all(door, reign))),
+        Ending::HandOver => {
+            door.server.part();
+            worker.spawn(finish(worker.clone(), door, known));
         }
     }
-    endpoint.set_server_config(None);
-    // Its connections have been told to finish; the socket is theirs until then.
-    worker.spawn(async move { endpoint.wait_idle().await });
+}
+
+/// The connections of a closed listener finish, at its socket. Who comes anew is told at once, for as long.
+async fn refuse_all(door: Rc<Door>, reign: u64) {
+    let endpoint = door.server.endpoint();
+    let succeeded = std::future::poll_fn(|cx| match door.reign.get() {
+        now if now == reign => door.changed.poll(cx),
+        _ => Poll::Ready(()),
+    });
+    let mut succeeded = pin!(succeeded);
+    loop {
+        tokio::select! {
+            biased;
+            () = &mut succeeded => return,
+            incoming = endpoint.accept() => match incoming {
+                Some(incoming) => incoming.refuse(),
+                None => return,
+            },
+            () = endpoint.wait_idle() => return,
+        }
+    }
+}
+
+/// Another process accepts now, and passes on to us what is ours: connections, and those that had begun.
+async fn finish(worker: Rc<Worker>, door: Rc<Door>, mut known: Known) {
+    let endpoint = door.server.endpoint();
+    while let Some(incoming) = endpoint.accept().await {
+        begin(&worker, &mut known, incoming, endpoint.open_connections());
+    }
 }
 
 fn begin(worker: &Rc<Worker>, known: &mut Known, incoming: Incoming, open: usize) {
-    let Some((state, is_there)) = known.current(worker) else { return };
+    let Some((state, is_there)) = known.current(worker) else { return incoming.ignore() };
+    // Not the configuration that the endpoint had when the client's first packet came.
+    let Some(config) = state.quic.clone() else { return incoming.refuse() };
     if open > UNPROVEN && !incoming.remote_address_validated() && incoming.may_retry() {
         let _ = incoming.retry();
         return;
@@ -64,36 +146,43 @@ fn begin(worker: &Rc<Worker>, known: &mut Known, incoming: Incoming, open: usize
     }
     let labels = ListenerLabels { listener: state.listener.name.clone() };
     worker.shared.metrics.connections.get_or_create(&labels).inc();
-    worker.spawn(serve(worker.clone(), guard, incoming));
+    worker.spawn(serve(worker.clone(), guard, incoming, Arc::new(config)));
 }
 
-async fn serve(worker: Rc<Worker>, guard: ConnectionGuard, incoming: Incoming) {
+async fn serve(worker: Rc<Worker>, guard: ConnectionGuard, incoming: Incoming, config: Arc<quic::ServerConfig>) {
     let connection = guard.connection.clone();
     tokio::select! {
         biased;
-        () = serve_connection(&worker, &connection, incoming) => {}
-        reason = connection.kill.wait() => tracing::debug!(source = %connection.source, reason, "a connection was closed"),
+        () = serve_connection(&worker, &connection, incoming, config) => {}
+        reason = connection.kill.wait() => tracing::debug!(source = %connection.source.get(), reason, "a connection was closed"),
     }
     drop(guard);
 }
 
-async fn serve_connection(worker: &Rc<Worker>, connection: &Rc<Connection>, incoming: Incoming) {
+async fn serve_connection(
+    worker: &Rc<Worker>,
+    connection: &Rc<Connection>,
+    incoming: Incoming,
+    config: Arc<quic::ServerConfig>,
+) {
     let listener = connection.listener.clone();
     let ready = async {
-        let quic = incoming.await.map_err(io::Error::other)?;
-        let trust = trust_of(worker, &listener, quic::peer_uris(&quic), connection.source)?;
+        let handshake = incoming.accept_with(config).map_err(io::Error::other)?;
+        let quic = handshake.await.map_err(io::Error::other)?;
+        let trust = trust_of(worker, &listener, quic::peer_uris(&quic), connection.source.get())?;
         Ok::<_, io::Error>((quic, trust))
     };
     match ready.await {
         Ok((quic, trust)) => {
-            let client = Client { source: connection.source, trust, secure: true };
+            let _ = connection.path.set(Path::new(quic.clone()));
+            let client = Client { source: connection.source.get(), trust, secure: true };
             Box::pin(h3::serve(worker, connection, quic, client)).await;
         }
         Err(error) => {
             let labels = ListenerLabels { listener: listener.name.clone() };
             worker.shared.metrics.handshake_failures.get_or_create(&labels).inc();
             if let Some(more) = worker.shared.handshakes.happened(worker.now()) {
-                tracing::info!(listener = %listener.name, source = %connection.source, %error, more, "handshake failed");
+                tracing::info!(listener = %listener.name, source = %connection.source.get(), %error, more, "handshake failed");
             }
         }
     }

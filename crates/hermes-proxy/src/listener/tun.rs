@@ -38,7 +38,7 @@ impl Captures {
     /// Captures what the document says now, as far as it is this worker's share.
     pub(crate) fn follow(&mut self, worker: &Rc<Worker>) {
         let generation = worker.generation();
-        let (mine, all) = (usize::from(worker.number), worker.shared.workers.max(1));
+        let (mine, all) = (worker.number, worker.shared.workers.max(1));
         let mut wanted = HashMap::new();
         for listener in &generation.snapshot.listeners {
             let ListenerProtocol::Tun(tun) = &listener.protocol else { continue };

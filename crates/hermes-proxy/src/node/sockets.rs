@@ -10,6 +10,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use hermes_model::snapshot::{Dispatch, Listener, ListenerProtocol, Snapshot};
+use hermes_net::handover::Handed;
+use hermes_net::quic::{self, Group, Way};
 use hermes_net::{steer, tcp, udp};
 
 use super::Node;
@@ -61,30 +63,36 @@ impl SocketKey {
 pub(super) enum Socket {
     Tcp(std::net::TcpListener),
     Udp(std::net::UdpSocket),
-    Quic(std::net::UdpSocket),
+    /// One of a group, all of which are here or none.
+    Quic(Arc<Group>, u8),
 }
 
 impl Socket {
-    fn open(transport: Transport, address: SocketAddr) -> std::io::Result<Self> {
-        Ok(match transport {
-            Transport::Tcp => Socket::Tcp(tcp::listen(address)?),
-            Transport::Udp => Socket::Udp(udp::listen(address)?),
-            Transport::Quic => Socket::Quic(udp::listen(address)?),
-        })
+    fn open(is_tcp: bool, address: SocketAddr) -> std::io::Result<Self> {
+        Ok(if is_tcp { Socket::Tcp(tcp::listen(address)?) } else { Socket::Udp(udp::listen(address)?) })
     }
 
-    fn from_fd(transport: Transport, fd: OwnedFd) -> Self {
-        match transport {
-            Transport::Tcp => Socket::Tcp(fd.into()),
-            Transport::Udp => Socket::Udp(fd.into()),
-            Transport::Quic => Socket::Quic(fd.into()),
+    fn from_fd(is_tcp: bool, fd: OwnedFd) -> Self {
+        if is_tcp { Socket::Tcp(fd.into()) } else { Socket::Udp(fd.into()) }
+    }
+
+    /// A place for each reader of a group.
+    fn all_of(group: &Arc<Group>) -> Vec<Self> {
+        (0..=u8::MAX).take(group.len()).map(|slot| Socket::Quic(group.clone(), slot)).collect()
+    }
+
+    pub(super) fn group(&self) -> Option<&Arc<Group>> {
+        match self {
+            Socket::Quic(group, _) => Some(group),
+            Socket::Tcp(_) | Socket::Udp(_) => None,
         }
     }
 
     pub(super) fn local_addr(&self) -> std::io::Result<SocketAddr> {
         match self {
             Socket::Tcp(socket) => socket.local_addr(),
-            Socket::Udp(socket) | Socket::Quic(socket) => socket.local_addr(),
+            Socket::Udp(socket) => socket.local_addr(),
+            Socket::Quic(group, _) => Ok(group.address()),
         }
     }
 
@@ -93,7 +101,7 @@ impl Socket {
         Ok(match self {
             Socket::Tcp(socket) => BoundSocket::Tcp(socket.try_clone()?),
             Socket::Udp(socket) => BoundSocket::Udp(socket.try_clone()?),
-            Socket::Quic(socket) => BoundSocket::Quic(socket.try_clone()?),
+            Socket::Quic(group, slot) => BoundSocket::Quic(group.clone(), *slot),
         })
     }
 
@@ -106,13 +114,24 @@ impl Socket {
         }
     }
 
-    pub(super) fn duplicate(&self) -> std::io::Result<OwnedFd> {
+    /// Adds itself to what another process gets: a group whole, with its first place.
+    pub(super) fn hand_over(&self, label: &str, all: &mut Vec<Handed>) -> std::io::Result<()> {
+        let mut add = |label: String, fd: OwnedFd| all.push(Handed { label, fd });
         match self {
-            Socket::Tcp(socket) => socket.try_clone().map(OwnedFd::from),
-            Socket::Udp(socket) | Socket::Quic(socket) => socket.try_clone().map(OwnedFd::from),
+            Socket::Tcp(socket) => add(label.to_owned(), socket.try_clone()?.into()),
+            Socket::Udp(socket) => add(label.to_owned(), socket.try_clone()?.into()),
+            Socket::Quic(group, 0) => {
+                group.duplicate()?.into_iter().for_each(|fd| add(label.to_owned(), fd));
+                group.ways()?.into_iter().for_each(|Way { place, fd }| add(format!("{label}{WAY}{place}"), fd));
+            }
+            Socket::Quic(..) => {}
         }
+        Ok(())
     }
 }
+
+/// Stands between the label of QUIC sockets and the place to which a way leads.
+const WAY: &str = " to ";
 
 impl Node {
     /// Forgets sockets that no listener has any more; the workers hold theirs until they have
@@ -120,8 +139,14 @@ impl Node {
     pub(super) fn part_with_unused(&mut self) {
         let used: HashSet<&SocketKey> = self.bound.values().chain(&self.held_back).collect();
         let unused: Vec<SocketKey> = self.sockets.keys().filter(|key| !used.contains(key)).cloned().collect();
+        self.lingering.retain(|(_, group)| group.strong_count() > 0);
         for key in unused {
-            self.sockets.remove(&key).into_iter().flatten().for_each(|socket| socket.make_way());
+            let sockets = self.sockets.remove(&key).unwrap_or_default();
+            if let Some(group) = sockets.first().and_then(Socket::group) {
+                self.lingering.push((key, Arc::downgrade(group)));
+                continue;
+            }
+            sockets.iter().for_each(Socket::make_way);
             self.parted.insert(key);
         }
     }
@@ -159,24 +184,23 @@ impl Node {
         dispatch: Dispatch,
         opened: &HashMap<SocketKey, Vec<Socket>>,
     ) -> std::io::Result<Vec<Socket>> {
+        let wanted = if dispatch == Dispatch::Exclusive { 1 } else { self.workers.len() };
+        if key.transport == Transport::Quic {
+            return self.open_group(key, wanted.min(quic::MOST), opened);
+        }
         let inherited = self.inherited.remove(&key.label()).into_iter().flatten();
-        let mut sockets: Vec<Socket> = inherited.map(|fd| Socket::from_fd(key.transport, fd)).collect();
+        let mut sockets: Vec<Socket> = inherited.map(|fd| Socket::from_fd(key.is_tcp(), fd)).collect();
         // The sources of live flows are spread over the UDP sockets that there are: none is added.
         if !key.is_tcp() && !sockets.is_empty() {
             self.held_back.insert(key.clone());
             return Ok(sockets);
         }
-        let wanted = if dispatch == Dispatch::Exclusive { 1 } else { self.workers.len() };
-        let mut address = match sockets.first() {
-            Some(first) => first.local_addr()?,
-            None if key.transport == Transport::Quic => self.beside(key, opened)?,
-            None => key.bind,
-        };
-        if sockets.is_empty() && address.port() != 0 && !self.holds_port(key) && !self.parted.contains(key) {
-            if key.is_tcp() { tcp::probe_unused(address)? } else { udp::probe_unused(address)? }
+        let mut address = sockets.first().map_or(Ok(key.bind), Socket::local_addr)?;
+        if sockets.is_empty() {
+            self.probe(key, address)?;
         }
         while sockets.len() < wanted {
-            let socket = Socket::open(key.transport, address)?;
+            let socket = Socket::open(key.is_tcp(), address)?;
             address = socket.local_addr()?;
             sockets.push(socket);
         }
@@ -184,14 +208,64 @@ impl Node {
         Ok(sockets)
     }
 
+    /// Is the address free? Where we have it ourselves that is no question.
+    fn probe(&self, key: &SocketKey, address: SocketAddr) -> std::io::Result<()> {
+        if address.port() == 0 || self.holds_port(key) || self.parted.contains(key) {
+            return Ok(());
+        }
+        if key.is_tcp() { tcp::probe_unused(address) } else { udp::probe_unused(address) }
+    }
+
+    /// The sockets of a listener's QUIC: those of the process before us and more where there are too few;
+    /// or those at which connections of a listener live that was closed.
+    fn open_group(
+        &mut self,
+        key: &SocketKey,
+        wanted: usize,
+        opened: &HashMap<SocketKey, Vec<Socket>>,
+    ) -> std::io::Result<Vec<Socket>> {
+        let label = key.label();
+        let inherited = self.inherited.remove(&label).into_iter().flatten();
+        let mut sockets: Vec<std::net::UdpSocket> = inherited.map(Into::into).collect();
+        let is_inherited = !sockets.is_empty();
+        let mut address = match sockets.first() {
+            Some(first) => first.local_addr()?,
+            None => self.beside(key, opened)?,
+        };
+        let lingers = self.lingering.iter().filter_map(|(_, group)| group.upgrade());
+        if let Some(group) = lingers.into_iter().find(|group| !is_inherited && group.address() == address) {
+            return Ok(Socket::all_of(&group));
+        }
+        if !is_inherited {
+            self.probe(key, address)?;
+        }
+        while sockets.len() < wanted {
+            let socket = udp::listen(address)?;
+            address = socket.local_addr()?;
+            sockets.push(socket);
+        }
+        let group = Group::open(sockets, self.ways_to(&label))?;
+        if is_inherited {
+            // Its datagrams, and the choice of who gets them, are another process's until it has parted.
+            self.held_back.insert(key.clone());
+        } else {
+            steer_quic(&group);
+        }
+        Ok(Socket::all_of(&group))
+    }
+
+    /// How the connections of earlier processes are reached whose sockets have this label.
+    fn ways_to(&mut self, label: &str) -> Vec<Way> {
+        let prefix = format!("{label}{WAY}");
+        let (ways, others): (HashMap<_, _>, HashMap<_, _>) =
+            std::mem::take(&mut self.inherited).into_iter().partition(|(name, _)| name.starts_with(&prefix));
+        self.inherited = others;
+        let named = ways.into_iter().flat_map(|(name, fds)| fds.into_iter().map(move |fd| (name.clone(), fd)));
+        named.map(|(name, fd)| Way { place: name[prefix.len()..].to_owned(), fd }).collect()
+    }
+
     /// Ties the sources of UDP flows to sockets, so that flows that part from them move nobody else.
     fn steer(&self, key: &SocketKey, sockets: &[Socket]) {
-        if let Some(Socket::Quic(first)) = sockets.first() {
-            if let Err(error) = steer::by_connection_id(first, sockets.len()) {
-                tracing::warn!(%error, "QUIC connections whose clients move are lost");
-            }
-            return;
-        }
         let Some(Socket::Udp(first)) = sockets.first() else { return };
         if self.parted.contains(key) {
             // Sockets of flows may stand before ours in the group.
@@ -211,6 +285,13 @@ impl Node {
         let tcp = SocketKey { transport: Transport::Tcp, ..key.clone() };
         let sockets = opened.get(&tcp).or_else(|| self.sockets.get(&tcp));
         sockets.and_then(|sockets| sockets.first()).map_or(Ok(key.bind), Socket::local_addr)
+    }
+}
+
+/// Ties QUIC connections to sockets.
+pub(super) fn steer_quic(group: &Group) {
+    if let Err(error) = group.steer() {
+        tracing::warn!(%error, "QUIC connections are spread by the kernel: datagrams go from worker to worker");
     }
 }
 

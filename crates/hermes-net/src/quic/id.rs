@@ -1,0 +1,83 @@
+//! Connection ids, by which a datagram finds its reader.
+//!
+//! In: the reader's place. Out: ids that say it, and the place that an id says. A peer may move to another
+//! address, and a process may be followed by another: the id stays. Never: a secret; the place is
+//! readable by everybody on the path, as the port is.
+
+use quinn::{ConnectionId, ConnectionIdGenerator};
+use rand::Rng;
+use std::time::Duration;
+
+/// Bytes of our ids.
+pub(super) const LENGTH: usize = 8;
+/// Where the id stands behind a long header: its first byte, the version, the id's length (RFC 8999, 5.1).
+const LONG: usize = 6;
+
+/// Who reads the datagrams of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Place {
+    /// The process, as it chose to be known at this address.
+    pub(super) tag: u16,
+    /// Which socket of the group. First in the id: the kernel's filter reads this byte alone.
+    pub(super) slot: u8,
+}
+
+impl Place {
+    /// Whose a datagram is, by its first id. `None`: it has none of our length, and whoever got it may read it.
+    pub(super) fn of(datagram: &[u8]) -> Option<Self> {
+        let id = match datagram.first()? {
+            first if first & 0x80 == 0 => datagram.get(1..=LENGTH)?,
+            _ if usize::from(*datagram.get(LONG - 1)?) == LENGTH => datagram.get(LONG..LONG + LENGTH)?,
+            _ => return None,
+        };
+        Some(Self { slot: id[0], tag: u16::from_be_bytes([id[1], id[2]]) })
+    }
+
+    fn new_id(self) -> ConnectionId {
+        let mut id: [u8; LENGTH] = rand::rng().random();
+        id[0] = self.slot;
+        id[1..3].copy_from_slice(&self.tag.to_be_bytes());
+        ConnectionId::new(&id)
+    }
+}
+
+/// Makes the ids of one place.
+pub(super) struct Ids(pub(super) Place);
+
+impl ConnectionIdGenerator for Ids {
+    fn generate_cid(&mut self) -> ConnectionId {
+        self.0.new_id()
+    }
+
+    fn cid_len(&self) -> usize {
+        LENGTH
+    }
+
+    fn cid_lifetime(&self) -> Option<Duration> {
+        None
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_read_from_short_and_long_headers() {
+        let place = Place { tag: 0x1234, slot: 7 };
+        let id = Ids(place).generate_cid();
+        let short = [&[0x40], &id[..], &[1, 2, 3]].concat();
+        let long = [&[0xc0, 0, 0, 0, 1, 8], &id[..], &[0]].concat();
+        assert_eq!((Place::of(&short), Place::of(&long)), (Some(place), Some(place)));
+    }
+
+    #[test]
+    fn what_is_too_short_or_has_another_id_is_nobodys() {
+        let longer = [&[0xc0, 0, 0, 0, 1, 9], &[1; 9][..]].concat();
+        let cut = [&[0xc0, 0, 0, 0, 1, 8], &[1; 7][..]].concat();
+        for datagram in [&[][..], &[0x40, 1, 2, 3, 4, 5, 6, 7], &[0xc0], &[0xc0, 0, 0, 0, 1], &longer, &cut] {
+            assert_eq!(Place::of(datagram), None, "{datagram:?}");
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! A passage for datagrams that arrived at one socket and are another's: of a sibling in this process, or
+//! of a process that was taken over and finishes its connections.
+//!
+//! In: datagrams with all that a socket says of them. Out: the same at the other end. A pair of Unix
+//! datagram sockets; what finds no room is lost, as on any link, and counted by who sends.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixDatagram;
+
+use nix::sys::socket::{MsgFlags, recvmsg, sendmsg};
+use quinn_udp::{EcnCodepoint, RecvMeta};
+use socket2::SockRef;
+
+/// Room on the way, where the kernel grants it: a burst outlives a scheduling delay.
+const BUFFER: usize = 4 << 20;
+/// Source and destination, 16 bytes each with what they are in front; port, scope; ECN; segment size.
+const HEAD: usize = 17 + 17 + 2 + 4 + 1 + 2;
+
+/// The two ends of a passage.
+#[derive(Debug)]
+pub(super) struct Passage {
+    pub(super) near: UnixDatagram,
+    pub(super) far: UnixDatagram,
+}
+
+impl Passage {
+    pub(super) fn open() -> io::Result<Self> {
+        let (near, far) = UnixDatagram::pair()?;
+        for end in [&near, &far] {
+            end.set_nonblocking(true)?;
+            // The kernel caps it; less still works.
+            let _ = SockRef::from(end).set_send_buffer_size(BUFFER);
+        }
+        Ok(Self { near, far })
+    }
+}
+
+/// Why a datagram did not get through.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Lost {
+    /// There is no room just now.
+    Full,
+    /// Nobody is at the other end any more.
+    Gone,
+}
+
+/// Sends a message, one datagram or several of one size, with what is known of it.
+pub(super) fn send(to: &UnixDatagram, meta: &RecvMeta, contents: &[u8]) -> Result<(), Lost> {
+    let head = put(meta);
+    let slices = [IoSlice::new(&head), IoSlice::new(contents)];
+    match sendmsg::<()>(to.as_raw_fd(), &slices, &[], MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL, None) {
+        Ok(_) => Ok(()),
+        Err(nix::Error::ECONNREFUSED | nix::Error::ECONNRESET | nix::Error::EPIPE | nix::Error::ENOTCONN) => {
+            Err(Lost::Gone)
+        }
+        Err(_) => Err(Lost::Full),
+    }
+}
+
+/// Receives such a message. What is none is skipped as one without contents.
+///
+/// # Errors
+/// `WouldBlock` where none is there.
+pub(super) fn receive(from: &impl AsRawFd, room: &mut IoSliceMut<'_>) -> io::Result<RecvMeta> {
+    let mut head = [0; HEAD];
+    let mut slices = [IoSliceMut::new(&mut head), IoSliceMut::new(room)];
+    let got = recvmsg::<()>(from.as_raw_fd(), &mut slices, None, MsgFlags::MSG_DONTWAIT)?.bytes;
+    let mut meta = parse(&head);
+    meta.len = got.saturating_sub(HEAD);
+    meta.stride = if meta.stride == 0 { meta.len } else { meta.stride };
+    Ok(meta)
+}
+
+/// An end that came from another process.
+pub(super) fn adopt(fd: OwnedFd) -> UnixDatagram {
+    fd.into()
+}
+
+fn put(meta: &RecvMeta) -> [u8; HEAD] {
+    let mut head = [0; HEAD];
+    put_ip(Some(meta.addr.ip()), &mut head[..17]);
+    put_ip(meta.dst_ip, &mut head[17..34]);
+    head[34..36].copy_from_slice(&meta.addr.port().to_be_bytes());
+    if let SocketAddr::V6(v6) = meta.addr {
+        head[36..40].copy_from_slice(&v6.scope_id().to_be_bytes());
+    }
+    head[40] = meta.ecn.map_or(0, |ecn| ecn as u8);
+    head[41..].copy_from_slice(&u16::try_from(meta.stride).unwrap_or(0).to_be_bytes());
+    head
+}
+
+fn put_ip(ip: Option<IpAddr>, out: &mut [u8]) {
+    let (kind, bits) = match ip {
+        None => (0, 0),
+        Some(IpAddr::V4(v4)) => (4, u128::from(v4.to_bits())),
+        Some(IpAddr::V6(v6)) => (6, v6.to_bits()),
+    };
+    out[0] = kind;
+    out[1..].copy_from_slice(&bits.to_be_bytes());
+}
+
+fn parse(head: &[u8; HEAD]) -> RecvMeta {
+    let mut meta = RecvMeta::default();
+    let port = u16::from_be_bytes([head[34], head[35]]);
+    let scope = u32::from_be_bytes([head[36], head[37], head[38], head[39]]);
+    meta.addr = match parse_ip(&head[..17]) {
+        Some(IpAddr::V6(v6)) => SocketAddrV6::new(v6, port, 0, scope).into(),
+        Some(v4) => (v4, port).into(),
+        None => (Ipv6Addr::UNSPECIFIED, 0).into(),
+    };
+    meta.dst_ip = parse_ip(&head[17..34]);
+    meta.ecn = EcnCodepoint::from_bits(head[40]);
+    meta.stride = usize::from(u16::from_be_bytes([head[41], head[42]]));
+    meta
+}
+
+fn parse_ip(bytes: &[u8]) -> Option<IpAddr> {
+    let bits = u128::from_be_bytes(bytes[1..].try_into().ok()?);
+    match bytes[0] {
+        4 => Some(IpAddr::V4((bits as u32).into())),
+        6 => Some(IpAddr::V6(bits.into())),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn meta(addr: &str, dst: Option<&str>, ecn: Option<EcnCodepoint>, stride: usize) -> RecvMeta {
+        let dst_ip = dst.map(|ip| ip.parse().unwrap());
+        RecvMeta { addr: addr.parse().unwrap(), dst_ip, ecn, stride, ..RecvMeta::default() }
+    }
+
+    #[test]
+    fn a_message_arrives_with_all_that_is_known_of_it() {
+        let passage = Passage::open().unwrap();
+        let all = [
+            meta("192.0.2.1:443", Some("192.0.2.9"), Some(EcnCodepoint::Ce), 1200),
+            meta("[fe80::1%3]:65535", Some("2001:db8::1"), None, 3),
+            meta("[2001:db8::2]:1", None, Some(EcnCodepoint::Ect0), 5),
+        ];
+        for sent in all {
+            send(&passage.far, &sent, b"there").unwrap();
+            let mut room = [0; 64];
+            let got = receive(&passage.near, &mut IoSliceMut::new(&mut room)).unwrap();
+            assert_eq!((got.addr, got.dst_ip, got.ecn), (sent.addr, sent.dst_ip, sent.ecn));
+            assert_eq!((got.stride, &room[..got.len]), (sent.stride, &b"there"[..]));
+        }
+    }
+
+    #[test]
+    fn the_largest_message_fits_and_a_flood_is_cut() {
+        let passage = Passage::open().unwrap();
+        let meta = meta("192.0.2.1:443", None, None, 1400);
+        let large = vec![7; 65_535];
+        send(&passage.far, &meta, &large).unwrap();
+        let mut room = vec![0; 1 << 17];
+        let got = receive(&passage.near, &mut IoSliceMut::new(&mut room)).unwrap();
+        assert_eq!(room[..got.len], large);
+        let lost = (0..100_000).map(|_| send(&passage.far, &meta, &large)).find(Result::is_err);
+        assert_eq!(lost, Some(Err(Lost::Full)));
+    }
+
+    #[test]
+    fn an_end_that_is_gone_is_told() {
+        let Passage { near, far } = Passage::open().unwrap();
+        drop(near);
+        assert_eq!(send(&far, &meta("192.0.2.1:443", None, None, 1), b"x"), Err(Lost::Gone));
+    }
+}
