@@ -109,8 +109,11 @@ fn next_owner() -> u64 {
 
 /// Bytes of datagrams that wait in a QUIC connection, each way.
 const DATAGRAMS: usize = 1 << 20;
-/// Silence after which a QUIC connection is over.
+/// Silence after which a QUIC connection is over: its peer is gone.
 const QUIC_IDLE: Duration = Duration::from_secs(60);
+/// A tunnel may be silent for longer, so that its connection has to say that it is there. Below what peers
+/// take for the end: 30 s with most of them.
+const QUIC_KEEP_ALIVE: Duration = Duration::from_secs(12);
 
 struct Identity {
     key: CertifiedKey,
@@ -339,7 +342,7 @@ impl Builder<'_> {
             return Ok((config, None));
         }
         let over_quic = tls::server_config(&key, &clients, &[quic::ALPN]).map_err(refused)?;
-        let quic = quic::server_config(&over_quic, quic_bounds(&self.snapshot.limits)).map_err(refused)?;
+        let quic = quic::server_config(&over_quic, server_bounds(&self.snapshot.limits, listener)).map_err(refused)?;
         Ok((config, Some(quic)))
     }
 
@@ -427,7 +430,23 @@ fn quic_bounds(limits: &Limits) -> quic::Bounds {
         connection_window: limits.connection_window,
         datagrams: DATAGRAMS,
         idle: QUIC_IDLE,
-        keep_alive: None,
+        keep_alive: Some(QUIC_KEEP_ALIVE),
+    }
+}
+
+/// Who cannot show who it is has an anonymous client's windows. Where it may, that of the connection is
+/// narrowed once it is known that it has not.
+fn server_bounds(limits: &Limits, listener: &Listener) -> quic::Bounds {
+    let bounds = quic_bounds(limits);
+    let believes =
+        listener.tls.as_ref().is_some_and(|tls| tls.client != ClientAuth::None) || !listener.trust.is_empty();
+    if believes {
+        return bounds;
+    }
+    quic::Bounds {
+        stream_window: limits.anonymous_stream_window,
+        connection_window: limits.anonymous_connection_window,
+        ..bounds
     }
 }
 

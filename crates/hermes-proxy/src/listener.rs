@@ -3,6 +3,7 @@
 //! In: a listening socket of this worker. Out: a task a connection or flow, each within the limits
 //! of the node. A listener that closes first serves what already waits in its accept queue.
 
+mod calm;
 mod flows;
 pub(crate) mod h1;
 pub(crate) mod h2;

@@ -466,7 +466,7 @@ where
     loop {
         tokio::select! {
             accepted = this.quic.accept_bi() => {
-                let Ok((send, recv)) = accepted else { return };
+                let Ok((send, recv)) = accepted else { break };
                 let mut recv = Receiving { recv, unread: BytesMut::new() };
                 let connection = this.quic.clone();
                 let Ok((pseudo, headers)) = recv.head().await else { continue };
@@ -475,4 +475,6 @@ where
             Some(_) = streams.join_next() => {}
         }
     }
+    // They hear how the connection ended.
+    while streams.join_next().await.is_some() {}
 }

@@ -114,7 +114,8 @@ pub enum Frame {
     },
 }
 
-/// Why a stream's frames cannot be read. All but the last end the connection.
+/// Why a stream's frames cannot be read. They end the connection, but for a field section that is too long: of
+/// that one message nothing is known, and the others are sound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// A frame of HTTP/2 that HTTP/3 has no place for (section 11.2.1).
@@ -155,6 +156,7 @@ pub struct FrameDecoder {
     max_headers: usize,
     unread: Bytes,
     state: State,
+    has_skipped: bool,
 }
 
 #[derive(Debug)]
@@ -173,7 +175,7 @@ impl State {
 impl FrameDecoder {
     /// A decoder that refuses field sections which are longer than this, encoded.
     pub fn new(max_headers: usize) -> Self {
-        Self { max_headers, unread: Bytes::new(), state: State::BOUNDARY }
+        Self { max_headers, unread: Bytes::new(), state: State::BOUNDARY, has_skipped: false }
     }
 
     /// Adds what arrived next.
@@ -240,6 +242,11 @@ impl FrameDecoder {
         }
     }
 
+    /// A frame that nobody knows was begun, and is handed out by nobody.
+    pub fn has_skipped(&self) -> bool {
+        self.has_skipped
+    }
+
     /// Whether the stream may end here: between two frames only (section 7.1).
     ///
     /// # Errors
@@ -264,6 +271,7 @@ impl FrameDecoder {
             0x02 | 0x06 | 0x08 | 0x09 => return Err(self.fail(FrameError::Reserved(kind))),
             _ => {
                 self.state = State::Skip { missing: length };
+                self.has_skipped = true;
                 return Ok(());
             }
         };
@@ -322,7 +330,7 @@ const MAX_FIELD_SECTION_SIZE: u64 = 0x06;
 const ENABLE_CONNECT_PROTOCOL: u64 = 0x08;
 const H3_DATAGRAM: u64 = 0x33;
 
-/// What is wrong with SETTINGS: H3_SETTINGS_ERROR, or H3_FRAME_ERROR where it is cut off.
+/// What is wrong with SETTINGS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SettingsError {
     /// It ends within a setting.
@@ -337,6 +345,51 @@ pub enum SettingsError {
     /// A switch that is neither 0 nor 1.
     #[error("SETTINGS have {0:#x} neither 0 nor 1")]
     NoSwitch(u64),
+}
+
+impl SettingsError {
+    /// What the peer is told: a frame that is cut off is a malformed frame first (section 7.1).
+    pub fn code(self) -> Code {
+        match self {
+            SettingsError::Truncated => Code::FrameError,
+            _ => Code::SettingsError,
+        }
+    }
+}
+
+/// Reads what a peer's QPACK says on its encoder or decoder stream where neither side has a dynamic table
+/// (RFC 9204, section 4): next to nothing can be right.
+#[derive(Debug)]
+pub struct Instructions {
+    is_encoder: bool,
+    /// Within an integer of a cancellation.
+    continues: bool,
+}
+
+impl Instructions {
+    /// Of the stream of this type.
+    pub fn of(kind: u64) -> Self {
+        Self { is_encoder: kind == stream::QPACK_ENCODER, continues: false }
+    }
+
+    /// Reads on.
+    ///
+    /// # Errors
+    /// An insertion, or a capacity, for which there is no room (sections 3.2.3 and 4.3.1); a word on an insertion or
+    /// a section that never was (section 4.4).
+    pub fn read(&mut self, bytes: &[u8]) -> Result<(), Code> {
+        for byte in bytes {
+            match (self.is_encoder, byte) {
+                (false, byte) if self.continues => self.continues = byte & 0x80 != 0,
+                // Its capacity is nothing.
+                (true, 0x20) => {}
+                (true, _) => return Err(Code::EncoderStreamError),
+                (false, 0x40..0x80) => self.continues = byte & 0x3f == 0x3f,
+                (false, _) => return Err(Code::DecoderStreamError),
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Settings {

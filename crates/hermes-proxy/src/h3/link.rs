@@ -14,7 +14,7 @@ use std::task::{Context, Poll};
 use bytes::{Bytes, BytesMut};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use hermes_net::quic;
-use hermes_wire::h3::{self, Code, Frame, FrameDecoder, Settings, stream};
+use hermes_wire::h3::{self, Code, Frame, FrameDecoder, Instructions, Settings, stream};
 use hermes_wire::varint;
 
 use crate::datagram::Inbox;
@@ -36,6 +36,8 @@ pub(crate) struct Link {
     goaway: Cell<Option<u64>>,
     /// Of the first request that we will not process.
     farewell: Signal<u64>,
+    /// The last push that the peer would take: nothing is pushed.
+    most_pushes: Cell<u64>,
     /// Critical streams that the peer has opened.
     critical: RefCell<Vec<u64>>,
     /// By the quarter of their stream's number.
@@ -51,6 +53,7 @@ impl Link {
             settled: Signal::default(),
             goaway: Cell::new(None),
             farewell: Signal::default(),
+            most_pushes: Cell::new(0),
             critical: RefCell::default(),
             datagrams: RefCell::default(),
         })
@@ -214,7 +217,7 @@ impl Link {
                     return Err(Fault(Code::StreamCreationError, format!("a second stream of type {kind:#x}")));
                 }
                 self.critical.borrow_mut().push(kind);
-                if kind == stream::CONTROL { self.obey(recv).await } else { ignore(recv, kind).await }
+                if kind == stream::CONTROL { self.obey(recv).await } else { hear_qpack(recv, kind).await }
             }
             stream::PUSH => {
                 let (code, reason) = if self.is_server {
@@ -234,17 +237,22 @@ impl Link {
 
     /// The peer's control stream.
     async fn obey(&self, mut recv: quic::RecvStream) -> Result<(), Fault> {
-        let mut decoder = FrameDecoder::new(0);
+        let mut decoder = FrameDecoder::new(h3::MAX_CONTROL);
         let fault = |code, reason: &str| Err(Fault(code, reason.to_owned()));
         loop {
             while let Some(frame) = decoder.next().map_err(|error| Fault(error.code(), error.to_string()))? {
+                let is_first = self.settings.get().is_none();
                 let Frame::Control { kind, payload } = frame else {
-                    return fault(Code::FrameUnexpected, "DATA or HEADERS on the control stream");
+                    let code = if is_first { Code::MissingSettings } else { Code::FrameUnexpected };
+                    return fault(code, "DATA or HEADERS on the control stream");
                 };
+                if is_first && decoder.has_skipped() {
+                    return fault(Code::MissingSettings, "the control stream does not begin with SETTINGS");
+                }
                 match (kind, self.settings.get()) {
                     (h3::SETTINGS, None) => {
                         let settings =
-                            Settings::parse(&payload).map_err(|error| Fault(Code::SettingsError, error.to_string()))?;
+                            Settings::parse(&payload).map_err(|error| Fault(error.code(), error.to_string()))?;
                         self.settings.set(Some(settings));
                         self.settled.set(());
                     }
@@ -257,6 +265,7 @@ impl Link {
                     (h3::MAX_PUSH_ID, _) if !self.is_server => {
                         return fault(Code::FrameUnexpected, "MAX_PUSH_ID of a server");
                     }
+                    (h3::MAX_PUSH_ID, _) => self.hear_max_push(&payload)?,
                     // Nothing is ever pushed.
                     (h3::CANCEL_PUSH, _) => return fault(Code::IdError, "CANCEL_PUSH of no push"),
                     _ => {}
@@ -274,6 +283,17 @@ impl Link {
         }
     }
 
+    /// A client may allow more pushes, never fewer (section 7.2.7).
+    fn hear_max_push(&self, payload: &[u8]) -> Result<(), Fault> {
+        let Some(id) = h3::parse_id(payload) else {
+            return Err(Fault(Code::FrameError, "a malformed MAX_PUSH_ID".to_owned()));
+        };
+        if id < self.most_pushes.replace(id) {
+            return Err(Fault(Code::IdError, "MAX_PUSH_ID below what it was".to_owned()));
+        }
+        Ok(())
+    }
+
     fn hear_goaway(&self, payload: &[u8]) -> Result<(), Fault> {
         let Some(id) = h3::parse_id(payload) else {
             return Err(Fault(Code::FrameError, "a malformed GOAWAY".to_owned()));
@@ -287,11 +307,14 @@ impl Link {
     }
 }
 
-/// A stream of QPACK: with no dynamic table nothing on it matters, but that it stays.
-async fn ignore(mut recv: quic::RecvStream, kind: u64) -> Result<(), Fault> {
+/// A stream of QPACK: with no dynamic table it has little to say, and has to stay.
+async fn hear_qpack(mut recv: quic::RecvStream, kind: u64) -> Result<(), Fault> {
+    let mut instructions = Instructions::of(kind);
     loop {
         match recv.read_chunk(h3::MAX_CONTROL, true).await {
-            Ok(Some(_)) => {}
+            Ok(Some(chunk)) => instructions
+                .read(&chunk.bytes)
+                .map_err(|code| Fault(code, "QPACK with a dynamic table, which was never allowed".to_owned()))?,
             Ok(None) | Err(quic::ReadError::Reset(_)) => {
                 return Err(Fault(Code::ClosedCriticalStream, format!("the stream of type {kind:#x} ended")));
             }

@@ -15,10 +15,10 @@ use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, Stream};
 use h2::Reason;
 use h2::server::SendResponse;
-use hermes_model::limits::Limits;
 use http::{Method, Request as HttpRequest, Response, StatusCode};
 use http_body::Body as HttpBody;
 
+use super::calm::{Bounds, Cancels, Fate};
 use super::http::{Client, Watched};
 use crate::body::{Body, Interim, RequestBody, ResponseBody, StreamBody, settle_length};
 use crate::early::Early;
@@ -29,7 +29,7 @@ use crate::request::{Origin, from_head};
 use crate::session::{self, Near, Served, Tunnel};
 use crate::stream::h2::{self as halves, Backlog, Window};
 use crate::stream::{ByteStream, Receiver, Sender};
-use crate::upstream::pool::{ERROR_RESETS, FRAME_BUDGET, MAX_FRAME, RESETS_REMEMBERED, SEND_BUFFER};
+use crate::upstream::pool::{FRAME_BUDGET, MAX_FRAME, SEND_BUFFER};
 use crate::worker::Worker;
 
 /// Serves a connection until it ends.
@@ -65,7 +65,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
     let mut widened_to = connection_window;
     let mut streams = FuturesUnordered::new();
     let mut draining = false;
-    let mut cancels = Cancels::new(bounds.cancels);
+    let mut cancels = Cancels::new(&bounds);
     std::future::poll_fn(|cx| {
         if !draining && connection.drain.poll(cx).is_ready() {
             draining = true;
@@ -108,78 +108,6 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
         Poll::Pending
     })
     .await;
-}
-
-/// What a connection may ask of us.
-struct Bounds {
-    stream_window: u32,
-    connection_window: u32,
-    resets: usize,
-    error_resets: usize,
-    resets_remembered: usize,
-    cancels: usize,
-}
-
-impl Bounds {
-    /// Connections of nodes carry the requests of many, who break off as they like and send what we
-    /// reset: none of them may end it for all the others. What came and went unseen cannot be more
-    /// than there may be streams.
-    fn of(client: &Client, limits: &Limits) -> Self {
-        if client.trust.is_believed() {
-            return Self {
-                stream_window: limits.stream_window,
-                connection_window: limits.connection_window,
-                resets: (limits.streams as usize).max(limits.resets),
-                error_resets: limits.error_resets.max(ERROR_RESETS),
-                resets_remembered: RESETS_REMEMBERED,
-                cancels: usize::MAX,
-            };
-        }
-        Self {
-            stream_window: limits.anonymous_stream_window,
-            connection_window: limits.anonymous_connection_window,
-            resets: limits.resets,
-            error_resets: limits.error_resets,
-            // h2's own: a stranger shall not make us remember more.
-            resets_remembered: 50,
-            cancels: limits.cancels,
-        }
-    }
-}
-
-/// How a stream ended.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    Answered,
-    /// The client reset it before its answer began.
-    Cancelled,
-}
-
-/// Requests that a client began and broke off. h2 counts only those that were never taken up; the
-/// others cost a request to an upstream each (rapid reset, CVE-2023-44487).
-struct Cancels {
-    most: usize,
-    began: usize,
-    cancelled: usize,
-}
-
-impl Cancels {
-    fn new(most: usize) -> Self {
-        Self { most, began: 0, cancelled: 0 }
-    }
-
-    /// True once, when they are too many, and the most of all.
-    fn count(&mut self, fate: Fate) -> bool {
-        if fate == Fate::Answered {
-            return false;
-        }
-        self.cancelled += 1;
-        let are_many = self.cancelled > self.most && self.cancelled > self.began / 2;
-        if are_many {
-            self.most = usize::MAX;
-        }
-        are_many
-    }
 }
 
 /// Where a stream's answer goes.

@@ -16,9 +16,11 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use hermes_model::facts::Trust;
 use hermes_net::quic;
 use hermes_wire::h3::{Code, Settings};
+use http::request::Parts;
 use http::{HeaderMap, Method, Response, StatusCode};
 use http_body::Body as HttpBody;
 
+use super::calm::{self, Cancels, Fate};
 use super::http::Client;
 use super::trust_by_address;
 use crate::body::{Body, Interim, RequestBody, ResponseBody, StreamBody, settle_length};
@@ -30,7 +32,8 @@ use crate::live::{Connection, Phase, Stage};
 use crate::pipe::{Pipe, PipeError};
 use crate::request::{Origin, from_head};
 use crate::session::{self, Near, Served, Tunnel};
-use crate::stream::{ByteStream, Receiver, Sender, h3 as halves};
+use crate::stream::h3::{self as halves, Fault};
+use crate::stream::{ByteStream, Receiver, Sender, StreamError};
 use crate::worker::Worker;
 
 /// Serves a connection until it ends.
@@ -40,6 +43,10 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, quic
     let limits = worker.generation().snapshot.limits.clone();
     let ours =
         Settings { max_field_section: Some(limits.header_bytes as u64), extended_connect: true, datagrams: true };
+    let allowed = calm::Bounds::of(&client, &limits);
+    let mut cancels = Cancels::new(&allowed);
+    quic.set_receive_window(allowed.connection_window.into());
+    quic.set_send_window(allowed.connection_window.into());
     let bounds = Bounds { bytes: limits.header_bytes, lines: limits.header_count };
     let link = Link::new(quic, true);
     let mut client = Rc::new(client);
@@ -62,6 +69,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, quic
             follow(worker, connection, &mut client);
             let id: u64 = recv.id().into();
             next_stream = id + 4;
+            cancels.began += 1;
             if farewell.is_some_and(|first| id >= first) || connection.takes_no_more(worker) {
                 let _ = send.reset(number(Code::RequestRejected));
                 let _ = recv.stop(number(Code::RequestRejected));
@@ -72,7 +80,13 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, quic
             let send = halves::Sender::new(send, link.clone());
             streams.push(serve_stream(worker.clone(), connection.clone(), client.clone(), recv, send));
         }
-        while let Poll::Ready(Some(())) = streams.poll_next_unpin(cx) {}
+        while let Poll::Ready(Some(fate)) = streams.poll_next_unpin(cx) {
+            if cancels.count(fate) {
+                worker.shared.metrics.limit("calm");
+                link.close(Code::ExcessiveLoad, "requests that are begun only to be broken off");
+                return Poll::Ready(());
+            }
+        }
         if farewell.is_some() && streams.is_empty() {
             link.close(Code::NoError, "");
             return Poll::Ready(());
@@ -99,40 +113,43 @@ async fn serve_stream(
     worker: Rc<Worker>,
     connection: Rc<Connection>,
     client: Rc<Client>,
+    recv: halves::Receiver,
+    send: halves::Sender,
+) -> Fate {
+    let delivered = send.delivered();
+    let fate = serve_request(worker, connection, client, recv, send).await;
+    // quinn would not send what is left once the connection closes, as it does where all its streams are through.
+    delivered.await;
+    fate
+}
+
+async fn serve_request(
+    worker: Rc<Worker>,
+    connection: Rc<Connection>,
+    client: Rc<Client>,
     mut recv: halves::Receiver,
     mut send: halves::Sender,
-) {
-    let head = std::future::poll_fn(|cx| {
-        let head = ready!(recv.poll_head(cx));
-        recv.peek(cx);
-        Poll::Ready(head)
-    });
-    let mut parts = match head.await {
-        Ok(Some(block)) => match fields::read_request(block, recv.bounds()) {
-            Ok(parts) => parts,
-            Err(error) => return refuse(&worker, recv, send, &error).await,
-        },
-        // The stream ended without a request.
-        Ok(None) => return send.reset_with(Code::RequestIncomplete),
-        Err(error) => {
+) -> Fate {
+    let fault = recv.fault();
+    let (parts, length) = match take_head(&mut recv).await {
+        Ok(head) => head,
+        Err(NoRequest::Incomplete) => {
+            send.reset_with(Code::RequestIncomplete);
+            return Fate::Malformed;
+        }
+        Err(NoRequest::Refused(error)) => return refuse(&worker, recv, send, &error).await,
+        Err(NoRequest::Broken(error)) => {
             tracing::debug!(source = %client.source, %error, "an HTTP/3 stream brought no request");
-            return;
+            return fate_of(fault.get()).unwrap_or(Fate::Malformed);
         }
     };
+    let is_connect = parts.method == Method::CONNECT;
     let expects = parts
         .headers
         .get(http::header::EXPECT)
         .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
-    let is_connect = parts.method == Method::CONNECT;
     // Before anything is decided: a client may send them along with its request (RFC 9298, 5).
     let datagrams = carries_datagrams(&parts).then(|| recv.datagrams());
-    let length = match lengths(&parts.headers) {
-        Ok(()) => settle_length(&mut parts.headers),
-        Err(error) => return refuse(&worker, recv, send, &error).await,
-    };
-    if !is_connect {
-        recv.expect(length);
-    }
     let recv = Receiver::H3(Box::new(recv));
     let (body, mut tunnelled) = if is_connect {
         (RequestBody::Empty, Some(recv))
@@ -158,7 +175,7 @@ async fn serve_stream(
             drop(body);
             match wait.for_served(pin!(session::serve(&worker, request))).await {
                 Some(served) => served,
-                None => return,
+                None => return Fate::Cancelled,
             }
         }
         Err(rejected) => {
@@ -166,13 +183,65 @@ async fn serve_stream(
             Served::Response(session::reject(&worker, *rejected))
         }
     };
+    // What breaks later was answered: that costs nobody more than it costs the client.
+    let fate = fate_of(fault.get()).unwrap_or(Fate::Answered);
     match served {
         Served::Response(response) => answer(response, send).await,
         Served::Tunnel(open) => Box::pin(tunnel(open, send, tunnelled, datagrams)).await,
     }
+    fate
 }
 
-fn carries_datagrams(parts: &http::request::Parts) -> bool {
+/// Why a stream has no request.
+enum NoRequest {
+    /// It ended without.
+    Incomplete,
+    /// What it has is none.
+    Refused(FieldError),
+    /// It, or its connection, broke.
+    Broken(StreamError),
+}
+
+/// A request's head, and the length of its body as `content-length` has it. What may come behind it the
+/// receiver knows afterwards.
+async fn take_head(recv: &mut halves::Receiver) -> Result<(Parts, Option<u64>), NoRequest> {
+    let head = std::future::poll_fn(|cx| {
+        let head = ready!(recv.poll_head(cx));
+        recv.peek(cx);
+        Poll::Ready(head)
+    });
+    let block = match head.await {
+        Ok(block) => block.ok_or(NoRequest::Incomplete)?,
+        Err(_) if recv.fault().get() == Some(Fault::TooLarge) => {
+            return Err(NoRequest::Refused(FieldError::TooLarge(recv.bounds())));
+        }
+        Err(error) => return Err(NoRequest::Broken(error)),
+    };
+    let mut parts = fields::read_request(block, recv.bounds()).map_err(NoRequest::Refused)?;
+    lengths(&parts.headers).map_err(NoRequest::Refused)?;
+    let length = settle_length(&mut parts.headers);
+    if parts.method == Method::CONNECT {
+        recv.expect_tunnel(parts.extensions.get::<h2::ext::Protocol>().is_none());
+        return Ok((parts, length));
+    }
+    recv.expect(length);
+    // Nobody asks for a body that says to be none: what stands there instead would never be seen.
+    if length == Some(0)
+        && let Some(Err(error)) = std::future::poll_fn(|cx| recv.poll_chunk(cx, usize::MAX)).await
+    {
+        return Err(NoRequest::Refused(FieldError::Malformed(error.to_string())));
+    }
+    Ok((parts, length))
+}
+
+fn fate_of(fault: Option<Fault>) -> Option<Fate> {
+    fault.map(|fault| match fault {
+        Fault::Reset => Fate::Cancelled,
+        Fault::Malformed | Fault::TooLarge => Fate::Malformed,
+    })
+}
+
+fn carries_datagrams(parts: &Parts) -> bool {
     let protocol = parts.extensions.get::<::h2::ext::Protocol>();
     protocol.is_some_and(|protocol| ["connect-udp", "connect-ip"].contains(&protocol.as_str()))
 }
@@ -189,16 +258,17 @@ fn lengths(headers: &HeaderMap) -> Result<(), FieldError> {
 }
 
 /// Answers what is no request: 431 where it is too large, else by the stream's end alone.
-async fn refuse(worker: &Worker, mut recv: halves::Receiver, mut send: halves::Sender, error: &FieldError) {
+async fn refuse(worker: &Worker, mut recv: halves::Receiver, mut send: halves::Sender, error: &FieldError) -> Fate {
     tracing::debug!(peer = %send.link().connection.remote_address(), %error, "a request was refused");
     let _ = recv.field_error(error);
     if matches!(error, FieldError::TooLarge(_)) {
         worker.shared.metrics.limit("headers");
         send.send_head(fields::put_response(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, &HeaderMap::new()), true);
         let _ = std::future::poll_fn(|cx| send.poll_settled(cx)).await;
-        return;
+    } else {
+        send.reset_with(Code::MessageError);
     }
-    send.reset_with(Code::MessageError);
+    Fate::Malformed
 }
 
 /// Waits for the response, and meanwhile sends what comes before it.

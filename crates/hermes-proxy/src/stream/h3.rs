@@ -4,6 +4,7 @@
 //! stream or the connection, with the code that says so. A half that is dropped before its end says
 //! that it was broken off. Never: what the bytes mean.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -12,7 +13,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
 use hermes_net::quic;
-use hermes_wire::h3::{self, Code, Frame, FrameDecoder};
+use hermes_wire::h3::{self, Code, Frame, FrameDecoder, FrameError};
 use http::HeaderMap;
 
 use super::h2::{GATHER, SMALL, Whole};
@@ -22,6 +23,17 @@ use crate::h3::{Datagrams, Link, link::number};
 
 /// What is asked of quinn at once.
 const READ: usize = 64 << 10;
+
+/// What the peer did wrong on its half, where it did, and the connection goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// It broke it off.
+    Reset,
+    /// Its message is malformed.
+    Malformed,
+    /// Its field section is larger than our bounds.
+    TooLarge,
+}
 
 /// The receiving half.
 pub(crate) struct Receiver {
@@ -38,6 +50,9 @@ pub(crate) struct Receiver {
     has_ended: bool,
     /// Of the declared length what has not come yet.
     missing: Option<u64>,
+    /// Nothing but DATA may come: it is CONNECT's (section 4.4).
+    is_bytes: bool,
+    fault: Rc<Cell<Option<Fault>>>,
     /// What the peer is told where this is dropped before the end.
     parting: Code,
 }
@@ -55,6 +70,8 @@ impl Receiver {
             failed: None,
             has_ended: false,
             missing: None,
+            is_bytes: false,
+            fault: Rc::default(),
             parting,
         }
     }
@@ -86,8 +103,23 @@ impl Receiver {
         self.missing = length.map(|length| length.saturating_sub(here));
         let is_wrong = length.is_some_and(|length| here > length || (here < length && self.is_over()));
         if is_wrong {
+            // Whoever comes behind would take the first of it for all.
+            self.held = None;
             self.failed = Some(self.malformed("another length than content-length says"));
         }
+    }
+
+    /// It is a tunnel's; `is_bytes` where CONNECT makes it one that has no messages.
+    pub(crate) fn expect_tunnel(&mut self, is_bytes: bool) {
+        self.is_bytes = is_bytes;
+        if is_bytes && self.trailers.take().is_some() {
+            self.failed = Some(self.unexpected("HEADERS in a tunnel"));
+        }
+    }
+
+    /// Set where the peer did something wrong, also once this is given away.
+    pub(crate) fn fault(&self) -> Rc<Cell<Option<Fault>>> {
+        self.fault.clone()
     }
 
     /// No byte of the body comes any more.
@@ -117,6 +149,17 @@ impl Receiver {
                 other => return Poll::Ready(other),
             },
         };
+        if self.missing == Some(0) && !self.is_over() {
+            // Whoever counts the bytes stops here: that nothing stands behind them has to be known before.
+            match self.poll_data(cx) {
+                Poll::Ready(None) => {}
+                Poll::Ready(other) => return Poll::Ready(other),
+                Poll::Pending => {
+                    self.held = Some(chunk);
+                    return Poll::Pending;
+                }
+            }
+        }
         if chunk.len() > most {
             self.held = Some(chunk.split_off(most));
         }
@@ -159,6 +202,12 @@ impl Receiver {
                     }
                 }
                 Poll::Ready(Some(Ok(chunk)))
+            }
+            Some(Ok(Frame::Headers(_))) if self.is_bytes => {
+                Poll::Ready(Some(Err(self.unexpected("HEADERS in a tunnel"))))
+            }
+            Some(Ok(Frame::Headers(_))) if self.missing.is_some_and(|missing| missing > 0) => {
+                Poll::Ready(Some(Err(self.malformed("fewer bytes than content-length says"))))
             }
             Some(Ok(Frame::Headers(block))) => {
                 self.trailers = Some(block);
@@ -204,6 +253,10 @@ impl Receiver {
                     );
                 }
                 Ok(None) => {}
+                Err(FrameError::TooLong { kind: h3::HEADERS, .. }) => {
+                    let error = FieldError::TooLarge(self.bounds);
+                    return Poll::Ready(Some(Err(self.field_error(&error))));
+                }
                 Err(error) => return Poll::Ready(Some(Err(self.fatal(error.code(), &error.to_string())))),
             }
             // A future of the moment: what it waits for wakes us, and it holds nothing.
@@ -219,6 +272,7 @@ impl Receiver {
     /// The message is malformed: its stream ends, and no other.
     pub(crate) fn malformed(&mut self, what: &str) -> StreamError {
         self.parting = Code::MessageError;
+        self.fault.set(Some(Fault::Malformed));
         StreamError::other(what)
     }
 
@@ -228,6 +282,7 @@ impl Receiver {
             FieldError::Undecodable(_) => self.fatal(Code::DecompressionFailed, &error.to_string()),
             FieldError::TooLarge(_) => {
                 self.parting = Code::ExcessiveLoad;
+                self.fault.set(Some(Fault::TooLarge));
                 StreamError::other(error.to_string())
             }
             FieldError::Malformed(what) => self.malformed(what),
@@ -246,7 +301,10 @@ impl Receiver {
 
     fn read_error(&self, error: quic::ReadError) -> StreamError {
         match error {
-            quic::ReadError::Reset(code) => StreamError::of_code(code.into_inner()),
+            quic::ReadError::Reset(code) => {
+                self.fault.set(Some(Fault::Reset));
+                StreamError::of_code(code.into_inner())
+            }
             quic::ReadError::ConnectionLost(error) => self.link.lost(self.recv.id().into(), &error),
             other => StreamError::other(other.to_string()),
         }
@@ -274,13 +332,16 @@ pub(crate) struct Sender {
     /// The stream ends behind the queue.
     ends: bool,
     has_finished: bool,
+    ended_in_order: Rc<Cell<bool>>,
     /// Becomes ready when the peer wants no more.
     stopped: Option<Stopped>,
 }
 
 impl Sender {
     pub(crate) fn new(send: quic::SendStream, link: Rc<Link>) -> Self {
-        Self { send, link, queue: VecDeque::new(), missing: 0, ends: false, has_finished: false, stopped: None }
+        let ended_in_order = Rc::default();
+        let queue = VecDeque::new();
+        Self { send, link, queue, missing: 0, ends: false, has_finished: false, ended_in_order, stopped: None }
     }
 
     pub(crate) fn link(&self) -> &Rc<Link> {
@@ -290,6 +351,16 @@ impl Sender {
     /// The stream's number.
     pub(crate) fn id(&self) -> u64 {
         self.send.id().into()
+    }
+
+    /// Ready where the peer has received all; to be asked once this is through. One that was reset is ready at once.
+    pub(crate) fn delivered(&self) -> impl Future<Output = ()> + use<> {
+        let (stopped, in_order) = (self.send.stopped(), self.ended_in_order.clone());
+        async move {
+            if in_order.get() {
+                drop(stopped.await);
+            }
+        }
     }
 
     /// A head, encoded, behind what waits.
@@ -323,6 +394,7 @@ impl Sender {
         ready!(self.poll_room(cx))?;
         if self.ends && !std::mem::replace(&mut self.has_finished, true) {
             self.send.finish().map_err(|error| StreamError::other(error.to_string()))?;
+            self.ended_in_order.set(true);
         }
         Poll::Ready(Ok(()))
     }
@@ -390,6 +462,7 @@ impl Sender {
     /// Breaks it off with this code.
     pub(crate) fn reset_with(&mut self, code: Code) {
         self.has_finished = true;
+        self.ended_in_order.set(false);
         let _ = self.send.reset(number(code));
     }
 

@@ -157,3 +157,26 @@ proptest! {
         let _ = (Settings::parse(&bytes), parse_id(&bytes), parse_datagram(bytes));
     }
 }
+
+#[test]
+fn unknown_frames_are_skipped_and_remembered() {
+    let mut decoder = FrameDecoder::new(10);
+    decoder.push(Bytes::from_static(&[0x04, 0x00]));
+    assert!(matches!(decoder.next(), Ok(Some(Frame::Control { kind: SETTINGS, .. }))) && !decoder.has_skipped());
+    decoder.push(Bytes::from_static(&[0x21, 0x01, 0xff]));
+    assert_eq!((decoder.next(), decoder.has_skipped()), (Ok(None), true));
+}
+
+#[test]
+fn without_a_dynamic_table_qpack_has_little_to_say() {
+    let encoder = |bytes: &[u8]| Instructions::of(stream::QPACK_ENCODER).read(bytes);
+    assert_eq!(encoder(&[0x20, 0x20]), Ok(()));
+    // A capacity of 1, and an insertion.
+    assert_eq!(encoder(&[0x21]), Err(Code::EncoderStreamError));
+    assert_eq!(encoder(&[0xc0, 0x01, b'a']), Err(Code::EncoderStreamError));
+    let decoder = |bytes: &[u8]| Instructions::of(stream::QPACK_DECODER).read(bytes);
+    // Cancellations of streams 1, 63 and 4, one of them across three bytes.
+    assert_eq!(decoder(&[0x41, 0x7f, 0x80, 0x00, 0x44]), Ok(()));
+    assert_eq!(decoder(&[0x01]), Err(Code::DecoderStreamError));
+    assert_eq!(decoder(&[0x84]), Err(Code::DecoderStreamError));
+}
