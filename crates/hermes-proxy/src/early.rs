@@ -27,6 +27,11 @@ pub(crate) trait Source {
     /// The next chunk as the tunnel's stream has it, of at most so many bytes where it can be cut, and
     /// how many bytes of it are payload; `None` is the end, which is said again to whoever relays.
     fn poll_early(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<io::Result<Option<(Bytes, usize)>>>;
+
+    /// Each chunk ends with a capsule. Else the rest of one may come later, for whoever then reads the source.
+    fn has_whole_capsules(&self) -> bool {
+        false
+    }
 }
 
 impl Source for ByteStream {
@@ -71,6 +76,12 @@ impl<'a> Early<'a> {
     /// It is this session's.
     pub(crate) fn bind(&self, session: &Rc<Entry>) {
         self.source.bind(session);
+    }
+
+    /// It may go before a tunnel whose capsules are opened here, as they are where one side has datagrams of QUIC:
+    /// who opens them must not begin in the midst of one.
+    pub(crate) fn has_whole_capsules(&self) -> bool {
+        self.source.has_whole_capsules()
     }
 
     /// Some of it was sent: whoever gets the tunnel now must be sent that first.

@@ -25,6 +25,7 @@ pub mod patience;
 pub mod pattern;
 pub mod process;
 pub mod proxy_header;
+pub mod python;
 pub mod sighting;
 pub mod skip;
 pub mod tls;

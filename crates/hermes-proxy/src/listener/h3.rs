@@ -164,7 +164,8 @@ async fn serve_request(
             request.connection = Some(connection.clone());
             let interim = Arc::new(Interim::default());
             request.interim = Some(interim.clone());
-            request.early = tunnelled.as_mut().map(|recv| Early::new(recv));
+            // Capsules beside datagrams are opened here, from the first on: see `Early::has_whole_capsules`.
+            request.early = tunnelled.as_mut().filter(|_| datagrams.is_none()).map(|recv| Early::new(recv));
             let wait = Wait {
                 send: &mut send,
                 interim,

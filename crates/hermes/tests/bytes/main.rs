@@ -146,7 +146,9 @@ async fn through(nodes: usize, secure: bool, rng: &mut SmallRng) {
         download(&chain.http(), version, "WEB", size).await.unwrap_or_else(failed);
     }
     for way in flow_ways(secure) {
-        datagrams(&chain.udp(way, None), way, "ECHO", 30, rng).await.unwrap_or_else(failed);
+        if let Err(error) = datagrams(&chain.udp(way, None), way, "ECHO", 30, rng).await {
+            panic!("{what}, datagrams by {way:?}: {error}; {}", chain.dropped().await);
+        }
     }
 }
 

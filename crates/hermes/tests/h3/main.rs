@@ -9,4 +9,5 @@ mod floods;
 mod lab;
 mod messages;
 mod origins;
+mod peers;
 mod streams;

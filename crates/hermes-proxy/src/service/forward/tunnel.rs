@@ -120,7 +120,9 @@ impl Forward<'_> {
         };
         let is_node = head::is_node(upstream, &leased);
         let outgoing = Outgoing::new(self.entry, &self.dress, is_node)?;
-        let early = early.filter(|early| is_node || early.has_sent());
+        let kind = self.entry.facts.kind;
+        let opens = kind.is_datagrams() && matches!(&leased, Leased::Shared(lease) if lease.connection.has_datagrams());
+        let early = early.filter(|early| (is_node && (!opens || early.has_whole_capsules())) || early.has_sent());
         if matches!(leased, Leased::H1(_)) {
             unsent(early.as_deref(), &endpoint.label)?;
         }
@@ -131,7 +133,6 @@ impl Forward<'_> {
             shareable: false,
             in_flight: Some(in_flight),
         };
-        let kind = self.entry.facts.kind;
         let by_post = !matches!(kind, Kind::Http | Kind::Ip) && upstream.config.tunnel_method == TunnelMethod::Post;
         // A flow that came by POST goes on as what it is.
         let flow = match kind {

@@ -86,6 +86,11 @@ impl SharedConnection {
         }
     }
 
+    /// Its tunnels may have datagrams beside their streams.
+    pub(crate) fn has_datagrams(&self) -> bool {
+        matches!(self.speaks, Speaks::H3(_))
+    }
+
     /// Counts up with whatever is heard on it.
     fn heard(&self) -> u64 {
         match &self.speaks {

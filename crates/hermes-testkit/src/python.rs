@@ -1,0 +1,115 @@
+//! Peers that are Python's: aioquic and curl, each as it is, driven by a script of a few lines.
+//!
+//! In: what they shall ask, or serve, as JSON. Out: what they say came of it. The packages are not ours:
+//! `scripts/setup.sh` puts them into the target directory. Scripts are ended with their caller.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use serde_json::Value;
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
+    process::{Child, Command},
+};
+
+use crate::{
+    Error, Result,
+    ca::{Identity, IdentityFiles},
+    dialog::in_time,
+};
+
+/// A script.
+#[derive(Debug, Clone, Copy)]
+pub struct Script {
+    name: &'static str,
+    source: &'static str,
+    package: &'static str,
+}
+
+/// A client over HTTP/3.
+pub const AIOQUIC_CLIENT: Script =
+    Script { name: "aioquic_client", source: include_str!("python/aioquic_client.py"), package: "aioquic" };
+/// An origin over HTTP/3.
+pub const AIOQUIC_ORIGIN: Script =
+    Script { name: "aioquic_origin", source: include_str!("python/aioquic_origin.py"), package: "aioquic" };
+/// A client over any version.
+pub const CURL: Script = Script { name: "curl", source: include_str!("python/curl.py"), package: "pycurl" };
+
+/// Python takes its time, and has to share the machine.
+const WITHIN: Duration = Duration::from_secs(120);
+
+/// Where the packages are: `HERMES_PYTHON`, or `tools/python` in the target directory.
+///
+/// # Errors
+/// When the script's package is not there; the message says what to do.
+pub fn find(target: &Path, script: Script) -> Result<PathBuf> {
+    let tools = env::var_os("HERMES_PYTHON").map_or_else(|| target.join("tools/python"), PathBuf::from);
+    let package = tools.join(script.package);
+    if package.is_dir() || tools.join(format!("{}.py", script.package)).is_file() {
+        return Ok(tools);
+    }
+    Err(Error::Missing {
+        program: format!("the Python package {}", script.package),
+        remedy: format!("run scripts/setup.sh, which puts it into {}, or set HERMES_PYTHON", tools.display()),
+    })
+}
+
+fn command(script: Script, tools: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new("python3");
+    command.args(["-c", script.source]).args(args).env("PYTHONPATH", tools).env("PYTHONDONTWRITEBYTECODE", "1");
+    command.kill_on_drop(true).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Runs a script with `task` on its standard input, and reads its answer.
+///
+/// # Errors
+/// When it cannot be run, takes too long, or fails; with what it said.
+pub async fn run(script: Script, tools: &Path, task: &Value) -> Result<Value> {
+    let failed = |output: String| Error::Command { command: script.name.to_owned(), output };
+    let mut child = command(script, tools, &[]).spawn().map_err(Error::io("running python3"))?;
+    if let Some(mut stdin) = child.stdin.take() {
+        stdin.write_all(task.to_string().as_bytes()).await.map_err(Error::io(script.name))?;
+    }
+    let output = tokio::time::timeout(WITHIN, child.wait_with_output()).await;
+    let output = output.map_err(|_| failed(format!("no answer within {WITHIN:?}")))?.map_err(Error::io(script.name))?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    serde_json::from_slice(&output.stdout).map_err(|_| failed(said))
+}
+
+/// A script that serves until it is dropped.
+#[derive(Debug)]
+pub struct Server {
+    /// Where it listens, on loopback.
+    pub port: u16,
+    _child: Child,
+}
+
+/// Starts a script that serves as this identity, and waits until it listens.
+///
+/// # Errors
+/// When it cannot be run or does not come up; with what it said.
+pub async fn serve(script: Script, tools: &Path, identity: &Identity, dir: &Path, more: &[&str]) -> Result<Server> {
+    let IdentityFiles { cert, key, .. } = identity.write(dir, script.name)?;
+    let (cert, key) = (cert.display().to_string(), key.display().to_string());
+    let args = [&[cert.as_str(), key.as_str()], more].concat();
+    let mut child = command(script, tools, &args).spawn().map_err(Error::io("running python3"))?;
+    let mut line = String::new();
+    if let Some(stdout) = child.stdout.take() {
+        let mut lines = BufReader::new(stdout);
+        in_time(script.name, lines.read_line(&mut line)).await.map_err(Error::io(script.name))?;
+    }
+    match line.trim().parse() {
+        Ok(port) => Ok(Server { port, _child: child }),
+        Err(_) => {
+            // It ends at once where it could not start.
+            let output = child.wait_with_output().await.map_err(Error::io(script.name))?;
+            let output = String::from_utf8_lossy(&output.stderr).into_owned();
+            Err(Error::Command { command: script.name.to_owned(), output })
+        }
+    }
+}
