@@ -116,6 +116,27 @@ pub fn forwards() -> (bool, bool) {
     (is_on(FORWARDING_V4), is_on(FORWARDING_V6))
 }
 
+/// Says whether this machine forwards packets, where [`masquerade`] could make it.
+///
+/// # Errors
+/// `TunError::Forwarding`: it does not, and this process cannot change that.
+pub fn check_forwarding() -> Result<String, TunError> {
+    let mut found = Vec::new();
+    for (family, setting) in [("IPv4", FORWARDING_V4), ("IPv6", FORWARDING_V6)] {
+        let path = format!("/proc/sys/{setting}");
+        if is_on(setting) {
+            found.push(format!("{family} is on"));
+        } else if !fs::exists(&path).unwrap_or_default() {
+            found.push(format!("there is no {family}"));
+        } else if let Err(source) = fs::OpenOptions::new().write(true).open(&path) {
+            return Err(TunError::Forwarding { setting: setting.replace('/', "."), source });
+        } else {
+            found.push(format!("{family} is off, and can be switched on"));
+        }
+    }
+    Ok(found.join("; "))
+}
+
 fn is_on(setting: &str) -> bool {
     fs::read_to_string(format!("/proc/sys/{setting}")).is_ok_and(|text| text.trim() != "0")
 }

@@ -31,6 +31,7 @@ use netlink_packet_route::link::{AfSpecInet6, AfSpecUnspec, In6AddrGenMode, Link
 
 pub use error::TunError;
 pub use queue::{IdleQueue, Moved, Queue, ReceiveBuffer};
+pub use reverse_path::check as check_reverse_path;
 pub use route::Route;
 
 use crate::netlink::{self, Change};

@@ -493,6 +493,50 @@ fn doctor_has_the_remedy_that_fits_and_speaks_json() {
     assert!(of("identity")["remedy"].as_str().unwrap().contains("Put the file in place"));
 }
 
+/// Runs the doctor as a root that has no capability.
+fn doctor_without_privilege(config: &Path, json: bool) -> (i32, String) {
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set", "-all", "--inh-caps", "-all"]);
+    command.args([env!("CARGO_BIN_EXE_hermes"), "doctor", "--config", text(config)]);
+    if json {
+        command.arg("--json");
+    }
+    let output = command.output().unwrap();
+    (output.status.code().unwrap(), stdout(&output) + &stderr(&output))
+}
+
+#[test]
+fn doctor_tells_what_layer_3_lacks_and_whether_the_document_needs_it() {
+    if !hermes_testkit::skip::needs_root("doctor_tells_what_layer_3_lacks_and_whether_the_document_needs_it") {
+        return;
+    }
+    let room = tempfile::tempdir().unwrap();
+    let config = room.path().join("n.yaml");
+    fs::write(&config, "node: n\n").unwrap();
+    let (code, printed) = doctor(&config);
+    assert!(
+        line(&printed, "layer 3").starts_with("ok ") && line(&printed, "/dev/net/tun").starts_with("ok "),
+        "{printed}"
+    );
+    assert!(line(&printed, "nftables").starts_with("ok    nftables: nftables v"), "{printed}");
+    assert!(line(&printed, "forwarding").contains("IPv4 is o"), "{printed}");
+    let (code_without, printed) = doctor_without_privilege(&config, false);
+    assert_eq!(code_without, code, "what is not needed is no fault\n{printed}");
+    let found = line(&printed, "layer 3");
+    assert!(found.starts_with("note ") && found.contains("CAP_NET_ADMIN") && found.contains("setcap"), "{found}");
+
+    let devices = "node: n\nlisteners:\n\
+         - {name: t, protocol: tun, device: ht0, address: 10.9.0.1, capture: [10.0.0.0/8]}\n\
+         routes:\n- {name: r, terminate: {tun: gw0, nat: true}}\n";
+    fs::write(&config, devices).unwrap();
+    let (code, printed) = doctor_without_privilege(&config, false);
+    assert!(code == 1 && line(&printed, "layer 3").starts_with("FAIL"), "{printed}");
+    let (_, printed) = doctor_without_privilege(&config, true);
+    let told: Vec<Value> = printed.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let found = told.iter().find(|finding| finding["check"] == "layer 3").unwrap();
+    assert!(found["level"] == "error" && found["remedy"].as_str().unwrap().contains("Run as root"), "{found}");
+}
+
 #[test]
 fn completions_are_what_their_shells_take() {
     let room = tempfile::tempdir().unwrap();

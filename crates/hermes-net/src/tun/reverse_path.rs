@@ -14,8 +14,12 @@ use super::TunError;
 const HALF_OF_ALL: u8 = 1;
 const STRICT: u32 = 1;
 
-/// Checks before `device` captures a prefix. IPv6 has no such setting.
-pub(super) fn check(device: &str, prefix: IpNet) -> Result<(), TunError> {
+/// Would the kernel drop the answers to this process's own packets, once `device` captures a prefix? (IPv6 has no such
+/// setting.)
+///
+/// # Errors
+/// `TunError::ReversePath`, with the interface.
+pub fn check(device: &str, prefix: IpNet) -> Result<(), TunError> {
     if prefix.addr().is_ipv6() || prefix.prefix_len() > HALF_OF_ALL {
         return Ok(());
     }

@@ -3,6 +3,7 @@
 //! In: this machine, and a document. Out: each finding, with a remedy where one is needed. Never: a
 //! change: nothing is created, written or bound for longer than a look takes.
 
+mod layer3;
 mod running;
 
 use std::fmt::Write as _;
@@ -19,11 +20,12 @@ use hermes_model::snapshot::{AccessLog, ListenerProtocol};
 use hermes_proxy::Certificate;
 use nix::unistd::{AccessFlags, access};
 
+use self::layer3::Needs;
 use self::running::Running;
 use crate::document;
 
-/// Checks this machine: descriptors and DNS, and the addresses, access log and certificates of a
-/// document.
+/// Checks this machine: descriptors, DNS and what layer 3 takes, and the addresses, access log and
+/// certificates of a document.
 #[derive(Debug, Parser)]
 pub(super) struct Doctor {
     /// Also checks what this node document needs.
@@ -54,11 +56,20 @@ impl Report {
 
     fn bad(&mut self, what: &str, found: &str, remedy: &str) {
         self.faults += 1;
+        self.lacking("FAIL", "error", what, found, remedy);
+    }
+
+    /// Something is missing that is not asked for.
+    fn note(&mut self, what: &str, found: &str, remedy: &str) {
+        self.lacking("note", "note", what, found, remedy);
+    }
+
+    fn lacking(&mut self, word: &str, level: &str, what: &str, found: &str, remedy: &str) {
         let _ = if self.json {
-            let line = serde_json::json!({ "level": "error", "check": what, "found": found, "remedy": remedy });
+            let line = serde_json::json!({ "level": level, "check": what, "found": found, "remedy": remedy });
             writeln!(self.text, "{line}")
         } else {
-            writeln!(self.text, "FAIL  {what}: {found}. {remedy}")
+            writeln!(self.text, "{word}  {what}: {found}. {remedy}")
         };
     }
 }
@@ -68,9 +79,11 @@ impl Doctor {
         let mut report = Report { json: self.json, ..Report::default() };
         descriptors(&mut report);
         resolver(&mut report);
-        if let Some(config) = &self.config {
-            of_document(&mut report, config)?;
-        }
+        let needs = match &self.config {
+            Some(config) => of_document(&mut report, config)?,
+            None => Needs::default(),
+        };
+        needs.look(&mut report);
         super::print(&report.text)?;
         Ok(if report.faults == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
@@ -102,20 +115,21 @@ fn resolver(report: &mut Report) {
     }
 }
 
-fn of_document(report: &mut Report, config: &Path) -> anyhow::Result<()> {
+/// Returns what else the document needs.
+fn of_document(report: &mut Report, config: &Path) -> anyhow::Result<Needs> {
     let snapshot = match document::read(config)? {
         Ok(checked) => Arc::new(checked.snapshot),
         Err(problems) => {
             let remedy = format!("Run `hermes check {}`", config.display());
             report.bad("document", &super::counted(problems.len(), "problem"), &remedy);
-            return Ok(());
+            return Ok(Needs::default());
         }
     };
     report.good("document", &format!("node {}", snapshot.node));
     addresses(report, &snapshot);
     access_log(report, &snapshot.access_log);
     certificates(report, &snapshot);
-    Ok(())
+    Ok(Needs::of(&snapshot))
 }
 
 /// Where the document's own node runs, addresses in use are its own.
