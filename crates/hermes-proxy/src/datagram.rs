@@ -121,6 +121,14 @@ impl Port {
         Port::Tunnel(Box::new(Tunnel::new(stream, kind)))
     }
 
+    /// With what is known already of the packets that go further.
+    pub(crate) fn carrying(mut self, told: Option<usize>) -> Self {
+        if let (Port::Tunnel(tunnel), Some(told)) = (&mut self, told) {
+            tunnel.set_told(told);
+        }
+        self
+    }
+
     /// What is received here goes to that port.
     fn set_sink(&mut self, sink: &Port) {
         if let Port::Tunnel(tunnel) = self {

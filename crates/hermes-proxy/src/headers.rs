@@ -16,6 +16,8 @@ use smallvec::SmallVec;
 pub(crate) const USER: HeaderName = HeaderName::from_static("hermes-user");
 /// The destination prefix of an IP session.
 pub(crate) const NETWORK: HeaderName = HeaderName::from_static("hermes-network");
+/// The longest IP packet that a tunnel carries, as far as it is open.
+pub(crate) const MTU: HeaderName = HeaderName::from_static("hermes-mtu");
 pub(crate) const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 pub(crate) const CAPSULE_PROTOCOL: HeaderName = HeaderName::from_static("capsule-protocol");
 pub(crate) const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
@@ -37,6 +39,17 @@ const HOP_BY_HOP: [HeaderName; 8] = [
 
 /// Prefix of the overlay's own fields.
 const OVERLAY: &str = "hermes-";
+
+/// What the hops so far carry of IP packets, as their header says.
+pub(crate) fn mtu(headers: &HeaderMap) -> Option<usize> {
+    headers.get(MTU)?.to_str().ok()?.parse().ok()
+}
+
+/// Says what the hops so far carry, where this one carries less.
+pub(crate) fn lower_mtu(headers: &mut HeaderMap, own: usize) {
+    let mtu = mtu(headers).map_or(own, |said| said.min(own));
+    headers.insert(MTU, HeaderValue::from(mtu));
+}
 
 /// Removes the fields that end at this hop (RFC 9110, 7.6.1): those that `Connection` names and
 /// those known to. `TE: trailers` is kept where it was: gRPC needs it, and it holds for us too,

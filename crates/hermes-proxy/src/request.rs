@@ -142,6 +142,10 @@ pub(crate) fn from_head<'a>(
     // Before anything is set or judged: a client's `Connection` ends what the client sent, and nothing else.
     headers::strip_hop_by_hop(&mut parts.headers);
     let version = parts.version;
+    // A name has an address only where it is captured: the node there tells which.
+    let told = (target.kind == Kind::Ip && origin.trust.is_believed())
+        .then(|| parts.headers.get(headers::NETWORK)?.to_str().ok()?.parse::<IpNet>().ok())
+        .flatten();
     let facts = Facts {
         listener: origin.listener.name.clone(),
         kind: target.kind,
@@ -157,7 +161,7 @@ pub(crate) fn from_head<'a>(
         authority: target.authority,
         path: target.path,
         headers: parts.headers,
-        network: target.network,
+        network: target.network.or(told),
         protocol: target.protocol,
     };
     complete(origin, facts, trace).map(|facts| Request {

@@ -26,7 +26,7 @@ use crate::service::forward::tunnel::Opened;
 use crate::service::{max_forwards, respond, terminate};
 use crate::stream::ByteStream;
 use crate::worker::Worker;
-use crate::{copy, upgrade};
+use crate::{copy, headers, upgrade};
 
 /// What became of a request.
 pub(crate) enum Served {
@@ -314,19 +314,25 @@ pub(crate) async fn relay(near: Near, tunnel: Tunnel) {
         far.bind(entry);
     }
     let kind = entry.facts.kind;
+    let near_tunnel = |stream| Port::tunnel(stream, kind).carrying(told_mtu(entry));
     match (near, far) {
         (Near::Stream(near), Far::Stream(far)) if passes_datagrams(entry, &near, &far) => {
-            datagram::relay(Port::tunnel(near, kind), Port::tunnel(far, kind), &session, &reopening).await;
+            datagram::relay(near_tunnel(near), Port::tunnel(far, kind), &session, &reopening).await;
         }
         (Near::Stream(near), Far::Stream(far)) => copy::relay(near, far, &session).await,
         (Near::Stream(near), Far::Datagrams(far)) => {
-            datagram::relay(Port::tunnel(near, kind), far, &session, &reopening).await;
+            datagram::relay(near_tunnel(near), far, &session, &reopening).await;
         }
         (Near::Datagrams(near), Far::Stream(far)) => {
             datagram::relay(near, Port::tunnel(far, kind), &session, &reopening).await;
         }
         (Near::Datagrams(near), Far::Datagrams(far)) => datagram::relay(near, far, &session, &reopening).await,
     }
+}
+
+/// How long the packets may be that go to the client's side, as its nodes have said.
+fn told_mtu(entry: &Entry) -> Option<usize> {
+    entry.facts.trust.is_believed().then(|| headers::mtu(&entry.facts.headers)).flatten()
 }
 
 /// Whether the two have to be passed on datagram by datagram: QUIC's are no bytes of the stream, and what

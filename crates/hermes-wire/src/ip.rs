@@ -4,7 +4,11 @@
 //! the packet with a lower hop limit or a lower MSS; its fragments; the ICMP error that it deserves.
 //! Never: a connection, a route, a clock. What goes on never looks behind the transport header.
 
+mod readdress;
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+pub use self::readdress::{Side, readdress};
 
 /// ICMP as an IPv4 protocol number.
 pub const ICMP: u8 = 1;
@@ -22,6 +26,8 @@ pub const MIN_MTU_V4: usize = 68;
 
 const HEADER_V4: usize = 20;
 const HEADER_V6: usize = 40;
+/// What stands before the packet that an ICMP error is about.
+const MIN_ICMP: usize = 8;
 /// What an ICMPv4 error may have at most (RFC 1812, section 4.3.2.3).
 const MOST_ICMP_V4: usize = 576;
 /// Extension headers that are looked through: a packet with more is nobody's.

@@ -92,6 +92,11 @@ impl Tunnel {
         own.map_or(capsule::MAX_PACKET, |most| most.saturating_sub(CONTEXT.len())).min(self.told)
     }
 
+    /// The peer says so.
+    pub(super) fn set_told(&mut self, told: usize) {
+        self.told = told.clamp(ip::MIN_MTU_V4, capsule::MAX_PACKET);
+    }
+
     /// Tells the peer how long the packets that it sends may be.
     pub(super) fn announce(&mut self, capacity: usize) {
         if std::mem::replace(&mut self.said, capacity) != capacity {
@@ -195,7 +200,7 @@ impl Tunnel {
                 batch.capsules.push_back(Other::Piece { bytes, ends });
             }
             Capsule::Kept { kind: connect_ip::MTU, payload } => {
-                self.told = connect_ip::parse_mtu(&payload).map_err(io::Error::other)?.max(ip::MIN_MTU_V4);
+                self.set_told(connect_ip::parse_mtu(&payload).map_err(io::Error::other)?);
             }
             Capsule::Kept { kind, payload } => batch.capsules.push_back(Other::Whole { kind, payload }),
             Capsule::Unknown { .. } => {}

@@ -12,7 +12,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
 use hermes_net::quic;
-use hermes_wire::{h3, varint};
+use hermes_wire::{capsule, h3, varint};
 
 use super::Link;
 use crate::datagram::Inbox;
@@ -27,6 +27,12 @@ pub(crate) enum Given {
     Taken,
     /// It fits no packet of the path, or the peer wants none.
     Unfit,
+}
+
+/// The longest IP packet that fits a datagram of the connection now, whatever the stream's number.
+pub(crate) fn packet_capacity(link: &Link) -> usize {
+    let most = link.settings().filter(|settings| settings.datagrams).and_then(|_| link.connection.max_datagram_size());
+    most.map_or(capsule::MAX_PACKET, |most| most.saturating_sub(varint::MAX_LEN + 1))
 }
 
 /// The datagrams of one stream.

@@ -37,6 +37,13 @@ enum Side {
     Gives { gateway: Gateway, owner: Owner },
 }
 
+/// Whom packets are for, and who gets them.
+#[derive(Clone, Copy)]
+struct Inner {
+    asked: IpAddr,
+    inner: IpAddr,
+}
+
 /// A prefix that the device leads to us.
 struct Claimed {
     prefix: IpNet,
@@ -52,6 +59,8 @@ pub(crate) struct End {
     claims: Vec<Claimed>,
     /// What the peer was assigned, by what it asked.
     assigned: Vec<Address>,
+    /// Packets for the address that was asked for go to another one.
+    inner: Option<Inner>,
     /// The longest packet that the tunnel takes.
     mtu: usize,
     /// For the tunnel, before anything else.
@@ -87,13 +96,17 @@ impl End {
     }
 
     /// The end that gives addresses to whoever asks, for packets to a prefix (`None`: to anywhere).
+    ///
+    /// # Errors
+    /// The route leads to one address, and the session is for more than one.
     pub(crate) fn giving(
         local: &Rc<LocalDevice>,
         owner: Owner,
         gateway: &Gateway,
         network: Option<IpNet>,
         protocol: Option<u8>,
-    ) -> Self {
+    ) -> Result<Self, String> {
+        let inner = gateway.inner.map(|inner| Inner::of(inner, network)).transpose()?;
         let everything = || [IpAddr::from([0; 4]), IpAddr::from([0; 16])].map(|any| IpNet::new_assert(any, 0)).to_vec();
         let networks = network.map_or_else(everything, |network| vec![network]);
         let here: Vec<Route> = networks.into_iter().map(|network| Route::to(prefix_of(network))).collect();
@@ -103,8 +116,9 @@ impl End {
         connect_ip::put_routes(&told, &mut payload);
         let rules = Rules { here, there: Vec::new(), protocol };
         let mut this = Self::new(local, Side::Gives { gateway: gateway.clone(), owner }, rules);
+        this.inner = inner;
         this.say(connect_ip::ROUTE_ADVERTISEMENT, payload);
-        this
+        Ok(this)
     }
 
     fn new(local: &Rc<LocalDevice>, side: Side, rules: Rules) -> Self {
@@ -115,6 +129,7 @@ impl End {
             rules,
             claims: Vec::new(),
             assigned: Vec::new(),
+            inner: None,
             mtu: capsule::MAX_PACKET,
             capsules: VecDeque::new(),
             answers: VecDeque::new(),
@@ -170,6 +185,10 @@ impl End {
         let Ok(header) = ip::parse(&packet) else {
             return worker.shared.metrics.dropped("malformed-packet", 1);
         };
+        let (packet, header) = match &self.inner {
+            Some(inner) if header.source == inner.inner => inner.outwards(packet, header),
+            _ => (packet, header),
+        };
         match self.rules.judge(Way::Out, &packet, &header, self.mtu) {
             Verdict::Pass => batch.datagrams.push_back(clamped(packet, &header, self.mtu)),
             Verdict::Cut(mtu) => {
@@ -218,6 +237,9 @@ impl End {
         if !judged {
             let mut kept = std::mem::take(&mut batch.datagrams);
             kept.retain(|packet| self.let_in(worker, packet));
+            if let Some(inner) = self.inner {
+                kept.iter_mut().for_each(|packet| inner.inwards(packet));
+            }
             batch.datagrams = kept;
         }
         while !batch.datagrams.is_empty() {
@@ -334,6 +356,35 @@ impl End {
 
 /// Addresses of a pool that are tried for a free one.
 const MOST_LOOKED_AT: usize = 65_536;
+
+impl Inner {
+    fn of(inner: IpAddr, network: Option<IpNet>) -> Result<Self, String> {
+        let one = network.filter(|network| network.prefix_len() == network.max_prefix_len());
+        match one.map(|network| network.addr()) {
+            Some(asked) if asked.is_ipv4() == inner.is_ipv4() => Ok(Self { asked, inner }),
+            _ => {
+                Err(format!("the route leads to {inner} alone, and the session is not for one address of its version"))
+            }
+        }
+    }
+
+    fn inwards(self, packet: &mut Bytes) {
+        let mut changed = packet.to_vec();
+        if let Ok(header) = ip::parse(packet)
+            && ip::readdress(&mut changed, &header, ip::Side::Destination, self.inner)
+        {
+            *packet = changed.into();
+        }
+    }
+
+    fn outwards(self, packet: Bytes, header: ip::Header) -> (Bytes, ip::Header) {
+        let mut changed = packet.to_vec();
+        if !ip::readdress(&mut changed, &header, ip::Side::Source, self.asked) {
+            return (packet, header);
+        }
+        (changed.into(), ip::Header { source: self.asked, ..header })
+    }
+}
 
 impl Drop for End {
     fn drop(&mut self) {

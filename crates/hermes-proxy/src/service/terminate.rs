@@ -93,7 +93,7 @@ pub(crate) async fn tcp(
 /// The end of an `ip` session at a device.
 ///
 /// # Errors
-/// The device is not there on this worker.
+/// The device is not there on this worker, or the session asks for what the route has not.
 pub(crate) fn device(worker: &Worker, entry: &Entry, gateway: &Gateway, route: &Route) -> Result<Port, Error> {
     let facts = &entry.facts;
     *entry.peer.borrow_mut() = Some(Arc::from(format!("{}/{}", route.name, gateway.device)));
@@ -102,7 +102,8 @@ pub(crate) fn device(worker: &Worker, entry: &Entry, gateway: &Gateway, route: &
         .get(&gateway.device)
         .ok_or_else(|| Error::Internal(format!("device {} is not open on this worker", gateway.device)))?;
     let owner = Owner::of(facts);
-    Ok(Port::Device(Box::new(End::giving(&local, owner, gateway, facts.network, facts.protocol))))
+    let end = End::giving(&local, owner, gateway, facts.network, facts.protocol).map_err(Error::Malformed)?;
+    Ok(Port::Device(Box::new(end)))
 }
 
 /// A UDP socket for a `udp` session.

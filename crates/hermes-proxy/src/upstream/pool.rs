@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hermes_model::snapshot::UpstreamProtocol;
+use hermes_wire::capsule;
 use tokio::time::Instant;
 
 pub(crate) use self::h1::H1Connection;
@@ -49,6 +50,16 @@ pub(crate) struct PoolKey {
 pub(crate) enum Leased {
     H1(Box<H1Connection>),
     Shared(Lease),
+}
+
+impl Leased {
+    /// The longest IP packet that goes over it in a piece.
+    pub(crate) fn packet_capacity(&self) -> usize {
+        match self {
+            Leased::Shared(lease) => lease.connection.packet_capacity(),
+            Leased::H1(_) => capsule::MAX_PACKET,
+        }
+    }
 }
 
 /// Connections to one endpoint.

@@ -11,7 +11,7 @@ const UDP_V4: [u8; 28] = [
     0xc7, 0x12, 0x34, 0x00, 0x35, 0x00, 0x08, 0x00, 0x00,
 ];
 
-fn v4(protocol: u8, flags: u16, payload: &[u8]) -> Vec<u8> {
+pub(super) fn v4(protocol: u8, flags: u16, payload: &[u8]) -> Vec<u8> {
     let mut packet = vec![0x45, 0];
     packet.extend_from_slice(&((HEADER_V4 + payload.len()) as u16).to_be_bytes());
     packet.extend_from_slice(&[7, 8]);
@@ -22,7 +22,7 @@ fn v4(protocol: u8, flags: u16, payload: &[u8]) -> Vec<u8> {
     packet
 }
 
-fn v6(next: u8, payload: &[u8]) -> Vec<u8> {
+pub(super) fn v6(next: u8, payload: &[u8]) -> Vec<u8> {
     let mut packet = vec![0x60, 0, 0, 0];
     packet.extend_from_slice(&(payload.len() as u16).to_be_bytes());
     packet.extend_from_slice(&[next, 64]);
@@ -33,7 +33,7 @@ fn v6(next: u8, payload: &[u8]) -> Vec<u8> {
 }
 
 /// A TCP header with these flags and options, its checksum right.
-fn tcp(flags: u8, options: &[u8], of: impl Fn(&[u8]) -> Vec<u8>) -> Vec<u8> {
+pub(super) fn tcp(flags: u8, options: &[u8], of: impl Fn(&[u8]) -> Vec<u8>) -> Vec<u8> {
     let mut segment =
         vec![0, 80, 0, 90, 0, 0, 0, 1, 0, 0, 0, 0, 0x50 + (options.len() as u8 / 4 * 16), flags, 255, 255, 0, 0, 0, 0];
     segment.extend_from_slice(options);
@@ -45,7 +45,7 @@ fn tcp(flags: u8, options: &[u8], of: impl Fn(&[u8]) -> Vec<u8>) -> Vec<u8> {
 
 /// The checksum of a transport header over its pseudo-header, by another way than the code's: zero
 /// where the one in the packet is right.
-fn transport_sum(packet: &[u8]) -> u16 {
+pub(super) fn transport_sum(packet: &[u8]) -> u16 {
     let header = parse(packet).unwrap();
     let mut bytes = match (header.source, header.destination) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => [source.octets(), destination.octets()].concat(),
@@ -255,4 +255,15 @@ proptest! {
             prop_assert_eq!(parse(&packet).map(|header| header.hop_limit + 1), Ok(header.hop_limit));
         }
     }
+}
+
+/// A UDP header and payload, the checksum right.
+pub(super) fn udp(payload: &[u8], of: impl Fn(&[u8]) -> Vec<u8>) -> Vec<u8> {
+    let mut segment = vec![0, 53, 0, 54];
+    segment.extend_from_slice(&(8 + payload.len() as u16).to_be_bytes());
+    segment.extend_from_slice(&[0, 0]);
+    segment.extend_from_slice(payload);
+    let check = transport_sum(&of(&segment));
+    segment[6..8].copy_from_slice(&check.to_be_bytes());
+    of(&segment)
 }

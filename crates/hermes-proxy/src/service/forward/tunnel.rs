@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use hermes_model::facts::Kind;
-use hermes_model::snapshot::{TunnelMethod, UpstreamProtocol};
+use hermes_model::snapshot::{OnChange, TunnelMethod, UpstreamProtocol};
 use hermes_wire::connect_udp;
 use http::header::{CONNECTION, CONTENT_LENGTH, HOST, HeaderValue, UPGRADE};
 use http::response::Parts;
@@ -20,7 +20,7 @@ use super::{Debt, Forward};
 use crate::body::{Body, RequestBody, channel};
 use crate::early::Early;
 use crate::error::Error;
-use crate::headers::CAPSULE_PROTOCOL;
+use crate::headers::{self, CAPSULE_PROTOCOL};
 use crate::request::Ask;
 use crate::stream::ByteStream;
 use crate::upgrade::{self, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY};
@@ -119,9 +119,12 @@ impl Forward<'_> {
             Leased::Shared(lease) => lease.reused,
         };
         let is_node = head::is_node(upstream, &leased);
-        let outgoing = Outgoing::new(self.entry, &self.dress, is_node)?;
+        let mut outgoing = Outgoing::new(self.entry, &self.dress, is_node)?;
         let kind = self.entry.facts.kind;
-        let opens = kind.is_datagrams() && matches!(&leased, Leased::Shared(lease) if lease.connection.has_datagrams());
+        if is_node && kind == Kind::Ip {
+            headers::lower_mtu(&mut outgoing.fields, leased.packet_capacity());
+        }
+        let opens = self.opens_capsules(matches!(&leased, Leased::Shared(lease) if lease.connection.has_datagrams()));
         let early = early.filter(|early| (is_node && (!opens || early.has_whole_capsules())) || early.has_sent());
         if matches!(leased, Leased::H1(_)) {
             unsent(early.as_deref(), &endpoint.label)?;
@@ -149,6 +152,19 @@ impl Forward<'_> {
         };
         debt.settle();
         opened
+    }
+
+    /// Whether the tunnel will be read capsule by capsule, as in `session`: what goes ahead of it must not end
+    /// within one.
+    fn opens_capsules(&self, far_has_datagrams: bool) -> bool {
+        match self.entry.facts.kind {
+            Kind::Ip => true,
+            Kind::Udp => {
+                let moves = self.route.on_change == OnChange::Move;
+                far_has_datagrams || moves || self.dress.version == Version::HTTP_3
+            }
+            Kind::Http | Kind::Tcp => false,
+        }
     }
 
     async fn over_shared(

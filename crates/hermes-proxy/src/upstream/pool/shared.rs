@@ -9,10 +9,12 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
+use hermes_wire::capsule;
 
 use super::Pool;
 use super::idle::IdlePlace;
 use crate::h3::Link;
+use crate::h3::datagrams::packet_capacity;
 use crate::signal::Signal;
 use crate::stream::h2::{Backlog, Window};
 use crate::worker::Worker;
@@ -89,6 +91,14 @@ impl SharedConnection {
     /// Its tunnels may have datagrams beside their streams.
     pub(crate) fn has_datagrams(&self) -> bool {
         matches!(self.speaks, Speaks::H3(_))
+    }
+
+    /// The longest IP packet that goes over it in a piece.
+    pub(super) fn packet_capacity(&self) -> usize {
+        match &self.speaks {
+            Speaks::H2 { .. } => capsule::MAX_PACKET,
+            Speaks::H3(link) => packet_capacity(link),
+        }
     }
 
     /// Counts up with whatever is heard on it.
