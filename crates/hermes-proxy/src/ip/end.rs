@@ -158,7 +158,12 @@ impl End {
     fn lead(&self, prefix: IpNet) {
         let least = if prefix.addr().is_ipv6() { ip::MIN_MTU_V6 } else { ip::MIN_MTU_V4 };
         let route = tun::Route { mtu: u32::try_from(self.mtu.max(least)).ok(), ..tun::Route::default() };
-        if let Err(error) = self.local.device.net().set_route(prefix, route) {
+        let net = self.local.device.net();
+        let led = match self.side {
+            Side::Asks { .. } => net.capture(prefix, route),
+            Side::Gives { .. } => net.set_route(prefix, route),
+        };
+        if let Err(error) = led {
             tracing::warn!(%error, "{}", error.remedy());
         }
     }

@@ -3,11 +3,13 @@
 //! In: snapshots. Out: a device for each name, and a queue of it for each worker. What a new document does not
 //! name any more goes when it runs. Never: a packet.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use hermes_model::snapshot::{Action, ListenerProtocol, Snapshot};
+use hermes_net::nat::{self, Masquerade};
 use hermes_net::tun::{self, IdleQueue, LARGEST_MTU, Route, TunError};
 use ipnet::IpNet;
 
@@ -21,6 +23,8 @@ pub(super) struct HeldDevice {
     addresses: HashSet<IpAddr>,
     /// Prefixes that listeners take.
     captures: HashSet<IpNet>,
+    /// What leaves by it has this machine's address, as long as this lives.
+    nat: Option<(Vec<IpNet>, Masquerade)>,
 }
 
 /// What a document wants of a device.
@@ -30,6 +34,10 @@ struct Wanted {
     path: String,
     addresses: HashSet<IpAddr>,
     captures: HashSet<IpNet>,
+    /// A route gives packets to it.
+    is_gateway: bool,
+    /// Whose packets leave with this machine's address; `None`: nobody's.
+    nat: Option<Vec<IpNet>>,
 }
 
 /// New devices, and for each worker its queues of them.
@@ -48,6 +56,12 @@ fn wanted(snapshot: &Snapshot) -> HashMap<Arc<str>, Wanted> {
         let Action::Device(gateway) = &route.action else { continue };
         let one = all.entry(gateway.device.clone()).or_insert_with(named(format!("routes[{index}].terminate.tun")));
         one.addresses.extend(&gateway.addresses);
+        one.is_gateway = true;
+        if gateway.nat {
+            let all = || [IpAddr::from([0; 4]), IpAddr::from([0; 16])].map(|any| IpNet::new_assert(any, 0)).to_vec();
+            let clients = if gateway.assign.is_empty() { all() } else { gateway.assign.clone() };
+            one.nat.get_or_insert_default().extend(clients);
+        }
     }
     all
 }
@@ -61,22 +75,18 @@ impl Node {
             let fault = |error: TunError| {
                 vec![Unready { path: wanted.path.clone(), reason: format!("{error}. {}", error.remedy()) }]
             };
-            let known = self.devices.get(&name).map(|held| held.device.clone());
-            let device = match known {
-                Some(device) => device,
-                None => {
+            let held = match self.devices.entry(name.clone()) {
+                Entry::Occupied(held) => held.into_mut(),
+                Entry::Vacant(_) => {
                     let (net, idle) = tun::Device::create(&name, queues.len(), LARGEST_MTU).map_err(fault)?;
                     let device = Device::new(name.clone(), net);
                     for (mine, queue) in queues.iter_mut().zip(idle) {
                         mine.push((device.clone(), queue));
                     }
-                    let nothing =
-                        HeldDevice { device: device.clone(), addresses: HashSet::new(), captures: HashSet::new() };
-                    made.insert(name.clone(), nothing);
-                    device
+                    made.entry(name).or_insert_with(|| HeldDevice::new(device))
                 }
             };
-            equip(&device, &wanted).map_err(fault)?;
+            held.equip(&wanted).map_err(fault)?;
         }
         Ok((made, queues))
     }
@@ -91,24 +101,46 @@ impl Node {
                 tell(held.device.net().remove_address((*address).into()));
             }
             for prefix in held.captures.difference(&wanted.captures) {
-                tell(held.device.net().remove_route(*prefix));
+                tell(held.device.net().release(*prefix));
             }
             held.addresses = wanted.addresses;
             held.captures = wanted.captures;
+            if wanted.nat.is_none() {
+                held.nat = None;
+            }
             true
         });
     }
 }
 
-/// What is there already stays as it is.
-fn equip(device: &Device, wanted: &Wanted) -> Result<(), TunError> {
-    for address in &wanted.addresses {
-        device.net().add_address((*address).into())?;
+impl HeldDevice {
+    fn new(device: Arc<Device>) -> Self {
+        Self { device, addresses: HashSet::new(), captures: HashSet::new(), nat: None }
     }
-    for prefix in &wanted.captures {
-        device.net().set_route(*prefix, Route::default())?;
+
+    /// Gives it what it lacks. What is there already stays as it is; what a refused document brought goes with
+    /// the next one.
+    fn equip(&mut self, wanted: &Wanted) -> Result<(), TunError> {
+        let net = self.device.net();
+        for address in &wanted.addresses {
+            net.add_address((*address).into())?;
+            self.addresses.insert(*address);
+        }
+        for prefix in &wanted.captures {
+            net.capture(*prefix, Route::default())?;
+            self.captures.insert(*prefix);
+        }
+        if wanted.is_gateway {
+            net.exempt()?;
+        }
+        let running = self.nat.as_ref().map(|(clients, _)| clients);
+        if let Some(clients) = wanted.nat.as_ref().filter(|clients| running != Some(clients)) {
+            // The old one first: the two have one name.
+            self.nat = None;
+            self.nat = Some((clients.clone(), nat::masquerade(net, clients)?));
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 fn tell(result: Result<(), TunError>) {
