@@ -173,14 +173,12 @@ fn transport_v6(packet: &[u8], first: u8) -> Result<(u8, usize, bool)> {
     Err(PacketError::TooManyExtensions)
 }
 
-/// Where a packet goes; nothing else of it is looked at.
-pub fn destination(packet: &[u8]) -> Option<IpAddr> {
+/// Where a packet comes from and goes to; nothing else of it is looked at.
+pub fn ends(packet: &[u8]) -> Option<(IpAddr, IpAddr)> {
+    let v4 = |bytes: &[u8]| <[u8; 4]>::try_from(bytes).ok().map(|bytes| Ipv4Addr::from(bytes).into());
     match packet.first()? >> 4 {
-        4 => packet
-            .get(16..20)
-            .and_then(|bytes| <[u8; 4]>::try_from(bytes).ok())
-            .map(|bytes| Ipv4Addr::from(bytes).into()),
-        6 => packet.get(24..40).map(address_v6),
+        4 => Some((v4(packet.get(12..16)?)?, v4(packet.get(16..20)?)?)),
+        6 => Some((address_v6(packet.get(8..24)?), address_v6(packet.get(24..40)?))),
         _ => None,
     }
 }

@@ -76,7 +76,26 @@ struct Claim {
     owner: Owner,
     mailbox: Arc<Mailbox>,
     number: u64,
+    /// With whom the session is; `None`: with anybody.
+    scope: Option<IpNet>,
 }
+
+impl Claim {
+    fn width(&self) -> u8 {
+        self.scope.map_or(0, |scope| scope.prefix_len())
+    }
+
+    fn takes(&self, from: IpAddr) -> bool {
+        self.scope.is_none_or(|scope| scope.contains(&from))
+    }
+}
+
+/// All holds on one prefix, of one owner: a device has a session for each of the networks that it captures, all of
+/// them with its one address. The narrower ones come first, of equal ones the newer.
+type Claims = Vec<Claim>;
+
+/// Sessions that may hold one prefix.
+const MOST_CLAIMS: usize = 256;
 
 /// A device, as all workers see it.
 #[derive(Debug)]
@@ -84,7 +103,7 @@ pub(crate) struct Device {
     pub(crate) name: Arc<str>,
     net: tun::Device,
     /// Read once a batch, written where sessions begin and end.
-    claims: RwLock<Table<Claim>>,
+    claims: RwLock<Table<Claims>>,
     numbers: AtomicU64,
 }
 
@@ -98,25 +117,40 @@ impl Device {
         &self.net
     }
 
-    /// Gives a prefix to a session: its packets go there from now on. `None`: it is somebody else's.
-    pub(super) fn claim(&self, prefix: IpNet, owner: &Owner, mailbox: &Arc<Mailbox>) -> Option<u64> {
-        let mut claims = self.claims.write().unwrap_or_else(PoisonError::into_inner);
-        if claims.get(prefix).is_some_and(|claim| claim.owner != *owner) {
+    /// Gives a prefix to a session: its packets from the scope go there from now on. `None`: it is somebody
+    /// else's.
+    pub(super) fn claim(
+        &self,
+        prefix: IpNet,
+        owner: &Owner,
+        mailbox: &Arc<Mailbox>,
+        scope: Option<IpNet>,
+    ) -> Option<u64> {
+        let mut table = self.claims.write().unwrap_or_else(PoisonError::into_inner);
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+        let claim = Claim { owner: owner.clone(), mailbox: mailbox.clone(), number, scope };
+        let Some(claims) = table.get_mut(prefix) else {
+            table.insert(prefix, vec![claim]);
+            return Some(number);
+        };
+        if claims.len() >= MOST_CLAIMS || claims.iter().any(|claim| claim.owner != *owner) {
             return None;
         }
-        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
-        claims.insert(prefix, Claim { owner: owner.clone(), mailbox: mailbox.clone(), number });
+        let at = claims.partition_point(|other| other.width() > claim.width());
+        claims.insert(at, claim);
         Some(number)
     }
 
-    /// Gives it back, unless a newer session has taken it over. True where nobody holds it now.
+    /// Gives it back. True where nobody holds it now.
     pub(super) fn release(&self, prefix: IpNet, number: u64) -> bool {
-        let mut claims = self.claims.write().unwrap_or_else(PoisonError::into_inner);
-        let is_ours = claims.get(prefix).is_some_and(|claim| claim.number == number);
-        if is_ours {
-            claims.remove(prefix);
+        let mut table = self.claims.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(claims) = table.get_mut(prefix) else { return true };
+        claims.retain(|claim| claim.number != number);
+        let is_over = claims.is_empty();
+        if is_over {
+            table.remove(prefix);
         }
-        is_ours
+        is_over
     }
 
     /// Whether nobody holds it.
@@ -130,12 +164,12 @@ impl Device {
         let metrics = &worker.shared.metrics;
         let claims = self.claims.read().unwrap_or_else(PoisonError::into_inner);
         while let Some(first) = packets.front() {
-            let to = ip::destination(first);
-            // Most come in runs to one.
-            while packets.front().is_some_and(|next| ip::destination(next) == to) {
+            let ends = ip::ends(first);
+            // Most come in runs of one conversation.
+            while packets.front().is_some_and(|next| ip::ends(next) == ends) {
                 run.extend(packets.pop_front());
             }
-            match to.and_then(|to| claims.find(to)) {
+            match ends.and_then(|(from, to)| holder(claims.find(to)?, from)) {
                 Some(claim) => {
                     let dropped = claim.mailbox.post(run, most);
                     if dropped > 0 {
@@ -149,6 +183,11 @@ impl Device {
             }
         }
     }
+}
+
+/// Whose a packet from there is. Routers speak from elsewhere, to whichever session is newest.
+fn holder(claims: &Claims, from: IpAddr) -> Option<&Claim> {
+    claims.iter().find(|claim| claim.takes(from)).or_else(|| claims.iter().max_by_key(|claim| claim.number))
 }
 
 /// A device, and the task that reads it.

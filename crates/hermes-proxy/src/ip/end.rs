@@ -34,7 +34,7 @@ enum Side {
     /// It asks for those of its device, to send to this prefix.
     Asks { network: IpNet },
     /// It gives them, as a route's document says.
-    Gives { gateway: Gateway, owner: Owner },
+    Gives { gateway: Gateway, owner: Owner, scope: Option<IpNet> },
 }
 
 /// Whom packets are for, and who gets them.
@@ -107,6 +107,8 @@ impl End {
         protocol: Option<u8>,
     ) -> Result<Self, String> {
         let inner = gateway.inner.map(|inner| Inner::of(inner, network)).transpose()?;
+        // With the device another one speaks.
+        let scope = network.map(|network| inner.map_or(network, |inner| inner.inner.into()));
         let everything = || [IpAddr::from([0; 4]), IpAddr::from([0; 16])].map(|any| IpNet::new_assert(any, 0)).to_vec();
         let networks = network.map_or_else(everything, |network| vec![network]);
         let here: Vec<Route> = networks.into_iter().map(|network| Route::to(prefix_of(network))).collect();
@@ -115,7 +117,7 @@ impl End {
             here.iter().map(|route| Route { protocol: protocol.unwrap_or_default(), ..*route }).collect();
         connect_ip::put_routes(&told, &mut payload);
         let rules = Rules { here, there: Vec::new(), protocol };
-        let mut this = Self::new(local, Side::Gives { gateway: gateway.clone(), owner }, rules);
+        let mut this = Self::new(local, Side::Gives { gateway: gateway.clone(), owner, scope }, rules);
         this.inner = inner;
         this.say(connect_ip::ROUTE_ADVERTISEMENT, payload);
         Ok(this)
@@ -142,7 +144,11 @@ impl End {
     }
 
     fn claim(&mut self, prefix: IpNet, owner: &Owner) -> bool {
-        let Some(number) = self.local.device.claim(prefix, owner, &self.mailbox) else { return false };
+        let scope = match self.side {
+            Side::Gives { scope, .. } => scope,
+            Side::Asks { .. } => None,
+        };
+        let Some(number) = self.local.device.claim(prefix, owner, &self.mailbox, scope) else { return false };
         self.claims.push(Claimed { prefix, number });
         true
     }
@@ -333,7 +339,7 @@ impl End {
 
     /// The prefix that is given for the one that is wanted; `None`: none is.
     fn give(&mut self, wanted: Prefix) -> Option<Prefix> {
-        let Side::Gives { gateway, owner } = &self.side else { return None };
+        let Side::Gives { gateway, owner, .. } = &self.side else { return None };
         let (gateway, owner) = (gateway.clone(), owner.clone());
         let net = IpNet::new(wanted.address(), wanted.length()).ok()?;
         let held = |this: &Self, net: IpNet| this.claims.iter().any(|claim| claim.prefix == net);

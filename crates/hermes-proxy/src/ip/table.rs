@@ -26,6 +26,10 @@ impl<T> Table<T> {
         self.entries.get(&prefix)
     }
 
+    pub(super) fn get_mut(&mut self, prefix: IpNet) -> Option<&mut T> {
+        self.entries.get_mut(&prefix)
+    }
+
     /// Puts something behind a prefix. Returns what was there.
     pub(super) fn insert(&mut self, prefix: IpNet, value: T) -> Option<T> {
         let before = self.entries.insert(prefix, value);
