@@ -159,6 +159,7 @@ pub fn server_config(
 }
 
 /// How the far end of an upstream is verified.
+#[derive(Clone)]
 pub enum ServerIdentity {
     /// It is a node of this overlay: chain to the roots, and a URI SAN that the predicate accepts.
     Node(Roots, NodePredicate),

@@ -407,15 +407,20 @@ impl Builder<'_> {
         let alpn: &[&[u8]] = match upstream.protocol {
             UpstreamProtocol::H1 => &[b"http/1.1"],
             UpstreamProtocol::H2 => &[b"h2"],
-            UpstreamProtocol::H3 => &[quic::ALPN],
+            // Over TCP, where QUIC does not get through.
+            UpstreamProtocol::H3 => &[b"h2"],
             UpstreamProtocol::Auto => &[b"h2", b"http/1.1"],
             UpstreamProtocol::Tcp => &[],
         };
+        let over_quic = (upstream.protocol == UpstreamProtocol::H3)
+            .then(|| tls::client_config(own, server.clone(), &[quic::ALPN]))
+            .transpose()
+            .map_err(|error| Some(error.to_string()))?;
         let config = tls::client_config(own, server, alpn).map_err(|error| Some(error.to_string()))?;
         let host = upstream.endpoints.first().map(|endpoint| endpoint.host.clone());
         let name = tls.server_name.clone().or(host).unwrap_or_else(|| Arc::from("hermes"));
-        let quic = (upstream.protocol == UpstreamProtocol::H3)
-            .then(|| quic::client_config(&config, quic_bounds(&self.snapshot.limits)))
+        let quic = over_quic
+            .map(|config| quic::client_config(&config, quic_bounds(&self.snapshot.limits)))
             .transpose()
             .map_err(|error| Some(error.to_string()))?;
         Ok(ClientTls { config, quic, name, proves_node })

@@ -82,6 +82,7 @@ pub(crate) struct Metrics {
     pub(crate) handshake_failures: Family<ListenerLabels, Counter>,
     pub(crate) limits: Family<LimitLabels, Counter>,
     pub(crate) identities_removed: Counter,
+    pub(crate) quic_fallbacks: Counter,
     pub(crate) quic_migrations: Counter,
     pub(crate) quic_passed_on: Counter,
     pub(crate) quic_sent: Counter,
@@ -117,6 +118,7 @@ impl Default for Metrics {
             handshake_failures: Family::default(),
             limits: Family::default(),
             identities_removed: Counter::default(),
+            quic_fallbacks: Counter::default(),
             quic_migrations: Counter::default(),
             quic_passed_on: Counter::default(),
             quic_sent: Counter::default(),
@@ -154,6 +156,11 @@ impl Metrics {
             "identities_removed",
             "User claims removed: the peer may not make them",
             self.identities_removed.clone(),
+        );
+        registry.register(
+            "quic_fallbacks",
+            "Upstreams reached by HTTP/2 in the place of HTTP/3",
+            self.quic_fallbacks.clone(),
         );
         registry.register("quic_migrations", "Clients whose address changed", self.quic_migrations.clone());
         registry.register("quic_packets_sent", "Packets to clients", self.quic_sent.clone());

@@ -7,6 +7,7 @@
 //! Never: shared between workers; a pool's key names the upstream's state, so that changed
 //! upstreams and renewed identities begin with fresh connections.
 
+mod fallback;
 mod h1;
 mod h2;
 mod h3;
@@ -23,6 +24,7 @@ use hermes_model::snapshot::UpstreamProtocol;
 use hermes_wire::capsule;
 use tokio::time::Instant;
 
+use self::fallback::Avoids;
 pub(crate) use self::h1::H1Connection;
 use self::h1::{handshake_h1, probe};
 pub(crate) use self::h2::{
@@ -76,6 +78,7 @@ pub(crate) struct Pool {
     dials: Cell<u64>,
     /// Nobody sweeps it any more: what is made for those who still wait is for them alone.
     retired: Cell<bool>,
+    avoids_quic: Avoids,
 }
 
 /// What a request wants of a pool.
@@ -98,6 +101,7 @@ impl Pool {
             dial_failure: RefCell::default(),
             dials: Cell::new(0),
             retired: Cell::new(false),
+            avoids_quic: Avoids::default(),
         }
     }
 
@@ -169,7 +173,7 @@ impl Pool {
             }
             let (permit, dialing) = (Permit::take(&self.open), Dialing::begin(self));
             let result = match wish.protocol {
-                UpstreamProtocol::H3 => Box::pin(self.dial_h3(worker, wish, permit)).await,
+                UpstreamProtocol::H3 => Box::pin(self.dial_h3_or_h2(worker, wish, permit)).await,
                 _ => Box::pin(self.dial_h2(worker, wish, permit)).await,
             };
             dialing.end(&result);

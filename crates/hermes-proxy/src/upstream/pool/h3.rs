@@ -9,9 +9,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
+use futures_util::future::select;
 use hermes_net::quic;
 use hermes_wire::h3::{Code, Settings};
 
+use super::fallback::Way;
 use super::queue::Permit;
 use super::shared::{SharedConnection, Speaks};
 use super::{ADDED_BYTES, Pool, Wish};
@@ -54,7 +56,7 @@ impl Pool {
                 Err(error) => Err(error),
             };
             match connected {
-                Ok(connection) => return Ok(self.adopt_h3(worker, connection, permit).await),
+                Ok(connection) => return Ok(self.adopt_h3(worker, wish, connection, permit).await),
                 Err(error) => last = Some(error),
             }
         }
@@ -64,23 +66,32 @@ impl Pool {
     async fn adopt_h3(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
+        wish: &Wish<'_>,
         connection: quic::Connection,
         permit: Permit,
     ) -> Rc<SharedConnection> {
+        let way = Way::of(wish, connection.remote_address());
         let limits = &worker.generation().snapshot.limits;
         let most = limits.header_bytes as u64 + u64::from(ADDED_BYTES);
         let ours = Settings { max_field_section: Some(most), extended_connect: false, datagrams: true };
         let link = Link::new(connection, false);
         let shared = SharedConnection::new(Speaks::H3(link.clone()), worker.now());
-        self.share(worker, &shared, permit, drive_h3(worker.clone(), link.clone(), shared.clone(), ours));
+        let (here, driven, driven_link) = (worker.clone(), shared.clone(), link.clone());
+        let (pool, peer) = (self.clone(), wish.destination.label.clone());
+        self.share(worker, &shared, permit, async move {
+            let driving = pin!(drive_h3(&here, &driven_link, &driven, ours));
+            let Some(way) = way else { return driving.await };
+            let watching = pin!(pool.watch_h3(&here, &driven, &driven_link, &way, &peer));
+            select(driving, watching).await;
+        });
         // What it can do has to be known before it is asked for a tunnel.
         link.settled().await;
         shared
     }
 }
 
-async fn drive_h3(worker: Rc<Worker>, link: Rc<Link>, shared: Rc<SharedConnection>, ours: Settings) {
-    let mut driver = pin!(link.drive(&worker, ours));
+async fn drive_h3(worker: &Worker, link: &Link, shared: &SharedConnection, ours: Settings) {
+    let mut driver = pin!(link.drive(worker, ours));
     std::future::poll_fn(|cx| {
         if shared.poll_done(cx).is_ready() {
             link.close(Code::NoError, "");

@@ -90,7 +90,7 @@ impl SharedConnection {
 
     /// Its tunnels may have datagrams beside their streams.
     pub(crate) fn has_datagrams(&self) -> bool {
-        matches!(self.speaks, Speaks::H3(_))
+        self.is_h3()
     }
 
     /// The longest IP packet that goes over it in a piece.
@@ -107,6 +107,16 @@ impl SharedConnection {
             Speaks::H2 { window, .. } => window.ends().reads(),
             Speaks::H3(link) => link.connection.stats().udp_rx.datagrams,
         }
+    }
+
+    /// It is of HTTP/3.
+    pub(super) fn is_h3(&self) -> bool {
+        matches!(self.speaks, Speaks::H3(_))
+    }
+
+    /// No stream is on it.
+    pub(super) fn is_unused(&self) -> bool {
+        self.streams.get() == 0
     }
 
     /// It takes no further stream.
