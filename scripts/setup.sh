@@ -13,6 +13,8 @@ need ip iproute2
 need tc iproute2
 need nft nftables
 need ping iputils-ping
+need tracepath iputils-tracepath
+need iperf3 iperf3
 need ffmpeg ffmpeg
 need curl curl
 need openssl openssl
@@ -61,6 +63,18 @@ if [ ! -x "$tools/h2spec" ]; then
       || { echo "setup: MISSING h2spec; see $tools/h2spec.log"; tail -n 3 "$tools/h2spec.log"; }
   else
     echo "setup: MISSING go, to build h2spec"
+  fi
+fi
+
+# connect-ip-go, a peer for CONNECT-IP: a device at one end and HTTP/3 at the other.
+peer=crates/hermes/tests/ip/connect-ip-go
+if [ ! -x "$tools/connect-ip-go" ] || [ -n "$(find "$peer" -newer "$tools/connect-ip-go" -type f)" ]; then
+  if command -v go >/dev/null 2>&1; then
+    echo "setup: building connect-ip-go"
+    go -C "$peer" build -o "$(realpath "$tools")/connect-ip-go" . >"$tools/connect-ip-go.log" 2>&1 \
+      || { echo "setup: MISSING connect-ip-go; see $tools/connect-ip-go.log"; tail -n 3 "$tools/connect-ip-go.log"; }
+  else
+    echo "setup: MISSING go, to build connect-ip-go"
   fi
 fi
 exit 0

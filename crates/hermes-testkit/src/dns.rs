@@ -1,19 +1,23 @@
 //! A small DNS server that answers whatever a test wants, and remembers what it was asked.
 //!
 //! In: an address to bind (port 53, for programs that read `resolv.conf`) and the answers. Out: a running server.
-//! UDP only, one question a message, no name compression in what it sends: enough for a stub resolver. It forwards
+//! By UDP and TCP, one question a message, no name compression in what it sends: enough for a stub resolver. It forwards
 //! nothing, so that nothing ever leaves the machine.
 
 use std::{
-    fs,
+    fs, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
 
-use tokio::{net::UdpSocket, task::JoinSet};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpStream, UdpSocket},
+    task::JoinSet,
+};
 
-use crate::{Error, Result};
+use crate::{Error, Result, origin::listen};
 
 /// QTYPEs of RFC 1035 and RFC 3596.
 const A: u16 = 1;
@@ -46,9 +50,12 @@ pub enum Data {
 /// A running server.
 #[derive(Debug)]
 pub struct Dns {
-    asked: Arc<Mutex<Vec<String>>>,
+    asked: Asked,
     _task: JoinSet<()>,
 }
+
+/// What was asked for, and whether by TCP.
+type Asked = Arc<Mutex<Vec<(String, bool)>>>;
 
 impl Record {
     /// An address that may be kept for `ttl` seconds.
@@ -65,30 +72,68 @@ impl Dns {
     /// When the address cannot be bound: port 53 needs root.
     pub async fn serve<F>(bind: SocketAddr, answers: F) -> Result<Self>
     where
-        F: Fn(&str) -> Option<Vec<Record>> + Send + 'static,
+        F: Fn(&str) -> Option<Vec<Record>> + Send + Sync + 'static,
     {
         let socket = UdpSocket::bind(bind).await.map_err(Error::io(format!("binding a DNS server to {bind}")))?;
-        let asked: Arc<Mutex<Vec<String>>> = Arc::default();
+        let at = socket.local_addr().map_err(Error::io("address of a DNS server"))?;
+        let listener = listen(at)?;
+        let asked = Asked::default();
         let log = Arc::clone(&asked);
         let mut task = JoinSet::new();
         task.spawn(async move {
+            let answer = |message: &[u8], by_tcp| {
+                let question = Question::parse(message)?;
+                log.lock().unwrap_or_else(PoisonError::into_inner).push((question.name.clone(), by_tcp));
+                Some(question.answer(answers(&question.name)))
+            };
             let mut room = [0; ROOM];
             loop {
-                let Ok((length, peer)) = socket.recv_from(&mut room).await else { continue };
-                let Some(question) = Question::parse(&room[..length]) else { continue };
-                log.lock().unwrap_or_else(PoisonError::into_inner).push(question.name.clone());
-                // As the network would: an answer that cannot be sent is lost, and asked for again.
-                let _ = socket.send_to(&question.answer(answers(&question.name)), peer).await;
+                tokio::select! {
+                    received = socket.recv_from(&mut room) => {
+                        let Ok((length, peer)) = received else { continue };
+                        if let Some(message) = answer(&room[..length], false) {
+                            // As the network would: an answer that cannot be sent is lost, and asked for again.
+                            let _ = socket.send_to(&message, peer).await;
+                        }
+                    }
+                    accepted = listener.accept() => {
+                        if let Ok((stream, _)) = accepted {
+                            // Who breaks off is not answered.
+                            let _ = by_tcp(stream, |message| answer(message, true)).await;
+                        }
+                    }
+                }
             }
         });
         Ok(Self { asked, _task: task })
     }
 
-    /// How often a name was asked for, in whatever family.
+    /// How often a name was asked for, in whatever family and by whatever transport.
     pub fn asked(&self, name: &str) -> usize {
-        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        asked.iter().filter(|asked| *asked == name).count()
+        self.count(|asked, _| asked == name)
     }
+
+    /// How often a name was asked for by TCP.
+    pub fn asked_by_tcp(&self, name: &str) -> usize {
+        self.count(|asked, by_tcp| asked == name && by_tcp)
+    }
+
+    fn count(&self, fits: impl Fn(&str, bool) -> bool) -> usize {
+        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        asked.iter().filter(|(name, by_tcp)| fits(name, *by_tcp)).count()
+    }
+}
+
+/// One connection: each message has its length in front (RFC 1035, 4.2.2).
+async fn by_tcp(mut stream: TcpStream, answer: impl Fn(&[u8]) -> Option<Vec<u8>>) -> io::Result<()> {
+    while let Ok(length) = stream.read_u16().await {
+        let mut message = vec![0; usize::from(length)];
+        stream.read_exact(&mut message).await?;
+        let Some(message) = answer(&message) else { return Ok(()) };
+        let length = (message.len() as u16).to_be_bytes();
+        stream.write_all(&[&length[..], &message].concat()).await?;
+    }
+    Ok(())
 }
 
 /// Writes a `resolv.conf` that names one server, and returns what runs a program with it in the place of

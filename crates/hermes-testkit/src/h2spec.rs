@@ -4,7 +4,7 @@
 //! builds it into the target directory.
 
 use std::{
-    env, fs,
+    fs,
     net::SocketAddr,
     path::{Path, PathBuf},
     process::Stdio,
@@ -12,7 +12,7 @@ use std::{
 
 use tokio::process::Command;
 
-use crate::{Error, Result};
+use crate::{Error, Result, tool};
 
 /// Seconds that a case waits for an answer. A case that fails by silence costs as long.
 const CASE: &str = "5";
@@ -46,16 +46,7 @@ pub struct Suite<'a> {
 /// # Errors
 /// When it is nowhere; the message says what to do.
 pub fn find(target: &Path) -> Result<PathBuf> {
-    if let Some(path) = env::var_os("HERMES_H2SPEC") {
-        return Ok(path.into());
-    }
-    let tool = target.join("tools/h2spec");
-    let on_path = env::var_os("PATH").unwrap_or_default();
-    let mut places = [tool.clone()].into_iter().chain(env::split_paths(&on_path).map(|dir| dir.join("h2spec")));
-    places.find(|path| path.is_file()).ok_or_else(|| Error::Missing {
-        program: "h2spec".into(),
-        remedy: format!("run scripts/setup.sh, which puts it at {}, or set HERMES_H2SPEC to its path", tool.display()),
-    })
+    tool::find("h2spec", "HERMES_H2SPEC", target)
 }
 
 /// Runs it, strict cases included, and reads its report from `dir`.

@@ -29,6 +29,7 @@ pub mod python;
 pub mod sighting;
 pub mod skip;
 pub mod tls;
+pub mod tool;
 pub mod traffic;
 pub mod transfer;
 pub mod tunnel;

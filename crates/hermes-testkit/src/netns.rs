@@ -4,12 +4,16 @@
 //! iproute2 and needs root; without it [`Namespace::new`] says so. Never touches the namespace that it runs in.
 
 use std::{
-    fs,
+    fs::{self, File},
     net::Ipv4Addr,
     path::Path,
+    pin::Pin,
     process::{Command, Stdio},
     sync::atomic::{AtomicU32, Ordering},
+    task::{Context, Poll},
 };
+
+use nix::sched::{CloneFlags, setns};
 
 use crate::{Error, Result};
 
@@ -73,9 +77,34 @@ impl Namespace {
     /// # Errors
     /// When the kernel refuses.
     pub fn enter(&self) -> Result<()> {
-        let path = Path::new("/run/netns").join(&self.name);
-        let file = fs::File::open(&path).map_err(Error::io(format!("opening {}", path.display())))?;
-        Ok(nix::sched::setns(file, nix::sched::CloneFlags::CLONE_NEWNET)?)
+        Ok(setns(file_of(&self.name)?, CloneFlags::CLONE_NEWNET)?)
+    }
+
+    /// Runs a future in here: sockets that it makes, and programs that it starts, are of this namespace; what it
+    /// spawns is not.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub async fn run<F: Future>(&self, future: F) -> Result<F::Output> {
+        within(&self.name, future).await
+    }
+
+    /// Runs a program in here to its end, and returns what it printed on standard output.
+    ///
+    /// # Errors
+    /// When it cannot be run or fails, with all that it said.
+    pub async fn output(&self, words: &[&str]) -> Result<String> {
+        let line = words.join(" ");
+        let mut command = tokio::process::Command::new(words.first().copied().unwrap_or_default());
+        command.args(words.get(1..).unwrap_or_default()).stdin(Stdio::null()).kill_on_drop(true);
+        // `output` alone would start it here and now.
+        let output = self.run(async { command.output().await }).await?;
+        let output = output.map_err(Error::io(format!("running `{line}`")))?;
+        let [said, complained] = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
+        if output.status.success() {
+            return Ok(said);
+        }
+        Err(Error::Command { command: line, output: format!("{}{}", said.trim(), complained.trim()) })
     }
 
     /// Runs `ip ARGS` on this namespace.
@@ -95,16 +124,17 @@ impl Namespace {
         run(Command::new("ip").args(["netns", "exec", &self.name, "sh", "-c", &script]))
     }
 
-    /// Joins two namespaces with a veth pair, an address of `/24` at each end.
+    /// Joins two namespaces with a veth pair, an address of `/24` at each end. Returns the names of its devices.
     ///
     /// # Errors
     /// When `ip` refuses.
-    pub fn join(&self, here: Ipv4Addr, other: &Self, there: Ipv4Addr) -> Result<()> {
+    pub fn join(&self, here: Ipv4Addr, other: &Self, there: Ipv4Addr) -> Result<[String; 2]> {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let (a, b) = (format!("hv{number}a"), format!("hv{number}b"));
         self.ip(&["link", "add", &a, "type", "veth", "peer", "name", &b, "netns", &other.name])?;
         self.address(&a, here)?;
-        other.address(&b, there)
+        other.address(&b, there)?;
+        Ok([a, b])
     }
 
     /// Gives `device` an address of `/24` and brings it up.
@@ -136,6 +166,35 @@ impl Drop for Namespace {
     fn drop(&mut self) {
         // Processes inside were ended by their owners; the kernel frees the rest with the last of them.
         let _ = ip(&["netns", "del", &self.name]);
+    }
+}
+
+/// Runs a future in the namespace of this name: see [`Namespace::run`].
+pub(crate) async fn within<F: Future>(name: &str, future: F) -> Result<F::Output> {
+    let own = File::open("/proc/thread-self/ns/net").map_err(Error::io("opening the namespace of this thread"))?;
+    Inside { there: file_of(name)?, own, future: Box::pin(future) }.await
+}
+
+fn file_of(name: &str) -> Result<File> {
+    let path = Path::new("/run/netns").join(name);
+    File::open(&path).map_err(Error::io(format!("opening {}", path.display())))
+}
+
+/// Enters a namespace for each turn, and leaves it behind: others of the same thread are elsewhere.
+struct Inside<F> {
+    there: File,
+    own: File,
+    future: Pin<Box<F>>,
+}
+
+impl<F: Future> Future for Inside<F> {
+    type Output = Result<F::Output>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        setns(&self.there, CloneFlags::CLONE_NEWNET)?;
+        let polled = self.future.as_mut().poll(cx);
+        setns(&self.own, CloneFlags::CLONE_NEWNET)?;
+        polled.map(Ok)
     }
 }
 

@@ -216,7 +216,7 @@ impl<'a> Draft<'a> {
             admin: self.admin,
             prelude,
             _dir: Arc::clone(&self.overlay.dir),
-            is_elsewhere: self.namespace.is_some(),
+            namespace: self.namespace.map(|namespace| namespace.name().to_owned()),
         })
     }
 

@@ -19,7 +19,7 @@ use nix::{
 };
 
 use super::{PATIENCE, filled, write};
-use crate::{Error, Result, dialog::Dialog, process::Running};
+use crate::{Error, Result, dialog::Dialog, netns, process::Running};
 
 /// A node that is not ready by now will not be. Generous: debug builds on a busy machine.
 const READY_WITHIN: Duration = Duration::from_secs(30);
@@ -37,8 +37,8 @@ pub struct Node {
     pub(super) prelude: String,
     /// Its log must outlive it, whatever is dropped first.
     pub(super) _dir: Arc<tempfile::TempDir>,
-    /// In another network namespace.
-    pub(super) is_elsewhere: bool,
+    /// The network namespace that it runs in, where it is another than the test's.
+    pub(super) namespace: Option<String>,
 }
 
 impl Node {
@@ -148,7 +148,12 @@ impl Node {
             let body = dialog.body(&head).await?;
             Ok((head.status(), body.text()))
         };
-        answer.await.map_err(Error::io(what()))
+        // Its loopback is its namespace's.
+        match &self.namespace {
+            Some(namespace) => netns::within(namespace, answer).await?,
+            None => answer.await,
+        }
+        .map_err(Error::io(what()))
     }
 
     /// The value of a metric, all label sets that contain `labels` summed; 0 where there is none.
@@ -294,8 +299,7 @@ impl Node {
 
     pub(super) async fn wait_started(&mut self) -> Result<()> {
         self.wait_running().await?;
-        // From another namespace its loopback cannot be reached; its log has said that it runs.
-        if self.is_elsewhere { Ok(()) } else { self.wait_ready().await }
+        self.wait_ready().await
     }
 
     /// Until its log says that it runs: then every port is known.

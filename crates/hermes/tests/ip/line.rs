@@ -1,0 +1,163 @@
+//! Nodes in a row, each in a namespace of its own: a device at either end, hops of any version between.
+//!
+//! In: the hops. Out: a running row, whose far address answers. Nobody sets an MTU anywhere.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use hermes_testkit::{
+    ca::Subject,
+    door::NODE_NAME,
+    netns::Namespace,
+    overlay::{Node, Overlay},
+    patience::until,
+    skip::needs_root,
+};
+
+/// How a node passes packets on to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hop {
+    H1,
+    H2,
+    H3,
+}
+
+impl Hop {
+    pub(crate) fn protocol(self) -> &'static str {
+        match self {
+            Hop::H1 => "h1",
+            Hop::H2 => "h2",
+            Hop::H3 => "h3",
+        }
+    }
+}
+
+/// The near machine's addresses in the overlay.
+pub(crate) const NEAR: [&str; 2] = ["10.20.0.2", "fd00:20::2"];
+/// The far machine's.
+pub(crate) const FAR: [&str; 2] = ["10.0.0.1", "fd00:10::1"];
+/// Where every node listens.
+pub(crate) const PORT: u16 = 9443;
+
+pub(crate) const NEAR_DOCUMENT: &str = "
+workers: 2
+listeners:
+- name: l3
+  protocol: tun
+  device: hermes0
+  address: [10.20.0.2, 'fd00:20::2']
+  capture: [10.0.0.1/32, 'fd00:10::1/128']
+  set-headers: {hermes-user: alice}
+routes:
+- {name: vpn, match: {kind: ip}, upstream: next}
+upstreams:
+- {name: next, protocol: $PROTOCOL, endpoints: ['$NEXT'], tls: {}}
+";
+
+const MIDDLE_DOCUMENT: &str = "
+workers: 2
+listeners:
+- {name: overlay, bind: '0.0.0.0:9443', protocol: http, http3: true, tls: {client: required}}
+routes:
+- {name: vpn, match: {kind: ip}, upstream: next}
+upstreams:
+- {name: next, protocol: $PROTOCOL, endpoints: ['$NEXT'], tls: {}}
+";
+
+pub(crate) const FAR_DOCUMENT: &str = "
+workers: 2
+listeners:
+- {name: overlay, bind: '0.0.0.0:9443', protocol: http, http3: true, tls: {client: required}}
+routes:
+- {name: gateway, match: {kind: ip}, terminate: {tun: gw0, address: [10.0.0.1, 'fd00:10::1']}}
+";
+
+/// A running row.
+pub(crate) struct Line {
+    /// The near end first. They end before their namespaces.
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) places: Vec<Namespace>,
+    pub(crate) overlay: Overlay,
+}
+
+/// Runs a test on this thread, where that can be; says so where it cannot.
+pub(crate) fn as_root<F: Future<Output = ()>>(test: &str, body: impl FnOnce() -> F) {
+    if needs_root(test) {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(body());
+    }
+}
+
+/// The address of the farther end of a link, where the next node listens.
+pub(crate) fn next(link: usize) -> Ipv4Addr {
+    Ipv4Addr::new(10, 77, u8::try_from(link).unwrap(), 2)
+}
+
+impl Line {
+    /// So many places in a row, without nodes.
+    pub(crate) fn empty(count: usize) -> Self {
+        let overlay = Overlay::new(env!("CARGO_BIN_EXE_hermes")).unwrap();
+        let places: Vec<Namespace> = (0..count).map(|_| Namespace::new().unwrap()).collect();
+        let pairs = places.iter().zip(&places[1..]).enumerate();
+        for (link, (one, other)) in pairs {
+            let there = next(link);
+            let [a, b, c, _] = there.octets();
+            one.join(Ipv4Addr::new(a, b, c, 1), other, there).unwrap();
+        }
+        Self { nodes: Vec::new(), places, overlay }
+    }
+
+    /// Starts one node more than there are hops, from the far one on, and waits until the far end answers.
+    pub(crate) async fn start(hops: &[Hop]) -> Self {
+        let mut line = Self::empty(hops.len() + 1);
+        line.add(hops.len(), FAR_DOCUMENT, None).await;
+        for (place, hop) in hops.iter().enumerate().rev() {
+            line.add(place, if place == 0 { NEAR_DOCUMENT } else { MIDDLE_DOCUMENT }, Some(*hop)).await;
+        }
+        line.answers().await;
+        line
+    }
+
+    /// Waits until the far end answers.
+    pub(crate) async fn answers(&self) {
+        for far in FAR {
+            until("the far end answers", async || self.near().output(&["ping", "-c1", "-W1", far]).await.is_ok()).await;
+        }
+    }
+
+    /// Starts a node in front of those that there are.
+    pub(crate) async fn add(&mut self, place: usize, document: &str, hop: Option<Hop>) {
+        let name = if place == 0 { "near".to_owned() } else { format!("node-{place}") };
+        let subject = Subject::node(&name).standalone().with_dns(NODE_NAME);
+        let draft = self.overlay.node(&name).document(document).within(&self.places[place]);
+        let draft = draft.with("NEXT", format!("{}:{PORT}", next(place)));
+        let draft = draft.with("PROTOCOL", hop.map_or("", Hop::protocol));
+        let node = draft.identity(&subject).unwrap().start().await.unwrap();
+        self.nodes.insert(0, node);
+    }
+
+    /// Where the programs of the near end run.
+    pub(crate) fn near(&self) -> &Namespace {
+        &self.places[0]
+    }
+
+    /// Where those of the far end run.
+    pub(crate) fn far(&self) -> &Namespace {
+        &self.places[self.places.len() - 1]
+    }
+
+    /// What nodes have dropped, for a failure's message.
+    pub(crate) async fn dropped(&self) -> String {
+        let mut told = String::new();
+        for node in &self.nodes {
+            let (_, metrics) = node.ask("/metrics").await.unwrap_or_default();
+            for line in metrics.lines().filter(|line| line.starts_with("hermes_datagrams_dropped")) {
+                told += &format!("{}: {line}\n", node.name());
+            }
+        }
+        told
+    }
+}
+
+/// All addresses of this machine, of both families.
+pub(crate) fn anywhere(port: u16) -> std::net::SocketAddr {
+    (IpAddr::from([0u8; 16]), port).into()
+}

@@ -1,0 +1,10 @@
+//! IP from device to device: what a machine sends into a tunnel comes out of another one, whatever carries it.
+//!
+//! In: namespaces in a row, each with a node, joined by links of an MTU of 1,500 bytes; real programs at both ends
+//! (ping, iperf3, the resolver of the C library), or clients written here by hand. Out: what the programs say, and
+//! what the nodes count. Needs root; says so loudly where it is not.
+#![allow(clippy::unwrap_used)]
+
+mod interop;
+mod line;
+mod traffic;
