@@ -196,6 +196,9 @@ limits! {
     header_timeout / "header-timeout": Duration as Duration; secs(10), ms(100), secs(600);
     /// For a client's TLS handshake.
     tls_timeout / "tls-timeout": Duration as Duration; secs(10), ms(100), secs(600);
+    /// QUIC handshakes under way on one worker, beyond which a client has to show first that it has the address
+    /// that it sends from (Retry), at the price of a round trip.
+    handshakes / "handshakes": usize as usize; 64, 1, 100_000;
     /// A client connection without a session under way is closed after this.
     keep_alive / "keep-alive": Duration as Duration; secs(75), ms(100), secs(86_400);
     /// Tunnels of the whole node: `tcp`, `udp`, and WebSockets and other upgrades.

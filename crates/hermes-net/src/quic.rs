@@ -80,9 +80,15 @@ pub fn server_config(tls: &Arc<rustls::ServerConfig>, bounds: Bounds) -> Result<
     let crypto = QuicServerConfig::try_from(tls.clone())
         .map_err(|error| TlsError::Configuration { what: "QUIC of a listener", reason: error.to_string() })?;
     let mut config = ServerConfig::with_crypto(Arc::new(crypto));
-    config.transport_config(bounds.transport());
+    config.transport_config(bounds.transport()).max_incoming(MOST_INCOMING);
+    config.incoming_buffer_size(INCOMING_BUFFER).incoming_buffer_size_total(16 * INCOMING_BUFFER);
     Ok(config)
 }
+
+/// Connections that wait until they are taken up; with more, their first packets are dropped.
+const MOST_INCOMING: usize = 1024;
+/// Bytes of such a connection that are kept; of all together sixteen times as many.
+const INCOMING_BUFFER: u64 = 256 << 10;
 
 /// The client's side of connections, from a TLS configuration for [`ALPN`].
 ///

@@ -146,6 +146,8 @@ pub(crate) struct Worker {
     /// QUIC's own.
     pub(crate) quic: Tasks,
     pub(crate) quic_doors: RefCell<Doors>,
+    /// Handshakes of clients that are under way.
+    pub(crate) quic_handshakes: Cell<usize>,
     quic_clients: RefCell<[Option<Endpoint>; 2]>,
     /// Which of the node's workers it is.
     pub(crate) number: usize,
@@ -182,6 +184,7 @@ impl Worker {
             tasks: RefCell::default(),
             quic: Tasks::default(),
             quic_doors: RefCell::default(),
+            quic_handshakes: Cell::default(),
             quic_clients: RefCell::default(),
             number,
             devices: Devices::default(),

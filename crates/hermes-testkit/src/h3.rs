@@ -9,6 +9,7 @@ pub mod wire;
 use std::{io, net::SocketAddr, sync::Arc};
 
 use bytes::{Bytes, BytesMut};
+use futures_util::FutureExt as _;
 use http::{HeaderMap, Method, Request};
 use quinn::{
     ClientConfig, ConnectionError, Endpoint, ReadError, ServerConfig, TransportConfig, VarInt, WriteError,
@@ -59,8 +60,12 @@ pub struct Connection {
     pub control: Option<quinn::SendStream>,
     /// What the peer's SETTINGS said.
     settings: Vec<(u64, u64)>,
-    /// The peer's own streams, kept from being stopped.
-    _heard: Vec<quinn::RecvStream>,
+    /// What it has said of its end.
+    goaway: Option<u64>,
+    /// Its control stream.
+    heard: Option<Receiving>,
+    /// Its other streams, kept from being stopped.
+    _others: Vec<quinn::RecvStream>,
     endpoint: Endpoint,
 }
 
@@ -88,7 +93,7 @@ impl Connection {
         config.transport_config(transport());
         let connecting = endpoint.connect_with(config, door.address, NODE_NAME).map_err(refused)?;
         let quic = in_time("the QUIC handshake", async { connecting.await.map_err(io::Error::other) }).await?;
-        Ok(Self { quic, control: None, settings: Vec::new(), _heard: Vec::new(), endpoint })
+        Ok(Self { quic, control: None, settings: Vec::new(), goaway: None, heard: None, _others: Vec::new(), endpoint })
     }
 
     /// As any client begins: SETTINGS of ours are sent, those of the peer awaited.
@@ -118,7 +123,7 @@ impl Connection {
             }
             let is_control = stream.unread.split_to(1)[0] == 0;
             if !is_control {
-                self._heard.push(stream.recv);
+                self._others.push(stream.recv);
                 continue;
             }
             let Some((kind::SETTINGS, mut payload)) = stream.frame().await? else {
@@ -127,7 +132,7 @@ impl Connection {
             while let (Some(id), Some(value)) = (take_varint(&mut payload), take_varint(&mut payload)) {
                 self.settings.push((id, value));
             }
-            self._heard.push(stream.recv);
+            self.heard = Some(stream);
             return Ok(());
         }
     }
@@ -138,6 +143,16 @@ impl Connection {
     /// The socket cannot be used.
     pub fn move_to(&self, socket: std::net::UdpSocket) -> io::Result<()> {
         self.endpoint.rebind(socket)
+    }
+
+    /// The peer takes no further request on it, as far as it has said so by now: it said goodbye, or is gone.
+    pub fn is_going(&mut self) -> bool {
+        while let Some(Some(Ok(Some((kind, mut payload))))) = self.heard.as_mut().map(|s| s.frame().now_or_never()) {
+            if kind == kind::GOAWAY {
+                self.goaway = take_varint(&mut payload).or(self.goaway);
+            }
+        }
+        self.goaway.is_some() || self.quic.close_reason().is_some()
     }
 
     /// One of the peer's SETTINGS.
@@ -458,7 +473,15 @@ where
     S: Fn(Exchange) -> F,
 {
     let Ok(quic) = incoming.await else { return };
-    let mut this = Connection { quic, control: None, settings: Vec::new(), _heard: Vec::new(), endpoint };
+    let mut this = Connection {
+        quic,
+        control: None,
+        settings: Vec::new(),
+        goaway: None,
+        heard: None,
+        _others: Vec::new(),
+        endpoint,
+    };
     if this.begin(&[(wire::ENABLE_CONNECT_PROTOCOL, 1), (wire::H3_DATAGRAM, 1)]).await.is_err() {
         return;
     }

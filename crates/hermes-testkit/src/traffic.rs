@@ -25,6 +25,8 @@ use tokio::{
 
 use crate::{
     dialog::{Content, Dialog, Head, SILENCE, in_time},
+    door::Door,
+    h3,
     pattern::{Digest, Pattern},
 };
 
@@ -157,6 +159,18 @@ impl Traffic {
             while tally.goes_on() {
                 if let Err(error) = h2_connection(&tally, to, &uri).await {
                     tally.failed("h2", &error);
+                }
+            }
+        });
+    }
+
+    /// Requests on one HTTP/3 connection for as long as the server keeps it.
+    pub fn h3(&mut self, door: &Door, host: &str, path: &str) {
+        let (tally, door, uri) = (self.tally.clone(), door.clone(), format!("https://{host}{path}"));
+        self.clients.spawn(async move {
+            while tally.goes_on() {
+                if let Err(error) = h3_connection(&tally, &door, &uri).await {
+                    tally.failed("h3", &error);
                 }
             }
         });
@@ -376,6 +390,28 @@ async fn h2_request(sender: &mut h2::client::SendRequest<Bytes>, uri: &str) -> R
     }
     // An error of ours stands for the server's.
     if status == 200 { Ok(bytes) } else { Err(h2::Reason::INTERNAL_ERROR.into()) }
+}
+
+/// As `h2_connection`. Only a request that was rejected is one that nobody looked at (RFC 9114, 4.1.1).
+async fn h3_connection(tally: &Tally, door: &Door, uri: &str) -> io::Result<()> {
+    let mut connection = door.h3().await?;
+    while tally.goes_on() {
+        if connection.is_going() {
+            tally.note("h3", |done| done.repeated += 1);
+            return Ok(());
+        }
+        match connection.get(uri).await {
+            Ok(answer) if answer.status == 200 => tally.round("h3", answer.data.len()),
+            Ok(answer) => return Err(io::Error::other(format!("{}: {}", answer.status, answer.text()))),
+            Err(error) if h3::broken(&error) == Some(h3::Broken::Stream(h3::wire::code::REQUEST_REJECTED)) => {
+                tally.note("h3", |done| done.repeated += 1);
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+    Ok(())
 }
 
 async fn upload(to: SocketAddr, head: &str, pattern: Pattern) -> io::Result<()> {

@@ -36,6 +36,10 @@ use crate::stream::h3::{self as halves, Fault};
 use crate::stream::{ByteStream, Receiver, Sender, StreamError};
 use crate::worker::Worker;
 
+/// GOAWAY with this takes no request back that is on its way to us (RFC 9114, section 5.2): whoever hears it
+/// sends no more, what comes is served, and after a while without any the sweep ends the connection.
+const ANY_STREAM: u64 = (1 << 62) - 4;
+
 /// Serves a connection until it ends.
 pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, quic: quic::Connection, client: Client) {
     connection.is_shared.set(true);
@@ -53,24 +57,21 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, quic
     let mut driver = pin!(link.drive(worker, ours));
     let mut accepting = pin!(link.connection.accept_bi());
     let mut streams = FuturesUnordered::new();
-    let mut farewell: Option<u64> = None;
-    let mut next_stream = 0;
+    let mut has_said_goaway = false;
     std::future::poll_fn(|cx| {
         if driver.as_mut().poll(cx).is_ready() {
             return Poll::Ready(());
         }
-        if farewell.is_none() && connection.drain.poll(cx).is_ready() {
-            farewell = Some(next_stream);
-            link.say_goaway(next_stream);
+        if !has_said_goaway && connection.drain.poll(cx).is_ready() {
+            has_said_goaway = true;
+            link.say_goaway(ANY_STREAM);
         }
         while let Poll::Ready(accepted) = accepting.as_mut().poll(cx) {
             let Ok((mut send, mut recv)) = accepted else { return Poll::Ready(()) };
             accepting.set(link.connection.accept_bi());
             follow(worker, connection, &mut client);
-            let id: u64 = recv.id().into();
-            next_stream = id + 4;
             cancels.began += 1;
-            if farewell.is_some_and(|first| id >= first) || connection.takes_no_more(worker) {
+            if connection.takes_no_more(worker) {
                 let _ = send.reset(number(Code::RequestRejected));
                 let _ = recv.stop(number(Code::RequestRejected));
                 continue;
@@ -86,10 +87,6 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, quic
                 link.close(Code::ExcessiveLoad, "requests that are begun only to be broken off");
                 return Poll::Ready(());
             }
-        }
-        if farewell.is_some() && streams.is_empty() {
-            link.close(Code::NoError, "");
-            return Poll::Ready(());
         }
         Poll::Pending
     })

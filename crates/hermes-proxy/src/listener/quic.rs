@@ -14,14 +14,11 @@ use std::task::Poll;
 use hermes_net::quic::{self, Group, Incoming, Server};
 
 use super::http::Client;
-use super::{Ending, Known, h3, trust_of};
+use super::{Ending, Known, h3, note_failed_handshake, trust_of};
 use crate::live::{Connection, ConnectionGuard, Path};
 use crate::metrics::ListenerLabels;
 use crate::signal::Signal;
 use crate::worker::Worker;
-
-/// Handshakes under way on a worker beyond which a client has to show first that it has its address.
-const UNPROVEN: usize = 64;
 
 /// An endpoint of this worker, and which of those who accepted there did so last: two would accept for
 /// two listeners while one replaces the other.
@@ -85,7 +82,7 @@ pub(super) async fn accept_all(worker: Rc<Worker>, turn: Turn, mut known: Known,
     let how = loop {
         tokio::select! {
             incoming = endpoint.accept() => match incoming {
-                Some(incoming) => begin(&worker, &mut known, incoming, endpoint.open_connections()),
+                Some(incoming) => begin(&worker, &mut known, incoming),
                 None => return,
             },
             how = ending.wait() => break how,
@@ -125,15 +122,17 @@ async fn refuse_all(door: Rc<Door>, reign: u64) {
 async fn finish(worker: Rc<Worker>, door: Rc<Door>, mut known: Known) {
     let endpoint = door.server.endpoint();
     while let Some(incoming) = endpoint.accept().await {
-        begin(&worker, &mut known, incoming, endpoint.open_connections());
+        begin(&worker, &mut known, incoming);
     }
 }
 
-fn begin(worker: &Rc<Worker>, known: &mut Known, incoming: Incoming, open: usize) {
+fn begin(worker: &Rc<Worker>, known: &mut Known, incoming: Incoming) {
     let Some((state, is_there)) = known.current(worker) else { return incoming.ignore() };
     // Not the configuration that the endpoint had when the client's first packet came.
     let Some(config) = state.quic.clone() else { return incoming.refuse() };
-    if open > UNPROVEN && !incoming.remote_address_validated() && incoming.may_retry() {
+    let has_many = worker.quic_handshakes.get() >= worker.generation().snapshot.limits.handshakes;
+    if has_many && !incoming.remote_address_validated() && incoming.may_retry() {
+        worker.shared.metrics.limit("handshakes");
         let _ = incoming.retry();
         return;
     }
@@ -146,44 +145,62 @@ fn begin(worker: &Rc<Worker>, known: &mut Known, incoming: Incoming, open: usize
     }
     let labels = ListenerLabels { listener: state.listener.name.clone() };
     worker.shared.metrics.connections.get_or_create(&labels).inc();
-    worker.spawn(serve(worker.clone(), guard, incoming, Arc::new(config)));
+    // Counted from here: many may come before the first of them runs.
+    let handshake = Handshake::begin(worker, incoming, config);
+    worker.spawn(serve(worker.clone(), guard, handshake));
 }
 
-async fn serve(worker: Rc<Worker>, guard: ConnectionGuard, incoming: Incoming, config: Arc<quic::ServerConfig>) {
+/// A handshake under way, counted.
+struct Handshake {
+    incoming: Option<Incoming>,
+    config: Arc<quic::ServerConfig>,
+    worker: Rc<Worker>,
+}
+
+impl Handshake {
+    fn begin(worker: &Rc<Worker>, incoming: Incoming, config: quic::ServerConfig) -> Self {
+        worker.quic_handshakes.set(worker.quic_handshakes.get() + 1);
+        Self { incoming: Some(incoming), config: Arc::new(config), worker: worker.clone() }
+    }
+
+    async fn finish(mut self) -> io::Result<quic::Connection> {
+        let incoming = self.incoming.take().ok_or(io::ErrorKind::NotConnected)?;
+        let handshake = incoming.accept_with(self.config.clone()).map_err(io::Error::other)?;
+        handshake.await.map_err(io::Error::other)
+    }
+}
+
+impl Drop for Handshake {
+    fn drop(&mut self) {
+        self.worker.quic_handshakes.set(self.worker.quic_handshakes.get() - 1);
+    }
+}
+
+async fn serve(worker: Rc<Worker>, guard: ConnectionGuard, handshake: Handshake) {
     let connection = guard.connection.clone();
     tokio::select! {
         biased;
-        () = serve_connection(&worker, &connection, incoming, config) => {}
-        reason = connection.kill.wait() => tracing::debug!(source = %connection.source.get(), reason, "a connection was closed"),
+        () = serve_connection(&worker, &connection, handshake) => {}
+        reason = connection.kill.wait() => {
+            tracing::debug!(source = %connection.source.get(), reason, "a connection was closed");
+            connection.path.get().into_iter().for_each(|path| path.close(reason));
+        }
     }
     drop(guard);
 }
 
-async fn serve_connection(
-    worker: &Rc<Worker>,
-    connection: &Rc<Connection>,
-    incoming: Incoming,
-    config: Arc<quic::ServerConfig>,
-) {
-    let listener = connection.listener.clone();
-    let ready = async {
-        let handshake = incoming.accept_with(config).map_err(io::Error::other)?;
-        let quic = handshake.await.map_err(io::Error::other)?;
-        let trust = trust_of(worker, &listener, quic::peer_uris(&quic), connection.source.get())?;
-        Ok::<_, io::Error>((quic, trust))
-    };
-    match ready.await {
+async fn serve_connection(worker: &Rc<Worker>, connection: &Rc<Connection>, handshake: Handshake) {
+    let source = connection.source.get();
+    let ready = handshake.finish().await.and_then(|quic| {
+        let trust = trust_of(worker, &connection.listener, quic::peer_uris(&quic), source)?;
+        Ok((quic, trust))
+    });
+    match ready {
         Ok((quic, trust)) => {
             let _ = connection.path.set(Path::new(quic.clone()));
-            let client = Client { source: connection.source.get(), trust, secure: true };
+            let client = Client { source, trust, secure: true };
             Box::pin(h3::serve(worker, connection, quic, client)).await;
         }
-        Err(error) => {
-            let labels = ListenerLabels { listener: listener.name.clone() };
-            worker.shared.metrics.handshake_failures.get_or_create(&labels).inc();
-            if let Some(more) = worker.shared.handshakes.happened(worker.now()) {
-                tracing::info!(listener = %listener.name, source = %connection.source.get(), %error, more, "handshake failed");
-            }
-        }
+        Err(error) => note_failed_handshake(worker, connection, &error),
     }
 }

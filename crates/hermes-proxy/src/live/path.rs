@@ -7,8 +7,10 @@ use std::cell::Cell;
 use std::net::SocketAddr;
 
 use hermes_net::quic;
+use hermes_wire::h3::Code;
 
 use super::Connection;
+use crate::h3::link::number;
 use crate::worker::Worker;
 
 /// What was seen of a path so far.
@@ -21,6 +23,11 @@ pub(crate) struct Path {
 impl Path {
     pub(crate) fn new(quic: quic::Connection) -> Self {
         Self { quic, sent: Cell::new(0), lost: Cell::new(0) }
+    }
+
+    /// Ends the connection, through no fault of the client's.
+    pub(crate) fn close(&self, reason: &str) {
+        self.quic.close(number(Code::NoError), reason.as_bytes());
     }
 }
 

@@ -21,6 +21,7 @@ use hermes_testkit::{
 pub(crate) const DOCUMENT: &str = "
 access-log: off
 workers: $WORKERS
+limits: {$LIMITS}
 listeners:
 - {name: in, bind: '$IN', protocol: http, http3: true, tls: {client: none}}
 routes:
@@ -47,9 +48,15 @@ impl Behind {
         Self { echo, web }
     }
 
-    /// A node in front.
+    /// A node in front, with the limits that there are.
     pub(crate) fn node<'o>(&self, overlay: &'o Overlay, workers: usize, at: SocketAddr) -> Draft<'o> {
+        self.limited(overlay, workers, at, "")
+    }
+
+    /// A node in front, with limits of its own.
+    pub(crate) fn limited<'o>(&self, overlay: &'o Overlay, workers: usize, at: SocketAddr, limits: &str) -> Draft<'o> {
         let draft = overlay.node("front").document(DOCUMENT).with("WORKERS", workers).with("IN", at);
+        let draft = draft.with("LIMITS", limits);
         let draft = draft.with("ECHO", self.echo.address()).with("WEB", self.web.address());
         draft.identity(&Subject::node("front").with_dns(NODE_NAME)).unwrap()
     }

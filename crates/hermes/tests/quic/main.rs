@@ -3,5 +3,7 @@
 //! In: real connections over HTTP/3, many at a time. Out: every byte of theirs, whatever moved beneath them.
 #![allow(clippy::unwrap_used)]
 
+mod floods;
 mod lab;
 mod migration;
+mod takeover;
