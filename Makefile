@@ -3,7 +3,7 @@
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: help build release demo demo-video test lint setup bench bench-quick bench-video fuzz deny docs clean
+.PHONY: help build release demo demo-video demo-ip test lint setup bench bench-quick bench-video fuzz deny docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -19,6 +19,9 @@ demo: release ## a whole overlay on this machine, and what it does
 
 demo-video: release ## the paper's video case in network namespaces (root, ffmpeg)
 	$(TARGET)/release/hermes demo video
+
+demo-ip: release ## the paper's IP case in network namespaces (root): a user's ingress and server move
+	$(TARGET)/release/hermes demo ip --picture $(TARGET)/demo-ip.svg
 
 setup: ## what the tests need beside Rust: peers from the package registries
 	./scripts/setup.sh

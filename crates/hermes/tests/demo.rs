@@ -186,7 +186,10 @@ fn video_over_the_overlay_arrives_whole() {
         }
     }
     let temporary = tempfile::tempdir().unwrap();
-    let output = demo(temporary.path(), &["video", "--seconds", "6", "--json"]).output().unwrap();
+    let mut command = demo(temporary.path(), &["video", "--seconds", "6", "--json"]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let pid = child.id();
+    let output = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}");
     let figures: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -214,15 +217,88 @@ fn video_over_the_overlay_arrives_whole() {
     assert!(missed("direct") > 0, "{said}");
     assert_eq!(round["dropped_by_nodes"].as_u64(), Some(0), "{said}");
     assert_nothing_is_left(temporary.path());
-    let namespaces = std::fs::read_dir("/run/netns").map_or(0, |entries| {
-        let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
-        names.filter(|name| name.starts_with(&format!("hermes-video-{}-", std::process::id()))).count()
-    });
-    assert_eq!(namespaces, 0);
+    assert_eq!(namespaces("hermes-video-", pid), Vec::<String>::new());
+}
+
+/// Namespaces that the demo of this pid made.
+fn namespaces(prefix: &str, pid: u32) -> Vec<String> {
+    let begin = format!("{prefix}{pid}-");
+    let Ok(entries) = std::fs::read_dir("/run/netns") else { return Vec::new() };
+    let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.filter(|name| name.starts_with(&begin)).collect()
+}
+
+/// Whether the IP case can run here; says loudly where it cannot.
+fn can_run_ip() -> bool {
+    let missing = if !nix::unistd::geteuid().is_root() {
+        "the IP case makes network namespaces, and that takes root"
+    } else if !has("ip", "-V") {
+        "the IP case needs ip"
+    } else if !Path::new("/dev/net/tun").exists() {
+        "the IP case needs TUN devices"
+    } else {
+        return true;
+    };
+    skip(missing);
+    false
 }
 
 #[test]
-fn without_root_video_says_what_it_takes() {
+fn an_ingress_and_a_server_move_and_no_ping_is_lost() {
+    if !can_run_ip() {
+        return;
+    }
+    for protocol in ["h3", "h2"] {
+        let temporary = tempfile::tempdir().unwrap();
+        let picture = tempfile::NamedTempFile::new().unwrap();
+        let path = picture.path().to_str().unwrap();
+        let arguments = ["ip", "--protocol", protocol, "--seconds", "1", "--runs", "1", "--json", "--picture", path];
+        let child = demo(temporary.path(), &arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let pid = child.id();
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{said}");
+        let figures: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let pairs = figures["pairs"].as_array().unwrap();
+        assert!(pairs.iter().all(|pair| pair["sent"].as_u64() > Some(100) && pair["lost"] == 0), "{said}");
+        let machines = |index: usize| (pairs[index]["user"].clone(), pairs[index]["machines"].clone());
+        // Both call theirs 10.0.0.1.
+        assert!(pairs[..2].iter().all(|pair| pair["address"] == "10.0.0.1"), "{said}");
+        assert_eq!(machines(0), ("alice".into(), serde_json::json!(["alice-pl", "alice-us"])), "{said}");
+        assert_eq!(machines(1), ("bob".into(), serde_json::json!(["bob-pl"])), "{said}");
+        // A way over the ocean takes its time, and the last one is none.
+        let fastest = |phase: usize| figures["phases"][phase]["median_ms"].as_f64().unwrap();
+        assert!(fastest(0) >= 129.0 && fastest(1) >= 129.0 && fastest(2) >= 21.0, "{said}");
+        assert!(fastest(2) < fastest(0), "{said}");
+        let steps: Vec<_> =
+            figures["changes"].as_array().unwrap().iter().map(|change| change["step"].clone()).collect();
+        assert_eq!(steps, [1, 2], "{said}");
+        assert!(figures["typed"][0]["bytes"].as_u64() > Some(20), "{said}");
+        assert!(std::fs::read_to_string(path).unwrap().ends_with("</svg>\n"));
+        assert_nothing_is_left(temporary.path());
+        assert_eq!(namespaces("hermes-ip-", pid), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn ctrl_c_takes_the_network_of_the_ip_case_down() {
+    if !can_run_ip() {
+        return;
+    }
+    let temporary = tempfile::tempdir().unwrap();
+    let mut running = Running::start(demo(temporary.path(), &["ip"]).stdout(Stdio::null()).stderr(Stdio::piped()));
+    let pid = running.0.id();
+    let mut lines = BufReader::new(running.0.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.contains("(a) ingress and server")), "the pings did not begin");
+    assert!(namespaces("hermes-ip-", pid).len() > 10);
+    running.signal(Signal::SIGINT);
+    assert_eq!(running.wait().code(), Some(128 + 2));
+    assert_nothing_is_left(temporary.path());
+    assert_eq!(namespaces("hermes-ip-", pid), Vec::<String>::new());
+}
+
+#[test]
+fn without_root_a_case_says_what_it_takes() {
     if !nix::unistd::geteuid().is_root() || !has("setpriv", "--version") {
         return skip("only root can give up being root");
     }
@@ -231,13 +307,15 @@ fn without_root_video_says_what_it_takes() {
     std::fs::copy(env!("CARGO_BIN_EXE_hermes"), &binary).unwrap();
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(place.path(), open).unwrap();
-    let output = Command::new("setpriv")
-        .args(["--reuid", "65534", "--clear-groups"])
-        .arg(&binary)
-        .args(["demo", "video"])
-        .output()
-        .unwrap();
-    assert_eq!(output.status.code(), Some(1));
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(said.contains("run it as root") && said.lines().count() == 1, "{said}");
+    for case in ["video", "ip"] {
+        let output = Command::new("setpriv")
+            .args(["--reuid", "65534", "--clear-groups"])
+            .arg(&binary)
+            .args(["demo", case])
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains("run it as root") && said.lines().count() == 1, "{case}: {said}");
+    }
 }

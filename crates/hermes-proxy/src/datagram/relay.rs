@@ -15,6 +15,7 @@ use hermes_model::facts::Kind;
 use hermes_model::snapshot::Route;
 use hermes_wire::connect_ip;
 
+use super::inbox::weight;
 use super::{Batch, Other, Port};
 use crate::error::Error;
 use crate::live::{Phase, Session};
@@ -95,9 +96,25 @@ impl Next {
                     return Poll::Ready(Err("the address was not assigned there".to_owned()));
                 }
             }
-            self.heard.capsules.append(&mut batch.capsules);
+            self.keep(worker, batch);
         }
         Poll::Ready(Ok(()))
+    }
+
+    /// Where the far end is the old one, packets come by the new way from the moment when it has given the address.
+    fn keep(&mut self, worker: &Worker, mut batch: Batch) {
+        let heard = &mut self.heard;
+        heard.opened = batch.opened;
+        heard.capsules.append(&mut batch.capsules);
+        heard.datagrams.append(&mut batch.datagrams);
+        let most = worker.generation().snapshot.limits.datagram_queue;
+        let mut bytes: usize = heard.datagrams.iter().map(weight).sum();
+        while bytes > most
+            && let Some(oldest) = heard.datagrams.pop_front()
+        {
+            bytes -= weight(&oldest);
+            worker.shared.metrics.dropped("queue-full", 1);
+        }
     }
 }
 

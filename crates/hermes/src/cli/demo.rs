@@ -3,10 +3,11 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
-use crate::demo::{self, Options, video};
+use crate::demo::{self, Options, ip, video};
 
 /// Runs an overlay on this machine and shows what it does.
 ///
@@ -49,6 +50,30 @@ enum Case {
         #[arg(long, value_name = "DIRECTORY")]
         files: Option<PathBuf>,
     },
+    /// Moves a user's ingress and then her server to another continent, under her pings.
+    ///
+    /// The paper's IP case in network namespaces of its own, with a path Poland - United States that takes as long as
+    /// the paper's; takes root, TUN devices and iproute2, and half a minute.
+    Ip {
+        /// What the hops speak.
+        #[arg(long, value_enum, default_value = "h3")]
+        protocol: ip::Protocol,
+        /// Seconds of each of three phases.
+        #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=600))]
+        seconds: u64,
+        /// Runs, one after the other; in the first nobody has spoken to the new hops before.
+        #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=100))]
+        runs: u16,
+        /// Prints the result as JSON.
+        #[arg(long)]
+        json: bool,
+        /// Writes the round trips over time as a picture (SVG).
+        #[arg(long, value_name = "FILE")]
+        picture: Option<PathBuf>,
+        /// Keeps documents, logs and a list of all echoes in this empty directory.
+        #[arg(long, value_name = "DIRECTORY")]
+        files: Option<PathBuf>,
+    },
     /// Runs a command that ends with its parent.
     #[command(name = demo::leash::VERB, hide = true)]
     Leash {
@@ -66,6 +91,10 @@ impl Demo {
                 let cores = std::thread::available_parallelism().map_or(1, usize::from);
                 let at_once = at_once.map_or(cores, usize::from);
                 video::run(&video::Options { seconds, runs: runs.into(), at_once, json, files })
+            }
+            Some(Case::Ip { protocol, seconds, runs, json, picture, files }) => {
+                let phase = Duration::from_secs(seconds);
+                ip::run(&ip::Options { protocol, phase, runs: runs.into(), json, picture, files })
             }
             None => demo::run(Options { keep: self.keep, json: self.json }),
         }

@@ -26,6 +26,7 @@ use anyhow::Context;
 use tokio::task::JoinSet;
 
 use super::interrupt::Interrupt;
+use super::place;
 use super::report::print;
 use super::terminal::{Paint, Progress, grouped};
 use clip::Clip;
@@ -55,7 +56,7 @@ pub(crate) struct Options {
 /// What is missing on this machine, or what kept a stream from its end.
 pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     clip::requirements()?;
-    lab::sweep();
+    place::sweep(lab::PREFIX);
     let temporary = tempfile::Builder::new().prefix("hermes-video-").tempdir().context("no temporary directory")?;
     let directory = options.files.clone().unwrap_or_else(|| temporary.path().to_owned());
     std::fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;

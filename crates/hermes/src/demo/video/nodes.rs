@@ -15,11 +15,12 @@ use anyhow::{Context, bail, ensure};
 use nix::sys::signal::Signal;
 
 use super::clip::Clip;
-use super::lab::{Lab, Place};
+use super::lab::Lab;
 use super::server;
 use crate::demo::ca::{Authority, Proof};
 use crate::demo::client::Client;
 use crate::demo::overlay::{start_node, wait_ready};
+use crate::demo::place::Place;
 use crate::demo::program::Program;
 
 /// Where the user's node takes requests, on the user's own loopback.

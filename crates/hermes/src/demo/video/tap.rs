@@ -18,7 +18,7 @@ use tokio::net::UdpSocket;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::lab::Place;
+use crate::demo::place::Place;
 
 /// The payload type of MPEG-TS (RFC 3551, 6).
 const MPEG_TS: u8 = 33;

@@ -15,10 +15,10 @@ use http::Method;
 use nix::sys::signal::Signal;
 use tokio::time::{Instant, timeout};
 
-use super::lab::Place;
 use super::nodes::STREAM;
 use super::tap::{Notes, Tap};
 use crate::demo::client::Client;
+use crate::demo::place::Place;
 use crate::demo::program::Program;
 
 /// Receive buffer that ffmpeg asks for (Table XIII). Its `fifo_size` of 500000 is an option of bare

@@ -1,0 +1,136 @@
+//! `hermes demo ip`: the IP case of the paper's Section IV-C, Figure 7.
+//!
+//! In: root, TUN devices and iproute2. Out: two users who call different machines 10.0.0.1, one of whom moved from
+//! Poland to the United States; their pings while first her ingress and then her server follow her, each by one changed
+//! document; round trips, lost packets, and the time from document to path, beside the paper's. Exit status 0 only if
+//! no packet was lost and none came to a wrong machine.
+//! Never: anything outside of namespaces and of a directory that it made itself.
+
+mod chart;
+mod figures;
+mod lab;
+mod nodes;
+mod picture;
+mod ping;
+mod play;
+mod typing;
+mod wire;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use clap::ValueEnum;
+use serde::Serialize;
+
+use super::interrupt::Interrupt;
+use super::place;
+use super::report::print;
+use super::terminal::{Paint, Progress};
+use figures::Figures;
+
+/// How the case is run.
+#[derive(Clone)]
+pub(crate) struct Options {
+    /// What the hops speak.
+    pub(crate) protocol: Protocol,
+    /// How long each phase lasts.
+    pub(crate) phase: Duration,
+    /// Runs, one after the other. In the first the new hops are cold.
+    pub(crate) runs: usize,
+    /// JSON instead of tables.
+    pub(crate) json: bool,
+    /// Where the picture goes (SVG).
+    pub(crate) picture: Option<PathBuf>,
+    /// Where documents, logs and a list of all echoes stay; else they are removed.
+    pub(crate) files: Option<PathBuf>,
+}
+
+/// Which HTTP carries the tunnels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Protocol {
+    /// HTTP/3 on every hop: packets as QUIC datagrams.
+    H3,
+    /// HTTP/2 on every hop: packets as capsules.
+    H2,
+    /// HTTP/3 from the users, HTTP/2 behind the ingress.
+    Mixed,
+}
+
+impl Protocol {
+    fn of_users(self) -> &'static str {
+        if self == Self::H2 { "h2" } else { "h3" }
+    }
+
+    fn of_ingresses(self) -> &'static str {
+        if self == Self::H3 { "h3" } else { "h2" }
+    }
+
+    /// Round trips before a request may be sent on a new connection: TCP's where there is one, TLS's, and the
+    /// settings that say that extended CONNECT is known, which a server sends when it has seen the certificate.
+    fn handshake_round_trips(self) -> u32 {
+        if self == Self::H3 { 2 } else { 3 }
+    }
+}
+
+/// Runs the IP case.
+///
+/// # Errors
+/// What is missing on this machine, or what failed.
+pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
+    requirements()?;
+    place::sweep(lab::PREFIX);
+    let temporary = tempfile::Builder::new().prefix("hermes-ip-").tempdir().context("no temporary directory")?;
+    let directory = options.files.clone().unwrap_or_else(|| temporary.path().to_owned());
+    std::fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
+    // One thread, the main one: children are on the leash of the thread that starts them.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut interrupt = Interrupt::listen()?;
+        tokio::select! {
+            biased;
+            status = interrupt.next() => Ok(status),
+            shown = show(options, &directory) => shown.context("demo ip"),
+        }
+    })
+    // What the future held went with it: processes, then their namespaces; then the directory.
+}
+
+/// Looks for what the case needs beside Hermes.
+fn requirements() -> anyhow::Result<()> {
+    ensure!(
+        nix::unistd::geteuid().is_root(),
+        "demo ip makes network namespaces and TUN devices, and that takes root: run it as root (sudo hermes demo ip); \
+         `hermes doctor` tells what else this machine lacks"
+    );
+    let has_ip = Command::new("ip").arg("-V").output().is_ok_and(|output| output.status.success());
+    ensure!(has_ip, "demo ip needs ip: install it (Debian, Ubuntu: apt-get install iproute2)");
+    let driver = Path::new(hermes_net::tun::DRIVER);
+    ensure!(
+        driver.exists(),
+        "demo ip needs TUN devices, and there is no {}: load the kernel's module (modprobe tun), or give a container \
+         `--device {0}`; `hermes doctor` tells more",
+        driver.display()
+    );
+    Ok(())
+}
+
+async fn show(options: &Options, directory: &Path) -> anyhow::Result<ExitCode> {
+    let begun = Instant::now();
+    let progress = Progress::begin();
+    let played = play::play(options, directory, &progress).await?;
+    drop(progress);
+    let figures = Figures::of(options, &played);
+    if let Some(path) = &options.picture {
+        std::fs::write(path, picture::svg(&played)).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if options.files.is_some() {
+        let path = directory.join("echoes.csv");
+        std::fs::write(&path, figures::csv(&played)).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    print(&if options.json { figures.json()? } else { figures.text(Paint::for_stdout(), &played, seconds) });
+    Ok(if figures.is_lossless() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
