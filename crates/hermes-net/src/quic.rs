@@ -7,6 +7,7 @@
 
 mod group;
 mod id;
+pub mod narrow;
 mod passage;
 mod socket;
 
@@ -67,6 +68,7 @@ impl Bounds {
             .datagram_send_buffer_size(self.datagrams)
             .max_idle_timeout(IdleTimeout::try_from(self.idle).ok())
             .keep_alive_interval(self.keep_alive)
+            .congestion_controller_factory(Arc::new(narrow::Factory::default()))
             .mtu_discovery_config(Some(MtuDiscoveryConfig::default()));
         Arc::new(config)
     }

@@ -31,7 +31,7 @@ pub(crate) enum Given {
 
 /// The longest IP packet that fits a datagram of the connection now, whatever the stream's number.
 pub(crate) fn packet_capacity(link: &Link) -> usize {
-    let most = link.settings().filter(|settings| settings.datagrams).and_then(|_| link.connection.max_datagram_size());
+    let most = link.settings().filter(|settings| settings.datagrams).and_then(|_| link.max_datagram_size());
     most.map_or(capsule::MAX_PACKET, |most| most.saturating_sub(varint::MAX_LEN + 1))
 }
 
@@ -61,7 +61,7 @@ impl Datagrams {
         if !self.link.settings()?.datagrams {
             return None;
         }
-        self.link.connection.max_datagram_size()?.checked_sub(varint::len(self.stream / 4))
+        self.link.max_datagram_size()?.checked_sub(varint::len(self.stream / 4))
     }
 
     /// Ready where another one may be sent.

@@ -9,11 +9,12 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::pin::pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use hermes_net::quic;
+use hermes_net::quic::{self, narrow::Narrow};
 use hermes_wire::h3::{self, Code, Frame, FrameDecoder, Instructions, Settings, stream};
 use hermes_wire::varint;
 
@@ -28,6 +29,7 @@ const TYPE: usize = varint::MAX_LEN;
 /// What all streams of a connection share.
 pub(crate) struct Link {
     pub(crate) connection: quic::Connection,
+    narrow: Arc<Narrow>,
     is_server: bool,
     /// The peer's.
     settings: Cell<Option<Settings>>,
@@ -47,6 +49,7 @@ pub(crate) struct Link {
 impl Link {
     pub(crate) fn new(connection: quic::Connection, is_server: bool) -> Rc<Self> {
         Rc::new(Self {
+            narrow: quic::narrow::of(&connection),
             connection,
             is_server,
             settings: Cell::new(None),
@@ -57,6 +60,17 @@ impl Link {
             critical: RefCell::default(),
             datagrams: RefCell::default(),
         })
+    }
+
+    /// The longest datagram of QUIC that gets through now; `None`: the peer takes none.
+    pub(super) fn max_datagram_size(&self) -> Option<usize> {
+        let most = self.connection.max_datagram_size()?;
+        if !self.narrow.is_narrow() {
+            return Some(most);
+        }
+        // What is sent meanwhile fits the shortest packets that QUIC has: longer ones are lost.
+        let excess = u64::from(self.connection.stats().path.current_mtu).saturating_sub(quic::narrow::BASE);
+        Some(most.saturating_sub(excess as usize))
     }
 
     /// Ends it, and says why.

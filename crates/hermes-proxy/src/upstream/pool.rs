@@ -235,8 +235,8 @@ impl Pool {
                 connection.retire();
             }
         }
-        // Who dials would come back to a pool that nobody knows.
-        self.open.count.get() == 0 && !self.open.waiting.has_any()
+        // Who dials would come back to a pool that nobody knows; and what it has learnt of QUIC is still of use.
+        self.open.count.get() == 0 && !self.open.waiting.has_any() && !self.avoids_quic.holds(now)
     }
 
     /// Adds the turns of its idle connections.

@@ -42,6 +42,12 @@ const LAST_DOUBT: Duration = Duration::from_secs(64);
 #[derive(Default)]
 pub(super) struct Avoids(Cell<u64>);
 
+impl Avoids {
+    pub(super) fn holds(&self, now: u64) -> bool {
+        self.0.get() > now
+    }
+}
+
 /// Where a connection leads, to dial it once more.
 pub(super) struct Way {
     config: quic::ClientConfig,
@@ -64,7 +70,7 @@ impl Pool {
         wish: &Wish<'_>,
         permit: Permit,
     ) -> Result<Rc<SharedConnection>, Error> {
-        if self.avoids_quic.0.get() > worker.now() {
+        if self.avoids_quic.holds(worker.now()) {
             return self.dial_h2(worker, wish, permit).await;
         }
         let by_quic = pin!(self.dial_h3(worker, wish, permit));
