@@ -6,4 +6,5 @@
 mod floods;
 mod lab;
 mod migration;
+mod reload;
 mod takeover;
