@@ -1,8 +1,9 @@
 //! Dialling one of several addresses: Happy Eyeballs (RFC 8305).
 //!
 //! In: addresses that the caller resolved *and checked*: exactly these are dialled, no name is
-//! resolved again in between. Out: one connected, tuned socket.
+//! resolved again in between. Out: one connected, tuned socket, or what else was dialled.
 
+use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -22,11 +23,23 @@ const MAX_ATTEMPTS: usize = 8;
 /// # Errors
 /// The last attempt's error, or `InvalidInput` without addresses.
 pub async fn connect(addresses: &[IpAddr], port: u16) -> io::Result<TcpStream> {
+    first(addresses, |ip| connect_one(SocketAddr::new(ip, port))).await
+}
+
+/// As [`connect`], by whatever an attempt is.
+///
+/// # Errors
+/// As [`connect`].
+pub async fn first<T, F>(addresses: &[IpAddr], mut attempt: impl FnMut(IpAddr) -> F) -> io::Result<T>
+where
+    T: Send + 'static,
+    F: Future<Output = io::Result<T>> + Send + 'static,
+{
     let ordered = interleave(addresses);
     if let [only] = ordered[..] {
-        return connect_one(SocketAddr::new(only, port)).await;
+        return attempt(only).await;
     }
-    race(ordered.into_iter().map(|ip| SocketAddr::new(ip, port))).await
+    race(ordered.into_iter().map(attempt)).await
 }
 
 async fn connect_one(address: SocketAddr) -> io::Result<TcpStream> {
@@ -37,31 +50,34 @@ async fn connect_one(address: SocketAddr) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-async fn race(addresses: impl Iterator<Item = SocketAddr>) -> io::Result<TcpStream> {
-    let mut waiting = addresses;
+async fn race<T, F>(mut waiting: impl Iterator<Item = F>) -> io::Result<T>
+where
+    T: Send + 'static,
+    F: Future<Output = io::Result<T>> + Send + 'static,
+{
     // Dropping the set ends the attempts that lost.
     let mut attempts = JoinSet::new();
     let mut last = io::Error::new(io::ErrorKind::InvalidInput, "no address to dial");
     match waiting.next() {
-        Some(address) => drop(attempts.spawn(connect_one(address))),
+        Some(attempt) => drop(attempts.spawn(attempt)),
         None => return Err(last),
     }
     loop {
         tokio::select! {
             finished = attempts.join_next() => match finished {
-                Some(Ok(Ok(stream))) => return Ok(stream),
+                Some(Ok(Ok(connected))) => return Ok(connected),
                 Some(Ok(Err(error))) => {
                     last = error;
-                    if let Some(address) = waiting.next() {
-                        attempts.spawn(connect_one(address));
+                    if let Some(attempt) = waiting.next() {
+                        attempts.spawn(attempt);
                     }
                 }
                 Some(Err(panicked)) => return Err(io::Error::other(panicked)),
                 None => return Err(last),
             },
             () = tokio::time::sleep(ATTEMPT_DELAY) => {
-                if let Some(address) = waiting.next() {
-                    attempts.spawn(connect_one(address));
+                if let Some(attempt) = waiting.next() {
+                    attempts.spawn(attempt);
                 }
             }
         }

@@ -189,6 +189,19 @@ pub fn client_endpoint(is_v4: bool, tasks: &Tasks) -> io::Result<Endpoint> {
     Endpoint::new_with_abstract_socket(EndpointConfig::default(), None, socket, runtime)
 }
 
+/// Connects. `name` is what SNI asks for.
+///
+/// # Errors
+/// The handshake's failure, or a name that TLS cannot carry.
+pub async fn connect(
+    endpoint: &Endpoint,
+    config: ClientConfig,
+    address: SocketAddr,
+    name: &str,
+) -> io::Result<Connection> {
+    endpoint.connect_with(config, address, name).map_err(io::Error::other)?.await.map_err(io::Error::other)
+}
+
 /// The URI SANs of the peer's certificate. `None`: it showed none.
 pub fn peer_uris(connection: &Connection) -> Option<Vec<String>> {
     let identity = connection.peer_identity()?;

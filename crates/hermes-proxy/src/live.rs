@@ -15,6 +15,7 @@ use std::time::{Duration, Instant, SystemTime};
 use hermes_model::facts::Facts;
 use hermes_model::snapshot::{Listener, Route};
 use hermes_wire::traceparent::Traceparent;
+use http::HeaderValue;
 use serde::Serialize;
 use slab::Slab;
 
@@ -272,6 +273,8 @@ pub(crate) struct Connection {
     pub(crate) is_shared: Cell<bool>,
     /// The client takes nothing of what waits for it.
     pub(crate) is_blocked: Cell<bool>,
+    /// Where else its client finds the origins that it finds here (RFC 7838).
+    pub(crate) alternative: OnceCell<HeaderValue>,
 }
 
 impl Connection {
@@ -351,6 +354,7 @@ impl ConnectionGuard {
             told: Cell::new(None),
             is_shared: Cell::new(false),
             is_blocked: Cell::new(false),
+            alternative: OnceCell::new(),
         });
         connection.key.set(worker.live.connections.borrow_mut().insert(connection.clone()));
         if worker.is_draining() {

@@ -11,7 +11,9 @@ use hermes_model::decide::{Decision, decide};
 use hermes_model::facts::Kind;
 use hermes_model::rewrite::Vars;
 use hermes_model::snapshot::{Action, OnChange, Route, Terminate, TerminateKind, Upstream};
-use http::{Method, Response, StatusCode, Version};
+use http::header::ALT_SVC;
+use http::uri::Scheme;
+use http::{HeaderValue, Method, Response, StatusCode, Version};
 
 use crate::body::{Body, Interim, RequestBody, ResponseBody};
 use crate::datagram::{self, Port};
@@ -90,6 +92,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request<'_>) -> Serv
     if request.ask != Ask::Response && !session.take_tunnel(generation.snapshot.limits.tunnels) {
         return fail(session, &Error::Limit("tunnels of this node"));
     }
+    let alternative = alternative(&request);
     // The client's side may end meanwhile, by the sweep, a reload or its own doing.
     let acted = {
         let end = session.entry.end.wait();
@@ -101,13 +104,26 @@ pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request<'_>) -> Serv
         }
     };
     match acted {
-        Ok(Acted::Response(response)) => finish(session, response),
+        Ok(Acted::Response(mut response)) => {
+            if let Some(alternative) = alternative {
+                // What the route says itself, it means.
+                response.headers_mut().entry(ALT_SVC).or_insert(alternative);
+            }
+            finish(session, response)
+        }
         Ok(Acted::Tunnel { head, far, body }) => {
             session.entry.status.set(head.status().as_u16());
             Served::Tunnel(Box::new(Tunnel { head, far, session, body }))
         }
         Err(error) => fail(session, &error),
     }
+}
+
+/// What an answer says of HTTP/3 at the same port. For origins that the client finds here: a request of a forward
+/// proxy's, for `http`, means another machine.
+fn alternative(request: &Request<'_>) -> Option<HeaderValue> {
+    let is_ours = request.ask == Ask::Response && request.scheme == Scheme::HTTPS;
+    request.connection.as_ref().filter(|_| is_ours)?.alternative.get().cloned()
 }
 
 /// Answers a request that was refused before it could be decided.
@@ -209,7 +225,10 @@ async fn to_upstream(
     let early = request.early.take();
     let forward = forward(worker, generation, &session.entry, route, &request, interim);
     if request.ask == Ask::Response {
-        let response = forward.to_upstream(state).await?;
+        let mut response = forward.to_upstream(state).await?;
+        // To our clients we are the origin (RFC 9110, 3.7). What the one behind us says of itself leads them to ports of
+        // ours where it is not, or past us (RFC 7838, 2: only the origin itself may say where else it is).
+        response.headers_mut().remove(ALT_SVC);
         return respond_with(generation, session, route, response);
     }
     let (stream, head) = match Box::pin(forward.tunnel(state, &request.ask, early)).await? {

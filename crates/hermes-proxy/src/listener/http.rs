@@ -11,6 +11,7 @@ use std::task::{Context, Poll};
 
 use bytes::{Buf, Bytes, BytesMut};
 use hermes_net::Io;
+use http::HeaderValue;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::{Ready, h1, h2};
@@ -36,12 +37,26 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, read
             }
         },
     };
+    if secure && connection.current_listener(worker).http3 && trust.peer().is_none_or(|peer| peer.node.is_none()) {
+        advertise(connection, &io);
+    }
     let watched = Watched { io, ahead: ahead.freeze(), connection: connection.clone(), worker: worker.clone() };
     let client = Client { source, trust, secure };
     if is_h2 {
         Box::pin(h2::serve(worker, connection, watched, client)).await;
     } else {
         Box::pin(h1::serve(worker, connection, watched, client)).await;
+    }
+}
+
+/// How long clients remember that there is HTTP/3, in seconds. One that finds none comes back here.
+const ALTERNATIVE_FOR: u32 = 3600;
+
+/// Answers on this connection name HTTP/3 at the port that its client has come to. Nodes have documents that say it.
+fn advertise(connection: &Connection, io: &Io) {
+    let Ok(port) = io.tcp().local_addr().map(|address| address.port()) else { return };
+    if let Ok(value) = HeaderValue::try_from(format!("h3=\":{port}\"; ma={ALTERNATIVE_FOR}")) {
+        let _ = connection.alternative.set(value);
     }
 }
 

@@ -58,15 +58,20 @@ pub(crate) async fn connect(worker: &Worker, to: &Destination<'_>, within: Durat
         Ok(result) => result,
         Err(_) => Err(Error::ConnectTimeout { peer: to.label.clone(), after: within }),
     };
+    count(worker, to, connected.is_ok());
+    connected
+}
+
+/// Counts an attempt.
+pub(crate) fn count(worker: &Worker, to: &Destination<'_>, is_connected: bool) {
     let (upstream, endpoint) = to.label.split_once('/').unwrap_or((to.label, ""));
     let metrics = &worker.shared.metrics;
     // Names that clients choose never become labels.
     if to.reach.is_none() {
         let labels = EndpointLabels { upstream: Arc::from(upstream), endpoint: Arc::from(endpoint) };
-        let family = if connected.is_ok() { &metrics.upstream_connects } else { &metrics.upstream_connect_failures };
+        let family = if is_connected { &metrics.upstream_connects } else { &metrics.upstream_connect_failures };
         family.get_or_create(&labels).inc();
     }
-    connected
 }
 
 async fn connect_slowly(worker: &Worker, to: &Destination<'_>) -> Result<Io, Error> {

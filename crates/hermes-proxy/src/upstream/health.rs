@@ -4,6 +4,8 @@
 //! traffic. An endpoint is believed healthy until checks say otherwise, so that a start waits for
 //! nothing.
 
+mod h3;
+
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,6 +16,7 @@ use hermes_model::snapshot::{Health, UpstreamProtocol};
 use hermes_net::resolve::Resolver;
 use hermes_net::{Io, dial, tls};
 use hermes_wire::proxy_protocol;
+use http::StatusCode;
 use http::header::HOST;
 use http_body_util::Empty;
 use hyper_util::rt::TokioIo;
@@ -32,10 +35,12 @@ pub(crate) async fn probe_forever(
 ) {
     let resolver = Resolver::from_system();
     let endpoint = &state.endpoints[index];
+    let mut sockets = h3::Sockets::default();
     let mut streak = Streak { good: 0, bad: 0 };
     publish(&metrics.metrics, &state, endpoint);
     loop {
-        let result = tokio::time::timeout(health.timeout, probe(&resolver, &state, endpoint, &health)).await;
+        let result =
+            tokio::time::timeout(health.timeout, probe(&resolver, &mut sockets, &state, endpoint, &health)).await;
         let outcome = result.unwrap_or_else(|_| Err(format!("no answer within {:?}", health.timeout)));
         if streak.changes(&health, endpoint, &outcome) {
             publish(&metrics.metrics, &state, endpoint);
@@ -87,8 +92,19 @@ impl Streak {
     }
 }
 
-async fn probe(resolver: &Resolver, state: &UpstreamState, endpoint: &Endpoint, health: &Health) -> Result<(), String> {
+async fn probe(
+    resolver: &Resolver,
+    sockets: &mut h3::Sockets,
+    state: &UpstreamState,
+    endpoint: &Endpoint,
+    health: &Health,
+) -> Result<(), String> {
     let addresses = resolver.resolve(&endpoint.target.host).await.map_err(|error| error.to_string())?;
+    if state.config.protocol == UpstreamProtocol::H3 {
+        let client = state.tls.as_ref().ok_or("HTTP/3 without TLS")?;
+        let status = h3::ask(sockets, client, &addresses, endpoint, health.path.as_deref()).await?;
+        return health.path.as_deref().zip(status).map_or(Ok(()), |(path, status)| judge(path, status));
+    }
     let mut tcp = dial::connect(&addresses, endpoint.target.port).await.map_err(|error| error.to_string())?;
     if state.config.proxy_protocol {
         // Nobody's session: LOCAL, by which the endpoint takes the connection's own addresses.
@@ -107,10 +123,14 @@ async fn probe(resolver: &Resolver, state: &UpstreamState, endpoint: &Endpoint, 
         UpstreamProtocol::H1 | UpstreamProtocol::Tcp | UpstreamProtocol::H3 => false,
     };
     let status = if is_h2 { ask_h2(io, &endpoint.name, path).await? } else { ask_h1(io, &endpoint.name, path).await? };
+    judge(path, status)
+}
+
+fn judge(path: &str, status: StatusCode) -> Result<(), String> {
     if status.is_success() { Ok(()) } else { Err(format!("GET {path} answers {status}")) }
 }
 
-async fn ask_h1(io: Io, host: &str, path: &str) -> Result<http::StatusCode, String> {
+async fn ask_h1(io: Io, host: &str, path: &str) -> Result<StatusCode, String> {
     let text = |error: hyper::Error| error.to_string();
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(io)).await.map_err(text)?;
     let request =
@@ -125,7 +145,7 @@ async fn ask_h1(io: Io, host: &str, path: &str) -> Result<http::StatusCode, Stri
     response.map(|response| response.status()).map_err(text)
 }
 
-async fn ask_h2(io: Io, host: &str, path: &str) -> Result<http::StatusCode, String> {
+async fn ask_h2(io: Io, host: &str, path: &str) -> Result<StatusCode, String> {
     let text = |error: h2::Error| error.to_string();
     let (sender, connection) = h2::client::handshake(io).await.map_err(text)?;
     let ask = async {

@@ -31,6 +31,8 @@ def ask(handle, task, one):
     handle.setopt(pycurl.HTTPHEADER, one.get("headers", []))
     if one.get("alt_svc"):
         handle.setopt(ALTSVC_CTRL, ALTSVC_ALL)
+        # Else the connection that is there would do.
+        handle.setopt(pycurl.FRESH_CONNECT, 1)
     if task.get("cert"):
         handle.setopt(pycurl.SSLCERT, task["cert"])
         handle.setopt(pycurl.SSLKEY, task["key"])

@@ -8,7 +8,7 @@ use std::{
     path::Path,
 };
 
-use hermes_testkit::ca::IdentityFiles;
+use hermes_testkit::{ca::IdentityFiles, door::NODE_NAME};
 use serde_json::{Value, json};
 
 const CORE: &str = "envoy.extensions";
@@ -67,6 +67,23 @@ impl Tls<'_> {
     }
 }
 
+impl Tls<'_> {
+    /// As [`Self::socket`], within QUIC. Envoy asks no client over QUIC for a certificate.
+    fn quic(&self, side: &str) -> Value {
+        let mut context = self.context(&["h3"]);
+        let mut fields = json!({});
+        if side == "Downstream" {
+            context.as_object_mut().and_then(|context| context.remove("validation_context"));
+        } else {
+            fields["sni"] = NODE_NAME.into();
+        }
+        fields["common_tls_context"] = context;
+        let context = format!("{}_tls_context", side.to_lowercase());
+        let name = format!("{CORE}.transport_sockets.quic.v3.Quic{side}Transport");
+        json!({"name": "envoy.transport_sockets.quic", "typed_config": typed(&name, json!({context: fields}))})
+    }
+}
+
 /// A TCP listener with one network filter.
 pub(crate) fn listener(name: &str, filter: &Value, tls: Option<Tls<'_>>) -> Value {
     let mut chain = json!({"filters": [filter]});
@@ -100,6 +117,19 @@ pub(crate) fn http(log: &Path, hosts: &[(&str, Vec<Value>)]) -> Value {
     });
     let name = format!("{CORE}.filters.network.http_connection_manager.v3.HttpConnectionManager");
     json!({"name": "http", "typed_config": typed(&name, fields)})
+}
+
+/// A listener of HTTP/3, before which a connection manager of its own stands.
+pub(crate) fn listener_h3(name: &str, log: &Path, hosts: &[(&str, Vec<Value>)], tls: Tls<'_>) -> Value {
+    let mut filter = http(log, hosts);
+    filter["typed_config"]["codec_type"] = "HTTP3".into();
+    filter["typed_config"]["http3_protocol_options"] = json!({"allow_extended_connect": true});
+    json!({
+        "name": name,
+        "address": anywhere("UDP"),
+        "udp_listener_config": {"quic_options": {}, "downstream_socket_config": {"prefer_gro": true}},
+        "filter_chains": [{"filters": [filter], "transport_socket": tls.quic("Downstream")}],
+    })
 }
 
 /// Routes that forward all to a cluster, tunnels unopened.
@@ -181,6 +211,8 @@ pub(crate) enum Speaks {
     Bytes,
     H1,
     H2,
+    /// With TLS, which is within it.
+    H3,
 }
 
 /// A cluster of one endpoint.
@@ -195,12 +227,14 @@ pub(crate) fn cluster(name: &str, at: SocketAddr, speaks: Speaks, tls: Option<Tl
         Speaks::Bytes => return cluster,
         Speaks::H1 => (json!({"http_protocol_options": {"enable_trailers": true}}), "http/1.1"),
         Speaks::H2 => (json!({"http2_protocol_options": {"allow_connect": true}}), "h2"),
+        Speaks::H3 => (json!({"http3_protocol_options": {"allow_extended_connect": true}}), "h3"),
     };
     let options = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
     cluster["typed_extension_protocol_options"] =
         json!({options: typed(options, json!({"explicit_http_config": protocol}))});
     if let Some(tls) = tls {
-        cluster["transport_socket"] = tls.socket("Upstream", &[alpn]);
+        let within_quic = matches!(speaks, Speaks::H3);
+        cluster["transport_socket"] = if within_quic { tls.quic("Upstream") } else { tls.socket("Upstream", &[alpn]) };
     }
     cluster
 }

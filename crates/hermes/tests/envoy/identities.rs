@@ -17,7 +17,7 @@ use crate::{
 const MIB: usize = 1 << 20;
 
 /// Files of a certificate that Envoy shows.
-fn envoy_files(overlay: &Overlay, authority: &Authority, node: &str) -> IdentityFiles {
+pub(crate) fn envoy_files(overlay: &Overlay, authority: &Authority, node: &str) -> IdentityFiles {
     let subject = Subject::node(node).with_user("alice").with_dns(NODE_NAME);
     let dir = overlay.dir().join(format!("{node}-{}", authority.pem().len()));
     std::fs::create_dir_all(&dir).unwrap();

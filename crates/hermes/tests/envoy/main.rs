@@ -8,6 +8,7 @@ mod after;
 mod before;
 mod between;
 mod config;
+mod http3;
 mod identities;
 mod lab;
 mod streams;

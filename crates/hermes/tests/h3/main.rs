@@ -5,9 +5,11 @@
 //! RFC 9114 and RFC 9204 ask for, everything else served as before; requests and tunnels, byte by byte.
 #![allow(clippy::unwrap_used)]
 
+mod alternatives;
 mod floods;
 mod lab;
 mod messages;
 mod origins;
 mod peers;
 mod streams;
+mod upstreams;

@@ -174,6 +174,16 @@ async fn curl_asks_over_every_version() {
     }
 }
 
+#[tokio::test]
+async fn curl_follows_to_http_3() {
+    let Some(tools) = tools("curl_follows", CURL) else { return };
+    let bed = Bed::start().await;
+    let ask = json!({"url": bed.url("/bytes/1000"), "version": "any", "alt_svc": true});
+    let answers = bed.curl(&tools, json!([ask, ask])).await;
+    let versions = answers.iter().map(|answer| (&answer["status"], &answer["version"])).collect::<Vec<_>>();
+    assert_eq!(versions, [(&json!(200), &json!("2")), (&json!(200), &json!("3"))], "{answers:?}");
+}
+
 /// A node before aioquic.
 struct Before {
     node: Node,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use futures_util::future::select;
-use hermes_net::quic;
+use hermes_net::{dial, quic};
 use hermes_wire::h3::{Code, Settings};
 
 use super::fallback::Way;
@@ -19,7 +19,7 @@ use super::shared::{SharedConnection, Speaks};
 use super::{ADDED_BYTES, Pool, Wish};
 use crate::error::Error;
 use crate::h3::Link;
-use crate::upstream::connect::addresses;
+use crate::upstream::connect::{addresses, count};
 use crate::worker::Worker;
 
 impl Pool {
@@ -30,10 +30,12 @@ impl Pool {
         permit: Permit,
     ) -> Result<Rc<SharedConnection>, Error> {
         let peer = wish.destination.label.clone();
-        match tokio::time::timeout(wish.connect_within, self.begin_h3(worker, wish, permit)).await {
+        let begun = match tokio::time::timeout(wish.connect_within, self.begin_h3(worker, wish, permit)).await {
             Ok(result) => result,
             Err(_) => Err(Error::ConnectTimeout { peer, after: wish.connect_within }),
-        }
+        };
+        count(worker, &wish.destination, begun.is_ok());
+        begun
     }
 
     async fn begin_h3(
@@ -46,21 +48,13 @@ impl Pool {
         let fault = |error: io::Error| Error::Connect { peer: to.label.clone(), source: Arc::new(error) };
         let tls = to.tls.and_then(|tls| Some((tls.quic.clone()?, &tls.name)));
         let (config, name) = tls.ok_or_else(|| Error::Internal("HTTP/3 without TLS".to_owned()))?;
-        let mut last = None;
-        for address in addresses(worker, to.host, to.reach).await? {
-            let endpoint = worker.quic_client(address.is_ipv4()).map_err(fault)?;
-            let dialled =
-                endpoint.connect_with(config.clone(), (address, to.port).into(), name).map_err(io::Error::other);
-            let connected = match dialled {
-                Ok(connecting) => connecting.await.map_err(io::Error::other),
-                Err(error) => Err(error),
-            };
-            match connected {
-                Ok(connection) => return Ok(self.adopt_h3(worker, wish, connection, permit).await),
-                Err(error) => last = Some(error),
-            }
-        }
-        Err(fault(last.unwrap_or_else(|| io::ErrorKind::AddrNotAvailable.into())))
+        let addresses = addresses(worker, to.host, to.reach).await?;
+        let connected = dial::first(&addresses, |ip| {
+            let (endpoint, config, name) = (worker.quic_client(ip.is_ipv4()), config.clone(), name.clone());
+            let address = (ip, to.port).into();
+            async move { quic::connect(&endpoint?, config, address, &name).await }
+        });
+        Ok(self.adopt_h3(worker, wish, connected.await.map_err(fault)?, permit).await)
     }
 
     async fn adopt_h3(

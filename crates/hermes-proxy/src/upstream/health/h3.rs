@@ -1,0 +1,108 @@
+//! A health check over HTTP/3, with the node's own identity as any session has it.
+//!
+//! In: an endpoint and its addresses. Out: the status of a GET, on a connection of its own; without a path the
+//! handshake alone. Never: a shared connection, since those are the workers'.
+
+use std::io;
+use std::net::IpAddr;
+
+use bytes::{Bytes, BytesMut};
+use hermes_net::{dial, quic};
+use hermes_wire::h3::{self, Code, Frame, FrameDecoder, Settings, stream};
+use hermes_wire::varint;
+use http::{Request, StatusCode};
+
+use crate::h3::fields::{self, Bounds};
+use crate::h3::link::number;
+use crate::upstream::{ClientTls, Endpoint};
+
+/// An answer to a check has a short head.
+const BOUNDS: Bounds = Bounds { bytes: 64 << 10, lines: 100 };
+/// Read at once.
+const READ: usize = 4096;
+
+/// What the checks of one endpoint are sent from, one family each.
+#[derive(Default)]
+pub(super) struct Sockets {
+    /// They end with the checks.
+    tasks: quic::Tasks,
+    open: [Option<quic::Endpoint>; 2],
+}
+
+impl Sockets {
+    fn of(&mut self, ip: IpAddr) -> io::Result<quic::Endpoint> {
+        let socket = &mut self.open[usize::from(ip.is_ipv4())];
+        match socket {
+            Some(open) => Ok(open.clone()),
+            None => Ok(socket.insert(quic::client_endpoint(ip.is_ipv4(), &self.tasks)?).clone()),
+        }
+    }
+}
+
+/// Asks. `None` without a path.
+///
+/// # Errors
+/// What went wrong, for the log.
+pub(super) async fn ask(
+    sockets: &mut Sockets,
+    client: &ClientTls,
+    addresses: &[IpAddr],
+    endpoint: &Endpoint,
+    path: Option<&str>,
+) -> Result<Option<StatusCode>, String> {
+    let config = client.quic.clone().ok_or("HTTP/3 without TLS")?;
+    let connected = dial::first(addresses, |ip| {
+        let (ours, config, name) = (sockets.of(ip), config.clone(), client.name.clone());
+        let address = (ip, endpoint.target.port).into();
+        async move { quic::connect(&ours?, config, address, &name).await }
+    });
+    let connection = connected.await.map_err(|error| error.to_string())?;
+    let status = match path {
+        Some(path) => get(&connection, &endpoint.name, path).await.map(Some),
+        None => Ok(None),
+    };
+    connection.close(number(Code::NoError), b"");
+    status
+}
+
+async fn get(connection: &quic::Connection, host: &str, path: &str) -> Result<StatusCode, String> {
+    let request = Request::get(format!("https://{host}{path}")).body(()).map_err(text)?;
+    // It lives as long as the exchange.
+    let mut control = connection.open_uni().await.map_err(text)?;
+    control.write_chunk(begin_control()).await.map_err(text)?;
+    let (mut send, mut recv) = connection.open_bi().await.map_err(text)?;
+    let section = fields::put_request(&request.into_parts().0);
+    let mut head = BytesMut::new();
+    h3::put_header(h3::HEADERS, section.len(), &mut head);
+    head.extend_from_slice(&section);
+    send.write_chunk(head.freeze()).await.map_err(text)?;
+    send.finish().map_err(text)?;
+    let mut decoder = FrameDecoder::new(BOUNDS.bytes);
+    loop {
+        while let Some(frame) = decoder.next().map_err(text)? {
+            let Frame::Headers(section) = frame else {
+                return Err("an answer that does not begin with HEADERS".into());
+            };
+            let status = fields::read_response(section, BOUNDS).map_err(text)?.status;
+            if !status.is_informational() {
+                return Ok(status);
+            }
+        }
+        match recv.read_chunk(READ, true).await.map_err(text)? {
+            Some(chunk) => decoder.push(chunk.bytes),
+            None => return Err("the stream ended without an answer".to_owned()),
+        }
+    }
+}
+
+fn begin_control() -> Bytes {
+    let ours = Settings { max_field_section: Some(BOUNDS.bytes as u64), extended_connect: false, datagrams: false };
+    let mut out = BytesMut::new();
+    varint::encode(stream::CONTROL, &mut out);
+    ours.put(&mut out);
+    out.freeze()
+}
+
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
