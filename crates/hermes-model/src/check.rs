@@ -17,6 +17,7 @@ mod route;
 mod shadow;
 mod treatment;
 mod tree;
+mod uplink;
 mod upstream;
 
 use std::cmp::Ordering;
@@ -205,6 +206,8 @@ fn build(draft: &Draft, base: &Path, report: &mut Report) -> Snapshot {
     unique_names(draft, report);
     exposure::binds(head, &listeners, report);
     exposure::open_proxies(&listeners, &routes, report);
+    uplink::dials(&listeners, &names, report);
+    uplink::kept(&listeners, &upstreams, draft.listeners.len() == listeners.len(), report);
     unused_upstreams(draft, &upstreams, &routes, report);
     shadow::unreachable_routes(&routes, report);
     if draft.routes.is_empty() && !report.is_broken("routes") {
@@ -278,7 +281,8 @@ fn unused_upstreams(
             _ => None,
         })
         .collect();
-    let used: std::collections::HashSet<&str> = used.into_iter().collect();
+    let dialled = draft.listeners.iter().filter_map(|(_, listener)| listener.dial.as_deref());
+    let used: std::collections::HashSet<&str> = used.into_iter().chain(dialled).collect();
     for (at, upstream) in upstreams.iter().filter(|(_, upstream)| !used.contains(&*upstream.name)) {
         report.warning(
             format!("upstreams[{at}]"),

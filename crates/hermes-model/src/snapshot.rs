@@ -23,7 +23,7 @@ use crate::matcher::Matcher;
 use crate::reach::Reach;
 use crate::rewrite::{Rewrite, Template};
 
-pub use upstream::{Balance, Health, Outlier, TunnelMethod, Upstream, UpstreamProtocol, UpstreamTls};
+pub use upstream::{Balance, Endpoint, Health, Outlier, TunnelMethod, Upstream, UpstreamProtocol, UpstreamTls};
 
 /// One whole, validated configuration.
 #[derive(Debug)]
@@ -127,6 +127,8 @@ pub struct Listener {
     pub name: Arc<str>,
     /// The address it binds; `None` where it binds none.
     pub bind: Option<SocketAddr>,
+    /// The upstream at whose endpoints it serves instead, over connections that it keeps to them.
+    pub dial: Option<Arc<str>>,
     /// What is spoken there.
     pub protocol: ListenerProtocol,
     /// Set on each session's headers, over what the client sent.
@@ -149,6 +151,7 @@ impl Listener {
     /// protocol, the same proof of identity.
     pub fn admits_like(&self, other: &Listener) -> bool {
         self.protocol == other.protocol
+            && self.dial == other.dial
             && self.tls == other.tls
             && self.trust == other.trust
             && self.proxy_protocol == other.proxy_protocol

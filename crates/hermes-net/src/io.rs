@@ -5,6 +5,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -28,6 +29,23 @@ impl Io {
             Io::Plain(tcp) => tcp,
             Io::Tls(tls) => tls.get_ref().0,
         }
+    }
+
+    /// Lets the current runtime watch the socket: until now that of another thread did.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn rehome(&mut self) -> io::Result<()> {
+        let tcp = match self {
+            Io::Plain(tcp) => tcp,
+            Io::Tls(tls) => match &mut **tls {
+                TlsStream::Client(tls) => tls.get_mut().0,
+                TlsStream::Server(tls) => tls.get_mut().0,
+            },
+        };
+        let same: OwnedFd = tcp.as_fd().try_clone_to_owned()?;
+        *tcp = TcpStream::from_std(same.into())?;
+        Ok(())
     }
 
     /// The far end's address.

@@ -1,24 +1,48 @@
-//! What this machine gives us: its addresses, and how many descriptors.
+//! What this machine gives us: its addresses, where it would send from, and how many descriptors.
 
 pub mod watch;
 
 use std::collections::HashSet;
-use std::net::IpAddr;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+
+use nix::ifaddrs::InterfaceAddress;
+use nix::net::if_::InterfaceFlags;
+use socket2::SockRef;
 
 /// Every address of every interface. Empty where the system does not say.
 pub fn addresses() -> HashSet<IpAddr> {
-    let Ok(interfaces) = nix::ifaddrs::getifaddrs() else {
-        return HashSet::new();
-    };
-    interfaces
-        .filter_map(|interface| {
-            let address = interface.address?;
-            if let Some(v4) = address.as_sockaddr_in() {
-                return Some(IpAddr::V4(v4.ip()));
-            }
-            address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip()))
-        })
-        .collect()
+    let interfaces = nix::ifaddrs::getifaddrs().into_iter().flatten();
+    interfaces.filter_map(|interface| address_of(&interface)).collect()
+}
+
+/// Whether this machine can be spoken to at an address: an interface has it, and is connected to something.
+pub fn is_at(address: IpAddr) -> bool {
+    let connected = InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING;
+    let mut interfaces = nix::ifaddrs::getifaddrs().into_iter().flatten();
+    interfaces.any(|interface| interface.flags.contains(connected) && address_of(&interface) == Some(address))
+}
+
+fn address_of(interface: &InterfaceAddress) -> Option<IpAddr> {
+    let address = interface.address.as_ref()?;
+    if let Some(v4) = address.as_sockaddr_in() {
+        return Some(IpAddr::V4(v4.ip()));
+    }
+    address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip()))
+}
+
+/// The address that packets to `remote` leave from now. Nothing is sent.
+///
+/// # Errors
+/// No route leads there.
+pub fn source_towards(remote: SocketAddr) -> io::Result<IpAddr> {
+    let any: SocketAddr =
+        if remote.is_ipv4() { (Ipv4Addr::UNSPECIFIED, 0).into() } else { (Ipv6Addr::UNSPECIFIED, 0).into() };
+    let probe = UdpSocket::bind(any)?;
+    // As what will be sent: no device of ours captures it.
+    crate::mark::apply(SockRef::from(&probe));
+    probe.connect(remote)?;
+    Ok(probe.local_addr()?.ip())
 }
 
 /// Raises the soft limit of open files towards `wanted`, up to the hard one. Returns what it is now.

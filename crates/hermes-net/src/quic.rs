@@ -183,9 +183,8 @@ impl Server {
 /// # Errors
 /// No socket is to be had.
 pub fn client_endpoint(is_v4: bool, tasks: &Tasks) -> io::Result<Endpoint> {
-    let any: SocketAddr = if is_v4 { ([0, 0, 0, 0], 0).into() } else { (std::net::Ipv6Addr::UNSPECIFIED, 0).into() };
     let runtime = Arc::new(WorkerRuntime(tasks.clone()));
-    let socket = runtime.wrap_udp_socket(udp::bind(any)?)?;
+    let socket = runtime.wrap_udp_socket(udp::bind(anywhere(is_v4))?)?;
     Endpoint::new_with_abstract_socket(EndpointConfig::default(), None, socket, runtime)
 }
 
@@ -200,6 +199,27 @@ pub async fn connect(
     name: &str,
 ) -> io::Result<Connection> {
     endpoint.connect_with(config, address, name).map_err(io::Error::other)?.await.map_err(io::Error::other)
+}
+
+/// Says to an endpoint's peers that it goes on at another port, from whichever address packets leave now: at once,
+/// where they would notice only when they hear of us again.
+///
+/// # Errors
+/// No socket is to be had.
+pub fn move_client(endpoint: &Endpoint) -> io::Result<()> {
+    let is_v4 = endpoint.local_addr()?.is_ipv4();
+    let runtime = TokioRuntime;
+    endpoint.rebind_abstract(runtime.wrap_udp_socket(udp::bind(anywhere(is_v4))?)?)
+}
+
+fn anywhere(is_v4: bool) -> SocketAddr {
+    if is_v4 { ([0, 0, 0, 0], 0).into() } else { (std::net::Ipv6Addr::UNSPECIFIED, 0).into() }
+}
+
+/// What ALPN settled on.
+pub fn alpn(connection: &Connection) -> Option<Vec<u8>> {
+    let data = connection.handshake_data()?;
+    data.downcast::<quinn::crypto::rustls::HandshakeData>().ok()?.protocol
 }
 
 /// The URI SANs of the peer's certificate. `None`: it showed none.

@@ -262,6 +262,13 @@ impl ServerCertVerifier for NodeVerifier {
     }
 }
 
+/// The same, for another protocol on top.
+pub fn with_alpn(config: &ClientConfig, alpn: &[u8]) -> Arc<ClientConfig> {
+    let mut config = config.clone();
+    config.alpn_protocols = vec![alpn.to_vec()];
+    Arc::new(config)
+}
+
 /// The URI SANs of a certificate, in its order. Empty for anything that is no certificate.
 pub fn uris(certificate: &CertificateDer<'_>) -> Vec<String> {
     use x509_parser::extensions::GeneralName;

@@ -71,6 +71,12 @@ pub(crate) enum Error {
         /// The upstream's name.
         upstream: Arc<str>,
     },
+    /// A node that nobody can dial has not dialled us, or is gone.
+    #[error("node {node} keeps no connection to us")]
+    NotConnected {
+        /// The node's name.
+        node: Arc<str>,
+    },
     /// A name has no address.
     #[error("{0}")]
     Resolve(String),
@@ -163,9 +169,10 @@ impl Error {
     /// May it be tried again?
     pub(crate) fn retry(&self) -> Retry {
         match self {
-            Error::Connect { .. } | Error::ConnectTimeout { .. } | Error::Broken { unprocessed: true, .. } => {
-                Retry::Always
-            }
+            Error::Connect { .. }
+            | Error::ConnectTimeout { .. }
+            | Error::NotConnected { .. }
+            | Error::Broken { unprocessed: true, .. } => Retry::Always,
             Error::Broken { .. } => Retry::IfNothingWasSent,
             _ => Retry::Never,
         }
@@ -178,9 +185,11 @@ impl Error {
             Error::Malformed(_) | Error::ClientGone(_) => StatusCode::BAD_REQUEST,
             Error::Unreachable { .. } => StatusCode::FORBIDDEN,
             Error::ConnectTimeout { .. } | Error::NoProgress(_) | Error::Idle(_) => StatusCode::GATEWAY_TIMEOUT,
-            Error::NoEndpoint { .. } | Error::Limit(_) | Error::Draining | Error::Reconfigured(_) => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
+            Error::NoEndpoint { .. }
+            | Error::NotConnected { .. }
+            | Error::Limit(_)
+            | Error::Draining
+            | Error::Reconfigured(_) => StatusCode::SERVICE_UNAVAILABLE,
             Error::Unsuitable { .. } | Error::Coding(_) => StatusCode::NOT_IMPLEMENTED,
             Error::TooManyLines(_) => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Error::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
@@ -197,7 +206,7 @@ impl Error {
                 "http_request_error"
             }
             Error::Unsuitable { .. } => "http_protocol_error",
-            Error::NoEndpoint { .. } => "destination_unavailable",
+            Error::NoEndpoint { .. } | Error::NotConnected { .. } => "destination_unavailable",
             Error::Resolve(_) => "dns_error",
             Error::Unreachable { .. } => "destination_ip_prohibited",
             Error::Connect { source, .. } => connect_label(source),

@@ -13,8 +13,8 @@ use std::time::{Duration, SystemTime};
 use hermes_model::facts::Peer;
 use hermes_model::limits::Limits;
 use hermes_model::snapshot::{
-    ClientAuth, IdentityFiles, Listener, ListenerProtocol, ListenerTls, Route, Snapshot, Upstream, UpstreamProtocol,
-    UpstreamTls,
+    ClientAuth, Endpoint, IdentityFiles, Listener, ListenerProtocol, ListenerTls, Route, Snapshot, Upstream,
+    UpstreamProtocol, UpstreamTls,
 };
 use hermes_model::trust::{self, SpiffeKind, parse_spiffe};
 use hermes_net::quic;
@@ -23,6 +23,7 @@ use hermes_net::tls::{
 };
 
 use crate::headers::Via;
+use crate::reverse::{self, Presence};
 use crate::upstream::{ClientTls, UpstreamState};
 
 /// One snapshot, ready to run.
@@ -36,6 +37,8 @@ pub struct Generation {
     pub(crate) via: Via,
     listeners: HashMap<Arc<str>, ListenerState>,
     upstreams: HashMap<Arc<str>, Arc<UpstreamState>>,
+    /// Nodes that may keep connections to this one, by name: those that an upstream names.
+    nodes: HashMap<Arc<str>, Arc<Presence>>,
     route_owners: HashMap<Arc<str>, u64>,
     /// The node's own certificates.
     certificates: Vec<Certificate>,
@@ -125,6 +128,7 @@ struct Builder<'a> {
     previous: Option<&'a Generation>,
     identity: Option<Identity>,
     overlay: Arc<str>,
+    nodes: HashMap<Arc<str>, Arc<Presence>>,
     certificates: Vec<Certificate>,
     files: HashMap<std::path::PathBuf, Vec<u8>>,
     faults: Vec<Unready>,
@@ -141,6 +145,7 @@ impl Generation {
             previous,
             identity: None,
             overlay: Arc::from(""),
+            nodes: nodes(&snapshot, previous),
             certificates: Vec::new(),
             files: HashMap::new(),
             faults: Vec::new(),
@@ -148,7 +153,7 @@ impl Generation {
         builder.load_identity();
         let listeners = builder.listeners();
         let upstreams = builder.upstreams();
-        let Builder { overlay, certificates, files, faults, .. } = builder;
+        let Builder { overlay, nodes, certificates, files, faults, .. } = builder;
         if !faults.is_empty() {
             return Err(faults);
         }
@@ -159,6 +164,7 @@ impl Generation {
             overlay,
             listeners,
             upstreams,
+            nodes,
             route_owners,
             certificates,
             files,
@@ -188,6 +194,11 @@ impl Generation {
 
     pub(crate) fn upstreams(&self) -> impl Iterator<Item = &Arc<UpstreamState>> {
         self.upstreams.values()
+    }
+
+    /// A node that may keep connections to this one.
+    pub(crate) fn node(&self, name: &str) -> Option<&Arc<Presence>> {
+        self.nodes.get(name)
     }
 
     /// The pool number of a terminating route.
@@ -332,7 +343,10 @@ impl Builder<'_> {
             (_, None) if self.lacks_identity() => return Err(None),
             (_, None) => return Err(Some("no CA to verify clients with".to_owned())),
         };
+        // Who keeps a connection to us shows who it is.
+        let takes_nodes = !self.nodes.is_empty() && tls.client != ClientAuth::None;
         let alpn: &[&[u8]] = match listener.protocol {
+            ListenerProtocol::Http if takes_nodes => &[b"h2", b"http/1.1", reverse::ALPN],
             ListenerProtocol::Http => &[b"h2", b"http/1.1"],
             _ => &[],
         };
@@ -341,7 +355,8 @@ impl Builder<'_> {
         if !listener.http3 {
             return Ok((config, None));
         }
-        let over_quic = tls::server_config(&key, &clients, &[quic::ALPN]).map_err(refused)?;
+        let alpn: &[&[u8]] = if takes_nodes { &[quic::ALPN, reverse::ALPN_H3] } else { &[quic::ALPN] };
+        let over_quic = tls::server_config(&key, &clients, alpn).map_err(refused)?;
         let quic = quic::server_config(&over_quic, server_bounds(&self.snapshot.limits, listener)).map_err(refused)?;
         Ok((config, Some(quic)))
     }
@@ -369,7 +384,7 @@ impl Builder<'_> {
                     }
                 },
             };
-            let state = UpstreamState::new(next_owner(), upstream.clone(), tls);
+            let state = UpstreamState::new(next_owner(), upstream.clone(), tls, &self.nodes);
             states.insert(upstream.name.clone(), Arc::new(state));
         }
         states
@@ -417,7 +432,7 @@ impl Builder<'_> {
             .transpose()
             .map_err(|error| Some(error.to_string()))?;
         let config = tls::client_config(own, server, alpn).map_err(|error| Some(error.to_string()))?;
-        let host = upstream.endpoints.first().map(|endpoint| endpoint.host.clone());
+        let host = upstream.endpoints.first().and_then(Endpoint::host).cloned();
         let name = tls.server_name.clone().or(host).unwrap_or_else(|| Arc::from("hermes"));
         let quic = over_quic
             .map(|config| quic::client_config(&config, quic_bounds(&self.snapshot.limits)))
@@ -428,7 +443,7 @@ impl Builder<'_> {
 }
 
 /// What a QUIC connection may hold.
-fn quic_bounds(limits: &Limits) -> quic::Bounds {
+pub(crate) fn quic_bounds(limits: &Limits) -> quic::Bounds {
     quic::Bounds {
         streams: limits.streams,
         stream_window: limits.stream_window,
@@ -453,6 +468,13 @@ fn server_bounds(limits: &Limits, listener: &Listener) -> quic::Bounds {
         connection_window: limits.anonymous_connection_window,
         ..bounds
     }
+}
+
+/// The nodes that upstreams name. What is known of a node stays, whichever upstream names it.
+fn nodes(snapshot: &Snapshot, previous: Option<&Generation>) -> HashMap<Arc<str>, Arc<Presence>> {
+    let named = snapshot.upstreams.iter().flat_map(|upstream| &upstream.endpoints).filter_map(Endpoint::node);
+    let known = |name: &Arc<str>| previous.and_then(|previous| previous.nodes.get(name)).cloned();
+    named.map(|name| (name.clone(), known(name).unwrap_or_else(|| Arc::new(Presence::new(name))))).collect()
 }
 
 /// A route that does what it did keeps its number, and its connections with that. Where it may go, or

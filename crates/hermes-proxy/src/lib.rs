@@ -22,6 +22,7 @@ mod node;
 mod pipe;
 mod record;
 mod request;
+mod reverse;
 mod seldom;
 mod service;
 mod session;

@@ -36,6 +36,7 @@ use crate::generation::ListenerState;
 use crate::live::{Connection, ConnectionGuard, Stage};
 use crate::metrics::ListenerLabels;
 use crate::request::{Rejected, Request};
+use crate::reverse::{self, Carrier, arrival};
 use crate::session::{self, Served};
 use crate::signal::Signal;
 use crate::worker::Worker;
@@ -266,6 +267,10 @@ async fn serve_connection(
         }
     };
     match &listener.protocol {
+        ListenerProtocol::Http if ready.io.alpn() == Some(reverse::ALPN) => {
+            let Ready { io, source, trust, .. } = ready;
+            arrival::take(worker, &listener, &trust, source, Carrier::Tcp(io));
+        }
         ListenerProtocol::Http => http::serve(worker, connection, ready).await,
         ListenerProtocol::Tcp { authority } => {
             connection.set_stage(worker, Stage::Idle);
@@ -331,7 +336,7 @@ async fn make_ready(
 }
 
 /// Who is at the other end, by certificate or address.
-fn trust_of(
+pub(crate) fn trust_of(
     worker: &Worker,
     listener: &Listener,
     uris: Option<Vec<String>>,

@@ -275,6 +275,10 @@ pub(crate) struct Connection {
     pub(crate) is_blocked: Cell<bool>,
     /// Where else its client finds the origins that it finds here (RFC 7838).
     pub(crate) alternative: OnceCell<HeaderValue>,
+    /// It is kept for what may come over it: to be idle is no reason to close it.
+    pub(crate) is_kept: Cell<bool>,
+    /// Counts up with all that is read from it.
+    pub(crate) heard: Cell<u64>,
 }
 
 impl Connection {
@@ -355,6 +359,8 @@ impl ConnectionGuard {
             is_shared: Cell::new(false),
             is_blocked: Cell::new(false),
             alternative: OnceCell::new(),
+            is_kept: Cell::new(false),
+            heard: Cell::new(0),
         });
         connection.key.set(worker.live.connections.borrow_mut().insert(connection.clone()));
         if worker.is_draining() {
@@ -416,6 +422,7 @@ impl Live {
             let (limit, reason) = match connection.stage.get() {
                 Stage::Handshake => (limits.tls_timeout, "handshake took too long"),
                 Stage::Head => (limits.header_timeout, "request head took too long"),
+                Stage::Idle if connection.is_kept.get() && connection.told.get().is_none() => continue,
                 Stage::Idle => (limits.keep_alive, "idle"),
                 Stage::Busy(_) => continue,
             };

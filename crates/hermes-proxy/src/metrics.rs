@@ -78,6 +78,7 @@ pub(crate) struct Metrics {
     pub(crate) errors: Family<ErrorLabels, Counter>,
     pub(crate) connections: Family<ListenerLabels, Counter>,
     pub(crate) connections_open: Gauge,
+    pub(crate) reverse_connections: Family<ListenerLabels, Gauge>,
     pub(crate) sessions_open: Gauge,
     pub(crate) handshake_failures: Family<ListenerLabels, Counter>,
     pub(crate) limits: Family<LimitLabels, Counter>,
@@ -114,6 +115,7 @@ impl Default for Metrics {
             errors: Family::default(),
             connections: Family::default(),
             connections_open: Gauge::default(),
+            reverse_connections: Family::default(),
             sessions_open: Gauge::default(),
             handshake_failures: Family::default(),
             limits: Family::default(),
@@ -150,6 +152,11 @@ impl Metrics {
         registry.register("sessions_open", "Sessions under way", self.sessions_open.clone());
         registry.register("connections", "Connections accepted", self.connections.clone());
         registry.register("connections_open", "Client connections open", self.connections_open.clone());
+        registry.register(
+            "reverse_connections",
+            "Connections open that nodes keep to those who cannot dial them",
+            self.reverse_connections.clone(),
+        );
         registry.register("tls_handshake_failures", "Handshakes that failed", self.handshake_failures.clone());
         registry.register("limit_hits", "Times a bound was hit", self.limits.clone());
         registry.register(

@@ -17,6 +17,7 @@ use std::time::{Duration, SystemTime};
 use arc_swap::ArcSwap;
 use hermes_model::snapshot::Snapshot;
 use hermes_net::handover::Handed;
+use hermes_net::own::watch::Watch;
 use hermes_net::quic::Group;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
@@ -35,6 +36,8 @@ use crate::worker::{self, Command, Shared};
 const COMMANDS: usize = 64;
 /// A drain looks so often whether it is done.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// Changes of the network come in swarms, and each swarm is looked at once.
+const CHANGES_APART: Duration = Duration::from_millis(20);
 /// The machine's addresses are read again so often.
 const ADDRESSES_EVERY: Duration = Duration::from_secs(5);
 
@@ -103,6 +106,7 @@ impl Node {
         for number in 0..count {
             workers.push(start_worker(number, &shared, &generation, &log).map_err(|error| fault("workers", error))?);
         }
+        shared.meet(workers.iter().map(|worker| worker.commands.downgrade()).collect());
         let mut by_label: HashMap<String, Vec<OwnedFd>> = HashMap::new();
         for handed in inherited {
             by_label.entry(handed.label).or_default().push(handed.fd);
@@ -269,14 +273,29 @@ impl Node {
         while self.background.try_join_next().is_some() {}
     }
 
-    /// Looks at our own addresses now and then.
+    /// Looks at our own addresses whenever the network changes, and now and then.
     fn watch_addresses(&mut self) {
         let shared = self.shared.clone();
         self.background.spawn(async move {
             let mut every = tokio::time::interval(ADDRESSES_EVERY);
+            let mut changes = Watch::new().inspect_err(|error| {
+                tracing::warn!(%error, "changes of the network are seen only now and then");
+            });
             loop {
-                every.tick().await;
+                // Where nothing tells, or it broke, the clock does.
+                let heard = async {
+                    let Ok(changes) = &mut changes else { return std::future::pending().await };
+                    if changes.next().await.is_err() {
+                        std::future::pending::<()>().await;
+                    }
+                };
+                tokio::select! {
+                    _ = every.tick() => {}
+                    () = heard => {}
+                }
                 shared.refresh_own_addresses();
+                shared.network.send_replace(());
+                tokio::time::sleep(CHANGES_APART).await;
             }
         });
     }

@@ -11,20 +11,24 @@ pub(crate) mod metered;
 pub(crate) mod outlier;
 pub(crate) mod pool;
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use hermes_model::facts::Facts;
-use hermes_model::snapshot::{Balance, HostPort, Upstream};
+use hermes_model::snapshot::{Balance, Endpoint as Place, Upstream};
 use hermes_net::tls::RustlsClientConfig;
 
 use self::connect::Destination;
+use self::pool::{PoolKey, Wish};
+use crate::reverse::{Presence, Wanted};
 
 /// An endpoint's state, as all workers see it.
 pub(crate) struct Endpoint {
-    pub(crate) target: HostPort,
-    /// For people: `ingress/192.0.2.1:9443`.
+    pub(crate) target: Target,
+    /// For people: `ingress/192.0.2.1:9443`, `devices/alice-laptop`.
     pub(crate) label: Arc<str>,
     /// Its part of the label, for metrics.
     pub(crate) name: Arc<str>,
@@ -34,15 +38,29 @@ pub(crate) struct Endpoint {
     passive: outlier::Passive,
 }
 
+/// Where an endpoint is.
+pub(crate) enum Target {
+    /// At an address, which is dialled. It may want connections to be kept to it.
+    Address { host: Arc<str>, port: u16, wanted: Wanted },
+    /// Behind connections that this node keeps to us.
+    Node(Arc<Presence>),
+}
+
 impl Endpoint {
-    fn new(upstream: &str, target: &HostPort) -> Self {
-        let name: Arc<str> = if target.host.contains(':') {
-            Arc::from(format!("[{}]:{}", target.host, target.port))
-        } else {
-            Arc::from(format!("{}:{}", target.host, target.port))
+    fn new(upstream: &str, place: &Place, nodes: &HashMap<Arc<str>, Arc<Presence>>) -> Self {
+        let (name, target) = match place {
+            Place::Address(address) => {
+                let target =
+                    Target::Address { host: address.host.clone(), port: address.port, wanted: Wanted::default() };
+                (Arc::from(address.to_string()), target)
+            }
+            Place::Node(node) => {
+                let presence = nodes.get(node).cloned().unwrap_or_else(|| Arc::new(Presence::new(node)));
+                (node.clone(), Target::Node(presence))
+            }
         };
         Self {
-            target: target.clone(),
+            target,
             label: Arc::from(format!("{upstream}/{name}")),
             name,
             in_flight: AtomicUsize::new(0),
@@ -52,7 +70,15 @@ impl Endpoint {
     }
 
     fn takes_sessions(&self, now: u64) -> bool {
-        self.healthy.load(Ordering::Relaxed) && !self.passive.rests(now)
+        self.healthy.load(Ordering::Relaxed) && !self.passive.rests(now) && self.is_here()
+    }
+
+    /// It may be dialled, or has dialled.
+    fn is_here(&self) -> bool {
+        match &self.target {
+            Target::Address { .. } => true,
+            Target::Node(presence) => presence.is_here(),
+        }
     }
 }
 
@@ -83,8 +109,13 @@ pub(crate) struct UpstreamState {
 }
 
 impl UpstreamState {
-    pub(crate) fn new(id: u64, config: Arc<Upstream>, tls: Option<ClientTls>) -> Self {
-        let endpoints = config.endpoints.iter().map(|target| Endpoint::new(&config.name, target)).collect();
+    pub(crate) fn new(
+        id: u64,
+        config: Arc<Upstream>,
+        tls: Option<ClientTls>,
+        nodes: &HashMap<Arc<str>, Arc<Presence>>,
+    ) -> Self {
+        let endpoints = config.endpoints.iter().map(|place| Endpoint::new(&config.name, place, nodes)).collect();
         Self {
             id,
             config,
@@ -99,13 +130,41 @@ impl UpstreamState {
     /// Where an endpoint is. `source` is the session's, for those who ask for a PROXY header.
     pub(crate) fn destination(&self, index: usize, source: SocketAddr) -> Destination<'_> {
         let endpoint = &self.endpoints[index];
+        let (host, port) = match &endpoint.target {
+            Target::Address { host, port, .. } => (&**host, *port),
+            // Nobody can dial it.
+            Target::Node(presence) => (&*presence.node, 0),
+        };
         Destination {
-            host: &endpoint.target.host,
-            port: endpoint.target.port,
+            host,
+            port,
             label: &endpoint.label,
             reach: None,
             tls: self.tls.as_ref(),
             proxy_source: self.config.proxy_protocol.then_some(source),
+        }
+    }
+
+    /// What a session wants of an endpoint's pool.
+    pub(crate) fn wish(&self, index: usize, source: SocketAddr, connect_within: Duration, fresh: bool) -> Wish<'_> {
+        Wish {
+            destination: self.destination(index, source),
+            protocol: self.config.protocol,
+            connect_within,
+            fresh,
+            node: match &self.endpoints[index].target {
+                Target::Address { .. } => None,
+                Target::Node(presence) => Some(presence),
+            },
+        }
+    }
+
+    /// The pool of an endpoint's connections. Those that a node keeps are no upstream's own.
+    pub(crate) fn pool_key(&self, index: usize) -> PoolKey {
+        let endpoint = &self.endpoints[index];
+        match &endpoint.target {
+            Target::Address { .. } => PoolKey { owner: self.id, endpoint: endpoint.name.clone() },
+            Target::Node(presence) => PoolKey::of_node(&presence.node),
         }
     }
 

@@ -26,7 +26,7 @@ use http::StatusCode;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use tokio::runtime::LocalOptions;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
 use crate::error::Error;
@@ -38,6 +38,9 @@ use crate::listener::{Acceptor, Ending, ListeningSocket, Transport};
 use crate::live::{Entry, Live, SessionView};
 use crate::metrics::Metrics;
 use crate::record::{LogSender, Records};
+use crate::reverse::Presence;
+use crate::reverse::arrival::{self, Arrived, Question};
+use crate::reverse::uplink::{self, Uplinks};
 use crate::seldom::Seldom;
 use crate::upstream::pool::idle::{self, Idle};
 use crate::upstream::pool::{Pool, PoolKey};
@@ -58,6 +61,10 @@ pub(crate) struct Shared {
     epoch: Instant,
     ids: AtomicU64,
     own_addresses: ArcSwap<HashSet<IpAddr>>,
+    /// Changes with the machine's links, addresses and routes.
+    pub(crate) network: watch::Sender<()>,
+    /// All of them, by number: for what one of them accepted and another one is to have.
+    others: OnceLock<Vec<mpsc::WeakSender<Command>>>,
     /// Failed handshakes, said now and then.
     pub(crate) handshakes: Seldom,
     /// Who knows how many lines of the log were lost.
@@ -65,9 +72,12 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// Of a node with so many workers.
     pub(crate) fn new(workers: usize) -> Self {
         Self {
             workers,
+            others: OnceLock::new(),
+            network: watch::Sender::new(()),
             metrics: Metrics::default(),
             no_route: Arc::from("none"),
             tunnels: AtomicUsize::new(0),
@@ -101,6 +111,31 @@ impl Shared {
         self.own_addresses.load_full()
     }
 
+    /// The workers that have started.
+    pub(crate) fn meet(&self, workers: Vec<mpsc::WeakSender<Command>>) {
+        // Once a node.
+        let _ = self.others.set(workers);
+    }
+
+    /// Gives a connection to another worker; false where that is not to be had.
+    pub(crate) fn pass_on(&self, worker: usize, arrived: Arrived) -> bool {
+        let other = self.others.get().and_then(|all| all.get(worker)?.upgrade());
+        other.is_some_and(|other| other.try_send(Command::Adopt(Box::new(arrived))).is_ok())
+    }
+
+    /// What a node that keeps connections to us answers to a GET.
+    ///
+    /// # Errors
+    /// There is no answer, in words.
+    pub(crate) async fn ask_node(&self, presence: &Arc<Presence>, path: &str) -> Result<StatusCode, String> {
+        let gone = || "its connection is gone".to_owned();
+        let worker = presence.latest().and_then(|worker| self.others.get()?.get(worker)?.upgrade()).ok_or_else(gone)?;
+        let (reply, answer) = oneshot::channel();
+        let question = Question { presence: presence.clone(), path: path.to_owned(), reply };
+        worker.send(Command::Ask(Box::new(question))).await.map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())?
+    }
+
     /// Looks at the interfaces again.
     pub(crate) fn refresh_own_addresses(&self) {
         self.own_addresses.store(Arc::new(hermes_net::own::addresses()));
@@ -116,6 +151,10 @@ pub(crate) enum Command {
         devices: Vec<(Arc<Device>, IdleQueue)>,
         done: oneshot::Sender<()>,
     },
+    /// Have this connection, which a node keeps to us and another worker accepted.
+    Adopt(Box<Arrived>),
+    /// Ask a node whose connection this worker has.
+    Ask(Box<Question>),
     /// List sessions, at most so many.
     Sessions { most: usize, reply: oneshot::Sender<Vec<SessionView>> },
     /// Accept no more, let what runs finish. `handed` listeners live on in another process.
@@ -149,6 +188,8 @@ pub(crate) struct Worker {
     /// Handshakes of clients that are under way.
     pub(crate) quic_handshakes: Cell<usize>,
     quic_clients: RefCell<[Option<Endpoint>; 2]>,
+    /// When they were told that the network changed.
+    moved_at: Cell<u64>,
     /// Which of the node's workers it is.
     pub(crate) number: usize,
     pub(crate) devices: Devices,
@@ -157,12 +198,16 @@ pub(crate) struct Worker {
     rng: RefCell<SmallRng>,
     clock: Cell<u64>,
     draining: Cell<bool>,
+    /// Connections that this node keeps to others.
+    pub(crate) uplinks: Uplinks,
     /// The next of a block of ids: workers take them in blocks.
     ids: Cell<(u64, u64)>,
 }
 
 /// Errors about packets that a worker answers with in a second.
 const ANSWERS: u32 = 200;
+/// Several of our connections notice one change of the network: milliseconds within which it is the same.
+const MOVES_APART: u64 = 20;
 /// Ids that a worker takes at once.
 const ID_BLOCK: u64 = 1024;
 
@@ -186,11 +231,13 @@ impl Worker {
             quic_doors: RefCell::default(),
             quic_handshakes: Cell::default(),
             quic_clients: RefCell::default(),
+            moved_at: Cell::new(0),
             number,
             devices: Devices::default(),
             answers: Cell::default(),
             rng: RefCell::new(SmallRng::from_os_rng()),
             draining: Cell::new(false),
+            uplinks: Uplinks::default(),
             ids: Cell::new((0, 0)),
         }
     }
@@ -248,6 +295,19 @@ impl Worker {
         count <= ANSWERS
     }
 
+    /// The machine's network has changed: connections of ours over QUIC say so to their peers, once for all of them.
+    pub(crate) fn move_quic_clients(&self) {
+        let now = self.shared.now();
+        if now < self.moved_at.replace(now) + MOVES_APART {
+            return;
+        }
+        for client in self.quic_clients.borrow().iter().flatten() {
+            if let Err(error) = quic::move_client(client) {
+                tracing::warn!(%error, "connections over QUIC do not follow a change of the network at once");
+            }
+        }
+    }
+
     /// Runs a task that ends with the worker at the latest.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + 'static) -> AbortHandle {
         self.tasks.borrow_mut().spawn_local(task)
@@ -284,9 +344,13 @@ impl Worker {
     }
 
     fn retire_pools(&self) {
-        let owners = self.generation().owners();
+        let generation = self.generation();
+        let owners = generation.owners();
         self.pools.borrow_mut().retain(|key, pool| {
-            let kept = owners.contains(&key.owner);
+            let kept = match key.node() {
+                Some(node) => generation.node(node).is_some(),
+                None => owners.contains(&key.owner),
+            };
             if !kept {
                 pool.retire();
             }
@@ -412,9 +476,12 @@ async fn serve_commands(worker: &Rc<Worker>, mut commands: mpsc::Receiver<Comman
                     worker.devices.end_others(&worker.generation().snapshot);
                     let _ = done.send(());
                 }
+                Some(Command::Adopt(arrived)) => arrival::adopt(worker, *arrived),
+                Some(Command::Ask(question)) => arrival::ask(worker, *question),
                 Some(Command::Sessions { most, reply }) => drop(reply.send(worker.live.list(most))),
                 Some(Command::Drain { handed, done }) => {
                     worker.draining.set(true);
+                    worker.uplinks.stop_all();
                     let how = if handed { Ending::HandOver } else { Ending::Close };
                     for acceptor in acceptors.drain().flat_map(|(_, list)| list) {
                         acceptor.end(how).await;
@@ -472,5 +539,6 @@ async fn apply(
     }
     replaced.into_iter().for_each(Acceptor::close);
     worker.retire_pools();
+    uplink::follow(worker);
     worker.spawn(redecide(worker.clone()));
 }

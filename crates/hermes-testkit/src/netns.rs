@@ -124,6 +124,20 @@ impl Namespace {
         run(Command::new("ip").args(["netns", "exec", &self.name, "sh", "-c", &script]))
     }
 
+    /// Makes it a router that hides the sources of `inside` behind its own addresses, as home routers do: nobody
+    /// outside can reach who is inside, unless asked from there.
+    ///
+    /// # Errors
+    /// Without nftables, or when the kernel refuses.
+    pub fn masquerade(&self, inside: &str) -> Result<()> {
+        self.sysctl("net/ipv4/ip_forward", "1")?;
+        let rules = format!(
+            "add table ip nat; add chain ip nat post {{ type nat hook postrouting priority srcnat; }}; \
+             add rule ip nat post ip saddr {inside} masquerade"
+        );
+        run(Command::new("ip").args(["netns", "exec", &self.name, "nft", &rules]))
+    }
+
     /// Joins two namespaces with a veth pair, an address of `/24` at each end. Returns the names of its devices.
     ///
     /// # Errors

@@ -67,6 +67,7 @@ fn is_open(listener: &Listener) -> bool {
     let authenticates = listener.tls.as_ref().is_some_and(|tls| tls.client == ClientAuth::Required);
     let trusts = !listener.trust.is_empty() && listener.trust.iter().all(|net| net.prefix_len() > 0);
     matches!(listener.protocol, ListenerProtocol::Http | ListenerProtocol::Socks5)
+        // One that dials has authenticated whom it dialled.
         && listener.bind.is_some_and(|bind| !bind.ip().to_canonical().is_loopback())
         && !authenticates
         && !trusts

@@ -39,14 +39,15 @@ pub(super) fn build(
         report.warning(format!("{at}.trust"), message);
     }
     let protocol = protocol(section, at, report);
-    let binds = section.protocol != Protocol::Tun;
+    let binds = section.protocol != Protocol::Tun && section.dial.is_none();
     if binds && section.bind.is_none() {
         report.problem(format!("{at}.bind"), "there is no address; add bind: ADDRESS:PORT, such as 127.0.0.1:8080");
         return None;
     }
     Some(Listener {
         name: Arc::from(section.name.as_str()),
-        bind: section.bind.map(|bind| bind.0),
+        bind: section.bind.filter(|_| binds).map(|bind| bind.0),
+        dial: section.dial.as_deref().map(Arc::from),
         protocol: protocol?,
         set_headers,
         tls,
@@ -69,6 +70,7 @@ fn fitting_keys(section: &section::Listener, at: &str, report: &mut Report) {
             report.problem(format!("{at}.{key}"), format!("only {of} have {key}; leave it out"));
         }
     };
+    only("dial", section.dial.is_some(), http, "http listeners");
     only("accept-post", section.accept_post, http, "http listeners");
     only("http3", section.http3, http, "http listeners");
     only("trust", !section.trust.is_empty(), http, "http listeners");
@@ -82,6 +84,23 @@ fn fitting_keys(section: &section::Listener, at: &str, report: &mut Report) {
     let stream = matches!(section.protocol, Protocol::Http | Protocol::Tcp | Protocol::Socks5);
     only("tls", section.tls.is_some(), stream, "http, tcp and socks5 listeners");
     only("proxy-protocol", !section.proxy_protocol.is_empty(), stream, "http, tcp and socks5 listeners");
+    if section.dial.is_some() {
+        dialling_keys(section, at, report);
+    }
+}
+
+/// What a listener that dials cannot have: nobody connects to it.
+fn dialling_keys(section: &section::Listener, at: &str, report: &mut Report) {
+    let mut no = |key: &str, written: bool, why: &str| {
+        if written {
+            report.problem(format!("{at}.{key}"), format!("a listener that dials {why}; leave {key} out"));
+        }
+    };
+    no("bind", section.bind.is_some(), "binds nothing");
+    no("tls", section.tls.is_some(), "has the TLS of its upstream");
+    no("http3", section.http3, "speaks the version of its upstream");
+    no("trust", !section.trust.is_empty(), "knows the far end by its certificate");
+    no("proxy-protocol", !section.proxy_protocol.is_empty(), "is connected to by nobody");
 }
 
 fn protocol(section: &section::Listener, at: &str, report: &mut Report) -> Option<ListenerProtocol> {

@@ -9,7 +9,7 @@ use super::{Context, Report, header};
 use crate::authority::Authority;
 use crate::document::upstream as section;
 use crate::pattern::PathPattern;
-use crate::snapshot::{Balance, Health, HostPort, Outlier, Upstream, UpstreamProtocol, UpstreamTls};
+use crate::snapshot::{Balance, Endpoint, Health, Outlier, Upstream, UpstreamProtocol, UpstreamTls};
 
 const MAX_ENDPOINTS: usize = 10_000;
 
@@ -37,20 +37,61 @@ pub(super) fn build(
     })
 }
 
-fn endpoints(section: &section::Upstream, at: &str, report: &mut Report) -> Vec<HostPort> {
-    let at = format!("{at}.endpoints");
-    let count = section.endpoints.0.len();
-    if count == 0 {
+fn endpoints(section: &section::Upstream, at: &str, report: &mut Report) -> Vec<Endpoint> {
+    let short = !section.node.is_empty();
+    if short && !section.endpoints.is_empty() {
+        let message = "node is short for endpoints: [{node: NAME}]; keep one of them";
+        report.problem(format!("{at}.node"), message);
+    }
+    let at = format!("{at}.{}", if short { "node" } else { "endpoints" });
+    let written: Vec<section::Endpoint> =
+        section.endpoints.iter().cloned().chain(section.node.iter().cloned().map(section::Endpoint::Node)).collect();
+    if written.is_empty() {
         report.problem(&at, "there is no endpoint; write a list of HOST:PORT");
-    } else if count > MAX_ENDPOINTS {
-        report.problem(&at, format!("{count} endpoints are too many; at most {MAX_ENDPOINTS}"));
+    } else if written.len() > MAX_ENDPOINTS {
+        report.problem(&at, format!("{} endpoints are too many; at most {MAX_ENDPOINTS}", written.len()));
     }
     let mut seen = HashSet::new();
-    for (index, endpoint) in section.endpoints.iter().enumerate().filter(|(_, endpoint)| !seen.insert(&endpoint.0)) {
-        let message = format!("{} stands here twice, and gets twice its share; keep one", endpoint.0);
+    for (index, endpoint) in written.iter().enumerate().filter(|(_, endpoint)| !seen.insert(*endpoint)) {
+        let message = format!("{endpoint} stands here twice, and gets twice its share; keep one");
         report.warning(format!("{at}[{index}]"), message);
     }
-    section.endpoints.iter().map(|endpoint| endpoint.0.clone()).collect()
+    let endpoint = |(index, written): (usize, &section::Endpoint)| match written {
+        section::Endpoint::Address(address) => Some(Endpoint::Address(address.clone())),
+        section::Endpoint::Node(node) => report.take(|| format!("{at}[{index}]"), node_name(node)).map(Endpoint::Node),
+    };
+    let endpoints: Vec<Endpoint> = written.iter().enumerate().filter_map(endpoint).collect();
+    let nodes = endpoints.iter().filter(|endpoint| endpoint.node().is_some()).count();
+    if nodes > 0 {
+        only_nodes(section, nodes < endpoints.len(), &at, report);
+    }
+    endpoints
+}
+
+/// What an upstream of nodes that dial cannot have: the connection is theirs.
+fn only_nodes(section: &section::Upstream, has_addresses: bool, list: &str, report: &mut Report) {
+    let at = list.rsplit_once('.').map_or(list, |(at, _)| at);
+    let mut no = |key: &str, written: bool, message: &str| {
+        if written {
+            report.problem(format!("{at}.{key}"), message);
+        }
+    };
+    if has_addresses {
+        let message = "nodes that keep connections to this one and addresses that it dials stand in one list; \
+                       make an upstream of each";
+        return report.problem(list, message);
+    }
+    no(
+        "protocol",
+        matches!(section.protocol, UpstreamProtocol::H1 | UpstreamProtocol::Tcp),
+        "a node keeps connections of HTTP/2 or HTTP/3; write h2 or h3, whichever: the node chooses",
+    );
+    no(
+        "tls",
+        section.tls.is_some(),
+        "a node that keeps a connection to this one has proven its name by it, at the listener's tls; leave tls out",
+    );
+    no("overlay", section.overlay == Some(false), "the far end is a node, which has proven that; leave overlay out");
 }
 
 /// Keys that only some protocols have.
@@ -75,17 +116,19 @@ fn fitting_keys(section: &section::Upstream, at: &str, report: &mut Report) {
         section.proxy_protocol.is_some() && shares,
         "connections are shared between clients, so that no one source stands for them; use protocol h1 or tcp, or leave it out",
     );
+    let dials =
+        section.node.is_empty() && section.endpoints.iter().all(|one| matches!(one, section::Endpoint::Address(_)));
     only(
         "protocol",
-        protocol == UpstreamProtocol::Auto && section.tls.is_none(),
+        protocol == UpstreamProtocol::Auto && section.tls.is_none() && dials,
         "auto follows ALPN, which is a part of TLS; add tls: {}, or write h1 or h2",
     );
     only(
         "protocol",
-        protocol == UpstreamProtocol::H3 && section.tls.is_none(),
+        protocol == UpstreamProtocol::H3 && section.tls.is_none() && dials,
         "HTTP/3 is never in the clear; add tls: {} for a node of this overlay, or write h2",
     );
-    if protocol == UpstreamProtocol::H2 && section.tls.is_none() && section.overlay.is_none() {
+    if protocol == UpstreamProtocol::H2 && section.tls.is_none() && section.overlay.is_none() && dials {
         report.warning(
             format!("{at}.overlay"),
             "over plaintext h2 a node is told from an origin by its settings alone; write overlay: true or overlay: false",
@@ -158,7 +201,7 @@ fn outlier(section: section::Outlier, at: &str, report: &mut Report) -> Outlier 
 
 fn build_tls(
     section: &section::UpstreamTls,
-    endpoints: &[HostPort],
+    endpoints: &[Endpoint],
     at: &str,
     context: &Context<'_>,
     report: &mut Report,
@@ -195,10 +238,10 @@ fn server_name(text: &str) -> Result<Arc<str>, String> {
 }
 
 /// With another CA the name of the endpoint is verified, which must then be one name.
-fn shared_host(endpoints: &[HostPort], at: &str, report: &mut Report) -> Option<Arc<str>> {
-    let first = endpoints.first()?;
-    if endpoints.iter().all(|endpoint| endpoint.host == first.host) {
-        return Some(Arc::clone(&first.host));
+fn shared_host(endpoints: &[Endpoint], at: &str, report: &mut Report) -> Option<Arc<str>> {
+    let first = endpoints.first()?.host()?;
+    if endpoints.iter().all(|endpoint| endpoint.host() == Some(first)) {
+        return Some(Arc::clone(first));
     }
     let message = "the endpoints have different names, and with a ca of its own one name is verified; add server-name";
     report.problem(format!("{at}.server-name"), message);

@@ -21,6 +21,9 @@ pub struct Listener {
     /// The address it binds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bind: Option<Bind>,
+    /// For `http`: the upstream at whose endpoints it serves, over connections that it keeps to them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dial: Option<String>,
     /// What is spoken there.
     pub protocol: Protocol,
     /// For `tcp` and `udp`: what each connection or flow becomes a request for.

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use serde::de::{self, IgnoredAny, MapAccess, Visitor};
+use serde::de::{self, MapAccess, Visitor};
+use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::is_default;
@@ -18,9 +19,12 @@ pub struct Upstream {
     pub name: String,
     /// What is spoken to it.
     pub protocol: UpstreamProtocol,
-    /// At least one.
-    #[serde(default)]
+    /// At least one, or `node`.
+    #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub endpoints: Many<Endpoint>,
+    /// Short for endpoints that are all nodes which keep connections to us.
+    #[serde(default, skip_serializing_if = "Many::is_empty")]
+    pub node: Many<String>,
     /// How one is chosen.
     #[serde(default, skip_serializing_if = "is_default")]
     pub balance: Balance,
@@ -44,13 +48,34 @@ pub struct Upstream {
     pub overlay: Option<bool>,
 }
 
-/// `HOST:PORT`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Endpoint(pub HostPort);
+/// `HOST:PORT`, or `{node: NAME}`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Endpoint {
+    /// It is dialled.
+    Address(HostPort),
+    /// A node that keeps a connection to us.
+    Node(String),
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Endpoint::Address(address) => address.fmt(f),
+            Endpoint::Node(node) => write!(f, "node {node}"),
+        }
+    }
+}
 
 impl Serialize for Endpoint {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.0.serialize(serializer)
+        match self {
+            Endpoint::Address(address) => address.serialize(serializer),
+            Endpoint::Node(node) => {
+                let mut map = serializer.serialize_map(Some(1))?;
+                map.serialize_entry("node", node)?;
+                map.end()
+            }
+        }
     }
 }
 
@@ -66,23 +91,20 @@ impl<'de> Visitor<'de> for EndpointVisitor {
     type Value = Endpoint;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a host and port such as 192.0.2.1:9443")
+        f.write_str("a host and port such as 192.0.2.1:9443, or {node: NAME}")
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<Endpoint, E> {
-        text.parse().map(Endpoint).map_err(E::custom)
+        text.parse().map(Endpoint::Address).map_err(E::custom)
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Endpoint, A::Error> {
-        let mut node = false;
-        while let Some((key, _)) = map.next_entry::<String, IgnoredAny>()? {
-            node |= key == "node";
+        match map.next_entry::<String, String>()? {
+            Some((key, node)) if key == "node" && map.next_key::<String>()?.is_none() => Ok(Endpoint::Node(node)),
+            _ => Err(de::Error::custom(
+                "an endpoint is HOST:PORT, or {node: NAME} for a node that keeps a connection to this one",
+            )),
         }
-        Err(de::Error::custom(if node {
-            "an endpoint by `node` is not in this version of Hermes; write HOST:PORT"
-        } else {
-            "an endpoint is a text; write HOST:PORT"
-        }))
     }
 }
 

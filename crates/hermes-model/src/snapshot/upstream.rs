@@ -1,5 +1,6 @@
 //! Upstreams of a snapshot: named sets of endpoints, and how one of them is chosen and spoken to.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,8 +16,8 @@ pub struct Upstream {
     pub name: Arc<str>,
     /// What is spoken to it.
     pub protocol: UpstreamProtocol,
-    /// At least one.
-    pub endpoints: Vec<HostPort>,
+    /// At least one: either all addresses, or all nodes.
+    pub endpoints: Vec<Endpoint>,
     /// How one of them is chosen.
     pub balance: Balance,
     /// Active probing; `None` is none.
@@ -33,6 +34,42 @@ pub struct Upstream {
     /// Whether the far end is a node, which is sent the overlay's headers. `None`: a node where
     /// the connection proved it (`identity` TLS), or plaintext h2 that offers extended CONNECT.
     pub overlay: Option<bool>,
+}
+
+/// One place that an upstream's sessions may go to.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Endpoint {
+    /// It is dialled.
+    Address(HostPort),
+    /// This node, over a connection that it keeps to us.
+    Node(Arc<str>),
+}
+
+impl Endpoint {
+    /// The host that is dialled.
+    pub fn host(&self) -> Option<&Arc<str>> {
+        match self {
+            Endpoint::Address(address) => Some(&address.host),
+            Endpoint::Node(_) => None,
+        }
+    }
+
+    /// The node that dials.
+    pub fn node(&self) -> Option<&Arc<str>> {
+        match self {
+            Endpoint::Address(_) => None,
+            Endpoint::Node(node) => Some(node),
+        }
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Endpoint::Address(address) => address.fmt(f),
+            Endpoint::Node(node) => write!(f, "node {node}"),
+        }
+    }
 }
 
 /// What is spoken to an upstream.

@@ -83,6 +83,13 @@ impl Link {
         self.settings.get()
     }
 
+    /// The number of the first stream that a request can have, of all four kinds: where who serves has dialled,
+    /// it is the server of QUIC that opens them (RFC 9000, section 2.1).
+    pub(crate) fn first_request(&self) -> u64 {
+        let is_reversed = self.is_server == self.connection.side().is_client();
+        u64::from(is_reversed)
+    }
+
     /// Waits for the peer's settings: extended CONNECT may not be sent before.
     pub(crate) async fn settled(&self) -> Option<Settings> {
         let closed = pin!(self.connection.closed());
@@ -313,7 +320,7 @@ impl Link {
             return Err(Fault(Code::FrameError, "a malformed GOAWAY".to_owned()));
         };
         // A server names a request's stream, a client a push (section 5.2).
-        if (!self.is_server && id % 4 != 0) || self.goaway.get().is_some_and(|before| id > before) {
+        if (!self.is_server && id % 4 != self.first_request()) || self.goaway.get().is_some_and(|before| id > before) {
             return Err(Fault(Code::IdError, format!("GOAWAY with the identifier {id}")));
         }
         self.goaway.set(Some(id));

@@ -15,6 +15,7 @@ use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, Stream};
 use h2::Reason;
 use h2::server::SendResponse;
+use hermes_model::limits::Limits;
 use http::{Method, Request as HttpRequest, Response, StatusCode};
 use http_body::Body as HttpBody;
 
@@ -38,21 +39,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
     let limits = worker.generation().snapshot.limits.clone();
     let bounds = Bounds::of(&client, &limits);
     let connection_window = bounds.connection_window;
-    let handshake = h2::server::Builder::new()
-        .initial_window_size(bounds.stream_window)
-        .initial_connection_window_size(connection_window)
-        .max_concurrent_streams(limits.streams)
-        .max_header_list_size(limits.header_bytes as u32)
-        .max_pending_accept_reset_streams(bounds.resets)
-        .max_local_error_reset_streams(Some(bounds.error_resets))
-        .max_concurrent_reset_streams(bounds.resets_remembered)
-        .max_frame_size(MAX_FRAME)
-        .max_send_buffer_size(SEND_BUFFER)
-        .data_frame_budget(FRAME_BUDGET)
-        .enable_connect_protocol()
-        .handshake::<_, Bytes>(io)
-        .await;
-    let mut http = match handshake {
+    let mut http = match begin(io, &bounds, &limits).await {
         Ok(http) => http,
         Err(error) => {
             tracing::debug!(source = %client.source, %error, "HTTP/2 did not begin");
@@ -61,6 +48,9 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
     };
     connection.set_stage(worker, Stage::Idle);
     let client = Rc::new(client);
+    if let Some(line) = &client.line {
+        line.begin(http.ping_pong());
+    }
     let (window, backlog) = (Window::new(connection_window), Backlog::default());
     let mut widened_to = connection_window;
     let mut streams = FuturesUnordered::new();
@@ -70,6 +60,9 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
         if !draining && connection.drain.poll(cx).is_ready() {
             draining = true;
             http.graceful_shutdown();
+        }
+        if client.line.as_ref().is_some_and(|line| line.poll_dead(cx, connection.heard.get()).is_ready()) {
+            return Poll::Ready(());
         }
         let target = window.poll_target(cx);
         if std::mem::replace(&mut widened_to, target) != target {
@@ -110,6 +103,27 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
     .await;
 }
 
+async fn begin(
+    io: Watched,
+    bounds: &Bounds,
+    limits: &Limits,
+) -> Result<h2::server::Connection<Watched, Bytes>, h2::Error> {
+    h2::server::Builder::new()
+        .initial_window_size(bounds.stream_window)
+        .initial_connection_window_size(bounds.connection_window)
+        .max_concurrent_streams(limits.streams)
+        .max_header_list_size(limits.header_bytes as u32)
+        .max_pending_accept_reset_streams(bounds.resets)
+        .max_local_error_reset_streams(Some(bounds.error_resets))
+        .max_concurrent_reset_streams(bounds.resets_remembered)
+        .max_frame_size(MAX_FRAME)
+        .max_send_buffer_size(SEND_BUFFER)
+        .data_frame_budget(FRAME_BUDGET)
+        .enable_connect_protocol()
+        .handshake::<_, Bytes>(io)
+        .await
+}
+
 /// Where a stream's answer goes.
 struct Respond {
     respond: SendResponse<Bytes>,
@@ -124,6 +138,11 @@ async fn serve_stream(
     mut respond: Respond,
 ) -> Fate {
     let (mut parts, recv) = request.into_parts();
+    if let Some(answer) = client.line.as_ref().and_then(|line| line.answer(&parts)) {
+        // How it fails the connection tells.
+        let _ = respond.respond.send_response(answer, true);
+        return Fate::Answered;
+    }
     let expects = parts
         .headers
         .get(http::header::EXPECT)

@@ -54,6 +54,9 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, quic
     let bounds = Bounds { bytes: limits.header_bytes, lines: limits.header_count };
     let link = Link::new(quic, true);
     let mut client = Rc::new(client);
+    if let Some(line) = &client.line {
+        line.begin(None);
+    }
     let mut driver = pin!(link.drive(worker, ours));
     let mut accepting = pin!(link.connection.accept_bi());
     let mut streams = FuturesUnordered::new();
@@ -62,9 +65,14 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, quic
         if driver.as_mut().poll(cx).is_ready() {
             return Poll::Ready(());
         }
+        let heard = || link.connection.stats().udp_rx.datagrams;
+        if client.line.as_ref().is_some_and(|line| line.poll_dead(cx, heard()).is_ready()) {
+            link.close(Code::NoError, "silent");
+            return Poll::Ready(());
+        }
         if !has_said_goaway && connection.drain.poll(cx).is_ready() {
             has_said_goaway = true;
-            link.say_goaway(ANY_STREAM);
+            link.say_goaway(ANY_STREAM + link.first_request());
         }
         while let Poll::Ready(accepted) = accepting.as_mut().poll(cx) {
             let Ok((mut send, mut recv)) = accepted else { return Poll::Ready(()) };
@@ -103,7 +111,7 @@ fn follow(worker: &Worker, connection: &Connection, client: &mut Rc<Client>) {
         Trust::Certified(peer) => Trust::Certified(peer.clone()),
         _ => trust_by_address(&connection.current_listener(worker), source),
     };
-    *client = Rc::new(Client { source, trust, secure: true });
+    *client = Rc::new(Client { source, trust, secure: true, line: client.line.clone() });
 }
 
 async fn serve_stream(
@@ -140,6 +148,12 @@ async fn serve_request(
             return fate_of(fault.get()).unwrap_or(Fate::Malformed);
         }
     };
+    if let Some(answer) = client.line.as_ref().and_then(|line| line.answer(&parts)) {
+        send.send_head(fields::put_response(answer.status(), answer.headers()), true);
+        // How it fails the connection tells.
+        let _ = std::future::poll_fn(|cx| send.poll_settled(cx)).await;
+        return Fate::Answered;
+    }
     let is_connect = parts.method == Method::CONNECT;
     let expects = parts
         .headers

@@ -16,6 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::{Ready, h1, h2};
 use crate::live::{Connection, Stage};
+use crate::reverse::Line;
 use crate::worker::Worker;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -41,7 +42,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, read
         advertise(connection, &io);
     }
     let watched = Watched { io, ahead: ahead.freeze(), connection: connection.clone(), worker: worker.clone() };
-    let client = Client { source, trust, secure };
+    let client = Client { source, trust, secure, line: None };
     if is_h2 {
         Box::pin(h2::serve(worker, connection, watched, client)).await;
     } else {
@@ -65,6 +66,8 @@ pub(crate) struct Client {
     pub(crate) source: std::net::SocketAddr,
     pub(crate) trust: hermes_model::facts::Trust,
     pub(crate) secure: bool,
+    /// Where this node has dialled, and serves over that.
+    pub(crate) line: Option<Rc<Line>>,
 }
 
 async fn begins_with_preface(io: &mut Io, ahead: &mut BytesMut) -> io::Result<bool> {
@@ -105,6 +108,10 @@ pub(crate) struct Watched {
 }
 
 impl Watched {
+    pub(crate) fn new(worker: &Rc<Worker>, connection: &Rc<Connection>, io: Io) -> Self {
+        Self { io, ahead: Bytes::new(), connection: connection.clone(), worker: worker.clone() }
+    }
+
     /// The connection itself.
     pub(crate) fn into_io(self) -> Io {
         self.io
@@ -125,6 +132,7 @@ impl AsyncRead for Watched {
                 return Poll::Ready(Ok(()));
             }
         }
+        this.connection.heard.set(this.connection.heard.get() + 1);
         if !this.connection.is_shared.get() && matches!(this.connection.stage(), Stage::Idle | Stage::Handshake) {
             this.connection.set_stage(&this.worker, Stage::Head);
         }

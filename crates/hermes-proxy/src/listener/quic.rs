@@ -17,6 +17,7 @@ use super::http::Client;
 use super::{Ending, Known, h3, note_failed_handshake, trust_of};
 use crate::live::{Connection, ConnectionGuard, Path};
 use crate::metrics::ListenerLabels;
+use crate::reverse::{self, Carrier, arrival};
 use crate::signal::Signal;
 use crate::worker::Worker;
 
@@ -196,9 +197,12 @@ async fn serve_connection(worker: &Rc<Worker>, connection: &Rc<Connection>, hand
         Ok((quic, trust))
     });
     match ready {
+        Ok((quic, trust)) if quic::alpn(&quic).as_deref() == Some(reverse::ALPN_H3) => {
+            arrival::take(worker, &connection.listener, &trust, source, Carrier::Quic(quic));
+        }
         Ok((quic, trust)) => {
             let _ = connection.path.set(Path::new(quic.clone()));
-            let client = Client { source, trust, secure: true };
+            let client = Client { source, trust, secure: true, line: None };
             Box::pin(h3::serve(worker, connection, quic, client)).await;
         }
         Err(error) => note_failed_handshake(worker, connection, &error),

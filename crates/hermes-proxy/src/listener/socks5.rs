@@ -35,7 +35,7 @@ const UNKNOWN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPE
 /// Serves one connection until it ends.
 pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, ready: Ready) {
     let Ready { mut io, source, trust, secure } = ready;
-    let client = Client { source, trust, secure };
+    let client = Client { source, trust, secure, line: None };
     let mut ahead = BytesMut::new();
     let request = match negotiate(&mut io, &mut ahead).await {
         Ok(request) => request,

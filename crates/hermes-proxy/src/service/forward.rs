@@ -148,13 +148,8 @@ impl Forward<'_> {
     async fn attempt(&self, upstream: &Arc<UpstreamState>, index: usize, fresh: bool) -> Attempted {
         let endpoint = &upstream.endpoints[index];
         let in_flight = InFlight::begin(upstream, index);
-        let pool = self.worker.pool(PoolKey { owner: upstream.id, endpoint: endpoint.name.clone() });
-        let wish = Wish {
-            destination: upstream.destination(index, self.entry.facts.source),
-            protocol: upstream.config.protocol,
-            connect_within: self.route.timeout.connect,
-            fresh,
-        };
+        let pool = self.worker.pool(upstream.pool_key(index));
+        let wish = upstream.wish(index, self.entry.facts.source, self.route.timeout.connect, fresh);
         let leased = match pool.lease(self.worker, &wish).await {
             Ok(leased) => leased,
             Err(error) => return Attempted::failed(error),
@@ -226,6 +221,7 @@ impl Forward<'_> {
                 protocol: UpstreamProtocol::H1,
                 connect_within: self.route.timeout.connect,
                 fresh,
+                node: None,
             };
             let leased = pool.lease(self.worker, &wish).await?;
             let attempted = self.exchange(leased, pool.clone(), to.label.clone(), false, true, None).await;
@@ -327,7 +323,9 @@ impl Forward<'_> {
             }
             Attempted::Failed { error, .. } => {
                 let named = match error {
-                    Error::Connect { .. } | Error::ConnectTimeout { .. } => policy.on_connect_failure,
+                    Error::Connect { .. } | Error::ConnectTimeout { .. } | Error::NotConnected { .. } => {
+                        policy.on_connect_failure
+                    }
                     Error::Broken { unprocessed: true, .. } => policy.on_connect_failure || policy.on_reset,
                     Error::Broken { .. } => policy.on_reset,
                     _ => false,

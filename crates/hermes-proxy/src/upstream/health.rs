@@ -23,27 +23,24 @@ use hyper_util::rt::TokioIo;
 use rand::Rng;
 use tokio::io::AsyncWriteExt;
 
-use super::{Endpoint, UpstreamState};
+use super::{Endpoint, Target, UpstreamState};
 use crate::metrics::{EndpointLabels, Metrics};
+use crate::reverse::Presence;
+use crate::worker::Shared;
 
 /// Probes one endpoint for as long as it is polled.
-pub(crate) async fn probe_forever(
-    state: Arc<UpstreamState>,
-    index: usize,
-    health: Health,
-    metrics: Arc<crate::worker::Shared>,
-) {
+pub(crate) async fn probe_forever(state: Arc<UpstreamState>, index: usize, health: Health, shared: Arc<Shared>) {
     let resolver = Resolver::from_system();
     let endpoint = &state.endpoints[index];
     let mut sockets = h3::Sockets::default();
     let mut streak = Streak { good: 0, bad: 0 };
-    publish(&metrics.metrics, &state, endpoint);
+    publish(&shared.metrics, &state, endpoint);
     loop {
-        let result =
-            tokio::time::timeout(health.timeout, probe(&resolver, &mut sockets, &state, endpoint, &health)).await;
+        let asked = probe(&resolver, &mut sockets, &shared, &state, endpoint, &health);
+        let result = tokio::time::timeout(health.timeout, asked).await;
         let outcome = result.unwrap_or_else(|_| Err(format!("no answer within {:?}", health.timeout)));
         if streak.changes(&health, endpoint, &outcome) {
-            publish(&metrics.metrics, &state, endpoint);
+            publish(&shared.metrics, &state, endpoint);
         }
         // Jitter: the probes of many nodes must not come together.
         let part = rand::rng().random_range(0.9..1.1);
@@ -95,17 +92,22 @@ impl Streak {
 async fn probe(
     resolver: &Resolver,
     sockets: &mut h3::Sockets,
+    shared: &Shared,
     state: &UpstreamState,
     endpoint: &Endpoint,
     health: &Health,
 ) -> Result<(), String> {
-    let addresses = resolver.resolve(&endpoint.target.host).await.map_err(|error| error.to_string())?;
+    let (host, port) = match &endpoint.target {
+        Target::Address { host, port, .. } => (host, *port),
+        Target::Node(presence) => return probe_node(shared, presence, health).await,
+    };
+    let addresses = resolver.resolve(host).await.map_err(|error| error.to_string())?;
     if state.config.protocol == UpstreamProtocol::H3 {
         let client = state.tls.as_ref().ok_or("HTTP/3 without TLS")?;
-        let status = h3::ask(sockets, client, &addresses, endpoint, health.path.as_deref()).await?;
+        let status = h3::ask(sockets, client, &addresses, port, &endpoint.name, health.path.as_deref()).await?;
         return health.path.as_deref().zip(status).map_or(Ok(()), |(path, status)| judge(path, status));
     }
-    let mut tcp = dial::connect(&addresses, endpoint.target.port).await.map_err(|error| error.to_string())?;
+    let mut tcp = dial::connect(&addresses, port).await.map_err(|error| error.to_string())?;
     if state.config.proxy_protocol {
         // Nobody's session: LOCAL, by which the endpoint takes the connection's own addresses.
         tcp.write_all(&proxy_protocol::LOCAL).await.map_err(|error| error.to_string())?;
@@ -128,6 +130,15 @@ async fn probe(
 
 fn judge(path: &str, status: StatusCode) -> Result<(), String> {
     if status.is_success() { Ok(()) } else { Err(format!("GET {path} answers {status}")) }
+}
+
+/// A node that keeps connections to us is asked by a worker that has one.
+async fn probe_node(shared: &Shared, presence: &Arc<Presence>, health: &Health) -> Result<(), String> {
+    if !presence.is_here() {
+        return Err(format!("node {} keeps no connection to us", presence.node));
+    }
+    let Some(path) = &health.path else { return Ok(()) };
+    judge(path, shared.ask_node(presence, path).await?)
 }
 
 async fn ask_h1(io: Io, host: &str, path: &str) -> Result<StatusCode, String> {

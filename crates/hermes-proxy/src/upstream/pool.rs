@@ -10,8 +10,9 @@
 mod fallback;
 mod h1;
 mod h2;
-mod h3;
+pub(crate) mod h3;
 pub(crate) mod idle;
+mod kept;
 mod queue;
 mod shared;
 
@@ -31,12 +32,13 @@ pub(crate) use self::h2::{
     ADDED_BYTES, ADDED_LINES, ERROR_RESETS, FRAME_BUDGET, MAX_FRAME, RESETS_REMEMBERED, SEND_BUFFER,
 };
 use self::idle::IdlePlace;
+pub(crate) use self::kept::Kept;
 use self::queue::Open;
 pub(crate) use self::queue::Permit;
-use self::shared::SharedConnection;
-pub(crate) use self::shared::{Lease, Speaks};
+pub(crate) use self::shared::{Lease, SharedConnection, Speaks};
 use super::connect::{Destination, connect};
 use crate::error::Error;
+use crate::reverse::Presence;
 use crate::worker::Worker;
 
 /// What a pool is for.
@@ -46,6 +48,21 @@ pub(crate) struct PoolKey {
     pub(crate) owner: u64,
     /// Endpoint, as in labels.
     pub(crate) endpoint: Arc<str>,
+}
+
+/// The owner of connections that nodes keep to us: no upstream has this number.
+const NODES: u64 = u64::MAX;
+
+impl PoolKey {
+    /// The connections that this node keeps to us, whichever upstreams name it.
+    pub(crate) fn of_node(node: &Arc<str>) -> Self {
+        Self { owner: NODES, endpoint: node.clone() }
+    }
+
+    /// The node that keeps them, where one does.
+    pub(crate) fn node(&self) -> Option<&Arc<str>> {
+        (self.owner == NODES).then_some(&self.endpoint)
+    }
 }
 
 /// What a pool gives.
@@ -88,6 +105,8 @@ pub(crate) struct Wish<'a> {
     pub(crate) connect_within: Duration,
     /// A connection that was never used: for a second try after a stale one.
     pub(crate) fresh: bool,
+    /// The node that keeps connections to us, where that is the endpoint.
+    pub(crate) node: Option<&'a Arc<Presence>>,
 }
 
 impl Pool {
@@ -115,6 +134,7 @@ impl Pool {
     /// None could be made, or too many requests wait already.
     pub(crate) async fn lease(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Error> {
         match wish.protocol {
+            _ if wish.node.is_some() => Box::pin(self.lease_kept(worker, wish)).await,
             UpstreamProtocol::H2 | UpstreamProtocol::H3 => self.lease_shared(worker, wish).await,
             UpstreamProtocol::Auto => Box::pin(self.lease_either(worker, wish)).await,
             UpstreamProtocol::H1 | UpstreamProtocol::Tcp => self.lease_h1(worker, wish).await,
@@ -231,7 +251,7 @@ impl Pool {
         idle.retain_mut(|connection| !expired(connection.idle_since) && probe(connection));
         self.idle.borrow_mut().append(&mut idle);
         for connection in self.shared.borrow().iter() {
-            if connection.streams.get() == 0 && expired(connection.idle_since.get()) {
+            if !connection.is_kept && connection.streams.get() == 0 && expired(connection.idle_since.get()) {
                 connection.retire();
             }
         }

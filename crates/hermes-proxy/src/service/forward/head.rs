@@ -17,6 +17,7 @@ use crate::body::Attempt;
 use crate::error::Error;
 use crate::headers::{self, Via};
 use crate::live::Entry;
+use crate::reverse;
 use crate::service::max_forwards;
 use crate::upstream::UpstreamState;
 use crate::upstream::pool::Leased;
@@ -53,6 +54,7 @@ impl Outgoing {
         let facts = &*entry.facts;
         let mut fields = facts.headers.clone();
         fields.remove(HOST);
+        fields.remove(reverse::CALL);
         dress.via.append(&mut fields, dress.version);
         headers::set_trace(&mut fields, dress.trace);
         headers::set_forwarded(&mut fields, facts.source, facts.trust.is_believed());
@@ -137,6 +139,7 @@ pub(crate) fn is_node(upstream: &UpstreamState, leased: &Leased) -> bool {
         return says;
     }
     match (&upstream.tls, leased) {
+        (_, Leased::Shared(lease)) if lease.connection.is_kept() => true,
         (Some(tls), _) => tls.proves_node,
         (None, Leased::Shared(lease)) => lease.connection.takes_extended_connect(),
         (None, Leased::H1(_)) => false,

@@ -26,7 +26,7 @@ use crate::stream::ByteStream;
 use crate::upgrade::{self, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY};
 use crate::upstream::connect::connect;
 use crate::upstream::exchange::{self, ExchangeBody, Place};
-use crate::upstream::pool::{H1Connection, Lease, Leased, PoolKey, Wish};
+use crate::upstream::pool::{H1Connection, Lease, Leased};
 use crate::upstream::{InFlight, Seat, UpstreamState};
 
 /// What asking for a tunnel came to.
@@ -75,6 +75,8 @@ impl Forward<'_> {
                     if connects {
                         self.blame(upstream, index);
                     }
+                    // It does not rest: as soon as it is back it is known to be.
+                    let connects = connects || matches!(error, Error::NotConnected { .. });
                     avoid.push(index);
                     fresh = false;
                     // Another endpoint may do better; the only one gets its second try by policy alone.
@@ -99,14 +101,9 @@ impl Forward<'_> {
         stale: &mut bool,
     ) -> Result<Opened, Error> {
         let endpoint = &upstream.endpoints[index];
-        let wish = Wish {
-            destination: upstream.destination(index, self.entry.facts.source),
-            protocol: upstream.config.protocol,
-            connect_within: self.route.timeout.connect,
-            fresh,
-        };
+        let wish = upstream.wish(index, self.entry.facts.source, self.route.timeout.connect, fresh);
         let in_flight = InFlight::begin(upstream, index);
-        let pool = self.worker.pool(PoolKey { owner: upstream.id, endpoint: endpoint.name.clone() });
+        let pool = self.worker.pool(upstream.pool_key(index));
         if upstream.config.protocol == UpstreamProtocol::Tcp {
             unsent(early.as_deref(), &endpoint.label)?;
             let seat = Seat::new(Some(in_flight), pool.permit(self.worker).await?);

@@ -14,7 +14,7 @@ use http::{Request, StatusCode};
 
 use crate::h3::fields::{self, Bounds};
 use crate::h3::link::number;
-use crate::upstream::{ClientTls, Endpoint};
+use crate::upstream::ClientTls;
 
 /// An answer to a check has a short head.
 const BOUNDS: Bounds = Bounds { bytes: 64 << 10, lines: 100 };
@@ -47,18 +47,19 @@ pub(super) async fn ask(
     sockets: &mut Sockets,
     client: &ClientTls,
     addresses: &[IpAddr],
-    endpoint: &Endpoint,
+    port: u16,
+    host: &str,
     path: Option<&str>,
 ) -> Result<Option<StatusCode>, String> {
     let config = client.quic.clone().ok_or("HTTP/3 without TLS")?;
     let connected = dial::first(addresses, |ip| {
         let (ours, config, name) = (sockets.of(ip), config.clone(), client.name.clone());
-        let address = (ip, endpoint.target.port).into();
+        let address = (ip, port).into();
         async move { quic::connect(&ours?, config, address, &name).await }
     });
     let connection = connected.await.map_err(|error| error.to_string())?;
     let status = match path {
-        Some(path) => get(&connection, &endpoint.name, path).await.map(Some),
+        Some(path) => get(&connection, host, path).await.map(Some),
         None => Ok(None),
     };
     connection.close(number(Code::NoError), b"");

@@ -141,7 +141,8 @@ impl Pool {
         async move {
             let destination =
                 Destination { host: &host, port, label: &label, reach, tls: tls.as_ref(), proxy_source: None };
-            dial_h1(&worker, &Wish { destination, protocol, connect_within: within, fresh: false }, permit).await
+            dial_h1(&worker, &Wish { destination, protocol, connect_within: within, fresh: false, node: None }, permit)
+                .await
         }
     }
 

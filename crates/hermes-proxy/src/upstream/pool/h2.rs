@@ -5,7 +5,9 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_net::Io;
@@ -48,8 +50,7 @@ impl Pool {
         self.adopt_h2(worker, wish, io, permit, deadline).await
     }
 
-    /// Speaks h2 on a new connection and hands it to a task of the worker. `deadline` is the dial's:
-    /// a connection that says no SETTINGS is as good as none.
+    /// Speaks h2 on a new connection and hands it to a task of the worker. `deadline` is the dial's.
     pub(super) async fn adopt_h2(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
@@ -58,52 +59,68 @@ impl Pool {
         permit: Permit,
         deadline: Instant,
     ) -> Result<Rc<SharedConnection>, Error> {
-        let peer = wish.destination.label.clone();
-        let broken = |reason: String| Error::Broken { peer: peer.clone(), reason, unprocessed: true };
-        let limits = &worker.generation().snapshot.limits;
-        let window = Window::new(limits.connection_window);
-        let handshake = h2::client::Builder::new()
-            .initial_window_size(limits.stream_window)
-            .initial_connection_window_size(limits.connection_window)
-            .max_frame_size(MAX_FRAME)
-            .max_header_list_size(limits.header_bytes as u32 + ADDED_BYTES)
-            .max_local_error_reset_streams(Some(ERROR_RESETS))
-            .max_concurrent_reset_streams(RESETS_REMEMBERED)
-            .max_send_buffer_size(SEND_BUFFER)
-            .data_frame_budget(FRAME_BUDGET)
-            // None until the peer's SETTINGS came: that is how their arrival is seen.
-            .initial_max_send_streams(0)
-            .enable_push(false)
-            .handshake::<_, Bytes>(Scanned::new(io, window.ends()));
-        let ready = async {
-            let (sender, mut connection) = handshake.await?;
-            std::future::poll_fn(|cx| {
-                if let Poll::Ready(result) = Pin::new(&mut connection).poll(cx) {
-                    return Poll::Ready(result.and(Err(h2::Reason::NO_ERROR.into())));
-                }
-                if sender.current_max_send_streams() > 0 { Poll::Ready(Ok(())) } else { Poll::Pending }
-            })
-            .await?;
-            Ok::<_, h2::Error>((sender, connection))
-        };
-        let (sender, connection) = tokio::time::timeout_at(deadline, ready)
-            .await
-            .map_err(|_| Error::ConnectTimeout { peer: peer.clone(), after: wish.connect_within })?
-            .map_err(|error| broken(format!("HTTP/2 did not begin: {error}")))?;
-        let extended_connect = sender.is_extended_connect_protocol_enabled();
-        let speaks = Speaks::H2 { extended_connect, sender, window: window.clone(), backlog: Backlog::default() };
-        let shared = SharedConnection::new(speaks, worker.now());
-        self.share(worker, &shared, permit, drive_h2(connection, shared.clone(), window));
+        let begun = begin_h2(worker, wish.destination.label, io, deadline, wish.connect_within).await?;
+        let shared = SharedConnection::new(begun.speaks, worker.now());
+        self.share(worker, &shared, permit, drive_h2(begun.connection, shared.clone(), begun.window));
         Ok(shared)
     }
 }
 
+/// A connection that has begun, and that nobody drives yet.
+pub(super) struct Begun {
+    pub(super) connection: Connection,
+    pub(super) speaks: Speaks,
+    pub(super) window: Rc<Window>,
+}
+
+pub(super) type Connection = h2::client::Connection<Scanned, Bytes>;
+
+/// Speaks h2, and waits for the peer's SETTINGS until `deadline`, which is `within` from the beginning.
+pub(super) async fn begin_h2(
+    worker: &Worker,
+    peer: &Arc<str>,
+    io: Io,
+    deadline: Instant,
+    within: Duration,
+) -> Result<Begun, Error> {
+    let broken = |reason: String| Error::Broken { peer: peer.clone(), reason, unprocessed: true };
+    let limits = &worker.generation().snapshot.limits;
+    let window = Window::new(limits.connection_window);
+    let handshake = h2::client::Builder::new()
+        .initial_window_size(limits.stream_window)
+        .initial_connection_window_size(limits.connection_window)
+        .max_frame_size(MAX_FRAME)
+        .max_header_list_size(limits.header_bytes as u32 + ADDED_BYTES)
+        .max_local_error_reset_streams(Some(ERROR_RESETS))
+        .max_concurrent_reset_streams(RESETS_REMEMBERED)
+        .max_send_buffer_size(SEND_BUFFER)
+        .data_frame_budget(FRAME_BUDGET)
+        // None until the peer's SETTINGS came: that is how their arrival is seen.
+        .initial_max_send_streams(0)
+        .enable_push(false)
+        .handshake::<_, Bytes>(Scanned::new(io, window.ends()));
+    let ready = async {
+        let (sender, mut connection) = handshake.await?;
+        std::future::poll_fn(|cx| {
+            if let Poll::Ready(result) = Pin::new(&mut connection).poll(cx) {
+                return Poll::Ready(result.and(Err(h2::Reason::NO_ERROR.into())));
+            }
+            if sender.current_max_send_streams() > 0 { Poll::Ready(Ok(())) } else { Poll::Pending }
+        })
+        .await?;
+        Ok::<_, h2::Error>((sender, connection))
+    };
+    let (sender, connection) = tokio::time::timeout_at(deadline, ready)
+        .await
+        .map_err(|_| Error::ConnectTimeout { peer: peer.clone(), after: within })?
+        .map_err(|error| broken(format!("HTTP/2 did not begin: {error}")))?;
+    let extended_connect = sender.is_extended_connect_protocol_enabled();
+    let speaks = Speaks::H2 { extended_connect, sender, window: window.clone(), backlog: Backlog::default() };
+    Ok(Begun { connection, speaks, window })
+}
+
 /// Drives an h2 connection until it ends.
-async fn drive_h2(
-    mut connection: h2::client::Connection<Scanned, Bytes>,
-    shared: Rc<SharedConnection>,
-    window: Rc<Window>,
-) {
+pub(super) async fn drive_h2(mut connection: Connection, shared: Rc<SharedConnection>, window: Rc<Window>) {
     let mut widened_to = window.base();
     let result = std::future::poll_fn(|cx| {
         let target = window.poll_target(cx);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use futures_util::future::select;
-use hermes_net::{dial, quic};
+use hermes_net::quic;
 use hermes_wire::h3::{Code, Settings};
 
 use super::fallback::Way;
@@ -19,7 +19,7 @@ use super::shared::{SharedConnection, Speaks};
 use super::{ADDED_BYTES, Pool, Wish};
 use crate::error::Error;
 use crate::h3::Link;
-use crate::upstream::connect::{addresses, count};
+use crate::upstream::connect::{Destination, addresses, count};
 use crate::worker::Worker;
 
 impl Pool {
@@ -44,17 +44,8 @@ impl Pool {
         wish: &Wish<'_>,
         permit: Permit,
     ) -> Result<Rc<SharedConnection>, Error> {
-        let to = &wish.destination;
-        let fault = |error: io::Error| Error::Connect { peer: to.label.clone(), source: Arc::new(error) };
-        let tls = to.tls.and_then(|tls| Some((tls.quic.clone()?, &tls.name)));
-        let (config, name) = tls.ok_or_else(|| Error::Internal("HTTP/3 without TLS".to_owned()))?;
-        let addresses = addresses(worker, to.host, to.reach).await?;
-        let connected = dial::first(&addresses, |ip| {
-            let (endpoint, config, name) = (worker.quic_client(ip.is_ipv4()), config.clone(), name.clone());
-            let address = (ip, to.port).into();
-            async move { quic::connect(&endpoint?, config, address, &name).await }
-        });
-        Ok(self.adopt_h3(worker, wish, connected.await.map_err(fault)?, permit).await)
+        let connection = dial(worker, &wish.destination).await?;
+        Ok(self.adopt_h3(worker, wish, connection, permit).await)
     }
 
     async fn adopt_h3(
@@ -65,9 +56,7 @@ impl Pool {
         permit: Permit,
     ) -> Rc<SharedConnection> {
         let way = Way::of(wish, connection.remote_address());
-        let limits = &worker.generation().snapshot.limits;
-        let most = limits.header_bytes as u64 + u64::from(ADDED_BYTES);
-        let ours = Settings { max_field_section: Some(most), extended_connect: false, datagrams: true };
+        let ours = settings(worker);
         let link = Link::new(connection, false);
         let shared = SharedConnection::new(Speaks::H3(link.clone()), worker.now());
         let (here, driven, driven_link) = (worker.clone(), shared.clone(), link.clone());
@@ -84,7 +73,31 @@ impl Pool {
     }
 }
 
-async fn drive_h3(worker: &Worker, link: &Link, shared: &SharedConnection, ours: Settings) {
+/// A connection of QUIC to an endpoint, which has proven who it is.
+///
+/// # Errors
+/// Which endpoint could not be reached, and why.
+pub(crate) async fn dial(worker: &Worker, to: &Destination<'_>) -> Result<quic::Connection, Error> {
+    let fault = |error: io::Error| Error::Connect { peer: to.label.clone(), source: Arc::new(error) };
+    let tls = to.tls.and_then(|tls| Some((tls.quic.clone()?, &tls.name)));
+    let (config, name) = tls.ok_or_else(|| Error::Internal("HTTP/3 without TLS".to_owned()))?;
+    let addresses = addresses(worker, to.host, to.reach).await?;
+    let connected = hermes_net::dial::first(&addresses, |ip| {
+        let (endpoint, config, name) = (worker.quic_client(ip.is_ipv4()), config.clone(), name.clone());
+        let address = (ip, to.port).into();
+        async move { quic::connect(&endpoint?, config, address, &name).await }
+    });
+    connected.await.map_err(fault)
+}
+
+/// What we say that we take.
+pub(super) fn settings(worker: &Worker) -> Settings {
+    let limits = &worker.generation().snapshot.limits;
+    let most = limits.header_bytes as u64 + u64::from(ADDED_BYTES);
+    Settings { max_field_section: Some(most), extended_connect: false, datagrams: true }
+}
+
+pub(super) async fn drive_h3(worker: &Worker, link: &Link, shared: &SharedConnection, ours: Settings) {
     let mut driver = pin!(link.drive(worker, ours));
     std::future::poll_fn(|cx| {
         if shared.poll_done(cx).is_ready() {

@@ -31,6 +31,10 @@ pub(crate) struct SharedConnection {
     pub(super) idle: RefCell<Option<IdlePlace>>,
     /// Tells the driver to close once its streams are done.
     retiring: Signal<()>,
+    /// Its node keeps it: it is not ours to close for want of use.
+    pub(super) is_kept: bool,
+    /// Nothing was heard on it for too long: nothing new goes on it until something is.
+    pub(super) is_silent: Cell<bool>,
 }
 
 /// What is spoken on it, and by whom.
@@ -47,8 +51,19 @@ pub(crate) enum Speaks {
 
 impl SharedConnection {
     pub(super) fn new(speaks: Speaks, now: u64) -> Rc<Self> {
+        Self::of(speaks, now, false)
+    }
+
+    /// One that its node keeps to us.
+    pub(super) fn kept(speaks: Speaks, now: u64) -> Rc<Self> {
+        Self::of(speaks, now, true)
+    }
+
+    fn of(speaks: Speaks, now: u64, is_kept: bool) -> Rc<Self> {
         Rc::new(Self {
             speaks,
+            is_kept,
+            is_silent: Cell::new(false),
             streams: Cell::new(0),
             closed: Cell::new(false),
             idle_since: Cell::new(now),
@@ -62,11 +77,11 @@ impl SharedConnection {
             Speaks::H2 { sender, .. } => sender.current_max_send_streams(),
             Speaks::H3(_) => H3_STREAMS,
         };
-        !self.closed.get() && self.streams.get() < most
+        !self.closed.get() && !self.is_silent.get() && self.streams.get() < most
     }
 
     /// Its peer has not said GOAWAY, as far as it was heard.
-    fn is_alive(&self) -> bool {
+    pub(super) fn is_alive(&self) -> bool {
         let is_alive = match &self.speaks {
             Speaks::H2 { sender, .. } => {
                 let mut cx = Context::from_waker(Waker::noop());
@@ -102,7 +117,7 @@ impl SharedConnection {
     }
 
     /// Counts up with whatever is heard on it.
-    fn heard(&self) -> u64 {
+    pub(crate) fn heard(&self) -> u64 {
         match &self.speaks {
             Speaks::H2 { window, .. } => window.ends().reads(),
             Speaks::H3(link) => link.connection.stats().udp_rx.datagrams,
@@ -119,6 +134,11 @@ impl SharedConnection {
         self.streams.get() == 0
     }
 
+    /// Its node keeps it to us.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.is_kept
+    }
+
     /// It takes no further stream.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.get()
@@ -130,13 +150,13 @@ impl SharedConnection {
     }
 
     /// No further stream on it, and it ends with its last.
-    pub(super) fn retire(&self) {
+    pub(crate) fn retire(&self) {
         self.close();
         self.retiring.set(());
     }
 
     /// Ready where it is retired and empty. While streams are left they wake the driver, since they end there.
-    pub(super) fn poll_done(&self, cx: &mut Context<'_>) -> Poll<()> {
+    pub(crate) fn poll_done(&self, cx: &mut Context<'_>) -> Poll<()> {
         if self.streams.get() == 0 { self.retiring.poll(cx) } else { Poll::Pending }
     }
 }
@@ -169,7 +189,8 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let connection = &self.connection;
         connection.streams.set(connection.streams.get() - 1);
-        if self.worker.now() >= self.since + SILENT && connection.heard() == self.heard {
+        let was_silent = || self.worker.now() >= self.since + SILENT && connection.heard() == self.heard;
+        if !connection.is_kept && was_silent() {
             connection.close();
         }
         connection.idle_since.set(self.worker.now());
@@ -177,7 +198,7 @@ impl Drop for Lease {
             if connection.closed.get() {
                 // Wakes the driver of a retired connection: this was its last stream.
                 connection.retire();
-            } else {
+            } else if !connection.is_kept {
                 self.worker.make_room_for_idle();
                 connection.idle.replace(Some(self.worker.idle.enter()));
             }

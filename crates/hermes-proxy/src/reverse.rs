@@ -1,0 +1,383 @@
+//! Connections that a node keeps to another one which cannot dial it.
+//!
+//! In: a node behind NAT that dials (`uplink`), and its neighbour that accepts (`arrival`). Both have
+//! shown their certificates; from then on the roles are reversed: who dialled serves HTTP as its
+//! listeners do, and who accepted opens requests, from the pool of the node's name. Its first request
+//! on each connection is a call: it says how many connections its workers need, and later that it
+//! leaves; the answer says which connections of before are dead. Never: a name that a certificate does not prove.
+
+pub(crate) mod arrival;
+mod pulse;
+pub(crate) mod uplink;
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hermes_net::{Io, quic};
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri};
+use tokio::sync::watch;
+
+pub(crate) use self::pulse::{Beat, Pulse};
+use crate::signal::Signal;
+
+/// What such a connection over TCP is called in ALPN.
+pub(crate) const ALPN: &[u8] = b"hermes-reverse";
+/// And over QUIC.
+pub(crate) const ALPN_H3: &[u8] = b"hermes-reverse-h3";
+/// The header of a call and of its answer. No client's request has it: it is taken off.
+pub(crate) const CALL: HeaderName = HeaderName::from_static("hermes-reverse");
+/// Connections that are kept to one endpoint at most: no node has more workers.
+const MOST_WANTED: usize = 1024;
+/// A node that lost its last connection is waited for so long: it is dialling.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// A connection after its handshake.
+pub(crate) enum Carrier {
+    /// For HTTP/2.
+    Tcp(Io),
+    /// For HTTP/3.
+    Quic(quic::Connection),
+}
+
+/// What all workers know of a node that dials us.
+pub(crate) struct Presence {
+    pub(crate) node: Arc<str>,
+    /// Connections of it that take requests.
+    usable: AtomicUsize,
+    /// When the last of them went, in milliseconds of the node's clock; 0: none ever did.
+    went_at: AtomicU64,
+    dealt: Mutex<Dealt>,
+    /// The number of the newest that is here.
+    newest: watch::Sender<u64>,
+    /// The latest that it has given up, by their numbers.
+    gone: watch::Sender<VecDeque<u64>>,
+}
+
+/// Numbers of connections given up that are remembered: each is looked at by the one that has it, at once.
+const GONE: usize = 64;
+
+/// Which worker was given a connection last.
+#[derive(Default)]
+struct Dealt {
+    last: u64,
+    /// By worker: its newest connection; 0 where it has none.
+    newest: Vec<u64>,
+}
+
+impl Presence {
+    pub(crate) fn new(node: &Arc<str>) -> Self {
+        Self {
+            node: node.clone(),
+            usable: AtomicUsize::new(0),
+            went_at: AtomicU64::new(0),
+            dealt: Mutex::default(),
+            newest: watch::Sender::default(),
+            gone: watch::Sender::default(),
+        }
+    }
+
+    /// It has a connection that takes requests.
+    pub(crate) fn is_here(&self) -> bool {
+        self.usable.load(Ordering::Relaxed) > 0
+    }
+
+    pub(crate) fn came(&self) {
+        self.usable.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn went(&self, now: u64) {
+        if self.usable.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.went_at.store(now.max(1), Ordering::Relaxed);
+        }
+    }
+
+    /// How long a request may wait for it: it is on another worker, or has just gone. `None`: it is not there.
+    pub(crate) fn patience(&self, now: u64) -> Option<Duration> {
+        if self.is_here() {
+            return Some(Duration::MAX);
+        }
+        let since = match self.went_at.load(Ordering::Relaxed) {
+            0 => return None,
+            went => Duration::from_millis(now.saturating_sub(went)),
+        };
+        GRACE.checked_sub(since).filter(|left| !left.is_zero())
+    }
+
+    /// The worker that needs a connection most: one without, or that with the oldest. `here` where all
+    /// are alike. Also the connection's number.
+    fn deal(&self, here: usize, workers: usize) -> (usize, u64) {
+        let mut dealt = self.dealt.lock().unwrap_or_else(PoisonError::into_inner);
+        dealt.newest.resize(workers, 0);
+        dealt.last += 1;
+        let number = dealt.last;
+        let poorest =
+            dealt.newest.iter().copied().enumerate().min_by_key(|(worker, newest)| (*newest, *worker != here));
+        let worker = poorest.map_or(here, |(worker, _)| worker);
+        if let Some(newest) = dealt.newest.get_mut(worker) {
+            *newest = number;
+        }
+        (worker, number)
+    }
+
+    /// The worker that was given a connection last, of those that still have it.
+    pub(crate) fn latest(&self) -> Option<usize> {
+        let dealt = self.dealt.lock().unwrap_or_else(PoisonError::into_inner);
+        let latest = dealt.newest.iter().copied().enumerate().max_by_key(|(_, newest)| *newest);
+        latest.filter(|(_, newest)| *newest > 0).map(|(worker, _)| worker)
+    }
+
+    /// The connection with this number is here: those before it may be dead, and are asked.
+    pub(crate) fn is_newest(&self, number: u64) {
+        self.newest.send_if_modified(|newest| number > std::mem::replace(newest, number.max(*newest)));
+    }
+
+    /// Hears of those that come.
+    pub(crate) fn newer(&self) -> watch::Receiver<u64> {
+        self.newest.subscribe()
+    }
+
+    /// The node has given up these of its connections.
+    fn give_up(&self, numbers: impl Iterator<Item = u64>) {
+        self.gone.send_modify(|gone| {
+            gone.extend(numbers.take(GONE));
+            gone.drain(..gone.len().saturating_sub(GONE));
+        });
+    }
+
+    /// Waits until the node has given up the connection with this number.
+    async fn given_up(&self, number: u64) {
+        // Its sender lives as long as this does.
+        let _ = self.gone.subscribe().wait_for(|gone| gone.contains(&number)).await;
+    }
+
+    /// A connection with this number is gone from this worker.
+    fn undeal(&self, worker: usize, number: u64) {
+        let mut dealt = self.dealt.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(newest) = dealt.newest.get_mut(worker).filter(|newest| **newest == number) {
+            *newest = 0;
+        }
+    }
+}
+
+/// How many connections an endpoint wants to be kept, as it said last. All workers see it.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted(Arc<watch::Sender<usize>>);
+
+impl Default for Wanted {
+    fn default() -> Self {
+        Self(Arc::new(watch::Sender::new(1)))
+    }
+}
+
+impl Wanted {
+    fn set(&self, wanted: usize) {
+        let wanted = wanted.clamp(1, MOST_WANTED);
+        self.0.send_if_modified(|current| std::mem::replace(current, wanted) != wanted);
+    }
+
+    fn watch(&self) -> watch::Receiver<usize> {
+        self.0.subscribe()
+    }
+}
+
+/// Why another connection is dialled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MovesOn {
+    /// It is over.
+    Over,
+    /// The far end takes it for no further request.
+    Leaving,
+    /// Nothing is heard on it.
+    Silent,
+    /// Packets to the far end would leave from another address now.
+    Moved,
+}
+
+/// One connection that we dialled and serve on.
+pub(crate) struct Line {
+    pulse: RefCell<Pulse>,
+    wanted: Wanted,
+    moves_on: Signal<MovesOn>,
+    /// Its number at the far end. Set where that has taken it.
+    number: Signal<u64>,
+    /// Those before it that are dead, by their numbers.
+    given_up: Vec<u64>,
+}
+
+impl Line {
+    fn new(wanted: Wanted, given_up: Vec<u64>) -> Self {
+        Self {
+            pulse: RefCell::new(Pulse::new(None)),
+            wanted,
+            moves_on: Signal::default(),
+            number: Signal::default(),
+            given_up,
+        }
+    }
+
+    /// HTTP/2 has begun on it.
+    pub(crate) fn begin(&self, ping: Option<h2::PingPong>) {
+        self.pulse.replace(Pulse::new(ping));
+    }
+
+    /// Ready where it has been silent for so long that it is dead. `heard` counts up with what is heard.
+    pub(crate) fn poll_dead(&self, cx: &mut Context<'_>, heard: u64) -> Poll<()> {
+        match self.pulse.borrow_mut().poll(cx, heard) {
+            Beat::Strong => Poll::Pending,
+            Beat::Silent => {
+                self.moves_on.set(MovesOn::Silent);
+                Poll::Pending
+            }
+            Beat::Dead => Poll::Ready(()),
+        }
+    }
+
+    /// Nothing was heard on it for too long.
+    fn is_silent(&self) -> bool {
+        self.pulse.borrow().is_silent()
+    }
+
+    /// The answer to a request that is a call, and is for nobody else.
+    pub(crate) fn answer(&self, head: &Parts) -> Option<Response<()>> {
+        let call = head.headers.get(CALL)?.to_str().unwrap_or_default();
+        match parse(call) {
+            Call::Leaving => self.moves_on.set(MovesOn::Leaving),
+            Call::Begins { number, wanted } => {
+                if let Some(number) = number {
+                    self.number.set(number);
+                }
+                if let Some(wanted) = wanted {
+                    self.wanted.set(wanted);
+                }
+            }
+        }
+        let mut response = Response::new(());
+        *response.status_mut() = StatusCode::NO_CONTENT;
+        let gone: Vec<String> = self.given_up.iter().map(|number| format!("gone={number}")).collect();
+        if !gone.is_empty()
+            && let Ok(value) = HeaderValue::try_from(gone.join(", "))
+        {
+            response.headers_mut().insert(CALL, value);
+        }
+        Some(response)
+    }
+}
+
+/// What a call says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Call {
+    /// `id=17, connections=4`: the connection's number, and how many are wanted.
+    Begins { number: Option<u64>, wanted: Option<usize> },
+    /// `leaving`: no further session on this one.
+    Leaving,
+}
+
+impl Call {
+    /// The request, for a node.
+    fn request(self, node: &str) -> Option<Request<()>> {
+        let words = match self {
+            Call::Leaving => "leaving".to_owned(),
+            Call::Begins { number, wanted } => {
+                format!("id={}, connections={}", number.unwrap_or_default(), wanted.unwrap_or_default())
+            }
+        };
+        let uri = Uri::builder().scheme("https").authority(node).path_and_query("/").build().ok()?;
+        Request::builder().method(Method::OPTIONS).uri(uri).header(CALL, words).body(()).ok()
+    }
+}
+
+/// What is not known says nothing: a later version may say more.
+fn parse(words: &str) -> Call {
+    let mut begins = (None, None);
+    for word in words.split(',').map(str::trim) {
+        match word.split_once('=') {
+            None if word == "leaving" => return Call::Leaving,
+            Some(("id", number)) => begins.0 = number.parse().ok(),
+            Some(("connections", wanted)) => begins.1 = wanted.parse().ok(),
+            _ => {}
+        }
+    }
+    Call::Begins { number: begins.0, wanted: begins.1 }
+}
+
+/// The numbers of connections that an answer gives up.
+fn given_up(answer: &HeaderMap) -> impl Iterator<Item = u64> {
+    let words = answer.get(CALL).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    words.split(',').filter_map(|word| word.trim().strip_prefix("gone=")?.parse().ok())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn presence() -> Presence {
+        Presence::new(&Arc::from("laptop"))
+    }
+
+    #[test]
+    fn each_worker_gets_a_connection_before_one_gets_a_second() {
+        let presence = presence();
+        assert_eq!(presence.deal(2, 4), (2, 1), "who accepted it keeps it");
+        assert_eq!(presence.deal(2, 4), (0, 2));
+        assert_eq!(presence.deal(3, 4), (3, 3));
+        assert_eq!(presence.deal(2, 4), (1, 4));
+        assert_eq!(presence.deal(0, 4), (2, 5), "the oldest is the likeliest to be dead");
+    }
+
+    #[test]
+    fn a_worker_whose_connection_is_gone_is_the_next() {
+        let presence = presence();
+        (0..4).for_each(|_| _ = presence.deal(0, 2));
+        presence.undeal(1, 2);
+        assert_eq!(presence.deal(0, 2), (0, 5), "the newest of worker 1 is still there");
+        presence.undeal(1, 4);
+        assert_eq!(presence.deal(0, 2), (1, 6));
+    }
+
+    #[test]
+    fn a_node_that_just_went_is_waited_for_and_one_that_never_came_is_not() {
+        let presence = presence();
+        assert_eq!(presence.patience(1_000), None);
+        presence.came();
+        assert_eq!(presence.patience(1_000), Some(Duration::MAX));
+        presence.went(2_000);
+        assert_eq!(presence.patience(2_500), Some(Duration::from_millis(2_500)));
+        assert_eq!(presence.patience(5_000), None);
+    }
+
+    #[test]
+    fn calls_are_read_as_they_are_written_and_what_is_unknown_says_nothing() {
+        for call in [Call::Leaving, Call::Begins { number: Some(17), wanted: Some(4) }] {
+            let request = call.request("laptop").unwrap();
+            assert_eq!(parse(request.headers()[CALL].to_str().unwrap()), call);
+        }
+        assert_eq!(parse("colour=red, connections=x, id=3"), Call::Begins { number: Some(3), wanted: None });
+    }
+
+    #[tokio::test]
+    async fn the_answer_to_a_call_gives_up_what_is_dead() {
+        let line = Line::new(Wanted::default(), vec![3, 5]);
+        let (head, ()) = Call::Begins { number: Some(9), wanted: Some(5000) }.request("laptop").unwrap().into_parts();
+        let answer = line.answer(&head).unwrap();
+        assert_eq!((line.number.get(), *line.wanted.watch().borrow()), (Some(9), MOST_WANTED));
+        assert_eq!(given_up(answer.headers()).collect::<Vec<_>>(), [3, 5]);
+        let (other, ()) = Request::new(()).into_parts();
+        assert!(line.answer(&other).is_none(), "whatever else comes is a session");
+    }
+
+    #[tokio::test]
+    async fn who_was_given_up_hears_of_it_and_nobody_else() {
+        let presence = presence();
+        presence.give_up([1, 7].into_iter());
+        presence.give_up(100..300);
+        presence.given_up(299).await;
+        let other = tokio::time::timeout(Duration::from_millis(10), presence.given_up(2));
+        assert!(other.await.is_err());
+    }
+}

@@ -1,0 +1,160 @@
+//! A node's connection arrives: its neighbour's side.
+//!
+//! In: a connection over which a node has shown its certificate and offered to serve. Out: a connection
+//! in the pool of the node's name, on the worker that needs one most, for as long as it lives. Only
+//! nodes that an upstream names are taken.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hermes_model::facts::Trust;
+use hermes_model::snapshot::Listener;
+use http::StatusCode;
+use tokio::sync::oneshot;
+
+use super::{Call, Carrier, Presence, given_up};
+use crate::error::Error;
+use crate::live::{Connection, ConnectionGuard};
+use crate::upstream::pool::{Kept, PoolKey};
+use crate::worker::Worker;
+
+/// From TLS to HTTP: the far end has dialled, and is in no doubt what to say.
+const BEGIN: Duration = Duration::from_secs(5);
+
+/// A connection that has arrived, on its way to its worker.
+pub(crate) struct Arrived {
+    carrier: Carrier,
+    source: SocketAddr,
+    listener: Arc<Listener>,
+    presence: Arc<Presence>,
+    /// Its number, of all that the node has kept.
+    number: u64,
+}
+
+/// Takes a connection that a node offers to serve on.
+pub(crate) fn take(worker: &Rc<Worker>, listener: &Arc<Listener>, trust: &Trust, source: SocketAddr, carrier: Carrier) {
+    let node = trust.peer().and_then(|peer| peer.node.clone());
+    let presence = match named(worker, node.as_ref()) {
+        Ok(presence) => presence,
+        Err(reason) => {
+            if let Some(more) = worker.shared.handshakes.happened(worker.now()) {
+                let name = &listener.name;
+                tracing::warn!(listener = %name, %source, more, "{reason}");
+            }
+            return;
+        }
+    };
+    let (to, number) = presence.deal(worker.number, worker.shared.workers);
+    let arrived = Arrived { carrier, source, listener: listener.clone(), presence, number };
+    if to == worker.number {
+        adopt(worker, arrived);
+        return;
+    }
+    let presence = arrived.presence.clone();
+    if !worker.shared.pass_on(to, arrived) {
+        // Closed: the node dials again.
+        presence.undeal(to, number);
+        worker.shared.metrics.limit("reverse-connections");
+    }
+}
+
+/// The node, where this node's document has a use for it.
+fn named(worker: &Worker, node: Option<&Arc<str>>) -> Result<Arc<Presence>, String> {
+    let Some(node) = node else {
+        return Err("a client that is no node offers to serve; its certificate has no URI .../node/NAME".to_owned());
+    };
+    worker.generation().node(node).cloned().ok_or_else(|| {
+        format!("node {node} offers to serve, and no upstream names it; add one with endpoints: [{{node: {node}}}]")
+    })
+}
+
+/// Has a connection, from now to its end.
+pub(crate) fn adopt(worker: &Rc<Worker>, arrived: Arrived) {
+    let Some(guard) = ConnectionGuard::take(worker, arrived.listener.clone(), arrived.source) else {
+        arrived.presence.undeal(worker.number, arrived.number);
+        return;
+    };
+    let here = worker.clone();
+    worker.spawn(async move {
+        let (presence, number) = (arrived.presence.clone(), arrived.number);
+        let connection = guard.connection.clone();
+        // It is nobody's request, and waits for none.
+        connection.enter(&here);
+        tokio::select! {
+            biased;
+            result = serve(&here, &connection, arrived) => {
+                if let Err(error) = result {
+                    tracing::info!(node = %presence.node, %error, "a connection that the node kept did not begin");
+                }
+            }
+            reason = connection.kill.wait() => tracing::debug!(node = %presence.node, reason, "a connection was closed"),
+        }
+        presence.undeal(here.number, number);
+        drop(guard);
+    });
+}
+
+async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, arrived: Arrived) -> Result<(), Error> {
+    let Arrived { carrier, source, listener, presence, number } = arrived;
+    let pool = worker.pool(PoolKey::of_node(&presence.node));
+    let (kept, drive, pulse) = match carrier {
+        Carrier::Tcp(mut io) => {
+            let fault = |error| Error::Connect { peer: presence.node.clone(), source: Arc::new(error) };
+            // It may have been accepted on another thread.
+            io.rehome().map_err(fault)?;
+            pool.keep_h2(worker, &presence, &listener, io, BEGIN).await?
+        }
+        // QUIC's own part stays with the socket, on the worker that accepted it.
+        Carrier::Quic(quic) => pool.keep_h3(worker, &presence, &listener, quic, BEGIN).await?,
+    };
+    tracing::info!(node = %presence.node, %source, listener = %listener.name, "a node keeps a connection to us");
+    presence.is_newest(number);
+    let calls = async {
+        say(&kept, Call::Begins { number: Some(number), wanted: Some(worker.shared.workers) }).await;
+        connection.drain.wait().await;
+        // What runs on it may last: the node shall not wait for its end to dial whoever comes after us.
+        say(&kept, Call::Leaving).await;
+        kept.retire();
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        () = drive => {}
+        () = kept.listen(pulse) => {}
+        () = calls => {}
+        // Its sessions are told at once, and those that may begin again do so on another one.
+        () = presence.given_up(number) => {}
+    }
+    tracing::info!(node = %presence.node, %source, "a connection that a node kept is over");
+    Ok(())
+}
+
+/// What the health of a node is asked for, by way of its connection.
+pub(crate) struct Question {
+    pub(crate) presence: Arc<Presence>,
+    pub(crate) path: String,
+    pub(crate) reply: oneshot::Sender<Result<StatusCode, String>>,
+}
+
+/// Asks. Ends with whoever asks.
+pub(crate) fn ask(worker: &Rc<Worker>, question: Question) {
+    let here = worker.clone();
+    worker.spawn(async move {
+        let Question { presence, path, mut reply } = question;
+        let pool = here.pool(PoolKey::of_node(&presence.node));
+        let answered = tokio::select! {
+            answered = pool.get(&here, &presence.node, &path) => answered,
+            () = reply.closed() => return,
+        };
+        let _ = reply.send(answered.map_err(|error| error.to_string()));
+    });
+}
+
+/// Calls the node. That it is not heard the connection's end tells.
+async fn say(kept: &Kept, call: Call) {
+    let Some(request) = call.request(&kept.presence.node) else { return };
+    if let Ok(answer) = kept.call(request).await {
+        kept.presence.give_up(given_up(answer.headers()));
+    }
+}

@@ -1,0 +1,358 @@
+//! Connections that this node keeps to those who cannot dial it.
+//!
+//! In: listeners with `dial`. Out: to each endpoint of their upstream as many connections as it has
+//! workers, dealt out to ours; on each the listener's sessions are served. What is lost is dialled again,
+//! at once at first, and at once where the network changes; the old connection stays until the new one
+//! is there. Never: a claim to be somebody; the certificate says who we are.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hermes_model::snapshot::{Listener, UpstreamProtocol};
+use hermes_net::{own, quic, tls};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::pulse::DEAD;
+use super::{ALPN, ALPN_H3, Carrier, Line, MovesOn, Wanted};
+use crate::error::Error;
+use crate::generation::quic_bounds;
+use crate::listener::http::{Client, Watched};
+use crate::listener::{h2, h3, trust_of};
+use crate::live::{Connection, ConnectionGuard};
+use crate::metrics::ListenerLabels;
+use crate::upstream::connect::{Destination, connect};
+use crate::upstream::{ClientTls, Target, UpstreamState, pool};
+use crate::worker::Worker;
+
+/// Endpoints of one listener's upstream that connections are kept to; more are counted as a limit.
+const MOST_ENDPOINTS: usize = 16;
+/// So often QUIC asks whether the far end is there.
+const ASK: Duration = Duration::from_secs(1);
+/// For a new connection: dial and TLS.
+const WITHIN: Duration = Duration::from_secs(5);
+/// A connection that lasted so long was a good one: what comes after it is tried at once.
+const STEADY: Duration = Duration::from_secs(3);
+/// A dial that is under way when the network changes has so long to come to its end, and is begun anew then.
+const STALLS: Duration = Duration::from_millis(300);
+const MOST_ANEW: usize = 3;
+/// The pause after the first failure; it doubles up to the longest.
+const PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// What a worker keeps, by listener.
+#[derive(Default)]
+pub(crate) struct Uplinks(RefCell<HashMap<Arc<str>, Uplink>>);
+
+/// One listener that dials.
+struct Uplink {
+    upstream: u64,
+    /// Those who dial stop with it.
+    _stop: watch::Sender<()>,
+}
+
+impl Uplinks {
+    /// Dials no more; what runs goes on.
+    pub(crate) fn stop_all(&self) {
+        self.0.borrow_mut().clear();
+    }
+}
+
+/// Does what the running document says: begins, ends, and begins anew where the upstream changed.
+pub(crate) fn follow(worker: &Rc<Worker>) {
+    if worker.is_draining() {
+        return;
+    }
+    let generation = worker.generation();
+    let dials = |listener: &Arc<Listener>| {
+        let upstream = generation.upstream(listener.dial.as_ref()?)?;
+        Some((listener.name.clone(), upstream.clone()))
+    };
+    let wanted: HashMap<Arc<str>, Arc<UpstreamState>> =
+        generation.snapshot.listeners.iter().filter_map(dials).collect();
+    let mut running = worker.uplinks.0.borrow_mut();
+    running.retain(|name, uplink| {
+        let stays = wanted.get(name).is_some_and(|upstream| upstream.id == uplink.upstream);
+        if !stays {
+            // Dropping the sender stops what dials; what runs may finish.
+            worker.live.drain_listener(worker, name);
+        }
+        stays
+    });
+    for (name, upstream) in wanted {
+        running.entry(name.clone()).or_insert_with(|| begin(worker, &name, &upstream));
+    }
+}
+
+fn begin(worker: &Rc<Worker>, listener: &Arc<str>, upstream: &Arc<UpstreamState>) -> Uplink {
+    let stop = watch::Sender::new(());
+    if upstream.endpoints.len() > MOST_ENDPOINTS {
+        worker.shared.metrics.limit("uplink-endpoints");
+        let (name, most) = (&upstream.config.name, MOST_ENDPOINTS);
+        tracing::warn!(%listener, upstream = %name, most, "connections are kept to the first endpoints only");
+    }
+    for index in 0..upstream.endpoints.len().min(MOST_ENDPOINTS) {
+        let Target::Address { wanted, .. } = &upstream.endpoints[index].target else { continue };
+        let tls = match tls_of(worker, upstream) {
+            Ok(tls) => tls,
+            Err(error) => {
+                tracing::error!(%listener, upstream = %upstream.config.name, %error, "no connection can be kept");
+                break;
+            }
+        };
+        let keeper = Keeper {
+            worker: worker.clone(),
+            listener: listener.clone(),
+            upstream: upstream.clone(),
+            index,
+            wanted: wanted.clone(),
+            tls,
+            stop: stop.subscribe(),
+        };
+        worker.spawn(keeper.keep());
+    }
+    Uplink { upstream: upstream.id, _stop: stop }
+}
+
+/// As the upstream has it, for a connection on which we serve.
+fn tls_of(worker: &Worker, upstream: &UpstreamState) -> Result<ClientTls, Error> {
+    // `check` knows that there is one.
+    let tls = upstream.tls.as_ref().ok_or_else(|| Error::Internal("an upstream to dial without TLS".to_owned()))?;
+    if upstream.config.protocol != UpstreamProtocol::H3 {
+        return Ok(ClientTls { config: tls::with_alpn(&tls.config, ALPN), ..tls.clone() });
+    }
+    let config = tls::with_alpn(&tls.config, ALPN_H3);
+    let bounds = quic_bounds(&worker.generation().snapshot.limits);
+    let bounds = quic::Bounds { idle: DEAD, keep_alive: Some(ASK), ..bounds };
+    let quic = quic::client_config(&config, bounds).map_err(|error| Error::Internal(error.to_string()))?;
+    Ok(ClientTls { config, quic: Some(quic), ..tls.clone() })
+}
+
+/// Keeps connections to one endpoint.
+#[derive(Clone)]
+struct Keeper {
+    worker: Rc<Worker>,
+    listener: Arc<str>,
+    upstream: Arc<UpstreamState>,
+    index: usize,
+    wanted: Wanted,
+    tls: ClientTls,
+    /// Its sender is gone where this is to stop.
+    stop: watch::Receiver<()>,
+}
+
+/// A connection that was made.
+struct Dialled {
+    connection: Rc<Connection>,
+    line: Rc<Line>,
+    local: IpAddr,
+    remote: SocketAddr,
+    /// It may follow us to another address.
+    is_quic: bool,
+    since: Instant,
+}
+
+impl Dialled {
+    /// Nothing comes over it any more: its address is not ours, or its path has forgotten it.
+    fn is_dead(&self) -> bool {
+        self.line.is_silent() || (!self.is_quic && !own::is_at(self.local))
+    }
+}
+
+impl Keeper {
+    /// Keeps this worker's share of them: those whose number, divided by the workers, leaves its own.
+    async fn keep(mut self) {
+        let mut wanted = self.wanted.watch();
+        let (first, step) = (self.worker.number, self.worker.shared.workers.max(1));
+        let mut next = first;
+        loop {
+            let most = *wanted.borrow_and_update();
+            while next < most {
+                let (one, number) = (self.clone(), next);
+                self.worker.spawn(async move { one.keep_one(number).await });
+                next += step;
+            }
+            tokio::select! {
+                changed = wanted.changed() => if changed.is_err() { return },
+                _ = self.stop.changed() => return,
+            }
+        }
+    }
+
+    async fn keep_one(self, number: usize) {
+        let mut wanted = self.wanted.watch();
+        let mut network = self.worker.shared.network.subscribe();
+        let mut stop = self.stop.clone();
+        let mut before: Vec<Dialled> = Vec::new();
+        let mut failures = 0;
+        let mut is_told = false;
+        let keep = async {
+            loop {
+                if wanted.wait_for(|wanted| number < *wanted).await.is_err() {
+                    return;
+                }
+                self.pause(failures, &mut network).await;
+                match self.dial(&before, &mut network).await {
+                    Ok(dialled) => {
+                        is_told = false;
+                        tracing::info!(listener = %self.listener, endpoint = %self.label(), "a connection is kept");
+                        // Make before break: those before finish what they have, where they can.
+                        for old in before.drain(..) {
+                            if old.is_dead() {
+                                old.connection.kill.set("its path is gone, and another connection has taken its place");
+                            }
+                            old.connection.part(&self.worker);
+                        }
+                        let why = moves_on(&dialled, &mut network).await;
+                        if why == MovesOn::Moved && dialled.is_quic {
+                            self.worker.move_quic_clients();
+                        }
+                        tracing::info!(listener = %self.listener, endpoint = %self.label(), ?why, "a kept connection is to be replaced");
+                        let was_good = why == MovesOn::Moved || dialled.since.elapsed() >= STEADY;
+                        failures = if was_good { 0 } else { failures + 1 };
+                        before.push(dialled);
+                    }
+                    Err(error) => {
+                        failures += 1;
+                        if !std::mem::replace(&mut is_told, true) {
+                            tracing::warn!(listener = %self.listener, endpoint = %self.label(), %error, "no connection can be kept; trying again");
+                        }
+                    }
+                }
+            }
+        };
+        tokio::select! {
+            () = keep => {}
+            _ = stop.changed() => {}
+        }
+    }
+
+    fn label(&self) -> Arc<str> {
+        self.upstream.endpoints[self.index].label.clone()
+    }
+
+    /// Half of it by chance: nodes that lost their neighbour together do not come back together.
+    async fn pause(&self, failures: u32, network: &mut watch::Receiver<()>) {
+        network.mark_unchanged();
+        let Some(doublings) = failures.checked_sub(1) else { return };
+        let ceiling = PAUSE.saturating_mul(1 << doublings.min(16)).min(LONGEST_PAUSE);
+        let part = (self.worker.random().1 >> 11) as f64 / (1_u64 << 53) as f64;
+        // Another network may lead there: at once, then.
+        let _ = tokio::time::timeout(ceiling.mul_f64(0.5 + part / 2.0), network.changed()).await;
+    }
+
+    async fn dial(&self, before: &[Dialled], network: &mut watch::Receiver<()>) -> Result<Dialled, Error> {
+        let nobody = SocketAddr::from(([0, 0, 0, 0], 0));
+        let destination = Destination { tls: Some(&self.tls), ..self.upstream.destination(self.index, nobody) };
+        let mut anew = 0..MOST_ANEW;
+        let carrier = loop {
+            let stalls = async {
+                // While the network changes a first packet is easily lost, and is missed a second later only.
+                if anew.next().is_some() && network.changed().await.is_ok() {
+                    tokio::time::sleep(STALLS).await;
+                } else {
+                    std::future::pending().await
+                }
+            };
+            tokio::select! {
+                carrier = self.connect(&destination) => break carrier?,
+                () = stalls => {}
+            }
+        };
+        let fault = |source| Error::Connect { peer: self.label(), source: Arc::new(source) };
+        let (remote, local) = match &carrier {
+            Carrier::Tcp(io) => (io.peer_addr().map_err(fault)?, io.tcp().local_addr().map_err(fault)?.ip()),
+            Carrier::Quic(quic) => {
+                let remote = quic.remote_address();
+                (remote, own::source_towards(remote).map_err(fault)?)
+            }
+        };
+        let given_up = before.iter().filter(|old| old.is_dead()).filter_map(|old| old.line.number.get()).collect();
+        let dialled = self.serve(carrier, local, remote, given_up).map_err(fault)?;
+        // TLS is done before the far end has judged our certificate, and who we are: its first call says that it
+        // has taken us.
+        tokio::select! {
+            _ = dialled.line.number.wait() => Ok(dialled),
+            _ = dialled.line.moves_on.wait() => Err(fault(std::io::Error::other(
+                "it did not take the connection: it does not know this node's certificate, or has no upstream that names it",
+            ))),
+        }
+    }
+
+    async fn connect(&self, to: &Destination<'_>) -> Result<Carrier, Error> {
+        if self.upstream.config.protocol != UpstreamProtocol::H3 {
+            return connect(&self.worker, to, WITHIN).await.map(Carrier::Tcp);
+        }
+        match tokio::time::timeout(WITHIN, pool::h3::dial(&self.worker, to)).await {
+            Ok(dialled) => dialled.map(Carrier::Quic),
+            Err(_) => Err(Error::ConnectTimeout { peer: self.label(), after: WITHIN }),
+        }
+    }
+
+    /// Serves the listener's sessions on it.
+    fn serve(
+        &self,
+        carrier: Carrier,
+        local: IpAddr,
+        remote: SocketAddr,
+        given_up: Vec<u64>,
+    ) -> std::io::Result<Dialled> {
+        let generation = self.worker.generation();
+        let gone = || std::io::Error::other("its listener is gone");
+        let listener = generation.listener(&self.listener).ok_or_else(gone)?;
+        let (uris, is_quic) = match &carrier {
+            Carrier::Tcp(io) => (tls::peer_uris(io), false),
+            Carrier::Quic(quic) => (quic::peer_uris(quic), true),
+        };
+        let trust = trust_of(&self.worker, listener, uris, remote)?;
+        let full = || std::io::Error::other("limits.connections of this node is reached");
+        let guard = ConnectionGuard::take(&self.worker, listener.clone(), remote).ok_or_else(full)?;
+        let connection = guard.connection.clone();
+        connection.is_kept.set(true);
+        let line = Rc::new(Line::new(self.wanted.clone(), given_up));
+        let client = Client { source: remote, trust, secure: true, line: Some(line.clone()) };
+        let worker = self.worker.clone();
+        let (over, labels) = (line.clone(), ListenerLabels { listener: listener.name.clone() });
+        self.worker.spawn(async move {
+            let gauge = worker.shared.metrics.reverse_connections.get_or_create_owned(&labels);
+            gauge.inc();
+            let served = async {
+                match carrier {
+                    Carrier::Tcp(io) => {
+                        let watched = Watched::new(&worker, &guard.connection, io);
+                        Box::pin(h2::serve(&worker, &guard.connection, watched, client)).await;
+                    }
+                    Carrier::Quic(quic) => Box::pin(h3::serve(&worker, &guard.connection, quic, client)).await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = served => {}
+                reason = guard.connection.kill.wait() => tracing::debug!(source = %remote, reason, "a connection was closed"),
+            }
+            gauge.dec();
+            over.moves_on.set(MovesOn::Over);
+        });
+        Ok(Dialled { connection, line, local, remote, is_quic, since: Instant::now() })
+    }
+}
+
+/// Waits until another connection is to take the place of this one.
+async fn moves_on(dialled: &Dialled, network: &mut watch::Receiver<()>) -> MovesOn {
+    loop {
+        tokio::select! {
+            why = dialled.line.moves_on.wait() => return why,
+            changed = network.changed() => {
+                let from = own::source_towards(dialled.remote);
+                // Where no way leads there any more, the next change will tell of one that does.
+                if changed.is_err() || from.is_ok_and(|from| from != dialled.local) {
+                    return MovesOn::Moved;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! Connections that a node keeps to us, in the pool of its name.
+//!
+//! In: a connection over which the node serves. Out: places on it, as on any shared one; those who come
+//! while there is none wait a moment where the node is known to be near. The newest is taken first: what
+//! was there before may be dead without knowing it. Never: a dial.
+
+use std::cell::Cell;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Poll, ready};
+use std::time::Duration;
+
+use hermes_model::snapshot::Listener;
+use hermes_net::{Io, quic};
+use http::{Request, Response, StatusCode, Uri};
+use tokio::time::Instant;
+
+use super::h2::{begin_h2, drive_h2};
+use super::h3::{drive_h3, settings};
+use super::queue::Permit;
+use super::shared::{Lease, SharedConnection, Speaks};
+use super::{Leased, Pool, Wish};
+use crate::error::Error;
+use crate::h3::Link;
+use crate::metrics::ListenerLabels;
+use crate::reverse::{Beat, Presence, Pulse};
+use crate::stream::StreamError;
+use crate::stream::asked::{Head, ask};
+use crate::worker::Worker;
+
+/// Connections of one node that a worker has at most; beyond it the oldest is given up. More than one are
+/// there where the node dials anew, or dials two of our addresses.
+const MOST_OF_NODE: usize = 4;
+
+/// What moves a connection until it is over.
+pub(crate) type Driven = Pin<Box<dyn Future<Output = ()>>>;
+
+/// A connection that a node keeps to us, for as long as it is in the pool.
+pub(crate) struct Kept {
+    worker: Rc<Worker>,
+    pool: Rc<Pool>,
+    shared: Rc<SharedConnection>,
+    pub(crate) presence: Arc<Presence>,
+    labels: ListenerLabels,
+    /// It counts as one that takes requests.
+    is_usable: Cell<bool>,
+    _permit: Permit,
+}
+
+impl Kept {
+    fn begin(
+        worker: &Rc<Worker>,
+        pool: &Rc<Pool>,
+        presence: &Arc<Presence>,
+        listener: &Listener,
+        shared: Rc<SharedConnection>,
+        permit: Permit,
+    ) -> Self {
+        let labels = ListenerLabels { listener: listener.name.clone() };
+        worker.shared.metrics.reverse_connections.get_or_create(&labels).inc();
+        let mut all = pool.shared.borrow_mut();
+        all.insert(0, shared.clone());
+        for old in all.iter().skip(MOST_OF_NODE) {
+            old.retire();
+        }
+        drop(all);
+        let kept = Self {
+            worker: worker.clone(),
+            pool: pool.clone(),
+            shared,
+            presence: presence.clone(),
+            labels,
+            is_usable: Cell::new(false),
+            _permit: permit,
+        };
+        kept.set_usable(true);
+        kept
+    }
+
+    /// No further request on it, and it ends with its last.
+    pub(crate) fn retire(&self) {
+        self.shared.retire();
+        self.set_usable(false);
+    }
+
+    /// Sends a request of our own, and waits for its answer.
+    ///
+    /// # Errors
+    /// The stream broke, or its connection.
+    pub(crate) async fn call(&self, request: Request<()>) -> Result<Response<()>, StreamError> {
+        let lease = Lease::take(&self.shared, &self.pool, &self.worker, false);
+        answer_of(&self.worker, &lease, request).await
+    }
+
+    /// Listens whether the node is there. Ends when it is not.
+    pub(crate) async fn listen(&self, mut pulse: Pulse) {
+        let mut newer = self.presence.newer();
+        loop {
+            let beat = std::future::poll_fn(|cx| {
+                let beat = pulse.poll(cx, self.shared.heard());
+                self.shared.is_silent.set(beat != Beat::Strong);
+                if !self.shared.is_alive() {
+                    // Its node takes no further request on it: it ends with its last.
+                    self.shared.retire();
+                }
+                self.set_usable(beat == Beat::Strong && !self.shared.is_closed());
+                if beat == Beat::Dead { Poll::Ready(()) } else { Poll::Pending }
+            });
+            tokio::select! {
+                () = beat => return,
+                // Its sender lives as long as this does.
+                _ = newer.changed() => pulse.doubt(),
+            }
+        }
+    }
+
+    fn set_usable(&self, is_usable: bool) {
+        match (self.is_usable.replace(is_usable), is_usable) {
+            (false, true) => self.presence.came(),
+            (true, false) => self.presence.went(self.worker.shared.now()),
+            _ => return,
+        }
+        // Who waits looks anew: for a place, or for how long it may wait.
+        self.pool.open.wake_all();
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.shared.close();
+        self.pool.shared.borrow_mut().retain(|other| !Rc::ptr_eq(other, &self.shared));
+        self.set_usable(false);
+        self.worker.shared.metrics.reverse_connections.get_or_create(&self.labels).dec();
+    }
+}
+
+/// The head of the answer to a request without a body.
+async fn answer_of(worker: &Rc<Worker>, lease: &Lease, request: Request<()>) -> Result<Response<()>, StreamError> {
+    let (mut answer, _stream) = ask(worker, lease, request, true).await?;
+    std::future::poll_fn(|cx| {
+        loop {
+            match ready!(answer.poll(cx))? {
+                Head::Interim(_) => {}
+                Head::Final(response) => return Poll::Ready(Ok(response.map(drop))),
+            }
+        }
+    })
+    .await
+}
+
+impl Pool {
+    /// GET of our own, from a node that keeps a connection to us.
+    ///
+    /// # Errors
+    /// It has none here, or gives no answer.
+    pub(crate) async fn get(self: &Rc<Self>, worker: &Rc<Worker>, node: &str, path: &str) -> Result<StatusCode, Error> {
+        let absent = || Error::NotConnected { node: Arc::from(node) };
+        let lease = self.place(worker, true).ok_or_else(absent)?;
+        let uri = Uri::builder().scheme("https").authority(node).path_and_query(path).build();
+        let request =
+            uri.and_then(|uri| Request::get(uri).body(())).map_err(|error| Error::Malformed(error.to_string()))?;
+        let broken =
+            |error: StreamError| Error::Broken { peer: Arc::from(node), reason: error.to_string(), unprocessed: false };
+        answer_of(worker, &lease, request).await.map(|answer| answer.status()).map_err(broken)
+    }
+
+    /// Speaks HTTP/2 on a connection over which a node serves, until `within` at the latest. Out: its
+    /// place here, what drives it, and what listens whether the node is there.
+    ///
+    /// # Errors
+    /// The node does not serve on it.
+    pub(crate) async fn keep_h2(
+        self: &Rc<Self>,
+        worker: &Rc<Worker>,
+        presence: &Arc<Presence>,
+        listener: &Listener,
+        io: Io,
+        within: Duration,
+    ) -> Result<(Kept, Driven, Pulse), Error> {
+        // Before anything is waited for: a pool without connections is swept away.
+        let permit = Permit::take(&self.open);
+        let mut begun = begin_h2(worker, &presence.node, io, Instant::now() + within, within).await?;
+        let pulse = Pulse::new(begun.connection.ping_pong());
+        let shared = SharedConnection::kept(begun.speaks, worker.now());
+        let drive = drive_h2(begun.connection, shared.clone(), begun.window);
+        Ok((Kept::begin(worker, self, presence, listener, shared, permit), Box::pin(drive), pulse))
+    }
+
+    /// The same for HTTP/3.
+    ///
+    /// # Errors
+    /// As [`Self::keep_h2`].
+    pub(crate) async fn keep_h3(
+        self: &Rc<Self>,
+        worker: &Rc<Worker>,
+        presence: &Arc<Presence>,
+        listener: &Listener,
+        quic: quic::Connection,
+        within: Duration,
+    ) -> Result<(Kept, Driven, Pulse), Error> {
+        let permit = Permit::take(&self.open);
+        let link = Link::new(quic, false);
+        let shared = SharedConnection::kept(Speaks::H3(link.clone()), worker.now());
+        let (here, ours) = (worker.clone(), settings(worker));
+        let (driven_link, driven) = (link.clone(), shared.clone());
+        let mut drive: Driven = Box::pin(async move { drive_h3(&here, &driven_link, &driven, ours).await });
+        // What it can do has to be known before it is asked for a tunnel.
+        let settled = async {
+            tokio::select! {
+                () = &mut drive => None,
+                settled = link.settled() => settled,
+            }
+        };
+        let late = |_| Error::ConnectTimeout { peer: presence.node.clone(), after: within };
+        if tokio::time::timeout(within, settled).await.map_err(late)?.is_none() {
+            let reason = "HTTP/3 did not begin".to_owned();
+            return Err(Error::Broken { peer: presence.node.clone(), reason, unprocessed: true });
+        }
+        Ok((Kept::begin(worker, self, presence, listener, shared, permit), drive, Pulse::new(None)))
+    }
+
+    /// A place on a connection that the endpoint keeps to us.
+    pub(super) async fn lease_kept(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Error> {
+        let Some(presence) = wish.node else { return Err(Error::Internal("a node without a name".to_owned())) };
+        let absent = || Error::NotConnected { node: presence.node.clone() };
+        let began = Instant::now();
+        loop {
+            // All of them have been used: one that breaks under a request says nothing of the next.
+            if let Some(lease) = self.place(worker, true) {
+                return Ok(Leased::Shared(lease));
+            }
+            let left = wish.connect_within.saturating_sub(began.elapsed());
+            let patience = presence.patience(worker.shared.now()).ok_or_else(absent)?.min(left);
+            let most = worker.generation().snapshot.limits.upstream_pending;
+            match tokio::time::timeout(patience, self.wait(worker, most)).await {
+                Ok(waited) => waited?,
+                Err(_) if !presence.is_here() => return Err(absent()),
+                Err(_) => {
+                    let peer = wish.destination.label.clone();
+                    return Err(Error::ConnectTimeout { peer, after: wish.connect_within });
+                }
+            }
+        }
+    }
+}
