@@ -52,6 +52,12 @@ impl Authority {
         Self { host: Arc::from(address.to_canonical().to_string()), port: None, default_port: None }
     }
 
+    /// The same, for another host: one that was parsed before, so that it is in its one spelling.
+    #[must_use]
+    pub fn with_host(&self, host: Arc<str>) -> Self {
+        Self { host, ..*self }
+    }
+
     /// The host in lower case; IPv6 without brackets.
     pub fn host(&self) -> &str {
         &self.host

@@ -8,6 +8,7 @@
 //! the value out and goes on. The other modules turn sections into parsed types, a section each.
 //! What they say about something that `read` complained of already is left out.
 
+mod dns;
 mod exposure;
 mod header;
 mod listener;
@@ -205,6 +206,7 @@ fn build(draft: &Draft, base: &Path, report: &mut Report) -> Snapshot {
     });
     unique_names(draft, report);
     exposure::binds(head, &listeners, report);
+    dns::among(&listeners, report);
     exposure::open_proxies(&listeners, &routes, report);
     uplink::dials(&listeners, &names, report);
     uplink::kept(&listeners, &upstreams, draft.listeners.len() == listeners.len(), report);

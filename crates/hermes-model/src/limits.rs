@@ -205,6 +205,10 @@ limits! {
     tunnels / "tunnels": usize as usize; 20_000, 1, 10_000_000;
     /// Flows of one `udp` or `socks5` listener.
     udp_flows / "udp-flows": usize as usize; 4096, 1, 10_000_000;
+    /// Questions of one `dns` listener that wait for another server's answer.
+    dns_questions / "dns-questions": usize as usize; 1024, 1, 1_000_000;
+    /// Names that have an address of a `dns` listener's; the least recently used go first.
+    dns_names / "dns-names": usize as usize; 16_384, 1, 1_000_000;
     /// Bytes of datagrams that wait for a slow reader, in each direction of a flow; the oldest go first.
     datagram_queue / "datagram-queue": usize as Bytes, buffer; Bytes(MIB), Bytes(64 * KIB), Bytes(256 * MIB);
     /// Bytes of a request's body that are kept so that it may be sent again.

@@ -14,12 +14,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderName, HeaderValue, StatusCode};
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::facts::Kind;
 use crate::index::RouteIndex;
 use crate::limits::Limits;
 use crate::matcher::Matcher;
+use crate::pattern::HostPattern;
 use crate::reach::Reach;
 use crate::rewrite::{Rewrite, Template};
 
@@ -146,7 +147,27 @@ pub struct Listener {
     pub http3: bool,
 }
 
+/// A port that a listener binds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PortKind {
+    /// Of TCP.
+    Tcp,
+    /// Of UDP.
+    Udp,
+}
+
 impl Listener {
+    /// The kinds of port that it binds, all of one number.
+    pub fn ports(&self) -> &'static [PortKind] {
+        match self.protocol {
+            ListenerProtocol::Http if self.http3 => &[PortKind::Tcp, PortKind::Udp],
+            ListenerProtocol::Http | ListenerProtocol::Tcp { .. } | ListenerProtocol::Socks5 => &[PortKind::Tcp],
+            ListenerProtocol::Dns(_) => &[PortKind::Tcp, PortKind::Udp],
+            ListenerProtocol::Udp { .. } => &[PortKind::Udp],
+            ListenerProtocol::Tun(_) => &[],
+        }
+    }
+
     /// True where a connection that one of them accepted is as good as one of the other: the same
     /// protocol, the same proof of identity.
     pub fn admits_like(&self, other: &Listener) -> bool {
@@ -177,6 +198,8 @@ pub enum ListenerProtocol {
     Tun(Tun),
     /// SOCKS 5 (RFC 1928): clients say whom each connection and datagram is for.
     Socks5,
+    /// DNS, by UDP and TCP: some names get an address of their own, all others are asked for elsewhere.
+    Dns(Dns),
 }
 
 impl ListenerProtocol {
@@ -188,6 +211,7 @@ impl ListenerProtocol {
             ListenerProtocol::Udp { .. } => "udp",
             ListenerProtocol::Tun(_) => "tun",
             ListenerProtocol::Socks5 => "socks5",
+            ListenerProtocol::Dns(_) => "dns",
         }
     }
 }
@@ -210,6 +234,43 @@ pub struct Capture {
     pub network: IpNet,
     /// Set on its session's headers, over those of the listener.
     pub set_headers: Vec<(HeaderName, HeaderValue)>,
+}
+
+/// What a DNS listener answers itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dns {
+    /// The names; hosts as authorities have them.
+    pub names: Vec<HostPattern>,
+    /// Where they get their addresses from.
+    pub addresses: Reserved,
+    /// Who is asked for all other names; empty where that is whom the system asks.
+    pub forward: Vec<SocketAddr>,
+}
+
+/// Addresses that stand for names. At least one of the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reserved {
+    /// Of IPv4; two bits at least are left for names.
+    pub v4: Option<Ipv4Net>,
+    /// Of IPv6; likewise.
+    pub v6: Option<Ipv6Net>,
+}
+
+impl Reserved {
+    /// Is it one of them?
+    pub fn contains(&self, address: IpAddr) -> bool {
+        match address.to_canonical() {
+            IpAddr::V4(v4) => self.v4.is_some_and(|net| net.contains(&v4)),
+            IpAddr::V6(v6) => self.v6.is_some_and(|net| net.contains(&v6)),
+        }
+    }
+
+    /// Is an address in both?
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let v4 = self.v4.zip(other.v4).is_some_and(|(a, b)| a.contains(&b) || b.contains(&a));
+        let v6 = self.v6.zip(other.v6).is_some_and(|(a, b)| a.contains(&b) || b.contains(&a));
+        v4 || v6
+    }
 }
 
 /// TLS at a listener.

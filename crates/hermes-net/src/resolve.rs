@@ -5,12 +5,12 @@
 
 mod runtime;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use hickory_resolver::Resolver as HickoryResolver;
+use hickory_resolver::{Resolver as HickoryResolver, system_conf};
 
 use self::runtime::Marked;
 
@@ -32,6 +32,8 @@ pub enum ResolveError {
 
 /// What the system's configuration is read from.
 const SOURCES: [&str; 2] = ["/etc/resolv.conf", "/etc/hosts"];
+/// The port of DNS.
+const DNS: u16 = 53;
 /// Between two looks whether it changed: a laptop that moves to another network has another server.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
@@ -40,9 +42,16 @@ pub struct Resolver {
     state: Mutex<State>,
 }
 
+/// What the system's configuration says.
+#[derive(Clone)]
+struct System {
+    resolver: HickoryResolver<Marked>,
+    servers: Vec<SocketAddr>,
+}
+
 struct State {
     /// `Err` where the system has no usable configuration: addresses still work.
-    inner: Result<HickoryResolver<Marked>, String>,
+    inner: Result<System, String>,
     read_from: [Option<Stamp>; SOURCES.len()],
     looked: Instant,
 }
@@ -58,9 +67,12 @@ fn stamps() -> [Option<Stamp>; SOURCES.len()] {
     })
 }
 
-fn read() -> Result<HickoryResolver<Marked>, String> {
+fn read() -> Result<System, String> {
+    let (config, _) = system_conf::read_system_conf().map_err(|error| error.to_string())?;
     let built = HickoryResolver::builder(Marked::default()).and_then(hickory_resolver::ResolverBuilder::build);
-    built.map_err(|error| error.to_string())
+    let resolver = built.map_err(|error| error.to_string())?;
+    let servers = config.name_servers().iter().map(|server| SocketAddr::new(server.ip, DNS)).collect();
+    Ok(System { resolver, servers })
 }
 
 impl State {
@@ -98,10 +110,15 @@ impl Resolver {
         Self { state: Mutex::new(State { inner: read(), read_from, looked: Instant::now() }) }
     }
 
-    fn current(&self) -> Result<HickoryResolver<Marked>, ResolveError> {
+    fn current(&self) -> Result<System, ResolveError> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.follow();
         state.inner.clone().map_err(ResolveError::Configuration)
+    }
+
+    /// The servers that the system asks, in its order. None where it has no usable configuration.
+    pub fn servers(&self) -> Vec<SocketAddr> {
+        self.current().map(|system| system.servers).unwrap_or_default()
     }
 
     /// The addresses of a host, in the order of the answer; an address stands for itself.
@@ -113,7 +130,7 @@ impl Resolver {
         if let Ok(address) = host.parse::<IpAddr>() {
             return Ok(vec![address]);
         }
-        let resolver = self.current()?;
+        let resolver = self.current()?.resolver;
         let answer = resolver
             .lookup_ip(host)
             .await

@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 use hermes_model::facts::Peer;
 use hermes_model::limits::Limits;
 use hermes_model::snapshot::{
-    ClientAuth, Endpoint, IdentityFiles, Listener, ListenerProtocol, ListenerTls, Route, Snapshot, Upstream,
+    ClientAuth, Endpoint, IdentityFiles, Listener, ListenerProtocol, ListenerTls, Reserved, Route, Snapshot, Upstream,
     UpstreamProtocol, UpstreamTls,
 };
 use hermes_model::trust::{self, SpiffeKind, parse_spiffe};
@@ -23,6 +23,7 @@ use hermes_net::tls::{
 };
 
 use crate::headers::Via;
+use crate::names::NameTable;
 use crate::reverse::{self, Presence};
 use crate::upstream::{ClientTls, UpstreamState};
 
@@ -40,6 +41,8 @@ pub struct Generation {
     /// Nodes that may keep connections to this one, by name: those that an upstream names.
     nodes: HashMap<Arc<str>, Arc<Presence>>,
     route_owners: HashMap<Arc<str>, u64>,
+    /// Of the DNS listeners' prefixes, each with its names. They outlive generations.
+    names: Vec<Arc<NameTable>>,
     /// The node's own certificates.
     certificates: Vec<Certificate>,
     /// The bytes of all files that went into it: the same bytes need no new connections.
@@ -89,7 +92,7 @@ pub(crate) struct ListenerState {
     pub(crate) tls: Option<Arc<RustlsServerConfig>>,
     /// Where HTTP/3 is spoken as well.
     pub(crate) quic: Option<quic::ServerConfig>,
-    /// Live flows of a UDP listener, on all workers.
+    /// Live flows of a UDP or SOCKS listener, questions under way of a DNS listener; on all workers.
     pub(crate) flows: Arc<AtomicUsize>,
 }
 
@@ -165,11 +168,22 @@ impl Generation {
             listeners,
             upstreams,
             nodes,
+            names: name_tables(&snapshot, previous),
             route_owners,
             certificates,
             files,
             snapshot,
         })
+    }
+
+    /// The names that have addresses of this prefix.
+    pub(crate) fn name_table(&self, reserved: &Reserved) -> Option<&Arc<NameTable>> {
+        self.names.iter().find(|table| table.reserved() == reserved)
+    }
+
+    /// The tables of all prefixes whose addresses stand for names.
+    pub(crate) fn name_tables(&self) -> &[Arc<NameTable>] {
+        &self.names
     }
 
     pub(crate) fn listener(&self, name: &str) -> Option<&Arc<Listener>> {
@@ -440,6 +454,19 @@ impl Builder<'_> {
             .map_err(|error| Some(error.to_string()))?;
         Ok(ClientTls { config, quic, name, proves_node })
     }
+}
+
+/// A table a prefix: the one that there was, so that names keep their addresses, or a new one.
+fn name_tables(snapshot: &Snapshot, previous: Option<&Generation>) -> Vec<Arc<NameTable>> {
+    let mut tables: Vec<Arc<NameTable>> = Vec::new();
+    for listener in &snapshot.listeners {
+        let ListenerProtocol::Dns(dns) = &listener.protocol else { continue };
+        if tables.iter().all(|table| *table.reserved() != dns.addresses) {
+            let known = previous.and_then(|previous| previous.name_table(&dns.addresses)).cloned();
+            tables.push(known.unwrap_or_else(|| Arc::new(NameTable::new(dns.addresses))));
+        }
+    }
+    tables
 }
 
 /// What a QUIC connection may hold.

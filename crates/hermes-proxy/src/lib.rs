@@ -18,6 +18,7 @@ mod ip;
 mod listener;
 mod live;
 mod metrics;
+mod names;
 mod node;
 mod pipe;
 mod record;

@@ -4,6 +4,7 @@
 //! of the node. A listener that closes first serves what already waits in its accept queue.
 
 mod calm;
+mod dns;
 mod flows;
 pub(crate) mod h1;
 pub(crate) mod h2;
@@ -60,14 +61,31 @@ pub(crate) enum BoundSocket {
     Udp(std::net::UdpSocket),
     /// A place in a group.
     Quic(Arc<Group>, u8),
+    Dns(std::net::UdpSocket),
 }
 
-/// What a listener listens with; an HTTP listener may have two.
+/// What a listener listens with; some have two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Transport {
     Tcp,
+    /// Flows.
     Udp,
     Quic,
+    /// Questions by UDP.
+    Dns,
+}
+
+impl Transport {
+    /// All that a listener has. TCP comes first: the port of the other is the one that TCP's was given.
+    pub(crate) fn all_of(listener: &Listener) -> &'static [Self] {
+        match listener.protocol {
+            ListenerProtocol::Http if listener.http3 => &[Transport::Tcp, Transport::Quic],
+            ListenerProtocol::Http | ListenerProtocol::Tcp { .. } | ListenerProtocol::Socks5 => &[Transport::Tcp],
+            ListenerProtocol::Dns(_) => &[Transport::Tcp, Transport::Dns],
+            ListenerProtocol::Udp { .. } => &[Transport::Udp],
+            ListenerProtocol::Tun(_) => &[],
+        }
+    }
 }
 
 impl BoundSocket {
@@ -76,6 +94,7 @@ impl BoundSocket {
             BoundSocket::Tcp(_) => Transport::Tcp,
             BoundSocket::Udp(_) => Transport::Udp,
             BoundSocket::Quic(..) => Transport::Quic,
+            BoundSocket::Dns(_) => Transport::Dns,
         }
     }
 }
@@ -124,6 +143,15 @@ impl Acceptor {
                 let bound = hermes_net::udp::UdpSocket::from_std(bound)?;
                 worker.spawn(async move {
                     udp::receive_all(here, bound, socket.name, ending).await;
+                    ended.set(());
+                });
+            }
+            BoundSocket::Dns(bound) => {
+                bound.set_nonblocking(true)?;
+                let bound = hermes_net::udp::UdpSocket::from_std(bound)?;
+                let known = Known::new(worker, socket.name);
+                worker.spawn(async move {
+                    dns::receive_all(here, bound, known, ending).await;
                     ended.set(());
                 });
             }
@@ -279,6 +307,10 @@ async fn serve_connection(
         ListenerProtocol::Socks5 => {
             connection.set_stage(worker, Stage::Head);
             Box::pin(socks5::serve(worker, connection, ready)).await;
+        }
+        ListenerProtocol::Dns(_) => {
+            connection.set_stage(worker, Stage::Idle);
+            Box::pin(dns::stream::serve(worker, connection, ready)).await;
         }
         // These have no connections.
         ListenerProtocol::Udp { .. } | ListenerProtocol::Tun(_) => {}

@@ -27,6 +27,13 @@ pub(crate) struct ListenerLabels {
     pub(crate) listener: Arc<str>,
 }
 
+/// What became of a question to a DNS listener.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct QuestionLabels {
+    pub(crate) listener: Arc<str>,
+    pub(crate) outcome: &'static str,
+}
+
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub(crate) struct ErrorLabels {
     pub(crate) error: &'static str,
@@ -82,6 +89,7 @@ pub(crate) struct Metrics {
     pub(crate) sessions_open: Gauge,
     pub(crate) handshake_failures: Family<ListenerLabels, Counter>,
     pub(crate) limits: Family<LimitLabels, Counter>,
+    pub(crate) dns_questions: Family<QuestionLabels, Counter>,
     pub(crate) identities_removed: Counter,
     pub(crate) quic_fallbacks: Counter,
     pub(crate) quic_migrations: Counter,
@@ -119,6 +127,7 @@ impl Default for Metrics {
             sessions_open: Gauge::default(),
             handshake_failures: Family::default(),
             limits: Family::default(),
+            dns_questions: Family::default(),
             identities_removed: Counter::default(),
             quic_fallbacks: Counter::default(),
             quic_migrations: Counter::default(),
@@ -159,6 +168,11 @@ impl Metrics {
         );
         registry.register("tls_handshake_failures", "Handshakes that failed", self.handshake_failures.clone());
         registry.register("limit_hits", "Times a bound was hit", self.limits.clone());
+        registry.register(
+            "dns_questions",
+            "Questions to DNS listeners, by what became of them",
+            self.dns_questions.clone(),
+        );
         registry.register(
             "identities_removed",
             "User claims removed: the peer may not make them",

@@ -133,7 +133,7 @@ pub(crate) fn from_head<'a>(
 ) -> Result<Request<'a>, Box<Rejected>> {
     let trace = headers::trace(&parts.headers, origin.worker.random());
     let target = match count_lines(origin.worker, &parts.headers).and_then(|()| target(&parts, origin.secure)) {
-        Ok(target) => target,
+        Ok(target) => target.named(origin.worker),
         Err(error) => {
             let kind = if parts.method == Method::CONNECT { Kind::Tcp } else { Kind::Http };
             return Err(Box::new(Rejected { error, facts: unknown_facts(origin, kind, parts), trace }));
@@ -189,12 +189,9 @@ pub(crate) fn from_flow<'a>(
     authority: &Authority,
     spelled: &str,
 ) -> Result<Request<'a>, Box<Rejected>> {
-    let path = match kind {
-        Kind::Udp => connect_udp::path(authority.host(), authority.port().unwrap_or_default())
-            .parse()
-            .unwrap_or_else(|_| PathAndQuery::from_static("/")),
-        _ => PathAndQuery::from_static("/"),
-    };
+    let named = named(origin.worker, authority);
+    let (authority, spelled) = named.as_ref().map_or((authority, spelled), |named| (named, ""));
+    let path = if kind == Kind::Udp { udp_path(authority) } else { PathAndQuery::from_static("/") };
     let facts = Facts {
         listener: origin.listener.name.clone(),
         kind,
@@ -239,6 +236,20 @@ pub(crate) fn from_target<'a>(origin: &Origin<'_>, kind: Kind, text: &str) -> Re
             Err(Box::new(Rejected { error, facts: unknown_facts(origin, kind, parts), trace }))
         }
     }
+}
+
+/// The authority with the name in it that its address stands for, if it does.
+fn named(worker: &Worker, authority: &Authority) -> Option<Authority> {
+    if worker.generation().name_tables().is_empty() {
+        return None;
+    }
+    let name = worker.name_of(authority.host().parse().ok()?)?;
+    Some(authority.with_host(name))
+}
+
+fn udp_path(authority: &Authority) -> PathAndQuery {
+    let path = connect_udp::path(authority.host(), authority.port().unwrap_or_default());
+    path.parse().unwrap_or_else(|_| PathAndQuery::from_static("/"))
 }
 
 /// Judges the claimed identity, and sets the listener's headers over it.
@@ -338,6 +349,22 @@ struct Target {
     scheme: http::uri::Scheme,
     network: Option<IpNet>,
     protocol: Option<u8>,
+}
+
+impl Target {
+    /// The same for the name that its address stands for, if it does: what a program was told by DNS.
+    fn named(mut self, worker: &Worker) -> Self {
+        if self.kind != Kind::Ip
+            && let Some(authority) = named(worker, &self.authority)
+        {
+            self.host = host_value(&authority, "");
+            if self.kind == Kind::Udp {
+                self.path = udp_path(&authority);
+            }
+            self.authority = authority;
+        }
+        self
+    }
 }
 
 fn target(parts: &Parts, secure: bool) -> Result<Target, Error> {

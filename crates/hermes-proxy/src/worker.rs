@@ -67,6 +67,8 @@ pub(crate) struct Shared {
     others: OnceLock<Vec<mpsc::WeakSender<Command>>>,
     /// Failed handshakes, said now and then.
     pub(crate) handshakes: Seldom,
+    /// Questions that nobody could be asked.
+    pub(crate) unanswered: Seldom,
     /// Who knows how many lines of the log were lost.
     pub(crate) lost_lines: OnceLock<Box<dyn Fn() -> usize + Send + Sync>>,
 }
@@ -85,6 +87,7 @@ impl Shared {
             ids: AtomicU64::new(1),
             own_addresses: ArcSwap::from_pointee(hermes_net::own::addresses()),
             handshakes: Seldom::default(),
+            unanswered: Seldom::default(),
             lost_lines: OnceLock::new(),
         }
     }
@@ -254,6 +257,12 @@ impl Worker {
 
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.get()
+    }
+
+    /// The name that an address stands for, where a DNS listener gave it to one. Whoever holds it keeps
+    /// that address from any other name: a session does, in its authority.
+    pub(crate) fn name_of(&self, address: IpAddr) -> Option<Arc<str>> {
+        self.generation().name_tables().iter().find_map(|table| table.name_of(address, self.now()))
     }
 
     /// Random numbers, not for secrets.
@@ -530,7 +539,7 @@ async fn apply(
         }
     }
     let is_gone = |(name, transport): &(Arc<str>, Transport)| {
-        generation.listener(name).is_none_or(|listener| *transport == Transport::Quic && !listener.http3)
+        generation.listener(name).is_none_or(|listener| !Transport::all_of(listener).contains(transport))
     };
     let gone: Vec<_> = acceptors.keys().filter(|place| is_gone(place)).cloned().collect();
     for place in gone {

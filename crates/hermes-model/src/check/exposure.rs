@@ -8,24 +8,26 @@ use super::Report;
 use crate::document::Document;
 use crate::matcher::Matcher;
 use crate::pattern::ValuePattern;
-use crate::snapshot::{Action, ClientAuth, Listener, ListenerProtocol, Route, Target};
+use crate::snapshot::{Action, ClientAuth, Listener, ListenerProtocol, PortKind, Route, Target};
 use crate::trust::{HERMES_USER, listener_user};
 
 /// An address can be bound once for TCP and once for UDP. Port 0 is another port each time.
 pub(super) fn binds(head: &Document, listeners: &[(usize, Arc<Listener>)], report: &mut Report) {
-    let mut bound: HashMap<(bool, SocketAddr), String> = HashMap::new();
+    let mut bound: HashMap<(PortKind, SocketAddr), String> = HashMap::new();
     if let Some(admin) = head.admin.filter(|admin| admin.0.port() != 0) {
-        bound.insert((false, admin.0), "admin".to_owned());
+        bound.insert((PortKind::Tcp, admin.0), "admin".to_owned());
     }
     for (at, listener) in listeners {
         let Some(bind) = listener.bind.filter(|bind| bind.port() != 0) else { continue };
-        let udp = matches!(listener.protocol, ListenerProtocol::Udp { .. });
-        match bound.get(&(udp, bind)) {
-            Some(owner) => report.problem(
+        if let Some(owner) = listener.ports().iter().find_map(|kind| bound.get(&(*kind, bind))) {
+            report.problem(
                 format!("listeners[{at}].bind"),
                 format!("{bind} is bound by {owner} already; write another port or address"),
-            ),
-            None => _ = bound.insert((udp, bind), format!("listeners[{at}] ({})", listener.name)),
+            );
+            continue;
+        }
+        for kind in listener.ports() {
+            bound.insert((*kind, bind), format!("listeners[{at}] ({})", listener.name));
         }
     }
 }

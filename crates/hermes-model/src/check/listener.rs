@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use super::{Context, Report, header};
+use super::{Context, Report, dns, header};
 use crate::authority::Authority;
 use crate::document::listener as section;
 use crate::document::scalar::{Many, Prefix};
@@ -81,6 +81,11 @@ fn fitting_keys(section: &section::Listener, at: &str, report: &mut Report) {
     only("device", section.device.is_some(), tun, "tun listeners");
     only("address", !section.address.is_empty(), tun, "tun listeners");
     only("capture", !section.capture.is_empty(), tun, "tun listeners");
+    let dns = section.protocol == Protocol::Dns;
+    only("names", !section.names.is_empty(), dns, "dns listeners");
+    only("addresses", !section.addresses.is_empty(), dns, "dns listeners");
+    only("forward", !section.forward.is_empty(), dns, "dns listeners");
+    only("set-headers", !section.set_headers.is_empty(), !dns, "listeners whose clients begin sessions");
     let stream = matches!(section.protocol, Protocol::Http | Protocol::Tcp | Protocol::Socks5);
     only("tls", section.tls.is_some(), stream, "http, tcp and socks5 listeners");
     only("proxy-protocol", !section.proxy_protocol.is_empty(), stream, "http, tcp and socks5 listeners");
@@ -108,6 +113,7 @@ fn protocol(section: &section::Listener, at: &str, report: &mut Report) -> Optio
         Protocol::Http => return Some(ListenerProtocol::Http),
         Protocol::Tun => return tun(section, at, report).map(ListenerProtocol::Tun),
         Protocol::Socks5 => return Some(ListenerProtocol::Socks5),
+        Protocol::Dns => return dns::build(section, at, report).map(ListenerProtocol::Dns),
         Protocol::Tcp | Protocol::Udp => {}
     }
     let at = format!("{at}.authority");

@@ -53,6 +53,15 @@ pub struct Listener {
     /// For `tun`: the device's addresses.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub address: Many<HostAddress>,
+    /// For `dns`: the names that it answers itself, as patterns of hosts.
+    #[serde(default, skip_serializing_if = "Many::is_empty")]
+    pub names: Many<String>,
+    /// For `dns`: the prefixes that names get their addresses from, one of each version of IP at most.
+    #[serde(default, skip_serializing_if = "Many::is_empty")]
+    pub addresses: Many<Prefix>,
+    /// For `dns`: who is asked for all other names. Default: the system's servers.
+    #[serde(default, skip_serializing_if = "Many::is_empty")]
+    pub forward: Many<String>,
     /// For `tun`: the prefixes whose packets it takes, each a session.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub capture: Many<Capture>,

@@ -124,6 +124,8 @@ pub enum Protocol {
     Tun,
     /// SOCKS 5.
     Socks5,
+    /// Questions of programs that only know DNS.
+    Dns,
 }
 words!(
     Protocol,
@@ -134,8 +136,9 @@ words!(
         "udp" = Protocol::Udp,
         "tun" = Protocol::Tun,
         "socks5" = Protocol::Socks5,
+        "dns" = Protocol::Dns,
     ],
-    later ["transparent", "ndn", "h3", "dns"]
+    later ["transparent", "ndn", "h3"]
 );
 
 /// A version of the PROXY protocol that is sent.

@@ -22,17 +22,22 @@ const PENALTY: u64 = 1000;
 /// Closed flows are forgotten so often (milliseconds).
 const FORGET: u64 = 1000;
 
-/// A place among the flows of a listener, given back when it is dropped.
+/// A place among the flows or questions of a listener, given back when it is dropped.
 pub(super) struct Place(Arc<AtomicUsize>);
 
 impl Place {
-    /// `None`, and counted, where the listener has as many as it may.
+    /// `None`, and counted, where the listener has as many flows as it may.
     pub(super) fn take(worker: &Worker, count: &Arc<AtomicUsize>) -> Option<Self> {
         let limit = worker.generation().snapshot.limits.udp_flows;
+        Self::take_of(worker, count, limit, "udp-flows")
+    }
+
+    /// `None`, and counted by that name, where `limit` are taken.
+    pub(super) fn take_of(worker: &Worker, count: &Arc<AtomicUsize>, limit: usize, name: &'static str) -> Option<Self> {
         let place = Self(count.clone());
         let taken = count.fetch_add(1, Ordering::Relaxed) < limit;
         if !taken {
-            worker.shared.metrics.limit("udp-flows");
+            worker.shared.metrics.limit(name);
         }
         taken.then_some(place)
     }

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use hermes_model::snapshot::{Dispatch, Listener, ListenerProtocol, Snapshot};
+use hermes_model::snapshot::{Dispatch, Listener, Snapshot};
 use hermes_net::handover::Handed;
 use hermes_net::quic::{self, Group, Way};
 use hermes_net::{steer, tcp, udp};
@@ -28,17 +28,11 @@ pub(super) struct SocketKey {
 }
 
 impl SocketKey {
-    /// All that a listener has: QUIC's comes last, since its port may be the one that TCP's was given.
+    /// All that a listener has, in the order in which they are bound.
     pub(super) fn all_of(listener: &Listener) -> impl Iterator<Item = Self> {
-        let first = match listener.protocol {
-            ListenerProtocol::Udp { .. } => Some(Transport::Udp),
-            ListenerProtocol::Http | ListenerProtocol::Tcp { .. } | ListenerProtocol::Socks5 => Some(Transport::Tcp),
-            ListenerProtocol::Tun(_) => None,
-        };
-        let http3 = listener.http3.then_some(Transport::Quic);
-        [first, http3].into_iter().flatten().filter_map(|transport| {
+        Transport::all_of(listener).iter().filter_map(|transport| {
             let bind = listener.bind?;
-            Some(Self { transport, bind, name: (bind.port() == 0).then(|| listener.name.clone()) })
+            Some(Self { transport: *transport, bind, name: (bind.port() == 0).then(|| listener.name.clone()) })
         })
     }
 
@@ -52,6 +46,7 @@ impl SocketKey {
             Transport::Tcp => "tcp",
             Transport::Udp => "udp",
             Transport::Quic => "quic",
+            Transport::Dns => "dns",
         };
         match &self.name {
             Some(name) => format!("{protocol}/{}/{name}", self.bind),
@@ -65,15 +60,26 @@ pub(super) enum Socket {
     Udp(std::net::UdpSocket),
     /// One of a group, all of which are here or none.
     Quic(Arc<Group>, u8),
+    Dns(std::net::UdpSocket),
 }
 
 impl Socket {
-    fn open(is_tcp: bool, address: SocketAddr) -> std::io::Result<Self> {
-        Ok(if is_tcp { Socket::Tcp(tcp::listen(address)?) } else { Socket::Udp(udp::listen(address)?) })
+    /// Not for QUIC, whose sockets are a group.
+    fn open(transport: Transport, address: SocketAddr) -> std::io::Result<Self> {
+        Ok(match transport {
+            Transport::Tcp => Socket::Tcp(tcp::listen(address)?),
+            Transport::Dns => Socket::Dns(udp::listen(address)?),
+            Transport::Udp | Transport::Quic => Socket::Udp(udp::listen(address)?),
+        })
     }
 
-    fn from_fd(is_tcp: bool, fd: OwnedFd) -> Self {
-        if is_tcp { Socket::Tcp(fd.into()) } else { Socket::Udp(fd.into()) }
+    /// Likewise.
+    fn from_fd(transport: Transport, fd: OwnedFd) -> Self {
+        match transport {
+            Transport::Tcp => Socket::Tcp(fd.into()),
+            Transport::Dns => Socket::Dns(fd.into()),
+            Transport::Udp | Transport::Quic => Socket::Udp(fd.into()),
+        }
     }
 
     /// A place for each reader of a group.
@@ -84,14 +90,14 @@ impl Socket {
     pub(super) fn group(&self) -> Option<&Arc<Group>> {
         match self {
             Socket::Quic(group, _) => Some(group),
-            Socket::Tcp(_) | Socket::Udp(_) => None,
+            Socket::Tcp(_) | Socket::Udp(_) | Socket::Dns(_) => None,
         }
     }
 
     pub(super) fn local_addr(&self) -> std::io::Result<SocketAddr> {
         match self {
             Socket::Tcp(socket) => socket.local_addr(),
-            Socket::Udp(socket) => socket.local_addr(),
+            Socket::Udp(socket) | Socket::Dns(socket) => socket.local_addr(),
             Socket::Quic(group, _) => Ok(group.address()),
         }
     }
@@ -102,6 +108,7 @@ impl Socket {
             Socket::Tcp(socket) => BoundSocket::Tcp(socket.try_clone()?),
             Socket::Udp(socket) => BoundSocket::Udp(socket.try_clone()?),
             Socket::Quic(group, slot) => BoundSocket::Quic(group.clone(), *slot),
+            Socket::Dns(socket) => BoundSocket::Dns(socket.try_clone()?),
         })
     }
 
@@ -119,7 +126,7 @@ impl Socket {
         let mut add = |label: String, fd: OwnedFd| all.push(Handed { label, fd });
         match self {
             Socket::Tcp(socket) => add(label.to_owned(), socket.try_clone()?.into()),
-            Socket::Udp(socket) => add(label.to_owned(), socket.try_clone()?.into()),
+            Socket::Udp(socket) | Socket::Dns(socket) => add(label.to_owned(), socket.try_clone()?.into()),
             Socket::Quic(group, 0) => {
                 group.duplicate()?.into_iter().for_each(|fd| add(label.to_owned(), fd));
                 group.ways()?.into_iter().for_each(|Way { place, fd }| add(format!("{label}{WAY}{place}"), fd));
@@ -189,18 +196,21 @@ impl Node {
             return self.open_group(key, wanted.min(quic::MOST), opened);
         }
         let inherited = self.inherited.remove(&key.label()).into_iter().flatten();
-        let mut sockets: Vec<Socket> = inherited.map(|fd| Socket::from_fd(key.is_tcp(), fd)).collect();
+        let mut sockets: Vec<Socket> = inherited.map(|fd| Socket::from_fd(key.transport, fd)).collect();
         // The sources of live flows are spread over the UDP sockets that there are: none is added.
         if !key.is_tcp() && !sockets.is_empty() {
             self.held_back.insert(key.clone());
             return Ok(sockets);
         }
-        let mut address = sockets.first().map_or(Ok(key.bind), Socket::local_addr)?;
+        let mut address = match sockets.first() {
+            Some(first) => first.local_addr()?,
+            None => self.beside(key, opened)?,
+        };
         if sockets.is_empty() {
             self.probe(key, address)?;
         }
         while sockets.len() < wanted {
-            let socket = Socket::open(key.is_tcp(), address)?;
+            let socket = Socket::open(key.transport, address)?;
             address = socket.local_addr()?;
             sockets.push(socket);
         }
@@ -280,7 +290,7 @@ impl Node {
         self.sockets.keys().any(|held| held.is_tcp() == key.is_tcp() && held.bind.port() == key.bind.port())
     }
 
-    /// The address of the same listener's TCP sockets.
+    /// The address of the same listener's TCP sockets, if it has some.
     fn beside(&self, key: &SocketKey, opened: &HashMap<SocketKey, Vec<Socket>>) -> std::io::Result<SocketAddr> {
         let tcp = SocketKey { transport: Transport::Tcp, ..key.clone() };
         let sockets = opened.get(&tcp).or_else(|| self.sockets.get(&tcp));

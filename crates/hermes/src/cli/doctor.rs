@@ -16,7 +16,7 @@ use std::time::SystemTime;
 
 use clap::Parser;
 use hermes_model::Snapshot;
-use hermes_model::snapshot::{AccessLog, ListenerProtocol};
+use hermes_model::snapshot::{AccessLog, PortKind};
 use hermes_proxy::Certificate;
 use nix::unistd::{AccessFlags, access};
 
@@ -141,10 +141,15 @@ fn addresses(report: &mut Report, snapshot: &Snapshot) {
     }
     for listener in &snapshot.listeners {
         let Some(bind) = listener.bind else { continue };
-        let is_udp = matches!(listener.protocol, ListenerProtocol::Udp { .. });
-        let probe = if is_udp { hermes_net::udp::probe_unused } else { hermes_net::tcp::probe_unused };
-        let has = running.as_ref().is_some_and(|node| node.listens(bind, is_udp));
-        address(report, &format!("listener {} on {bind}", listener.name), probe(bind), has);
+        for kind in listener.ports() {
+            let free = match kind {
+                PortKind::Tcp => hermes_net::tcp::probe_unused(bind),
+                PortKind::Udp => hermes_net::udp::probe_unused(bind),
+            };
+            let has = running.as_ref().is_some_and(|node| node.listens(bind, *kind));
+            let and = if listener.ports().len() > 1 && *kind == PortKind::Udp { ", by UDP" } else { "" };
+            address(report, &format!("listener {} on {bind}{and}", listener.name), free, has);
+        }
     }
 }
 

@@ -112,6 +112,9 @@ impl Explain {
             ListenerProtocol::Tcp { authority } => (Kind::Tcp, self.fixed_authority(listener, Kind::Tcp, authority)?),
             ListenerProtocol::Udp { authority } => (Kind::Udp, self.fixed_authority(listener, Kind::Udp, authority)?),
             ListenerProtocol::Tun(_) => (Kind::Ip, self.named_authority(Kind::Ip, false)?),
+            ListenerProtocol::Dns(_) => {
+                bail!("listener {} answers questions, and no session begins there; name another", listener.name)
+            }
             ListenerProtocol::Socks5 => {
                 let kind = self.kind.unwrap_or(Kind::Tcp);
                 let (name, carried) = (&listener.name, matches!(kind, Kind::Tcp | Kind::Udp));

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use bytes::Bytes;
+use hermes_model::snapshot::PortKind;
 use http::Request;
 use http::header::HOST;
 use http_body_util::{BodyExt as _, Empty, Limited};
@@ -37,8 +38,20 @@ pub(super) struct Running {
 
 #[derive(Deserialize)]
 struct Listening {
-    bind: SocketAddr,
+    bind: Option<SocketAddr>,
     protocol: String,
+    #[serde(default)]
+    http3: bool,
+}
+
+impl Listening {
+    fn has(&self, kind: PortKind) -> bool {
+        match &*self.protocol {
+            "udp" => kind == PortKind::Udp,
+            "dns" => true,
+            _ => kind == PortKind::Tcp || self.http3,
+        }
+    }
 }
 
 impl Running {
@@ -54,8 +67,8 @@ impl Running {
     }
 
     /// A UDP and a TCP listener may share a port.
-    pub(super) fn listens(&self, address: SocketAddr, is_udp: bool) -> bool {
-        self.listeners.iter().any(|listener| listener.bind == address && (listener.protocol == "udp") == is_udp)
+    pub(super) fn listens(&self, address: SocketAddr, kind: PortKind) -> bool {
+        self.listeners.iter().any(|listener| listener.bind == Some(address) && listener.has(kind))
     }
 }
 

@@ -1,0 +1,246 @@
+//! DNS for programs that know nothing else: some names are answered here, all others are asked for elsewhere.
+//!
+//! In: questions by UDP, or by TCP (`stream`). Out: for names of the overlay an address of a reserved prefix,
+//! which sessions to it are turned back from (`names`); for everything else the answer of another server,
+//! untouched (`forward`). What it does not own it never swallows; what it owns never leaves this machine.
+//! Bounded: questions under way of a listener; who asks more is told that it failed.
+
+mod forward;
+pub(super) mod stream;
+
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures_util::stream::{FuturesUnordered, Stream};
+use hermes_model::authority::Authority;
+use hermes_model::snapshot::{Dns, ListenerProtocol};
+use hermes_net::udp::UdpSocket;
+use hermes_wire::dns::{Answer, Kind, Question, Refusal};
+
+use self::forward::Carrier;
+use super::flows::Place;
+use super::{Ending, Known};
+use crate::generation::ListenerState;
+use crate::metrics::QuestionLabels;
+use crate::names::{NameTable, TTL};
+use crate::signal::Signal;
+use crate::worker::Worker;
+
+/// Calls before other tasks get their turn.
+const ROUNDS: usize = 16;
+
+/// What becomes of a message.
+enum Fate {
+    /// It is answered with this.
+    Answered(Bytes),
+    /// Another server is to be asked.
+    Forwarded(Box<Forwarded>),
+    /// Nothing is said.
+    Dropped,
+}
+
+/// A question for another server.
+struct Forwarded {
+    question: Question,
+    message: Bytes,
+    listener: Arc<str>,
+    servers: Vec<SocketAddr>,
+    /// Among the questions under way.
+    _place: Place,
+}
+
+impl Forwarded {
+    /// Asks; whatever comes of it is an answer.
+    async fn ask(self, worker: &Worker, carrier: Carrier) -> Bytes {
+        let answer = forward::ask(worker, &self.question, &self.message, &self.servers, carrier).await;
+        count(worker, &self.listener, if answer.is_some() { "forwarded" } else { "failed" });
+        if answer.is_none()
+            && let Some(more) = worker.shared.unanswered.happened(worker.now())
+        {
+            let (listener, servers) = (&self.listener, &self.servers);
+            if servers.is_empty() {
+                tracing::warn!(%listener, more, "no DNS server but this node is known; name others by `forward`");
+            } else {
+                tracing::warn!(%listener, ?servers, more, "no DNS server answers");
+            }
+        }
+        answer.unwrap_or_else(|| self.question.answer(&Answer::Failed, 0))
+    }
+}
+
+/// Looks at a message.
+fn consider(worker: &Worker, state: &ListenerState, message: Bytes) -> Fate {
+    let ListenerProtocol::Dns(dns) = &state.listener.protocol else { return Fate::Dropped };
+    let listener = &state.listener.name;
+    let question = match Question::parse(&message) {
+        Ok(question) => question,
+        Err(Refusal(answer)) => {
+            count(worker, listener, "refused");
+            return answer.map_or(Fate::Dropped, Fate::Answered);
+        }
+    };
+    if let Some(answer) = own_answer(worker, dns, &question) {
+        count(worker, listener, "answered");
+        return Fate::Answered(answer);
+    }
+    let limit = worker.generation().snapshot.limits.dns_questions;
+    match Place::take_of(worker, &state.flows, limit, "dns-questions") {
+        Some(place) => {
+            let servers = servers(worker, dns);
+            Fate::Forwarded(Box::new(Forwarded {
+                question,
+                message,
+                listener: listener.clone(),
+                servers,
+                _place: place,
+            }))
+        }
+        None => {
+            count(worker, listener, "failed");
+            Fate::Answered(question.answer(&Answer::Failed, 0))
+        }
+    }
+}
+
+fn count(worker: &Worker, listener: &Arc<str>, outcome: &'static str) {
+    let labels = QuestionLabels { listener: listener.clone(), outcome };
+    worker.shared.metrics.dns_questions.get_or_create(&labels).inc();
+}
+
+/// The answer to a question about a name or an address of ours.
+fn own_answer(worker: &Worker, dns: &Dns, question: &Question) -> Option<Bytes> {
+    if !question.is_internet() {
+        return None;
+    }
+    let generation = worker.generation();
+    let table = generation.name_table(&dns.addresses)?;
+    if let Some(address) = question.address().filter(|address| dns.addresses.contains(*address)) {
+        let name = table.name_of(address, worker.now());
+        let answer = match (&name, question.kind()) {
+            (Some(name), Kind::Ptr | Kind::Any) => Answer::Name(name),
+            (Some(_), _) => Answer::Addresses(&[]),
+            (None, _) => Answer::NoSuchName,
+        };
+        return Some(question.answer(&answer, TTL));
+    }
+    let name = question.name();
+    if !dns.names.iter().any(|pattern| pattern.matches(&name)) {
+        return None;
+    }
+    // Below `*.corp` there are names that no host can have: whoever connected to them would be refused.
+    if Authority::parse(&name, None).is_err() {
+        return Some(question.answer(&Answer::NoSuchName, TTL));
+    }
+    let found = addresses(worker, table, &name, question.kind(), generation.snapshot.limits.dns_names);
+    Some(question.answer(&found.as_deref().map_or(Answer::Failed, Answer::Addresses), TTL))
+}
+
+/// What is there of the kind that was asked for. `None` where the name can have no address at the moment.
+fn addresses(worker: &Worker, table: &NameTable, name: &str, kind: Kind, most: usize) -> Option<Vec<IpAddr>> {
+    let (wants_v4, wants_v6) = match kind {
+        Kind::A => (true, false),
+        Kind::Aaaa => (false, true),
+        Kind::Any => (true, true),
+        Kind::Ptr | Kind::Other => return Some(Vec::new()),
+    };
+    let Some(found) = table.addresses_of(name, most, worker.now()) else {
+        worker.shared.metrics.limit("dns-names");
+        return None;
+    };
+    let v4 = found.v4.filter(|_| wants_v4).map(IpAddr::from);
+    let v6 = found.v6.filter(|_| wants_v6).map(IpAddr::from);
+    Some(v4.into_iter().chain(v6).collect())
+}
+
+/// Who is asked for names that are not ours. Never this node: such a question would go in a circle.
+fn servers(worker: &Worker, dns: &Dns) -> Vec<SocketAddr> {
+    let generation = worker.generation();
+    let mut servers = if dns.forward.is_empty() { worker.resolver.servers() } else { dns.forward.clone() };
+    servers.retain(|server| {
+        let is_own = |bind: SocketAddr| bind.ip().to_canonical() == server.ip().to_canonical();
+        let mut own = generation.snapshot.listeners.iter().filter(|listener| {
+            matches!(listener.protocol, ListenerProtocol::Dns(_))
+                && listener.bind.is_some_and(|bind| is_own(bind) && bind.port() == server.port())
+        });
+        own.next().is_none()
+    });
+    servers
+}
+
+/// Answers questions by UDP, until the listener closes.
+pub(super) async fn receive_all(worker: Rc<Worker>, socket: UdpSocket, known: Known, ending: Rc<Signal<Ending>>) {
+    let mut server = Server { worker, socket: Rc::new(socket), known, under_way: FuturesUnordered::new() };
+    std::future::poll_fn(|cx| {
+        if ending.poll(cx).is_ready() {
+            return Poll::Ready(());
+        }
+        server.poll(cx)
+    })
+    .await;
+    // What was asked before is still answered, while others may have the port.
+    let Server { worker, mut under_way, .. } = server;
+    worker.spawn(async move {
+        std::future::poll_fn(|cx| {
+            while std::task::ready!(Pin::new(&mut under_way).poll_next(cx)).is_some() {}
+            Poll::Ready(())
+        })
+        .await;
+    });
+}
+
+/// The questions of one UDP socket.
+struct Server {
+    worker: Rc<Worker>,
+    socket: Rc<UdpSocket>,
+    known: Known,
+    under_way: FuturesUnordered<Pin<Box<dyn Future<Output = ()>>>>,
+}
+
+impl Server {
+    /// Never ready.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        for _ in 0..ROUNDS {
+            let (worker, socket) = (self.worker.clone(), self.socket.clone());
+            let received = {
+                let mut buffer = worker.udp_buffer.borrow_mut();
+                socket.poll_receive(cx, &mut buffer, |source, message| self.serve(source, message))
+            };
+            if let Poll::Ready(Err(error)) = &received {
+                tracing::debug!(listener = %self.known.name, %error, "a DNS listener could not receive");
+            }
+            while let Poll::Ready(Some(())) = Pin::new(&mut self.under_way).poll_next(cx) {}
+            if received.is_pending() {
+                return Poll::Pending;
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    fn serve(&mut self, source: SocketAddr, message: Bytes) {
+        let Some((state, _)) = self.known.current(&self.worker) else { return };
+        match consider(&self.worker, state, message) {
+            Fate::Answered(answer) => send(&self.worker, &self.socket, source, &answer),
+            Fate::Dropped => {}
+            Fate::Forwarded(forwarded) => {
+                let (worker, socket) = (self.worker.clone(), self.socket.clone());
+                self.under_way.push(Box::pin(async move {
+                    let answer = forwarded.ask(&worker, Carrier::Udp).await;
+                    send(&worker, &socket, source, &answer);
+                }));
+            }
+        }
+    }
+}
+
+/// As any datagram it may be lost: its client asks again.
+fn send(worker: &Worker, socket: &UdpSocket, to: SocketAddr, answer: &Bytes) {
+    if let Err(error) = socket.try_send(to, answer, answer.len().max(1)) {
+        tracing::debug!(%to, %error, "an answer could not be sent");
+        worker.shared.metrics.dropped("send-failed", 1);
+    }
+}

@@ -1,0 +1,117 @@
+//! A question to another server, and its answer, as they are but for the id.
+//!
+//! In: a client's question and its message. Out: the answer of the first server that has one. Each attempt
+//! has an id and a port of its own, both drawn at random, and takes nothing but an answer to that very
+//! question from that very server (RFC 5452). By UDP where the client came by UDP: it asks again by TCP
+//! where the answer is cut, and is then asked for by TCP. Bounded in time, whatever servers do.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hermes_net::dial;
+use hermes_net::udp::{self, UdpSocket};
+use hermes_wire::dns::{Question, is_failure, with_id};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::worker::Worker;
+
+/// For one server to answer.
+const ATTEMPT: Duration = Duration::from_secs(2);
+/// For the whole: most clients give up after five seconds.
+const IN_ALL: Duration = Duration::from_millis(4500);
+/// Each server is asked so often.
+const ROUNDS: usize = 2;
+/// By TCP there is no bound but that of its length field.
+const MOST: usize = u16::MAX as usize;
+
+/// How a question goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Carrier {
+    Udp,
+    Tcp,
+}
+
+/// Asks the servers in their order. `None` where none of them answers.
+pub(super) async fn ask(
+    worker: &Worker,
+    question: &Question,
+    message: &Bytes,
+    servers: &[SocketAddr],
+    carrier: Carrier,
+) -> Option<Bytes> {
+    let room = if carrier == Carrier::Udp { question.room() } else { MOST };
+    // What a server said that could not do it, should no other be able to.
+    let mut failure = None;
+    let answered = tokio::time::timeout(IN_ALL, async {
+        for server in std::iter::repeat_n(servers, ROUNDS).flatten() {
+            let attempt = async {
+                match carrier {
+                    Carrier::Udp => by_udp(worker, question, message, *server).await,
+                    Carrier::Tcp => by_tcp(question, message, *server).await,
+                }
+            };
+            match tokio::time::timeout(ATTEMPT, attempt).await {
+                Ok(Ok(answer)) if is_failure(&answer) => failure = Some(answer),
+                Ok(Ok(answer)) => return Some(answer),
+                Ok(Err(error)) => tracing::debug!(%server, %error, "a DNS server could not be asked"),
+                Err(_) => tracing::debug!(%server, "a DNS server did not answer"),
+            }
+        }
+        None
+    });
+    let answer = answered.await.ok().flatten().or(failure)?;
+    Some(question.pass(answer, room))
+}
+
+/// The message with an id that nobody can guess.
+fn dressed(message: &Bytes) -> (u16, Vec<u8>) {
+    let id = rand::random();
+    let mut message = message.to_vec();
+    with_id(&mut message, id);
+    (id, message)
+}
+
+async fn by_udp(worker: &Worker, question: &Question, message: &Bytes, server: SocketAddr) -> std::io::Result<Vec<u8>> {
+    // A socket a question: the kernel draws its port, and lets nobody but the server speak to it.
+    let socket = UdpSocket::from_std(udp::connect(server)?)?;
+    let (id, message) = dressed(message);
+    socket.try_send(server, &message, message.len())?;
+    std::future::poll_fn(|cx| {
+        loop {
+            let mut answer = None;
+            let mut others = 0;
+            let received = {
+                let mut buffer = worker.udp_buffer.borrow_mut();
+                socket.poll_receive(cx, &mut buffer, |_, datagram| {
+                    if answer.is_none() && question.is_answered_by(id, &datagram) {
+                        answer = Some(datagram.to_vec());
+                    } else {
+                        others += 1;
+                    }
+                })
+            };
+            if others > 0 {
+                worker.shared.metrics.dropped("dns-mismatch", others);
+            }
+            std::task::ready!(received)?;
+            if let Some(answer) = answer {
+                return std::task::Poll::Ready(Ok(answer));
+            }
+        }
+    })
+    .await
+}
+
+async fn by_tcp(question: &Question, message: &Bytes, server: SocketAddr) -> std::io::Result<Vec<u8>> {
+    let mut stream = dial::connect(&[server.ip()], server.port()).await?;
+    let (id, message) = dressed(message);
+    let length = u16::try_from(message.len()).map_err(std::io::Error::other)?;
+    stream.write_all(&[&length.to_be_bytes()[..], &message].concat()).await?;
+    let mut answer = vec![0; usize::from(stream.read_u16().await?)];
+    stream.read_exact(&mut answer).await?;
+    if question.is_answered_by(id, &answer) {
+        return Ok(answer);
+    }
+    Err(std::io::Error::other("it answered something that was not asked"))
+}

@@ -1,0 +1,104 @@
+//! DNS over TCP (RFC 7766): messages with their length in front, many at a time on one connection.
+//!
+//! In: a connection. Out: an answer to each message, as they come, in any order. Bounded: messages under
+//! way on a connection, a message's length, the time for an answer to be taken.
+
+use std::io;
+use std::rc::Rc;
+
+use bytes::{Buf, Bytes, BytesMut};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use hermes_net::Io;
+use tokio::io::AsyncWriteExt;
+
+use super::forward::Carrier;
+use super::{Fate, consider};
+use crate::listener::Ready;
+use crate::listener::http::read_first;
+use crate::live::{Connection, Stage};
+use crate::worker::Worker;
+
+/// Messages of one connection under way: what more there is waits in the socket.
+const MOST: usize = 32;
+/// The longest question, in bytes: a name and the extensions that there are.
+const LONGEST: usize = 4096;
+
+/// Serves one connection until it ends.
+pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, ready: Ready) {
+    let mut io = ready.io;
+    if let Err(error) = answer_all(worker, connection, &mut io).await {
+        tracing::debug!(source = %ready.source, %error, "a DNS connection ended");
+    }
+}
+
+async fn answer_all(worker: &Rc<Worker>, connection: &Rc<Connection>, io: &mut Io) -> io::Result<()> {
+    let mut ahead = BytesMut::new();
+    let mut under_way = FuturesUnordered::new();
+    let mut open = true;
+    loop {
+        while under_way.len() < MOST
+            && let Some(message) = next_message(&mut ahead)?
+        {
+            connection.enter(worker);
+            under_way.push(answer(worker, connection, message));
+        }
+        note_stage(worker, connection, !ahead.is_empty());
+        if !open && under_way.is_empty() {
+            return Ok(());
+        }
+        tokio::select! {
+            Some(answer) = under_way.next(), if !under_way.is_empty() => {
+                let written = write(worker, io, answer).await;
+                connection.leave(worker);
+                written?;
+            }
+            read = read_first(io, &mut ahead), if open && under_way.len() < MOST => open = read? > 0,
+        }
+    }
+}
+
+/// A message that has begun shall end soon; the sweep sees to that.
+fn note_stage(worker: &Worker, connection: &Connection, has_begun: bool) {
+    match (connection.stage(), has_begun) {
+        (Stage::Idle, true) => connection.set_stage(worker, Stage::Head),
+        (Stage::Head, false) => connection.set_stage(worker, Stage::Idle),
+        _ => {}
+    }
+}
+
+/// Takes the first message, if it is whole.
+fn next_message(ahead: &mut BytesMut) -> io::Result<Option<Bytes>> {
+    let Some(length) = ahead.first_chunk() else { return Ok(None) };
+    let length = usize::from(u16::from_be_bytes(*length));
+    if length > LONGEST {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a message of {length} bytes is no question")));
+    }
+    if ahead.len() < 2 + length {
+        return Ok(None);
+    }
+    ahead.advance(2);
+    Ok(Some(ahead.split_to(length).freeze()))
+}
+
+async fn answer(worker: &Rc<Worker>, connection: &Rc<Connection>, message: Bytes) -> Option<Bytes> {
+    let state = worker.generation().listening(&connection.listener.name).cloned()?;
+    match consider(worker, &state, message) {
+        Fate::Answered(answer) => Some(answer),
+        Fate::Forwarded(forwarded) => Some(forwarded.ask(worker, Carrier::Tcp).await),
+        Fate::Dropped => None,
+    }
+}
+
+async fn write(worker: &Worker, io: &mut Io, answer: Option<Bytes>) -> io::Result<()> {
+    let Some(answer) = answer else { return Ok(()) };
+    let length = u16::try_from(answer.len()).map_err(io::Error::other)?;
+    let within = worker.generation().snapshot.limits.header_timeout;
+    let write = async {
+        io.write_all(&[&length.to_be_bytes()[..], &answer].concat()).await?;
+        io.flush().await
+    };
+    tokio::time::timeout(within, write).await.unwrap_or_else(|_| {
+        worker.shared.metrics.limit("slow-client");
+        Err(io::ErrorKind::TimedOut.into())
+    })
+}
