@@ -17,6 +17,7 @@ need tracepath iputils-tracepath
 need iperf3 iperf3
 need ffmpeg ffmpeg
 need curl curl
+need dig bind9-dnsutils
 need openssl openssl
 need h2load nghttp2-client
 need haproxy haproxy

@@ -76,6 +76,7 @@ async fn by_udp(worker: &Worker, question: &Question, message: &Bytes, server: S
     // A socket a question: the kernel draws its port, and lets nobody but the server speak to it.
     let socket = UdpSocket::from_std(udp::connect(server)?)?;
     let (id, message) = dressed(message);
+    std::future::poll_fn(|cx| socket.poll_send_ready(cx)).await?;
     socket.try_send(server, &message, message.len())?;
     std::future::poll_fn(|cx| {
         loop {
