@@ -19,6 +19,7 @@ pub const TARGETS: &[Target] = &[
     ("capsule", wire::capsule),
     ("connect_ip", wire::connect_ip),
     ("connect_udp_path", wire::connect_udp_path),
+    ("dns", wire::dns),
     ("h3", wire::h3),
     ("ip", wire::ip),
     ("node_document", document::check),

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 
 use bytes::{Bytes, BytesMut};
 use hermes_wire::capsule::{self, Capsule, CapsuleDecoder, CapsuleError};
+use hermes_wire::dns::{self, Answer, Question};
 use hermes_wire::h3::{Frame, FrameDecoder, FrameError, Settings};
 use hermes_wire::ip::{self, Trouble};
 use hermes_wire::proxy_protocol::{self, Parsed};
@@ -313,4 +314,25 @@ pub fn socks5(data: &[u8]) {
         assert_eq!(socks5::split_datagram(header.clone()), Ok((header.clone(), Bytes::new())));
         assert!(socks5::datagram_target(&header).is_ok());
     }
+}
+
+/// A question that was read has answers that answer it and no other id, and no answer is a question. As
+/// another server's answer the same bytes are judged, and cut without growing.
+pub fn dns(data: &[u8]) {
+    let asked = Question::parse(b"\0\x07\x01\0\0\x01\0\0\0\0\0\0\x01a\0\0\x01\0\x01");
+    let Ok(asked) = asked else { panic!("a plain question is none: {asked:?}") };
+    if let [high, low, ..] = *data {
+        let _ = (asked.is_answered_by(u16::from_be_bytes([high, low]), data), dns::is_failure(data));
+        assert!(asked.pass(data.to_vec(), 512).len() <= data.len().clamp(512, 4096));
+    }
+    let Ok(question) = Question::parse(data) else { return };
+    let id = u16::from_be_bytes([data[0], data[1]]);
+    let name = question.name();
+    for answer in [Answer::Addresses(&[]), Answer::Name("a.b"), Answer::NoSuchName, Answer::Failed] {
+        let answer = question.answer(&answer, 1);
+        assert!(question.is_answered_by(id, &answer), "{name}: {answer:?}");
+        assert!(!question.is_answered_by(!id, &answer));
+        assert!(Question::parse(&answer).is_err(), "an answer is no question");
+    }
+    let _ = (question.kind(), question.address(), question.room());
 }

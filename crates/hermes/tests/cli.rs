@@ -208,6 +208,7 @@ fn explain_says_which_argument_is_wrong() {
         (&["--kind", "tcp", "--authority", "DB"], "--authority DB has no port"),
         (&["--kind", "udp"], "name it by --authority"),
         (&["--listener", "socks"], "a tcp session is for some HOST:PORT"),
+        (&["--listener", "names"], "listener names answers questions, and no session begins there"),
         (&["--listener", "socks", "--kind", "http"], "--kind http: sessions of listener socks are tcp (CONNECT)"),
         (&["--listener", "socks", "--authority", "A:1", "--user", "bob"], "--user: listener socks takes tcp"),
         (&["--certificate", "spiffe://lab/node/n"], "listener apps asks for no client certificate"),

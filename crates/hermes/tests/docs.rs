@@ -75,8 +75,9 @@ fn the_readme_works() {
 #[test]
 fn the_guide_works() {
     let printed = run(&commands("docs/guide.md", "## 1. Certificates"));
-    assert_eq!(printed.matches("a file of Alice's").count(), 4, "{printed}");
+    assert_eq!(printed.matches("a file of Alice's").count(), 5, "{printed}");
     assert!(printed.contains("a datagram through three nodes\n"), "{printed}");
+    assert!(printed.contains("FILES is 198.18.") && printed.contains("and that is files."), "{printed}");
     assert_eq!(printed.matches("\nhello\n").count(), 2, "{printed}");
     assert!(printed.contains("\"user\":\"alice\""), "{printed}");
     assert!(printed.contains("responds"), "{printed}");
