@@ -27,7 +27,7 @@ use self::tunnel::Tunnel;
 use crate::early::Source;
 use crate::ip::End;
 use crate::live::Entry;
-use crate::stream::ByteStream;
+use crate::stream::{ByteStream, Reset};
 use crate::worker::Worker;
 
 /// A capsule that is no datagram.
@@ -246,9 +246,9 @@ impl Port {
         }
     }
 
-    fn abort(&mut self) {
+    fn abort(&mut self, reset: Reset) {
         if let Port::Tunnel(tunnel) = self {
-            tunnel.abort();
+            tunnel.abort(reset);
         }
     }
 }

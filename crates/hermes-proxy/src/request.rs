@@ -392,6 +392,7 @@ fn target(parts: &Parts, secure: bool) -> Result<Target, Error> {
         });
     };
     if protocol.eq_ignore_ascii_case("connect-ip") {
+        check_capsules(&parts.headers)?;
         return ip_target(&path, authority, host, scheme);
     }
     if !protocol.eq_ignore_ascii_case("connect-udp") {
@@ -406,6 +407,7 @@ fn target(parts: &Parts, secure: bool) -> Result<Target, Error> {
             protocol: None,
         });
     }
+    check_capsules(&parts.headers)?;
     let (authority, host) = udp_target(&path)?.ok_or_else(|| {
         Error::Malformed("CONNECT-UDP without the path /.well-known/masque/udp/HOST/PORT/".to_owned())
     })?;
@@ -419,6 +421,17 @@ fn target(parts: &Parts, secure: bool) -> Result<Target, Error> {
         network: None,
         protocol: None,
     })
+}
+
+/// Capsules are no content, and nothing may say that they were (RFC 9297, section 3.2).
+fn check_capsules(headers: &HeaderMap) -> Result<(), Error> {
+    let of_content = [CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING];
+    match of_content.iter().find(|name| headers.contains_key(*name)) {
+        Some(name) => {
+            Err(Error::Malformed(format!("{name} in a request for a tunnel of capsules, which has no content")))
+        }
+        None => Ok(()),
+    }
 }
 
 /// The target of a UDP flow, which is in the path (RFC 9298, 2), and its spelling. `None` where the

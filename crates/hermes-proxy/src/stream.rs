@@ -223,9 +223,14 @@ impl ByteStream {
 
     /// Breaks it off, so that the peer knows that bytes may be missing.
     pub(crate) fn abort(&mut self) {
+        self.abort_as(Reset::Connect);
+    }
+
+    /// Breaks it off for this reason, where its version has a word for it.
+    pub(crate) fn abort_as(&mut self, reset: Reset) {
         match self {
             ByteStream::Io { io, .. } => hermes_net::tcp::reset_on_close(io.tcp()),
-            ByteStream::Multiplexed { send, .. } => send.reset(Reset::Connect),
+            ByteStream::Multiplexed { send, .. } => send.reset(reset),
             ByteStream::Bodies { send, .. } => drop(send.take()),
         }
     }

@@ -19,6 +19,7 @@ use super::inbox::weight;
 use super::{Batch, Other, Port};
 use crate::error::Error;
 use crate::live::{Phase, Session};
+use crate::stream::Reset;
 use crate::worker::Worker;
 
 /// Rounds before other tasks of the worker get their turn.
@@ -155,6 +156,8 @@ struct Relay<'a> {
     down: Batch,
     /// What the near side has said of addresses and routes: another far end is told the same.
     said: Said,
+    /// As what the near and the far stream are broken off, should something go wrong.
+    resets: [Reset; 2],
 }
 
 /// Capsules of CONNECT-IP that hold until they are taken back.
@@ -189,6 +192,11 @@ impl Said {
     }
 }
 
+/// What came breaks the rules of its protocol.
+fn is_malformed(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::InvalidData
+}
+
 /// Relays until one end is over. The session's record gets what went wrong.
 pub(crate) async fn relay(near: Port, far: Port, session: &Session, reopen: Reopen<'_>) {
     session.entry.set_phase(&session.worker, Phase::Open);
@@ -204,6 +212,7 @@ pub(crate) async fn relay(near: Port, far: Port, session: &Session, reopen: Reop
         up: Batch::default(),
         down: Batch::default(),
         said: Said::default(),
+        resets: [Reset::Connect; 2],
     };
     relay.join();
     let failed = std::future::poll_fn(|cx| relay.poll(cx)).await;
@@ -214,8 +223,8 @@ pub(crate) async fn relay(near: Port, far: Port, session: &Session, reopen: Reop
             let _ = tokio::time::timeout(QUIET, std::future::poll_fn(|cx| relay.poll_close(cx))).await;
         }
         Some(error) => {
-            relay.near.abort();
-            relay.far.abort();
+            relay.near.abort(relay.resets[0]);
+            relay.far.abort(relay.resets[1]);
             session.entry.fail(&error);
         }
     }
@@ -280,10 +289,11 @@ impl Relay<'_> {
 
     fn poll_up(&mut self, cx: &mut Context<'_>) -> Poll<Result<bool, Error>> {
         let worker = &self.session.worker;
-        let client = |error: io::Error| Error::ClientGone(error.to_string());
         if self.up.is_empty() && !self.far.holds_unsent() {
-            if !ready!(self.near.poll_receive(cx, worker, &mut self.up)).map_err(client)? {
-                return Poll::Ready(Ok(false));
+            match ready!(self.near.poll_receive(cx, worker, &mut self.up)) {
+                Ok(true) => {}
+                Ok(false) => return Poll::Ready(Ok(false)),
+                Err(error) => return Poll::Ready(Err(self.near_error(&error))),
             }
             self.said.note(&self.up);
         }
@@ -292,8 +302,12 @@ impl Relay<'_> {
         if let Some(bytes) = before.taken(&self.up) {
             self.session.entry.add_received(worker, bytes);
         }
-        ready!(sent).map_err(|error| self.far_error(&error))?;
-        Poll::Ready(Ok(true))
+        match ready!(sent) {
+            Ok(()) => Poll::Ready(Ok(true)),
+            // What a device cannot read is the near side's.
+            Err(error) if is_malformed(&error) => Poll::Ready(Err(self.near_error(&error))),
+            Err(error) => Poll::Ready(Err(self.far_error(&error))),
+        }
     }
 
     fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<Result<bool, Error>> {
@@ -302,10 +316,10 @@ impl Relay<'_> {
             self.poll_old(cx);
         }
         if self.down.is_empty() && !self.near.holds_unsent() {
-            let open =
-                ready!(self.far.poll_receive(cx, worker, &mut self.down)).map_err(|error| self.far_error(&error))?;
-            if !open {
-                return Poll::Ready(Ok(false));
+            match ready!(self.far.poll_receive(cx, worker, &mut self.down)) {
+                Ok(true) => {}
+                Ok(false) => return Poll::Ready(Ok(false)),
+                Err(error) => return Poll::Ready(Err(self.far_error(&error))),
             }
         }
         let before = Load::of(&self.down);
@@ -313,8 +327,11 @@ impl Relay<'_> {
         if let Some(bytes) = before.taken(&self.down) {
             self.session.entry.add_sent(worker, bytes);
         }
-        ready!(sent).map_err(|error| Error::ClientGone(error.to_string()))?;
-        Poll::Ready(Ok(true))
+        match ready!(sent) {
+            Ok(()) => Poll::Ready(Ok(true)),
+            Err(error) if is_malformed(&error) => Poll::Ready(Err(self.far_error(&error))),
+            Err(error) => Poll::Ready(Err(self.near_error(&error))),
+        }
     }
 
     /// What the old port still brings after a move.
@@ -384,7 +401,17 @@ impl Relay<'_> {
         tracing::warn!(reason, "a flow could not move; it stays where it is");
     }
 
-    fn far_error(&self, error: &io::Error) -> Error {
+    fn near_error(&mut self, error: &io::Error) -> Error {
+        if is_malformed(error) {
+            self.resets[0] = Reset::Malformed;
+        }
+        Error::ClientGone(error.to_string())
+    }
+
+    fn far_error(&mut self, error: &io::Error) -> Error {
+        if is_malformed(error) {
+            self.resets[1] = Reset::Malformed;
+        }
         Error::Broken {
             peer: self.session.entry.peer.borrow().clone().unwrap_or_else(|| "the far end".into()),
             reason: error.to_string(),

@@ -19,7 +19,7 @@ use super::inbox::BATCH;
 use super::{Batch, Other};
 use crate::h3::{Datagrams, Given};
 use crate::live::Entry;
-use crate::stream::ByteStream;
+use crate::stream::{ByteStream, Reset};
 use crate::worker::Worker;
 
 /// What comes before an opened payload in its HTTP Datagram.
@@ -55,7 +55,8 @@ pub(crate) struct Tunnel {
     said: usize,
 }
 
-fn malformed(error: capsule::CapsuleError) -> io::Error {
+/// What the peer sent ends its stream as a malformed message does (RFC 9297, section 3.3).
+fn malformed(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
@@ -127,7 +128,9 @@ impl Tunnel {
     /// It took datagrams that it could not send yet.
     pub(super) fn holds_unsent(&self) -> bool {
         let waits = self.datagrams.as_ref().is_some_and(Datagrams::holds_unsent);
-        self.flushing || !self.out.is_empty() || !self.large.is_empty() || !self.own.is_empty() || waits
+        // Our own words wait for the end of a capsule that is passed on, whose rest has to be received first.
+        let own = !self.own.is_empty() && !self.is_within;
+        self.flushing || !self.out.is_empty() || !self.large.is_empty() || own || waits
     }
 
     pub(super) fn poll_carrier(&mut self, cx: &mut Context<'_>) {
@@ -145,8 +148,8 @@ impl Tunnel {
         }
     }
 
-    pub(super) fn abort(&mut self) {
-        self.stream.abort();
+    pub(super) fn abort(&mut self, reset: Reset) {
+        self.stream.abort_as(reset);
     }
 
     /// Receives into the (empty) batch. False where the peer has ended it.
@@ -200,7 +203,7 @@ impl Tunnel {
                 batch.capsules.push_back(Other::Piece { bytes, ends });
             }
             Capsule::Kept { kind: connect_ip::MTU, payload } => {
-                self.set_told(connect_ip::parse_mtu(&payload).map_err(io::Error::other)?);
+                self.set_told(connect_ip::parse_mtu(&payload).map_err(malformed)?);
             }
             Capsule::Kept { kind, payload } => batch.capsules.push_back(Other::Whole { kind, payload }),
             Capsule::Unknown { .. } => {}

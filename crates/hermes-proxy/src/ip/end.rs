@@ -139,7 +139,10 @@ impl End {
         }
     }
 
+    /// Says all of something, in the place of what was said of it before and nobody has heard yet: who asks and does
+    /// not listen would have us keep any number of answers.
     fn say(&mut self, kind: u64, payload: BytesMut) {
+        self.capsules.retain(|other| !matches!(other, Other::Whole { kind: said, .. } if *said == kind));
         self.capsules.push_back(Other::Whole { kind, payload: payload.freeze() });
     }
 
@@ -241,7 +244,7 @@ impl End {
     ) -> Poll<io::Result<()>> {
         for other in std::mem::take(&mut batch.capsules) {
             if let Other::Whole { kind, payload } = other {
-                self.hear(kind, payload).map_err(io::Error::other)?;
+                self.hear(kind, payload).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
             }
         }
         let judged = std::mem::take(&mut batch.judged);
@@ -342,12 +345,14 @@ impl End {
         let Side::Gives { gateway, owner, .. } = &self.side else { return None };
         let (gateway, owner) = (gateway.clone(), owner.clone());
         let net = IpNet::new(wanted.address(), wanted.length()).ok()?;
-        let held = |this: &Self, net: IpNet| this.claims.iter().any(|claim| claim.prefix == net);
         let net = if wanted.address().is_unspecified() { self.free(&gateway, net)? } else { net };
-        if !(held(self, net) || may_be_given(&gateway, net) && self.claims.len() < MOST_ADDRESSES) {
+        if self.claims.iter().any(|claim| claim.prefix == net) {
+            return Some(prefix_of(net));
+        }
+        if !may_be_given(&gateway, net) || self.claims.len() >= MOST_ADDRESSES {
             return None;
         }
-        if !held(self, net) && !self.claim(net, &owner) {
+        if !self.claim(net, &owner) {
             tracing::info!(address = %net, device = %gateway.device, "an address that another holds was asked for");
             return None;
         }

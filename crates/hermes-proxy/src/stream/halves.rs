@@ -109,6 +109,8 @@ pub(crate) enum Reset {
     Connect,
     /// What was to be sent broke.
     Internal,
+    /// What the peer sent is malformed.
+    Malformed,
 }
 
 impl Reset {
@@ -117,6 +119,7 @@ impl Reset {
             Reset::Cancel => Reason::CANCEL,
             Reset::Connect => Reason::CONNECT_ERROR,
             Reset::Internal => Reason::INTERNAL_ERROR,
+            Reset::Malformed => Reason::PROTOCOL_ERROR,
         }
     }
 
@@ -125,6 +128,7 @@ impl Reset {
             Reset::Cancel => Code::RequestCancelled,
             Reset::Connect => Code::ConnectError,
             Reset::Internal => Code::InternalError,
+            Reset::Malformed => Code::MessageError,
         }
     }
 }
