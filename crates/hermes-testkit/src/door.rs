@@ -155,17 +155,39 @@ impl Door {
         Ok(if chunked { Tunnel::chunked(stream, ahead) } else { Tunnel::io(stream, ahead) })
     }
 
+    /// A tunnel of capsules by Upgrade over HTTP/1.1 (RFC 9297, 3.2).
+    pub(crate) async fn upgrade(&self, protocol: &str, path: &str) -> io::Result<Tunnel> {
+        let mut dialog = self.h1().await?;
+        let fields: String = self.fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        dialog
+            .send(format!(
+                "GET {path} HTTP/1.1\r\nhost: proxy.test\r\nconnection: Upgrade\r\nupgrade: {protocol}\r\n\
+                 capsule-protocol: ?1\r\n{fields}\r\n"
+            ))
+            .await?;
+        let head = dialog.head().await?;
+        if head.status() != 101 {
+            let body = dialog.body(&head).await?;
+            return Err(io::Error::other(format!("{path}: {head:?}: {}", body.text())));
+        }
+        let (stream, ahead) = dialog.into_parts();
+        Ok(Tunnel::io(stream, ahead))
+    }
+
+    /// A request with the fields that each has here.
+    pub(crate) fn dressed(&self, request: http::request::Builder) -> http::request::Builder {
+        self.fields.iter().fold(request, |request, (name, value)| request.header(name, value))
+    }
+
     pub(crate) async fn over_h2(&self, request: http::request::Builder) -> io::Result<Tunnel> {
         let mut connection = self.h2().await?;
-        let request = self.fields.iter().fold(request, |request, (name, value)| request.header(name, value));
-        let request = request.version(Version::HTTP_2).body(()).map_err(io::Error::other)?;
+        let request = self.dressed(request).version(Version::HTTP_2).body(()).map_err(io::Error::other)?;
         open_h2(&mut connection, request).await.map(|(recv, send)| Tunnel::h2(connection, recv, send))
     }
 
     pub(crate) async fn over_h3(&self, request: http::request::Builder) -> io::Result<Tunnel> {
         let connection = self.h3().await?;
-        let request = self.fields.iter().fold(request, |request, (name, value)| request.header(name, value));
-        let request = request.body(()).map_err(io::Error::other)?;
+        let request = self.dressed(request).body(()).map_err(io::Error::other)?;
         open_h3(&connection, &request).await.map(|(recv, send)| Tunnel::h3(connection, recv, send))
     }
 }

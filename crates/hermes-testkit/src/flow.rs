@@ -85,7 +85,7 @@ impl Flow {
                 socket.connect(door.address).await?;
                 Ok(Flow::Socket(socket))
             }
-            FlowWay::UpgradeH1 => Ok(Self::capsules(upgrade(door, host, port).await?)),
+            FlowWay::UpgradeH1 => Ok(Self::capsules(door.upgrade("connect-udp", &path(host, port)).await?)),
             FlowWay::ConnectH2 => Ok(Self::capsules(door.over_h2(extended_connect(host, port)).await?)),
             FlowWay::PostH1 => Ok(Self::capsules(door.post_h1(&path(host, port), "proxy.test").await?)),
             FlowWay::PostH2 => {
@@ -102,7 +102,7 @@ impl Flow {
 
     /// Capsules in a tunnel that is open already.
     pub fn capsules(tunnel: Tunnel) -> Self {
-        Flow::Capsules(Box::new(Capsules { tunnel, unread: BytesMut::new() }))
+        Flow::Capsules(Box::new(Capsules::new(tunnel)))
     }
 
     /// Sends a datagram.
@@ -158,6 +158,11 @@ impl Flow {
 }
 
 impl Capsules {
+    /// Capsules in a tunnel that is open already.
+    pub fn new(tunnel: Tunnel) -> Self {
+        Self { tunnel, unread: BytesMut::new() }
+    }
+
     /// The next capsule of any type; `None` at the orderly end between two of them.
     ///
     /// # Errors
@@ -238,25 +243,6 @@ pub fn parse(unread: &mut BytesMut) -> Option<Capsule> {
 /// RFC 9298, 2: a colon of an IPv6 address is escaped.
 pub fn path(host: &str, port: u16) -> String {
     format!("/.well-known/masque/udp/{}/{port}/", host.replace(':', "%3A"))
-}
-
-async fn upgrade(door: &Door, host: &str, port: u16) -> io::Result<Tunnel> {
-    let mut dialog = door.h1().await?;
-    let fields: String = door.fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-    let target = path(host, port);
-    dialog
-        .send(format!(
-            "GET {target} HTTP/1.1\r\nhost: proxy.test\r\nconnection: Upgrade\r\nupgrade: connect-udp\r\n\
-             capsule-protocol: ?1\r\n{fields}\r\n"
-        ))
-        .await?;
-    let head = dialog.head().await?;
-    if head.status() != 101 {
-        let body = dialog.body(&head).await?;
-        return Err(io::Error::other(format!("{target}: {head:?}: {}", body.text())));
-    }
-    let (stream, ahead) = dialog.into_parts();
-    Ok(Tunnel::io(stream, ahead))
 }
 
 fn extended_connect(host: &str, port: u16) -> http::request::Builder {

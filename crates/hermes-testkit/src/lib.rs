@@ -15,6 +15,7 @@ pub mod flow;
 pub mod frames;
 pub mod h2spec;
 pub mod h3;
+pub mod ip;
 pub mod limits;
 pub mod load;
 pub mod multiplex;

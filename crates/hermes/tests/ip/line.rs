@@ -8,7 +8,7 @@ use hermes_testkit::{
     ca::Subject,
     door::NODE_NAME,
     netns::Namespace,
-    overlay::{Node, Overlay},
+    overlay::{Draft, Node, Overlay},
     patience::until,
     skip::needs_root,
 };
@@ -76,6 +76,8 @@ pub(crate) struct Line {
     /// The near end first. They end before their namespaces.
     pub(crate) nodes: Vec<Node>,
     pub(crate) places: Vec<Namespace>,
+    /// The devices of each link, the nearer end's first.
+    pub(crate) links: Vec<[String; 2]>,
     pub(crate) overlay: Overlay,
 }
 
@@ -97,12 +99,13 @@ impl Line {
         let overlay = Overlay::new(env!("CARGO_BIN_EXE_hermes")).unwrap();
         let places: Vec<Namespace> = (0..count).map(|_| Namespace::new().unwrap()).collect();
         let pairs = places.iter().zip(&places[1..]).enumerate();
-        for (link, (one, other)) in pairs {
+        let join = |(link, (one, other)): (usize, (&Namespace, &Namespace))| {
             let there = next(link);
             let [a, b, c, _] = there.octets();
-            one.join(Ipv4Addr::new(a, b, c, 1), other, there).unwrap();
-        }
-        Self { nodes: Vec::new(), places, overlay }
+            one.join(Ipv4Addr::new(a, b, c, 1), other, there).unwrap()
+        };
+        let links = pairs.map(join).collect();
+        Self { nodes: Vec::new(), places, links, overlay }
     }
 
     /// Starts one node more than there are hops, from the far one on, and waits until the far end answers.
@@ -126,11 +129,9 @@ impl Line {
     /// Starts a node in front of those that there are.
     pub(crate) async fn add(&mut self, place: usize, document: &str, hop: Option<Hop>) {
         let name = if place == 0 { "near".to_owned() } else { format!("node-{place}") };
-        let subject = Subject::node(&name).standalone().with_dns(NODE_NAME);
-        let draft = self.overlay.node(&name).document(document).within(&self.places[place]);
-        let draft = draft.with("NEXT", format!("{}:{PORT}", next(place)));
+        let draft = draft(self, place, &name, document).with("NEXT", format!("{}:{PORT}", next(place)));
         let draft = draft.with("PROTOCOL", hop.map_or("", Hop::protocol));
-        let node = draft.identity(&subject).unwrap().start().await.unwrap();
+        let node = draft.start().await.unwrap();
         self.nodes.insert(0, node);
     }
 
@@ -155,6 +156,12 @@ impl Line {
         }
         told
     }
+}
+
+/// A node at a place.
+pub(crate) fn draft<'a>(line: &'a Line, place: usize, name: &str, document: &str) -> Draft<'a> {
+    let subject = Subject::node(name).standalone().with_dns(NODE_NAME);
+    line.overlay.node(name).document(document).within(&line.places[place]).identity(&subject).unwrap()
 }
 
 /// All addresses of this machine, of both families.

@@ -7,4 +7,9 @@
 
 mod interop;
 mod line;
+mod moves;
+mod mtu;
+mod passing;
+mod rules;
 mod traffic;
+mod transcripts;

@@ -1,0 +1,161 @@
+//! A live session whose route changes moves: make before break, at each place of its way.
+//!
+//! In: a near node, two nodes in the middle, two far machines with one address; a ping a hundredth of a second, and a
+//! connection. Out: no ping is lost, whoever changes the route; the connection lives on where the far machine stays.
+
+use std::net::Ipv4Addr;
+
+use hermes_testkit::{
+    netns::Namespace,
+    origin::{self, Origin, stream},
+    overlay::Node,
+    patience::until,
+};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+use crate::line::{FAR, FAR_DOCUMENT, Hop, Line, anywhere, as_root, draft};
+
+const ECHO: u16 = 7;
+
+const NEAR: &str = "
+workers: 2
+listeners:
+- {name: l3, protocol: tun, device: hermes0, address: [10.20.0.2], capture: [10.0.0.1/32], set-headers: {hermes-user: alice}}
+routes:
+- {name: vpn, match: {kind: ip}, upstream: $TO}
+upstreams:
+- {name: one, protocol: $PROTOCOL, endpoints: ['10.77.0.2:9001'], tls: {}}
+- {name: other, protocol: $PROTOCOL, endpoints: ['10.77.0.2:9002'], tls: {}}
+";
+
+const MIDDLE: &str = "
+workers: 2
+listeners:
+- {name: overlay, bind: '0.0.0.0:$PORT', protocol: http, http3: true, tls: {client: required}}
+routes:
+- {name: vpn, match: {kind: ip}, upstream: $TO}
+upstreams:
+- {name: far, protocol: $PROTOCOL, endpoints: ['10.77.1.2:9443'], tls: {}}
+- {name: elsewhere, protocol: $PROTOCOL, endpoints: ['10.77.2.2:9443'], tls: {}}
+- {name: other, protocol: $PROTOCOL, endpoints: ['127.0.0.1:9002'], tls: {}}
+";
+
+/// Two ways in the middle (`one`, `other`), and two far machines: `far`, and `elsewhere`.
+struct Fork {
+    near: Node,
+    one: Node,
+    hop: Hop,
+    _far: [Node; 2],
+    _other: Node,
+    _echoes: [Origin; 2],
+    line: Line,
+}
+
+impl Fork {
+    async fn new(hop: Hop) -> Self {
+        let mut line = Line::empty(3);
+        let elsewhere = Namespace::new().unwrap();
+        line.places[1].join(Ipv4Addr::new(10, 77, 2, 1), &elsewhere, Ipv4Addr::new(10, 77, 2, 2)).unwrap();
+        line.places.push(elsewhere);
+        let start = async |place, name: &str, document, port: &str, to: &str| {
+            let draft = draft(&line, place, name, document).with("PROTOCOL", hop.protocol());
+            draft.with("PORT", port).with("TO", to).start().await.unwrap()
+        };
+        let far = [start(2, "far", FAR_DOCUMENT, "", "").await, start(3, "elsewhere", FAR_DOCUMENT, "", "").await];
+        let other = start(1, "other", MIDDLE, "9002", "far").await;
+        let one = start(1, "one", MIDDLE, "9001", "far").await;
+        let near = start(0, "near", NEAR, "", "one").await;
+        let listening = async || stream::echo(origin::listen(anywhere(ECHO)).unwrap()).unwrap();
+        let echoes = [line.places[2].run(listening()).await.unwrap(), line.places[3].run(listening()).await.unwrap()];
+        let this = Self { near, one, hop, _far: far, _other: other, _echoes: echoes, line };
+        until("the far end answers", async || this.ping(1).await.is_ok()).await;
+        this
+    }
+
+    async fn ping(&self, count: usize) -> hermes_testkit::Result<String> {
+        let count = count.to_string();
+        self.line.near().output(&["ping", "-q", "-i", "0.01", "-W", "2", "-c", &count, FAR[0]]).await
+    }
+
+    async fn connection(&self) -> TcpStream {
+        let far: Ipv4Addr = FAR[0].parse().unwrap();
+        self.line.near().run(TcpStream::connect((far, ECHO))).await.unwrap().unwrap()
+    }
+
+    /// A document is replaced under pings; none is lost.
+    async fn pings_through(&mut self, what: &str, change: Change) {
+        let (hop, protocol) = (self.hop, self.hop.protocol().to_owned());
+        let near = self.line.near();
+        let pinging = near.output(&["ping", "-q", "-i", "0.01", "-W", "2", "-c", "200", FAR[0]]);
+        let (node, document, port) = match change {
+            Change::Near(_) => (&mut self.near, NEAR, ""),
+            Change::Middle(_) => (&mut self.one, MIDDLE, "9001"),
+        };
+        let (Change::Near(to) | Change::Middle(to)) = change;
+        let values = [("PROTOCOL", protocol), ("PORT", port.to_owned()), ("TO", to.to_owned())];
+        let (said, reloaded) = tokio::join!(pinging, node.reload(document, &values));
+        reloaded.unwrap();
+        let said = said.unwrap();
+        assert!(said.contains(" 0% packet loss"), "{what} over {hop:?}: {said}\n{}", self.dropped().await);
+        let log = format!("{}{}", self.near.log(), self.one.log());
+        assert!(!log.contains("could not move"), "{what} over {hop:?}: {log}");
+    }
+
+    async fn dropped(&self) -> String {
+        let mut told = String::new();
+        for node in [&self.near, &self.one, &self._other, &self._far[0], &self._far[1]] {
+            let (_, metrics) = node.ask("/metrics").await.unwrap_or_default();
+            for line in metrics.lines().filter(|line| line.starts_with("hermes_datagrams_dropped_total")) {
+                told += &format!("{}: {line}\n", node.name());
+            }
+        }
+        told
+    }
+}
+
+/// Whose route changes, and whither.
+#[derive(Clone, Copy)]
+enum Change {
+    Near(&'static str),
+    Middle(&'static str),
+}
+
+async fn still_there(connection: &mut TcpStream) {
+    connection.write_all(b"still there?").await.unwrap();
+    let mut answer = [0; 12];
+    connection.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer, b"still there?");
+}
+
+async fn moves(hop: Hop) {
+    let mut fork = Fork::new(hop).await;
+    let mut connection = fork.connection().await;
+    still_there(&mut connection).await;
+    fork.pings_through("the near node goes another way", Change::Near("other")).await;
+    still_there(&mut connection).await;
+    fork.pings_through("and back", Change::Near("one")).await;
+    still_there(&mut connection).await;
+    fork.pings_through("a node in the middle goes another way", Change::Middle("other")).await;
+    still_there(&mut connection).await;
+    fork.pings_through("the far end becomes another machine", Change::Middle("elsewhere")).await;
+    // That machine knows nothing of the connection, and serves new ones.
+    still_there(&mut fork.connection().await).await;
+}
+
+#[test]
+fn no_packet_is_lost_by_a_move_over_http_1() {
+    as_root("a move over HTTP/1.1", || moves(Hop::H1));
+}
+
+#[test]
+fn no_packet_is_lost_by_a_move_over_http_2() {
+    as_root("a move over HTTP/2", || moves(Hop::H2));
+}
+
+#[test]
+fn no_packet_is_lost_by_a_move_over_http_3() {
+    as_root("a move over HTTP/3", || moves(Hop::H3));
+}

@@ -1,0 +1,307 @@
+//! What a client may send, and what becomes of all else: dropped, counted by its reason, answered where the RFCs ask.
+//!
+//! In: raw packets in tunnels that are opened by hand, over every version. Out: counters and ICMP; the gateway serves on.
+
+use std::{net::IpAddr, time::Duration};
+
+use bytes::BytesMut;
+use hermes_testkit::{
+    ca::{Identity, Subject},
+    door::{Door, NODE_NAME},
+    flow::capsule,
+    ip::{self, IpTunnel, IpWay, icmp, packet, ping},
+    netns::Namespace,
+    overlay::{Node, Overlay},
+    patience::until,
+};
+
+use crate::line::as_root;
+
+const DOCUMENT: &str = "
+workers: 1
+limits: {tunnels: $TUNNELS, datagram-queue: 64KiB}
+listeners:
+- {name: overlay, bind: '127.0.0.1:0', protocol: http, http3: true, tls: {client: required}}
+routes:
+- name: gateway
+  match: {kind: ip}
+  terminate: {tun: gw0, address: [10.0.0.1, 'fd00:10::1'], assign: [10.20.0.0/24, 'fd00:20::/64']}
+";
+
+const GATEWAY: &str = "10.0.0.1";
+const GATEWAY_V6: &str = "fd00:10::1";
+const OWN: &str = "10.20.0.2";
+const OWN_V6: &str = "fd00:20::2";
+/// A node that reads takes less for what it is sent.
+const SOON: Duration = Duration::from_secs(2);
+const DROPPED: &str = "hermes_datagrams_dropped_total";
+
+fn address(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+/// A gateway in a namespace of its own.
+struct Gate {
+    node: Node,
+    users: [Identity; 2],
+    overlay: Overlay,
+    place: Namespace,
+}
+
+impl Gate {
+    async fn new(tunnels: usize) -> Self {
+        let overlay = Overlay::new(env!("CARGO_BIN_EXE_hermes")).unwrap();
+        let place = Namespace::new().unwrap();
+        let subject = Subject::node("gate").with_dns(NODE_NAME);
+        let draft = overlay.node("gate").document(DOCUMENT).with("TUNNELS", tunnels).within(&place);
+        let node = draft.identity(&subject).unwrap().start().await.unwrap();
+        let user =
+            |name: &str| overlay.authority().issue(&Subject::node(&format!("of-{name}")).with_user(name)).unwrap();
+        let users = ["alice", "bob"].map(user);
+        Self { node, users, overlay, place }
+    }
+
+    /// A tunnel of this user, scoped to a target and a protocol.
+    async fn tunnel(&self, user: usize, way: IpWay, target: &str, protocol: &str) -> std::io::Result<IpTunnel> {
+        let door = Door::tls(self.node.address("overlay"), self.overlay.authority().pem(), Some(&self.users[user]));
+        self.place.run(IpTunnel::open(&door, way, &ip::path(target, protocol))).await.unwrap()
+    }
+
+    /// A tunnel with addresses.
+    async fn ready(&self, way: IpWay, target: &str, protocol: &str) -> IpTunnel {
+        let mut tunnel = self.tunnel(0, way, target, protocol).await.unwrap();
+        let wanted = [OWN, OWN_V6].map(address);
+        let given = tunnel.ask_for(&wanted).await.unwrap();
+        assert_eq!(given, [(1, wanted[0], 32), (2, wanted[1], 128)]);
+        tunnel
+    }
+
+    async fn dropped(&self, reason: &str) -> f64 {
+        self.node.metric(DROPPED, &format!("reason=\"{reason}\"")).await.unwrap()
+    }
+}
+
+/// The gateway answers, and nothing else had been on its way.
+async fn still_serves(tunnel: &mut IpTunnel, what: &str) {
+    for (own, gateway) in [(OWN, GATEWAY), (OWN_V6, GATEWAY_V6)] {
+        let own = address(own);
+        tunnel.packet(&ping(own, address(gateway), 1, b"still there?")).await.unwrap();
+        let answer = tunnel.next_packet().await.unwrap_or_else(|error| panic!("behind {what}: {error}"));
+        let reply = if own.is_ipv4() { (0, 0) } else { (129, 0) };
+        assert_eq!(icmp(&answer), Some(reply), "behind {what}: {answer:?}");
+    }
+}
+
+/// A packet that may not pass.
+struct Case {
+    what: &'static str,
+    packet: Vec<u8>,
+    reason: &'static str,
+    /// Type and code of the ICMP error that its sender gets.
+    answer: Option<(u8, u8)>,
+}
+
+fn case(what: &'static str, packet: Vec<u8>, reason: &'static str, answer: Option<(u8, u8)>) -> Case {
+    Case { what, packet, reason, answer }
+}
+
+/// "Communication administratively prohibited" of RFC 1812 and of RFC 4443.
+const PROHIBITED: Option<(u8, u8)> = Some((3, 13));
+const PROHIBITED_V6: Option<(u8, u8)> = Some((1, 1));
+
+/// Of a tunnel that is scoped to the gateway's addresses of either version.
+fn cases(own: &str, gateway: &str) -> Vec<Case> {
+    let (own, gateway) = (address(own), address(gateway));
+    let is_v4 = own.is_ipv4();
+    let pick = |v4: &'static str, v6: &'static str| address(if is_v4 { v4 } else { v6 });
+    let prohibited = if is_v4 { PROHIBITED } else { PROHIBITED_V6 };
+    let udp = |from, to| packet(from, to, 17, &[0, 7, 0, 7, 0, 8, 0, 0]);
+    let good = ping(own, gateway, 2, b"");
+    let with = |at: usize, byte: u8| {
+        let mut bad = good.clone();
+        bad[at] = byte;
+        bad
+    };
+    let mut cases = vec![
+        case("a spoofed source", udp(pick("10.20.0.3", "fd00:20::3"), gateway), "source-not-assigned", prohibited),
+        case("our own gateway's source", udp(gateway, gateway), "source-not-assigned", prohibited),
+        case("another destination", udp(own, pick("10.0.0.2", "fd00:10::2")), "out-of-scope", prohibited),
+        case("loopback", udp(own, pick("127.0.0.1", "::1")), "out-of-scope", prohibited),
+        case("multicast", udp(own, pick("224.0.0.1", "ff02::1")), "not-unicast", None),
+        case("from multicast", udp(pick("224.0.0.1", "ff02::1"), gateway), "not-unicast", None),
+        case("from nobody", udp(pick("0.0.0.0", "::"), gateway), "not-unicast", None),
+        case("version 5", with(0, 0x55), "malformed-packet", None),
+        case("a wrong length", with(if is_v4 { 3 } else { 5 }, 0xff), "malformed-packet", None),
+        case("half a header", good[..19].to_vec(), "malformed-packet", None),
+        case("nothing", Vec::new(), "malformed-packet", None),
+    ];
+    if is_v4 {
+        cases.push(case("a short header", with(0, 0x44), "malformed-packet", None));
+        cases.push(case("a wrong checksum", with(10, good[10] ^ 1), "malformed-packet", None));
+    }
+    cases
+}
+
+#[test]
+fn packets_that_may_not_pass_are_dropped_counted_and_answered() {
+    as_root("packets that may not pass", || async {
+        let gate = Gate::new(100).await;
+        for way in IpWay::ALL {
+            for (own, gateway) in [(OWN, GATEWAY), (OWN_V6, GATEWAY_V6)] {
+                let mut tunnel = gate.ready(way, gateway, "*").await;
+                for Case { what, packet, reason, answer } in cases(own, gateway) {
+                    let what = format!("{what} ({own} by {way:?})");
+                    let before = gate.dropped(reason).await;
+                    tunnel.packet(&packet).await.unwrap();
+                    if let Some(answer) = answer {
+                        let error = tunnel.next_packet().await.unwrap_or_else(|error| panic!("{what}: {error}"));
+                        assert_eq!(icmp(&error), Some(answer), "{what}: {error:?}");
+                    }
+                    until(&what, async || gate.dropped(reason).await == before + 1.0).await;
+                }
+                answers_come(&mut tunnel, own, gateway).await;
+            }
+        }
+    });
+}
+
+/// Nothing more had come of what was dropped.
+async fn answers_come(tunnel: &mut IpTunnel, own: &str, gateway: &str) {
+    let own = address(own);
+    tunnel.packet(&ping(own, address(gateway), 3, b"still there?")).await.unwrap();
+    let reply = if own.is_ipv4() { (0, 0) } else { (129, 0) };
+    assert_eq!(icmp(&tunnel.next_packet().await.unwrap()), Some(reply));
+}
+
+/// RFC 9484, 4.8: a protocol in the path is the only one, ICMP aside.
+#[test]
+fn a_protocol_in_the_path_is_the_only_one() {
+    as_root("a protocol in the path", || async {
+        let gate = Gate::new(100).await;
+        for way in IpWay::ALL {
+            let mut tunnel = gate.ready(way, "*", "17").await;
+            let before = gate.dropped("out-of-scope").await;
+            for (own, gateway, answer) in [(OWN, GATEWAY, PROHIBITED), (OWN_V6, GATEWAY_V6, PROHIBITED_V6)] {
+                tunnel.packet(&packet(address(own), address(gateway), 6, &[0; 20])).await.unwrap();
+                assert_eq!(icmp(&tunnel.next_packet().await.unwrap()), answer, "TCP by {way:?}");
+                // Nobody is at that port: the gateway's own kernel says so.
+                let udp = packet(address(own), address(gateway), 17, &[0, 7, 0, 7, 0, 8, 0, 0]);
+                if own == OWN {
+                    tunnel.packet(&udp).await.unwrap();
+                    assert_eq!(icmp(&tunnel.next_packet().await.unwrap()), Some((3, 3)), "UDP by {way:?}");
+                }
+            }
+            assert_eq!(gate.dropped("out-of-scope").await, before + 2.0, "{way:?}");
+            still_serves(&mut tunnel, "a protocol out of scope").await;
+        }
+    });
+}
+
+#[test]
+fn nobody_takes_an_address_that_another_holds() {
+    as_root("an address that another holds", || async {
+        let gate = Gate::new(100).await;
+        let mut alice = gate.ready(IpWay::H2, "*", "*").await;
+        let wanted = [OWN, OWN_V6].map(address);
+        let nothing = [(1, address("0.0.0.0"), 32), (2, address("::"), 128)];
+        for way in IpWay::ALL {
+            let mut bob = gate.tunnel(1, way, "*", "*").await.unwrap();
+            assert_eq!(bob.ask_for(&wanted).await.unwrap(), nothing, "{way:?}");
+            let before = gate.dropped("source-not-assigned").await;
+            bob.packet(&ping(wanted[0], address(GATEWAY), 1, b"as alice")).await.unwrap();
+            assert_eq!(icmp(&bob.next_packet().await.unwrap()), PROHIBITED, "{way:?}");
+            assert_eq!(gate.dropped("source-not-assigned").await, before + 1.0);
+        }
+        // Nor one that is the gateway's, or that the document does not give.
+        let mut bob = gate.tunnel(1, IpWay::H1, "*", "*").await.unwrap();
+        for out in [GATEWAY, "10.30.0.1", "127.0.0.1", "224.0.0.1", "255.255.255.255"] {
+            assert_eq!(bob.ask_for(&[address(out)]).await.unwrap(), nothing[..1], "{out}");
+        }
+        still_serves(&mut alice, "bob").await;
+        drop(alice);
+        let given = async || bob_asks(&gate, wanted[0]).await;
+        until("what alice has left is bob's", async || given().await == [(1, wanted[0], 32)]).await;
+    });
+}
+
+async fn bob_asks(gate: &Gate, wanted: IpAddr) -> Vec<(u64, IpAddr, u8)> {
+    gate.tunnel(1, IpWay::H2, "*", "*").await.unwrap().ask_for(&[wanted]).await.unwrap()
+}
+
+/// Any address: one that nobody has, for each of two users.
+#[test]
+fn who_asks_for_any_address_gets_one_of_its_own() {
+    as_root("any address", || async {
+        let gate = Gate::new(100).await;
+        let any = [address("0.0.0.0"), address("::")];
+        let mut seen = Vec::new();
+        let mut tunnels = Vec::new();
+        for user in [0, 1] {
+            let mut tunnel = gate.tunnel(user, IpWay::H3, "*", "*").await.unwrap();
+            let mut wanted = BytesMut::new();
+            // All bits of the address being zero asks for any of that length (RFC 9484, 4.7.2).
+            ip::put_entry(&mut wanted, 1, any[0], 32);
+            ip::put_entry(&mut wanted, 2, any[1], 128);
+            tunnel.capsule(ip::ADDRESS_REQUEST, &wanted).await.unwrap();
+            let given = ip::entries(&tunnel.next_capsule(ip::ADDRESS_ASSIGN).await.unwrap()).unwrap();
+            assert!(given.iter().all(|(_, address, _)| !address.is_unspecified()), "{given:?}");
+            seen.extend(given.into_iter().map(|(_, address, _)| address));
+            tunnels.push(tunnel);
+        }
+        seen.sort();
+        seen.dedup();
+        assert_eq!(seen.len(), 4, "{seen:?}");
+    });
+}
+
+#[test]
+fn a_flood_of_sessions_meets_the_limit() {
+    as_root("a flood of sessions", || async {
+        let gate = Gate::new(8).await;
+        let mut open = Vec::new();
+        for number in 0..8 {
+            open.push(gate.tunnel(0, IpWay::ALL[number % 4], "*", "*").await.unwrap());
+        }
+        for way in IpWay::ALL {
+            let refused = gate.tunnel(1, way, "*", "*").await.err().map(|error| error.to_string());
+            assert!(refused.as_ref().is_some_and(|said| said.contains("503")), "{way:?}: {refused:?}");
+        }
+        drop(open.pop());
+        until("there is room again", async || gate.tunnel(1, IpWay::H2, "*", "*").await.is_ok()).await;
+        let limited = gate.node.metric("hermes_limit_hits_total", "tunnels").await.unwrap();
+        assert!(limited >= 4.0, "{limited}");
+    });
+}
+
+/// Addresses of one session, and requests of one that reads no answer.
+#[test]
+fn a_flood_of_address_requests_meets_a_limit() {
+    as_root("a flood of address requests", || async {
+        let gate = Gate::new(100).await;
+        let mut tunnel = gate.tunnel(0, IpWay::H1, "*", "*").await.unwrap();
+        let many: Vec<IpAddr> = (10..=200u8).map(|last| [10, 20, 0, last].into()).collect();
+        let given = tunnel.ask_for(&many).await.unwrap();
+        let held = given.iter().filter(|(_, address, _)| !address.is_unspecified()).count();
+        assert_eq!(held, 64, "{given:?}");
+        still_reads(&gate, &mut tunnel).await;
+    });
+}
+
+/// It asks without end and hears nothing: what waits for it stays small.
+async fn still_reads(gate: &Gate, tunnel: &mut IpTunnel) {
+    gate.node.forget_peak().unwrap();
+    let before = gate.node.peak_memory().unwrap();
+    let mut wanted = BytesMut::new();
+    ip::put_entry(&mut wanted, 1, [10, 20, 0, 10].into(), 32);
+    let many = capsule(ip::ADDRESS_REQUEST, &wanted).repeat(10_000);
+    for _ in 0..10 {
+        // A node that stops to read for want of somebody who hears it keeps nothing either.
+        if tokio::time::timeout(SOON, tunnel.bytes(many.clone())).await.is_err() {
+            break;
+        }
+    }
+    let grown = gate.node.peak_memory().unwrap().saturating_sub(before);
+    assert!(grown < 16 << 20, "{grown} bytes for requests that nobody hears the answers of");
+    // And others are served meanwhile.
+    still_serves(&mut gate.ready(IpWay::H2, "*", "*").await, "a flood of address requests").await;
+}
