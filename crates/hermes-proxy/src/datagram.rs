@@ -22,7 +22,7 @@ use hermes_wire::capsule;
 
 pub(crate) use self::inbox::{BATCH, Inbox, weight};
 pub(crate) use self::queue::{Flow, FlowQueue};
-pub(crate) use self::relay::{QUIET, relay};
+pub(crate) use self::relay::{Opening, QUIET, Reopened, relay};
 use self::tunnel::Tunnel;
 use crate::early::Source;
 use crate::ip::End;
@@ -119,6 +119,13 @@ impl Port {
     /// A tunnel on a byte stream.
     pub(crate) fn tunnel(stream: ByteStream, kind: Kind) -> Self {
         Port::Tunnel(Box::new(Tunnel::new(stream, kind)))
+    }
+
+    /// What was read of its stream before comes first.
+    fn push(&mut self, ahead: Bytes) {
+        if let Port::Tunnel(tunnel) = self {
+            tunnel.push(ahead);
+        }
     }
 
     /// With what is known already of the packets that go further.

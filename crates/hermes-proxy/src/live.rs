@@ -20,6 +20,7 @@ use serde::Serialize;
 use slab::Slab;
 
 pub(crate) use self::path::Path;
+use crate::early::Ahead;
 use crate::error::Error;
 use crate::signal::Signal;
 use crate::stream::{self, h2::Inboxes};
@@ -49,6 +50,8 @@ pub(crate) struct Entry {
     pub(crate) end: Signal<Error>,
     /// A changed route that this session shall follow; `None` again where it has, or could not.
     pub(crate) moved: RefCell<Option<Arc<Route>>>,
+    /// What the client sent before its capsules were read.
+    pub(crate) ahead: Cell<Option<Ahead>>,
     pub(crate) trace: Traceparent,
     connection: Option<Rc<Connection>>,
     /// It holds a place among the node's tunnels.
@@ -143,6 +146,7 @@ impl Session {
             peer: RefCell::new(None),
             end: Signal::default(),
             moved: RefCell::new(None),
+            ahead: Cell::default(),
             trace,
             connection,
             is_tunnel: Cell::new(false),

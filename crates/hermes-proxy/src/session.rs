@@ -7,6 +7,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use hermes_model::decide::{Decision, decide};
 use hermes_model::facts::Kind;
 use hermes_model::rewrite::Vars;
@@ -16,8 +17,8 @@ use http::uri::Scheme;
 use http::{HeaderValue, Method, Response, StatusCode, Version};
 
 use crate::body::{Body, Interim, RequestBody, ResponseBody};
-use crate::datagram::{self, Port};
-use crate::early::Source;
+use crate::datagram::{self, Opening, Port, Reopened};
+use crate::early::{Early, Source, Words};
 use crate::error::Error;
 use crate::generation::Generation;
 use crate::live::{Entry, Session};
@@ -322,11 +323,11 @@ pub(crate) async fn relay(near: Near, tunnel: Tunnel) {
     let Tunnel { far, session, .. } = tunnel;
     let worker = &session.worker;
     let entry = &session.entry;
-    let reopening = |route: Arc<Route>| -> std::pin::Pin<Box<dyn Future<Output = Result<Port, Error>>>> {
+    let reopening = |route: Arc<Route>, said: Bytes| -> Opening {
         let (worker, entry) = (worker.clone(), entry.clone());
         Box::pin(async move {
-            let opened = reopen(&worker, &entry, &route).await;
-            opened.inspect(|port| port.bind(&entry))
+            let opened = reopen(&worker, &entry, &route, said).await;
+            opened.inspect(|reopened| reopened.port.bind(&entry))
         })
     };
     if let Far::Stream(far) = &far {
@@ -365,26 +366,36 @@ fn passes_datagrams(entry: &Entry, near: &ByteStream, far: &ByteStream) -> bool 
     }
 }
 
-/// The far port of a flow whose route changed.
-async fn reopen(worker: &Rc<Worker>, entry: &Rc<Entry>, route: &Arc<Route>) -> Result<Port, Error> {
+/// The far port of a flow whose route changed. A node is told along with the request what has to be said: else a round
+/// trip of the whole way would pass before.
+async fn reopen(worker: &Rc<Worker>, entry: &Rc<Entry>, route: &Arc<Route>, said: Bytes) -> Result<Reopened, Error> {
     let generation = worker.generation();
     let within = route.timeout.connect;
     match &route.action {
         Action::Terminate(terminate @ Terminate { kind: TerminateKind::Udp, .. }) => {
-            terminate::udp(worker, entry, terminate, route).await
+            let port = terminate::udp(worker, entry, terminate, route).await?;
+            Ok(Reopened { port, told: false })
         }
-        Action::Device(gateway) => terminate::device(worker, entry, gateway, route),
+        Action::Device(gateway) => {
+            let port = terminate::device(worker, entry, gateway, route)?;
+            Ok(Reopened { port, told: false })
+        }
         Action::Upstream(upstream) => {
             let state = generation
                 .upstream(&upstream.name)
                 .ok_or_else(|| Error::Internal(format!("upstream {} has no state", upstream.name)))?;
             let request = Request::again(entry);
             let forward = forward(worker, &generation, entry, route, &request, None);
-            let opened = tokio::time::timeout(within, forward.tunnel(state, &request.ask, None))
+            let has_words = !said.is_empty();
+            let mut words = Words(has_words.then_some(said));
+            let early = has_words.then(|| Early::new(&mut words));
+            let opened = tokio::time::timeout(within, forward.tunnel(state, &request.ask, early))
                 .await
                 .map_err(|_| Error::ConnectTimeout { peer: upstream.name.clone(), after: within })??;
             match opened {
-                Opened::Tunnel { stream, .. } => Ok(Port::tunnel(stream, entry.facts.kind)),
+                Opened::Tunnel { stream, .. } => {
+                    Ok(Reopened { port: Port::tunnel(stream, entry.facts.kind), told: has_words && words.0.is_none() })
+                }
                 Opened::Answer(response) => {
                     Err(Error::Refused { peer: upstream.name.clone(), status: response.status() })
                 }

@@ -359,6 +359,13 @@ fn whole(kind: u64, payload: Bytes) -> Capsule {
     if kind == DATAGRAM { Capsule::Datagram(payload) } else { Capsule::Kept { kind, payload } }
 }
 
+/// Kind and whole length, header included, of the capsule that these bytes begin with; `None` while its header is
+/// not there.
+pub fn first(bytes: &[u8]) -> Option<(u64, u64)> {
+    let header = Header::parse(bytes)?;
+    Some((header.kind, header.length.saturating_add(header.size as u64)))
+}
+
 /// Appends a capsule of another type.
 pub fn put(out: &mut BytesMut, kind: u64, payload: &[u8]) {
     varint::encode(kind, out);

@@ -10,13 +10,15 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use hermes_model::facts::Kind;
 use hermes_model::snapshot::Route;
-use hermes_wire::connect_ip;
+use hermes_wire::{capsule, connect_ip};
 
 use super::inbox::weight;
+use super::tunnel::of_ip;
 use super::{Batch, Other, Port};
+use crate::early::Ahead;
 use crate::error::Error;
 use crate::live::{Phase, Session};
 use crate::stream::Reset;
@@ -29,9 +31,16 @@ pub(crate) const QUIET: Duration = Duration::from_secs(2);
 /// Ports of earlier moves that a flow still hears; with more moves in that time the first is dropped.
 const MAX_OLD: usize = 8;
 
-type Opening = Pin<Box<dyn Future<Output = Result<Port, Error>>>>;
-/// Opens the far port that a changed route asks for.
-pub(crate) type Reopen<'a> = &'a dyn Fn(Arc<Route>) -> Opening;
+/// A far port that a flow may move to.
+pub(crate) struct Reopened {
+    pub(crate) port: Port,
+    /// It was sent what had to be said along with its request.
+    pub(crate) told: bool,
+}
+
+pub(crate) type Opening = Pin<Box<dyn Future<Output = Result<Reopened, Error>>>>;
+/// Opens the far port that a changed route asks for; the bytes are what it is told first, in capsules.
+pub(crate) type Reopen<'a> = &'a dyn Fn(Arc<Route>, Bytes) -> Opening;
 
 /// The port that a flow has moved away from. It is heard for a while, then ended in order and heard
 /// until it has ended as well: a stream that is merely dropped is a failure to the far end.
@@ -170,15 +179,27 @@ const MOST_SAID: usize = 16;
 impl Said {
     fn note(&mut self, batch: &Batch) {
         for other in &batch.capsules {
-            let Other::Whole { kind, payload } = other else { continue };
-            // Requests add up, the others replace what was said before (RFC 9484, 4.7).
-            if *kind != connect_ip::ADDRESS_REQUEST {
-                self.0.retain(|(said, _)| said != kind);
-            } else if self.0.len() >= MOST_SAID {
-                self.0.remove(0);
+            if let Other::Whole { kind, payload } = other {
+                self.add(*kind, payload.clone());
             }
-            self.0.push((*kind, payload.clone()));
         }
+    }
+
+    fn add(&mut self, kind: u64, payload: Bytes) {
+        // Requests add up, the others replace what was said before (RFC 9484, 4.7).
+        if kind != connect_ip::ADDRESS_REQUEST {
+            self.0.retain(|(said, _)| *said != kind);
+        } else if self.0.len() >= MOST_SAID {
+            self.0.remove(0);
+        }
+        self.0.push((kind, payload));
+    }
+
+    /// The same, as capsules on a stream.
+    fn bytes(&self) -> Bytes {
+        let mut bytes = BytesMut::new();
+        self.0.iter().for_each(|(kind, payload)| capsule::put(&mut bytes, *kind, payload));
+        bytes.freeze()
     }
 
     /// The same, to be said again.
@@ -215,6 +236,10 @@ pub(crate) async fn relay(near: Port, far: Port, session: &Session, reopen: Reop
         resets: [Reset::Connect; 2],
     };
     relay.join();
+    if let Some(Ahead { sent, held }) = session.entry.ahead.take() {
+        of_ip(sent).into_iter().for_each(|(kind, payload)| relay.said.add(kind, payload));
+        relay.near.push(held);
+    }
     let failed = std::future::poll_fn(|cx| relay.poll(cx)).await;
     match failed {
         // Silence is how most flows end. A stream that is merely dropped is a failure to the other
@@ -352,14 +377,14 @@ impl Relay<'_> {
             // What was not wanted any more, before it was open, is dropped.
             self.next = None;
             self.session.entry.peer.replace(self.peer.clone());
-            self.opening = wanted.map(|route| (route.clone(), (self.reopen)(route)));
+            self.opening = wanted.map(|route| (route.clone(), (self.reopen)(route, self.said.bytes())));
         }
         if let Some((route, opening)) = &mut self.opening {
             let Poll::Ready(opened) = opening.as_mut().poll(cx) else { return };
             let route = route.clone();
             self.opening = None;
             match opened {
-                Ok(port) => self.next = Some(Box::new(self.prepare(route, port))),
+                Ok(reopened) => self.next = Some(Box::new(self.prepare(route, reopened))),
                 Err(error) => return self.stay(&error.to_string()),
             }
         }
@@ -372,11 +397,12 @@ impl Relay<'_> {
         }
     }
 
-    fn prepare(&self, route: Arc<Route>, mut port: Port) -> Next {
+    fn prepare(&self, route: Arc<Route>, Reopened { mut port, told }: Reopened) -> Next {
         port.set_sink(&self.near);
         let timer = Box::pin(tokio::time::sleep(route.timeout.connect));
         let asked = self.said.asks_for_addresses();
-        Next { route, port, said: self.said.again(), asked, heard: Batch::default(), timer }
+        let said = if told { Batch::default() } else { self.said.again() };
+        Next { route, port, said, asked, heard: Batch::default(), timer }
     }
 
     fn switch(&mut self) {

@@ -60,6 +60,19 @@ fn malformed(error: impl std::error::Error + Send + Sync + 'static) -> io::Error
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
+/// The capsules in these bytes that are about addresses and routes.
+pub(super) fn of_ip(bytes: Bytes) -> Vec<(u64, Bytes)> {
+    let mut decoder = CapsuleDecoder::new(capsule::MAX_HTTP_DATAGRAM).keeping(OF_IP, connect_ip::MAX_CAPSULE);
+    decoder.push(bytes);
+    let mut found = Vec::new();
+    while let Ok(Some(capsule)) = decoder.next() {
+        if let Capsule::Kept { kind, payload } = capsule {
+            found.push((kind, payload));
+        }
+    }
+    found
+}
+
 impl Tunnel {
     pub(crate) fn new(mut stream: ByteStream, kind: Kind) -> Self {
         let decoder = CapsuleDecoder::new(capsule::MAX_HTTP_DATAGRAM).passing();
@@ -103,6 +116,11 @@ impl Tunnel {
         if std::mem::replace(&mut self.said, capacity) != capacity {
             self.say(connect_ip::MTU, &connect_ip::mtu_payload(capacity));
         }
+    }
+
+    /// Goes on behind what was read of its stream before.
+    pub(super) fn push(&mut self, ahead: Bytes) {
+        self.decoder.push(ahead);
     }
 
     pub(super) fn is_within(&self) -> bool {

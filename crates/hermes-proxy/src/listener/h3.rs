@@ -13,7 +13,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use hermes_model::facts::Trust;
+use hermes_model::facts::{Kind, Trust};
 use hermes_net::quic;
 use hermes_wire::h3::{Code, Settings};
 use http::request::Parts;
@@ -175,8 +175,10 @@ async fn serve_request(
             request.connection = Some(connection.clone());
             let interim = Arc::new(Interim::default());
             request.interim = Some(interim.clone());
-            // Capsules beside datagrams are opened here, from the first on: see `Early::has_whole_capsules`.
-            request.early = tunnelled.as_mut().filter(|_| datagrams.is_none()).map(|recv| Early::new(recv));
+            // Capsules beside datagrams are opened here, from the first on: see `Early::has_whole_capsules`. What goes
+            // ahead of packets is whole.
+            let may_go = datagrams.is_none() || request.facts.kind == Kind::Ip;
+            request.early = tunnelled.as_mut().filter(|_| may_go).map(|recv| Early::new(recv));
             let wait = Wait {
                 send: &mut send,
                 interim,

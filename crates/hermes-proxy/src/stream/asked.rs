@@ -13,6 +13,7 @@ use http::{Request, Response, Version};
 
 use super::h2::Window;
 use super::{Receiver, Sender, StreamError, h2, h3};
+use crate::h3::Datagrams;
 use crate::h3::fields::{self, Bounds};
 use crate::upstream::pool::{ADDED_BYTES, ADDED_LINES, Lease, Speaks};
 use crate::worker::Worker;
@@ -69,6 +70,14 @@ pub(crate) async fn ask(
 }
 
 impl Answer {
+    /// The datagrams of the request, where its version has some: kept from now on. They may overtake the answer.
+    pub(crate) fn datagrams(&self) -> Option<Datagrams> {
+        match self {
+            Answer::H3(Some(recv)) => Some(recv.datagrams()),
+            Answer::H3(None) | Answer::H2 { .. } => None,
+        }
+    }
+
     /// The next head. Not to be asked again after the final one.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Head, StreamError>> {
         match self {

@@ -13,7 +13,6 @@ use hermes_wire::h3::Code;
 use http::HeaderMap;
 
 use super::{h2, h3};
-use crate::h3::Datagrams;
 use crate::live::Entry;
 
 /// How a stream failed.
@@ -146,14 +145,6 @@ impl Receiver {
             Receiver::H2(recv) => recv.bind(session),
             // What lies unread is bounded by its windows.
             Receiver::H3(_) => {}
-        }
-    }
-
-    /// The datagrams of its request, where its version has some.
-    pub(crate) fn datagrams(&self) -> Option<Datagrams> {
-        match self {
-            Receiver::H2(_) => None,
-            Receiver::H3(recv) => Some(recv.datagrams()),
         }
     }
 

@@ -24,6 +24,7 @@ use super::pool::{H1Connection, Lease, Pool};
 use crate::body::{Attempt, Body, Interim, RequestBody, StreamBody, settle_length};
 use crate::early::Early;
 use crate::error::Error;
+use crate::h3::Datagrams;
 use crate::live::Entry;
 use crate::pipe::{Pipe, PipeError};
 use crate::stream::asked::{Answer, Head, ask};
@@ -292,10 +293,10 @@ pub(crate) fn response_of(
 }
 
 /// The response's head with what the peer sends, what we send, and the place on the connection.
-pub(crate) type Opened = (Response<Receiver>, Sender, Lease);
+pub(crate) type Opened = (Response<Receiver>, Sender, Lease, Option<Datagrams>);
 
 /// Opens a stream as a tunnel: the request has no body that ends. What the client sends before the
-/// response goes along, where `early` is given.
+/// response goes along, where `early` is given; `has_datagrams` where it carries some.
 ///
 /// # Errors
 /// The stream or the connection broke before a response, or the client is gone.
@@ -304,9 +305,11 @@ pub(crate) async fn open(
     request: Request<()>,
     place: &Place,
     mut early: Option<&mut Early<'_>>,
+    has_datagrams: bool,
 ) -> Result<Opened, Error> {
     let asked = ask(&place.worker, &lease, request, false).await;
     let (mut answer, mut stream) = asked.map_err(|error| place.not_sent(&lease, &error))?;
+    let datagrams = has_datagrams.then(|| answer.datagrams()).flatten();
     let failed = |error: StreamError| place.stream_failed(&lease, &error);
     if let Some(early) = &early {
         early.repeat(&mut stream).map_err(failed)?;
@@ -323,7 +326,7 @@ pub(crate) async fn open(
         }
     });
     let response = response.await?;
-    Ok((response, stream, lease))
+    Ok((response, stream, lease, datagrams))
 }
 
 /// Meanwhile sends what waits: nobody else does.

@@ -63,6 +63,7 @@ impl Forward<'_> {
             match self.open_at(upstream, index, ask, early.as_mut(), fresh, &mut stale).await {
                 Ok(opened) => {
                     upstream.succeeded(index);
+                    self.entry.ahead.set(early.and_then(Early::into_ahead));
                     return Ok(opened);
                 }
                 // Free of charge: the peer was done with a connection that we had held for later.
@@ -96,7 +97,7 @@ impl Forward<'_> {
         upstream: &Arc<UpstreamState>,
         index: usize,
         ask: &Ask,
-        early: Option<&mut Early<'_>>,
+        mut early: Option<&mut Early<'_>>,
         fresh: bool,
         stale: &mut bool,
     ) -> Result<Opened, Error> {
@@ -122,6 +123,9 @@ impl Forward<'_> {
             headers::lower_mtu(&mut outgoing.fields, leased.packet_capacity());
         }
         let opens = self.opens_capsules(matches!(&leased, Leased::Shared(lease) if lease.connection.has_datagrams()));
+        if kind == Kind::Ip {
+            early.as_deref_mut().into_iter().for_each(Early::by_capsules);
+        }
         let early = early.filter(|early| (is_node && (!opens || early.has_whole_capsules())) || early.has_sent());
         if matches!(leased, Leased::H1(_)) {
             unsent(early.as_deref(), &endpoint.label)?;
@@ -191,11 +195,12 @@ impl Forward<'_> {
             }
             Ask::Response => return Err(Error::Internal("an exchange was taken for a tunnel".to_owned())),
         }
-        let opened = exchange::open(lease, request, &place, early.as_deref_mut()).await;
+        let has_datagrams = self.entry.facts.kind.is_datagrams() && !by_post;
+        let opened = exchange::open(lease, request, &place, early.as_deref_mut(), has_datagrams).await;
         if let Some(early) = early {
             self.entry.add_received(self.worker, early.take_received());
         }
-        let (response, mut send, lease) = opened?;
+        let (response, mut send, lease, datagrams) = opened?;
         self.check_head(&place.peer, response.headers(), true)?;
         if !response.status().is_success() {
             self.note_refusal(&place.peer, response.status());
@@ -204,7 +209,6 @@ impl Forward<'_> {
             return Ok(Opened::Answer(exchange::response_of(response, false, lease, place).map(ExchangeBody::settle)));
         }
         let (parts, recv) = response.into_parts();
-        let datagrams = (self.entry.facts.kind.is_datagrams() && !by_post).then(|| recv.datagrams()).flatten();
         let stream = ByteStream::multiplexed(recv, send, Some(lease), place.in_flight).with_datagrams(datagrams);
         Ok(Opened::Tunnel { stream, head: Some(parts) })
     }
