@@ -375,8 +375,10 @@ mod tests {
     async fn who_was_given_up_hears_of_it_and_nobody_else() {
         let presence = presence();
         presence.give_up([1, 7].into_iter());
-        presence.give_up(100..300);
-        presence.given_up(299).await;
+        // As many as are remembered: those before them are forgotten.
+        presence.give_up(100..100 + GONE as u64);
+        presence.given_up(100).await;
+        assert!(tokio::time::timeout(Duration::from_millis(10), presence.given_up(7)).await.is_err());
         let other = tokio::time::timeout(Duration::from_millis(10), presence.given_up(2));
         assert!(other.await.is_err());
     }
