@@ -176,3 +176,16 @@ fn what_is_out_of_reach_is_refused_and_why() {
         named.to_string().contains("reach     public: the addresses of example.com are checked when it is resolved")
     );
 }
+
+#[test]
+fn a_node_that_nobody_can_dial_is_shown_by_its_name() {
+    let document = "
+node: hub
+identity: {cert: hub.pem, key: hub.key, ca: ca.pem}
+listeners: [{name: door, bind: '127.0.0.1:9443', protocol: http, tls: {client: required}}]
+routes: [{name: files, upstream: laptop}]
+upstreams: [{name: laptop, protocol: h2, node: alice-laptop}]
+";
+    let text = explain(&get("FILES", "/"), &snapshot(document), &|_| false).to_string();
+    assert!(text.contains("decision  files: forward to upstream laptop (node alice-laptop)\n"), "{text}");
+}

@@ -35,6 +35,8 @@ const MOST_ENDPOINTS: usize = 16;
 const ASK: Duration = Duration::from_secs(1);
 /// For a new connection: dial and TLS.
 const WITHIN: Duration = Duration::from_secs(5);
+/// Before TCP is tried instead: many networks let no UDP through.
+const QUIC_WITHIN: Duration = Duration::from_secs(3);
 /// A connection that lasted so long was a good one: what comes after it is tried at once.
 const STEADY: Duration = Duration::from_secs(3);
 /// A dial that is under way when the network changes has so long to come to its end, and is begun anew then.
@@ -122,14 +124,14 @@ fn begin(worker: &Rc<Worker>, listener: &Arc<str>, upstream: &Arc<UpstreamState>
 fn tls_of(worker: &Worker, upstream: &UpstreamState) -> Result<ClientTls, Error> {
     // `check` knows that there is one.
     let tls = upstream.tls.as_ref().ok_or_else(|| Error::Internal("an upstream to dial without TLS".to_owned()))?;
+    let over_tcp = ClientTls { config: tls::with_alpn(&tls.config, ALPN), ..tls.clone() };
     if upstream.config.protocol != UpstreamProtocol::H3 {
-        return Ok(ClientTls { config: tls::with_alpn(&tls.config, ALPN), ..tls.clone() });
+        return Ok(over_tcp);
     }
-    let config = tls::with_alpn(&tls.config, ALPN_H3);
     let bounds = quic_bounds(&worker.generation().snapshot.limits);
     let bounds = quic::Bounds { idle: DEAD, keep_alive: Some(ASK), ..bounds };
-    let quic = quic::client_config(&config, bounds).map_err(|error| Error::Internal(error.to_string()))?;
-    Ok(ClientTls { config, quic: Some(quic), ..tls.clone() })
+    let quic = quic::client_config(&tls::with_alpn(&tls.config, ALPN_H3), bounds);
+    Ok(ClientTls { quic: Some(quic.map_err(|error| Error::Internal(error.to_string()))?), ..over_tcp })
 }
 
 /// Keeps connections to one endpoint.
@@ -287,10 +289,16 @@ impl Keeper {
         if self.upstream.config.protocol != UpstreamProtocol::H3 {
             return connect(&self.worker, to, WITHIN).await.map(Carrier::Tcp);
         }
-        match tokio::time::timeout(WITHIN, pool::h3::dial(&self.worker, to)).await {
-            Ok(dialled) => dialled.map(Carrier::Quic),
-            Err(_) => Err(Error::ConnectTimeout { peer: self.label(), after: WITHIN }),
-        }
+        let error = match tokio::time::timeout(QUIC_WITHIN, pool::h3::dial(&self.worker, to)).await {
+            Ok(Ok(quic)) => return Ok(Carrier::Quic(quic)),
+            Ok(Err(error)) => error,
+            Err(_) => Error::ConnectTimeout { peer: self.label(), after: QUIC_WITHIN },
+        };
+        // Where nobody answers over TCP either, that is what is told.
+        let Ok(io) = connect(&self.worker, to, WITHIN).await else { return Err(error) };
+        self.worker.shared.metrics.quic_fallbacks.inc();
+        tracing::info!(listener = %self.listener, endpoint = %self.label(), %error, "QUIC does not get through; over HTTP/2");
+        Ok(Carrier::Tcp(io))
     }
 
     /// Serves the listener's sessions on it.

@@ -127,3 +127,33 @@ async fn several_nodes_are_balanced_and_the_absent_and_unwell_left_out() {
     let elsewhere = hub.records().iter().filter(|record| record["endpoint"] != "device/device").count();
     assert_eq!(elsewhere, 0, "{:#?}", hub.records());
 }
+
+/// What runs finishes in the old process, and the device dials the new one without waiting for that.
+#[tokio::test]
+async fn a_hub_that_is_taken_over_has_the_device_at_once() {
+    let (overlay, services) = (overlay(), Services::start().unwrap());
+    // A port of its own, which the second process has as well.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let document = HUB.replace("$AT:0", &free.local_addr().unwrap().to_string()).replace("http3: true, ", "");
+    let socket = overlay.dir().join("takeover.sock");
+    let args = ["--takeover", socket.to_str().unwrap()];
+    drop(free);
+    let start = async |process: &str| {
+        let draft = overlay.node("hub").called(process).document(&document).with("WORKERS", 2).args(&args);
+        draft.identity(&Subject::node("hub").with_dns(NODE_NAME)).unwrap().start().await.unwrap()
+    };
+    let first = start("first").await;
+    let device = device(&overlay, &services, first.address("door"), "h2", 1).start().await.unwrap();
+    until("it is kept", || async { kept(&first, "door").await == 2.0 }).await;
+    let identity = overlay.authority().issue(&Subject::node("client")).unwrap();
+    let door = Door::tls(first.address("door"), overlay.authority().pem(), Some(&identity));
+    let mut tunnel = door.tunnel(Way::ConnectH1, "ECHO:7").await.unwrap();
+    let second = start("second").await;
+    until("the new process has it", || async { kept(&second, "door").await == 2.0 }).await;
+    assert_eq!(get(&door, "WEB").await.0, 200);
+    tunnel.writer.send("still here").await.unwrap();
+    assert_eq!(tunnel.reader.at_least(10).await.unwrap(), b"still here");
+    drop(tunnel);
+    assert!(first.ended().await.success());
+    assert_eq!(kept(&device, "uplink").await, 2.0);
+}

@@ -11,7 +11,7 @@ use hermes_testkit::{
 use rand::{SeedableRng as _, rngs::SmallRng};
 use tokio::task::JoinSet;
 
-use crate::lab::{Lab, device, get, hub, kept, overlay, reach_all};
+use crate::lab::{HUB, Lab, device, get, hub, kept, overlay, reach_all};
 
 /// Far more than a window, and than what is sent early.
 const MUCH: usize = 3 << 20;
@@ -49,6 +49,21 @@ async fn over_h3_from_one_worker_to_one() {
 #[tokio::test]
 async fn over_h3_from_two_workers_to_four() {
     whole("h3", 2, 4).await;
+}
+
+/// The hub has no HTTP/3, or what lies between lets no UDP through: that is the same from here.
+#[tokio::test]
+async fn a_device_that_cannot_dial_by_quic_dials_by_tcp() {
+    let (overlay, services) = (overlay(), Services::start().unwrap());
+    let document = HUB.replace("http3: true, ", "");
+    let hub = overlay.node("hub").document(&document).with("WORKERS", 2).with("AT", "127.0.0.1");
+    let hub = hub.identity(&Subject::node("hub").with_dns(NODE_NAME)).unwrap().start().await.unwrap();
+    let device = device(&overlay, &services, hub.address("door"), "h3", 1).start().await.unwrap();
+    device.says("QUIC does not get through; over HTTP/2").await;
+    until("both are kept", || async { kept(&hub, "door").await == 2.0 }).await;
+    let identity = overlay.authority().issue(&Subject::node("client")).unwrap();
+    let door = Door::tls(hub.address("door"), overlay.authority().pem(), Some(&identity));
+    assert_eq!(get(&door, "WEB").await, (200, "web".to_owned()));
 }
 
 /// Clients come to each worker of the hub, and do so while the device still dials.
