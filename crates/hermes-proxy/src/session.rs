@@ -193,7 +193,7 @@ async fn act(
             Ok(tunnel(&mut request, Far::Datagrams(port)))
         }
         (Action::Device(gateway), Kind::Ip) => {
-            let end = terminate::device(worker, entry, gateway, route)?;
+            let end = Box::pin(terminate::device(worker, entry, gateway, route)).await?;
             Ok(tunnel(&mut request, Far::Datagrams(end)))
         }
         (Action::Terminate(terminate @ Terminate { kind: TerminateKind::Http, .. }), Kind::Http) => {
@@ -377,7 +377,7 @@ async fn reopen(worker: &Rc<Worker>, entry: &Rc<Entry>, route: &Arc<Route>, said
             Ok(Reopened { port, told: false })
         }
         Action::Device(gateway) => {
-            let port = terminate::device(worker, entry, gateway, route)?;
+            let port = terminate::device(worker, entry, gateway, route).await?;
             Ok(Reopened { port, told: false })
         }
         Action::Upstream(upstream) => {

@@ -12,6 +12,8 @@ use bytes::Bytes;
 use hermes_model::facts::Facts;
 use hermes_model::snapshot::{Gateway, Route, Target, Terminate};
 use hermes_net::udp::{self, UdpSocket};
+use hermes_wire::connect_ip::{self, Scope};
+use ipnet::IpNet;
 
 use crate::datagram::Port;
 use crate::error::Error;
@@ -93,8 +95,9 @@ pub(crate) async fn tcp(
 /// The end of an `ip` session at a device.
 ///
 /// # Errors
-/// The device is not there on this worker, or the session asks for what the route has not.
-pub(crate) fn device(worker: &Worker, entry: &Entry, gateway: &Gateway, route: &Route) -> Result<Port, Error> {
+/// The device is not there on this worker, or the session asks for what the route has not, or for a name that
+/// leads nowhere.
+pub(crate) async fn device(worker: &Worker, entry: &Entry, gateway: &Gateway, route: &Route) -> Result<Port, Error> {
     let facts = &entry.facts;
     *entry.peer.borrow_mut() = Some(Arc::from(format!("{}/{}", route.name, gateway.device)));
     let local = worker
@@ -102,8 +105,21 @@ pub(crate) fn device(worker: &Worker, entry: &Entry, gateway: &Gateway, route: &
         .get(&gateway.device)
         .ok_or_else(|| Error::Internal(format!("device {} is not open on this worker", gateway.device)))?;
     let owner = Owner::of(facts);
-    let end = End::giving(&local, owner, gateway, facts.network, facts.protocol).map_err(Error::Malformed)?;
+    let network = match connect_ip::parse_path(facts.path.path()) {
+        Ok(Some(Scope { target: connect_ip::Target::Name(name), .. })) => Some(named(worker, &name, route).await?),
+        _ => facts.network,
+    };
+    let end = End::giving(&local, owner, gateway, network, facts.protocol).map_err(Error::Malformed)?;
     Ok(Port::Device(Box::new(end)))
+}
+
+/// The scope of a session for a name (RFC 9484, section 4.6): the first of its addresses. The client is told it as a
+/// route.
+async fn named(worker: &Worker, name: &str, route: &Route) -> Result<IpNet, Error> {
+    let within = route.timeout.connect;
+    let found = tokio::time::timeout(within, addresses(worker, name, None)).await;
+    let found = found.map_err(|_| Error::ConnectTimeout { peer: Arc::from(name), after: within })??;
+    found.first().copied().map(IpNet::from).ok_or_else(|| Error::Resolve(format!("{name} has no address")))
 }
 
 /// A UDP socket for a `udp` session.
