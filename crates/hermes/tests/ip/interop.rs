@@ -56,7 +56,7 @@ async fn packets_pass(line: &Line) {
         for direction in [&["-n", "4M"][..], &["-n", "4M", "-R"]] {
             let report = iperf(line, far, direction).await;
             let received = &report["end"]["sum_received"];
-            assert!(received["bytes"].as_u64() > Some(1 << 20), "{far} {direction:?}: {received}");
+            assert!(received["bytes"].as_u64() > Some(256 << 10), "{far} {direction:?}: {received}");
         }
     }
 }

@@ -122,7 +122,8 @@ impl Line {
     /// Waits until the far end answers.
     pub(crate) async fn answers(&self) {
         for far in FAR {
-            until("the far end answers", async || self.near().output(&["ping", "-c1", "-W1", far]).await.is_ok()).await;
+            until("the far end answers", async || self.near().output(&["ping", "-c1", "-W0.3", far]).await.is_ok())
+                .await;
         }
     }
 

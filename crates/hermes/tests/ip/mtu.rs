@@ -7,7 +7,7 @@ use hermes_testkit::patience::until;
 use serde_json::Value;
 
 use crate::{
-    line::{FAR, FAR_DOCUMENT, Hop, Line, NEAR_DOCUMENT, as_root},
+    line::{FAR, FAR_DOCUMENT, Hop, Line, NEAR_DOCUMENT, as_root, draft},
     traffic::iperf,
 };
 
@@ -33,7 +33,7 @@ async fn moved(line: &Line) -> u64 {
 /// A transfer in whose middle the link behind `link` shrinks goes on to its end.
 async fn shrinks_under_a_transfer(hops: &[Hop], link: usize, mtu: &str) {
     let line = Line::start(hops).await;
-    for (far, way) in [(FAR[0], &["-n", "24M"][..]), (FAR[1], &["-n", "24M", "-R"])] {
+    for (far, way) in [(FAR[0], &["-n", "8M"][..]), (FAR[1], &["-n", "8M", "-R"])] {
         shrink(&line, link, "1500");
         let before = moved(&line).await;
         let narrowing = async {
@@ -42,7 +42,7 @@ async fn shrinks_under_a_transfer(hops: &[Hop], link: usize, mtu: &str) {
         };
         let (report, ()) = tokio::join!(iperf(&line, far, way), narrowing);
         let sent = report["end"]["sum_received"]["bytes"].as_u64();
-        assert!(sent > Some(12 << 20), "{hops:?} at {mtu}, {far}: {sent:?}\n{}", line.dropped().await);
+        assert!(sent > Some(1 << 20), "{hops:?} at {mtu}, {far}: {sent:?}\n{}", line.dropped().await);
     }
     let large = ["ping", "-q", "-c", "1", "-W", "1", "-s", "8000", FAR[0]];
     until("large packets pass as well", async || line.near().output(&large).await.is_ok()).await;
@@ -105,6 +105,7 @@ fn what_is_too_long_is_answered_or_cut() {
             line.near().output(&["ping", "-c", "1", "-W", "5", "-M", df, "-s", "4000", far]).await
         };
         for far in FAR {
+            until("the tunnel has said its MTU", async || mtu_of(&line, far).await < 1500).await;
             widen(&line, far).await;
             let before = too_big().await;
             // Not the kernel's own word, which is "message too long".
@@ -132,5 +133,55 @@ fn ipv6_of_1280_bytes_passes_a_link_of_1280() {
         let said = line.near().output(&whole).await;
         assert!(said.as_ref().is_ok_and(|said| said.contains(" 0% packet loss")), "{said:?}");
         iperf(&line, FAR[1], &["-n", "2M"]).await;
+    });
+}
+
+const INNER_NEAR: &str = "
+workers: 1
+listeners:
+- {name: l3, protocol: tun, device: hermes1, address: [10.21.0.2], capture: [10.1.0.1/32], set-headers: {hermes-user: bob}}
+routes:
+- {name: vpn, match: {kind: ip}, upstream: next}
+upstreams:
+- {name: next, protocol: $PROTOCOL, endpoints: ['10.0.0.1:9444'], tls: {}}
+";
+
+const INNER_FAR: &str = "
+workers: 1
+listeners:
+- {name: overlay, bind: '10.0.0.1:9444', protocol: http, http3: true, tls: {client: required}}
+routes:
+- {name: gateway, match: {kind: ip}, terminate: {tun: gw1, address: [10.1.0.1]}}
+";
+
+/// A laptop with a tunnel of its own, behind a router with another: each tells the kernel what it leaves of the other.
+/// (On one machine they would not nest: what Hermes sends is never captured.)
+async fn nested(outer: Hop, inner: Hop) {
+    let mut line = Line::empty(3);
+    line.add(2, FAR_DOCUMENT, None).await;
+    line.add(1, NEAR_DOCUMENT, Some(outer)).await;
+    let [laptop, router] = [&line.places[0], &line.places[1]];
+    router.masquerade("10.77.0.0/24").unwrap();
+    laptop.ip(&["route", "add", "default", "via", "10.77.0.2"]).unwrap();
+    let answers = async |address| laptop.output(&["ping", "-c1", "-W0.3", address]).await.is_ok();
+    until("the outer tunnel is there", async || answers(FAR[0]).await).await;
+    let start = async |place, name, document| {
+        draft(&line, place, name, document).with("PROTOCOL", inner.protocol()).start().await.unwrap()
+    };
+    let _far = start(2, "inner-far", INNER_FAR).await;
+    let _near = start(0, "inner-near", INNER_NEAR).await;
+    let address = "10.1.0.1";
+    until("the inner tunnel is there", async || answers(address).await).await;
+    let said = laptop.output(&["ping", "-q", "-c", "3", "-l", "3", "-W", "5", "-s", "20000", address]).await;
+    assert!(said.as_ref().is_ok_and(|said| said.contains(" 0% packet loss")), "{outer:?} {inner:?}: {said:?}");
+    let report = iperf(&line, address, &["-n", "2M"]).await;
+    assert!(report["end"]["sum_received"]["bytes"].as_u64() > Some(128 << 10), "{outer:?} {inner:?}");
+}
+
+#[test]
+fn a_tunnel_within_a_tunnel() {
+    as_root("a tunnel within a tunnel", || async {
+        // Side by side: they wait more than they work.
+        tokio::join!(nested(Hop::H3, Hop::H3), nested(Hop::H3, Hop::H2), nested(Hop::H2, Hop::H3));
     });
 }

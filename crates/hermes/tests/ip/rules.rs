@@ -33,7 +33,7 @@ const GATEWAY_V6: &str = "fd00:10::1";
 const OWN: &str = "10.20.0.2";
 const OWN_V6: &str = "fd00:20::2";
 /// A node that reads takes less for what it is sent.
-const SOON: Duration = Duration::from_secs(2);
+const SOON: Duration = Duration::from_millis(500);
 const DROPPED: &str = "hermes_datagrams_dropped_total";
 
 fn address(text: &str) -> IpAddr {

@@ -8,6 +8,7 @@ use std::io;
 use bytes::{Bytes, BytesMut};
 use hermes_testkit::{
     ca::{Identity, Subject},
+    dns::{Dns, Record, resolving_by},
     door::{Door, NODE_NAME},
     flow::{self, Capsule, capsule},
     frames::{END_STREAM, Frame, Frames, kind},
@@ -31,6 +32,8 @@ routes:
 - {name: web, match: {kind: http}, respond: {status: 200}}
 ";
 
+/// Where the only name leads that there is.
+const WEB: [u8; 4] = [192, 0, 2, 80];
 /// HTTP/2's PROTOCOL_ERROR (RFC 9113, 7).
 const PROTOCOL_ERROR: u64 = 1;
 /// H3_DATAGRAM_ERROR (RFC 9297, 5.2).
@@ -155,6 +158,7 @@ struct Bed {
     node: Node,
     overlay: Overlay,
     user: Identity,
+    _dns: Dns,
     place: Namespace,
 }
 
@@ -162,10 +166,14 @@ impl Bed {
     async fn new() -> Self {
         let overlay = Overlay::new(env!("CARGO_BIN_EXE_hermes")).unwrap();
         let place = Namespace::new().unwrap();
-        let draft = overlay.node("gate").document(DOCUMENT).within(&place);
+        let answers = |name: &str| (name == "web.test").then(|| vec![Record::address(60, WEB)]);
+        let dns = place.run(Dns::serve(([127, 0, 0, 1], 53).into(), answers)).await.unwrap().unwrap();
+        let wrapper = resolving_by([127, 0, 0, 1].into(), overlay.dir()).unwrap();
+        let wrapper: Vec<&str> = wrapper.iter().map(String::as_str).collect();
+        let draft = overlay.node("gate").document(DOCUMENT).within(&place).by_way_of(&wrapper);
         let node = draft.identity(&Subject::node("gate").with_dns(NODE_NAME)).unwrap().start().await.unwrap();
         let user = overlay.authority().issue(&Subject::node("client").with_user("alice")).unwrap();
-        Self { node, overlay, user, place }
+        Self { node, overlay, user, _dns: dns, place }
     }
 
     fn door(&self) -> Door {
@@ -324,6 +332,12 @@ fn given() -> Wanted {
     Wanted::Says(Capsule { kind: ip::ADDRESS_ASSIGN, value: entry(1, [10, 20, 0, 2], 32).into() })
 }
 
+/// The route of who asks for a name.
+fn only_web() -> Wanted {
+    let value = route(WEB, WEB, 0).into();
+    Wanted::Says(Capsule { kind: ip::ROUTE_ADVERTISEMENT, value })
+}
+
 fn entry(request: u8, address: [u8; 4], length: u8) -> Vec<u8> {
     [&[request, 4][..], &address, &[length]].concat()
 }
@@ -430,6 +444,8 @@ fn rfc_9484() -> Vec<Case> {
         case("4.6", "a prefix longer than its address", raw("10.0.0.1%2F33/*/"), Wanted::Malformed),
         case("4.6", "an address with a zone", raw("fe80%3A%3A1%25eth0/*/"), Wanted::Malformed),
         case("4.6", "a prefix", raw("10.0.0.0%2F24/*/"), given()).body(good_request()),
+        case("4.6", "a name is the address that it leads to, and nothing else", ip("web.test", "*"), only_web()),
+        case("4.6", "a name that leads nowhere", ip("no.such.name.invalid", "*"), Wanted::Status(502)),
         case("4.6", "a protocol", raw("*/17/"), given()).body(good_request()),
         off("4.7", "a prefix longer than its address", request(&entry(1, [10, 20, 0, 2], 33))),
         off("4.7", "bits behind a prefix", request(&entry(1, [10, 20, 0, 2], 24))),
