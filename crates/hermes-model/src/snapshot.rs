@@ -145,6 +145,8 @@ pub struct Listener {
     pub accept_post: bool,
     /// HTTP/3 as well, at the same port of UDP. Only `http` listeners with TLS have it.
     pub http3: bool,
+    /// Requests of HTTP/3 are taken that come with a client's first packet, before its handshake is over.
+    pub early_data: bool,
 }
 
 /// A port that a listener binds.

@@ -10,6 +10,7 @@ mod id;
 pub mod narrow;
 mod passage;
 mod socket;
+mod tokens;
 
 use std::future::Future;
 use std::io;
@@ -20,7 +21,8 @@ use std::time::{Duration, Instant};
 
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{
-    AsyncTimer, AsyncUdpSocket, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, Runtime, TokioRuntime, TransportConfig,
+    AsyncTimer, AsyncUdpSocket, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, Runtime, TokioRuntime,
+    TransportConfig, ValidationTokenConfig,
 };
 pub use quinn::{
     ClientConfig, Connection, ConnectionError, Endpoint, Incoming, ReadError, RecvStream, SendDatagramError,
@@ -31,6 +33,7 @@ use tokio::task::JoinSet;
 pub use self::group::{Group, MOST, Way};
 use self::id::Ids;
 use self::socket::Reader;
+use self::tokens::UsedTokens;
 use crate::tls::TlsError;
 use crate::udp;
 
@@ -74,16 +77,32 @@ impl Bounds {
     }
 }
 
-/// The server's side of connections, from a TLS configuration for [`ALPN`].
+/// The server's side of connections, from a TLS configuration for [`ALPN`]. With `early_data` clients that were here
+/// before may send data with their first packet. Each ticket of rustls's own store is good once, so that TLS itself
+/// takes no such packet twice (RFC 8446, section 8.1); each token of ours too.
 ///
 /// # Errors
 /// The configuration has no cipher suite of TLS 1.3 that QUIC begins with.
-pub fn server_config(tls: &Arc<rustls::ServerConfig>, bounds: Bounds) -> Result<ServerConfig, TlsError> {
-    let crypto = QuicServerConfig::try_from(tls.clone())
+pub fn server_config(
+    tls: &Arc<rustls::ServerConfig>,
+    bounds: Bounds,
+    early_data: bool,
+) -> Result<ServerConfig, TlsError> {
+    let mut tls = tls.clone();
+    if early_data {
+        // QUIC knows no other size (RFC 9001, section 4.6.1).
+        Arc::make_mut(&mut tls).max_early_data_size = u32::MAX;
+    }
+    let crypto = QuicServerConfig::try_from(tls)
         .map_err(|error| TlsError::Configuration { what: "QUIC of a listener", reason: error.to_string() })?;
     let mut config = ServerConfig::with_crypto(Arc::new(crypto));
     config.transport_config(bounds.transport()).max_incoming(MOST_INCOMING);
     config.incoming_buffer_size(INCOMING_BUFFER).incoming_buffer_size_total(16 * INCOMING_BUFFER);
+    if early_data {
+        let mut tokens = ValidationTokenConfig::default();
+        tokens.log(Arc::new(UsedTokens::new())).sent(2);
+        config.validation_token_config(tokens);
+    }
     Ok(config)
 }
 

@@ -371,7 +371,8 @@ impl Builder<'_> {
         }
         let alpn: &[&[u8]] = if takes_nodes { &[quic::ALPN, reverse::ALPN_H3] } else { &[quic::ALPN] };
         let over_quic = tls::server_config(&key, &clients, alpn).map_err(refused)?;
-        let quic = quic::server_config(&over_quic, server_bounds(&self.snapshot.limits, listener)).map_err(refused)?;
+        let quic = quic::server_config(&over_quic, server_bounds(&self.snapshot.limits, listener), listener.early_data)
+            .map_err(refused)?;
         Ok((config, Some(quic)))
     }
 

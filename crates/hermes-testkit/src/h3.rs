@@ -4,6 +4,8 @@
 //! or what a peer says when it breaks a stream or the connection off. QUIC is quinn's; everything above it is written
 //! here by hand (see [`wire`]), so that the product's codec is not what checks itself. Every wait is bounded.
 
+pub mod relay;
+pub mod visitor;
 pub mod wire;
 
 use std::{io, net::SocketAddr, sync::Arc};

@@ -25,6 +25,9 @@ pub(super) fn build(
         let message = "HTTP/3 is never in the clear; add tls: {} for this node's own certificate, or leave http3 out";
         report.problem(format!("{at}.http3"), message);
     }
+    if section.early_data && !section.http3 {
+        report.problem(format!("{at}.early-data"), "early data is HTTP/3's; add http3: true, or leave early-data out");
+    }
     fitting_keys(section, at, report);
     let set_headers = header::fixed(&format!("{at}.set-headers"), &section.set_headers, report);
     let user = set_headers.iter().find(|(name, _)| *name == HERMES_USER);
@@ -55,6 +58,7 @@ pub(super) fn build(
         proxy_protocol: prefixes(&section.proxy_protocol),
         accept_post: section.accept_post,
         http3: section.http3,
+        early_data: section.early_data,
     })
 }
 

@@ -47,6 +47,9 @@ pub struct Listener {
     /// HTTP/3 as well, at the same port of UDP.
     #[serde(default, skip_serializing_if = "is_default")]
     pub http3: bool,
+    /// Clients over HTTP/3 may ask with their first packet.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub early_data: bool,
     /// For `tun`: the device, which is made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceName>,

@@ -18,6 +18,8 @@ use hermes_net::quic::{self, narrow::Narrow};
 use hermes_wire::h3::{self, Code, Frame, FrameDecoder, Instructions, Settings, stream};
 use hermes_wire::varint;
 
+use tokio::sync::Notify;
+
 use crate::datagram::Inbox;
 use crate::signal::Signal;
 use crate::stream::StreamError;
@@ -34,6 +36,9 @@ pub(crate) struct Link {
     /// The peer's.
     settings: Cell<Option<Settings>>,
     settled: Signal<()>,
+    /// Of a client: its handshake is over. What came before may be somebody's replay.
+    is_confirmed: Cell<bool>,
+    confirming: Notify,
     /// The first request that the peer will not process.
     goaway: Cell<Option<u64>>,
     /// Of the first request that we will not process.
@@ -54,6 +59,8 @@ impl Link {
             is_server,
             settings: Cell::new(None),
             settled: Signal::default(),
+            is_confirmed: Cell::new(false),
+            confirming: Notify::new(),
             goaway: Cell::new(None),
             farewell: Signal::default(),
             most_pushes: Cell::new(0),
@@ -96,6 +103,23 @@ impl Link {
         let settled = pin!(self.settled.wait());
         futures_util::future::select(settled, closed).await;
         self.settings.get()
+    }
+
+    /// Its client's handshake is over.
+    pub(crate) fn confirm(&self) {
+        self.is_confirmed.set(true);
+        self.confirming.notify_waiters();
+    }
+
+    pub(crate) fn is_confirmed(&self) -> bool {
+        self.is_confirmed.get()
+    }
+
+    /// Waits for the end of the client's handshake; any number of streams may.
+    pub(crate) async fn confirmed(&self) {
+        if !self.is_confirmed.get() {
+            self.confirming.notified().await;
+        }
     }
 
     /// Says that requests from this stream on are not taken any more.

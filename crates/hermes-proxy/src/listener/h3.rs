@@ -17,11 +17,12 @@ use hermes_model::facts::{Kind, Trust};
 use hermes_net::quic;
 use hermes_wire::h3::{Code, Settings};
 use http::request::Parts;
-use http::{HeaderMap, Method, Response, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode};
 use http_body::Body as HttpBody;
 
 use super::calm::{self, Cancels, Fate};
 use super::http::Client;
+use super::quic::Begun;
 use super::trust_by_address;
 use crate::body::{Body, Interim, RequestBody, ResponseBody, StreamBody, settle_length};
 use crate::early::Early;
@@ -42,8 +43,13 @@ const ANY_STREAM: u64 = (1 << 62) - 4;
 
 /// Serves a connection until it ends.
 pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, quic: quic::Connection, client: Client) {
+    serve_begun(worker, connection, Begun::whole(quic), client).await;
+}
+
+/// As `serve`, perhaps before the end of its handshake.
+pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>, begun: Begun, client: Client) {
+    let Begun { quic, mut confirming } = begun;
     connection.is_shared.set(true);
-    connection.set_stage(worker, Stage::Idle);
     let limits = worker.generation().snapshot.limits.clone();
     let ours =
         Settings { max_field_section: Some(limits.header_bytes as u64), extended_connect: true, datagrams: true };
@@ -53,6 +59,15 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, quic
     quic.set_send_window(allowed.connection_window.into());
     let bounds = Bounds { bytes: limits.header_bytes, lines: limits.header_count };
     let link = Link::new(quic, true);
+    let is_confirmed = || {
+        link.confirm();
+        if connection.stage() == Stage::Handshake {
+            connection.set_stage(worker, Stage::Idle);
+        }
+    };
+    if confirming.is_none() {
+        is_confirmed();
+    }
     let mut client = Rc::new(client);
     if let Some(line) = &client.line {
         line.begin(None);
@@ -69,6 +84,15 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, quic
         if client.line.as_ref().is_some_and(|line| line.poll_dead(cx, heard()).is_ready()) {
             link.close(Code::NoError, "silent");
             return Poll::Ready(());
+        }
+        match confirming.as_mut().map(|confirming| confirming.as_mut().poll(cx)) {
+            Some(Poll::Ready(true)) => {
+                confirming = None;
+                is_confirmed();
+            }
+            // Nobody is there.
+            Some(Poll::Ready(false)) => return Poll::Ready(()),
+            Some(Poll::Pending) | None => {}
         }
         if !has_said_goaway && connection.drain.poll(cx).is_ready() {
             has_said_goaway = true;
@@ -137,7 +161,10 @@ async fn serve_request(
 ) -> Fate {
     let fault = recv.fault();
     let (parts, length) = match take_head(&mut recv).await {
-        Ok(head) => head,
+        Ok((mut parts, length)) => {
+            settle_early(&recv, &mut parts).await;
+            (parts, length)
+        }
         Err(NoRequest::Incomplete) => {
             send.reset_with(Code::RequestIncomplete);
             return Fate::Malformed;
@@ -246,6 +273,21 @@ async fn take_head(recv: &mut halves::Receiver) -> Result<(Parts, Option<u64>), 
         return Err(NoRequest::Refused(FieldError::Malformed(error.to_string())));
     }
     Ok((parts, length))
+}
+
+const EARLY_DATA: HeaderName = HeaderName::from_static("early-data");
+
+/// What came before the end of the client's handshake may be a replay. Only what may be said twice, and has no
+/// body, is served at once, and whoever gets it is told (RFC 8470, sections 3 and 5.2); all else waits.
+async fn settle_early(recv: &halves::Receiver, parts: &mut Parts) {
+    if !recv.is_early() {
+        return;
+    }
+    if [Method::GET, Method::HEAD, Method::OPTIONS].contains(&parts.method) && recv.is_end_stream() {
+        parts.headers.insert(EARLY_DATA, HeaderValue::from_static("1"));
+    } else {
+        recv.link().confirmed().await;
+    }
 }
 
 fn fate_of(fault: Option<Fault>) -> Option<Fate> {

@@ -5,12 +5,14 @@
 //! with them.
 
 use std::cell::Cell;
+use std::future::Future;
 use std::io;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::task::Poll;
 
+use hermes_model::snapshot::ClientAuth;
 use hermes_net::quic::{self, Group, Incoming, Server};
 
 use super::http::Client;
@@ -151,6 +153,37 @@ fn begin(worker: &Rc<Worker>, known: &mut Known, incoming: Incoming) {
     worker.spawn(serve(worker.clone(), guard, handshake));
 }
 
+/// A connection that can be read.
+pub(super) struct Begun {
+    pub(super) quic: quic::Connection,
+    /// Ready with true at the end of the handshake, where that is to come; with false where it fails.
+    pub(super) confirming: Option<Pin<Box<dyn Future<Output = bool>>>>,
+}
+
+impl Begun {
+    /// One whose handshake is over.
+    pub(super) fn whole(quic: quic::Connection) -> Self {
+        Self { quic, confirming: None }
+    }
+
+    /// The URIs of the client's certificate. A client that was known before showed it then; another one may show
+    /// it at the end of its handshake.
+    async fn uris(&mut self, may_be_shown: bool) -> io::Result<Option<Vec<String>>> {
+        let known = quic::peer_uris(&self.quic);
+        if known.is_some() || !may_be_shown {
+            return Ok(known);
+        }
+        self.end().await?;
+        Ok(quic::peer_uris(&self.quic))
+    }
+
+    /// Waits for the end of the handshake.
+    async fn end(&mut self) -> io::Result<()> {
+        let Some(confirming) = self.confirming.take() else { return Ok(()) };
+        if confirming.await { Ok(()) } else { Err(io::Error::other("the handshake broke off")) }
+    }
+}
+
 /// A handshake under way, counted.
 struct Handshake {
     incoming: Option<Incoming>,
@@ -164,10 +197,29 @@ impl Handshake {
         Self { incoming: Some(incoming), config: Arc::new(config), worker: worker.clone() }
     }
 
-    async fn finish(mut self) -> io::Result<quic::Connection> {
+    /// Waits for its end; where `early` data are taken, only until they could be read. Not those of a client that
+    /// may have written somebody else's address on its packets: what it asks is decided by that too.
+    async fn finish(mut self, early: bool) -> io::Result<Begun> {
         let incoming = self.incoming.take().ok_or(io::ErrorKind::NotConnected)?;
-        let handshake = incoming.accept_with(self.config.clone()).map_err(io::Error::other)?;
-        handshake.await.map_err(io::Error::other)
+        let may_be_early = early && incoming.remote_address_validated();
+        let mut handshake = incoming.accept_with(self.config.clone()).map_err(io::Error::other)?;
+        if may_be_early {
+            handshake.handshake_data().await.map_err(io::Error::other)?;
+            match handshake.into_0rtt() {
+                Ok((quic, confirmed)) => {
+                    let shaken = quic.clone();
+                    let confirming = async move {
+                        // Of a server quinn does not tell by it how the handshake ended.
+                        confirmed.await;
+                        drop(self);
+                        shaken.close_reason().is_none()
+                    };
+                    return Ok(Begun { quic, confirming: Some(Box::pin(confirming)) });
+                }
+                Err(whole) => handshake = whole,
+            }
+        }
+        handshake.await.map(Begun::whole).map_err(io::Error::other)
     }
 }
 
@@ -192,18 +244,26 @@ async fn serve(worker: Rc<Worker>, guard: ConnectionGuard, handshake: Handshake)
 
 async fn serve_connection(worker: &Rc<Worker>, connection: &Rc<Connection>, handshake: Handshake) {
     let source = connection.source.get();
-    let ready = handshake.finish().await.and_then(|quic| {
-        let trust = trust_of(worker, &connection.listener, quic::peer_uris(&quic), source)?;
-        Ok((quic, trust))
-    });
-    match ready {
-        Ok((quic, trust)) if quic::alpn(&quic).as_deref() == Some(reverse::ALPN_H3) => {
-            arrival::take(worker, &connection.listener, &trust, source, Carrier::Quic(quic));
+    let listener = connection.current_listener(worker);
+    let asks = listener.tls.as_ref().is_some_and(|tls| tls.client != ClientAuth::None);
+    let ready = async {
+        let mut begun = handshake.finish(listener.early_data).await?;
+        let is_line = quic::alpn(&begun.quic).as_deref() == Some(reverse::ALPN_H3);
+        if is_line {
+            begun.end().await?;
         }
-        Ok((quic, trust)) => {
-            let _ = connection.path.set(Path::new(quic.clone()));
+        let uris = begun.uris(asks).await?;
+        let trust = trust_of(worker, &connection.listener, uris, source)?;
+        Ok::<_, io::Error>((begun, trust, is_line))
+    };
+    match ready.await {
+        Ok((begun, trust, true)) => {
+            arrival::take(worker, &connection.listener, &trust, source, Carrier::Quic(begun.quic));
+        }
+        Ok((begun, trust, false)) => {
+            let _ = connection.path.set(Path::new(begun.quic.clone()));
             let client = Client { source, trust, secure: true, line: None };
-            Box::pin(h3::serve(worker, connection, quic, client)).await;
+            Box::pin(h3::serve_begun(worker, connection, begun, client)).await;
         }
         Err(error) => note_failed_handshake(worker, connection, &error),
     }

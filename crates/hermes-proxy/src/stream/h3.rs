@@ -122,6 +122,15 @@ impl Receiver {
         self.fault.clone()
     }
 
+    /// It came before the handshake was over.
+    pub(crate) fn is_early(&self) -> bool {
+        self.recv.is_0rtt() && !self.link.is_confirmed()
+    }
+
+    pub(crate) fn link(&self) -> &Rc<Link> {
+        &self.link
+    }
+
     /// No byte of the body comes any more.
     fn is_over(&self) -> bool {
         self.trailers.is_some() || (self.has_ended && self.decoder.finish().is_ok())

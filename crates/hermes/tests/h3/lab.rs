@@ -39,9 +39,10 @@ const DOCUMENT: &str = "
 workers: 1
 limits: {$LIMITS}
 listeners:
-- {name: door, bind: '127.0.0.1:0', protocol: http, http3: true, tls: {client: none}}
+- {name: door, bind: '127.0.0.1:0', protocol: http, http3: true, tls: {client: $CLIENT} $MORE}
 routes:
 - {name: here, match: {authority: HERE}, respond: {body: here}}
+- {name: alice, match: {path: /who, user: alice}, respond: {body: alice}}
 - {name: tcp, match: {kind: tcp, authority: 'ECHO:7'}, terminate: {tcp: '$ECHO'}}
 - {name: udp, match: {kind: udp, authority: 'ECHO:7'}, terminate: {udp: '$UDP'}}
 - {name: web, match: {kind: http, authority: WEB}, upstream: web}
@@ -56,13 +57,24 @@ impl Fort {
 
     /// With other limits than the default ones.
     pub(crate) async fn with(limits: &str) -> Self {
+        Self::of(limits, "none", "").await
+    }
+
+    /// With such demands on clients, and more keys of the listener.
+    pub(crate) async fn of(limits: &str, client: &str, more: &str) -> Self {
         let (tell, seen) = mpsc::unbounded_channel();
         let web = scripted::h1(move |dialog| tell_all(dialog, tell.clone())).unwrap();
         let origins = [web, stream::echo(origin::listen(ANY).unwrap()).unwrap(), Origin::udp_echo(ANY).unwrap()];
         let overlay = overlay();
         let draft = overlay.node("fort").identity(&Subject::node("fort").with_dns(NODE_NAME)).unwrap();
         let [web, echo, udp] = origins.each_ref().map(Origin::address);
-        let draft = draft.document(DOCUMENT).with("LIMITS", limits).with("WEB", web).with("ECHO", echo);
+        let draft = draft
+            .document(DOCUMENT)
+            .with("LIMITS", limits)
+            .with("CLIENT", client)
+            .with("MORE", more)
+            .with("WEB", web)
+            .with("ECHO", echo);
         let node = draft.with("UDP", udp).start().await.unwrap();
         Self { node, overlay, seen, _origins: origins }
     }

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod alternatives;
+mod early;
 mod floods;
 mod lab;
 mod messages;

@@ -1,0 +1,113 @@
+//! What stands between a client and a server of QUIC: it records datagrams, holds them back, and sends them again.
+//!
+//! In: a server's address. Out: an address for one client. Whoever has recorded datagrams may send them from any
+//! socket, as often as he likes. It changes nothing in them.
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use tokio::{net::UdpSocket, task::JoinSet};
+
+/// What is let through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lets {
+    /// All.
+    Both,
+    /// What the client says; the server's answers are lost.
+    Up,
+    /// Nothing.
+    Nothing,
+}
+
+#[derive(Debug)]
+struct State {
+    lets: Lets,
+    recorded: Vec<Vec<u8>>,
+}
+
+/// A relay that runs until it is dropped.
+#[derive(Debug)]
+pub struct Relay {
+    address: SocketAddr,
+    to: SocketAddr,
+    state: Arc<Mutex<State>>,
+    _tasks: JoinSet<()>,
+}
+
+impl Relay {
+    /// Before this server.
+    ///
+    /// # Errors
+    /// No socket.
+    pub async fn before(to: SocketAddr) -> io::Result<Self> {
+        let near = UdpSocket::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
+        let far = UdpSocket::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
+        far.connect(to).await?;
+        let address = near.local_addr()?;
+        let state = Arc::new(Mutex::new(State { lets: Lets::Both, recorded: Vec::new() }));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(carry(near, far, Arc::clone(&state)));
+        Ok(Self { address, to, state, _tasks: tasks })
+    }
+
+    /// Where its client goes.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What it lets through from now on.
+    pub fn lets(&self, lets: Lets) {
+        locked(&self.state).lets = lets;
+    }
+
+    /// What the client has said since this was asked last.
+    pub fn recorded(&self) -> Vec<Vec<u8>> {
+        std::mem::take(&mut locked(&self.state).recorded)
+    }
+
+    /// Says it again, as somebody else.
+    ///
+    /// # Errors
+    /// No socket.
+    pub async fn replay(&self, recorded: &[Vec<u8>]) -> io::Result<UdpSocket> {
+        let socket = UdpSocket::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
+        for datagram in recorded {
+            socket.send_to(datagram, self.to).await?;
+        }
+        Ok(socket)
+    }
+}
+
+fn locked(state: &Mutex<State>) -> std::sync::MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+async fn carry(near: UdpSocket, far: UdpSocket, state: Arc<Mutex<State>>) {
+    let mut client = None;
+    let (mut up, mut down) = (vec![0; 65_536], vec![0; 65_536]);
+    loop {
+        tokio::select! {
+            received = near.recv_from(&mut up) => {
+                let Ok((length, from)) = received else { continue };
+                client = Some(from);
+                let lets = {
+                    let mut state = locked(&state);
+                    state.recorded.push(up[..length].to_vec());
+                    state.lets
+                };
+                if lets != Lets::Nothing {
+                    let _ = far.send(&up[..length]).await;
+                }
+            }
+            received = far.recv(&mut down) => {
+                let (Ok(length), Some(client)) = (received, client) else { continue };
+                if locked(&state).lets == Lets::Both {
+                    let _ = near.send_to(&down[..length], client).await;
+                }
+            }
+        }
+    }
+}
