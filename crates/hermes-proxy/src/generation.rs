@@ -484,7 +484,7 @@ pub(crate) fn quic_bounds(limits: &Limits) -> quic::Bounds {
 
 /// Who cannot show who it is has an anonymous client's windows. Where it may, that of the connection is
 /// narrowed once it is known that it has not.
-fn server_bounds(limits: &Limits, listener: &Listener) -> quic::Bounds {
+pub(crate) fn server_bounds(limits: &Limits, listener: &Listener) -> quic::Bounds {
     let bounds = quic_bounds(limits);
     let believes =
         listener.tls.as_ref().is_some_and(|tls| tls.client != ClientAuth::None) || !listener.trust.is_empty();

@@ -8,4 +8,4 @@ pub(crate) mod fields;
 pub(crate) mod link;
 
 pub(crate) use self::datagrams::{Datagrams, Given};
-pub(crate) use self::link::Link;
+pub(crate) use self::link::{Link, Windows};

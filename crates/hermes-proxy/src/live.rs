@@ -23,7 +23,7 @@ pub(crate) use self::path::Path;
 use crate::early::Ahead;
 use crate::error::Error;
 use crate::signal::Signal;
-use crate::stream::{self, h2::Inboxes};
+use crate::stream::unread::{self, Inboxes};
 use crate::worker::Worker;
 
 /// Where a session stands; decides which time limit holds.
@@ -398,7 +398,7 @@ const WATCH: u64 = 1000;
 impl Live {
     /// Ends what is over its time. Called a few times a second.
     pub(crate) fn sweep(&self, worker: &Worker) {
-        stream::h2::sweep(worker);
+        unread::sweep(worker);
         let now = worker.now();
         for (_, entry) in self.sessions.borrow().iter() {
             let limit = entry.limit();

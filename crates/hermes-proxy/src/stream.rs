@@ -9,6 +9,7 @@ pub(crate) mod asked;
 pub(crate) mod h2;
 pub(crate) mod h3;
 mod halves;
+pub(crate) mod unread;
 
 use std::io;
 use std::pin::Pin;

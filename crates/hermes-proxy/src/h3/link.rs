@@ -28,11 +28,23 @@ use crate::worker::Worker;
 /// Bytes of the longest integer that a stream's type can be.
 const TYPE: usize = varint::MAX_LEN;
 
+/// Bytes that a peer may send before they are read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Windows {
+    /// On one stream.
+    pub(crate) stream: u32,
+    /// On all of them.
+    pub(crate) connection: u32,
+}
+
 /// What all streams of a connection share.
 pub(crate) struct Link {
     pub(crate) connection: quic::Connection,
     narrow: Arc<Narrow>,
     is_server: bool,
+    windows: Windows,
+    /// What streams that nobody reads add to the connection's.
+    stalled: Cell<u64>,
     /// The peer's.
     settings: Cell<Option<Settings>>,
     settled: Signal<()>,
@@ -52,11 +64,15 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(crate) fn new(connection: quic::Connection, is_server: bool) -> Rc<Self> {
+    /// `windows` are those of the connection's configuration, or what that of the connection is to be.
+    pub(crate) fn new(connection: quic::Connection, is_server: bool, windows: Windows) -> Rc<Self> {
+        connection.set_receive_window(windows.connection.into());
         Rc::new(Self {
             narrow: quic::narrow::of(&connection),
             connection,
             is_server,
+            windows,
+            stalled: Cell::new(0),
             settings: Cell::new(None),
             settled: Signal::default(),
             is_confirmed: Cell::new(false),
@@ -78,6 +94,20 @@ impl Link {
         // What is sent meanwhile fits the shortest packets that QUIC has: longer ones are lost.
         let excess = u64::from(self.connection.stats().path.current_mtu).saturating_sub(quic::narrow::BASE);
         Some(most.saturating_sub(excess as usize))
+    }
+
+    /// What may lie unread on one stream, as far as its connection lets it.
+    pub(crate) fn stream_window(&self) -> u64 {
+        self.windows.stream.min(self.windows.connection).into()
+    }
+
+    /// A stream that nobody reads adds so much to the connection's window now.
+    pub(crate) fn widen(&self, before: u64, now: u64) {
+        if before != now {
+            self.stalled.set(self.stalled.get() + now - before);
+            let window = u64::from(self.windows.connection) + self.stalled.get();
+            self.connection.set_receive_window(quic::VarInt::from_u64(window).unwrap_or(quic::VarInt::MAX));
+        }
     }
 
     /// Ends it, and says why.

@@ -27,8 +27,9 @@ use super::trust_by_address;
 use crate::body::{Body, Interim, RequestBody, ResponseBody, StreamBody, settle_length};
 use crate::early::Early;
 use crate::error::Error;
+use crate::generation;
 use crate::h3::fields::{self, Bounds, FieldError};
-use crate::h3::{Datagrams, Link, link::number};
+use crate::h3::{Datagrams, Link, Windows, link::number};
 use crate::live::{Connection, Phase, Stage};
 use crate::pipe::{Pipe, PipeError};
 use crate::request::{Origin, from_head};
@@ -55,10 +56,11 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
         Settings { max_field_section: Some(limits.header_bytes as u64), extended_connect: true, datagrams: true };
     let allowed = calm::Bounds::of(&client, &limits);
     let mut cancels = Cancels::new(&allowed);
-    quic.set_receive_window(allowed.connection_window.into());
     quic.set_send_window(allowed.connection_window.into());
     let bounds = Bounds { bytes: limits.header_bytes, lines: limits.header_count };
-    let link = Link::new(quic, true);
+    let believed = generation::server_bounds(&limits, &connection.current_listener(worker));
+    let windows = Windows { stream: believed.stream_window, connection: allowed.connection_window };
+    let link = Link::new(quic, true, windows);
     let is_confirmed = || {
         link.confirm();
         if connection.stage() == Stage::Handshake {
@@ -109,7 +111,7 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
                 continue;
             }
             // The rest of a request is not wanted once it is answered (RFC 9114, 4.1).
-            let recv = halves::Receiver::new(recv, link.clone(), bounds, Code::NoError);
+            let recv = halves::Receiver::new(worker, recv, link.clone(), bounds, Code::NoError);
             let send = halves::Sender::new(send, link.clone());
             streams.push(serve_stream(worker.clone(), connection.clone(), client.clone(), recv, send));
         }

@@ -60,7 +60,7 @@ pub(crate) async fn ask(
             let limits = &worker.generation().snapshot.limits;
             let bounds =
                 Bounds { bytes: limits.header_bytes + ADDED_BYTES as usize, lines: limits.header_count + ADDED_LINES };
-            let recv = h3::Receiver::new(recv, link.clone(), bounds, Code::RequestCancelled);
+            let recv = h3::Receiver::new(worker, recv, link.clone(), bounds, Code::RequestCancelled);
             let mut send = h3::Sender::new(send, link.clone());
             send.send_head(fields::put_request(&request.into_parts().0), ends);
             std::future::poll_fn(|cx| send.poll_settled(cx)).await?;

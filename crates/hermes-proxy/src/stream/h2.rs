@@ -12,7 +12,7 @@ mod sender;
 use bytes::{Bytes, BytesMut};
 
 pub(crate) use self::ends::Scanned;
-pub(crate) use self::receiver::{Inboxes, Receiver, Window, sweep};
+pub(crate) use self::receiver::{Receiver, Window};
 pub(crate) use self::sender::{Backlog, Sender};
 
 /// A frame below this costs more than it carries; h2 draws the line there too.

@@ -4,6 +4,8 @@
 //! stream or the connection, with the code that says so. A half that is dropped before its end says
 //! that it was broken off. Never: what the bytes mean.
 
+mod inbox;
+
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::future::Future;
@@ -16,13 +18,13 @@ use hermes_net::quic;
 use hermes_wire::h3::{self, Code, Frame, FrameDecoder, FrameError};
 use http::HeaderMap;
 
+use self::inbox::Source;
 use super::h2::{GATHER, SMALL, Whole};
 use super::halves::{Reset, StreamError};
 use crate::h3::fields::{self, Bounds, FieldError};
 use crate::h3::{Datagrams, Link, link::number};
-
-/// What is asked of quinn at once.
-const READ: usize = 64 << 10;
+use crate::live::Entry;
+use crate::worker::Worker;
 
 /// What the peer did wrong on its half, where it did, and the connection goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +39,7 @@ pub(crate) enum Fault {
 
 /// The receiving half.
 pub(crate) struct Receiver {
-    recv: quic::RecvStream,
+    recv: Source,
     link: Rc<Link>,
     bounds: Bounds,
     decoder: FrameDecoder,
@@ -59,9 +61,15 @@ pub(crate) struct Receiver {
 
 impl Receiver {
     /// `parting` is what the peer is told where nobody wants the rest.
-    pub(crate) fn new(recv: quic::RecvStream, link: Rc<Link>, bounds: Bounds, parting: Code) -> Self {
+    pub(crate) fn new(
+        worker: &Rc<Worker>,
+        recv: quic::RecvStream,
+        link: Rc<Link>,
+        bounds: Bounds,
+        parting: Code,
+    ) -> Self {
         Self {
-            recv,
+            recv: Source::new(worker, recv, &link),
             link,
             bounds,
             decoder: FrameDecoder::new(bounds.bytes),
@@ -74,6 +82,11 @@ impl Receiver {
             fault: Rc::default(),
             parting,
         }
+    }
+
+    /// It is this session's, which ends where too much lies unread.
+    pub(crate) fn bind(&self, session: &Rc<Entry>) {
+        self.recv.bind(session);
     }
 
     /// The encoded head: the first frame that is one. `None`: the stream ended without.
@@ -268,10 +281,8 @@ impl Receiver {
                 }
                 Err(error) => return Poll::Ready(Some(Err(self.fatal(error.code(), &error.to_string())))),
             }
-            // A future of the moment: what it waits for wakes us, and it holds nothing.
-            let read = ready!(pin!(self.recv.read_chunk(READ, true)).poll(cx));
-            match read {
-                Ok(Some(chunk)) => self.decoder.push(chunk.bytes),
+            match ready!(self.recv.poll_read(cx)) {
+                Ok(Some(chunk)) => self.decoder.push(chunk),
                 Ok(None) => self.has_ended = true,
                 Err(error) => return Poll::Ready(Some(Err(self.read_error(error)))),
             }
@@ -323,7 +334,7 @@ impl Receiver {
 impl Drop for Receiver {
     fn drop(&mut self) {
         if !self.has_ended {
-            let _ = self.recv.stop(number(self.parting));
+            self.recv.stop(self.parting);
         }
     }
 }

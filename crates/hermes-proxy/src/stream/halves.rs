@@ -143,8 +143,7 @@ impl Receiver {
     pub(crate) fn bind(&self, session: &Rc<Entry>) {
         match self {
             Receiver::H2(recv) => recv.bind(session),
-            // What lies unread is bounded by its windows.
-            Receiver::H3(_) => {}
+            Receiver::H3(recv) => recv.bind(session),
         }
     }
 

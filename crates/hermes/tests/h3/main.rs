@@ -13,4 +13,5 @@ mod messages;
 mod origins;
 mod peers;
 mod streams;
+mod unread;
 mod upstreams;

@@ -4,29 +4,23 @@
 //! since that counts unread frames and ends the connection, which others share, when they are many.
 //! The stream's window is given back only to who reads it; the connection's is widened by what
 //! readers leave lying for longer than a tick, so that the streams beside theirs go on. What lies
-//! there is bounded by `limits.unread`: beyond it the sessions end that have read nothing for the
-//! longest, those of the client that holds most before others.
+//! there is bounded by `limits.unread` (see [`unread`](crate::stream::unread)).
 
 use std::cell::{Cell, RefCell};
-use std::cmp::Reverse;
-use std::collections::{HashMap, VecDeque};
-use std::net::{IpAddr, Ipv6Addr};
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Wake, Waker, ready};
+use std::task::{Context, Poll, Waker, ready};
 
 use bytes::{Bytes, BytesMut};
-use futures_util::task::AtomicWaker;
 use h2::RecvStream;
 use http::HeaderMap;
-use slab::Slab;
 
 use super::ends::Ends;
 use super::{GATHER, SMALL, Whole};
-use crate::error::Error;
 use crate::live::Entry;
 use crate::signal::Signal;
+use crate::stream::unread::{Notice, Unread};
 use crate::worker::Worker;
 
 /// The largest window (RFC 9113, 6.9.1).
@@ -72,29 +66,6 @@ impl Window {
     }
 }
 
-/// The receiving halves of a worker, for the sweep.
-pub(crate) type Inboxes = RefCell<Slab<Rc<RefCell<Inbox>>>>;
-
-/// Passes h2's wake on to the reader, and remembers that there was one: a reader that is gone, or busy
-/// elsewhere, does not come for what it was woken for.
-#[derive(Default)]
-struct Notice {
-    /// The reader found nothing, or it saw the end, and h2 has not called since: nothing lies unread.
-    is_idle: AtomicBool,
-    reader: AtomicWaker,
-}
-
-impl Wake for Notice {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.is_idle.store(false, Ordering::Release);
-        self.reader.wake();
-    }
-}
-
 /// What was received on a stream and not read yet.
 pub(crate) struct Inbox {
     recv: RecvStream,
@@ -119,8 +90,7 @@ pub(crate) struct Inbox {
 
 impl Inbox {
     fn new(recv: RecvStream, window: &Rc<Window>, now: u64) -> Self {
-        let notice = Arc::<Notice>::default();
-        let waker = Waker::from(notice.clone());
+        let (notice, waker) = Notice::new();
         Self {
             recv,
             held: VecDeque::new(),
@@ -138,8 +108,7 @@ impl Inbox {
 
     /// What h2 has; `None` is the end.
     fn poll_recv(&mut self) -> Poll<Option<Result<Bytes, h2::Error>>> {
-        // Before h2 is asked: its call may come at once.
-        self.notice.is_idle.store(true, Ordering::Release);
+        self.notice.set_idle(true);
         let mut cx = Context::from_waker(&self.waker);
         loop {
             let polled = self.recv.poll_data(&mut cx);
@@ -147,7 +116,7 @@ impl Inbox {
                 // END_STREAM in a frame of its own.
                 Poll::Ready(Some(Ok(chunk))) if chunk.is_empty() => {}
                 Poll::Ready(Some(_)) => {
-                    self.notice.is_idle.store(false, Ordering::Release);
+                    self.notice.set_idle(false);
                     return polled;
                 }
                 Poll::Ready(None) | Poll::Pending => return polled,
@@ -203,10 +172,11 @@ impl Inbox {
     fn restate(&mut self, stalled: u64) {
         self.window.restate(std::mem::replace(&mut self.stalled, stalled), stalled);
     }
+}
 
-    /// Takes out of h2 what nobody reads. Stalled is what lay there at the last sweep already.
+impl Unread for Inbox {
     fn sweep(&mut self) {
-        if self.lay == 0 && self.notice.is_idle.load(Ordering::Acquire) {
+        if self.lay == 0 && self.notice.is_idle() {
             return;
         }
         let mut small = BytesMut::new();
@@ -237,51 +207,27 @@ impl Inbox {
             self.notice.reader.wake();
         }
     }
+
+    fn stalled(&self) -> u64 {
+        self.stalled
+    }
+
+    fn holds(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    fn read_at(&self) -> u64 {
+        self.read_at
+    }
+
+    fn session(&self) -> Option<&Rc<Entry>> {
+        self.session.as_ref()
+    }
 }
 
 impl Drop for Inbox {
     fn drop(&mut self) {
         self.restate(0);
-    }
-}
-
-/// Takes what lies unread out of h2, for every stream of a worker, and widens the windows. Ends
-/// sessions where more than `limits.unread` lies there.
-pub(crate) fn sweep(worker: &Worker) {
-    let inboxes = worker.live.inboxes.borrow();
-    inboxes.iter().for_each(|(_, inbox)| inbox.borrow_mut().sweep());
-    let mut stalled: Vec<_> = inboxes
-        .iter()
-        .map(|(_, inbox)| inbox.borrow())
-        .filter(|inbox| inbox.stalled > 0 && !inbox.held.is_empty() && inbox.session.is_some())
-        .collect();
-    let unread: u64 = stalled.iter().map(|inbox| inbox.stalled).sum();
-    let mut over = unread.saturating_sub(worker.generation().snapshot.limits.unread as u64);
-    if over == 0 {
-        return;
-    }
-    // Of whoever holds most, what lies there longest.
-    let client = |inbox: &Inbox| inbox.session.as_ref().map(|session| network(session.facts.source.ip()));
-    let mut holders: HashMap<_, u64> = HashMap::new();
-    stalled.iter().for_each(|inbox| *holders.entry(client(inbox)).or_default() += inbox.stalled);
-    stalled.sort_unstable_by_key(|inbox| (Reverse(holders.get(&client(inbox)).copied()), inbox.read_at));
-    for inbox in stalled {
-        if let Some(session) = &inbox.session {
-            worker.shared.metrics.limit("unread");
-            session.end_for_good(Error::Limit("bytes that wait for readers who take none"));
-        }
-        over = over.saturating_sub(inbox.stalled);
-        if over == 0 {
-            break;
-        }
-    }
-}
-
-/// One client: an address of IPv4, or a network of IPv6, of which each has many addresses.
-fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX))),
-        v4 => v4,
     }
 }
 
@@ -323,7 +269,7 @@ impl Receiver {
         };
         if chunk.len() > most {
             inbox.held.push_front(chunk.split_off(most));
-            inbox.notice.is_idle.store(false, Ordering::Release);
+            inbox.notice.set_idle(false);
         }
         inbox.release(chunk.len(), self.worker.now());
         Poll::Ready(Some(Ok(chunk)))

@@ -18,7 +18,7 @@ use super::queue::Permit;
 use super::shared::{SharedConnection, Speaks};
 use super::{ADDED_BYTES, Pool, Wish};
 use crate::error::Error;
-use crate::h3::Link;
+use crate::h3::{Link, Windows};
 use crate::upstream::connect::{Destination, addresses, count};
 use crate::worker::Worker;
 
@@ -57,7 +57,7 @@ impl Pool {
     ) -> Rc<SharedConnection> {
         let way = Way::of(wish, connection.remote_address());
         let ours = settings(worker);
-        let link = Link::new(connection, false);
+        let link = Link::new(connection, false, windows(worker));
         let shared = SharedConnection::new(Speaks::H3(link.clone()), worker.now());
         let (here, driven, driven_link) = (worker.clone(), shared.clone(), link.clone());
         let (pool, peer) = (self.clone(), wish.destination.label.clone());
@@ -88,6 +88,12 @@ pub(crate) async fn dial(worker: &Worker, to: &Destination<'_>) -> Result<quic::
         async move { quic::connect(&endpoint?, config, address, &name).await }
     });
     connected.await.map_err(fault)
+}
+
+/// What we let a peer send before it is read.
+pub(super) fn windows(worker: &Worker) -> Windows {
+    let limits = &worker.generation().snapshot.limits;
+    Windows { stream: limits.stream_window, connection: limits.connection_window }
 }
 
 /// What we say that we take.

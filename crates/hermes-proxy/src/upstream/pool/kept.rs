@@ -18,7 +18,7 @@ use http::{Request, Response, StatusCode, Uri};
 use tokio::time::Instant;
 
 use super::h2::{begin_h2, drive_h2};
-use super::h3::{drive_h3, settings};
+use super::h3::{drive_h3, settings, windows};
 use super::queue::Permit;
 use super::shared::{Lease, SharedConnection, Speaks};
 use super::{Leased, Pool, Wish};
@@ -201,7 +201,7 @@ impl Pool {
         within: Duration,
     ) -> Result<(Kept, Driven, Pulse), Error> {
         let permit = Permit::take(&self.open);
-        let link = Link::new(quic, false);
+        let link = Link::new(quic, false, windows(worker));
         let shared = SharedConnection::kept(Speaks::H3(link.clone()), worker.now());
         let (here, ours) = (worker.clone(), settings(worker));
         let (driven_link, driven) = (link.clone(), shared.clone());
