@@ -23,6 +23,7 @@ need h2load nghttp2-client
 need haproxy haproxy
 need nginx nginx
 need python3 python3
+need wg wireguard-tools
 need zsh zsh
 need fish fish
 
@@ -64,6 +65,17 @@ if [ ! -x "$tools/h2spec" ]; then
       || { echo "setup: MISSING h2spec; see $tools/h2spec.log"; tail -n 3 "$tools/h2spec.log"; }
   else
     echo "setup: MISSING go, to build h2spec"
+  fi
+fi
+
+# wireguard-go, for the benchmark: the one of distributions is from before it knew the kernel's offloads.
+if [ ! -x "$tools/wireguard" ]; then
+  if command -v go >/dev/null 2>&1; then
+    echo "setup: building wireguard-go"
+    GOBIN=$(realpath "$tools") go install golang.zx2c4.com/wireguard@latest >"$tools/wireguard.log" 2>&1 \
+      || { echo "setup: MISSING wireguard-go; see $tools/wireguard.log"; tail -n 3 "$tools/wireguard.log"; }
+  else
+    echo "setup: MISSING go, to build wireguard-go"
   fi
 fi
 

@@ -4,7 +4,10 @@
 //! summed up and every failure counted by its kind. Every answer is compared byte for byte with what it must be; a
 //! wrong one is a failure. A load runs in a process of its own, so that its CPU time is known too.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -18,6 +21,7 @@ pub mod idle;
 pub mod keepalive;
 pub mod multiplexed;
 pub mod outcome;
+pub mod ping;
 mod response;
 pub mod single;
 mod window;
@@ -134,6 +138,9 @@ pub enum Load {
         address: SocketAddr,
         /// Where to open the sink.
         sink: SocketAddr,
+        /// In which namespace, by its name; `None` is this process's own.
+        #[serde(default)]
+        sink_in: Option<String>,
         /// How many connections.
         connections: usize,
         /// Unmeasured time before.
@@ -147,6 +154,9 @@ pub enum Load {
         address: SocketAddr,
         /// Where to open the sink.
         sink: SocketAddr,
+        /// In which namespace, by its name; `None` is this process's own.
+        #[serde(default)]
+        sink_in: Option<String>,
         /// Bytes in a datagram.
         length: usize,
         /// How many flows, each from a port of its own.
@@ -157,6 +167,17 @@ pub enum Load {
         warmup: u64,
         /// Measured time.
         window: u64,
+    },
+    /// ICMP echoes, one after another, by the system's `ping`.
+    Ping {
+        /// Whom to ask.
+        address: IpAddr,
+        /// How many are measured.
+        count: usize,
+        /// How many go before them unmeasured.
+        warmup: usize,
+        /// Time between two.
+        interval: u64,
     },
 }
 
@@ -179,6 +200,7 @@ pub fn run(task: &Task) -> Result<Outcome> {
     match &task.load {
         Load::Bulk { .. } => bulk::run(&task.load, watch),
         Load::Datagrams { .. } => datagrams::run(&task.load, watch),
+        Load::Ping { .. } => ping::run(&task.load, watch),
         load => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let runtime = runtime.map_err(crate::Error::io("starting the runtime of a load"))?;
@@ -195,6 +217,8 @@ async fn on_runtime(load: &Load, watch: &[u32]) -> Result<Outcome> {
         Load::Idle { exchange, clients } => idle::run(exchange, *clients).await,
         Load::KeepAlive { .. } => keepalive::run(load, watch).await,
         Load::Multiplexed { .. } => multiplexed::run(load, watch).await,
-        Load::Bulk { .. } | Load::Datagrams { .. } => unreachable!("`run` has threads for these"),
+        Load::Bulk { .. } | Load::Datagrams { .. } | Load::Ping { .. } => {
+            unreachable!("`run` has other ways for these")
+        }
     }
 }

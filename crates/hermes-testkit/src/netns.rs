@@ -189,6 +189,17 @@ pub(crate) async fn within<F: Future>(name: &str, future: F) -> Result<F::Output
     Inside { there: file_of(name)?, own, future: Box::pin(future) }.await
 }
 
+/// Does something that blocks in the namespace of this name (`None`: here), and comes back. Sockets made there stay
+/// there.
+pub(crate) fn inside<T>(name: Option<&str>, make: impl FnOnce() -> Result<T>) -> Result<T> {
+    let Some(name) = name else { return make() };
+    let own = File::open("/proc/thread-self/ns/net").map_err(Error::io("opening the namespace of this thread"))?;
+    setns(file_of(name)?, CloneFlags::CLONE_NEWNET)?;
+    let made = make();
+    setns(own, CloneFlags::CLONE_NEWNET)?;
+    made
+}
+
 fn file_of(name: &str) -> Result<File> {
     let path = Path::new("/run/netns").join(name);
     File::open(&path).map_err(Error::io(format!("opening {}", path.display())))

@@ -145,7 +145,7 @@ fn wrong_answers_and_closed_doors_are_counted_as_what_they_are() {
 #[test]
 fn bulk_bytes_are_checked_at_the_sink() {
     let sink = free();
-    let load = |address| Load::Bulk { address, sink, connections: 2, warmup: 20, window: 100 };
+    let load = |address| Load::Bulk { address, sink, sink_in: None, connections: 2, warmup: 20, window: 100 };
     let outcome = run(load(sink));
     assert_eq!((outcome.completed, outcome.failed), (2, 0), "{:?}", outcome.failures);
     assert!(outcome.bytes > 1 << 20);
@@ -157,8 +157,16 @@ fn bulk_bytes_are_checked_at_the_sink() {
 #[test]
 fn lost_datagrams_are_counted_to_the_last() {
     let sink = free();
-    let load =
-        |address| Load::Datagrams { address, sink, length: 1200, flows: 2, in_flight: 16, warmup: 20, window: 1000 };
+    let load = |address| Load::Datagrams {
+        address,
+        sink,
+        sink_in: None,
+        length: 1200,
+        flows: 2,
+        in_flight: 16,
+        warmup: 20,
+        window: 1000,
+    };
     let outcome = run(load(sink));
     assert_eq!(outcome.failed, 0, "{:?}", outcome.failures);
     assert!(outcome.completed > 100, "{outcome:?}");

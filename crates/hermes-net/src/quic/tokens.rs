@@ -39,14 +39,15 @@ impl TokenLog for UsedTokens {
 
 impl Used {
     fn take(&mut self, nonce: u128, issued: SystemTime, now: SystemTime) -> Result<(), TokenReuseError> {
-        if issued < self.since[1] || self.older.contains(&nonce) {
+        if issued < self.since[1] || self.older.contains(&nonce) || self.younger.contains(&nonce) {
             return Err(TokenReuseError);
         }
         if self.younger.len() >= HALF {
             self.older = std::mem::take(&mut self.younger);
             self.since = [now, self.since[0]];
         }
-        if self.younger.insert(nonce) { Ok(()) } else { Err(TokenReuseError) }
+        self.younger.insert(nonce);
+        Ok(())
     }
 }
 

@@ -23,7 +23,7 @@ use super::{
     outcome::{Failure, Recorder},
     window::Window,
 };
-use crate::{Error, Result, pattern::Pattern};
+use crate::{Error, Result, netns::inside, pattern::Pattern};
 
 /// What is written at once: large enough that system calls do not limit, small enough for the cache.
 const CHUNK: usize = 256 << 10;
@@ -33,10 +33,11 @@ const VERIFY_EVERY: u64 = 16;
 type Verdict = std::result::Result<u64, Failure>;
 
 pub(super) fn run(load: &Load, watch: &[u32]) -> Result<Outcome> {
-    let Load::Bulk { address, sink, connections, warmup, window } = load else {
+    let Load::Bulk { address, sink, sink_in, connections, warmup, window } = load else {
         unreachable!("dispatched by kind");
     };
-    let listener = TcpListener::bind(sink).map_err(Error::io(format!("opening the sink {sink}")))?;
+    let open = || TcpListener::bind(sink).map_err(Error::io(format!("opening the sink {sink}")));
+    let listener = inside(sink_in.as_deref(), open)?;
     let (received, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let senders = connect(*address, *connections, &stop);
     let receivers = accept(&listener, *connections, &received)?;

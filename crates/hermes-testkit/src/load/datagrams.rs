@@ -23,7 +23,7 @@ use super::{
     outcome::{Failure, Recorder},
     window::Window,
 };
-use crate::{Error, Result, pattern::Pattern};
+use crate::{Error, Result, netns::inside, pattern::Pattern};
 
 use batch::{Receiver, Sender};
 
@@ -65,12 +65,12 @@ struct Shared {
 }
 
 pub(super) fn run(load: &Load, watch: &[u32]) -> Result<Outcome> {
-    let Load::Datagrams { address, sink, length, flows, in_flight, warmup, window } = load else {
+    let Load::Datagrams { address, sink, sink_in, length, flows, in_flight, warmup, window } = load else {
         unreachable!("dispatched by kind");
     };
     let length = (*length).max(HEADER);
     let shared = Arc::new(Shared::new(*flows));
-    let sink = bind_udp(*sink)?;
+    let sink = inside(sink_in.as_deref(), || bind_udp(*sink))?;
     let sockets = (0..*flows).map(|_| directed(*address)).collect::<Result<Vec<_>>>()?;
     let (sender_shared, in_flight) = (Arc::clone(&shared), *in_flight as u64);
     let sender = thread::spawn(move || send(&sockets, &sender_shared, length, in_flight));

@@ -135,11 +135,7 @@ impl Bed {
 
     /// Puts a load on a path and waits for what comes of it.
     pub(crate) fn measure(&self, chain: &Chain, load: Load) -> Result<Measured> {
-        let program = self.load_program("load", &load, chain)?;
-        let work_ms = machine::work_ms();
-        let output = program.start()?.wait_output(LOAD)?;
-        // An idle load prints `ready` before; the outcome is the last line.
-        let outcome: Outcome = serde_json::from_str(output.lines().last().unwrap_or_default())?;
+        let (outcome, work_ms) = under(&self.load_program("load", &load, chain)?)?;
         chain.trim_logs();
         Ok(self.sorted(outcome, work_ms))
     }
@@ -181,9 +177,7 @@ impl Bed {
     fn load_program(&self, name: &str, load: &Load, chain: &Chain) -> Result<Program> {
         let mut watch = chain.pids();
         watch.push(self.origin.pid());
-        let task = serde_json::to_string(&Task { load: load.clone(), watch })?;
-        let binary = std::env::current_exe().context("where this program is")?;
-        let program = Program::new(name, binary, &self.dir).args(["load", &task]);
+        let program = load_program(name, Task { load: load.clone(), watch }, &self.dir)?;
         Ok(program.within(Some(&self.near)).on_cpus(&self.cores.load))
     }
 
@@ -213,14 +207,29 @@ impl Bed {
     }
 }
 
-fn namespace() -> Result<Namespace> {
+/// The process that does a task.
+pub(crate) fn load_program(name: &str, task: Task, dir: &Path) -> Result<Program> {
+    let task = serde_json::to_string(&task)?;
+    let binary = std::env::current_exe().context("where this program is")?;
+    Ok(Program::new(name, binary, dir).args(["load", &task]))
+}
+
+/// Runs a load's process to its end: the outcome, and how fast the machine was just before.
+pub(crate) fn under(program: &Program) -> Result<(Outcome, f64)> {
+    let work_ms = machine::work_ms();
+    let output = program.start()?.wait_output(LOAD)?;
+    // An idle load prints `ready` before; the outcome is the last line.
+    Ok((serde_json::from_str(output.lines().last().unwrap_or_default())?, work_ms))
+}
+
+pub(crate) fn namespace() -> Result<Namespace> {
     let namespace = Namespace::new()?;
     namespace.sysctl("net/ipv4/ip_local_port_range", EPHEMERAL)?;
     namespace.sysctl("net/core/somaxconn", "4096")?;
     Ok(namespace)
 }
 
-fn made(dir: &Path) -> Result<PathBuf> {
+pub(crate) fn made(dir: &Path) -> Result<PathBuf> {
     fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
     Ok(dir.to_owned())
 }

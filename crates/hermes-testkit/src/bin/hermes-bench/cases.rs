@@ -13,12 +13,15 @@ use crate::{
     chain::{Chain, Security, Shape},
     contender::Contender,
     record::{Key, Sample},
+    row::{Programs, Way},
     settings::Settings,
 };
 
 pub(crate) mod delayed;
 pub(crate) mod figure10;
+pub(crate) mod layer3;
 pub(crate) mod memory;
+pub(crate) mod table7;
 pub(crate) mod throughput;
 pub(crate) mod tunnels;
 
@@ -30,11 +33,25 @@ pub(crate) struct Session<'a> {
     pub(crate) settings: &'a Settings,
     /// For configurations and logs.
     pub(crate) dir: &'a Path,
+    /// What carries IP.
+    pub(crate) programs: &'a Programs,
+    /// Only these contenders; empty is all.
+    pub(crate) only: &'a [String],
     /// What was measured so far.
     pub(crate) samples: Vec<Sample>,
 }
 
 impl Session<'_> {
+    /// Those of the ways of layer 3 that take part. `hermes` stands for all of its versions; the bare path is always
+    /// there, as what the others are compared with.
+    fn ways(&self, ways: &[Way]) -> Vec<Way> {
+        let wanted = |way: &Way| {
+            let name = way.name();
+            self.only.is_empty() || *way == Way::Bare || self.only.iter().any(|o| name.starts_with(o.as_str()))
+        };
+        ways.iter().copied().filter(wanted).collect()
+    }
+
     /// Starts everybody's path; those who have none of this kind are left out.
     fn start_all(&self, bed: &Bed, shape: Shape, security: Security) -> Result<Vec<Chain>> {
         let mut chains = Vec::new();

@@ -8,7 +8,12 @@ use std::{
     path::PathBuf,
 };
 
-use hermes_testkit::{ca::IdentityFiles, load::Exchange, netns::Namespace, process::Running};
+use hermes_testkit::{
+    ca::IdentityFiles,
+    load::Exchange,
+    netns::Namespace,
+    process::{Port, Running},
+};
 use serde::{Deserialize, Serialize};
 
 use crate::settings::PAYLOAD;
@@ -59,6 +64,8 @@ pub(crate) enum Security {
     Plain,
     /// HTTP/2 over mutual TLS.
     Mtls,
+    /// HTTP/3. Envoy asks no client over QUIC for a certificate.
+    Quic,
 }
 
 /// Where a proxy, or an origin, stands.
@@ -193,7 +200,7 @@ impl Case {
 }
 
 impl Security {
-    /// Both of them.
+    /// Those over TCP.
     pub(crate) const BOTH: [Self; 2] = [Self::Plain, Self::Mtls];
 
     /// As in result files.
@@ -201,7 +208,15 @@ impl Security {
         match self {
             Self::Plain => "plain",
             Self::Mtls => "mtls",
+            Self::Quic => "quic",
         }
+    }
+}
+
+impl Plan<'_> {
+    /// Where the far proxy listens for the near one.
+    pub(crate) fn link(&self) -> Port {
+        if self.security == Security::Quic { Port::Udp(self.ports.link) } else { Port::Tcp(self.ports.link) }
     }
 }
 

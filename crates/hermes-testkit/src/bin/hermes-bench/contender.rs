@@ -17,7 +17,10 @@ use hermes_testkit::{
     process::{Port, Program, Running},
 };
 
-use crate::chain::{Chain, Place, Plan};
+use crate::{
+    chain::{Chain, Place, Plan},
+    row::Programs,
+};
 
 pub(crate) mod direct;
 pub(crate) mod envoy;
@@ -70,6 +73,27 @@ pub(crate) fn present(hermes: &Path, only: &[String], dir: &Path) -> Vec<Box<dyn
     }
     found.retain(|c| wanted(c.name()));
     found
+}
+
+/// The programs that carry IP. wireguard-go is the one that `scripts/setup.sh` has built, since distributions have
+/// one from before it knew the kernel's offloads, which is five times slower.
+pub(crate) fn layer3(hermes: &Path, only: &[String]) -> Programs {
+    let tools = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
+    let built = tools.join("tools/wireguard");
+    let wireguard = (built.is_file() && on_path("wg").is_some()).then(|| built.canonicalize().unwrap_or(built));
+    if wireguard.is_none() && (only.is_empty() || only.iter().any(|o| o == "wireguard-go")) {
+        missing("wireguard-go", "run scripts/setup.sh, which needs Go, and install wireguard-tools");
+    }
+    Programs { hermes: hermes.canonicalize().unwrap_or_else(|_| hermes.to_owned()), wireguard }
+}
+
+/// What Go has written into a program of its module's version.
+pub(crate) fn build_of(binary: &Path) -> String {
+    let output = Command::new("go").args(["version", "-m"]).arg(binary).stdin(Stdio::null()).output();
+    let text = output.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
+    let words = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let version = words.filter(|words| words.first() == Some(&"mod")).find_map(|words| words.get(2).copied());
+    version.unwrap_or("unknown").to_owned()
 }
 
 fn missing(name: &str, why: &str) {

@@ -18,6 +18,7 @@ mod machine;
 mod origins;
 mod picture;
 mod record;
+mod row;
 mod run;
 mod settings;
 mod table;
@@ -47,6 +48,10 @@ enum Command {
     Memory(Options),
     /// Figure 10 with 20 ms of round-trip time between the proxies and the paper's Python server.
     Delayed(Options),
+    /// IP through devices beside wireguard-go and the bare path: bulk, small packets, many flows, echoes a hop.
+    Layer3(Options),
+    /// Table VII: echoes to a far and to a near site.
+    Table7(Options),
     /// Writes table and picture again from the JSON files.
     Report(Options),
     /// The origins' process; prints its addresses and serves until standard input ends.
@@ -75,7 +80,7 @@ struct Options {
     /// Rounds, instead of the benchmark's own number.
     #[arg(long)]
     rounds: Option<usize>,
-    /// Only these contenders: direct, envoy, haproxy, nginx, hermes.
+    /// Only these contenders: direct, envoy, haproxy, nginx, hermes; of layer 3 also wireguard-go, hermes-h2, ...
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// Directory for logs and rendered configurations, kept afterwards; without it a temporary one.
@@ -107,6 +112,8 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Tunnels(options) => run::run(&options, &["tunnels"]),
         Command::Memory(options) => run::run(&options, &["memory"]),
         Command::Delayed(options) => run::run(&options, &["delayed"]),
+        Command::Layer3(options) => run::run(&options, &["layer3"]),
+        Command::Table7(options) => run::run(&options, &["table7"]),
         Command::Report(options) => run::report(&options.out).map(|()| ExitCode::SUCCESS),
     }
 }

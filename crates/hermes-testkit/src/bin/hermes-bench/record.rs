@@ -1,7 +1,7 @@
 //! Results: every round of every contender, and what they come to.
 //!
 //! In: measurements. Out: a JSON file a benchmark, with the machine, the versions and the settings; medians, ranges
-//! and ratios to Envoy, each ratio taken within a round. Nothing is left out: failures stand beside the figures.
+//! and ratios to a reference, each ratio taken within a round. Nothing is left out: failures stand beside the figures.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,8 +19,14 @@ use crate::{
     machine::Machine,
 };
 
-/// With whom the others are compared.
-pub(crate) const REFERENCE: &str = "envoy";
+/// With whom the others of a benchmark are compared.
+pub(crate) fn reference(benchmark: &str) -> &'static str {
+    match benchmark {
+        "layer3" => "wireguard-go",
+        "table7" => "bare",
+        _ => "envoy",
+    }
+}
 
 /// What was measured: all samples of one key may be compared.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -102,8 +108,9 @@ pub(crate) struct Summary {
     pub(crate) samples: usize,
     /// By figure.
     pub(crate) figures: BTreeMap<String, Spread>,
-    /// Ratios to Envoy in the same round, by figure.
-    pub(crate) to_envoy: BTreeMap<String, Spread>,
+    /// Ratios to the reference in the same round, by figure.
+    #[serde(alias = "to_envoy")]
+    pub(crate) to_reference: BTreeMap<String, Spread>,
     /// Failures of all samples.
     pub(crate) failed: u64,
 }
@@ -213,17 +220,17 @@ impl Results {
     fn summary_of(&self, key: Key, contender: String) -> Summary {
         let of = |name: &str| self.samples.iter().filter(|s| s.key == key && s.contender == *name).collect::<Vec<_>>();
         let own = of(&contender);
-        let reference = of(REFERENCE);
+        let others = of(reference(&self.benchmark));
         let names: BTreeSet<&String> = own.iter().flat_map(|s| s.figures.keys()).collect();
-        let (mut figures, mut to_envoy) = (BTreeMap::new(), BTreeMap::new());
+        let (mut figures, mut to_reference) = (BTreeMap::new(), BTreeMap::new());
         for name in names {
             let values: Vec<f64> = own.iter().filter_map(|s| s.figures.get(name).copied()).collect();
             figures.extend(Spread::of(&values).map(|spread| (name.clone(), spread)));
-            let ratios: Vec<f64> = own.iter().filter_map(|s| ratio(s, &reference, name)).collect();
-            to_envoy.extend(Spread::of(&ratios).map(|spread| (name.clone(), spread)));
+            let ratios: Vec<f64> = own.iter().filter_map(|s| ratio(s, &others, name)).collect();
+            to_reference.extend(Spread::of(&ratios).map(|spread| (name.clone(), spread)));
         }
         let (failed, samples) = (own.iter().map(|s| s.failed).sum(), own.len());
-        Summary { key, contender, samples, figures, to_envoy, failed }
+        Summary { key, contender, samples, figures, to_reference, failed }
     }
 
     /// The summary of a key and contender.

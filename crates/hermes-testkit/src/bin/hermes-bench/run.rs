@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// Every benchmark, in the order in which `all` runs them.
-pub(crate) const BENCHMARKS: [&str; 5] = ["figure10", "throughput", "tunnels", "memory", "delayed"];
+pub(crate) const BENCHMARKS: [&str; 7] = ["figure10", "throughput", "tunnels", "memory", "delayed", "layer3", "table7"];
 
 static START: OnceLock<Instant> = OnceLock::new();
 
@@ -47,7 +47,9 @@ pub(crate) fn run(options: &Options, names: &[&str]) -> Result<ExitCode> {
     let settings = Settings::new(options);
     // Envoy's virtual environment outlives a run, beside other things that are built.
     let contenders = contender::present(&options.hermes, &options.only, Path::new("target"));
-    let versions: BTreeMap<_, _> = contenders.iter().map(|c| (c.name().to_owned(), c.version())).collect();
+    let programs = contender::layer3(&options.hermes, &options.only);
+    let mut versions: BTreeMap<_, _> = contenders.iter().map(|c| (c.name().to_owned(), c.version())).collect();
+    versions.extend(programs.wireguard.iter().map(|path| ("wireguard-go".to_owned(), contender::build_of(path))));
     for (name, version) in &versions {
         eprintln!("{name}: {version}");
     }
@@ -55,7 +57,14 @@ pub(crate) fn run(options: &Options, names: &[&str]) -> Result<ExitCode> {
     for name in names {
         let began = Instant::now();
         let everybody = contenders.iter().map(AsRef::as_ref).collect();
-        let mut session = Session { contenders: everybody, settings: &settings, dir, samples: Vec::new() };
+        let mut session = Session {
+            contenders: everybody,
+            settings: &settings,
+            dir,
+            programs: &programs,
+            only: &options.only,
+            samples: Vec::new(),
+        };
         let mut results = Results {
             benchmark: (*name).to_owned(),
             command: command(),
@@ -88,6 +97,8 @@ fn benchmark(name: &str, session: &mut Session<'_>) -> Result<()> {
         "tunnels" => cases::tunnels::run(session),
         "memory" => cases::memory::run(session),
         "delayed" => cases::delayed::run(session),
+        "layer3" => cases::layer3::run(session),
+        "table7" => cases::table7::run(session),
         other => bail!("there is no benchmark {other}"),
     }
 }

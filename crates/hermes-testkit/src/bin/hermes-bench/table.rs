@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 use crate::{
     chain::{Case, Security},
-    record::{Key, REFERENCE, Results, Spread, Summary},
+    record::{Key, Results, Spread, Summary, reference},
 };
 
 /// One column of a table: heading, figure, divisor (for the unit), decimals. Those in [`COMPARED`] have a ratio.
@@ -47,6 +47,9 @@ const BULK: [Column; 3] = [
 ];
 const DATAGRAMS: [Column; 2] =
     [("datagrams/s", "datagrams_per_s", 1.0, 0), ("per CPU s", "datagrams_per_cpu_s", 1.0, 0)];
+const ECHOES: [Column; 3] =
+    [("p50 µs", "p50_us", 1.0, 0), ("p99 µs", "p99_us", 1.0, 0), ("added a hop µs", "added_us_per_hop", 1.0, 0)];
+const SITE: [Column; 3] = [("mean ms", "mean_us", 1e3, 2), ("s.d.", "sd_us", 1e3, 2), ("p50 ms", "p50_us", 1e3, 2)];
 const MEMORY: [Column; 4] = [
     ("RSS MiB", "rss_mib", 1.0, 1),
     ("PSS MiB", "pss_mib", 1.0, 1),
@@ -58,7 +61,7 @@ const MEMORY: [Column; 4] = [
 pub(crate) fn markdown(all: &[Results]) -> String {
     let mut text = String::from(
         "# Benchmark results\n\nWritten by `hermes-bench`; see [README](../README.md) for how to read it. Each figure \
-         is the median over rounds, its range behind it; `× Envoy` is the median of the ratios within rounds.\n",
+         is the median over rounds, its range behind it; `× envoy` is the median of the ratios within rounds.\n",
     );
     for results in all {
         head(&mut text, results);
@@ -67,6 +70,7 @@ pub(crate) fn markdown(all: &[Results]) -> String {
             "delayed" => cases(&mut text, results, "delayed-single", "delayed-burst", &[Security::Plain]),
             "throughput" => throughput(&mut text, results),
             "tunnels" => tunnels(&mut text, results),
+            "layer3" | "table7" => layer3(&mut text, results),
             _ => memory(&mut text, results),
         }
         noise(&mut text, results);
@@ -80,6 +84,8 @@ fn head(text: &mut String, results: &Results) {
         "delayed" => "Figure 10 with 20 ms between the proxies and the Python server",
         "throughput" => "Keep-alive throughput",
         "tunnels" => "Tunnels in bulk",
+        "layer3" => "Layer 3: IP through devices",
+        "table7" => "Table VII: echoes to a far and to a near site",
         _ => "Resident memory of both proxies, 1,000 idle clients",
     };
     let machine = &results.machine;
@@ -123,7 +129,7 @@ fn concurrency(text: &mut String, results: &Results, (case, security): (Case, Se
     }
     let _ = write!(text, "\n### {}, {}: all at once, mean ms\n\n| clients |", case.title(), security.name());
     for name in &names {
-        let _ = write!(text, " {name} | × Envoy |");
+        let _ = write!(text, " {name} | × envoy |");
     }
     let _ = write!(text, "\n|---|{}\n", "---:|---:|".repeat(names.len()));
     clients.sort_unstable();
@@ -133,7 +139,12 @@ fn concurrency(text: &mut String, results: &Results, (case, security): (Case, Se
         for name in &names {
             let summary = results.find(&key(Some(count)), name);
             let column = ("", "mean_us", 1e3, 1);
-            let _ = write!(text, " {} | {} |", cell(summary, &column), ratio(summary, &column));
+            let _ = write!(
+                text,
+                " {} | {} |",
+                cell(summary, &column),
+                ratio(summary, &column, reference(&results.benchmark))
+            );
         }
         text.push('\n');
     }
@@ -160,14 +171,31 @@ fn tunnels(text: &mut String, results: &Results) {
     keys.dedup();
     for key in keys {
         let security = key.security.map_or("", Security::name);
+        let version = if key.security == Some(Security::Quic) { "HTTP/3" } else { "HTTP/2" };
         let count = key.clients.unwrap_or_default();
         if key.measure == "bulk" {
-            let title = format!("TCP over HTTP/2, {security}, {count} connection(s)");
+            let title = format!("TCP over {version}, {security}, {count} connection(s)");
             contenders(text, results, &title, &key, &BULK);
         } else {
-            let title = format!("UDP over HTTP/2, {security}, {count} flows of 1,200-byte datagrams");
+            let title = format!("UDP over {version}, {security}, {count} flows of 1,200-byte datagrams");
             contenders(text, results, &title, &key, &DATAGRAMS);
         }
+    }
+}
+
+fn layer3(text: &mut String, results: &Results) {
+    let mut keys: Vec<_> = results.summary.iter().map(|s| s.key.clone()).collect();
+    keys.dedup();
+    for key in keys {
+        let count = key.clients.unwrap_or_default();
+        let (title, columns): (String, &[Column]) = match key.measure.as_str() {
+            "ip-bulk" => (format!("One hop, TCP, {count} connection(s)"), &BULK),
+            "ip-datagrams" => (format!("One hop, 64-byte datagrams, {count} flows"), &DATAGRAMS),
+            "ip-echo" => (format!("Echoes over {count} hop(s)"), &ECHOES),
+            "table7-poland" => ("Poland (129.73 ms)".to_owned(), &SITE),
+            _ => ("US (21.71 ms)".to_owned(), &SITE),
+        };
+        contenders(text, results, &title, &key, columns);
     }
 }
 
@@ -185,8 +213,10 @@ fn memory(text: &mut String, results: &Results) {
 fn contenders(text: &mut String, results: &Results, title: &str, key: &Key, columns: &[Column]) {
     let _ = write!(text, "\n### {title}\n\n| |");
     let mut rule = String::from("|---|");
+    let other = reference(&results.benchmark);
     for column in columns {
-        let _ = write!(text, " {} |{}", column.0, if compared(column) { " × Envoy |" } else { "" });
+        let ratio = if compared(column) { format!(" × {other} |") } else { String::new() };
+        let _ = write!(text, " {} |{ratio}", column.0);
         rule.push_str(if compared(column) { "---:|---:|" } else { "---:|" });
     }
     let _ = write!(text, " failed |\n{rule}---:|\n");
@@ -196,7 +226,7 @@ fn contenders(text: &mut String, results: &Results, title: &str, key: &Key, colu
         for column in columns {
             let _ = write!(text, " {} |", cell(Some(summary), column));
             if compared(column) {
-                let _ = write!(text, " {} |", ratio(Some(summary), column));
+                let _ = write!(text, " {} |", ratio(Some(summary), column, other));
             }
         }
         let _ = writeln!(text, " {} |", summary.failed);
@@ -216,10 +246,10 @@ fn cell(summary: Option<&Summary>, (_, figure, divisor, decimals): &Column) -> S
     format!("{} ({}–{}){failed}", show(median), show(min), show(max))
 }
 
-fn ratio(summary: Option<&Summary>, (_, figure, ..): &Column) -> String {
+fn ratio(summary: Option<&Summary>, (_, figure, ..): &Column, other: &str) -> String {
     match summary {
-        Some(summary) if summary.contender != REFERENCE => {
-            summary.to_envoy.get(*figure).map_or_else(String::new, |spread| format!("{:.2}", spread.median))
+        Some(summary) if summary.contender != other => {
+            summary.to_reference.get(*figure).map_or_else(String::new, |spread| format!("{:.2}", spread.median))
         }
         _ => String::new(),
     }

@@ -60,7 +60,7 @@ fn ratios_are_taken_within_rounds() {
     }
     results.sum_up();
     let summary = results.find(&key, "hermes").unwrap();
-    assert_eq!(summary.to_envoy["mean_us"], Spread { median: 0.5, min: 0.5, max: 0.5 });
+    assert_eq!(summary.to_reference["mean_us"], Spread { median: 0.5, min: 0.5, max: 0.5 });
     assert_eq!(summary.figures["mean_us"], Spread { median: 50.0, min: 50.0, max: 350.0 });
     assert_eq!(summary.samples, 3);
 }
@@ -116,8 +116,10 @@ fn with_plans(look: impl Fn(&Plan<'_>)) {
     let origins =
         Origins { http: at(1), http2: Some(at(2)), secure: at(3), tcp: at(4), udp: at(5), sink: at(6), flood: at(7) };
     let ports = Ports { http: 11, http2: 12, tcp: 13, sink: 14, udp: 15, flood: 16, link: 17, admin: [18, 19] };
-    for (shape, security) in
-        [(Shape::OneHop, Security::Plain), (Shape::TwoHops, Security::Plain), (Shape::TwoHops, Security::Mtls)]
+    for (shape, security) in [Security::Plain, Security::Mtls, Security::Quic]
+        .map(|security| (Shape::TwoHops, security))
+        .into_iter()
+        .chain([(Shape::OneHop, Security::Plain)])
     {
         let place = Place { namespace: None, address: Ipv4Addr::LOCALHOST, cpus: &[] };
         let dir = dir.path();

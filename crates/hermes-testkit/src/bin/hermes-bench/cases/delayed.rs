@@ -16,7 +16,7 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
     let bed = Bed::delayed(session.dir)?;
     let settings = Settings { singles: session.settings.delayed_singles, ..session.settings.clone() };
     let contenders = session.contenders.iter().copied().filter(|c| CONTENDERS.contains(&c.name())).collect();
-    let mut inner = Session { contenders, settings: &settings, dir: session.dir, samples: Vec::new() };
+    let mut inner = Session { contenders, settings: &settings, samples: Vec::new(), ..*session };
     for round in 0..settings.delayed_rounds {
         progress(&format!("delayed: round {} of {}", round + 1, settings.delayed_rounds));
         figure10::one_round(&mut inner, &bed, Security::Plain, round)?;

@@ -1,4 +1,4 @@
-//! Bulk through tunnels: TCP over HTTP/2 in Gbit/s, UDP over HTTP/2 in datagrams a second.
+//! Bulk through tunnels: TCP in Gbit/s, UDP in datagrams a second, over HTTP/2 and HTTP/3.
 //!
 //! In: a session. Out: samples `bulk` (by number of connections) and `datagrams`. Two proxies, one way, into a sink
 //! in the load's own process. Datagrams are sent as fast as they arrive, so that loss is the path's own.
@@ -19,10 +19,10 @@ const CONNECTIONS: [usize; 2] = [1, 8];
 /// Flows of datagrams, and datagrams under way in each: less than any default socket buffer holds.
 const FLOWS: (usize, usize) = (8, 32);
 
-/// The whole of it, in the clear and over mutual TLS.
+/// The whole of it, in the clear, over mutual TLS and over QUIC.
 pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
     let bed = Bed::loopback(session.dir, false)?;
-    for security in [Security::Plain, Security::Mtls] {
+    for security in [Security::Plain, Security::Mtls, Security::Quic] {
         let chains = session.start_all(&bed, Shape::TwoHops, security)?;
         for connections in CONNECTIONS {
             let key = Key { security: Some(security), clients: Some(connections), ..Key::new("bulk") };
@@ -57,21 +57,22 @@ fn rounds(
 }
 
 fn bulk(bed: &Bed, entrances: &Entrances, connections: usize, (warmup, window): (u64, u64)) -> Option<Load> {
-    Some(Load::Bulk { address: entrances.sink?, sink: bed.sinks().0, connections, warmup, window })
+    Some(Load::Bulk { address: entrances.sink?, sink: bed.sinks().0, sink_in: None, connections, warmup, window })
 }
 
 fn datagrams(bed: &Bed, entrances: &Entrances, (warmup, window): (u64, u64)) -> Option<Load> {
     let (flows, in_flight) = FLOWS;
     let address = entrances.flood?;
-    Some(Load::Datagrams { address, sink: bed.sinks().1, length: DATAGRAM, flows, in_flight, warmup, window })
+    let sink = bed.sinks().1;
+    Some(Load::Datagrams { address, sink, sink_in: None, length: DATAGRAM, flows, in_flight, warmup, window })
 }
 
-fn bulk_figures(measured: &Measured) -> Figures {
+pub(super) fn bulk_figures(measured: &Measured) -> Figures {
     let mut figures = rates("gbit", measured.outcome.bytes as f64 * 8.0 / 1e9, measured);
     figures.extend(rates("gbyte", measured.outcome.bytes as f64 / 1e9, measured));
     figures
 }
 
-fn datagram_figures(measured: &Measured) -> Figures {
+pub(super) fn datagram_figures(measured: &Measured) -> Figures {
     rates("datagrams", measured.outcome.completed as f64, measured)
 }

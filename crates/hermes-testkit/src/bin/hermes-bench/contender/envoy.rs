@@ -46,7 +46,7 @@ impl Contender for Envoy {
         let far = far(plan).to_string();
         let mut far = launch(plan, plan.far, "envoy-far", &self.binary, ("envoy-far.json", &far), arguments)?;
         let clients = [Port::Tcp(ports.http), Port::Tcp(ports.tcp), Port::Udp(ports.udp)];
-        ready(&mut [(&mut near, &clients), (&mut far, &[Port::Tcp(ports.link)])])?;
+        ready(&mut [(&mut near, &clients), (&mut far, &[plan.link()])])?;
         Ok(Some(Chain { contender: self.name(), entrances: entrances(plan), programs: vec![near, far], logs }))
     }
 }
@@ -103,8 +103,13 @@ fn near(plan: &Plan<'_>) -> Value {
         listeners.push(parts::udp_listener(name, local(port), &log, target, "far"));
     }
     let link = SocketAddr::from((plan.far.address, ports.link));
-    let tls = (plan.security == Security::Mtls).then_some(&plan.identities[0]);
-    parts::bootstrap(ports.admin[0], &listeners, &[parts::cluster("far", link, parts::Upstream::H2(tls))])
+    let files = &plan.identities[0];
+    let upstream = match plan.security {
+        Security::Plain => parts::Upstream::H2(None),
+        Security::Mtls => parts::Upstream::H2(Some(files)),
+        Security::Quic => parts::Upstream::H3(files),
+    };
+    parts::bootstrap(ports.admin[0], &listeners, &[parts::cluster("far", link, upstream)])
 }
 
 /// The server's Envoy.
@@ -129,9 +134,14 @@ fn far(plan: &Plan<'_>) -> Value {
     let web = parts::forward(json!({"prefix": "/"}), "origin");
     hosts.push(json!({"name": "web", "domains": [WEB], "routes": [web]}));
     let filter = parts::http_filter(&log, &json!(hosts), &["CONNECT", "CONNECT-UDP"]);
-    let tls = (plan.security == Security::Mtls).then_some(&plan.identities[1]);
+    let files = &plan.identities[1];
     let bind = SocketAddr::from((plan.far.address, plan.ports.link));
-    let listeners = [parts::tcp_listener("overlay", bind, &filter, tls)];
+    let overlay = match plan.security {
+        Security::Plain => parts::tcp_listener("overlay", bind, &filter, None),
+        Security::Mtls => parts::tcp_listener("overlay", bind, &filter, Some(files)),
+        Security::Quic => parts::quic_listener("overlay", bind, filter, files),
+    };
+    let listeners = [overlay];
     let origins = plan.origins;
     let clusters = [
         parts::cluster("origin", origins.http, parts::Upstream::H1),

@@ -30,6 +30,8 @@ impl Contender for HaProxy {
         let tls = bundles(plan)?;
         let (server, bind) = match plan.security {
             Security::Plain => (format!("{link} proto h2"), format!("{link} proto h2")),
+            // It tunnels nothing, which is all that is measured over HTTP/3.
+            Security::Quic => return Ok(None),
             Security::Mtls => {
                 let ca = plan.identities[0].ca.display();
                 let [near, far] = tls;

@@ -42,7 +42,7 @@ impl Contender for Hermes {
         }
         let mut far =
             launch(plan, plan.far, "hermes-far", &self.binary, ("hermes-far.yaml", &far_document(plan)), args)?;
-        ready(&mut [(&mut near, &clients), (&mut far, &[Port::Tcp(ports.link)])])?;
+        ready(&mut [(&mut near, &clients), (&mut far, &[plan.link()])])?;
         Ok(Some(Chain { contender: self.name(), entrances, programs: vec![near, far], logs: logs(plan, 2) }))
     }
 }
@@ -81,7 +81,7 @@ fn head(plan: &Plan<'_>, side: usize) -> String {
     );
     text += "limits: {udp-flows: 16384}\n";
     let identity = [&files.cert, &files.key, &files.ca].map(|p| p.display().to_string());
-    if plan.security == Security::Mtls {
+    if plan.security != Security::Plain {
         let [cert, key, ca] = identity;
         let _ = writeln!(text, "identity: {{cert: {cert}, key: {key}, ca: {ca}}}");
     }
@@ -115,14 +115,15 @@ pub(crate) fn near_document(plan: &Plan<'_>) -> String {
             "- {{name: {name}, bind: \"127.0.0.1:{port}\", protocol: {protocol}, authority: \"{authority}\"}}"
         );
     }
-    let tls = match plan.security {
-        Security::Plain => "",
-        Security::Mtls => ", tls: {node: far}",
+    let way = match plan.security {
+        Security::Plain => "protocol: h2",
+        Security::Mtls => "protocol: h2, tls: {node: far}",
+        Security::Quic => "protocol: h3, tls: {node: far}",
     };
     let _ = write!(
         text,
         "routes:\n- {{name: all, upstream: far}}\n\
-         upstreams:\n- {{name: far, protocol: h2, endpoints: [\"{}:{}\"]{tls}}}\n",
+         upstreams:\n- {{name: far, {way}, endpoints: [\"{}:{}\"]}}\n",
         plan.far.address, ports.link
     );
     text
@@ -135,6 +136,7 @@ pub(crate) fn far_document(plan: &Plan<'_>) -> String {
         // Nodes in the clear are believed only where a document says so.
         Security::Plain => format!("trust: [{}/32]", plan.near.address),
         Security::Mtls => "tls: {client: required}".to_owned(),
+        Security::Quic => "http3: true, tls: {client: required}".to_owned(),
     };
     let bind = format!("{}:{}", plan.far.address, plan.ports.link);
     let _ = write!(

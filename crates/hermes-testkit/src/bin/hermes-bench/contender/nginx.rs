@@ -23,7 +23,7 @@ impl Contender for Nginx {
     }
 
     fn start(&self, plan: &Plan<'_>) -> Result<Option<Chain>> {
-        if plan.security == Security::Mtls {
+        if plan.security != Security::Plain {
             // h1 over TLS between the proxies would be another thing than what the others do.
             return Ok(None);
         }

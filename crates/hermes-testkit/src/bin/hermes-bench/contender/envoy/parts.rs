@@ -17,6 +17,8 @@ pub(super) enum Upstream<'a> {
     H1,
     /// HTTP/2, over mutual TLS with these files.
     H2(Option<&'a IdentityFiles>),
+    /// HTTP/3, with these files.
+    H3(&'a IdentityFiles),
     /// Whatever a tunnel carries.
     Raw,
 }
@@ -74,6 +76,41 @@ pub(super) fn tcp_listener(name: &str, at: SocketAddr, filter: &Value, tls: Opti
         "per_connection_buffer_limit_bytes": CONNECTION_BUFFER,
         "filter_chains": [chain],
     })
+}
+
+/// A listener of HTTP/3. Over QUIC Envoy asks no client for a certificate.
+pub(super) fn quic_listener(name: &str, at: SocketAddr, mut filter: Value, files: &IdentityFiles) -> Value {
+    filter["typed_config"]["codec_type"] = "HTTP3".into();
+    filter["typed_config"]["http3_protocol_options"] = http3();
+    let mut tls = tls_context(files, "near");
+    tls["alpn_protocols"] = json!(["h3"]);
+    tls.as_object_mut().and_then(|tls| tls.remove("validation_context"));
+    json!({
+        "name": name,
+        "address": address("UDP", at),
+        "udp_listener_config": {"quic_options": {}, "downstream_socket_config": {"prefer_gro": true}},
+        "socket_options": socket_buffers(),
+        "filter_chains": [{
+            "filters": [filter],
+            "transport_socket": quic_socket("Downstream", json!({"downstream_tls_context": {"common_tls_context": tls}})),
+        }],
+    })
+}
+
+fn http3() -> Value {
+    json!({
+        "allow_extended_connect": true,
+        "quic_protocol_options": {
+            "max_concurrent_streams": 1024,
+            "initial_stream_window_size": 16 << 20,
+            "initial_connection_window_size": 24 << 20,
+        },
+    })
+}
+
+fn quic_socket(side: &str, fields: Value) -> Value {
+    let name = format!("envoy.extensions.transport_sockets.quic.v3.Quic{side}Transport");
+    json!({"name": "envoy.transport_sockets.quic", "typed_config": typed(&name, fields)})
 }
 
 fn tls_socket(context: &str, fields: Value) -> Value {
@@ -225,10 +262,17 @@ pub(super) fn cluster(name: &str, at: SocketAddr, upstream: Upstream<'_>) -> Val
         Upstream::Raw => return cluster,
         Upstream::H1 => json!({"http_protocol_options": {}}),
         Upstream::H2(_) => json!({"http2_protocol_options": http2()}),
+        Upstream::H3(_) => json!({"http3_protocol_options": http3()}),
     };
     let options = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
     cluster["typed_extension_protocol_options"] =
         json!({options: typed(options, json!({"explicit_http_config": protocol}))});
+    if let Upstream::H3(files) = upstream {
+        let mut tls = tls_context(files, "far");
+        tls["alpn_protocols"] = json!(["h3"]);
+        let fields = json!({"upstream_tls_context": {"sni": "far", "common_tls_context": tls}});
+        cluster["transport_socket"] = quic_socket("Upstream", fields);
+    }
     if let Upstream::H2(Some(files)) = upstream {
         cluster["transport_socket"] = tls_socket(
             "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext",

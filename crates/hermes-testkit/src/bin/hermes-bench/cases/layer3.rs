@@ -1,0 +1,104 @@
+//! IP through devices: bulk, small packets, many flows, and what each hop adds to an echo.
+//!
+//! In: a session. Out: samples `ip-bulk` (by number of connections), `ip-datagrams` (by number of flows) and `ip-echo`
+//! (by number of hops), each beside the bare path over the same links and wireguard-go. All tunnels are up throughout;
+//! those that are not measured are idle.
+
+use anyhow::Result;
+use hermes_testkit::load::Load;
+
+use super::{
+    Session, progress,
+    tunnels::{bulk_figures, datagram_figures},
+};
+use crate::{
+    bed::Measured,
+    record::{Figures, Key, Sample, latencies},
+    row::{Row, Tunnel, Way, target},
+};
+
+/// Numbers of TCP connections.
+const CONNECTIONS: [usize; 2] = [1, 8];
+/// Flows of datagrams, and datagrams under way in each.
+const FLOWS: [(usize, usize); 2] = [(8, 32), (1000, 2)];
+/// Bytes of a datagram: a voice codec's.
+const SMALL: usize = 64;
+/// Hops over which echoes are measured.
+const HOPS: [usize; 3] = [1, 2, 4];
+/// Echoes a sample, and milliseconds between two.
+const ECHOES: (usize, u64) = (400, 3);
+/// What is measured of bulk and datagrams, in the order in which they take turns.
+const WAYS: [Way; 5] = [Way::Bare, Way::WireGuard, Way::Hermes("h1"), Way::Hermes("h2"), Way::Hermes("h3")];
+
+/// The whole of it.
+pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
+    let row = Row::new(&session.dir.join("layer3"), HOPS[HOPS.len() - 1] + 1)?;
+    let mut one_hop = Vec::new();
+    for way in session.ways(&WAYS) {
+        one_hop.extend(row.start(way, &session.programs, 1)?);
+    }
+    let (warmup, window) = (session.settings.warmup_ms, session.settings.window_ms);
+    for connections in CONNECTIONS {
+        let key = Key { clients: Some(connections), ..Key::new("ip-bulk") };
+        rounds(session, &row, &one_hop, &key, bulk_figures, |tunnel| {
+            let (address, sink, sink_in) = row.sink(tunnel);
+            Load::Bulk { address, sink, sink_in, connections, warmup, window }
+        })?;
+    }
+    for (flows, in_flight) in FLOWS {
+        let key = Key { clients: Some(flows), ..Key::new("ip-datagrams") };
+        rounds(session, &row, &one_hop, &key, datagram_figures, |tunnel| {
+            let (address, sink, sink_in) = row.sink(tunnel);
+            Load::Datagrams { address, sink, sink_in, length: SMALL, flows, in_flight, warmup, window }
+        })?;
+    }
+    for hops in HOPS {
+        let mut tunnels: Vec<Tunnel> = Vec::new();
+        for way in session.ways(&WAYS) {
+            tunnels.extend(row.start(way, &session.programs, hops)?);
+        }
+        let key = Key { clients: Some(hops), ..Key::new("ip-echo") };
+        let first = session.samples.len();
+        rounds(session, &row, &tunnels, &key, |measured| latencies(&measured.outcome), echoes)?;
+        added(&mut session.samples[first..], hops);
+    }
+    Ok(())
+}
+
+fn echoes(tunnel: &Tunnel) -> Load {
+    let (count, interval) = ECHOES;
+    Load::Ping { address: target(tunnel), count, warmup: 20, interval }
+}
+
+fn rounds(
+    session: &mut Session<'_>,
+    row: &Row,
+    tunnels: &[Tunnel],
+    key: &Key,
+    figures: impl Fn(&Measured) -> Figures,
+    load: impl Fn(&Tunnel) -> Load,
+) -> Result<()> {
+    progress(&format!("layer3: {key}"));
+    for round in 0..session.settings.window_rounds {
+        for tunnel in tunnels.iter().cycle().skip(round).take(tunnels.len()) {
+            let measured = row.measure(tunnel, load(tunnel))?;
+            let figures = figures(&measured);
+            session.samples.push(Sample::new(key.clone(), &tunnel.contender, round, &measured, figures));
+        }
+    }
+    Ok(())
+}
+
+/// What a hop adds to the median, over the bare path of the same round.
+fn added(samples: &mut [Sample], hops: usize) {
+    let bare = |round: usize, samples: &[Sample]| {
+        let found = samples.iter().find(|s| s.round == round && s.contender == Way::Bare.name());
+        found.and_then(|s| s.figures.get("p50_us").copied())
+    };
+    let bases: Vec<Option<f64>> = samples.iter().map(|s| bare(s.round, samples)).collect();
+    for (sample, base) in samples.iter_mut().zip(bases) {
+        if let (Some(own), Some(base)) = (sample.figures.get("p50_us").copied(), base) {
+            sample.figures.insert("added_us_per_hop".to_owned(), (own - base) / hops as f64);
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! Table VII of the first paper: echoes to a server on another continent and to one nearby.
+//!
+//! In: a session. Out: samples `table7-poland` and `table7-us`: the bare path, a tunnel without HTTP from the user to the
+//! server, and the overlay, whose ingress stands beside the server. The delay is the paper's round-trip time.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use hermes_testkit::load::Load;
+
+use super::{Session, progress};
+use crate::{
+    record::{Key, Sample, latencies},
+    row::{Row, Tunnel, Way, target},
+};
+
+/// Sites, and their bare round-trip time in microseconds.
+pub(crate) const SITES: [(&str, u64); 2] = [("poland", 129_730), ("us", 21_710)];
+/// Echoes a sample, and milliseconds between two. The paper sends one a second.
+const ECHOES: (usize, u64) = (30, 100);
+/// User to ingress, ingress to server.
+const HOPS: usize = 2;
+const WAYS: [Way; 4] = [Way::Bare, Way::WireGuard, Way::Hermes("h2"), Way::Hermes("h3")];
+
+/// The whole of it.
+pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
+    for (site, rtt) in SITES {
+        let row = Row::far(&session.dir.join(site), Duration::from_micros(rtt / 2))?;
+        let mut tunnels: Vec<Tunnel> = Vec::new();
+        for way in session.ways(&WAYS) {
+            tunnels.extend(row.start(way, &session.programs, HOPS)?);
+        }
+        let key = Key::new(&format!("table7-{site}"));
+        progress(&format!("table7: {site}"));
+        for round in 0..session.settings.delayed_rounds {
+            for tunnel in tunnels.iter().cycle().skip(round).take(tunnels.len()) {
+                let (count, interval) = ECHOES;
+                let load = Load::Ping { address: target(tunnel), count, warmup: 0, interval };
+                let measured = row.measure(tunnel, load)?;
+                let figures = latencies(&measured.outcome);
+                session.samples.push(Sample::new(key.clone(), &tunnel.contender, round, &measured, figures));
+            }
+        }
+        progress(&format!("table7: the delayed link dropped {} frames", row.dropped()));
+    }
+    Ok(())
+}

@@ -1,0 +1,290 @@
+//! The bed of layer 3: places in a row, each a namespace, and ways for packets from the first to a later one.
+//!
+//! In: how many places, or how far the first is from the others. Out: [`Row`], which starts tunnels and measures what
+//! goes through them. All tunnels of a row are up at the same time; each has devices, addresses and ports of its own.
+
+use std::{
+    cell::Cell,
+    fmt::Write as _,
+    fs,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+use hermes_testkit::{
+    ca::{Authority, IdentityFiles, Subject},
+    delay::DelayedLink,
+    load::{Load, Task},
+    netns::Namespace,
+    process::{Program, Running},
+};
+
+use crate::bed::{Measured, load_program, made, namespace, under};
+
+/// How long a tunnel may take until the first echo comes back through it.
+const UP: Duration = Duration::from_secs(20);
+/// Where sinks are opened.
+const SINK: u16 = 2000;
+
+/// How packets get from one place to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// The kernels forward them.
+    Bare,
+    /// wireguard-go from end to end: what user space does without HTTP.
+    WireGuard,
+    /// A device at either end, and CONNECT-IP by mutual TLS over every link.
+    Hermes(&'static str),
+}
+
+/// The programs that take part.
+pub(crate) struct Programs {
+    /// Hermes.
+    pub(crate) hermes: PathBuf,
+    /// wireguard-go; `None` where it is missing.
+    pub(crate) wireguard: Option<PathBuf>,
+}
+
+/// A row of places.
+pub(crate) struct Row {
+    // Order matters: fields are dropped from the first to the last.
+    links: Vec<DelayedLink>,
+    places: Vec<Namespace>,
+    identities: Vec<IdentityFiles>,
+    next: Cell<u8>,
+    dir: PathBuf,
+}
+
+/// A way that is up. Dropping it ends its programs.
+pub(crate) struct Tunnel {
+    /// Whose it is.
+    pub(crate) contender: String,
+    /// Links that it crosses.
+    pub(crate) hops: usize,
+    /// The far end's address in it.
+    pub(crate) far: Ipv4Addr,
+    programs: Vec<Running>,
+}
+
+impl Way {
+    /// As in result files.
+    pub(crate) fn name(self) -> String {
+        match self {
+            Self::Bare => "bare".to_owned(),
+            Self::WireGuard => "wireguard-go".to_owned(),
+            Self::Hermes(version) => format!("hermes-{version}"),
+        }
+    }
+}
+
+impl Row {
+    /// So many places, joined by veth pairs.
+    pub(crate) fn new(dir: &Path, count: usize) -> Result<Self> {
+        let places = (0..count).map(|_| namespace()).collect::<Result<Vec<_>>>()?;
+        for (link, pair) in places.windows(2).enumerate() {
+            pair[0].join(end(link, 1), &pair[1], end(link, 2))?;
+        }
+        Self::around(dir, places, Vec::new())
+    }
+
+    /// A user, an ingress far from it, and a server beside the ingress.
+    pub(crate) fn far(dir: &Path, one_way: Duration) -> Result<Self> {
+        let places = (0..3).map(|_| namespace()).collect::<Result<Vec<_>>>()?;
+        let link = DelayedLink::new((&places[0], end(0, 1)), (&places[1], end(0, 2)), one_way)?;
+        places[1].join(end(1, 1), &places[2], end(1, 2))?;
+        Self::around(dir, places, vec![link])
+    }
+
+    fn around(dir: &Path, places: Vec<Namespace>, links: Vec<DelayedLink>) -> Result<Self> {
+        let dir = made(dir)?;
+        for (place, namespace) in places.iter().enumerate() {
+            namespace.sysctl("net/ipv4/ip_forward", "1")?;
+            for link in 0..places.len() - 1 {
+                let gateway = match link {
+                    link if link > place => end(place, 2),
+                    link if link + 1 < place => end(place - 1, 1),
+                    _ => continue,
+                };
+                let network = format!("{}/24", end(link, 0));
+                namespace.ip(&["route", "add", &network, "via", &gateway.to_string(), "congctl", "cubic"])?;
+            }
+        }
+        let ca = Authority::new("bench")?;
+        let issue = |place: usize| {
+            let name = format!("place-{place}");
+            let subject = Subject::node(&name).standalone().with_dns(&name);
+            Ok::<_, anyhow::Error>(ca.issue(&subject)?.write(&dir, &name)?)
+        };
+        let identities = (0..places.len()).map(issue).collect::<Result<Vec<_>>>()?;
+        Ok(Self { links, places, identities, next: Cell::new(1), dir })
+    }
+
+    /// Starts a way over so many links, and waits until an echo comes back. `None` where its program is missing.
+    pub(crate) fn start(&self, way: Way, programs: &Programs, hops: usize) -> Result<Option<Tunnel>> {
+        let number = self.next.replace(self.next.get() + 1);
+        let dir = made(&self.dir.join(format!("{number:03}-{}-{hops}", way.name())))?;
+        let mut tunnel =
+            Tunnel { contender: way.name(), hops, far: Ipv4Addr::new(10, 30, number, 1), programs: Vec::new() };
+        match way {
+            Way::Bare => tunnel.far = end(hops - 1, 2),
+            Way::WireGuard => match &programs.wireguard {
+                Some(binary) => tunnel.programs = self.wireguard(binary, number, hops, &dir)?,
+                None => return Ok(None),
+            },
+            Way::Hermes(version) => tunnel.programs = self.hermes(&programs.hermes, version, number, hops, &dir)?,
+        }
+        self.answers(&tunnel).with_context(|| format!("{}; see {}", way.name(), dir.display()))?;
+        Ok(Some(tunnel))
+    }
+
+    fn answers(&self, tunnel: &Tunnel) -> Result<()> {
+        let deadline = Instant::now() + UP;
+        while Instant::now() < deadline {
+            let far = tunnel.far.to_string();
+            if self.run(0, &["ping", "-n", "-c", "1", "-W", "0.5", &far]).is_ok() {
+                return Ok(());
+            }
+        }
+        bail!("no echo came back within {UP:?}")
+    }
+
+    /// A node in each place, the far one first.
+    fn hermes(&self, binary: &Path, version: &str, number: u8, hops: usize, dir: &Path) -> Result<Vec<Running>> {
+        let mut programs = Vec::new();
+        for place in (0..=hops).rev() {
+            let text = self.document(place, hops, version, number, dir);
+            let path = dir.join(format!("place-{place}.yaml"));
+            fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
+            let program = Program::new(&format!("place-{place}"), binary, dir).args(["proxy", "--config"]);
+            programs.push(program.args([&path]).within(Some(&self.places[place])).start()?);
+        }
+        Ok(programs)
+    }
+
+    fn document(&self, place: usize, hops: usize, version: &str, number: u8, dir: &Path) -> String {
+        let files = &self.identities[place];
+        let [cert, key, ca] = [&files.cert, &files.key, &files.ca].map(|p| p.display().to_string());
+        let port = 9000 + u16::from(number);
+        let log = dir.join(format!("place-{place}.access.json"));
+        let mut text = format!(
+            "node: place-{place}\nrole: standalone\nadmin: 127.0.0.1:{}\naccess-log: {}\n\
+             identity: {{cert: {cert}, key: {key}, ca: {ca}}}\nlisteners:\n",
+            port + 500,
+            log.display()
+        );
+        let _ = if place == 0 {
+            writeln!(
+                text,
+                "- {{name: device, protocol: tun, device: near{number}, address: [10.20.{number}.2], \
+                 capture: [10.30.{number}.1/32]}}"
+            )
+        } else {
+            writeln!(
+                text,
+                "- {{name: overlay, bind: \"0.0.0.0:{port}\", protocol: http, http3: true, tls: {{client: required}}}}"
+            )
+        };
+        let _ = if place == hops {
+            writeln!(
+                text,
+                "routes:\n- {{name: gateway, match: {{kind: ip}}, \
+                 terminate: {{tun: far{number}, address: [10.30.{number}.1]}}}}"
+            )
+        } else {
+            let next = SocketAddr::from((end(place, 2), port));
+            writeln!(
+                text,
+                "routes:\n- {{name: on, match: {{kind: ip}}, upstream: next}}\nupstreams:\n\
+                 - {{name: next, protocol: {version}, endpoints: [\"{next}\"], tls: {{node: place-{}}}}}",
+                place + 1
+            )
+        };
+        text
+    }
+
+    /// Both ends; the kernels between forward its datagrams.
+    fn wireguard(&self, binary: &Path, number: u8, hops: usize, dir: &Path) -> Result<Vec<Running>> {
+        let sides = [(0, "near", format!("10.20.{number}.2")), (hops, "far", format!("10.30.{number}.1"))];
+        let mut programs = Vec::new();
+        let mut public = Vec::new();
+        for (place, name, _) in &sides {
+            let device = format!("wg{number}");
+            let program = Program::new(name, binary, dir).args(["--foreground", &device]);
+            programs.push(program.env("LOG_LEVEL", "error").within(Some(&self.places[*place])).start()?);
+            let key = dir.join(format!("{name}.key"));
+            let script = format!("umask 77; wg genkey > {0}; wg pubkey < {0}", key.display());
+            public.push(self.run(*place, &["sh", "-c", &script])?.trim().to_owned());
+        }
+        let port = (9000 + u16::from(number)).to_string();
+        let ends = [end(hops - 1, 2), end(0, 1)];
+        for (side, (place, name, address)) in sides.iter().enumerate() {
+            let (other, device) = (&sides[1 - side], format!("wg{number}"));
+            self.until_there(*place, &device)?;
+            let key = dir.join(format!("{name}.key")).display().to_string();
+            let peer = SocketAddr::from((ends[side], 9000 + u16::from(number))).to_string();
+            let allowed = format!("{}/32", other.2);
+            let words = ["wg", "set", &device, "listen-port", &port, "private-key", &key, "peer", &public[1 - side]];
+            self.run(*place, &[&words[..], &["allowed-ips", &allowed, "endpoint", &peer]].concat())?;
+            self.places[*place].ip(&["addr", "add", &format!("{address}/32"), "dev", &device])?;
+            self.places[*place].ip(&["link", "set", &device, "up"])?;
+            self.places[*place].ip(&["route", "add", &allowed, "dev", &device, "congctl", "cubic"])?;
+        }
+        Ok(programs)
+    }
+
+    /// It makes its device and its control socket after it has started.
+    fn until_there(&self, place: usize, device: &str) -> Result<()> {
+        let deadline = Instant::now() + UP;
+        while self.run(place, &["wg", "show", device]).is_err() {
+            if Instant::now() > deadline {
+                bail!("{device} did not come up");
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    fn run(&self, place: usize, words: &[&str]) -> Result<String> {
+        let output = Command::new("ip").args(["netns", "exec", self.places[place].name()]).args(words).output();
+        let output = output.with_context(|| format!("running {}", words.join(" ")))?;
+        if !output.status.success() {
+            bail!("{}: {}", words.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Where a load sends to, where its sink is, and in which namespace.
+    pub(crate) fn sink(&self, tunnel: &Tunnel) -> (SocketAddr, SocketAddr, Option<String>) {
+        let at = SocketAddr::from((tunnel.far, SINK));
+        (at, at, Some(self.places[tunnel.hops].name().to_owned()))
+    }
+
+    /// Puts a load on a tunnel and waits for what comes of it.
+    pub(crate) fn measure(&self, tunnel: &Tunnel, load: Load) -> Result<Measured> {
+        let watch = tunnel.programs.iter().map(Running::pid).collect();
+        let program = load_program("load", Task { load, watch }, &self.dir)?.within(Some(&self.places[0]));
+        let (outcome, work_ms) = under(&program)?;
+        let proxies = outcome.watched_cpu.iter().fold(0.0, |sum, cpu| sum + cpu);
+        Ok(Measured { proxies, origin: 0.0, work_ms, outcome })
+    }
+
+    /// Frames that delayed links have dropped: there should be none.
+    pub(crate) fn dropped(&self) -> u64 {
+        let dropped = |link: &DelayedLink| link.counters().dropped.load(std::sync::atomic::Ordering::Relaxed);
+        self.links.iter().map(dropped).sum()
+    }
+}
+
+/// An end of a link; 0 is its network.
+fn end(link: usize, side: u8) -> Ipv4Addr {
+    let link = u8::try_from(link).unwrap_or(u8::MAX);
+    Ipv4Addr::new(10, 77, link, side)
+}
+
+/// The far end, for an echo.
+pub(crate) fn target(tunnel: &Tunnel) -> IpAddr {
+    tunnel.far.into()
+}
