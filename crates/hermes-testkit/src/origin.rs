@@ -115,6 +115,8 @@ pub fn bind_udp(bind: SocketAddr) -> Result<std::net::UdpSocket> {
         .map_err(Error::io(failed()))?;
     socket.set_nonblocking(true).map_err(Error::io(failed()))?;
     socket.set_recv_buffer_size(UDP_BUFFER).map_err(Error::io(failed()))?;
+    // Root may have more than the system's bound, so that what is lost was lost on the way here. Others do without.
+    let _ = nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::RcvBufForce, &UDP_BUFFER);
     socket.bind(&bind.into()).map_err(Error::io(failed()))?;
     Ok(socket.into())
 }

@@ -210,8 +210,10 @@ impl Row {
         let sides = [(0, "near", format!("10.20.{number}.2")), (hops, "far", format!("10.30.{number}.1"))];
         let mut programs = Vec::new();
         let mut public = Vec::new();
+        // Its control sockets lie in one directory for all namespaces.
+        let device = |name: &str| format!("wg-{name}{number}");
         for (place, name, _) in &sides {
-            let device = format!("wg{number}");
+            let device = device(name);
             let program = Program::new(name, binary, dir).args(["--foreground", &device]);
             programs.push(program.env("LOG_LEVEL", "error").within(Some(&self.places[*place])).start()?);
             let key = dir.join(format!("{name}.key"));
@@ -221,7 +223,7 @@ impl Row {
         let port = (9000 + u16::from(number)).to_string();
         let ends = [end(hops - 1, 2), end(0, 1)];
         for (side, (place, name, address)) in sides.iter().enumerate() {
-            let (other, device) = (&sides[1 - side], format!("wg{number}"));
+            let (other, device) = (&sides[1 - side], device(name));
             self.until_there(*place, &device)?;
             let key = dir.join(format!("{name}.key")).display().to_string();
             let peer = SocketAddr::from((ends[side], 9000 + u16::from(number))).to_string();

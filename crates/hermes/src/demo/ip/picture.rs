@@ -15,6 +15,8 @@ const FIELD: (f64, f64, f64, f64) = (70.0, 50.0, 860.0, 300.0);
 /// The paper's first mean, and a margin.
 const TOP_MS: f64 = 400.0;
 const STEP_MS: usize = 50;
+/// As wide as `1000 ms`.
+const LABEL: f64 = 44.0;
 const USERS: [(&str, &str); 2] = [("alice", "#1d4ed8"), ("bob", "#15803d")];
 
 /// Draws it.
@@ -89,25 +91,29 @@ fn phases(svg: &mut String, played: &Played, x: &impl Fn(Instant) -> f64) {
             from + 4.0,
             level - 5.0,
             from + 4.0,
-            top + 14.0
+            top - 5.0
         );
     }
+    // A label that would lie on the one before it goes a line lower.
+    let (mut last, mut low) = (f64::MIN, false);
     for change in &played.changes {
         let (saved, in_effect) = (x(change.saved), x(change.in_effect));
+        low = saved - last < LABEL && !low;
+        last = saved;
         let took = (change.in_effect - change.saved).as_secs_f64() * 1e3;
         let _ = writeln!(
             svg,
             "<rect x=\"{saved:.1}\" y=\"{top}\" width=\"{:.1}\" height=\"{height}\" fill=\"#c2410c\" opacity=\"0.35\"/>\
              <text x=\"{saved:.1}\" y=\"{}\" text-anchor=\"middle\" fill=\"#c2410c\" font-size=\"11\">{took:.0} ms</text>",
             (in_effect - saved).max(1.0),
-            top + height + 36.0
+            top + height + if low { 48.0 } else { 36.0 }
         );
     }
     let _ = writeln!(
         svg,
         "<text x=\"{}\" y=\"{}\" fill=\"#c2410c\" font-size=\"11\">from a saved document to its path</text>",
         FIELD.0,
-        top + height + 54.0
+        top + height + 64.0
     );
 }
 
@@ -125,7 +131,7 @@ fn points(svg: &mut String, played: &Played, user: &str, colour: &str, x: &impl 
             }
             None => {
                 lost += 1;
-                let _ = writeln!(svg, "<text x=\"{:.1}\" y=\"{}\" fill=\"red\">×</text>", x(echo.sent), FIELD.1 - 4.0);
+                let _ = writeln!(svg, "<text x=\"{:.1}\" y=\"{}\" fill=\"red\">×</text>", x(echo.sent), FIELD.1 + 12.0);
             }
         }
     }

@@ -35,7 +35,7 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
     let row = Row::new(&session.dir.join("layer3"), HOPS[HOPS.len() - 1] + 1)?;
     let mut one_hop = Vec::new();
     for way in session.ways(&WAYS) {
-        one_hop.extend(row.start(way, &session.programs, 1)?);
+        one_hop.extend(row.start(way, session.programs, 1)?);
     }
     let (warmup, window) = (session.settings.warmup_ms, session.settings.window_ms);
     for connections in CONNECTIONS {
@@ -55,7 +55,7 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
     for hops in HOPS {
         let mut tunnels: Vec<Tunnel> = Vec::new();
         for way in session.ways(&WAYS) {
-            tunnels.extend(row.start(way, &session.programs, hops)?);
+            tunnels.extend(row.start(way, session.programs, hops)?);
         }
         let key = Key { clients: Some(hops), ..Key::new("ip-echo") };
         let first = session.samples.len();

@@ -28,7 +28,7 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
         let row = Row::far(&session.dir.join(site), Duration::from_micros(rtt / 2))?;
         let mut tunnels: Vec<Tunnel> = Vec::new();
         for way in session.ways(&WAYS) {
-            tunnels.extend(row.start(way, &session.programs, HOPS)?);
+            tunnels.extend(row.start(way, session.programs, HOPS)?);
         }
         let key = Key::new(&format!("table7-{site}"));
         progress(&format!("table7: {site}"));
