@@ -54,6 +54,7 @@ struct ChangeFigures {
     in_effect_ms: f64,
     /// What it may take.
     limit_ms: f64,
+    in_time: bool,
     /// Echo requests of all pairs that were sent while it took place, or within a second before or after, and lost.
     lost: usize,
 }
@@ -139,7 +140,7 @@ impl Figures {
     }
 
     fn is_in_time(&self) -> bool {
-        self.changes.iter().all(|change| change.in_effect_ms <= change.limit_ms)
+        self.changes.iter().all(|change| change.in_time)
     }
 
     pub(super) fn json(&self) -> anyhow::Result<String> {
@@ -275,12 +276,14 @@ fn change_figures(protocol: Protocol, played: &Played, change: &Change) -> Chang
     // Of the new hops the one over the ocean is far in step 1, and none in step 2.
     let cold = if change.step == 1 { ms(TO_POLAND) } else { 0.0 };
     let handshakes = if warm { 0.0 } else { cold * f64::from(protocol.handshake_round_trips()) };
+    let (in_effect_ms, limit_ms) = (ms(change.in_effect - change.saved), WARM_MS + handshakes);
     ChangeFigures {
         run: change.run + 1,
         step: change.step,
         warm,
-        in_effect_ms: ms(change.in_effect - change.saved),
-        limit_ms: WARM_MS + handshakes,
+        in_effect_ms,
+        limit_ms,
+        in_time: in_effect_ms <= limit_ms,
         lost: lost.count(),
     }
 }

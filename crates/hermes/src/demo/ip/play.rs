@@ -88,7 +88,7 @@ pub(super) struct Played {
 /// # Errors
 /// A node that does not start, a change that does not take effect, a TCP connection that breaks.
 pub(super) async fn play(options: &Options, directory: &Path, progress: &Progress) -> anyhow::Result<Played> {
-    progress.step("a network in Poland and the United States: fourteen namespaces, nine nodes");
+    progress.step("a network in Poland and the United States: twelve namespaces, nine nodes");
     let lab = Arc::new(Lab::new()?);
     let mut nodes = Nodes::start(&lab, options.protocol, directory).await?;
     let played = async {
