@@ -35,10 +35,10 @@ test: setup lint ## everything: units, properties, golden files, real peers, cor
 	CARGO_TARGET_DIR=$(abspath $(TARGET)) $(CARGO) test --manifest-path fuzz/Cargo.toml
 	$(CARGO) doc --workspace --no-deps --quiet
 
-bench: release setup ## all benchmarks, side by side with Envoy, HAProxy and nginx: bench/results
+bench: release setup ## all benchmarks, side by side with Envoy, HAProxy, nginx and wireguard-go: bench/results
 	$(CARGO) run --release -p hermes-testkit --bin hermes-bench -- all --out bench/results --hermes $(TARGET)/release/hermes
 
-bench-quick: release setup ## the same in three minutes, noisier
+bench-quick: release setup ## the same in five minutes, noisier
 	$(CARGO) run --release -p hermes-testkit --bin hermes-bench -- all --quick --out $(TARGET)/bench --hermes $(TARGET)/release/hermes
 
 bench-video: release setup ## the video case, 30 runs
