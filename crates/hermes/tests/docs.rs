@@ -5,6 +5,8 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+const GUIDE_3: &str = "docs/guide-layer3.md";
+
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap()
 }
@@ -33,6 +35,11 @@ fn commands(page: &str, heading: &str) -> String {
 /// Runs a script in an empty directory with `hermes` on its path, and returns what it printed.
 /// Whatever it started has to have ended with it: the pages say how.
 fn run(script: &str) -> String {
+    run_by(&["bash"], script)
+}
+
+/// The same by another program, which takes `-c SCRIPT` at its end.
+fn run_by(program: &[&str], script: &str) -> String {
     let directory = tempfile::tempdir().unwrap();
     let binary = Path::new(env!("CARGO_BIN_EXE_hermes")).parent().unwrap();
     let path = format!("{}:{}", binary.display(), std::env::var("PATH").unwrap());
@@ -40,7 +47,8 @@ fn run(script: &str) -> String {
                    echo 'the page leaves jobs behind:' $(jobs -r) >&2; exit 1";
     let trap = "trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT";
     let script = format!("set -euo pipefail\n{trap}\n{script}\n{stopped}");
-    let output = Command::new("bash")
+    let output = Command::new(program[0])
+        .args(&program[1..])
         .args(["-c", &script])
         .current_dir(directory.path())
         .env("PATH", path)
@@ -84,4 +92,23 @@ fn the_guide_works() {
     assert!(printed.contains("hello through three nodes\n"), "{printed}");
     assert!(printed.contains("files: forward to upstream origin"), "what explain says of Alice\n{printed}");
     assert!(printed.contains("denied with 404: no route for http to files"), "and of another\n{printed}");
+}
+
+#[test]
+fn the_guide_of_layer_3_works() {
+    if !hermes_testkit::skip::needs_root("the guide of layer 3") {
+        return;
+    }
+    // Namespaces have names in a directory: ours is our own.
+    let own = "mkdir -p /run/netns\nmount -t tmpfs none /run/netns\n";
+    let printed =
+        run_by(&["unshare", "--net", "--mount", "bash"], &format!("{own}{}", commands(GUIDE_3, "## 1. Machines")));
+    assert!(printed.contains("20008 bytes from 10.0.0.1"), "{printed}");
+    assert!(printed.contains("pmtu 1"), "{printed}");
+    assert!(printed.contains("10.1.0.0%2F16"), "of /sessions\n{printed}");
+    assert!(printed.contains("reason=\"source-not-assigned\""), "{printed}");
+    assert!(printed.contains("300 packets transmitted, 300 received, 0% packet loss"), "{printed}");
+    let answered = printed.lines().find_map(|line| line.strip_prefix("the spare machine answered "));
+    let answered = answered.and_then(|rest| rest.split(' ').next()?.parse::<u32>().ok());
+    assert!(answered > Some(0), "{printed}");
 }
