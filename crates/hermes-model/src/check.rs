@@ -8,6 +8,7 @@
 //! the value out and goes on. The other modules turn sections into parsed types, a section each.
 //! What they say about something that `read` complained of already is left out.
 
+mod carried;
 mod dns;
 mod exposure;
 mod header;

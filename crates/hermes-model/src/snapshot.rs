@@ -165,7 +165,7 @@ impl Listener {
             ListenerProtocol::Http if self.http3 => &[PortKind::Tcp, PortKind::Udp],
             ListenerProtocol::Http | ListenerProtocol::Tcp { .. } | ListenerProtocol::Socks5 => &[PortKind::Tcp],
             ListenerProtocol::Dns(_) => &[PortKind::Tcp, PortKind::Udp],
-            ListenerProtocol::Udp { .. } => &[PortKind::Udp],
+            ListenerProtocol::Udp { .. } | ListenerProtocol::Ip(_) => &[PortKind::Udp],
             ListenerProtocol::Tun(_) => &[],
         }
     }
@@ -202,6 +202,8 @@ pub enum ListenerProtocol {
     Socks5,
     /// DNS, by UDP and TCP: some names get an address of their own, all others are asked for elsewhere.
     Dns(Dns),
+    /// IP packets in UDP datagrams: those of a peer become CONNECT-IP to the listener's prefix.
+    Ip(Carried),
 }
 
 impl ListenerProtocol {
@@ -214,6 +216,7 @@ impl ListenerProtocol {
             ListenerProtocol::Tun(_) => "tun",
             ListenerProtocol::Socks5 => "socks5",
             ListenerProtocol::Dns(_) => "dns",
+            ListenerProtocol::Ip(_) => "ip",
         }
     }
 }
@@ -236,6 +239,32 @@ pub struct Capture {
     pub network: IpNet,
     /// Set on its session's headers, over those of the listener.
     pub set_headers: Vec<(HeaderName, HeaderValue)>,
+}
+
+/// IP packets that others bring to a port, one in each UDP datagram.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Carried {
+    /// Where they go.
+    pub network: IpNet,
+    /// Who may bring them; no two of them come from one place.
+    pub peers: Vec<Peer>,
+}
+
+impl Carried {
+    /// The peer whose datagrams come from there; `None`: nobody's may.
+    pub fn peer(&self, from: IpAddr) -> Option<&Peer> {
+        let from = from.to_canonical();
+        self.peers.iter().find(|peer| peer.from.iter().any(|prefix| prefix.contains(&from)))
+    }
+}
+
+/// Who may bring IP packets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Where its datagrams come from.
+    pub from: Vec<IpNet>,
+    /// Where the packets in them come from; of the network's version of IP.
+    pub addresses: Vec<IpNet>,
 }
 
 /// What a DNS listener answers itself.

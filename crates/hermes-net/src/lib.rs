@@ -11,6 +11,7 @@ pub mod mark;
 pub mod nat;
 mod netlink;
 pub mod own;
+pub mod privilege;
 pub mod quic;
 pub mod resolve;
 pub mod steer;

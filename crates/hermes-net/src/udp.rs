@@ -79,6 +79,30 @@ pub fn connect(peer: SocketAddr) -> io::Result<std::net::UdpSocket> {
     Ok(socket.into())
 }
 
+/// The longest payload that reaches a peer in one piece, as far as the kernel knows the path. Nothing is sent.
+///
+/// # Errors
+/// No route to it, or no socket left.
+pub fn whole_payload(peer: SocketAddr) -> io::Result<usize> {
+    let (level, option, headers) = match peer {
+        SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_MTU, 20 + 8),
+        SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_MTU, 40 + 8),
+    };
+    let mtu = option_of(&connect(peer)?, level, option)?;
+    let mtu = usize::try_from(mtu).map_err(io::Error::other)?;
+    Ok(mtu.saturating_sub(headers).min(MAX_PAYLOAD))
+}
+
+#[allow(unsafe_code)] // nix has the option of IPv4 alone.
+fn option_of(socket: &std::net::UdpSocket, level: i32, option: i32) -> io::Result<i32> {
+    let mut value: i32 = 0;
+    let mut length = size_of::<i32>() as libc::socklen_t;
+    let into = (&raw mut value).cast();
+    // SAFETY: the descriptor is open for the life of `socket`, and the value is an int whose address and size are given.
+    let result = unsafe { libc::getsockopt(socket.as_raw_fd(), level, option, into, &raw mut length) };
+    if result == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Opens a UDP socket that nobody else shares; port 0 takes a free one.
 ///
 /// # Errors

@@ -5,6 +5,7 @@
 //! a socket's kernel buffer, or a queue, where the oldest make room for what comes, and are counted.
 
 mod inbox;
+mod outgoing;
 mod queue;
 mod relay;
 mod tunnel;
@@ -17,10 +18,11 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
 use hermes_model::facts::Kind;
-use hermes_net::udp::{MAX_PAYLOAD, UdpSocket};
+use hermes_net::udp::UdpSocket;
 use hermes_wire::capsule;
 
 pub(crate) use self::inbox::{BATCH, Inbox, weight};
+pub(crate) use self::outgoing::Outgoing;
 pub(crate) use self::queue::{Flow, FlowQueue};
 pub(crate) use self::relay::{Opening, QUIET, Reopened, relay};
 use self::tunnel::Tunnel;
@@ -147,7 +149,8 @@ impl Port {
     fn capacity(&self) -> usize {
         match self {
             Port::Tunnel(tunnel) => tunnel.capacity(),
-            _ => capsule::MAX_PACKET,
+            Port::Device(end) => end.capacity(),
+            Port::Socket { .. } | Port::Flow(_) => capsule::MAX_PACKET,
         }
     }
 
@@ -179,7 +182,7 @@ impl Port {
         match self {
             Port::Tunnel(tunnel) => tunnel.poll_receive(cx, worker, batch),
             Port::Flow(flow) => flow.queue.poll_take(cx, datagrams).map(Ok),
-            Port::Device(end) => end.poll_receive(cx, worker, batch).map(|()| Ok(true)),
+            Port::Device(end) => end.poll_receive(cx, worker, batch).map(Ok),
             Port::Socket { socket, .. } => loop {
                 let mut buffer = worker.udp_buffer.borrow_mut();
                 match ready!(socket.poll_receive(cx, &mut buffer, |_, datagram| datagrams.push_back(datagram))) {
@@ -206,12 +209,8 @@ impl Port {
         let datagrams = &mut batch.datagrams;
         match self {
             Port::Tunnel(_) | Port::Device(_) => Poll::Ready(Ok(())),
-            Port::Socket { socket, peer } => poll_send_socket(socket, *peer, cx, worker, datagrams),
-            Port::Flow(flow) => {
-                let (socket, peer) = (flow.queue.socket.borrow().clone(), flow.peer);
-                ready!(poll_send_socket(&socket, peer, cx, worker, &mut flow.out))?;
-                poll_send_socket(&socket, peer, cx, worker, flow.dress(datagrams))
-            }
+            Port::Socket { socket, peer } => outgoing::poll_send_for(worker, socket, *peer, cx, datagrams),
+            Port::Flow(flow) => flow.poll_send(cx, worker, datagrams),
         }
     }
 
@@ -244,7 +243,11 @@ impl Port {
     fn poll_close(&mut self, cx: &mut Context<'_>, worker: &Worker) -> Poll<()> {
         match self {
             Port::Tunnel(tunnel) => tunnel.poll_close(cx, worker),
-            Port::Socket { .. } | Port::Device(_) => Poll::Ready(()),
+            Port::Socket { .. } => Poll::Ready(()),
+            Port::Device(end) => {
+                end.close();
+                Poll::Ready(())
+            }
             // What comes from now on is another flow's.
             Port::Flow(flow) => {
                 flow.queue.close_in_order();
@@ -274,82 +277,4 @@ fn capsules(room: &mut BytesMut, batch: &mut VecDeque<Bytes>) -> Bytes {
         capsule::put_datagram(room, &datagram);
     }
     room.split().freeze()
-}
-
-/// Sends runs of equal length in one call each (the last of a run may be shorter).
-fn poll_send_socket(
-    socket: &UdpSocket,
-    peer: SocketAddr,
-    cx: &mut Context<'_>,
-    worker: &Worker,
-    batch: &mut VecDeque<Bytes>,
-) -> Poll<io::Result<()>> {
-    let mut told = false;
-    let most = if peer.is_ipv4() { MAX_PAYLOAD } else { capsule::MAX_UDP_PAYLOAD };
-    while let Some(first) = batch.front() {
-        let segment = first.len();
-        if segment > most {
-            worker.shared.metrics.dropped("too-large", 1);
-            batch.pop_front();
-            continue;
-        }
-        let run = run_length(batch, segment, socket.max_segments());
-        let sent = if run == 1 {
-            socket.try_send(peer, first, segment.max(1))
-        } else {
-            let mut contents = worker.udp_run.borrow_mut();
-            contents.clear();
-            batch.iter().take(run).for_each(|datagram| contents.extend_from_slice(datagram));
-            socket.try_send(peer, &contents, segment)
-        };
-        match sent {
-            Ok(()) => {
-                told = false;
-                drop(batch.drain(..run));
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready!(socket.poll_send_ready(cx))?,
-            // An ICMP message about an earlier datagram, which is lost: this one was not sent yet.
-            Err(error) if is_icmp(&error) && !std::mem::replace(&mut told, true) => {
-                worker.shared.metrics.dropped("icmp", 1);
-            }
-            // As a router would: what cannot be sent is lost, the flow goes on.
-            Err(error) => {
-                tracing::debug!(%peer, %error, "a datagram could not be sent");
-                worker.shared.metrics.dropped(if is_icmp(&error) { "icmp" } else { "send-failed" }, run as u64);
-                drop(batch.drain(..run));
-            }
-        }
-    }
-    Poll::Ready(Ok(()))
-}
-
-fn run_length(batch: &VecDeque<Bytes>, segment: usize, most: usize) -> usize {
-    if segment == 0 {
-        return 1;
-    }
-    let most = most.min(MAX_PAYLOAD / segment).max(1);
-    let equal = batch.iter().take(most).take_while(|datagram| datagram.len() == segment).count();
-    match batch.get(equal) {
-        Some(last) if equal < most && !last.is_empty() && last.len() < segment => equal + 1,
-        _ => equal,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn batch(lengths: &[usize]) -> VecDeque<Bytes> {
-        lengths.iter().map(|length| Bytes::from(vec![0; *length])).collect()
-    }
-
-    #[test]
-    fn runs_are_of_equal_length_but_for_the_last() {
-        assert_eq!(run_length(&batch(&[1200, 1200, 700, 1200]), 1200, 64), 3);
-        assert_eq!(run_length(&batch(&[1200, 1300]), 1200, 64), 1);
-        assert_eq!(run_length(&batch(&[1200; 100]), 1200, 64), 54);
-        assert_eq!(run_length(&batch(&[10; 100]), 10, 64), 64);
-        assert_eq!(run_length(&batch(&[0, 0]), 0, 64), 1);
-        assert_eq!(run_length(&batch(&[5, 0]), 5, 64), 1);
-    }
 }

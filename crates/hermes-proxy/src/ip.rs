@@ -7,8 +7,12 @@
 mod device;
 mod end;
 mod judge;
+mod link;
 mod mailbox;
 mod table;
 
 pub(crate) use self::device::{Device, Devices, Owner};
 pub(crate) use self::end::End;
+pub(crate) use self::judge::{Rules, Verdict, Way};
+pub(crate) use self::link::{Link, poll_send_into};
+pub(crate) use self::table::Table;

@@ -6,6 +6,7 @@
 //! Never: reads documents, or runs as root for anything but ports that ask for it.
 
 pub mod admin;
+pub mod assist;
 mod body;
 mod copy;
 mod datagram;

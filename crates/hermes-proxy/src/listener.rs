@@ -10,6 +10,7 @@ pub(crate) mod h1;
 pub(crate) mod h2;
 pub(crate) mod h3;
 pub(crate) mod http;
+mod ip;
 pub(crate) mod quic;
 mod socks5;
 pub(crate) mod tcp;
@@ -82,7 +83,7 @@ impl Transport {
             ListenerProtocol::Http if listener.http3 => &[Transport::Tcp, Transport::Quic],
             ListenerProtocol::Http | ListenerProtocol::Tcp { .. } | ListenerProtocol::Socks5 => &[Transport::Tcp],
             ListenerProtocol::Dns(_) => &[Transport::Tcp, Transport::Dns],
-            ListenerProtocol::Udp { .. } => &[Transport::Udp],
+            ListenerProtocol::Udp { .. } | ListenerProtocol::Ip(_) => &[Transport::Udp],
             ListenerProtocol::Tun(_) => &[],
         }
     }
@@ -313,7 +314,7 @@ async fn serve_connection(
             Box::pin(dns::stream::serve(worker, connection, ready)).await;
         }
         // These have no connections.
-        ListenerProtocol::Udp { .. } | ListenerProtocol::Tun(_) => {}
+        ListenerProtocol::Udp { .. } | ListenerProtocol::Tun(_) | ListenerProtocol::Ip(_) => {}
     }
 }
 

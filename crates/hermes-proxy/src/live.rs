@@ -463,6 +463,13 @@ impl Live {
         }
     }
 
+    /// Ends the sessions of a listener that asks for them in another way now.
+    pub(crate) fn end_sessions_of(&self, listener: &str) {
+        for (_, entry) in self.sessions.borrow().iter().filter(|(_, entry)| &*entry.facts.listener == listener) {
+            entry.end.set(Error::Reconfigured("its listener is another one now".to_owned()));
+        }
+    }
+
     /// Ends every session: the node stops.
     pub(crate) fn end_all(&self) {
         for (_, entry) in self.sessions.borrow().iter() {

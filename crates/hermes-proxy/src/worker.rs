@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use hermes_model::decide::{Decision, decide};
 use hermes_model::facts::{Facts, Kind, Trust};
-use hermes_model::snapshot::{AccessLog, Action, Listener, OnChange, Route};
+use hermes_model::snapshot::{AccessLog, Action, Listener, ListenerProtocol, OnChange, Route};
 use hermes_model::trust::{HERMES_USER, Identity, identify, listener_user};
 use hermes_net::quic::{self, Endpoint, Tasks};
 use hermes_net::resolve::Resolver;
@@ -69,6 +69,8 @@ pub(crate) struct Shared {
     pub(crate) handshakes: Seldom,
     /// Questions that nobody could be asked.
     pub(crate) unanswered: Seldom,
+    /// Packets of those who are no peers.
+    pub(crate) strangers: Seldom,
     /// Who knows how many lines of the log were lost.
     pub(crate) lost_lines: OnceLock<Box<dyn Fn() -> usize + Send + Sync>>,
 }
@@ -88,6 +90,7 @@ impl Shared {
             own_addresses: ArcSwap::from_pointee(hermes_net::own::addresses()),
             handshakes: Seldom::default(),
             unanswered: Seldom::default(),
+            strangers: Seldom::default(),
             lost_lines: OnceLock::new(),
         }
     }
@@ -523,6 +526,13 @@ async fn apply(
         };
         if previous.listener(&listener.name).is_some_and(differs) {
             worker.live.drain_listener(worker, &listener.name);
+        }
+        // A peer's session is the listener's own, and would be asked for in another way now.
+        let is_other =
+            |old: &Arc<Listener>| old.protocol != listener.protocol || old.set_headers != listener.set_headers;
+        let carries = |old: &Arc<Listener>| matches!(old.protocol, ListenerProtocol::Ip(_));
+        if previous.listener(&listener.name).is_some_and(|old| carries(old) && is_other(old)) {
+            worker.live.end_sessions_of(&listener.name);
         }
     }
     // New ones first: a listener that moves serves at both places for a moment, never at none.

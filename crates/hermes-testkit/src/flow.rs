@@ -221,7 +221,8 @@ pub fn put_varint(out: &mut BytesMut, value: u64) {
     out.extend_from_slice(&bytes[from..]);
 }
 
-pub(crate) fn varint(bytes: &[u8]) -> Option<(u64, usize)> {
+/// The number at the beginning, and its length (RFC 9000, section 16); `None` where it is not whole.
+pub fn varint(bytes: &[u8]) -> Option<(u64, usize)> {
     let first = *bytes.first()?;
     let length = 1 << (first >> 6);
     let rest = bytes.get(1..length)?;

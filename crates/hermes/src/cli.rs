@@ -8,6 +8,7 @@ mod demo;
 mod doctor;
 mod explain;
 mod proxy;
+mod tun;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -26,6 +27,7 @@ pub(crate) struct Hermes {
 #[derive(Debug, Subcommand)]
 enum Verb {
     Proxy(proxy::Proxy),
+    Tun(tun::Tun),
     Check(check::Check),
     Explain(explain::Explain),
     Demo(demo::Demo),
@@ -38,6 +40,7 @@ impl Hermes {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         match self.verb {
             Verb::Proxy(verb) => verb.run(),
+            Verb::Tun(verb) => verb.run(),
             Verb::Check(verb) => verb.run(),
             Verb::Explain(verb) => verb.run(),
             Verb::Demo(verb) => verb.run(),

@@ -11,6 +11,8 @@ mod document;
 mod handover;
 mod log;
 mod run;
+mod signals;
+mod tun;
 mod watch;
 
 use std::process::ExitCode;

@@ -13,13 +13,13 @@ use anyhow::Context;
 use hermes_model::Snapshot;
 use hermes_net::handover::Handed;
 use hermes_proxy::{Bound, Node, admin};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::document;
 use crate::handover::{self, HandedOver, Successor, Successors};
 use crate::log::Log;
+use crate::signals::Signals;
 use crate::watch::Watch;
 
 /// After a takeover the old process stays for its live sessions, but not for ever.
@@ -333,30 +333,5 @@ impl Admin {
         self.stopped = true;
         self.task.shutdown().await;
         self.socket = None;
-    }
-}
-
-struct Signals {
-    hangup: tokio::signal::unix::Signal,
-    terminate: tokio::signal::unix::Signal,
-    interrupt: tokio::signal::unix::Signal,
-}
-
-impl Signals {
-    fn new() -> anyhow::Result<Self> {
-        let listen = |kind| signal(kind).context("signals cannot be received");
-        Ok(Self {
-            hangup: listen(SignalKind::hangup())?,
-            terminate: listen(SignalKind::terminate())?,
-            interrupt: listen(SignalKind::interrupt())?,
-        })
-    }
-
-    async fn next(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.hangup.recv() => "SIGHUP",
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.interrupt.recv() => "SIGINT",
-        }
     }
 }

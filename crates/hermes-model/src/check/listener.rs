@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use super::{Context, Report, dns, header};
+use super::{Context, Report, carried, dns, header};
 use crate::authority::Authority;
 use crate::document::listener as section;
 use crate::document::scalar::{Many, Prefix};
@@ -62,7 +62,7 @@ pub(super) fn build(
     })
 }
 
-fn prefixes(section: &Many<Prefix>) -> Vec<IpNet> {
+pub(super) fn prefixes(section: &Many<Prefix>) -> Vec<IpNet> {
     section.iter().map(|prefix| prefix.0).collect()
 }
 
@@ -89,6 +89,9 @@ fn fitting_keys(section: &section::Listener, at: &str, report: &mut Report) {
     only("names", !section.names.is_empty(), dns, "dns listeners");
     only("addresses", !section.addresses.is_empty(), dns, "dns listeners");
     only("forward", !section.forward.is_empty(), dns, "dns listeners");
+    let ip = section.protocol == Protocol::Ip;
+    only("network", section.network.is_some(), ip, "ip listeners");
+    only("peers", !section.peers.is_empty(), ip, "ip listeners");
     only("set-headers", !section.set_headers.is_empty(), !dns, "listeners whose clients begin sessions");
     let stream = matches!(section.protocol, Protocol::Http | Protocol::Tcp | Protocol::Socks5);
     only("tls", section.tls.is_some(), stream, "http, tcp and socks5 listeners");
@@ -118,6 +121,7 @@ fn protocol(section: &section::Listener, at: &str, report: &mut Report) -> Optio
         Protocol::Tun => return tun(section, at, report).map(ListenerProtocol::Tun),
         Protocol::Socks5 => return Some(ListenerProtocol::Socks5),
         Protocol::Dns => return dns::build(section, at, report).map(ListenerProtocol::Dns),
+        Protocol::Ip => return carried::build(section, at, report).map(ListenerProtocol::Ip),
         Protocol::Tcp | Protocol::Udp => {}
     }
     let at = format!("{at}.authority");

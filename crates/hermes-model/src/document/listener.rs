@@ -68,6 +68,24 @@ pub struct Listener {
     /// For `tun`: the prefixes whose packets it takes, each a session.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub capture: Many<Capture>,
+    /// For `ip`: where packets go that come to its port.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<Prefix>,
+    /// For `ip`: who sends packets.
+    #[serde(default, skip_serializing_if = "Many::is_empty")]
+    pub peers: Many<Peer>,
+}
+
+/// Who may send IP packets to an `ip` listener.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Peer {
+    /// Where its datagrams come from. Default: this machine.
+    #[serde(default, skip_serializing_if = "Many::is_empty")]
+    pub from: Many<Prefix>,
+    /// Where the packets in them come from.
+    #[serde(default, skip_serializing_if = "Many::is_empty")]
+    pub address: Many<Prefix>,
 }
 
 /// A prefix that a `tun` listener takes: a text, or with headers of its own.

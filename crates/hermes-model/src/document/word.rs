@@ -126,6 +126,8 @@ pub enum Protocol {
     Socks5,
     /// Questions of programs that only know DNS.
     Dns,
+    /// IP packets in UDP datagrams.
+    Ip,
 }
 words!(
     Protocol,
@@ -137,6 +139,7 @@ words!(
         "tun" = Protocol::Tun,
         "socks5" = Protocol::Socks5,
         "dns" = Protocol::Dns,
+        "ip" = Protocol::Ip,
     ],
     later ["transparent", "ndn", "h3"]
 );

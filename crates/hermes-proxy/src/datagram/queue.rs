@@ -5,15 +5,18 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
 use hermes_net::udp::UdpSocket;
 
 use super::inbox::Inbox;
+use super::outgoing::poll_send_for;
 use crate::signal::Signal;
+use crate::worker::Worker;
 
 /// One flow of a listener: what its client sent waits here.
 pub(crate) struct Flow {
@@ -35,8 +38,28 @@ impl Flow {
         Self { queue, peer, header, out: VecDeque::new() }
     }
 
+    /// Sends the batch to the client. Ready when it is empty.
+    pub(crate) fn poll_send(
+        &mut self,
+        cx: &mut Context<'_>,
+        worker: &Worker,
+        batch: &mut VecDeque<Bytes>,
+    ) -> Poll<io::Result<()>> {
+        let (socket, peer) = (self.queue.socket.borrow().clone(), self.peer);
+        ready!(poll_send_for(worker, &socket, peer, cx, &mut self.out))?;
+        poll_send_for(worker, &socket, peer, cx, self.dress(batch))
+    }
+
+    /// Sends one datagram now, or not at all.
+    pub(crate) fn try_send(&self, datagram: &[u8]) {
+        let socket = self.queue.socket.borrow();
+        if let Err(error) = socket.try_send(self.peer, datagram, datagram.len().max(1)) {
+            tracing::debug!(peer = %self.peer, %error, "a datagram could not be sent");
+        }
+    }
+
     /// Takes the batch as it has to be sent. What was taken before is sent first.
-    pub(super) fn dress<'a>(&'a mut self, batch: &'a mut VecDeque<Bytes>) -> &'a mut VecDeque<Bytes> {
+    fn dress<'a>(&'a mut self, batch: &'a mut VecDeque<Bytes>) -> &'a mut VecDeque<Bytes> {
         if self.header.is_empty() {
             return batch;
         }
@@ -58,6 +81,8 @@ pub(crate) struct FlowQueue {
     ended: Signal<()>,
     finished: Cell<bool>,
     in_order: Cell<bool>,
+    /// When its client sent last, in milliseconds of the node's clock.
+    heard_at: Cell<u64>,
 }
 
 impl FlowQueue {
@@ -68,6 +93,7 @@ impl FlowQueue {
             ended: Signal::default(),
             finished: Cell::new(false),
             in_order: Cell::new(false),
+            heard_at: Cell::new(0),
         }
     }
 
@@ -76,6 +102,16 @@ impl FlowQueue {
         *self.socket.borrow_mut() = own;
         // Who waited to send waited for the other one.
         self.inbox.wake();
+    }
+
+    /// Its client sent something.
+    pub(crate) fn heard(&self, now: u64) {
+        self.heard_at.set(now);
+    }
+
+    /// When its client sent last.
+    pub(crate) fn heard_at(&self) -> u64 {
+        self.heard_at.get()
     }
 
     /// Its client sends no more: what waits is the last of it.
@@ -109,7 +145,7 @@ impl FlowQueue {
     }
 
     /// Takes what waits. False where that was all.
-    pub(super) fn poll_take(&self, cx: &Context<'_>, batch: &mut VecDeque<Bytes>) -> Poll<bool> {
+    pub(crate) fn poll_take(&self, cx: &Context<'_>, batch: &mut VecDeque<Bytes>) -> Poll<bool> {
         match self.inbox.poll_take(cx, batch) {
             Poll::Pending if self.finished.get() => Poll::Ready(false),
             taken => taken.map(|()| true),

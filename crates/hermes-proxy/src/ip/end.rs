@@ -1,6 +1,6 @@
-//! The end of a CONNECT-IP tunnel at a device.
+//! The end of a CONNECT-IP tunnel at a device, or at a peer that brings its packets in datagrams.
 //!
-//! In: packets of the device for this session, packets and capsules of its tunnel. Out: those that may pass;
+//! In: packets of the link for this session, packets and capsules of its tunnel. Out: those that may pass;
 //! requests for addresses, or their assignment, and the routes. What may not pass is counted by its reason.
 //! Its claims on addresses end with it.
 
@@ -8,7 +8,6 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::IpAddr;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
@@ -20,7 +19,7 @@ use ipnet::IpNet;
 
 use super::device::{LocalDevice, Owner};
 use super::judge::{Rules, Verdict, Way};
-use super::mailbox::Mailbox;
+use super::link::Link;
 use crate::datagram::{Batch, Other};
 use crate::worker::Worker;
 
@@ -31,8 +30,8 @@ const MOST_ANSWERS: usize = 64;
 
 /// What this end does about addresses.
 enum Side {
-    /// It asks for those of its device, to send to this prefix.
-    Asks { network: IpNet },
+    /// It asks for those that its link has, to send to this prefix.
+    Asks { network: IpNet, wanted: Vec<Address>, answered: bool },
     /// It gives them, as a route's document says.
     Gives { gateway: Gateway, owner: Owner, scope: Option<IpNet> },
 }
@@ -52,15 +51,14 @@ struct Claimed {
 
 /// One end of a tunnel.
 pub(crate) struct End {
-    local: Rc<LocalDevice>,
-    mailbox: Arc<Mailbox>,
+    link: Link,
     side: Side,
     rules: Rules,
     claims: Vec<Claimed>,
     /// What the peer was assigned, by what it asked.
     assigned: Vec<Address>,
-    /// Packets for the address that was asked for go to another one.
-    inner: Option<Inner>,
+    /// Packets for an address that the tunnel's side knows go to another one on the link's.
+    inner: Vec<Inner>,
     /// The longest packet that the tunnel takes.
     mtu: usize,
     /// For the tunnel, before anything else.
@@ -75,22 +73,22 @@ impl End {
     /// # Errors
     /// Another session takes them.
     pub(crate) fn asking(
-        local: &Rc<LocalDevice>,
+        link: Link,
         owner: &Owner,
         network: IpNet,
-        addresses: &[IpAddr],
+        addresses: impl Iterator<Item = IpNet>,
         protocol: Option<u8>,
     ) -> Result<Self, String> {
         let rules = Rules { here: Vec::new(), there: vec![Route::to(prefix_of(network))], protocol };
-        let mut this = Self::new(local, Side::Asks { network }, rules);
-        if !this.claim(network, owner) {
-            return Err(format!("another session takes packets for {network}"));
-        }
-        let wanted = addresses.iter().filter(|address| address.is_ipv4() == network.addr().is_ipv4());
+        let wanted = addresses.filter(|address| address.addr().is_ipv4() == network.addr().is_ipv4());
         let wanted: Vec<Address> =
-            (1..).zip(wanted).map(|(request, address)| Address { request, prefix: Prefix::of(*address) }).collect();
+            (1..).zip(wanted).map(|(request, address)| Address { request, prefix: prefix_of(address) }).collect();
         let mut payload = BytesMut::new();
         connect_ip::put_addresses(&wanted, &mut payload);
+        let mut this = Self::new(link, Side::Asks { network, wanted, answered: false }, rules);
+        if matches!(this.link, Link::Device { .. }) && !this.claim(network, owner) {
+            return Err(format!("another session takes packets for {network}"));
+        }
         this.say(connect_ip::ADDRESS_REQUEST, payload);
         Ok(this)
     }
@@ -117,21 +115,20 @@ impl End {
             here.iter().map(|route| Route { protocol: protocol.unwrap_or_default(), ..*route }).collect();
         connect_ip::put_routes(&told, &mut payload);
         let rules = Rules { here, there: Vec::new(), protocol };
-        let mut this = Self::new(local, Side::Gives { gateway: gateway.clone(), owner, scope }, rules);
-        this.inner = inner;
+        let mut this = Self::new(Link::device(local), Side::Gives { gateway: gateway.clone(), owner, scope }, rules);
+        this.inner.extend(inner);
         this.say(connect_ip::ROUTE_ADVERTISEMENT, payload);
         Ok(this)
     }
 
-    fn new(local: &Rc<LocalDevice>, side: Side, rules: Rules) -> Self {
+    fn new(link: Link, side: Side, rules: Rules) -> Self {
         Self {
-            local: local.clone(),
-            mailbox: Arc::default(),
+            link,
             side,
             rules,
             claims: Vec::new(),
             assigned: Vec::new(),
-            inner: None,
+            inner: Vec::new(),
             mtu: capsule::MAX_PACKET,
             capsules: VecDeque::new(),
             answers: VecDeque::new(),
@@ -151,9 +148,20 @@ impl End {
             Side::Gives { scope, .. } => scope,
             Side::Asks { .. } => None,
         };
-        let Some(number) = self.local.device.claim(prefix, owner, &self.mailbox, scope) else { return false };
+        let Link::Device { local, mailbox } = &self.link else { return false };
+        let Some(number) = local.device.claim(prefix, owner, mailbox, scope) else { return false };
         self.claims.push(Claimed { prefix, number });
         true
+    }
+
+    /// The longest packet that the link takes well.
+    pub(crate) fn capacity(&self) -> usize {
+        self.link.capacity()
+    }
+
+    /// The session has ended in order.
+    pub(crate) fn close(&self) {
+        self.link.close();
     }
 
     /// The tunnel takes packets of this length now; the device's routes to it say so.
@@ -167,7 +175,8 @@ impl End {
     fn lead(&self, prefix: IpNet) {
         let least = if prefix.addr().is_ipv6() { ip::MIN_MTU_V6 } else { ip::MIN_MTU_V4 };
         let route = tun::Route { mtu: u32::try_from(self.mtu.max(least)).ok(), ..tun::Route::default() };
-        let net = self.local.device.net();
+        let Link::Device { local, .. } = &self.link else { return };
+        let net = local.device.net();
         let led = match self.side {
             Side::Asks { .. } => net.capture(prefix, route),
             Side::Gives { .. } => net.set_route(prefix, route),
@@ -177,12 +186,18 @@ impl End {
         }
     }
 
-    /// Packets and capsules for the tunnel.
-    pub(crate) fn poll_receive(&mut self, cx: &Context<'_>, worker: &Worker, batch: &mut Batch) -> Poll<()> {
+    /// Packets and capsules for the tunnel. False where none will come any more.
+    pub(crate) fn poll_receive(&mut self, cx: &Context<'_>, worker: &Worker, batch: &mut Batch) -> Poll<bool> {
         batch.capsules.append(&mut self.capsules);
         batch.datagrams.append(&mut self.answers);
+        // Before the far end has said which addresses it gives there are none to send from: packets wait where they
+        // are. Its word comes by `poll_send`, after which the relay looks here again.
+        if matches!(self.side, Side::Asks { answered: false, .. }) {
+            return if batch.is_empty() { Poll::Pending } else { Poll::Ready(true) };
+        }
         let mut came = std::mem::take(&mut self.came);
-        if self.mailbox.poll_take(cx, &mut came).is_ready() {
+        let taken = self.link.poll_take(cx, &mut came);
+        if taken.is_ready() {
             for packet in came.drain(..) {
                 self.send_out(worker, packet, batch);
             }
@@ -192,16 +207,20 @@ impl End {
             }
         }
         self.came = came;
-        if batch.is_empty() { Poll::Pending } else { Poll::Ready(()) }
+        match taken {
+            Poll::Ready(false) => Poll::Ready(!batch.is_empty()),
+            _ if batch.is_empty() => Poll::Pending,
+            _ => Poll::Ready(true),
+        }
     }
 
     fn send_out(&self, worker: &Worker, packet: Bytes, batch: &mut Batch) {
         let Ok(header) = ip::parse(&packet) else {
             return worker.shared.metrics.dropped("malformed-packet", 1);
         };
-        let (packet, header) = match &self.inner {
-            Some(inner) if header.source == inner.inner => inner.outwards(packet, header),
-            _ => (packet, header),
+        let (packet, header) = match self.inner.iter().find(|inner| header.source == inner.inner) {
+            Some(inner) => inner.outwards(packet, header),
+            None => (packet, header),
         };
         match self.rules.judge(Way::Out, &packet, &header, self.mtu) {
             Verdict::Pass => batch.datagrams.push_back(clamped(packet, &header, self.mtu)),
@@ -211,9 +230,7 @@ impl End {
             Verdict::Drop(reason, trouble) => {
                 worker.shared.metrics.dropped(reason, 1);
                 let answer = trouble.and_then(|trouble| self.answer(worker, &packet, &header, trouble));
-                if let Some(answer) = answer {
-                    let _ = self.local.queue.try_send(&[answer]);
-                }
+                answer.into_iter().for_each(|answer| self.link.answer(answer));
             }
         }
     }
@@ -251,32 +268,14 @@ impl End {
         if !judged {
             let mut kept = std::mem::take(&mut batch.datagrams);
             kept.retain(|packet| self.let_in(worker, packet));
-            if let Some(inner) = self.inner {
+            for inner in &self.inner {
                 kept.iter_mut().for_each(|packet| inner.inwards(packet));
             }
             batch.datagrams = kept;
         }
-        while !batch.datagrams.is_empty() {
-            match self.local.queue.try_send(batch.datagrams.make_contiguous()) {
-                Ok(moved) => {
-                    if moved.refused > 0 {
-                        worker.shared.metrics.dropped("device-refused", moved.refused as u64);
-                    }
-                    drop(batch.datagrams.drain(..moved.taken()));
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    batch.judged = true;
-                    std::task::ready!(self.local.queue.poll_send_ready(cx))?;
-                }
-                Err(error) => {
-                    // As a link that is down would: what cannot be sent is lost.
-                    tracing::debug!(device = %self.local.device.name, %error, "packets could not be sent");
-                    worker.shared.metrics.dropped("device-failed", batch.datagrams.len() as u64);
-                    batch.datagrams.clear();
-                }
-            }
-        }
-        Poll::Ready(Ok(()))
+        let sent = self.link.poll_send(cx, worker, &mut batch.datagrams);
+        batch.judged = sent.is_pending();
+        sent
     }
 
     fn let_in(&mut self, worker: &Worker, packet: &Bytes) -> bool {
@@ -304,24 +303,32 @@ impl End {
             }
             connect_ip::ADDRESS_ASSIGN => {
                 let assigned = connect_ip::parse_address_assign(payload)?;
-                if matches!(self.side, Side::Asks { .. }) {
-                    let is_given = |address: &&Address| !address.prefix.address().is_unspecified();
-                    self.rules.here =
-                        assigned.iter().filter(is_given).map(|address| Route::to(address.prefix)).collect();
-                    if self.rules.here.is_empty() {
-                        tracing::warn!(device = %self.local.device.name, "the far end assigns no address that was asked for");
-                    }
-                }
+                self.take_assigned(&assigned);
             }
             connect_ip::ROUTE_ADVERTISEMENT => {
                 let routes = connect_ip::parse_route_advertisement(payload)?;
-                if let Side::Asks { network } = self.side {
+                if let Side::Asks { network, .. } = self.side {
                     self.rules.there = narrowed(&routes, network);
                 }
             }
             _ => {}
         }
         Ok(())
+    }
+
+    /// What the far end lets packets come from, which need not be what the link's come from.
+    fn take_assigned(&mut self, assigned: &[Address]) {
+        let Side::Asks { wanted, answered, .. } = &mut self.side else { return };
+        *answered = true;
+        let given: Vec<&Address> =
+            assigned.iter().filter(|address| !address.prefix.address().is_unspecified()).collect();
+        self.inner = given.iter().filter_map(|given| Inner::instead(given, wanted)).collect();
+        let within = given.iter().flat_map(|given| wanted.iter().filter_map(|own| narrower(own.prefix, given.prefix)));
+        let others = self.inner.iter().map(|inner| Prefix::of(inner.asked));
+        self.rules.here = within.chain(others).map(Route::to).collect();
+        if self.rules.here.is_empty() {
+            tracing::warn!(link = self.link.name(), "the far end assigns no address that was asked for");
+        }
     }
 
     /// Answers a request for addresses; those of before stay.
@@ -362,11 +369,12 @@ impl End {
 
     /// An address that nobody holds.
     fn free(&self, gateway: &Gateway, like: IpNet) -> Option<IpNet> {
+        let Link::Device { local, .. } = &self.link else { return None };
         let pools = gateway.assign.iter().filter(|pool| pool.addr().is_ipv4() == like.addr().is_ipv4());
         pools
             .flat_map(|pool| pool.hosts().take(MOST_LOOKED_AT))
             .map(IpNet::from)
-            .find(|net| !gateway.addresses.contains(&net.addr()) && self.local.device.is_free(*net))
+            .find(|net| !gateway.addresses.contains(&net.addr()) && local.device.is_free(*net))
     }
 }
 
@@ -384,11 +392,20 @@ impl Inner {
         }
     }
 
+    /// What was given in the place of what was wanted; `None`: it is the same, or not for one machine.
+    fn instead(given: &Address, wanted: &[Address]) -> Option<Self> {
+        let wanted = wanted.iter().find(|wanted| wanted.request == given.request)?;
+        let (asked, inner) = (one_address(given.prefix)?, one_address(wanted.prefix)?);
+        (asked != inner && asked.is_ipv4() == inner.is_ipv4()).then_some(Self { asked, inner })
+    }
+
     fn inwards(self, packet: &mut Bytes) {
+        let Ok(header) = ip::parse(packet) else { return };
+        if header.destination != self.asked {
+            return;
+        }
         let mut changed = packet.to_vec();
-        if let Ok(header) = ip::parse(packet)
-            && ip::readdress(&mut changed, &header, ip::Side::Destination, self.inner)
-        {
+        if ip::readdress(&mut changed, &header, ip::Side::Destination, self.inner) {
             *packet = changed.into();
         }
     }
@@ -404,11 +421,12 @@ impl Inner {
 
 impl Drop for End {
     fn drop(&mut self) {
+        let Link::Device { local, .. } = &self.link else { return };
         for claim in self.claims.drain(..) {
-            let is_over = self.local.device.release(claim.prefix, claim.number);
+            let is_over = local.device.release(claim.prefix, claim.number);
             // What a listener captures stays in the device, tunnel or not: it must not go another way.
             if is_over && matches!(self.side, Side::Gives { .. }) {
-                let _ = self.local.device.net().remove_route(claim.prefix);
+                let _ = local.device.net().remove_route(claim.prefix);
             }
         }
     }
@@ -441,6 +459,18 @@ fn nothing(wanted: Prefix) -> Prefix {
 /// As the wire has it. An `IpNet` that is truncated is always a prefix.
 fn prefix_of(net: IpNet) -> Prefix {
     Prefix::new(net.trunc().addr(), net.prefix_len()).unwrap_or_else(|_| Prefix::of(net.addr()))
+}
+
+/// The address of a prefix that has one.
+fn one_address(prefix: Prefix) -> Option<IpAddr> {
+    let whole = if prefix.address().is_ipv4() { 32 } else { 128 };
+    (prefix.length() == whole).then_some(prefix.address())
+}
+
+/// Of two prefixes the one that lies within the other.
+fn narrower(one: Prefix, other: Prefix) -> Option<Prefix> {
+    let (one, other) = if one.length() >= other.length() { (one, other) } else { (other, one) };
+    other.contains(one.address()).then_some(one)
 }
 
 /// Of the routes what lies within the network.

@@ -10,7 +10,7 @@ use hermes_wire::ip::{self, Header, Trouble};
 
 /// What becomes of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(crate) enum Verdict {
     Pass,
     /// It is too long, and may be cut into packets of this length.
     Cut(usize),
@@ -20,18 +20,18 @@ pub(super) enum Verdict {
 
 /// Where packets of a session may come from and go to.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Rules {
+pub(crate) struct Rules {
     /// Addresses on the device's side.
-    pub(super) here: Vec<Route>,
+    pub(crate) here: Vec<Route>,
     /// Addresses on the tunnel's side.
-    pub(super) there: Vec<Route>,
+    pub(crate) there: Vec<Route>,
     /// The only protocol that is carried, ICMP aside.
-    pub(super) protocol: Option<u8>,
+    pub(crate) protocol: Option<u8>,
 }
 
 /// Which way a packet goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(crate) enum Way {
     /// From the device into the tunnel.
     Out,
     /// From the tunnel to the device.
@@ -40,7 +40,7 @@ pub(super) enum Way {
 
 impl Rules {
     /// Judges a packet; `mtu` is the length of the longest that goes further.
-    pub(super) fn judge(&self, way: Way, packet: &[u8], header: &Header, mtu: usize) -> Verdict {
+    pub(crate) fn judge(&self, way: Way, packet: &[u8], header: &Header, mtu: usize) -> Verdict {
         let (from, to) = match way {
             Way::Out => (&self.here, &self.there),
             Way::In => (&self.there, &self.here),

@@ -9,7 +9,7 @@ use ipnet::IpNet;
 
 /// By prefix.
 #[derive(Debug)]
-pub(super) struct Table<T> {
+pub(crate) struct Table<T> {
     entries: HashMap<IpNet, T>,
     /// How many entries there are of each length, the longest first, of IPv4 and of IPv6.
     lengths: [Vec<(u8, usize)>; 2],
@@ -22,16 +22,16 @@ impl<T> Default for Table<T> {
 }
 
 impl<T> Table<T> {
-    pub(super) fn get(&self, prefix: IpNet) -> Option<&T> {
+    pub(crate) fn get(&self, prefix: IpNet) -> Option<&T> {
         self.entries.get(&prefix)
     }
 
-    pub(super) fn get_mut(&mut self, prefix: IpNet) -> Option<&mut T> {
+    pub(crate) fn get_mut(&mut self, prefix: IpNet) -> Option<&mut T> {
         self.entries.get_mut(&prefix)
     }
 
     /// Puts something behind a prefix. Returns what was there.
-    pub(super) fn insert(&mut self, prefix: IpNet, value: T) -> Option<T> {
+    pub(crate) fn insert(&mut self, prefix: IpNet, value: T) -> Option<T> {
         let before = self.entries.insert(prefix, value);
         if before.is_none() {
             let lengths = &mut self.lengths[family(prefix.addr())];
@@ -46,7 +46,7 @@ impl<T> Table<T> {
         before
     }
 
-    pub(super) fn remove(&mut self, prefix: IpNet) -> Option<T> {
+    pub(crate) fn remove(&mut self, prefix: IpNet) -> Option<T> {
         let value = self.entries.remove(&prefix)?;
         let lengths = &mut self.lengths[family(prefix.addr())];
         if let Some(at) = lengths.iter().position(|(length, _)| *length == prefix.prefix_len()) {
@@ -59,7 +59,7 @@ impl<T> Table<T> {
     }
 
     /// What the longest prefix around this address leads to.
-    pub(super) fn find(&self, address: IpAddr) -> Option<&T> {
+    pub(crate) fn find(&self, address: IpAddr) -> Option<&T> {
         self.lengths[family(address)].iter().find_map(|(length, _)| {
             let prefix = IpNet::new(address, *length).ok()?.trunc();
             self.entries.get(&prefix)

@@ -138,6 +138,7 @@ impl<K: Eq + Hash> FlowTable<K> {
 
 /// Queues a datagram, and notes whom to wake.
 pub(super) fn push(worker: &Worker, queue: &Rc<FlowQueue>, datagram: Bytes, touched: &mut Vec<Rc<FlowQueue>>) {
+    queue.heard(worker.now());
     let dropped = queue.inbox.push(datagram, worker.generation().snapshot.limits.datagram_queue);
     if dropped > 0 {
         worker.shared.metrics.dropped("queue-full", dropped);

@@ -14,7 +14,7 @@ use hermes_model::snapshot::{Capture, Listener, ListenerProtocol, Tun};
 use ipnet::IpNet;
 
 use crate::datagram::Port;
-use crate::ip::{End, Owner};
+use crate::ip::{End, Link, Owner};
 use crate::request::{Origin, from_capture};
 use crate::session::{self, Near, Served};
 use crate::signal::Signal;
@@ -123,7 +123,8 @@ async fn serve(worker: &Rc<Worker>, listener: &Arc<Listener>, network: IpNet, be
     let protocol = request.facts.protocol;
     let Served::Tunnel(tunnel) = session::serve(worker, request).await else { return };
     let owner = Owner::Listener(listener.name.clone());
-    let end = match End::asking(&local, &owner, network, &tun.addresses, protocol) {
+    let addresses = tun.addresses.iter().copied().map(IpNet::from);
+    let end = match End::asking(Link::device(&local), &owner, network, addresses, protocol) {
         Ok(end) => end,
         Err(reason) => return tracing::error!(listener = %listener.name, reason, "a capture is not served"),
     };

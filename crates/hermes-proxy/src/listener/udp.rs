@@ -1,4 +1,5 @@
-//! UDP flows: every source address is one, and becomes CONNECT-UDP to the listener's authority.
+//! UDP flows: every source address is one, and becomes CONNECT-UDP to the listener's authority, or CONNECT-IP where
+//! its datagrams carry IP packets.
 //!
 //! In: datagrams of all sources on one socket. Out: a task a flow, fed through a bounded queue.
 //! A flow ends by silence (the route's `timeout.idle`).
@@ -14,8 +15,8 @@ use hermes_model::snapshot::ListenerProtocol;
 use hermes_net::udp::{self, ReceiveBuffer, UdpSocket};
 
 use super::flows::{FlowTable, Known, Place, push};
-use super::{Ending, open};
-use crate::datagram::{Flow, FlowQueue, Port};
+use super::{Ending, ip, open};
+use crate::datagram::{Flow, FlowQueue, Port, QUIET};
 use crate::request::{Origin, from_flow};
 use crate::session::{self, Near, Served};
 use crate::signal::Signal;
@@ -35,13 +36,15 @@ struct Flows {
     by_source: FlowTable<SocketAddr>,
     /// Sources that are not known yet are turned away: the listener goes.
     closing: bool,
+    /// Its datagrams carry IP packets.
+    carries_ip: bool,
 }
 
 /// Receives for all flows of a listener, until it closes.
 pub(crate) async fn receive_all(worker: Rc<Worker>, socket: UdpSocket, name: Arc<str>, ending: Rc<Signal<Ending>>) {
     let count = worker.generation().listening(&name).map(|state| state.flows.clone()).unwrap_or_default();
     let by_source = FlowTable::new(&worker, count);
-    let mut flows = Flows { worker, socket: Rc::new(socket), name, by_source, closing: false };
+    let mut flows = Flows { worker, socket: Rc::new(socket), name, by_source, closing: false, carries_ip: false };
     let how = std::future::poll_fn(|cx| {
         if let Poll::Ready(how) = ending.poll(cx) {
             return Poll::Ready(how);
@@ -95,6 +98,12 @@ impl Flows {
             self.worker.shared.metrics.dropped("listener-gone", 1);
             return;
         }
+        let generation = self.worker.generation();
+        let Some(listener) = generation.listener(&self.name) else { return };
+        self.carries_ip = matches!(listener.protocol, ListenerProtocol::Ip(_));
+        if !ip::admits(&self.worker, listener, source) {
+            return;
+        }
         let Some((queue, place)) = self.by_source.begin(source, &self.socket, datagram) else { return };
         self.worker.spawn(serve(self.worker.clone(), self.name.clone(), Flow::new(queue, source), place));
     }
@@ -103,6 +112,9 @@ impl Flows {
     /// its source: nothing that is sent to them reaches whoever has the listener now, and nothing
     /// of theirs keeps the listener's address from whoever wants it next.
     fn part(&mut self, how: Ending) {
+        if self.carries_ip {
+            return self.leave_to_others(how);
+        }
         self.closing = how == Ending::Close;
         let Ok(local) = self.socket.local_addr() else { return };
         // What came before a flow had its own socket waits at the listener's. To read that may
@@ -119,6 +131,20 @@ impl Flows {
             }
             // More than a full buffer holds comes only from somebody who never stops.
             let _ = (0..DRAIN_CALLS).find(|_| self.is_drained());
+        }
+    }
+
+    /// A link of IP lives for days, and another process can have one in its place: that takes the packets at once,
+    /// and answers go by the old one until the far end knows of the new one.
+    fn leave_to_others(&self, how: Ending) {
+        for queue in self.by_source.known.values().map(|known| known.queue.clone()) {
+            match how {
+                Ending::Close => queue.finish(),
+                Ending::HandOver => drop(self.worker.spawn(async move {
+                    tokio::time::sleep(QUIET).await;
+                    queue.finish();
+                })),
+            }
         }
     }
 
@@ -176,7 +202,11 @@ async fn serve(worker: Rc<Worker>, name: Arc<str>, flow: Flow, place: Place) {
 
 async fn serve_flow(worker: &Rc<Worker>, name: &Arc<str>, flow: Flow) {
     let Some(listener) = worker.generation().listener(name).cloned() else { return };
-    let ListenerProtocol::Udp { authority } = &listener.protocol else { return };
+    let authority = match &listener.protocol {
+        ListenerProtocol::Udp { authority } => authority,
+        ListenerProtocol::Ip(carried) => return ip::serve(worker, &listener, carried, flow).await,
+        _ => return,
+    };
     let trusted = listener.trust.iter().any(|prefix| prefix.contains(&flow.peer.ip()));
     let trust = if trusted { Trust::Address } else { Trust::Anonymous };
     let origin = Origin { worker, listener: &listener, source: flow.peer, trust: &trust, secure: false };

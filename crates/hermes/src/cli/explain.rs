@@ -11,7 +11,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail, ensure};
 use clap::Parser;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
-use hermes_model::snapshot::{Capture, ClientAuth, Listener, ListenerProtocol};
+use hermes_model::snapshot::{Capture, Carried, ClientAuth, Listener, ListenerProtocol};
 use hermes_model::trust::{HERMES_USER, parse_spiffe, peer};
 use hermes_model::{Authority, Facts, Kind, Snapshot, Trust};
 use http::uri::PathAndQuery;
@@ -111,7 +111,7 @@ impl Explain {
             }
             ListenerProtocol::Tcp { authority } => (Kind::Tcp, self.fixed_authority(listener, Kind::Tcp, authority)?),
             ListenerProtocol::Udp { authority } => (Kind::Udp, self.fixed_authority(listener, Kind::Udp, authority)?),
-            ListenerProtocol::Tun(_) => (Kind::Ip, self.named_authority(Kind::Ip, false)?),
+            ListenerProtocol::Tun(_) | ListenerProtocol::Ip(_) => (Kind::Ip, self.named_authority(Kind::Ip, false)?),
             ListenerProtocol::Dns(_) => {
                 bail!("listener {} answers questions, and no session begins there; name another", listener.name)
             }
@@ -123,7 +123,11 @@ impl Explain {
                 (kind, self.named_authority(kind, false)?)
             }
         };
-        let capture = self.capture(listener)?;
+        let capture = match &listener.protocol {
+            ListenerProtocol::Ip(carried) => Some(self.carried(listener, carried)?),
+            _ => self.capture(listener)?.cloned(),
+        };
+        let capture = capture.as_ref();
         let network = capture.map(|capture| capture.network).or(self.network()?);
         // Whom an ip session is for is its network, where it has one.
         let authority = network.map_or(authority, |network| Authority::of_address(network.addr()));
@@ -164,6 +168,18 @@ impl Explain {
         let chosen = if wanted.is_none() { tun.captures.first() } else { narrowest };
         let taken = || tun.captures.iter().map(|capture| capture.network.to_string()).collect::<Vec<_>>().join(", ");
         chosen.map(Some).with_context(|| format!("listener {} takes none of that; it takes {}", listener.name, taken()))
+    }
+
+    /// What a packet of a peer becomes, where `--source` is one.
+    fn carried(&self, listener: &Listener, carried: &Carried) -> anyhow::Result<Capture> {
+        let name = &listener.name;
+        ensure!(carried.peer(self.source).is_some(), "--source {}: no peer of listener {name} is there", self.source);
+        let network = carried.network;
+        ensure!(
+            self.network()?.is_none_or(|wanted| network.contains(&wanted)),
+            "--network: listener {name} takes packets to {network} alone"
+        );
+        Ok(Capture { network, set_headers: Vec::new() })
     }
 
     /// How far the connection is believed, as the listener sees it.

@@ -5,6 +5,8 @@
 //! what the nodes count. Needs root; says so loudly where it is not.
 #![allow(clippy::unwrap_used)]
 
+mod assist;
+mod carried;
 mod interop;
 mod line;
 mod moves;

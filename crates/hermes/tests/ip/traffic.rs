@@ -66,7 +66,7 @@ fn through(hops: &[Hop]) {
 }
 
 /// Small ones, and the largest that there are.
-async fn pings(line: &Line) {
+pub(crate) async fn pings(line: &Line) {
     for far in FAR {
         for size in ["56", "1400", "65507"] {
             // With -l ping's own socket has room for so many answers.
@@ -78,7 +78,7 @@ async fn pings(line: &Line) {
     }
 }
 
-async fn transfers(line: &Line) {
+pub(crate) async fn transfers(line: &Line) {
     for far in FAR {
         for direction in [&["-n", "4M"][..], &["-n", "4M", "-R"]] {
             let report = iperf(line, far, direction).await;

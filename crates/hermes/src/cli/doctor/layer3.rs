@@ -2,8 +2,10 @@
 //!
 //! In: what a document needs of it. Out: a finding each; what is missing and not needed is a note. Never: a device.
 
+use std::sync::Arc;
+
 use hermes_model::Snapshot;
-use hermes_model::snapshot::{Action, ListenerProtocol};
+use hermes_model::snapshot::{Action, Listener, ListenerProtocol, Peer};
 use hermes_net::tun::TunError;
 use hermes_net::{nat, tun};
 use ipnet::IpNet;
@@ -16,6 +18,7 @@ pub(super) struct Needs {
     devices: bool,
     nat: bool,
     captures: Vec<(String, IpNet)>,
+    carried: Vec<Arc<Listener>>,
 }
 
 impl Needs {
@@ -31,6 +34,7 @@ impl Needs {
             devices: snapshot.devices().next().is_some(),
             nat: snapshot.routes.iter().any(|route| nat(&route.action)),
             captures,
+            carried: snapshot.listeners.iter().filter(|listener| waits_for(listener).is_some()).cloned().collect(),
         }
     }
 
@@ -44,7 +48,25 @@ impl Needs {
             let found = tun::check_reverse_path(device, *network);
             told(report, &what, true, found.map(|()| "answers to the node itself come through".to_owned()));
         }
+        for listener in &self.carried {
+            let Some(programs) = waits_for(listener) else { continue };
+            report.good(&format!("packets of listener {}", listener.name), &programs.join("; "));
+        }
     }
+}
+
+/// How the devices are made whose packets come to a listener; `None`: none do.
+fn waits_for(listener: &Listener) -> Option<Vec<String>> {
+    let ListenerProtocol::Ip(carried) = &listener.protocol else { return None };
+    let bind = listener.bind?;
+    let node = if bind.ip().is_unspecified() { format!("ADDRESS:{}", bind.port()) } else { bind.to_string() };
+    let program = |peer: &Peer| {
+        let listed = |prefixes: &[IpNet]| prefixes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let address = peer.addresses.first().map(|prefix| prefix.addr().to_string()).unwrap_or_default();
+        let network = carried.network;
+        format!("at {} run `hermes tun --address {address} --to {network}={node}`", listed(&peer.from))
+    };
+    Some(carried.peers.iter().map(program).collect())
 }
 
 fn told(report: &mut Report, what: &str, needed: bool, found: Result<String, TunError>) {

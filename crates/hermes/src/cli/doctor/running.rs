@@ -47,7 +47,7 @@ struct Listening {
 impl Listening {
     fn has(&self, kind: PortKind) -> bool {
         match &*self.protocol {
-            "udp" => kind == PortKind::Udp,
+            "udp" | "ip" => kind == PortKind::Udp,
             "dns" => true,
             _ => kind == PortKind::Tcp || self.http3,
         }

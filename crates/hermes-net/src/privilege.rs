@@ -1,0 +1,62 @@
+//! Gives up what a process has no more use for, once its device is made.
+//!
+//! In: the name of a user. Out: a process of that user that may change the network, and nothing else that root may.
+//! Never: while other threads run, whose capabilities would stay what they were.
+
+use std::io;
+
+use nix::unistd::{Uid, User, setgroups, setresgid, setresuid};
+
+/// linux/capability.h.
+const CAP_NET_ADMIN: u32 = 12;
+/// linux/capability.h: two words of 32 capabilities each.
+const VERSION: u32 = 0x2008_0522;
+
+/// linux/capability.h: `__user_cap_header_struct`.
+#[repr(C)]
+struct Header {
+    version: u32,
+    pid: i32,
+}
+
+/// linux/capability.h: `__user_cap_data_struct`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Capabilities {
+    effective: u32,
+    permitted: u32,
+    inheritable: u32,
+}
+
+/// Keeps CAP_NET_ADMIN alone, which takes a device's rules away in the end. Root becomes `user`; others stay who they
+/// are. No program that is started from here gets more.
+///
+/// # Errors
+/// There is no such user, or the kernel refuses.
+pub fn keep_net_admin(user: &str) -> io::Result<()> {
+    if Uid::effective().is_root() {
+        become_user(user)?;
+    }
+    set_capabilities(1 << CAP_NET_ADMIN)?;
+    Ok(nix::sys::prctl::set_no_new_privs()?)
+}
+
+fn become_user(name: &str) -> io::Result<()> {
+    let missing = || io::Error::new(io::ErrorKind::NotFound, format!("there is no user {name}"));
+    let user = User::from_name(name)?.ok_or_else(missing)?;
+    nix::sys::prctl::set_keepcaps(true)?;
+    setgroups(&[])?;
+    setresgid(user.gid, user.gid, user.gid)?;
+    setresuid(user.uid, user.uid, user.uid)?;
+    Ok(())
+}
+
+#[allow(unsafe_code)] // Neither libc nor nix has a call for it.
+fn set_capabilities(lower: u32) -> io::Result<()> {
+    let header = Header { version: VERSION, pid: 0 };
+    let kept = Capabilities { effective: lower, permitted: lower, inheritable: 0 };
+    let data = [kept, Capabilities::default()];
+    // SAFETY: both have the layout that the kernel reads for this version, and live as long as the call.
+    let result = unsafe { libc::syscall(libc::SYS_capset, &raw const header, data.as_ptr()) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}

@@ -1,0 +1,298 @@
+//! A device without a node: its packets go to nodes in UDP datagrams, one in each, and come back so.
+//!
+//! In: the device's name and addresses, and for each prefix the `ip` listener of a node, here or on another machine.
+//! Out: packets both ways, judged as at any device of ours: from its addresses, to the prefix of that listener. What
+//! may not pass is counted by its reason. The device, its routes and rules go with it.
+//! Never: HTTP, or a second way for what a prefix captures: where the node is away, packets are lost.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::future::Future;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hermes_net::tun::{self, IdleQueue, LARGEST_MTU, Queue, TunError};
+use hermes_net::udp::{self, UdpSocket};
+use hermes_wire::connect_ip::{Prefix, Route};
+use hermes_wire::{capsule, ip};
+use ipnet::IpNet;
+
+use crate::datagram::Outgoing;
+use crate::ip::{Rules, Table, Verdict, Way, poll_send_into};
+
+/// So often a node hears that we are here; shorter than NATs forget (RFC 4787, REQ-5) and nodes wait.
+const PRESENCE: Duration = Duration::from_secs(25);
+/// Reads of one turn before other work gets its own.
+const ROUNDS: usize = 16;
+/// Packets for one node that wait for its socket; what is read of the device at once is fewer.
+const MOST_WAITING: usize = 4096;
+/// Errors about packets that are told in a second.
+const ANSWERS: u32 = 200;
+
+/// Where the packets of a prefix go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// The packets' destinations.
+    pub network: IpNet,
+    /// The `ip` listener of a node.
+    pub node: SocketAddr,
+}
+
+/// A device, and where its packets go. Dropped, it is gone.
+pub struct Assist {
+    device: tun::Device,
+    queue: IdleQueue,
+    addresses: Vec<IpAddr>,
+    targets: Vec<Target>,
+}
+
+/// What became of the packets.
+#[derive(Debug, Default)]
+pub struct Carried {
+    /// Packets that went to nodes.
+    pub sent: u64,
+    /// Packets that came from nodes.
+    pub received: u64,
+    /// Packets that were dropped, by the reason: as in the metrics of a node.
+    pub dropped: BTreeMap<&'static str, u64>,
+}
+
+impl Assist {
+    /// Makes the device with its addresses and captures. Takes the privilege to do so.
+    ///
+    /// # Errors
+    /// `TunError`: what is missing, with a remedy.
+    pub fn open(name: &str, addresses: Vec<IpAddr>, targets: Vec<Target>) -> Result<Self, TunError> {
+        let (device, mut queues) = tun::Device::create(name, 1, LARGEST_MTU)?;
+        let Some(queue) = queues.pop() else {
+            return Err(TunError::Name { name: name.to_owned() });
+        };
+        for address in &addresses {
+            device.add_address((*address).into())?;
+        }
+        for target in &targets {
+            let source = addresses.iter().find(|address| address.is_ipv4() == target.network.addr().is_ipv4());
+            let mtu = u32::try_from(payload_to(target.node)).ok();
+            device.capture(target.network, tun::Route { mtu, source: source.copied() })?;
+        }
+        Ok(Self { device, queue, addresses, targets })
+    }
+
+    /// Carries packets until `stop`; then the device is gone.
+    ///
+    /// # Errors
+    /// No socket is to be had, or the device was taken away.
+    pub async fn run(self, stop: impl Future<Output = ()>) -> io::Result<Carried> {
+        let Self { device, queue, addresses, targets } = self;
+        let mut carrier = Carrier::new(queue.start()?, &addresses, &targets)?;
+        let mut presence = tokio::time::interval(PRESENCE);
+        let mut stop = std::pin::pin!(stop);
+        let result = loop {
+            tokio::select! {
+                biased;
+                () = &mut stop => break Ok(()),
+                _ = presence.tick() => carrier.show_presence(),
+                Err(error) = std::future::poll_fn(|cx| carrier.poll(cx)) => break Err(error),
+            }
+        };
+        // Its rules go here, while there is still somebody who may remove them.
+        drop(device);
+        result.map(|()| carrier.ledger.into_inner())
+    }
+}
+
+/// The longest packet that reaches a node in one piece. Where the kernel does not say it cuts what is too long.
+fn payload_to(node: SocketAddr) -> usize {
+    udp::whole_payload(node).unwrap_or(udp::MAX_PAYLOAD).max(ip::MIN_MTU_V6)
+}
+
+/// A node, and what waits for it and from it.
+struct Link {
+    socket: UdpSocket,
+    node: SocketAddr,
+    rules: Rules,
+    capacity: usize,
+    up: VecDeque<Bytes>,
+    /// Judged already.
+    down: VecDeque<Bytes>,
+    /// The node does not answer at all (ICMP), and that was said.
+    is_away: bool,
+}
+
+struct Carrier {
+    queue: Queue,
+    from_device: tun::ReceiveBuffer,
+    from_node: udp::ReceiveBuffer,
+    run: RefCell<Vec<u8>>,
+    links: Vec<Link>,
+    /// Which link a destination has.
+    places: Table<usize>,
+    ledger: RefCell<Carried>,
+    /// Errors that were told since the time that follows.
+    answers: (u32, tokio::time::Instant),
+}
+
+impl Carrier {
+    fn new(queue: Queue, addresses: &[IpAddr], targets: &[Target]) -> io::Result<Self> {
+        let here: Vec<Route> = addresses.iter().map(|address| Route::to(Prefix::of(*address))).collect();
+        let mut places = Table::default();
+        let mut links = Vec::new();
+        for target in targets {
+            let there = Prefix::new(target.network.addr(), target.network.prefix_len()).map_err(io::Error::other)?;
+            let socket = UdpSocket::from_std(udp::connect(target.node)?)?;
+            places.insert(target.network, links.len());
+            links.push(Link {
+                socket,
+                node: target.node,
+                rules: Rules { here: here.clone(), there: vec![Route::to(there)], protocol: None },
+                capacity: payload_to(target.node),
+                up: VecDeque::new(),
+                down: VecDeque::new(),
+                is_away: false,
+            });
+        }
+        Ok(Self {
+            queue,
+            from_device: tun::ReceiveBuffer::default(),
+            from_node: udp::ReceiveBuffer::default(),
+            run: RefCell::default(),
+            links,
+            places,
+            ledger: RefCell::default(),
+            answers: (0, tokio::time::Instant::now()),
+        })
+    }
+
+    /// An empty datagram to each node: it opens its session, and keeps it.
+    fn show_presence(&self) {
+        for link in &self.links {
+            if let Err(error) = link.socket.try_send(link.node, &[], 1) {
+                tracing::debug!(node = %link.node, %error, "a node could not be told of us");
+            }
+        }
+    }
+
+    /// Never ready but with an error, which is the device's.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        for _ in 0..ROUNDS {
+            let up = self.poll_up(cx)?;
+            let down = self.poll_down(cx)?;
+            if up.is_pending() && down.is_pending() {
+                return Poll::Pending;
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// From the device to the nodes. Ready where something moved.
+    fn poll_up(&mut self, cx: &mut Context<'_>) -> io::Result<Poll<()>> {
+        let mut came = Vec::new();
+        let received = self.queue.poll_receive(cx, &mut self.from_device, |packet| came.push(packet));
+        if let Poll::Ready(Err(error)) = received {
+            return Err(error);
+        }
+        came.into_iter().for_each(|packet| self.send_out(packet));
+        for link in &mut self.links {
+            let refused = Cell::new(false);
+            let dropped = |reason, count| {
+                // An ICMP message about an earlier packet: only one of reading and sending hears of it.
+                refused.set(refused.get() || reason == "icmp");
+                note(&self.ledger, reason, count);
+            };
+            let outgoing = Outgoing { run: &self.run, dropped: &dropped };
+            // What cannot be sent is counted; there is nobody to tell.
+            let _ = outgoing.poll_send(&link.socket, link.node, cx, &mut link.up);
+            if refused.get() {
+                link.note_away();
+            }
+        }
+        Ok(received.map(|_| ()))
+    }
+
+    fn send_out(&mut self, packet: Bytes) {
+        let Ok(header) = ip::parse(&packet) else { return note(&self.ledger, "malformed-packet", 1) };
+        let Some(link) = self.places.find(header.destination).and_then(|place| self.links.get_mut(*place)) else {
+            return note(&self.ledger, "no-session", 1);
+        };
+        match link.rules.judge(Way::Out, &packet, &header, link.capacity) {
+            Verdict::Pass if link.up.len() < MOST_WAITING => {
+                self.ledger.borrow_mut().sent += 1;
+                link.up.push_back(packet);
+            }
+            Verdict::Pass => note(&self.ledger, "queue-full", 1),
+            Verdict::Cut(mtu) => {
+                self.ledger.borrow_mut().sent += 1;
+                link.up.extend(ip::fragment(&packet, &header, mtu).into_iter().map(Bytes::from));
+            }
+            Verdict::Drop(reason, trouble) => {
+                note(&self.ledger, reason, 1);
+                let answer = trouble.and_then(|trouble| ip::icmp_error(&packet, &header, trouble, header.destination));
+                if let Some(answer) = answer.filter(|_| self.may_answer()) {
+                    let _ = self.queue.try_send(&[answer.into()]);
+                }
+            }
+        }
+    }
+
+    /// Nobody is answered without end (RFC 1812, 4.3.2.8).
+    fn may_answer(&mut self) -> bool {
+        let (count, since) = &mut self.answers;
+        if since.elapsed() >= Duration::from_secs(1) {
+            (*count, *since) = (0, tokio::time::Instant::now());
+        }
+        *count += 1;
+        *count <= ANSWERS
+    }
+
+    /// From the nodes to the device. Ready where something moved.
+    fn poll_down(&mut self, cx: &mut Context<'_>) -> io::Result<Poll<()>> {
+        let dropped = |reason, count| note(&self.ledger, reason, count);
+        let mut moved = Poll::Pending;
+        for link in &mut self.links {
+            if poll_send_into(&self.queue, cx, &mut link.down, &dropped)?.is_pending() {
+                continue;
+            }
+            let Link { socket, rules, down, .. } = link;
+            let received = socket.poll_receive(cx, &mut self.from_node, |_, packet| match let_in(rules, &packet) {
+                Ok(()) => down.push_back(packet),
+                Err(reason) => dropped(reason, 1),
+            });
+            match received {
+                Poll::Pending => continue,
+                Poll::Ready(Ok(_)) => link.is_away = false,
+                Poll::Ready(Err(_)) => link.note_away(),
+            }
+            self.ledger.borrow_mut().received += link.down.len() as u64;
+            moved = Poll::Ready(());
+            let _ = poll_send_into(&self.queue, cx, &mut link.down, &dropped)?;
+        }
+        Ok(moved)
+    }
+}
+
+impl Link {
+    /// Said once, until the node is heard again.
+    fn note_away(&mut self) {
+        if !std::mem::replace(&mut self.is_away, true) {
+            tracing::warn!(node = %self.node, "the node does not listen there; packets are lost until it does");
+        }
+    }
+}
+
+/// # Errors
+/// Why a packet of a node may not pass.
+fn let_in(rules: &Rules, packet: &[u8]) -> Result<(), &'static str> {
+    let header = ip::parse(packet).map_err(|_| "malformed-packet")?;
+    match rules.judge(Way::In, packet, &header, capsule::MAX_PACKET) {
+        Verdict::Pass | Verdict::Cut(_) => Ok(()),
+        Verdict::Drop(reason, _) => Err(reason),
+    }
+}
+
+fn note(ledger: &RefCell<Carried>, reason: &'static str, count: u64) {
+    *ledger.borrow_mut().dropped.entry(reason).or_default() += count;
+}

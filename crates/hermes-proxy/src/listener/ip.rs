@@ -1,0 +1,76 @@
+//! IP packets that others bring, one in each datagram: those of a peer become CONNECT-IP (RFC 9484) to the listener's
+//! network.
+//!
+//! In: a flow of the listener's socket, from where a peer may be. Out: a session for as long as the peer is heard; an
+//! empty datagram says that it is there. What comes before the far end gave its addresses waits in the flow's queue.
+//! Never: a packet from an address that is not the peer's. Datagrams prove nothing but where they seem to come from.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hermes_model::facts::Trust;
+use hermes_model::snapshot::{Carried, Listener, ListenerProtocol};
+
+use crate::datagram::{Flow, FlowQueue, Port};
+use crate::ip::{End, Link, Owner};
+use crate::request::{Origin, from_capture};
+use crate::session::{self, Near, Served};
+use crate::worker::Worker;
+
+/// A peer that is not heard for so long is gone.
+const SILENCE: Duration = Duration::from_secs(120);
+
+/// Whether a session may begin with what comes from there. Who may not is counted, and said now and then.
+pub(super) fn admits(worker: &Worker, listener: &Listener, source: SocketAddr) -> bool {
+    let ListenerProtocol::Ip(carried) = &listener.protocol else { return true };
+    let admitted = carried.peer(source.ip()).is_some();
+    if !admitted {
+        worker.shared.metrics.dropped("not-a-peer", 1);
+        if let Some(more) = worker.shared.strangers.happened(worker.now()) {
+            let listener = &listener.name;
+            tracing::info!(%listener, %source, more, "packets are dropped: add their source to `peers`, if it is one");
+        }
+    }
+    admitted
+}
+
+/// Serves a peer until it is silent, or its session ends.
+pub(super) async fn serve(worker: &Rc<Worker>, listener: &Arc<Listener>, carried: &Carried, flow: Flow) {
+    let Some(peer) = carried.peer(flow.peer.ip()) else { return };
+    let (source, queue) = (flow.peer, flow.queue.clone());
+    let origin = Origin { worker, listener, source, trust: &Trust::Anonymous, secure: false };
+    let request = match from_capture(&origin, carried.network, &[]) {
+        Ok(request) => request,
+        Err(rejected) => return drop(session::reject(worker, *rejected)),
+    };
+    let protocol = request.facts.protocol;
+    let Served::Tunnel(tunnel) = session::serve(worker, request).await else { return };
+    let owner = Owner::Listener(listener.name.clone());
+    let addresses = peer.addresses.iter().copied();
+    let end = match End::asking(Link::peer(flow), &owner, carried.network, addresses, protocol) {
+        Ok(end) => end,
+        Err(reason) => return tracing::error!(listener = %listener.name, reason, "a peer is not served"),
+    };
+    tracing::info!(listener = %listener.name, %source, network = %carried.network, "a peer brings packets");
+    let relay = session::relay(Near::Datagrams(Port::Device(Box::new(end))), *tunnel);
+    tokio::select! {
+        biased;
+        () = relay => {}
+        () = end_with_silence(worker, &queue) => {}
+    }
+}
+
+/// Tells the relay that nothing will come any more, which then ends in order.
+async fn end_with_silence(worker: &Worker, queue: &FlowQueue) {
+    loop {
+        let silent = Duration::from_millis(worker.now().saturating_sub(queue.heard_at()));
+        match SILENCE.checked_sub(silent) {
+            Some(left) if !left.is_zero() => tokio::time::sleep(left).await,
+            _ => break,
+        }
+    }
+    queue.finish();
+    std::future::pending().await
+}

@@ -1,0 +1,83 @@
+//! `hermes tun`: a device whose packets go to nodes elsewhere.
+
+use std::net::{IpAddr, SocketAddr};
+use std::process::ExitCode;
+
+use anyhow::{Context as _, ensure};
+use clap::Parser;
+use hermes_proxy::assist::Target;
+use ipnet::IpNet;
+
+/// Makes a device and takes the packets to some prefixes for nodes that carry them: each packet goes in one UDP
+/// datagram to the port of an `ip` listener, and answers come back so.
+///
+/// It runs without a node, on this machine or another one than theirs, needs CAP_NET_ADMIN, and gives up all other
+/// privileges. The datagrams are neither encrypted nor authenticated: let them pass over this machine, or a
+/// network that you trust.
+#[derive(Debug, Parser)]
+pub(super) struct Tun {
+    /// The device's name; it is made, and goes with this program.
+    #[arg(long, value_name = "NAME", default_value = "hermes0")]
+    device: String,
+    /// An address of the device, as the listener's `peers` have it; one for each version of IP.
+    #[arg(long, value_name = "ADDRESS", required = true)]
+    address: Vec<IpAddr>,
+    /// A prefix, and the address of the `ip` listener that takes packets to it.
+    #[arg(long, value_name = "PREFIX=ADDRESS:PORT", required = true, value_parser = target)]
+    to: Vec<Target>,
+    /// Who it runs as when it was started as root, once the device is made.
+    #[arg(long, value_name = "NAME", default_value = "nobody")]
+    user: String,
+    /// What is logged on standard error: error, warn, info, debug, or a filter.
+    #[arg(long, env = "HERMES_LOG", default_value = "info", value_name = "FILTER")]
+    log: String,
+}
+
+impl Tun {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        for (index, target) in self.to.iter().enumerate() {
+            let fits = |address: &IpAddr| address.is_ipv4() == target.network.addr().is_ipv4();
+            ensure!(
+                self.address.iter().any(fits),
+                "--to {}: the device has no address of that version of IP; add --address",
+                target.network
+            );
+            let twice = self.to[..index].iter().any(|other| other.network == target.network);
+            ensure!(!twice, "--to {}: it is there twice; keep one", target.network);
+        }
+        crate::tun::run(&self.device, self.address, self.to, &self.user, &self.log)?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn target(text: &str) -> anyhow::Result<Target> {
+    let (network, node) = text.split_once('=').context("write PREFIX=ADDRESS:PORT")?;
+    let network: IpNet = match network.parse::<IpAddr>() {
+        Ok(address) => address.into(),
+        Err(_) => network.parse().with_context(|| format!("{network:?} is no prefix such as 10.10.0.0/16"))?,
+    };
+    ensure!(network.trunc() == network, "{network} has bits beyond its length; write {}", network.trunc());
+    let node: SocketAddr = node.parse().with_context(|| format!("{node:?} is no address and port"))?;
+    ensure!(node.port() != 0 && !node.ip().is_unspecified(), "{node} is nowhere; write where the listener is");
+    Ok(Target { network, node })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_is_a_prefix_and_a_place() {
+        let there =
+            |network: &str, node: &str| Target { network: network.parse().unwrap(), node: node.parse().unwrap() };
+        assert_eq!(target("10.10.0.0/16=192.0.2.1:10000").unwrap(), there("10.10.0.0/16", "192.0.2.1:10000"));
+        assert_eq!(target("::/0=[2001:db8::1]:1").unwrap(), there("::/0", "[2001:db8::1]:1"));
+        assert_eq!(target("10.0.0.1=127.0.0.1:1").unwrap(), there("10.0.0.1/32", "127.0.0.1:1"));
+        for bad in
+            ["10.10.0.0/16", "10.10.0.1/16=127.0.0.1:1", "ten=127.0.0.1:1", "10.0.0.1=127.0.0.1:0", "10.0.0.1=x:1"]
+        {
+            assert!(target(bad).is_err(), "{bad}");
+        }
+    }
+}

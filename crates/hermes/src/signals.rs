@@ -1,0 +1,37 @@
+//! The signals that a process of ours obeys.
+//!
+//! In: SIGHUP, SIGTERM, SIGINT. Out: the name of each, in its turn. Never: what to do about it.
+
+use anyhow::Context as _;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Those that a process of ours obeys.
+pub(crate) struct Signals {
+    hangup: tokio::signal::unix::Signal,
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    /// Obeys them from now on.
+    ///
+    /// # Errors
+    /// The runtime has no signals.
+    pub(crate) fn new() -> anyhow::Result<Self> {
+        let listen = |kind| signal(kind).context("signals cannot be received");
+        Ok(Self {
+            hangup: listen(SignalKind::hangup())?,
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+        })
+    }
+
+    /// The name of the next one.
+    pub(crate) async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.hangup.recv() => "SIGHUP",
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}
