@@ -115,7 +115,11 @@ impl Connection {
         self.hear_settings().await
     }
 
-    async fn hear_settings(&mut self) -> io::Result<()> {
+    /// Waits for the peer's SETTINGS. [`Self::connect`] has done so.
+    ///
+    /// # Errors
+    /// The peer says something else first, or nothing.
+    pub async fn hear_settings(&mut self) -> io::Result<()> {
         loop {
             let accepting = async { self.quic.accept_uni().await.map_err(io::Error::other) };
             let recv = in_time("waiting for the peer's control stream", accepting).await?;

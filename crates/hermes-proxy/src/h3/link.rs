@@ -7,6 +7,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::future::Future;
+use std::io;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -61,6 +62,17 @@ pub(crate) struct Link {
     critical: RefCell<Vec<u64>>,
     /// By the quarter of their stream's number.
     datagrams: RefCell<HashMap<u64, Rc<Inbox>>>,
+}
+
+/// Opens our control stream, with SETTINGS on it. A server does it before it knows who the client is, so that they
+/// come with the handshake's answer: who waits for them to send extended CONNECT loses no round trip.
+pub(crate) async fn greet(connection: &quic::Connection, ours: Settings) -> io::Result<quic::SendStream> {
+    let mut control = connection.open_uni().await?;
+    let mut out = BytesMut::new();
+    varint::encode(stream::CONTROL, &mut out);
+    ours.put(&mut out);
+    control.write_chunk(out.freeze()).await?;
+    Ok(control)
 }
 
 impl Link {
@@ -184,10 +196,11 @@ impl Link {
         }
     }
 
-    /// Moves what is the connection's own, until it is over.
-    pub(crate) async fn drive(&self, worker: &Worker, ours: Settings) {
+    /// Moves what is the connection's own, until it is over. `control` is our control stream, where it was opened
+    /// before (see [`greet`]).
+    pub(crate) async fn drive(&self, worker: &Worker, ours: Settings, control: Option<quic::SendStream>) {
         let mut streams = FuturesUnordered::new();
-        let mut speaking = pin!(self.speak(ours));
+        let mut speaking = pin!(self.speak(ours, control));
         let mut has_spoken = false;
         let mut accepting = pin!(self.connection.accept_uni());
         let mut datagram = pin!(self.connection.read_datagram());
@@ -256,14 +269,14 @@ impl Link {
 
     /// Our control stream: SETTINGS, and at last GOAWAY. QPACK's streams are not opened: nothing is sent
     /// on them without a dynamic table (RFC 9204, 4.2).
-    async fn speak(&self, ours: Settings) -> Result<(), Fault> {
+    async fn speak(&self, ours: Settings, control: Option<quic::SendStream>) -> Result<(), Fault> {
         let lost = |error: &dyn std::fmt::Display| Fault(Code::InternalError, error.to_string());
-        let mut control = self.connection.open_uni().await.map_err(|error| lost(&error))?;
-        let mut out = BytesMut::new();
-        varint::encode(stream::CONTROL, &mut out);
-        ours.put(&mut out);
-        control.write_chunk(out.split().freeze()).await.map_err(|error| lost(&error))?;
+        let mut control = match control {
+            Some(control) => control,
+            None => greet(&self.connection, ours).await.map_err(|error| lost(&error))?,
+        };
         let first_refused = self.farewell.wait().await;
+        let mut out = BytesMut::new();
         h3::put_header(h3::GOAWAY, varint::len(first_refused), &mut out);
         varint::encode(first_refused, &mut out);
         control.write_chunk(out.freeze()).await.map_err(|error| lost(&error))?;

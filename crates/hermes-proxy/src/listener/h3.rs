@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use hermes_model::facts::{Kind, Trust};
+use hermes_model::limits::Limits;
 use hermes_net::quic;
 use hermes_wire::h3::{Code, Settings};
 use http::request::Parts;
@@ -42,6 +43,11 @@ use crate::worker::Worker;
 /// sends no more, what comes is served, and after a while without any the sweep ends the connection.
 const ANY_STREAM: u64 = (1 << 62) - 4;
 
+/// What we say of ourselves.
+pub(super) fn ours(limits: &Limits) -> Settings {
+    Settings { max_field_section: Some(limits.header_bytes as u64), extended_connect: true, datagrams: true }
+}
+
 /// Serves a connection until it ends.
 pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, quic: quic::Connection, client: Client) {
     serve_begun(worker, connection, Begun::whole(quic), client).await;
@@ -49,11 +55,9 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, quic
 
 /// As `serve`, perhaps before the end of its handshake.
 pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>, begun: Begun, client: Client) {
-    let Begun { quic, mut confirming } = begun;
+    let Begun { quic, mut confirming, control } = begun;
     connection.is_shared.set(true);
     let limits = worker.generation().snapshot.limits.clone();
-    let ours =
-        Settings { max_field_section: Some(limits.header_bytes as u64), extended_connect: true, datagrams: true };
     let allowed = calm::Bounds::of(&client, &limits);
     let mut cancels = Cancels::new(&allowed);
     quic.set_send_window(allowed.connection_window.into());
@@ -74,7 +78,7 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
     if let Some(line) = &client.line {
         line.begin(None);
     }
-    let mut driver = pin!(link.drive(worker, ours));
+    let mut driver = pin!(link.drive(worker, ours(&limits), control));
     let mut accepting = pin!(link.connection.accept_bi());
     let mut streams = FuturesUnordered::new();
     let mut has_said_goaway = false;

@@ -17,6 +17,7 @@ use hermes_net::quic::{self, Group, Incoming, Server};
 
 use super::http::Client;
 use super::{Ending, Known, h3, note_failed_handshake, trust_of};
+use crate::h3::link;
 use crate::live::{Connection, ConnectionGuard, Path};
 use crate::metrics::ListenerLabels;
 use crate::reverse::{self, Carrier, arrival};
@@ -158,12 +159,14 @@ pub(super) struct Begun {
     pub(super) quic: quic::Connection,
     /// Ready with true at the end of the handshake, where that is to come; with false where it fails.
     pub(super) confirming: Option<Pin<Box<dyn Future<Output = bool>>>>,
+    /// Our control stream, where it is open already.
+    pub(super) control: Option<quic::SendStream>,
 }
 
 impl Begun {
     /// One whose handshake is over.
     pub(super) fn whole(quic: quic::Connection) -> Self {
-        Self { quic, confirming: None }
+        Self { quic, confirming: None, control: None }
     }
 
     /// The URIs of the client's certificate. A client that was known before showed it then; another one may show
@@ -203,23 +206,33 @@ impl Handshake {
         let incoming = self.incoming.take().ok_or(io::ErrorKind::NotConnected)?;
         let may_be_early = early && incoming.remote_address_validated();
         let mut handshake = incoming.accept_with(self.config.clone()).map_err(io::Error::other)?;
+        handshake.handshake_data().await.map_err(io::Error::other)?;
+        let (quic, confirmed) = match handshake.into_0rtt() {
+            Ok(readable) => readable,
+            Err(whole) => return whole.await.map(Begun::whole).map_err(io::Error::other),
+        };
         if may_be_early {
-            handshake.handshake_data().await.map_err(io::Error::other)?;
-            match handshake.into_0rtt() {
-                Ok((quic, confirmed)) => {
-                    let shaken = quic.clone();
-                    let confirming = async move {
-                        // Of a server quinn does not tell by it how the handshake ended.
-                        confirmed.await;
-                        drop(self);
-                        shaken.close_reason().is_none()
-                    };
-                    return Ok(Begun { quic, confirming: Some(Box::pin(confirming)) });
-                }
-                Err(whole) => handshake = whole,
-            }
+            let shaken = quic.clone();
+            let confirming = async move {
+                // Of a server quinn does not tell by it how the handshake ended.
+                confirmed.await;
+                drop(self);
+                shaken.close_reason().is_none()
+            };
+            return Ok(Begun { quic, confirming: Some(Box::pin(confirming)), control: None });
         }
-        handshake.await.map(Begun::whole).map_err(io::Error::other)
+        let settings = h3::ours(&self.worker.generation().snapshot.limits);
+        let greeting = async {
+            // A neighbour that is called has other things to say first.
+            let is_line = quic::alpn(&quic).as_deref() == Some(reverse::ALPN_H3);
+            if is_line { Ok(None) } else { link::greet(&quic, settings).await.map(Some) }
+        };
+        // Nothing of the client's is read before its handshake is over.
+        let (greeted, _) = tokio::join!(greeting, confirmed);
+        match quic.close_reason() {
+            None => Ok(Begun { control: greeted?, ..Begun::whole(quic) }),
+            Some(reason) => Err(io::Error::other(reason)),
+        }
     }
 }
 

@@ -18,6 +18,10 @@ pub enum Lets {
     Both,
     /// What the client says; the server's answers are lost.
     Up,
+    /// A datagram of the client's, and then what the server says alone.
+    OneUp,
+    /// What the server says.
+    Down,
     /// Nothing.
     Nothing,
 }
@@ -96,15 +100,19 @@ async fn carry(near: UdpSocket, far: UdpSocket, state: Arc<Mutex<State>>) {
                 let lets = {
                     let mut state = locked(&state);
                     state.recorded.push(up[..length].to_vec());
-                    state.lets
+                    let now = state.lets;
+                    if now == Lets::OneUp {
+                        state.lets = Lets::Down;
+                    }
+                    now
                 };
-                if lets != Lets::Nothing {
+                if matches!(lets, Lets::Both | Lets::Up | Lets::OneUp) {
                     let _ = far.send(&up[..length]).await;
                 }
             }
             received = far.recv(&mut down) => {
                 let (Ok(length), Some(client)) = (received, client) else { continue };
-                if locked(&state).lets == Lets::Both {
+                if matches!(locked(&state).lets, Lets::Both | Lets::OneUp | Lets::Down) {
                     let _ = near.send_to(&down[..length], client).await;
                 }
             }

@@ -2,9 +2,14 @@
 //! RFC 9297 has for it, and no other connection.
 
 use bytes::Bytes;
-use hermes_testkit::h3::{
-    Connection,
-    wire::{H3_DATAGRAM, code, frame, get, headers, integer, kind, section, settings},
+use hermes_testkit::{
+    ca::Subject,
+    door::Door,
+    h3::{
+        Connection,
+        relay::{Lets, Relay},
+        wire::{self, H3_DATAGRAM, code, frame, get, headers, integer, kind, section, settings},
+    },
 };
 
 use crate::lab::Fort;
@@ -238,4 +243,20 @@ async fn a_stream_without_a_request_is_incomplete_and_the_others_go_on() {
     send.finish().unwrap();
     assert_eq!(recv.answer().await.unwrap().status, 200);
     fort.serves_on(&connection, "afterwards").await;
+}
+
+/// Who waits for them before a tunnel is asked for waits no round trip longer than for the handshake.
+#[tokio::test]
+async fn settings_come_with_the_handshake_s_answer() {
+    let fort = Fort::of("", "required", "").await;
+    let relay = Relay::before(fort.node.address("door")).await.unwrap();
+    let identity = fort.overlay.authority().issue(&Subject::node("near")).unwrap();
+    let door = Door::tls(relay.address(), fort.overlay.authority().pem(), Some(&identity));
+    // The node does not hear of the end of the handshake.
+    relay.lets(Lets::OneUp);
+    let mut connection = Connection::bare(&door).await.unwrap();
+    connection.hear_settings().await.unwrap();
+    assert_eq!(connection.setting(wire::ENABLE_CONNECT_PROTOCOL), Some(1));
+    relay.lets(Lets::Both);
+    fort.serves_on(&connection, "and then").await;
 }

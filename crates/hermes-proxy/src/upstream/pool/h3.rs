@@ -104,7 +104,7 @@ pub(super) fn settings(worker: &Worker) -> Settings {
 }
 
 pub(super) async fn drive_h3(worker: &Worker, link: &Link, shared: &SharedConnection, ours: Settings) {
-    let mut driver = pin!(link.drive(worker, ours));
+    let mut driver = pin!(link.drive(worker, ours, None));
     std::future::poll_fn(|cx| {
         if shared.poll_done(cx).is_ready() {
             link.close(Code::NoError, "");
