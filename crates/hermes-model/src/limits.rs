@@ -209,6 +209,8 @@ limits! {
     dns_questions / "dns-questions": usize as usize; 1024, 1, 1_000_000;
     /// Names that have an address of a `dns` listener's; the least recently used go first.
     dns_names / "dns-names": usize as usize; 16_384, 1, 1_000_000;
+    /// Sessions for names of one prefix that a `tun` listener captures; the one that is silent for longest goes first.
+    name_sessions / "name-sessions": usize as usize; 1024, 1, 1_000_000;
     /// Bytes of datagrams that wait for a slow reader, in each direction of a flow; the oldest go first.
     datagram_queue / "datagram-queue": usize as Bytes, buffer; Bytes(MIB), Bytes(64 * KIB), Bytes(256 * MIB);
     /// Bytes of a request's body that are kept so that it may be sent again.

@@ -245,7 +245,7 @@ impl Port {
             Port::Tunnel(tunnel) => tunnel.poll_close(cx, worker),
             Port::Socket { .. } => Poll::Ready(()),
             Port::Device(end) => {
-                end.close();
+                end.close(worker);
                 Poll::Ready(())
             }
             // What comes from now on is another flow's.

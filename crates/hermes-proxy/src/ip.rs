@@ -9,10 +9,13 @@ mod end;
 mod judge;
 mod link;
 mod mailbox;
+mod newcomers;
 mod table;
 
 pub(crate) use self::device::{Device, Devices, Owner};
 pub(crate) use self::end::End;
 pub(crate) use self::judge::{Rules, Verdict, Way};
 pub(crate) use self::link::{Link, poll_send_into};
+pub(crate) use self::mailbox::Mailbox;
+pub(crate) use self::newcomers::Newcomers;
 pub(crate) use self::table::Table;

@@ -56,6 +56,8 @@ pub(crate) struct Entry {
     connection: Option<Rc<Connection>>,
     /// It holds a place among the node's tunnels.
     is_tunnel: Cell<bool>,
+    /// How long it may be silent, where its route does not say.
+    idle: Cell<Option<Duration>>,
     key: Cell<usize>,
     started: Instant,
     started_at: SystemTime,
@@ -90,6 +92,16 @@ impl Entry {
         }
     }
 
+    /// It may be silent for so long, if its route does not say.
+    pub(crate) fn set_idle(&self, idle: Duration) {
+        self.idle.set(Some(idle));
+    }
+
+    /// Milliseconds without a byte.
+    pub(crate) fn silence(&self, worker: &Worker) -> u64 {
+        worker.now().saturating_sub(self.touched.get())
+    }
+
     /// Notes why the session failed, for its record. The first reason is the true one.
     pub(crate) fn fail(&self, error: &Error) {
         self.error.borrow_mut().get_or_insert_with(|| error.clone());
@@ -118,7 +130,10 @@ impl Entry {
         let progress = timeouts.map_or(Duration::from_secs(60), |timeouts| timeouts.progress);
         match self.phase() {
             Phase::Opening | Phase::Blocked => progress,
-            Phase::Open => timeouts.unwrap_or_default().idle_of(self.facts.kind),
+            Phase::Open => {
+                let timeouts = timeouts.unwrap_or_default();
+                timeouts.idle.or(self.idle.get()).unwrap_or_else(|| timeouts.idle_of(self.facts.kind))
+            }
         }
     }
 }
@@ -150,6 +165,7 @@ impl Session {
             trace,
             connection,
             is_tunnel: Cell::new(false),
+            idle: Cell::new(None),
             key: Cell::new(0),
             started: Instant::now(),
             started_at: SystemTime::now(),

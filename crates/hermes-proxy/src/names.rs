@@ -17,7 +17,7 @@ use hermes_model::snapshot::Reserved;
 pub(crate) const TTL: u32 = 10;
 /// A name keeps its address for so long after it was used last (milliseconds): an answer's time, and
 /// as much again for whoever asked and has not begun yet.
-const GRACE: u64 = 2 * TTL as u64 * 1000;
+pub(crate) const GRACE: u64 = 2 * TTL as u64 * 1000;
 /// References that the table itself has to a name.
 const OWN: usize = 2;
 /// No more places than this are used of a prefix.

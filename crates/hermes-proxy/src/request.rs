@@ -4,6 +4,8 @@
 //! makes a request of. Out: `Request`, with its facts judged and its fields ready to be decided.
 //! Never: a decision, or a byte of the body.
 
+mod capture;
+
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -12,15 +14,16 @@ use hermes_model::authority::Authority;
 use hermes_model::facts::{Facts, Kind, Trust};
 use hermes_model::snapshot::Listener;
 use hermes_model::trust::settle;
-use hermes_wire::connect_ip::{self, Scope};
+use hermes_wire::connect_ip;
 use hermes_wire::connect_udp;
 use hermes_wire::traceparent::Traceparent;
 use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, HOST, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
 use http::uri::PathAndQuery;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Version};
+use http::{HeaderMap, HeaderValue, Method, Version};
 use ipnet::IpNet;
 
+pub(crate) use self::capture::from_capture;
 use crate::body::{Interim, RequestBody};
 use crate::early::Early;
 use crate::error::Error;
@@ -281,58 +284,6 @@ fn host_value(authority: &Authority, text: &str) -> HeaderValue {
     let spelled = if text.eq_ignore_ascii_case(&canonical) { text } else { &canonical };
     // `Authority::parse` lets only such bytes pass as a field value may have.
     HeaderValue::from_str(spelled).unwrap_or(HeaderValue::from_static("unknown"))
-}
-
-/// Makes a request of a prefix whose packets a device takes. `set_headers` are its own, over those of the
-/// listener.
-///
-/// # Errors
-/// As [`from_flow`].
-pub(crate) fn from_capture<'a>(
-    origin: &Origin<'_>,
-    network: IpNet,
-    set_headers: &[(HeaderName, HeaderValue)],
-) -> Result<Request<'a>, Box<Rejected>> {
-    let scope = Scope { target: connect_ip::Target::Prefix(prefix_of(network)), protocol: None };
-    let mut headers = HeaderMap::new();
-    if let Ok(network) = HeaderValue::try_from(network.to_string()) {
-        headers.insert(headers::NETWORK, network);
-    }
-    headers.extend(set_headers.iter().cloned());
-    let authority = Authority::of_address(network.addr());
-    let facts = Facts {
-        listener: origin.listener.name.clone(),
-        kind: Kind::Ip,
-        source: origin.source,
-        trust: origin.trust.clone(),
-        user: None,
-        method: Method::CONNECT,
-        path: connect_ip::path(&scope).parse().unwrap_or_else(|_| PathAndQuery::from_static("/")),
-        headers,
-        network: Some(network),
-        protocol: None,
-        authority,
-    };
-    let trace = headers::trace(&facts.headers, origin.worker.random());
-    complete(origin, facts, trace).map(|facts| Request {
-        ask: Ask::Upgrade(Arc::from("connect-ip")),
-        version: Version::HTTP_11,
-        scheme: http::uri::Scheme::HTTP,
-        host: host_value(&facts.authority, ""),
-        facts: Rc::new(facts),
-        body: RequestBody::Empty,
-        trace,
-        interim: None,
-        connection: None,
-        early: None,
-    })
-}
-
-/// As the wire has it. What is truncated is a prefix.
-fn prefix_of(network: IpNet) -> connect_ip::Prefix {
-    let network = network.trunc();
-    connect_ip::Prefix::new(network.addr(), network.prefix_len())
-        .unwrap_or_else(|_| connect_ip::Prefix::of(network.addr()))
 }
 
 /// "unknown" is a legal host: this cannot fail.

@@ -17,13 +17,13 @@ use bytes::Bytes;
 use hermes_model::facts::{Facts, Trust};
 use hermes_model::snapshot::Snapshot;
 use hermes_net::tun::{self, IdleQueue, Queue, ReceiveBuffer};
-use hermes_wire::ip;
+use hermes_wire::ip::{self, Trouble};
 use ipnet::IpNet;
 use tokio::task::AbortHandle;
 
 use super::mailbox::Mailbox;
 use super::table::Table;
-use crate::worker::Worker;
+use crate::worker::{Shared, Worker};
 
 /// Reads of one turn before other tasks get theirs.
 const ROUNDS: usize = 4;
@@ -159,7 +159,7 @@ impl Device {
     }
 
     /// Posts packets to the sessions that hold their destinations.
-    fn deliver(&self, worker: &Worker, packets: &mut VecDeque<Bytes>, run: &mut Vec<Bytes>) {
+    pub(super) fn deliver(&self, worker: &Worker, packets: &mut VecDeque<Bytes>, run: &mut Vec<Bytes>) {
         let most = worker.generation().snapshot.limits.datagram_queue;
         let metrics = &worker.shared.metrics;
         let claims = self.claims.read().unwrap_or_else(PoisonError::into_inner);
@@ -203,7 +203,7 @@ impl Devices {
         for (device, queue) in queues {
             match queue.start() {
                 Ok(queue) => {
-                    let local = Rc::new(LocalDevice { device: device.clone(), queue });
+                    let local = Rc::new(LocalDevice { device: device.clone(), queue, shared: worker.shared.clone() });
                     let reading = worker.spawn(local.clone().read(worker.clone()));
                     self.0.borrow_mut().insert(device.name.clone(), (local, reading));
                 }
@@ -233,6 +233,8 @@ impl Devices {
 pub(crate) struct LocalDevice {
     pub(crate) device: Arc<Device>,
     pub(crate) queue: Queue,
+    /// For what nobody else is left to count.
+    pub(super) shared: Arc<Shared>,
 }
 
 impl LocalDevice {
@@ -251,6 +253,18 @@ impl LocalDevice {
         .await;
         let Err(error) = error;
         tracing::warn!(device = %self.device.name, %error, "a device can be read no more");
+    }
+
+    /// Drops a packet of the device that nobody can carry, and tells its sender that no way leads there.
+    pub(crate) fn refuse(&self, worker: &Worker, packet: &[u8], reason: &'static str) {
+        worker.shared.metrics.dropped(reason, 1);
+        let error = ip::parse(packet)
+            .ok()
+            .and_then(|header| ip::icmp_error(packet, &header, Trouble::NoRoute, header.destination));
+        if let Some(error) = error.filter(|_| worker.takes_answer()) {
+            // As any answer it may be lost.
+            let _ = self.queue.try_send(&[error.into()]);
+        }
     }
 
     fn poll_read(

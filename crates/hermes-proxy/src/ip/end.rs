@@ -30,8 +30,9 @@ const MOST_ANSWERS: usize = 64;
 
 /// What this end does about addresses.
 enum Side {
-    /// It asks for those that its link has, to send to this prefix.
-    Asks { network: IpNet, wanted: Vec<Address>, answered: bool },
+    /// It asks for those that its link has, to send to this prefix. One that is `passing` leaves the device with what it
+    /// was before; else a listener captures the prefix, tunnel or not.
+    Asks { network: IpNet, wanted: Vec<Address>, answered: bool, passing: bool },
     /// It gives them, as a route's document says.
     Gives { gateway: Gateway, owner: Owner, scope: Option<IpNet> },
 }
@@ -85,7 +86,7 @@ impl End {
             (1..).zip(wanted).map(|(request, address)| Address { request, prefix: prefix_of(address) }).collect();
         let mut payload = BytesMut::new();
         connect_ip::put_addresses(&wanted, &mut payload);
-        let mut this = Self::new(link, Side::Asks { network, wanted, answered: false }, rules);
+        let mut this = Self::new(link, Side::Asks { network, wanted, answered: false, passing: false }, rules);
         if matches!(this.link, Link::Device { .. }) && !this.claim(network, owner) {
             return Err(format!("another session takes packets for {network}"));
         }
@@ -93,7 +94,8 @@ impl End {
         Ok(this)
     }
 
-    /// The end that gives addresses to whoever asks, for packets to a prefix (`None`: to anywhere).
+    /// The end that gives addresses to whoever asks, for packets to a prefix (`None`: to anywhere); all of them go to
+    /// `inner`, if that is said.
     ///
     /// # Errors
     /// The route leads to one address, and the session is for more than one.
@@ -102,9 +104,10 @@ impl End {
         owner: Owner,
         gateway: &Gateway,
         network: Option<IpNet>,
+        inner: Option<IpAddr>,
         protocol: Option<u8>,
     ) -> Result<Self, String> {
-        let inner = gateway.inner.map(|inner| Inner::of(inner, network)).transpose()?;
+        let inner = inner.map(|inner| Inner::of(inner, network)).transpose()?;
         // With the device another one speaks.
         let scope = network.map(|network| inner.map_or(network, |inner| inner.inner.into()));
         let everything = || [IpAddr::from([0; 4]), IpAddr::from([0; 16])].map(|any| IpNet::new_assert(any, 0)).to_vec();
@@ -136,6 +139,47 @@ impl End {
         }
     }
 
+    /// The same for an address within what a listener captures, for as long as there is something to say to it.
+    pub(crate) fn passing(mut self) -> Self {
+        if let Side::Asks { passing, .. } = &mut self.side {
+            *passing = true;
+        }
+        self
+    }
+
+    /// There is no tunnel for what waits.
+    pub(crate) fn refuse_all(&mut self, worker: &Worker) {
+        self.release();
+        if let Link::Device { local, mailbox } = &self.link {
+            mailbox.close().iter().for_each(|packet| local.refuse(worker, packet, "no-session"));
+        }
+    }
+
+    /// The session has ended in order. What still waits is whoever's has its addresses now.
+    pub(crate) fn close(&mut self, worker: &Worker) {
+        self.release();
+        match &self.link {
+            Link::Device { local, mailbox } => local.device.deliver(worker, &mut mailbox.close(), &mut Vec::new()),
+            Link::Peer { flow, .. } => flow.queue.close_in_order(),
+        }
+    }
+
+    /// Gives its addresses back.
+    fn release(&mut self) {
+        let Link::Device { local, .. } = &self.link else { return };
+        for claim in self.claims.drain(..) {
+            let is_over = local.device.release(claim.prefix, claim.number);
+            let net = local.device.net();
+            match self.side {
+                _ if !is_over => {}
+                Side::Gives { .. } => drop(net.remove_route(claim.prefix)),
+                Side::Asks { passing: true, .. } => drop(net.release(claim.prefix)),
+                // What a listener captures stays in the device, tunnel or not: it must not go another way.
+                Side::Asks { passing: false, .. } => {}
+            }
+        }
+    }
+
     /// Says all of something, in the place of what was said of it before and nobody has heard yet: who asks and does
     /// not listen would have us keep any number of answers.
     fn say(&mut self, kind: u64, payload: BytesMut) {
@@ -157,11 +201,6 @@ impl End {
     /// The longest packet that the link takes well.
     pub(crate) fn capacity(&self) -> usize {
         self.link.capacity()
-    }
-
-    /// The session has ended in order.
-    pub(crate) fn close(&self) {
-        self.link.close();
     }
 
     /// The tunnel takes packets of this length now; the device's routes to it say so.
@@ -386,9 +425,7 @@ impl Inner {
         let one = network.filter(|network| network.prefix_len() == network.max_prefix_len());
         match one.map(|network| network.addr()) {
             Some(asked) if asked.is_ipv4() == inner.is_ipv4() => Ok(Self { asked, inner }),
-            _ => {
-                Err(format!("the route leads to {inner} alone, and the session is not for one address of its version"))
-            }
+            _ => Err(format!("packets go to {inner} alone, and the session is not for one address of its version")),
         }
     }
 
@@ -421,13 +458,11 @@ impl Inner {
 
 impl Drop for End {
     fn drop(&mut self) {
-        let Link::Device { local, .. } = &self.link else { return };
-        for claim in self.claims.drain(..) {
-            let is_over = local.device.release(claim.prefix, claim.number);
-            // What a listener captures stays in the device, tunnel or not: it must not go another way.
-            if is_over && matches!(self.side, Side::Gives { .. }) {
-                let _ = local.device.net().remove_route(claim.prefix);
-            }
+        self.release();
+        let Link::Device { local, mailbox } = &self.link else { return };
+        let left = mailbox.close().len();
+        if left > 0 {
+            local.shared.metrics.dropped("no-session", left as u64);
         }
     }
 }

@@ -94,13 +94,6 @@ impl Link {
             Link::Peer { flow, .. } => flow.try_send(&packet),
         }
     }
-
-    /// The session has ended in order.
-    pub(super) fn close(&self) {
-        if let Link::Peer { flow, .. } = self {
-            flow.queue.close_in_order();
-        }
-    }
 }
 
 /// Sends packets into a device. Ready when the batch is empty: as with a link that is down, what cannot be sent is lost.

@@ -20,6 +20,7 @@ struct Letters {
     packets: VecDeque<Bytes>,
     bytes: usize,
     waker: Option<Waker>,
+    is_closed: bool,
 }
 
 impl Mailbox {
@@ -28,7 +29,7 @@ impl Mailbox {
     }
 
     /// Takes a batch in, and tells the session. Returns how many of the oldest were dropped for it.
-    pub(super) fn post(&self, packets: &mut Vec<Bytes>, most: usize) -> u64 {
+    pub(crate) fn post(&self, packets: &mut Vec<Bytes>, most: usize) -> u64 {
         let mut letters = self.letters();
         for packet in packets.drain(..) {
             letters.bytes += weight(&packet);
@@ -45,6 +46,19 @@ impl Mailbox {
         drop(letters);
         waker.inspect(Waker::wake_by_ref);
         dropped
+    }
+
+    /// Its session takes nothing more. Returns what nobody has taken.
+    pub(super) fn close(&self) -> VecDeque<Bytes> {
+        let mut letters = self.letters();
+        letters.is_closed = true;
+        letters.bytes = 0;
+        std::mem::take(&mut letters.packets)
+    }
+
+    /// Whether its session is over.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.letters().is_closed
     }
 
     /// Takes a batch, into an empty one.

@@ -41,7 +41,7 @@ pub(super) async fn serve(worker: &Rc<Worker>, listener: &Arc<Listener>, carried
     let Some(peer) = carried.peer(flow.peer.ip()) else { return };
     let (source, queue) = (flow.peer, flow.queue.clone());
     let origin = Origin { worker, listener, source, trust: &Trust::Anonymous, secure: false };
-    let request = match from_capture(&origin, carried.network, &[]) {
+    let request = match from_capture(&origin, carried.network, None, &[]) {
         Ok(request) => request,
         Err(rejected) => return drop(session::reject(worker, *rejected)),
     };

@@ -1,7 +1,10 @@
 //! The packets of a device: every captured prefix is a session, and becomes CONNECT-IP (RFC 9484).
 //!
 //! In: the document's captures, each on one worker. Out: a tunnel that is opened at once, and again whenever it
-//! ends, with growing pauses. What the device is sent meanwhile is dropped: it never goes another way.
+//! ends, with growing pauses. What the device is sent meanwhile is dropped: it never goes another way. Of a prefix
+//! whose addresses stand for names each is a session of its own (`names`).
+
+mod names;
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -10,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hermes_model::facts::Trust;
-use hermes_model::snapshot::{Capture, Listener, ListenerProtocol, Tun};
+use hermes_model::snapshot::{Capture, Listener, ListenerProtocol, Snapshot, Tun};
 use ipnet::IpNet;
 
 use crate::datagram::Port;
@@ -29,7 +32,16 @@ const LAST_PAUSE: Duration = Duration::from_secs(5);
 #[derive(Default)]
 pub(crate) struct Captures(HashMap<(Arc<str>, IpNet), Running>);
 
+/// What is captured, and what its packets are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Taken {
+    network: IpNet,
+    /// Its addresses stand for names.
+    is_names: bool,
+}
+
 struct Running {
+    taken: Taken,
     listener: Arc<Listener>,
     ending: Rc<Signal<()>>,
 }
@@ -39,11 +51,13 @@ impl Captures {
     pub(crate) fn follow(&mut self, worker: &Rc<Worker>) {
         let generation = worker.generation();
         let (mine, all) = (worker.number, worker.shared.workers.max(1));
+        let reserved = reserved(&generation.snapshot);
         let mut wanted = HashMap::new();
         for listener in &generation.snapshot.listeners {
             let ListenerProtocol::Tun(tun) = &listener.protocol else { continue };
-            let share = tun.captures.iter().enumerate().filter(|(index, _)| index % all == mine);
-            wanted.extend(share.map(|(_, capture)| ((listener.name.clone(), capture.network), listener.clone())));
+            let taken = taken(tun, &reserved).into_iter().enumerate();
+            let share = taken.filter(|(index, _)| index % all == mine);
+            wanted.extend(share.map(|(_, taken)| ((listener.name.clone(), taken.network), (listener.clone(), taken))));
         }
         self.0.retain(|place, running| {
             let stays = wanted.contains_key(place);
@@ -52,16 +66,20 @@ impl Captures {
             }
             stays
         });
-        for (place, listener) in wanted {
-            let same = |running: &Running| asks_alike(&running.listener, &listener, place.1);
+        for (place, (listener, taken)) in wanted {
+            let same = |running: &Running| running.taken == taken && asks_alike(&running.listener, &listener, place.1);
             if self.0.get(&place).is_some_and(same) {
                 continue;
             }
             // The old one goes on until the new one is open: it takes the packets over.
             let ending: Rc<Signal<()>> = Rc::default();
-            let before = self.0.insert(place.clone(), Running { listener: listener.clone(), ending: ending.clone() });
-            let capturing = capture(worker.clone(), listener, place.1, ending, before.map(|running| running.ending));
-            worker.spawn(capturing);
+            let running = Running { taken, listener: listener.clone(), ending: ending.clone() };
+            let before = self.0.insert(place, running).map(|running| running.ending);
+            if taken.is_names {
+                worker.spawn(names::capture(worker.clone(), listener, taken.network, ending, before));
+            } else {
+                worker.spawn(capture(worker.clone(), listener, taken.network, ending, before));
+            }
         }
     }
 
@@ -80,8 +98,36 @@ fn asks_alike(one: &Listener, other: &Listener, network: IpNet) -> bool {
     one.set_headers == other.set_headers && parts(one) == parts(other)
 }
 
+/// The prefixes whose addresses stand for names.
+fn reserved(snapshot: &Snapshot) -> Vec<IpNet> {
+    let dns = snapshot.listeners.iter().filter_map(|listener| match &listener.protocol {
+        ListenerProtocol::Dns(dns) => Some(dns.addresses),
+        _ => None,
+    });
+    dns.flat_map(|reserved| [reserved.v4.map(IpNet::from), reserved.v6.map(IpNet::from)]).flatten().collect()
+}
+
+/// What a listener takes. Within a wider prefix names are names all the same: they would be nobody's at its far end.
+fn taken(tun: &Tun, reserved: &[IpNet]) -> Vec<Taken> {
+    let mut all: Vec<Taken> = Vec::new();
+    for capture in &tun.captures {
+        let is_names = reserved.iter().any(|reserved| reserved.contains(&capture.network));
+        let own = Taken { network: capture.network, is_names };
+        let within = reserved.iter().filter(|reserved| capture.network.contains(*reserved));
+        let within = within.map(|reserved| Taken { network: *reserved, is_names: true });
+        for taken in std::iter::once(own).chain(within) {
+            if !all.contains(&taken) {
+                all.push(taken);
+            }
+        }
+    }
+    all
+}
+
+/// What the document says of these packets.
 fn of(tun: &Tun, network: IpNet) -> Option<&Capture> {
-    tun.captures.iter().find(|capture| capture.network == network)
+    let around = tun.captures.iter().filter(|capture| capture.network.contains(&network));
+    around.max_by_key(|capture| capture.network.prefix_len())
 }
 
 async fn capture(
@@ -116,7 +162,7 @@ async fn serve(worker: &Rc<Worker>, listener: &Arc<Listener>, network: IpNet, be
     let (Some(local), Some(capture)) = (worker.devices.get(&tun.device), of(tun, network)) else { return };
     let source = SocketAddr::new(source_for(tun, network), 0);
     let origin = Origin { worker, listener, source, trust: &Trust::Anonymous, secure: false };
-    let request = match from_capture(&origin, network, &capture.set_headers) {
+    let request = match from_capture(&origin, network, None, &capture.set_headers) {
         Ok(request) => request,
         Err(rejected) => return drop(session::reject(worker, *rejected)),
     };
@@ -136,4 +182,32 @@ async fn serve(worker: &Rc<Worker>, listener: &Arc<Listener>, network: IpNet, be
 fn source_for(tun: &Tun, network: IpNet) -> IpAddr {
     let fits = |address: &&IpAddr| address.is_ipv4() == network.addr().is_ipv4();
     tun.addresses.iter().find(fits).copied().unwrap_or(IpAddr::from([0; 4]))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn all_taken(captures: &[&str], reserved: &[&str]) -> Vec<(String, bool)> {
+        let nets = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpNet>>();
+        let captures = nets(captures).into_iter().map(|network| Capture { network, set_headers: Vec::new() }).collect();
+        let tun = Tun { device: Arc::from("hermes0"), addresses: Vec::new(), captures };
+        taken(&tun, &nets(reserved)).into_iter().map(|taken| (taken.network.to_string(), taken.is_names)).collect()
+    }
+
+    #[test]
+    fn what_stands_for_names_is_taken_name_by_name() {
+        let all = |pairs: &[(&str, bool)]| {
+            pairs.iter().map(|(net, is_names)| ((*net).to_owned(), *is_names)).collect::<Vec<_>>()
+        };
+        let reserved = ["198.18.0.0/16", "fd00::/64"];
+        assert_eq!(all_taken(&["10.0.0.0/8"], &reserved), all(&[("10.0.0.0/8", false)]));
+        assert_eq!(all_taken(&["198.18.0.0/16"], &reserved), all(&[("198.18.0.0/16", true)]));
+        assert_eq!(all_taken(&["198.18.7.0/24"], &reserved), all(&[("198.18.7.0/24", true)]));
+        let wide = all(&[("0.0.0.0/0", false), ("198.18.0.0/16", true)]);
+        assert_eq!(all_taken(&["0.0.0.0/0"], &reserved), wide);
+        assert_eq!(all_taken(&["0.0.0.0/0", "198.18.0.0/16"], &reserved), wide);
+        assert_eq!(all_taken(&["::/0"], &reserved), all(&[("::/0", false), ("fd00::/64", true)]));
+    }
 }

@@ -4,7 +4,7 @@
 //! In: a session that a route terminates. Out: a connected stream or socket.
 //! Never: an address that the route does not reach; each one is judged after DNS answered.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -105,21 +105,44 @@ pub(crate) async fn device(worker: &Worker, entry: &Entry, gateway: &Gateway, ro
         .get(&gateway.device)
         .ok_or_else(|| Error::Internal(format!("device {} is not open on this worker", gateway.device)))?;
     let owner = Owner::of(facts);
-    let network = match connect_ip::parse_path(facts.path.path()) {
-        Ok(Some(Scope { target: connect_ip::Target::Name(name), .. })) => Some(named(worker, &name, route).await?),
-        _ => facts.network,
+    let (network, inner) = match connect_ip::parse_path(facts.path.path()) {
+        Ok(Some(Scope { target: connect_ip::Target::Name(name), .. })) => {
+            named(worker, &name, facts.network, gateway, route).await?
+        }
+        _ => (facts.network, gateway.inner),
     };
-    let end = End::giving(&local, owner, gateway, network, facts.protocol).map_err(Error::Malformed)?;
+    let end = End::giving(&local, owner, gateway, network, inner, facts.protocol).map_err(Error::Malformed)?;
     Ok(Port::Device(Box::new(end)))
 }
 
-/// The scope of a session for a name (RFC 9484, section 4.6): the first of its addresses. The client is told it as a
-/// route.
-async fn named(worker: &Worker, name: &str, route: &Route) -> Result<IpNet, Error> {
+/// The scope of a session for a name (RFC 9484, section 4.6), which its client is told as a route, and the machine that
+/// gets its packets, where that has another address. A node that captures packets for the name has told which address
+/// they have; of anybody else's the scope is the machine's own.
+async fn named(
+    worker: &Worker,
+    name: &str,
+    told: Option<IpNet>,
+    gateway: &Gateway,
+    route: &Route,
+) -> Result<(Option<IpNet>, Option<IpAddr>), Error> {
+    let machine = match gateway.inner {
+        Some(inner) => inner,
+        None => resolved(worker, name, told, route).await?,
+    };
+    match told {
+        Some(told) => Ok((Some(told), Some(machine))),
+        None => Ok((Some(machine.into()), None)),
+    }
+}
+
+/// The first of a name's addresses, of the version that packets for it have.
+async fn resolved(worker: &Worker, name: &str, told: Option<IpNet>, route: &Route) -> Result<IpAddr, Error> {
     let within = route.timeout.connect;
     let found = tokio::time::timeout(within, addresses(worker, name, None)).await;
     let found = found.map_err(|_| Error::ConnectTimeout { peer: Arc::from(name), after: within })??;
-    found.first().copied().map(IpNet::from).ok_or_else(|| Error::Resolve(format!("{name} has no address")))
+    let fits = |address: &&IpAddr| told.is_none_or(|told| told.addr().is_ipv4() == address.is_ipv4());
+    let version = told.map_or("", |told| if told.addr().is_ipv4() { "v4" } else { "v6" });
+    found.iter().find(fits).copied().ok_or_else(|| Error::Resolve(format!("{name} has no IP{version} address")))
 }
 
 /// A UDP socket for a `udp` session.

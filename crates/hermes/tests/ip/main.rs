@@ -11,6 +11,7 @@ mod interop;
 mod line;
 mod moves;
 mod mtu;
+mod names;
 mod passing;
 mod rules;
 mod traffic;
