@@ -128,6 +128,13 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
 }
 
+/// Seeds this thread's random numbers. The first handshake of a thread would do it, and take 50 ms more: the library
+/// gathers jitter for each thread anew.
+pub fn warm_up() {
+    // Where it fails, the handshake will, and says so.
+    let _ = aws_lc_rs::default_provider().secure_random.fill(&mut [0; 1]);
+}
+
 /// The TLS side of a listener.
 ///
 /// # Errors

@@ -413,6 +413,9 @@ fn start_worker(
     let (commands, receiver) = mpsc::channel(COMMANDS);
     let (shared, generation, log) = (shared.clone(), generation.clone(), log.sender());
     let thread = std::thread::Builder::new().name(format!("worker-{number}")).spawn(move || {
+        if generation.snapshot.identity.is_some() {
+            hermes_net::tls::warm_up();
+        }
         if let Err(error) = worker::run(number, shared, generation, log, receiver) {
             tracing::error!(%error, "a worker could not start");
         }

@@ -36,6 +36,8 @@ pub(crate) enum Way {
     Bare,
     /// wireguard-go from end to end: what user space does without HTTP.
     WireGuard,
+    /// `hermes tun` at the near end, whose packets go in UDP to a node at the far end: the paper's tunnel without HTTP.
+    Udp,
     /// A device at either end, and CONNECT-IP by mutual TLS over every link.
     Hermes(&'static str),
 }
@@ -75,6 +77,7 @@ impl Way {
         match self {
             Self::Bare => "bare".to_owned(),
             Self::WireGuard => "wireguard-go".to_owned(),
+            Self::Udp => "hermes-udp".to_owned(),
             Self::Hermes(version) => format!("hermes-{version}"),
         }
     }
@@ -134,6 +137,7 @@ impl Row {
                 Some(binary) => tunnel.programs = self.wireguard(binary, number, hops, &dir)?,
                 None => return Ok(None),
             },
+            Way::Udp => tunnel.programs = self.udp(&programs.hermes, number, hops, &dir)?,
             Way::Hermes(version) => tunnel.programs = self.hermes(&programs.hermes, version, number, hops, &dir)?,
         }
         self.answers(&tunnel).with_context(|| format!("{}; see {}", way.name(), dir.display()))?;
@@ -203,6 +207,30 @@ impl Row {
             )
         };
         text
+    }
+
+    /// A device whose packets come to the far node in UDP; the kernels between forward them.
+    fn udp(&self, binary: &Path, number: u8, hops: usize, dir: &Path) -> Result<Vec<Running>> {
+        let port = 9000 + u16::from(number);
+        let text = format!(
+            "node: far\nadmin: 127.0.0.1:{}\naccess-log: {}\nlisteners:\n\
+             - {{name: packets, bind: \"0.0.0.0:{port}\", protocol: ip, network: 10.30.{number}.1/32, \
+             peers: [{{from: {}, address: 10.20.{number}.2}}]}}\n\
+             routes:\n- {{name: gateway, match: {{kind: ip}}, \
+             terminate: {{tun: far{number}, address: [10.30.{number}.1]}}}}\n",
+            port + 500,
+            dir.join("far.access.json").display(),
+            end(0, 1)
+        );
+        let path = dir.join("far.yaml");
+        fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
+        let far = Program::new("far", binary, dir).args(["proxy", "--config"]).args([&path]);
+        let far = far.within(Some(&self.places[hops])).start()?;
+        let (device, address) = (format!("near{number}"), format!("10.20.{number}.2"));
+        let to = format!("10.30.{number}.1/32={}:{port}", end(hops - 1, 2));
+        let near =
+            Program::new("near", binary, dir).args(["tun", "--device", &device, "--address", &address, "--to", &to]);
+        Ok(vec![far, near.within(Some(&self.places[0])).start()?])
     }
 
     /// Both ends; the kernels between forward its datagrams.
