@@ -74,6 +74,20 @@ impl Measure for Duration {
     }
 }
 
+/// The payload of a UDP datagram.
+#[derive(Clone, Copy, PartialEq, PartialOrd)]
+struct Datagram(Bytes);
+
+impl Measure for Datagram {
+    type Written = Size;
+    fn read(written: Size) -> Self {
+        Self(Bytes::read(written))
+    }
+    fn show(self) -> String {
+        self.0.show()
+    }
+}
+
 const KIB: u32 = 1024;
 const MIB: u32 = 1024 * KIB;
 /// The largest HTTP/2 window (RFC 9113, 6.9.1).
@@ -161,6 +175,15 @@ fn buffer(bytes: Bytes) -> usize {
     bytes.0 as usize
 }
 
+fn datagram(size: Datagram) -> u16 {
+    // Within its range it has 16 bits.
+    u16::try_from(size.0.0).unwrap_or(u16::MAX)
+}
+
+const fn payload(bytes: u32) -> Datagram {
+    Datagram(Bytes(bytes))
+}
+
 limits! {
     /// Client connections of the whole node, over all listeners.
     connections / "connections": usize as usize; 8000, 1, 10_000_000;
@@ -199,6 +222,19 @@ limits! {
     /// QUIC handshakes under way on one worker, beyond which a client has to show first that it has the address
     /// that it sends from (Retry), at the price of a round trip.
     handshakes / "handshakes": usize as usize; 64, 1, 100_000;
+    /// Silence after which a QUIC connection is over: its peer is gone. The shorter time of both sides holds.
+    quic_idle / "quic-idle": Duration as Duration; secs(60), secs(3), secs(600);
+    /// Silence after which a QUIC connection says that it is there, since a tunnel may be silent for longer. Below
+    /// what peers take for the end (30 s with most of them), and what NATs do.
+    quic_keep_alive / "quic-keep-alive": Duration as Duration; secs(12), ms(500), secs(300);
+    /// Bytes of UDP payload that QUIC takes for granted at first; no path of QUIC has less than 1,200.
+    quic_initial_mtu / "quic-initial-mtu": u16 as Datagram, datagram; payload(1200), payload(1200), payload(6500);
+    /// Bytes of UDP payload that QUIC tries at most, and takes. Each of a worker's QUIC sockets has 2,048 times as
+    /// much to read into. Ten leave at once, in the 64 KiB that the kernel takes.
+    quic_largest_mtu / "quic-largest-mtu": u16 as Datagram, datagram; payload(1452), payload(1200), payload(6500);
+    /// Bytes that the kernel keeps for a UDP socket, in each direction, so that bursts outlive a scheduling delay.
+    /// It grants no more than net.core.rmem_max and wmem_max, but to a process with CAP_NET_ADMIN.
+    udp_buffer / "udp-buffer": usize as Bytes, buffer; Bytes(4 * MIB), Bytes(64 * KIB), Bytes(256 * MIB);
     /// A client connection without a session under way is closed after this.
     keep_alive / "keep-alive": Duration as Duration; secs(75), ms(100), secs(86_400);
     /// Tunnels of the whole node: `tcp`, `udp`, and WebSockets and other upgrades.

@@ -9,6 +9,7 @@ mod group;
 mod id;
 pub mod narrow;
 mod passage;
+mod reset;
 mod socket;
 mod tokens;
 
@@ -32,6 +33,7 @@ use tokio::task::JoinSet;
 
 pub use self::group::{Group, MOST, Way};
 use self::id::Ids;
+pub use self::reset::ResetKey;
 use self::socket::Reader;
 use self::tokens::UsedTokens;
 use crate::tls::TlsError;
@@ -55,12 +57,18 @@ pub struct Bounds {
     pub idle: Duration,
     /// We ask so often whether the peer is there; `None`: never.
     pub keep_alive: Option<Duration>,
+    /// Bytes of a datagram of UDP, at first and at the most.
+    pub mtu: (u16, u16),
 }
 
 impl Bounds {
     fn transport(self) -> Arc<TransportConfig> {
+        let (initial, largest) = self.mtu;
+        let mut discovery = MtuDiscoveryConfig::default();
+        discovery.upper_bound(largest);
         let mut config = TransportConfig::default();
         config
+            .initial_mtu(initial)
             .max_concurrent_bidi_streams(self.streams.into())
             // Control, both of QPACK, and what a peer greases with (RFC 9114, section 6.2).
             .max_concurrent_uni_streams(8_u32.into())
@@ -72,7 +80,7 @@ impl Bounds {
             .max_idle_timeout(IdleTimeout::try_from(self.idle).ok())
             .keep_alive_interval(self.keep_alive)
             .congestion_controller_factory(Arc::new(narrow::Factory::default()))
-            .mtu_discovery_config(Some(MtuDiscoveryConfig::default()));
+            .mtu_discovery_config(Some(discovery));
         Arc::new(config)
     }
 }
@@ -106,6 +114,8 @@ pub fn server_config(
     Ok(config)
 }
 
+/// Bytes of a datagram that everybody takes: those of Ethernet, without the headers of IPv4 and UDP.
+const TAKEN: u16 = 1472;
 /// Connections that wait until they are taken up; with more, their first packets are dropped.
 const MOST_INCOMING: usize = 1024;
 /// Bytes of such a connection that are kept; of all together sixteen times as many.
@@ -166,15 +176,24 @@ pub struct Server {
 }
 
 impl Server {
-    /// Reads at this place of the group; it is the only one who does. Accepts where `config` is there.
+    /// Reads at this place of the group; it is the only one who does. Accepts where `config` is there. With `reset`
+    /// it ends connections of a process before it that died; `largest` bytes of a datagram are taken.
     ///
     /// # Errors
     /// The group has no such place, or its socket cannot be used.
-    pub fn open(group: &Arc<Group>, slot: u8, config: Option<ServerConfig>, tasks: &Tasks) -> io::Result<Self> {
+    pub fn open(
+        group: &Arc<Group>,
+        slot: u8,
+        config: Option<ServerConfig>,
+        reset: Option<&ResetKey>,
+        largest: u16,
+        tasks: &Tasks,
+    ) -> io::Result<Self> {
         let runtime = Arc::new(WorkerRuntime(tasks.clone()));
         let reader = Arc::new(Reader::new(group, slot)?);
         let place = group.place(slot);
-        let mut endpoint = EndpointConfig::default();
+        let mut endpoint = reset.map_or_else(EndpointConfig::default, |key| key.endpoint(group.address()));
+        endpoint.max_udp_payload_size(largest.max(TAKEN)).map_err(io::Error::other)?;
         endpoint.cid_generator(move || Box::new(Ids(place)));
         let endpoint = Endpoint::new_with_abstract_socket(endpoint, config, reader.clone(), runtime)?;
         Ok(Self { endpoint, reader })
@@ -197,14 +216,16 @@ impl Server {
     }
 }
 
-/// An endpoint for connections of our own, at any port.
+/// An endpoint for connections of our own, at any port; `largest` bytes of a datagram are taken.
 ///
 /// # Errors
 /// No socket is to be had.
-pub fn client_endpoint(is_v4: bool, tasks: &Tasks) -> io::Result<Endpoint> {
+pub fn client_endpoint(is_v4: bool, largest: u16, tasks: &Tasks) -> io::Result<Endpoint> {
     let runtime = Arc::new(WorkerRuntime(tasks.clone()));
     let socket = runtime.wrap_udp_socket(udp::bind(anywhere(is_v4))?)?;
-    Endpoint::new_with_abstract_socket(EndpointConfig::default(), None, socket, runtime)
+    let mut config = EndpointConfig::default();
+    config.max_udp_payload_size(largest.max(TAKEN)).map_err(io::Error::other)?;
+    Endpoint::new_with_abstract_socket(config, None, socket, runtime)
 }
 
 /// Connects. `name` is what SNI asks for.

@@ -65,6 +65,11 @@ impl CertifiedKey {
         Ok(Self { chain, key })
     }
 
+    /// The private key, as the file has it.
+    pub(crate) fn secret(&self) -> &[u8] {
+        self.key.secret_der()
+    }
+
     /// When the first of the chain is over, in seconds since 1970. `None` where none can be read.
     pub fn not_after(&self) -> Option<i64> {
         let end = |certificate: &CertificateDer<'_>| {

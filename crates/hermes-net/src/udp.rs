@@ -7,9 +7,11 @@ use std::io::{self, IoSliceMut};
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
+use nix::sys::socket::{setsockopt, sockopt};
 use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::io::Interest;
@@ -19,7 +21,7 @@ const MESSAGE_ROOM: usize = 65_536;
 /// Messages a call. Each may hold dozens of datagrams.
 const MESSAGES: usize = 8;
 /// Kernel buffers: bursts outlive a scheduling delay of some milliseconds.
-const SOCKET_BUFFER: usize = 4 << 20;
+static SOCKET_BUFFER: AtomicUsize = AtomicUsize::new(4 << 20);
 /// The largest payload of one UDP datagram over IPv4.
 pub const MAX_PAYLOAD: usize = 65_507;
 
@@ -158,13 +160,27 @@ fn open(like: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(like), Type::DGRAM, Some(Protocol::UDP))?;
     socket.set_nonblocking(true)?;
     crate::mark::apply(SockRef::from(&socket));
-    // The kernel caps both; less than asked for still works.
-    let _ = socket.set_recv_buffer_size(SOCKET_BUFFER);
-    let _ = socket.set_send_buffer_size(SOCKET_BUFFER);
+    set_buffers(&socket);
     if like.is_ipv6() {
         socket.set_only_v6(true)?;
     }
     Ok(socket)
+}
+
+/// How much the kernel shall keep for each socket that is opened from now on, in this process, in each direction.
+pub fn keep_in_kernel(bytes: usize) {
+    SOCKET_BUFFER.store(bytes, Ordering::Relaxed);
+}
+
+/// The kernel caps both where we have no privilege; less than asked for still works.
+fn set_buffers(socket: &Socket) {
+    let bytes = SOCKET_BUFFER.load(Ordering::Relaxed);
+    if setsockopt(socket, sockopt::RcvBufForce, &bytes).is_err() {
+        let _ = socket.set_recv_buffer_size(bytes);
+    }
+    if setsockopt(socket, sockopt::SndBufForce, &bytes).is_err() {
+        let _ = socket.set_send_buffer_size(bytes);
+    }
 }
 
 impl UdpSocket {

@@ -91,9 +91,17 @@ pub(crate) struct ListenerState {
     pub(crate) listener: Arc<Listener>,
     pub(crate) tls: Option<Arc<RustlsServerConfig>>,
     /// Where HTTP/3 is spoken as well.
-    pub(crate) quic: Option<quic::ServerConfig>,
+    pub(crate) quic: Option<QuicState>,
     /// Live flows of a UDP or SOCKS listener, questions under way of a DNS listener; on all workers.
     pub(crate) flows: Arc<AtomicUsize>,
+}
+
+/// HTTP/3 of a listener.
+#[derive(Clone)]
+pub(crate) struct QuicState {
+    pub(crate) config: quic::ServerConfig,
+    /// By which it ends connections of a process before it that died.
+    pub(crate) reset: quic::ResetKey,
 }
 
 /// Why a snapshot cannot run here.
@@ -115,11 +123,6 @@ fn next_owner() -> u64 {
 
 /// Bytes of datagrams that wait in a QUIC connection, each way.
 const DATAGRAMS: usize = 1 << 20;
-/// Silence after which a QUIC connection is over: its peer is gone.
-const QUIC_IDLE: Duration = Duration::from_secs(60);
-/// A tunnel may be silent for longer, so that its connection has to say that it is there. Below what peers
-/// take for the end: 30 s with most of them.
-const QUIC_KEEP_ALIVE: Duration = Duration::from_secs(12);
 
 struct Identity {
     key: CertifiedKey,
@@ -332,7 +335,7 @@ impl Builder<'_> {
         path: &str,
         listener: &Listener,
         tls: &ListenerTls,
-    ) -> Result<(Arc<RustlsServerConfig>, Option<quic::ServerConfig>), Option<String>> {
+    ) -> Result<(Arc<RustlsServerConfig>, Option<QuicState>), Option<String>> {
         let key = match &tls.cert_key {
             Some((cert, key)) => {
                 self.note(&[cert, key]);
@@ -371,9 +374,9 @@ impl Builder<'_> {
         }
         let alpn: &[&[u8]] = if takes_nodes { &[quic::ALPN, reverse::ALPN_H3] } else { &[quic::ALPN] };
         let over_quic = tls::server_config(&key, &clients, alpn).map_err(refused)?;
-        let quic = quic::server_config(&over_quic, server_bounds(&self.snapshot.limits, listener), listener.early_data)
-            .map_err(refused)?;
-        Ok((config, Some(quic)))
+        let bounds = server_bounds(&self.snapshot.limits, listener);
+        let quic = quic::server_config(&over_quic, bounds, listener.early_data).map_err(refused)?;
+        Ok((config, Some(QuicState { config: quic, reset: quic::ResetKey::of(&key) })))
     }
 
     fn upstreams(&mut self) -> HashMap<Arc<str>, Arc<UpstreamState>> {
@@ -416,7 +419,10 @@ impl Builder<'_> {
             previous.snapshot.identity == self.snapshot.identity
                 && all.into_iter().all(|file| self.files.get(file) == previous.files.get(file))
         };
-        (*state.config == *upstream && (upstream.tls.is_none() || same_files())).then(|| state.clone())
+        // What a connection of QUIC may do is in its configuration.
+        let same_bounds = upstream.protocol != UpstreamProtocol::H3 || previous.snapshot.limits == self.snapshot.limits;
+        let is_same = *state.config == *upstream && same_bounds && (upstream.tls.is_none() || same_files());
+        is_same.then(|| state.clone())
     }
 
     /// `Err(None)` where what is missing was told already.
@@ -477,8 +483,9 @@ pub(crate) fn quic_bounds(limits: &Limits) -> quic::Bounds {
         stream_window: limits.stream_window,
         connection_window: limits.connection_window,
         datagrams: DATAGRAMS,
-        idle: QUIC_IDLE,
-        keep_alive: Some(QUIC_KEEP_ALIVE),
+        idle: limits.quic_idle,
+        keep_alive: Some(limits.quic_keep_alive),
+        mtu: (limits.quic_initial_mtu, limits.quic_largest_mtu),
     }
 }
 

@@ -5,6 +5,7 @@
 //! first worker hears of it.
 
 mod devices;
+mod orphans;
 mod sockets;
 mod view;
 
@@ -19,10 +20,12 @@ use hermes_model::snapshot::Snapshot;
 use hermes_net::handover::Handed;
 use hermes_net::own::watch::Watch;
 use hermes_net::quic::Group;
+use hermes_net::udp;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 
 use self::devices::HeldDevice;
+use self::orphans::Orphan;
 use self::sockets::{Socket, SocketKey, deal, steer_quic};
 pub use self::view::NodeView;
 use crate::generation::{Generation, Unready};
@@ -73,6 +76,8 @@ pub struct Node {
     parted: HashSet<SocketKey>,
     /// Where closed listeners spoke QUIC, for as long as connections of theirs live.
     lingering: Vec<(SocketKey, Weak<Group>)>,
+    /// Where processes before this one spoke QUIC and this one has no listener.
+    orphans: Vec<Orphan>,
     /// It listens no more, whatever a document says.
     closed: bool,
 }
@@ -125,11 +130,12 @@ impl Node {
             held_back: HashSet::new(),
             parted: HashSet::new(),
             lingering: Vec::new(),
+            orphans: Vec::new(),
             closed: false,
         };
         node.run(generation).await?;
         node.watch_addresses();
-        node.inherited.clear();
+        node.adopt_orphans();
         Ok(node)
     }
 
@@ -145,6 +151,7 @@ impl Node {
     /// # Errors
     /// No descriptor is left.
     pub async fn read_inherited(&mut self) -> Result<(), Vec<Unready>> {
+        self.read_orphans();
         let held_back = std::mem::take(&mut self.held_back);
         if held_back.is_empty() {
             return Ok(());
@@ -194,6 +201,7 @@ impl Node {
     /// Binds what is new, tells the workers, forgets what is old.
     async fn run(&mut self, generation: Arc<Generation>) -> Result<(), Vec<Unready>> {
         let listeners: &[_] = if self.closed { &[] } else { &generation.snapshot.listeners };
+        udp::keep_in_kernel(generation.snapshot.limits.udp_buffer);
         let opened = if self.closed { HashMap::new() } else { self.open_sockets(&generation.snapshot)? };
         let (made, queues) = if self.closed { Default::default() } else { self.open_devices(&generation.snapshot)? };
         let mut for_worker: Vec<Vec<ListeningSocket>> = self.workers.iter().map(|_| Vec::new()).collect();
@@ -218,6 +226,7 @@ impl Node {
         // Nothing can fail from here on.
         self.keep_devices(made, &generation.snapshot);
         self.sockets.extend(opened);
+        self.part_with_orphans();
         self.bound = bound;
         self.part_with_unused();
         self.current.store(generation.clone());
@@ -328,6 +337,9 @@ impl Node {
                 socket.hand_over(&key.label(), &mut all)?;
             }
         }
+        for orphan in &self.orphans {
+            Socket::Quic(orphan.group.clone(), 0).hand_over(&orphan.label, &mut all)?;
+        }
         Ok(all)
     }
 
@@ -362,6 +374,7 @@ impl Node {
         for wait in waits {
             let _ = wait.await;
         }
+        self.orphans.drain(..).for_each(|orphan| orphan.stop());
         self.sockets.clear();
         self.bound.clear();
         self.devices.clear();

@@ -294,7 +294,10 @@ impl Worker {
         let client = &mut clients[usize::from(is_v4)];
         match client {
             Some(endpoint) => Ok(endpoint.clone()),
-            None => Ok(client.insert(quic::client_endpoint(is_v4, &self.quic)?).clone()),
+            None => {
+                let largest = self.generation().snapshot.limits.quic_largest_mtu;
+                Ok(client.insert(quic::client_endpoint(is_v4, largest, &self.quic)?).clone())
+            }
         }
     }
 

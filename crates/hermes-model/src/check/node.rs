@@ -99,7 +99,18 @@ fn users(head: &Document, report: &mut Report) -> HashMap<Arc<str>, Vec<Arc<str>
 }
 
 fn limits(head: &Document, report: &mut Report) -> Limits {
-    head.limits.build(&mut |name, message| report.problem(format!("limits.{name}"), message))
+    let limits = head.limits.build(&mut |name, message| report.problem(format!("limits.{name}"), message));
+    if limits.quic_keep_alive > limits.quic_idle / 2 {
+        let most = Period(limits.quic_idle / 2);
+        let message =
+            format!("a connection would be over before it is kept; write at most {most}, half of `quic-idle`");
+        report.problem("limits.quic-keep-alive".to_owned(), message);
+    }
+    if limits.quic_initial_mtu > limits.quic_largest_mtu {
+        let message = "QUIC would begin with more than it takes; write at most what `quic-largest-mtu` has";
+        report.problem("limits.quic-initial-mtu".to_owned(), message.to_owned());
+    }
+    limits
 }
 
 fn access_log(section: &AccessLog, context: &Context<'_>) -> snapshot::AccessLog {

@@ -130,6 +130,19 @@ impl Group {
         all.map(|(place, way)| Ok(Way { place: write_place(place), fd: way.try_clone()?.into() })).collect()
     }
 
+    /// Whether a process before this one may still have connections here.
+    pub fn has_elders(&self) -> bool {
+        // Nothing is sent but what is no datagram: it tells whether somebody is there.
+        let nothing = RecvMeta { len: 0, stride: 0, addr: self.address, ecn: None, dst_ip: None };
+        let is_there = |elder: &Elder| {
+            let is_gone = elder.is_gone.load(Ordering::Relaxed)
+                || matches!(passage::send(&elder.way, &nothing, &[]), Err(Lost::Gone));
+            elder.is_gone.store(is_gone, Ordering::Relaxed);
+            !is_gone
+        };
+        self.elders.values().any(is_there)
+    }
+
     pub(super) fn place(&self, slot: u8) -> Place {
         Place { tag: self.tag, slot }
     }
@@ -280,9 +293,12 @@ mod tests {
         let (counts, to) = (Counts::default(), datagram(first.place(0), b"still"));
         assert!(sorted(&third, 0, std::slice::from_ref(&to), &counts).is_empty());
         assert_eq!(arrived(&first.inbox(0).unwrap()), [&to[..]]);
+        assert!(third.has_elders());
         drop(first);
         assert_eq!(sorted(&third, 0, std::slice::from_ref(&to), &counts), to, "whoever asks is told that it is gone");
         assert_eq!(third.ways().unwrap().len(), 2, "what was never asked for is not known to be gone");
+        assert!(!third.has_elders());
+        assert_eq!(third.ways().unwrap().len(), 1);
     }
 
     #[test]

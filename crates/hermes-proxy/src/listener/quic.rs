@@ -56,7 +56,8 @@ pub(super) struct Turn {
 
 /// Opens the endpoint of a listener, or finds the one that is at its socket already.
 pub(super) fn open(worker: &Worker, group: &Arc<Group>, slot: u8, known: &Known) -> io::Result<Turn> {
-    let config = known.state.as_ref().and_then(|state| state.quic.clone());
+    let quic = known.state.as_ref().and_then(|state| state.quic.clone());
+    let (config, reset) = quic.map(|quic| (quic.config, quic.reset)).unzip();
     let mut doors = worker.quic_doors.borrow_mut();
     doors.retain(|door| door.strong_count() > 0);
     let there = doors.iter().filter_map(Weak::upgrade);
@@ -66,7 +67,8 @@ pub(super) fn open(worker: &Worker, group: &Arc<Group>, slot: u8, known: &Known)
             door
         }
         None => {
-            let server = Server::open(group, slot, config, &worker.quic)?;
+            let largest = worker.generation().snapshot.limits.quic_largest_mtu;
+            let server = Server::open(group, slot, config, reset.as_ref(), largest, &worker.quic)?;
             let door =
                 Rc::new(Door { server, group: group.clone(), slot, reign: Cell::new(0), changed: Signal::default() });
             doors.push(Rc::downgrade(&door));
@@ -133,7 +135,7 @@ async fn finish(worker: Rc<Worker>, door: Rc<Door>, mut known: Known) {
 fn begin(worker: &Rc<Worker>, known: &mut Known, incoming: Incoming) {
     let Some((state, is_there)) = known.current(worker) else { return incoming.ignore() };
     // Not the configuration that the endpoint had when the client's first packet came.
-    let Some(config) = state.quic.clone() else { return incoming.refuse() };
+    let Some(config) = state.quic.as_ref().map(|quic| quic.config.clone()) else { return incoming.refuse() };
     let has_many = worker.quic_handshakes.get() >= worker.generation().snapshot.limits.handshakes;
     if has_many && !incoming.remote_address_validated() && incoming.may_retry() {
         worker.shared.metrics.limit("handshakes");

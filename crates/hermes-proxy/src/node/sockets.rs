@@ -138,7 +138,7 @@ impl Socket {
 }
 
 /// Stands between the label of QUIC sockets and the place to which a way leads.
-const WAY: &str = " to ";
+pub(super) const WAY: &str = " to ";
 
 impl Node {
     /// Forgets sockets that no listener has any more; the workers hold theirs until they have
@@ -227,7 +227,7 @@ impl Node {
     }
 
     /// The sockets of a listener's QUIC: those of the process before us and more where there are too few;
-    /// or those at which connections of a listener live that was closed.
+    /// or those at which connections of a listener live that was closed, here or in a process before this one.
     fn open_group(
         &mut self,
         key: &SocketKey,
@@ -242,8 +242,9 @@ impl Node {
             Some(first) => first.local_addr()?,
             None => self.beside(key, opened)?,
         };
-        let lingers = self.lingering.iter().filter_map(|(_, group)| group.upgrade());
-        if let Some(group) = lingers.into_iter().find(|group| !is_inherited && group.address() == address) {
+        let orphans = self.orphans.iter().map(|orphan| orphan.group.clone());
+        let mut kept = self.lingering.iter().filter_map(|(_, group)| group.upgrade()).chain(orphans);
+        if let Some(group) = kept.find(|group| !is_inherited && group.address() == address) {
             return Ok(Socket::all_of(&group));
         }
         if !is_inherited {
@@ -265,7 +266,7 @@ impl Node {
     }
 
     /// How the connections of earlier processes are reached whose sockets have this label.
-    fn ways_to(&mut self, label: &str) -> Vec<Way> {
+    pub(super) fn ways_to(&mut self, label: &str) -> Vec<Way> {
         let prefix = format!("{label}{WAY}");
         let (ways, others): (HashMap<_, _>, HashMap<_, _>) =
             std::mem::take(&mut self.inherited).into_iter().partition(|(name, _)| name.starts_with(&prefix));

@@ -5,6 +5,8 @@
 
 mod floods;
 mod lab;
+mod limits;
 mod migration;
 mod reload;
+mod restart;
 mod takeover;

@@ -17,7 +17,7 @@ use hermes_testkit::{
 };
 use tokio::task::JoinSet;
 
-use crate::lab::{Behind, Echo, door, elsewhere, overlay};
+use crate::lab::{Behind, DOCUMENT, Echo, door, elsewhere, overlay};
 
 /// One node's successive processes.
 struct Dynasty {
@@ -151,4 +151,59 @@ async fn a_successor_that_fails_changes_nothing() {
     lasting.finish().await;
     assert_eq!(reigning.metric("hermes_quic_passed_on_total", "").await.unwrap(), 0.0);
     reigning.assert_sound();
+}
+
+/// The same node, but with no HTTP/3.
+fn without_http3() -> String {
+    let document = DOCUMENT.replace("http3: true, ", "");
+    assert_ne!(document, DOCUMENT);
+    document
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_outlive_a_successor_that_has_no_such_listener() {
+    let dynasty = Dynasty::new([127, 0, 35, 3]);
+    let first = dynasty.start("front-0", 2).await;
+    let mut lasting = Lasting::default();
+    for seed in 0..6 {
+        lasting.open(&dynasty.door(), seed).await;
+    }
+    let second = dynasty.draft("front-1", 1).document(&without_http3()).start().await.unwrap();
+    parted(&first).await;
+    second.says("its connections of before go on").await;
+    lasting.progress(30).await;
+    // One that has it again gets the sockets, and the ways to the first.
+    let mut third = dynasty.start("front-2", 2).await;
+    parted(&second).await;
+    lasting.open(&dynasty.door(), 100).await;
+    lasting.progress(30).await;
+    lasting.finish().await;
+    assert!(first.ended().await.success() && second.ended().await.success());
+    third.assert_sound();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_listener_that_comes_back_finds_the_sockets_of_the_process_before() {
+    let dynasty = Dynasty::new([127, 0, 35, 4]);
+    let first = dynasty.start("front-0", 2).await;
+    let mut lasting = Lasting::default();
+    for seed in 0..4 {
+        lasting.open(&dynasty.door(), seed).await;
+    }
+    let mut second = dynasty.draft("front-1", 2).document(&without_http3()).start().await.unwrap();
+    parted(&first).await;
+    lasting.progress(10).await;
+    let values = [
+        ("WORKERS", "2".to_owned()),
+        ("LIMITS", String::new()),
+        ("IN", dynasty.at.to_string()),
+        ("ECHO", dynasty.behind.echo.address().to_string()),
+        ("WEB", dynasty.behind.web.address().to_string()),
+    ];
+    second.reload(DOCUMENT, &values).await.unwrap();
+    lasting.open(&dynasty.door(), 100).await;
+    lasting.progress(10).await;
+    lasting.finish().await;
+    assert!(first.ended().await.success());
+    second.assert_sound();
 }

@@ -18,6 +18,8 @@ use crate::upstream::ClientTls;
 
 /// An answer to a check has a short head.
 const BOUNDS: Bounds = Bounds { bytes: 64 << 10, lines: 100 };
+/// Bytes of a datagram: an answer to a check needs no more than all paths have.
+const LARGEST: u16 = 1200;
 /// Read at once.
 const READ: usize = 4096;
 
@@ -34,7 +36,7 @@ impl Sockets {
         let socket = &mut self.open[usize::from(ip.is_ipv4())];
         match socket {
             Some(open) => Ok(open.clone()),
-            None => Ok(socket.insert(quic::client_endpoint(ip.is_ipv4(), &self.tasks)?).clone()),
+            None => Ok(socket.insert(quic::client_endpoint(ip.is_ipv4(), LARGEST, &self.tasks)?).clone()),
         }
     }
 }

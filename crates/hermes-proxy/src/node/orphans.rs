@@ -1,0 +1,88 @@
+//! Sockets of QUIC that came from another process, and that no listener has here.
+//!
+//! In: groups that a takeover brought. Out: what comes there is passed on to the connections of the processes before
+//! us, for as long as one of those lives: they read no socket any more. Never: a new connection.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hermes_net::quic::{Group, Server, Tasks};
+use tokio::task::AbortHandle;
+
+use super::Node;
+use super::sockets::{Socket, WAY, steer_quic};
+
+/// Whether somebody is left is looked at so often.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// A group without a listener.
+pub(super) struct Orphan {
+    pub(super) label: String,
+    pub(super) group: Arc<Group>,
+    /// Set once the process before us reads no more.
+    reading: Option<AbortHandle>,
+}
+
+impl Node {
+    /// Keeps what no listener took of what another process handed over.
+    pub(super) fn adopt_orphans(&mut self) {
+        let is_quic = |label: &String| label.starts_with("quic/") && !label.contains(WAY);
+        let labels: Vec<String> = self.inherited.keys().filter(|label| is_quic(label)).cloned().collect();
+        for label in labels {
+            let sockets = self.inherited.remove(&label).into_iter().flatten().map(Into::into).collect();
+            match Group::open(sockets, self.ways_to(&label)) {
+                Ok(group) => self.orphans.push(Orphan { label, group, reading: None }),
+                Err(error) => tracing::warn!(%label, %error, "connections of the process before this one will end"),
+            }
+        }
+        self.inherited.clear();
+    }
+
+    /// The process before us has parted.
+    pub(super) fn read_orphans(&mut self) {
+        for orphan in self.orphans.iter_mut().filter(|orphan| orphan.reading.is_none()) {
+            steer_quic(&orphan.group);
+            tracing::info!(socket = orphan.label, "no listener is here any more; its connections of before go on");
+            orphan.reading = Some(self.background.spawn(read(orphan.group.clone())));
+        }
+    }
+
+    /// Forgets those that a listener has now, and those that nobody needs.
+    pub(super) fn part_with_orphans(&mut self) {
+        let sockets = &self.sockets;
+        self.orphans.retain(|orphan| {
+            let has_listener =
+                sockets.values().flatten().filter_map(Socket::group).any(|group| Arc::ptr_eq(group, &orphan.group));
+            if has_listener {
+                orphan.stop();
+            }
+            !has_listener && !orphan.is_over()
+        });
+    }
+}
+
+impl Orphan {
+    /// Another process reads, or a listener of ours.
+    pub(super) fn stop(&self) {
+        self.reading.iter().for_each(AbortHandle::abort);
+    }
+
+    fn is_over(&self) -> bool {
+        self.reading.as_ref().is_some_and(AbortHandle::is_finished)
+    }
+}
+
+async fn read(group: Arc<Group>) {
+    let tasks = Tasks::default();
+    let open = |slot| Server::open(&group, slot, None, None, 0, &tasks);
+    let servers: std::io::Result<Vec<Server>> = (0..=u8::MAX).take(group.len()).map(open).collect();
+    if let Err(error) = &servers {
+        tracing::warn!(%error, "connections of the process before this one will end");
+        return;
+    }
+    // That a process ends is no event here.
+    let mut look = tokio::time::interval(LOOK);
+    while group.has_elders() {
+        look.tick().await;
+    }
+}
