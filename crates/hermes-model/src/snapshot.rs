@@ -344,6 +344,8 @@ pub struct Route {
     pub timeout: Timeouts,
     /// What a changed route does to live sessions.
     pub on_change: OnChange,
+    /// It serves what may be somebody's replay (RFC 8470).
+    pub early_data: bool,
 }
 
 /// What becomes of a session.

@@ -22,6 +22,8 @@ pub(crate) const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent"
 pub(crate) const CAPSULE_PROTOCOL: HeaderName = HeaderName::from_static("capsule-protocol");
 pub(crate) const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
 pub(crate) const FORWARDED: HeaderName = HeaderName::from_static("forwarded");
+/// It came before its client's handshake was over (RFC 8470, section 5.1).
+pub(crate) const EARLY_DATA: HeaderName = HeaderName::from_static("early-data");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
@@ -36,6 +38,11 @@ const HOP_BY_HOP: [HeaderName; 8] = [
     TE,
     http::header::PROXY_AUTHORIZATION,
 ];
+
+/// Somebody before us, or we, took it before its client's handshake was over: it may be a replay.
+pub(crate) fn is_early(headers: &HeaderMap) -> bool {
+    headers.get_all(EARLY_DATA).iter().any(|value| value == "1")
+}
 
 /// Prefix of the overlay's own fields.
 const OVERLAY: &str = "hermes-";

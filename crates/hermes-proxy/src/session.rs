@@ -89,6 +89,11 @@ pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request<'_>) -> Serv
         }
     };
     *session.entry.route.borrow_mut() = Some(route.clone());
+    if !route.early_data && headers::is_early(&request.facts.headers) {
+        let reason = format!("route {} serves nothing before its client's handshake is over", route.name);
+        let (status, label) = (StatusCode::TOO_EARLY, "http_request_denied");
+        return fail(session, &Error::Denied { status, reason, label });
+    }
     // WebSockets and the like are exchanges until they are upgraded, and tunnels from then on.
     if request.ask != Ask::Response && !session.take_tunnel(generation.snapshot.limits.tunnels) {
         return fail(session, &Error::Limit("tunnels of this node"));

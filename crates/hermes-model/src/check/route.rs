@@ -34,6 +34,7 @@ pub(super) fn build(section: &section::Route, at: &str, names: &Names<'_>, repor
         retry,
         timeout,
         on_change: section.on_change,
+        early_data: section.early_data.unwrap_or(true),
     })
 }
 

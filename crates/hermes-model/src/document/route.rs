@@ -51,6 +51,9 @@ pub struct Route {
     /// What a changed route does to live sessions.
     #[serde(default, skip_serializing_if = "is_default")]
     pub on_change: OnChange,
+    /// Whether it serves what came before the end of a client's handshake; by default it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub early_data: Option<bool>,
 }
 
 /// A conjunction; each field one value or a list, of which one must hold.

@@ -18,7 +18,7 @@ use hermes_model::limits::Limits;
 use hermes_net::quic;
 use hermes_wire::h3::{Code, Settings};
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use http_body::Body as HttpBody;
 
 use super::calm::{self, Cancels, Fate};
@@ -31,6 +31,7 @@ use crate::error::Error;
 use crate::generation;
 use crate::h3::fields::{self, Bounds, FieldError};
 use crate::h3::{Datagrams, Link, Windows, link::number};
+use crate::headers::EARLY_DATA;
 use crate::live::{Connection, Phase, Stage};
 use crate::pipe::{Pipe, PipeError};
 use crate::request::{Origin, from_head};
@@ -166,10 +167,10 @@ async fn serve_request(
     mut send: halves::Sender,
 ) -> Fate {
     let fault = recv.fault();
-    let (parts, length) = match take_head(&mut recv).await {
+    let (parts, length, as_it_came) = match take_head(&mut recv).await {
         Ok((mut parts, length)) => {
-            settle_early(&recv, &mut parts).await;
-            (parts, length)
+            let as_it_came = settle_early(&recv, &mut parts).await;
+            (parts, length, as_it_came)
         }
         Err(NoRequest::Incomplete) => {
             send.reset_with(Code::RequestIncomplete);
@@ -230,6 +231,16 @@ async fn serve_request(
             Served::Response(session::reject(&worker, *rejected))
         }
     };
+    let served = match (served, as_it_came) {
+        (Served::Response(response), Some(parts)) if response.status() == StatusCode::TOO_EARLY => {
+            drop(response);
+            match Box::pin(serve_confirmed(&origin, &worker, &connection, parts, &mut send)).await {
+                Some(served) => served,
+                None => return Fate::Cancelled,
+            }
+        }
+        (served, _) => served,
+    };
     // What breaks later was answered: that costs nobody more than it costs the client.
     let fate = fate_of(fault.get()).unwrap_or(Fate::Answered);
     match served {
@@ -281,19 +292,43 @@ async fn take_head(recv: &mut halves::Receiver) -> Result<(Parts, Option<u64>), 
     Ok((parts, length))
 }
 
-const EARLY_DATA: HeaderName = HeaderName::from_static("early-data");
-
 /// What came before the end of the client's handshake may be a replay. Only what may be said twice, and has no
 /// body, is served at once, and whoever gets it is told (RFC 8470, sections 3 and 5.2); all else waits.
-async fn settle_early(recv: &halves::Receiver, parts: &mut Parts) {
+///
+/// What is served at once is there again as it came, for somebody behind who wants to wait.
+async fn settle_early(recv: &halves::Receiver, parts: &mut Parts) -> Option<Parts> {
     if !recv.is_early() {
-        return;
+        return None;
     }
     if [Method::GET, Method::HEAD, Method::OPTIONS].contains(&parts.method) && recv.is_end_stream() {
+        let as_it_came = parts.clone();
         parts.headers.insert(EARLY_DATA, HeaderValue::from_static("1"));
-    } else {
-        recv.link().confirmed().await;
+        return Some(as_it_came);
     }
+    recv.link().confirmed().await;
+    None
+}
+
+/// Serves once more what was too early for somebody behind (RFC 8470, section 5.2): the client did not say that it
+/// came early, and would not know what 425 means.
+async fn serve_confirmed(
+    origin: &Origin<'_>,
+    worker: &Rc<Worker>,
+    connection: &Rc<Connection>,
+    parts: Parts,
+    send: &mut halves::Sender,
+) -> Option<Served> {
+    let link = send.link().clone();
+    link.confirmed().await;
+    let mut request = match from_head(origin, parts, RequestBody::Empty) {
+        Ok(request) => request,
+        Err(rejected) => return Some(Served::Response(session::reject(worker, *rejected))),
+    };
+    request.connection = Some(connection.clone());
+    let interim = Arc::new(Interim::default());
+    request.interim = Some(interim.clone());
+    let wait = Wait { send, interim, body: None, continued: false, hints: 0 };
+    wait.for_served(pin!(session::serve(worker, request))).await
 }
 
 fn fate_of(fault: Option<Fault>) -> Option<Fate> {

@@ -131,6 +131,40 @@ async fn only_what_may_be_said_twice_is_served_before_the_handshake_is_over() {
 }
 
 #[tokio::test]
+async fn a_route_and_an_origin_may_wait_for_the_end_of_the_handshake() {
+    let mut bed = Bed::start("none", EARLY, None).await;
+    bed.relay.lets(Lets::Up);
+    let (connection, accepted) = bed.early().await;
+    let mut asked = Vec::new();
+    for target in ["/late", "/picky"] {
+        asked.push(send(&connection, "GET", target, "").await);
+    }
+    let seen = bed.fort.sees().await;
+    let early = |seen: &Seen| (seen.head.target().to_owned(), seen.head.header("early-data"));
+    assert_eq!(early(&seen), ("/picky".to_owned(), Some("1".to_owned())));
+    assert_eq!(targets(&bed.seen_before("/between").await), Vec::<&str>::new());
+    bed.relay.lets(Lets::Both);
+    assert!(accepted.await, "the node took it");
+    for mut recv in asked {
+        assert_eq!(recv.answer().await.unwrap().status, 200);
+    }
+    let mut seen: Vec<_> = bed.seen_before("/behind").await.iter().map(early).collect();
+    seen.sort_unstable();
+    assert_eq!(seen, [("/late".to_owned(), None), ("/picky".to_owned(), None)]);
+}
+
+#[tokio::test]
+async fn whoever_says_himself_that_it_was_early_is_told_to_say_it_again() {
+    let mut fort = Fort::new().await;
+    let connection = fort.client().await;
+    for target in ["/late", "/picky"] {
+        let request = Request::get(format!("https://WEB{target}")).header("early-data", "1").body(()).unwrap();
+        assert_eq!(connection.ask(&request, b"").await.unwrap().status, 425, "{target}");
+    }
+    assert_eq!(fort.sees().await.head.target(), "/picky", "the route let nothing through");
+}
+
+#[tokio::test]
 async fn packets_that_are_sent_again_do_nothing_a_second_time() {
     let mut bed = Bed::start("none", EARLY, None).await;
     let (connection, accepted) = bed.early().await;

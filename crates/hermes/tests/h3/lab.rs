@@ -33,6 +33,8 @@ pub(crate) struct Fort {
     pub(crate) overlay: Overlay,
     pub(crate) seen: mpsc::UnboundedReceiver<Seen>,
     _origins: [Origin; 3],
+    /// Takes connections, and says nothing.
+    _mute: std::net::TcpListener,
 }
 
 const DOCUMENT: &str = "
@@ -44,10 +46,13 @@ routes:
 - {name: here, match: {authority: HERE}, respond: {body: here}}
 - {name: alice, match: {path: /who, user: alice}, respond: {body: alice}}
 - {name: tcp, match: {kind: tcp, authority: 'ECHO:7'}, terminate: {tcp: '$ECHO'}}
+- {name: mute, match: {kind: udp, authority: 'MUTE:7'}, upstream: mute, timeout: {connect: 1m}}
 - {name: udp, match: {kind: udp, authority: 'ECHO:7'}, terminate: {udp: '$UDP'}}
+- {name: late, match: {kind: http, authority: WEB, path: /late}, upstream: web, early-data: false}
 - {name: web, match: {kind: http, authority: WEB}, upstream: web}
 upstreams:
 - {name: web, protocol: h1, endpoints: ['$WEB']}
+- {name: mute, protocol: h1, endpoints: ['$MUTE']}
 ";
 
 impl Fort {
@@ -75,8 +80,10 @@ impl Fort {
             .with("MORE", more)
             .with("WEB", web)
             .with("ECHO", echo);
-        let node = draft.with("UDP", udp).start().await.unwrap();
-        Self { node, overlay, seen, _origins: origins }
+        let mute = std::net::TcpListener::bind(ANY).unwrap();
+        let draft = draft.with("UDP", udp).with("MUTE", mute.local_addr().unwrap());
+        let node = draft.start().await.unwrap();
+        Self { node, overlay, seen, _origins: origins, _mute: mute }
     }
 
     pub(crate) fn door(&self) -> Door {
@@ -110,8 +117,10 @@ async fn tell_all(
         let body = dialog.body(&head).await;
         let text = body.as_ref().ok().map(Content::text);
         let answer = format!("{} {} {}", head.method(), head.target(), text.as_deref().unwrap_or("").len());
+        let is_too_early = head.target() == "/picky" && head.header("early-data").is_some();
+        let status = if is_too_early { "425 Too Early" } else { "200 OK" };
         let _ = tell.send(Seen { head, body: text });
         body?;
-        dialog.send(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{answer}", answer.len())).await?;
+        dialog.send(format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{answer}", answer.len())).await?;
     }
 }
