@@ -5,6 +5,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
@@ -24,10 +25,26 @@ pub(crate) fn weight(datagram: &Bytes) -> usize {
 pub(crate) struct Inbox {
     datagrams: RefCell<VecDeque<Bytes>>,
     bytes: Cell<usize>,
+    /// Those of all inboxes together with which it is bounded.
+    total: Rc<Cell<usize>>,
     waker: Cell<Option<Waker>>,
 }
 
 impl Inbox {
+    /// One of several that together have a bound: `total` is what waits in all of them.
+    pub(crate) fn among(total: &Rc<Cell<usize>>) -> Self {
+        Self { datagrams: RefCell::default(), bytes: Cell::new(0), total: total.clone(), waker: Cell::new(None) }
+    }
+
+    /// Bytes that wait, and what they cost beside.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes.get()
+    }
+
+    fn set_bytes(&self, bytes: usize) {
+        self.total.set(self.total.get() + bytes - self.bytes.replace(bytes));
+    }
+
     /// Queues a datagram; the oldest make room for it. Returns how many of them were dropped.
     pub(crate) fn push(&self, datagram: Bytes, most: usize) -> u64 {
         let mut datagrams = self.datagrams.borrow_mut();
@@ -40,7 +57,7 @@ impl Inbox {
             dropped += 1;
         }
         datagrams.push_back(datagram);
-        self.bytes.set(bytes);
+        self.set_bytes(bytes);
         dropped
     }
 
@@ -60,11 +77,38 @@ impl Inbox {
         }
         if datagrams.len() <= BATCH {
             std::mem::swap(&mut *datagrams, batch);
-            self.bytes.set(0);
+            self.set_bytes(0);
         } else {
             batch.extend(datagrams.drain(..BATCH));
-            self.bytes.set(self.bytes.get() - batch.iter().map(weight).sum::<usize>());
+            self.set_bytes(self.bytes.get() - batch.iter().map(weight).sum::<usize>());
         }
         Poll::Ready(())
+    }
+}
+
+impl Drop for Inbox {
+    fn drop(&mut self) {
+        self.set_bytes(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn those_with_one_bound_know_what_waits_in_all_of_them() {
+        let total = Rc::default();
+        let (one, other) = (Inbox::among(&total), Inbox::among(&total));
+        let datagram = || Bytes::from_static(&[7; 36]);
+        for _ in 0..3 {
+            assert_eq!(one.push(datagram(), 250) + other.push(datagram(), 1000), u64::from(one.bytes() > 250));
+        }
+        assert_eq!((one.bytes(), other.bytes(), total.get()), (200, 300, 500));
+        let mut batch = VecDeque::new();
+        assert!(other.poll_take(&Context::from_waker(Waker::noop()), &mut batch).is_ready());
+        assert_eq!((batch.len(), total.get()), (3, 200));
+        drop(one);
+        assert_eq!(total.get(), 0);
     }
 }

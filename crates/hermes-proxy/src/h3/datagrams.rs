@@ -46,7 +46,7 @@ pub(crate) struct Datagrams {
 impl Datagrams {
     /// From now on those of this stream are kept for it.
     pub(crate) fn of(link: &Rc<Link>, stream: u64) -> Self {
-        let inbox = Rc::new(Inbox::default());
+        let inbox = Rc::new(link.inbox());
         link.deliver_to(stream, Some(inbox.clone()));
         Self { link: link.clone(), stream, inbox, waiting: None }
     }

@@ -26,6 +26,8 @@ use crate::signal::Signal;
 use crate::stream::StreamError;
 use crate::worker::Worker;
 
+/// Bytes of datagrams that wait while their readers are at it.
+const FEW: usize = 64 << 10;
 /// Bytes of the longest integer that a stream's type can be.
 const TYPE: usize = varint::MAX_LEN;
 
@@ -62,6 +64,8 @@ pub(crate) struct Link {
     critical: RefCell<Vec<u64>>,
     /// By the quarter of their stream's number.
     datagrams: RefCell<HashMap<u64, Rc<Inbox>>>,
+    /// What waits in all of them.
+    waiting: Rc<Cell<usize>>,
 }
 
 /// Opens our control stream, with SETTINGS on it. A server does it before it knows who the client is, so that they
@@ -94,6 +98,7 @@ impl Link {
             most_pushes: Cell::new(0),
             critical: RefCell::default(),
             datagrams: RefCell::default(),
+            waiting: Rc::default(),
         })
     }
 
@@ -187,6 +192,11 @@ impl Link {
         StreamError::of_connection(error.to_string())
     }
 
+    /// For the datagrams of a stream.
+    pub(super) fn inbox(&self) -> Inbox {
+        Inbox::among(&self.waiting)
+    }
+
     /// Puts the datagrams of a stream there; `None`: nobody wants them any more.
     pub(super) fn deliver_to(&self, stream: u64, inbox: Option<Rc<Inbox>>) {
         let mut datagrams = self.datagrams.borrow_mut();
@@ -240,6 +250,8 @@ impl Link {
         mut poll: impl FnMut(&mut Context<'_>) -> Poll<Result<Bytes, quic::ConnectionError>>,
     ) {
         let most = worker.generation().snapshot.limits.datagram_queue;
+        // No window holds datagrams up: all streams together have what one may fill, or the connection.
+        let most_of_all = most.max(self.windows.connection as usize);
         let mut touched: Option<Rc<Inbox>> = None;
         while let Poll::Ready(Ok(datagram)) = poll(cx) {
             let Some((stream, payload)) = h3::parse_datagram(datagram) else {
@@ -251,7 +263,11 @@ impl Link {
                 worker.shared.metrics.dropped("no-stream", 1);
                 continue;
             };
-            let dropped = inbox.push(payload, most);
+            // A short one keeps all that was read from the socket with it: where many wait they stand alone.
+            let is_slow = self.waiting.get() > FEW;
+            let payload = if is_slow { Bytes::copy_from_slice(&payload) } else { payload };
+            let others = self.waiting.get() - inbox.bytes();
+            let dropped = inbox.push(payload, most.min(most_of_all.saturating_sub(others)));
             if dropped > 0 {
                 worker.shared.metrics.dropped("queue-full", dropped);
             }

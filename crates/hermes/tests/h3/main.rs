@@ -8,6 +8,7 @@
 mod alternatives;
 mod early;
 mod floods;
+mod hostile;
 mod lab;
 mod messages;
 mod origins;

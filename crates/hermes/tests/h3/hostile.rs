@@ -1,0 +1,179 @@
+//! Known attacks on HTTP/3 and QUIC: bombs of QPACK, frames and streams without end, datagrams for nobody.
+//!
+//! In: what costs a client little and might cost a node much. Out: the node holds what its limits say, ends whom they
+//! say, and serves the others.
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use hermes_testkit::{
+    h3::{
+        Connection,
+        wire::{self, H3_DATAGRAM},
+    },
+    overlay::PATIENCE,
+    patience::until,
+};
+
+use crate::lab::Fort;
+
+/// What a node of one worker may grow by, whatever is sent to it: some buffers, not what was sent.
+const GROWTH: u64 = 32 << 20;
+/// A type of frame, and of stream, that nobody knows (RFC 9114, 7.2.8).
+const GREASE: u64 = 0x21;
+
+struct Watched {
+    fort: Fort,
+    before: u64,
+}
+
+impl Watched {
+    async fn with(limits: &str) -> Self {
+        let fort = Fort::with(limits).await;
+        fort.serves_on(&fort.client().await, "before").await;
+        let before = fort.node.memory().unwrap();
+        fort.node.forget_peak().unwrap();
+        Self { fort, before }
+    }
+
+    /// Honest clients are served, and the node has not grown.
+    async fn stands(&mut self, what: &str) {
+        self.fort.serves_on(&self.fort.client().await, what).await;
+        let grown = self.fort.node.peak_memory().unwrap().saturating_sub(self.before);
+        assert!(grown < GROWTH, "{what}: {} MiB", grown >> 20);
+        self.fort.node.assert_sound();
+    }
+}
+
+/// Lines of the static table, a byte each: 56 bytes of name and value come out (RFC 9204, appendix A, 56).
+fn bomb(lines: usize) -> Bytes {
+    let mut section = BytesMut::from(&wire::section(&wire::get("HERE", "/"))[..]);
+    section.resize(section.len() + lines, 0xc0 | 56);
+    wire::frame(wire::kind::HEADERS, &section)
+}
+
+#[tokio::test]
+async fn sections_that_swell_are_refused_before_they_have_swollen() {
+    let mut watched = Watched::with("error-resets: 2000").await;
+    for _ in 0..4 {
+        let connection = watched.fort.client().await;
+        let mut streams = Vec::new();
+        for _ in 0..100 {
+            let (mut send, recv) = connection.open().await.unwrap();
+            send.bytes(bomb(60_000)).await.unwrap();
+            send.finish().unwrap();
+            streams.push(recv);
+        }
+        for mut recv in streams {
+            assert_eq!(recv.answer().await.unwrap().status, 431);
+        }
+    }
+    watched.stands("after bombs").await;
+}
+
+#[tokio::test]
+async fn frames_of_the_future_without_end_are_no_request_and_end_as_idle() {
+    let mut watched = Watched::with("keep-alive: 2s").await;
+    let piece = wire::frame(GREASE, &[0; 8000]);
+    let mut connection = watched.fort.client().await;
+    let mut control = connection.control.take().unwrap();
+    let (mut request, _recv) = connection.open().await.unwrap();
+    let talking = async {
+        let on_control = async { while control.write_all(&piece).await.is_ok() {} };
+        let on_request = async { while request.bytes(piece.clone()).await.is_ok() {} };
+        tokio::join!(on_control, on_request);
+    };
+    tokio::time::timeout(PATIENCE, talking).await.expect("it may talk on for ever");
+    watched.stands("after frames of the future").await;
+}
+
+#[tokio::test]
+async fn streams_of_the_future_without_end_hold_nothing() {
+    let mut watched = Watched::with("").await;
+    let connection = watched.fort.client().await;
+    for _ in 0..5000 {
+        let mut stream = connection.open_uni().await.unwrap();
+        stream.write_all(&wire::integer(GREASE)).await.unwrap();
+    }
+    watched.fort.serves_on(&connection, "the same client").await;
+    // Those that say nothing, not even what they are, are as many as QUIC's limit lets be.
+    let mut silent = Vec::new();
+    let flood = async {
+        loop {
+            let mut stream = connection.quic.open_uni().await.unwrap();
+            // A varint of two bytes, of which one comes.
+            stream.write_all(&[0x40]).await.unwrap();
+            silent.push(stream);
+        }
+    };
+    let _: Result<(), _> = tokio::time::timeout(Duration::from_millis(500), flood).await;
+    assert!(silent.len() < 8, "{}", silent.len());
+    watched.stands("after streams of the future").await;
+}
+
+fn datagram(stream: u64, payload: &[u8]) -> Bytes {
+    [&wire::integer(stream / 4)[..], payload].concat().into()
+}
+
+#[tokio::test]
+async fn datagrams_for_streams_that_are_not_there_are_counted_and_kept_by_nobody() {
+    let mut watched = Watched::with("").await;
+    let connection = Connection::connect(&watched.fort.door(), &[(H3_DATAGRAM, 1)]).await.unwrap();
+    for number in 0..20_000_u64 {
+        // The last of all streams' numbers among them.
+        let stream = if number % 2 == 0 { 4 * number } else { (1 << 62) - 4 * number };
+        connection.quic.send_datagram_wait(datagram(stream, &[7; 1000])).await.unwrap();
+    }
+    watched.fort.serves_on(&connection, "the same client").await;
+    watched.fort.node.metric_reaches("hermes_datagrams_dropped_total", "no-stream", 1000.0).await;
+    watched.stands("after datagrams for nobody").await;
+}
+
+#[tokio::test]
+async fn datagrams_for_flows_that_never_open_share_one_bound() {
+    const FLOWS: usize = 200;
+    let mut watched = Watched::with("").await;
+    let connection = Connection::connect(&watched.fort.door(), &[(H3_DATAGRAM, 1)]).await.unwrap();
+    let mut flows = Vec::new();
+    for _ in 0..FLOWS {
+        let (mut send, recv) = connection.open().await.unwrap();
+        let lines = [
+            (":method", "CONNECT"),
+            (":protocol", "connect-udp"),
+            (":scheme", "https"),
+            (":authority", "x.test"),
+            (":path", "/.well-known/masque/udp/MUTE/7/"),
+            ("capsule-protocol", "?1"),
+        ];
+        send.headers(&lines).await.unwrap();
+        flows.push((send, recv));
+    }
+    until("all flows wait", || async {
+        watched.fort.node.metric("hermes_sessions_open", "").await.unwrap() >= FLOWS as f64
+    })
+    .await;
+    // For each of them a quarter of what one alone may have.
+    for _ in 0..250 {
+        for flow in 0..FLOWS as u64 {
+            connection.quic.send_datagram_wait(datagram(4 * flow, &[7; 1000])).await.unwrap();
+        }
+    }
+    watched.fort.node.metric_reaches("hermes_datagrams_dropped_total", "queue-full", 1000.0).await;
+    watched.stands("with flows that wait").await;
+    connection.quic.close(0_u32.into(), b"");
+    watched.fort.node.quiet().await;
+}
+
+#[tokio::test]
+async fn a_client_that_moves_all_the_time_is_one_client() {
+    let mut watched = Watched::with("").await;
+    let connection = watched.fort.client().await;
+    for number in 0..200 {
+        connection.move_to(std::net::UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
+        if number % 20 == 19 {
+            watched.fort.serves_on(&connection, &format!("after {number} moves")).await;
+        }
+    }
+    assert!(watched.fort.node.metric("hermes_connections_open", "").await.unwrap() <= 2.0);
+    watched.stands("after moves").await;
+}
