@@ -7,15 +7,19 @@
 //! In: descriptors with a label each. Out: the same at the other process.
 //! Never: to a process of another user (checked by SO_PEERCRED).
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut, Read as _, Seek as _, Write as _};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 
 use nix::cmsg_space;
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 
 /// Descriptors in one message; the kernel's ceiling is 253.
 const BATCH: usize = 64;
+/// The longest text.
+const MAX_TEXT: u64 = 64 << 20;
 /// The longest label.
 const MAX_LABEL: usize = 512;
 
@@ -25,6 +29,33 @@ pub struct Handed {
     pub label: String,
     /// The socket.
     pub fd: OwnedFd,
+}
+
+impl Handed {
+    /// A text that no label has room for.
+    ///
+    /// # Errors
+    /// No descriptor is left, or no memory.
+    pub fn text(label: String, text: &str) -> io::Result<Self> {
+        let mut file = File::from(memfd_create(c"hermes-handover", MFdFlags::MFD_CLOEXEC)?);
+        file.write_all(text.as_bytes())?;
+        Ok(Self { label, fd: file.into() })
+    }
+}
+
+/// Reads a text that was handed over.
+///
+/// # Errors
+/// It is none, or longer than any.
+pub fn read_text(fd: OwnedFd) -> io::Result<String> {
+    let mut file = File::from(fd);
+    file.rewind()?;
+    let mut text = String::new();
+    file.take(MAX_TEXT + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_TEXT {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "a text of a handover is too long"));
+    }
+    Ok(text)
 }
 
 /// Sends sockets to the other end, then an end mark. Blocking, bounded by the stream's timeouts.

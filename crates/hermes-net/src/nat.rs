@@ -18,10 +18,11 @@ const PREFIX: &str = "hermes-";
 const FORWARDING_V4: &str = "net/ipv4/ip_forward";
 const FORWARDING_V6: &str = "net/ipv6/conf/all/forwarding";
 
-/// Source NAT of one device. Ends when it is dropped.
+/// Source NAT of one device. Ends when it is dropped, unless another process has the device.
 #[derive(Debug)]
 pub struct Masquerade {
     table: String,
+    device: Device,
 }
 
 /// Lets `addresses` behind `device` reach what this machine reaches, with its address. Replaces what there is for this
@@ -42,7 +43,7 @@ pub fn masquerade(device: &Device, addresses: &[IpNet]) -> Result<Masquerade, Tu
     let table = format!("{PREFIX}{}", device.name());
     let output = nft(&rules(&table, device.name(), addresses)).map_err(|source| TunError::NoNft { source })?;
     if output.status.success() {
-        return Ok(Masquerade { table });
+        return Ok(Masquerade { table, device: device.clone() });
     }
     let reason = String::from_utf8_lossy(&output.stderr).lines().next().unwrap_or_default().to_owned();
     Err(TunError::Nft { device: device.name().to_owned(), reason })
@@ -50,7 +51,9 @@ pub fn masquerade(device: &Device, addresses: &[IpNet]) -> Result<Masquerade, Tu
 
 impl Drop for Masquerade {
     fn drop(&mut self) {
-        remove(&self.table);
+        if self.device.is_ours() {
+            remove(&self.table);
+        }
     }
 }
 

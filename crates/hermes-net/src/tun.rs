@@ -23,6 +23,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use ipnet::IpNet;
@@ -56,6 +57,8 @@ struct Inner {
     name: String,
     index: u32,
     captures: Mutex<Captures>,
+    /// What is to go with it goes with this process; else it is another one's.
+    is_ours: AtomicBool,
 }
 
 /// What a device captures.
@@ -68,7 +71,9 @@ struct Captures {
 impl Drop for Inner {
     fn drop(&mut self) {
         // Routes and addresses go with the device; rules have to be removed.
-        capture::remove_rules_of(self.index);
+        if self.is_ours.load(Ordering::Acquire) {
+            capture::remove_rules_of(self.index);
+        }
     }
 }
 
@@ -92,14 +97,63 @@ impl Device {
         for _ in 1..queues.min(MOST_QUEUES) {
             made.push(open_queue(name, several, false)?);
         }
-        let system = |doing: &'static str| {
-            let device = name.to_owned();
-            move |source| TunError::Device { device, doing, source }
-        };
-        let index = nix::net::if_::if_nametoindex(name).map_err(io::Error::from).map_err(system("finding"))?;
-        bring_up(index, mtu).map_err(system("bringing up"))?;
-        let inner = Inner { name: name.to_owned(), index, captures: Mutex::default() };
-        Ok((Self { inner: Arc::new(inner) }, made))
+        let this = Self::named(name, true)?;
+        let fault = |source| TunError::Device { device: name.to_owned(), doing: "bringing up", source };
+        bring_up(this.index(), mtu).map_err(fault)?;
+        Ok((this, made))
+    }
+
+    /// Takes the queues of another process's device, which is up. Until [`Device::own`] it stays that one's: nothing
+    /// goes with this process. Queues beyond `queues` are taken out of the device; where it can have no more of them,
+    /// there are several of the first.
+    ///
+    /// # Errors
+    /// `TunError`: the device is gone, or what came is no queue.
+    pub fn adopt(name: &str, descriptors: Vec<OwnedFd>, queues: usize) -> Result<(Self, Vec<IdleQueue>), TunError> {
+        let fault = |source| TunError::Device { device: name.to_owned(), doing: "taking over", source };
+        let this = Self::named(name, false)?;
+        let mut taken = Vec::new();
+        for descriptor in descriptors {
+            let file = File::from(descriptor);
+            if taken.len() < queues.max(1) {
+                taken.push(with_offload(file, name)?);
+            } else {
+                detach(&file).map_err(fault)?;
+            }
+        }
+        while taken.len() < queues {
+            let more = match open_queue(name, true, false) {
+                Ok(more) => more,
+                Err(_) => {
+                    taken.first().ok_or_else(|| fault(io::ErrorKind::NotFound.into()))?.try_clone().map_err(fault)?
+                }
+            };
+            taken.push(more);
+        }
+        Ok((this, taken))
+    }
+
+    fn named(name: &str, is_ours: bool) -> Result<Self, TunError> {
+        let fault = |source| TunError::Device { device: name.to_owned(), doing: "finding", source };
+        let index = nix::net::if_::if_nametoindex(name).map_err(io::Error::from).map_err(fault)?;
+        let inner =
+            Inner { name: name.to_owned(), index, captures: Mutex::default(), is_ours: AtomicBool::new(is_ours) };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// From now on its rules go with this process.
+    pub fn own(&self) {
+        self.inner.is_ours.store(true, Ordering::Release);
+    }
+
+    /// Another process has it: what belongs to it stays when this one ends.
+    pub fn part(&self) {
+        self.inner.is_ours.store(false, Ordering::Release);
+    }
+
+    /// Whether what belongs to it goes with this process.
+    pub fn is_ours(&self) -> bool {
+        self.inner.is_ours.load(Ordering::Acquire)
     }
 
     /// Its name.
@@ -216,6 +270,11 @@ fn open_queue(name: &str, several: bool, is_first: bool) -> Result<IdleQueue, Tu
         Some(libc::EPERM) => TunError::Privilege { wanted: "to make a TUN device" },
         _ => TunError::Device { device: name.to_owned(), doing: "making", source },
     })?;
+    with_offload(file, name)
+}
+
+/// Asks the kernel for super packets, as many kinds as it has; asked again it says the same.
+fn with_offload(file: File, name: &str) -> Result<IdleQueue, TunError> {
     let tcp = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
     let with_udp = set_offload(&file, tcp | libc::TUN_F_USO4 | libc::TUN_F_USO6).is_ok();
     if !with_udp {
@@ -236,6 +295,17 @@ fn attach(file: &File, name: &str, flags: libc::c_int) -> io::Result<()> {
     request.ifr_ifru.ifru_flags = flags as libc::c_short;
     // SAFETY: the descriptor is open for the life of `file`, and the kernel reads and writes one `ifreq`.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Takes a queue out of its device: the kernel sends nothing there any more.
+#[allow(unsafe_code)] // As above.
+fn detach(file: &File) -> io::Result<()> {
+    // SAFETY: as in `attach`.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    request.ifr_ifru.ifru_flags = libc::IFF_DETACH_QUEUE as libc::c_short;
+    // SAFETY: the descriptor is open for the life of `file`, and the kernel reads one `ifreq`.
+    let result = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETQUEUE, &raw mut request) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 

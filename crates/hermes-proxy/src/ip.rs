@@ -12,7 +12,7 @@ mod mailbox;
 mod newcomers;
 mod table;
 
-pub(crate) use self::device::{Device, Devices, Owner};
+pub(crate) use self::device::{Device, Devices, Owner, Share};
 pub(crate) use self::end::End;
 pub(crate) use self::judge::{Rules, Verdict, Way};
 pub(crate) use self::link::{Link, poll_send_into};

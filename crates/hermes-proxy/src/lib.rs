@@ -3,7 +3,8 @@
 //! In: checked snapshots and the traffic of applications and nodes. Out: the same traffic, where
 //! the snapshot's routes send it. The way of the data is `listener` -> `request` -> `session` ->
 //! `service` -> `upstream` or `stream` and `copy` -> `record`.
-//! Never: reads documents, or runs as root for anything but ports that ask for it.
+//! Programs that want a node within themselves begin at [`embed::Embedded`].
+//! Never: reads files of documents, or runs as root for anything but ports and devices that ask for it.
 
 pub mod admin;
 pub mod assist;
@@ -11,6 +12,7 @@ mod body;
 mod copy;
 mod datagram;
 mod early;
+pub mod embed;
 mod error;
 mod generation;
 mod h3;

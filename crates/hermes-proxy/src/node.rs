@@ -134,6 +134,7 @@ impl Node {
             closed: false,
         };
         node.run(generation).await?;
+        node.await_captures().await;
         node.watch_addresses();
         node.adopt_orphans();
         Ok(node)
@@ -153,7 +154,8 @@ impl Node {
     pub async fn read_inherited(&mut self) -> Result<(), Vec<Unready>> {
         self.read_orphans();
         let held_back = std::mem::take(&mut self.held_back);
-        if held_back.is_empty() {
+        let has_devices = self.read_devices();
+        if held_back.is_empty() && !has_devices {
             return Ok(());
         }
         for group in held_back.iter().filter_map(|key| self.sockets.get(key)?.first()?.group()) {
@@ -340,6 +342,9 @@ impl Node {
         for orphan in &self.orphans {
             Socket::Quic(orphan.group.clone(), 0).hand_over(&orphan.label, &mut all)?;
         }
+        for held in self.devices.values() {
+            held.hand_over(&mut all)?;
+        }
         Ok(all)
     }
 
@@ -364,10 +369,13 @@ impl Node {
         if !handed {
             self.sockets.values().flatten().for_each(Socket::make_way);
         }
+        let mut passages = if handed { self.part_with_devices() } else { Vec::new() };
         let mut waits = Vec::new();
         for worker in &self.workers {
             let (done, wait) = oneshot::channel();
-            if worker.commands.send(Command::Drain { handed, done }).await.is_ok() {
+            // One worker is enough for what is left.
+            let passages = std::mem::take(&mut passages);
+            if worker.commands.send(Command::Drain { handed, passages, done }).await.is_ok() {
                 waits.push(wait);
             }
         }

@@ -31,7 +31,7 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use crate::error::Error;
 use crate::generation::Generation;
-use crate::ip::{Device, Devices};
+use crate::ip::{Devices, Share};
 use crate::listener::quic::Doors;
 use crate::listener::tun::Captures;
 use crate::listener::{Acceptor, Ending, ListeningSocket, Transport};
@@ -151,20 +151,16 @@ impl Shared {
 /// What the node tells a worker.
 pub(crate) enum Command {
     /// Run this generation, with these sockets for its new listeners.
-    Apply {
-        generation: Arc<Generation>,
-        sockets: Vec<ListeningSocket>,
-        devices: Vec<(Arc<Device>, IdleQueue)>,
-        done: oneshot::Sender<()>,
-    },
+    Apply { generation: Arc<Generation>, sockets: Vec<ListeningSocket>, devices: Vec<Share>, done: oneshot::Sender<()> },
     /// Have this connection, which a node keeps to us and another worker accepted.
     Adopt(Box<Arrived>),
     /// Ask a node whose connection this worker has.
     Ask(Box<Question>),
     /// List sessions, at most so many.
     Sessions { most: usize, reply: oneshot::Sender<Vec<SessionView>> },
-    /// Accept no more, let what runs finish. `handed` listeners live on in another process.
-    Drain { handed: bool, done: oneshot::Sender<()> },
+    /// Accept no more, let what runs finish. `handed` listeners live on in another process, and devices, whose packets
+    /// for sessions here come by passages.
+    Drain { handed: bool, passages: Vec<(Arc<str>, IdleQueue)>, done: oneshot::Sender<()> },
     /// End now.
     Stop,
 }
@@ -494,14 +490,19 @@ async fn serve_commands(worker: &Rc<Worker>, mut commands: mpsc::Receiver<Comman
                 Some(Command::Adopt(arrived)) => arrival::adopt(worker, *arrived),
                 Some(Command::Ask(question)) => arrival::ask(worker, *question),
                 Some(Command::Sessions { most, reply }) => drop(reply.send(worker.live.list(most))),
-                Some(Command::Drain { handed, done }) => {
+                Some(Command::Drain { handed, passages, done }) => {
                     worker.draining.set(true);
                     worker.uplinks.stop_all();
                     let how = if handed { Ending::HandOver } else { Ending::Close };
                     for acceptor in acceptors.drain().flat_map(|(_, list)| list) {
                         acceptor.end(how).await;
                     }
-                    captures.end();
+                    if handed {
+                        worker.devices.part(worker, passages);
+                        captures.leave(worker);
+                    } else {
+                        captures.end();
+                    }
                     worker.live.drain(worker);
                     let _ = done.send(());
                 }

@@ -49,9 +49,13 @@ impl Device {
             return Ok(());
         }
         if !captures.lengths.contains_key(&(is_v4, length)) {
-            let added = pair(self.table(), is_v4, length)
-                .into_iter()
-                .try_for_each(|rule| netlink::change(RouteNetlinkMessage::NewRule(rule), Change::Add));
+            let added = pair(self.table(), is_v4, length).into_iter().try_for_each(|rule| {
+                match netlink::change(RouteNetlinkMessage::NewRule(rule), Change::Add) {
+                    // It names the device's own table: the process made it that had the device before us.
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+                    other => other,
+                }
+            });
             if let Err(source) = added {
                 remove_pair(self.table(), is_v4, length);
                 let _ = self.remove_from(self.table(), prefix);

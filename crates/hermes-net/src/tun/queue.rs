@@ -95,6 +95,26 @@ impl IdleQueue {
     }
 }
 
+impl IdleQueue {
+    /// The same queue once more.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self::new(self.descriptor.try_clone()?, self.with_udp))
+    }
+
+    /// Its descriptor, for another process.
+    pub fn into_fd(self) -> OwnedFd {
+        self.descriptor
+    }
+
+    /// The end of a [`IdleQueue::pair`] that another process made.
+    pub fn from_pair(descriptor: OwnedFd) -> Self {
+        Self::new(descriptor, true)
+    }
+}
+
 impl AsFd for IdleQueue {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()

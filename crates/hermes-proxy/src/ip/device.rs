@@ -7,11 +7,12 @@
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
+use std::fmt;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::task::{Context, Poll, ready};
+use std::task::{Poll, ready};
 
 use bytes::Bytes;
 use hermes_model::facts::{Facts, Trust};
@@ -19,6 +20,7 @@ use hermes_model::snapshot::Snapshot;
 use hermes_net::tun::{self, IdleQueue, Queue, ReceiveBuffer};
 use hermes_wire::ip::{self, Trouble};
 use ipnet::IpNet;
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use super::mailbox::Mailbox;
@@ -70,6 +72,31 @@ fn first_node(facts: &Facts) -> Option<Arc<str>> {
     Some(Arc::from(first))
 }
 
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Owner::User(name) => write!(f, "user {name}"),
+            Owner::Node(name) => write!(f, "node {name}"),
+            Owner::Source(address) => write!(f, "source {address}"),
+            Owner::Listener(name) => write!(f, "listener {name}"),
+        }
+    }
+}
+
+impl Owner {
+    /// As it is written for another process.
+    fn parse(text: &str) -> Option<Self> {
+        let (kind, name) = text.split_once(' ')?;
+        Some(match kind {
+            "user" => Owner::User(Arc::from(name)),
+            "node" => Owner::Node(Arc::from(name)),
+            "source" => Owner::Source(name.parse().ok()?),
+            "listener" => Owner::Listener(Arc::from(name)),
+            _ => return None,
+        })
+    }
+}
+
 /// A session's hold on a prefix.
 #[derive(Debug)]
 struct Claim {
@@ -105,11 +132,54 @@ pub(crate) struct Device {
     /// Read once a batch, written where sessions begin and end.
     claims: RwLock<Table<Claims>>,
     numbers: AtomicU64,
+    /// Whose prefixes are in the process before us, as long as that lives: nobody else's here.
+    reserved: RwLock<HashMap<IpNet, Owner>>,
+    /// Whether its queues are read here, and not in the process before us.
+    pub(crate) reads: watch::Sender<bool>,
+    /// Captures whose far ends have given their addresses.
+    pub(crate) answered: watch::Sender<usize>,
 }
 
 impl Device {
     pub(crate) fn new(name: Arc<str>, net: tun::Device) -> Arc<Self> {
-        Arc::new(Self { name, net, claims: RwLock::default(), numbers: AtomicU64::new(1) })
+        let reads = watch::Sender::new(net.is_ours());
+        let answered = watch::Sender::new(0);
+        let (claims, reserved) = (RwLock::default(), RwLock::default());
+        Arc::new(Self { name, net, claims, numbers: AtomicU64::new(1), reserved, reads, answered })
+    }
+
+    /// Whose each prefix is, for another process: a line each.
+    pub(crate) fn owners(&self) -> String {
+        let claims = self.claims.read().unwrap_or_else(PoisonError::into_inner);
+        let ours = claims.iter().filter_map(|(prefix, claims)| Some((*prefix, &claims.first()?.owner)));
+        let reserved = self.reserved.read().unwrap_or_else(PoisonError::into_inner);
+        let before = reserved.iter().map(|(prefix, owner)| (*prefix, owner));
+        ours.chain(before).map(|(prefix, owner)| format!("{prefix} {owner}\n")).collect()
+    }
+
+    /// Takes the word of the process before us for whose each prefix is.
+    pub(crate) fn reserve(&self, owners: &str) {
+        let read = |line: &str| {
+            let (prefix, owner) = line.split_once(' ')?;
+            Some((prefix.parse().ok()?, Owner::parse(owner)?))
+        };
+        let mut reserved = self.reserved.write().unwrap_or_else(PoisonError::into_inner);
+        reserved.extend(owners.lines().filter_map(read));
+    }
+
+    /// The process before us is gone, and its sessions with it. Routes to those that are not here now go as well.
+    fn release_reserved(&self) {
+        let reserved = std::mem::take(&mut *self.reserved.write().unwrap_or_else(PoisonError::into_inner));
+        // Whoever claims one of them waits until it is gone, and then leads it here anew.
+        let claims = self.claims.read().unwrap_or_else(PoisonError::into_inner);
+        for prefix in reserved.into_keys().filter(|prefix| self.net.is_ours() && claims.get(*prefix).is_none()) {
+            let _ = self.net.remove_route(prefix);
+        }
+    }
+
+    fn is_reserved(&self, prefix: IpNet, owner: Option<&Owner>) -> bool {
+        let reserved = self.reserved.read().unwrap_or_else(PoisonError::into_inner);
+        reserved.get(&prefix).is_some_and(|other| Some(other) != owner)
     }
 
     /// The kernel's side of it.
@@ -126,6 +196,9 @@ impl Device {
         mailbox: &Arc<Mailbox>,
         scope: Option<IpNet>,
     ) -> Option<u64> {
+        if self.is_reserved(prefix, Some(owner)) {
+            return None;
+        }
         let mut table = self.claims.write().unwrap_or_else(PoisonError::into_inner);
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let claim = Claim { owner: owner.clone(), mailbox: mailbox.clone(), number, scope };
@@ -141,7 +214,7 @@ impl Device {
         Some(number)
     }
 
-    /// Gives it back. True where nobody holds it now.
+    /// Gives it back. True where nobody holds it now, of this process or another one that has the device.
     pub(super) fn release(&self, prefix: IpNet, number: u64) -> bool {
         let mut table = self.claims.write().unwrap_or_else(PoisonError::into_inner);
         let Some(claims) = table.get_mut(prefix) else { return true };
@@ -150,16 +223,18 @@ impl Device {
         if is_over {
             table.remove(prefix);
         }
-        is_over
+        is_over && self.net.is_ours()
     }
 
     /// Whether nobody holds it.
     pub(super) fn is_free(&self, prefix: IpNet) -> bool {
-        self.claims.read().unwrap_or_else(PoisonError::into_inner).get(prefix).is_none()
+        !self.is_reserved(prefix, None)
+            && self.claims.read().unwrap_or_else(PoisonError::into_inner).get(prefix).is_none()
     }
 
-    /// Posts packets to the sessions that hold their destinations.
-    pub(super) fn deliver(&self, worker: &Worker, packets: &mut VecDeque<Bytes>, run: &mut Vec<Bytes>) {
+    /// Posts packets to the sessions that hold their destinations; `before` is the way to those of the process before
+    /// us.
+    fn deliver(&self, worker: &Worker, before: Option<&Queue>, packets: &mut VecDeque<Bytes>, run: &mut Vec<Bytes>) {
         let most = worker.generation().snapshot.limits.datagram_queue;
         let metrics = &worker.shared.metrics;
         let claims = self.claims.read().unwrap_or_else(PoisonError::into_inner);
@@ -169,7 +244,7 @@ impl Device {
             while packets.front().is_some_and(|next| ip::ends(next) == ends) {
                 run.extend(packets.pop_front());
             }
-            match ends.and_then(|(from, to)| holder(claims.find(to)?, from)) {
+            match ends.and_then(|(from, to)| holder(claims.find(to)?, from, before.is_none())) {
                 Some(claim) => {
                     let dropped = claim.mailbox.post(run, most);
                     if dropped > 0 {
@@ -177,7 +252,11 @@ impl Device {
                     }
                 }
                 None => {
-                    metrics.dropped("no-session", run.len() as u64);
+                    let passed = before.and_then(|before| before.try_send(run).ok()).map_or(0, |moved| moved.taken());
+                    let reason = if before.is_some() { "passing-on" } else { "no-session" };
+                    if passed < run.len() {
+                        metrics.dropped(reason, (run.len() - passed) as u64);
+                    }
                     run.clear();
                 }
             }
@@ -185,9 +264,19 @@ impl Device {
     }
 }
 
-/// Whose a packet from there is. Routers speak from elsewhere, to whichever session is newest.
-fn holder(claims: &Claims, from: IpAddr) -> Option<&Claim> {
-    claims.iter().find(|claim| claim.takes(from)).or_else(|| claims.iter().max_by_key(|claim| claim.number))
+/// Whose a packet from there is. Routers speak from elsewhere, to whichever session is newest, where all of them are
+/// here.
+fn holder(claims: &Claims, from: IpAddr, are_all: bool) -> Option<&Claim> {
+    let newest = || claims.iter().filter(|_| are_all).max_by_key(|claim| claim.number);
+    claims.iter().find(|claim| claim.takes(from)).or_else(newest)
+}
+
+/// What a worker has of a device.
+pub(crate) struct Share {
+    pub(crate) device: Arc<Device>,
+    pub(crate) queue: IdleQueue,
+    /// To the sessions of the process before us.
+    pub(crate) before: Option<IdleQueue>,
 }
 
 /// A device, and the task that reads it.
@@ -199,15 +288,36 @@ pub(crate) struct Devices(RefCell<HashMap<Arc<str>, Reading>>);
 
 impl Devices {
     /// Begins to read queues.
-    pub(crate) fn begin(&self, worker: &Rc<Worker>, queues: Vec<(Arc<Device>, IdleQueue)>) {
-        for (device, queue) in queues {
-            match queue.start() {
-                Ok(queue) => {
-                    let local = Rc::new(LocalDevice { device: device.clone(), queue, shared: worker.shared.clone() });
+    pub(crate) fn begin(&self, worker: &Rc<Worker>, shares: Vec<Share>) {
+        for Share { device, queue, before } in shares {
+            match queue.start().and_then(|queue| Ok((queue, before.map(IdleQueue::start).transpose()?))) {
+                Ok((queue, before)) => {
+                    let before = RefCell::new(before.map(Rc::new));
+                    let local =
+                        Rc::new(LocalDevice { device: device.clone(), queue, shared: worker.shared.clone(), before });
+                    if local.before.borrow().is_some() {
+                        worker.spawn(local.clone().outlive());
+                    }
                     let reading = worker.spawn(local.clone().read(worker.clone()));
                     self.0.borrow_mut().insert(device.name.clone(), (local, reading));
                 }
                 Err(error) => tracing::error!(device = %device.name, %error, "a device cannot be read here"),
+            }
+        }
+    }
+
+    /// Another process reads the queues from now on; what it has no session for comes by these.
+    pub(crate) fn part(&self, worker: &Rc<Worker>, passages: Vec<(Arc<str>, IdleQueue)>) {
+        self.0.borrow().values().for_each(|(_, reading)| reading.abort());
+        for (name, passage) in passages {
+            let Some(local) = self.get(&name) else { continue };
+            match passage.start() {
+                Ok(passage) => {
+                    let worker = worker.clone();
+                    let here = worker.clone();
+                    worker.spawn(async move { drop(local.deliver_all(&here, &passage).await) });
+                }
+                Err(error) => tracing::error!(device = %name, %error, "sessions here get no packets any more"),
             }
         }
     }
@@ -235,24 +345,50 @@ pub(crate) struct LocalDevice {
     pub(crate) queue: Queue,
     /// For what nobody else is left to count.
     pub(super) shared: Arc<Shared>,
+    /// To the sessions of the process before us, while that lives.
+    before: RefCell<Option<Rc<Queue>>>,
 }
 
 impl LocalDevice {
-    /// Reads the queue of this worker until the device is gone.
+    /// Reads the queue of this worker, once it is ours to read, until the device is gone.
     pub(crate) async fn read(self: Rc<Self>, worker: Rc<Worker>) {
+        let mut reads = self.device.reads.subscribe();
+        // The device has the other end.
+        drop(reads.wait_for(|reads| *reads).await);
+        if let Some(error) = self.deliver_all(&worker, &self.queue).await {
+            tracing::warn!(device = %self.device.name, %error, "a device can be read no more");
+        }
+    }
+
+    /// Waits for the end of the process before us.
+    async fn outlive(self: Rc<Self>) {
+        let Some(before) = self.before.borrow().clone() else { return };
+        let mut buffer = ReceiveBuffer::default();
+        while std::future::poll_fn(|cx| before.poll_receive(cx, &mut buffer, drop)).await.is_ok() {}
+        self.before.take();
+        self.device.release_reserved();
+    }
+
+    /// Posts packets to the sessions that hold their destinations, here or in the process before us.
+    pub(super) fn deliver(&self, worker: &Worker, packets: &mut VecDeque<Bytes>, run: &mut Vec<Bytes>) {
+        let before = self.before.borrow().clone();
+        self.device.deliver(worker, before.as_deref(), packets, run);
+    }
+
+    /// Delivers what comes by a queue, until its other end is gone.
+    async fn deliver_all(&self, worker: &Worker, queue: &Queue) -> Option<std::io::Error> {
         let mut buffer = ReceiveBuffer::default();
         let (mut packets, mut run) = (VecDeque::new(), Vec::new());
         let error = std::future::poll_fn(|cx| {
             for _ in 0..ROUNDS {
-                ready!(self.poll_read(cx, &mut buffer, &mut packets))?;
-                self.device.deliver(&worker, &mut packets, &mut run);
+                ready!(queue.poll_receive(cx, &mut buffer, |packet| packets.push_back(packet)))?;
+                self.deliver(worker, &mut packets, &mut run);
             }
             cx.waker().wake_by_ref();
             Poll::<std::io::Result<std::convert::Infallible>>::Pending
         })
         .await;
-        let Err(error) = error;
-        tracing::warn!(device = %self.device.name, %error, "a device can be read no more");
+        error.err()
     }
 
     /// Drops a packet of the device that nobody can carry, and tells its sender that no way leads there.
@@ -265,14 +401,5 @@ impl LocalDevice {
             // As any answer it may be lost.
             let _ = self.queue.try_send(&[error.into()]);
         }
-    }
-
-    fn poll_read(
-        &self,
-        cx: &mut Context<'_>,
-        buffer: &mut ReceiveBuffer,
-        packets: &mut VecDeque<Bytes>,
-    ) -> Poll<std::io::Result<()>> {
-        self.queue.poll_receive(cx, buffer, |packet| packets.push_back(packet)).map_ok(|_| ())
     }
 }

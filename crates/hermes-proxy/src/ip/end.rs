@@ -25,6 +25,8 @@ use crate::worker::Worker;
 
 /// Addresses that one session may hold.
 const MOST_ADDRESSES: usize = 64;
+/// Packets that came before their addresses.
+const MOST_AHEAD: usize = 64;
 /// Answers to packets that wait for the tunnel.
 const MOST_ANSWERS: usize = 64;
 
@@ -66,6 +68,8 @@ pub(crate) struct End {
     capsules: VecDeque<Other>,
     answers: VecDeque<Bytes>,
     came: VecDeque<Bytes>,
+    /// Of the tunnel, before the far end has given addresses.
+    ahead: VecDeque<Bytes>,
 }
 
 impl End {
@@ -136,6 +140,7 @@ impl End {
             capsules: VecDeque::new(),
             answers: VecDeque::new(),
             came: VecDeque::new(),
+            ahead: VecDeque::new(),
         }
     }
 
@@ -159,7 +164,7 @@ impl End {
     pub(crate) fn close(&mut self, worker: &Worker) {
         self.release();
         match &self.link {
-            Link::Device { local, mailbox } => local.device.deliver(worker, &mut mailbox.close(), &mut Vec::new()),
+            Link::Device { local, mailbox } => local.deliver(worker, &mut mailbox.close(), &mut Vec::new()),
             Link::Peer { flow, .. } => flow.queue.close_in_order(),
         }
     }
@@ -303,6 +308,7 @@ impl End {
                 self.hear(kind, payload).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
             }
         }
+        self.order_ahead(worker, &mut batch.datagrams);
         let judged = std::mem::take(&mut batch.judged);
         if !judged {
             let mut kept = std::mem::take(&mut batch.datagrams);
@@ -315,6 +321,23 @@ impl End {
         let sent = self.link.poll_send(cx, worker, &mut batch.datagrams);
         batch.judged = sent.is_pending();
         sent
+    }
+
+    /// A datagram of QUIC may overtake the capsule with the addresses, by which it is judged.
+    fn order_ahead(&mut self, worker: &Worker, packets: &mut VecDeque<Bytes>) {
+        if !matches!(self.side, Side::Asks { answered: false, .. }) {
+            if !self.ahead.is_empty() {
+                self.ahead.append(packets);
+                std::mem::swap(&mut self.ahead, packets);
+            }
+            return;
+        }
+        self.ahead.append(packets);
+        let excess = self.ahead.len().saturating_sub(MOST_AHEAD);
+        if excess > 0 {
+            self.ahead.drain(..excess);
+            worker.shared.metrics.dropped("queue-full", excess as u64);
+        }
     }
 
     fn let_in(&mut self, worker: &Worker, packet: &Bytes) -> bool {
@@ -358,7 +381,12 @@ impl End {
     /// What the far end lets packets come from, which need not be what the link's come from.
     fn take_assigned(&mut self, assigned: &[Address]) {
         let Side::Asks { wanted, answered, .. } = &mut self.side else { return };
-        *answered = true;
+        let is_first = !std::mem::replace(answered, true);
+        if let Link::Device { local, .. } = &self.link
+            && is_first
+        {
+            local.device.answered.send_modify(|count| *count += 1);
+        }
         let given: Vec<&Address> =
             assigned.iter().filter(|address| !address.prefix.address().is_unspecified()).collect();
         self.inner = given.iter().filter_map(|given| Inner::instead(given, wanted)).collect();

@@ -26,6 +26,11 @@ impl<T> Table<T> {
         self.entries.get(&prefix)
     }
 
+    /// All of them, in no order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&IpNet, &T)> {
+        self.entries.iter()
+    }
+
     pub(crate) fn get_mut(&mut self, prefix: IpNet) -> Option<&mut T> {
         self.entries.get_mut(&prefix)
     }

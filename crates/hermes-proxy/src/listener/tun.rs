@@ -16,7 +16,7 @@ use hermes_model::facts::Trust;
 use hermes_model::snapshot::{Capture, Listener, ListenerProtocol, Snapshot, Tun};
 use ipnet::IpNet;
 
-use crate::datagram::Port;
+use crate::datagram::{Port, QUIET};
 use crate::ip::{End, Link, Owner};
 use crate::request::{Origin, from_capture};
 use crate::session::{self, Near, Served};
@@ -80,6 +80,16 @@ impl Captures {
             } else {
                 worker.spawn(capture(worker.clone(), listener, taken.network, ending, before));
             }
+        }
+    }
+
+    /// Another process has its own by now. What was read before, and what is under way to us, comes through yet.
+    pub(crate) fn leave(&mut self, worker: &Rc<Worker>) {
+        for (_, running) in self.0.drain() {
+            worker.spawn(async move {
+                tokio::time::sleep(QUIET).await;
+                running.ending.set(());
+            });
         }
     }
 

@@ -5,17 +5,22 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
+use std::io;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use hermes_model::snapshot::{Action, ListenerProtocol, Snapshot};
+use hermes_net::handover::{Handed, read_text};
 use hermes_net::nat::{self, Masquerade};
 use hermes_net::tun::{self, IdleQueue, LARGEST_MTU, Route, TunError};
 use ipnet::IpNet;
+use tokio::time::Instant;
 
 use super::Node;
 use crate::generation::Unready;
-use crate::ip::Device;
+use crate::ip::{Device, Share};
 
 /// A device, and what it was given.
 pub(super) struct HeldDevice {
@@ -23,8 +28,14 @@ pub(super) struct HeldDevice {
     addresses: HashSet<IpAddr>,
     /// Prefixes that listeners take.
     captures: HashSet<IpNet>,
+    /// How many the document wants.
+    wanted: usize,
     /// What leaves by it has this machine's address, as long as this lives.
     nat: Option<(Vec<IpNet>, Masquerade)>,
+    /// Its queues once more, for another process.
+    queues: Vec<IdleQueue>,
+    /// Our end of the way from a successor to the sessions here.
+    passage: Mutex<Option<IdleQueue>>,
 }
 
 /// What a document wants of a device.
@@ -41,7 +52,21 @@ struct Wanted {
 }
 
 /// New devices, and for each worker its queues of them.
-type Made = (HashMap<Arc<str>, HeldDevice>, Vec<Vec<(Arc<Device>, IdleQueue)>>);
+type Made = (HashMap<Arc<str>, HeldDevice>, Vec<Vec<Share>>);
+
+/// A takeover waits so long for the far ends of what it captures: packets go the old way until then.
+const FAR_ENDS: Duration = Duration::from_secs(5);
+/// Stand behind the label of a device's queues: the way to the sessions of who hands it over, and whose they are.
+const BEFORE: &str = " before";
+const OWNERS: &str = " owners";
+const ADDRESSES: &str = " addresses";
+const CAPTURES: &str = " captures";
+
+const TUN: &str = "tun/";
+
+fn label(device: &str) -> String {
+    format!("{TUN}{device}")
+}
 
 fn wanted(snapshot: &Snapshot) -> HashMap<Arc<str>, Wanted> {
     let mut all: HashMap<Arc<str>, Wanted> = HashMap::new();
@@ -70,7 +95,7 @@ impl Node {
     /// Makes devices that are not there yet, and gives all of them the addresses and routes that they lack.
     pub(super) fn open_devices(&mut self, snapshot: &Snapshot) -> Result<Made, Vec<Unready>> {
         let mut made = HashMap::new();
-        let mut queues: Vec<Vec<(Arc<Device>, IdleQueue)>> = self.workers.iter().map(|_| Vec::new()).collect();
+        let mut shares: Vec<Vec<Share>> = self.workers.iter().map(|_| Vec::new()).collect();
         for (name, wanted) in wanted(snapshot) {
             let fault = |error: TunError| {
                 vec![Unready { path: wanted.path.clone(), reason: format!("{error}. {}", error.remedy()) }]
@@ -78,17 +103,30 @@ impl Node {
             let held = match self.devices.entry(name.clone()) {
                 Entry::Occupied(held) => held.into_mut(),
                 Entry::Vacant(_) => {
-                    let (net, idle) = tun::Device::create(&name, queues.len(), LARGEST_MTU).map_err(fault)?;
-                    let device = Device::new(name.clone(), net);
-                    for (mine, queue) in queues.iter_mut().zip(idle) {
-                        mine.push((device.clone(), queue));
-                    }
-                    made.entry(name).or_insert_with(|| HeldDevice::new(device))
+                    let held = match self.inherited.remove(&label(&name)) {
+                        Some(queues) => adopt(&name, queues, &mut self.inherited, &mut shares),
+                        None => create(&name, &mut shares),
+                    };
+                    made.entry(name).or_insert(held.map_err(fault)?)
                 }
             };
             held.equip(&wanted).map_err(fault)?;
         }
-        Ok((made, queues))
+        self.take_unwanted(&mut made, &mut shares);
+        Ok((made, shares))
+    }
+
+    /// Devices of the process before us that this document does not name: they go in order, once they are ours.
+    fn take_unwanted(&mut self, made: &mut HashMap<Arc<str>, HeldDevice>, shares: &mut [Vec<Share>]) {
+        let named = |label: &String| label.strip_prefix(TUN).filter(|name| !name.contains(' ')).map(Arc::<str>::from);
+        let left: Vec<Arc<str>> = self.inherited.keys().filter_map(named).collect();
+        for name in left {
+            let queues = self.inherited.remove(&label(&name)).unwrap_or_default();
+            match adopt(&name, queues, &mut self.inherited, shares) {
+                Ok(held) => drop(made.insert(name, held)),
+                Err(error) => tracing::warn!(%error, "{}", error.remedy()),
+            }
+        }
     }
 
     /// From now on the devices are those of this document.
@@ -97,6 +135,10 @@ impl Node {
         let mut wanted = wanted(snapshot);
         self.devices.retain(|name, held| {
             let Some(wanted) = wanted.remove(name) else { return false };
+            if !held.device.net().is_ours() {
+                // What the process before us has still needs it.
+                return true;
+            }
             for address in held.addresses.difference(&wanted.addresses) {
                 tell(held.device.net().remove_address((*address).into()));
             }
@@ -113,9 +155,105 @@ impl Node {
     }
 }
 
+impl Node {
+    /// Waits until what is captured of a device that we take over has far ends here.
+    pub(super) async fn await_captures(&self) {
+        let taken = self.devices.values().filter(|held| !held.device.net().is_ours());
+        let deadline = Instant::now() + FAR_ENDS;
+        for held in taken {
+            let mut answered = held.device.answered.subscribe();
+            let all = answered.wait_for(|count| *count >= held.wanted);
+            if tokio::time::timeout_at(deadline, all).await.is_err() {
+                tracing::warn!(device = %held.device.name, "taken over though not all that it captures has a far end");
+            }
+        }
+    }
+
+    /// The process before us reads no device any more: what goes with them goes with us. False: there are none such.
+    pub(super) fn read_devices(&mut self) -> bool {
+        let mut taken = self.devices.values().filter(|held| !held.device.net().is_ours()).peekable();
+        let has_some = taken.peek().is_some();
+        for held in taken {
+            held.device.net().own();
+            held.device.reads.send_replace(true);
+        }
+        has_some
+    }
+
+    /// Another process has the devices. Returns the ways by which it passes on what is for sessions here.
+    pub(super) fn part_with_devices(&mut self) -> Vec<(Arc<str>, IdleQueue)> {
+        let mut passages = Vec::new();
+        for (name, held) in &mut self.devices {
+            held.device.net().part();
+            let passage = held.passage.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+            passages.extend(passage.map(|passage| (name.clone(), passage)));
+        }
+        passages
+    }
+}
+
+fn create(name: &Arc<str>, shares: &mut [Vec<Share>]) -> Result<HeldDevice, TunError> {
+    let (net, idle) = tun::Device::create(name, shares.len(), LARGEST_MTU)?;
+    HeldDevice::new(Device::new(name.clone(), net), idle, &[], shares)
+}
+
+/// The device of the process before us, with what that says of it.
+fn adopt(
+    name: &Arc<str>,
+    queues: Vec<OwnedFd>,
+    inherited: &mut HashMap<String, Vec<OwnedFd>>,
+    shares: &mut [Vec<Share>],
+) -> Result<HeldDevice, TunError> {
+    let mut take = |what: &str| inherited.remove(&format!("{}{what}", label(name))).unwrap_or_default();
+    let before: Vec<IdleQueue> = take(BEFORE).into_iter().map(IdleQueue::from_pair).collect();
+    let mut text = |what: &str| take(what).pop().and_then(|fd| read_text(fd).ok()).unwrap_or_default();
+    let (net, idle) = tun::Device::adopt(name, queues, shares.len())?;
+    let device = Device::new(name.clone(), net);
+    device.reserve(&text(OWNERS));
+    let mut held = HeldDevice::new(device, idle, &before, shares)?;
+    held.addresses = text(ADDRESSES).lines().filter_map(|line| line.parse().ok()).collect();
+    held.captures = text(CAPTURES).lines().filter_map(|line| line.parse().ok()).collect();
+    for prefix in &held.captures {
+        held.device.net().capture(*prefix, Route::default())?;
+    }
+    Ok(held)
+}
+
 impl HeldDevice {
-    fn new(device: Arc<Device>) -> Self {
-        Self { device, addresses: HashSet::new(), captures: HashSet::new(), nat: None }
+    /// A device whose queues are dealt out.
+    fn new(
+        device: Arc<Device>,
+        idle: Vec<IdleQueue>,
+        before: &[IdleQueue],
+        shares: &mut [Vec<Share>],
+    ) -> Result<Self, TunError> {
+        let fault = |source| TunError::Device { device: device.name.to_string(), doing: "sharing", source };
+        let mut queues = Vec::new();
+        for (share, queue) in shares.iter_mut().zip(idle) {
+            queues.push(queue.try_clone().map_err(fault)?);
+            let before = before.first().map(IdleQueue::try_clone).transpose().map_err(fault)?;
+            share.push(Share { device: device.clone(), queue, before });
+        }
+        let (addresses, captures) = (HashSet::new(), HashSet::new());
+        Ok(Self { device, addresses, captures, wanted: 0, nat: None, queues, passage: Mutex::default() })
+    }
+
+    /// Adds itself to what another process gets: the queues, the way back to the sessions here, and what it has.
+    pub(super) fn hand_over(&self, all: &mut Vec<Handed>) -> io::Result<()> {
+        let label = label(&self.device.name);
+        for queue in &self.queues {
+            all.push(Handed { label: label.clone(), fd: queue.try_clone()?.into_fd() });
+        }
+        let (ours, theirs) = IdleQueue::pair()?;
+        *self.passage.lock().unwrap_or_else(PoisonError::into_inner) = Some(ours);
+        all.push(Handed { label: format!("{label}{BEFORE}"), fd: theirs.into_fd() });
+        let lines = |items: Vec<String>| items.join("\n");
+        let addresses = lines(self.addresses.iter().map(ToString::to_string).collect());
+        let captures = lines(self.captures.iter().map(ToString::to_string).collect());
+        for (what, text) in [(OWNERS, self.device.owners()), (ADDRESSES, addresses), (CAPTURES, captures)] {
+            all.push(Handed::text(format!("{label}{what}"), &text)?);
+        }
+        Ok(())
     }
 
     /// Gives it what it lacks. What is there already stays as it is; what a refused document brought goes with
@@ -126,10 +264,12 @@ impl HeldDevice {
             net.add_address((*address).into())?;
             self.addresses.insert(*address);
         }
-        for prefix in &wanted.captures {
+        // A route that is there already has the MTU of its tunnel.
+        for prefix in wanted.captures.difference(&self.captures.clone()) {
             net.capture(*prefix, Route::default())?;
             self.captures.insert(*prefix);
         }
+        self.wanted = wanted.captures.len();
         if wanted.is_gateway {
             net.exempt()?;
         }

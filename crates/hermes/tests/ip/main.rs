@@ -14,5 +14,6 @@ mod mtu;
 mod names;
 mod passing;
 mod rules;
+mod takeover;
 mod traffic;
 mod transcripts;

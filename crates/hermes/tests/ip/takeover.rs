@@ -1,0 +1,115 @@
+//! A new process takes a device over: its queues, addresses, routes and captures, with live sessions at either end.
+//!
+//! In: a near and a far node, a ping every hundredth of a second, and a connection. Out: no ping is lost and the
+//! connection lives on, whichever of the two is taken over, by processes of more and of fewer workers.
+
+use hermes_testkit::{
+    origin::{self, stream},
+    overlay::Node,
+    patience::until,
+};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+use crate::line::{FAR, FAR_DOCUMENT, Hop, Line, NEAR_DOCUMENT, anywhere, as_root, draft, next};
+
+const ECHO: u16 = 7;
+const PINGS: &str = "200";
+
+/// Another process of the node at a place, with so many workers.
+async fn successor(line: &Line, place: usize, hop: Hop, process: &str, workers: usize) -> Node {
+    let (name, document) = [("near", NEAR_DOCUMENT), ("node-1", FAR_DOCUMENT)][place];
+    let document = document.replace("workers: 2", &format!("workers: {workers}\ndrain: 1s"));
+    let socket = line.overlay.dir().join(format!("{name}.sock"));
+    let draft = draft(line, place, name, &document).called(process).args(&["--takeover", socket.to_str().unwrap()]);
+    let draft = draft.with("NEXT", format!("{}:9443", next(place))).with("PROTOCOL", hop.protocol());
+    draft.start().await.unwrap()
+}
+
+/// Pings without a pause while something is done in their midst.
+async fn none_is_lost<T>(line: &Line, far: &str, what: &str, done: impl Future<Output = T>) -> T {
+    let ping = ["ping", "-q", "-i", "0.01", "-c", PINGS, "-W", "3", far];
+    let (said, done) = tokio::join!(line.near().output(&ping), done);
+    let all = said.as_ref().is_ok_and(|said| said.contains(" 0% packet loss"));
+    assert!(all, "{what}, {far}: {said:?}\n{}", line.dropped().await);
+    done
+}
+
+fn taken_over(hop: Hop) {
+    as_root(&format!("devices that are taken over, {hop:?}"), || async {
+        let mut line = Line::empty(2);
+        let far = successor(&line, 1, hop, "far-0", 2).await;
+        let near = successor(&line, 0, hop, "near-0", 2).await;
+        line.nodes = vec![near, far];
+        line.answers().await;
+        let listening = async { stream::echo(origin::listen(anywhere(ECHO)).unwrap()).unwrap() };
+        let _echo = line.far().run(listening).await.unwrap();
+        let target: std::net::IpAddr = FAR[0].parse().unwrap();
+        let mut connection = line.near().run(TcpStream::connect((target, ECHO))).await.unwrap().unwrap();
+        let mut retired = Vec::new();
+        for (number, (place, workers)) in [(0, 1), (1, 3), (0, 3), (1, 1)].into_iter().enumerate() {
+            let what = format!("takeover {number}, at place {place}");
+            let began = async {
+                let process = format!("process-{number}");
+                let successor = successor(&line, place, hop, &process, workers).await;
+                let parted = async || line.nodes[place].log().contains("another process has the listeners");
+                until("the old process parts", parted).await;
+                successor
+            };
+            let successor = none_is_lost(&line, FAR[number % 2], &what, began).await;
+            retired.push(std::mem::replace(&mut line.nodes[place], successor));
+            connection.write_all(&[number as u8]).await.unwrap();
+            assert_eq!(usize::from(connection.read_u8().await.unwrap()), number);
+        }
+        // A process that ends takes nothing with it that is another one's now.
+        for old in retired {
+            old.signal(nix::sys::signal::Signal::SIGTERM).unwrap();
+            let log = old.log();
+            assert!(old.ended().await.success(), "{log}");
+        }
+        line.answers().await;
+        connection.write_all(b"!").await.unwrap();
+        assert_eq!(connection.read_u8().await.unwrap(), b'!');
+        let rules = line.near().output(&["ip", "rule"]).await.unwrap();
+        assert!(rules.contains("0x4845524d"), "{rules}");
+    });
+}
+
+#[test]
+fn devices_are_taken_over_with_http_2_between() {
+    taken_over(Hop::H2);
+}
+
+#[test]
+fn devices_are_taken_over_with_http_3_between() {
+    taken_over(Hop::H3);
+}
+
+/// What a successor that gives up has taken is still the running process's.
+#[test]
+fn a_successor_that_fails_takes_nothing() {
+    as_root("a successor that fails takes nothing", || async {
+        let hop = Hop::H2;
+        let mut line = Line::empty(2);
+        line.add(1, FAR_DOCUMENT, None).await;
+        let near = successor(&line, 0, hop, "near-0", 2).await;
+        line.nodes.insert(0, near);
+        line.answers().await;
+        // Every machine has a device of that name.
+        let other =
+            "- {name: other, protocol: tun, device: lo, address: [10.30.0.2], capture: [10.31.0.0/16]}\nroutes:";
+        let document = NEAR_DOCUMENT.replace("routes:", other);
+        let socket = line.overlay.dir().join("near.sock");
+        let draft = draft(&line, 0, "near", &document).called("near-1").with("NEXT", "10.77.0.2:9443");
+        let failing = draft.with("PROTOCOL", hop.protocol()).args(&["--takeover", socket.to_str().unwrap()]).start();
+        let (started, pings) = (failing, ["ping", "-q", "-i", "0.01", "-c", "100", "-W", "3", FAR[0]]);
+        let (started, said) = tokio::join!(started, line.near().output(&pings));
+        let words = started.map(|_| ()).unwrap_err().to_string();
+        assert!(words.contains("there is a device lo already"), "{words}");
+        assert!(said.as_ref().is_ok_and(|said| said.contains(" 0% packet loss")), "{said:?}\n{}", line.dropped().await);
+        let rules = line.near().output(&["ip", "rule"]).await.unwrap();
+        assert!(rules.contains("0x4845524d"), "{rules}");
+    });
+}
