@@ -11,7 +11,7 @@ use http::StatusCode;
 use crate::authority::Authority;
 use crate::facts::{Facts, Kind, Trust};
 use crate::path::{Unreadable, readings};
-use crate::snapshot::{Action, Route, Snapshot, Target};
+use crate::snapshot::{Route, Snapshot};
 use crate::via::{MAX_HOPS, trail};
 
 /// What becomes of a session.
@@ -178,12 +178,10 @@ fn fit(route: &Route, facts: &Facts) -> Result<(), Refused> {
 /// `check` refuses documents that invite this; a listener with `trust` passes there, since it is
 /// known only here whether the client is one of those.
 fn is_open_proxy(route: &Route, facts: &Facts) -> bool {
-    let Action::Terminate(terminate) = &route.action else { return false };
-    terminate.target == Target::Authority
-        && facts.trust == Trust::Anonymous
+    facts.trust == Trust::Anonymous
         && facts.user.is_none()
         && !facts.source.ip().to_canonical().is_loopback()
-        && route.matcher.admits_unnamed_hosts()
+        && route.goes_where_it_is_asked()
 }
 
 #[cfg(test)]

@@ -363,6 +363,21 @@ pub enum Action {
     Redirect(Redirect),
 }
 
+impl Route {
+    /// Whether sessions choose for themselves where they go, out of the overlay: for anybody, that is an open proxy.
+    pub fn goes_where_it_is_asked(&self) -> bool {
+        let is_named = match &self.action {
+            Action::Terminate(terminate) => terminate.target != Target::Authority,
+            Action::Device(gateway) => {
+                let networks = &self.matcher.networks;
+                gateway.inner.is_some() || !networks.is_empty() && networks.iter().all(|net| net.prefix_len() > 0)
+            }
+            Action::Upstream(_) | Action::Respond(_) | Action::Redirect(_) => true,
+        };
+        !is_named && self.matcher.admits_unnamed_hosts()
+    }
+}
+
 impl Action {
     /// Whether the action can carry sessions of this kind. An error answered by a route is an
     /// answer to any kind: that is how a route denies a tunnel.

@@ -22,11 +22,18 @@ use std::sync::Arc;
 
 use http::{HeaderName, HeaderValue, StatusCode};
 
-use crate::facts::{Facts, Peer, Trust};
+use crate::facts::{Facts, Kind, Peer, Trust};
 use crate::snapshot::{Listener, Snapshot};
 
 /// The header that carries the user between nodes.
 pub const HERMES_USER: HeaderName = HeaderName::from_static("hermes-user");
+
+/// The header that says where an `ip` session without a user began: `node/NAME`, or `address/ADDRESS`. Whoever
+/// takes it from somebody who may not pass on what others asserted writes it anew.
+pub const HERMES_ORIGIN: HeaderName = HeaderName::from_static("hermes-origin");
+
+/// What the overlay's own fields begin with.
+const OVERLAY: &str = "hermes-";
 
 /// The longest user name, in bytes.
 pub const MAX_USER: usize = 255;
@@ -118,7 +125,12 @@ pub fn identify<'a>(
 /// The user that a listener gives to each of its sessions by `set-headers`, over what
 /// [`identify`] came to.
 pub fn listener_user(listener: &Listener) -> Option<Arc<str>> {
-    let (_, value) = listener.set_headers.iter().rev().find(|(name, _)| *name == HERMES_USER)?;
+    user_of(&listener.set_headers)
+}
+
+/// The same of any headers that a document sets.
+pub fn user_of(set_headers: &[(HeaderName, HeaderValue)]) -> Option<Arc<str>> {
+    let (_, value) = set_headers.iter().rev().find(|(name, _)| *name == HERMES_USER)?;
     value.to_str().ok().map(Arc::from)
 }
 
@@ -134,6 +146,16 @@ pub fn settle(facts: &mut Facts, listener: &Listener, snapshot: &Snapshot) -> Re
         Identity::Refuse(refusal) => return Err(refusal),
     };
     facts.headers.remove(HERMES_USER);
+    if !facts.trust.is_believed() {
+        // They are the overlay's, and whoever writes them here is not of it.
+        let claims = facts.headers.keys().filter(|name| name.as_str().starts_with(OVERLAY));
+        for name in claims.cloned().collect::<Vec<_>>() {
+            facts.headers.remove(name);
+        }
+    }
+    if facts.kind == Kind::Ip {
+        settle_origin(facts);
+    }
     if let Some(value) = user.as_deref().and_then(|user| HeaderValue::from_str(user).ok()) {
         facts.headers.insert(HERMES_USER, value);
     }
@@ -143,6 +165,21 @@ pub fn settle(facts: &mut Facts, listener: &Listener, snapshot: &Snapshot) -> Re
     // What the operator wrote for this listener is proven by that.
     facts.user = listener_user(listener).or(user);
     Ok(dropped)
+}
+
+/// Where the session began, as far as that is proven: addresses are given to users, and where there is none to this.
+fn settle_origin(facts: &mut Facts) {
+    let address = || format!("address/{}", facts.source.ip().to_canonical());
+    let node = |peer: &Peer| peer.node.as_ref().map_or_else(address, |node| format!("node/{node}"));
+    let origin = match &facts.trust {
+        Trust::Certified(peer) if !peer.standalone => node(peer),
+        Trust::Certified(_) | Trust::Address if facts.headers.contains_key(HERMES_ORIGIN) => return,
+        Trust::Certified(peer) => node(peer),
+        Trust::Address | Trust::Anonymous => address(),
+    };
+    if let Ok(value) = HeaderValue::from_str(&origin) {
+        facts.headers.insert(HERMES_ORIGIN, value);
+    }
 }
 
 /// The identity that a certificate's URIs prove in an overlay; an empty `overlay` stands for one that

@@ -57,14 +57,15 @@ impl Drop for Masquerade {
     }
 }
 
-/// All in one transaction. A table is made before it is deleted, since only what is there can be.
+/// Only what comes out of the device: this machine may forward others' packets too. All in one transaction. A table is made before it is deleted, since only what is there can be.
 fn rules(table: &str, device: &str, addresses: &[IpNet]) -> String {
     let mut script = format!("table inet {table}\ndelete table inet {table}\ntable inet {table} {{\n");
     script.push_str("  chain postrouting {\n    type nat hook postrouting priority 100; policy accept;\n");
     for address in addresses {
         let family = if address.addr().is_ipv4() { "ip" } else { "ip6" };
         // Writing to a String cannot fail.
-        let _ = writeln!(script, "    oifname != \"{device}\" {family} saddr {} masquerade", address.trunc());
+        let source = address.trunc();
+        let _ = writeln!(script, "    iifname \"{device}\" oifname != \"{device}\" {family} saddr {source} masquerade");
     }
     script.push_str("  }\n}\n");
     script

@@ -21,6 +21,7 @@ mod split;
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -204,6 +205,12 @@ impl Device {
     /// `TunError`: the kernel refuses.
     pub fn remove_route(&self, prefix: IpNet) -> Result<(), TunError> {
         self.remove_from(route::MAIN, prefix)
+    }
+
+    /// Whether an address lies in a network that the main table leads elsewhere, the default route's aside. Where the
+    /// kernel does not say, it does.
+    pub fn leads_elsewhere(&self, address: IpAddr) -> bool {
+        route::leads_elsewhere(self.index(), address).unwrap_or(true)
     }
 
     fn set_in(&self, table: u32, prefix: IpNet, route: Route) -> Result<(), TunError> {

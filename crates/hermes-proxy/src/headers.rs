@@ -13,7 +13,6 @@ use http::{HeaderMap, Version};
 use smallvec::SmallVec;
 
 /// The user that an overlay's request belongs to.
-pub(crate) const USER: HeaderName = HeaderName::from_static("hermes-user");
 /// The destination prefix of an IP session.
 pub(crate) const NETWORK: HeaderName = HeaderName::from_static("hermes-network");
 /// The longest IP packet that a tunnel carries, as far as it is open.
@@ -98,9 +97,10 @@ pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
 /// (RFC 9110, 6.5.1).
 pub(crate) fn strip_trailers(trailers: &mut HeaderMap) {
     strip_hop_by_hop(trailers);
-    for name in [CONTENT_LENGTH, HOST, TRAILER, http::header::AUTHORIZATION, USER] {
+    for name in [CONTENT_LENGTH, HOST, TRAILER, http::header::AUTHORIZATION] {
         trailers.remove(name);
     }
+    strip_overlay(trailers);
 }
 
 /// Names the trailers of a gRPC response in its head, as HTTP/1.1 wants it (RFC 9110, 6.6.2): its

@@ -149,6 +149,13 @@ pub(crate) fn from_head<'a>(
     let told = (target.kind == Kind::Ip && origin.trust.is_believed())
         .then(|| parts.headers.get(headers::NETWORK)?.to_str().ok()?.parse::<IpNet>().ok())
         .flatten();
+    if target.kind == Kind::Ip {
+        // Routes match on it: it says what the path says, or what was told of a name, and nothing else.
+        match target.network.or(told).and_then(|network| HeaderValue::from_str(&network.to_string()).ok()) {
+            Some(network) => drop(parts.headers.insert(headers::NETWORK, network)),
+            None => drop(parts.headers.remove(headers::NETWORK)),
+        }
+    }
     let facts = Facts {
         listener: origin.listener.name.clone(),
         kind: target.kind,

@@ -203,7 +203,21 @@ impl IpTunnel {
         for (request, address) in (1..).zip(addresses) {
             put_entry(&mut wanted, request, *address, if address.is_ipv4() { 32 } else { 128 });
         }
-        self.capsule(ADDRESS_REQUEST, &wanted).await?;
+        self.ask(&wanted).await
+    }
+
+    /// Asks for a network, as its request 9; returns as [`Self::ask_for`].
+    ///
+    /// # Errors
+    /// No answer comes.
+    pub async fn ask_for_network(&mut self, start: IpAddr, length: u8) -> io::Result<Vec<(u64, IpAddr, u8)>> {
+        let mut wanted = BytesMut::new();
+        put_entry(&mut wanted, 9, start, length);
+        self.ask(&wanted).await
+    }
+
+    async fn ask(&mut self, wanted: &[u8]) -> io::Result<Vec<(u64, IpAddr, u8)>> {
+        self.capsule(ADDRESS_REQUEST, wanted).await?;
         let assigned = self.next_capsule(ADDRESS_ASSIGN).await?;
         entries(&assigned).ok_or_else(|| io::Error::other(format!("no ADDRESS_ASSIGN: {assigned:?}")))
     }

@@ -8,7 +8,7 @@ mod readdress;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-pub use self::readdress::{Side, readdress};
+pub use self::readdress::{Side, readdress, readdress_cited};
 
 /// ICMP as an IPv4 protocol number.
 pub const ICMP: u8 = 1;
@@ -323,7 +323,8 @@ pub fn icmp_error(packet: &[u8], header: &Header, trouble: Trouble, own: IpAddr)
     }
 }
 
-fn is_one_host(address: IpAddr) -> bool {
+/// Whether it can be one machine's address: neither nobody's nor that of many.
+pub fn is_one_host(address: IpAddr) -> bool {
     let is_broadcast = matches!(address, IpAddr::V4(address) if address.is_broadcast() || address.octets()[0] == 0);
     !(address.is_unspecified() || address.is_multicast() || is_broadcast)
 }
@@ -337,6 +338,22 @@ pub fn is_icmp_error(packet: &[u8], header: &Header) -> bool {
         ICMPV6 => kind.is_none_or(|kind| *kind < 128),
         _ => false,
     }
+}
+
+/// Who sent the packet that an error is about, and to whom, of an error that [`parse`] read. `None`: it is none that a
+/// router on the way has a reason to send (destination unreachable, too big, time exceeded, parameter problem; RFC 792,
+/// RFC 4443), or there is too little of the packet in it.
+pub fn cited(packet: &[u8], header: &Header) -> Option<(IpAddr, IpAddr)> {
+    let kind = *packet.get(header.transport)?;
+    let is_error = match header.protocol {
+        ICMP => matches!(kind, 3 | 11 | 12),
+        ICMPV6 => matches!(kind, 1..=4),
+        _ => false,
+    };
+    if !is_error || header.is_later_fragment {
+        return None;
+    }
+    ends(packet.get(header.transport + MIN_ICMP..)?)
 }
 
 fn icmp_v4(packet: &[u8], trouble: Trouble, own: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {

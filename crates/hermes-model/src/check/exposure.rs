@@ -8,7 +8,7 @@ use super::Report;
 use crate::document::Document;
 use crate::matcher::Matcher;
 use crate::pattern::ValuePattern;
-use crate::snapshot::{Action, ClientAuth, Listener, ListenerProtocol, PortKind, Route, Target};
+use crate::snapshot::{Action, ClientAuth, Listener, ListenerProtocol, PortKind, Route};
 use crate::trust::{HERMES_USER, listener_user};
 
 /// An address can be bound once for TCP and once for UDP. Port 0 is another port each time.
@@ -41,8 +41,7 @@ pub(super) fn open_proxies(listeners: &[(usize, Arc<Listener>)], routes: &[(usiz
         .map(|(_, listener)| &**listener)
         .collect();
     for (at, route) in routes {
-        let Action::Terminate(terminate) = &route.action else { continue };
-        if terminate.target != Target::Authority || !route.matcher.admits_unnamed_hosts() {
+        if !route.goes_where_it_is_asked() {
             continue;
         }
         let reaching: Vec<String> = open
@@ -50,13 +49,16 @@ pub(super) fn open_proxies(listeners: &[(usize, Arc<Listener>)], routes: &[(usiz
             .filter(|listener| admits(&route.matcher, listener))
             .filter_map(|listener| Some(format!("{} ({})", listener.name, listener.bind?)))
             .collect();
+        let is_device = matches!(route.action, Action::Device(_));
         if !reaching.is_empty() {
             report.problem(
                 format!("routes[{at}].terminate"),
                 format!(
-                    "this is an open proxy: it dials what the request names, for anyone who reaches listener {}; \
-                     write tls: {{client: required}} there, or add user, listener or a fixed authority to the match",
-                    reaching.join(", ")
+                    "this is an open proxy: it {}, for anyone who reaches listener {}; \
+                     write tls: {{client: required}} there, or add user, listener or {} to the match",
+                    if is_device { "lets packets go anywhere" } else { "dials what the request names" },
+                    reaching.join(", "),
+                    if is_device { "a network" } else { "a fixed authority" }
                 ),
             );
         }

@@ -7,7 +7,9 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage};
-use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteMetric, RouteProtocol, RouteScope, RouteType};
+use netlink_packet_route::route::{
+    RouteAddress, RouteAttribute, RouteMessage, RouteMetric, RouteProtocol, RouteScope, RouteType,
+};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use crate::netlink;
@@ -65,6 +67,30 @@ fn to(table: u32, of: IpAddr) -> RouteMessage {
     message.header.table = u8::try_from(table).unwrap_or_default();
     message.attributes.push(RouteAttribute::Table(table));
     message
+}
+
+/// Whether an address lies in a network that the main table leads to another device, the default route's aside.
+///
+/// # Errors
+/// The kernel's.
+pub(super) fn leads_elsewhere(device: u32, address: IpAddr) -> io::Result<bool> {
+    let routes = netlink::list(RouteNetlinkMessage::GetRoute(to(MAIN, address)))?;
+    Ok(routes.iter().any(|message| {
+        let RouteNetlinkMessage::NewRoute(route) = message else { return false };
+        let has = |attribute: RouteAttribute| route.attributes.contains(&attribute);
+        let holds = route.attributes.iter().any(|attribute| match attribute {
+            RouteAttribute::Destination(RouteAddress::Inet(start)) => {
+                IpNet::new((*start).into(), route.header.destination_prefix_length)
+                    .is_ok_and(|net| net.contains(&address))
+            }
+            RouteAttribute::Destination(RouteAddress::Inet6(start)) => {
+                IpNet::new((*start).into(), route.header.destination_prefix_length)
+                    .is_ok_and(|net| net.contains(&address))
+            }
+            _ => false,
+        });
+        holds && has(RouteAttribute::Table(MAIN)) && !has(RouteAttribute::Oif(device))
+    }))
 }
 
 /// Which device a prefix leads to by this table.

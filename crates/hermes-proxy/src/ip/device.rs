@@ -15,8 +15,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::task::{Poll, ready};
 
 use bytes::Bytes;
-use hermes_model::facts::{Facts, Trust};
+use hermes_model::facts::Facts;
 use hermes_model::snapshot::Snapshot;
+use hermes_model::trust::HERMES_ORIGIN;
 use hermes_net::tun::{self, IdleQueue, Queue, ReceiveBuffer};
 use hermes_wire::ip::{self, Trouble};
 use ipnet::IpNet;
@@ -35,49 +36,28 @@ const ROUNDS: usize = 4;
 pub(crate) enum Owner {
     /// A user, whichever way the session comes.
     User(Arc<str>),
-    /// Without a user: the node that the session began at.
-    Node(Arc<str>),
-    /// Without either: the address that its requests come from.
-    Source(IpAddr),
+    /// Without a user: where the session began, as `settle` has proven it.
+    Origin(Arc<str>),
     /// A listener of our own.
     Listener(Arc<str>),
 }
 
 impl Owner {
-    /// Whose session it is. Where it began stands first in `Via`, which is believed of those who may pass on
-    /// what others asserted; of others it is they themselves.
+    /// Whose session it is.
     pub(crate) fn of(facts: &Facts) -> Self {
         if let Some(user) = &facts.user {
             return Owner::User(user.clone());
         }
-        match &facts.trust {
-            Trust::Certified(peer) => match &peer.node {
-                Some(_) if peer.standalone => match first_node(facts) {
-                    Some(first) => Owner::Node(first),
-                    None => Owner::Source(facts.source.ip()),
-                },
-                Some(node) => Owner::Node(node.clone()),
-                None => Owner::Source(facts.source.ip()),
-            },
-            Trust::Address => first_node(facts).map_or(Owner::Source(facts.source.ip()), Owner::Node),
-            Trust::Anonymous => Owner::Source(facts.source.ip()),
-        }
+        let origin = facts.headers.get(HERMES_ORIGIN).and_then(|origin| origin.to_str().ok());
+        Owner::Origin(origin.map_or_else(|| Arc::from(facts.source.ip().to_string()), Arc::from))
     }
-}
-
-/// The node at which a session began.
-fn first_node(facts: &Facts) -> Option<Arc<str>> {
-    let via = facts.headers.get(http::header::VIA)?.to_str().ok()?;
-    let first = via.split(',').next()?.split_whitespace().nth(1)?;
-    Some(Arc::from(first))
 }
 
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Owner::User(name) => write!(f, "user {name}"),
-            Owner::Node(name) => write!(f, "node {name}"),
-            Owner::Source(address) => write!(f, "source {address}"),
+            Owner::Origin(origin) => write!(f, "origin {origin}"),
             Owner::Listener(name) => write!(f, "listener {name}"),
         }
     }
@@ -89,8 +69,7 @@ impl Owner {
         let (kind, name) = text.split_once(' ')?;
         Some(match kind {
             "user" => Owner::User(Arc::from(name)),
-            "node" => Owner::Node(Arc::from(name)),
-            "source" => Owner::Source(name.parse().ok()?),
+            "origin" => Owner::Origin(Arc::from(name)),
             "listener" => Owner::Listener(Arc::from(name)),
             _ => return None,
         })
@@ -179,7 +158,8 @@ impl Device {
 
     fn is_reserved(&self, prefix: IpNet, owner: Option<&Owner>) -> bool {
         let reserved = self.reserved.read().unwrap_or_else(PoisonError::into_inner);
-        reserved.get(&prefix).is_some_and(|other| Some(other) != owner)
+        let overlap = |other: &IpNet| other.contains(&prefix) || prefix.contains(other);
+        reserved.iter().any(|(other, holder)| Some(holder) != owner && overlap(other))
     }
 
     /// The kernel's side of it.
@@ -200,13 +180,19 @@ impl Device {
             return None;
         }
         let mut table = self.claims.write().unwrap_or_else(PoisonError::into_inner);
+        let is_others = |claims: &Claims| claims.iter().any(|claim| claim.owner != *owner);
+        // What is captured may lie within, or around, what is captured as well: the narrower counts. What is given
+        // to clients may not: whoever had a part of another's prefix would get its packets, and speak from it.
+        if !matches!(owner, Owner::Listener(_)) && table.overlapping(prefix).any(is_others) {
+            return None;
+        }
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let claim = Claim { owner: owner.clone(), mailbox: mailbox.clone(), number, scope };
         let Some(claims) = table.get_mut(prefix) else {
             table.insert(prefix, vec![claim]);
             return Some(number);
         };
-        if claims.len() >= MOST_CLAIMS || claims.iter().any(|claim| claim.owner != *owner) {
+        if claims.len() >= MOST_CLAIMS || is_others(claims) {
             return None;
         }
         let at = claims.partition_point(|other| other.width() > claim.width());
@@ -226,10 +212,10 @@ impl Device {
         is_over && self.net.is_ours()
     }
 
-    /// Whether nobody holds it.
+    /// Whether nobody holds it, a part of it or more than it.
     pub(super) fn is_free(&self, prefix: IpNet) -> bool {
         !self.is_reserved(prefix, None)
-            && self.claims.read().unwrap_or_else(PoisonError::into_inner).get(prefix).is_none()
+            && self.claims.read().unwrap_or_else(PoisonError::into_inner).overlapping(prefix).next().is_none()
     }
 
     /// Posts packets to the sessions that hold their destinations; `before` is the way to those of the process before

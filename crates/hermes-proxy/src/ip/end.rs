@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
@@ -264,7 +264,7 @@ impl End {
         };
         let (packet, header) = match self.inner.iter().find(|inner| header.source == inner.inner) {
             Some(inner) => inner.outwards(packet, header),
-            None => (packet, header),
+            None => (self.cited_outwards(packet, &header), header),
         };
         match self.rules.judge(Way::Out, &packet, &header, self.mtu) {
             Verdict::Pass => batch.datagrams.push_back(clamped(packet, &header, self.mtu)),
@@ -277,6 +277,18 @@ impl End {
                 answer.into_iter().for_each(|answer| self.link.answer(answer));
             }
         }
+    }
+
+    /// A router behind the device speaks of a packet to the inner address: its sender knows another one.
+    fn cited_outwards(&self, packet: Bytes, header: &ip::Header) -> Bytes {
+        if self.inner.is_empty() {
+            return packet;
+        }
+        let about = ip::cited(&packet, header).map(|(_, to)| to);
+        let Some(inner) = self.inner.iter().find(|inner| Some(inner.inner) == about) else { return packet };
+        let mut changed = packet.to_vec();
+        ip::readdress_cited(&mut changed, header, ip::Side::Destination, inner.inner, inner.asked);
+        changed.into()
     }
 
     /// What a packet's sender is told, at a bounded rate.
@@ -423,7 +435,7 @@ impl End {
         if self.claims.iter().any(|claim| claim.prefix == net) {
             return Some(prefix_of(net));
         }
-        if !may_be_given(&gateway, net) || self.claims.len() >= MOST_ADDRESSES {
+        if self.claims.len() >= MOST_ADDRESSES || !self.may_be_given(&gateway, net) {
             return None;
         }
         if !self.claim(net, &owner) {
@@ -432,6 +444,22 @@ impl End {
         }
         self.lead(net);
         Some(prefix_of(net))
+    }
+
+    /// Whether a client may have it: one of the document's. Where it says nothing a private one that leads nowhere else
+    /// from here, since what is given is led to the client for all programs of this machine.
+    fn may_be_given(&self, gateway: &Gateway, net: IpNet) -> bool {
+        let address = net.addr();
+        let is_fit = ip::is_one_host(address) && !address.is_loopback();
+        if !is_fit || gateway.addresses.iter().any(|own| net.contains(own)) {
+            return false;
+        }
+        if !gateway.assign.is_empty() {
+            return gateway.assign.iter().any(|pool| pool.contains(&net));
+        }
+        let Link::Device { local, .. } = &self.link else { return false };
+        let is_whole = net.prefix_len() == net.max_prefix_len();
+        is_whole && is_private(address) && !local.device.net().leads_elsewhere(address)
     }
 
     /// An address that nobody holds.
@@ -495,20 +523,17 @@ impl Drop for End {
     }
 }
 
-/// Whether the document lets a client have it.
-fn may_be_given(gateway: &Gateway, net: IpNet) -> bool {
-    let address = net.addr();
-    let is_unfit = |address: IpAddr| {
-        let is_broadcast = matches!(address, IpAddr::V4(address) if address.is_broadcast());
-        address.is_multicast() || address.is_loopback() || address.is_unspecified() || is_broadcast
-    };
-    if is_unfit(address) || gateway.addresses.iter().any(|own| net.contains(own)) {
-        return false;
-    }
-    if gateway.assign.is_empty() {
-        return net.prefix_len() == net.max_prefix_len();
-    }
-    gateway.assign.iter().any(|pool| pool.contains(&net))
+/// Networks that are nobody's on the Internet (RFC 1918, RFC 6598, RFC 4193).
+const PRIVATE: [(IpAddr, u8); 5] = [
+    (IpAddr::V4(Ipv4Addr::new(10, 0, 0, 0)), 8),
+    (IpAddr::V4(Ipv4Addr::new(172, 16, 0, 0)), 12),
+    (IpAddr::V4(Ipv4Addr::new(192, 168, 0, 0)), 16),
+    (IpAddr::V4(Ipv4Addr::new(100, 64, 0, 0)), 10),
+    (IpAddr::V6(Ipv6Addr::new(0xfc00, 0, 0, 0, 0, 0, 0, 0)), 7),
+];
+
+fn is_private(address: IpAddr) -> bool {
+    PRIVATE.iter().any(|(start, length)| IpNet::new(*start, *length).is_ok_and(|net| net.contains(&address)))
 }
 
 /// What an answer has in the place of an address that is not given (RFC 9484, section 4.7.1).

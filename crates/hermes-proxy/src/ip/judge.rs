@@ -45,24 +45,37 @@ impl Rules {
             Way::Out => (&self.here, &self.there),
             Way::In => (&self.there, &self.here),
         };
-        let is_one_host = |address: IpAddr| !(address.is_multicast() || address.is_unspecified());
-        if !is_one_host(header.destination) || !is_one_host(header.source) {
+        if !ip::is_one_host(header.destination) || !ip::is_one_host(header.source) {
             // What a device says to its link: there is nobody on it.
             return Verdict::Drop("not-unicast", None);
         }
-        // Routers on the way speak for themselves, and what they say matters to whoever sent the packet.
-        let is_error = ip::is_icmp_error(packet, header);
-        if !is_error && !allows(from, header.source, header.protocol) {
+        if !is_routed(header.destination) || !is_routed(header.source) {
+            return Verdict::Drop("out-of-scope", None);
+        }
+        // Routers on the way speak for themselves, to whoever sent the packet that they speak of.
+        let is_of_a_router = ip::cited(packet, header)
+            .is_some_and(|(by, to)| by == header.destination && allows(from, to, header.protocol));
+        if !is_of_a_router && !allows(from, header.source, header.protocol) {
             return Verdict::Drop("source-not-assigned", Some(Trouble::Prohibited));
         }
         if !allows(to, header.destination, header.protocol) {
             return Verdict::Drop("out-of-scope", Some(Trouble::Prohibited));
         }
-        let is_carried = |protocol| header.protocol == protocol || matches!(header.protocol, ip::ICMP | ip::ICMPV6);
+        let icmp = if header.source.is_ipv4() { ip::ICMP } else { ip::ICMPV6 };
+        let is_carried = |protocol| header.protocol == protocol || header.protocol == icmp;
         if !self.protocol.is_none_or(is_carried) {
             return Verdict::Drop("out-of-scope", Some(Trouble::Prohibited));
         }
         fit(header, mtu)
+    }
+}
+
+/// Routers forward nothing that is for one link or one machine (RFC 3927, 2.7; RFC 4291, 2.5.3 and 2.5.6), whatever a
+/// scope says: that is also where clouds tell their machines secrets.
+fn is_routed(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => !(address.is_link_local() || address.is_loopback()),
+        IpAddr::V6(address) => !(address.is_unicast_link_local() || address.is_loopback()),
     }
 }
 

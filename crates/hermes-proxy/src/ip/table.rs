@@ -63,6 +63,18 @@ impl<T> Table<T> {
         Some(value)
     }
 
+    /// What lies behind prefixes that this one holds, or that hold it.
+    pub(crate) fn overlapping(&self, prefix: IpNet) -> impl Iterator<Item = &T> {
+        let around =
+            self.lengths[family(prefix.addr())].iter().filter(move |(length, _)| *length <= prefix.prefix_len());
+        let around = around.filter_map(move |(length, _)| IpNet::new(prefix.addr(), *length).ok());
+        let is_whole = prefix.prefix_len() == prefix.max_prefix_len();
+        // An address holds nothing: that spares a look at all there are.
+        let within = (!is_whole).then_some(&self.entries).into_iter().flatten();
+        let within = within.filter(move |(other, _)| prefix.contains(*other) && **other != prefix);
+        around.filter_map(|net| self.entries.get(&net.trunc())).chain(within.map(|(_, value)| value))
+    }
+
     /// What the longest prefix around this address leads to.
     pub(crate) fn find(&self, address: IpAddr) -> Option<&T> {
         self.lengths[family(address)].iter().find_map(|(length, _)| {
@@ -94,6 +106,16 @@ mod tests {
         assert_eq!(find(&table, "192.0.2.1"), Some("0.0.0.0/0"));
         assert_eq!(find(&table, "2001:db8::1"), Some("2001:db8::/32"));
         assert_eq!(find(&table, "2001:db9::1"), None);
+        let overlapping = |prefix: &str| {
+            let mut found: Vec<_> = table.overlapping(prefix.parse().unwrap()).copied().collect();
+            found.sort_unstable();
+            found
+        };
+        assert_eq!(overlapping("10.1.0.0/16"), ["0.0.0.0/0", "10.0.0.0/8", "10.1.0.0/16", "10.1.2.3/32"]);
+        assert_eq!(overlapping("10.1.2.0/24"), ["0.0.0.0/0", "10.0.0.0/8", "10.1.0.0/16", "10.1.2.3/32"]);
+        assert_eq!(overlapping("10.1.2.4/32"), ["0.0.0.0/0", "10.0.0.0/8", "10.1.0.0/16"]);
+        assert_eq!(overlapping("2001:db8:1::/48"), ["2001:db8::/32"]);
+        assert_eq!(overlapping("2001:db9::/32"), Vec::<&str>::new());
         assert_eq!(table.remove("10.1.2.3/32".parse().unwrap()), Some("10.1.2.3/32"));
         assert_eq!(find(&table, "10.1.2.3"), Some("10.1.0.0/16"));
         assert_eq!(table.insert("10.1.0.0/16".parse().unwrap(), "again"), Some("10.1.0.0/16"));

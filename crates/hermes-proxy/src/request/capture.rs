@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use hermes_model::authority::Authority;
 use hermes_model::facts::{Facts, Kind};
+use hermes_model::trust;
 use hermes_wire::connect_ip::{self, Prefix, Scope, Target};
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Version};
@@ -32,11 +33,6 @@ pub(crate) fn from_capture<'a>(
         Some(name) => (Target::Name(name.to_string()), address.with_host(name.clone())),
         None => (Target::Prefix(prefix_of(network)), address),
     };
-    let mut headers = HeaderMap::new();
-    if let Ok(network) = HeaderValue::try_from(network.to_string()) {
-        headers.insert(headers::NETWORK, network);
-    }
-    headers.extend(set_headers.iter().cloned());
     let path = connect_ip::path(&Scope { target, protocol: None });
     let facts = Facts {
         listener: origin.listener.name.clone(),
@@ -46,24 +42,36 @@ pub(crate) fn from_capture<'a>(
         user: None,
         method: Method::CONNECT,
         path: path.parse().unwrap_or_else(|_| PathAndQuery::from_static("/")),
-        headers,
+        headers: HeaderMap::new(),
         network: Some(network),
         protocol: None,
         authority,
     };
     let trace = headers::trace(&facts.headers, origin.worker.random());
-    complete(origin, facts, trace).map(|facts| Request {
-        ask: Ask::Upgrade(Arc::from("connect-ip")),
-        version: Version::HTTP_11,
-        scheme: http::uri::Scheme::HTTP,
-        host: host_value(&facts.authority, ""),
-        facts: std::rc::Rc::new(facts),
-        body: RequestBody::Empty,
-        trace,
-        interim: None,
-        connection: None,
-        early: None,
-    })
+    complete(origin, facts, trace)
+        .map(|mut facts| {
+            // What the operator wrote for this prefix is more than what he wrote for all of them, and as much proven.
+            if let Ok(network) = HeaderValue::try_from(network.to_string()) {
+                facts.headers.insert(headers::NETWORK, network);
+            }
+            for (name, value) in set_headers {
+                facts.headers.insert(name.clone(), value.clone());
+            }
+            facts.user = trust::user_of(set_headers).or(facts.user);
+            facts
+        })
+        .map(|facts| Request {
+            ask: Ask::Upgrade(Arc::from("connect-ip")),
+            version: Version::HTTP_11,
+            scheme: http::uri::Scheme::HTTP,
+            host: host_value(&facts.authority, ""),
+            facts: std::rc::Rc::new(facts),
+            body: RequestBody::Empty,
+            trace,
+            interim: None,
+            connection: None,
+            early: None,
+        })
 }
 
 /// As the wire has it. What is truncated is a prefix.

@@ -129,6 +129,11 @@ async fn named(
         Some(inner) => inner,
         None => resolved(worker, name, told, route).await?,
     };
+    let networks = &route.matcher.networks;
+    if gateway.inner.is_none() && !networks.is_empty() && !networks.iter().any(|network| network.contains(&machine)) {
+        // Whoever told the address could let any name into a route that is for some networks.
+        return Err(Error::Resolve(format!("{name} leads to {machine}, and route {} is not for that", route.name)));
+    }
     match told {
         Some(told) => Ok((Some(told), Some(machine))),
         None => Ok((Some(machine.into()), None)),

@@ -50,6 +50,14 @@ pub fn readdress(packet: &mut [u8], header: &Header, side: Side, address: IpAddr
     true
 }
 
+/// The same of the packet that an error is about, which names the address as well, where the error itself is from or to
+/// somebody else. The error is one that [`cited`](super::cited) knows.
+pub fn readdress_cited(packet: &mut [u8], header: &Header, side: Side, before: IpAddr, address: IpAddr) {
+    if before.is_ipv4() == address.is_ipv4() && address.is_ipv4() == header.source.is_ipv4() {
+        readdress_within(packet, header, side, before, address);
+    }
+}
+
 /// The packet within an error, as much as there is of it; the error's own checksum follows.
 fn readdress_within(packet: &mut [u8], header: &Header, side: Side, before: IpAddr, address: IpAddr) {
     let is_v4 = address.is_ipv4();

@@ -71,7 +71,7 @@ impl Protocol {
     /// Round trips before a request may be sent on a new connection: TCP's where there is one, TLS's, and the
     /// settings that say that extended CONNECT is known, which a server sends when it has seen the certificate.
     fn handshake_round_trips(self) -> u32 {
-        if self == Self::H3 { 2 } else { 3 }
+        if self == Self::H3 { 1 } else { 3 }
     }
 }
 

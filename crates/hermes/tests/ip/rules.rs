@@ -126,7 +126,7 @@ fn cases(own: &str, gateway: &str) -> Vec<Case> {
         case("a spoofed source", udp(pick("10.20.0.3", "fd00:20::3"), gateway), "source-not-assigned", prohibited),
         case("our own gateway's source", udp(gateway, gateway), "source-not-assigned", prohibited),
         case("another destination", udp(own, pick("10.0.0.2", "fd00:10::2")), "out-of-scope", prohibited),
-        case("loopback", udp(own, pick("127.0.0.1", "::1")), "out-of-scope", prohibited),
+        case("loopback", udp(own, pick("127.0.0.1", "::1")), "out-of-scope", None),
         case("multicast", udp(own, pick("224.0.0.1", "ff02::1")), "not-unicast", None),
         case("from multicast", udp(pick("224.0.0.1", "ff02::1"), gateway), "not-unicast", None),
         case("from nobody", udp(pick("0.0.0.0", "::"), gateway), "not-unicast", None),
@@ -135,6 +135,25 @@ fn cases(own: &str, gateway: &str) -> Vec<Case> {
         case("half a header", good[..19].to_vec(), "malformed-packet", None),
         case("nothing", Vec::new(), "malformed-packet", None),
     ];
+    // Errors come from whichever router met a packet, and cite it: it was for the tunnel, and from whom the error goes to.
+    let router = pick("192.0.2.9", "2001:db8::9");
+    let error = |kind: u8, about: &[u8]| {
+        packet(router, gateway, if is_v4 { 1 } else { 58 }, &[&[kind, 0, 0, 0, 0, 0, 5, 0], about].concat())
+    };
+    let (too_big, redirect) = if is_v4 { (3, 5) } else { (2, 137) };
+    let (other, elsewhere) = (pick("10.20.0.3", "fd00:20::3"), pick("10.0.0.2", "fd00:10::2"));
+    cases.extend([
+        case("an error about another's packet", error(too_big, &udp(gateway, other)), "source-not-assigned", None),
+        case("an error for whom it is not", error(too_big, &udp(elsewhere, own)), "source-not-assigned", None),
+        case("an error about nothing", error(too_big, &[]), "source-not-assigned", None),
+        case(
+            "a redirect",
+            error(redirect, &udp(gateway, own)),
+            "source-not-assigned",
+            if is_v4 { None } else { prohibited },
+        ),
+        case("link-local", udp(own, pick("169.254.169.254", "fe80::1")), "out-of-scope", None),
+    ]);
     if is_v4 {
         cases.push(case("a short header", with(0, 0x44), "malformed-packet", None));
         cases.push(case("a wrong checksum", with(10, good[10] ^ 1), "malformed-packet", None));
@@ -217,6 +236,17 @@ fn nobody_takes_an_address_that_another_holds() {
         for out in [GATEWAY, "10.30.0.1", "127.0.0.1", "224.0.0.1", "255.255.255.255"] {
             assert_eq!(bob.ask_for(&[address(out)]).await.unwrap(), nothing[..1], "{out}");
         }
+        // Nor a network around it, nor an address in a network that another holds.
+        let parts =
+            [("10.20.0.0", 25), ("10.20.0.2", 31), ("fd00:20::", 96)].map(|(start, length)| (address(start), length));
+        for (start, length) in parts {
+            let unspecified = if start.is_ipv4() { "0.0.0.0" } else { "::" };
+            let given = bob.ask_for_network(start, length).await.unwrap();
+            assert_eq!(given.last().map(|(_, address, _)| *address), Some(address(unspecified)), "{start}/{length}");
+        }
+        let network = alice.ask_for_network(address("10.20.0.128"), 25).await.unwrap();
+        assert!(network.contains(&(9, address("10.20.0.128"), 25)), "{network:?}");
+        assert!(bob.ask_for(&[address("10.20.0.200")]).await.unwrap().contains(&nothing[0]));
         still_serves(&mut alice, "bob").await;
         drop(alice);
         let given = async || bob_asks(&gate, wanted[0]).await;
