@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::specimen::{certified, snapshot};
+use crate::specimen::{certified, packets, snapshot};
 
 const DOCUMENT: &str = "{node: edge, users: {laptop: [alice], shared: [dave, erin], relay: ['*']}}";
 
@@ -130,4 +130,29 @@ fn uris_of_certificates_are_read_strictly() {
         assert_eq!(read(uri), None, "{uri}");
     }
     assert_eq!(read(&format!("spiffe://test/node/{}", "a".repeat(2048))), None);
+}
+
+#[test]
+fn the_overlay_s_headers_are_nobody_s_who_is_not_of_it_and_origins_are_proven() {
+    let snapshot = snapshot("{node: edge, listeners: [{name: in, bind: '127.0.0.1:1', protocol: http}]}");
+    let settled = |trust: Trust, origin: Option<&str>| {
+        let mut facts = packets("10.0.0.1/32", 0).header("hermes-mtu", "1400").from("192.0.2.7:5");
+        if let Some(origin) = origin {
+            facts = facts.header("hermes-origin", origin);
+        }
+        facts.trust = trust;
+        settle(&mut facts, &snapshot.listeners[0], &snapshot).unwrap();
+        let of = |name: &str| facts.headers.get(name).map(|value| value.to_str().unwrap().to_owned());
+        (of("hermes-mtu"), of("hermes-origin").unwrap())
+    };
+    let mtu = Some("1400".to_owned());
+    let address = || "address/192.0.2.7".to_owned();
+    assert_eq!(settled(Trust::Anonymous, Some("node/laptop")), (None, address()));
+    assert_eq!(settled(Trust::Address, None), (mtu.clone(), address()));
+    assert_eq!(settled(Trust::Address, Some("node/laptop")), (mtu.clone(), "node/laptop".to_owned()));
+    let laptop = || certified(Some("laptop"), &[], false);
+    assert_eq!(settled(laptop(), Some("node/other")), (mtu.clone(), "node/laptop".to_owned()));
+    let ingress = || certified(Some("ingress"), &[], true);
+    assert_eq!(settled(ingress(), Some("address/10.1.2.3")), (mtu.clone(), "address/10.1.2.3".to_owned()));
+    assert_eq!(settled(ingress(), None), (mtu, "node/ingress".to_owned()));
 }
