@@ -58,6 +58,9 @@ pub struct Explanation {
     /// Why it is denied.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// What becomes of a packet that was asked about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub packet: Option<String>,
 }
 
 /// A route, and what spoke against it.
@@ -167,6 +170,7 @@ fn before_routes(facts: &Facts) -> Explanation {
         reach: None,
         status: None,
         reason: None,
+        packet: None,
     }
 }
 
@@ -312,6 +316,9 @@ impl fmt::Display for Explanation {
             (Some(status), Some(reason)) => writeln!(f, "decision  denied with {status}: {reason}")?,
             (None, Some(reason)) => writeln!(f, "decision  {reason}")?,
             _ => {}
+        }
+        if let Some(packet) = &self.packet {
+            writeln!(f, "packet    {packet}")?;
         }
         Ok(())
     }

@@ -6,6 +6,7 @@
 
 mod device;
 mod end;
+mod explain;
 mod judge;
 mod link;
 mod mailbox;
@@ -14,6 +15,7 @@ mod table;
 
 pub(crate) use self::device::{Device, Devices, Owner, Share};
 pub(crate) use self::end::End;
+pub use self::explain::Packet;
 pub(crate) use self::judge::{Rules, Verdict, Way};
 pub(crate) use self::link::{Link, poll_send_into};
 pub(crate) use self::mailbox::Mailbox;

@@ -37,5 +37,6 @@ mod upstream;
 mod worker;
 
 pub use generation::{Certificate, Generation, Unready};
+pub use ip::Packet;
 pub use live::SessionView;
 pub use node::{Bound, Node, NodeView};

@@ -1,8 +1,9 @@
 //! IP packets, as far as a node that forwards them has to look into one: RFC 791, 8200, 792, 4443.
 //!
 //! In: a packet as it came from a device or a tunnel. Out: who sent it to whom and in which protocol;
-//! the packet with a lower hop limit or a lower MSS; its fragments; the ICMP error that it deserves.
-//! Never: a connection, a route, a clock. What goes on never looks behind the transport header.
+//! the packet with a lower MSS; its fragments; the ICMP error that it deserves.
+//! Never: a connection, a route, a clock; a hop, since kernels route on both sides of a tunnel, and count theirs. What
+//! goes on never looks behind the transport header.
 
 mod readdress;
 
@@ -48,8 +49,6 @@ pub struct Header {
     pub transport: usize,
     /// Bytes of the whole packet.
     pub length: usize,
-    /// Hops that it may still take.
-    pub hop_limit: u8,
     /// It is a fragment, but not the first: it has no transport header.
     pub is_later_fragment: bool,
     /// Routers may cut it (IPv4 without DF).
@@ -121,7 +120,6 @@ fn parse_v4(packet: &[u8]) -> Result<Header> {
         protocol: head[9],
         transport,
         length: said,
-        hop_limit: head[8],
         is_later_fragment: fragment & 0x1fff != 0,
         may_be_cut: fragment & 0x4000 == 0,
     })
@@ -140,7 +138,6 @@ fn parse_v6(packet: &[u8]) -> Result<Header> {
         protocol,
         transport,
         length: said,
-        hop_limit: head[7],
         is_later_fragment,
         may_be_cut: false,
     })
@@ -186,22 +183,6 @@ pub fn ends(packet: &[u8]) -> Option<(IpAddr, IpAddr)> {
 /// The bytes are sixteen.
 fn address_v6(bytes: &[u8]) -> IpAddr {
     Ipv6Addr::from(<[u8; 16]>::try_from(bytes).unwrap_or_default()).into()
-}
-
-/// One hop less, of a packet that [`parse`] read. False where that was its last: it goes no further.
-pub fn take_hop(packet: &mut [u8]) -> bool {
-    let is_v4 = packet[0] >> 4 == 4;
-    let at = if is_v4 { 8 } else { 7 };
-    if packet[at] <= 1 {
-        return false;
-    }
-    let before = u16::from_be_bytes([packet[8], packet[9]]);
-    packet[at] -= 1;
-    if is_v4 {
-        let after = u16::from_be_bytes([packet[8], packet[9]]);
-        adjust(packet, 10, before, after);
-    }
-    true
 }
 
 /// Lowers the MSS that a TCP SYN offers, so that its segments fit packets of `mtu` bytes (RFC 9293,
@@ -297,8 +278,6 @@ fn later_head(head: &[u8]) -> Vec<u8> {
 pub enum Trouble {
     /// It is larger than the way ahead takes; so many bytes fit (RFC 1191, RFC 8201).
     TooBig(usize),
-    /// Its last hop.
-    HopLimit,
     /// No way leads there.
     NoRoute,
     /// Policy forbids it (also: its source address is not the sender's).
@@ -359,7 +338,6 @@ pub fn cited(packet: &[u8], header: &Header) -> Option<(IpAddr, IpAddr)> {
 fn icmp_v4(packet: &[u8], trouble: Trouble, own: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {
     let (kind, code, rest) = match trouble {
         Trouble::TooBig(mtu) => (3, 4, u32::try_from(mtu.min(0xffff)).unwrap_or_default()),
-        Trouble::HopLimit => (11, 0, 0),
         Trouble::NoRoute => (3, 0, 0),
         Trouble::Prohibited => (3, 13, 0),
     };
@@ -382,7 +360,6 @@ fn icmp_v4(packet: &[u8], trouble: Trouble, own: Ipv4Addr, to: Ipv4Addr) -> Vec<
 fn icmp_v6(packet: &[u8], trouble: Trouble, own: Ipv6Addr, to: Ipv6Addr) -> Vec<u8> {
     let (kind, code, rest) = match trouble {
         Trouble::TooBig(mtu) => (2, 0, u32::try_from(mtu).unwrap_or(u32::MAX)),
-        Trouble::HopLimit => (3, 0, 0),
         Trouble::NoRoute => (1, 0, 0),
         Trouble::Prohibited => (1, 1, 0),
     };

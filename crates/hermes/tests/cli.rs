@@ -189,6 +189,57 @@ fn explain_tells_the_decision_and_why() {
     }
 }
 
+const LAYER_3: &str = "
+node: a
+listeners:
+- {name: dns, bind: '127.0.0.1:5353', protocol: dns, names: '*.corp', addresses: 198.18.0.0/16}
+- {name: l3, protocol: tun, device: hermes0, address: 10.20.0.2, capture: [10.0.0.0/8, 198.18.0.0/16, 192.0.2.0/24]}
+- {name: far, bind: '127.0.0.1:0', protocol: http}
+routes:
+- {name: none, match: {kind: ip, network: 192.0.2.0/24}, respond: {status: 403}}
+- {name: files, match: {listener: l3, kind: ip, authority: files.corp}, upstream: next}
+- {name: vpn, match: {listener: l3, kind: ip, network: 10.0.0.0/8}, upstream: next}
+- {name: gate, match: {listener: far, kind: ip}, terminate: {tun: gw0, address: 10.0.0.1, assign: 10.20.0.0/24}}
+upstreams:
+- {name: next, protocol: h2, endpoints: ['127.0.0.1:1'], overlay: true}
+";
+
+#[test]
+fn explain_says_what_becomes_of_a_packet() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("node.yaml");
+    fs::write(&config, LAYER_3).unwrap();
+    let near = |packet: &str, more: &[&str]| {
+        let args = ["explain", "--config", text(&config), "--listener", "l3", "--packet", packet];
+        let output = hermes(&[&args[..], more].concat());
+        stdout(&output) + &stderr(&output)
+    };
+    let far = |packet: &str, network: &str| {
+        let args = ["--listener", "far", "--kind", "ip", "--network", network, "--packet", packet];
+        let output = hermes(&[&["explain", "--config", text(&config)][..], &args].concat());
+        stdout(&output) + &stderr(&output)
+    };
+    let cases = [
+        (near("src=10.20.0.2,dst=10.0.0.1", &[]), "packet    passes here"),
+        (near("src=10.20.0.3,dst=10.0.0.1", &[]), "dropped (source-not-assigned): listener l3"),
+        (near("src=10.20.0.2,dst=203.0.113.1", &[]), "listener l3 takes none of that"),
+        (near("src=10.20.0.2,dst=192.0.2.1", &[]), "dropped (no-session)"),
+        (near("src=10.20.0.2,dst=198.18.0.9", &[]), "say which one by --authority"),
+        (near("src=10.20.0.2,dst=198.18.0.9", &["--authority", "files.corp"]), "files: matches"),
+        (near("src=10.20.0.2,dst=198.18.0.9", &["--authority", "other.corp"]), "dropped (no-session)"),
+        (near("src=10.20.0.2,dst=10.0.0.1,length=1400,mtu=1300", &[]), "dropped (too-big)"),
+        (near("src=10.20.0.2,dst=fd00::1", &[]), "two versions"),
+        (near("src=10.20.0.2", &[]), "write src="),
+        (far("src=10.20.0.2,dst=10.0.0.1,proto=tcp", "10.0.0.1/32"), "packet    passes into device gw0"),
+        (far("src=10.20.0.2,dst=10.0.0.2", "10.0.0.1/32"), "dropped (out-of-scope)"),
+        (far("src=10.30.0.2,dst=10.0.0.1", "10.0.0.1/32"), "dropped (source-not-assigned)"),
+        (far("src=10.20.0.2,dst=224.0.0.1", "0.0.0.0/0"), "dropped (not-unicast)"),
+    ];
+    for (printed, wanted) in cases {
+        assert!(printed.contains(wanted), "{wanted} is not in:\n{printed}");
+    }
+}
+
 #[test]
 fn explain_says_which_argument_is_wrong() {
     for (args, word) in [

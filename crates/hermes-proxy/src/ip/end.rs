@@ -269,7 +269,11 @@ impl End {
         match self.rules.judge(Way::Out, &packet, &header, self.mtu) {
             Verdict::Pass => batch.datagrams.push_back(clamped(packet, &header, self.mtu)),
             Verdict::Cut(mtu) => {
-                batch.datagrams.extend(ip::fragment(&packet, &header, mtu).into_iter().map(Bytes::from));
+                let fragments = ip::fragment(&packet, &header, mtu);
+                if fragments.is_empty() {
+                    worker.shared.metrics.dropped("malformed-packet", 1);
+                }
+                batch.datagrams.extend(fragments.into_iter().map(Bytes::from));
             }
             Verdict::Drop(reason, trouble) => {
                 worker.shared.metrics.dropped(reason, 1);
@@ -446,20 +450,11 @@ impl End {
         Some(prefix_of(net))
     }
 
-    /// Whether a client may have it: one of the document's. Where it says nothing a private one that leads nowhere else
-    /// from here, since what is given is led to the client for all programs of this machine.
+    /// Whether a client may have it: what the document gives, and, where it does not say what, nothing that leads
+    /// elsewhere from here, since what is given is led to the client for all programs of this machine.
     fn may_be_given(&self, gateway: &Gateway, net: IpNet) -> bool {
-        let address = net.addr();
-        let is_fit = ip::is_one_host(address) && !address.is_loopback();
-        if !is_fit || gateway.addresses.iter().any(|own| net.contains(own)) {
-            return false;
-        }
-        if !gateway.assign.is_empty() {
-            return gateway.assign.iter().any(|pool| pool.contains(&net));
-        }
         let Link::Device { local, .. } = &self.link else { return false };
-        let is_whole = net.prefix_len() == net.max_prefix_len();
-        is_whole && is_private(address) && !local.device.net().leads_elsewhere(address)
+        gives(gateway, net) && !(gateway.assign.is_empty() && local.device.net().leads_elsewhere(net.addr()))
     }
 
     /// An address that nobody holds.
@@ -523,6 +518,19 @@ impl Drop for End {
     }
 }
 
+/// Whether the document gives it to clients: of the pools that it names, else any private address.
+pub(super) fn gives(gateway: &Gateway, net: IpNet) -> bool {
+    let address = net.addr();
+    let is_fit = ip::is_one_host(address) && !address.is_loopback();
+    if !is_fit || gateway.addresses.iter().any(|own| net.contains(own)) {
+        return false;
+    }
+    if !gateway.assign.is_empty() {
+        return gateway.assign.iter().any(|pool| pool.contains(&net));
+    }
+    net.prefix_len() == net.max_prefix_len() && is_private(address)
+}
+
 /// Networks that are nobody's on the Internet (RFC 1918, RFC 6598, RFC 4193).
 const PRIVATE: [(IpAddr, u8); 5] = [
     (IpAddr::V4(Ipv4Addr::new(10, 0, 0, 0)), 8),
@@ -545,7 +553,7 @@ fn nothing(wanted: Prefix) -> Prefix {
 }
 
 /// As the wire has it. An `IpNet` that is truncated is always a prefix.
-fn prefix_of(net: IpNet) -> Prefix {
+pub(super) fn prefix_of(net: IpNet) -> Prefix {
     Prefix::new(net.trunc().addr(), net.prefix_len()).unwrap_or_else(|_| Prefix::of(net.addr()))
 }
 

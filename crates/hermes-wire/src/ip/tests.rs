@@ -72,7 +72,7 @@ fn headers_are_read() {
         (header.source.to_string(), header.destination.to_string()),
         ("192.168.0.1".to_owned(), "192.168.0.199".to_owned())
     );
-    assert_eq!((header.protocol, header.transport, header.length, header.hop_limit), (UDP, 20, 28, 64));
+    assert_eq!((header.protocol, header.transport, header.length), (UDP, 20, 28));
     assert!(!header.may_be_cut && !header.is_later_fragment);
     // Hop-by-hop, destination options, first fragment, then TCP.
     let extensions = [[60, 0, 1, 4, 0, 0, 0, 0], [44, 0, 1, 4, 0, 0, 0, 0], [TCP, 0, 0, 1, 0, 0, 0, 9]].concat();
@@ -102,20 +102,6 @@ fn what_is_no_packet_is_refused() {
     assert_eq!(parse(&v6(0, &[0, 0, 1, 4, 0, 0, 0, 0].repeat(17))), Err(PacketError::TooManyExtensions));
     assert_eq!(parse(&v6(60, &[6, 1, 1, 4, 0, 0, 0, 0])), Err(PacketError::Truncated(48)));
     assert_eq!(parse(&v6(51, &[6, 1])), Err(PacketError::Truncated(42)));
-}
-
-#[test]
-fn each_hop_takes_one_and_the_last_none() {
-    let mut packet = UDP_V4;
-    for left in (1..64).rev() {
-        assert!(take_hop(&mut packet));
-        assert_eq!(parse(&packet).unwrap().hop_limit, left);
-    }
-    let last = packet;
-    assert!(!take_hop(&mut packet) && packet == last);
-    let mut packet = v6(UDP, &[]);
-    assert!(take_hop(&mut packet));
-    assert_eq!(parse(&packet).unwrap().hop_limit, 63);
 }
 
 #[test]
@@ -189,7 +175,6 @@ fn senders_are_told_what_they_can_use() {
     let packet = v6(UDP, &[1; 1400]);
     for (trouble, begin) in [
         (Trouble::TooBig(1300), [2, 0, 0, 0, 5, 20]),
-        (Trouble::HopLimit, [3, 0, 0, 0, 0, 0]),
         (Trouble::NoRoute, [1, 0, 0, 0, 0, 0]),
         (Trouble::Prohibited, [1, 1, 0, 0, 0, 0]),
     ] {
@@ -206,7 +191,7 @@ fn senders_are_told_what_they_can_use() {
 fn nobody_is_told_who_was_not_one_host() {
     let own: IpAddr = "10.9.9.9".parse().unwrap();
     let told = |packet: &[u8], trouble| icmp_error(packet, &parse(packet).unwrap(), trouble, own).is_some();
-    assert!(told(&v4(ICMP, 0, &[8, 0]), Trouble::NoRoute) && told(&v4(TCP, 0, &[]), Trouble::HopLimit));
+    assert!(told(&v4(ICMP, 0, &[8, 0]), Trouble::NoRoute) && told(&v4(TCP, 0, &[]), Trouble::Prohibited));
     assert!(!told(&v4(ICMP, 0, &[3, 0]), Trouble::NoRoute) && !told(&v4(ICMP, 0, &[]), Trouble::NoRoute));
     assert!(!told(&v4(UDP, 9, &[]), Trouble::NoRoute), "a later fragment");
     let between = |source: [u8; 4], destination: [u8; 4]| {
@@ -240,7 +225,7 @@ proptest! {
         }
         let Ok(header) = parse(&packet) else { return Ok(()) };
         let own = if header.source.is_ipv4() { "10.0.0.1" } else { "::1" }.parse().unwrap();
-        for trouble in [Trouble::TooBig(mtu), Trouble::HopLimit, Trouble::NoRoute, Trouble::Prohibited] {
+        for trouble in [Trouble::TooBig(mtu), Trouble::NoRoute, Trouble::Prohibited] {
             if let Some(error) = icmp_error(&packet, &header, trouble, own) {
                 prop_assert!(parse(&error).is_ok());
             }
@@ -251,9 +236,6 @@ proptest! {
             }
         }
         clamp_mss(&mut packet, &header, mtu);
-        if take_hop(&mut packet) {
-            prop_assert_eq!(parse(&packet).map(|header| header.hop_limit + 1), Ok(header.hop_limit));
-        }
     }
 }
 

@@ -3,6 +3,8 @@
 //! In: a document, and what the options say of a session. Out: the session as the listener would make
 //! it, explained. Never: a session that the listener cannot have; options that contradict it are errors.
 
+mod packet;
+
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -14,6 +16,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use hermes_model::snapshot::{Capture, Carried, ClientAuth, Listener, ListenerProtocol};
 use hermes_model::trust::{HERMES_USER, parse_spiffe, peer};
 use hermes_model::{Authority, Facts, Kind, Snapshot, Trust};
+use hermes_proxy::Packet;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use ipnet::IpNet;
@@ -53,6 +56,10 @@ pub(super) struct Explain {
     /// Destination prefix of an ip session.
     #[arg(long)]
     network: Option<String>,
+    /// A packet of an ip session: src=ADDRESS,dst=ADDRESS[,proto=tcp][,length=BYTES][,mtu=BYTES]. Tells whether it
+    /// passes this node, or the reason that it is dropped for.
+    #[arg(long, value_name = "FIELDS")]
+    packet: Option<String>,
     /// Source address.
     #[arg(long, default_value = "127.0.0.1")]
     source: IpAddr,
@@ -79,12 +86,20 @@ impl Explain {
             }
         };
         let listener = self.listener(&snapshot)?;
-        let facts = self.facts(listener)?;
+        let packet = self.packet.as_deref().map(packet::parse).transpose()?;
+        let facts = self.facts(&snapshot, listener, packet.as_ref())?;
+        let (network, protocol) = (facts.network, facts.protocol);
         let handshake = facts.trust.peer().is_none() && requires_certificate(listener);
         let own = hermes_net::own::addresses();
         let mut explanation = hermes_model::explain_arrival(facts, listener, &snapshot, &|ip| own.contains(&ip));
         if let Some(reason) = explanation.reason.as_mut().filter(|_| handshake) {
             reason.push_str("; say which one by --certificate URI");
+        }
+        if let Some(packet) = packet {
+            let acts = explanation.route.as_deref().filter(|_| explanation.decision == "act");
+            let route = acts.and_then(|name| snapshot.routes.iter().find(|route| *route.name == *name));
+            let action = route.map(|route| &route.action);
+            explanation.packet = Some(packet.explain(listener, self.source, network, protocol, action));
         }
         let text = if self.json { serde_json::to_string_pretty(&explanation)? } else { explanation.to_string() };
         super::print(&format!("{}\n", text.trim_end()))?;
@@ -102,7 +117,7 @@ impl Explain {
     }
 
     /// The session as it comes in, before its identity is judged.
-    fn facts(&self, listener: &Listener) -> anyhow::Result<Facts> {
+    fn facts(&self, snapshot: &Snapshot, listener: &Listener, packet: Option<&Packet>) -> anyhow::Result<Facts> {
         let trust = self.trust(listener)?;
         let (kind, authority) = match &listener.protocol {
             ListenerProtocol::Http => {
@@ -125,12 +140,16 @@ impl Explain {
         };
         let capture = match &listener.protocol {
             ListenerProtocol::Ip(carried) => Some(self.carried(listener, carried)?),
-            _ => self.capture(listener)?.cloned(),
+            _ => self.capture(listener, packet)?.cloned(),
         };
+        ensure!(packet.is_none() || kind == Kind::Ip, "--packet is for sessions of kind ip, and this one is {kind}");
         let capture = capture.as_ref();
         let network = capture.map(|capture| capture.network).or(self.network()?);
-        // Whom an ip session is for is its network, where it has one.
-        let authority = network.map_or(authority, |network| Authority::of_address(network.addr()));
+        let (network, authority) = match self.stands_for_a_name(snapshot, listener, packet)? {
+            Some(address) => (Some(address), authority),
+            // Whom any other ip session is for is its network, where it has one.
+            None => (network, network.map_or(authority, |network| Authority::of_address(network.addr()))),
+        };
         ensure!(
             self.network.is_none() || kind == Kind::Ip,
             "--network is for sessions of kind ip, and this one is {kind}"
@@ -149,7 +168,7 @@ impl Explain {
             method,
             path: self.path(kind, &authority)?,
             authority,
-            headers: self.header_map(capture)?,
+            headers: self.header_map(capture, network)?,
             network,
             protocol: None,
         })
@@ -159,10 +178,34 @@ impl Explain {
         self.network.as_deref().map(str::parse).transpose().context("--network: write a prefix such as 10.0.0.0/8")
     }
 
+    /// The address of a packet that a device takes for a name. The name is the asker's to say: which one it stands for
+    /// only a running node knows.
+    fn stands_for_a_name(
+        &self,
+        snapshot: &Snapshot,
+        listener: &Listener,
+        packet: Option<&Packet>,
+    ) -> anyhow::Result<Option<IpNet>> {
+        let is_reserved = |address: IpAddr| {
+            let mut protocols = snapshot.listeners.iter().map(|listener| &listener.protocol);
+            protocols.any(|protocol| matches!(protocol, ListenerProtocol::Dns(dns) if dns.addresses.contains(address)))
+        };
+        let is_device = matches!(listener.protocol, ListenerProtocol::Tun(_));
+        let Some(packet) = packet.filter(|packet| is_device && is_reserved(packet.destination)) else {
+            return Ok(None);
+        };
+        ensure!(
+            self.authority.is_some(),
+            "--packet: {} stands for a name, and is a session for it; say which one by --authority",
+            packet.destination
+        );
+        Ok(Some(packet.destination.into()))
+    }
+
     /// The prefix of a tun listener that a packet for `--network` belongs to, the first by default.
-    fn capture<'l>(&self, listener: &'l Listener) -> anyhow::Result<Option<&'l Capture>> {
+    fn capture<'l>(&self, listener: &'l Listener, packet: Option<&Packet>) -> anyhow::Result<Option<&'l Capture>> {
         let ListenerProtocol::Tun(tun) = &listener.protocol else { return Ok(None) };
-        let wanted = self.network()?;
+        let wanted = self.network()?.or(packet.map(|packet| packet.destination.into()));
         let holds = |capture: &&Capture| wanted.is_none_or(|wanted| capture.network.contains(&wanted));
         let narrowest = tun.captures.iter().filter(holds).max_by_key(|capture| capture.network.prefix_len());
         let chosen = if wanted.is_none() { tun.captures.first() } else { narrowest };
@@ -261,10 +304,10 @@ impl Explain {
         }
     }
 
-    fn header_map(&self, capture: Option<&Capture>) -> anyhow::Result<HeaderMap> {
+    fn header_map(&self, capture: Option<&Capture>, network: Option<IpNet>) -> anyhow::Result<HeaderMap> {
         let mut headers = HeaderMap::new();
-        if let Some(capture) = capture {
-            headers.insert("hermes-network", HeaderValue::from_str(&capture.network.to_string())?);
+        if let (Some(capture), Some(network)) = (capture, network) {
+            headers.insert("hermes-network", HeaderValue::from_str(&network.to_string())?);
             headers.extend(capture.set_headers.iter().cloned());
         }
         for header in &self.headers {

@@ -1,0 +1,114 @@
+//! What would become of a packet, in words: for people who ask before they send.
+//!
+//! In: a packet's head, the session that it would go to, and that session's action here. Out: whether it passes, or the
+//! reason that it is dropped and counted for, by the very rules that judge packets. Never: a packet, or what only a
+//! running node knows: which addresses are taken, and how long packets may be on the way.
+
+use std::net::IpAddr;
+
+use hermes_model::snapshot::{Action, Listener, ListenerProtocol};
+use hermes_wire::connect_ip::Route;
+use hermes_wire::ip::{self, Header};
+use ipnet::IpNet;
+
+use super::end::{gives, prefix_of};
+use super::judge::{Rules, Verdict, Way};
+
+/// The head of a packet that somebody thinks of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packet {
+    /// Where it comes from.
+    pub source: IpAddr,
+    /// Where it goes to; of the source's version.
+    pub destination: IpAddr,
+    /// Its protocol's number.
+    pub protocol: u8,
+    /// Its bytes, headers included.
+    pub length: usize,
+    /// The longest packet that the tunnel carries, as far as the asker knows.
+    pub mtu: usize,
+}
+
+impl Packet {
+    fn judge(&self, rules: &Rules, way: Way) -> Verdict {
+        // An ICMP query: errors may come from anywhere.
+        let kind = if self.protocol == ip::ICMPV6 { 128 } else { 8 };
+        let header = Header {
+            source: self.source,
+            destination: self.destination,
+            protocol: self.protocol,
+            transport: 0,
+            length: self.length,
+            is_later_fragment: false,
+            may_be_cut: false,
+        };
+        rules.judge(way, &[kind], &header, self.mtu)
+    }
+
+    /// What becomes of it at this node, where `from` brings its session. `network` is the session's scope (`None`:
+    /// anywhere), `protocol` the only one that it carries, `action` what the node does with it (`None`: it denies it).
+    pub fn explain(
+        &self,
+        listener: &Listener,
+        from: IpAddr,
+        network: Option<IpNet>,
+        protocol: Option<u8>,
+        action: Option<&Action>,
+    ) -> String {
+        let Some(action @ (Action::Upstream(_) | Action::Device(_))) = action else {
+            return self.dropped("no-session", "the session that it would go to is denied");
+        };
+        let scope = network.map_or_else(
+            || [IpAddr::from([0; 4]), IpAddr::from([0; 16])].map(|any| IpNet::new_assert(any, 0)).to_vec(),
+            |network| vec![network],
+        );
+        let scope: Vec<Route> = scope.into_iter().map(|network| Route::to(prefix_of(network))).collect();
+        let own: Option<Vec<IpNet>> = match &listener.protocol {
+            ListenerProtocol::Tun(tun) => Some(tun.addresses.iter().map(|address| IpNet::from(*address)).collect()),
+            ListenerProtocol::Ip(carried) => carried.peer(from).map(|peer| peer.addresses.clone()),
+            _ => None,
+        };
+        if let Some(own) = own {
+            let here = own.into_iter().map(|own| Route::to(prefix_of(own))).collect();
+            let rules = Rules { here, there: scope.clone(), protocol };
+            let whose = format!("listener {} has no such address as {}", listener.name, self.source);
+            if let Some(dropped) = self.reason(self.judge(&rules, Way::Out), &whose, network) {
+                return dropped;
+            }
+        }
+        let Action::Device(gateway) = action else {
+            return "passes here; where the session is terminated it is judged again".to_owned();
+        };
+        let source = IpNet::from(self.source);
+        let given = gives(gateway, source).then(|| Route::to(prefix_of(source)));
+        let rules = Rules { here: scope, there: given.into_iter().collect(), protocol };
+        let whose = format!("the route gives nobody {}", self.source);
+        if let Some(dropped) = self.reason(self.judge(&rules, Way::In), &whose, network) {
+            return dropped;
+        }
+        let to = gateway.inner.unwrap_or(self.destination);
+        format!("passes into device {} to {to}, where {} is assigned to its sender", gateway.device, self.source)
+    }
+
+    fn reason(&self, verdict: Verdict, whose: &str, network: Option<IpNet>) -> Option<String> {
+        let Verdict::Drop(reason, _) = verdict else { return None };
+        let why = match reason {
+            "not-unicast" => "both of its addresses have to be one host's".to_owned(),
+            "source-not-assigned" => whose.to_owned(),
+            "too-big" => format!("its sender is told that {} bytes fit", self.mtu),
+            _ => match network {
+                Some(network) => format!(
+                    "the session carries packets to {network} and of its protocol, between hosts that are not on one link"
+                ),
+                None => {
+                    "the session carries packets of its protocol, between hosts that are not on one link".to_owned()
+                }
+            },
+        };
+        Some(self.dropped(reason, &why))
+    }
+
+    fn dropped(&self, reason: &str, why: &str) -> String {
+        format!("dropped ({reason}): {why}")
+    }
+}
