@@ -177,6 +177,11 @@ fn build_gateway(section: &section::Terminate, device: &Arc<str>, at: &str, repo
             report.problem(format!("{at}.{key}"), format!("packets for a device have no {key}; leave it out"));
         }
     }
+    if section.assign.is_empty() {
+        let message = "clients may have any private address that they ask for, even one that this machine reaches by its \
+                       default route; write the prefixes that are theirs";
+        report.warning(format!("{at}.assign"), message);
+    }
     Gateway {
         device: device.clone(),
         addresses: section.address.iter().map(|address| address.0).collect(),

@@ -68,7 +68,7 @@ workers: 2
 listeners:
 - {name: overlay, bind: '0.0.0.0:9443', protocol: http, http3: true, tls: {client: required}}
 routes:
-- {name: gateway, match: {kind: ip}, terminate: {tun: gw0, address: [10.0.0.1, 'fd00:10::1']}}
+- {name: gateway, match: {kind: ip}, terminate: {tun: gw0, address: [10.0.0.1, 'fd00:10::1'], assign: [10.20.0.0/16, 'fd00:20::/64']}}
 ";
 
 /// A running row.

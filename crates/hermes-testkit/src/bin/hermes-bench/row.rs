@@ -195,7 +195,7 @@ impl Row {
             writeln!(
                 text,
                 "routes:\n- {{name: gateway, match: {{kind: ip}}, \
-                 terminate: {{tun: far{number}, address: [10.30.{number}.1]}}}}"
+                 terminate: {{tun: far{number}, address: [10.30.{number}.1], assign: [10.20.{number}.0/24]}}}}"
             )
         } else {
             let next = SocketAddr::from((end(place, 2), port));
@@ -217,7 +217,7 @@ impl Row {
              - {{name: packets, bind: \"0.0.0.0:{port}\", protocol: ip, network: 10.30.{number}.1/32, \
              peers: [{{from: {}, address: 10.20.{number}.2}}]}}\n\
              routes:\n- {{name: gateway, match: {{kind: ip}}, \
-             terminate: {{tun: far{number}, address: [10.30.{number}.1]}}}}\n",
+             terminate: {{tun: far{number}, address: [10.30.{number}.1], assign: [10.20.{number}.0/24]}}}}\n",
             port + 500,
             dir.join("far.access.json").display(),
             end(0, 1)

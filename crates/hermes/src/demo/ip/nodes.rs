@@ -27,6 +27,8 @@ use crate::demo::program::Program;
 /// What both users call their own server.
 pub(super) const HOME: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 pub(super) const OFFICE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+/// The users' own addresses.
+const USERS: &str = "10.20.0.0/16";
 const CAMPUS: &str = "128.252.0.0/16";
 const ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9900);
 /// Where nodes speak to each other.
@@ -287,14 +289,18 @@ fn server(name: &str, place: &Place, route: &str) -> String {
 }
 
 fn home(user: &str) -> String {
-    format!("- {{name: home, match: {{kind: ip, user: {user}}}, terminate: {{tun: hermes0, address: {HOME}}}}}\n")
+    format!(
+        "- {{name: home, match: {{kind: ip, user: {user}}}, terminate: {{tun: hermes0, address: {HOME}, assign: {USERS}}}}}\n"
+    )
 }
 
 fn office() -> String {
-    format!("- {{name: office, match: {{kind: ip, user: \"*\"}}, terminate: {{tun: hermes0, address: {OFFICE}}}}}\n")
+    format!(
+        "- {{name: office, match: {{kind: ip, user: \"*\"}}, terminate: {{tun: hermes0, address: {OFFICE}, assign: {USERS}}}}}\n"
+    )
 }
 
 /// A router: what it lets out of the device lies behind it.
 fn campus() -> String {
-    "- {name: campus, match: {kind: ip, user: \"*\"}, terminate: {tun: hermes0}}\n".to_owned()
+    format!("- {{name: campus, match: {{kind: ip, user: \"*\"}}, terminate: {{tun: hermes0, assign: {USERS}}}}}\n")
 }
