@@ -4,14 +4,18 @@
 //! frame. Holds at most one frame of the body beyond the window. Both directions use it: requests
 //! to an upstream, responses to a client.
 
+use std::future::Future as _;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame};
 
+use crate::body::ResponseBody;
 use crate::error::Error;
 use crate::headers;
+use crate::live::Phase;
 use crate::stream::h2::{GATHER, SMALL, Whole};
 use crate::stream::{Reset, Sender, StreamError};
 
@@ -150,5 +154,35 @@ impl<B> Drop for Pipe<B> {
             // Said aloud: h2 would send CANCEL too, but only where the other half is dropped as well.
             self.stream.reset(Reset::Cancel);
         }
+    }
+}
+
+/// A client may take so long to read that its session was ended.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
+/// Sends a response's body to a client, until it is whole or the session is ended.
+pub(crate) async fn pass(body: ResponseBody, stream: Sender) {
+    let (worker, entry) = (body.worker().clone(), body.entry().clone());
+    // Where the session was ended before, this is the answer that says so; it is not waited for as long.
+    let mut last_words = entry.end.get().map(|error| (error, Box::pin(tokio::time::sleep(LAST_WORDS))));
+    let mut pipe = Pipe::new(body, stream);
+    let result = std::future::poll_fn(|cx| {
+        // A client that reads nothing keeps the body from being polled: the sweep is heard here.
+        let ended = match &mut last_words {
+            None => entry.end.poll(cx),
+            Some((error, timer)) => timer.as_mut().poll(cx).map(|()| error.clone()),
+        };
+        if let Poll::Ready(error) = ended {
+            return Poll::Ready(Err(PipeError::Source(error)));
+        }
+        let polled = pipe.poll(cx);
+        entry.set_phase(&worker, if pipe.is_blocked() { Phase::Blocked } else { Phase::Open });
+        polled
+    })
+    .await;
+    match result {
+        Ok(()) => {}
+        Err(PipeError::Sink(error)) => entry.fail(&Error::ClientGone(error.to_string())),
+        Err(PipeError::Source(error)) => entry.fail(&error),
     }
 }

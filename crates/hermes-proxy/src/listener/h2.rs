@@ -9,7 +9,6 @@ use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, Stream};
@@ -24,8 +23,8 @@ use super::http::{Client, Watched};
 use crate::body::{Body, Interim, RequestBody, ResponseBody, StreamBody, settle_length};
 use crate::early::Early;
 use crate::error::Error;
-use crate::live::{Connection, Phase, Stage};
-use crate::pipe::{Pipe, PipeError};
+use crate::live::{Connection, Stage};
+use crate::pipe;
 use crate::request::{Origin, from_head};
 use crate::session::{self, Near, Served, Tunnel};
 use crate::stream::h2::{self as halves, Backlog, Window};
@@ -256,9 +255,6 @@ impl Wait<'_> {
     }
 }
 
-/// A client may take so long to read that its session was ended.
-const LAST_WORDS: Duration = Duration::from_secs(5);
-
 async fn send(response: Response<ResponseBody>, to: &mut Respond) {
     let (parts, body) = response.into_parts();
     let ends = body.is_end_stream() || body.entry().facts.method == Method::HEAD;
@@ -273,29 +269,7 @@ async fn send(response: Response<ResponseBody>, to: &mut Respond) {
     if ends {
         return;
     }
-    let (worker, entry) = (body.worker().clone(), body.entry().clone());
-    // Where the session was ended before, this is the answer that says so; it is not waited for as long.
-    let mut last_words = entry.end.get().map(|error| (error, Box::pin(tokio::time::sleep(LAST_WORDS))));
-    let mut pipe = Pipe::new(body, Sender::H2(halves::Sender::new(stream, &to.backlog)));
-    let result = std::future::poll_fn(|cx| {
-        // A client that reads nothing keeps the body from being polled: the sweep is heard here.
-        let ended = match &mut last_words {
-            None => entry.end.poll(cx),
-            Some((error, timer)) => timer.as_mut().poll(cx).map(|()| error.clone()),
-        };
-        if let Poll::Ready(error) = ended {
-            return Poll::Ready(Err(PipeError::Source(error)));
-        }
-        let polled = pipe.poll(cx);
-        entry.set_phase(&worker, if pipe.is_blocked() { Phase::Blocked } else { Phase::Open });
-        polled
-    })
-    .await;
-    match result {
-        Ok(()) => {}
-        Err(PipeError::Sink(error)) => entry.fail(&Error::ClientGone(error.to_string())),
-        Err(PipeError::Source(error)) => entry.fail(&error),
-    }
+    pipe::pass(body, Sender::H2(halves::Sender::new(stream, &to.backlog))).await;
 }
 
 async fn tunnel(mut open: Box<Tunnel>, to: Respond, tunnelled: Option<Receiver>) {

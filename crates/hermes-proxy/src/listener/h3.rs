@@ -10,7 +10,6 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use hermes_model::facts::{Kind, Trust};
@@ -32,8 +31,8 @@ use crate::generation;
 use crate::h3::fields::{self, Bounds, FieldError};
 use crate::h3::{Datagrams, Link, Windows, link::number};
 use crate::headers::EARLY_DATA;
-use crate::live::{Connection, Phase, Stage};
-use crate::pipe::{Pipe, PipeError};
+use crate::live::{Connection, Stage};
+use crate::pipe;
 use crate::request::{Origin, from_head};
 use crate::session::{self, Near, Served, Tunnel};
 use crate::stream::h3::{self as halves, Fault};
@@ -416,41 +415,18 @@ impl Wait<'_> {
     }
 }
 
-/// A client may take so long to read that its session was ended.
-const LAST_WORDS: Duration = Duration::from_secs(5);
-
 async fn answer(response: Response<ResponseBody>, mut send: halves::Sender) {
     let (parts, body) = response.into_parts();
     let ends = body.is_end_stream() || body.entry().facts.method == Method::HEAD;
     send.send_head(fields::put_response(parts.status, &parts.headers), ends);
-    let (worker, entry) = (body.worker().clone(), body.entry().clone());
+    let entry = body.entry().clone();
     if ends {
         if let Err(error) = std::future::poll_fn(|cx| send.poll_settled(cx)).await {
             entry.fail(&Error::ClientGone(error.to_string()));
         }
         return;
     }
-    let mut last_words = entry.end.get().map(|error| (error, Box::pin(tokio::time::sleep(LAST_WORDS))));
-    let mut pipe = Pipe::new(body, Sender::H3(Box::new(send)));
-    let result = std::future::poll_fn(|cx| {
-        // A client that reads nothing keeps the body from being polled: the sweep is heard here.
-        let ended = match &mut last_words {
-            None => entry.end.poll(cx),
-            Some((error, timer)) => timer.as_mut().poll(cx).map(|()| error.clone()),
-        };
-        if let Poll::Ready(error) = ended {
-            return Poll::Ready(Err(PipeError::Source(error)));
-        }
-        let polled = pipe.poll(cx);
-        entry.set_phase(&worker, if pipe.is_blocked() { Phase::Blocked } else { Phase::Open });
-        polled
-    })
-    .await;
-    match result {
-        Ok(()) => {}
-        Err(PipeError::Sink(error)) => entry.fail(&Error::ClientGone(error.to_string())),
-        Err(PipeError::Source(error)) => entry.fail(&error),
-    }
+    pipe::pass(body, Sender::H3(Box::new(send))).await;
 }
 
 async fn tunnel(
