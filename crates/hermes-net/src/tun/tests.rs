@@ -3,6 +3,7 @@
 use std::future::poll_fn;
 
 use bytes::Bytes;
+use proptest::prelude::{Strategy, any, prop, proptest};
 
 use super::checksum::{fold, of_header, pseudo, store, sum};
 use super::*;
@@ -163,6 +164,74 @@ async fn what_is_no_packet_harms_nobody() {
     let mut packets: Vec<Vec<u8>> = (1..one.len()).step_by(3).map(|length| one[..length].to_vec()).collect();
     packets.extend([vec![0xff; 1500], one, two, vec![0x60; 45], vec![0x4f; 30], vec![0x45; 24]]);
     through(&packets).await;
+}
+
+/// As through a device, without one: merged, and cut again as the kernel would have it.
+fn merged_and_cut(packets: &[Bytes]) -> Vec<Bytes> {
+    let (mut rest, mut out) = (packets, Vec::new());
+    while !rest.is_empty() {
+        let run = merge::Run::of(rest, true);
+        let (these, others) = rest.split_at(run.count);
+        rest = others;
+        if run.count == 1 {
+            out.extend_from_slice(these);
+            continue;
+        }
+        let (before, header) = run.header().split_at(offload::LENGTH);
+        let mut whole = header.to_vec();
+        these.iter().for_each(|packet| whole.extend_from_slice(&packet[run.skipped..]));
+        let offload = offload::Offload::parse(before.try_into().unwrap()).unwrap();
+        assert_eq!(split::split(offload, &mut whole, &mut |packet| out.push(packet)), Some(run.count));
+    }
+    out
+}
+
+/// Identifications that nobody reads (RFC 6864) may be others.
+fn without_identification(packet: &Bytes) -> Vec<u8> {
+    let mut bytes = packet.to_vec();
+    if bytes.len() >= 20 && bytes[0] == 0x45 && bytes[6] & 0x40 != 0 {
+        bytes[4..6].fill(0);
+        bytes[10..12].fill(0);
+    }
+    bytes
+}
+
+fn packets() -> impl Strategy<Value = Vec<Bytes>> {
+    let flags = prop::sample::select(vec![0x10u8, 0x18, 0x50, 0x11, 0x90]);
+    let flow = (any::<[bool; 2]>(), 0..3u16, any::<u32>(), flags, 0..40usize, 1..5usize);
+    let changes =
+        prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), any::<u8>()), 0..3);
+    (prop::collection::vec(flow, 1..5), changes).prop_map(|(flows, changes)| {
+        let mut packets = Vec::new();
+        for ([v6, udp], port, sequence, flags, payload, count) in flows {
+            packets.extend(built(Packet { v6, udp, port, sequence, flags, payload, identification: port }.flow(count)));
+        }
+        for (packet, at, byte) in changes {
+            let packet = packet.get_mut(&mut packets);
+            let place = at.index(packet.len());
+            packet[place] = byte;
+        }
+        packets.into_iter().map(Bytes::from).collect()
+    })
+}
+
+proptest! {
+    /// Whatever clients send.
+    #[test]
+    fn what_is_merged_comes_out_as_it_was(packets in packets()) {
+        let before: Vec<_> = packets.iter().map(without_identification).collect();
+        let after: Vec<_> = merged_and_cut(&packets).iter().map(without_identification).collect();
+        assert_eq!(after, before);
+    }
+
+    /// Whatever stands before a packet.
+    #[test]
+    fn nothing_that_a_queue_says_breaks_it(before in any::<[u8; offload::LENGTH]>(), packet in prop::collection::vec(any::<u8>(), 0..200)) {
+        if let Some(offload) = offload::Offload::parse(&before) {
+            split::split(offload, &mut packet.clone(), &mut |_| {});
+        }
+        merge::Run::of(&[packet.clone().into(), packet.into()], true);
+    }
 }
 
 #[test]
