@@ -18,18 +18,19 @@ mod reverse_path;
 mod route;
 mod split;
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ipnet::IpNet;
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{AfSpecInet6, AfSpecUnspec, In6AddrGenMode, LinkAttribute, LinkFlags, LinkMessage};
+use netlink_packet_route::route::RouteMessage;
 
 pub use error::TunError;
 pub use queue::{IdleQueue, Moved, Queue, ReceiveBuffer};
@@ -58,9 +59,14 @@ struct Inner {
     name: String,
     index: u32,
     captures: Mutex<Captures>,
+    /// Prefixes that it takes in where no other route does.
+    pools: Mutex<HashSet<IpNet>>,
     /// What is to go with it goes with this process; else it is another one's.
     is_ours: AtomicBool,
 }
+
+/// The devices of this process, by the kernel's numbers: a route may go from one of them to another.
+static OWN: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 
 /// What a device captures.
 #[derive(Debug, Default)]
@@ -71,6 +77,7 @@ struct Captures {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        OWN.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.index);
         // Routes and addresses go with the device; rules have to be removed.
         if self.is_ours.load(Ordering::Acquire) {
             capture::remove_rules_of(self.index);
@@ -137,8 +144,9 @@ impl Device {
     fn named(name: &str, is_ours: bool) -> Result<Self, TunError> {
         let fault = |source| TunError::Device { device: name.to_owned(), doing: "finding", source };
         let index = nix::net::if_::if_nametoindex(name).map_err(io::Error::from).map_err(fault)?;
-        let inner =
-            Inner { name: name.to_owned(), index, captures: Mutex::default(), is_ours: AtomicBool::new(is_ours) };
+        OWN.lock().unwrap_or_else(PoisonError::into_inner).insert(index);
+        let (captures, pools) = (Mutex::default(), Mutex::default());
+        let inner = Inner { name: name.to_owned(), index, captures, pools, is_ours: AtomicBool::new(is_ours) };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -191,10 +199,11 @@ impl Device {
         }
     }
 
-    /// Leads a prefix into the device, by the main table, as everybody's routes do; or changes a route of the device.
+    /// Leads a prefix into the device, by the main table, as everybody's routes do; or changes a route of the device, or
+    /// takes it from another one of this process.
     ///
     /// # Errors
-    /// `TunError`: the prefix is another device's.
+    /// `TunError`: the prefix is somebody else's.
     pub fn set_route(&self, prefix: IpNet, route: Route) -> Result<(), TunError> {
         self.set_in(route::MAIN, prefix, route)
     }
@@ -204,7 +213,37 @@ impl Device {
     /// # Errors
     /// `TunError`: the kernel refuses.
     pub fn remove_route(&self, prefix: IpNet) -> Result<(), TunError> {
-        self.remove_from(route::MAIN, prefix)
+        self.remove_from(route::MAIN, prefix)?;
+        // The kernel cannot be asked for the route without a metric alone: where that was gone, it was the pool's.
+        let is_pool = self.pools().contains(&prefix.trunc());
+        if is_pool { self.add_pool(prefix) } else { Ok(()) }
+    }
+
+    /// Takes in whatever is for a prefix and has no other route: else it would leave this machine by the default route.
+    ///
+    /// # Errors
+    /// `TunError`: the kernel refuses.
+    pub fn add_pool(&self, prefix: IpNet) -> Result<(), TunError> {
+        let prefix = prefix.trunc();
+        let message = RouteNetlinkMessage::NewRoute(route::last(self.index(), prefix));
+        let fault = |source| TunError::Route { device: self.name().to_owned(), prefix, source };
+        netlink::change(message, Change::Set).map_err(fault)?;
+        self.pools().insert(prefix);
+        Ok(())
+    }
+
+    /// Ends that. What is not there is no error.
+    ///
+    /// # Errors
+    /// `TunError`: the kernel refuses.
+    pub fn remove_pool(&self, prefix: IpNet) -> Result<(), TunError> {
+        let prefix = prefix.trunc();
+        self.pools().remove(&prefix);
+        self.remove(route::last(self.index(), prefix), prefix)
+    }
+
+    fn pools(&self) -> std::sync::MutexGuard<'_, HashSet<IpNet>> {
+        self.inner.pools.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether an address lies in a network that the main table leads elsewhere, the default route's aside. Where the
@@ -219,7 +258,9 @@ impl Device {
         match netlink::change(message(), Change::Add) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 // To replace is right for our own only: the kernel does not ask whose it is.
-                if route::device_of(table, prefix).map_err(fault)? != Some(self.index()) {
+                let whose = route::device_of(table, prefix).map_err(fault)?;
+                let is_own = |device| OWN.lock().unwrap_or_else(PoisonError::into_inner).contains(&device);
+                if !whose.is_some_and(is_own) {
                     return Err(fault(error));
                 }
                 netlink::change(message(), Change::Set).map_err(fault)
@@ -229,7 +270,10 @@ impl Device {
     }
 
     fn remove_from(&self, table: u32, prefix: IpNet) -> Result<(), TunError> {
-        let message = route::message(self.index(), table, prefix, Route::default());
+        self.remove(route::message(self.index(), table, prefix, Route::default()), prefix)
+    }
+
+    fn remove(&self, message: RouteMessage, prefix: IpNet) -> Result<(), TunError> {
         match netlink::change(RouteNetlinkMessage::DelRoute(message), Change::There) {
             Err(source) if source.raw_os_error() != Some(libc::ESRCH) => {
                 Err(TunError::Route { device: self.name().to_owned(), prefix, source })

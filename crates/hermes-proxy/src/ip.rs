@@ -7,6 +7,7 @@
 mod device;
 mod end;
 mod explain;
+mod given;
 mod judge;
 mod link;
 mod mailbox;
@@ -16,6 +17,7 @@ mod table;
 pub(crate) use self::device::{Device, Devices, Owner, Share};
 pub(crate) use self::end::End;
 pub use self::explain::Packet;
+pub(crate) use self::given::Given;
 pub(crate) use self::judge::{Rules, Verdict, Way};
 pub(crate) use self::link::{Link, poll_send_into};
 pub(crate) use self::mailbox::Mailbox;

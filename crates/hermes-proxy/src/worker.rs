@@ -31,7 +31,7 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use crate::error::Error;
 use crate::generation::Generation;
-use crate::ip::{Devices, Share};
+use crate::ip::{Devices, Given, Share};
 use crate::listener::quic::Doors;
 use crate::listener::tun::Captures;
 use crate::listener::{Acceptor, Ending, ListeningSocket, Transport};
@@ -71,6 +71,8 @@ pub(crate) struct Shared {
     pub(crate) unanswered: Seldom,
     /// Packets of those who are no peers.
     pub(crate) strangers: Seldom,
+    /// What clients of devices were given.
+    pub(crate) given: Arc<Given>,
     /// Who knows how many lines of the log were lost.
     pub(crate) lost_lines: OnceLock<Box<dyn Fn() -> usize + Send + Sync>>,
 }
@@ -91,6 +93,7 @@ impl Shared {
             handshakes: Seldom::default(),
             unanswered: Seldom::default(),
             strangers: Seldom::default(),
+            given: Arc::default(),
             lost_lines: OnceLock::new(),
         }
     }

@@ -19,6 +19,11 @@ pub(super) const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
 /// Who made a route or a rule: `proto 72` (H) in iproute2's words, a number that nobody else is known by.
 pub(super) const PROTOCOL: RouteProtocol = RouteProtocol::Other(72);
 
+/// What the routes of pools come after: the number of their device with these bits. Nobody else's metric is as large, and
+/// several devices may have one pool.
+const LAST: u32 = 0x4800_0000;
+const DEVICE: u32 = 0x00ff_ffff;
+
 /// What a route has besides its prefix.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Route {
@@ -60,6 +65,19 @@ pub(super) fn message(device: u32, table: u32, prefix: IpNet, route: Route) -> R
     message
 }
 
+/// The route of a pool: any other one goes before it.
+pub(super) fn last(device: u32, prefix: IpNet) -> RouteMessage {
+    let mut message = message(device, MAIN, prefix, Route::default());
+    message.attributes.push(RouteAttribute::Priority(LAST | (device & DEVICE)));
+    message
+}
+
+fn is_last(route: &RouteMessage) -> bool {
+    let is_ours =
+        |attribute: &RouteAttribute| matches!(attribute, RouteAttribute::Priority(metric) if metric & !DEVICE == LAST);
+    route.attributes.iter().any(is_ours)
+}
+
 fn to(table: u32, of: IpAddr) -> RouteMessage {
     let mut message = RouteMessage::default();
     message.header.address_family = family(of);
@@ -93,7 +111,7 @@ pub(super) fn leads_elsewhere(device: u32, address: IpAddr) -> io::Result<bool> 
     }))
 }
 
-/// Which device a prefix leads to by this table.
+/// Which device a prefix leads to by this table, the routes of pools aside.
 ///
 /// # Errors
 /// The kernel's.
@@ -105,7 +123,7 @@ pub(super) fn device_of(table: u32, prefix: IpNet) -> io::Result<Option<u32>> {
         let has = |attribute: RouteAttribute| route.attributes.contains(&attribute);
         let to_prefix = has(RouteAttribute::Destination(prefix.addr().into())) || prefix.addr().is_unspecified();
         let is_it = route.header.destination_prefix_length == prefix.prefix_len();
-        if !(to_prefix && is_it && has(RouteAttribute::Table(table))) {
+        if !(to_prefix && is_it && has(RouteAttribute::Table(table))) || is_last(route) {
             return None;
         }
         route.attributes.iter().find_map(|attribute| match attribute {

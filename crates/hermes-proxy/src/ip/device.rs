@@ -11,7 +11,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::task::{Poll, ready};
 
 use bytes::Bytes;
@@ -24,6 +24,7 @@ use ipnet::IpNet;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
+use super::given::Given;
 use super::mailbox::Mailbox;
 use super::table::Table;
 use crate::worker::{Shared, Worker};
@@ -111,6 +112,10 @@ pub(crate) struct Device {
     /// Read once a batch, written where sessions begin and end.
     claims: RwLock<Table<Claims>>,
     numbers: AtomicU64,
+    /// What clients of all devices were given.
+    given: Arc<Given>,
+    /// Held while a prefix is led here, or let go: who takes it and who gives it back are on workers of their own.
+    leading: Mutex<()>,
     /// Whose prefixes are in the process before us, as long as that lives: nobody else's here.
     reserved: RwLock<HashMap<IpNet, Owner>>,
     /// Whether its queues are read here, and not in the process before us.
@@ -120,11 +125,11 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    pub(crate) fn new(name: Arc<str>, net: tun::Device) -> Arc<Self> {
+    pub(crate) fn new(name: Arc<str>, net: tun::Device, given: Arc<Given>) -> Arc<Self> {
         let reads = watch::Sender::new(net.is_ours());
         let answered = watch::Sender::new(0);
-        let (claims, reserved) = (RwLock::default(), RwLock::default());
-        Arc::new(Self { name, net, claims, numbers: AtomicU64::new(1), reserved, reads, answered })
+        let (claims, reserved, leading) = Default::default();
+        Arc::new(Self { name, net, claims, numbers: AtomicU64::new(1), given, leading, reserved, reads, answered })
     }
 
     /// Whose each prefix is, for another process: a line each.
@@ -176,9 +181,18 @@ impl Device {
         mailbox: &Arc<Mailbox>,
         scope: Option<IpNet>,
     ) -> Option<u64> {
-        if self.is_reserved(prefix, Some(owner)) {
+        let is_given = !matches!(owner, Owner::Listener(_));
+        if self.is_reserved(prefix, Some(owner)) || (is_given && !self.given.take(prefix, owner)) {
             return None;
         }
+        let number = self.enter(prefix, owner, mailbox, scope);
+        if number.is_none() && is_given {
+            self.given.give_back(prefix);
+        }
+        number
+    }
+
+    fn enter(&self, prefix: IpNet, owner: &Owner, mailbox: &Arc<Mailbox>, scope: Option<IpNet>) -> Option<u64> {
         let mut table = self.claims.write().unwrap_or_else(PoisonError::into_inner);
         let is_others = |claims: &Claims| claims.iter().any(|claim| claim.owner != *owner);
         // What is captured may lie within, or around, what is captured as well: the narrower counts. What is given
@@ -204,7 +218,10 @@ impl Device {
     pub(super) fn release(&self, prefix: IpNet, number: u64) -> bool {
         let mut table = self.claims.write().unwrap_or_else(PoisonError::into_inner);
         let Some(claims) = table.get_mut(prefix) else { return true };
-        claims.retain(|claim| claim.number != number);
+        let Some(at) = claims.iter().position(|claim| claim.number == number) else { return false };
+        if !matches!(claims.remove(at).owner, Owner::Listener(_)) {
+            self.given.give_back(prefix);
+        }
         let is_over = claims.is_empty();
         if is_over {
             table.remove(prefix);
@@ -212,9 +229,15 @@ impl Device {
         is_over && self.net.is_ours()
     }
 
+    /// Nobody else changes what is led here meanwhile.
+    pub(super) fn leading(&self) -> MutexGuard<'_, ()> {
+        self.leading.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Whether nobody holds it, a part of it or more than it.
     pub(super) fn is_free(&self, prefix: IpNet) -> bool {
         !self.is_reserved(prefix, None)
+            && self.given.is_free(prefix)
             && self.claims.read().unwrap_or_else(PoisonError::into_inner).overlapping(prefix).next().is_none()
     }
 

@@ -173,6 +173,7 @@ impl End {
     fn release(&mut self) {
         let Link::Device { local, .. } = &self.link else { return };
         for claim in self.claims.drain(..) {
+            let _leading = local.device.leading();
             let is_over = local.device.release(claim.prefix, claim.number);
             let net = local.device.net();
             match self.side {
@@ -221,6 +222,7 @@ impl End {
         let route = tun::Route { mtu: u32::try_from(self.mtu.max(least)).ok(), ..tun::Route::default() };
         let Link::Device { local, .. } = &self.link else { return };
         let net = local.device.net();
+        let _leading = local.device.leading();
         let led = match self.side {
             Side::Asks { .. } => net.capture(prefix, route),
             Side::Gives { .. } => net.set_route(prefix, route),

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use super::Node;
 use crate::generation::Unready;
-use crate::ip::{Device, Share};
+use crate::ip::{Device, Given, Share};
 
 /// A device, and what it was given.
 pub(super) struct HeldDevice {
@@ -28,6 +28,8 @@ pub(super) struct HeldDevice {
     addresses: HashSet<IpAddr>,
     /// Prefixes that listeners take.
     captures: HashSet<IpNet>,
+    /// Prefixes that clients are given addresses of.
+    pools: HashSet<IpNet>,
     /// How many the document wants.
     wanted: usize,
     /// What leaves by it has this machine's address, as long as this lives.
@@ -45,6 +47,7 @@ struct Wanted {
     path: String,
     addresses: HashSet<IpAddr>,
     captures: HashSet<IpNet>,
+    pools: HashSet<IpNet>,
     /// A route gives packets to it.
     is_gateway: bool,
     /// Whose packets leave with this machine's address; `None`: nobody's.
@@ -61,6 +64,7 @@ const BEFORE: &str = " before";
 const OWNERS: &str = " owners";
 const ADDRESSES: &str = " addresses";
 const CAPTURES: &str = " captures";
+const POOLS: &str = " pools";
 
 const TUN: &str = "tun/";
 
@@ -81,6 +85,7 @@ fn wanted(snapshot: &Snapshot) -> HashMap<Arc<str>, Wanted> {
         let Action::Device(gateway) = &route.action else { continue };
         let one = all.entry(gateway.device.clone()).or_insert_with(named(format!("routes[{index}].terminate.tun")));
         one.addresses.extend(&gateway.addresses);
+        one.pools.extend(gateway.assign.iter().map(IpNet::trunc));
         one.is_gateway = true;
         if gateway.nat {
             let all = || [IpAddr::from([0; 4]), IpAddr::from([0; 16])].map(|any| IpNet::new_assert(any, 0)).to_vec();
@@ -104,8 +109,8 @@ impl Node {
                 Entry::Occupied(held) => held.into_mut(),
                 Entry::Vacant(_) => {
                     let held = match self.inherited.remove(&label(&name)) {
-                        Some(queues) => adopt(&name, queues, &mut self.inherited, &mut shares),
-                        None => create(&name, &mut shares),
+                        Some(queues) => adopt(&name, queues, &mut self.inherited, &self.shared.given, &mut shares),
+                        None => create(&name, &self.shared.given, &mut shares),
                     };
                     made.entry(name).or_insert(held.map_err(fault)?)
                 }
@@ -122,7 +127,7 @@ impl Node {
         let left: Vec<Arc<str>> = self.inherited.keys().filter_map(named).collect();
         for name in left {
             let queues = self.inherited.remove(&label(&name)).unwrap_or_default();
-            match adopt(&name, queues, &mut self.inherited, shares) {
+            match adopt(&name, queues, &mut self.inherited, &self.shared.given, shares) {
                 Ok(held) => drop(made.insert(name, held)),
                 Err(error) => tracing::warn!(%error, "{}", error.remedy()),
             }
@@ -145,6 +150,10 @@ impl Node {
             for prefix in held.captures.difference(&wanted.captures) {
                 tell(held.device.net().release(*prefix));
             }
+            for pool in held.pools.difference(&wanted.pools) {
+                tell(held.device.net().remove_pool(*pool));
+            }
+            held.pools = wanted.pools;
             held.addresses = wanted.addresses;
             held.captures = wanted.captures;
             if wanted.nat.is_none() {
@@ -192,9 +201,9 @@ impl Node {
     }
 }
 
-fn create(name: &Arc<str>, shares: &mut [Vec<Share>]) -> Result<HeldDevice, TunError> {
+fn create(name: &Arc<str>, given: &Arc<Given>, shares: &mut [Vec<Share>]) -> Result<HeldDevice, TunError> {
     let (net, idle) = tun::Device::create(name, shares.len(), LARGEST_MTU)?;
-    HeldDevice::new(Device::new(name.clone(), net), idle, &[], shares)
+    HeldDevice::new(Device::new(name.clone(), net, given.clone()), idle, &[], shares)
 }
 
 /// The device of the process before us, with what that says of it.
@@ -202,17 +211,22 @@ fn adopt(
     name: &Arc<str>,
     queues: Vec<OwnedFd>,
     inherited: &mut HashMap<String, Vec<OwnedFd>>,
+    given: &Arc<Given>,
     shares: &mut [Vec<Share>],
 ) -> Result<HeldDevice, TunError> {
     let mut take = |what: &str| inherited.remove(&format!("{}{what}", label(name))).unwrap_or_default();
     let before: Vec<IdleQueue> = take(BEFORE).into_iter().map(IdleQueue::from_pair).collect();
     let mut text = |what: &str| take(what).pop().and_then(|fd| read_text(fd).ok()).unwrap_or_default();
     let (net, idle) = tun::Device::adopt(name, queues, shares.len())?;
-    let device = Device::new(name.clone(), net);
+    let device = Device::new(name.clone(), net, given.clone());
     device.reserve(&text(OWNERS));
     let mut held = HeldDevice::new(device, idle, &before, shares)?;
     held.addresses = text(ADDRESSES).lines().filter_map(|line| line.parse().ok()).collect();
     held.captures = text(CAPTURES).lines().filter_map(|line| line.parse().ok()).collect();
+    for pool in text(POOLS).lines().filter_map(|line| line.parse().ok()) {
+        held.device.net().add_pool(pool)?;
+        held.pools.insert(pool);
+    }
     for prefix in &held.captures {
         held.device.net().capture(*prefix, Route::default())?;
     }
@@ -234,8 +248,8 @@ impl HeldDevice {
             let before = before.first().map(IdleQueue::try_clone).transpose().map_err(fault)?;
             share.push(Share { device: device.clone(), queue, before });
         }
-        let (addresses, captures) = (HashSet::new(), HashSet::new());
-        Ok(Self { device, addresses, captures, wanted: 0, nat: None, queues, passage: Mutex::default() })
+        let (addresses, captures, pools) = Default::default();
+        Ok(Self { device, addresses, captures, pools, wanted: 0, nat: None, queues, passage: Mutex::default() })
     }
 
     /// Adds itself to what another process gets: the queues, the way back to the sessions here, and what it has.
@@ -250,7 +264,9 @@ impl HeldDevice {
         let lines = |items: Vec<String>| items.join("\n");
         let addresses = lines(self.addresses.iter().map(ToString::to_string).collect());
         let captures = lines(self.captures.iter().map(ToString::to_string).collect());
-        for (what, text) in [(OWNERS, self.device.owners()), (ADDRESSES, addresses), (CAPTURES, captures)] {
+        let pools = lines(self.pools.iter().map(ToString::to_string).collect());
+        let texts = [(OWNERS, self.device.owners()), (ADDRESSES, addresses), (CAPTURES, captures), (POOLS, pools)];
+        for (what, text) in texts {
             all.push(Handed::text(format!("{label}{what}"), &text)?);
         }
         Ok(())
@@ -268,6 +284,10 @@ impl HeldDevice {
         for prefix in wanted.captures.difference(&self.captures.clone()) {
             net.capture(*prefix, Route::default())?;
             self.captures.insert(*prefix);
+        }
+        for pool in &wanted.pools {
+            net.add_pool(*pool)?;
+            self.pools.insert(*pool);
         }
         self.wanted = wanted.captures.len();
         if wanted.is_gateway {

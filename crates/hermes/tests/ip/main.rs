@@ -7,6 +7,7 @@
 
 mod assist;
 mod carried;
+mod gateways;
 mod interop;
 mod line;
 mod moves;

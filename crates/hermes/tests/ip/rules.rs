@@ -41,19 +41,24 @@ fn address(text: &str) -> IpAddr {
 }
 
 /// A gateway in a namespace of its own.
-struct Gate {
-    node: Node,
+pub(crate) struct Gate {
+    pub(crate) node: Node,
     users: [Identity; 2],
     overlay: Overlay,
-    place: Namespace,
+    pub(crate) place: Namespace,
 }
 
 impl Gate {
     async fn new(tunnels: usize) -> Self {
+        Self::with(DOCUMENT, tunnels).await
+    }
+
+    /// One with a document of its own.
+    pub(crate) async fn with(document: &str, tunnels: usize) -> Self {
         let overlay = Overlay::new(env!("CARGO_BIN_EXE_hermes")).unwrap();
         let place = Namespace::new().unwrap();
         let subject = Subject::node("gate").with_dns(NODE_NAME);
-        let draft = overlay.node("gate").document(DOCUMENT).with("TUNNELS", tunnels).within(&place);
+        let draft = overlay.node("gate").document(document).with("TUNNELS", tunnels).within(&place);
         let node = draft.identity(&subject).unwrap().start().await.unwrap();
         let user =
             |name: &str| overlay.authority().issue(&Subject::node(&format!("of-{name}")).with_user(name)).unwrap();
@@ -62,7 +67,13 @@ impl Gate {
     }
 
     /// A tunnel of this user, scoped to a target and a protocol.
-    async fn tunnel(&self, user: usize, way: IpWay, target: &str, protocol: &str) -> std::io::Result<IpTunnel> {
+    pub(crate) async fn tunnel(
+        &self,
+        user: usize,
+        way: IpWay,
+        target: &str,
+        protocol: &str,
+    ) -> std::io::Result<IpTunnel> {
         let door = Door::tls(self.node.address("overlay"), self.overlay.authority().pem(), Some(&self.users[user]));
         self.place.run(IpTunnel::open(&door, way, &ip::path(target, protocol))).await.unwrap()
     }
@@ -76,7 +87,7 @@ impl Gate {
         tunnel
     }
 
-    async fn dropped(&self, reason: &str) -> f64 {
+    pub(crate) async fn dropped(&self, reason: &str) -> f64 {
         self.node.metric(DROPPED, &format!("reason=\"{reason}\"")).await.unwrap()
     }
 }
