@@ -112,17 +112,22 @@ async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, arrived: Arrive
     tracing::info!(node = %presence.node, %source, listener = %listener.name, "a node keeps a connection to us");
     presence.is_newest(number);
     let calls = async {
-        say(&kept, Call::Begins { number: Some(number), wanted: Some(worker.shared.workers) }).await;
+        if let Err(error) = say(&kept, Call::Begins { number: Some(number), wanted: Some(worker.shared.workers) }).await
+        {
+            // Whoever answers PING and no call would have its place for good, and no session be served there.
+            return error;
+        }
         connection.drain.wait().await;
-        // What runs on it may last: the node shall not wait for its end to dial whoever comes after us.
-        say(&kept, Call::Leaving).await;
+        // What runs on it may last: the node shall not wait for its end to dial whoever comes after us. That it is not
+        // heard the connection's end tells.
+        let _ = say(&kept, Call::Leaving).await;
         kept.retire();
-        std::future::pending::<()>().await;
+        std::future::pending().await
     };
     tokio::select! {
         () = drive => {}
         () = kept.listen(pulse) => {}
-        () = calls => {}
+        error = calls => return Err(error),
         // Its sessions are told at once, and those that may begin again do so on another one.
         () = presence.given_up(number) => {}
     }
@@ -151,10 +156,11 @@ pub(crate) fn ask(worker: &Rc<Worker>, question: Question) {
     });
 }
 
-/// Calls the node. That it is not heard the connection's end tells.
-async fn say(kept: &Kept, call: Call) {
-    let Some(request) = call.request(&kept.presence.node) else { return };
-    if let Ok(answer) = kept.call(request).await {
-        kept.presence.give_up(given_up(answer.headers()));
-    }
+/// Calls the node.
+async fn say(kept: &Kept, call: Call) -> Result<(), Error> {
+    let node = &kept.presence.node;
+    let request = call.request(node).ok_or_else(|| Error::Internal(format!("{node} is no authority to call")))?;
+    let answer = kept.call(request).await?;
+    kept.presence.give_up(given_up(answer.headers()));
+    Ok(())
 }

@@ -3,12 +3,14 @@
 use hermes_testkit::{
     ca::{Authority, Subject},
     door::{Door, NODE_NAME},
+    multiplex::serve_connection,
     origin::services::Services,
     overlay::{Node, Overlay, PATIENCE},
+    patience::until,
     tls,
 };
 use rustls_pki_types::ServerName;
-use tokio::{io::AsyncReadExt as _, net::TcpStream};
+use tokio::{io::AsyncReadExt as _, net::TcpStream, task::JoinSet};
 use tokio_rustls::TlsConnector;
 
 use crate::lab::{DEVICE, HUB, Lab, device, get, hub, kept, overlay};
@@ -74,6 +76,48 @@ async fn a_device_serves_nobody_but_the_hub_that_it_names() {
     let device = device(&overlay, &services, other.address("door"), "h2", 1).start().await.unwrap();
     device.says("the server is node not-the-hub, which `tls.node` does not name").await;
     assert_eq!(kept(&other, "door").await + kept(&device, "uplink").await, 0.0);
+}
+
+/// Connections that it opens at once, and that the hub takes.
+const FLOOD: usize = 40;
+
+/// One that answers every PING and no request: it looks alive.
+async fn dumb(address: std::net::SocketAddr, config: std::sync::Arc<tokio_rustls::rustls::ClientConfig>) {
+    let Ok(stream) = TcpStream::connect(address).await else { return };
+    let name = ServerName::try_from(NODE_NAME).unwrap();
+    let Ok(stream) = TlsConnector::from(config).connect(name, stream).await else { return };
+    serve_connection(stream, |exchange| async move {
+        let _kept = exchange;
+        std::future::pending().await
+    })
+    .await;
+}
+
+/// It may have been taken over: others are served meanwhile, and its connections end.
+#[tokio::test]
+async fn a_device_that_answers_no_call_takes_no_place_from_others() {
+    let overlay = overlay();
+    let document = format!("limits: {{connections: {FLOOD}}}{HUB}");
+    let hub = overlay.node("hub").document(&document).with("WORKERS", 1).with("AT", "127.0.0.1");
+    let hub = hub.identity(&Subject::node("hub").with_dns(NODE_NAME)).unwrap().start().await.unwrap();
+    let identity = overlay.authority().issue(&Subject::node("device")).unwrap();
+    let config = tls::client(overlay.authority().pem(), Some(&identity), &["hermes-reverse"]).unwrap();
+    let mut flood = JoinSet::new();
+    for _ in 0..FLOOD {
+        flood.spawn(dumb(hub.address("door"), config.clone()));
+        let count = flood.len() as f64;
+        let most = count.min(8.0);
+        until("it is kept", || async { kept(&hub, "door").await >= most }).await;
+    }
+    // Of the oldest there is nothing left, and nobody waits for that.
+    until("there is room", || async { kept(&hub, "door").await <= 12.0 }).await;
+    // Somebody is served; that this service answers nothing is the device's affair.
+    let client = overlay.authority().issue(&Subject::node("client")).unwrap();
+    let door = Door::tls(hub.address("door"), overlay.authority().pem(), Some(&client));
+    assert!(door.h1().await.is_ok());
+    until("what answers no call is over", || async { kept(&hub, "door").await == 0.0 }).await;
+    assert!(flood.join_next().await.is_some());
+    hub.says("it answers no call within").await;
 }
 
 /// A call is between neighbours: whoever sends its words through the hub is served as anybody.

@@ -33,6 +33,11 @@ use crate::worker::Worker;
 /// Connections of one node that a worker has at most; beyond it the oldest is given up. More than one are
 /// there where the node dials anew, or dials two of our addresses.
 const MOST_OF_NODE: usize = 4;
+/// Those that were given up end with their last request. With more of them the oldest ends at once: a node that
+/// dials and dials has as many connections, and others none.
+const MOST_GIVEN_UP: usize = 8;
+/// A node answers a call at once.
+const ANSWER: Duration = Duration::from_secs(5);
 
 /// What moves a connection until it is over.
 pub(crate) type Driven = Pin<Box<dyn Future<Output = ()>>>;
@@ -62,8 +67,13 @@ impl Kept {
         worker.shared.metrics.reverse_connections.get_or_create(&labels).inc();
         let mut all = pool.shared.borrow_mut();
         all.insert(0, shared.clone());
-        for old in all.iter().skip(MOST_OF_NODE) {
-            old.retire();
+        for (place, old) in all.iter().enumerate().skip(MOST_OF_NODE) {
+            if place < MOST_OF_NODE + MOST_GIVEN_UP {
+                old.retire();
+            } else if !old.is_over() {
+                old.end();
+                worker.shared.metrics.limit("reverse-connections");
+            }
         }
         drop(all);
         let kept = Self {
@@ -88,10 +98,18 @@ impl Kept {
     /// Sends a request of our own, and waits for its answer.
     ///
     /// # Errors
-    /// The stream broke, or its connection.
-    pub(crate) async fn call(&self, request: Request<()>) -> Result<Response<()>, StreamError> {
+    /// The stream broke, or its connection, or no answer comes in time.
+    pub(crate) async fn call(&self, request: Request<()>) -> Result<Response<()>, Error> {
         let lease = Lease::take(&self.shared, &self.pool, &self.worker, false);
-        answer_of(&self.worker, &lease, request).await
+        let answer = tokio::time::timeout(ANSWER, answer_of(&self.worker, &lease, request)).await;
+        let peer = self.presence.node.clone();
+        match answer {
+            Ok(answer) => answer.map_err(|error| broken(peer, &error)),
+            Err(_) => {
+                let reason = format!("it answers no call within {ANSWER:?}");
+                Err(Error::Broken { peer, reason, unprocessed: false })
+            }
+        }
     }
 
     /// Listens whether the node is there. Ends when it is not.
@@ -110,6 +128,7 @@ impl Kept {
             });
             tokio::select! {
                 () = beat => return,
+                () = self.shared.ended() => return,
                 // Its sender lives as long as this does.
                 _ = newer.changed() => pulse.doubt(),
             }
@@ -134,6 +153,10 @@ impl Drop for Kept {
         self.set_usable(false);
         self.worker.shared.metrics.reverse_connections.get_or_create(&self.labels).dec();
     }
+}
+
+fn broken(peer: Arc<str>, error: &StreamError) -> Error {
+    Error::Broken { peer, reason: error.to_string(), unprocessed: false }
 }
 
 /// The head of the answer to a request without a body.
@@ -161,9 +184,8 @@ impl Pool {
         let uri = Uri::builder().scheme("https").authority(node).path_and_query(path).build();
         let request =
             uri.and_then(|uri| Request::get(uri).body(())).map_err(|error| Error::Malformed(error.to_string()))?;
-        let broken =
-            |error: StreamError| Error::Broken { peer: Arc::from(node), reason: error.to_string(), unprocessed: false };
-        answer_of(worker, &lease, request).await.map(|answer| answer.status()).map_err(broken)
+        let answer = answer_of(worker, &lease, request).await;
+        answer.map(|answer| answer.status()).map_err(|error| broken(Arc::from(node), &error))
     }
 
     /// Speaks HTTP/2 on a connection over which a node serves, until `within` at the latest. Out: its

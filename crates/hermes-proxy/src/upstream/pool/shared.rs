@@ -31,6 +31,8 @@ pub(crate) struct SharedConnection {
     pub(super) idle: RefCell<Option<IdlePlace>>,
     /// Tells the driver to close once its streams are done.
     retiring: Signal<()>,
+    /// Tells whoever keeps it that it is over, whatever is on it.
+    over: Signal<()>,
     /// Its node keeps it: it is not ours to close for want of use.
     pub(super) is_kept: bool,
     /// Nothing was heard on it for too long: nothing new goes on it until something is.
@@ -69,6 +71,7 @@ impl SharedConnection {
             idle_since: Cell::new(now),
             idle: RefCell::default(),
             retiring: Signal::default(),
+            over: Signal::default(),
         })
     }
 
@@ -153,6 +156,22 @@ impl SharedConnection {
     pub(crate) fn retire(&self) {
         self.close();
         self.retiring.set(());
+    }
+
+    /// It ends now, and all that is on it.
+    pub(super) fn end(&self) {
+        self.close();
+        self.over.set(());
+    }
+
+    /// It was told so.
+    pub(super) fn is_over(&self) -> bool {
+        self.over.get().is_some()
+    }
+
+    /// Waits until it is told so.
+    pub(super) async fn ended(&self) {
+        self.over.wait().await;
     }
 
     /// Ready where it is retired and empty. While streams are left they wake the driver, since they end there.
