@@ -48,7 +48,7 @@ pub(crate) struct Entry {
     pub(crate) peer: RefCell<Option<Arc<str>>>,
     /// Set by the sweep or a reload; whoever works for the session sees it and stops.
     pub(crate) end: Signal<Error>,
-    /// A changed route that this session shall follow; `None` again where it has, or could not.
+    /// A changed route that this session shall follow; `None` again where it has, or shall not any more.
     pub(crate) moved: RefCell<Option<Arc<Route>>>,
     /// What the client sent before its capsules were read.
     pub(crate) ahead: Cell<Option<Ahead>>,

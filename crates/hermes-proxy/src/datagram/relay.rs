@@ -3,26 +3,25 @@
 //! In: two ports and the session that they belong to. Out: datagrams in order, the end of either
 //! port passed on as it came. Holds one batch a direction.
 
-use std::future::Future;
+mod moving;
+
 use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use hermes_model::facts::Kind;
-use hermes_model::snapshot::Route;
 use hermes_wire::{capsule, connect_ip};
 
-use super::inbox::weight;
+use self::moving::{Failure, Moving, Old};
+pub(crate) use self::moving::{Opening, Reopen, Reopened};
 use super::tunnel::of_ip;
 use super::{Batch, Other, Port};
 use crate::early::Ahead;
 use crate::error::Error;
 use crate::live::{Phase, Session};
 use crate::stream::Reset;
-use crate::worker::Worker;
 
 /// Rounds before other tasks of the worker get their turn.
 const TURNS: usize = 16;
@@ -30,103 +29,6 @@ const TURNS: usize = 16;
 pub(crate) const QUIET: Duration = Duration::from_secs(2);
 /// Ports of earlier moves that a flow still hears; with more moves in that time the first is dropped.
 const MAX_OLD: usize = 8;
-
-/// A far port that a flow may move to.
-pub(crate) struct Reopened {
-    pub(crate) port: Port,
-    /// It was sent what had to be said along with its request.
-    pub(crate) told: bool,
-}
-
-pub(crate) type Opening = Pin<Box<dyn Future<Output = Result<Reopened, Error>>>>;
-/// Opens the far port that a changed route asks for; the bytes are what it is told first, in capsules.
-pub(crate) type Reopen<'a> = &'a dyn Fn(Arc<Route>, Bytes) -> Opening;
-
-/// The port that a flow has moved away from. It is heard for a while, then ended in order and heard
-/// until it has ended as well: a stream that is merely dropped is a failure to the far end.
-struct Old {
-    port: Port,
-    timer: Pin<Box<tokio::time::Sleep>>,
-    finishing: bool,
-}
-
-impl Old {
-    /// Receives what still comes. False where nothing will any more.
-    fn poll(&mut self, cx: &mut Context<'_>, worker: &Worker, batch: &mut Batch) -> bool {
-        let _ = self.port.poll_send(cx, worker, &mut Batch::default());
-        self.port.poll_carrier(cx);
-        let received = self.port.poll_receive(cx, worker, batch);
-        let open = matches!(received, Poll::Pending | Poll::Ready(Ok(true)));
-        while open && self.timer.as_mut().poll(cx).is_ready() {
-            if std::mem::replace(&mut self.finishing, true) {
-                return false;
-            }
-            self.timer.as_mut().reset(tokio::time::Instant::now() + QUIET);
-            let _ = self.port.poll_finish(cx);
-        }
-        open
-    }
-}
-
-/// The far port that a flow moves to, before it carries anything.
-struct Next {
-    route: Arc<Route>,
-    port: Port,
-    /// What it is told first: what was said of addresses and routes.
-    said: Batch,
-    /// It says which addresses it gives; packets from others would be dropped there.
-    asked: bool,
-    /// What came of it meanwhile.
-    heard: Batch,
-    timer: Pin<Box<tokio::time::Sleep>>,
-}
-
-impl Next {
-    /// Ready where the flow may go there; an error says why it never may.
-    fn poll(&mut self, cx: &mut Context<'_>, worker: &Worker) -> Poll<Result<(), String>> {
-        if self.timer.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Err("no address was assigned in time".to_owned()));
-        }
-        self.port.poll_carrier(cx);
-        if let Poll::Ready(Err(error)) = self.port.poll_send(cx, worker, &mut self.said) {
-            return Poll::Ready(Err(error.to_string()));
-        }
-        while self.asked {
-            let mut batch = Batch::default();
-            match ready!(self.port.poll_receive(cx, worker, &mut batch)) {
-                Ok(true) => {}
-                Ok(false) => return Poll::Ready(Err("it was ended".to_owned())),
-                Err(error) => return Poll::Ready(Err(error.to_string())),
-            }
-            for other in &batch.capsules {
-                let Other::Whole { kind: connect_ip::ADDRESS_ASSIGN, payload } = other else { continue };
-                self.asked = false;
-                let given = connect_ip::parse_address_assign(payload.clone()).unwrap_or_default();
-                if given.iter().all(|address| address.prefix.address().is_unspecified()) {
-                    return Poll::Ready(Err("the address was not assigned there".to_owned()));
-                }
-            }
-            self.keep(worker, batch);
-        }
-        Poll::Ready(Ok(()))
-    }
-
-    /// Where the far end is the old one, packets come by the new way from the moment when it has given the address.
-    fn keep(&mut self, worker: &Worker, mut batch: Batch) {
-        let heard = &mut self.heard;
-        heard.opened = batch.opened;
-        heard.capsules.append(&mut batch.capsules);
-        heard.datagrams.append(&mut batch.datagrams);
-        let most = worker.generation().snapshot.limits.datagram_queue;
-        let mut bytes: usize = heard.datagrams.iter().map(weight).sum();
-        while bytes > most
-            && let Some(oldest) = heard.datagrams.pop_front()
-        {
-            bytes -= weight(&oldest);
-            worker.shared.metrics.dropped("queue-full", 1);
-        }
-    }
-}
 
 /// How much a batch holds.
 struct Load {
@@ -156,13 +58,14 @@ struct Relay<'a> {
     /// The ports before moves, the latest last.
     old: Vec<Old>,
     /// Where the flow moves to.
-    opening: Option<(Arc<Route>, Opening)>,
-    next: Option<Box<Next>>,
+    moving: Option<Moving>,
     /// The far end that it has, as people know it.
     peer: Option<Arc<str>>,
     reopen: Reopen<'a>,
     up: Batch,
     down: Batch,
+    /// What was received last of the near side is a part of a capsule whose rest is to come.
+    is_within: bool,
     /// What the near side has said of addresses and routes: another far end is told the same.
     said: Said,
     /// As what the near and the far stream are broken off, should something go wrong.
@@ -226,12 +129,12 @@ pub(crate) async fn relay(near: Port, far: Port, session: &Session, reopen: Reop
         near,
         far,
         old: Vec::new(),
-        opening: None,
-        next: None,
+        moving: None,
         peer: session.entry.peer.borrow().clone(),
         reopen,
         up: Batch::default(),
         down: Batch::default(),
+        is_within: false,
         said: Said::default(),
         resets: [Reset::Connect; 2],
     };
@@ -277,8 +180,10 @@ impl Relay<'_> {
         if let Poll::Ready(error) = self.session.entry.end.poll(cx) {
             return Poll::Ready(Some(error));
         }
-        self.poll_move(cx);
         for _ in 0..TURNS {
+            if let Poll::Ready(error) = self.poll_move(cx) {
+                return Poll::Ready(Some(error));
+            }
             self.near.poll_carrier(cx);
             self.far.poll_carrier(cx);
             let up = self.poll_up(cx);
@@ -321,6 +226,9 @@ impl Relay<'_> {
                 Err(error) => return Poll::Ready(Err(self.near_error(&error))),
             }
             self.said.note(&self.up);
+            if let Some(last) = self.up.capsules.back() {
+                self.is_within = matches!(last, Other::Piece { ends: false, .. });
+            }
         }
         let before = Load::of(&self.up);
         let sent = self.far.poll_send(cx, worker, &mut self.up);
@@ -369,62 +277,65 @@ impl Relay<'_> {
         down.capsules.clear();
     }
 
-    /// Make before break: the flow stays on its old port until the new one is open and ready for it.
-    fn poll_move(&mut self, cx: &mut Context<'_>) {
+    /// Make before break: the flow stays on its old port until the new one is open and ready for it. Ready where it may
+    /// be neither here nor there.
+    fn poll_move(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
         let wanted = self.session.entry.moved.borrow().clone();
-        let under_way = self.opening.as_ref().map(|(route, _)| route).or(self.next.as_ref().map(|next| &next.route));
+        let under_way = self.moving.as_ref().map(|moving| &moving.route);
         if wanted.as_ref().map(Arc::as_ptr) != under_way.map(Arc::as_ptr) {
             // What was not wanted any more, before it was open, is dropped.
-            self.next = None;
             self.session.entry.peer.replace(self.peer.clone());
-            self.opening = wanted.map(|route| (route.clone(), (self.reopen)(route, self.said.bytes())));
+            self.moving = wanted.map(|route| Moving::begin(route, &self.said, self.reopen));
         }
-        if let Some((route, opening)) = &mut self.opening {
-            let Poll::Ready(opened) = opening.as_mut().poll(cx) else { return };
-            let route = route.clone();
-            self.opening = None;
-            match opened {
-                Ok(reopened) => self.next = Some(Box::new(self.prepare(route, reopened))),
-                Err(error) => return self.stay(&error.to_string()),
+        loop {
+            let Some(moving) = &mut self.moving else { return Poll::Pending };
+            match ready!(moving.poll(cx, &self.session.worker, &self.near, &self.said, self.reopen)) {
+                Ok(()) if self.is_between() => self.switch(),
+                Ok(()) => return Poll::Pending,
+                Err(failure) => {
+                    if let Err(error) = self.stay(failure) {
+                        return Poll::Ready(error);
+                    }
+                }
             }
-        }
-        let Some(next) = &mut self.next else { return };
-        match next.poll(cx, &self.session.worker) {
-            // A capsule of the old one is not whole yet: its rest comes first.
-            Poll::Ready(Ok(())) if !self.near.is_within() && self.down.is_empty() => self.switch(),
-            Poll::Ready(Ok(())) | Poll::Pending => {}
-            Poll::Ready(Err(reason)) => self.stay(&reason),
         }
     }
 
-    fn prepare(&self, route: Arc<Route>, Reopened { mut port, told }: Reopened) -> Next {
-        port.set_sink(&self.near);
-        let timer = Box::pin(tokio::time::sleep(route.timeout.connect));
-        let asked = self.said.asks_for_addresses();
-        let said = if told { Batch::default() } else { self.said.again() };
-        Next { route, port, said, asked, heard: Batch::default(), timer }
+    /// Whether another port may take over: capsules of the old one that are not whole yet come first, and those to it;
+    /// so does what its device has judged.
+    fn is_between(&self) -> bool {
+        !self.near.is_within() && !self.is_within && self.down.is_empty() && !self.up.judged
     }
 
     fn switch(&mut self) {
-        let Some(next) = self.next.take() else { return };
+        let Some((route, port, heard)) = self.moving.take().and_then(Moving::arrive) else { return };
         let entry = &self.session.entry;
         entry.moved.take();
-        *entry.route.borrow_mut() = Some(next.route);
+        *entry.route.borrow_mut() = Some(route);
         self.peer = entry.peer.borrow().clone();
-        let port = std::mem::replace(&mut self.far, next.port);
-        self.down = next.heard;
+        let port = std::mem::replace(&mut self.far, port);
+        self.down = heard;
         if self.old.len() == MAX_OLD {
             self.old.remove(0);
         }
-        self.old.push(Old { port, timer: Box::pin(tokio::time::sleep(QUIET)), finishing: false });
+        self.old.push(Old::new(port));
         self.join();
     }
 
-    fn stay(&mut self, reason: &str) {
-        self.next = None;
-        self.session.entry.moved.take();
-        self.session.entry.peer.replace(self.peer.clone());
-        tracing::warn!(reason, "a flow could not move; it stays where it is");
+    /// The flow stays where it is for a while, unless what it would move to says that it may not.
+    fn stay(&mut self, failure: Failure) -> Result<(), Error> {
+        let entry = &self.session.entry;
+        entry.peer.replace(self.peer.clone());
+        let Some(moving) = &mut self.moving else { return Ok(()) };
+        if failure.is_final {
+            let route = &moving.route.name;
+            return Err(Error::Reconfigured(format!("it would go by route {route} now: {}", failure.reason)));
+        }
+        if moving.rest(&self.session.worker) {
+            let (reason, route) = (&failure.reason, &moving.route.name);
+            tracing::warn!(reason, %route, "a flow could not move; it stays where it is, and tries again");
+        }
+        Ok(())
     }
 
     fn near_error(&mut self, error: &io::Error) -> Error {

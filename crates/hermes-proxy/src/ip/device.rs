@@ -5,14 +5,15 @@
 //! holder, and a newer session of the same holder takes over from an older one.
 //! Never: what a packet may do; its session judges that.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
+use std::future::poll_fn;
 use std::net::IpAddr;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use std::task::{Poll, ready};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use hermes_model::facts::Facts;
@@ -288,12 +289,9 @@ pub(crate) struct Share {
     pub(crate) before: Option<IdleQueue>,
 }
 
-/// A device, and the task that reads it.
-type Reading = (Rc<LocalDevice>, AbortHandle);
-
 /// The devices of one worker.
 #[derive(Default)]
-pub(crate) struct Devices(RefCell<HashMap<Arc<str>, Reading>>);
+pub(crate) struct Devices(RefCell<HashMap<Arc<str>, Rc<LocalDevice>>>);
 
 impl Devices {
     /// Begins to read queues.
@@ -302,13 +300,15 @@ impl Devices {
             match queue.start().and_then(|queue| Ok((queue, before.map(IdleQueue::start).transpose()?))) {
                 Ok((queue, before)) => {
                     let before = RefCell::new(before.map(Rc::new));
-                    let local =
-                        Rc::new(LocalDevice { device: device.clone(), queue, shared: worker.shared.clone(), before });
+                    let (shared, reading) = (worker.shared.clone(), OnceCell::new());
+                    let local = Rc::new(LocalDevice { device: device.clone(), queue, shared, before, reading });
                     if local.before.borrow().is_some() {
                         worker.spawn(local.clone().outlive());
                     }
-                    let reading = worker.spawn(local.clone().read(worker.clone()));
-                    self.0.borrow_mut().insert(device.name.clone(), (local, reading));
+                    let reading = worker.spawn(read(device.clone(), Rc::downgrade(&local), worker.clone()));
+                    // It was empty.
+                    let _ = local.reading.set(reading);
+                    self.0.borrow_mut().insert(device.name.clone(), local);
                 }
                 Err(error) => tracing::error!(device = %device.name, %error, "a device cannot be read here"),
             }
@@ -317,34 +317,31 @@ impl Devices {
 
     /// Another process reads the queues from now on; what it has no session for comes by these.
     pub(crate) fn part(&self, worker: &Rc<Worker>, passages: Vec<(Arc<str>, IdleQueue)>) {
-        self.0.borrow().values().for_each(|(_, reading)| reading.abort());
+        self.0.borrow().values().for_each(|local| local.end_reading());
         for (name, passage) in passages {
             let Some(local) = self.get(&name) else { continue };
             match passage.start() {
                 Ok(passage) => {
                     let worker = worker.clone();
-                    let here = worker.clone();
-                    worker.spawn(async move { drop(local.deliver_all(&here, &passage).await) });
+                    let (here, mut delivery) = (worker.clone(), Delivery::default());
+                    worker.spawn(async move {
+                        drop(poll_fn(|cx| local.poll_deliver(cx, &here, &passage, &mut delivery)).await);
+                    });
                 }
                 Err(error) => tracing::error!(device = %name, %error, "sessions here get no packets any more"),
             }
         }
     }
 
-    /// Lets go of devices that the document does not name any more. Live sessions still hold theirs.
+    /// Lets go of devices that the document does not name any more. Live sessions still hold theirs, which are read
+    /// until the last of them has moved or ended.
     pub(crate) fn end_others(&self, snapshot: &Snapshot) {
-        self.0.borrow_mut().retain(|name, (_, reading)| {
-            let stays = snapshot.devices().any(|device| *device == *name);
-            if !stays {
-                reading.abort();
-            }
-            stays
-        });
+        self.0.borrow_mut().retain(|name, _| snapshot.devices().any(|device| *device == *name));
     }
 
     /// The device of this name.
     pub(crate) fn get(&self, name: &str) -> Option<Rc<LocalDevice>> {
-        self.0.borrow().get(name).map(|(local, _)| local.clone())
+        self.0.borrow().get(name).cloned()
     }
 }
 
@@ -356,24 +353,49 @@ pub(crate) struct LocalDevice {
     pub(super) shared: Arc<Shared>,
     /// To the sessions of the process before us, while that lives.
     before: RefCell<Option<Rc<Queue>>>,
+    /// What reads the queue, as long as somebody has the device.
+    reading: OnceCell<AbortHandle>,
+}
+
+impl Drop for LocalDevice {
+    fn drop(&mut self) {
+        self.end_reading();
+    }
+}
+
+/// Reads the queue of this worker, once it is ours to read, until the device is gone or nobody here has it.
+async fn read(device: Arc<Device>, local: Weak<LocalDevice>, worker: Rc<Worker>) {
+    let mut reads = device.reads.subscribe();
+    // The device has the other end.
+    drop(reads.wait_for(|reads| *reads).await);
+    let mut delivery = Delivery::default();
+    let read = poll_fn(|cx| {
+        let Some(local) = local.upgrade() else { return Poll::Ready(Ok(())) };
+        local.poll_deliver(cx, &worker, &local.queue, &mut delivery).map(Err)
+    });
+    if let Err(error) = read.await {
+        tracing::warn!(device = %device.name, %error, "a device can be read no more");
+    }
+}
+
+/// What whoever reads a device needs to have.
+#[derive(Default)]
+struct Delivery {
+    buffer: ReceiveBuffer,
+    packets: VecDeque<Bytes>,
+    run: Vec<Bytes>,
 }
 
 impl LocalDevice {
-    /// Reads the queue of this worker, once it is ours to read, until the device is gone.
-    pub(crate) async fn read(self: Rc<Self>, worker: Rc<Worker>) {
-        let mut reads = self.device.reads.subscribe();
-        // The device has the other end.
-        drop(reads.wait_for(|reads| *reads).await);
-        if let Some(error) = self.deliver_all(&worker, &self.queue).await {
-            tracing::warn!(device = %self.device.name, %error, "a device can be read no more");
-        }
+    fn end_reading(&self) {
+        self.reading.get().inspect(|reading| reading.abort());
     }
 
     /// Waits for the end of the process before us.
     async fn outlive(self: Rc<Self>) {
         let Some(before) = self.before.borrow().clone() else { return };
         let mut buffer = ReceiveBuffer::default();
-        while std::future::poll_fn(|cx| before.poll_receive(cx, &mut buffer, drop)).await.is_ok() {}
+        while poll_fn(|cx| before.poll_receive(cx, &mut buffer, drop)).await.is_ok() {}
         self.before.take();
         self.device.release_reserved();
     }
@@ -384,20 +406,22 @@ impl LocalDevice {
         self.device.deliver(worker, before.as_deref(), packets, run);
     }
 
-    /// Delivers what comes by a queue, until its other end is gone.
-    async fn deliver_all(&self, worker: &Worker, queue: &Queue) -> Option<std::io::Error> {
-        let mut buffer = ReceiveBuffer::default();
-        let (mut packets, mut run) = (VecDeque::new(), Vec::new());
-        let error = std::future::poll_fn(|cx| {
-            for _ in 0..ROUNDS {
-                ready!(queue.poll_receive(cx, &mut buffer, |packet| packets.push_back(packet)))?;
-                self.deliver(worker, &mut packets, &mut run);
+    /// Delivers what comes by a queue. Ready when its other end is gone.
+    fn poll_deliver(
+        &self,
+        cx: &mut Context<'_>,
+        worker: &Worker,
+        queue: &Queue,
+        Delivery { buffer, packets, run }: &mut Delivery,
+    ) -> Poll<std::io::Error> {
+        for _ in 0..ROUNDS {
+            if let Err(error) = ready!(queue.poll_receive(cx, buffer, |packet| packets.push_back(packet))) {
+                return Poll::Ready(error);
             }
-            cx.waker().wake_by_ref();
-            Poll::<std::io::Result<std::convert::Infallible>>::Pending
-        })
-        .await;
-        error.err()
+            self.deliver(worker, packets, run);
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 
     /// Drops a packet of the device that nobody can carry, and tells its sender that no way leads there.

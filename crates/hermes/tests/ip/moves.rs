@@ -16,7 +16,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::line::{FAR, FAR_DOCUMENT, Hop, Line, anywhere, as_root, draft};
+use crate::line::{FAR, FAR_DOCUMENT, Hop, Line, NEAR_DOCUMENT, anywhere, as_root, draft};
 
 const ECHO: u16 = 7;
 /// One a hundredth of a second: the change comes in their midst.
@@ -152,5 +152,73 @@ fn no_packet_is_lost_by_a_move() {
     as_root("no packet is lost by a move", || async {
         // Side by side: they wait more than they work.
         tokio::join!(moves(Hop::H1), moves(Hop::H2), moves(Hop::H3));
+    });
+}
+
+/// A gateway whose route changes: `bobs` keeps a device where it is named.
+const GATE: &str = "
+workers: 2
+listeners:
+- {name: overlay, bind: '0.0.0.0:9443', protocol: http, http3: true, tls: {client: required}}
+routes:
+- {name: bobs, match: {kind: ip, user: bob}, terminate: {tun: $BOBS, address: [10.0.0.1, 'fd00:10::1']}}
+- {name: vpn, match: {kind: ip}, $ACTION}
+upstreams:
+- {name: elsewhere, protocol: h2, endpoints: ['10.77.1.2:9443'], tls: {}}
+";
+const HERE: &str = "terminate: {tun: gw0, address: [10.0.0.1, 'fd00:10::1']}";
+const ELSEWHERE: &str = "upstream: elsewhere";
+
+const REFUSES: &str = "
+listeners:
+- {name: overlay, bind: '0.0.0.0:9443', protocol: http, tls: {client: required}}
+routes:
+- {name: nobody, respond: {status: 403}}
+";
+
+/// A near node, and a gate behind it whose device answers.
+async fn gate(line: &mut Line, bobs: &str) -> Node {
+    let draft = draft(line, 1, "gate", GATE).with("BOBS", bobs).with("ACTION", HERE);
+    let gate = draft.start().await.unwrap();
+    line.add(0, NEAR_DOCUMENT, Some(Hop::H2)).await;
+    line.answers().await;
+    gate
+}
+
+async fn goes_elsewhere(gate: &mut Node, bobs: &str) {
+    gate.reload(GATE, &[("BOBS", bobs.to_owned()), ("ACTION", ELSEWHERE.to_owned())]).await.unwrap();
+}
+
+/// Where the new way is not there yet the session goes on with the old device, which the document names no more.
+#[test]
+fn a_move_that_fails_is_tried_again() {
+    as_root("a move that fails is tried again", || async {
+        let mut line = Line::empty(3);
+        let mut gate = gate(&mut line, "gw1").await;
+        goes_elsewhere(&mut gate, "gw1").await;
+        gate.says("could not move").await;
+        let said = line.near().output(&["ping", "-q", "-i", "0.01", "-W", "2", "-c", "20", FAR[0]]).await.unwrap();
+        assert!(said.contains(" 0% packet loss"), "{said}");
+        let _elsewhere = draft(&line, 2, "elsewhere", FAR_DOCUMENT).start().await.unwrap();
+        let has_device = async || line.places[1].output(&["ip", "link", "show", "gw0"]).await.is_ok();
+        until("the old device is left", async || !has_device().await).await;
+        line.answers().await;
+    });
+}
+
+/// Who may not go where the document says has lost the right to be where it was.
+#[test]
+fn a_session_that_is_refused_where_it_would_move_ends() {
+    as_root("a session that is refused where it would move ends", || async {
+        let mut line = Line::empty(3);
+        let _elsewhere = draft(&line, 2, "elsewhere", REFUSES).start().await.unwrap();
+        let mut gate = gate(&mut line, "gw0").await;
+        goes_elsewhere(&mut gate, "gw0").await;
+        for far in FAR {
+            let answers = async || line.near().output(&["ping", "-c1", "-W0.3", far]).await.is_ok();
+            until("nothing answers", async || !answers().await).await;
+        }
+        let ended = gate.record(|record| record["kind"] == "ip" && record["error"].is_string()).await;
+        assert!(ended.to_string().contains("403"), "{ended}");
     });
 }

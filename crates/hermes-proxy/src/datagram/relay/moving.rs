@@ -1,0 +1,271 @@
+//! A flow's move to another far port, from the moment at which it is wanted.
+//!
+//! In: the route that a flow is to follow, and what its near side has said of addresses and routes. Out: a port that is
+//! open and ready for it, or why there can be none: for now, and it is tried again, or for good, since the flow's rights
+//! are gone. Never: the flow itself, which stays where it is until then.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hermes_model::snapshot::Route;
+use hermes_wire::connect_ip;
+use http::StatusCode;
+
+use super::super::inbox::weight;
+use super::super::{Batch, Other, Port};
+use super::{QUIET, Said};
+use crate::error::{Error, Side};
+use crate::worker::Worker;
+
+/// The pause before a move is tried again; doubles.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// The longest.
+const LAST_PAUSE: Duration = Duration::from_secs(5);
+
+/// A far port that a flow may move to.
+pub(crate) struct Reopened {
+    pub(crate) port: Port,
+    /// It was sent what had to be said along with its request.
+    pub(crate) told: bool,
+}
+
+pub(crate) type Opening = Pin<Box<dyn Future<Output = Result<Reopened, Error>>>>;
+/// Opens the far port that a changed route asks for; the bytes are what it is told first, in capsules.
+pub(crate) type Reopen<'a> = &'a dyn Fn(Arc<Route>, Bytes) -> Opening;
+
+/// Why a flow cannot move.
+pub(super) struct Failure {
+    pub(super) reason: String,
+    /// It is not tried again: the flow may not be where it is, nor where it should be.
+    pub(super) is_final: bool,
+}
+
+impl Failure {
+    fn for_now(reason: impl Into<String>) -> Self {
+        Self { reason: reason.into(), is_final: false }
+    }
+
+    fn for_good(reason: impl Into<String>) -> Self {
+        Self { reason: reason.into(), is_final: true }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let is_final = match &error {
+            Error::Refused { status, .. } => is_refusal(*status),
+            other => matches!(other.side(), Side::Policy | Side::Client),
+        };
+        Self { reason: error.to_string(), is_final }
+    }
+}
+
+/// Whether an answer says that the flow may not be there, rather than that it cannot be just now.
+fn is_refusal(status: StatusCode) -> bool {
+    const PASSING: [StatusCode; 4] = [
+        StatusCode::REQUEST_TIMEOUT,
+        StatusCode::MISDIRECTED_REQUEST,
+        StatusCode::TOO_EARLY,
+        StatusCode::TOO_MANY_REQUESTS,
+    ];
+    status == StatusCode::NOT_IMPLEMENTED || (status.is_client_error() && !PASSING.contains(&status))
+}
+
+/// A move under way.
+pub(super) struct Moving {
+    pub(super) route: Arc<Route>,
+    stage: Stage,
+    /// What the far end is told with the request for it.
+    said: Bytes,
+    pause: Duration,
+}
+
+enum Stage {
+    Opening(Opening),
+    Preparing(Box<Next>),
+    /// It failed, and is tried again later.
+    Resting(Pin<Box<tokio::time::Sleep>>),
+}
+
+impl Moving {
+    pub(super) fn begin(route: Arc<Route>, said: &Said, reopen: Reopen<'_>) -> Self {
+        let said = said.bytes();
+        let stage = Stage::Opening(reopen(route.clone(), said.clone()));
+        Self { route, stage, said, pause: FIRST_PAUSE }
+    }
+
+    /// Ready where the flow may go there now.
+    pub(super) fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        worker: &Worker,
+        near: &Port,
+        said: &Said,
+        reopen: Reopen<'_>,
+    ) -> Poll<Result<(), Failure>> {
+        loop {
+            match &mut self.stage {
+                Stage::Resting(timer) => {
+                    ready!(timer.as_mut().poll(cx));
+                    self.said = said.bytes();
+                    self.stage = Stage::Opening(reopen(self.route.clone(), self.said.clone()));
+                }
+                Stage::Opening(opening) => match ready!(opening.as_mut().poll(cx)) {
+                    Ok(reopened) => self.prepare(reopened, near, said),
+                    Err(error) => return Poll::Ready(Err(error.into())),
+                },
+                Stage::Preparing(next) => return next.poll(cx, worker),
+            }
+        }
+    }
+
+    fn prepare(&mut self, Reopened { mut port, told }: Reopened, near: &Port, said: &Said) {
+        port.set_sink(near);
+        let timer = Box::pin(tokio::time::sleep(self.route.timeout.connect));
+        // What was said since the request was written is said after it.
+        let is_known = told && said.bytes() == self.said;
+        let asked = said.asks_for_addresses();
+        let said = if is_known { Batch::default() } else { said.again() };
+        let is_open = false;
+        self.stage = Stage::Preparing(Box::new(Next { port, said, asked, is_open, heard: Batch::default(), timer }));
+    }
+
+    /// Tries again after a pause. True where this was the first failure.
+    pub(super) fn rest(&mut self, worker: &Worker) -> bool {
+        let is_first = self.pause == FIRST_PAUSE;
+        let jitter = Duration::from_millis(worker.random().1 % FIRST_PAUSE.as_millis() as u64);
+        self.stage = Stage::Resting(Box::pin(tokio::time::sleep(self.pause + jitter)));
+        self.pause = (2 * self.pause).min(LAST_PAUSE);
+        is_first
+    }
+
+    /// The route that the flow has now, its port, and what that has brought already. `None`: it is not open.
+    pub(super) fn arrive(self) -> Option<(Arc<Route>, Port, Batch)> {
+        let Stage::Preparing(next) = self.stage else { return None };
+        Some((self.route, next.port, next.heard))
+    }
+}
+
+/// The far port that a flow moves to, before it carries anything.
+struct Next {
+    port: Port,
+    /// What it is told first: what was said of addresses and routes.
+    said: Batch,
+    /// It says which addresses it gives; packets from others would be dropped there.
+    asked: bool,
+    /// The flow could go there.
+    is_open: bool,
+    /// What came of it meanwhile.
+    heard: Batch,
+    timer: Pin<Box<tokio::time::Sleep>>,
+}
+
+impl Next {
+    fn poll(&mut self, cx: &mut Context<'_>, worker: &Worker) -> Poll<Result<(), Failure>> {
+        if self.timer.as_mut().poll(cx).is_ready() {
+            // Who could keep a capsule open for ever would keep a way that is not its own any more.
+            let late = match self.is_open {
+                true => Failure::for_good("a capsule that does not end keeps the flow where it is"),
+                false => Failure::for_now("no address was assigned in time"),
+            };
+            return Poll::Ready(Err(late));
+        }
+        self.port.poll_carrier(cx);
+        if let Poll::Ready(Err(error)) = self.port.poll_send(cx, worker, &mut self.said) {
+            return Poll::Ready(Err(Failure::for_now(error.to_string())));
+        }
+        while self.asked {
+            let mut batch = Batch::default();
+            match ready!(self.port.poll_receive(cx, worker, &mut batch)) {
+                Ok(true) => {}
+                Ok(false) => return Poll::Ready(Err(Failure::for_now("it was ended"))),
+                Err(error) => return Poll::Ready(Err(Failure::for_now(error.to_string()))),
+            }
+            for other in &batch.capsules {
+                let Other::Whole { kind: connect_ip::ADDRESS_ASSIGN, payload } = other else { continue };
+                self.asked = false;
+                let given = connect_ip::parse_address_assign(payload.clone()).unwrap_or_default();
+                if given.iter().all(|address| address.prefix.address().is_unspecified()) {
+                    return Poll::Ready(Err(Failure::for_good("the address is not assigned there")));
+                }
+            }
+            self.keep(worker, batch);
+        }
+        self.is_open = true;
+        Poll::Ready(Ok(()))
+    }
+
+    /// Where the far end is the old one, packets come by the new way from the moment when it has given the address.
+    fn keep(&mut self, worker: &Worker, mut batch: Batch) {
+        let heard = &mut self.heard;
+        heard.opened = batch.opened;
+        heard.capsules.append(&mut batch.capsules);
+        heard.datagrams.append(&mut batch.datagrams);
+        let most = worker.generation().snapshot.limits.datagram_queue;
+        let mut bytes: usize = heard.datagrams.iter().map(weight).sum();
+        while bytes > most
+            && let Some(oldest) = heard.datagrams.pop_front()
+        {
+            bytes -= weight(&oldest);
+            worker.shared.metrics.dropped("queue-full", 1);
+        }
+    }
+}
+
+/// The port that a flow has moved away from. It is heard for a while, then ended in order and heard
+/// until it has ended as well: a stream that is merely dropped is a failure to the far end.
+pub(super) struct Old {
+    pub(super) port: Port,
+    timer: Pin<Box<tokio::time::Sleep>>,
+    finishing: bool,
+}
+
+impl Old {
+    pub(super) fn new(port: Port) -> Self {
+        Self { port, timer: Box::pin(tokio::time::sleep(QUIET)), finishing: false }
+    }
+
+    /// Receives what still comes. False where nothing will any more.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>, worker: &Worker, batch: &mut Batch) -> bool {
+        let _ = self.port.poll_send(cx, worker, &mut Batch::default());
+        self.port.poll_carrier(cx);
+        let received = self.port.poll_receive(cx, worker, batch);
+        let open = matches!(received, Poll::Pending | Poll::Ready(Ok(true)));
+        while open && self.timer.as_mut().poll(cx).is_ready() {
+            if std::mem::replace(&mut self.finishing, true) {
+                return false;
+            }
+            self.timer.as_mut().reset(tokio::time::Instant::now() + QUIET);
+            let _ = self.port.poll_finish(cx);
+        }
+        open
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_for_good_and_a_failure_for_now() {
+        let refused =
+            |status: u16| Error::Refused { peer: Arc::from("far"), status: StatusCode::from_u16(status).unwrap() };
+        let unsuitable = Error::Unsuitable { route: Arc::from("web"), kind: "ip" };
+        for error in [refused(403), refused(404), refused(407), refused(501), unsuitable] {
+            let failure = Failure::from(error);
+            assert!(failure.is_final, "{}", failure.reason);
+        }
+        let after = Duration::from_secs(1);
+        let late = Error::ConnectTimeout { peer: Arc::from("far"), after };
+        let gone = Error::NotConnected { node: Arc::from("far") };
+        for error in [refused(429), refused(425), refused(502), refused(503), late, gone, Error::Limit("tunnels")] {
+            let failure = Failure::from(error);
+            assert!(!failure.is_final, "{}", failure.reason);
+        }
+    }
+}
