@@ -7,6 +7,7 @@ pub mod dial;
 pub mod file;
 pub mod handover;
 pub mod io;
+pub mod keyed;
 pub mod mark;
 pub mod nat;
 mod netlink;

@@ -12,11 +12,13 @@ use std::time::{Duration, SystemTime};
 
 use hermes_model::facts::Peer;
 use hermes_model::limits::Limits;
+use hermes_model::pattern::HostPattern;
 use hermes_model::snapshot::{
     ClientAuth, Endpoint, IdentityFiles, Listener, ListenerProtocol, ListenerTls, Reserved, Route, Snapshot, Upstream,
     UpstreamProtocol, UpstreamTls,
 };
 use hermes_model::trust::{self, SpiffeKind, parse_spiffe};
+use hermes_net::keyed::Keyed;
 use hermes_net::quic;
 use hermes_net::tls::{
     self, CertifiedKey, ClientCertificates, NodePredicate, Roots, RustlsServerConfig, ServerIdentity,
@@ -159,7 +161,7 @@ impl Generation {
         builder.load_identity();
         let listeners = builder.listeners();
         let upstreams = builder.upstreams();
-        let Builder { overlay, nodes, certificates, files, faults, .. } = builder;
+        let Builder { overlay, nodes, certificates, files, faults, identity, .. } = builder;
         if !faults.is_empty() {
             return Err(faults);
         }
@@ -171,7 +173,7 @@ impl Generation {
             listeners,
             upstreams,
             nodes,
-            names: name_tables(&snapshot, previous),
+            names: name_tables(&snapshot, previous, identity.as_ref().map(|identity| &identity.key)),
             route_owners,
             certificates,
             files,
@@ -464,14 +466,27 @@ impl Builder<'_> {
 }
 
 /// A table a prefix: the one that there was, so that names keep their addresses, or a new one.
-fn name_tables(snapshot: &Snapshot, previous: Option<&Generation>) -> Vec<Arc<NameTable>> {
+fn name_tables(snapshot: &Snapshot, previous: Option<&Generation>, own: Option<&CertifiedKey>) -> Vec<Arc<NameTable>> {
     let mut tables: Vec<Arc<NameTable>> = Vec::new();
-    for listener in &snapshot.listeners {
-        let ListenerProtocol::Dns(dns) = &listener.protocol else { continue };
-        if tables.iter().all(|table| *table.reserved() != dns.addresses) {
-            let known = previous.and_then(|previous| previous.name_table(&dns.addresses)).cloned();
-            tables.push(known.unwrap_or_else(|| Arc::new(NameTable::new(dns.addresses))));
+    let dns = || {
+        snapshot.listeners.iter().filter_map(|listener| match &listener.protocol {
+            ListenerProtocol::Dns(dns) => Some(dns),
+            _ => None,
+        })
+    };
+    for addresses in dns().map(|dns| dns.addresses) {
+        if tables.iter().any(|table| *table.reserved() == addresses) {
+            continue;
         }
+        let known = previous.and_then(|previous| previous.name_table(&addresses)).cloned();
+        let table = known.unwrap_or_else(|| Arc::new(NameTable::new(addresses, Keyed::of(own, "names of a prefix"))));
+        let names = dns().filter(|dns| dns.addresses == addresses).flat_map(|dns| &dns.names);
+        let spelt = |pattern: &HostPattern| match pattern {
+            HostPattern::Exact(name) => Some(name.clone()),
+            HostPattern::Any | HostPattern::Suffix(_) => None,
+        };
+        table.fix(names.filter_map(spelt).collect());
+        tables.push(table);
     }
     tables
 }

@@ -2,16 +2,19 @@
 //!
 //! In: names of the overlay, from whoever asks DNS for them. Out: an address of a reserved prefix for
 //! each, the same for as long as it is used; and the name of an address, for sessions to it. A name's
-//! place follows from the name, so that it has the same address after a restart, where no other
-//! name has it by then. Bounded: the least recently used go first, but never one that was asked for a
-//! moment ago or that a live session is for: whoever holds the name that `name_of` gave holds its place.
+//! place follows from the name and a secret of the node's, so that it has the same address after a restart, where no
+//! other name has it by then, and nobody can look for a name that gets the address of another. Bounded: the least
+//! recently used go first, but never one that was asked for a moment ago, or that a live session is for (whoever holds
+//! the name that `name_of` gave holds its place), or that the document spells out. An address that was given up is
+//! the last to be another name's: programs may remember it for longer than they were told.
 //! Of the whole node: the lock is held for a look into a table, by those alone who use such addresses.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hermes_model::snapshot::Reserved;
+use hermes_net::keyed::Keyed;
 
 /// Seconds that an answer may be kept.
 pub(crate) const TTL: u32 = 10;
@@ -22,6 +25,8 @@ pub(crate) const GRACE: u64 = 2 * TTL as u64 * 1000;
 const OWN: usize = 2;
 /// No more places than this are used of a prefix.
 const MOST_PLACES: u32 = 1 << 24;
+/// Places that were given up and are not given to others yet.
+const MOST_RESTING: usize = 1 << 16;
 
 /// The addresses of one name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +41,7 @@ pub(crate) struct NameTable {
     reserved: Reserved,
     /// Places are 1 to this: the first and the last address of an IPv4 network are not a host's.
     places: u32,
+    keyed: Keyed,
     table: Mutex<Table>,
 }
 
@@ -46,6 +52,11 @@ struct Table {
     /// Places by their last use, oldest first.
     by_use: BTreeMap<u64, u32>,
     uses: u64,
+    /// Names of the document: they keep their places, beside those of all others.
+    fixed: HashSet<Arc<str>>,
+    /// Places whose names were let go, the first of them first, and which these were.
+    resting: HashMap<u32, Arc<str>>,
+    let_go: VecDeque<u32>,
 }
 
 #[derive(Debug)]
@@ -57,26 +68,43 @@ struct Slot {
 }
 
 impl NameTable {
-    pub(crate) fn new(reserved: Reserved) -> Self {
+    pub(crate) fn new(reserved: Reserved, keyed: Keyed) -> Self {
         let hosts = |bits: u8| 1u32.checked_shl(bits.into()).map_or(MOST_PLACES, |all| (all - 2).min(MOST_PLACES));
         let v4 = reserved.v4.map_or(MOST_PLACES, |net| hosts(32 - net.prefix_len()));
         let v6 = reserved.v6.map_or(MOST_PLACES, |net| hosts(128 - net.prefix_len()));
-        Self { reserved, places: v4.min(v6), table: Mutex::default() }
+        Self { reserved, places: v4.min(v6), keyed, table: Mutex::default() }
     }
 
     pub(crate) fn reserved(&self) -> &Reserved {
         &self.reserved
     }
 
-    /// The addresses of a name, which is in its one spelling. `None` where all of `most` places are taken
-    /// by names that are in use.
+    /// From now on these names, and no others, keep their places whatever is asked for. One that finds none gets it when
+    /// it is asked for, as any other.
+    pub(crate) fn fix(&self, names: HashSet<Arc<str>>) {
+        let mut sorted: Vec<_> = names.iter().cloned().collect();
+        sorted.sort_unstable();
+        let mut table = self.lock();
+        table.fixed = names;
+        for name in sorted {
+            if !table.by_name.contains_key(&*name) && table.by_place.len() < self.places as usize {
+                let place = table.free_place(&name, self.first_place(&name), self.places);
+                table.insert(place, &name);
+                table.touch(place, 0);
+            }
+        }
+    }
+
+    /// The addresses of a name, which is in its one spelling. `None` where all of `most` places, beside those of the
+    /// document's names, are taken by names that are in use.
     pub(crate) fn addresses_of(&self, name: &str, most: usize, now: u64) -> Option<Addresses> {
         let mut table = self.lock();
         let place = match table.by_name.get(name) {
             Some(place) => *place,
             None => {
-                table.make_room(most.min(self.places as usize), now)?;
-                let place = table.free_place(first_place(name, self.places), self.places);
+                let most = (most + table.fixed.len()).min(self.places as usize);
+                table.make_room(most, self.places, now)?;
+                let place = table.free_place(name, self.first_place(name), self.places);
                 table.insert(place, name);
                 place
             }
@@ -99,6 +127,11 @@ impl NameTable {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Where a name is looked for first.
+    fn first_place(&self, name: &str) -> u32 {
+        1 + (self.keyed.hash(name) % u64::from(self.places)) as u32
+    }
+
     fn addresses(&self, place: u32) -> Addresses {
         Addresses {
             v4: self.reserved.v4.map(|net| Ipv4Addr::from(u32::from(net.network()) + place)),
@@ -119,18 +152,9 @@ impl NameTable {
     }
 }
 
-/// Where a name is looked for first: FNV-1a, the same in every process.
-fn first_place(name: &str, places: u32) -> u32 {
-    let hash = name
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
-    // The upper half depends on all bytes.
-    1 + ((hash >> 32) % u64::from(places)) as u32
-}
-
 impl Table {
     /// Lets the name go that was used least recently, where there are as many as there may be.
-    fn make_room(&mut self, most: usize, now: u64) -> Option<()> {
+    fn make_room(&mut self, most: usize, places: u32, now: u64) -> Option<()> {
         // Those that are in use move to the end, so that each is looked at once a round.
         for _ in 0..=self.by_place.len() {
             if self.by_place.len() < most {
@@ -139,6 +163,10 @@ impl Table {
             let (_, place) = self.by_use.pop_first()?;
             let slot = self.by_place.get(&place)?;
             let turn = slot.turn;
+            if self.fixed.contains(&slot.name) {
+                self.touch(place, now);
+                continue;
+            }
             if slot.used_at + GRACE > now {
                 // All others were used later.
                 self.by_use.insert(turn, place);
@@ -148,18 +176,43 @@ impl Table {
                 self.touch(place, now);
             } else if let Some(slot) = self.by_place.remove(&place) {
                 self.by_name.remove(&slot.name);
+                self.rest(place, slot.name, (places as usize).saturating_sub(most) / 2);
             }
         }
         None
     }
 
-    /// The next place from this one on that nobody has. There is one.
-    fn free_place(&self, from: u32, places: u32) -> u32 {
+    /// Nobody else gets the place, as long as fewer than so many were given up after it: there are enough others.
+    fn rest(&mut self, place: u32, name: Arc<str>, most: usize) {
+        self.resting.insert(place, name);
+        self.let_go.push_back(place);
+        while self.let_go.len() > most.min(MOST_RESTING)
+            && let Some(first) = self.let_go.pop_front()
+        {
+            self.resting.remove(&first);
+        }
+    }
+
+    /// The next place from this one on that nobody has and that was no other name's a while ago. There is one that
+    /// nobody has.
+    fn free_place(&mut self, name: &str, from: u32, places: u32) -> u32 {
         let mut place = from;
-        while self.by_place.contains_key(&place) {
+        for _ in 0..places {
+            let is_others = self.resting.get(&place).is_some_and(|before| **before != *name);
+            if !self.by_place.contains_key(&place) && !is_others {
+                self.wake(place);
+                return place;
+            }
             place = place % places + 1;
         }
-        place
+        self.let_go.front().copied().inspect(|first| self.wake(*first)).unwrap_or(from)
+    }
+
+    /// A place is in use again.
+    fn wake(&mut self, place: u32) {
+        if self.resting.remove(&place).is_some() {
+            self.let_go.retain(|other| *other != place);
+        }
     }
 
     fn insert(&mut self, place: u32, name: &str) {
@@ -182,7 +235,8 @@ mod tests {
     use super::*;
 
     fn table(v4: &str, v6: Option<&str>) -> NameTable {
-        NameTable::new(Reserved { v4: v4.parse().ok(), v6: v6.and_then(|text| text.parse().ok()) })
+        let reserved = Reserved { v4: v4.parse().ok(), v6: v6.and_then(|text| text.parse().ok()) };
+        NameTable::new(reserved, Keyed::from_secret(b"of the node", "names"))
     }
 
     fn v4(table: &NameTable, name: &str, now: u64) -> Option<IpAddr> {
@@ -235,5 +289,49 @@ mod tests {
         let table = table("198.18.0.0/16", None);
         let given = (0..100).filter(|number| table.addresses_of(&number.to_string(), 10, 0).is_some()).count();
         assert_eq!(given, 10);
+    }
+
+    #[test]
+    fn another_node_s_places_are_others() {
+        let reserved = Reserved { v4: "198.18.0.0/16".parse().ok(), v6: None };
+        let place = |secret: &[u8]| NameTable::new(reserved, Keyed::from_secret(secret, "names")).first_place("video");
+        assert_eq!(place(b"one"), place(b"one"));
+        assert_ne!(place(b"one"), place(b"other"));
+    }
+
+    #[test]
+    fn what_the_document_spells_out_is_let_go_for_nobody() {
+        let table = table("198.18.0.0/24", None);
+        table.fix(["video", "db"].map(Arc::from).into());
+        let before = v4(&table, "video", 0);
+        let limit = |name: &str, now| table.addresses_of(name, 10, now);
+        for number in 0..500u64 {
+            assert!(limit(&format!("{number}.corp"), number * GRACE).is_some());
+        }
+        assert_eq!((v4(&table, "video", 500 * GRACE), table.lock().by_place.len()), (before, 12));
+        // A document that has it no more lets it go in its turn.
+        table.fix(HashSet::new());
+        for number in 600..700u64 {
+            assert!(limit(&format!("{number}.corp"), number * GRACE).is_some());
+        }
+        assert!(!table.lock().by_name.contains_key("video"));
+    }
+
+    #[test]
+    fn an_address_that_was_given_up_is_another_name_s_last_and_its_own_again_before() {
+        let table = table("198.18.0.0/24", None);
+        let of = |name: &str, now| table.addresses_of(name, 10, now).and_then(|found| found.v4);
+        let bank = of("bank.corp", 0);
+        for number in 1..=100u64 {
+            assert_ne!(of(&format!("{number}.corp"), number * GRACE), bank);
+        }
+        assert!(!table.lock().by_name.contains_key("bank.corp"));
+        assert_eq!(of("bank.corp", 200 * GRACE), bank);
+        for number in 300..1000u64 {
+            of(&format!("{number}.corp"), number * GRACE);
+        }
+        let table = table.lock();
+        let rests = (table.resting.len(), table.let_go.len());
+        assert_eq!(rests, (122, 122), "(254 - 10) / 2");
     }
 }
