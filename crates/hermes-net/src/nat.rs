@@ -26,13 +26,29 @@ pub struct Masquerade {
 }
 
 /// Lets `addresses` behind `device` reach what this machine reaches, with its address. Replaces what there is for this
-/// device. Runs a program, which takes some milliseconds.
+/// device of another process. Runs a program, which takes some milliseconds.
 ///
 /// # Errors
 /// `TunError`: nft is missing or refuses, or forwarding cannot be switched on.
 pub fn masquerade(device: &Device, addresses: &[IpNet]) -> Result<Masquerade, TunError> {
     remove_stale();
     device.exempt()?;
+    forward_for(addresses)?;
+    let table = format!("{PREFIX}{}", device.name());
+    set_rules(&table, device, addresses)?;
+    Ok(Masquerade { table, device: device.clone() })
+}
+
+fn set_rules(table: &str, device: &Device, addresses: &[IpNet]) -> Result<(), TunError> {
+    let output = nft(&rules(table, device.name(), addresses)).map_err(|source| TunError::NoNft { source })?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let reason = String::from_utf8_lossy(&output.stderr).lines().next().unwrap_or_default().to_owned();
+    Err(TunError::Nft { device: device.name().to_owned(), reason })
+}
+
+fn forward_for(addresses: &[IpNet]) -> Result<(), TunError> {
     if addresses.iter().any(|address| address.addr().is_ipv4()) {
         forward(FORWARDING_V4)?;
     }
@@ -40,13 +56,18 @@ pub fn masquerade(device: &Device, addresses: &[IpNet]) -> Result<Masquerade, Tu
         keep_router_advertisements();
         forward(FORWARDING_V6)?;
     }
-    let table = format!("{PREFIX}{}", device.name());
-    let output = nft(&rules(&table, device.name(), addresses)).map_err(|source| TunError::NoNft { source })?;
-    if output.status.success() {
-        return Ok(Masquerade { table, device: device.clone() });
+    Ok(())
+}
+
+impl Masquerade {
+    /// From now on it is for these addresses. No packet meets neither the old rules nor the new ones.
+    ///
+    /// # Errors
+    /// As of [`masquerade`]; the old rules stay then.
+    pub fn replace(&self, addresses: &[IpNet]) -> Result<(), TunError> {
+        forward_for(addresses)?;
+        set_rules(&self.table, &self.device, addresses)
     }
-    let reason = String::from_utf8_lossy(&output.stderr).lines().next().unwrap_or_default().to_owned();
-    Err(TunError::Nft { device: device.name().to_owned(), reason })
 }
 
 impl Drop for Masquerade {

@@ -208,6 +208,15 @@ impl Device {
         self.set_in(route::MAIN, prefix, route)
     }
 
+    /// Changes a route that [`Device::set_route`] has set, without a look at whose it is: that costs a list of all that
+    /// there are.
+    ///
+    /// # Errors
+    /// `TunError`: the kernel refuses.
+    pub fn change_route(&self, prefix: IpNet, route: Route) -> Result<(), TunError> {
+        self.replace_in(route::MAIN, prefix, route)
+    }
+
     /// Removes what [`Device::set_route`] set. What is not there is no error.
     ///
     /// # Errors
@@ -253,9 +262,9 @@ impl Device {
     }
 
     fn set_in(&self, table: u32, prefix: IpNet, route: Route) -> Result<(), TunError> {
-        let message = || RouteNetlinkMessage::NewRoute(route::message(self.index(), table, prefix, route));
+        let message = RouteNetlinkMessage::NewRoute(route::message(self.index(), table, prefix, route));
         let fault = |source| TunError::Route { device: self.name().to_owned(), prefix, source };
-        match netlink::change(message(), Change::Add) {
+        match netlink::change(message, Change::Add) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 // To replace is right for our own only: the kernel does not ask whose it is.
                 let whose = route::device_of(table, prefix).map_err(fault)?;
@@ -263,10 +272,16 @@ impl Device {
                 if !whose.is_some_and(is_own) {
                     return Err(fault(error));
                 }
-                netlink::change(message(), Change::Set).map_err(fault)
+                self.replace_in(table, prefix, route)
             }
             other => other.map_err(fault),
         }
+    }
+
+    fn replace_in(&self, table: u32, prefix: IpNet, route: Route) -> Result<(), TunError> {
+        let message = RouteNetlinkMessage::NewRoute(route::message(self.index(), table, prefix, route));
+        let fault = |source| TunError::Route { device: self.name().to_owned(), prefix, source };
+        netlink::change(message, Change::Set).map_err(fault)
     }
 
     fn remove_from(&self, table: u32, prefix: IpNet) -> Result<(), TunError> {

@@ -170,8 +170,10 @@ impl Port {
 
     /// Sends what is of our own making, and waits for nothing else.
     fn poll_own(&mut self, cx: &mut Context<'_>, worker: &Worker) {
-        if let Port::Tunnel(tunnel) = self {
-            tunnel.poll_own(cx, worker);
+        match self {
+            Port::Tunnel(tunnel) => tunnel.poll_own(cx, worker),
+            Port::Device(end) => end.poll_routes(cx),
+            Port::Socket { .. } | Port::Flow(_) => {}
         }
     }
 
@@ -182,7 +184,7 @@ impl Port {
         match self {
             Port::Tunnel(tunnel) => tunnel.poll_receive(cx, worker, batch),
             Port::Flow(flow) => flow.queue.poll_take(cx, datagrams).map(Ok),
-            Port::Device(end) => end.poll_receive(cx, worker, batch).map(Ok),
+            Port::Device(end) => end.poll_receive(cx, worker, batch),
             Port::Socket { socket, .. } => loop {
                 let mut buffer = worker.udp_buffer.borrow_mut();
                 match ready!(socket.poll_receive(cx, &mut buffer, |_, datagram| datagrams.push_back(datagram))) {

@@ -97,6 +97,11 @@ impl Entry {
         self.idle.set(Some(idle));
     }
 
+    /// How long it waits for a far end to be there.
+    pub(crate) fn connect_within(&self) -> Duration {
+        self.route.borrow().as_ref().map(|route| route.timeout).unwrap_or_default().connect
+    }
+
     /// Milliseconds without a byte.
     pub(crate) fn silence(&self, worker: &Worker) -> u64 {
         worker.now().saturating_sub(self.touched.get())

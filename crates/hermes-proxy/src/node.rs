@@ -29,6 +29,7 @@ use self::orphans::Orphan;
 use self::sockets::{Socket, SocketKey, deal, steer_quic};
 pub use self::view::NodeView;
 use crate::generation::{Generation, Unready};
+use crate::ip::Share;
 use crate::listener::{ListeningSocket, Transport};
 use crate::metrics::{PathLabels, ResultLabels};
 use crate::record::{self, LogWriter};
@@ -53,6 +54,16 @@ struct WorkerHandle {
 struct Probers {
     state: Arc<UpstreamState>,
     tasks: Vec<AbortHandle>,
+}
+
+/// What a generation needs to run.
+struct Prepared {
+    opened: HashMap<SocketKey, Vec<Socket>>,
+    made: HashMap<Arc<str>, HeldDevice>,
+    /// Of each worker.
+    queues: Vec<Vec<Share>>,
+    for_worker: Vec<Vec<ListeningSocket>>,
+    bound: HashMap<(Arc<str>, Transport), SocketKey>,
 }
 
 /// A running node.
@@ -202,29 +213,8 @@ impl Node {
 
     /// Binds what is new, tells the workers, forgets what is old.
     async fn run(&mut self, generation: Arc<Generation>) -> Result<(), Vec<Unready>> {
-        let listeners: &[_] = if self.closed { &[] } else { &generation.snapshot.listeners };
-        udp::keep_in_kernel(generation.snapshot.limits.udp_buffer);
-        let opened = if self.closed { HashMap::new() } else { self.open_sockets(&generation.snapshot)? };
-        let (made, queues) = if self.closed { Default::default() } else { self.open_devices(&generation.snapshot)? };
-        let mut for_worker: Vec<Vec<ListeningSocket>> = self.workers.iter().map(|_| Vec::new()).collect();
-        let mut bound = HashMap::new();
-        for (listener, key) in listeners.iter().flat_map(|one| SocketKey::all_of(one).map(move |key| (one, key))) {
-            if self.held_back.contains(&key) {
-                continue;
-            }
-            let place = (listener.name.clone(), key.transport);
-            if self.bound.get(&place) != Some(&key) {
-                let sockets = self.sockets.get(&key).or_else(|| opened.get(&key)).map(Vec::as_slice);
-                deal(
-                    sockets.unwrap_or_default(),
-                    &listener.name,
-                    key.transport,
-                    generation.snapshot.dispatch,
-                    &mut for_worker,
-                )?;
-            }
-            bound.insert(place, key);
-        }
+        let prepared = self.prepare(&generation).inspect_err(|_| self.undo_devices())?;
+        let Prepared { opened, made, queues, for_worker, bound } = prepared;
         // Nothing can fail from here on.
         self.keep_devices(made, &generation.snapshot);
         self.sockets.extend(opened);
@@ -249,6 +239,34 @@ impl Node {
         self.watch_health(&generation);
         self.tell_certificates(&generation);
         Ok(())
+    }
+
+    /// Everything that can fail.
+    fn prepare(&mut self, generation: &Generation) -> Result<Prepared, Vec<Unready>> {
+        let listeners: &[_] = if self.closed { &[] } else { &generation.snapshot.listeners };
+        udp::keep_in_kernel(generation.snapshot.limits.udp_buffer);
+        let opened = if self.closed { HashMap::new() } else { self.open_sockets(&generation.snapshot)? };
+        let (made, queues) = if self.closed { Default::default() } else { self.open_devices(&generation.snapshot)? };
+        let mut for_worker: Vec<Vec<ListeningSocket>> = self.workers.iter().map(|_| Vec::new()).collect();
+        let mut bound = HashMap::new();
+        for (listener, key) in listeners.iter().flat_map(|one| SocketKey::all_of(one).map(move |key| (one, key))) {
+            if self.held_back.contains(&key) {
+                continue;
+            }
+            let place = (listener.name.clone(), key.transport);
+            if self.bound.get(&place) != Some(&key) {
+                let sockets = self.sockets.get(&key).or_else(|| opened.get(&key)).map(Vec::as_slice);
+                deal(
+                    sockets.unwrap_or_default(),
+                    &listener.name,
+                    key.transport,
+                    generation.snapshot.dispatch,
+                    &mut for_worker,
+                )?;
+            }
+            bound.insert(place, key);
+        }
+        Ok(Prepared { opened, made, queues, for_worker, bound })
     }
 
     /// In the metrics until when each is good, in the log those that are not for long.

@@ -67,6 +67,19 @@ impl Device {
         Ok(())
     }
 
+    /// Changes how the packets of a captured prefix go there. Where it is not captured, or not any more, nothing changes.
+    ///
+    /// # Errors
+    /// `TunError`: the kernel refuses.
+    pub fn change_capture(&self, prefix: IpNet, route: Route) -> Result<(), TunError> {
+        let prefix = prefix.trunc();
+        let captures = self.inner.captures.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if !captures.prefixes.contains(&prefix) {
+            return Ok(());
+        }
+        self.replace_in(self.table(), prefix, route)
+    }
+
     /// Ends a capture. What is not captured is no error.
     ///
     /// # Errors

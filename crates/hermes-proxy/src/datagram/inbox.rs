@@ -68,11 +68,16 @@ impl Inbox {
         }
     }
 
+    /// Has the task woken by what comes next, which stays where it is.
+    pub(crate) fn watch(&self, cx: &Context<'_>) {
+        self.waker.set(Some(cx.waker().clone()));
+    }
+
     /// Takes a batch, into an empty one.
     pub(crate) fn poll_take(&self, cx: &Context<'_>, batch: &mut VecDeque<Bytes>) -> Poll<()> {
         let mut datagrams = self.datagrams.borrow_mut();
         if datagrams.is_empty() {
-            self.waker.set(Some(cx.waker().clone()));
+            self.watch(cx);
             return Poll::Pending;
         }
         if datagrams.len() <= BATCH {

@@ -144,6 +144,12 @@ impl FlowQueue {
         self.ended.poll(cx)
     }
 
+    /// Waits until its client sends no more, and takes nothing.
+    pub(crate) fn poll_finished(&self, cx: &Context<'_>) -> Poll<()> {
+        self.inbox.watch(cx);
+        if self.finished.get() { Poll::Ready(()) } else { Poll::Pending }
+    }
+
     /// Takes what waits. False where that was all.
     pub(crate) fn poll_take(&self, cx: &Context<'_>, batch: &mut VecDeque<Bytes>) -> Poll<bool> {
         match self.inbox.poll_take(cx, batch) {

@@ -223,6 +223,10 @@ impl Relay<'_> {
             match ready!(self.near.poll_receive(cx, worker, &mut self.up)) {
                 Ok(true) => {}
                 Ok(false) => return Poll::Ready(Ok(false)),
+                // An end of ours has waited for the far one in vain.
+                Err(error) if matches!(self.near, Port::Device(_)) => {
+                    return Poll::Ready(Err(self.far_error(&error)));
+                }
                 Err(error) => return Poll::Ready(Err(self.near_error(&error))),
             }
             self.said.note(&self.up);

@@ -6,7 +6,7 @@
 //! Never: what a packet may do; its session judges that.
 
 use std::cell::{OnceCell, RefCell};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::future::poll_fn;
 use std::net::IpAddr;
@@ -19,7 +19,8 @@ use bytes::Bytes;
 use hermes_model::facts::Facts;
 use hermes_model::snapshot::Snapshot;
 use hermes_model::trust::HERMES_ORIGIN;
-use hermes_net::tun::{self, IdleQueue, Queue, ReceiveBuffer};
+use hermes_net::nat::{self, Masquerade};
+use hermes_net::tun::{self, IdleQueue, Queue, ReceiveBuffer, TunError};
 use hermes_wire::ip::{self, Trouble};
 use ipnet::IpNet;
 use tokio::sync::watch;
@@ -98,12 +99,39 @@ impl Claim {
     }
 }
 
-/// All holds on one prefix, of one owner: a device has a session for each of the networks that it captures, all of
-/// them with its one address. The narrower ones come first, of equal ones the newer.
-type Claims = Vec<Claim>;
+/// All holds on one prefix.
+#[derive(Debug, Default)]
+struct Claims {
+    /// Of one owner: a device has a session for each of the networks that it captures, all of them with its one address.
+    /// The narrower ones come first, of equal ones the newer.
+    sessions: Vec<Claim>,
+    /// A listener captures it. What is for it is for no wider one, though there be no session just now.
+    is_captured: bool,
+}
+
+impl Claims {
+    fn is_anothers(&self, owner: &Owner) -> bool {
+        self.is_captured && !matches!(owner, Owner::Listener(_))
+            || self.sessions.iter().any(|claim| claim.owner != *owner)
+    }
+}
+
+/// How packets are led into a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lead {
+    /// For all programs of this machine, as long as somebody has the prefix.
+    Everybody,
+    /// For all but this one, as long as the document says so.
+    Captured,
+    /// The same, as long as somebody has the prefix.
+    Passing,
+}
 
 /// Sessions that may hold one prefix.
 const MOST_CLAIMS: usize = 256;
+
+/// Whose packets leave with this machine's address.
+type Nat = (Vec<IpNet>, Masquerade);
 
 /// A device, as all workers see it.
 #[derive(Debug)]
@@ -115,8 +143,11 @@ pub(crate) struct Device {
     numbers: AtomicU64,
     /// What clients of all devices were given.
     given: Arc<Given>,
-    /// Held while a prefix is led here, or let go: who takes it and who gives it back are on workers of their own.
-    leading: Mutex<()>,
+    /// What sessions have led here. Held while that changes: who takes a prefix and who gives it back are on workers of
+    /// their own.
+    led: Mutex<HashSet<IpNet>>,
+    /// What leaves by it has this machine's address, as long as this lives.
+    nat: Mutex<Option<Nat>>,
     /// Whose prefixes are in the process before us, as long as that lives: nobody else's here.
     reserved: RwLock<HashMap<IpNet, Owner>>,
     /// Whether its queues are read here, and not in the process before us.
@@ -129,14 +160,14 @@ impl Device {
     pub(crate) fn new(name: Arc<str>, net: tun::Device, given: Arc<Given>) -> Arc<Self> {
         let reads = watch::Sender::new(net.is_ours());
         let answered = watch::Sender::new(0);
-        let (claims, reserved, leading) = Default::default();
-        Arc::new(Self { name, net, claims, numbers: AtomicU64::new(1), given, leading, reserved, reads, answered })
+        let (claims, reserved, led, nat) = Default::default();
+        Arc::new(Self { name, net, claims, numbers: AtomicU64::new(1), given, led, nat, reserved, reads, answered })
     }
 
     /// Whose each prefix is, for another process: a line each.
     pub(crate) fn owners(&self) -> String {
         let claims = self.claims.read().unwrap_or_else(PoisonError::into_inner);
-        let ours = claims.iter().filter_map(|(prefix, claims)| Some((*prefix, &claims.first()?.owner)));
+        let ours = claims.iter().filter_map(|(prefix, claims)| Some((*prefix, &claims.sessions.first()?.owner)));
         let reserved = self.reserved.read().unwrap_or_else(PoisonError::into_inner);
         let before = reserved.iter().map(|(prefix, owner)| (*prefix, owner));
         ours.chain(before).map(|(prefix, owner)| format!("{prefix} {owner}\n")).collect()
@@ -156,8 +187,12 @@ impl Device {
     fn release_reserved(&self) {
         let reserved = std::mem::take(&mut *self.reserved.write().unwrap_or_else(PoisonError::into_inner));
         // Whoever claims one of them waits until it is gone, and then leads it here anew.
+        let _led = self.led();
         let claims = self.claims.read().unwrap_or_else(PoisonError::into_inner);
-        for prefix in reserved.into_keys().filter(|prefix| self.net.is_ours() && claims.get(*prefix).is_none()) {
+        for prefix in reserved
+            .into_keys()
+            .filter(|prefix| self.net.is_ours() && claims.get(*prefix).is_none_or(|claims| claims.sessions.is_empty()))
+        {
             let _ = self.net.remove_route(prefix);
         }
     }
@@ -195,44 +230,125 @@ impl Device {
 
     fn enter(&self, prefix: IpNet, owner: &Owner, mailbox: &Arc<Mailbox>, scope: Option<IpNet>) -> Option<u64> {
         let mut table = self.claims.write().unwrap_or_else(PoisonError::into_inner);
-        let is_others = |claims: &Claims| claims.iter().any(|claim| claim.owner != *owner);
+        let is_others = |claims: &Claims| claims.is_anothers(owner);
         // What is captured may lie within, or around, what is captured as well: the narrower counts. What is given
         // to clients may not: whoever had a part of another's prefix would get its packets, and speak from it.
         if !matches!(owner, Owner::Listener(_)) && table.overlapping(prefix).any(is_others) {
             return None;
         }
-        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
-        let claim = Claim { owner: owner.clone(), mailbox: mailbox.clone(), number, scope };
-        let Some(claims) = table.get_mut(prefix) else {
-            table.insert(prefix, vec![claim]);
-            return Some(number);
-        };
-        if claims.len() >= MOST_CLAIMS || is_others(claims) {
+        let claims = table.get_or_default(prefix);
+        if claims.sessions.len() >= MOST_CLAIMS || is_others(claims) {
             return None;
         }
-        let at = claims.partition_point(|other| other.width() > claim.width());
-        claims.insert(at, claim);
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+        let claim = Claim { owner: owner.clone(), mailbox: mailbox.clone(), number, scope };
+        let at = claims.sessions.partition_point(|other| other.width() > claim.width());
+        claims.sessions.insert(at, claim);
         Some(number)
     }
 
-    /// Gives it back. True where nobody holds it now, of this process or another one that has the device.
-    pub(super) fn release(&self, prefix: IpNet, number: u64) -> bool {
+    /// Gives it back. Where nobody holds it now, of this process or another one that has the device, it is led here no
+    /// more.
+    pub(super) fn release(&self, prefix: IpNet, number: u64, lead: Lead) {
+        let mut led = self.led();
+        if !self.leave(prefix, number) {
+            return;
+        }
+        led.remove(&prefix);
+        let changed = match lead {
+            Lead::Everybody => self.net.remove_route(prefix),
+            Lead::Passing => self.net.release(prefix),
+            Lead::Captured => Ok(()),
+        };
+        if let Err(error) = changed {
+            tracing::warn!(%error, "{}", error.remedy());
+        }
+    }
+
+    /// True where nobody holds it now.
+    fn leave(&self, prefix: IpNet, number: u64) -> bool {
         let mut table = self.claims.write().unwrap_or_else(PoisonError::into_inner);
         let Some(claims) = table.get_mut(prefix) else { return true };
-        let Some(at) = claims.iter().position(|claim| claim.number == number) else { return false };
-        if !matches!(claims.remove(at).owner, Owner::Listener(_)) {
+        let Some(at) = claims.sessions.iter().position(|claim| claim.number == number) else { return false };
+        if !matches!(claims.sessions.remove(at).owner, Owner::Listener(_)) {
             self.given.give_back(prefix);
         }
-        let is_over = claims.is_empty();
-        if is_over {
+        let is_over = claims.sessions.is_empty();
+        if is_over && !claims.is_captured {
             table.remove(prefix);
         }
         is_over && self.net.is_ours()
     }
 
-    /// Nobody else changes what is led here meanwhile.
-    pub(super) fn leading(&self) -> MutexGuard<'_, ()> {
-        self.leading.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Leads a prefix here that a session holds, or changes how. False where the kernel, or whoever has such a route, is
+    /// against it.
+    pub(super) fn lead(&self, prefix: IpNet, route: tun::Route, lead: Lead) -> bool {
+        let mut led = self.led();
+        let is_new = led.insert(prefix);
+        let changed = match lead {
+            Lead::Everybody if is_new => self.net.set_route(prefix, route),
+            Lead::Everybody => self.net.change_route(prefix, route),
+            Lead::Passing if is_new => self.net.capture(prefix, route),
+            Lead::Passing | Lead::Captured => self.net.change_capture(prefix, route),
+        };
+        if let Err(error) = &changed {
+            led.remove(&prefix);
+            tracing::warn!(%error, "{}", error.remedy());
+        }
+        changed.is_ok()
+    }
+
+    fn led(&self) -> MutexGuard<'_, HashSet<IpNet>> {
+        self.led.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Leads the packets of a prefix here, whether or not a session is for them.
+    ///
+    /// # Errors
+    /// `TunError`: as of [`tun::Device::capture`].
+    pub(crate) fn capture(&self, prefix: IpNet) -> Result<(), TunError> {
+        self.set_captured(prefix, true);
+        self.net.capture(prefix, tun::Route::default()).inspect_err(|_| self.set_captured(prefix, false))
+    }
+
+    /// Ends that.
+    ///
+    /// # Errors
+    /// `TunError`: the kernel refuses.
+    pub(crate) fn let_go(&self, prefix: IpNet) -> Result<(), TunError> {
+        self.set_captured(prefix, false);
+        self.net.release(prefix)
+    }
+
+    fn set_captured(&self, prefix: IpNet, is_captured: bool) {
+        let mut table = self.claims.write().unwrap_or_else(PoisonError::into_inner);
+        let claims = table.get_or_default(prefix);
+        claims.is_captured = is_captured;
+        if !is_captured && claims.sessions.is_empty() {
+            table.remove(prefix);
+        }
+    }
+
+    /// From now on what comes from these addresses (`None`: from none) leaves with this machine's. Where it fails nothing
+    /// changes.
+    ///
+    /// # Errors
+    /// `TunError`: as of [`nat::masquerade`].
+    pub(crate) fn set_nat(&self, clients: Option<&Vec<IpNet>>) -> Result<(), TunError> {
+        let mut nat = self.nat.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(clients) = clients else {
+            *nat = None;
+            return Ok(());
+        };
+        match &mut *nat {
+            Some((running, _)) if running == clients => {}
+            Some((running, masquerade)) => {
+                masquerade.replace(clients)?;
+                running.clone_from(clients);
+            }
+            None => *nat = Some((clients.clone(), nat::masquerade(&self.net, clients)?)),
+        }
+        Ok(())
     }
 
     /// Whether nobody holds it, a part of it or more than it.
@@ -277,8 +393,9 @@ impl Device {
 /// Whose a packet from there is. Routers speak from elsewhere, to whichever session is newest, where all of them are
 /// here.
 fn holder(claims: &Claims, from: IpAddr, are_all: bool) -> Option<&Claim> {
-    let newest = || claims.iter().filter(|_| are_all).max_by_key(|claim| claim.number);
-    claims.iter().find(|claim| claim.takes(from)).or_else(newest)
+    let sessions = &claims.sessions;
+    let newest = || sessions.iter().filter(|_| are_all).max_by_key(|claim| claim.number);
+    sessions.iter().find(|claim| claim.takes(from)).or_else(newest)
 }
 
 /// What a worker has of a device.

@@ -5,10 +5,13 @@
 //! Its claims on addresses end with it.
 
 use std::collections::VecDeque;
+use std::future::Future as _;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use hermes_model::snapshot::Gateway;
@@ -16,8 +19,9 @@ use hermes_net::tun;
 use hermes_wire::connect_ip::{self, Address, Prefix, Route};
 use hermes_wire::{capsule, ip};
 use ipnet::IpNet;
+use tokio::time::Sleep;
 
-use super::device::{LocalDevice, Owner};
+use super::device::{Lead, LocalDevice, Owner};
 use super::judge::{Rules, Verdict, Way};
 use super::link::Link;
 use crate::datagram::{Batch, Other};
@@ -29,6 +33,8 @@ const MOST_ADDRESSES: usize = 64;
 const MOST_AHEAD: usize = 64;
 /// Answers to packets that wait for the tunnel.
 const MOST_ANSWERS: usize = 64;
+/// Changes of a device's routes, since the tunnel's packets may be of another length.
+const CHANGES_APART: Duration = Duration::from_millis(100);
 
 /// What this end does about addresses.
 enum Side {
@@ -37,6 +43,16 @@ enum Side {
     Asks { network: IpNet, wanted: Vec<Address>, answered: bool, passing: bool },
     /// It gives them, as a route's document says.
     Gives { gateway: Gateway, owner: Owner, scope: Option<IpNet> },
+}
+
+impl Side {
+    fn lead(&self) -> Lead {
+        match self {
+            Side::Gives { .. } => Lead::Everybody,
+            Side::Asks { passing: true, .. } => Lead::Passing,
+            Side::Asks { passing: false, .. } => Lead::Captured,
+        }
+    }
 }
 
 /// Whom packets are for, and who gets them.
@@ -64,6 +80,11 @@ pub(crate) struct End {
     inner: Vec<Inner>,
     /// The longest packet that the tunnel takes.
     mtu: usize,
+    /// What the device's routes say of that, and when they may say something else.
+    led_mtu: usize,
+    pause: Option<Pin<Box<Sleep>>>,
+    /// How long, and until when, the far end's addresses are waited for.
+    patience: Option<(Duration, Pin<Box<Sleep>>)>,
     /// For the tunnel, before anything else.
     capsules: VecDeque<Other>,
     answers: VecDeque<Bytes>,
@@ -137,6 +158,9 @@ impl End {
             assigned: Vec::new(),
             inner: Vec::new(),
             mtu: capsule::MAX_PACKET,
+            led_mtu: capsule::MAX_PACKET,
+            pause: None,
+            patience: None,
             capsules: VecDeque::new(),
             answers: VecDeque::new(),
             came: VecDeque::new(),
@@ -171,19 +195,14 @@ impl End {
 
     /// Gives its addresses back.
     fn release(&mut self) {
+        self.release_where(|_| true);
+    }
+
+    fn release_where(&mut self, is_it: impl Fn(&Claimed) -> bool) {
         let Link::Device { local, .. } = &self.link else { return };
-        for claim in self.claims.drain(..) {
-            let _leading = local.device.leading();
-            let is_over = local.device.release(claim.prefix, claim.number);
-            let net = local.device.net();
-            match self.side {
-                _ if !is_over => {}
-                Side::Gives { .. } => drop(net.remove_route(claim.prefix)),
-                Side::Asks { passing: true, .. } => drop(net.release(claim.prefix)),
-                // What a listener captures stays in the device, tunnel or not: it must not go another way.
-                Side::Asks { passing: false, .. } => {}
-            }
-        }
+        let lead = self.side.lead();
+        let released = self.claims.extract_if(.., |claim| is_it(claim));
+        released.for_each(|claim| local.device.release(claim.prefix, claim.number, lead));
     }
 
     /// Says all of something, in the place of what was said of it before and nobody has heard yet: who asks and does
@@ -209,37 +228,63 @@ impl End {
         self.link.capacity()
     }
 
-    /// The tunnel takes packets of this length now; the device's routes to it say so.
+    /// The tunnel takes packets of this length now.
     pub(crate) fn set_mtu(&mut self, mtu: usize) {
-        if std::mem::replace(&mut self.mtu, mtu) != mtu {
-            self.claims.iter().for_each(|claim| self.lead(claim.prefix));
-        }
+        self.mtu = mtu;
     }
 
-    /// Leads a prefix into the device.
-    fn lead(&self, prefix: IpNet) {
+    /// Has the device's routes say how long packets may be. A peer may change that as often as it likes, the routes not.
+    pub(crate) fn poll_routes(&mut self, cx: &mut Context<'_>) {
+        if self.mtu == self.led_mtu || self.claims.is_empty() {
+            return;
+        }
+        if self.pause.as_mut().is_some_and(|pause| pause.as_mut().poll(cx).is_pending()) {
+            return;
+        }
+        self.led_mtu = self.mtu;
+        for claim in &self.claims {
+            self.lead(claim.prefix);
+        }
+        self.pause = Some(Box::pin(tokio::time::sleep(CHANGES_APART)));
+    }
+
+    /// Leads a prefix into the device; false where that cannot be.
+    fn lead(&self, prefix: IpNet) -> bool {
         let least = if prefix.addr().is_ipv6() { ip::MIN_MTU_V6 } else { ip::MIN_MTU_V4 };
         let route = tun::Route { mtu: u32::try_from(self.mtu.max(least)).ok(), ..tun::Route::default() };
-        let Link::Device { local, .. } = &self.link else { return };
-        let net = local.device.net();
-        let _leading = local.device.leading();
-        let led = match self.side {
-            Side::Asks { .. } => net.capture(prefix, route),
-            Side::Gives { .. } => net.set_route(prefix, route),
-        };
-        if let Err(error) = led {
-            tracing::warn!(%error, "{}", error.remedy());
+        let Link::Device { local, .. } = &self.link else { return false };
+        local.device.lead(prefix, route, self.side.lead())
+    }
+
+    /// The far end is to give its addresses within this time: who never says a word would be waited for without end.
+    pub(crate) fn answered_within(mut self, within: Duration) -> Self {
+        self.patience = Some((within, Box::pin(tokio::time::sleep(within))));
+        self
+    }
+
+    /// Before the far end has said which addresses it gives there are none to send from: packets wait where they are.
+    /// Its word comes by `poll_send`, after which the relay looks here again.
+    fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
+        if let Some((within, timer)) = &mut self.patience
+            && timer.as_mut().poll(cx).is_ready()
+        {
+            let reason = format!("it assigned no address within {within:?}");
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, reason)));
         }
+        self.link.poll_finished(cx).map(|()| Ok(false))
     }
 
     /// Packets and capsules for the tunnel. False where none will come any more.
-    pub(crate) fn poll_receive(&mut self, cx: &Context<'_>, worker: &Worker, batch: &mut Batch) -> Poll<bool> {
+    pub(crate) fn poll_receive(
+        &mut self,
+        cx: &mut Context<'_>,
+        worker: &Worker,
+        batch: &mut Batch,
+    ) -> Poll<io::Result<bool>> {
         batch.capsules.append(&mut self.capsules);
         batch.datagrams.append(&mut self.answers);
-        // Before the far end has said which addresses it gives there are none to send from: packets wait where they
-        // are. Its word comes by `poll_send`, after which the relay looks here again.
         if matches!(self.side, Side::Asks { answered: false, .. }) {
-            return if batch.is_empty() { Poll::Pending } else { Poll::Ready(true) };
+            return if batch.is_empty() { self.poll_answer(cx) } else { Poll::Ready(Ok(true)) };
         }
         let mut came = std::mem::take(&mut self.came);
         let taken = self.link.poll_take(cx, &mut came);
@@ -254,9 +299,9 @@ impl End {
         }
         self.came = came;
         match taken {
-            Poll::Ready(false) => Poll::Ready(!batch.is_empty()),
+            Poll::Ready(false) => Poll::Ready(Ok(!batch.is_empty())),
             _ if batch.is_empty() => Poll::Pending,
-            _ => Poll::Ready(true),
+            _ => Poll::Ready(Ok(true)),
         }
     }
 
@@ -448,7 +493,10 @@ impl End {
             tracing::info!(address = %net, device = %gateway.device, "an address that another holds was asked for");
             return None;
         }
-        self.lead(net);
+        if !self.lead(net) {
+            self.release_where(|claim| claim.prefix == net);
+            return None;
+        }
         Some(prefix_of(net))
     }
 

@@ -71,6 +71,14 @@ impl Link {
         }
     }
 
+    /// Waits until none will come any more, and takes none.
+    pub(super) fn poll_finished(&self, cx: &Context<'_>) -> Poll<()> {
+        match self {
+            Link::Device { .. } => Poll::Pending,
+            Link::Peer { flow, .. } => flow.queue.poll_finished(cx),
+        }
+    }
+
     /// Sends packets that were judged. Ready when the batch is empty.
     pub(super) fn poll_send(
         &mut self,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ipnet::IpNet;
 
-use super::device::{LocalDevice, Owner};
+use super::device::{Lead, LocalDevice, Owner};
 use super::mailbox::Mailbox;
 
 /// A hold on a prefix, for what no narrower one takes.
@@ -39,6 +39,6 @@ impl Newcomers {
 
 impl Drop for Newcomers {
     fn drop(&mut self) {
-        self.local.device.release(self.prefix, self.number);
+        self.local.device.release(self.prefix, self.number, Lead::Captured);
     }
 }

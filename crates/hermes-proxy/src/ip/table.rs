@@ -35,6 +35,17 @@ impl<T> Table<T> {
         self.entries.get_mut(&prefix)
     }
 
+    /// What lies behind a prefix; nothing much, where there was nothing.
+    pub(crate) fn get_or_default(&mut self, prefix: IpNet) -> &mut T
+    where
+        T: Default,
+    {
+        if !self.entries.contains_key(&prefix) {
+            self.insert(prefix, T::default());
+        }
+        self.entries.entry(prefix).or_default()
+    }
+
     /// Puts something behind a prefix. Returns what was there.
     pub(crate) fn insert(&mut self, prefix: IpNet, value: T) -> Option<T> {
         let before = self.entries.insert(prefix, value);

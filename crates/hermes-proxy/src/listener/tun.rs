@@ -7,6 +7,7 @@
 mod names;
 
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -55,9 +56,9 @@ impl Captures {
         let mut wanted = HashMap::new();
         for listener in &generation.snapshot.listeners {
             let ListenerProtocol::Tun(tun) = &listener.protocol else { continue };
-            let taken = taken(tun, &reserved).into_iter().enumerate();
-            let share = taken.filter(|(index, _)| index % all == mine);
-            wanted.extend(share.map(|(_, taken)| ((listener.name.clone(), taken.network), (listener.clone(), taken))));
+            let taken = taken(tun, &reserved).into_iter();
+            let share = taken.filter(|taken| worker_of(&listener.name, taken.network, all) == mine);
+            wanted.extend(share.map(|taken| ((listener.name.clone(), taken.network), (listener.clone(), taken))));
         }
         self.0.retain(|place, running| {
             let stays = wanted.contains_key(place);
@@ -97,6 +98,13 @@ impl Captures {
     pub(crate) fn end(&mut self) {
         self.0.drain().for_each(|(_, running)| running.ending.set(()));
     }
+}
+
+/// Which of the workers serves a prefix: whatever else there is, so that a changed document moves nothing that is the same.
+fn worker_of(listener: &str, network: IpNet, workers: usize) -> usize {
+    let mut hasher = DefaultHasher::new();
+    (listener, network).hash(&mut hasher);
+    (hasher.finish() % workers as u64) as usize
 }
 
 /// The session of a prefix would be asked for in the same way.
@@ -156,13 +164,16 @@ async fn capture(
             () = serve(&worker, &listener, network, &before) => {}
         }
         let lasted = Duration::from_millis(worker.now().saturating_sub(began));
-        pause = if lasted > LAST_PAUSE { FIRST_PAUSE } else { (2 * pause).min(LAST_PAUSE) };
+        if lasted > LAST_PAUSE {
+            pause = FIRST_PAUSE;
+        }
         let jitter = Duration::from_millis(worker.random().1 % FIRST_PAUSE.as_millis() as u64);
         tokio::select! {
             biased;
             () = ending.wait() => break,
             () = tokio::time::sleep(pause + jitter) => {}
         }
+        pause = (2 * pause).min(LAST_PAUSE);
     }
     before.inspect(|before| before.set(()));
 }
@@ -181,7 +192,7 @@ async fn serve(worker: &Rc<Worker>, listener: &Arc<Listener>, network: IpNet, be
     let owner = Owner::Listener(listener.name.clone());
     let addresses = tun.addresses.iter().copied().map(IpNet::from);
     let end = match End::asking(Link::device(&local), &owner, network, addresses, protocol) {
-        Ok(end) => end,
+        Ok(end) => end.answered_within(tunnel.session.entry.connect_within()),
         Err(reason) => return tracing::error!(listener = %listener.name, reason, "a capture is not served"),
     };
     before.as_ref().inspect(|before| before.set(()));

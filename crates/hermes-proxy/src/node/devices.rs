@@ -3,7 +3,6 @@
 //! In: snapshots. Out: a device for each name, and a queue of it for each worker. What a new document does not
 //! name any more goes when it runs. Never: a packet.
 
-use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
@@ -13,8 +12,7 @@ use std::time::Duration;
 
 use hermes_model::snapshot::{Action, ListenerProtocol, Snapshot};
 use hermes_net::handover::{Handed, read_text};
-use hermes_net::nat::{self, Masquerade};
-use hermes_net::tun::{self, IdleQueue, LARGEST_MTU, Route, TunError};
+use hermes_net::tun::{self, IdleQueue, LARGEST_MTU, TunError};
 use ipnet::IpNet;
 use tokio::time::Instant;
 
@@ -32,8 +30,6 @@ pub(super) struct HeldDevice {
     pools: HashSet<IpNet>,
     /// How many the document wants.
     wanted: usize,
-    /// What leaves by it has this machine's address, as long as this lives.
-    nat: Option<(Vec<IpNet>, Masquerade)>,
     /// Its queues once more, for another process.
     queues: Vec<IdleQueue>,
     /// Our end of the way from a successor to the sessions here.
@@ -97,28 +93,36 @@ fn wanted(snapshot: &Snapshot) -> HashMap<Arc<str>, Wanted> {
 }
 
 impl Node {
-    /// Makes devices that are not there yet, and gives all of them the addresses and routes that they lack.
+    /// Makes devices that are not there yet, and gives all of them the addresses and routes that they lack. Where that
+    /// fails, `undo_devices` has those that run as they were.
     pub(super) fn open_devices(&mut self, snapshot: &Snapshot) -> Result<Made, Vec<Unready>> {
         let mut made = HashMap::new();
         let mut shares: Vec<Vec<Share>> = self.workers.iter().map(|_| Vec::new()).collect();
-        for (name, wanted) in wanted(snapshot) {
-            let fault = |error: TunError| {
-                vec![Unready { path: wanted.path.clone(), reason: format!("{error}. {}", error.remedy()) }]
+        let all = wanted(snapshot);
+        let fault = |wanted: &Wanted, error: TunError| {
+            vec![Unready { path: wanted.path.clone(), reason: format!("{error}. {}", error.remedy()) }]
+        };
+        for (name, wanted) in all.iter().filter(|(name, _)| !self.devices.contains_key(*name)) {
+            let held = match self.inherited.remove(&label(name)) {
+                Some(queues) => adopt(name, queues, &mut self.inherited, &self.shared.given, &mut shares),
+                None => create(name, &self.shared.given, &mut shares),
             };
-            let held = match self.devices.entry(name.clone()) {
-                Entry::Occupied(held) => held.into_mut(),
-                Entry::Vacant(_) => {
-                    let held = match self.inherited.remove(&label(&name)) {
-                        Some(queues) => adopt(&name, queues, &mut self.inherited, &self.shared.given, &mut shares),
-                        None => create(&name, &self.shared.given, &mut shares),
-                    };
-                    made.entry(name).or_insert(held.map_err(fault)?)
-                }
-            };
-            held.equip(&wanted).map_err(fault)?;
+            made.insert(name.clone(), held.map_err(|error| fault(wanted, error))?);
+        }
+        for (name, wanted) in &all {
+            let Some(held) = made.get_mut(name).or_else(|| self.devices.get_mut(name)) else { continue };
+            held.equip(wanted).map_err(|error| fault(wanted, error))?;
         }
         self.take_unwanted(&mut made, &mut shares);
         Ok((made, shares))
+    }
+
+    /// Nothing stays of a document that is refused: devices have again what the running one gives them.
+    pub(super) fn undo_devices(&mut self) {
+        let mut wanted = wanted(&self.current.load().snapshot);
+        for (name, held) in self.devices.iter_mut().filter(|(_, held)| held.device.net().is_ours()) {
+            held.trim(&wanted.remove(name).unwrap_or_default());
+        }
     }
 
     /// Devices of the process before us that this document does not name: they go in order, once they are ours.
@@ -144,21 +148,7 @@ impl Node {
                 // What the process before us has still needs it.
                 return true;
             }
-            for address in held.addresses.difference(&wanted.addresses) {
-                tell(held.device.net().remove_address((*address).into()));
-            }
-            for prefix in held.captures.difference(&wanted.captures) {
-                tell(held.device.net().release(*prefix));
-            }
-            for pool in held.pools.difference(&wanted.pools) {
-                tell(held.device.net().remove_pool(*pool));
-            }
-            held.pools = wanted.pools;
-            held.addresses = wanted.addresses;
-            held.captures = wanted.captures;
-            if wanted.nat.is_none() {
-                held.nat = None;
-            }
+            held.trim(&wanted);
             true
         });
     }
@@ -228,7 +218,7 @@ fn adopt(
         held.pools.insert(pool);
     }
     for prefix in &held.captures {
-        held.device.net().capture(*prefix, Route::default())?;
+        held.device.capture(*prefix)?;
     }
     Ok(held)
 }
@@ -249,7 +239,7 @@ impl HeldDevice {
             share.push(Share { device: device.clone(), queue, before });
         }
         let (addresses, captures, pools) = Default::default();
-        Ok(Self { device, addresses, captures, pools, wanted: 0, nat: None, queues, passage: Mutex::default() })
+        Ok(Self { device, addresses, captures, pools, wanted: 0, queues, passage: Mutex::default() })
     }
 
     /// Adds itself to what another process gets: the queues, the way back to the sessions here, and what it has.
@@ -272,18 +262,12 @@ impl HeldDevice {
         Ok(())
     }
 
-    /// Gives it what it lacks. What is there already stays as it is; what a refused document brought goes with
-    /// the next one.
+    /// Gives it what it lacks; what is there already stays as it is. What other programs notice most comes last.
     fn equip(&mut self, wanted: &Wanted) -> Result<(), TunError> {
         let net = self.device.net();
         for address in &wanted.addresses {
             net.add_address((*address).into())?;
             self.addresses.insert(*address);
-        }
-        // A route that is there already has the MTU of its tunnel.
-        for prefix in wanted.captures.difference(&self.captures.clone()) {
-            net.capture(*prefix, Route::default())?;
-            self.captures.insert(*prefix);
         }
         for pool in &wanted.pools {
             net.add_pool(*pool)?;
@@ -293,13 +277,30 @@ impl HeldDevice {
         if wanted.is_gateway {
             net.exempt()?;
         }
-        let running = self.nat.as_ref().map(|(clients, _)| clients);
-        if let Some(clients) = wanted.nat.as_ref().filter(|clients| running != Some(clients)) {
-            // The old one first: the two have one name.
-            self.nat = None;
-            self.nat = Some((clients.clone(), nat::masquerade(net, clients)?));
+        if wanted.nat.is_some() {
+            self.device.set_nat(wanted.nat.as_ref())?;
+        }
+        // A route that is there already has the MTU of its tunnel.
+        for prefix in wanted.captures.difference(&self.captures.clone()) {
+            self.device.capture(*prefix)?;
+            self.captures.insert(*prefix);
         }
         Ok(())
+    }
+
+    /// Takes away what is not wanted.
+    fn trim(&mut self, wanted: &Wanted) {
+        let device = &self.device;
+        for address in self.addresses.extract_if(|address| !wanted.addresses.contains(address)) {
+            tell(device.net().remove_address(address.into()));
+        }
+        for prefix in self.captures.extract_if(|prefix| !wanted.captures.contains(prefix)) {
+            tell(device.let_go(prefix));
+        }
+        for pool in self.pools.extract_if(|pool| !wanted.pools.contains(pool)) {
+            tell(device.net().remove_pool(pool));
+        }
+        tell(device.set_nat(wanted.nat.as_ref()));
     }
 }
 

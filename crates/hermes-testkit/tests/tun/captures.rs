@@ -276,3 +276,23 @@ fn a_capture_that_would_cut_us_off_is_refused() {
         device.capture(all, Route::default()).unwrap();
     });
 }
+
+/// A session that is late hears of another length when its listener captures nothing any more.
+#[test]
+fn what_is_released_is_not_captured_by_a_change() {
+    if !needs_root("what_is_released_is_not_captured_by_a_change") {
+        return;
+    }
+    let namespace = Namespace::new().unwrap();
+    inside(&namespace, || {
+        let (device, _queue) = device("ht0");
+        let prefix = "10.5.0.0/16".parse().unwrap();
+        let routes = || crate::lab::output(&namespace, "ip route show table all 10.5.0.0/16");
+        device.capture(prefix, Route::default()).unwrap();
+        device.change_capture(prefix, Route { mtu: Some(1400), source: None }).unwrap();
+        assert!(routes().contains("mtu 1400"), "{}", routes());
+        device.release(prefix).unwrap();
+        device.change_capture(prefix, Route { mtu: Some(1300), source: None }).unwrap();
+        assert_eq!((routes().trim(), rules(&namespace).len()), ("", 0));
+    });
+}

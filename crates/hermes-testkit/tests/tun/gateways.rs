@@ -95,6 +95,9 @@ fn the_tables_of_devices_that_are_gone_are_removed_and_no_others() {
         let mut left: Vec<String> = tables(&namespace).lines().map(str::to_owned).collect();
         left.sort();
         assert_eq!(left, ["table inet hermes-gw0", "table inet hermes-gw1", "table inet somebody"]);
+        nat.replace(&[BEHIND[1].parse().unwrap()]).unwrap();
+        let rules = output(&namespace, "nft list table inet hermes-gw0");
+        assert!(rules.contains(BEHIND[1]) && !rules.contains(BEHIND[0]), "{rules}");
         drop((nat, again));
     });
 }

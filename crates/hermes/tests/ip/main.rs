@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod assist;
+mod captures;
 mod carried;
 mod gateways;
 mod interop;

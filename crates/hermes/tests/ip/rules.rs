@@ -14,6 +14,7 @@ use hermes_testkit::{
     overlay::{Node, Overlay},
     patience::until,
 };
+use hermes_wire::connect_ip;
 
 use crate::line::as_root;
 
@@ -34,6 +35,8 @@ const OWN: &str = "10.20.0.2";
 const OWN_V6: &str = "fd00:20::2";
 /// A node that reads takes less for what it is sent.
 const SOON: Duration = Duration::from_millis(500);
+/// Capsules of one session that say how long packets may be.
+const FLOOD: usize = 200;
 const DROPPED: &str = "hermes_datagrams_dropped_total";
 
 fn address(text: &str) -> IpAddr {
@@ -345,4 +348,40 @@ async fn still_reads(gate: &Gate, tunnel: &mut IpTunnel) {
     assert!(grown < 16 << 20, "{grown} bytes for requests that nobody hears the answers of");
     // And others are served meanwhile.
     still_serves(&mut gate.ready(IpWay::H2, "*", "*").await, "a flood of address requests").await;
+}
+
+/// Lengths of packets, told anew with every capsule by one who has many addresses: the kernel's routes follow at leisure.
+#[test]
+fn a_flood_of_lengths_changes_few_routes() {
+    as_root("a flood of lengths", || async {
+        let gate = Gate::new(100).await;
+        let mut tunnel = gate.tunnel(1, IpWay::H1, "*", "*").await.unwrap();
+        let many: Vec<IpAddr> = (10..74u8).map(|last| [10, 20, 0, last].into()).collect();
+        tunnel.ask_for(&many).await.unwrap();
+        let log = gate.overlay.dir().join("routes");
+        let mut monitor = std::process::Command::new("ip")
+            .args(["netns", "exec", gate.place.name(), "ip", "monitor", "route"])
+            .stdout(std::fs::File::create(&log).unwrap())
+            .spawn()
+            .unwrap();
+        let seen = || std::fs::read_to_string(&log).unwrap();
+        until("routes are watched", async || {
+            gate.place.ip(&["route", "replace", "192.0.2.0/24", "dev", "gw0"]).unwrap();
+            seen().contains("192.0.2.0/24")
+        })
+        .await;
+        let began = std::time::Instant::now();
+        for round in 0..FLOOD {
+            let mtu = 1300 + round % 2;
+            tunnel.bytes(capsule(connect_ip::MTU, &connect_ip::mtu_payload(mtu))).await.unwrap();
+            // It was read by the time of the answer.
+            tunnel.packet(&ping(many[0], address(GATEWAY), 1, b"behind it")).await.unwrap();
+            assert_eq!(icmp(&tunnel.next_packet().await.unwrap()), Some((0, 0)));
+        }
+        let ticks = began.elapsed().as_millis() / 100 + 2;
+        monitor.kill().unwrap();
+        monitor.wait().unwrap();
+        let changes = seen().lines().filter(|line| line.contains("10.20.0.")).count();
+        assert!(changes > 0 && changes as u128 <= ticks * many.len() as u128, "{changes} changes in {ticks} ticks");
+    });
 }

@@ -221,6 +221,7 @@ async fn serve(
     let opened = worker.now();
     tunnel.session.entry.set_idle(IDLE);
     entry.replace(Some(tunnel.session.entry.clone()));
+    let end = end.answered_within(tunnel.session.entry.connect_within());
     session::relay(Near::Datagrams(Port::Device(Box::new(end))), *tunnel).await;
     fell_silent(entry) || worker.now().saturating_sub(opened) >= LAST_PAUSE.as_millis() as u64
 }

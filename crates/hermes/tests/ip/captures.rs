@@ -1,0 +1,149 @@
+//! What a document captures: it goes where the document says or nowhere, and changes as a whole or not at all.
+//!
+//! In: a near device, a far gateway, documents that change; a far end that says nothing. Out: what gets through, and what
+//! the kernel has of it.
+
+use std::net::Ipv4Addr;
+
+use hermes_testkit::{overlay::Node, patience::until};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+};
+
+use crate::line::{Line, as_root, draft};
+
+const NEAR: &str = "
+workers: 2
+listeners:
+- {name: l3, protocol: tun, device: hermes0, address: [$ADDRESS], capture: [$CAPTURE], set-headers: {hermes-user: alice}}
+routes:
+- {name: corp, match: {kind: ip, network: 10.0.0.1/32}, upstream: down}
+- {name: vpn, match: {kind: ip}, upstream: next}
+upstreams:
+- {name: next, protocol: h2, endpoints: ['10.77.0.2:9443'], tls: {}}
+- {name: down, protocol: h2, endpoints: ['10.77.0.2:9'], tls: {}}
+";
+/// The far gateway's, of which the first one's upstream is down.
+const GATEWAY: &str = "
+listeners:
+- {name: overlay, bind: '0.0.0.0:9443', protocol: http, tls: {client: required}}
+routes:
+- {name: gateway, match: {kind: ip}, terminate: {tun: gw0, address: [10.0.0.1, 10.0.0.2], assign: [10.20.0.0/24]}}
+";
+const WIDE: &str = "10.0.0.0/8";
+
+async fn start(line: &Line, capture: &str) -> Node {
+    let draft = draft(line, 0, "near", NEAR).with("ADDRESS", "10.20.0.2").with("CAPTURE", capture);
+    draft.start().await.unwrap()
+}
+
+fn values(address: &str, capture: &str) -> [(&'static str, String); 2] {
+    [("ADDRESS", address.to_owned()), ("CAPTURE", capture.to_owned())]
+}
+
+async fn answers(line: &Line, far: &str) -> bool {
+    line.near().output(&["ping", "-c1", "-W0.3", far]).await.is_ok()
+}
+
+/// A narrower capture is for its own way alone, though that be down and a wider one's open.
+#[test]
+fn what_is_captured_goes_by_no_wider_tunnel() {
+    as_root("what is captured goes by no wider tunnel", || async {
+        let line = Line::empty(2);
+        let _far = draft(&line, 1, "far", GATEWAY).start().await.unwrap();
+        let mut near = start(&line, "10.0.0.1/32, 10.0.0.0/8").await;
+        until("the wider one is open", async || answers(&line, "10.0.0.2").await).await;
+        let dropped = "hermes_datagrams_dropped_total";
+        let before = near.metric(dropped, "no-session").await.unwrap();
+        assert!(!answers(&line, "10.0.0.1").await);
+        assert!(near.metric(dropped, "no-session").await.unwrap() > before);
+        // It is nobody's own any more.
+        near.reload(NEAR, &values("10.20.0.2", WIDE)).await.unwrap();
+        until("it is the wider one's", async || answers(&line, "10.0.0.1").await).await;
+    });
+}
+
+/// The kernel refuses the last of it: nothing of what came before stays.
+#[test]
+fn a_refused_document_changes_nothing_of_a_device() {
+    as_root("a refused document changes nothing of a device", || async {
+        let line = Line::empty(2);
+        let _far = draft(&line, 1, "far", GATEWAY).start().await.unwrap();
+        let near = start(&line, WIDE).await;
+        until("it is open", async || answers(&line, "10.0.0.2").await).await;
+        line.near().sysctl(&format!("net/ipv4/conf/{}/rp_filter", line.links[0][0]), "1").unwrap();
+        let state = async || {
+            let show = async |words: &[&str]| line.near().output(words).await.unwrap();
+            let routes = show(&["ip", "route", "show", "table", "all", "dev", "hermes0"]).await;
+            let rules = show(&["ip", "rule", "show"]).await;
+            show(&["ip", "-o", "addr", "show", "dev", "hermes0"]).await + &routes + &rules
+        };
+        let before = state().await;
+        let captures = "10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, 100.64.0.0/10, 0.0.0.0/0";
+        near.replace(NEAR, &values("10.20.0.2, 10.20.0.9", captures)).unwrap();
+        until("it is refused", async || {
+            near.metric("hermes_reloads_total", "result=\"refused\"").await.unwrap() >= 1.0
+        })
+        .await;
+        assert_eq!(state().await, before);
+        assert!(answers(&line, "10.0.0.2").await);
+    });
+}
+
+/// What stays captured keeps its session, wherever it stands in the document.
+#[test]
+fn a_capture_more_disturbs_no_other() {
+    as_root("a capture more disturbs no other", || async {
+        let line = Line::empty(2);
+        let _far = draft(&line, 1, "far", GATEWAY).start().await.unwrap();
+        let first = "10.0.0.2/32, 10.0.1.0/24, 10.0.2.0/24, 10.0.3.0/24";
+        let mut near = start(&line, first).await;
+        near.says_times("packets are captured", 4).await;
+        near.reload(NEAR, &values("10.20.0.2", &format!("10.9.0.0/16, {first}"))).await.unwrap();
+        near.says("network=10.9.0.0/16").await;
+        assert!(answers(&line, "10.0.0.2").await);
+        assert_eq!(near.log().matches("packets are captured").count(), 5, "{}", near.log());
+        let ended = near.records().iter().filter(|record| record["kind"] == "ip").count();
+        assert_eq!(ended, 0);
+    });
+}
+
+const MUTE: &str = "
+workers: 1
+listeners:
+- {name: l3, protocol: tun, device: hermes0, address: [10.20.0.2], capture: [10.0.0.0/8]}
+routes:
+- {name: vpn, match: {kind: ip}, upstream: next, timeout: {connect: 300ms}}
+upstreams:
+- {name: next, protocol: h1, endpoints: ['10.77.0.2:9443']}
+";
+
+/// Takes a tunnel as a proxy does, and says nothing in it.
+async fn open(listener: &TcpListener) -> TcpStream {
+    let (mut stream, _) = listener.accept().await.unwrap();
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.unwrap());
+    }
+    let answer = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: connect-ip\r\ncapsule-protocol: ?1\r\n\r\n";
+    stream.write_all(answer.as_bytes()).await.unwrap();
+    stream
+}
+
+/// Packets would wait for its addresses without end.
+#[test]
+fn a_far_end_that_gives_no_address_is_left() {
+    as_root("a far end that gives no address is left", || async {
+        let line = Line::empty(2);
+        let place = (Ipv4Addr::UNSPECIFIED, 9443);
+        let listener = line.far().run(TcpListener::bind(place)).await.unwrap().unwrap();
+        let near = draft(&line, 0, "near", MUTE).start().await.unwrap();
+        let _first = open(&listener).await;
+        // It is asked anew, since the first one has said nothing.
+        let again = tokio::time::timeout(hermes_testkit::overlay::PATIENCE, open(&listener)).await;
+        assert!(again.is_ok());
+        let ended = near.record(|record| record["kind"] == "ip").await;
+        assert!(ended.to_string().contains("assigned no address"), "{ended}");
+    });
+}
