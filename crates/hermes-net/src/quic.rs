@@ -144,7 +144,18 @@ impl Tasks {
         while tasks.try_join_next().is_some() {}
         tasks.spawn(task);
     }
+
+    /// Runs them on for a moment after the last connection was closed: that is when peers are told. Those that are left
+    /// end.
+    pub async fn finish(&self) {
+        let mut tasks = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let all = async { while tasks.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(FAREWELL, all).await;
+    }
 }
+
+/// For what is said last: nobody hears whether it arrived.
+const FAREWELL: Duration = Duration::from_millis(50);
 
 /// quinn's view of the worker.
 #[derive(Debug)]

@@ -9,6 +9,7 @@
 pub mod admin;
 pub mod assist;
 mod body;
+mod budget;
 mod copy;
 mod datagram;
 mod early;

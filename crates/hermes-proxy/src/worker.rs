@@ -29,6 +29,7 @@ use tokio::runtime::LocalOptions;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
+use crate::budget::{Budget, Shares};
 use crate::error::Error;
 use crate::generation::Generation;
 use crate::ip::{Devices, Given, Share};
@@ -71,6 +72,8 @@ pub(crate) struct Shared {
     pub(crate) unanswered: Seldom,
     /// Packets of those who are no peers.
     pub(crate) strangers: Seldom,
+    /// Addresses that were asked for and are others'.
+    pub(crate) refused_addresses: Seldom,
     /// What clients of devices were given.
     pub(crate) given: Arc<Given>,
     /// Who knows how many lines of the log were lost.
@@ -93,6 +96,7 @@ impl Shared {
             handshakes: Seldom::default(),
             unanswered: Seldom::default(),
             strangers: Seldom::default(),
+            refused_addresses: Seldom::default(),
             given: Arc::default(),
             lost_lines: OnceLock::new(),
         }
@@ -198,8 +202,10 @@ pub(crate) struct Worker {
     /// Which of the node's workers it is.
     pub(crate) number: usize,
     pub(crate) devices: Devices,
-    /// Answers to packets: in which second, and how many.
-    answers: Cell<(u64, u32)>,
+    /// Answers to packets.
+    answers: Budget,
+    /// Questions to other servers that are under way, by who asks.
+    pub(crate) dns_clients: Shares,
     rng: RefCell<SmallRng>,
     clock: Cell<u64>,
     draining: Cell<bool>,
@@ -209,8 +215,8 @@ pub(crate) struct Worker {
     ids: Cell<(u64, u64)>,
 }
 
-/// Errors about packets that a worker answers with in a second.
-const ANSWERS: u32 = 200;
+/// Errors about packets that a worker answers with in a second; each of its sessions has far fewer.
+const ANSWERS: u32 = 2000;
 /// Several of our connections notice one change of the network: milliseconds within which it is the same.
 const MOVES_APART: u64 = 20;
 /// Ids that a worker takes at once.
@@ -239,7 +245,8 @@ impl Worker {
             moved_at: Cell::new(0),
             number,
             devices: Devices::default(),
-            answers: Cell::default(),
+            answers: Budget::default(),
+            dns_clients: Shares::default(),
             rng: RefCell::new(SmallRng::from_os_rng()),
             draining: Cell::new(false),
             uplinks: Uplinks::default(),
@@ -302,11 +309,7 @@ impl Worker {
 
     /// Whether a packet may be answered with an error now; nobody is answered without end (RFC 1812, 4.3.2.8).
     pub(crate) fn takes_answer(&self) -> bool {
-        let second = self.now() / 1000;
-        let (last, count) = self.answers.get();
-        let count = if last == second { count + 1 } else { 1 };
-        self.answers.set((second, count));
-        count <= ANSWERS
+        self.answers.takes(self.now(), ANSWERS)
     }
 
     /// The machine's network has changed: connections of ours over QUIC say so to their peers, once for all of them.
@@ -471,6 +474,10 @@ pub(crate) fn run(
         let mut tasks = std::mem::take(&mut *worker.tasks.borrow_mut());
         tasks.shutdown().await;
         worker.records.flush(&worker);
+        // Handles are gone, or go now, and with them the connections: peers hear of it, and need not wait for silence.
+        worker.pools.borrow_mut().clear();
+        worker.quic_clients.take();
+        worker.quic.finish().await;
     });
     Ok(())
 }

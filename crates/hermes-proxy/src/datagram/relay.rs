@@ -23,8 +23,12 @@ use crate::error::Error;
 use crate::live::{Phase, Session};
 use crate::stream::Reset;
 
-/// Rounds before other tasks of the worker get their turn.
+/// Rounds before other tasks of the worker get their turn, and what may be done in them: a packet is one, a capsule as
+/// many as there are entries of addresses in it.
 const TURNS: usize = 16;
+const MOST_WORK: usize = 512;
+/// Bytes of the shortest entry of an address.
+const ENTRY: usize = 7;
 /// After a move the old port is heard for so long; and so long a peer may take to end its side.
 pub(crate) const QUIET: Duration = Duration::from_secs(2);
 /// Ports of earlier moves that a flow still hears; with more moves in that time the first is dropped.
@@ -37,6 +41,12 @@ struct Load {
 }
 
 impl Load {
+    /// How much is to be done for a batch that came.
+    fn work(batch: &Batch) -> usize {
+        let of = |other: &Other| if matches!(other, Other::Whole { .. }) { 1 + other.len() / ENTRY } else { 1 };
+        batch.datagrams.len() + batch.capsules.iter().map(of).sum::<usize>()
+    }
+
     fn of(batch: &Batch) -> Self {
         let bytes = batch.datagrams.iter().map(Bytes::len).chain(batch.capsules.iter().map(Other::len));
         Self { count: batch.len(), bytes: bytes.sum() }
@@ -64,6 +74,8 @@ struct Relay<'a> {
     reopen: Reopen<'a>,
     up: Batch,
     down: Batch,
+    /// What was done in this turn.
+    work: usize,
     /// What was received last of the near side is a part of a capsule whose rest is to come.
     is_within: bool,
     /// What the near side has said of addresses and routes: another far end is told the same.
@@ -134,6 +146,7 @@ pub(crate) async fn relay(near: Port, far: Port, session: &Session, reopen: Reop
         reopen,
         up: Batch::default(),
         down: Batch::default(),
+        work: 0,
         is_within: false,
         said: Said::default(),
         resets: [Reset::Connect; 2],
@@ -180,7 +193,11 @@ impl Relay<'_> {
         if let Poll::Ready(error) = self.session.entry.end.poll(cx) {
             return Poll::Ready(Some(error));
         }
+        self.work = 0;
         for _ in 0..TURNS {
+            if self.work >= MOST_WORK {
+                break;
+            }
             if let Poll::Ready(error) = self.poll_move(cx) {
                 return Poll::Ready(Some(error));
             }
@@ -230,6 +247,7 @@ impl Relay<'_> {
                 Err(error) => return Poll::Ready(Err(self.near_error(&error))),
             }
             self.said.note(&self.up);
+            self.work += Load::work(&self.up);
             if let Some(last) = self.up.capsules.back() {
                 self.is_within = matches!(last, Other::Piece { ends: false, .. });
             }
@@ -258,6 +276,7 @@ impl Relay<'_> {
                 Ok(false) => return Poll::Ready(Ok(false)),
                 Err(error) => return Poll::Ready(Err(self.far_error(&error))),
             }
+            self.work += Load::work(&self.down);
         }
         let before = Load::of(&self.down);
         let sent = self.near.poll_send(cx, worker, &mut self.down);

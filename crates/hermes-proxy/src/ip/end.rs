@@ -24,6 +24,7 @@ use tokio::time::Sleep;
 use super::device::{Lead, LocalDevice, Owner};
 use super::judge::{Rules, Verdict, Way};
 use super::link::Link;
+use crate::budget::Budget;
 use crate::datagram::{Batch, Other};
 use crate::worker::Worker;
 
@@ -35,6 +36,8 @@ const MOST_AHEAD: usize = 64;
 const MOST_ANSWERS: usize = 64;
 /// Changes of a device's routes, since the tunnel's packets may be of another length.
 const CHANGES_APART: Duration = Duration::from_millis(100);
+/// Answers of one session in a second.
+const MOST_TOLD: u32 = 50;
 
 /// What this end does about addresses.
 enum Side {
@@ -88,6 +91,8 @@ pub(crate) struct End {
     /// For the tunnel, before anything else.
     capsules: VecDeque<Other>,
     answers: VecDeque<Bytes>,
+    /// How many there were in this second.
+    told: Budget,
     came: VecDeque<Bytes>,
     /// Of the tunnel, before the far end has given addresses.
     ahead: VecDeque<Bytes>,
@@ -163,6 +168,7 @@ impl End {
             patience: None,
             capsules: VecDeque::new(),
             answers: VecDeque::new(),
+            told: Budget::default(),
             came: VecDeque::new(),
             ahead: VecDeque::new(),
         }
@@ -346,7 +352,8 @@ impl End {
     fn answer(&self, worker: &Worker, packet: &[u8], header: &ip::Header, trouble: ip::Trouble) -> Option<Bytes> {
         let own = self.own_address(header);
         let error = ip::icmp_error(packet, header, trouble, own)?;
-        worker.takes_answer().then(|| error.into())
+        // Each session has its own share: whoever floods is told of little, and takes nothing from others.
+        (self.told.takes(worker.now(), MOST_TOLD) && worker.takes_answer()).then(|| error.into())
     }
 
     /// An address of ours on the packet's way: of the device, else the one that it was sent to.
@@ -490,7 +497,7 @@ impl End {
             return None;
         }
         if !self.claim(net, &owner) {
-            tracing::info!(address = %net, device = %gateway.device, "an address that another holds was asked for");
+            self.tell_refused(net, &gateway.device);
             return None;
         }
         if !self.lead(net) {
@@ -498,6 +505,14 @@ impl End {
             return None;
         }
         Some(prefix_of(net))
+    }
+
+    /// An address was asked for that another holds: said now and then, since a client may ask without end.
+    fn tell_refused(&self, address: IpNet, device: &str) {
+        let Link::Device { local, .. } = &self.link else { return };
+        if let Some(more) = local.shared.refused_addresses.happened(local.shared.now()) {
+            tracing::info!(%address, device, more, "an address that another holds was asked for");
+        }
     }
 
     /// Whether a client may have it: what the document gives, and, where it does not say what, nothing that leads

@@ -3,7 +3,7 @@
 //! In: questions by UDP, or by TCP (`stream`). Out: for names of the overlay an address of a reserved prefix,
 //! which sessions to it are turned back from (`names`); for everything else the answer of another server,
 //! untouched (`forward`). What it does not own it never swallows; what it owns never leaves this machine.
-//! Bounded: questions under way of a listener; who asks more is told that it failed.
+//! Bounded: questions under way of a listener, and of a client; who asks more is told that it failed.
 
 mod forward;
 pub(super) mod stream;
@@ -24,6 +24,7 @@ use hermes_wire::dns::{Answer, Kind, Question, Refusal};
 use self::forward::Carrier;
 use super::flows::Place;
 use super::{Ending, Known};
+use crate::budget::Share;
 use crate::generation::ListenerState;
 use crate::metrics::QuestionLabels;
 use crate::names::{NameTable, TTL};
@@ -49,9 +50,12 @@ struct Forwarded {
     message: Bytes,
     listener: Arc<str>,
     servers: Vec<SocketAddr>,
-    /// Among the questions under way.
-    _place: Place,
+    /// Among the questions under way, of all and of this client.
+    _places: (Place, Share),
 }
+
+/// A client may have one of so many of the questions under way.
+const CLIENTS: usize = 4;
 
 impl Forwarded {
     /// Asks; whatever comes of it is an answer.
@@ -73,7 +77,7 @@ impl Forwarded {
 }
 
 /// Looks at a message.
-fn consider(worker: &Worker, state: &ListenerState, message: Bytes) -> Fate {
+fn consider(worker: &Worker, state: &ListenerState, source: IpAddr, message: Bytes) -> Fate {
     let ListenerProtocol::Dns(dns) = &state.listener.protocol else { return Fate::Dropped };
     let listener = &state.listener.name;
     let question = match Question::parse(&message) {
@@ -88,15 +92,19 @@ fn consider(worker: &Worker, state: &ListenerState, message: Bytes) -> Fate {
         return Fate::Answered(answer);
     }
     let limit = worker.generation().snapshot.limits.dns_questions;
-    match Place::take_of(worker, &state.flows, limit, "dns-questions") {
-        Some(place) => {
+    let share = worker.dns_clients.take(source.to_canonical(), (limit / CLIENTS).max(1));
+    if share.is_none() {
+        worker.shared.metrics.limit("dns-questions");
+    }
+    match share.and_then(|share| Some((Place::take_of(worker, &state.flows, limit, "dns-questions")?, share))) {
+        Some(places) => {
             let servers = servers(worker, dns);
             Fate::Forwarded(Box::new(Forwarded {
                 question,
                 message,
                 listener: listener.clone(),
                 servers,
-                _place: place,
+                _places: places,
             }))
         }
         None => {
@@ -223,7 +231,7 @@ impl Server {
 
     fn serve(&mut self, source: SocketAddr, message: Bytes) {
         let Some((state, _)) = self.known.current(&self.worker) else { return };
-        match consider(&self.worker, state, message) {
+        match consider(&self.worker, state, source.ip(), message) {
             Fate::Answered(answer) => send(&self.worker, &self.socket, source, &answer),
             Fate::Dropped => {}
             Fate::Forwarded(forwarded) => {

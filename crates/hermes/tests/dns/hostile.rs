@@ -68,6 +68,24 @@ async fn a_flood_of_questions_meets_its_limit_and_owned_names_are_still_answered
 }
 
 #[tokio::test]
+async fn the_flood_of_one_client_leaves_room_for_others() {
+    let some = Server::start(|asked| {
+        let is_flood = asked.message.windows(5).any(|part| part == b"flood");
+        if is_flood { Vec::new() } else { vec![asked.answer(ResponseCode::NoError).to_vec().unwrap()] }
+    })
+    .await;
+    let lab = Lab::with("dns-questions: 20", &[some.address]).await;
+    let flood = UdpSocket::bind("127.0.0.2:0").await.unwrap();
+    for number in 0..100 {
+        let message = question(&format!("{number}.flood"), RecordType::A).to_vec().unwrap();
+        flood.send_to(&message, lab.dns()).await.unwrap();
+    }
+    lab.node.metric_reaches("hermes_limit_hits_total", "dns-questions", 1.0).await;
+    let answer = by_udp(lab.dns(), &question("www.example", RecordType::A)).await.unwrap();
+    assert_eq!(answer.metadata.response_code, ResponseCode::NoError);
+}
+
+#[tokio::test]
 async fn a_connection_carries_many_questions_and_bad_ones_end_it() {
     let slow = Server::start(|_| Vec::new()).await;
     let lab = Lab::with("header-timeout: 500ms", &[slow.address]).await;

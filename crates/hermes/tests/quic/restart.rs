@@ -4,6 +4,7 @@
 //! neighbour that goes on over a new connection of the same kind.
 
 use std::net::{SocketAddr, TcpListener};
+use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_testkit::{
@@ -124,4 +125,18 @@ async fn a_neighbour_goes_on_at_once_where_a_node_died_and_came_back() {
     // Had it waited until it found out by itself, it would have said so.
     let log = near.log();
     assert!(!log.contains("nothing is heard of it"), "{log}");
+}
+
+/// It says goodbye: who is spoken to does not wait for silence.
+#[tokio::test]
+async fn a_neighbour_that_ends_closes_its_connections() {
+    let lasting = Lasting::new([127, 0, 0, 1]);
+    let far = lasting.start("far", 1, "").await;
+    let near = lasting.neighbour("").await;
+    assert_eq!(download(&near, 1000).await, 200);
+    let open = async || far.metric("hermes_connections_open", "").await.unwrap();
+    assert_eq!(open().await, 1.0);
+    near.end(Duration::from_secs(5)).unwrap();
+    // Else it would be a minute.
+    until("the connection is over", async || open().await == 0.0).await;
 }

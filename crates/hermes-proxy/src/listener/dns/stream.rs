@@ -82,7 +82,7 @@ fn next_message(ahead: &mut BytesMut) -> io::Result<Option<Bytes>> {
 
 async fn answer(worker: &Rc<Worker>, connection: &Rc<Connection>, message: Bytes) -> Option<Bytes> {
     let state = worker.generation().listening(&connection.listener.name).cloned()?;
-    match consider(worker, &state, message) {
+    match consider(worker, &state, connection.source.get().ip(), message) {
         Fate::Answered(answer) => Some(answer),
         Fate::Forwarded(forwarded) => Some(forwarded.ask(worker, Carrier::Tcp).await),
         Fate::Dropped => None,
