@@ -7,10 +7,12 @@ mod runtime;
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt as _;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use hickory_resolver::{Resolver as HickoryResolver, system_conf};
+use hickory_resolver::proto::op::Query;
+use hickory_resolver::proto::rr::{Name, RecordType};
+use hickory_resolver::{Hosts, Resolver as HickoryResolver, system_conf};
 
 use self::runtime::Marked;
 
@@ -46,6 +48,7 @@ pub struct Resolver {
 #[derive(Clone)]
 struct System {
     resolver: HickoryResolver<Marked>,
+    hosts: Arc<Hosts>,
     servers: Vec<SocketAddr>,
 }
 
@@ -72,7 +75,19 @@ fn read() -> Result<System, String> {
     let built = HickoryResolver::builder(Marked::default()).and_then(hickory_resolver::ResolverBuilder::build);
     let resolver = built.map_err(|error| error.to_string())?;
     let servers = config.name_servers().iter().map(|server| SocketAddr::new(server.ip, DNS)).collect();
-    Ok(System { resolver, servers })
+    let hosts = Arc::new(Hosts::from_system().unwrap_or_default());
+    Ok(System { resolver, hosts, servers })
+}
+
+/// What the hosts file says of a name. Where that has an address of one version of IP, DNS is not asked for the other: it
+/// may be out of reach, and whoever writes the file means it.
+fn in_hosts(hosts: &Hosts, host: &str) -> Vec<IpAddr> {
+    let Ok(name) = Name::from_utf8(host) else { return Vec::new() };
+    let of = |kind| hosts.lookup_static_host(&Query::query(name.clone(), kind));
+    let found = [RecordType::A, RecordType::AAAA].into_iter().filter_map(of);
+    found
+        .flat_map(|lookup| lookup.answers().iter().filter_map(|record| record.data.ip_addr()).collect::<Vec<_>>())
+        .collect()
 }
 
 impl State {
@@ -130,7 +145,11 @@ impl Resolver {
         if let Ok(address) = host.parse::<IpAddr>() {
             return Ok(vec![address]);
         }
-        let resolver = self.current()?.resolver;
+        let System { resolver, hosts, .. } = self.current()?;
+        let known = in_hosts(&hosts, host);
+        if !known.is_empty() {
+            return Ok(known);
+        }
         let answer = resolver
             .lookup_ip(host)
             .await
@@ -140,5 +159,21 @@ impl Resolver {
             return Err(ResolveError::NoAddress { host: host.to_owned(), reason: "an empty answer".to_owned() });
         }
         Ok(addresses)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hosts_file_has_the_last_word_on_what_it_names() {
+        let mut hosts = Hosts::default();
+        hosts.read_hosts_conf(&b"192.0.2.7 four both\n2001:db8::7 six both # and no more\n"[..]).unwrap();
+        let of = |name: &str| in_hosts(&hosts, name).iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!([of("four"), of("FOUR."), of("six")], [["192.0.2.7"], ["192.0.2.7"], ["2001:db8::7"]]);
+        assert_eq!(of("both"), ["192.0.2.7", "2001:db8::7"]);
+        assert!(of("other").is_empty());
     }
 }
