@@ -247,6 +247,17 @@ impl Device {
         Some(number)
     }
 
+    /// The session that is about to give it back was broken off, and may come again.
+    pub(super) fn breaks(&self, prefix: IpNet) {
+        self.given.breaks(prefix);
+    }
+
+    /// Where no address of these pools is free, one that somebody had a while ago.
+    pub(super) fn free_resting(&self, pools: &[IpNet]) -> Option<IpNet> {
+        let is_one = |net: IpNet| net.prefix_len() == net.max_prefix_len();
+        self.given.free_resting(|net| is_one(net) && pools.iter().any(|pool| pool.contains(&net)))
+    }
+
     /// Gives it back. Where nobody holds it now, of this process or another one that has the device, it is led here no
     /// more.
     pub(super) fn release(&self, prefix: IpNet, number: u64, lead: Lead) {

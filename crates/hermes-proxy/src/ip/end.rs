@@ -525,11 +525,14 @@ impl End {
     /// An address that nobody holds.
     fn free(&self, gateway: &Gateway, like: IpNet) -> Option<IpNet> {
         let Link::Device { local, .. } = &self.link else { return None };
-        let pools = gateway.assign.iter().filter(|pool| pool.addr().is_ipv4() == like.addr().is_ipv4());
-        pools
+        let fits = |pool: &&IpNet| pool.addr().is_ipv4() == like.addr().is_ipv4();
+        let pools: Vec<IpNet> = gateway.assign.iter().filter(fits).copied().collect();
+        let free = pools
+            .iter()
             .flat_map(|pool| pool.hosts().take(MOST_LOOKED_AT))
             .map(IpNet::from)
-            .find(|net| !gateway.addresses.contains(&net.addr()) && local.device.is_free(*net))
+            .find(|net| !gateway.addresses.contains(&net.addr()) && local.device.is_free(*net));
+        free.or_else(|| local.device.free_resting(&pools))
     }
 }
 
@@ -574,8 +577,10 @@ impl Inner {
 
 impl Drop for End {
     fn drop(&mut self) {
-        self.release();
         let Link::Device { local, mailbox } = &self.link else { return };
+        self.claims.iter().for_each(|claim| local.device.breaks(claim.prefix));
+        let (local, mailbox) = (local.clone(), mailbox.clone());
+        self.release();
         let left = mailbox.close().len();
         if left > 0 {
             local.shared.metrics.dropped("no-session", left as u64);

@@ -262,7 +262,13 @@ fn nobody_takes_an_address_that_another_holds() {
         assert!(network.contains(&(9, address("10.20.0.128"), 25)), "{network:?}");
         assert!(bob.ask_for(&[address("10.20.0.200")]).await.unwrap().contains(&nothing[0]));
         still_serves(&mut alice, "bob").await;
+        // Hers until she says that she goes: a connection that breaks may come again.
         drop(alice);
+        until("she is gone", async || gate.place.output(&["ip", "route", "show", OWN]).await.unwrap().is_empty()).await;
+        assert_eq!(bob_asks(&gate, wanted[0]).await, nothing[..1]);
+        let mut last = gate.ready(IpWay::H2, "*", "*").await;
+        last.finish().await.unwrap();
+        while let Ok(Some(_)) = last.next().await {}
         let given = async || bob_asks(&gate, wanted[0]).await;
         until("what alice has left is bob's", async || given().await == [(1, wanted[0], 32)]).await;
     });
