@@ -3,7 +3,11 @@
 //! In: an address, perhaps a certificate, and a way. Out: a connection, or an opened tunnel. Heads are written here
 //! by hand for HTTP/1.1. A refused tunnel is an error that holds the whole answer.
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use bytes::Bytes;
 use http::{Method, Request, Version};
@@ -32,6 +36,8 @@ pub struct Door {
     pub tls: Option<(String, Option<Identity>)>,
     /// Fields that each request gets, as lines without line ends.
     pub fields: Vec<(String, String)>,
+    /// From where clients of QUIC come; `None`: wherever the kernel has them come from.
+    pub from: Option<IpAddr>,
 }
 
 /// How a TCP connection gets in.
@@ -54,14 +60,21 @@ pub enum Way {
 }
 
 impl Door {
+    /// The same for clients of QUIC from this address.
+    #[must_use]
+    pub fn from(mut self, address: impl Into<IpAddr>) -> Self {
+        self.from = Some(address.into());
+        self
+    }
+
     /// In the clear.
     pub fn plain(address: SocketAddr) -> Self {
-        Self { address, tls: None, fields: Vec::new() }
+        Self { address, tls: None, fields: Vec::new(), from: None }
     }
 
     /// By TLS.
     pub fn tls(address: SocketAddr, ca: &str, identity: Option<&Identity>) -> Self {
-        Self { address, tls: Some((ca.to_owned(), identity.cloned())), fields: Vec::new() }
+        Self { address, tls: Some((ca.to_owned(), identity.cloned())), fields: Vec::new(), from: None }
     }
 
     /// With another field in each request.

@@ -8,7 +8,11 @@ pub mod relay;
 pub mod visitor;
 pub mod wire;
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use bytes::{Bytes, BytesMut};
 use futures_util::FutureExt as _;
@@ -89,8 +93,8 @@ impl Connection {
     pub async fn bare(door: &Door) -> io::Result<Self> {
         let (ca, identity) = door.tls.as_ref().ok_or_else(|| refused("HTTP/3 is never in the clear"))?;
         let config = tls::client(ca, identity.as_ref(), &["h3"]).map_err(refused)?;
-        let any: SocketAddr = if door.address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse().map_err(refused)?;
-        let endpoint = Endpoint::client(any)?;
+        let any = if door.address.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
+        let endpoint = Endpoint::client((door.from.unwrap_or(any), 0).into())?;
         let mut config = ClientConfig::new(Arc::new(QuicClientConfig::try_from(config).map_err(refused)?));
         config.transport_config(transport());
         let connecting = endpoint.connect_with(config, door.address, NODE_NAME).map_err(refused)?;

@@ -131,15 +131,19 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
     .await;
 }
 
-/// A client that has moved is where it is now: what it asks from there is not believed for where it was.
+/// A client that has moved is where it is now: what it asks from there is not believed for where it was. Nor is it
+/// believed for where it is: QUIC follows the first packet that comes from there, whoever wrote its source, and asks
+/// for a proof afterwards. So a move can lose trust, and never gains it; and who shows no certificate is known by the
+/// address that its handshake has proven.
 fn follow(worker: &Worker, connection: &Connection, client: &mut Rc<Client>) {
-    let source = connection.follow(worker);
-    if source == client.source {
+    let now = connection.follow(worker);
+    if now == client.source {
         return;
     }
-    let trust = match &client.trust {
-        Trust::Certified(peer) => Trust::Certified(peer.clone()),
-        _ => trust_by_address(&connection.current_listener(worker), source),
+    let (source, trust) = match &client.trust {
+        Trust::Certified(peer) => (now, Trust::Certified(peer.clone())),
+        Trust::Address => (client.source, trust_by_address(&connection.current_listener(worker), now)),
+        Trust::Anonymous => return,
     };
     *client = Rc::new(Client { source, trust, secure: true, line: client.line.clone() });
 }
@@ -166,21 +170,13 @@ async fn serve_request(
     mut send: halves::Sender,
 ) -> Fate {
     let fault = recv.fault();
-    let (parts, length, as_it_came) = match take_head(&mut recv).await {
-        Ok((mut parts, length)) => {
-            let as_it_came = settle_early(&recv, &mut parts).await;
-            (parts, length, as_it_came)
-        }
-        Err(NoRequest::Incomplete) => {
-            send.reset_with(Code::RequestIncomplete);
-            return Fate::Malformed;
-        }
-        Err(NoRequest::Refused(error)) => return refuse(&worker, recv, send, &error).await,
-        Err(NoRequest::Broken(error)) => {
-            tracing::debug!(source = %client.source, %error, "an HTTP/3 stream brought no request");
-            return fate_of(fault.get()).unwrap_or(Fate::Malformed);
-        }
+    let within = worker.generation().snapshot.limits.header_timeout;
+    let head = tokio::time::timeout(within, take_head(&mut recv)).await;
+    let (mut parts, length) = match head.unwrap_or(Err(NoRequest::Late)) {
+        Ok(head) => head,
+        Err(why) => return turn_away(&worker, &client, recv, send, why).await,
     };
+    let as_it_came = settle_early(&recv, &mut parts).await;
     if let Some(answer) = client.line.as_ref().and_then(|line| line.answer(&parts)) {
         send.send_head(fields::put_response(answer.status(), answer.headers()), true);
         // How it fails the connection tells.
@@ -249,10 +245,38 @@ async fn serve_request(
     fate
 }
 
+/// Ends a stream that brought no request.
+async fn turn_away(
+    worker: &Rc<Worker>,
+    client: &Client,
+    recv: halves::Receiver,
+    mut send: halves::Sender,
+    why: NoRequest,
+) -> Fate {
+    match why {
+        NoRequest::Late => {
+            worker.shared.metrics.limit("slow-client");
+            send.reset_with(Code::RequestIncomplete);
+            Fate::Malformed
+        }
+        NoRequest::Incomplete => {
+            send.reset_with(Code::RequestIncomplete);
+            Fate::Malformed
+        }
+        NoRequest::Refused(error) => refuse(worker, recv, send, &error).await,
+        NoRequest::Broken(error) => {
+            tracing::debug!(source = %client.source, %error, "an HTTP/3 stream brought no request");
+            fate_of(recv.fault().get()).unwrap_or(Fate::Malformed)
+        }
+    }
+}
+
 /// Why a stream has no request.
 enum NoRequest {
     /// It ended without.
     Incomplete,
+    /// It takes too long to bring one.
+    Late,
     /// What it has is none.
     Refused(FieldError),
     /// It, or its connection, broke.
@@ -278,7 +302,7 @@ async fn take_head(recv: &mut halves::Receiver) -> Result<(Parts, Option<u64>), 
     lengths(&parts.headers).map_err(NoRequest::Refused)?;
     let length = settle_length(&mut parts.headers);
     if parts.method == Method::CONNECT {
-        recv.expect_tunnel(parts.extensions.get::<h2::ext::Protocol>().is_none());
+        recv.expect_tunnel();
         return Ok((parts, length));
     }
     recv.expect(length);

@@ -122,10 +122,10 @@ impl Receiver {
         }
     }
 
-    /// It is a tunnel's; `is_bytes` where CONNECT makes it one that has no messages.
-    pub(crate) fn expect_tunnel(&mut self, is_bytes: bool) {
-        self.is_bytes = is_bytes;
-        if is_bytes && self.trailers.take().is_some() {
+    /// It is a tunnel's, which has no frames but DATA (RFC 9114, section 4.4).
+    pub(crate) fn expect_tunnel(&mut self) {
+        self.is_bytes = true;
+        if self.trailers.take().is_some() {
             self.failed = Some(self.unexpected("HEADERS in a tunnel"));
         }
     }

@@ -307,6 +307,7 @@ pub(crate) async fn open(
     mut early: Option<&mut Early<'_>>,
     has_datagrams: bool,
 ) -> Result<Opened, Error> {
+    let is_connect = request.method() == Method::CONNECT;
     let asked = ask(&place.worker, &lease, request, false).await;
     let (mut answer, mut stream) = asked.map_err(|error| place.not_sent(&lease, &error))?;
     let datagrams = has_datagrams.then(|| answer.datagrams()).flatten();
@@ -325,7 +326,14 @@ pub(crate) async fn open(
             }
         }
     });
-    let response = response.await?;
+    let mut response = response.await?;
+    if is_connect
+        && response.status().is_success()
+        && let Receiver::H3(recv) = response.body_mut()
+    {
+        // Trailers would be taken for the end in order of a tunnel that was cut.
+        recv.expect_tunnel();
+    }
     Ok((response, stream, lease, datagrams))
 }
 

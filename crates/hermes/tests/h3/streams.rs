@@ -10,7 +10,9 @@ use hermes_testkit::{
         relay::{Lets, Relay},
         wire::{self, H3_DATAGRAM, code, frame, get, headers, integer, kind, section, settings},
     },
+    patience::until,
 };
+use http::Request;
 
 use crate::lab::Fort;
 
@@ -259,4 +261,37 @@ async fn settings_come_with_the_handshake_s_answer() {
     assert_eq!(connection.setting(wire::ENABLE_CONNECT_PROTOCOL), Some(1));
     relay.lets(Lets::Both);
     fort.serves_on(&connection, "and then").await;
+}
+
+/// QUIC follows the first packet from an address before it has proven to be the client's.
+#[tokio::test]
+async fn nobody_is_believed_for_an_address_that_it_moved_to() {
+    let fort = Fort::of("", "none", ", trust: [127.0.0.2/32]").await;
+    let connection = fort.client().await;
+    let asks = async || {
+        let ask = Request::get("https://WHO/who").header("hermes-user", "alice").body(()).unwrap();
+        connection.ask(&ask, b"").await.unwrap().status
+    };
+    assert_eq!(asks().await, 404, "nobody from 127.0.0.1");
+    connection.move_to(std::net::UdpSocket::bind("127.0.0.2:0").unwrap()).unwrap();
+    until("the node has seen the move", async || {
+        assert_eq!(asks().await, 404, "nobody from 127.0.0.2 that began elsewhere");
+        fort.node.metric("hermes_quic_migrations_total", "").await.unwrap() > 0.0
+    })
+    .await;
+    assert_eq!(asks().await, 404);
+}
+
+/// One head that never ends costs its stream, and no more than the time for it.
+#[tokio::test]
+async fn a_head_that_does_not_come_is_not_waited_for() {
+    let fort = Fort::with("header-timeout: 300ms").await;
+    let connection = fort.client().await;
+    let (mut send, mut recv) = connection.open().await.unwrap();
+    let whole = headers(&get("HERE", "/"));
+    send.bytes(whole.slice(..whole.len() - 1)).await.unwrap();
+    let error = recv.answer().await.unwrap_err();
+    assert!(error.to_string().contains("reset") || error.to_string().contains("270"), "{error}");
+    fort.serves_on(&connection, "behind it").await;
+    assert!(fort.node.metric("hermes_limit_hits_total", "slow-client").await.unwrap() >= 1.0);
 }

@@ -168,8 +168,7 @@ async fn tunnels_that_never_open_count_and_whoever_holds_most_loses_first() {
     bed.serves_beside().await;
     let door = Door::tls(bed.far.address("door"), bed.overlay.authority().pem(), None);
     // The first of all to stall, and from another address than the greedy ones.
-    let innocent = door.h3().await.unwrap();
-    innocent.move_to(std::net::UdpSocket::bind("127.0.0.2:0").unwrap()).unwrap();
+    let innocent = door.clone().from([127, 0, 0, 2]).h3().await.unwrap();
     let (mut upload, _answer) = innocent.open().await.unwrap();
     let post = [(":method", "POST"), (":scheme", "https"), (":authority", "SHUT"), (":path", "/")];
     upload.headers(&post).await.unwrap();

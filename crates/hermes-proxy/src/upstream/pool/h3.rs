@@ -15,7 +15,7 @@ use hermes_wire::h3::{Code, Settings};
 
 use super::fallback::Way;
 use super::queue::Permit;
-use super::shared::{SharedConnection, Speaks};
+use super::shared::{Lease, SharedConnection, Speaks};
 use super::{ADDED_BYTES, Pool, Wish};
 use crate::error::Error;
 use crate::h3::{Link, Windows};
@@ -67,7 +67,9 @@ impl Pool {
             let watching = pin!(pool.watch_h3(&here, &driven, &driven_link, &way, &peer));
             select(driving, watching).await;
         });
-        // What it can do has to be known before it is asked for a tunnel.
+        // What it can do has to be known before it is asked for a tunnel. It is in use meanwhile: a pool that is left
+        // by a reload closes what is not, and those who wait are served all the same.
+        let _in_use = Lease::take(&shared, self, worker, false);
         link.settled().await;
         shared
     }

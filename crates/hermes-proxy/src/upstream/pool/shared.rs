@@ -80,7 +80,12 @@ impl SharedConnection {
             Speaks::H2 { sender, .. } => sender.current_max_send_streams(),
             Speaks::H3(_) => H3_STREAMS,
         };
-        !self.closed.get() && !self.is_silent.get() && self.streams.get() < most
+        // What its peer takes is not known before its SETTINGS.
+        let is_settled = match &self.speaks {
+            Speaks::H2 { .. } => true,
+            Speaks::H3(link) => link.settings().is_some(),
+        };
+        is_settled && !self.closed.get() && !self.is_silent.get() && self.streams.get() < most
     }
 
     /// Its peer has not said GOAWAY, as far as it was heard.
