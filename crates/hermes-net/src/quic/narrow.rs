@@ -7,7 +7,7 @@
 
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
 use quinn::Connection;
@@ -21,12 +21,20 @@ const LOSSES: u32 = 2;
 
 /// What is known of one connection's path.
 #[derive(Debug, Default)]
-pub struct Narrow(AtomicU32);
+pub struct Narrow {
+    lost: AtomicU32,
+    arrived: AtomicU64,
+}
 
 impl Narrow {
     /// Packets of more than [`BASE`] bytes do not arrive any more.
     pub fn is_narrow(&self) -> bool {
-        self.0.load(Ordering::Relaxed) >= LOSSES
+        self.lost.load(Ordering::Relaxed) >= LOSSES
+    }
+
+    /// Packets of [`BASE`] bytes or more that have arrived, since the connection began.
+    pub fn arrived(&self) -> u64 {
+        self.arrived.load(Ordering::Relaxed)
     }
 }
 
@@ -58,7 +66,10 @@ impl Controller for Watched {
 
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, app_limited: bool, rtt: &RttEstimator) {
         if bytes > BASE {
-            self.narrow.0.store(0, Ordering::Relaxed);
+            self.narrow.lost.store(0, Ordering::Relaxed);
+        }
+        if bytes >= BASE {
+            self.narrow.arrived.fetch_add(1, Ordering::Relaxed);
         }
         self.inner.on_ack(now, sent, bytes, app_limited, rtt);
     }
@@ -70,7 +81,7 @@ impl Controller for Watched {
     fn on_congestion_event(&mut self, now: Instant, sent: Instant, is_persistent: bool, lost_bytes: u64) {
         if lost_bytes > BASE {
             // It stays far below what would wrap: at `LOSSES` long packets are no longer sent.
-            self.narrow.0.fetch_add(1, Ordering::Relaxed);
+            self.narrow.lost.fetch_add(1, Ordering::Relaxed);
         }
         self.inner.on_congestion_event(now, sent, is_persistent, lost_bytes);
     }

@@ -113,6 +113,11 @@ impl Link {
         Some(most.saturating_sub(excess as usize))
     }
 
+    /// Packets of QUIC's shortest path or more that have arrived.
+    pub(crate) fn arrived(&self) -> u64 {
+        self.narrow.arrived()
+    }
+
     /// What may lie unread on one stream, as far as its connection lets it.
     pub(crate) fn stream_window(&self) -> u64 {
         self.windows.stream.min(self.windows.connection).into()

@@ -32,8 +32,9 @@ const LOOK: Duration = Duration::from_millis(250);
 const DARK: Duration = Duration::from_secs(2);
 /// Lost packets of so many bytes may have been too long for the path.
 const LONG: u64 = 1000;
-/// So long a new handshake, of packets as long as QUIC's shortest may be, is waited for.
-const PROBE: Duration = Duration::from_secs(1);
+/// So long a new handshake, of packets as long as QUIC's shortest may be, is waited for: a lost one is sent again after a
+/// second (RFC 9002, section 6.2.2), and a lossy path is none that is too narrow.
+const PROBE: Duration = Duration::from_millis(1300);
 /// A path that was found wide enough is not doubted again for so long; doubles up to the last.
 const DOUBT_AGAIN: Duration = Duration::from_secs(4);
 const LAST_DOUBT: Duration = Duration::from_secs(64);
@@ -133,6 +134,7 @@ async fn darkness(worker: &Worker, shared: &SharedConnection, link: &Link, way: 
     let mut before = link.connection.stats();
     let (mut silent, mut doubt_again) = (Duration::ZERO, DOUBT_AGAIN);
     let mut trusted_until = tokio::time::Instant::now();
+    let mut arrived = link.arrived();
     loop {
         look.tick().await;
         let now = link.connection.stats();
@@ -145,10 +147,13 @@ async fn darkness(worker: &Worker, shared: &SharedConnection, link: &Link, way: 
         let lost = now.path.lost_packets.saturating_sub(before.path.lost_packets);
         let bytes = now.path.lost_bytes.saturating_sub(before.path.lost_bytes);
         before = now;
-        if lost == 0 || bytes / lost < LONG || tokio::time::Instant::now() < trusted_until {
+        // Where others of that length arrive, losses say nothing of the path's width.
+        let is_wide = std::mem::replace(&mut arrived, link.arrived()) != arrived;
+        if is_wide || lost == 0 || bytes / lost < LONG || tokio::time::Instant::now() < trusted_until {
             continue;
         }
-        if !shakes_hands(worker, way).await && link.connection.close_reason().is_none() {
+        let still = || link.arrived() == arrived && link.connection.close_reason().is_none();
+        if !shakes_hands(worker, way).await && still() {
             return "its packets are too long for the path";
         }
         trusted_until = tokio::time::Instant::now() + doubt_again;
