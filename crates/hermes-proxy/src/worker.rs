@@ -1,7 +1,7 @@
 //! One worker: a thread with a runtime, listeners, sessions and connections of its own.
 //!
 //! In: commands of the node (apply, drain, list). Out: served sessions. Nothing of a worker is
-//! shared with another, but for counters, health and the log, so that nothing here takes a lock
+//! shared with another, but for counters, health, the log and devices (`ip/`): nothing else here takes a lock
 //! for traffic. Every task is in the worker's set and ends with it.
 
 use std::cell::{Cell, RefCell};
