@@ -365,14 +365,25 @@ fn a_flood_of_lengths_changes_few_routes() {
         let many: Vec<IpAddr> = (10..74u8).map(|last| [10, 20, 0, last].into()).collect();
         tunnel.ask_for(&many).await.unwrap();
         let log = gate.overlay.dir().join("routes");
-        let mut monitor = std::process::Command::new("ip")
-            .args(["netns", "exec", gate.place.name(), "ip", "monitor", "route"])
-            .stdout(std::fs::File::create(&log).unwrap())
-            .spawn()
-            .unwrap();
+        let watch = || {
+            std::process::Command::new("ip")
+                .args(["netns", "exec", gate.place.name(), "ip", "monitor", "route"])
+                .stdout(std::fs::File::create(&log).unwrap())
+                .spawn()
+                .unwrap()
+        };
+        let monitor = std::cell::RefCell::new(watch());
         let seen = || std::fs::read_to_string(&log).unwrap();
+        let metric = std::cell::Cell::new(100);
         until("routes are watched", async || {
-            gate.place.ip(&["route", "replace", "192.0.2.0/24", "dev", "gw0"]).unwrap();
+            let has_given_up = monitor.borrow_mut().try_wait().unwrap().is_some();
+            if has_given_up {
+                // The kernel had more to tell than it read.
+                let _ = monitor.replace(watch()).wait();
+            }
+            metric.set(metric.get() + 1);
+            let route = ["route", "add", "192.0.2.0/24", "dev", "gw0", "metric", &metric.get().to_string()];
+            gate.place.ip(&route).unwrap();
             seen().contains("192.0.2.0/24")
         })
         .await;
@@ -385,6 +396,7 @@ fn a_flood_of_lengths_changes_few_routes() {
             assert_eq!(icmp(&tunnel.next_packet().await.unwrap()), Some((0, 0)));
         }
         let ticks = began.elapsed().as_millis() / 100 + 2;
+        let mut monitor = monitor.into_inner();
         monitor.kill().unwrap();
         monitor.wait().unwrap();
         let changes = seen().lines().filter(|line| line.contains("10.20.0.")).count();
