@@ -198,8 +198,8 @@ mod tests {
         let addresses = ["10.9.0.7/24", "fd09::/64"].map(|address| address.parse().expect("a prefix"));
         let expected = "table inet hermes-gw0\ndelete table inet hermes-gw0\ntable inet hermes-gw0 {\n  \
              chain postrouting {\n    type nat hook postrouting priority 100; policy accept;\n    \
-             oifname != \"gw0\" ip saddr 10.9.0.0/24 masquerade\n    \
-             oifname != \"gw0\" ip6 saddr fd09::/64 masquerade\n  }\n}\n";
+             iifname \"gw0\" oifname != \"gw0\" ip saddr 10.9.0.0/24 masquerade\n    \
+             iifname \"gw0\" oifname != \"gw0\" ip6 saddr fd09::/64 masquerade\n  }\n}\n";
         assert_eq!(rules("hermes-gw0", "gw0", &addresses), expected);
     }
 }
