@@ -11,7 +11,7 @@ use http::StatusCode;
 use crate::authority::Authority;
 use crate::facts::{Facts, Kind, Trust};
 use crate::path::{Unreadable, readings};
-use crate::snapshot::{Route, Snapshot};
+use crate::snapshot::{ListenerProtocol, Route, Snapshot};
 use crate::via::{MAX_HOPS, trail};
 
 /// What becomes of a session.
@@ -144,7 +144,7 @@ fn first_route<'s>(facts: &Facts, snapshot: &'s Snapshot) -> Result<&'s Arc<Rout
         let reason = DenyReason::NoRoute { kind: facts.kind, authority: facts.authority.clone() };
         return Err((StatusCode::NOT_FOUND, reason));
     };
-    fit(route, facts).map(|()| route)
+    fit(route, facts, snapshot).map(|()| route)
 }
 
 /// RFC 9110, 7.6.3, has `Via` for this; 508 is RFC 5842's.
@@ -164,12 +164,12 @@ fn end_loops(facts: &Facts, snapshot: &Snapshot) -> Result<(), Refused> {
 
 /// The last word on the first match. It does not fall through to the next route: whoever denies
 /// by an early route must be able to rely on it.
-fn fit(route: &Route, facts: &Facts) -> Result<(), Refused> {
+fn fit(route: &Route, facts: &Facts, snapshot: &Snapshot) -> Result<(), Refused> {
     if !route.action.carries(facts.kind) {
         let reason = DenyReason::WrongKind { route: Arc::clone(&route.name), kind: facts.kind };
         return Err((StatusCode::FORBIDDEN, reason));
     }
-    if is_open_proxy(route, facts) {
+    if is_open_proxy(route, facts, snapshot) {
         return Err((StatusCode::FORBIDDEN, DenyReason::OpenProxy { route: Arc::clone(&route.name) }));
     }
     Ok(())
@@ -177,11 +177,23 @@ fn fit(route: &Route, facts: &Facts) -> Result<(), Refused> {
 
 /// `check` refuses documents that invite this; a listener with `trust` passes there, since it is
 /// known only here whether the client is one of those.
-fn is_open_proxy(route: &Route, facts: &Facts) -> bool {
+fn is_open_proxy(route: &Route, facts: &Facts, snapshot: &Snapshot) -> bool {
     facts.trust == Trust::Anonymous
         && facts.user.is_none()
         && !facts.source.ip().to_canonical().is_loopback()
         && route.goes_where_it_is_asked()
+        && !is_for_what_the_document_says(facts, snapshot)
+}
+
+/// Clients of these listeners name nothing.
+fn is_for_what_the_document_says(facts: &Facts, snapshot: &Snapshot) -> bool {
+    let listener = snapshot.listeners.iter().find(|listener| listener.name == facts.listener);
+    listener.is_some_and(|listener| {
+        matches!(
+            listener.protocol,
+            ListenerProtocol::Tcp { .. } | ListenerProtocol::Udp { .. } | ListenerProtocol::Ip(_)
+        )
+    })
 }
 
 #[cfg(test)]

@@ -236,11 +236,16 @@ fn describe(matcher: &Matcher, failed: Condition, facts: &Facts, path: &str) -> 
         Condition::Path => ("path", list(&matcher.paths), path.to_owned()),
         Condition::Method => ("method", list(&matcher.methods), facts.method.to_string()),
         Condition::User => ("user", list(&matcher.users), or_none(facts.user.as_deref().map(str::to_owned))),
-        Condition::Network => ("network", list(&matcher.networks), or_none(facts.network.map(|net| net.to_string()))),
+        Condition::Network => ("network", list(&matcher.networks), or_none(network_of(facts))),
         Condition::Protocol => ("protocol", list(&matcher.protocols), or_none(facts.protocol.map(|p| p.to_string()))),
         Condition::Header(at) => return describe_header(matcher, at, facts),
     };
     format!("{name} must be {wanted}, and is {has}")
+}
+
+fn network_of(facts: &Facts) -> Option<String> {
+    let told = || facts.told.map(|net| format!("{net} by its peer's word alone"));
+    facts.network.map(|net| net.to_string()).or_else(told)
 }
 
 /// The session's values of a header are not shown: they may be secrets.

@@ -114,8 +114,11 @@ pub struct Facts {
     pub path: PathAndQuery,
     /// The request's headers, after identity was judged and the listener's were set.
     pub headers: HeaderMap,
-    /// Destination prefix, of `ip` sessions (`hermes-network` or the URI template).
+    /// Destination prefix, of `ip` sessions: what the URI template says, or a listener of our own.
     pub network: Option<IpNet>,
+    /// The same as a peer told it (`hermes-network`) whose URI has a name, or none: which machine the packets reach is
+    /// for the far end to find.
+    pub told: Option<IpNet>,
     /// IP protocol number, of `ip` sessions.
     pub protocol: Option<u8>,
 }

@@ -193,7 +193,7 @@ limits! {
     header_bytes / "header-bytes": usize as Bytes, buffer; Bytes(64 * KIB), Bytes(4 * KIB), Bytes(512 * KIB);
     /// Header lines of a request or a response.
     header_count / "header-count": usize as usize; 100, 8, 10_000;
-    /// Concurrent HTTP/2 streams of one client connection.
+    /// Concurrent HTTP/2 or HTTP/3 streams of one client connection.
     streams / "streams": u32 as u32; 1024, 1, 1_000_000;
     /// Bytes of one worker that came over HTTP/2 or HTTP/3 and lie unread, since their readers take none. Beyond
     /// it the sessions end that have read nothing for the longest, those of who holds most first.

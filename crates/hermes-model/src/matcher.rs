@@ -31,6 +31,8 @@ pub struct Matcher {
     pub users: Vec<UserPattern>,
     /// Prefixes that must hold the session's whole destination prefix.
     pub networks: Vec<IpNet>,
+    /// A prefix that a peer told satisfies [`Matcher::networks`] too: who acts by the route holds the session to them.
+    pub takes_told: bool,
     /// IP protocol numbers.
     pub protocols: Vec<u8>,
     /// Ports of the authority, written or implied by the scheme.
@@ -94,13 +96,18 @@ impl Matcher {
             Some(Condition::Listener)
         } else if !any_of(&self.methods, |method| *method == facts.method) {
             Some(Condition::Method)
-        } else if !any_of(&self.networks, |net| facts.network.is_some_and(|to| net.contains(&to))) {
+        } else if !any_of(&self.networks, |net| self.network_of(facts).is_some_and(|to| net.contains(&to))) {
             Some(Condition::Network)
         } else if !any_of(&self.protocols, |protocol| facts.protocol == Some(*protocol)) {
             Some(Condition::Protocol)
         } else {
             self.headers.iter().position(|header| !header_holds(header, facts)).map(Condition::Header)
         }
+    }
+
+    /// The destination prefix that counts.
+    fn network_of(&self, facts: &Facts) -> Option<IpNet> {
+        facts.network.or(facts.told.filter(|_| self.takes_told))
     }
 
     /// True where every session that `other` matches is matched by this one as well. Errs
@@ -114,6 +121,7 @@ impl Matcher {
             && covers(&self.listeners, &other.listeners, PartialEq::eq)
             && covers(&self.methods, &other.methods, PartialEq::eq)
             && covers(&self.networks, &other.networks, |wide, narrow| wide.contains(narrow))
+            && (self.networks.is_empty() || self.takes_told || !other.takes_told)
             && covers(&self.protocols, &other.protocols, PartialEq::eq)
             && self.headers.iter().all(|(name, values)| {
                 other.headers.iter().any(|(n, narrow)| n == name && covers(values, narrow, ValuePattern::covers))

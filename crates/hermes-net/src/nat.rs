@@ -29,12 +29,17 @@ pub struct Masquerade {
 /// device of another process. Runs a program, which takes some milliseconds.
 ///
 /// # Errors
-/// `TunError`: nft is missing or refuses, or forwarding cannot be switched on.
+/// `TunError`: nft is missing or refuses, somebody has a table of that name, or forwarding cannot be switched on.
 pub fn masquerade(device: &Device, addresses: &[IpNet]) -> Result<Masquerade, TunError> {
     remove_stale();
+    let table = format!("{PREFIX}{}", device.name());
+    if let Some(listing) = listing(&table)
+        && !is_like_ours(&listing, device.name())
+    {
+        return Err(TunError::TableTaken { table });
+    }
     device.exempt()?;
     forward_for(addresses)?;
-    let table = format!("{PREFIX}{}", device.name());
     set_rules(&table, device, addresses)?;
     Ok(Masquerade { table, device: device.clone() })
 }
@@ -78,7 +83,8 @@ impl Drop for Masquerade {
     }
 }
 
-/// Only what comes out of the device: this machine may forward others' packets too. All in one transaction. A table is made before it is deleted, since only what is there can be.
+/// Only what comes out of the device: this machine may forward others' packets too. All in one transaction. A table is
+/// made before it is deleted, since only what is there can be.
 fn rules(table: &str, device: &str, addresses: &[IpNet]) -> String {
     let mut script = format!("table inet {table}\ndelete table inet {table}\ntable inet {table} {{\n");
     script.push_str("  chain postrouting {\n    type nat hook postrouting priority 100; policy accept;\n");
@@ -92,12 +98,30 @@ fn rules(table: &str, device: &str, addresses: &[IpNet]) -> String {
     script
 }
 
-/// Removes tables of devices that are gone.
+/// What a table has, where there is one.
+fn listing(table: &str) -> Option<String> {
+    let output = run(Command::new("nft").args(["list", "table", "inet", table]), "").ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Whether a table has what [`rules`] writes, and nothing else: its name anybody may choose.
+fn is_like_ours(listing: &str, device: &str) -> bool {
+    let rule = format!("iifname \"{device}\" oifname != \"{device}\" ip");
+    let mut lines = listing.lines().map(str::trim).filter(|line| !line.is_empty() && *line != "}");
+    lines.next() == Some(&format!("table inet {PREFIX}{device} {{"))
+        && lines.next() == Some("chain postrouting {")
+        && lines.next().is_some_and(|line| line.starts_with("type nat hook postrouting priority "))
+        && lines.all(|line| line.starts_with(&rule) && line.ends_with(" masquerade"))
+}
+
+/// Removes tables of devices that are gone, which a killed process of ours has left.
 fn remove_stale() {
     let Ok(output) = run(Command::new("nft").args(["list", "tables", "inet"]), "") else { return };
     for line in String::from_utf8_lossy(&output.stdout).lines() {
         let table = line.trim().strip_prefix("table inet ").unwrap_or_default();
-        if table.strip_prefix(PREFIX).is_some_and(|device| nix::net::if_::if_nametoindex(device).is_err()) {
+        let Some(device) = table.strip_prefix(PREFIX) else { continue };
+        let is_gone = nix::net::if_::if_nametoindex(device).is_err();
+        if is_gone && listing(table).is_some_and(|listing| is_like_ours(&listing, device)) {
             remove(table);
         }
     }
@@ -201,5 +225,23 @@ mod tests {
              iifname \"gw0\" oifname != \"gw0\" ip saddr 10.9.0.0/24 masquerade\n    \
              iifname \"gw0\" oifname != \"gw0\" ip6 saddr fd09::/64 masquerade\n  }\n}\n";
         assert_eq!(rules("hermes-gw0", "gw0", &addresses), expected);
+    }
+
+    #[test]
+    fn a_table_is_known_by_what_is_in_it() {
+        let addresses = ["10.9.0.7/24", "::/0"].map(|address| address.parse().expect("a prefix"));
+        let script = rules("hermes-gw0", "gw0", &addresses);
+        let (_, ours) = script.split_at(script.rfind("table inet").expect("it is made last"));
+        assert!(is_like_ours(ours, "gw0") && !is_like_ours(ours, "gw1"));
+        // As nft lists it.
+        assert!(is_like_ours(&ours.replace("priority 100", "priority srcnat"), "gw0"));
+        let others = [
+            ours.replace("masquerade\n", "accept\n"),
+            ours.replace("type nat", "type filter"),
+            ours.replace("  }\n}", "  }\n  chain mine {\n  }\n}"),
+            ours.replace("  chain", "  set mine {\n  }\n  chain"),
+            "table inet hermes-gw0 {\n}\n".to_owned(),
+        ];
+        others.iter().for_each(|other| assert!(!is_like_ours(other, "gw0"), "{other}"));
     }
 }

@@ -5,6 +5,7 @@
 //! endpoints for connections of our own. Their tasks have one owner, who ends them. Never: HTTP; a task
 //! of nobody.
 
+mod apart;
 mod group;
 mod id;
 pub mod narrow;
@@ -26,17 +27,18 @@ use quinn::{
     TransportConfig, ValidationTokenConfig,
 };
 pub use quinn::{
-    ClientConfig, Connection, ConnectionError, Endpoint, Incoming, ReadError, RecvStream, SendDatagramError,
-    SendStream, ServerConfig, StoppedError, StreamId, VarInt, WriteError,
+    ClientConfig, Connection, ConnectionError, ConnectionStats, Endpoint, Incoming, ReadError, RecvStream,
+    SendDatagramError, SendStream, ServerConfig, StoppedError, StreamId, VarInt, WriteError,
 };
 use tokio::task::JoinSet;
 
+use self::apart::Apart;
 pub use self::group::{Group, MOST, Way};
 use self::id::Ids;
 pub use self::reset::ResetKey;
 use self::socket::Reader;
 use self::tokens::UsedTokens;
-use crate::tls::TlsError;
+use crate::tls::{Fault, TlsError};
 use crate::udp;
 
 /// What HTTP/3 is called in ALPN (RFC 9114, section 3.1).
@@ -184,6 +186,7 @@ impl Runtime for WorkerRuntime {
 pub struct Server {
     endpoint: Endpoint,
     reader: Arc<Reader>,
+    socket: Arc<Apart>,
 }
 
 impl Server {
@@ -206,13 +209,19 @@ impl Server {
         let mut endpoint = reset.map_or_else(EndpointConfig::default, |key| key.endpoint(group.address()));
         endpoint.max_udp_payload_size(largest.max(TAKEN)).map_err(io::Error::other)?;
         endpoint.cid_generator(move || Box::new(Ids(place)));
-        let endpoint = Endpoint::new_with_abstract_socket(endpoint, config, reader.clone(), runtime)?;
-        Ok(Self { endpoint, reader })
+        let socket = Apart::new(reader.clone());
+        let endpoint = Endpoint::new_with_abstract_socket(endpoint, config, socket.clone(), runtime)?;
+        Ok(Self { endpoint, reader, socket })
     }
 
     /// What quinn does here.
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
+    }
+
+    /// From now on it has clients that nobody knows: of what they send no more is kept than waits.
+    pub fn expect_strangers(&self) {
+        self.socket.begin();
     }
 
     /// Datagrams that came here and were another reader's, since this was asked last; and those of them
@@ -251,6 +260,25 @@ pub async fn connect(
 ) -> io::Result<Connection> {
     endpoint.connect_with(config, address, name).map_err(io::Error::other)?.await.map_err(io::Error::other)
 }
+
+/// What TLS has to find fault with in a handshake, where it is that. QUIC hands on rustls's words alone, and an alert
+/// that is not the same for every certificate (RFC 9001, section 4.8).
+pub(crate) fn tls_fault(error: &ConnectionError) -> Option<Fault> {
+    let (code, is_certificate) = match error {
+        ConnectionError::TransportError(ours) => {
+            (ours.code, OF_CERTIFICATES.iter().any(|words| ours.reason.starts_with(words)))
+        }
+        ConnectionError::ConnectionClosed(theirs) => (theirs.error_code, false),
+        _ => return None,
+    };
+    let is_tls = (CRYPTO..=CRYPTO + 0xff).contains(&u64::from(code));
+    is_tls.then_some(if is_certificate { Fault::Certificate } else { Fault::Protocol })
+}
+
+/// How rustls begins where a certificate is not valid, and where our own verifier has said so.
+const OF_CERTIFICATES: [&str; 2] = ["invalid peer certificate: ", "unexpected error: "];
+/// CRYPTO_ERROR, with the alert added (RFC 9000, section 20.1).
+const CRYPTO: u64 = 0x100;
 
 /// Says to an endpoint's peers that it goes on at another port, from whichever address packets leave now: at once,
 /// where they would notice only when they hear of us again.

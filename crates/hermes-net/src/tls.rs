@@ -328,4 +328,26 @@ pub async fn connect(config: Arc<ClientConfig>, name: &str, tcp: tokio::net::Tcp
     Ok(crate::Io::Tls(Box::new(tls.into())))
 }
 
+/// What is wrong with a handshake, in the terms of RFC 9209, section 2.3.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The peer's certificate does not prove what it should.
+    Certificate,
+    /// All else that TLS has to find fault with.
+    Protocol,
+}
+
+impl Fault {
+    /// Whether an attempt to connect has failed by TLS, over TCP or over QUIC.
+    pub fn of(error: &io::Error) -> Option<Self> {
+        let inner = error.get_ref()?;
+        match inner.downcast_ref::<rustls::Error>() {
+            // The latter is what our own verifier says of whom a certificate names.
+            Some(rustls::Error::InvalidCertificate(_) | rustls::Error::General(_)) => Some(Self::Certificate),
+            Some(_) => Some(Self::Protocol),
+            None => crate::quic::tls_fault(inner.downcast_ref()?),
+        }
+    }
+}
+
 pub use rustls::{ClientConfig as RustlsClientConfig, ServerConfig as RustlsServerConfig};

@@ -86,8 +86,8 @@ impl Drop for Inner {
 }
 
 impl Device {
-    /// Makes a device, without addresses, and brings it up. One with several queues spreads flows over them, and sends a
-    /// flow's packets to the queue that sent the flow's last one.
+    /// Makes a device, without addresses, and brings it up. With several queues it spreads flows over them, and sends a
+    /// flow's packets to the queue that sent the flow's last one; it may get further ones later.
     ///
     /// # Errors
     /// `TunError`: no driver, no privilege, a name that is taken.
@@ -99,11 +99,15 @@ impl Device {
             return Err(TunError::Name { name: name.to_owned() });
         }
         capture::remove_stale_rules();
-        let several = queues > 1;
-        let mut made = vec![open_queue(name, several, true)?];
+        let mut made = vec![open_queue(name, true, true)?];
         // From here on it is ours: others of the name are further queues of it.
         for _ in 1..queues.min(MOST_QUEUES) {
-            made.push(open_queue(name, several, false)?);
+            made.push(open_queue(name, true, false)?);
+        }
+        while made.len() < queues {
+            // Whoever comes later shares one.
+            let fault = |source| TunError::Device { device: name.to_owned(), doing: "sharing", source };
+            made.push(made[made.len() - MOST_QUEUES].try_clone().map_err(fault)?);
         }
         let this = Self::named(name, true)?;
         let fault = |source| TunError::Device { device: name.to_owned(), doing: "bringing up", source };
@@ -139,6 +143,40 @@ impl Device {
             taken.push(more);
         }
         Ok((this, taken))
+    }
+
+    /// So many queues beside those that it has; where it can have no more of them, there are several of the first.
+    ///
+    /// # Errors
+    /// `TunError`: it is gone, or can have none.
+    pub fn more_queues(&self, queues: usize) -> Result<Vec<IdleQueue>, TunError> {
+        let gone = || {
+            let source = io::ErrorKind::NotFound.into();
+            TunError::Device { device: self.name().to_owned(), doing: "finding", source }
+        };
+        if !self.is_there() {
+            return Err(gone());
+        }
+        let mut made: Vec<IdleQueue> = Vec::new();
+        while made.len() < queues {
+            let more = match (open_queue(self.name(), true, false), made.first()) {
+                // Whoever comes later shares one.
+                (Err(_), Some(first)) => first.try_clone().map_err(|source| TunError::Device {
+                    device: self.name().to_owned(),
+                    doing: "sharing",
+                    source,
+                })?,
+                (more, _) => more?,
+            };
+            made.push(more);
+        }
+        // Deleted meanwhile: these are queues of a new one, which goes with them.
+        if self.is_there() { Ok(made) } else { Err(gone()) }
+    }
+
+    /// Whether nobody has deleted it.
+    pub fn is_there(&self) -> bool {
+        nix::net::if_::if_nametoindex(self.name()).is_ok_and(|index| index == self.index())
     }
 
     fn named(name: &str, is_ours: bool) -> Result<Self, TunError> {
@@ -305,6 +343,17 @@ impl Device {
 pub fn check_driver() -> Result<(), TunError> {
     let opened = OpenOptions::new().read(true).write(true).open(DRIVER);
     opened.map(drop).map_err(|source| TunError::Driver { source })
+}
+
+/// Is this name free for a device?
+///
+/// # Errors
+/// `TunError::NameTaken`.
+pub fn check_name(name: &str) -> Result<(), TunError> {
+    match nix::net::if_::if_nametoindex(name) {
+        Ok(_) => Err(TunError::NameTaken { name: name.to_owned() }),
+        Err(_) => Ok(()),
+    }
 }
 
 /// May this process make devices, addresses, routes and rules?

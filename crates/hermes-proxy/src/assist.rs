@@ -219,11 +219,11 @@ impl Carrier {
             return note(&self.ledger, "no-session", 1);
         };
         match link.rules.judge(Way::Out, &packet, &header, link.capacity) {
-            Verdict::Pass if link.up.len() < MOST_WAITING => {
+            Verdict::Pass | Verdict::Cut(_) if link.up.len() >= MOST_WAITING => note(&self.ledger, "queue-full", 1),
+            Verdict::Pass => {
                 self.ledger.borrow_mut().sent += 1;
                 link.up.push_back(packet);
             }
-            Verdict::Pass => note(&self.ledger, "queue-full", 1),
             Verdict::Cut(mtu) => {
                 self.ledger.borrow_mut().sent += 1;
                 link.up.extend(ip::fragment(&packet, &header, mtu).into_iter().map(Bytes::from));
@@ -295,4 +295,30 @@ fn let_in(rules: &Rules, packet: &[u8]) -> Result<(), &'static str> {
 
 fn note(ledger: &RefCell<Carried>, reason: &'static str, count: u64) {
     *ledger.borrow_mut().dropped.entry(reason).or_default() += count;
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// Nothing takes what waits.
+    #[tokio::test]
+    async fn packets_that_are_cut_wait_no_more_than_others() {
+        let [own, there] = [[10, 20, 0, 2], [10, 0, 0, 1]].map(IpAddr::from);
+        let target = Target { network: there.into(), node: ([127, 0, 0, 1], 9).into() };
+        let (queue, _device) = IdleQueue::pair().unwrap();
+        let mut carrier = Carrier::new(queue.start().unwrap(), &[own], &[target]).unwrap();
+        carrier.links[0].capacity = 576;
+        // 1,000 bytes of UDP that may be cut in two.
+        let mut packet = vec![0; 1000];
+        packet[..12].copy_from_slice(&[0x45, 0, 0x03, 0xe8, 0, 1, 0, 0, 64, 17, 0x62, 0xee]);
+        packet[12..20].copy_from_slice(&[10, 20, 0, 2, 10, 0, 0, 1]);
+        for _ in 0..MOST_WAITING {
+            carrier.send_out(packet.clone().into());
+        }
+        let carried = carrier.ledger.borrow();
+        assert_eq!(carrier.links[0].up.len(), MOST_WAITING, "{carried:?}");
+        assert_eq!((carried.sent, carried.dropped.get("queue-full")), (2048, Some(&2048)));
+    }
 }

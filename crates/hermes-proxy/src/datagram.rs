@@ -123,6 +123,13 @@ impl Port {
         Port::Tunnel(Box::new(Tunnel::new(stream, kind)))
     }
 
+    /// A tunnel that we have opened.
+    pub(crate) fn far_tunnel(stream: ByteStream, kind: Kind) -> Self {
+        let mut tunnel = Tunnel::new(stream, kind);
+        tunnel.has_said_less();
+        Port::Tunnel(Box::new(tunnel))
+    }
+
     /// What was read of its stream before comes first.
     fn push(&mut self, ahead: Bytes) {
         if let Port::Tunnel(tunnel) = self {

@@ -157,7 +157,7 @@ impl<'a> Early<'a> {
         sink.send(self.sent.concat().into(), false)
     }
 
-    /// Sends what there is. The window is not waited for: h2 holds the little that this can be.
+    /// Sends what there is. The window is not waited for: the sink holds the little that this can be.
     ///
     /// # Errors
     /// The client is gone. A broken sink is none: the response says why.

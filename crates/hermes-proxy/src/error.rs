@@ -9,6 +9,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hermes_net::tls::Fault;
 use http::StatusCode;
 
 /// Who is at fault.
@@ -225,11 +226,14 @@ impl Error {
 }
 
 fn connect_label(source: &io::Error) -> &'static str {
+    match Fault::of(source) {
+        Some(Fault::Certificate) => return "tls_certificate_error",
+        Some(Fault::Protocol) => return "tls_protocol_error",
+        None => {}
+    }
     match source.kind() {
         io::ErrorKind::ConnectionRefused => "connection_refused",
         io::ErrorKind::TimedOut => "connection_timeout",
-        // tokio-rustls wraps rustls's errors so.
-        io::ErrorKind::InvalidData => "tls_protocol_error",
         _ => "destination_ip_unroutable",
     }
 }

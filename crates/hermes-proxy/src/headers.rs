@@ -46,7 +46,7 @@ pub(crate) fn is_early(headers: &HeaderMap) -> bool {
 /// Prefix of the overlay's own fields.
 const OVERLAY: &str = "hermes-";
 
-/// What the hops so far carry of IP packets, as their header says.
+/// What the hops so far carried of IP packets when they were opened, as their header says.
 pub(crate) fn mtu(headers: &HeaderMap) -> Option<usize> {
     headers.get(MTU)?.to_str().ok()?.parse().ok()
 }

@@ -16,6 +16,7 @@ mod socks5;
 pub(crate) mod tcp;
 pub(crate) mod tun;
 pub(crate) mod udp;
+mod wait;
 
 use std::io;
 use std::net::SocketAddr;

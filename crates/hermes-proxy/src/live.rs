@@ -112,8 +112,13 @@ impl Entry {
         self.error.borrow_mut().get_or_insert_with(|| error.clone());
     }
 
+    /// Why it failed, as far as it is known.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        self.error.borrow().clone()
+    }
+
     /// Ends it though nobody acts for it: it hangs in the client's connection, which reads nothing. A
-    /// stream of HTTP/2 acts for itself, and takes no other with it.
+    /// stream of HTTP/2 or HTTP/3 acts for itself, and takes no other with it.
     pub(crate) fn end_for_good(&self, error: Error) {
         self.end.set(error);
         if let Some(connection) = self.connection.as_ref().filter(|connection| !connection.is_shared.get()) {
@@ -294,7 +299,7 @@ pub(crate) struct Connection {
     since: Cell<u64>,
     /// When it was told to finish.
     told: Cell<Option<u64>>,
-    /// HTTP/2: many sessions, each of which ends by itself, and frames that begin no request.
+    /// HTTP/2 or HTTP/3: many sessions, each of which ends by itself, and frames that begin no request.
     pub(crate) is_shared: Cell<bool>,
     /// The client takes nothing of what waits for it.
     pub(crate) is_blocked: Cell<bool>,

@@ -24,7 +24,7 @@ use hermes_net::udp;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 
-use self::devices::HeldDevice;
+use self::devices::{Former, HeldDevice};
 use self::orphans::Orphan;
 use self::sockets::{Socket, SocketKey, deal, steer_quic};
 pub use self::view::NodeView;
@@ -69,14 +69,17 @@ struct Prepared {
 /// A running node.
 pub struct Node {
     shared: Arc<Shared>,
-    log: LogWriter,
     workers: Vec<WorkerHandle>,
+    /// Behind the workers, who end where they are dropped: until then it waits for what they may have to write.
+    log: LogWriter,
     current: Arc<ArcSwap<Generation>>,
     /// Every listening socket, held here as well, so that it can be handed to another process.
     sockets: HashMap<SocketKey, Vec<Socket>>,
     /// Which socket each listener of the running generation has.
     bound: HashMap<(Arc<str>, Transport), SocketKey>,
     devices: HashMap<Arc<str>, HeldDevice>,
+    /// Those of before.
+    former: HashMap<Arc<str>, Former>,
     background: JoinSet<()>,
     /// Health checks in the background, by the upstream's number.
     probers: HashMap<u64, Probers>,
@@ -135,6 +138,7 @@ impl Node {
             sockets: HashMap::new(),
             bound: HashMap::new(),
             devices: HashMap::new(),
+            former: HashMap::new(),
             background: JoinSet::new(),
             probers: HashMap::new(),
             inherited: by_label,
@@ -172,6 +176,19 @@ impl Node {
         for group in held_back.iter().filter_map(|key| self.sockets.get(key)?.first()?.group()) {
             steer_quic(group);
         }
+        self.run(self.current.load_full()).await
+    }
+
+    /// Somebody has deleted a device of this node: see [`Node::restore_devices`].
+    pub async fn device_lost(&self) {
+        self.shared.device_lost.notified().await;
+    }
+
+    /// Makes devices again that are gone.
+    ///
+    /// # Errors
+    /// What stands in the way. All else goes on.
+    pub async fn restore_devices(&mut self) -> Result<(), Vec<Unready>> {
         self.run(self.current.load_full()).await
     }
 
@@ -360,7 +377,7 @@ impl Node {
         for orphan in &self.orphans {
             Socket::Quic(orphan.group.clone(), 0).hand_over(&orphan.label, &mut all)?;
         }
-        for held in self.devices.values() {
+        for held in self.devices.values().filter(|held| held.is_there()) {
             held.hand_over(&mut all)?;
         }
         Ok(all)

@@ -1,25 +1,38 @@
-//! Something that strangers can cause, said once in a while.
+//! Something that strangers can cause, or that lasts, said once in a while.
 //!
 //! In: each time it happens. Out: whether to say it now, and how often it was kept quiet since. So an
 //! operator hears of it, and nobody fills the disk with it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-/// Milliseconds between two times that it is said.
-const APART: u64 = 1000;
+/// Between two times that it is said, if nothing else is asked for.
+const APART: Duration = Duration::from_secs(1);
 
 /// Of the whole node, for all workers.
-#[derive(Default)]
 pub(crate) struct Seldom {
+    /// Milliseconds between two times that it is said.
+    apart: u64,
     /// Not before this time, in milliseconds of the node's clock.
     next: AtomicU64,
     quiet: AtomicU64,
 }
 
+impl Default for Seldom {
+    fn default() -> Self {
+        Self::every(APART)
+    }
+}
+
 impl Seldom {
+    /// Said as often at most.
+    pub(crate) fn every(apart: Duration) -> Self {
+        Self { apart: apart.as_millis() as u64, next: AtomicU64::new(0), quiet: AtomicU64::new(0) }
+    }
+
     /// It happened. To be said now, where there is a number: how often it was not said since.
     pub(crate) fn happened(&self, now: u64) -> Option<u64> {
-        let due = |next| (now >= next).then_some(now + APART);
+        let due = |next| (now >= next).then_some(now + self.apart);
         if self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, due).is_err() {
             self.quiet.fetch_add(1, Ordering::Relaxed);
             return None;

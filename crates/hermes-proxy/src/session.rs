@@ -342,14 +342,14 @@ pub(crate) async fn relay(near: Near, tunnel: Tunnel) {
     let near_tunnel = |stream| Port::tunnel(stream, kind).carrying(told_mtu(entry));
     match (near, far) {
         (Near::Stream(near), Far::Stream(far)) if passes_datagrams(entry, &near, &far) => {
-            datagram::relay(near_tunnel(near), Port::tunnel(far, kind), &session, &reopening).await;
+            datagram::relay(near_tunnel(near), Port::far_tunnel(far, kind), &session, &reopening).await;
         }
         (Near::Stream(near), Far::Stream(far)) => copy::relay(near, far, &session).await,
         (Near::Stream(near), Far::Datagrams(far)) => {
             datagram::relay(near_tunnel(near), far, &session, &reopening).await;
         }
         (Near::Datagrams(near), Far::Stream(far)) => {
-            datagram::relay(near, Port::tunnel(far, kind), &session, &reopening).await;
+            datagram::relay(near, Port::far_tunnel(far, kind), &session, &reopening).await;
         }
         (Near::Datagrams(near), Far::Datagrams(far)) => datagram::relay(near, far, &session, &reopening).await,
     }
@@ -398,9 +398,10 @@ async fn reopen(worker: &Rc<Worker>, entry: &Rc<Entry>, route: &Arc<Route>, said
                 .await
                 .map_err(|_| Error::ConnectTimeout { peer: upstream.name.clone(), after: within })??;
             match opened {
-                Opened::Tunnel { stream, .. } => {
-                    Ok(Reopened { port: Port::tunnel(stream, entry.facts.kind), told: has_words && words.0.is_none() })
-                }
+                Opened::Tunnel { stream, .. } => Ok(Reopened {
+                    port: Port::far_tunnel(stream, entry.facts.kind),
+                    told: has_words && words.0.is_none(),
+                }),
                 Opened::Answer(response) => {
                     Err(Error::Refused { peer: upstream.name.clone(), status: response.status() })
                 }

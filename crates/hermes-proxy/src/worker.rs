@@ -26,7 +26,7 @@ use http::StatusCode;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use tokio::runtime::LocalOptions;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
 use crate::budget::{Budget, Shares};
@@ -64,6 +64,8 @@ pub(crate) struct Shared {
     own_addresses: ArcSwap<HashSet<IpAddr>>,
     /// Changes with the machine's links, addresses and routes.
     pub(crate) network: watch::Sender<()>,
+    /// Somebody has deleted a device.
+    pub(crate) device_lost: Notify,
     /// All of them, by number: for what one of them accepted and another one is to have.
     others: OnceLock<Vec<mpsc::WeakSender<Command>>>,
     /// Failed handshakes, said now and then.
@@ -87,6 +89,7 @@ impl Shared {
             workers,
             others: OnceLock::new(),
             network: watch::Sender::new(()),
+            device_lost: Notify::new(),
             metrics: Metrics::default(),
             no_route: Arc::from("none"),
             tunnels: AtomicUsize::new(0),
@@ -357,7 +360,7 @@ impl Worker {
         self.records.flush(self);
         self.quic_doors.borrow().iter().filter_map(Weak::upgrade).for_each(|door| door.tell(self));
         let idle = self.generation().snapshot.limits.upstream_idle;
-        self.pools.borrow_mut().retain(|_, pool| !pool.sweep(self.now(), idle));
+        self.pools.borrow_mut().retain(|_, pool| !pool.sweep(self, idle));
     }
 
     fn retire_pools(&self) {
@@ -396,8 +399,11 @@ async fn redecide(worker: Rc<Worker>) {
 }
 
 fn redecide_one(generation: &Generation, entry: &Entry) {
-    // Its listener is gone: it drains, whatever the routes say of new ones.
-    let Some(listener) = generation.listener(&entry.facts.listener) else { return };
+    let listener = generation.listener(&entry.facts.listener);
+    // Its listener is gone: it drains, whatever the routes say of new ones. A link would for days.
+    if listener.is_none() && entry.facts.kind != Kind::Ip {
+        return;
+    }
     if !still_proves(generation, listener, &entry.facts, entry.accepted_from()) {
         entry.end.set(Error::Reconfigured("its user is no longer bound to the node that asserted it".to_owned()));
         return;
@@ -405,7 +411,11 @@ fn redecide_one(generation: &Generation, entry: &Entry) {
     match decide(&entry.facts, &generation.snapshot) {
         Decision::Deny(deny) => entry.end.set(Error::Reconfigured(deny.reason.to_string())),
         Decision::Act(route) => {
-            let same = |other: &Arc<Route>| other.action == route.action && other.rewrite == route.rewrite;
+            // Of a session for a name the route's networks are looked at where it is opened.
+            let may_reach =
+                |other: &Route| entry.facts.told.is_none() || other.matcher.networks == route.matcher.networks;
+            let same =
+                |other: &Arc<Route>| other.action == route.action && other.rewrite == route.rewrite && may_reach(other);
             if entry.route.borrow().as_ref().is_none_or(same) {
                 // A move that has begun and is not wanted any more ends.
                 entry.moved.take();
@@ -440,12 +450,13 @@ fn refusal(route: &Route, kind: Kind) -> Option<StatusCode> {
     }
 }
 
-/// Would the session's user be believed today?
-fn still_proves(generation: &Generation, listener: &Listener, facts: &Facts, from: SocketAddr) -> bool {
-    if facts.trust == Trust::Address && !crate::listener::contains(&listener.trust, from) {
+/// Would the session's user be believed today? What a listener said that is gone nobody says any more.
+fn still_proves(generation: &Generation, listener: Option<&Arc<Listener>>, facts: &Facts, from: SocketAddr) -> bool {
+    let is_trusted = listener.is_some_and(|listener| crate::listener::contains(&listener.trust, from));
+    if facts.trust == Trust::Address && !is_trusted {
         return facts.user.is_none();
     }
-    let today = match (listener_user(listener), &facts.trust) {
+    let today = match (listener.and_then(|listener| listener_user(listener)), &facts.trust) {
         (Some(user), _) => Some(user),
         // The listener said who it was, and says so no more.
         (None, Trust::Anonymous) => None,
@@ -491,9 +502,10 @@ async fn serve_commands(worker: &Rc<Worker>, mut commands: mpsc::Receiver<Comman
         tokio::select! {
             command = commands.recv() => match command {
                 Some(Command::Apply { generation, sockets, devices, done }) => {
+                    let made = devices.iter().map(|share| share.device.name.clone()).collect();
                     worker.devices.begin(worker, devices);
                     apply(worker, &mut acceptors, generation, sockets).await;
-                    captures.follow(worker);
+                    captures.follow(worker, &made);
                     worker.devices.end_others(&worker.generation().snapshot);
                     let _ = done.send(());
                 }

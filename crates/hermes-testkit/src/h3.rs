@@ -91,12 +91,26 @@ impl Connection {
     /// # Errors
     /// No connection.
     pub async fn bare(door: &Door) -> io::Result<Self> {
+        Self::dial(door, transport()).await
+    }
+
+    /// The same for a client that takes no datagrams of QUIC.
+    ///
+    /// # Errors
+    /// No connection.
+    pub async fn without_datagrams(door: &Door) -> io::Result<Self> {
+        let mut config = TransportConfig::default();
+        config.datagram_receive_buffer_size(None);
+        Self::dial(door, Arc::new(config)).await
+    }
+
+    async fn dial(door: &Door, transport: Arc<TransportConfig>) -> io::Result<Self> {
         let (ca, identity) = door.tls.as_ref().ok_or_else(|| refused("HTTP/3 is never in the clear"))?;
         let config = tls::client(ca, identity.as_ref(), &["h3"]).map_err(refused)?;
         let any = if door.address.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
         let endpoint = Endpoint::client((door.from.unwrap_or(any), 0).into())?;
         let mut config = ClientConfig::new(Arc::new(QuicClientConfig::try_from(config).map_err(refused)?));
-        config.transport_config(transport());
+        config.transport_config(transport);
         let connecting = endpoint.connect_with(config, door.address, NODE_NAME).map_err(refused)?;
         let quic = in_time("the QUIC handshake", async { connecting.await.map_err(io::Error::other) }).await?;
         Ok(Self { quic, control: None, settings: Vec::new(), goaway: None, heard: None, _others: Vec::new(), endpoint })

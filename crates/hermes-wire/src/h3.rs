@@ -178,6 +178,14 @@ impl FrameDecoder {
         Self { max_headers, unread: Bytes::new(), state: State::BOUNDARY, has_skipped: false }
     }
 
+    /// Bytes that are kept of a frame which has not come whole.
+    pub fn held(&self) -> usize {
+        match &self.state {
+            State::Whole { seen, .. } => seen.len(),
+            _ => 0,
+        }
+    }
+
     /// Adds what arrived next.
     pub fn push(&mut self, bytes: Bytes) {
         if self.unread.is_empty() {

@@ -10,9 +10,10 @@ use tracing_subscriber::filter::LevelFilter;
 
 /// How many lines may wait.
 const LINES: usize = 4096;
-/// What the HTTP/2 library says by itself, unless the filter asks for it: its warnings are about single
-/// frames of a peer, who could fill the disk with them.
-const QUIET: &str = "h2=error";
+/// What libraries say by themselves, unless the filter asks for it: HTTP/2's warnings are about single frames of a peer,
+/// who could fill the disk with them, and QUIC's about single packets, in words for programmers. What becomes of a
+/// connection whose packets find no way we say ourselves.
+const QUIET: &str = "h2=error,quinn_udp=error";
 
 /// The running log.
 pub(crate) struct Log {
@@ -55,8 +56,21 @@ fn parse(filter: &str) -> anyhow::Result<EnvFilter> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    /// As the libraries name themselves.
+    #[test]
+    fn libraries_are_quiet_until_they_are_asked() {
+        let said = |filter: &str| parse(filter).unwrap().to_string();
+        for part in ["h2", "quinn_udp"] {
+            assert!(said("debug").split(',').any(|known| known == format!("{part}=error")), "{}", said("debug"));
+            let asked = format!("{part}=trace");
+            let loud = said(&format!("info,{asked}"));
+            assert!(loud.contains(&asked) && !loud.contains(&format!("{part}=error")), "{loud}");
+        }
+    }
 
     #[test]
     fn levels_are_taken_and_near_misses_refused() {

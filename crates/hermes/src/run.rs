@@ -64,6 +64,7 @@ async fn run(config: &Path, takeover: Option<&Path>, log: &Log) -> anyhow::Resul
     node.count_lost_lines(log.lost());
     watch.follow(node.generation().files());
     tracing::info!(node = %snapshot.node, pid = std::process::id(), "running");
+    let mut restoration = Restoration::default();
     let end = loop {
         tokio::select! {
             name = signals.next() => match name {
@@ -71,6 +72,7 @@ async fn run(config: &Path, takeover: Option<&Path>, log: &Log) -> anyhow::Resul
                 name => break End::Signal(name),
             },
             () = watch.changed() => reload(config, &mut node, &mut watch, &mut admin).await,
+            () = restoration.due(&node) => restoration.restore(config, &mut node).await,
             link = Successors::next(&mut successors) => {
                 if let Some(end) = give(link, &node, &admin, &mut signals).await {
                     break end;
@@ -182,6 +184,52 @@ async fn reload(config: &Path, node: &mut Node, watch: &mut Watch, admin: &mut A
             watch.follow(running.files().chain(named.iter().map(|(_, file)| *file)));
             tracing::error!("the running configuration stays: {error:#}");
         }
+    }
+}
+
+/// Makes devices again that somebody deleted: at once, but not time after time without a pause.
+#[derive(Default)]
+struct Restoration {
+    /// A device is gone that we have heard of, or could not make.
+    is_wanted: bool,
+    /// After a try, when the next one may be.
+    next: Option<Instant>,
+    pause: Duration,
+}
+
+impl Restoration {
+    const FIRST_PAUSE: Duration = Duration::from_secs(1);
+    const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+    /// Waits until there is something to make. Loses nothing where it is dropped before.
+    async fn due(&mut self, node: &Node) {
+        if !self.is_wanted {
+            node.device_lost().await;
+            // What was heard is heard once.
+            self.is_wanted = true;
+        }
+        if let Some(next) = self.next {
+            tokio::time::sleep_until(next).await;
+        }
+    }
+
+    async fn restore(&mut self, config: &Path, node: &mut Node) {
+        let now = Instant::now();
+        // Long after the last one it is an accident of its own.
+        let is_alone = self.next.is_none_or(|next| now > next + self.pause);
+        self.pause = if is_alone { Self::FIRST_PAUSE } else { (self.pause * 2).min(Self::LONGEST_PAUSE) };
+        self.next = Some(now + self.pause);
+        self.is_wanted = match node.restore_devices().await {
+            Ok(()) => {
+                tracing::info!("devices that were deleted are there again");
+                false
+            }
+            Err(faults) => {
+                let reason = refused(config, &faults);
+                tracing::error!(again_in = ?self.pause, "a device that was deleted cannot be made again: {reason:#}");
+                true
+            }
+        };
     }
 }
 

@@ -249,6 +249,8 @@ fn explain_says_which_argument_is_wrong() {
         (&["--method", "G T"], "--method"),
         (&["--kind", "ip", "--network", "10.0.0.1/99"], "--network"),
         (&["--network", "10.0.0.0/8"], "--network is for sessions of kind ip"),
+        (&["--kind", "ip"], "add --network 10.0.0.0/8"),
+        (&["--packet", "src=10.0.0.1,dst=10.0.0.2"], "add --kind ip --network PREFIX"),
         (&["--listener", "database", "--kind", "http"], "sessions of listener database are tcp"),
         (&["--listener", "database", "--authority", "OTHER:1"], "sessions of listener database are for db:3306"),
         (&["--listener", "database", "--path", "/x"], "--path: listener database takes tcp"),
@@ -583,10 +585,21 @@ fn doctor_tells_what_layer_3_lacks_and_whether_the_document_needs_it() {
     fs::write(&config, devices).unwrap();
     let (code, printed) = doctor_without_privilege(&config, false);
     assert!(code == 1 && line(&printed, "layer 3").starts_with("FAIL"), "{printed}");
+    assert!(line(&printed, "device gw0").starts_with("ok "), "{printed}");
     let (_, printed) = doctor_without_privilege(&config, true);
     let told: Vec<Value> = printed.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let found = told.iter().find(|finding| finding["check"] == "layer 3").unwrap();
     assert!(found["level"] == "error" && found["remedy"].as_str().unwrap().contains("Run as root"), "{found}");
+}
+
+#[test]
+fn doctor_tells_of_a_device_name_that_somebody_has() {
+    let room = tempfile::tempdir().unwrap();
+    let config = room.path().join("n.yaml");
+    fs::write(&config, "node: n\nroutes:\n- {name: r, terminate: {tun: lo, address: 10.9.0.1}}\n").unwrap();
+    let (code, printed) = doctor(&config);
+    let found = line(&printed, "device lo");
+    assert!(code == 1 && found.starts_with("FAIL") && found.contains("which is not this node's"), "{printed}");
 }
 
 #[test]

@@ -71,3 +71,14 @@ fn a_node_tells_where_it_listens_and_where_no_more_and_that_a_refused_document_c
     let problem = told.until("did you mean listeners").pop().unwrap();
     assert!(problem.ends_with("did you mean listeners?"), "{problem}");
 }
+
+/// Nothing was written, and nothing is lost: the reason is all that it says.
+#[test]
+fn a_node_that_cannot_start_says_why_and_nothing_else() {
+    let room = tempfile::tempdir().unwrap();
+    let config = room.path().join("n.yaml");
+    let held = TcpListener::bind("127.0.0.1:0").unwrap();
+    fs::write(&config, document(held.local_addr().unwrap().port())).unwrap();
+    let seen = Told::start(&config).until("cannot be run").join("\n");
+    assert!(!seen.contains("access log") && !seen.contains("ERROR"), "{seen}");
+}

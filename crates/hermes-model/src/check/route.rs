@@ -18,12 +18,14 @@ const MAX_BODY: usize = 1024 * 1024;
 
 /// A route; `None` where something is missing without which it is none.
 pub(super) fn build(section: &section::Route, at: &str, names: &Names<'_>, report: &mut Report) -> Option<Route> {
-    let matcher = build_match(&section.matching, &format!("{at}.match"), names, report);
+    let mut matcher = build_match(&section.matching, &format!("{at}.match"), names, report);
     let retry = section.retry.as_ref().map(|retry| treatment::retry(retry, &format!("{at}.retry"), report));
     let rewrite = section.rewrite.as_ref().map(|rewrite| treatment::rewrite(rewrite, &format!("{at}.rewrite"), report));
     let timeout = treatment::timeouts(section.timeout, &format!("{at}.timeout"), report);
     on_change(section, &matcher, at, report);
     let action = action(section, at, names, report)?;
+    // Upstreams are asked for what the URI says, whatever else was told.
+    matcher.takes_told = !matches!(action, Action::Upstream(_));
     fitting_kinds(&matcher, &action, at, report);
     fitting_treatment(section, &action, at, report);
     Some(Route {
@@ -75,6 +77,7 @@ fn build_match(section: &section::Match, at: &str, names: &Names<'_>, report: &m
         headers,
         users: section.user.0.clone(),
         networks: section.network.iter().map(|prefix| prefix.0).collect(),
+        takes_told: false,
         protocols: section.protocol.iter().map(|protocol| protocol.0).collect(),
         ports: section.port.0.clone(),
     }

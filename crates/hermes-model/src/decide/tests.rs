@@ -109,6 +109,29 @@ fn every_field_of_a_match_must_hold() {
     );
 }
 
+/// What a peer says of a name's address is no more than its word: only who sends the packets can look where they go.
+#[test]
+fn a_told_network_matches_where_the_packets_are_sent_out() {
+    let document = "node: edge\nlisteners:\n- {name: apps, bind: 127.0.0.1:0, protocol: http}\nroutes:\n\
+                    - {name: on, match: {kind: ip, network: 10.0.0.0/8}, upstream: next}\n\
+                    - {name: out, match: {kind: ip, network: 10.1.0.0/16}, terminate: {tun: gw0}}\n\
+                    - {name: named, match: {kind: ip, authority: FILES}, upstream: next}\n\
+                    upstreams:\n- {name: next, protocol: h2, endpoints: ['192.0.2.1:443']}\n";
+    let told = |authority: &str, network: &str| Facts {
+        told: Some(network.parse().unwrap()),
+        ..session(Kind::Ip, Method::CONNECT, authority, "/")
+    };
+    all(
+        document,
+        &[
+            (packets("10.1.0.7/32", 6), "on"),
+            (told("FILES", "10.1.0.7/32"), "out"),
+            (told("FILES", "10.2.0.7/32"), "named"),
+            (told("MAIL", "10.2.0.7/32"), "404: no route for ip to mail"),
+        ],
+    );
+}
+
 #[test]
 fn the_first_match_wins_whatever_it_is_filed_under() {
     let document = routes(&[
@@ -246,6 +269,7 @@ fn nobody_from_elsewhere_may_name_the_target_anonymously() {
 node: edge
 listeners:
 - {name: lab, bind: '10.9.0.1:8080', protocol: http, trust: 10.9.0.0/24}
+- {name: raw, bind: '10.9.0.1:8081', protocol: tcp, authority: 'example.com:443'}
 routes:
 - {name: fixed, match: {authority: 'DB:3306'}, terminate: {tcp: authority, reach: private}}
 - {name: anywhere, match: {kind: tcp}, terminate: {tcp: authority}}
@@ -262,6 +286,8 @@ routes:
             (far().of("alice"), "anywhere"),
             (connect("example.com:443").from("[::ffff:127.0.0.1]:1"), "anywhere"),
             (connect("DB:3306").from("192.0.2.9:1"), "fixed"),
+            // The document names it.
+            (far().on("raw"), "anywhere"),
         ],
     );
 }

@@ -95,7 +95,7 @@ impl Drawers {
             open(&self.users, &**user, search);
         }
         self.search_headers(search);
-        if let Some(network) = facts.network {
+        for network in facts.network.into_iter().chain(facts.told) {
             self.networks.search(network, search);
         }
         if let (false, Some(port)) = (self.ports.is_empty(), facts.authority.port()) {

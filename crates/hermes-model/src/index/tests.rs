@@ -61,9 +61,10 @@ fn matcher() -> impl Strategy<Value = Matcher> {
         some(vec![80, 443, 8080]),
         some(["10.0.0.0/8", "10.1.0.0/16", "0.0.0.0/0", "2001:db8::/32"].map(|net| net.parse().unwrap()).to_vec()),
         some(vec![6, 17]),
+        proptest::bool::ANY,
     );
     (names, numbers).prop_map(
-        |((listeners, users, authorities, paths, headers), (kinds, ports, networks, protocols))| Matcher {
+        |((listeners, users, authorities, paths, headers), (kinds, ports, networks, protocols, takes_told))| Matcher {
             listeners,
             kinds,
             authorities,
@@ -72,6 +73,7 @@ fn matcher() -> impl Strategy<Value = Matcher> {
             headers,
             users,
             networks,
+            takes_told,
             protocols,
             ports,
         },
@@ -89,16 +91,20 @@ fn facts() -> impl Strategy<Value = Facts> {
         proptest::sample::select(vec!["l1", "l2", "l3"]),
         proptest::option::of(proptest::sample::select(vec!["u1", "u2", "u3"])),
         proptest::option::of(proptest::sample::select(networks.to_vec())),
+        proptest::bool::ANY,
     );
     let lines = proptest::collection::vec(
         (proptest::sample::select(vec!["h1", "h2", "h3"]), proptest::sample::select(vec!["v", "w", "vv", ""])),
         0..4,
     );
-    (choose, lines).prop_map(|((host, path, kind, listener, user, network), lines)| {
+    (choose, lines).prop_map(|((host, path, kind, listener, user, network, is_told), lines)| {
         let mut facts = session(kind, http::Method::GET, host, path).on(listener);
         facts.user = user.map(Arc::from);
         facts.network = network.map(|net| net.parse().unwrap());
         facts.protocol = facts.network.map(|_| 6);
+        if is_told {
+            facts.told = facts.network.take();
+        }
         for (name, value) in lines {
             facts.headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
         }

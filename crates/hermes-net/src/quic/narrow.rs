@@ -1,8 +1,9 @@
 //! Paths that have become narrower than QUIC believes.
 //!
-//! In: what a connection's congestion controller is told. Out: whether long packets are lost and none of them
-//! arrives. quinn finds that out by itself after three losses apart from each other, which takes seconds where
-//! little is sent, and stalls what waits for it; this takes two, and whoever asks sends shorter ones meanwhile.
+//! In: what a connection's congestion controller is told: of losses their sum alone, so that they count where a long
+//! packet is on its way. Out: whether long packets are lost and none of them arrives. quinn finds that out by itself
+//! after three losses apart from each other, which takes seconds where little is sent, and stalls what waits for it;
+//! this takes two, and whoever asks sends shorter ones meanwhile.
 //! Never: another rate than that of the controller within.
 
 use std::any::Any;
@@ -24,6 +25,7 @@ const LOSSES: u32 = 2;
 pub struct Narrow {
     lost: AtomicU32,
     arrived: AtomicU64,
+    answered: AtomicU64,
 }
 
 impl Narrow {
@@ -35,6 +37,11 @@ impl Narrow {
     /// Packets of [`BASE`] bytes or more that have arrived, since the connection began.
     pub fn arrived(&self) -> u64 {
         self.arrived.load(Ordering::Relaxed)
+    }
+
+    /// Packets of any length that have arrived, of those that ask for an acknowledgement.
+    pub fn answered(&self) -> u64 {
+        self.answered.load(Ordering::Relaxed)
     }
 }
 
@@ -50,27 +57,38 @@ pub(super) struct Factory(Arc<CubicConfig>);
 
 impl ControllerFactory for Factory {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
-        Box::new(Watched { inner: self.0.clone().build(now, current_mtu), narrow: Arc::default() })
+        let inner = self.0.clone().build(now, current_mtu);
+        Box::new(Watched { inner, narrow: Arc::default(), last_sent: 0, has_sent_long: false })
     }
 }
 
 struct Watched {
     inner: Box<dyn Controller>,
     narrow: Arc<Narrow>,
+    /// The number of the packet that was sent last.
+    last_sent: u64,
+    /// One of more than [`BASE`] bytes may be on its way.
+    has_sent_long: bool,
 }
 
 impl Controller for Watched {
     fn on_sent(&mut self, now: Instant, bytes: u64, last_packet_number: u64) {
+        // A batch is told of as one: packets of one length, and perhaps a shorter one behind them.
+        let packets = last_packet_number.saturating_sub(self.last_sent).max(1);
+        self.last_sent = last_packet_number;
+        self.has_sent_long |= bytes > BASE * (packets - 1).max(1);
         self.inner.on_sent(now, bytes, last_packet_number);
     }
 
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, app_limited: bool, rtt: &RttEstimator) {
         if bytes > BASE {
             self.narrow.lost.store(0, Ordering::Relaxed);
+            self.has_sent_long = false;
         }
         if bytes >= BASE {
             self.narrow.arrived.fetch_add(1, Ordering::Relaxed);
         }
+        self.narrow.answered.fetch_add(1, Ordering::Relaxed);
         self.inner.on_ack(now, sent, bytes, app_limited, rtt);
     }
 
@@ -79,7 +97,7 @@ impl Controller for Watched {
     }
 
     fn on_congestion_event(&mut self, now: Instant, sent: Instant, is_persistent: bool, lost_bytes: u64) {
-        if lost_bytes > BASE {
+        if lost_bytes > BASE && self.has_sent_long {
             // It stays far below what would wrap: at `LOSSES` long packets are no longer sent.
             self.narrow.lost.fetch_add(1, Ordering::Relaxed);
         }
@@ -95,7 +113,7 @@ impl Controller for Watched {
     }
 
     fn clone_box(&self) -> Box<dyn Controller> {
-        Box::new(Self { inner: self.inner.clone_box(), narrow: self.narrow.clone() })
+        Box::new(Self { inner: self.inner.clone_box(), narrow: self.narrow.clone(), ..*self })
     }
 
     fn initial_window(&self) -> u64 {
@@ -104,5 +122,35 @@ impl Controller for Watched {
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
         self
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// What is held of a path after such batches were sent, of so many packets and bytes, and all of them lost at once,
+    /// twice.
+    fn is_narrow(batches: &[(u64, u64)]) -> bool {
+        let now = Instant::now();
+        let mut watched = Arc::new(Factory::default()).build(now, 1200);
+        let mut sent = 0;
+        for _ in 0..LOSSES {
+            for (packets, bytes) in batches {
+                sent += packets;
+                watched.on_sent(now, *bytes, sent);
+            }
+            watched.on_congestion_event(now, now, false, batches.iter().map(|(_, bytes)| bytes).sum());
+        }
+        watched.into_any().downcast::<Watched>().unwrap().narrow.is_narrow()
+    }
+
+    #[test]
+    fn many_short_packets_that_are_lost_are_no_long_one() {
+        assert!(!is_narrow(&[(1, 200); 10]), "one by one");
+        assert!(!is_narrow(&[(10, 2000)]), "together");
+        assert!(is_narrow(&[(1, 1400)]));
+        assert!(is_narrow(&[(1, 200), (2, 1400 + 60), (1, 200)]), "one of several");
     }
 }

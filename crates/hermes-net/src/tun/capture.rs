@@ -18,7 +18,7 @@ use ipnet::IpNet;
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage};
 
-use super::route::{MAIN, PROTOCOL, Route, family};
+use super::route::{self, MAIN, PROTOCOL, Route, family};
 use super::{Device, TunError, reverse_path};
 use crate::mark::MARK;
 use crate::netlink::{self, Change};
@@ -61,6 +61,11 @@ impl Device {
                 let _ = self.remove_from(self.table(), prefix);
                 return Err(TunError::Capture { device: self.name().to_owned(), prefix, source });
             }
+        }
+        if let Some(rival) = rival(prefix) {
+            let device = self.name();
+            tracing::warn!(%prefix, device, rival, "another process captures the same prefix: what is for it goes into \
+                           the device that was first. Let one of the two nodes capture it alone");
         }
         captures.prefixes.insert(prefix);
         *captures.lengths.entry((is_v4, length)).or_default() += 1;
@@ -193,6 +198,32 @@ fn remove(rule: RuleMessage) {
     if error.kind() != io::ErrorKind::NotFound {
         tracing::warn!(%error, "a rule of a capture cannot be removed (`ip rule`)");
     }
+}
+
+/// The device of another process that captures the same prefix.
+fn rival(prefix: IpNet) -> Option<String> {
+    let (is_v4, length) = length_of(prefix);
+    let mut all = RuleMessage::default();
+    all.header.family = family(any(is_v4));
+    // Of each device that captures something of this length.
+    let [_, own] = pair(0, is_v4, length);
+    let is_alike = |rule: &RuleMessage| {
+        let place = own.attributes.iter().find(|attribute| matches!(attribute, RuleAttribute::Priority(_)));
+        place.is_some_and(|place| rule.attributes.contains(place))
+    };
+    let rules = netlink::list(RouteNetlinkMessage::GetRule(all)).unwrap_or_default();
+    let devices = rules.into_iter().filter_map(|message| match message {
+        RouteNetlinkMessage::NewRule(rule) if is_alike(&rule) => device_of(&rule),
+        _ => None,
+    });
+    let is_ours = |device: &u32| {
+        let own = super::OWN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        own.iter().any(|index| index & DEVICE == *device)
+    };
+    let captures = |device: &u32| route::device_of(TABLES | device, prefix).is_ok_and(|found| found.is_some());
+    let rival = devices.filter(|device| !is_ours(device)).find(captures)?;
+    let name = nix::net::if_::if_indextoname(rival).ok()?;
+    Some(name.to_string_lossy().into_owned())
 }
 
 /// Removes every rule of one device.

@@ -85,6 +85,12 @@ pub enum TunError {
         /// What it said.
         reason: String,
     },
+    /// Somebody has a table of the name that a device's has.
+    #[error("there is a table inet {table} already, which is not this program's")]
+    TableTaken {
+        /// Its name.
+        table: String,
+    },
     /// The kernel does not forward packets, and cannot be told to.
     #[error("{setting}, which a gateway needs, cannot be switched on: {source}")]
     Forwarding {
@@ -127,6 +133,9 @@ impl TunError {
             }
             Self::NoNft { .. } => "Install nftables (the package `nftables`), or use a terminator that needs no NAT",
             Self::Nft { .. } => "See that the kernel has nftables with NAT, and that the node has CAP_NET_ADMIN",
+            Self::TableTaken { .. } => {
+                "Choose another name for the device, or remove that table (`nft delete table inet NAME`)"
+            }
             Self::Forwarding { .. } => {
                 "Set it outside of the container, or let the node write to /proc/sys (root, not read-only)"
             }

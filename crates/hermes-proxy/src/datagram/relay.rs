@@ -22,6 +22,7 @@ use crate::early::Ahead;
 use crate::error::Error;
 use crate::live::{Phase, Session};
 use crate::stream::Reset;
+use crate::worker::Worker;
 
 /// Rounds before other tasks of the worker get their turn, and what may be done in them: a packet is one, a capsule as
 /// many as there are entries of addresses in it.
@@ -90,24 +91,39 @@ struct Said(Vec<(u64, Bytes)>);
 
 /// Requests for addresses that are remembered; a device has few.
 const MOST_SAID: usize = 16;
+/// Bytes of all that is remembered of one flow.
+const MOST_SAID_BYTES: usize = 8 << 10;
 
 impl Said {
-    fn note(&mut self, batch: &Batch) {
+    fn note(&mut self, batch: &Batch, worker: &Worker) {
         for other in &batch.capsules {
-            if let Other::Whole { kind, payload } = other {
-                self.add(*kind, payload.clone());
+            if let Other::Whole { kind, payload } = other
+                && !self.add(*kind, payload)
+            {
+                worker.shared.metrics.limit("remembered-capsules");
             }
         }
     }
 
-    fn add(&mut self, kind: u64, payload: Bytes) {
+    /// False where something is forgotten for it, or it is too long to be remembered.
+    fn add(&mut self, kind: u64, payload: &[u8]) -> bool {
         // Requests add up, the others replace what was said before (RFC 9484, 4.7).
-        if kind != connect_ip::ADDRESS_REQUEST {
+        let is_request = kind == connect_ip::ADDRESS_REQUEST;
+        if !is_request {
             self.0.retain(|(said, _)| *said != kind);
-        } else if self.0.len() >= MOST_SAID {
+        }
+        if payload.len() > MOST_SAID_BYTES {
+            return false;
+        }
+        let before = self.0.len();
+        while self.0.iter().map(|(_, said)| said.len()).sum::<usize>() + payload.len() > MOST_SAID_BYTES
+            || (is_request && self.0.len() >= MOST_SAID)
+        {
             self.0.remove(0);
         }
-        self.0.push((kind, payload));
+        // A slice would keep the whole chunk that it was read in.
+        self.0.push((kind, Bytes::copy_from_slice(payload)));
+        self.0.len() > before
     }
 
     /// The same, as capsules on a stream.
@@ -153,7 +169,9 @@ pub(crate) async fn relay(near: Port, far: Port, session: &Session, reopen: Reop
     };
     relay.join();
     if let Some(Ahead { sent, held }) = session.entry.ahead.take() {
-        of_ip(sent).into_iter().for_each(|(kind, payload)| relay.said.add(kind, payload));
+        for (kind, payload) in of_ip(sent) {
+            relay.said.add(kind, &payload);
+        }
         relay.near.push(held);
     }
     let failed = std::future::poll_fn(|cx| relay.poll(cx)).await;
@@ -246,7 +264,7 @@ impl Relay<'_> {
                 }
                 Err(error) => return Poll::Ready(Err(self.near_error(&error))),
             }
-            self.said.note(&self.up);
+            self.said.note(&self.up, worker);
             self.work += Load::work(&self.up);
             if let Some(last) = self.up.capsules.back() {
                 self.is_within = matches!(last, Other::Piece { ends: false, .. });
@@ -377,5 +395,30 @@ impl Relay<'_> {
             reason: error.to_string(),
             unprocessed: false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_remembered_of_a_client_is_bounded() {
+        let mut said = Said::default();
+        let bytes = |said: &Said| said.0.iter().map(|(_, payload)| payload.len()).sum::<usize>();
+        assert!(said.add(connect_ip::ROUTE_ADVERTISEMENT, &[1; 100]));
+        assert!(!said.add(connect_ip::ADDRESS_REQUEST, &[0; MOST_SAID_BYTES + 1]));
+        for length in [3000, 3000, 3000, 10] {
+            said.add(connect_ip::ADDRESS_REQUEST, &vec![2; length]);
+            assert!(bytes(&said) <= MOST_SAID_BYTES);
+        }
+        // The newest are remembered.
+        assert_eq!(said.0.last().map(|(_, payload)| payload.len()), Some(10));
+        for _ in 0..100 {
+            said.add(connect_ip::ADDRESS_REQUEST, &[3; 10]);
+        }
+        assert_eq!(said.0.len(), MOST_SAID);
+        assert!(said.add(connect_ip::ROUTE_ADVERTISEMENT, &[]) && said.add(connect_ip::ROUTE_ADVERTISEMENT, &[4]));
+        assert_eq!(said.0.iter().filter(|(kind, _)| *kind == connect_ip::ROUTE_ADVERTISEMENT).count(), 1);
     }
 }

@@ -111,6 +111,12 @@ impl Tunnel {
         self.told = told.clamp(ip::MIN_MTU_V4, capsule::MAX_PACKET);
     }
 
+    /// The request spoke of the hop that it went over as it was then. QUIC finds more, and the peer knows its own end
+    /// of that hop: what is behind us is said anew, whatever it is.
+    pub(super) fn has_said_less(&mut self) {
+        self.said = 0;
+    }
+
     /// Tells the peer how long the packets that it sends may be.
     pub(super) fn announce(&mut self, capacity: usize) {
         if std::mem::replace(&mut self.said, capacity) != capacity {

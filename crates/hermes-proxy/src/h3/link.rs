@@ -48,6 +48,8 @@ pub(crate) struct Link {
     windows: Windows,
     /// What streams that nobody reads add to the connection's.
     stalled: Cell<u64>,
+    /// Bytes of heads that have not come whole. They were read, so that no window counts them.
+    unfinished: Cell<usize>,
     /// The peer's.
     settings: Cell<Option<Settings>>,
     settled: Signal<()>,
@@ -89,6 +91,7 @@ impl Link {
             is_server,
             windows,
             stalled: Cell::new(0),
+            unfinished: Cell::new(0),
             settings: Cell::new(None),
             settled: Signal::default(),
             is_confirmed: Cell::new(false),
@@ -118,6 +121,11 @@ impl Link {
         self.narrow.arrived()
     }
 
+    /// Packets of ours that the peer has acknowledged.
+    pub(crate) fn answered(&self) -> u64 {
+        self.narrow.answered()
+    }
+
     /// What may lie unread on one stream, as far as its connection lets it.
     pub(crate) fn stream_window(&self) -> u64 {
         self.windows.stream.min(self.windows.connection).into()
@@ -130,6 +138,13 @@ impl Link {
             let window = u64::from(self.windows.connection) + self.stalled.get();
             self.connection.set_receive_window(quic::VarInt::from_u64(window).unwrap_or(quic::VarInt::MAX));
         }
+    }
+
+    /// A stream keeps so much of a head that has not come whole. False where that of all streams is more than the
+    /// connection's window, or one head, may be.
+    pub(crate) fn holds_unfinished(&self, before: usize, now: usize, one: usize) -> bool {
+        self.unfinished.set(self.unfinished.get() - before + now);
+        now <= before || self.unfinished.get() <= one.max(self.windows.connection as usize)
     }
 
     /// Ends it, and says why.
@@ -157,7 +172,7 @@ impl Link {
         self.settings.get()
     }
 
-    /// Its client's handshake is over.
+    /// The handshake is over, at a server: what comes from now on is no replay.
     pub(crate) fn confirm(&self) {
         self.is_confirmed.set(true);
         self.confirming.notify_waiters();
@@ -184,9 +199,9 @@ impl Link {
         self.goaway.get().is_some() || self.connection.close_reason().is_some()
     }
 
-    /// The peer has said that it did nothing with this stream.
+    /// The peer has said that it did nothing with this stream. A client speaks of pushes instead.
     pub(crate) fn has_refused(&self, stream: u64) -> bool {
-        self.goaway.get().is_some_and(|first| stream >= first)
+        !self.is_server && self.goaway.get().is_some_and(|first| stream >= first)
     }
 
     /// How a stream failed whose connection did.
@@ -362,6 +377,10 @@ impl Link {
                     (h3::SETTINGS, None) => {
                         let settings =
                             Settings::parse(&payload).map_err(|error| Fault(error.code(), error.to_string()))?;
+                        // RFC 9297, section 2.1.1.
+                        if settings.datagrams && self.connection.max_datagram_size().is_none() {
+                            return fault(Code::SettingsError, "HTTP Datagrams without datagrams of QUIC");
+                        }
                         self.settings.set(Some(settings));
                         self.settled.set(());
                     }

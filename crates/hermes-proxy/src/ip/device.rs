@@ -7,7 +7,6 @@
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::fmt;
 use std::future::poll_fn;
 use std::net::IpAddr;
 use std::rc::{Rc, Weak};
@@ -16,9 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use hermes_model::facts::Facts;
 use hermes_model::snapshot::Snapshot;
-use hermes_model::trust::HERMES_ORIGIN;
 use hermes_net::nat::{self, Masquerade};
 use hermes_net::tun::{self, IdleQueue, Queue, ReceiveBuffer, TunError};
 use hermes_wire::ip::{self, Trouble};
@@ -28,56 +25,12 @@ use tokio::task::AbortHandle;
 
 use super::given::Given;
 use super::mailbox::Mailbox;
+use super::owner::Owner;
 use super::table::Table;
 use crate::worker::{Shared, Worker};
 
 /// Reads of one turn before other tasks get theirs.
 const ROUNDS: usize = 4;
-
-/// Whose an address is. Nobody else can take it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Owner {
-    /// A user, whichever way the session comes.
-    User(Arc<str>),
-    /// Without a user: where the session began, as `settle` has proven it.
-    Origin(Arc<str>),
-    /// A listener of our own.
-    Listener(Arc<str>),
-}
-
-impl Owner {
-    /// Whose session it is.
-    pub(crate) fn of(facts: &Facts) -> Self {
-        if let Some(user) = &facts.user {
-            return Owner::User(user.clone());
-        }
-        let origin = facts.headers.get(HERMES_ORIGIN).and_then(|origin| origin.to_str().ok());
-        Owner::Origin(origin.map_or_else(|| Arc::from(facts.source.ip().to_string()), Arc::from))
-    }
-}
-
-impl fmt::Display for Owner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Owner::User(name) => write!(f, "user {name}"),
-            Owner::Origin(origin) => write!(f, "origin {origin}"),
-            Owner::Listener(name) => write!(f, "listener {name}"),
-        }
-    }
-}
-
-impl Owner {
-    /// As it is written for another process.
-    fn parse(text: &str) -> Option<Self> {
-        let (kind, name) = text.split_once(' ')?;
-        Some(match kind {
-            "user" => Owner::User(Arc::from(name)),
-            "origin" => Owner::Origin(Arc::from(name)),
-            "listener" => Owner::Listener(Arc::from(name)),
-            _ => return None,
-        })
-    }
-}
 
 /// A session's hold on a prefix.
 #[derive(Debug)]
@@ -102,7 +55,8 @@ impl Claim {
 /// All holds on one prefix.
 #[derive(Debug, Default)]
 struct Claims {
-    /// Of one owner: a device has a session for each of the networks that it captures, all of them with its one address.
+    /// Of one owner: a device has a session for each of the networks that it captures, all of them with its one
+    /// address.
     /// The narrower ones come first, of equal ones the newer.
     sessions: Vec<Claim>,
     /// A listener captures it. What is for it is for no wider one, though there be no session just now.
@@ -143,8 +97,8 @@ pub(crate) struct Device {
     numbers: AtomicU64,
     /// What clients of all devices were given.
     given: Arc<Given>,
-    /// What sessions have led here. Held while that changes: who takes a prefix and who gives it back are on workers of
-    /// their own.
+    /// What sessions have led here. Held while that changes: who takes a prefix and who gives it back are on
+    /// workers of their own.
     led: Mutex<HashSet<IpNet>>,
     /// What leaves by it has this machine's address, as long as this lives.
     nat: Mutex<Option<Nat>>,
@@ -252,14 +206,13 @@ impl Device {
         self.given.breaks(prefix);
     }
 
-    /// Where no address of these pools is free, one that somebody had a while ago.
-    pub(super) fn free_resting(&self, pools: &[IpNet]) -> Option<IpNet> {
-        let is_one = |net: IpNet| net.prefix_len() == net.max_prefix_len();
-        self.given.free_resting(|net| is_one(net) && pools.iter().any(|pool| pool.contains(&net)))
+    /// An address of these pools that nobody has, or had a while ago. `own` are the device's.
+    pub(super) fn find_free(&self, pools: &[IpNet], own: &[IpAddr], now: u64) -> Option<IpNet> {
+        self.given.find_free(&self.name, pools, now, |net| !own.contains(&net.addr()) && self.is_free(net))
     }
 
-    /// Gives it back. Where nobody holds it now, of this process or another one that has the device, it is led here no
-    /// more.
+    /// Gives it back. Where nobody holds it now, of this process or another one that has the device, it is led here
+    /// no more.
     pub(super) fn release(&self, prefix: IpNet, number: u64, lead: Lead) {
         let mut led = self.led();
         if !self.leave(prefix, number) {
@@ -291,8 +244,8 @@ impl Device {
         is_over && self.net.is_ours()
     }
 
-    /// Leads a prefix here that a session holds, or changes how. False where the kernel, or whoever has such a route, is
-    /// against it.
+    /// Leads a prefix here that a session holds, or changes how. False where the kernel, or whoever has such a
+    /// route, is against it.
     pub(super) fn lead(&self, prefix: IpNet, route: tun::Route, lead: Lead) -> bool {
         let mut led = self.led();
         let is_new = led.insert(prefix);
@@ -340,8 +293,8 @@ impl Device {
         }
     }
 
-    /// From now on what comes from these addresses (`None`: from none) leaves with this machine's. Where it fails nothing
-    /// changes.
+    /// From now on what comes from these addresses (`None`: from none) leaves with this machine's. Where it fails
+    /// nothing changes.
     ///
     /// # Errors
     /// `TunError`: as of [`nat::masquerade`].
@@ -362,8 +315,25 @@ impl Device {
         Ok(())
     }
 
+    /// Whose packets leave with this machine's address now.
+    pub(crate) fn nat(&self) -> Option<Vec<IpNet>> {
+        let nat = self.nat.lock().unwrap_or_else(PoisonError::into_inner);
+        nat.as_ref().map(|(clients, _)| clients.clone())
+    }
+
+    /// Whether clients that are one owner's have as many prefixes as they may.
+    pub(super) fn gives_no_more(&self, owner: &Owner) -> bool {
+        self.given.is_full(owner)
+    }
+
+    /// Nothing comes from it any more.
+    fn finish_sessions(&self) {
+        let claims = self.claims.read().unwrap_or_else(PoisonError::into_inner);
+        claims.iter().flat_map(|(_, claims)| &claims.sessions).for_each(|claim| claim.mailbox.finish());
+    }
+
     /// Whether nobody holds it, a part of it or more than it.
-    pub(super) fn is_free(&self, prefix: IpNet) -> bool {
+    fn is_free(&self, prefix: IpNet) -> bool {
         !self.is_reserved(prefix, None)
             && self.given.is_free(prefix)
             && self.claims.read().unwrap_or_else(PoisonError::into_inner).overlapping(prefix).next().is_none()
@@ -467,6 +437,11 @@ impl Devices {
         self.0.borrow_mut().retain(|name, _| snapshot.devices().any(|device| *device == *name));
     }
 
+    /// There may be another one of its name already.
+    fn forget(&self, device: &Arc<Device>) {
+        self.0.borrow_mut().retain(|_, local| !Arc::ptr_eq(&local.device, device));
+    }
+
     /// The device of this name.
     pub(crate) fn get(&self, name: &str) -> Option<Rc<LocalDevice>> {
         self.0.borrow().get(name).cloned()
@@ -492,6 +467,7 @@ impl Drop for LocalDevice {
 }
 
 /// Reads the queue of this worker, once it is ours to read, until the device is gone or nobody here has it.
+/// Sessions of a device that somebody deleted end: those that come again find the one that is made in its place.
 async fn read(device: Arc<Device>, local: Weak<LocalDevice>, worker: Rc<Worker>) {
     let mut reads = device.reads.subscribe();
     // The device has the other end.
@@ -501,9 +477,31 @@ async fn read(device: Arc<Device>, local: Weak<LocalDevice>, worker: Rc<Worker>)
         let Some(local) = local.upgrade() else { return Poll::Ready(Ok(())) };
         local.poll_deliver(cx, &worker, &local.queue, &mut delivery).map(Err)
     });
-    if let Err(error) = read.await {
-        tracing::warn!(device = %device.name, %error, "a device can be read no more");
+    // A reader is not woken by that: to epoll it is an error, and nothing to be read.
+    let mut network = worker.shared.network.subscribe();
+    let deleted = async {
+        while device.net.is_there() {
+            if network.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    };
+    tokio::select! {
+        read = read => match read {
+            Ok(()) => return,
+            // A busy reader may be told before the network's watcher is.
+            Err(_) if !device.net.is_there() => {}
+            Err(error) => {
+                tracing::warn!(device = %device.name, %error, "a device can be read no more");
+                return;
+            }
+        },
+        () = deleted => {}
     }
+    tracing::warn!(device = %device.name, "somebody has deleted a device: its sessions here end");
+    worker.devices.forget(&device);
+    device.finish_sessions();
+    worker.shared.device_lost.notify_one();
 }
 
 /// What whoever reads a device needs to have.
@@ -543,8 +541,12 @@ impl LocalDevice {
         Delivery { buffer, packets, run }: &mut Delivery,
     ) -> Poll<std::io::Error> {
         for _ in 0..ROUNDS {
-            if let Err(error) = ready!(queue.poll_receive(cx, buffer, |packet| packets.push_back(packet))) {
-                return Poll::Ready(error);
+            match ready!(queue.poll_receive(cx, buffer, |packet| packets.push_back(packet))) {
+                Ok(moved) if moved.refused > 0 => {
+                    worker.shared.metrics.dropped("device-refused", moved.refused as u64);
+                }
+                Ok(_) => {}
+                Err(error) => return Poll::Ready(error),
             }
             self.deliver(worker, packets, run);
         }

@@ -4,10 +4,10 @@
 //! requests for addresses, or their assignment, and the routes. What may not pass is counted by its reason.
 //! Its claims on addresses end with it.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::future::Future as _;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
@@ -21,9 +21,12 @@ use hermes_wire::{capsule, ip};
 use ipnet::IpNet;
 use tokio::time::Sleep;
 
-use super::device::{Lead, LocalDevice, Owner};
+use super::device::{Lead, LocalDevice};
+use super::given::gives;
+use super::inner::Inner;
 use super::judge::{Rules, Verdict, Way};
 use super::link::Link;
+use super::owner::Owner;
 use crate::budget::Budget;
 use crate::datagram::{Batch, Other};
 use crate::worker::Worker;
@@ -41,8 +44,8 @@ const MOST_TOLD: u32 = 50;
 
 /// What this end does about addresses.
 enum Side {
-    /// It asks for those that its link has, to send to this prefix. One that is `passing` leaves the device with what it
-    /// was before; else a listener captures the prefix, tunnel or not.
+    /// It asks for those that its link has, to send to this prefix. One that is `passing` leaves the device with
+    /// what it was before; else a listener captures the prefix, tunnel or not.
     Asks { network: IpNet, wanted: Vec<Address>, answered: bool, passing: bool },
     /// It gives them, as a route's document says.
     Gives { gateway: Gateway, owner: Owner, scope: Option<IpNet> },
@@ -56,13 +59,6 @@ impl Side {
             Side::Asks { passing: false, .. } => Lead::Captured,
         }
     }
-}
-
-/// Whom packets are for, and who gets them.
-#[derive(Clone, Copy)]
-struct Inner {
-    asked: IpAddr,
-    inner: IpAddr,
 }
 
 /// A prefix that the device leads to us.
@@ -239,7 +235,8 @@ impl End {
         self.mtu = mtu;
     }
 
-    /// Has the device's routes say how long packets may be. A peer may change that as often as it likes, the routes not.
+    /// Has the device's routes say how long packets may be. A peer may change that as often as it likes, the routes
+    /// not.
     pub(crate) fn poll_routes(&mut self, cx: &mut Context<'_>) {
         if self.mtu == self.led_mtu || self.claims.is_empty() {
             return;
@@ -342,10 +339,10 @@ impl End {
             return packet;
         }
         let about = ip::cited(&packet, header).map(|(_, to)| to);
-        let Some(inner) = self.inner.iter().find(|inner| Some(inner.inner) == about) else { return packet };
-        let mut changed = packet.to_vec();
-        ip::readdress_cited(&mut changed, header, ip::Side::Destination, inner.inner, inner.asked);
-        changed.into()
+        match self.inner.iter().find(|inner| Some(inner.inner) == about) {
+            Some(inner) => inner.cited_outwards(&packet, header),
+            None => packet,
+        }
     }
 
     /// What a packet's sender is told, at a bounded rate.
@@ -468,19 +465,25 @@ impl End {
         }
     }
 
-    /// Answers a request for addresses; those of before stay.
+    /// Answers a request for addresses; those of before stay. What is refused is said once, and takes no place.
     fn assign(&mut self, wanted: &[Address]) {
-        for address in wanted {
-            let given = self.give(address.prefix).unwrap_or_else(|| nothing(address.prefix));
-            self.assigned.retain(|before| before.request != address.request);
-            if self.assigned.len() < MOST_ADDRESSES {
-                self.assigned.push(Address { request: address.request, prefix: given });
+        let mut refused = Vec::new();
+        for Address { request, prefix } in wanted {
+            self.assigned.retain(|before| before.request != *request);
+            // Nobody may have us look at more than anybody can get.
+            let has_room = self.assigned.len() < MOST_ADDRESSES && refused.len() < MOST_ADDRESSES;
+            match if has_room { self.give(*prefix) } else { None } {
+                Some(prefix) => self.assigned.push(Address { request: *request, prefix }),
+                None => refused.push(Address { request: *request, prefix: nothing(*prefix) }),
             }
         }
-        let given = self.assigned.iter().filter(|address| !address.prefix.address().is_unspecified());
-        self.rules.there = given.map(|address| Route::to(address.prefix)).collect();
+        // Asked again for something else: the first is nobody's.
+        let told: HashSet<Prefix> = self.assigned.iter().map(|address| address.prefix).collect();
+        self.release_where(|claim| !told.contains(&prefix_of(claim.prefix)));
+        self.rules.there = self.assigned.iter().map(|address| Route::to(address.prefix)).collect();
         let mut payload = BytesMut::new();
         connect_ip::put_addresses(&self.assigned, &mut payload);
+        connect_ip::put_addresses(&refused, &mut payload);
         self.say(connect_ip::ADDRESS_ASSIGN, payload);
     }
 
@@ -489,15 +492,18 @@ impl End {
         let Side::Gives { gateway, owner, .. } = &self.side else { return None };
         let (gateway, owner) = (gateway.clone(), owner.clone());
         let net = IpNet::new(wanted.address(), wanted.length()).ok()?;
-        let net = if wanted.address().is_unspecified() { self.free(&gateway, net)? } else { net };
         if self.claims.iter().any(|claim| claim.prefix == net) {
             return Some(prefix_of(net));
         }
-        if self.claims.len() >= MOST_ADDRESSES || !self.may_be_given(&gateway, net) {
+        if self.claims.len() >= MOST_ADDRESSES {
+            return None;
+        }
+        let net = if wanted.address().is_unspecified() { self.free(&gateway, &owner, net)? } else { net };
+        if !self.may_be_given(&gateway, net) {
             return None;
         }
         if !self.claim(net, &owner) {
-            self.tell_refused(net, &gateway.device);
+            self.tell_refusal(&gateway, &owner, net);
             return None;
         }
         if !self.lead(net) {
@@ -507,11 +513,14 @@ impl End {
         Some(prefix_of(net))
     }
 
-    /// An address was asked for that another holds: said now and then, since a client may ask without end.
-    fn tell_refused(&self, address: IpNet, device: &str) {
+    /// What is refused is said now and then, since a client may ask without end.
+    fn tell_refusal(&self, gateway: &Gateway, owner: &Owner, address: IpNet) {
         let Link::Device { local, .. } = &self.link else { return };
-        if let Some(more) = local.shared.refused_addresses.happened(local.shared.now()) {
-            tracing::info!(%address, device, more, "an address that another holds was asked for");
+        let device = &gateway.device;
+        if local.device.gives_no_more(owner) {
+            local.shared.metrics.limit("addresses");
+        } else if let Some(more) = local.shared.refused_addresses.happened(local.shared.now()) {
+            tracing::info!(%address, %device, more, "an address that another holds was asked for");
         }
     }
 
@@ -522,56 +531,16 @@ impl End {
         gives(gateway, net) && !(gateway.assign.is_empty() && local.device.net().leads_elsewhere(net.addr()))
     }
 
-    /// An address that nobody holds.
-    fn free(&self, gateway: &Gateway, like: IpNet) -> Option<IpNet> {
+    /// An address that nobody holds, for whom may have one more.
+    fn free(&self, gateway: &Gateway, owner: &Owner, like: IpNet) -> Option<IpNet> {
         let Link::Device { local, .. } = &self.link else { return None };
+        if local.device.gives_no_more(owner) {
+            local.shared.metrics.limit("addresses");
+            return None;
+        }
         let fits = |pool: &&IpNet| pool.addr().is_ipv4() == like.addr().is_ipv4();
         let pools: Vec<IpNet> = gateway.assign.iter().filter(fits).copied().collect();
-        let free = pools
-            .iter()
-            .flat_map(|pool| pool.hosts().take(MOST_LOOKED_AT))
-            .map(IpNet::from)
-            .find(|net| !gateway.addresses.contains(&net.addr()) && local.device.is_free(*net));
-        free.or_else(|| local.device.free_resting(&pools))
-    }
-}
-
-/// Addresses of a pool that are tried for a free one.
-const MOST_LOOKED_AT: usize = 65_536;
-
-impl Inner {
-    fn of(inner: IpAddr, network: Option<IpNet>) -> Result<Self, String> {
-        let one = network.filter(|network| network.prefix_len() == network.max_prefix_len());
-        match one.map(|network| network.addr()) {
-            Some(asked) if asked.is_ipv4() == inner.is_ipv4() => Ok(Self { asked, inner }),
-            _ => Err(format!("packets go to {inner} alone, and the session is not for one address of its version")),
-        }
-    }
-
-    /// What was given in the place of what was wanted; `None`: it is the same, or not for one machine.
-    fn instead(given: &Address, wanted: &[Address]) -> Option<Self> {
-        let wanted = wanted.iter().find(|wanted| wanted.request == given.request)?;
-        let (asked, inner) = (one_address(given.prefix)?, one_address(wanted.prefix)?);
-        (asked != inner && asked.is_ipv4() == inner.is_ipv4()).then_some(Self { asked, inner })
-    }
-
-    fn inwards(self, packet: &mut Bytes) {
-        let Ok(header) = ip::parse(packet) else { return };
-        if header.destination != self.asked {
-            return;
-        }
-        let mut changed = packet.to_vec();
-        if ip::readdress(&mut changed, &header, ip::Side::Destination, self.inner) {
-            *packet = changed.into();
-        }
-    }
-
-    fn outwards(self, packet: Bytes, header: ip::Header) -> (Bytes, ip::Header) {
-        let mut changed = packet.to_vec();
-        if !ip::readdress(&mut changed, &header, ip::Side::Source, self.asked) {
-            return (packet, header);
-        }
-        (changed.into(), ip::Header { source: self.asked, ..header })
+        local.device.find_free(&pools, &gateway.addresses, local.shared.now())
     }
 }
 
@@ -588,32 +557,6 @@ impl Drop for End {
     }
 }
 
-/// Whether the document gives it to clients: of the pools that it names, else any private address.
-pub(super) fn gives(gateway: &Gateway, net: IpNet) -> bool {
-    let address = net.addr();
-    let is_fit = ip::is_one_host(address) && !address.is_loopback();
-    if !is_fit || gateway.addresses.iter().any(|own| net.contains(own)) {
-        return false;
-    }
-    if !gateway.assign.is_empty() {
-        return gateway.assign.iter().any(|pool| pool.contains(&net));
-    }
-    net.prefix_len() == net.max_prefix_len() && is_private(address)
-}
-
-/// Networks that are nobody's on the Internet (RFC 1918, RFC 6598, RFC 4193).
-const PRIVATE: [(IpAddr, u8); 5] = [
-    (IpAddr::V4(Ipv4Addr::new(10, 0, 0, 0)), 8),
-    (IpAddr::V4(Ipv4Addr::new(172, 16, 0, 0)), 12),
-    (IpAddr::V4(Ipv4Addr::new(192, 168, 0, 0)), 16),
-    (IpAddr::V4(Ipv4Addr::new(100, 64, 0, 0)), 10),
-    (IpAddr::V6(Ipv6Addr::new(0xfc00, 0, 0, 0, 0, 0, 0, 0)), 7),
-];
-
-fn is_private(address: IpAddr) -> bool {
-    PRIVATE.iter().any(|(start, length)| IpNet::new(*start, *length).is_ok_and(|net| net.contains(&address)))
-}
-
 /// What an answer has in the place of an address that is not given (RFC 9484, section 4.7.1).
 fn nothing(wanted: Prefix) -> Prefix {
     match wanted.address() {
@@ -625,12 +568,6 @@ fn nothing(wanted: Prefix) -> Prefix {
 /// As the wire has it. An `IpNet` that is truncated is always a prefix.
 pub(super) fn prefix_of(net: IpNet) -> Prefix {
     Prefix::new(net.trunc().addr(), net.prefix_len()).unwrap_or_else(|_| Prefix::of(net.addr()))
-}
-
-/// The address of a prefix that has one.
-fn one_address(prefix: Prefix) -> Option<IpAddr> {
-    let whole = if prefix.address().is_ipv4() { 32 } else { 128 };
-    (prefix.length() == whole).then_some(prefix.address())
 }
 
 /// Of two prefixes the one that lies within the other.

@@ -11,7 +11,8 @@ use hermes_wire::connect_ip::Route;
 use hermes_wire::ip::{self, Header};
 use ipnet::IpNet;
 
-use super::end::{gives, prefix_of};
+use super::end::prefix_of;
+use super::given::gives;
 use super::judge::{Rules, Verdict, Way};
 
 /// The head of a packet that somebody thinks of.

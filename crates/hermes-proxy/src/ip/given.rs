@@ -1,26 +1,45 @@
 //! Whose each prefix is that clients were given, on all devices of the node: they share the machine's routes.
 //!
 //! In: prefixes, as sessions take them and give them back. Out: whether one may have it. Nothing overlaps what is
-//! another's, nor for a while what was the one's whose session broke. Never: a prefix that a listener captures; those are a device's own.
+//! another's, nor for a while what was the one's whose session broke, and an owner has so many. Never: a prefix that a
+//! listener captures; those are a device's own.
 
-use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use hermes_model::snapshot::Gateway;
+use hermes_wire::ip;
 use ipnet::IpNet;
 
-use super::device::Owner;
+use super::owner::Owner;
 use super::table::Table;
+
+/// Prefixes that one owner may have at a time: as many sessions as it likes share them. A pool is for more than one.
+const MOST_OWNED: usize = 128;
 
 /// Of the whole node. Taken where sessions begin and end, never for a packet.
 #[derive(Debug, Default)]
-pub(crate) struct Given(Mutex<Holdings>);
+pub(crate) struct Given {
+    holdings: Mutex<Holdings>,
+    /// By device and pool. Locked before anything that a search looks at.
+    searches: Mutex<HashMap<(Arc<str>, IpNet), Search>>,
+}
 
 #[derive(Debug, Default)]
 struct Holdings {
     table: Table<Holding>,
     /// Prefixes that rest, and until when: the first to end first.
     resting: VecDeque<(IpNet, Instant)>,
+    shares: HashMap<Owner, Share>,
+}
+
+/// How many prefixes one owner has, and how many of them rest.
+#[derive(Debug, Default)]
+struct Share {
+    prefixes: usize,
+    resting: usize,
 }
 
 /// A prefix that sessions of one owner have, or had a moment ago.
@@ -33,34 +52,27 @@ struct Holding {
     until: Option<Instant>,
 }
 
-/// Whose session broke has its prefixes for so long: connections to them last, and what comes for them is nobody else's.
+/// Whose session broke has its prefixes for so long: connections to them last, and what comes for them is nobody
+/// else's.
 const REST: Duration = Duration::from_secs(60);
 /// Prefixes that rest, of all owners. With more the first are free at once.
 const MOST_RESTING: usize = 4096;
 
 impl Given {
     fn lock(&self) -> MutexGuard<'_, Holdings> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.holdings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One more session of this owner has it. False: a part of it, or more than it, is another's.
+    fn searches(&self) -> MutexGuard<'_, HashMap<(Arc<str>, IpNet), Search>> {
+        self.searches.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One more session of this owner has it. False: a part of it, or more than it, is another's, or the owner has as
+    /// much as one may have.
     pub(super) fn take(&self, prefix: IpNet, owner: &Owner) -> bool {
         let mut holdings = self.lock();
         holdings.forget(Instant::now());
-        if holdings.table.overlapping(prefix).any(|holding| holding.owner != *owner) {
-            return false;
-        }
-        match holdings.table.get_mut(prefix) {
-            Some(holding) => {
-                holding.sessions += 1;
-                holding.until = None;
-            }
-            None => {
-                let holding = Holding { owner: owner.clone(), sessions: 1, is_broken: false, until: None };
-                holdings.table.insert(prefix, holding);
-            }
-        }
-        true
+        holdings.take(prefix, owner)
     }
 
     /// The session that is about to give it back was broken off: its owner may come again.
@@ -72,23 +84,27 @@ impl Given {
 
     /// One less has it.
     pub(super) fn give_back(&self, prefix: IpNet) {
+        if self.end_session(prefix) {
+            let mut searches = self.searches();
+            searches.iter_mut().for_each(|((_, pool), search)| search.hear_of_free(*pool, prefix));
+        }
+    }
+
+    /// True where no session has it now.
+    fn end_session(&self, prefix: IpNet) -> bool {
         let mut holdings = self.lock();
-        let Some(holding) = holdings.table.get_mut(prefix) else { return };
+        let Some(holding) = holdings.table.get_mut(prefix) else { return false };
         holding.sessions = holding.sessions.saturating_sub(1);
         let is_broken = std::mem::take(&mut holding.is_broken);
         if holding.sessions > 0 {
-            return;
+            return false;
         }
-        if !is_broken {
-            holdings.table.remove(prefix);
-            return;
+        if is_broken {
+            holdings.rest(prefix, Instant::now() + REST);
+        } else {
+            holdings.remove(prefix);
         }
-        let until = Instant::now() + REST;
-        holding.until = Some(until);
-        holdings.resting.push_back((prefix, until));
-        if holdings.resting.len() > MOST_RESTING {
-            holdings.free_first(|_| true);
-        }
+        true
     }
 
     /// Whether nobody has it, a part of it or more than it.
@@ -98,101 +114,201 @@ impl Given {
         holdings.table.overlapping(prefix).next().is_none()
     }
 
-    /// Where no address is free, the one that has rested for longest.
-    pub(super) fn free_resting(&self, fits: impl Fn(IpNet) -> bool) -> Option<IpNet> {
-        let mut holdings = self.lock();
-        while holdings.resting.iter().any(|(prefix, _)| fits(*prefix)) {
-            if let Some(freed) = holdings.free_first(&fits) {
-                return Some(freed);
+    /// Whether this owner has as much as one may have, and none of that rests.
+    pub(super) fn is_full(&self, owner: &Owner) -> bool {
+        self.lock().shares.get(owner).is_some_and(|share| share.prefixes - share.resting >= MOST_OWNED)
+    }
+
+    /// The first address of a device's pools that is free, else the one that has rested for longest. Whoever asks
+    /// without end has none looked at twice: what was found taken is so for a while, unless it is given back.
+    pub(super) fn find_free(
+        &self,
+        device: &Arc<str>,
+        pools: &[IpNet],
+        now: u64,
+        is_free: impl Fn(IpNet) -> bool,
+    ) -> Option<IpNet> {
+        let mut searches = self.searches();
+        let key = |pool: &IpNet| (device.clone(), *pool);
+        for pool in pools {
+            let found = searches.entry(key(pool)).or_default().find(*pool, now, &is_free);
+            if found.is_some() {
+                return found;
             }
         }
-        None
+        if pools.iter().all(|pool| searches.get(&key(pool)).is_some_and(|search| search.is_spent)) {
+            return None;
+        }
+        let is_one = |net: IpNet| net.prefix_len() == net.max_prefix_len();
+        let fits = |net: IpNet, _: &Owner| is_one(net) && pools.iter().any(|pool| pool.contains(&net));
+        let rested = self.lock().free_first(fits);
+        if rested.is_none() {
+            pools.iter().for_each(|pool| searches.entry(key(pool)).or_default().is_spent = true);
+        }
+        rested
     }
 }
 
+/// How far a pool was looked through for a free address.
+#[derive(Clone, Copy, Debug, Default)]
+struct Search {
+    /// So many of the first addresses were taken.
+    taken: usize,
+    /// None of it was free, and none rested.
+    is_spent: bool,
+    /// From then on, in milliseconds of the node's clock, nothing of this is sure: listeners and documents take and
+    /// leave addresses too.
+    until: u64,
+}
+
+/// Milliseconds for which addresses that were taken are not looked at again.
+const LOOK_AGAIN: u64 = 1000;
+/// Addresses of a pool that are tried for a free one.
+const MOST_LOOKED_AT: usize = 65_536;
+
+impl Search {
+    fn find(&mut self, pool: IpNet, now: u64, is_free: impl Fn(IpNet) -> bool) -> Option<IpNet> {
+        if now >= self.until {
+            *self = Self { until: now + LOOK_AGAIN, ..Self::default() };
+        }
+        let mut left = pool.hosts().take(MOST_LOOKED_AT).skip(self.taken).map(IpNet::from);
+        left.find(|net| {
+            let is_it = is_free(*net);
+            self.taken += usize::from(!is_it);
+            is_it
+        })
+    }
+
+    fn hear_of_free(&mut self, pool: IpNet, prefix: IpNet) {
+        if !pool.contains(&prefix) && !prefix.contains(&pool) {
+            return;
+        }
+        self.is_spent = false;
+        self.taken = self.taken.min(place(pool, prefix.addr()));
+    }
+}
+
+/// How many of a pool's addresses come before this one, at most.
+fn place(pool: IpNet, address: IpAddr) -> usize {
+    let before = match (pool.network(), address) {
+        (IpAddr::V4(first), IpAddr::V4(address)) => u128::from(address.to_bits().saturating_sub(first.to_bits())),
+        (IpAddr::V6(first), IpAddr::V6(address)) => address.to_bits().saturating_sub(first.to_bits()),
+        _ => 0,
+    };
+    // The first one may be nobody's.
+    usize::try_from(before).unwrap_or(usize::MAX).saturating_sub(1)
+}
+
 impl Holdings {
-    /// Frees what has rested long enough.
-    fn forget(&mut self, now: Instant) {
-        while self.resting.front().is_some_and(|(_, until)| *until <= now) {
-            self.free_first(|_| true);
+    /// One more session of the owner has it, if it may.
+    fn take(&mut self, prefix: IpNet, owner: &Owner) -> bool {
+        if self.table.overlapping(prefix).any(|holding| holding.owner != *owner) {
+            return false;
+        }
+        if let Some(holding) = self.table.get_mut(prefix) {
+            holding.sessions += 1;
+            if holding.until.take().is_some() {
+                self.share(owner).resting -= 1;
+            }
+            return true;
+        }
+        let share = self.share(owner);
+        if share.prefixes >= MOST_OWNED && share.resting > 0 {
+            // What it has no more goes first.
+            self.free_first(|_, holder| holder == owner);
+        }
+        let share = self.share(owner);
+        if share.prefixes >= MOST_OWNED {
+            return false;
+        }
+        share.prefixes += 1;
+        let holding = Holding { owner: owner.clone(), sessions: 1, is_broken: false, until: None };
+        self.table.insert(prefix, holding);
+        true
+    }
+
+    fn share(&mut self, owner: &Owner) -> &mut Share {
+        self.shares.entry(owner.clone()).or_default()
+    }
+
+    /// Nobody has it any more.
+    fn remove(&mut self, prefix: IpNet) {
+        let Some(Holding { owner, until, .. }) = self.table.remove(prefix) else { return };
+        let share = self.share(&owner);
+        share.prefixes -= 1;
+        share.resting -= usize::from(until.is_some());
+        if share.prefixes == 0 {
+            self.shares.remove(&owner);
         }
     }
 
-    /// Frees the first that rests and fits. Those that were taken again are none.
-    fn free_first(&mut self, fits: impl Fn(IpNet) -> bool) -> Option<IpNet> {
-        let at = self.resting.iter().position(|(prefix, _)| fits(*prefix))?;
-        let (prefix, until) = self.resting.remove(at)?;
-        let is_resting = self.table.get(prefix).is_some_and(|holding| holding.until == Some(until));
-        if is_resting {
-            self.table.remove(prefix);
+    /// It waits for its owner.
+    fn rest(&mut self, prefix: IpNet, until: Instant) {
+        let Some(holding) = self.table.get_mut(prefix) else { return };
+        holding.until = Some(until);
+        let owner = holding.owner.clone();
+        self.share(&owner).resting += 1;
+        self.resting.push_back((prefix, until));
+        if self.resting.len() > MOST_RESTING {
+            self.end_first_rest();
         }
-        is_resting.then_some(prefix)
     }
+
+    /// Frees what has rested long enough.
+    fn forget(&mut self, now: Instant) {
+        while self.resting.front().is_some_and(|(_, until)| *until <= now) {
+            self.end_first_rest();
+        }
+    }
+
+    fn end_first_rest(&mut self) {
+        if let Some(first) = self.resting.pop_front()
+            && self.resting_of(&first).is_some()
+        {
+            self.remove(first.0);
+        }
+    }
+
+    /// Whose it is that rests; `None`: it was taken again.
+    fn resting_of(&self, (prefix, until): &(IpNet, Instant)) -> Option<&Owner> {
+        self.table.get(*prefix).filter(|holding| holding.until == Some(*until)).map(|holding| &holding.owner)
+    }
+
+    /// Frees the first that rests and fits.
+    fn free_first(&mut self, fits: impl Fn(IpNet, &Owner) -> bool) -> Option<IpNet> {
+        let fits = |resting: &(IpNet, Instant)| self.resting_of(resting).is_some_and(|owner| fits(resting.0, owner));
+        let (prefix, _) = self.resting.remove(self.resting.iter().position(fits)?)?;
+        self.remove(prefix);
+        Some(prefix)
+    }
+}
+
+/// Whether the document gives it to clients: of the pools that it names, else any private address.
+pub(super) fn gives(gateway: &Gateway, net: IpNet) -> bool {
+    let address = net.addr();
+    let is_fit = ip::is_one_host(address) && !address.is_loopback();
+    if !is_fit || gateway.addresses.iter().any(|own| net.contains(own)) {
+        return false;
+    }
+    if !gateway.assign.is_empty() {
+        return gateway.assign.iter().any(|pool| pool.contains(&net));
+    }
+    net.prefix_len() == net.max_prefix_len() && is_private(address)
+}
+
+/// Networks that are nobody's on the Internet (RFC 1918, RFC 6598, RFC 4193).
+const PRIVATE: [(IpAddr, u8); 5] = [
+    (IpAddr::V4(Ipv4Addr::new(10, 0, 0, 0)), 8),
+    (IpAddr::V4(Ipv4Addr::new(172, 16, 0, 0)), 12),
+    (IpAddr::V4(Ipv4Addr::new(192, 168, 0, 0)), 16),
+    (IpAddr::V4(Ipv4Addr::new(100, 64, 0, 0)), 10),
+    (IpAddr::V6(Ipv6Addr::new(0xfc00, 0, 0, 0, 0, 0, 0, 0)), 7),
+];
+
+fn is_private(address: IpAddr) -> bool {
+    PRIVATE.iter().any(|(start, length)| IpNet::new(*start, *length).is_ok_and(|net| net.contains(&address)))
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_part_of_what_is_given_is_given_to_another_until_its_last_session_is_over() {
-        let given = Given::default();
-        let [alice, bob] = ["alice", "bob"].map(|name| Owner::User(name.into()));
-        let net = |text: &str| text.parse::<IpNet>().unwrap();
-        let (network, one) = (net("10.20.0.16/28"), net("10.20.0.17/32"));
-        // A session that moves has it on two devices for a while.
-        assert!(given.take(network, &alice) && given.take(network, &alice) && given.take(one, &alice));
-        given.give_back(one);
-        for part in [one, network, net("10.20.0.0/24")] {
-            assert!(!given.take(part, &bob) && !given.is_free(part), "{part}");
-        }
-        assert!(given.take(net("10.20.0.1/32"), &bob));
-        given.give_back(network);
-        assert!(!given.take(one, &bob));
-        given.give_back(network);
-        assert!(given.is_free(one) && given.take(one, &bob));
-    }
-
-    #[test]
-    fn what_was_lost_by_a_broken_session_waits_for_its_owner() {
-        let given = Given::default();
-        let [alice, bob] = ["alice", "bob"].map(|name| Owner::User(name.into()));
-        let one: IpNet = "10.20.0.17/32".parse().unwrap();
-        let part = |is_broken| {
-            if is_broken {
-                given.breaks(one);
-            }
-            given.give_back(one);
-        };
-        assert!(given.take(one, &alice) && given.take(one, &alice));
-        // One of two is broken off: it is hers in any case, and free when the other ends in order.
-        part(true);
-        part(false);
-        assert!(given.take(one, &bob));
-        part(true);
-        assert!(!given.is_free(one) && !given.take(one, &alice) && given.take(one, &bob));
-        part(true);
-        assert_eq!(given.free_resting(|net| net != one), None);
-        // Of the two times that it rested the first is no longer true.
-        assert_eq!(given.free_resting(|net| net == one), Some(one));
-        assert!(given.take(one, &alice));
-        part(true);
-        given.lock().forget(Instant::now() + REST);
-        assert!(given.is_free(one) && given.lock().resting.is_empty());
-    }
-
-    #[test]
-    fn no_more_rest_than_there_may_be() {
-        let given = Given::default();
-        let alice = Owner::User("alice".into());
-        for number in 0..2 * MOST_RESTING as u32 {
-            let one = IpNet::from(std::net::IpAddr::from(std::net::Ipv4Addr::from(0x0a00_0000 + number)));
-            assert!(given.take(one, &alice));
-            given.breaks(one);
-            given.give_back(one);
-        }
-        let holdings = given.lock();
-        assert_eq!((holdings.resting.len(), holdings.table.iter().count()), (MOST_RESTING, MOST_RESTING));
-    }
-}
+mod tests;

@@ -61,7 +61,7 @@ impl Link {
     /// Takes packets into an empty batch. False where none will come any more.
     pub(super) fn poll_take(&self, cx: &Context<'_>, batch: &mut VecDeque<Bytes>) -> Poll<bool> {
         match self {
-            Link::Device { mailbox, .. } => mailbox.poll_take(cx, batch).map(|()| true),
+            Link::Device { mailbox, .. } => mailbox.poll_take(cx, batch),
             Link::Peer { flow, .. } => {
                 let more = ready!(flow.queue.poll_take(cx, batch));
                 // An empty datagram says that the peer is there, and carries nothing.
@@ -74,7 +74,7 @@ impl Link {
     /// Waits until none will come any more, and takes none.
     pub(super) fn poll_finished(&self, cx: &Context<'_>) -> Poll<()> {
         match self {
-            Link::Device { .. } => Poll::Pending,
+            Link::Device { mailbox, .. } => mailbox.poll_finished(cx),
             Link::Peer { flow, .. } => flow.queue.poll_finished(cx),
         }
     }

@@ -61,13 +61,33 @@ impl Mailbox {
         self.letters().is_closed
     }
 
-    /// Takes a batch, into an empty one.
-    pub(super) fn poll_take(&self, cx: &Context<'_>, batch: &mut VecDeque<Bytes>) -> Poll<()> {
+    /// Nothing will come any more: its session hears of it when it has taken what there is.
+    pub(super) fn finish(&self) {
+        let mut letters = self.letters();
+        letters.is_closed = true;
+        let waker = letters.waker.take();
+        drop(letters);
+        waker.inspect(Waker::wake_by_ref);
+    }
+
+    /// Waits for that, and takes nothing.
+    pub(super) fn poll_finished(&self, cx: &Context<'_>) -> Poll<()> {
+        let mut letters = self.letters();
+        if letters.is_closed {
+            return Poll::Ready(());
+        }
+        letters.wake_later(cx);
+        Poll::Pending
+    }
+
+    /// Takes a batch, into an empty one. False where none will come any more.
+    pub(super) fn poll_take(&self, cx: &Context<'_>, batch: &mut VecDeque<Bytes>) -> Poll<bool> {
         let mut letters = self.letters();
         if letters.packets.is_empty() {
-            if !letters.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
-                letters.waker = Some(cx.waker().clone());
+            if letters.is_closed {
+                return Poll::Ready(false);
             }
+            letters.wake_later(cx);
             return Poll::Pending;
         }
         if letters.packets.len() <= BATCH {
@@ -77,6 +97,14 @@ impl Mailbox {
             batch.extend(letters.packets.drain(..BATCH));
             letters.bytes -= batch.iter().map(weight).sum::<usize>();
         }
-        Poll::Ready(())
+        Poll::Ready(true)
+    }
+}
+
+impl Letters {
+    fn wake_later(&mut self, cx: &Context<'_>) {
+        if !self.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            self.waker = Some(cx.waker().clone());
+        }
     }
 }

@@ -10,8 +10,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ipnet::IpNet;
 
-use super::device::{Lead, LocalDevice, Owner};
+use super::device::{Lead, LocalDevice};
 use super::mailbox::Mailbox;
+use super::owner::Owner;
 
 /// A hold on a prefix, for what no narrower one takes.
 pub(crate) struct Newcomers {
@@ -29,11 +30,10 @@ impl Newcomers {
         Some(Self { local: local.clone(), prefix, mailbox, number })
     }
 
-    /// The next batch of packets.
-    pub(crate) async fn next(&self) -> VecDeque<Bytes> {
+    /// The next batch of packets. `None`: the device is gone.
+    pub(crate) async fn next(&self) -> Option<VecDeque<Bytes>> {
         let mut batch = VecDeque::new();
-        std::future::poll_fn(|cx| self.mailbox.poll_take(cx, &mut batch)).await;
-        batch
+        std::future::poll_fn(|cx| self.mailbox.poll_take(cx, &mut batch)).await.then_some(batch)
     }
 }
 

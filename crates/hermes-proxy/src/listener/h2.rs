@@ -4,7 +4,6 @@
 //! with it, and nothing is spawned a request. Concurrent streams, resets, header sizes and windows
 //! are bounded (rapid reset, CONTINUATION flood: CVE-2023-44487, CVE-2024-24549 and the like).
 
-use std::future::Future;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,11 +14,12 @@ use futures_util::stream::{FuturesUnordered, Stream};
 use h2::Reason;
 use h2::server::SendResponse;
 use hermes_model::limits::Limits;
-use http::{Method, Request as HttpRequest, Response, StatusCode};
+use http::{HeaderMap, Method, Request as HttpRequest, Response, StatusCode};
 use http_body::Body as HttpBody;
 
 use super::calm::{Bounds, Cancels, Fate};
 use super::http::{Client, Watched};
+use super::wait::{Answers, Wait, sent_by_client};
 use crate::body::{Body, Interim, RequestBody, ResponseBody, StreamBody, settle_length};
 use crate::early::Early;
 use crate::error::Error;
@@ -167,14 +167,8 @@ async fn serve_stream(
             let interim = Arc::new(Interim::default());
             request.interim = Some(interim.clone());
             request.early = tunnelled.as_mut().map(|recv| Early::new(recv));
-            let wait = Wait {
-                respond: &mut respond.respond,
-                interim,
-                body: (expects && !is_connect).then(|| body.clone()),
-                continued: false,
-                connection: &connection,
-                hints: 0,
-            };
+            let mut to = Waiting { respond: &mut respond.respond, connection: &connection };
+            let wait = Wait::new(&mut to, interim, (expects && !is_connect).then(|| body.clone()));
             drop(body);
             match wait.for_served(pin!(session::serve(&worker, request))).await {
                 Some(served) => served,
@@ -194,63 +188,25 @@ async fn serve_stream(
     Fate::Answered
 }
 
-/// Waits for the response, and meanwhile sends what comes before it.
-struct Wait<'a> {
+/// An answer's stream, and its connection.
+struct Waiting<'a> {
     respond: &'a mut SendResponse<Bytes>,
-    interim: Arc<Interim>,
-    /// Set where the client waits for 100.
-    body: Option<RequestBody>,
-    continued: bool,
     connection: &'a Connection,
-    /// Passed on so far.
-    hints: usize,
 }
 
-/// Interim responses that a client is sent before one answer; no window counts them, and they are only
-/// hints.
-const MOST_HINTS: usize = 16;
-
-impl Wait<'_> {
-    /// `None` where the client gave up.
-    async fn for_served(mut self, mut serve: Pin<&mut impl Future<Output = Served>>) -> Option<Served> {
-        std::future::poll_fn(|cx| {
-            let served = serve.as_mut().poll(cx);
-            self.send_interim();
-            // A request that was broken off may have been answered for that very reason.
-            match (self.poll_reset(cx), served) {
-                (Poll::Ready(()), _) => Poll::Ready(None),
-                (Poll::Pending, served) => served.map(Some),
-            }
-        })
-        .await
-    }
-
-    fn send_interim(&mut self) {
-        if !self.continued && self.body.as_ref().is_some_and(RequestBody::is_wanted) {
-            self.continued = true;
-            self.inform(StatusCode::CONTINUE, http::HeaderMap::new());
-        }
-        for response in self.interim.take() {
-            let (mut parts, ()) = response.into_parts();
-            crate::headers::strip_hop_by_hop(&mut parts.headers);
-            crate::headers::strip_overlay(&mut parts.headers);
-            // 101 has no meaning in h2 (RFC 9113, 8.6).
-            let is_hint = parts.status != StatusCode::SWITCHING_PROTOCOLS;
-            if is_hint && self.hints < MOST_HINTS && !self.connection.is_blocked.get() {
-                self.hints += 1;
-                self.inform(parts.status, parts.headers);
-            }
-        }
-    }
-
-    fn inform(&mut self, status: StatusCode, headers: http::HeaderMap) {
+impl Answers for Waiting<'_> {
+    fn inform(&mut self, status: StatusCode, headers: HeaderMap) {
         let mut response = Response::new(());
         *response.status_mut() = status;
         *response.headers_mut() = headers;
         let _ = self.respond.send_informational(response);
     }
 
-    fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    fn takes_hints(&self) -> bool {
+        !self.connection.is_blocked.get()
+    }
+
+    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.respond.poll_reset(cx).map(|_| ())
     }
 }
@@ -273,15 +229,8 @@ async fn send(response: Response<ResponseBody>, to: &mut Respond) {
 }
 
 async fn tunnel(mut open: Box<Tunnel>, to: Respond, tunnelled: Option<Receiver>) {
-    let by_post = open.body.take().and_then(RequestBody::into_body);
     let Respond { mut respond, backlog } = to;
-    let recv = match (tunnelled, by_post) {
-        (Some(recv), _) => Some(recv),
-        (None, Some(Body::Stream(body))) => Some(body.into_stream()),
-        // The POST ended with its head: one direction is over already.
-        _ => None,
-    };
-    let Some(recv) = recv else {
+    let Some(recv) = sent_by_client(&mut open, tunnelled) else {
         respond.send_reset(Reason::PROTOCOL_ERROR);
         open.session.entry.fail(&Error::Malformed("a tunnel whose request has ended".to_owned()));
         return;

@@ -24,6 +24,7 @@ use super::calm::{self, Cancels, Fate};
 use super::http::Client;
 use super::quic::Begun;
 use super::trust_by_address;
+use super::wait::{Answers, Wait, sent_by_client};
 use crate::body::{Body, Interim, RequestBody, ResponseBody, StreamBody, settle_length};
 use crate::early::Early;
 use crate::error::Error;
@@ -208,13 +209,7 @@ async fn serve_request(
             // ahead of packets is whole.
             let may_go = datagrams.is_none() || request.facts.kind == Kind::Ip;
             request.early = tunnelled.as_mut().filter(|_| may_go).map(|recv| Early::new(recv));
-            let wait = Wait {
-                send: &mut send,
-                interim,
-                body: (expects && !is_connect).then(|| body.clone()),
-                continued: false,
-                hints: 0,
-            };
+            let wait = Wait::new(&mut send, interim, (expects && !is_connect).then(|| body.clone()));
             drop(body);
             match wait.for_served(pin!(session::serve(&worker, request))).await {
                 Some(served) => served,
@@ -310,7 +305,10 @@ async fn take_head(recv: &mut halves::Receiver) -> Result<(Parts, Option<u64>), 
     if length == Some(0)
         && let Some(Err(error)) = std::future::poll_fn(|cx| recv.poll_chunk(cx, usize::MAX)).await
     {
-        return Err(NoRequest::Refused(FieldError::Malformed(error.to_string())));
+        return Err(match recv.fault().get() {
+            Some(Fault::Malformed) => NoRequest::Refused(FieldError::Malformed(error.to_string())),
+            _ => NoRequest::Broken(error),
+        });
     }
     Ok((parts, length))
 }
@@ -350,7 +348,7 @@ async fn serve_confirmed(
     request.connection = Some(connection.clone());
     let interim = Arc::new(Interim::default());
     request.interim = Some(interim.clone());
-    let wait = Wait { send, interim, body: None, continued: false, hints: 0 };
+    let wait = Wait::new(send, interim, None);
     wait.for_served(pin!(session::serve(worker, request))).await
 }
 
@@ -391,51 +389,19 @@ async fn refuse(worker: &Worker, mut recv: halves::Receiver, mut send: halves::S
     Fate::Malformed
 }
 
-/// Waits for the response, and meanwhile sends what comes before it.
-struct Wait<'a> {
-    send: &'a mut halves::Sender,
-    interim: Arc<Interim>,
-    /// Set where the client waits for 100.
-    body: Option<RequestBody>,
-    continued: bool,
-    /// Passed on so far.
-    hints: usize,
-}
-
-/// Interim responses that a client is sent before one answer: they are only hints.
-const MOST_HINTS: usize = 16;
-
-impl Wait<'_> {
-    /// `None` where the client gave up.
-    async fn for_served(mut self, mut serve: std::pin::Pin<&mut impl Future<Output = Served>>) -> Option<Served> {
-        std::future::poll_fn(|cx| {
-            let served = serve.as_mut().poll(cx);
-            self.send_interim(cx);
-            match (self.send.poll_reset(cx), served) {
-                (Poll::Ready(_), _) => Poll::Ready(None),
-                (Poll::Pending, served) => served.map(Some),
-            }
-        })
-        .await
+impl Answers for halves::Sender {
+    fn inform(&mut self, status: StatusCode, headers: HeaderMap) {
+        self.send_head(fields::put_response(status, &headers), false);
     }
 
-    fn send_interim(&mut self, cx: &mut Context<'_>) {
-        if !self.continued && self.body.as_ref().is_some_and(RequestBody::is_wanted) {
-            self.continued = true;
-            self.send.send_head(fields::put_response(StatusCode::CONTINUE, &HeaderMap::new()), false);
-        }
-        for response in self.interim.take() {
-            let (mut parts, ()) = response.into_parts();
-            crate::headers::strip_hop_by_hop(&mut parts.headers);
-            crate::headers::strip_overlay(&mut parts.headers);
-            // 101 has no meaning in h3 (RFC 9114, 4.5).
-            if parts.status != StatusCode::SWITCHING_PROTOCOLS && self.hints < MOST_HINTS {
-                self.hints += 1;
-                self.send.send_head(fields::put_response(parts.status, &parts.headers), false);
-            }
-        }
+    fn takes_hints(&self) -> bool {
+        true
+    }
+
+    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         // How it fails the response hears too.
-        let _ = self.send.poll_room(cx);
+        let _ = self.poll_room(cx);
+        self.poll_reset(cx).map(|_| ())
     }
 }
 
@@ -459,14 +425,7 @@ async fn tunnel(
     tunnelled: Option<Receiver>,
     datagrams: Option<Datagrams>,
 ) {
-    let by_post = open.body.take().and_then(RequestBody::into_body);
-    let recv = match (tunnelled, by_post) {
-        (Some(recv), _) => Some(recv),
-        (None, Some(Body::Stream(body))) => Some(body.into_stream()),
-        // The POST ended with its head: one direction is over already.
-        _ => None,
-    };
-    let Some(recv) = recv else {
+    let Some(recv) = sent_by_client(&mut open, tunnelled) else {
         send.reset_with(Code::MessageError);
         open.session.entry.fail(&Error::Malformed("a tunnel whose request has ended".to_owned()));
         return;

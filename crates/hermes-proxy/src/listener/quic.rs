@@ -75,10 +75,19 @@ pub(super) fn open(worker: &Worker, group: &Arc<Group>, slot: u8, known: &Known)
             door
         }
     };
+    expect_strangers(&door.server, known);
     let reign = door.reign.get() + 1;
     door.reign.set(reign);
     door.changed.nudge();
     Ok(Turn { door, reign })
+}
+
+/// Where a client needs no certificate anybody may be one.
+fn expect_strangers(server: &Server, known: &Known) {
+    let tls = known.state.as_ref().and_then(|state| state.listener.tls.as_ref());
+    if tls.is_some_and(|tls| tls.client != ClientAuth::Required) {
+        server.expect_strangers();
+    }
 }
 
 /// Accepts until the listener ends, and stays for its connections.
@@ -88,7 +97,11 @@ pub(super) async fn accept_all(worker: Rc<Worker>, turn: Turn, mut known: Known,
     let how = loop {
         tokio::select! {
             incoming = endpoint.accept() => match incoming {
-                Some(incoming) => begin(&worker, &mut known, incoming),
+                Some(incoming) => {
+                    begin(&worker, &mut known, incoming);
+                    // A reload may have changed who is one.
+                    expect_strangers(&door.server, &known);
+                }
                 None => return,
             },
             how = ending.wait() => break how,

@@ -1,14 +1,16 @@
 //! The packets of a device: every captured prefix is a session, and becomes CONNECT-IP (RFC 9484).
 //!
 //! In: the document's captures, each on one worker. Out: a tunnel that is opened at once, and again whenever it
-//! ends, with growing pauses. What the device is sent meanwhile is dropped: it never goes another way. Of a prefix
-//! whose addresses stand for names each is a session of its own (`names`).
+//! ends, with growing pauses. What the device is sent meanwhile is dropped: it never goes another way, and the log says
+//! why (`outage`). Of a prefix whose addresses stand for names each is a session of its own (`names`).
 
 mod names;
+mod outage;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +19,7 @@ use hermes_model::facts::Trust;
 use hermes_model::snapshot::{Capture, Listener, ListenerProtocol, Snapshot, Tun};
 use ipnet::IpNet;
 
+use self::outage::{Lost, Outage, SETTLED};
 use crate::datagram::{Port, QUIET};
 use crate::ip::{End, Link, Owner};
 use crate::request::{Origin, from_capture};
@@ -48,8 +51,8 @@ struct Running {
 }
 
 impl Captures {
-    /// Captures what the document says now, as far as it is this worker's share.
-    pub(crate) fn follow(&mut self, worker: &Rc<Worker>) {
+    /// Captures what the document says now, as far as it is this worker's share; anew, what `made` devices take.
+    pub(crate) fn follow(&mut self, worker: &Rc<Worker>, made: &HashSet<Arc<str>>) {
         let generation = worker.generation();
         let (mine, all) = (worker.number, worker.shared.workers.max(1));
         let reserved = reserved(&generation.snapshot);
@@ -68,7 +71,10 @@ impl Captures {
             stays
         });
         for (place, (listener, taken)) in wanted {
-            let same = |running: &Running| running.taken == taken && asks_alike(&running.listener, &listener, place.1);
+            let is_made = matches!(&listener.protocol, ListenerProtocol::Tun(tun) if made.contains(&tun.device));
+            let same = |running: &Running| {
+                !is_made && running.taken == taken && asks_alike(&running.listener, &listener, place.1)
+            };
             if self.0.get(&place).is_some_and(same) {
                 continue;
             }
@@ -155,13 +161,17 @@ async fn capture(
     ending: Rc<Signal<()>>,
     before: Option<Rc<Signal<()>>>,
 ) {
-    let mut pause = FIRST_PAUSE;
+    let (mut pause, outage) = (FIRST_PAUSE, Outage::default());
     loop {
         let began = worker.now();
         tokio::select! {
             biased;
             () = ending.wait() => break,
-            () = serve(&worker, &listener, network, &before) => {}
+            lost = serve(&worker, &listener, network, &before, &outage) => {
+                if let Some(lost) = lost {
+                    outage.goes_on(&worker, &listener, network, lost);
+                }
+            }
         }
         let lasted = Duration::from_millis(worker.now().saturating_sub(began));
         if lasted > LAST_PAUSE {
@@ -178,26 +188,51 @@ async fn capture(
     before.inspect(|before| before.set(()));
 }
 
-async fn serve(worker: &Rc<Worker>, listener: &Arc<Listener>, network: IpNet, before: &Option<Rc<Signal<()>>>) {
-    let ListenerProtocol::Tun(tun) = &listener.protocol else { return };
-    let (Some(local), Some(capture)) = (worker.devices.get(&tun.device), of(tun, network)) else { return };
+/// One try, and the tunnel that comes of it. Why it is over, where somebody has to know.
+async fn serve(
+    worker: &Rc<Worker>,
+    listener: &Arc<Listener>,
+    network: IpNet,
+    before: &Option<Rc<Signal<()>>>,
+    outage: &Outage,
+) -> Option<Lost> {
+    let ListenerProtocol::Tun(tun) = &listener.protocol else { return None };
+    let (local, capture) = (worker.devices.get(&tun.device)?, of(tun, network)?);
     let source = SocketAddr::new(source_for(tun, network), 0);
     let origin = Origin { worker, listener, source, trust: &Trust::Anonymous, secure: false };
-    let request = match from_capture(&origin, network, None, &capture.set_headers) {
-        Ok(request) => request,
-        Err(rejected) => return drop(session::reject(worker, *rejected)),
+    let served = match from_capture(&origin, network, None, &capture.set_headers) {
+        Ok(request) => {
+            let protocol = request.facts.protocol;
+            (session::serve(worker, request).await, protocol)
+        }
+        Err(rejected) => (Served::Response(session::reject(worker, *rejected)), None),
     };
-    let protocol = request.facts.protocol;
-    let Served::Tunnel(tunnel) = session::serve(worker, request).await else { return };
+    let (tunnel, protocol) = match served {
+        (Served::Tunnel(tunnel), protocol) => (tunnel, protocol),
+        (Served::Response(response), _) => return Lost::answered(&response),
+    };
     let owner = Owner::Listener(listener.name.clone());
     let addresses = tun.addresses.iter().copied().map(IpNet::from);
+    let entry = tunnel.session.entry.clone();
     let end = match End::asking(Link::device(&local), &owner, network, addresses, protocol) {
-        Ok(end) => end.answered_within(tunnel.session.entry.connect_within()),
-        Err(reason) => return tracing::error!(listener = %listener.name, reason, "a capture is not served"),
+        Ok(end) => end.answered_within(entry.connect_within()),
+        Err(reason) => {
+            tracing::error!(listener = %listener.name, reason, "a capture is not served");
+            return None;
+        }
     };
     before.as_ref().inspect(|before| before.set(()));
-    tracing::info!(listener = %listener.name, %network, "packets are captured");
-    session::relay(Near::Datagrams(Port::Device(Box::new(end))), *tunnel).await;
+    let mut relayed = pin!(session::relay(Near::Datagrams(Port::Device(Box::new(end))), *tunnel));
+    if outage.lasts() {
+        if tokio::time::timeout(SETTLED, &mut relayed).await.is_ok() {
+            return Lost::over(&entry);
+        }
+        outage.ends(listener, network);
+    } else {
+        tracing::info!(listener = %listener.name, %network, "packets are captured");
+    }
+    relayed.await;
+    Lost::over(&entry)
 }
 
 fn source_for(tun: &Tun, network: IpNet) -> IpAddr {

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use hermes_model::snapshot::{Action, ListenerProtocol, Snapshot};
@@ -34,6 +34,15 @@ pub(super) struct HeldDevice {
     queues: Vec<IdleQueue>,
     /// Our end of the way from a successor to the sessions here.
     passage: Mutex<Option<IdleQueue>>,
+}
+
+/// A device that the document does not name any more, as long as sessions have it.
+pub(super) struct Former {
+    device: Weak<Device>,
+    addresses: HashSet<IpAddr>,
+    captures: HashSet<IpNet>,
+    pools: HashSet<IpNet>,
+    nat: Option<Vec<IpNet>>,
 }
 
 /// What a document wants of a device.
@@ -102,16 +111,27 @@ impl Node {
         let fault = |wanted: &Wanted, error: TunError| {
             vec![Unready { path: wanted.path.clone(), reason: format!("{error}. {}", error.remedy()) }]
         };
-        for (name, wanted) in all.iter().filter(|(name, _)| !self.devices.contains_key(*name)) {
-            let held = match self.inherited.remove(&label(name)) {
-                Some(queues) => adopt(name, queues, &mut self.inherited, &self.shared.given, &mut shares),
-                None => create(name, &self.shared.given, &mut shares),
+        for (name, wanted) in &all {
+            match self.devices.get(name) {
+                Some(held) if held.is_there() => continue,
+                // Somebody deleted it. Its rules go before there are others of that name.
+                Some(lost) => tell(lost.device.set_nat(None)),
+                None => {}
+            }
+            let held = if let Some(queues) = self.inherited.remove(&label(name)) {
+                adopt(name, queues, &mut self.inherited, &self.shared.given, &mut shares)
+            } else {
+                let former = self.former.get(name).and_then(|former| former.revive(&mut shares));
+                former.unwrap_or_else(|| create(name, &self.shared.given, &mut shares))
             };
             made.insert(name.clone(), held.map_err(|error| fault(wanted, error))?);
         }
         for (name, wanted) in &all {
             let Some(held) = made.get_mut(name).or_else(|| self.devices.get_mut(name)) else { continue };
-            held.equip(wanted).map_err(|error| fault(wanted, error))?;
+            if let Err(error) = held.equip(wanted) {
+                self.undo_revived(made);
+                return Err(fault(wanted, error));
+            }
         }
         self.take_unwanted(&mut made, &mut shares);
         Ok((made, shares))
@@ -120,8 +140,19 @@ impl Node {
     /// Nothing stays of a document that is refused: devices have again what the running one gives them.
     pub(super) fn undo_devices(&mut self) {
         let mut wanted = wanted(&self.current.load().snapshot);
-        for (name, held) in self.devices.iter_mut().filter(|(_, held)| held.device.net().is_ours()) {
+        let is_here = |held: &HeldDevice| held.device.net().is_ours() && held.is_there();
+        for (name, held) in self.devices.iter_mut().filter(|(_, held)| is_here(held)) {
             held.trim(&wanted.remove(name).unwrap_or_default());
+        }
+    }
+
+    /// Devices that were to be named again have what their sessions have left of them.
+    fn undo_revived(&self, made: HashMap<Arc<str>, HeldDevice>) {
+        for (name, mut held) in made {
+            let former = self.former.get(&name).filter(|former| former.is_of(&held.device));
+            if let Some(former) = former.filter(|_| held.is_there()) {
+                held.trim(&former.wanted());
+            }
         }
     }
 
@@ -140,10 +171,14 @@ impl Node {
 
     /// From now on the devices are those of this document.
     pub(super) fn keep_devices(&mut self, made: HashMap<Arc<str>, HeldDevice>, snapshot: &Snapshot) {
+        self.former.retain(|name, former| former.device.strong_count() > 0 && !made.contains_key(name));
         self.devices.extend(made);
         let mut wanted = wanted(snapshot);
         self.devices.retain(|name, held| {
-            let Some(wanted) = wanted.remove(name) else { return false };
+            let Some(wanted) = wanted.remove(name) else {
+                self.former.insert(name.clone(), held.former());
+                return false;
+            };
             if !held.device.net().is_ours() {
                 // What the process before us has still needs it.
                 return true;
@@ -188,6 +223,36 @@ impl Node {
             passages.extend(passage.map(|passage| (name.clone(), passage)));
         }
         passages
+    }
+}
+
+impl Former {
+    fn is_of(&self, device: &Arc<Device>) -> bool {
+        std::ptr::eq(self.device.as_ptr(), Arc::as_ptr(device))
+    }
+
+    /// What it had when it was named last.
+    fn wanted(&self) -> Wanted {
+        let Self { addresses, captures, pools, nat, .. } = self;
+        let (addresses, captures, pools, nat) = (addresses.clone(), captures.clone(), pools.clone(), nat.clone());
+        Wanted { addresses, captures, pools, nat, ..Wanted::default() }
+    }
+
+    /// The same device for a document that names it again, with queues of its own: the kernel has no second one of its
+    /// name. `None`: it is gone.
+    fn revive(&self, shares: &mut [Vec<Share>]) -> Option<Result<HeldDevice, TunError>> {
+        let device = self.device.upgrade().filter(|device| device.net().is_there())?;
+        let idle = match device.net().more_queues(shares.len()) {
+            Err(_) if !device.net().is_there() => return None,
+            idle => idle,
+        };
+        let held = idle.and_then(|idle| HeldDevice::new(device, idle, &[], shares)).map(|mut held| {
+            held.addresses.clone_from(&self.addresses);
+            held.captures.clone_from(&self.captures);
+            held.pools.clone_from(&self.pools);
+            held
+        });
+        Some(held)
     }
 }
 
@@ -240,6 +305,17 @@ impl HeldDevice {
         }
         let (addresses, captures, pools) = Default::default();
         Ok(Self { device, addresses, captures, pools, wanted: 0, queues, passage: Mutex::default() })
+    }
+
+    /// Whether nobody has deleted it.
+    pub(super) fn is_there(&self) -> bool {
+        self.device.net().is_there()
+    }
+
+    fn former(&self) -> Former {
+        let Self { device, addresses, captures, pools, .. } = self;
+        let (addresses, captures, pools) = (addresses.clone(), captures.clone(), pools.clone());
+        Former { device: Arc::downgrade(device), addresses, captures, pools, nat: device.nat() }
     }
 
     /// Adds itself to what another process gets: the queues, the way back to the sessions here, and what it has.

@@ -13,6 +13,7 @@ use hermes_model::facts::Facts;
 use hermes_model::snapshot::{Gateway, Route, Target, Terminate};
 use hermes_net::udp::{self, UdpSocket};
 use hermes_wire::connect_ip::{self, Scope};
+use http::StatusCode;
 use ipnet::IpNet;
 
 use crate::datagram::Port;
@@ -105,11 +106,12 @@ pub(crate) async fn device(worker: &Worker, entry: &Entry, gateway: &Gateway, ro
         .get(&gateway.device)
         .ok_or_else(|| Error::Internal(format!("device {} is not open on this worker", gateway.device)))?;
     let owner = Owner::of(facts);
+    let network = facts.network.or(facts.told);
     let (network, inner) = match connect_ip::parse_path(facts.path.path()) {
         Ok(Some(Scope { target: connect_ip::Target::Name(name), .. })) => {
-            named(worker, &name, facts.network, gateway, route).await?
+            named(worker, &name, network, gateway, route).await?
         }
-        _ => (facts.network, gateway.inner),
+        _ => (network, gateway.inner),
     };
     let end = End::giving(&local, owner, gateway, network, inner, facts.protocol).map_err(Error::Malformed)?;
     Ok(Port::Device(Box::new(end)))
@@ -132,7 +134,11 @@ async fn named(
     let networks = &route.matcher.networks;
     if gateway.inner.is_none() && !networks.is_empty() && !networks.iter().any(|network| network.contains(&machine)) {
         // Whoever told the address could let any name into a route that is for some networks.
-        return Err(Error::Resolve(format!("{name} leads to {machine}, and route {} is not for that", route.name)));
+        return Err(Error::Denied {
+            status: StatusCode::FORBIDDEN,
+            reason: format!("{name} leads to {machine}, and route {} is not for that", route.name),
+            label: "destination_ip_prohibited",
+        });
     }
     match told {
         Some(told) => Ok((Some(told), Some(machine))),

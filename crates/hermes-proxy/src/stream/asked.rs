@@ -55,15 +55,18 @@ pub(crate) async fn ask(
             Ok((answer, Sender::H2(h2::Sender::new(stream, backlog))))
         }
         Speaks::H3(link) => {
-            let opened = link.connection.open_bi().await;
-            let (send, recv) = opened.map_err(|error| StreamError::of_connection(error.to_string()))?;
+            let (send, recv) = lease.open(link).await.map_err(|error| StreamError::of_connection(error.to_string()))?;
             let limits = &worker.generation().snapshot.limits;
             let bounds =
                 Bounds { bytes: limits.header_bytes + ADDED_BYTES as usize, lines: limits.header_count + ADDED_LINES };
             let recv = h3::Receiver::new(worker, recv, link.clone(), bounds, Code::RequestCancelled);
             let mut send = h3::Sender::new(send, link.clone());
             send.send_head(fields::put_request(&request.into_parts().0), ends);
-            std::future::poll_fn(|cx| send.poll_settled(cx)).await?;
+            match std::future::poll_fn(|cx| send.poll_settled(cx)).await {
+                Err(error) if error.is_of_connection => return Err(error),
+                // Who reads no more of it has answered, or the answer's end says why.
+                Ok(()) | Err(_) => {}
+            }
             Ok((Answer::H3(Some(Box::new(recv))), Sender::H3(Box::new(send))))
         }
     }

@@ -43,6 +43,8 @@ pub(crate) struct Receiver {
     link: Rc<Link>,
     bounds: Bounds,
     decoder: FrameDecoder,
+    /// Bytes of a head that is not whole, as the connection counts them.
+    unfinished: usize,
     /// Read, and not asked for yet.
     held: Option<Bytes>,
     trailers: Option<Bytes>,
@@ -73,6 +75,7 @@ impl Receiver {
             link,
             bounds,
             decoder: FrameDecoder::new(bounds.bytes),
+            unfinished: 0,
             held: None,
             trailers: None,
             failed: None,
@@ -267,7 +270,13 @@ impl Receiver {
 
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame, StreamError>>> {
         loop {
-            match self.decoder.next() {
+            let next = self.decoder.next();
+            let before = std::mem::replace(&mut self.unfinished, self.decoder.held());
+            if !self.link.holds_unfinished(before, self.unfinished, self.bounds.bytes) {
+                let error = FieldError::TooLarge(self.bounds);
+                return Poll::Ready(Some(Err(self.field_error(&error))));
+            }
+            match next {
                 Ok(Some(frame)) => return Poll::Ready(Some(Ok(frame))),
                 Ok(None) if self.has_ended => {
                     return Poll::Ready(
@@ -333,6 +342,7 @@ impl Receiver {
 
 impl Drop for Receiver {
     fn drop(&mut self) {
+        self.link.holds_unfinished(self.unfinished, 0, self.bounds.bytes);
         if !self.has_ended {
             self.recv.stop(self.parting);
         }

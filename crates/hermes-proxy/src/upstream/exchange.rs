@@ -31,7 +31,7 @@ use crate::stream::asked::{Answer, Head, ask};
 use crate::stream::{Receiver, Sender, StreamError};
 use crate::worker::Worker;
 
-/// Interim responses before a final one over h2; over h1 their bytes are measured.
+/// Interim responses before a final one over h2 or h3; over h1 their bytes are measured.
 const MOST_HINTS: usize = 100;
 
 /// Where the exchange happens, for errors and for giving back.
@@ -112,7 +112,7 @@ impl Drop for Carrier {
     }
 }
 
-/// A task that sends what is left of a request over h2.
+/// A task that sends what is left of a request on a shared connection.
 pub(crate) struct Upload(AbortHandle);
 
 impl Upload {

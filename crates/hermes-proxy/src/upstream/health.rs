@@ -6,6 +6,8 @@
 
 mod h3;
 
+use std::future::Future;
+use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,6 +25,7 @@ use hyper_util::rt::TokioIo;
 use rand::Rng;
 use tokio::io::AsyncWriteExt;
 
+use super::pool::{HEAD_START, first_of};
 use super::{Endpoint, Target, UpstreamState};
 use crate::metrics::{EndpointLabels, Metrics};
 use crate::reverse::Presence;
@@ -102,30 +105,71 @@ async fn probe(
         Target::Node(presence) => return probe_node(shared, presence, health).await,
     };
     let addresses = resolver.resolve(host).await.map_err(|error| error.to_string())?;
-    if state.config.protocol == UpstreamProtocol::H3 {
-        let client = state.tls.as_ref().ok_or("HTTP/3 without TLS")?;
-        let status = h3::ask(sockets, client, &addresses, port, &endpoint.name, health.path.as_deref()).await?;
-        return health.path.as_deref().zip(status).map_or(Ok(()), |(path, status)| judge(path, status));
+    let (host, path) = (&*endpoint.name, health.path.as_deref());
+    let by_tcp = connect_by_tcp(state, &addresses, port, path.is_some());
+    let connected = match &state.tls {
+        Some(client) if state.config.protocol == UpstreamProtocol::H3 => {
+            let by_quic = async { h3::connect(sockets, client, &addresses, port).await.map(Connected::Quic) };
+            // Of what is left for an answer QUIC takes at most half.
+            either(pin!(by_quic), pin!(by_tcp), HEAD_START.min(health.timeout / 2)).await?
+        }
+        _ => by_tcp.await?,
+    };
+    // Asked by the way that a session would have: that the other one may answer is no help to it.
+    let status = match (connected, path) {
+        (Connected::Quic(connected), path) => connected.ask(host, path).await?,
+        (Connected::Tcp { io, is_h2: true }, Some(path)) => Some(ask_h2(*io, host, path).await?),
+        (Connected::Tcp { io, is_h2: false }, Some(path)) => Some(ask_h1(*io, host, path).await?),
+        (Connected::Tcp { .. }, None) => None,
+    };
+    path.zip(status).map_or(Ok(()), |(path, status)| judge(path, status))
+}
+
+/// A way to ask.
+enum Connected {
+    Quic(h3::Connected),
+    Tcp { io: Box<Io>, is_h2: bool },
+}
+
+/// Where QUIC does not get through sessions are served by HTTP/2, and so is the question. As for them its connection
+/// alone tells: what is slow or fails on it does so for them.
+async fn either<T>(
+    mut by_quic: impl Future<Output = Result<T, String>> + Unpin,
+    by_tcp: impl Future<Output = Result<T, String>> + Unpin,
+    head_start: Duration,
+) -> Result<T, String> {
+    match tokio::time::timeout(head_start, &mut by_quic).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(failure)) => by_tcp.await.map_err(|_| failure),
+        Err(_) => first_of(by_quic, by_tcp).await,
     }
-    let mut tcp = dial::connect(&addresses, port).await.map_err(|error| error.to_string())?;
+}
+
+async fn connect_by_tcp(
+    state: &UpstreamState,
+    addresses: &[IpAddr],
+    port: u16,
+    asks: bool,
+) -> Result<Connected, String> {
+    let mut tcp = dial::connect(addresses, port).await.map_err(|error| error.to_string())?;
     if state.config.proxy_protocol {
         // Nobody's session: LOCAL, by which the endpoint takes the connection's own addresses.
         tcp.write_all(&proxy_protocol::LOCAL).await.map_err(|error| error.to_string())?;
     }
-    let Some(path) = &health.path else { return Ok(()) };
+    // Where nothing is asked, TLS is tried instead of HTTP/3 alone, whose handshake is what tells.
+    let shakes_hands = asks || state.config.protocol == UpstreamProtocol::H3;
     let io = match &state.tls {
-        Some(client) => {
+        Some(client) if shakes_hands => {
             tls::connect(client.config.clone(), &client.name, tcp).await.map_err(|error| error.to_string())?
         }
-        None => Io::Plain(tcp),
+        _ => Io::Plain(tcp),
     };
     let is_h2 = match state.config.protocol {
-        UpstreamProtocol::H2 => true,
+        UpstreamProtocol::H2 | UpstreamProtocol::H3 => true,
         UpstreamProtocol::Auto => io.alpn() == Some(b"h2"),
-        UpstreamProtocol::H1 | UpstreamProtocol::Tcp | UpstreamProtocol::H3 => false,
+        UpstreamProtocol::H1 | UpstreamProtocol::Tcp => false,
     };
-    let status = if is_h2 { ask_h2(io, &endpoint.name, path).await? } else { ask_h1(io, &endpoint.name, path).await? };
-    judge(path, status)
+    Ok(Connected::Tcp { io: Box::new(io), is_h2 })
 }
 
 fn judge(path: &str, status: StatusCode) -> Result<(), String> {

@@ -1,9 +1,9 @@
 //! Connections to one endpoint, of one worker.
 //!
-//! In: a wish for a connection. Out: an h1 connection of one's own, or a place on a shared h2 one.
+//! In: a wish for a connection. Out: an h1 connection of one's own, or a place on a shared one of h2 or h3.
 //! h1 connections are driven by whoever holds them and by nobody while they are idle: what the
-//! peer did meanwhile is seen when the next one takes them. h2 connections are driven by a task of
-//! the worker. Bounded: connections a pool, requests that wait, age of idle ones.
+//! peer did meanwhile is seen when the next one takes them. Shared ones are driven by a task of
+//! the worker each. Bounded: connections a pool, requests that wait, age of idle ones.
 //! Never: shared between workers; a pool's key names the upstream's state, so that changed
 //! upstreams and renewed identities begin with fresh connections.
 
@@ -21,11 +21,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hermes_model::reach::Reach;
 use hermes_model::snapshot::UpstreamProtocol;
 use hermes_wire::capsule;
 use tokio::time::Instant;
 
 use self::fallback::Avoids;
+pub(crate) use self::fallback::{HEAD_START, first_of};
 pub(crate) use self::h1::H1Connection;
 use self::h1::{handshake_h1, probe};
 pub(crate) use self::h2::{
@@ -36,6 +38,7 @@ pub(crate) use self::kept::Kept;
 use self::queue::Open;
 pub(crate) use self::queue::Permit;
 pub(crate) use self::shared::{Lease, SharedConnection, Speaks};
+use super::ClientTls;
 use super::connect::{Destination, connect};
 use crate::error::Error;
 use crate::reverse::Presence;
@@ -109,6 +112,48 @@ pub(crate) struct Wish<'a> {
     pub(crate) node: Option<&'a Arc<Presence>>,
 }
 
+impl Wish<'_> {
+    /// For a dial that may outlive the request which began it. What is made by it is nobody's own: it begins with no
+    /// PROXY header, and may have been used before it is leased.
+    fn standing(&self) -> Standing {
+        let to = &self.destination;
+        Standing {
+            host: to.host.to_owned(),
+            port: to.port,
+            label: to.label.clone(),
+            reach: to.reach,
+            tls: to.tls.cloned(),
+            protocol: self.protocol,
+            connect_within: self.connect_within,
+        }
+    }
+}
+
+/// A wish that is nobody's: see [`Wish::standing`].
+struct Standing {
+    host: String,
+    port: u16,
+    label: Arc<str>,
+    reach: Option<Reach>,
+    tls: Option<ClientTls>,
+    protocol: UpstreamProtocol,
+    connect_within: Duration,
+}
+
+impl Standing {
+    fn wish(&self) -> Wish<'_> {
+        let Self { host, port, label, reach, tls, .. } = self;
+        let (port, reach, tls) = (*port, *reach, tls.as_ref());
+        Wish {
+            destination: Destination { host, port, label, reach, tls, proxy_source: None },
+            protocol: self.protocol,
+            connect_within: self.connect_within,
+            fresh: false,
+            node: None,
+        }
+    }
+}
+
 impl Pool {
     pub(crate) fn new() -> Self {
         Self {
@@ -164,41 +209,56 @@ impl Pool {
         Ok(())
     }
 
-    /// Waits, where another one dials for all, or there are as many connections as may be. True
-    /// after that: it is to be looked anew for one.
-    async fn waits_for_others(&self, worker: &Rc<Worker>, dials_seen: u64) -> Result<bool, Error> {
-        // Somebody else's dial failed while we waited for it: it would have been ours.
+    /// Another one dials for all, or there are as many connections as may be: nobody else dials now.
+    ///
+    /// # Errors
+    /// Somebody else's dial failed while we waited for it: it would have been ours.
+    fn is_for_others(&self, worker: &Worker, dials_seen: u64) -> Result<bool, Error> {
         if let Some((number, error)) = &*self.dial_failure.borrow()
             && *number > dials_seen
         {
             return Err(error.clone());
         }
-        let limits = &worker.generation().snapshot.limits;
-        let waits = self.dialing_for_all.get() || self.open.count.get() >= limits.upstream_connections;
-        if waits {
-            self.wait(worker, limits.upstream_pending).await?;
+        let most = worker.generation().snapshot.limits.upstream_connections;
+        Ok(self.dialing_for_all.get() || self.open.count.get() >= most)
+    }
+
+    /// A place on a connection that is there, or `None` where one is to be dialled.
+    async fn place_or_dial(self: &Rc<Self>, worker: &Rc<Worker>, dials_seen: u64) -> Result<Option<Lease>, Error> {
+        loop {
+            if let Some(lease) = self.place(worker, true) {
+                return Ok(Some(lease));
+            }
+            if !self.is_for_others(worker, dials_seen)?
+                && let Some(lease) = Box::pin(self.leave_soon(worker)).await
+            {
+                return Ok(Some(lease));
+            }
+            // It may be another one's by now.
+            if !self.is_for_others(worker, dials_seen)? {
+                return Ok(None);
+            }
+            if let Some(lease) = Box::pin(self.turn_or_leave(worker)).await? {
+                return Ok(Some(lease));
+            }
         }
-        Ok(waits)
     }
 
     /// A place on a connection for all. One dials for all who wait.
     async fn lease_shared(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Error> {
-        let dials_seen = self.dials.get();
-        loop {
-            if let Some(lease) = self.place(worker, true) {
-                return Ok(Leased::Shared(lease));
+        if let Some(lease) = self.place_or_dial(worker, self.dials.get()).await? {
+            if wish.protocol == UpstreamProtocol::H3 && !lease.connection.is_h3() {
+                self.try_quic_again(worker, wish);
             }
-            if self.waits_for_others(worker, dials_seen).await? {
-                continue;
-            }
-            let (permit, dialing) = (Permit::take(&self.open), Dialing::begin(self));
-            let result = match wish.protocol {
-                UpstreamProtocol::H3 => Box::pin(self.dial_h3_or_h2(worker, wish, permit)).await,
-                _ => Box::pin(self.dial_h2(worker, wish, permit)).await,
-            };
-            dialing.end(&result);
-            return Ok(Leased::Shared(Lease::take(&result?, self, worker, false)));
+            return Ok(Leased::Shared(lease));
         }
+        let (permit, dialing) = (Permit::take(&self.open), Dialing::begin(self));
+        let result = match wish.protocol {
+            UpstreamProtocol::H3 => Box::pin(self.dial_h3_or_h2(worker, wish, permit)).await,
+            _ => Box::pin(self.dial_h2(worker, wish, permit)).await,
+        };
+        dialing.end(&result);
+        Ok(Leased::Shared(Lease::take(&result?, self, worker, false)))
     }
 
     /// As ALPN settles it. The first dial is for all, since it may become a connection for all.
@@ -213,7 +273,8 @@ impl Pool {
             {
                 return Ok(Leased::H1(connection));
             }
-            if self.waits_for_others(worker, dials_seen).await? {
+            if self.is_for_others(worker, dials_seen)? {
+                self.wait(worker, worker.generation().snapshot.limits.upstream_pending).await?;
                 continue;
             }
             let permit = Permit::take(&self.open);
@@ -245,7 +306,8 @@ impl Pool {
     }
 
     /// Drops what is closed, and what was idle for too long. True where nothing is left.
-    pub(crate) fn sweep(&self, now: u64, idle_limit: Duration) -> bool {
+    pub(crate) fn sweep(&self, worker: &Worker, idle_limit: Duration) -> bool {
+        let now = worker.now();
         let expired = |since: u64| Duration::from_millis(now.saturating_sub(since)) >= idle_limit;
         let mut idle = std::mem::take(&mut *self.idle.borrow_mut());
         idle.retain_mut(|connection| !expired(connection.idle_since) && probe(connection));
@@ -256,7 +318,7 @@ impl Pool {
             }
         }
         // Who dials would come back to a pool that nobody knows; and what it has learnt of QUIC is still of use.
-        self.open.count.get() == 0 && !self.open.waiting.has_any() && !self.avoids_quic.holds(now)
+        self.open.count.get() == 0 && !self.open.waiting.has_any() && !self.avoids_quic.holds(worker)
     }
 
     /// Adds the turns of its idle connections.

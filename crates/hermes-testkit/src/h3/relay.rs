@@ -1,7 +1,8 @@
 //! What stands between a client and a server of QUIC: it records datagrams, holds them back, and sends them again.
 //!
 //! In: a server's address. Out: an address for one client. Whoever has recorded datagrams may send them from any
-//! socket, as often as he likes. It changes nothing in them.
+//! socket, as often as he likes. It changes nothing in them. TCP at the same port may be carried beside, to see what
+//! is done where that alone gets through.
 
 use std::{
     io,
@@ -9,7 +10,11 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use tokio::{net::UdpSocket, task::JoinSet};
+use tokio::{
+    io::copy_bidirectional,
+    net::{TcpListener, TcpStream, UdpSocket},
+    task::JoinSet,
+};
 
 /// What is let through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,9 +41,10 @@ struct State {
 #[derive(Debug)]
 pub struct Relay {
     address: SocketAddr,
+    source: SocketAddr,
     to: SocketAddr,
     state: Arc<Mutex<State>>,
-    _tasks: JoinSet<()>,
+    tasks: JoinSet<()>,
 }
 
 impl Relay {
@@ -47,19 +53,44 @@ impl Relay {
     /// # Errors
     /// No socket.
     pub async fn before(to: SocketAddr) -> io::Result<Self> {
-        let near = UdpSocket::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
+        Self::at(UdpSocket::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await?, to).await
+    }
+
+    /// Before this server, and TCP at the same port, which always gets through. QUIC gets as far as `lets`.
+    ///
+    /// # Errors
+    /// No sockets.
+    pub async fn beside_tcp(to: SocketAddr, lets: Lets) -> io::Result<Self> {
+        for _ in 0..100 {
+            let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
+            // The port may be somebody's over UDP.
+            let Ok(near) = UdpSocket::bind(listener.local_addr()?).await else { continue };
+            let mut relay = Self::at(near, to).await?;
+            relay.lets(lets);
+            relay.tasks.spawn(carry_tcp(listener, to));
+            return Ok(relay);
+        }
+        Err(io::Error::other("no port is free over both TCP and UDP"))
+    }
+
+    async fn at(near: UdpSocket, to: SocketAddr) -> io::Result<Self> {
         let far = UdpSocket::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
         far.connect(to).await?;
-        let address = near.local_addr()?;
+        let (address, source) = (near.local_addr()?, far.local_addr()?);
         let state = Arc::new(Mutex::new(State { lets: Lets::Both, recorded: Vec::new() }));
         let mut tasks = JoinSet::new();
         tasks.spawn(carry(near, far, Arc::clone(&state)));
-        Ok(Self { address, to, state, _tasks: tasks })
+        Ok(Self { address, source, to, state, tasks })
     }
 
     /// Where its client goes.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Where the server sees its client, over QUIC.
+    pub fn source(&self) -> SocketAddr {
+        self.source
     }
 
     /// What it lets through from now on.
@@ -87,6 +118,18 @@ impl Relay {
 
 fn locked(state: &Mutex<State>) -> std::sync::MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+async fn carry_tcp(listener: TcpListener, to: SocketAddr) {
+    let mut connections = JoinSet::new();
+    while let Ok((mut near, _)) = listener.accept().await {
+        connections.spawn(async move {
+            if let Ok(mut far) = TcpStream::connect(to).await {
+                // How it ends its ends see.
+                let _ = copy_bidirectional(&mut near, &mut far).await;
+            }
+        });
+    }
 }
 
 async fn carry(near: UdpSocket, far: UdpSocket, state: Arc<Mutex<State>>) {

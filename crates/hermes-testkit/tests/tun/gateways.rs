@@ -86,15 +86,20 @@ fn the_tables_of_devices_that_are_gone_are_removed_and_no_others() {
     inside(&namespace, || {
         output(
             &namespace,
-            "nft add table inet somebody; nft add table inet hermes-gone; nft add table inet hermes-gw1",
+            "nft add table inet somebody; nft add table inet hermes-else; nft add table inet hermes-gw1",
         );
         let (_living, _queue) = device("gw1");
+        // As a killed process leaves it: nobody ends its rules, and its device goes with its queues.
+        let (gone, queue) = device("gone");
+        std::mem::forget(masquerade(&gone, &[BEHIND[0].parse().unwrap()]).unwrap());
+        drop((gone, queue));
         let (gateway, _queue) = device("gw0");
         let nat = masquerade(&gateway, &[BEHIND[0].parse().unwrap()]).unwrap();
         let again = masquerade(&gateway, &[BEHIND[0].parse().unwrap()]).unwrap();
         let mut left: Vec<String> = tables(&namespace).lines().map(str::to_owned).collect();
         left.sort();
-        assert_eq!(left, ["table inet hermes-gw0", "table inet hermes-gw1", "table inet somebody"]);
+        let others = ["table inet hermes-else", "table inet hermes-gw1", "table inet somebody"];
+        assert_eq!(left, [&others[..1], &["table inet hermes-gw0"], &others[1..]].concat());
         nat.replace(&[BEHIND[1].parse().unwrap()]).unwrap();
         let rules = output(&namespace, "nft list table inet hermes-gw0");
         assert!(rules.contains(BEHIND[1]) && !rules.contains(BEHIND[0]), "{rules}");

@@ -126,17 +126,17 @@ fn of_document(report: &mut Report, config: &Path) -> anyhow::Result<Needs> {
         }
     };
     report.good("document", &format!("node {}", snapshot.node));
-    addresses(report, &snapshot);
+    let running = snapshot.admin.and_then(|admin| Running::find(admin, &snapshot.node));
+    addresses(report, &snapshot, running.as_ref());
     access_log(report, &snapshot.access_log);
     certificates(report, &snapshot);
-    Ok(Needs::of(&snapshot))
+    Ok(Needs::of(&snapshot, running.as_ref()))
 }
 
 /// Where the document's own node runs, addresses in use are its own.
-fn addresses(report: &mut Report, snapshot: &Snapshot) {
-    let running = snapshot.admin.and_then(|admin| Running::find(admin, &snapshot.node));
+fn addresses(report: &mut Report, snapshot: &Snapshot, running: Option<&Running>) {
     if let Some(admin) = snapshot.admin {
-        let has = running.as_ref().is_some_and(|node| node.has_admin(admin));
+        let has = running.is_some_and(|node| node.has_admin(admin));
         address(report, &format!("admin on {admin}"), hermes_net::tcp::probe_unused(admin), has);
     }
     for listener in &snapshot.listeners {
@@ -146,7 +146,7 @@ fn addresses(report: &mut Report, snapshot: &Snapshot) {
                 PortKind::Tcp => hermes_net::tcp::probe_unused(bind),
                 PortKind::Udp => hermes_net::udp::probe_unused(bind),
             };
-            let has = running.as_ref().is_some_and(|node| node.listens(bind, *kind));
+            let has = running.is_some_and(|node| node.listens(bind, *kind));
             let and = if listener.ports().len() > 1 && *kind == PortKind::Udp { ", by UDP" } else { "" };
             address(report, &format!("listener {} on {bind}{and}", listener.name), free, has);
         }

@@ -122,6 +122,10 @@ impl Explain {
         let (kind, authority) = match &listener.protocol {
             ListenerProtocol::Http => {
                 let kind = self.kind.unwrap_or(Kind::Http);
+                ensure!(
+                    kind != Kind::Ip || self.network.is_some() || self.authority.is_some(),
+                    "an ip session is for a prefix or a name: add --network 10.0.0.0/8, or --authority NAME"
+                );
                 (kind, self.named_authority(kind, is_https(listener, &trust))?)
             }
             ListenerProtocol::Tcp { authority } => (Kind::Tcp, self.fixed_authority(listener, Kind::Tcp, authority)?),
@@ -142,7 +146,11 @@ impl Explain {
             ListenerProtocol::Ip(carried) => Some(self.carried(listener, carried)?),
             _ => self.capture(listener, packet)?.cloned(),
         };
-        ensure!(packet.is_none() || kind == Kind::Ip, "--packet is for sessions of kind ip, and this one is {kind}");
+        ensure!(
+            packet.is_none() || kind == Kind::Ip,
+            "--packet is for sessions of kind ip, and this one is {kind}: add --kind ip --network PREFIX, as the session \
+             asked for it, or name a listener of packets by --listener"
+        );
         let capture = capture.as_ref();
         let network = capture.map(|capture| capture.network).or(self.network()?);
         let (network, authority) = match self.stands_for_a_name(snapshot, listener, packet)? {
@@ -170,6 +178,7 @@ impl Explain {
             authority,
             headers: self.header_map(capture, network)?,
             network,
+            told: None,
             protocol: None,
         })
     }

@@ -68,8 +68,9 @@ impl Protocol {
         if self == Self::H3 { "h3" } else { "h2" }
     }
 
-    /// Round trips before a request may be sent on a new connection: TCP's where there is one, TLS's, and the
-    /// settings that say that extended CONNECT is known, which a server sends when it has seen the certificate.
+    /// Round trips before a request may be sent on a new connection: TCP's where there is one, TLS's, and over HTTP/2
+    /// the settings that say that extended CONNECT is known, which come once the server has seen the certificate; over
+    /// HTTP/3 they come with the handshake's answer.
     fn handshake_round_trips(self) -> u32 {
         if self == Self::H3 { 1 } else { 3 }
     }
@@ -123,6 +124,9 @@ async fn show(options: &Options, directory: &Path) -> anyhow::Result<ExitCode> {
     let played = play::play(options, directory, &progress).await?;
     drop(progress);
     let figures = Figures::of(options, &played);
+    // First what people wait for: whoever named a path that cannot be written has it all the same.
+    let seconds = begun.elapsed().as_secs_f64();
+    print(&if options.json { figures.json()? } else { figures.text(Paint::for_stdout(), &played, seconds) });
     if let Some(path) = &options.picture {
         std::fs::write(path, picture::svg(&played)).with_context(|| format!("cannot write {}", path.display()))?;
     }
@@ -130,7 +134,5 @@ async fn show(options: &Options, directory: &Path) -> anyhow::Result<ExitCode> {
         let path = directory.join("echoes.csv");
         std::fs::write(&path, figures::csv(&played)).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    let seconds = begun.elapsed().as_secs_f64();
-    print(&if options.json { figures.json()? } else { figures.text(Paint::for_stdout(), &played, seconds) });
     Ok(if figures.is_lossless() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -64,6 +64,65 @@ async fn malformed_requests_without_end_end_the_connection() {
     fort.serves_on(&fort.client().await, "afterwards").await;
 }
 
+/// Nothing but a connection's time would end them, and what was read of them no window counts.
+#[tokio::test]
+async fn heads_that_do_not_end_share_one_bound() {
+    const STREAMS: usize = 16;
+    let fort = Fort::with("anonymous-connection-window: 200KiB, header-timeout: 1m").await;
+    let connection = fort.client().await;
+    let mut refused = 0;
+    let mut held = Vec::new();
+    for _ in 0..STREAMS {
+        let (mut send, mut recv) = connection.open().await.unwrap();
+        let mut begun = wire::frame(wire::kind::HEADERS, &[0; 60_000]).to_vec();
+        begun.truncate(50_000);
+        // It may be told to stop in the midst of it.
+        let _ = send.bytes(begun).await;
+        let answer = tokio::time::timeout(std::time::Duration::from_millis(500), recv.answer()).await;
+        match answer {
+            Ok(answer) => {
+                assert_eq!(answer.unwrap().status, 431);
+                refused += 1;
+            }
+            Err(_none) => held.push((send, recv)),
+        }
+    }
+    assert!((STREAMS - 5..STREAMS).contains(&refused), "{refused} of {STREAMS}");
+    fort.serves_on(&connection, "beside them").await;
+    fort.node.metric_reaches("hermes_limit_hits_total", "headers", refused as f64).await;
+    // What goes makes room.
+    held.iter_mut().for_each(|(send, _)| send.reset(code::REQUEST_CANCELLED));
+    held.clear();
+    let (mut send, mut recv) = connection.open().await.unwrap();
+    let large = "x".repeat(60_000);
+    send.headers(&[
+        (":method", "GET"),
+        (":scheme", "https"),
+        (":authority", "HERE"),
+        (":path", "/"),
+        ("large", &large),
+    ])
+    .await
+    .unwrap();
+    send.finish().unwrap();
+    assert_eq!(recv.answer().await.unwrap().status, 200);
+}
+
+#[tokio::test]
+async fn a_request_that_is_broken_off_before_its_empty_body_is_not_malformed() {
+    let fort = Fort::with("error-resets: 5").await;
+    let connection = fort.client().await;
+    for round in 0..20 {
+        let (mut send, recv) = connection.open().await.unwrap();
+        let empty =
+            [(":method", "POST"), (":scheme", "https"), (":authority", "WEB"), (":path", "/"), ("content-length", "0")];
+        send.headers(&empty).await.unwrap();
+        send.reset(code::REQUEST_CANCELLED);
+        drop(recv);
+        fort.serves_on(&connection, &format!("round {round}")).await;
+    }
+}
+
 #[tokio::test]
 async fn whoever_also_listens_may_change_its_mind() {
     let fort = Fort::with("cancels: 5").await;
@@ -92,7 +151,8 @@ async fn heads_that_never_end_hold_no_more_than_their_limit() {
             let (mut send, recv) = connection.open().await.unwrap();
             // As much as may be, and never the last byte.
             let head = wire::frame(wire::kind::HEADERS, &vec![0; 64 << 10]);
-            send.bytes(head.slice(..head.len() - 1)).await.unwrap();
+            // Beyond what all heads share it is told to stop, perhaps before it is through.
+            let _ = send.bytes(head.slice(..head.len() - 1)).await;
             kept.push((send, recv));
         }
         // What came before was taken: an answer on another connection tells.

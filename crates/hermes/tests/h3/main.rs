@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod alternatives;
+mod between;
 mod early;
 mod floods;
 mod hostile;

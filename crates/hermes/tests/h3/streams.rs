@@ -73,6 +73,22 @@ async fn control_streams_against_the_rules_end_the_connection() {
     fort.serves_on(&fort.client().await, "afterwards").await;
 }
 
+/// RFC 9297, section 2.1.1.
+#[tokio::test]
+async fn whoever_says_to_take_http_datagrams_takes_datagrams_of_quic() {
+    let fort = Fort::new().await;
+    for (says, is_fine) in [(1, false), (0, true)] {
+        let connection = Connection::without_datagrams(&fort.door()).await.unwrap();
+        let mut control = connection.open_uni().await.unwrap();
+        control.write_all(&[CONTROL, &settings(&[(H3_DATAGRAM, says)])].concat()).await.unwrap();
+        if is_fine {
+            fort.serves_on(&connection, "without datagrams").await;
+        } else {
+            assert_eq!(connection.closed().await.unwrap(), code::SETTINGS_ERROR);
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_control_stream_may_come_in_pieces_and_with_frames_of_the_future() {
     let fort = Fort::new().await;

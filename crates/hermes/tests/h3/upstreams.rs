@@ -14,9 +14,13 @@ use hermes_testkit::{
     dialog::Dialog,
     door::NODE_NAME,
     h3::{Exchange, Origin},
+    multiplex, origin,
     overlay::{Node, Overlay, PATIENCE},
     skip::needs_root,
+    tls,
 };
+use http::Response;
+use tokio_rustls::TlsAcceptor;
 
 use crate::lab::overlay;
 
@@ -104,6 +108,34 @@ async fn checks_without_a_path_are_handshakes() {
     assert_eq!(ask(&node).await, (200, "site".to_owned()));
     drop(site);
     healthy(&node, 0.0).await;
+}
+
+/// Sessions go by HTTP/3 where its connections begin: that HTTP/2 would answer is no help to them.
+#[tokio::test]
+async fn an_upstream_whose_http_3_hangs_is_not_healthy() {
+    let overlay = overlay();
+    let identity = overlay.authority().issue(&Subject::server(NODE_NAME)).unwrap();
+    let hangs = Origin::serve(&identity, None, |exchange: Exchange| async move {
+        std::future::pending::<()>().await;
+        drop(exchange);
+        Ok(())
+    });
+    let (hangs, acceptor) = (hangs.unwrap(), TlsAcceptor::from(tls::server(&identity, None, &["h2"]).unwrap()));
+    let asked = Arc::new(AtomicBool::new(false));
+    let (listener, seen) = (origin::listen(hangs.address().unwrap()).unwrap(), asked.clone());
+    let answers = origin::Origin::accepting(listener, move |stream| {
+        let (acceptor, seen) = (acceptor.clone(), seen.clone());
+        async move {
+            let Ok(stream) = acceptor.accept(stream).await else { return };
+            seen.store(true, Ordering::SeqCst);
+            multiplex::serve_connection(stream, |exchange| exchange.answer(Response::new(()), "")).await;
+        }
+    });
+    let _answers = answers.unwrap();
+    let more = ", health: {path: /healthz, interval: 3s, timeout: 3s, unhealthy: 1, healthy: 1}";
+    let node = before(&overlay, &hangs.address().unwrap().to_string(), more, &[]).await;
+    healthy(&node, 0.0).await;
+    assert!(!asked.load(Ordering::SeqCst), "its handshake over QUIC was answered");
 }
 
 /// Its own view of the names.

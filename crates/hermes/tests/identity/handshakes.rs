@@ -4,6 +4,7 @@ use hermes_testkit::{
     ca::{Authority, Identity, Subject},
     dialog::Dialog,
     door::{Door, NODE_NAME},
+    multiplex::Answer,
     overlay::{Node, Overlay},
 };
 
@@ -68,22 +69,26 @@ async fn a_certificate_of_another_overlay_is_refused_though_its_ca_is_trusted() 
 
 /// A node with these parts of `tls`, before `next`; what a client of it is told.
 async fn through(overlay: &Overlay, tls: &str, next: &Node, trusting: Option<&Authority>) -> (u16, String) {
+    let answer = over(overlay, "h2", tls, next, trusting).await;
+    (answer.status, answer.text())
+}
+
+async fn over(overlay: &Overlay, protocol: &str, tls: &str, next: &Node, trusting: Option<&Authority>) -> Answer {
     let document = "
 listeners:
 - {name: apps, bind: '127.0.0.1:0', protocol: http, trust: [127.0.0.0/8]}
 routes:
 - {name: on, upstream: next}
 upstreams:
-- {name: next, protocol: h2, endpoints: ['$NEXT'], tls: {$TLS}}
+- {name: next, protocol: $PROTOCOL, endpoints: ['$NEXT'], tls: {$TLS}}
 ";
     let draft = overlay.node("edge").document(document).with("TLS", tls).with("NEXT", next.address("door"));
-    let mut draft = draft.identity(&subject("edge")).unwrap();
+    let mut draft = draft.with("PROTOCOL", protocol).identity(&subject("edge")).unwrap();
     if let Some(other) = trusting {
         draft = draft.trusting(other).unwrap();
     }
     let edge = draft.start().await.unwrap();
-    let answer = Door::plain(edge.address("apps")).h2().await.unwrap().get("http://OPEN/").await.unwrap();
-    (answer.status, answer.text())
+    Door::plain(edge.address("apps")).h2().await.unwrap().get("http://OPEN/").await.unwrap()
 }
 
 #[tokio::test]
@@ -96,6 +101,28 @@ async fn an_upstream_proves_which_node_it_is() {
         assert_eq!(got, status, "tls: {{{tls}}}: {text}");
         if status == 502 {
             assert!(text.contains("the server is node ingress"), "{text}");
+        }
+    }
+}
+
+/// RFC 9209, section 2.3: whichever the transport is.
+#[tokio::test]
+async fn a_wrong_certificate_is_called_so_over_tcp_and_over_quic() {
+    let (overlay, stranger) = (overlay(), Authority::new("other").unwrap());
+    let document = "
+listeners:
+- {name: door, bind: '127.0.0.1:0', protocol: http, http3: true, tls: {client: none}}
+";
+    let draft = overlay.node("next").document(document).identity(&subject("next").with_dns(NODE_NAME));
+    let next = draft.unwrap().start().await.unwrap();
+    let draft = overlay.node("far").document(document);
+    let draft = draft.identity_of(&stranger, &Subject::node("far").with_dns(NODE_NAME));
+    let far = draft.unwrap().start().await.unwrap();
+    for protocol in ["h2", "h3"] {
+        for (tls, node) in [("node: other", &next), ("", &far)] {
+            let answer = over(&overlay, protocol, tls, node, None).await;
+            let said = answer.header("proxy-status").unwrap();
+            assert!(said.starts_with("edge; error=tls_certificate_error;"), "{protocol}, {{{tls}}}: {said}");
         }
     }
 }

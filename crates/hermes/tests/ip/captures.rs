@@ -46,6 +46,25 @@ async fn answers(line: &Line, far: &str) -> bool {
     line.near().output(&["ping", "-c1", "-W0.3", far]).await.is_ok()
 }
 
+/// The kernel takes both, and one of them gets nothing.
+#[test]
+fn two_nodes_that_capture_one_prefix_are_told() {
+    as_root("two nodes that capture one prefix", || async {
+        let line = Line::empty(2);
+        let mut first = start(&line, WIDE).await;
+        let other = NEAR.replace("hermes0", "hermes1");
+        let draft = draft(&line, 0, "beside", &other).with("ADDRESS", "10.20.0.3");
+        let mut second = draft.with("CAPTURE", "10.128.0.0/9, 10.0.0.0/9").start().await.unwrap();
+        let said = "another process captures the same prefix";
+        assert!(!second.log().contains(said), "{}", second.log());
+        let told = [("ADDRESS", "10.20.0.3".to_owned()), ("CAPTURE", format!("10.0.0.0/9, {WIDE}"))];
+        second.reload(&other, &told).await.unwrap();
+        assert!(second.log().contains(said) && second.log().contains("hermes0"), "{}", second.log());
+        first.reload(NEAR, &values("10.20.0.4", WIDE)).await.unwrap();
+        assert!(!first.log().contains(said), "{}", first.log());
+    });
+}
+
 /// A narrower capture is for its own way alone, though that be down and a wider one's open.
 #[test]
 fn what_is_captured_goes_by_no_wider_tunnel() {
@@ -145,5 +164,65 @@ fn a_far_end_that_gives_no_address_is_left() {
         assert!(again.is_ok());
         let ended = near.record(|record| record["kind"] == "ip").await;
         assert!(ended.to_string().contains("assigned no address"), "{ended}");
+    });
+}
+
+/// Of the machine's own end: its captures are there again, and their sessions.
+#[test]
+fn what_a_deleted_device_captured_is_captured_again() {
+    as_root("a deleted device captures again", || async {
+        let line = Line::empty(2);
+        let _far = draft(&line, 1, "far", GATEWAY).start().await.unwrap();
+        let _near = start(&line, WIDE).await;
+        until("it is open", async || answers(&line, "10.0.0.2").await).await;
+        let rules = async || line.near().output(&["ip", "rule", "show"]).await.unwrap().lines().count();
+        let before = rules().await;
+        line.near().ip(&["link", "del", "hermes0"]).unwrap();
+        until("it is open again", async || answers(&line, "10.0.0.2").await).await;
+        assert_eq!(rules().await, before);
+    });
+}
+
+const WARNING: &str = "WARN no tunnel";
+
+/// Said once, however often it is tried, and when it is over.
+#[test]
+fn a_capture_without_a_tunnel_is_told_of_and_when_there_is_one_again() {
+    as_root("a capture without a tunnel is told of", || async {
+        let line = Line::empty(2);
+        let near = start(&line, WIDE).await;
+        near.metric_reaches("hermes_sessions_total", "kind=\"ip\"", 3.0).await;
+        near.says("reason=cannot connect to next/10.77.0.2:9443").await;
+        near.says("see whether the upstream's endpoint").await;
+        assert_eq!(near.log().matches(WARNING).count(), 1, "{}", near.log());
+        let far = draft(&line, 1, "far", GATEWAY).start().await.unwrap();
+        near.says("packets are captured again").await;
+        assert!(answers(&line, "10.0.0.2").await);
+        drop(far);
+        near.says_times(WARNING, 2).await;
+    });
+}
+
+const NOWHERE: &str = "
+listeners:
+- {name: overlay, bind: '0.0.0.0:9443', protocol: http, tls: {client: required}}
+routes:
+- {name: web, match: {kind: http}, respond: {body: web}}
+";
+
+/// By the near node's own routes, and by the far one's.
+#[test]
+fn a_capture_that_no_route_takes_is_told_of_with_what_to_do() {
+    as_root("a capture that no route takes is told of", || async {
+        let line = Line::empty(2);
+        let _far = draft(&line, 1, "far", NOWHERE).start().await.unwrap();
+        let mut near = start(&line, WIDE).await;
+        near.says("reason=next/10.77.0.2:9443 refused the tunnel with status 404").await;
+        near.says("with the document of the node that says so").await;
+        let before = near.log().len();
+        let elsewhere = NEAR.replace("kind: ip, network: 10.0.0.1/32", "kind: http").replace("kind: ip", "kind: http");
+        near.reload(&elsewhere, &values("10.20.0.9", WIDE)).await.unwrap();
+        near.says("reason=no route for ip").await;
+        assert!(near.log()[before..].contains("with this node's document"), "{}", near.log());
     });
 }

@@ -2,7 +2,13 @@
 //!
 //! In: clients' tunnels by hand, documents that change. Out: routes, answers and counters of one gateway.
 
-use std::net::IpAddr;
+use std::{
+    net::{IpAddr, UdpSocket},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use hermes_testkit::{
     ip::{IpTunnel, IpWay, icmp, ping},
@@ -11,7 +17,7 @@ use hermes_testkit::{
 };
 
 use crate::line::as_root;
-use crate::rules::Gate;
+use crate::rules::{Gate, SOON};
 
 /// Alice's device is gw0 or gw1; bob has the other one, of the same pool.
 const TWO: &str = "
@@ -41,6 +47,19 @@ fn address(text: &str) -> IpAddr {
 async fn answers(tunnel: &mut IpTunnel, gateway: &str) {
     tunnel.packet(&ping(address(ALICE), address(gateway), 1, b"there?")).await.unwrap();
     assert_eq!(icmp(&tunnel.next_packet().await.unwrap()), Some((0, 0)), "{gateway}");
+}
+
+/// The same where packets may be lost meanwhile.
+async fn reaches(tunnel: &mut IpTunnel, gateway: &str) {
+    let mut answer = None;
+    for _ in 0..40 {
+        tunnel.packet(&ping(address(ALICE), address(gateway), 1, b"there?")).await.unwrap();
+        if let Ok(came) = tokio::time::timeout(SOON, tunnel.next_packet()).await {
+            answer = icmp(&came.unwrap());
+            break;
+        }
+    }
+    assert_eq!(answer, Some((0, 0)), "{gateway}");
 }
 
 async fn way(gate: &Gate, to: &str) -> String {
@@ -90,5 +109,205 @@ fn what_is_for_an_address_of_a_pool_leaves_by_no_other_way() {
         gate.node.reload(&without, &[]).await.unwrap();
         until("what is no pool goes as all else", async || way(&gate, ALICE).await.contains(&out)).await;
         assert!(way(&gate, "10.30.0.1").await.contains("dev gw1"));
+    });
+}
+
+/// The old one lives as long as the session that moves away from it: the kernel has no second one of its name.
+#[test]
+fn a_device_is_named_again_while_a_session_has_it() {
+    as_root("a device is named again", || async {
+        let mut gate = Gate::with(TWO, 100).await;
+        let mut alice = gate.tunnel(0, IpWay::H1, "*", "*").await.unwrap();
+        alice.ask_for(&[address(ALICE)]).await.unwrap();
+        for _ in 0..3 {
+            gate.node.reload(ONE, &[]).await.unwrap();
+            gate.node.reload(&TWO.replace("$TUNNELS", "100"), &[]).await.unwrap();
+        }
+        until("alice is where she was", async || way(&gate, ALICE).await.contains("dev gw0")).await;
+        reaches(&mut alice, "10.0.0.1").await;
+    });
+}
+
+#[test]
+fn doctor_knows_the_devices_of_a_node_that_runs() {
+    as_root("doctor and a node that runs", || async {
+        let gate = Gate::with(TWO, 100).await;
+        let file = gate.overlay.dir().join("wanted.yaml");
+        let said = async |node: &str| {
+            let document = format!(
+                "node: {node}\nadmin: {}\nlisteners:\n- {{name: l3, protocol: tun, device: gw0, address: 10.0.0.1, \
+                 capture: [10.1.0.0/16]}}\nroutes:\n- {{name: out, match: {{kind: ip}}, terminate: {{tun: gw1}}}}\n",
+                gate.node.admin()
+            );
+            std::fs::write(&file, document).unwrap();
+            let words = [env!("CARGO_BIN_EXE_hermes"), "doctor", "--config", file.to_str().unwrap()];
+            gate.place.output(&words).await.unwrap_or_else(|error| error.to_string())
+        };
+        let (own, stranger) = (said("gate").await, said("stranger").await);
+        for device in ["gw0", "gw1"] {
+            assert!(own.contains(&format!("device {device}: the running node has it")), "{own}");
+            assert!(stranger.contains(&format!("device {device}: there is a device {device} already")), "{stranger}");
+        }
+    });
+}
+
+/// Bob's device cannot be made: alice's, which she still has since she can go nowhere, is as it was.
+const FAILING: &str = "
+workers: 2
+listeners:
+- {name: overlay, bind: '127.0.0.1:0', protocol: http, tls: {client: required}}
+routes:
+- {name: alice, match: {kind: ip, user: alice}, upstream: down}
+- {name: old, match: {kind: ip, user: carol}, terminate: {tun: gw0, address: [$ADDRESS], assign: [10.40.0.0/24]}}
+- {name: bob, match: {kind: ip, user: bob}, terminate: {tun: gw1, address: ['fd00::1'], assign: ['fd01::/64']}}
+upstreams:
+- {name: down, protocol: h2, endpoints: ['127.0.0.1:9'], tls: {}}
+";
+const WITHOUT: &str = "
+workers: 2
+listeners:
+- {name: overlay, bind: '127.0.0.1:0', protocol: http, tls: {client: required}}
+routes:
+- {name: alice, match: {kind: ip, user: alice}, upstream: down}
+upstreams:
+- {name: down, protocol: h2, endpoints: ['127.0.0.1:9'], tls: {}}
+";
+
+#[test]
+fn a_refused_document_changes_nothing_of_a_device_that_only_a_session_has() {
+    as_root("a refused document that names a device again", || async {
+        let mut gate = Gate::with(TWO, 100).await;
+        let mut alice = gate.tunnel(0, IpWay::H1, "*", "*").await.unwrap();
+        alice.ask_for(&[address(ALICE)]).await.unwrap();
+        gate.node.reload(WITHOUT, &[]).await.unwrap();
+        gate.place.sysctl("net/ipv6/conf/default/disable_ipv6", "1").unwrap();
+        let state = async || {
+            let show = async |what: &str| gate.place.output(&["ip", "-o", what, "show", "dev", "gw0"]).await.unwrap();
+            show("addr").await + &show("route").await
+        };
+        let before = state().await;
+        // In which order devices are given what they lack nobody says.
+        for round in 1..=6 {
+            gate.node.replace(FAILING, &[("ADDRESS", format!("10.0.7.{round}"))]).unwrap();
+            let refused = async || gate.node.log().matches("the running configuration stays").count() == round;
+            until("it is refused", refused).await;
+            assert_eq!(state().await, before);
+        }
+    });
+}
+
+#[test]
+fn a_device_that_somebody_deletes_is_made_again() {
+    as_root("a device that somebody deletes", || async {
+        let mut gate = Gate::with(TWO, 100).await;
+        let mut alice = gate.tunnel(0, IpWay::H1, "*", "*").await.unwrap();
+        alice.ask_for(&[address(ALICE)]).await.unwrap();
+        gate.place.ip(&["link", "del", "gw0"]).unwrap();
+        // Her session ends, and the next one finds the new device.
+        while let Ok(Some(_)) = alice.next().await {}
+        until("it is there again", async || way(&gate, "10.0.0.1").await.contains("local")).await;
+        let mut alice = gate.tunnel(0, IpWay::H1, "*", "*").await.unwrap();
+        assert_eq!(alice.ask_for(&[address(ALICE)]).await.unwrap(), [(1, address(ALICE), 32)]);
+        answers(&mut alice, "10.0.0.1").await;
+        // What is deleted, and named no more, is in nobody's way.
+        gate.place.ip(&["link", "del", "gw0"]).unwrap();
+        gate.node.reload(ONE, &[]).await.unwrap();
+        gate.node.reload(&TWO.replace("$TUNNELS", "100"), &[]).await.unwrap();
+    });
+}
+
+/// Who reads it learns first that it is gone, and without waiting.
+#[test]
+fn a_device_that_somebody_deletes_under_load_is_made_again() {
+    as_root("a device that somebody deletes under load", || async {
+        let gate = Gate::with(&TWO.replace("workers: 2", "workers: 1"), 100).await;
+        let socket = gate.place.run(async { UdpSocket::bind("0.0.0.0:0") }).await.unwrap().unwrap();
+        let is_over = Arc::new(AtomicBool::new(false));
+        let flood = {
+            let is_over = is_over.clone();
+            std::thread::spawn(move || {
+                while !is_over.load(Ordering::Relaxed) {
+                    // No way leads there while the device is gone.
+                    let _ = socket.send_to(&[0; 1000], (ALICE, 9));
+                }
+            })
+        };
+        for round in 0..3 {
+            let is_there = async || way(&gate, "10.0.0.1").await.contains("local");
+            until("it is there", is_there).await;
+            let mut alice = gate.tunnel(0, IpWay::H1, "*", "*").await.unwrap();
+            alice.ask_for(&[address(ALICE)]).await.unwrap();
+            alice.next_packet().await.unwrap();
+            gate.place.ip(&["link", "del", "gw0"]).unwrap();
+            let ended = async { while let Ok(Some(_)) = alice.next().await {} };
+            let ended = tokio::time::timeout(20 * SOON, ended).await;
+            assert!(ended.is_ok(), "her session hangs, round {round}");
+        }
+        is_over.store(true, Ordering::Relaxed);
+        flood.join().unwrap();
+    });
+}
+
+/// Whoever deletes it may have the name for a while.
+#[test]
+fn a_deleted_device_is_made_again_once_nothing_is_in_its_way() {
+    as_root("a deleted device whose name is taken", || async {
+        let gate = Gate::with(TWO, 100).await;
+        gate.place.ip(&["link", "add", "other", "type", "veth", "peer", "name", "further"]).unwrap();
+        let script = gate.overlay.dir().join("batch");
+        std::fs::write(&script, "link del gw0\nlink set other name gw0\n").unwrap();
+        // Both at once, or the node is faster.
+        let taken = async || gate.place.ip(&["-batch", script.to_str().unwrap()]).is_ok();
+        until("the name is taken", taken).await;
+        until("it cannot be made", async || gate.node.log().contains("cannot be made again")).await;
+        gate.place.ip(&["link", "del", "gw0"]).unwrap();
+        until("it is there again", async || way(&gate, "10.0.0.1").await.contains("local")).await;
+    });
+}
+
+/// A user's own addresses are hidden behind the machine's.
+const HIDING: &str = "
+workers: 1
+listeners:
+- {name: overlay, bind: '127.0.0.1:0', protocol: http, tls: {client: required}}
+routes:
+- {name: all, match: {kind: ip}, terminate: {tun: $DEVICE, address: [10.0.0.1], assign: [10.20.0.0/24], nat: true}}
+";
+/// What a killed process leaves, and what somebody else has.
+const TABLES: &str = "
+table inet hermes-gone0 {
+  chain postrouting {
+    type nat hook postrouting priority 100; policy accept;
+    iifname \"gone0\" oifname != \"gone0\" ip saddr 10.20.0.0/24 masquerade
+  }
+}
+table inet hermes-backup {
+  set kept { type ipv4_addr; }
+}
+table inet hermes-gw2 {
+  chain mine {
+    type filter hook input priority 0; policy accept;
+  }
+}
+";
+
+#[test]
+fn tables_of_somebody_else_stay() {
+    as_root("tables of somebody else stay", || async {
+        let mut gate = Gate::with(TWO, 100).await;
+        let file = gate.overlay.dir().join("tables");
+        std::fs::write(&file, TABLES).unwrap();
+        gate.place.output(&["nft", "-f", file.to_str().unwrap()]).await.unwrap();
+        let device = |name: &str| [("DEVICE", name.to_owned())];
+        gate.node.reload(HIDING, &device("gw0")).await.unwrap();
+        let tables = async || gate.place.output(&["nft", "list", "tables", "inet"]).await.unwrap();
+        let found = tables().await;
+        for (name, is_there) in [("gw0", true), ("gone0", false), ("backup", true), ("gw2", true)] {
+            assert_eq!(found.contains(&format!("inet hermes-{name}\n")), is_there, "{name}: {found}");
+        }
+        gate.node.replace(HIDING, &device("gw2")).unwrap();
+        let refused = async || gate.node.log().contains("there is a table inet hermes-gw2 already");
+        until("what would replace another's table is refused", refused).await;
+        assert_eq!(tables().await, found);
     });
 }

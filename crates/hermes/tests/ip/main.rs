@@ -15,6 +15,7 @@ mod moves;
 mod mtu;
 mod names;
 mod passing;
+mod rights;
 mod rules;
 mod takeover;
 mod traffic;

@@ -34,7 +34,7 @@ const GATEWAY_V6: &str = "fd00:10::1";
 const OWN: &str = "10.20.0.2";
 const OWN_V6: &str = "fd00:20::2";
 /// A node that reads takes less for what it is sent.
-const SOON: Duration = Duration::from_millis(500);
+pub(crate) const SOON: Duration = Duration::from_millis(500);
 /// Capsules of one session that say how long packets may be.
 const FLOOD: usize = 200;
 const DROPPED: &str = "hermes_datagrams_dropped_total";
@@ -47,7 +47,7 @@ fn address(text: &str) -> IpAddr {
 pub(crate) struct Gate {
     pub(crate) node: Node,
     users: [Identity; 2],
-    overlay: Overlay,
+    pub(crate) overlay: Overlay,
     pub(crate) place: Namespace,
 }
 
@@ -69,6 +69,11 @@ impl Gate {
         Self { node, users, overlay, place }
     }
 
+    /// Where this user comes in.
+    pub(crate) fn door(&self, user: usize) -> Door {
+        Door::tls(self.node.address("overlay"), self.overlay.authority().pem(), Some(&self.users[user]))
+    }
+
     /// A tunnel of this user, scoped to a target and a protocol.
     pub(crate) async fn tunnel(
         &self,
@@ -77,8 +82,7 @@ impl Gate {
         target: &str,
         protocol: &str,
     ) -> std::io::Result<IpTunnel> {
-        let door = Door::tls(self.node.address("overlay"), self.overlay.authority().pem(), Some(&self.users[user]));
-        self.place.run(IpTunnel::open(&door, way, &ip::path(target, protocol))).await.unwrap()
+        self.place.run(IpTunnel::open(&self.door(user), way, &ip::path(target, protocol))).await.unwrap()
     }
 
     /// A tunnel with addresses.
@@ -333,6 +337,16 @@ fn a_flood_of_address_requests_meets_a_limit() {
         let given = tunnel.ask_for(&many).await.unwrap();
         let held = given.iter().filter(|(_, address, _)| !address.is_unspecified()).count();
         assert_eq!(held, 64, "{given:?}");
+        // One user has no more than two sessions may have, and others the rest.
+        let mut second = gate.tunnel(0, IpWay::H2, "*", "*").await.unwrap();
+        let mut third = gate.tunnel(0, IpWay::H2, "*", "*").await.unwrap();
+        second.ask_for(&many[64..128]).await.unwrap();
+        assert_eq!(third.ask_for(&[many[128]]).await.unwrap(), [(1, address("0.0.0.0"), 32)]);
+        assert_eq!(gate.node.metric("hermes_limit_hits_total", "\"addresses\"").await.unwrap(), 1.0);
+        assert_eq!(bob_asks(&gate, many[128]).await, [(1, many[128], 32)]);
+        drop((second, third));
+        let asks = async || gate.tunnel(0, IpWay::H2, "*", "*").await.unwrap().ask_for(&[many[129]]).await.unwrap();
+        until("what a session had is free again", async || asks().await == [(1, many[129], 32)]).await;
         still_reads(&gate, &mut tunnel).await;
     });
 }
@@ -401,5 +415,81 @@ fn a_flood_of_lengths_changes_few_routes() {
         monitor.wait().unwrap();
         let changes = seen().lines().filter(|line| line.contains("10.20.0.")).count();
         assert!(changes > 0 && changes as u128 <= ticks * many.len() as u128, "{changes} changes in {ticks} ticks");
+    });
+}
+
+/// A request is answered under its number, and holds what that has got last; what was refused holds nothing.
+#[test]
+fn a_request_asked_again_leaves_what_it_had() {
+    as_root("a request asked again", || async {
+        let gate = Gate::new(100).await;
+        let mut tunnel = gate.tunnel(0, IpWay::H1, "*", "*").await.unwrap();
+        let [one, other] = [address("10.20.0.20"), address("10.20.0.21")];
+        assert_eq!(tunnel.ask_for(&[one]).await.unwrap(), [(1, one, 32)]);
+        assert_eq!(tunnel.ask_for(&[other]).await.unwrap(), [(1, other, 32)]);
+        assert_eq!(bob_asks(&gate, one).await, [(1, one, 32)]);
+        // So many refusals, each with a number of its own, and there is room yet.
+        for number in 0..3u64 {
+            let mut wanted = BytesMut::new();
+            (0..60).for_each(|last| ip::put_entry(&mut wanted, 100 + 60 * number + last, address("192.0.2.1"), 32));
+            tunnel.capsule(ip::ADDRESS_REQUEST, &wanted).await.unwrap();
+            let said = ip::entries(&tunnel.next_capsule(ip::ADDRESS_ASSIGN).await.unwrap()).unwrap();
+            assert_eq!(said.len(), 61, "{said:?}");
+        }
+        let mut wanted = BytesMut::new();
+        ip::put_entry(&mut wanted, 2, address("10.20.0.22"), 32);
+        tunnel.capsule(ip::ADDRESS_REQUEST, &wanted).await.unwrap();
+        let said = ip::entries(&tunnel.next_capsule(ip::ADDRESS_ASSIGN).await.unwrap()).unwrap();
+        assert_eq!(said, [(1, other, 32), (2, address("10.20.0.22"), 32)]);
+    });
+}
+
+const HERE: &str = "
+workers: 1
+listeners:
+- {name: overlay, bind: '127.0.0.1:0', protocol: http, tls: {client: required}}
+routes:
+- {name: vpn, match: {kind: ip}, $ACTION}
+upstreams:
+- {name: far, protocol: h1, endpoints: ['10.77.5.2:9443'], tls: {}}
+";
+const THERE: &str = "
+listeners:
+- {name: overlay, bind: '0.0.0.0:9443', protocol: http, tls: {client: required}}
+routes:
+- {name: vpn, match: {kind: ip}, terminate: {tun: gw1, address: [10.0.9.1], assign: [10.20.0.0/24]}}
+";
+
+/// What a client has begun to say comes to its end where it began: the rest would be nonsense elsewhere.
+#[test]
+fn no_session_moves_within_a_capsule_of_its_client() {
+    as_root("no session moves within a capsule", || async {
+        let action = "terminate: {tun: gw0, address: [10.0.0.1], assign: [10.20.0.0/24]}";
+        let mut gate = Gate::with(&HERE.replace("$ACTION", action), 10).await;
+        let other = Namespace::new().unwrap();
+        gate.place.join([10, 77, 5, 1].into(), &other, [10, 77, 5, 2].into()).unwrap();
+        let subject = Subject::node("there").with_dns(NODE_NAME);
+        let there = gate.overlay.node("there").document(THERE).within(&other).identity(&subject).unwrap();
+        let there = there.start().await.unwrap();
+        let mut tunnel = gate.tunnel(0, IpWay::H1, "*", "*").await.unwrap();
+        tunnel.ask_for(&[address(OWN)]).await.unwrap();
+        // To whom its rest is a beginning, that is the head of a capsule without end.
+        let unknown = capsule(0x2f37, &[0xff; 40]);
+        tunnel.bytes(unknown[..20].to_vec()).await.unwrap();
+        // The node goes elsewhere in the midst of it, which takes longer than to read it.
+        gate.node.reload(HERE, &[("ACTION", "upstream: far".to_owned())]).await.unwrap();
+        until("the other way is open", async || there.metric("hermes_sessions_open", "").await.unwrap() >= 1.0).await;
+        tunnel.bytes(unknown[20..].to_vec()).await.unwrap();
+        // A packet that is read together with the capsule's end goes where that goes: nobody is there to answer it.
+        let question = ping(address(OWN), address("10.0.9.1"), 1, b"there?");
+        let mut answer = None;
+        for _ in 0..40 {
+            tunnel.packet(&question).await.unwrap();
+            if let Ok(came) = tokio::time::timeout(SOON, tunnel.next_packet()).await {
+                answer = icmp(&came.unwrap());
+                break;
+            }
+        }
+        assert_eq!(answer, Some((0, 0)));
     });
 }

@@ -1,6 +1,7 @@
 //! What an operator sets of QUIC: how long silence may last, and how large packets may be.
 
 use hermes_testkit::{
+    dialog::Dialog,
     door::Door,
     h3::relay::{Lets, Relay},
     patience::until,
@@ -28,6 +29,36 @@ async fn silence_ends_a_connection_after_its_time_and_what_is_kept_is_not_silent
     relay.lets(Lets::Nothing);
     until("the connection is given up", || async { node.metric("hermes_connections_open", "").await.unwrap() == 0.0 })
         .await;
+}
+
+async fn echo(tunnel: &mut Dialog<tokio::net::TcpStream>) {
+    tunnel.send("1").await.unwrap();
+    assert_eq!(tunnel.exactly(1).await.unwrap(), b"1");
+}
+
+/// Where only the far side asks for signs of life, all that the near side says is that it heard them: nobody answers that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_path_where_only_signs_of_life_are_heard_is_not_dark() {
+    let lasting = Lasting::new([127, 0, 36, 4]);
+    let far = lasting.start("far", 1, "quic-idle: 5s, quic-keep-alive: 2470ms").await;
+    let mut idle = Vec::new();
+    // An answer is held back for 25 ms, and a neighbour looks every 250 ms from its dial on: of ten whose last word was
+    // said at other times after it, one looks between a sign of life and its answer.
+    for number in 0..10 {
+        let near = lasting.neighbour_called(&format!("near-{number}"), "quic-keep-alive: 25s").await;
+        let mut tunnel = Dialog::connect(near.address("in")).await.unwrap();
+        tunnel.send("CONNECT echo.test:7 HTTP/1.1\r\nhost: echo.test:7\r\n\r\n").await.unwrap();
+        assert_eq!(tunnel.head().await.unwrap().status(), 200);
+        tokio::time::sleep(std::time::Duration::from_millis(25 * number)).await;
+        echo(&mut tunnel).await;
+        idle.push((near, tunnel));
+    }
+    let sent = far.metric("hermes_quic_packets_sent_total", "").await.unwrap();
+    far.metric_reaches("hermes_quic_packets_sent_total", "", sent + 40.0).await;
+    for (near, tunnel) in &mut idle {
+        assert_eq!(near.metric("hermes_quic_fallbacks_total", "").await.unwrap(), 0.0, "{}", near.log());
+        echo(tunnel).await;
+    }
 }
 
 /// QUIC packets in which a node sends so much. `None` where a busy machine let the handshake take so long that

@@ -86,6 +86,8 @@ pub(super) async fn capture(
             () = ending.wait() => return,
             Some(ended) = names.running.next(), if !names.running.is_empty() => names.end(&ended),
             packets = names.newcomers.next() => {
+                // Where the device is gone, whoever makes it again captures again.
+                let Some(packets) = packets else { return };
                 packets.into_iter().for_each(|packet| names.take(packet));
                 // Whoever sends without end is not the only one here.
                 tokio::task::yield_now().await;

@@ -55,6 +55,9 @@ impl Outgoing {
         let mut fields = facts.headers.clone();
         fields.remove(HOST);
         fields.remove(reverse::CALL);
+        if let Some(told) = facts.told.and_then(|told| HeaderValue::try_from(told.to_string()).ok()) {
+            fields.insert(headers::NETWORK, told);
+        }
         dress.via.append(&mut fields, dress.version);
         headers::set_trace(&mut fields, dress.trace);
         headers::set_forwarded(&mut fields, facts.source, facts.trust.is_believed());

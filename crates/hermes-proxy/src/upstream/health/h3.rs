@@ -1,7 +1,7 @@
 //! A health check over HTTP/3, with the node's own identity as any session has it.
 //!
-//! In: an endpoint and its addresses. Out: the status of a GET, on a connection of its own; without a path the
-//! handshake alone. Never: a shared connection, since those are the workers'.
+//! In: an endpoint and its addresses. Out: a connection of its own, and the status of a GET on it; without a path
+//! there is none. Never: a shared connection, since those are the workers'.
 
 use std::io;
 use std::net::IpAddr;
@@ -41,31 +41,47 @@ impl Sockets {
     }
 }
 
-/// Asks. `None` without a path.
+/// A connection over which HTTP/3 has begun.
+pub(super) struct Connected {
+    connection: quic::Connection,
+    /// A peer's stream that is never read. It lives as long as the connection, which ends with its control stream.
+    _first: quic::RecvStream,
+}
+
+/// Connects, until the peer is heard over a stream of its own: then a session would go on by HTTP/3, too.
 ///
 /// # Errors
 /// What went wrong, for the log.
-pub(super) async fn ask(
+pub(super) async fn connect(
     sockets: &mut Sockets,
     client: &ClientTls,
     addresses: &[IpAddr],
     port: u16,
-    host: &str,
-    path: Option<&str>,
-) -> Result<Option<StatusCode>, String> {
+) -> Result<Connected, String> {
     let config = client.quic.clone().ok_or("HTTP/3 without TLS")?;
     let connected = dial::first(addresses, |ip| {
         let (ours, config, name) = (sockets.of(ip), config.clone(), client.name.clone());
         let address = (ip, port).into();
         async move { quic::connect(&ours?, config, address, &name).await }
     });
-    let connection = connected.await.map_err(|error| error.to_string())?;
-    let status = match path {
-        Some(path) => get(&connection, host, path).await.map(Some),
-        None => Ok(None),
-    };
-    connection.close(number(Code::NoError), b"");
-    status
+    let connection = connected.await.map_err(text)?;
+    let first = connection.accept_uni().await.map_err(text)?;
+    Ok(Connected { connection, _first: first })
+}
+
+impl Connected {
+    /// Asks, where there is a path.
+    ///
+    /// # Errors
+    /// What went wrong, for the log.
+    pub(super) async fn ask(self, host: &str, path: Option<&str>) -> Result<Option<StatusCode>, String> {
+        let status = match path {
+            Some(path) => get(&self.connection, host, path).await.map(Some),
+            None => Ok(None),
+        };
+        self.connection.close(number(Code::NoError), b"");
+        status
+    }
 }
 
 async fn get(connection: &quic::Connection, host: &str, path: &str) -> Result<StatusCode, String> {

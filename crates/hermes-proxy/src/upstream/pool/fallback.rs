@@ -2,11 +2,13 @@
 //!
 //! In: a wish for HTTP/3. Out: a connection of either, and a word about it where it is the other one. QUIC has
 //! a head start; who blocks UDP, or has paths too narrow for it (RFC 9000, section 14: 1,200 bytes), is served
-//! over TCP at the same address. A connection that has lost the way is given up: its streams begin anew.
+//! over TCP at the same address. A connection that has lost the way is given up: its streams begin anew. QUIC is
+//! tried again after a while, beside TCP, and takes over where it gets through.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
 use std::future::Future;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -23,29 +25,48 @@ use crate::h3::Link;
 use crate::worker::Worker;
 
 /// So long QUIC's handshake is waited for before TCP is tried beside it.
-const HEAD_START: Duration = Duration::from_millis(700);
-/// After QUIC failed where TCP passed, it is not tried again for so long (milliseconds).
+pub(crate) const HEAD_START: Duration = Duration::from_millis(700);
+/// After QUIC failed where TCP passed, it is not tried again for so long (milliseconds); doubles up to the last.
 const AVOID: u64 = 30_000;
+const LAST_AVOID: u64 = 16 * AVOID;
 /// A connection is looked at so often.
 const LOOK: Duration = Duration::from_millis(250);
-/// With something on its way, and nothing heard for so long, the path is dark.
+/// With something on its way, and no answer for so long, the path is dark.
 const DARK: Duration = Duration::from_secs(2);
 /// Lost packets of so many bytes may have been too long for the path.
 const LONG: u64 = 1000;
-/// So long a new handshake, of packets as long as QUIC's shortest may be, is waited for: a lost one is sent again after a
-/// second (RFC 9002, section 6.2.2), and a lossy path is none that is too narrow.
+/// So long a new handshake, of packets as long as QUIC's shortest may be, is waited for: a lost one is sent again
+/// after a second (RFC 9002, section 6.2.2), and a lossy path is none that is too narrow.
 const PROBE: Duration = Duration::from_millis(1300);
 /// A path that was found wide enough is not doubted again for so long; doubles up to the last.
 const DOUBT_AGAIN: Duration = Duration::from_secs(4);
 const LAST_DOUBT: Duration = Duration::from_secs(64);
 
-/// Until when QUIC is avoided, in milliseconds of the worker's clock.
+/// Whether QUIC is avoided, and since how many failures.
 #[derive(Default)]
-pub(super) struct Avoids(Cell<u64>);
+pub(super) struct Avoids {
+    /// In milliseconds of the worker's clock.
+    until: Cell<u64>,
+    failures: Cell<u32>,
+    /// This machine's addresses then: with others it is in another network, where QUIC may get through.
+    network: RefCell<Arc<HashSet<IpAddr>>>,
+    /// It is tried again by a task.
+    is_tried: Cell<bool>,
+}
 
 impl Avoids {
-    pub(super) fn holds(&self, now: u64) -> bool {
-        self.0.get() > now
+    pub(super) fn holds(&self, worker: &Worker) -> bool {
+        self.until.get() > worker.now() && *self.network.borrow() == worker.shared.own_addresses()
+    }
+
+    fn begin(&self, worker: &Worker) {
+        let network = worker.shared.own_addresses();
+        if self.network.replace(network.clone()) != network {
+            self.failures.set(0);
+        }
+        let failures = self.failures.get();
+        self.failures.set(failures.saturating_add(1));
+        self.until.set(worker.now() + (AVOID << failures.min(16)).min(LAST_AVOID));
     }
 }
 
@@ -71,30 +92,69 @@ impl Pool {
         wish: &Wish<'_>,
         permit: Permit,
     ) -> Result<Rc<SharedConnection>, Error> {
-        if self.avoids_quic.holds(worker.now()) {
+        if self.avoids_quic.holds(worker) {
             return self.dial_h2(worker, wish, permit).await;
         }
         let by_quic = pin!(self.dial_h3(worker, wish, permit));
         let head_start = pin!(tokio::time::sleep(HEAD_START));
-        let (failure, by_quic) = match select(by_quic, head_start).await {
-            Either::Left((Ok(connection), _)) => return Ok(connection),
-            Either::Left((Err(error), _)) => (Some(error), None),
-            Either::Right(((), by_quic)) => (None, Some(by_quic)),
-        };
+        let begun = select(by_quic, head_start).await;
         let by_tcp = pin!(self.dial_h2(worker, wish, Permit::take(&self.open)));
-        let result = match by_quic {
-            Some(by_quic) => first_of(by_quic, by_tcp).await,
-            None => by_tcp.await.map_err(|_| failure.unwrap_or_else(|| Error::Internal("no failure".to_owned()))),
+        let (reason, result) = match begun {
+            Either::Left((Ok(connection), _)) => return Ok(connection),
+            Either::Left((Err(failure), _)) => (failure.to_string(), by_tcp.await.map_err(|_| failure)),
+            Either::Right(((), by_quic)) => {
+                ("its handshake is not answered".to_owned(), first_of(by_quic, by_tcp).await)
+            }
         };
         if result.as_ref().is_ok_and(|connection| !connection.is_h3()) {
-            self.avoid_quic(worker, wish.destination.label, "its handshake is not answered");
+            self.avoid_quic(worker, wish.destination.label, &reason);
         }
         result
     }
 
-    /// From now on HTTP/2, for a while, and says so.
+    /// Somebody was served by HTTP/2 instead: where QUIC is not avoided any more, it is tried again beside, once for
+    /// all, and the next ones go by it.
+    pub(super) fn try_quic_again(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) {
+        let avoids = &self.avoids_quic;
+        if avoids.is_tried.get() || self.dialing_for_all.get() || avoids.holds(worker) {
+            return;
+        }
+        avoids.is_tried.set(true);
+        // It is to replace what is there: at the most of connections it is one more meanwhile.
+        let (permit, standing) = (Permit::take(&self.open), wish.standing());
+        let (pool, here) = (self.clone(), worker.clone());
+        worker.spawn(async move {
+            let wish = standing.wish();
+            let dialled = pool.dial_h3(&here, &wish, permit).await;
+            pool.avoids_quic.is_tried.set(false);
+            match dialled {
+                Ok(connection) if connection.has_room() => pool.leave_h2(wish.destination.label),
+                Ok(connection) => {
+                    connection.retire();
+                    pool.avoids_quic.begin(&here);
+                }
+                Err(error) => {
+                    tracing::debug!(peer = %wish.destination.label, %error, "QUIC still does not get through");
+                    pool.avoids_quic.begin(&here);
+                }
+            }
+        });
+    }
+
+    /// QUIC gets through: what is under way over HTTP/2 ends there, and nothing new begins.
+    fn leave_h2(&self, peer: &str) {
+        tracing::info!(peer, "QUIC gets through again");
+        for connection in self.shared.borrow().iter().filter(|connection| !connection.is_h3()) {
+            connection.retire();
+        }
+    }
+
+    /// From now on HTTP/2, for a while, and says so. What befalls several connections at once is one failure.
     fn avoid_quic(&self, worker: &Worker, peer: &str, reason: &str) {
-        self.avoids_quic.0.set(worker.now() + AVOID);
+        if self.avoids_quic.holds(worker) {
+            return;
+        }
+        self.avoids_quic.begin(worker);
         worker.shared.metrics.quic_fallbacks.inc();
         tracing::warn!(peer, reason, "QUIC does not get through; HTTP/2 is used instead");
     }
@@ -108,7 +168,12 @@ impl Pool {
         way: &Way,
         peer: &str,
     ) {
+        let began = worker.now();
         let reason = darkness(worker, shared, link, way).await;
+        if worker.now() >= began + AVOID {
+            // It got through for long.
+            self.avoids_quic.failures.set(0);
+        }
         self.avoid_quic(worker, peer, reason);
         shared.close();
         link.connection.close(quic::VarInt::from_u32(0), reason.as_bytes());
@@ -116,10 +181,10 @@ impl Pool {
 }
 
 /// The first of the two that succeeds; of two failures that of the first.
-async fn first_of<T>(
-    one: impl Future<Output = Result<T, Error>> + Unpin,
-    other: impl Future<Output = Result<T, Error>> + Unpin,
-) -> Result<T, Error> {
+pub(crate) async fn first_of<T, E>(
+    one: impl Future<Output = Result<T, E>> + Unpin,
+    other: impl Future<Output = Result<T, E>> + Unpin,
+) -> Result<T, E> {
     match select(one, other).await {
         Either::Left((Ok(value), _)) | Either::Right((Ok(value), _)) => Ok(value),
         Either::Left((Err(error), other)) => other.await.map_err(|_| error),
@@ -127,22 +192,23 @@ async fn first_of<T>(
     }
 }
 
-/// Ready with the reason, where nothing is heard any more though something was sent, or long packets are lost
+/// Ready with the reason, where no answer comes any more though something was sent, or long packets are lost
 /// and no new handshake comes through.
 async fn darkness(worker: &Worker, shared: &SharedConnection, link: &Link, way: &Way) -> &'static str {
     let mut look = tokio::time::interval(LOOK);
     let mut before = link.connection.stats();
     let (mut silent, mut doubt_again) = (Duration::ZERO, DOUBT_AGAIN);
     let mut trusted_until = tokio::time::Instant::now();
-    let mut arrived = link.arrived();
+    let (mut arrived, mut answered) = (link.arrived(), link.answered());
     loop {
         look.tick().await;
         let now = link.connection.stats();
-        let is_heard = now.udp_rx.datagrams > before.udp_rx.datagrams;
-        let is_owed = now.udp_tx.datagrams > before.udp_tx.datagrams || silent > Duration::ZERO;
+        // Not what comes: a path may be dark one way alone, and the peer asks again and again what became of us.
+        let is_heard = std::mem::replace(&mut answered, link.answered()) != answered;
+        let is_owed = answerable(&now) > answerable(&before) || silent > Duration::ZERO;
         silent = if is_heard || !is_owed || shared.is_unused() { Duration::ZERO } else { silent + LOOK };
         if silent >= DARK {
-            return "nothing is heard of it";
+            return "no packet is answered";
         }
         let lost = now.path.lost_packets.saturating_sub(before.path.lost_packets);
         let bytes = now.path.lost_bytes.saturating_sub(before.path.lost_bytes);
@@ -159,6 +225,16 @@ async fn darkness(worker: &Worker, shared: &SharedConnection, link: &Link, way: 
         trusted_until = tokio::time::Instant::now() + doubt_again;
         doubt_again = (2 * doubt_again).min(LAST_DOUBT);
     }
+}
+
+/// Frames sent for which the peer owes an acknowledgement (RFC 9000, section 13.2). Not packets: who answers the
+/// peer's own sign of life in the last moment before a look is owed nothing, and an idle tunnel's path is no dark one.
+fn answerable(stats: &quic::ConnectionStats) -> u64 {
+    let sent = &stats.frame_tx;
+    let data = sent.stream + sent.datagram + sent.reset_stream + sent.stop_sending;
+    let credit = sent.max_data + sent.max_stream_data + sent.max_streams_bidi + sent.max_streams_uni;
+    // What a probe carries where nothing else is to be said.
+    data + credit + sent.ping + sent.immediate_ack
 }
 
 /// A handshake begins with packets of 1,200 bytes: where they pass, the path is wide enough.

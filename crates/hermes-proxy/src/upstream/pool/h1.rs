@@ -18,7 +18,7 @@ use super::{Leased, Pool, Wish};
 use crate::body::Attempt;
 use crate::error::Error;
 use crate::listener::h1::HYPER_HEADERS;
-use crate::upstream::connect::{Destination, connect};
+use crate::upstream::connect::connect;
 use crate::upstream::metered::{Meter, Metered};
 use crate::worker::Worker;
 
@@ -135,15 +135,8 @@ impl Pool {
         wish: &Wish<'_>,
         permit: Permit,
     ) -> impl Future<Output = Result<Box<H1Connection>, Error>> + 'static {
-        let (worker, host, label) = (worker.clone(), wish.destination.host.to_owned(), wish.destination.label.clone());
-        let (port, reach, within) = (wish.destination.port, wish.destination.reach, wish.connect_within);
-        let (protocol, tls) = (wish.protocol, wish.destination.tls.cloned());
-        async move {
-            let destination =
-                Destination { host: &host, port, label: &label, reach, tls: tls.as_ref(), proxy_source: None };
-            dial_h1(&worker, &Wish { destination, protocol, connect_within: within, fresh: false, node: None }, permit)
-                .await
-        }
+        let (worker, standing) = (worker.clone(), wish.standing());
+        async move { dial_h1(&worker, &standing.wish(), permit).await }
     }
 
     pub(super) fn take_idle(&self) -> Option<Box<H1Connection>> {

@@ -180,7 +180,11 @@ impl Pool {
     /// It has none here, or gives no answer.
     pub(crate) async fn get(self: &Rc<Self>, worker: &Rc<Worker>, node: &str, path: &str) -> Result<StatusCode, Error> {
         let absent = || Error::NotConnected { node: Arc::from(node) };
-        let lease = self.place(worker, true).ok_or_else(absent)?;
+        let place = match self.place(worker, true) {
+            Some(lease) => Some(lease),
+            None => tokio::time::timeout(ANSWER, self.leave(worker)).await.ok().flatten(),
+        };
+        let lease = place.ok_or_else(absent)?;
         let uri = Uri::builder().scheme("https").authority(node).path_and_query(path).build();
         let request =
             uri.and_then(|uri| Request::get(uri).body(())).map_err(|error| Error::Malformed(error.to_string()))?;
@@ -255,9 +259,9 @@ impl Pool {
             }
             let left = wish.connect_within.saturating_sub(began.elapsed());
             let patience = presence.patience(worker.shared.now()).ok_or_else(absent)?.min(left);
-            let most = worker.generation().snapshot.limits.upstream_pending;
-            match tokio::time::timeout(patience, self.wait(worker, most)).await {
-                Ok(waited) => waited?,
+            match tokio::time::timeout(patience, self.turn_or_leave(worker)).await {
+                Ok(Ok(Some(lease))) => return Ok(Leased::Shared(lease)),
+                Ok(waited) => drop(waited?),
                 Err(_) if !presence.is_here() => return Err(absent()),
                 Err(_) => {
                     let peer = wish.destination.label.clone();

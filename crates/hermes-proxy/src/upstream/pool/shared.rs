@@ -7,20 +7,30 @@ use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
+use hermes_net::quic;
 use hermes_wire::capsule;
+use hermes_wire::h3::Code;
 
 use super::Pool;
 use super::idle::IdlePlace;
+use crate::error::Error;
 use crate::h3::Link;
 use crate::h3::datagrams::packet_capacity;
+use crate::h3::link::number;
 use crate::signal::Signal;
 use crate::stream::h2::{Backlog, Window};
 use crate::worker::Worker;
 
-/// Streams that we open on an HTTP/3 connection; QUIC does not say before how many its peer allows.
+/// Streams that we open on an HTTP/3 connection. Its peer may allow fewer: QUIC says so as they are opened.
 const H3_STREAMS: usize = 100;
+/// Streams that have ended are allowed anew a round trip later; beyond that its peer is waited for so long until
+/// another connection is dialled.
+const LEAVE: Duration = Duration::from_millis(10);
 
 /// A connection that many share.
 pub(crate) struct SharedConnection {
@@ -75,7 +85,8 @@ impl SharedConnection {
         })
     }
 
-    fn has_room(&self) -> bool {
+    /// A further stream may begin on it.
+    pub(super) fn has_room(&self) -> bool {
         let most = match &self.speaks {
             Speaks::H2 { sender, .. } => sender.current_max_send_streams(),
             Speaks::H3(_) => H3_STREAMS,
@@ -191,10 +202,15 @@ pub(crate) struct Lease {
     pool: Rc<Pool>,
     worker: Rc<Worker>,
     pub(crate) reused: bool,
+    /// Of HTTP/3, where it was opened already.
+    stream: Cell<Option<Box<Opened>>>,
     /// When it was taken, in milliseconds of the worker's clock, and what was heard on the connection then.
     since: u64,
     heard: u64,
 }
+
+/// A stream of QUIC on which nothing was said yet.
+pub(crate) type Opened = (quic::SendStream, quic::RecvStream);
 
 /// A stream that lasted so long, in milliseconds, and nothing was heard on its connection meanwhile: the
 /// peer may be gone, or what lies between has forgotten the connection. No further stream is lost on it.
@@ -205,16 +221,56 @@ impl Lease {
         connection.streams.set(connection.streams.get() + 1);
         connection.idle.take();
         let (since, heard) = (worker.now(), connection.heard());
-        Self { connection: connection.clone(), pool: pool.clone(), worker: worker.clone(), reused, since, heard }
+        let (connection, pool, worker) = (connection.clone(), pool.clone(), worker.clone());
+        Self { connection, pool, worker, reused, stream: Cell::new(None), since, heard }
     }
+
+    /// As [`Self::take`], where its peer allows one more by now.
+    fn take_allowed(
+        connection: &Rc<SharedConnection>,
+        pool: &Rc<Pool>,
+        worker: &Rc<Worker>,
+        reused: bool,
+    ) -> Option<Self> {
+        let stream = match &connection.speaks {
+            Speaks::H2 { .. } => None,
+            Speaks::H3(link) => Some(Box::new(link.connection.open_bi().now_or_never()?.ok()?)),
+        };
+        let lease = Self::take(connection, pool, worker, reused);
+        lease.stream.set(stream);
+        Some(lease)
+    }
+
+    /// A stream on its connection, which is of HTTP/3.
+    ///
+    /// # Errors
+    /// The connection is over.
+    pub(crate) async fn open(&self, link: &Link) -> Result<Opened, quic::ConnectionError> {
+        match self.stream.take() {
+            Some(stream) => Ok(*stream),
+            None => link.connection.open_bi().await,
+        }
+    }
+}
+
+/// Nothing came of it. An end in order would be half a request.
+fn cancel((send, recv): &mut Opened) {
+    let _ = send.reset(number(Code::RequestCancelled));
+    let _ = recv.stop(number(Code::RequestCancelled));
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
         let connection = &self.connection;
+        let unused = self.stream.take();
+        // Who asked nothing is owed no answer.
+        let is_owed = unused.is_none();
+        if let Some(mut stream) = unused {
+            cancel(&mut stream);
+        }
         connection.streams.set(connection.streams.get() - 1);
         let was_silent = || self.worker.now() >= self.since + SILENT && connection.heard() == self.heard;
-        if !connection.is_kept && was_silent() {
+        if is_owed && !connection.is_kept && was_silent() {
             connection.close();
         }
         connection.idle_since.set(self.worker.now());
@@ -231,12 +287,70 @@ impl Drop for Lease {
     }
 }
 
+/// Opens a stream as soon as its peer allows one.
+async fn open_on(connection: &Rc<SharedConnection>) -> (&Rc<SharedConnection>, Result<Opened, quic::ConnectionError>) {
+    match &connection.speaks {
+        Speaks::H3(link) => (connection, link.connection.open_bi().await),
+        Speaks::H2 { .. } => std::future::pending().await,
+    }
+}
+
 impl Pool {
     /// A free place on a shared connection.
     pub(super) fn place(self: &Rc<Self>, worker: &Rc<Worker>, reused: bool) -> Option<Lease> {
         let shared = self.shared.borrow();
-        let connection = shared.iter().find(|connection| connection.has_room() && connection.is_alive())?;
-        Some(Lease::take(connection, self, worker, reused))
+        let mut fit = shared.iter().filter(|connection| connection.has_room() && connection.is_alive());
+        fit.find_map(|connection| Lease::take_allowed(connection, self, worker, reused))
+    }
+
+    /// A place on the first connection of HTTP/3 whose peer allows one more stream, where none does now. At once `None`
+    /// where there is no such connection. Nothing is held meanwhile: who waits keeps no connection in use.
+    pub(super) async fn leave(self: &Rc<Self>, worker: &Rc<Worker>) -> Option<Lease> {
+        let full = self.full();
+        let mut opening: FuturesUnordered<_> = full.iter().map(open_on).collect();
+        while let Some((connection, opened)) = opening.next().await {
+            match opened {
+                Ok(stream) if !connection.is_closed() => {
+                    let lease = Lease::take(connection, self, worker, true);
+                    lease.stream.set(Some(Box::new(stream)));
+                    return Some(lease);
+                }
+                Ok(mut stream) => cancel(&mut stream),
+                // Its driver may not have heard of it yet, and nobody is to look at it again.
+                Err(_) => connection.close(),
+            }
+        }
+        None
+    }
+
+    /// Connections of HTTP/3 that may have further streams, as far as it is for us to say.
+    fn full(&self) -> Vec<Rc<SharedConnection>> {
+        let shared = self.shared.borrow();
+        shared.iter().filter(|one| one.is_h3() && one.has_room() && one.is_alive()).cloned().collect()
+    }
+
+    /// As [`Self::leave`], for as long as leave takes that is under way.
+    pub(super) async fn leave_soon(self: &Rc<Self>, worker: &Rc<Worker>) -> Option<Lease> {
+        let rtts = self.full().into_iter().filter_map(|full| match &full.speaks {
+            Speaks::H3(link) => Some(link.connection.rtt()),
+            Speaks::H2 { .. } => None,
+        });
+        let within = 2 * rtts.max()? + LEAVE;
+        tokio::time::timeout(within, self.leave(worker)).await.ok()?
+    }
+
+    /// Waits for a turn to look for a place anew, or for leave to open a stream, whichever comes first: both are needed,
+    /// since a stream that ends here gives a turn at once, and its peer's leave comes a round trip later.
+    ///
+    /// # Errors
+    /// Too many wait already.
+    pub(super) async fn turn_or_leave(self: &Rc<Self>, worker: &Rc<Worker>) -> Result<Option<Lease>, Error> {
+        let most = worker.generation().snapshot.limits.upstream_pending;
+        tokio::select! {
+            biased;
+            turn = self.wait(worker, most) => turn.map(|()| None),
+            Some(lease) = self.leave(worker) => Ok(Some(lease)),
+        }
     }
 
     /// A new connection for all, and the task that drives it; `permit` is its own until it ends.
@@ -250,7 +364,12 @@ impl Pool {
         if self.retired.get() {
             shared.retire();
         }
-        self.shared.borrow_mut().push(shared.clone());
+        {
+            // Those of HTTP/3 come first: whoever wishes for it has HTTP/2 only where there is nothing else.
+            let mut all = self.shared.borrow_mut();
+            let behind = if shared.is_h3() { all.iter().take_while(|other| other.is_h3()).count() } else { all.len() };
+            all.insert(behind, shared.clone());
+        }
         let (pool, shared) = (self.clone(), shared.clone());
         worker.spawn(async move {
             drive.await;

@@ -2,6 +2,7 @@
 //!
 //! In: what a document needs of it. Out: a finding each; what is missing and not needed is a note. Never: a device.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hermes_model::Snapshot;
@@ -11,27 +12,30 @@ use hermes_net::{nat, tun};
 use ipnet::IpNet;
 
 use super::Report;
+use super::running::Running;
 
 /// What a document needs of it. The default: nothing.
 #[derive(Default)]
 pub(super) struct Needs {
-    devices: bool,
+    /// Each with whether the running node has it already.
+    devices: BTreeMap<Arc<str>, bool>,
     nat: bool,
     captures: Vec<(String, IpNet)>,
     carried: Vec<Arc<Listener>>,
 }
 
 impl Needs {
-    pub(super) fn of(snapshot: &Snapshot) -> Self {
+    pub(super) fn of(snapshot: &Snapshot, running: Option<&Running>) -> Self {
         let mut captures = Vec::new();
         for listener in &snapshot.listeners {
             if let ListenerProtocol::Tun(tun) = &listener.protocol {
                 captures.extend(tun.captures.iter().map(|capture| (tun.device.to_string(), capture.network)));
             }
         }
+        let has = |name: &str| running.is_some_and(|node| node.has_device(name));
         let nat = |action: &Action| matches!(action, Action::Device(gateway) if gateway.nat);
         Self {
-            devices: snapshot.devices().next().is_some(),
+            devices: snapshot.devices().map(|name| (name.clone(), has(name))).collect(),
             nat: snapshot.routes.iter().any(|route| nat(&route.action)),
             captures,
             carried: snapshot.listeners.iter().filter(|listener| waits_for(listener).is_some()).cloned().collect(),
@@ -39,10 +43,18 @@ impl Needs {
     }
 
     pub(super) fn look(&self, report: &mut Report) {
-        told(report, "layer 3", self.devices, tun::check_privilege().map(|()| "CAP_NET_ADMIN is there".to_owned()));
-        told(report, tun::DRIVER, self.devices, tun::check_driver().map(|()| "can be opened".to_owned()));
+        let needed = !self.devices.is_empty();
+        told(report, "layer 3", needed, tun::check_privilege().map(|()| "CAP_NET_ADMIN is there".to_owned()));
+        told(report, tun::DRIVER, needed, tun::check_driver().map(|()| "can be opened".to_owned()));
         told(report, "nftables", self.nat, nat::nft_version());
         told(report, "forwarding", self.nat, nat::check_forwarding());
+        for (name, has_it) in &self.devices {
+            let what = format!("device {name}");
+            match tun::check_name(name) {
+                Err(_) if *has_it => report.good(&what, "the running node has it"),
+                found => told(report, &what, true, found.map(|()| "free".to_owned())),
+            }
+        }
         for (device, network) in &self.captures {
             let what = format!("capture of {network}");
             let found = tun::check_reverse_path(device, *network);

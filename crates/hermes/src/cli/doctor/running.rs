@@ -34,12 +34,25 @@ pub(super) struct Running {
     admin: Option<SocketAddr>,
     #[serde(default)]
     listeners: Vec<Listening>,
+    #[serde(default)]
+    routes: Vec<Routing>,
+}
+
+#[derive(Deserialize)]
+struct Routing {
+    terminate: Option<Gateway>,
+}
+
+#[derive(Deserialize)]
+struct Gateway {
+    tun: Option<String>,
 }
 
 #[derive(Deserialize)]
 struct Listening {
     bind: Option<SocketAddr>,
     protocol: String,
+    device: Option<String>,
     #[serde(default)]
     http3: bool,
 }
@@ -55,6 +68,13 @@ impl Listening {
 }
 
 impl Running {
+    /// Whether it has a device of this name.
+    pub(super) fn has_device(&self, name: &str) -> bool {
+        let listeners = self.listeners.iter().filter_map(|listener| listener.device.as_deref());
+        let routes = self.routes.iter().filter_map(|route| route.terminate.as_ref()?.tun.as_deref());
+        listeners.chain(routes).any(|device| device == name)
+    }
+
     /// The node of this name that answers at this admin address.
     pub(super) fn find(admin: SocketAddr, node: &str) -> Option<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;

@@ -107,12 +107,14 @@ fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// Whether the user's packets of this moment are answered by the right machine; while it changes, by the old or the new.
-fn is_right(pair: &Pair, window: &Window, machine: Option<Machine>, sent: Instant, played: &Played) -> bool {
+/// Whether a packet was answered by the right machine: by the old or the new one, where its user's changed while it was
+/// on its way. It is an ingress that decides, and it may be as far as the server.
+fn is_right(pair: &Pair, window: &Window, machine: Option<Machine>, way: (Instant, Instant), played: &Played) -> bool {
     if (pair.user, pair.address) != ("alice", HOME) {
         return machine == Some(pair.machine);
     }
-    let is_changing = played.changes.iter().any(|change| (change.saved..=change.in_effect).contains(&sent));
+    let (sent, answered) = way;
+    let is_changing = played.changes.iter().any(|change| change.saved <= answered && sent <= change.in_effect);
     machine == Some(window.home) || is_changing && matches!(machine, Some(Machine::AlicePl | Machine::AliceUs))
 }
 
@@ -187,12 +189,14 @@ impl Figures {
             ("LOST", Align::Right),
             ("PAPER", Align::Right),
         ];
-        let steps: Vec<&ChangeFigures> = self.changes.iter().filter(|change| change.step > 0).collect();
-        table(paint, &columns, &steps.iter().map(|change| change.cells(self.runs)).collect::<Vec<_>>())
+        table(paint, &columns, &self.changes.iter().map(|change| change.cells(self.runs)).collect::<Vec<_>>())
             + &paint.dim(&format!(
                 "  From the saved file until packets come by the new hop. Cold: nobody has spoken to the new hops before,\n  \
-                 {} round trips for a handshake with each. All lost packets count, of every user.\n",
-                self.protocol.handshake_round_trips()
+                 {} for a handshake with each. All lost packets count, of every user.\n",
+                match self.protocol.handshake_round_trips() {
+                    1 => "a round trip".to_owned(),
+                    many => format!("{many} round trips"),
+                }
             ))
     }
 
@@ -230,7 +234,7 @@ impl Figures {
             (0, 0) => format!(
                 "{}, {}",
                 paint.good(&format!("✓ {sent} packets, none lost, none to the wrong machine")),
-                paint.bad("✗ but a change took longer than it may")
+                paint.bad("but a change took longer than it may")
             ),
             _ => paint.bad(&format!("✗ of {sent} packets {lost} were lost, {astray} came from the wrong machine")),
         };
@@ -272,11 +276,13 @@ fn change_figures(protocol: Protocol, played: &Played, change: &Change) -> Chang
     let lost = all.filter(|echo| {
         echo.reply.is_none() && echo.sent + around >= change.saved && echo.sent <= change.in_effect + around
     });
-    let warm = change.run > 0;
+    let warm = change.run > 0 || change.step == 0;
     // Of the new hops the one over the ocean is far in step 1, and none in step 2.
     let cold = if change.step == 1 { ms(TO_POLAND) } else { 0.0 };
     let handshakes = if warm { 0.0 } else { cold * f64::from(protocol.handshake_round_trips()) };
-    let (in_effect_ms, limit_ms) = (ms(change.in_effect - change.saved), WARM_MS + handshakes);
+    // Back, it is the first packet itself that crosses the ocean to the new hop.
+    let crossing = if change.step == 0 { ms(TO_POLAND) / 2.0 } else { 0.0 };
+    let (in_effect_ms, limit_ms) = (ms(change.in_effect - change.saved), WARM_MS + handshakes + crossing);
     ChangeFigures {
         run: change.run + 1,
         step: change.step,
@@ -304,7 +310,8 @@ fn pair_figures(played: &Played, index: usize) -> PairFigures {
         let window = played.windows.iter().find(|window| (window.from..window.to).contains(&echo.sent));
         let Some(window) = window else { continue };
         let machine = echo.reply.and_then(|reply| Machine::of_ttl(reply.ttl));
-        if echo.reply.is_some() && !is_right(pair, window, machine, echo.sent, played) {
+        let is_astray = |after| !is_right(pair, window, machine, (echo.sent, echo.sent + after), played);
+        if echo.reply.is_some_and(|reply| is_astray(reply.after)) {
             figures.astray += 1;
         }
         figures.machines.extend(machine.filter(|machine| !figures.machines.contains(machine)));

@@ -1,0 +1,198 @@
+//! Batches of datagrams, taken apart.
+//!
+//! In: a socket. Out: the same, whose batches are dealt out in small ones once that is asked for. quinn puts each
+//! message of a socket into one allocation, of which every stream that waits for an earlier byte, every frame that is
+//! not whole and every datagram that nobody has read yet keeps a piece: one byte would keep a batch of 64 KiB. No
+//! window counts that; quinn bounds what it keeps by the datagram that a byte was in, so that what is kept is at most
+//! as many times more as there are datagrams of its length in an allocation. It costs a copy, four to ten hundredths
+//! of all that is done for a byte, and is for clients that nobody knows: peers with a certificate, and upstreams, are
+//! somebody's choice. Never: another order.
+
+use std::io::{self, IoSliceMut};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+
+use quinn::{AsyncUdpSocket, UdpPoller};
+use quinn_udp::{BATCH_SIZE, RecvMeta, Transmit};
+
+/// Bytes of the longest message: a batch is as long as the longest datagram may be.
+const MESSAGE: usize = 64 << 10;
+/// Datagrams of one length that stay together. A shorter one behind them stands alone.
+const TOGETHER: usize = 4;
+/// A socket whose batches are taken apart.
+#[derive(Debug)]
+pub(super) struct Apart {
+    socket: Arc<dyn AsyncUdpSocket>,
+    has_begun: AtomicBool,
+    /// One task alone asks for it.
+    batches: Mutex<Batches>,
+}
+
+impl Apart {
+    pub(super) fn new(socket: Arc<dyn AsyncUdpSocket>) -> Arc<Self> {
+        Arc::new(Self { socket, has_begun: AtomicBool::new(false), batches: Mutex::default() })
+    }
+
+    /// From now on, and to the end: who came before stays.
+    pub(super) fn begin(&self) {
+        self.has_begun.store(true, Ordering::Release);
+    }
+}
+
+/// Messages that were received, and how far they were dealt out.
+#[derive(Debug)]
+struct Batches {
+    /// A piece of [`MESSAGE`] bytes each, from the first time on.
+    room: Box<[u8]>,
+    metas: [RecvMeta; BATCH_SIZE],
+    messages: usize,
+    /// The next one.
+    message: usize,
+    /// The next datagram in it.
+    start: usize,
+}
+
+impl Default for Batches {
+    fn default() -> Self {
+        Self { room: Box::default(), metas: [RecvMeta::default(); BATCH_SIZE], messages: 0, message: 0, start: 0 }
+    }
+}
+
+impl Batches {
+    /// Receives anew, once all was dealt out.
+    fn fill(
+        &mut self,
+        receive: impl FnOnce(&mut [IoSliceMut<'_>], &mut [RecvMeta]) -> Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<()>> {
+        if self.room.is_empty() {
+            self.room = vec![0; BATCH_SIZE * MESSAGE].into_boxed_slice();
+        }
+        let mut pieces = self.room.chunks_exact_mut(MESSAGE);
+        let mut room: [IoSliceMut<'_>; BATCH_SIZE] =
+            std::array::from_fn(|_| IoSliceMut::new(pieces.next().unwrap_or_default()));
+        self.messages = ready!(receive(&mut room, &mut self.metas))?;
+        (self.message, self.start) = (0, 0);
+        Poll::Ready(Ok(()))
+    }
+
+    /// How many messages went there.
+    fn deal(&mut self, room: &mut [IoSliceMut<'_>], metas: &mut [RecvMeta]) -> usize {
+        let mut dealt = 0;
+        while self.message < self.messages
+            && let (Some(room), Some(given)) = (room.get_mut(dealt), metas.get_mut(dealt))
+        {
+            let meta = self.metas[self.message];
+            let left = meta.len - self.start;
+            let stride = meta.stride.clamp(1, left.max(1));
+            let together = (left / stride).min(TOGETHER).min(room.len() / stride);
+            // One that finds no room is longer than any that we take.
+            let length = if together == 0 { stride.min(left) } else { together * stride };
+            if together > 0 {
+                let start = self.message * MESSAGE + self.start;
+                room[..length].copy_from_slice(&self.room[start..start + length]);
+                *given = meta;
+                (given.len, given.stride) = (length, stride);
+                dealt += 1;
+            }
+            self.start += length;
+            if self.start == meta.len {
+                (self.message, self.start) = (self.message + 1, 0);
+            }
+        }
+        dealt
+    }
+}
+
+impl AsyncUdpSocket for Apart {
+    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
+        self.socket.clone().create_io_poller()
+    }
+
+    fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+        self.socket.try_send(transmit)
+    }
+
+    fn poll_recv(
+        &self,
+        cx: &mut Context<'_>,
+        bufs: &mut [IoSliceMut<'_>],
+        metas: &mut [RecvMeta],
+    ) -> Poll<io::Result<usize>> {
+        if !self.has_begun.load(Ordering::Acquire) {
+            return self.socket.poll_recv(cx, bufs, metas);
+        }
+        let mut batches = self.batches.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let dealt = batches.deal(bufs, metas);
+            if dealt > 0 {
+                return Poll::Ready(Ok(dealt));
+            }
+            ready!(batches.fill(|room, metas| self.socket.poll_recv(cx, room, metas)))?;
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    fn max_transmit_segments(&self) -> usize {
+        self.socket.max_transmit_segments()
+    }
+
+    fn max_receive_segments(&self) -> usize {
+        self.socket.max_receive_segments()
+    }
+
+    fn may_fragment(&self) -> bool {
+        self.socket.may_fragment()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use quinn::{Runtime, TokioRuntime};
+
+    use super::*;
+
+    const LENGTH: usize = 1000;
+
+    /// A batch of ten datagrams and a shorter one, as it is received: the bytes of each message, and of a datagram in it.
+    async fn received(is_apart: bool) -> Vec<(Vec<u8>, usize)> {
+        let open = || TokioRuntime.wrap_udp_socket(std::net::UdpSocket::bind("127.0.0.1:0").unwrap()).unwrap();
+        let (from, apart) = (open(), Apart::new(open()));
+        if is_apart {
+            apart.begin();
+        }
+        let contents: Vec<u8> = (0..10 * LENGTH + 300).map(|place| (place / 7) as u8).collect();
+        let destination = apart.local_addr().unwrap();
+        let transmit =
+            Transmit { destination, ecn: None, contents: &contents, segment_size: Some(LENGTH), src_ip: None };
+        let mut writable = from.clone().create_io_poller();
+        std::future::poll_fn(|cx| writable.as_mut().poll_writable(cx)).await.unwrap();
+        from.try_send(&transmit).unwrap();
+        let mut messages = Vec::new();
+        while messages.iter().map(|(bytes, _): &(Vec<u8>, usize)| bytes.len()).sum::<usize>() < contents.len() {
+            let mut room = [[0; MESSAGE]; 3];
+            let mut bufs = room.each_mut().map(|room| IoSliceMut::new(room));
+            let mut metas = [RecvMeta::default(); 3];
+            let count = std::future::poll_fn(|cx| apart.poll_recv(cx, &mut bufs, &mut metas)).await.unwrap();
+            messages
+                .extend(metas[..count].iter().zip(&bufs).map(|(meta, room)| (room[..meta.len].to_vec(), meta.stride)));
+        }
+        assert!(messages.iter().flat_map(|(bytes, _)| bytes).eq(&contents));
+        messages
+    }
+
+    #[tokio::test]
+    async fn one_byte_of_a_stranger_keeps_few_datagrams() {
+        let whole = received(false).await;
+        assert!(whole.len() < 3, "the kernel hands over no batches: {} messages", whole.len());
+        let apart = received(true).await;
+        let lengths: Vec<_> = apart.iter().map(|(bytes, stride)| (bytes.len(), *stride)).collect();
+        assert_eq!(lengths, [(4 * LENGTH, LENGTH), (4 * LENGTH, LENGTH), (2 * LENGTH, LENGTH), (300, 300)]);
+    }
+}

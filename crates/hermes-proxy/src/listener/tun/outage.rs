@@ -1,0 +1,115 @@
+//! A capture without a tunnel: what the program's log says of it.
+//!
+//! In: how each try and each tunnel ended. Out: a warning with the reason and what to do, at once and then seldom for as
+//! long as it lasts; a word when it is over. Never: a warning of what this node has ended itself.
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+use hermes_model::snapshot::Listener;
+use http::Response;
+use ipnet::IpNet;
+
+use crate::body::ResponseBody;
+use crate::error::Error;
+use crate::headers::PROXY_STATUS;
+use crate::live::Entry;
+use crate::seldom::Seldom;
+use crate::worker::Worker;
+
+/// Between two warnings of one outage.
+const APART: Duration = Duration::from_secs(60);
+/// A tunnel that has lasted so long is one: its far end has had the time to refuse it.
+pub(super) const SETTLED: Duration = Duration::from_secs(1);
+
+/// What to do where another node says no.
+const THEIRS: &str = "ask `hermes explain --kind ip --network` with the document of the node that says so";
+
+/// Why there is no tunnel.
+pub(super) struct Lost {
+    reason: String,
+    remedy: &'static str,
+}
+
+impl Lost {
+    /// One that was not opened, or broke, for this reason. `None` where this node wanted it so.
+    pub(super) fn by(error: &Error) -> Option<Self> {
+        let remedy = match error {
+            Error::Idle(_) | Error::Reconfigured(_) | Error::Draining => return None,
+            Error::Denied { .. } => {
+                "ask `hermes explain --kind ip --network` with this node's document which route it would take"
+            }
+            Error::Unsuitable { .. } => "give the route an upstream, or `terminate: {tun: ...}`",
+            Error::Connect { .. } | Error::ConnectTimeout { .. } | Error::Resolve(_) | Error::NoEndpoint { .. } => {
+                "see whether the upstream's endpoint and `tls` are right, it runs, and no firewall is between"
+            }
+            Error::NotConnected { .. } => "see whether that node runs, and dials this one",
+            Error::Incapable { .. } => "see whether that is a node, and the upstream's `protocol` is right",
+            Error::Refused { .. } => THEIRS,
+            Error::Limit(_) => "raise that limit in `limits`",
+            _ => "see the log of the next node, and whether it runs",
+        };
+        Some(Self { reason: error.to_string(), remedy })
+    }
+
+    /// One that was answered, but not opened.
+    pub(super) fn answered(response: &Response<ResponseBody>) -> Option<Self> {
+        let entry = response.body().entry();
+        if let Some(error) = entry.failure() {
+            return Self::by(&error);
+        }
+        let peer = entry.peer.borrow().clone().unwrap_or_else(|| "a route of this node".into());
+        let status = response.status();
+        let theirs = response.headers().get(PROXY_STATUS).and_then(|said| said.to_str().ok());
+        let theirs = theirs.map(|said| format!(" ({said})")).unwrap_or_default();
+        Some(Self { reason: format!("{peer} answers {status}{theirs}"), remedy: THEIRS })
+    }
+
+    /// One that was open, and is over.
+    pub(super) fn over(entry: &Entry) -> Option<Self> {
+        match entry.failure().or_else(|| entry.end.get()) {
+            Some(error) => Self::by(&error),
+            None => {
+                let peer = entry.peer.borrow().clone().unwrap_or_else(|| "the far end".into());
+                let remedy = "see the log of the next node, and whether it runs";
+                Some(Self { reason: format!("{peer} has ended it"), remedy })
+            }
+        }
+    }
+}
+
+/// Of one capture.
+#[derive(Default)]
+pub(super) struct Outage {
+    /// What was told last, while it lasts. Another reason is news: whoever mends one thing learns of the next.
+    told: RefCell<Option<(String, Seldom)>>,
+}
+
+impl Outage {
+    /// It was told of.
+    pub(super) fn lasts(&self) -> bool {
+        self.told.borrow().is_some()
+    }
+
+    /// There is no tunnel, or none any more.
+    pub(super) fn goes_on(&self, worker: &Worker, listener: &Listener, network: IpNet, lost: Lost) {
+        let Lost { reason, remedy } = lost;
+        let mut told = self.told.borrow_mut();
+        let told = match &mut *told {
+            Some(told) if told.0 == reason => told,
+            told => told.insert((reason, Seldom::every(APART))),
+        };
+        if let Some(untold) = told.1.happened(worker.now()) {
+            tracing::warn!(
+                listener = %listener.name, %network, reason = %told.0, %remedy, untold,
+                "no tunnel: what the device is sent for it is dropped until there is one"
+            );
+        }
+    }
+
+    /// There is one again.
+    pub(super) fn ends(&self, listener: &Listener, network: IpNet) {
+        self.told.take();
+        tracing::info!(listener = %listener.name, %network, "packets are captured again");
+    }
+}

@@ -1,0 +1,325 @@
+//! What a request's head asks for: whom, by which kind of flow, and whether it may be asked so.
+//!
+//! In: a head as hyper, h2 or HTTP/3's fields have it. Out: its target, or what is wrong with it. Never: who asks.
+
+use std::sync::Arc;
+
+use hermes_model::authority::Authority;
+use hermes_model::facts::Kind;
+use hermes_wire::{connect_ip, connect_udp};
+use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, HOST, TRANSFER_ENCODING, UPGRADE};
+use http::request::Parts;
+use http::uri::PathAndQuery;
+use http::{HeaderMap, HeaderValue, Method, Version};
+use ipnet::IpNet;
+
+use super::{Ask, host_value, named, udp_path};
+use crate::error::Error;
+use crate::worker::Worker;
+
+/// What a head asks for.
+pub(super) struct Target {
+    pub(super) kind: Kind,
+    pub(super) host: HeaderValue,
+    pub(super) ask: Ask,
+    pub(super) authority: Authority,
+    pub(super) path: PathAndQuery,
+    pub(super) scheme: http::uri::Scheme,
+    pub(super) network: Option<IpNet>,
+    pub(super) protocol: Option<u8>,
+}
+
+impl Target {
+    /// The same for the name that its address stands for, if it does: what a program was told by DNS.
+    pub(super) fn named(mut self, worker: &Worker) -> Self {
+        if self.kind != Kind::Ip
+            && let Some(authority) = named(worker, &self.authority)
+        {
+            self.host = host_value(&authority, "");
+            if self.kind == Kind::Udp {
+                self.path = udp_path(&authority);
+            }
+            self.authority = authority;
+        }
+        self
+    }
+}
+
+pub(super) fn target(parts: &Parts, secure: bool) -> Result<Target, Error> {
+    check_coding(&parts.headers)?;
+    let protocol = upgrade_protocol(parts)?;
+    let is_connect = parts.method == Method::CONNECT;
+    if is_connect && protocol.is_none() {
+        return connect_target(parts);
+    }
+    check_form(parts)?;
+    let scheme = scheme(parts, secure);
+    let default_port = if scheme == http::uri::Scheme::HTTPS { 443 } else { 80 };
+    let (authority, host) = request_authority(parts, default_port)?;
+    let path = parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+    let Some(protocol) = protocol else {
+        return Ok(Target {
+            kind: Kind::Http,
+            host,
+            ask: Ask::Response,
+            authority,
+            path,
+            scheme,
+            network: None,
+            protocol: None,
+        });
+    };
+    if protocol.eq_ignore_ascii_case("connect-ip") {
+        check_capsules(&parts.headers)?;
+        return ip_target(&path, authority, host, scheme);
+    }
+    if !protocol.eq_ignore_ascii_case("connect-udp") {
+        return Ok(Target {
+            kind: Kind::Http,
+            host,
+            ask: Ask::Upgrade(protocol),
+            authority,
+            path,
+            scheme,
+            network: None,
+            protocol: None,
+        });
+    }
+    check_capsules(&parts.headers)?;
+    let (authority, host) = udp_target(&path)?.ok_or_else(|| {
+        Error::Malformed("CONNECT-UDP without the path /.well-known/masque/udp/HOST/PORT/".to_owned())
+    })?;
+    Ok(Target {
+        kind: Kind::Udp,
+        host,
+        ask: Ask::Upgrade(protocol),
+        authority,
+        path,
+        scheme,
+        network: None,
+        protocol: None,
+    })
+}
+
+/// Capsules are no content, and nothing may say that they were (RFC 9297, section 3.2).
+fn check_capsules(headers: &HeaderMap) -> Result<(), Error> {
+    let of_content = [CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING];
+    match of_content.iter().find(|name| headers.contains_key(*name)) {
+        Some(name) => {
+            Err(Error::Malformed(format!("{name} in a request for a tunnel of capsules, which has no content")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The target of a UDP flow, which is in the path (RFC 9298, 2), and its spelling. `None` where the
+/// path is another.
+pub(super) fn udp_target(path: &PathAndQuery) -> Result<Option<(Authority, HeaderValue)>, Error> {
+    let parsed = connect_udp::parse_path(path.path())
+        .map_err(|error| Error::Malformed(format!("CONNECT-UDP target: {error}")))?;
+    let Some((host, port)) = parsed else { return Ok(None) };
+    let text = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+    let authority = Authority::parse(&text, None)
+        .map_err(|error| Error::Malformed(format!("CONNECT-UDP target {}: {error}", excerpt(&text))))?;
+    let host = host_value(&authority, &text);
+    Ok(Some((authority, host)))
+}
+
+/// The forms of a request target that are no CONNECT's (RFC 9112, 3.2). A bare authority would be
+/// taken for the origin of a request whose path nobody named.
+fn check_form(parts: &Parts) -> Result<(), Error> {
+    let is_carried = |scheme: &http::uri::Scheme| ["http", "https"].contains(&scheme.as_str());
+    if let Some(scheme) = parts.uri.scheme().filter(|scheme| !is_carried(scheme)) {
+        return Err(Error::Malformed(format!(
+            "scheme {} is not carried; ask for http or https",
+            excerpt(scheme.as_str())
+        )));
+    }
+    match parts.uri.path_and_query().map(PathAndQuery::as_str) {
+        None => {
+            Err(Error::Malformed(format!("target {} is neither a path nor a URI", excerpt(&parts.uri.to_string()))))
+        }
+        Some("*") if parts.method != Method::OPTIONS => {
+            Err(Error::Malformed("the target * is for OPTIONS alone".to_owned()))
+        }
+        Some(_) => Ok(()),
+    }
+}
+
+fn connect_target(parts: &Parts) -> Result<Target, Error> {
+    if parts.uri.scheme().is_some() || parts.uri.path_and_query().is_some_and(|path| path != "") {
+        return Err(Error::Malformed(format!(
+            "CONNECT to {}, which is not HOST:PORT",
+            excerpt(&parts.uri.to_string())
+        )));
+    }
+    let text = parts.uri.authority().map(http::uri::Authority::as_str).unwrap_or_default();
+    let authority = Authority::parse(text, None)
+        .map_err(|error| Error::Malformed(format!("CONNECT target {}: {error}", excerpt(text))))?;
+    if authority.explicit_port().is_none() {
+        return Err(Error::Malformed(format!("CONNECT target {} has no port", excerpt(text))));
+    }
+    Ok(Target {
+        kind: Kind::Tcp,
+        host: host_value(&authority, text),
+        ask: Ask::Connect,
+        authority,
+        path: PathAndQuery::from_static("/"),
+        scheme: http::uri::Scheme::HTTP,
+        network: None,
+        protocol: None,
+    })
+}
+
+/// The target of CONNECT-IP, which is in the path (RFC 9484, section 3). Where it is everything, the request's
+/// authority stands for it.
+fn ip_target(
+    path: &PathAndQuery,
+    authority: Authority,
+    host: HeaderValue,
+    scheme: http::uri::Scheme,
+) -> Result<Target, Error> {
+    let malformed = |what: &dyn std::fmt::Display| Error::Malformed(format!("CONNECT-IP target: {what}"));
+    let scope = connect_ip::parse_path(path.path())
+        .map_err(|error| malformed(&error))?
+        .ok_or_else(|| malformed(&"the path is not /.well-known/masque/ip/TARGET/PROTOCOL/"))?;
+    let network = match &scope.target {
+        connect_ip::Target::Prefix(prefix) => IpNet::new(prefix.address(), prefix.length()).ok(),
+        connect_ip::Target::Any | connect_ip::Target::Name(_) => None,
+    };
+    let authority = match &scope.target {
+        connect_ip::Target::Any => authority,
+        connect_ip::Target::Prefix(prefix) => Authority::of_address(prefix.address()),
+        connect_ip::Target::Name(name) => Authority::parse(name, None).map_err(|error| malformed(&error))?,
+    };
+    let host = if scope.target == connect_ip::Target::Any { host } else { host_value(&authority, "") };
+    Ok(Target {
+        kind: Kind::Ip,
+        host,
+        ask: Ask::Upgrade(Arc::from("connect-ip")),
+        authority,
+        path: path.clone(),
+        scheme,
+        network,
+        protocol: scope.protocol,
+    })
+}
+
+/// The scheme that the client named: h2's `:scheme`, or an absolute-form URI. Else the connection's.
+fn scheme(parts: &Parts, secure: bool) -> http::uri::Scheme {
+    match parts.uri.scheme() {
+        Some(scheme) => scheme.clone(),
+        None if secure => http::uri::Scheme::HTTPS,
+        None => http::uri::Scheme::HTTP,
+    }
+}
+
+/// Whom the request is for (RFC 9112, 3.2; RFC 9113, 8.3.1): the URI's authority, else `Host`.
+fn request_authority(parts: &Parts, default_port: u16) -> Result<(Authority, HeaderValue), Error> {
+    let mut hosts = parts.headers.get_all(HOST).iter();
+    let host = hosts.next();
+    if hosts.next().is_some() {
+        return Err(Error::Malformed("more than one Host".to_owned()));
+    }
+    let host = match host.map(HeaderValue::to_str) {
+        Some(Ok(host)) => Some(host),
+        Some(Err(_)) => return Err(Error::Malformed("Host is not text".to_owned())),
+        None => None,
+    };
+    let text = match (parts.uri.authority(), host) {
+        (Some(authority), None) => authority.as_str(),
+        (Some(authority), Some(host)) => {
+            // In h1 the absolute form overrides Host; in h2 two different authorities are a smuggler's.
+            if parts.version >= Version::HTTP_2 && !authority.as_str().eq_ignore_ascii_case(host) {
+                return Err(Error::Malformed(":authority and Host differ".to_owned()));
+            }
+            authority.as_str()
+        }
+        (None, Some(host)) => host,
+        (None, None) => return Err(Error::Malformed("no Host".to_owned())),
+    };
+    let authority = Authority::parse(text, Some(default_port))
+        .map_err(|error| Error::Malformed(format!("authority {}: {error}", excerpt(text))))?;
+    let host = host_value(&authority, text);
+    Ok((authority, host))
+}
+
+/// As much of a client's text as a message or a log may show: short, and without what stands before
+/// an `@`, where passwords are.
+pub(super) fn excerpt(text: &str) -> String {
+    let shown: String = text.rsplit('@').next().unwrap_or_default().chars().take(100).collect();
+    format!("{shown:?}")
+}
+
+/// hyper counts by itself, h2 only bytes. The crumbs of a cookie are one line: h2 clients split it as
+/// they like.
+pub(super) fn count_lines(worker: &Worker, headers: &HeaderMap) -> Result<(), Error> {
+    let most = worker.generation().snapshot.limits.header_count;
+    if headers.len() <= most {
+        return Ok(());
+    }
+    let crumbs = headers.get_all(COOKIE).iter().count();
+    if headers.len() - crumbs.saturating_sub(1) <= most {
+        return Ok(());
+    }
+    worker.shared.metrics.limit("headers");
+    Err(Error::TooManyLines(most))
+}
+
+/// Chunks are the only coding that is understood (RFC 9112, 6.1). hyper also takes another one under
+/// them, and takes the codings off: whoever comes next could not read the body.
+fn check_coding(headers: &HeaderMap) -> Result<(), Error> {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    match (codings.next(), codings.next()) {
+        (None, _) => Ok(()),
+        (Some(coding), None) if coding.as_bytes().eq_ignore_ascii_case(b"chunked") => Ok(()),
+        (Some(coding), _) => Err(Error::Coding(excerpt(&String::from_utf8_lossy(coding.as_bytes())))),
+    }
+}
+
+/// RFC 9110, 5.6.2.
+fn is_token(text: &str) -> bool {
+    let is_tchar = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    !text.is_empty() && text.bytes().all(is_tchar)
+}
+
+/// The protocol that h1 `Upgrade` or h2 `:protocol` names. `h2c` is not one: it is ignored, as
+/// RFC 9113 deprecated it, and so is an upgrade with a body before it, or by another method than
+/// GET, which would not reach the origin as what it is. CONNECT-UDP and CONNECT-IP are never ignored.
+fn upgrade_protocol(parts: &Parts) -> Result<Option<Arc<str>>, Error> {
+    if let Some(protocol) = parts.extensions.get::<h2::ext::Protocol>() {
+        let protocol = protocol.as_str();
+        if protocol.eq_ignore_ascii_case("h2c") || !is_token(protocol) {
+            return Err(Error::Malformed(format!("no tunnel is opened to the protocol {}", excerpt(protocol))));
+        }
+        return Ok(Some(Arc::from(protocol)));
+    }
+    if parts.version != Version::HTTP_11 || !connection_says_upgrade(&parts.headers) {
+        return Ok(None);
+    }
+    let Some(value) = parts.headers.get(UPGRADE) else { return Ok(None) };
+    let value = value.to_str().map_err(|_| Error::Malformed("Upgrade is not text".to_owned()))?.trim();
+    let is_plain_get = parts.method == Method::GET
+        && !parts.headers.contains_key(TRANSFER_ENCODING)
+        && parts.headers.get(CONTENT_LENGTH).is_none_or(|length| length == "0");
+    if value.eq_ignore_ascii_case("connect-udp") || value.eq_ignore_ascii_case("connect-ip") {
+        if !is_plain_get {
+            return Err(Error::Malformed(
+                "CONNECT-UDP and CONNECT-IP by Upgrade are a GET without a body (RFC 9298, 3.2; RFC 9484, 4.4)"
+                    .to_owned(),
+            ));
+        }
+    } else if !is_plain_get || value.eq_ignore_ascii_case("h2c") || value.contains(',') {
+        return Ok(None);
+    }
+    Ok(Some(Arc::from(value.to_ascii_lowercase())))
+}
+
+fn connection_says_upgrade(headers: &HeaderMap) -> bool {
+    headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .any(|token| token.trim().eq_ignore_ascii_case("upgrade"))
+}
