@@ -116,23 +116,17 @@ impl Device {
     }
 
     /// Takes the queues of another process's device, which is up. Until [`Device::own`] it stays that one's: nothing
-    /// goes with this process. Queues beyond `queues` are taken out of the device; where it can have no more of them,
-    /// there are several of the first.
+    /// goes with this process. Returns as many as `queues` at least: where it can have no more of them, there are
+    /// several of the first. Where there are more, all of them are to be read: the kernel would throw away what waits
+    /// in one that is taken out of its device.
     ///
     /// # Errors
     /// `TunError`: the device is gone, or what came is no queue.
     pub fn adopt(name: &str, descriptors: Vec<OwnedFd>, queues: usize) -> Result<(Self, Vec<IdleQueue>), TunError> {
         let fault = |source| TunError::Device { device: name.to_owned(), doing: "taking over", source };
         let this = Self::named(name, false)?;
-        let mut taken = Vec::new();
-        for descriptor in descriptors {
-            let file = File::from(descriptor);
-            if taken.len() < queues.max(1) {
-                taken.push(with_offload(file, name)?);
-            } else {
-                detach(&file).map_err(fault)?;
-            }
-        }
+        let adopted = descriptors.into_iter().map(|descriptor| with_offload(File::from(descriptor), name));
+        let mut taken = adopted.collect::<Result<Vec<_>, _>>()?;
         while taken.len() < queues {
             let more = match open_queue(name, true, false) {
                 Ok(more) => more,
@@ -410,17 +404,6 @@ fn attach(file: &File, name: &str, flags: libc::c_int) -> io::Result<()> {
     request.ifr_ifru.ifru_flags = flags as libc::c_short;
     // SAFETY: the descriptor is open for the life of `file`, and the kernel reads and writes one `ifreq`.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
-/// Takes a queue out of its device: the kernel sends nothing there any more.
-#[allow(unsafe_code)] // As above.
-fn detach(file: &File) -> io::Result<()> {
-    // SAFETY: as in `attach`.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    request.ifr_ifru.ifru_flags = libc::IFF_DETACH_QUEUE as libc::c_short;
-    // SAFETY: the descriptor is open for the life of `file`, and the kernel reads one `ifreq`.
-    let result = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETQUEUE, &raw mut request) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 

@@ -408,8 +408,7 @@ impl Node {
         let mut waits = Vec::new();
         for worker in &self.workers {
             let (done, wait) = oneshot::channel();
-            // One worker is enough for what is left.
-            let passages = std::mem::take(&mut passages);
+            let passages = passages.pop().unwrap_or_default();
             if worker.commands.send(Command::Drain { handed, passages, done }).await.is_ok() {
                 waits.push(wait);
             }

@@ -24,7 +24,7 @@ use quinn::{
 use tokio::task::JoinSet;
 
 use self::wire::kind;
-use crate::{Error, Result, ca::Identity, dialog::in_time, door::Door, door::NODE_NAME, flow, multiplex::Answer, tls};
+use crate::{Error, Result, ca::Identity, dialog::in_time, door::Door, door::NODE_NAME, flow, multiplex::Answer, origin, tls};
 
 /// Windows large enough to move 64 MiB without waiting at every step.
 const WINDOW: u32 = 4 << 20;
@@ -464,12 +464,29 @@ impl Origin {
         F: Future<Output = io::Result<()>> + Send + 'static,
         S: Fn(Exchange) -> F + Clone + Send + 'static,
     {
+        Self::over(origin::bind_udp(SocketAddr::from(([127, 0, 0, 1], 0)))?, identity, client_ca, serve)
+    }
+
+    /// Listens here.
+    ///
+    /// # Errors
+    /// No certificate.
+    pub fn over<F, S>(
+        socket: std::net::UdpSocket,
+        identity: &Identity,
+        client_ca: Option<&str>,
+        serve: S,
+    ) -> Result<Self>
+    where
+        F: Future<Output = io::Result<()>> + Send + 'static,
+        S: Fn(Exchange) -> F + Clone + Send + 'static,
+    {
         let config = tls::server(identity, client_ca, &["h3"])?;
         let crypto = QuicServerConfig::try_from(config).map_err(|error| Error::Tls(error.to_string()))?;
         let mut config = ServerConfig::with_crypto(Arc::new(crypto));
         config.transport_config(transport());
-        let any = SocketAddr::from(([127, 0, 0, 1], 0));
-        let endpoint = Endpoint::server(config, any).map_err(Error::io("an HTTP/3 origin"))?;
+        let (bounds, runtime) = (quinn::EndpointConfig::default(), Arc::new(quinn::TokioRuntime));
+        let endpoint = Endpoint::new(bounds, Some(config), socket, runtime).map_err(Error::io("an HTTP/3 origin"))?;
         let accepting = endpoint.clone();
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {

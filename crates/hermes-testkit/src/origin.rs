@@ -32,6 +32,8 @@ pub struct Origin {
 const BACKLOG: i32 = 4096;
 /// Receive buffer of a UDP origin: a thousand datagrams at one instant.
 const UDP_BUFFER: usize = 4 << 20;
+/// Ports that are tried before none is found that is free over TCP and UDP.
+const MOST_TRIED: usize = 100;
 
 impl Origin {
     /// Where it listens.
@@ -103,6 +105,24 @@ pub fn listen(bind: SocketAddr) -> Result<TcpListener> {
     socket.bind(&bind.into()).map_err(Error::io(failed()))?;
     socket.listen(BACKLOG).map_err(Error::io(failed()))?;
     TcpListener::from_std(socket.into()).map_err(Error::io(failed()))
+}
+
+/// TCP and UDP at one port, of the system's choice where `bind` says 0: what is free over the one may be taken over
+/// the other.
+///
+/// # Errors
+/// When no port is free over both.
+pub fn twins(bind: SocketAddr) -> Result<(TcpListener, std::net::UdpSocket)> {
+    let mut tried = 0;
+    loop {
+        let listener = listen(bind)?;
+        let address = listener.local_addr().map_err(Error::io("a listener's address"))?;
+        tried += 1;
+        match bind_udp(address) {
+            Err(_) if bind.port() == 0 && tried < MOST_TRIED => {}
+            bound => return Ok((listener, bound?)),
+        }
+    }
 }
 
 /// A non-blocking UDP socket with a large receive buffer.

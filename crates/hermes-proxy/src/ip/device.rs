@@ -339,9 +339,9 @@ impl Device {
             && self.claims.read().unwrap_or_else(PoisonError::into_inner).overlapping(prefix).next().is_none()
     }
 
-    /// Posts packets to the sessions that hold their destinations; `before` is the way to those of the process before
-    /// us.
-    fn deliver(&self, worker: &Worker, before: Option<&Queue>, packets: &mut VecDeque<Bytes>, run: &mut Vec<Bytes>) {
+    /// Posts packets to the sessions that hold their destinations. `elsewhere` is the way to those of another process,
+    /// which alone knows whose the others are.
+    fn deliver(&self, worker: &Worker, elsewhere: Option<&Queue>, packets: &mut VecDeque<Bytes>, run: &mut Vec<Bytes>) {
         let most = worker.generation().snapshot.limits.datagram_queue;
         let metrics = &worker.shared.metrics;
         let claims = self.claims.read().unwrap_or_else(PoisonError::into_inner);
@@ -351,7 +351,7 @@ impl Device {
             while packets.front().is_some_and(|next| ip::ends(next) == ends) {
                 run.extend(packets.pop_front());
             }
-            match ends.and_then(|(from, to)| holder(claims.find(to)?, from, before.is_none())) {
+            match ends.and_then(|(from, to)| holder(claims.find(to)?, from, elsewhere.is_none())) {
                 Some(claim) => {
                     let dropped = claim.mailbox.post(run, most);
                     if dropped > 0 {
@@ -359,8 +359,8 @@ impl Device {
                     }
                 }
                 None => {
-                    let passed = before.and_then(|before| before.try_send(run).ok()).map_or(0, |moved| moved.taken());
-                    let reason = if before.is_some() { "passing-on" } else { "no-session" };
+                    let passed = elsewhere.and_then(|way| way.try_send(run).ok()).map_or(0, |moved| moved.taken());
+                    let reason = if elsewhere.is_some() { "passing-on" } else { "no-session" };
                     if passed < run.len() {
                         metrics.dropped(reason, (run.len() - passed) as u64);
                     }
@@ -383,8 +383,24 @@ fn holder(claims: &Claims, from: IpAddr, are_all: bool) -> Option<&Claim> {
 pub(crate) struct Share {
     pub(crate) device: Arc<Device>,
     pub(crate) queue: IdleQueue,
+    /// More of them to be read.
+    pub(crate) more: Vec<IdleQueue>,
     /// To the sessions of the process before us.
     pub(crate) before: Option<IdleQueue>,
+}
+
+impl Share {
+    fn start(self, worker: &Worker) -> std::io::Result<LocalDevice> {
+        Ok(LocalDevice {
+            device: self.device,
+            queue: self.queue.start()?,
+            more: self.more.into_iter().map(IdleQueue::start).collect::<Result<_, _>>()?,
+            shared: worker.shared.clone(),
+            before: RefCell::new(self.before.map(IdleQueue::start).transpose()?.map(Rc::new)),
+            after: RefCell::default(),
+            reading: OnceCell::new(),
+        })
+    }
 }
 
 /// The devices of one worker.
@@ -394,14 +410,12 @@ pub(crate) struct Devices(RefCell<HashMap<Arc<str>, Rc<LocalDevice>>>);
 impl Devices {
     /// Begins to read queues.
     pub(crate) fn begin(&self, worker: &Rc<Worker>, shares: Vec<Share>) {
-        for Share { device, queue, before } in shares {
-            match queue.start().and_then(|queue| Ok((queue, before.map(IdleQueue::start).transpose()?))) {
-                Ok((queue, before)) => {
-                    let before = RefCell::new(before.map(Rc::new));
-                    let (shared, reading) = (worker.shared.clone(), OnceCell::new());
-                    let local = Rc::new(LocalDevice { device: device.clone(), queue, shared, before, reading });
+        for share in shares {
+            let device = share.device.clone();
+            match share.start(worker).map(Rc::new) {
+                Ok(local) => {
                     if local.before.borrow().is_some() {
-                        worker.spawn(local.clone().outlive());
+                        worker.spawn(local.clone().outlive(worker.clone()));
                     }
                     let reading = worker.spawn(read(device.clone(), Rc::downgrade(&local), worker.clone()));
                     // It was empty.
@@ -413,17 +427,22 @@ impl Devices {
         }
     }
 
-    /// Another process reads the queues from now on; what it has no session for comes by these.
+    /// Another process reads the queues from now on; what it has no session for comes by these, and what nobody here
+    /// has one for any more goes back by them.
     pub(crate) fn part(&self, worker: &Rc<Worker>, passages: Vec<(Arc<str>, IdleQueue)>) {
         self.0.borrow().values().for_each(|local| local.end_reading());
         for (name, passage) in passages {
             let Some(local) = self.get(&name) else { continue };
             match passage.start() {
                 Ok(passage) => {
-                    let worker = worker.clone();
+                    let passage = Rc::new(passage);
+                    local.after.replace(Some(passage.clone()));
                     let (here, mut delivery) = (worker.clone(), Delivery::default());
                     worker.spawn(async move {
-                        drop(poll_fn(|cx| local.poll_deliver(cx, &here, &passage, &mut delivery)).await);
+                        let passed_on = poll_fn(|cx| {
+                            local.poll_deliver(cx, &here, &passage, local.elsewhere().as_deref(), &mut delivery)
+                        });
+                        drop(passed_on.await);
                     });
                 }
                 Err(error) => tracing::error!(device = %name, %error, "sessions here get no packets any more"),
@@ -452,11 +471,15 @@ impl Devices {
 pub(crate) struct LocalDevice {
     pub(crate) device: Arc<Device>,
     pub(crate) queue: Queue,
+    /// More of them to be read, of a process that had more workers.
+    more: Vec<Queue>,
     /// For what nobody else is left to count.
     pub(super) shared: Arc<Shared>,
     /// To the sessions of the process before us, while that lives.
     before: RefCell<Option<Rc<Queue>>>,
-    /// What reads the queue, as long as somebody has the device.
+    /// To those of the process after us, on the worker that reads what comes from there.
+    after: RefCell<Option<Rc<Queue>>>,
+    /// What reads the queues, as long as somebody has the device.
     reading: OnceCell<AbortHandle>,
 }
 
@@ -475,7 +498,11 @@ async fn read(device: Arc<Device>, local: Weak<LocalDevice>, worker: Rc<Worker>)
     let mut delivery = Delivery::default();
     let read = poll_fn(|cx| {
         let Some(local) = local.upgrade() else { return Poll::Ready(Ok(())) };
-        local.poll_deliver(cx, &worker, &local.queue, &mut delivery).map(Err)
+        let elsewhere = local.elsewhere();
+        let queues = [&local.queue].into_iter().chain(&local.more);
+        let read = queues.map(|queue| local.poll_deliver(cx, &worker, queue, elsewhere.as_deref(), &mut delivery));
+        // All of them are asked, so that each wakes us.
+        read.fold(Poll::Pending, |so_far, next| if so_far.is_ready() { so_far } else { next.map(Err) })
     });
     // A reader is not woken by that: to epoll it is an error, and nothing to be read.
     let mut network = worker.shared.network.subscribe();
@@ -517,19 +544,29 @@ impl LocalDevice {
         self.reading.get().inspect(|reading| reading.abort());
     }
 
-    /// Waits for the end of the process before us.
-    async fn outlive(self: Rc<Self>) {
+    /// Waits for the end of the process before us. What comes from it was for a session that ended there while it was
+    /// on its way, and is for one of ours now, or of those after us.
+    async fn outlive(self: Rc<Self>, worker: Rc<Worker>) {
         let Some(before) = self.before.borrow().clone() else { return };
-        let mut buffer = ReceiveBuffer::default();
-        while poll_fn(|cx| before.poll_receive(cx, &mut buffer, drop)).await.is_ok() {}
+        let mut delivery = Delivery::default();
+        let came_back = poll_fn(|cx| {
+            let after = self.after.borrow().clone();
+            self.poll_deliver(cx, &worker, &before, after.as_deref(), &mut delivery)
+        });
+        drop(came_back.await);
         self.before.take();
         self.device.release_reserved();
     }
 
-    /// Posts packets to the sessions that hold their destinations, here or in the process before us.
+    /// The way to sessions of another process that has the device: of the one before us, as long as that lives, else
+    /// of the one after us.
+    fn elsewhere(&self) -> Option<Rc<Queue>> {
+        self.before.borrow().clone().or_else(|| self.after.borrow().clone())
+    }
+
+    /// Posts packets to the sessions that hold their destinations, here or in another process.
     pub(super) fn deliver(&self, worker: &Worker, packets: &mut VecDeque<Bytes>, run: &mut Vec<Bytes>) {
-        let before = self.before.borrow().clone();
-        self.device.deliver(worker, before.as_deref(), packets, run);
+        self.device.deliver(worker, self.elsewhere().as_deref(), packets, run);
     }
 
     /// Delivers what comes by a queue. Ready when its other end is gone.
@@ -538,6 +575,7 @@ impl LocalDevice {
         cx: &mut Context<'_>,
         worker: &Worker,
         queue: &Queue,
+        elsewhere: Option<&Queue>,
         Delivery { buffer, packets, run }: &mut Delivery,
     ) -> Poll<std::io::Error> {
         for _ in 0..ROUNDS {
@@ -548,7 +586,7 @@ impl LocalDevice {
                 Ok(_) => {}
                 Err(error) => return Poll::Ready(error),
             }
-            self.deliver(worker, packets, run);
+            self.device.deliver(worker, elsewhere, packets, run);
         }
         cx.waker().wake_by_ref();
         Poll::Pending

@@ -214,13 +214,19 @@ impl Node {
         has_some
     }
 
-    /// Another process has the devices. Returns the ways by which it passes on what is for sessions here.
-    pub(super) fn part_with_devices(&mut self) -> Vec<(Arc<str>, IdleQueue)> {
-        let mut passages = Vec::new();
+    /// Another process has the devices. Returns, for each worker, the ways by which it passes on what is for sessions
+    /// here, and gets back what is for its own.
+    pub(super) fn part_with_devices(&mut self) -> Vec<Vec<(Arc<str>, IdleQueue)>> {
+        let mut passages: Vec<Vec<_>> = self.workers.iter().map(|_| Vec::new()).collect();
         for (name, held) in &mut self.devices {
             held.device.net().part();
-            let passage = held.passage.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-            passages.extend(passage.map(|passage| (name.clone(), passage)));
+            let Some(passage) = held.passage.get_mut().unwrap_or_else(PoisonError::into_inner).take() else { continue };
+            for share in &mut passages {
+                match passage.try_clone() {
+                    Ok(passage) => share.push((name.clone(), passage)),
+                    Err(error) => tracing::warn!(device = %name, %error, "packets between two processes may be lost"),
+                }
+            }
         }
         passages
     }
@@ -297,12 +303,21 @@ impl HeldDevice {
         shares: &mut [Vec<Share>],
     ) -> Result<Self, TunError> {
         let fault = |source| TunError::Device { device: device.name.to_string(), doing: "sharing", source };
+        let mut idle = idle.into_iter();
+        let mut dealt: Vec<Share> = Vec::new();
         let mut queues = Vec::new();
-        for (share, queue) in shares.iter_mut().zip(idle) {
+        for queue in idle.by_ref().take(shares.len()) {
             queues.push(queue.try_clone().map_err(fault)?);
             let before = before.first().map(IdleQueue::try_clone).transpose().map_err(fault)?;
-            share.push(Share { device: device.clone(), queue, before });
+            dealt.push(Share { device: device.clone(), queue, more: Vec::new(), before });
         }
+        // Of a process with more workers. None may be without a reader.
+        for (number, queue) in idle.enumerate() {
+            queues.push(queue.try_clone().map_err(fault)?);
+            let worker = number % dealt.len();
+            dealt[worker].more.push(queue);
+        }
+        shares.iter_mut().zip(dealt).for_each(|(share, dealt)| share.push(dealt));
         let (addresses, captures, pools) = Default::default();
         Ok(Self { device, addresses, captures, pools, wanted: 0, queues, passage: Mutex::default() })
     }

@@ -137,6 +137,8 @@ impl Socket {
     }
 }
 
+/// Ports of the system's choice that are tried before one is taken that may be in use over UDP.
+const MOST_TRIED: u32 = 16;
 /// Stands between the label of QUIC sockets and the place to which a way leads.
 pub(super) const WAY: &str = " to ";
 
@@ -209,9 +211,16 @@ impl Node {
         if sockets.is_empty() {
             self.probe(key, address)?;
         }
+        let mut tried = 0;
         while sockets.len() < wanted {
             let socket = Socket::open(key.transport, address)?;
-            address = socket.local_addr()?;
+            let bound = socket.local_addr()?;
+            tried += 1;
+            // What HTTP/3 and DNS have beside TCP: a port of the system's choice is to be free there as well.
+            if key.is_tcp() && address.port() == 0 && tried < MOST_TRIED && udp::probe_unused(bound).is_err() {
+                continue;
+            }
+            address = bound;
             sockets.push(socket);
         }
         self.steer(key, &sockets);

@@ -16,6 +16,8 @@ use tokio::{
     task::JoinSet,
 };
 
+use crate::origin;
+
 /// What is let through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lets {
@@ -61,16 +63,11 @@ impl Relay {
     /// # Errors
     /// No sockets.
     pub async fn beside_tcp(to: SocketAddr, lets: Lets) -> io::Result<Self> {
-        for _ in 0..100 {
-            let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
-            // The port may be somebody's over UDP.
-            let Ok(near) = UdpSocket::bind(listener.local_addr()?).await else { continue };
-            let mut relay = Self::at(near, to).await?;
-            relay.lets(lets);
-            relay.tasks.spawn(carry_tcp(listener, to));
-            return Ok(relay);
-        }
-        Err(io::Error::other("no port is free over both TCP and UDP"))
+        let (listener, near) = origin::twins(SocketAddr::from(([127, 0, 0, 1], 0))).map_err(io::Error::other)?;
+        let mut relay = Self::at(UdpSocket::from_std(near)?, to).await?;
+        relay.lets(lets);
+        relay.tasks.spawn(carry_tcp(listener, to));
+        Ok(relay)
     }
 
     async fn at(near: UdpSocket, to: SocketAddr) -> io::Result<Self> {

@@ -8,7 +8,7 @@ use std::{
 
 use hermes_testkit::{
     dialog::in_time,
-    origin::services::Services,
+    origin::{self, services::Services},
     overlay::{Node, Overlay},
 };
 use hickory_proto::{
@@ -17,7 +17,7 @@ use hickory_proto::{
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpListener, TcpStream, UdpSocket},
+    net::{TcpStream, UdpSocket},
     task::JoinSet,
 };
 
@@ -179,9 +179,8 @@ impl Server {
     }
 
     pub(crate) async fn at(bind: SocketAddr, answer: impl Fn(&Asked) -> Vec<Vec<u8>> + Send + Sync + 'static) -> Self {
-        let tcp = TcpListener::bind(bind).await.unwrap();
-        let address = tcp.local_addr().unwrap();
-        let udp = UdpSocket::bind(address).await.unwrap();
+        let (tcp, udp) = origin::twins(bind).unwrap();
+        let (address, udp) = (tcp.local_addr().unwrap(), UdpSocket::from_std(udp).unwrap());
         let (asked, answer) = (Arc::<Mutex<Vec<Asked>>>::default(), Arc::new(answer));
         let mut tasks = JoinSet::new();
         let (log, say) = (asked.clone(), answer.clone());

@@ -22,7 +22,7 @@ use hermes_testkit::{
 use http::Response;
 use tokio_rustls::TlsAcceptor;
 
-use crate::lab::overlay;
+use crate::lab::{ANY, overlay};
 
 /// An origin that knows its clients by their certificates: `/healthz` is 200 while it is well.
 struct Site {
@@ -115,14 +115,16 @@ async fn checks_without_a_path_are_handshakes() {
 async fn an_upstream_whose_http_3_hangs_is_not_healthy() {
     let overlay = overlay();
     let identity = overlay.authority().issue(&Subject::server(NODE_NAME)).unwrap();
-    let hangs = Origin::serve(&identity, None, |exchange: Exchange| async move {
+    let (listener, socket) = origin::twins(ANY).unwrap();
+    let address = listener.local_addr().unwrap();
+    let hangs = Origin::over(socket, &identity, None, |exchange: Exchange| async move {
         std::future::pending::<()>().await;
         drop(exchange);
         Ok(())
     });
-    let (hangs, acceptor) = (hangs.unwrap(), TlsAcceptor::from(tls::server(&identity, None, &["h2"]).unwrap()));
+    let (_hangs, acceptor) = (hangs.unwrap(), TlsAcceptor::from(tls::server(&identity, None, &["h2"]).unwrap()));
     let asked = Arc::new(AtomicBool::new(false));
-    let (listener, seen) = (origin::listen(hangs.address().unwrap()).unwrap(), asked.clone());
+    let seen = asked.clone();
     let answers = origin::Origin::accepting(listener, move |stream| {
         let (acceptor, seen) = (acceptor.clone(), seen.clone());
         async move {
@@ -133,7 +135,7 @@ async fn an_upstream_whose_http_3_hangs_is_not_healthy() {
     });
     let _answers = answers.unwrap();
     let more = ", health: {path: /healthz, interval: 3s, timeout: 3s, unhealthy: 1, healthy: 1}";
-    let node = before(&overlay, &hangs.address().unwrap().to_string(), more, &[]).await;
+    let node = before(&overlay, &address.to_string(), more, &[]).await;
     healthy(&node, 0.0).await;
     assert!(!asked.load(Ordering::SeqCst), "its handshake over QUIC was answered");
 }

@@ -4,7 +4,7 @@
 use hermes_testkit::{
     door::Door,
     flow::{Flow, FlowWay},
-    origin::datagram::UdpEcho,
+    origin::{self, datagram::UdpEcho},
     overlay::Overlay,
     patience::until,
 };
@@ -13,10 +13,7 @@ use crate::lab::{ANY, HOPS, Lab, echo, overlay};
 
 /// Addresses that nobody has: bound a moment ago, by TCP and UDP.
 fn unused() -> std::net::SocketAddr {
-    let tcp = std::net::TcpListener::bind(ANY).unwrap();
-    let address = tcp.local_addr().unwrap();
-    let _udp = std::net::UdpSocket::bind(address).unwrap();
-    address
+    origin::twins(ANY).unwrap().0.local_addr().unwrap()
 }
 
 /// Sends until something comes back: datagrams of a flow that fails are lost, as UDP's are.
