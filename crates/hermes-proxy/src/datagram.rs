@@ -232,6 +232,11 @@ impl Port {
         }
     }
 
+    /// Its far end is about to go, and another one may be there already.
+    fn is_leaving(&self) -> bool {
+        matches!(self, Port::Tunnel(tunnel) if tunnel.is_leaving())
+    }
+
     /// Moves the connection that carries it, if that is ours to do. What goes wrong there, receiving
     /// and sending tell.
     fn poll_carrier(&mut self, cx: &mut Context<'_>) {

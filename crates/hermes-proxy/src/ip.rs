@@ -4,6 +4,7 @@
 //! may not pass is counted, and its sender told where the RFCs ask for that.
 //! Never: a packet of somebody else's address.
 
+mod claims;
 mod device;
 mod end;
 mod explain;

@@ -496,6 +496,13 @@ impl Live {
         }
     }
 
+    /// Something changed that flows look at.
+    pub(crate) fn nudge_flows(&self) {
+        let sessions = self.sessions.borrow();
+        let flows = sessions.iter().filter(|(_, entry)| entry.facts.kind.is_datagrams());
+        flows.for_each(|(_, entry)| entry.end.nudge());
+    }
+
     /// Ends every session: the node stops.
     pub(crate) fn end_all(&self) {
         for (_, entry) in self.sessions.borrow().iter() {

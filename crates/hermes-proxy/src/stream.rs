@@ -46,7 +46,7 @@ pub(crate) enum ByteStream {
         send: Sender,
         sent_end: bool,
         datagrams: Option<Datagrams>,
-        _lease: Option<Lease>,
+        lease: Option<Lease>,
         _in_flight: Option<InFlight>,
     },
     /// The bodies of a request and its response. `carrier` is the connection that both are on,
@@ -65,7 +65,7 @@ impl ByteStream {
     }
 
     pub(crate) fn multiplexed(recv: Receiver, send: Sender, lease: Option<Lease>, in_flight: Option<InFlight>) -> Self {
-        ByteStream::Multiplexed { recv, send, sent_end: false, datagrams: None, _lease: lease, _in_flight: in_flight }
+        ByteStream::Multiplexed { recv, send, sent_end: false, datagrams: None, lease, _in_flight: in_flight }
     }
 
     /// With the datagrams of its request beside it.
@@ -79,6 +79,11 @@ impl ByteStream {
     /// Its request may have datagrams beside it.
     pub(crate) fn has_datagrams(&self) -> bool {
         matches!(self, ByteStream::Multiplexed { datagrams: Some(_), .. })
+    }
+
+    /// Its connection takes no further streams, since the peer goes.
+    pub(crate) fn is_leaving(&self) -> bool {
+        matches!(self, ByteStream::Multiplexed { lease: Some(lease), .. } if lease.connection.is_going())
     }
 
     /// The datagrams of its request, once.

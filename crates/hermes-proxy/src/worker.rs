@@ -433,7 +433,7 @@ fn redecide_one(generation: &Generation, entry: &Entry) {
 }
 
 /// Byte streams stay where they are; flows may move, and links do: one lives for days.
-fn moves(kind: Kind, route: &Route) -> bool {
+pub(crate) fn moves(kind: Kind, route: &Route) -> bool {
     match kind {
         Kind::Ip => true,
         Kind::Udp => route.on_change == OnChange::Move,

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use hermes_model::facts::Kind;
+use hermes_model::snapshot::Route;
 use hermes_wire::{capsule, connect_ip};
 
 use self::moving::{Failure, Moving, Old};
@@ -22,7 +23,7 @@ use crate::early::Ahead;
 use crate::error::Error;
 use crate::live::{Phase, Session};
 use crate::stream::Reset;
-use crate::worker::Worker;
+use crate::worker::{Worker, moves};
 
 /// Rounds before other tasks of the worker get their turn, and what may be done in them: a packet is one, a capsule as
 /// many as there are entries of addresses in it.
@@ -32,6 +33,8 @@ const MOST_WORK: usize = 512;
 const ENTRY: usize = 7;
 /// After a move the old port is heard for so long; and so long a peer may take to end its side.
 pub(crate) const QUIET: Duration = Duration::from_secs(2);
+/// Milliseconds from a move to the next one that only a far end's leaving is the reason for.
+const MOVES_APART: u64 = 1000;
 /// Ports of earlier moves that a flow still hears; with more moves in that time the first is dropped.
 const MAX_OLD: usize = 8;
 
@@ -70,6 +73,8 @@ struct Relay<'a> {
     old: Vec<Old>,
     /// Where the flow moves to.
     moving: Option<Moving>,
+    /// When it has moved last, in milliseconds of the worker's clock.
+    moved_at: Option<u64>,
     /// The far end that it has, as people know it.
     peer: Option<Arc<str>>,
     reopen: Reopen<'a>,
@@ -158,6 +163,7 @@ pub(crate) async fn relay(near: Port, far: Port, session: &Session, reopen: Reop
         far,
         old: Vec::new(),
         moving: None,
+        moved_at: None,
         peer: session.entry.peer.borrow().clone(),
         reopen,
         up: Batch::default(),
@@ -321,12 +327,18 @@ impl Relay<'_> {
     /// Make before break: the flow stays on its old port until the new one is open and ready for it. Ready where it may
     /// be neither here nor there.
     fn poll_move(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
-        let wanted = self.session.entry.moved.borrow().clone();
+        let wanted = self.wanted();
         let under_way = self.moving.as_ref().map(|moving| &moving.route);
         if wanted.as_ref().map(Arc::as_ptr) != under_way.map(Arc::as_ptr) {
             // What was not wanted any more, before it was open, is dropped.
             self.session.entry.peer.replace(self.peer.clone());
             self.moving = wanted.map(|route| Moving::begin(route, &self.said, self.reopen));
+            let has_just_moved = self.moved_at.is_some_and(|at| self.session.worker.now() < at + MOVES_APART);
+            let is_same_way = self.session.entry.moved.borrow().is_none();
+            if let Some(moving) = self.moving.as_mut().filter(|_| is_same_way && has_just_moved) {
+                // Peers that go as soon as they are there would have us run from one to the next.
+                moving.rest(&self.session.worker);
+            }
         }
         loop {
             let Some(moving) = &mut self.moving else { return Poll::Pending };
@@ -342,6 +354,14 @@ impl Relay<'_> {
         }
     }
 
+    /// By which route the flow is to go on elsewhere: by another one, or by its own where its far end is about to go.
+    fn wanted(&self) -> Option<Arc<Route>> {
+        let entry = &self.session.entry;
+        let moved = entry.moved.borrow().clone();
+        let again = || entry.route.borrow().clone().filter(|route| moves(entry.facts.kind, route));
+        moved.or_else(|| if self.far.is_leaving() { again() } else { None })
+    }
+
     /// Whether another port may take over: capsules of the old one that are not whole yet come first, and those to it;
     /// so does what its device has judged.
     fn is_between(&self) -> bool {
@@ -352,6 +372,7 @@ impl Relay<'_> {
         let Some((route, port, heard)) = self.moving.take().and_then(Moving::arrive) else { return };
         let entry = &self.session.entry;
         entry.moved.take();
+        self.moved_at = Some(self.session.worker.now());
         *entry.route.borrow_mut() = Some(route);
         self.peer = entry.peer.borrow().clone();
         let port = std::mem::replace(&mut self.far, port);

@@ -157,6 +157,11 @@ impl Tunnel {
         self.flushing || !self.out.is_empty() || !self.large.is_empty() || own || waits
     }
 
+    /// Its peer is about to go.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.stream.is_leaving()
+    }
+
     pub(super) fn poll_carrier(&mut self, cx: &mut Context<'_>) {
         let _ = self.stream.poll_carrier(cx);
     }

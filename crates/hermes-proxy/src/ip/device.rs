@@ -23,7 +23,8 @@ use ipnet::IpNet;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use super::given::Given;
+use super::claims::{Claim, Claims, Refused, Scope};
+use super::given::{Given, Wish};
 use super::mailbox::Mailbox;
 use super::owner::Owner;
 use super::table::Table;
@@ -31,44 +32,6 @@ use crate::worker::{Shared, Worker};
 
 /// Reads of one turn before other tasks get theirs.
 const ROUNDS: usize = 4;
-
-/// A session's hold on a prefix.
-#[derive(Debug)]
-struct Claim {
-    owner: Owner,
-    mailbox: Arc<Mailbox>,
-    number: u64,
-    /// With whom the session is; `None`: with anybody.
-    scope: Option<IpNet>,
-}
-
-impl Claim {
-    fn width(&self) -> u8 {
-        self.scope.map_or(0, |scope| scope.prefix_len())
-    }
-
-    fn takes(&self, from: IpAddr) -> bool {
-        self.scope.is_none_or(|scope| scope.contains(&from))
-    }
-}
-
-/// All holds on one prefix.
-#[derive(Debug, Default)]
-struct Claims {
-    /// Of one owner: a device has a session for each of the networks that it captures, all of them with its one
-    /// address.
-    /// The narrower ones come first, of equal ones the newer.
-    sessions: Vec<Claim>,
-    /// A listener captures it. What is for it is for no wider one, though there be no session just now.
-    is_captured: bool,
-}
-
-impl Claims {
-    fn is_anothers(&self, owner: &Owner) -> bool {
-        self.is_captured && !matches!(owner, Owner::Listener(_))
-            || self.sessions.iter().any(|claim| claim.owner != *owner)
-    }
-}
 
 /// How packets are led into a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,9 +43,6 @@ pub(super) enum Lead {
     /// The same, as long as somebody has the prefix.
     Passing,
 }
-
-/// Sessions that may hold one prefix.
-const MOST_CLAIMS: usize = 256;
 
 /// Whose packets leave with this machine's address.
 type Nat = (Vec<IpNet>, Masquerade);
@@ -151,6 +111,33 @@ impl Device {
         }
     }
 
+    /// What was given in the place of something else, for another process: a line each.
+    pub(crate) fn wishes(&self) -> String {
+        let claims = self.claims.read().unwrap_or_else(PoisonError::into_inner);
+        let ours = claims.iter().filter_map(|(prefix, claims)| Some((*prefix, &claims.sessions.first()?.owner)));
+        let line = |(prefix, owner): (IpNet, &Owner)| {
+            let (wanted, asked) = self.given.wish(prefix)?;
+            let asked = asked.map_or_else(|| "-".to_owned(), |asked| asked.to_string());
+            Some(format!("{prefix} {wanted} {asked} {owner}\n"))
+        };
+        ours.filter_map(line).collect()
+    }
+
+    /// Takes the word of the process before us for that. Whoever comes again finds it here.
+    pub(crate) fn keep_wishes(&self, wishes: &str) {
+        for line in wishes.lines() {
+            let mut words = line.splitn(4, ' ');
+            let mut next = || words.next();
+            let (Some(prefix), Some(wanted), Some(asked), Some(owner)) = (next(), next(), next(), next()) else {
+                continue;
+            };
+            let owner = Owner::parse(owner);
+            if let (Ok(prefix), Ok(wanted), Some(owner)) = (prefix.parse(), wanted.parse(), owner) {
+                self.given.keep_instead(prefix, &owner, (wanted, asked.parse().ok()));
+            }
+        }
+    }
+
     fn is_reserved(&self, prefix: IpNet, owner: Option<&Owner>) -> bool {
         let reserved = self.reserved.read().unwrap_or_else(PoisonError::into_inner);
         let overlap = |other: &IpNet| other.contains(&prefix) || prefix.contains(other);
@@ -162,43 +149,58 @@ impl Device {
         &self.net
     }
 
-    /// Gives a prefix to a session: its packets from the scope go there from now on. `None`: it is somebody
-    /// else's.
+    /// Gives a prefix to a session: its packets from the scope go there from now on. One that `may_cross` gets it
+    /// though another one's scope crosses its own.
+    ///
+    /// # Errors
+    /// `Refused`: why it does not get it.
     pub(super) fn claim(
         &self,
         prefix: IpNet,
         owner: &Owner,
         mailbox: &Arc<Mailbox>,
-        scope: Option<IpNet>,
-    ) -> Option<u64> {
+        scope: Scope,
+        may_cross: bool,
+    ) -> Result<u64, Refused> {
         let is_given = !matches!(owner, Owner::Listener(_));
         if self.is_reserved(prefix, Some(owner)) || (is_given && !self.given.take(prefix, owner)) {
-            return None;
+            return Err(Refused::Others);
         }
-        let number = self.enter(prefix, owner, mailbox, scope);
-        if number.is_none() && is_given {
+        let number = self.enter(prefix, owner, mailbox, scope, may_cross);
+        if number.is_err() && is_given {
             self.given.give_back(prefix);
         }
         number
     }
 
-    fn enter(&self, prefix: IpNet, owner: &Owner, mailbox: &Arc<Mailbox>, scope: Option<IpNet>) -> Option<u64> {
+    fn enter(
+        &self,
+        prefix: IpNet,
+        owner: &Owner,
+        mailbox: &Arc<Mailbox>,
+        scope: Scope,
+        may_cross: bool,
+    ) -> Result<u64, Refused> {
         let mut table = self.claims.write().unwrap_or_else(PoisonError::into_inner);
         let is_others = |claims: &Claims| claims.is_anothers(owner);
         // What is captured may lie within, or around, what is captured as well: the narrower counts. What is given
         // to clients may not: whoever had a part of another's prefix would get its packets, and speak from it.
         if !matches!(owner, Owner::Listener(_)) && table.overlapping(prefix).any(is_others) {
-            return None;
-        }
-        let claims = table.get_or_default(prefix);
-        if claims.sessions.len() >= MOST_CLAIMS || is_others(claims) {
-            return None;
+            return Err(Refused::Others);
         }
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let claim = Claim { owner: owner.clone(), mailbox: mailbox.clone(), number, scope };
-        let at = claims.sessions.partition_point(|other| other.width() > claim.width());
-        claims.sessions.insert(at, claim);
-        Some(number)
+        table.get_or_default(prefix).enter(claim, may_cross).map(|()| number)
+    }
+
+    /// It is given in the place of what its owner wanted.
+    pub(super) fn give_instead(&self, prefix: IpNet, wish: Wish) {
+        self.given.give_instead(prefix, wish);
+    }
+
+    /// What was given in the place of what is wanted, and is the owner's yet.
+    pub(super) fn instead(&self, owner: &Owner, wish: Wish) -> Option<IpNet> {
+        self.given.instead(owner, wish)
     }
 
     /// The session that is about to give it back was broken off, and may come again.
@@ -341,7 +343,7 @@ impl Device {
 
     /// Posts packets to the sessions that hold their destinations. `elsewhere` is the way to those of another process,
     /// which alone knows whose the others are.
-    fn deliver(&self, worker: &Worker, elsewhere: Option<&Queue>, packets: &mut VecDeque<Bytes>, run: &mut Vec<Bytes>) {
+    fn deliver(&self, worker: &Worker, elsewhere: &Elsewhere, packets: &mut VecDeque<Bytes>, run: &mut Vec<Bytes>) {
         let most = worker.generation().snapshot.limits.datagram_queue;
         let metrics = &worker.shared.metrics;
         let claims = self.claims.read().unwrap_or_else(PoisonError::into_inner);
@@ -351,7 +353,7 @@ impl Device {
             while packets.front().is_some_and(|next| ip::ends(next) == ends) {
                 run.extend(packets.pop_front());
             }
-            match ends.and_then(|(from, to)| holder(claims.find(to)?, from, elsewhere.is_none())) {
+            match ends.and_then(|(from, to)| claims.find(to)?.holder(from, !elsewhere.is_before())) {
                 Some(claim) => {
                     let dropped = claim.mailbox.post(run, most);
                     if dropped > 0 {
@@ -359,8 +361,9 @@ impl Device {
                     }
                 }
                 None => {
-                    let passed = elsewhere.and_then(|way| way.try_send(run).ok()).map_or(0, |moved| moved.taken());
-                    let reason = if elsewhere.is_some() { "passing-on" } else { "no-session" };
+                    let passed =
+                        elsewhere.queue().and_then(|way| way.try_send(run).ok()).map_or(0, |moved| moved.taken());
+                    let reason = if elsewhere.queue().is_some() { "passing-on" } else { "no-session" };
                     if passed < run.len() {
                         metrics.dropped(reason, (run.len() - passed) as u64);
                     }
@@ -369,14 +372,6 @@ impl Device {
             }
         }
     }
-}
-
-/// Whose a packet from there is. Routers speak from elsewhere, to whichever session is newest, where all of them are
-/// here.
-fn holder(claims: &Claims, from: IpAddr, are_all: bool) -> Option<&Claim> {
-    let sessions = &claims.sessions;
-    let newest = || sessions.iter().filter(|_| are_all).max_by_key(|claim| claim.number);
-    sessions.iter().find(|claim| claim.takes(from)).or_else(newest)
 }
 
 /// What a worker has of a device.
@@ -439,9 +434,8 @@ impl Devices {
                     local.after.replace(Some(passage.clone()));
                     let (here, mut delivery) = (worker.clone(), Delivery::default());
                     worker.spawn(async move {
-                        let passed_on = poll_fn(|cx| {
-                            local.poll_deliver(cx, &here, &passage, local.elsewhere().as_deref(), &mut delivery)
-                        });
+                        let passed_on =
+                            poll_fn(|cx| local.poll_deliver(cx, &here, &passage, &local.elsewhere(), &mut delivery));
                         drop(passed_on.await);
                     });
                 }
@@ -464,6 +458,26 @@ impl Devices {
     /// The device of this name.
     pub(crate) fn get(&self, name: &str) -> Option<Rc<LocalDevice>> {
         self.0.borrow().get(name).cloned()
+    }
+}
+
+/// Where else sessions of a device are: in the process before us, as long as that lives, else in the one after us.
+enum Elsewhere {
+    Nowhere,
+    Before(Rc<Queue>),
+    After(Rc<Queue>),
+}
+
+impl Elsewhere {
+    fn is_before(&self) -> bool {
+        matches!(self, Elsewhere::Before(_))
+    }
+
+    fn queue(&self) -> Option<&Queue> {
+        match self {
+            Elsewhere::Nowhere => None,
+            Elsewhere::Before(queue) | Elsewhere::After(queue) => Some(queue),
+        }
     }
 }
 
@@ -500,7 +514,7 @@ async fn read(device: Arc<Device>, local: Weak<LocalDevice>, worker: Rc<Worker>)
         let Some(local) = local.upgrade() else { return Poll::Ready(Ok(())) };
         let elsewhere = local.elsewhere();
         let queues = [&local.queue].into_iter().chain(&local.more);
-        let read = queues.map(|queue| local.poll_deliver(cx, &worker, queue, elsewhere.as_deref(), &mut delivery));
+        let read = queues.map(|queue| local.poll_deliver(cx, &worker, queue, &elsewhere, &mut delivery));
         // All of them are asked, so that each wakes us.
         read.fold(Poll::Pending, |so_far, next| if so_far.is_ready() { so_far } else { next.map(Err) })
     });
@@ -549,24 +563,25 @@ impl LocalDevice {
     async fn outlive(self: Rc<Self>, worker: Rc<Worker>) {
         let Some(before) = self.before.borrow().clone() else { return };
         let mut delivery = Delivery::default();
-        let came_back = poll_fn(|cx| {
-            let after = self.after.borrow().clone();
-            self.poll_deliver(cx, &worker, &before, after.as_deref(), &mut delivery)
-        });
+        let came_back = poll_fn(|cx| self.poll_deliver(cx, &worker, &before, &self.later(), &mut delivery));
         drop(came_back.await);
         self.before.take();
         self.device.release_reserved();
     }
 
-    /// The way to sessions of another process that has the device: of the one before us, as long as that lives, else
-    /// of the one after us.
-    fn elsewhere(&self) -> Option<Rc<Queue>> {
-        self.before.borrow().clone().or_else(|| self.after.borrow().clone())
+    fn elsewhere(&self) -> Elsewhere {
+        let before = self.before.borrow().clone();
+        before.map_or_else(|| self.later(), Elsewhere::Before)
+    }
+
+    /// For what the process before us has no session for.
+    fn later(&self) -> Elsewhere {
+        self.after.borrow().clone().map_or(Elsewhere::Nowhere, Elsewhere::After)
     }
 
     /// Posts packets to the sessions that hold their destinations, here or in another process.
     pub(super) fn deliver(&self, worker: &Worker, packets: &mut VecDeque<Bytes>, run: &mut Vec<Bytes>) {
-        self.device.deliver(worker, self.elsewhere().as_deref(), packets, run);
+        self.device.deliver(worker, &self.elsewhere(), packets, run);
     }
 
     /// Delivers what comes by a queue. Ready when its other end is gone.
@@ -575,7 +590,7 @@ impl LocalDevice {
         cx: &mut Context<'_>,
         worker: &Worker,
         queue: &Queue,
-        elsewhere: Option<&Queue>,
+        elsewhere: &Elsewhere,
         Delivery { buffer, packets, run }: &mut Delivery,
     ) -> Poll<std::io::Error> {
         for _ in 0..ROUNDS {

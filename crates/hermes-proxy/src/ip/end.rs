@@ -21,6 +21,7 @@ use hermes_wire::{capsule, ip};
 use ipnet::IpNet;
 use tokio::time::Sleep;
 
+use super::claims::{Refused, Scope};
 use super::device::{Lead, LocalDevice};
 use super::given::gives;
 use super::inner::Inner;
@@ -48,7 +49,7 @@ enum Side {
     /// what it was before; else a listener captures the prefix, tunnel or not.
     Asks { network: IpNet, wanted: Vec<Address>, answered: bool, passing: bool },
     /// It gives them, as a route's document says.
-    Gives { gateway: Gateway, owner: Owner, scope: Option<IpNet> },
+    Gives { gateway: Gateway, owner: Owner, scope: Scope },
 }
 
 impl Side {
@@ -113,7 +114,7 @@ impl End {
         let mut payload = BytesMut::new();
         connect_ip::put_addresses(&wanted, &mut payload);
         let mut this = Self::new(link, Side::Asks { network, wanted, answered: false, passing: false }, rules);
-        if matches!(this.link, Link::Device { .. }) && !this.claim(network, owner) {
+        if matches!(this.link, Link::Device { .. }) && this.claim(network, owner, true).is_err() {
             return Err(format!("another session takes packets for {network}"));
         }
         this.say(connect_ip::ADDRESS_REQUEST, payload);
@@ -135,7 +136,8 @@ impl End {
     ) -> Result<Self, String> {
         let inner = inner.map(|inner| Inner::of(inner, network)).transpose()?;
         // With the device another one speaks.
-        let scope = network.map(|network| inner.map_or(network, |inner| inner.inner.into()));
+        let here = network.map(|network| inner.map_or(network, |inner| inner.inner.into()));
+        let scope = Scope { asked: network, here };
         let everything = || [IpAddr::from([0; 4]), IpAddr::from([0; 16])].map(|any| IpNet::new_assert(any, 0)).to_vec();
         let networks = network.map_or_else(everything, |network| vec![network]);
         let here: Vec<Route> = networks.into_iter().map(|network| Route::to(prefix_of(network))).collect();
@@ -214,15 +216,15 @@ impl End {
         self.capsules.push_back(Other::Whole { kind, payload: payload.freeze() });
     }
 
-    fn claim(&mut self, prefix: IpNet, owner: &Owner) -> bool {
+    fn claim(&mut self, prefix: IpNet, owner: &Owner, may_cross: bool) -> Result<(), Refused> {
         let scope = match self.side {
             Side::Gives { scope, .. } => scope,
-            Side::Asks { .. } => None,
+            Side::Asks { .. } => Scope::default(),
         };
-        let Link::Device { local, mailbox } = &self.link else { return false };
-        let Some(number) = local.device.claim(prefix, owner, mailbox, scope) else { return false };
+        let Link::Device { local, mailbox } = &self.link else { return Err(Refused::Others) };
+        let number = local.device.claim(prefix, owner, mailbox, scope, may_cross)?;
         self.claims.push(Claimed { prefix, number });
-        true
+        Ok(())
     }
 
     /// The longest packet that the link takes well.
@@ -492,25 +494,54 @@ impl End {
         let Side::Gives { gateway, owner, .. } = &self.side else { return None };
         let (gateway, owner) = (gateway.clone(), owner.clone());
         let net = IpNet::new(wanted.address(), wanted.length()).ok()?;
-        if self.claims.iter().any(|claim| claim.prefix == net) {
-            return Some(prefix_of(net));
-        }
-        if self.claims.len() >= MOST_ADDRESSES {
-            return None;
-        }
         let net = if wanted.address().is_unspecified() { self.free(&gateway, &owner, net)? } else { net };
-        if !self.may_be_given(&gateway, net) {
-            return None;
-        }
-        if !self.claim(net, &owner) {
-            self.tell_refusal(&gateway, &owner, net);
-            return None;
-        }
+        let net = self.take(&gateway, &owner, net)?;
         if !self.lead(net) {
             self.release_where(|claim| claim.prefix == net);
             return None;
         }
         Some(prefix_of(net))
+    }
+
+    /// Claims what is wanted; where answers could not be told from those of another session of the same owner, a free
+    /// address in its place, and the same one again for whoever wants that again.
+    fn take(&mut self, gateway: &Gateway, owner: &Owner, net: IpNet) -> Option<IpNet> {
+        let Side::Gives { scope, .. } = self.side else { return None };
+        let wish = (net, scope.asked);
+        let before = match &self.link {
+            Link::Device { local, .. } => local.device.instead(owner, wish),
+            Link::Peer { .. } => None,
+        };
+        for net in before.into_iter().chain([net]) {
+            if self.claims.iter().any(|claim| claim.prefix == net) {
+                return Some(net);
+            }
+        }
+        if self.claims.len() >= MOST_ADDRESSES || !self.may_be_given(gateway, net) {
+            return None;
+        }
+        if let Some(before) = before.filter(|before| self.may_be_given(gateway, *before))
+            && self.claim(before, owner, false).is_ok()
+        {
+            return Some(before);
+        }
+        let mut claimed = self.claim(net, owner, false);
+        if claimed == Err(Refused::Crosses) {
+            let is_one = net.prefix_len() == net.max_prefix_len();
+            let free = if is_one { self.free(gateway, owner, net) } else { None };
+            if let Some(free) = free.filter(|free| self.claim(*free, owner, false).is_ok()) {
+                if let Link::Device { local, .. } = &self.link {
+                    local.device.give_instead(free, wish);
+                }
+                return Some(free);
+            }
+            // The last that came has the answers.
+            claimed = self.claim(net, owner, true);
+        }
+        if claimed.is_err() {
+            self.tell_refusal(gateway, owner, net);
+        }
+        claimed.ok().map(|()| net)
     }
 
     /// What is refused is said now and then, since a client may ask without end.

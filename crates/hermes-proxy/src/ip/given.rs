@@ -40,7 +40,12 @@ struct Holdings {
 struct Share {
     prefixes: usize,
     resting: usize,
+    /// What it was given in the place of what it wanted, for what the session is for.
+    instead: HashMap<Wish, IpNet>,
 }
+
+/// A prefix that is wanted, for packets to this network.
+pub(super) type Wish = (IpNet, Option<IpNet>);
 
 /// A prefix that sessions of one owner have, or had a moment ago.
 #[derive(Debug)]
@@ -50,6 +55,8 @@ struct Holding {
     /// The session that gives it back next was broken off.
     is_broken: bool,
     until: Option<Instant>,
+    /// Given in the place of another one.
+    wish: Option<Wish>,
 }
 
 /// Whose session broke has its prefixes for so long: connections to them last, and what comes for them is nobody
@@ -80,6 +87,36 @@ impl Given {
         if let Some(holding) = self.lock().table.get_mut(prefix) {
             holding.is_broken = true;
         }
+    }
+
+    /// It is given in the place of what its owner wanted: whoever wants that again is to have the same.
+    pub(super) fn give_instead(&self, prefix: IpNet, wish: Wish) {
+        let mut holdings = self.lock();
+        let Some(holding) = holdings.table.get_mut(prefix) else { return };
+        holding.wish = Some(wish);
+        let owner = holding.owner.clone();
+        holdings.share(&owner).instead.insert(wish, prefix);
+    }
+
+    /// What was given in the place of what is wanted.
+    pub(super) fn instead(&self, owner: &Owner, wish: Wish) -> Option<IpNet> {
+        let mut holdings = self.lock();
+        holdings.forget(Instant::now());
+        holdings.shares.get(owner)?.instead.get(&wish).copied()
+    }
+
+    /// It was given by the process before us, in the place of another one, and waits for its owner here.
+    pub(super) fn keep_instead(&self, prefix: IpNet, owner: &Owner, wish: Wish) {
+        if self.take(prefix, owner) {
+            self.give_instead(prefix, wish);
+            self.breaks(prefix);
+            self.give_back(prefix);
+        }
+    }
+
+    /// For what it is given, if that is in the place of another one.
+    pub(super) fn wish(&self, prefix: IpNet) -> Option<Wish> {
+        self.lock().table.get(prefix)?.wish
     }
 
     /// One less has it.
@@ -222,7 +259,7 @@ impl Holdings {
             return false;
         }
         share.prefixes += 1;
-        let holding = Holding { owner: owner.clone(), sessions: 1, is_broken: false, until: None };
+        let holding = Holding { owner: owner.clone(), sessions: 1, is_broken: false, until: None, wish: None };
         self.table.insert(prefix, holding);
         true
     }
@@ -233,8 +270,11 @@ impl Holdings {
 
     /// Nobody has it any more.
     fn remove(&mut self, prefix: IpNet) {
-        let Some(Holding { owner, until, .. }) = self.table.remove(prefix) else { return };
+        let Some(Holding { owner, until, wish, .. }) = self.table.remove(prefix) else { return };
         let share = self.share(&owner);
+        if let Some(wish) = wish {
+            share.instead.remove(&wish);
+        }
         share.prefixes -= 1;
         share.resting -= usize::from(until.is_some());
         if share.prefixes == 0 {

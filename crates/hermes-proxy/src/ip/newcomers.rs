@@ -10,6 +10,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ipnet::IpNet;
 
+use super::claims::Scope;
 use super::device::{Lead, LocalDevice};
 use super::mailbox::Mailbox;
 use super::owner::Owner;
@@ -26,7 +27,7 @@ impl Newcomers {
     /// Takes the prefix, until this is dropped. `None`: it is somebody else's.
     pub(crate) fn of(local: &Rc<LocalDevice>, owner: &Owner, prefix: IpNet) -> Option<Self> {
         let mailbox = Arc::default();
-        let number = local.device.claim(prefix, owner, &mailbox, None)?;
+        let number = local.device.claim(prefix, owner, &mailbox, Scope::default(), true).ok()?;
         Some(Self { local: local.clone(), prefix, mailbox, number })
     }
 

@@ -67,6 +67,7 @@ const FAR_ENDS: Duration = Duration::from_secs(5);
 /// Stand behind the label of a device's queues: the way to the sessions of who hands it over, and whose they are.
 const BEFORE: &str = " before";
 const OWNERS: &str = " owners";
+const WISHES: &str = " wishes";
 const ADDRESSES: &str = " addresses";
 const CAPTURES: &str = " captures";
 const POOLS: &str = " pools";
@@ -281,6 +282,7 @@ fn adopt(
     let (net, idle) = tun::Device::adopt(name, queues, shares.len())?;
     let device = Device::new(name.clone(), net, given.clone());
     device.reserve(&text(OWNERS));
+    device.keep_wishes(&text(WISHES));
     let mut held = HeldDevice::new(device, idle, &before, shares)?;
     held.addresses = text(ADDRESSES).lines().filter_map(|line| line.parse().ok()).collect();
     held.captures = text(CAPTURES).lines().filter_map(|line| line.parse().ok()).collect();
@@ -346,7 +348,13 @@ impl HeldDevice {
         let addresses = lines(self.addresses.iter().map(ToString::to_string).collect());
         let captures = lines(self.captures.iter().map(ToString::to_string).collect());
         let pools = lines(self.pools.iter().map(ToString::to_string).collect());
-        let texts = [(OWNERS, self.device.owners()), (ADDRESSES, addresses), (CAPTURES, captures), (POOLS, pools)];
+        let texts = [
+            (OWNERS, self.device.owners()),
+            (WISHES, self.device.wishes()),
+            (ADDRESSES, addresses),
+            (CAPTURES, captures),
+            (POOLS, pools),
+        ];
         for (what, text) in texts {
             all.push(Handed::text(format!("{label}{what}"), &text)?);
         }

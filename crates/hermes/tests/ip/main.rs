@@ -8,6 +8,7 @@
 mod assist;
 mod captures;
 mod carried;
+mod crossing;
 mod gateways;
 mod interop;
 mod line;

@@ -63,11 +63,16 @@ fn taken_over(hop: Hop) {
             connection.write_all(&[number as u8]).await.unwrap();
             assert_eq!(usize::from(connection.read_u8().await.unwrap()), number);
         }
-        // A process that ends takes nothing with it that is another one's now.
-        for old in retired {
-            old.signal(nix::sys::signal::Signal::SIGTERM).unwrap();
-            let log = old.log();
-            assert!(old.ended().await.success(), "{log}");
+        // A process that ends takes nothing with it that is another one's now, and what sessions it has go elsewhere
+        // first.
+        for (number, old) in retired.into_iter().enumerate() {
+            let what = format!("the end of process {number}");
+            let ends = async {
+                old.signal(nix::sys::signal::Signal::SIGTERM).unwrap();
+                let log = old.log();
+                assert!(old.ended().await.success(), "{log}");
+            };
+            none_is_lost(&line, FAR[number % 2], &what, ends).await;
         }
         line.answers().await;
         connection.write_all(b"!").await.unwrap();

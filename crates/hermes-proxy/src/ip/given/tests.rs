@@ -130,3 +130,30 @@ fn what_was_found_taken_is_not_looked_at_again_until_it_is_given_back() {
     // What others than sessions have taken, and left.
     assert_eq!(find(LOOK_AGAIN), (None, 16));
 }
+
+#[test]
+fn what_was_given_in_the_place_of_another_is_found_as_long_as_it_is_its_owners() {
+    let given = Given::default();
+    let [alice, bob] = ["alice", "bob"].map(|name| Owner::User(name.into()));
+    let net = |text: &str| text.parse::<IpNet>().unwrap();
+    let wish = (net("10.20.0.2/32"), Some(net("10.0.0.2/32")));
+    let one = net("10.20.0.77/32");
+    assert!(given.take(one, &alice));
+    given.give_instead(one, wish);
+    assert_eq!((given.instead(&alice, wish), given.instead(&bob, wish)), (Some(one), None));
+    assert_eq!(given.instead(&alice, (wish.0, Some(net("10.0.0.1/32")))), None);
+    // It rests, and is found; another takes it, and it is not.
+    given.breaks(one);
+    given.give_back(one);
+    assert_eq!((given.instead(&alice, wish), given.take(one, &bob)), (Some(one), false));
+    given.lock().forget(Instant::now() + REST);
+    assert_eq!((given.instead(&alice, wish), given.take(one, &bob)), (None, true));
+    given.give_back(one);
+    // Of the process before us.
+    given.keep_instead(one, &alice, wish);
+    assert_eq!((given.instead(&alice, wish), given.is_free(one)), (Some(one), false));
+    assert!(given.take(one, &alice));
+    given.give_back(one);
+    assert_eq!((given.instead(&alice, wish), given.is_free(one)), (None, true));
+    assert!(given.lock().shares.is_empty());
+}

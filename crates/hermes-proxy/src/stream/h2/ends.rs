@@ -1,9 +1,10 @@
-//! Which streams a peer ended before it reset them.
+//! Which streams a peer ended before it reset them, and whether it takes further ones.
 //!
 //! In: the bytes of a connection, as they are read. Out: they, untouched, and the streams that had
 //! END_STREAM and then RST_STREAM with NO_ERROR: servers say so that an answer is whole and that they
 //! want to hear no more (RFC 9113, 8.1). Others reset with NO_ERROR what they break off, and h2 does
-//! not tell the one from the other. Bounded: the latest streams are remembered.
+//! not tell the one from the other. Nor does it tell streams that live of GOAWAY (6.8). Bounded: the latest
+//! streams are remembered.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -24,6 +25,7 @@ const RESET: usize = HEAD + 4;
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
+const GOAWAY: u8 = 7;
 const END_STREAM: u8 = 1;
 
 /// What is known of a connection's streams.
@@ -33,6 +35,7 @@ pub(crate) struct Ends {
     parted: RefCell<VecDeque<u32>>,
     /// How often something was read.
     reads: Cell<u64>,
+    is_going: Cell<bool>,
 }
 
 fn remember(streams: &RefCell<VecDeque<u32>>, stream: u32) {
@@ -47,6 +50,11 @@ impl Ends {
     /// Counts up with all that is heard of the peer.
     pub(crate) fn reads(&self) -> u64 {
         self.reads.get()
+    }
+
+    /// The peer has said GOAWAY.
+    pub(crate) fn is_going(&self) -> bool {
+        self.is_going.get()
     }
 
     /// The stream was ended before it was reset with NO_ERROR: all of it is here.
@@ -104,6 +112,9 @@ impl Scan {
         }
         if matches!(kind, DATA | HEADERS) && flags & END_STREAM != 0 {
             remember(&ends.ended, stream);
+        }
+        if kind == GOAWAY {
+            ends.is_going.set(true);
         }
         self.skip = self.length();
     }
@@ -189,6 +200,10 @@ mod tests {
             frames.chunks(size).for_each(|bytes| scan.read(bytes, &ends));
             let whole: Vec<u32> = (0..10).filter(|stream| ends.is_whole(*stream)).collect();
             assert_eq!(whole, [1, 7], "by {size} bytes");
+            assert!(!ends.is_going(), "by {size} bytes");
+            let goaway = frame(GOAWAY, 0, 0, &[0x7f, 0xff, 0xff, 0xff, 0, 0, 0, 0]);
+            goaway.chunks(size).for_each(|bytes| scan.read(bytes, &ends));
+            assert!(ends.is_going(), "by {size} bytes");
         }
     }
 }

@@ -61,7 +61,8 @@ impl Pool {
     ) -> Result<Rc<SharedConnection>, Error> {
         let begun = begin_h2(worker, wish.destination.label, io, deadline, wish.connect_within).await?;
         let shared = SharedConnection::new(begun.speaks, worker.now());
-        self.share(worker, &shared, permit, drive_h2(begun.connection, shared.clone(), begun.window));
+        let drive = drive_h2(worker.clone(), begun.connection, shared.clone(), begun.window);
+        self.share(worker, &shared, permit, drive);
         Ok(shared)
     }
 }
@@ -120,7 +121,12 @@ pub(super) async fn begin_h2(
 }
 
 /// Drives an h2 connection until it ends.
-pub(super) async fn drive_h2(mut connection: Connection, shared: Rc<SharedConnection>, window: Rc<Window>) {
+pub(super) async fn drive_h2(
+    worker: Rc<Worker>,
+    mut connection: Connection,
+    shared: Rc<SharedConnection>,
+    window: Rc<Window>,
+) {
     let mut widened_to = window.base();
     let result = std::future::poll_fn(|cx| {
         let target = window.poll_target(cx);
@@ -130,7 +136,9 @@ pub(super) async fn drive_h2(mut connection: Connection, shared: Rc<SharedConnec
         if shared.poll_done(cx).is_ready() {
             return Poll::Ready(Ok(()));
         }
-        Pin::new(&mut connection).poll(cx)
+        let polled = Pin::new(&mut connection).poll(cx);
+        shared.look_for_goaway(&worker);
+        polled
     })
     .await;
     if let Err(error) = result {

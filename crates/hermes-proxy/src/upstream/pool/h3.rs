@@ -112,7 +112,9 @@ pub(super) async fn drive_h3(worker: &Worker, link: &Link, shared: &SharedConnec
             link.close(Code::NoError, "");
             return Poll::Ready(());
         }
-        driver.as_mut().poll(cx)
+        let polled = driver.as_mut().poll(cx);
+        shared.look_for_goaway(worker);
+        polled
     })
     .await;
 }

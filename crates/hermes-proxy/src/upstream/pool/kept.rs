@@ -210,7 +210,7 @@ impl Pool {
         let mut begun = begin_h2(worker, &presence.node, io, Instant::now() + within, within).await?;
         let pulse = Pulse::new(begun.connection.ping_pong());
         let shared = SharedConnection::kept(begun.speaks, worker.now());
-        let drive = drive_h2(begun.connection, shared.clone(), begun.window);
+        let drive = drive_h2(worker.clone(), begun.connection, shared.clone(), begun.window);
         Ok((Kept::begin(worker, self, presence, listener, shared, permit), Box::pin(drive), pulse))
     }
 

@@ -45,6 +45,8 @@ pub(crate) struct SharedConnection {
     over: Signal<()>,
     /// Its node keeps it: it is not ours to close for want of use.
     pub(super) is_kept: bool,
+    /// Its peer has said GOAWAY.
+    is_going: Cell<bool>,
     /// Nothing was heard on it for too long: nothing new goes on it until something is.
     pub(super) is_silent: Cell<bool>,
 }
@@ -75,6 +77,7 @@ impl SharedConnection {
         Rc::new(Self {
             speaks,
             is_kept,
+            is_going: Cell::new(false),
             is_silent: Cell::new(false),
             streams: Cell::new(0),
             closed: Cell::new(false),
@@ -112,6 +115,23 @@ impl SharedConnection {
             self.close();
         }
         is_alive
+    }
+
+    /// Its peer has said GOAWAY: what lives long on it had better go elsewhere.
+    pub(crate) fn is_going(&self) -> bool {
+        self.is_going.get()
+    }
+
+    /// For who drives it, with all that was read: flows on it hear of GOAWAY when it has come.
+    pub(super) fn look_for_goaway(&self, worker: &Worker) {
+        let has_come = || match &self.speaks {
+            Speaks::H2 { window, .. } => window.ends().is_going(),
+            Speaks::H3(link) => link.is_going(),
+        };
+        if !self.is_going.get() && has_come() {
+            self.is_going.set(true);
+            worker.live.nudge_flows();
+        }
     }
 
     /// The peer takes extended CONNECT (RFC 8441, RFC 9220).
