@@ -16,6 +16,7 @@ use hermes_testkit::{
     origin,
     overlay::{Node, Overlay, PATIENCE},
     patience::until,
+    skip::needs_root,
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -253,18 +254,22 @@ fn people_are_told_of_it() {
     assert!(said.contains(program), "{said}");
 }
 
+/// A machine whose device file has another mode.
+const OTHER_FILE: &str = "mount -t tmpfs none /dev/net && mknod -m $0 /dev/net/tun c 10 200 && exec \"$@\"";
+
 #[test]
 fn a_device_without_the_privilege_says_so() {
-    // Whoever runs the tests: this one may make no device.
-    let program =
-        ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all", "--reuid", "65534", "--clear-groups", "--"];
-    let is_root = nix::unistd::geteuid().is_root();
-    let words = ["tun", "--address", OWN, "--to", "10.0.0.0/8=127.0.0.1:1"];
-    let mut command = Command::new(if is_root { program[0] } else { env!("CARGO_BIN_EXE_hermes") });
-    if is_root {
-        command.args(&program[1..]).arg(env!("CARGO_BIN_EXE_hermes"));
+    if !needs_root("a_device_without_the_privilege") {
+        return;
     }
-    let output = command.args(words).output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(!output.status.success() && said.contains("CAP_NET_ADMIN") && said.contains("setcap"), "{said}");
+    let unprivileged =
+        ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all", "--reuid", "65534", "--clear-groups", "--"];
+    let words = [env!("CARGO_BIN_EXE_hermes"), "tun", "--address", OWN, "--to", "10.0.0.0/8=127.0.0.1:1"];
+    for (mode, wanted) in [("666", ["CAP_NET_ADMIN", "setcap"]), ("600", ["/dev/net/tun cannot be opened", "0666"])] {
+        let mut command = Command::new("unshare");
+        command.args(["-m", "sh", "-c", OTHER_FILE, mode]).args(unprivileged).args(words);
+        let output = command.output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && wanted.iter().all(|word| said.contains(word)), "{mode}: {said}");
+    }
 }
