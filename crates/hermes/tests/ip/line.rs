@@ -53,7 +53,7 @@ upstreams:
 - {name: next, protocol: $PROTOCOL, endpoints: ['$NEXT'], tls: {}}
 ";
 
-const MIDDLE_DOCUMENT: &str = "
+pub(crate) const MIDDLE_DOCUMENT: &str = "
 workers: 2
 listeners:
 - {name: overlay, bind: '0.0.0.0:9443', protocol: http, http3: true, tls: {client: required}}

@@ -13,17 +13,21 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::line::{FAR, FAR_DOCUMENT, Hop, Line, NEAR_DOCUMENT, anywhere, as_root, draft, next};
+use crate::line::{FAR, FAR_DOCUMENT, Hop, Line, MIDDLE_DOCUMENT, NEAR_DOCUMENT, anywhere, as_root, draft, next};
 
 const ECHO: u16 = 7;
 const PINGS: &str = "200";
 
 /// Another process of the node at a place, with so many workers.
 async fn successor(line: &Line, place: usize, hop: Hop, process: &str, workers: usize) -> Node {
-    let (name, document) = [("near", NEAR_DOCUMENT), ("node-1", FAR_DOCUMENT)][place];
+    let (name, document) = match place {
+        0 => ("near".to_owned(), NEAR_DOCUMENT),
+        _ if place + 1 == line.places.len() => (format!("node-{place}"), FAR_DOCUMENT),
+        _ => (format!("node-{place}"), MIDDLE_DOCUMENT),
+    };
     let document = document.replace("workers: 2", &format!("workers: {workers}\ndrain: 1s"));
     let socket = line.overlay.dir().join(format!("{name}.sock"));
-    let draft = draft(line, place, name, &document).called(process).args(&["--takeover", socket.to_str().unwrap()]);
+    let draft = draft(line, place, &name, &document).called(process).args(&["--takeover", socket.to_str().unwrap()]);
     let draft = draft.with("NEXT", format!("{}:9443", next(place))).with("PROTOCOL", hop.protocol());
     draft.start().await.unwrap()
 }
@@ -90,6 +94,69 @@ fn devices_are_taken_over_with_http_2_between() {
 #[test]
 fn devices_are_taken_over_with_http_3_between() {
     taken_over(Hop::H3);
+}
+
+/// It has no device, and passes on.
+fn taken_over_between(hop: Hop) {
+    as_root(&format!("a node between that is taken over, {hop:?}"), || async {
+        let mut line = Line::empty(3);
+        for place in (0..3).rev() {
+            let node = successor(&line, place, hop, &format!("first-{place}"), 2).await;
+            line.nodes.insert(0, node);
+        }
+        line.answers().await;
+        for number in 0..4 {
+            let change = async {
+                let new = successor(&line, 1, hop, &format!("process-{number}"), 1 + number % 2).await;
+                let old = &line.nodes[1];
+                // Its sessions go to the new one by themselves, and nothing else keeps it.
+                until("the old process ends", async || old.log().contains("INFO stopped")).await;
+                new
+            };
+            let new = none_is_lost(&line, FAR[number % 2], &format!("takeover {number}"), change).await;
+            assert!(std::mem::replace(&mut line.nodes[1], new).ended().await.success());
+        }
+    });
+}
+
+#[test]
+fn a_node_between_is_taken_over_with_http_2() {
+    taken_over_between(Hop::H2);
+}
+
+#[test]
+fn a_node_between_is_taken_over_with_http_3() {
+    taken_over_between(Hop::H3);
+}
+
+/// Two nodes between, of which one goes: what it had goes by the other.
+#[test]
+fn sessions_go_to_another_endpoint_when_theirs_goes() {
+    as_root("another endpoint", || async {
+        let hop = Hop::H2;
+        let mut line = Line::empty(3);
+        let far = successor(&line, 2, hop, "far", 2).await;
+        let to = format!("{}:9443", next(1));
+        let between = async |line: &Line, name: &str, port: u16| {
+            let document = MIDDLE_DOCUMENT.replace("9443", &port.to_string());
+            let draft = draft(line, 1, name, &document).with("NEXT", &to).with("PROTOCOL", hop.protocol());
+            draft.start().await.unwrap()
+        };
+        let [one, other] = [between(&line, "one", 9001).await, between(&line, "other", 9002).await];
+        let both = "endpoints: ['10.77.0.2:9001', '10.77.0.2:9002']";
+        let document = NEAR_DOCUMENT.replace("endpoints: ['$NEXT']", both);
+        let near = draft(&line, 0, "near", &document).with("PROTOCOL", hop.protocol()).start().await.unwrap();
+        line.nodes = vec![near, far];
+        line.answers().await;
+        let goes = async |node: Node| {
+            node.signal(nix::sys::signal::Signal::SIGTERM).unwrap();
+            assert!(node.ended().await.success());
+        };
+        none_is_lost(&line, FAR[0], "the first goes", goes(one)).await;
+        let one = between(&line, "one", 9001).await;
+        none_is_lost(&line, FAR[1], "the second goes", goes(other)).await;
+        drop(one);
+    });
 }
 
 /// What a successor that gives up has taken is still the running process's.
