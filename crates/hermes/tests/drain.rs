@@ -249,6 +249,44 @@ upstreams:
     }
 }
 
+/// Flows that may move are with the other node before theirs has gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn flows_that_may_move_go_to_the_other_node() {
+    let bed = Bed::new();
+    let start = async |name: &'static str| {
+        bed.services.fill(bed.overlay.node(name).document(DOCUMENT).with("DRAIN", "1m")).start().await.unwrap()
+    };
+    let (one, other) = (start("one").await, start("other").await);
+    let document = "
+listeners:
+- {name: video, bind: '127.0.0.1:0', protocol: udp, authority: 'VIDEO:1'}
+routes:
+- {name: video, match: {kind: udp}, upstream: far, on-change: move}
+upstreams:
+- {name: far, protocol: h2, overlay: true, endpoints: ['$ONE', '$OTHER'], balance: round-robin}
+";
+    let near = bed.overlay.node("near").document(document).with("ONE", one.address("apps"));
+    let near = near.with("OTHER", other.address("apps")).start().await.unwrap();
+    let mut flows = Vec::new();
+    for _ in 0..4 {
+        let flow = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        flow.connect(near.address("video")).await.unwrap();
+        assert!(talks(&flow).await);
+        flows.push(flow);
+    }
+    assert_eq!(one.metric("hermes_sessions_open", "").await.unwrap(), 2.0);
+    one.signal(Signal::SIGTERM).unwrap();
+    // Of its two nobody is silent before it is gone.
+    let ends = tokio::spawn(one.ended());
+    while !ends.is_finished() {
+        for flow in &flows {
+            assert!(talks(flow).await, "{}", near.log());
+        }
+    }
+    assert!(ends.await.unwrap().success());
+    assert_eq!(other.metric("hermes_sessions_open", "").await.unwrap(), 4.0);
+}
+
 /// Nobody reads what it prints: neither reloads nor its end wait for that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stuck_log_holds_nothing_up() {
