@@ -232,6 +232,13 @@ impl Port {
         }
     }
 
+    /// Tells its peer that this node is about to go.
+    fn say_leaving(&mut self) {
+        if let Port::Tunnel(tunnel) = self {
+            tunnel.say_leaving();
+        }
+    }
+
     /// Its far end is about to go, and another one may be there already.
     fn is_leaving(&self) -> bool {
         matches!(self, Port::Tunnel(tunnel) if tunnel.is_leaving())

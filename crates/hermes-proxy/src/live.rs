@@ -74,6 +74,11 @@ impl Entry {
         self.connection.as_ref().map_or(self.facts.source, |connection| connection.source.get())
     }
 
+    /// The connection that it came by was told to finish.
+    pub(crate) fn is_told_to_go(&self) -> bool {
+        self.connection.as_ref().is_some_and(|connection| connection.told.get().is_some())
+    }
+
     /// Bytes from the client, of its body or tunnel.
     pub(crate) fn add_received(&self, worker: &Worker, bytes: usize) {
         self.received.set(self.received.get() + bytes as u64);
@@ -480,6 +485,7 @@ impl Live {
         for (_, connection) in self.connections.borrow().iter() {
             connection.part(worker);
         }
+        self.nudge_flows();
     }
 
     /// Tells the connections of one listener to finish what they have.
@@ -487,6 +493,7 @@ impl Live {
         for (_, connection) in self.connections.borrow().iter().filter(|(_, c)| &*c.listener.name == name) {
             connection.part(worker);
         }
+        self.nudge_flows();
     }
 
     /// Ends the sessions of a listener that asks for them in another way now.

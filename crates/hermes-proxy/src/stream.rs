@@ -81,6 +81,11 @@ impl ByteStream {
         matches!(self, ByteStream::Multiplexed { datagrams: Some(_), .. })
     }
 
+    /// Others are on its connection.
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(self, ByteStream::Multiplexed { .. })
+    }
+
     /// Its connection takes no further streams, since the peer goes.
     pub(crate) fn is_leaving(&self) -> bool {
         matches!(self, ByteStream::Multiplexed { lease: Some(lease), .. } if lease.connection.is_going())

@@ -27,6 +27,10 @@ pub const ROUTE_ADVERTISEMENT: u64 = 0x03;
 /// section 3.2), and learns the same by ICMP.
 pub const MTU: u64 = 0x2d48_524d_5f4d_5455;
 
+/// Another one: who sends it is about to go, and its peer had better open the session elsewhere, as GOAWAY says of a
+/// whole connection over HTTP/2 and HTTP/3. It is empty.
+pub const LEAVING: u64 = 0x2d48_524d_5f42_5945;
+
 /// Addresses or ranges in one capsule. More are an error: a peer could otherwise have us hold and look
 /// through as many as it likes for each packet.
 pub const MOST_ENTRIES: usize = 1024;

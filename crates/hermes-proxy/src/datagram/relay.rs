@@ -207,6 +207,9 @@ impl Relay<'_> {
         if self.session.entry.facts.kind == Kind::Ip {
             self.near.announce(self.far.capacity());
             self.far.announce(self.near.capacity());
+            if self.session.entry.is_told_to_go() {
+                self.near.say_leaving();
+            }
         }
         self.near.poll_own(cx, &self.session.worker);
         self.far.poll_own(cx, &self.session.worker);

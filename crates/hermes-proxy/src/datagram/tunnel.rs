@@ -25,8 +25,13 @@ use crate::worker::Worker;
 /// What comes before an opened payload in its HTTP Datagram.
 const CONTEXT: &[u8] = &[0];
 /// Capsules that only some node on the way understands, and those behind a move have to be told again.
-const OF_IP: &[u64] =
-    &[connect_ip::ADDRESS_ASSIGN, connect_ip::ADDRESS_REQUEST, connect_ip::ROUTE_ADVERTISEMENT, connect_ip::MTU];
+const OF_IP: &[u64] = &[
+    connect_ip::ADDRESS_ASSIGN,
+    connect_ip::ADDRESS_REQUEST,
+    connect_ip::ROUTE_ADVERTISEMENT,
+    connect_ip::MTU,
+    connect_ip::LEAVING,
+];
 
 /// A tunnel of datagrams.
 pub(crate) struct Tunnel {
@@ -53,6 +58,9 @@ pub(crate) struct Tunnel {
     told: usize,
     /// What the peer was told last of those that it sends.
     said: usize,
+    /// The peer has said that it goes, and was told so of us.
+    is_leaving: bool,
+    has_said_leaving: bool,
 }
 
 /// What the peer sent ends its stream as a malformed message does (RFC 9297, section 3.3).
@@ -92,6 +100,8 @@ impl Tunnel {
             own: BytesMut::new(),
             told: capsule::MAX_PACKET,
             said: capsule::MAX_PACKET,
+            is_leaving: false,
+            has_said_leaving: false,
         }
     }
 
@@ -159,7 +169,14 @@ impl Tunnel {
 
     /// Its peer is about to go.
     pub(super) fn is_leaving(&self) -> bool {
-        self.stream.is_leaving()
+        self.is_leaving || self.stream.is_leaving()
+    }
+
+    /// Tells the peer that we are. Connections that many share say GOAWAY.
+    pub(super) fn say_leaving(&mut self) {
+        if !self.stream.is_shared() && !std::mem::replace(&mut self.has_said_leaving, true) {
+            self.say(connect_ip::LEAVING, &[]);
+        }
     }
 
     pub(super) fn poll_carrier(&mut self, cx: &mut Context<'_>) {
@@ -209,7 +226,12 @@ impl Tunnel {
         loop {
             while batch.len() < BATCH {
                 let Some(capsule) = self.decoder.next().map_err(malformed)? else { break };
+                let was_leaving = self.is_leaving;
                 self.take_capsule(worker, capsule, batch)?;
+                if self.is_leaving && !was_leaving {
+                    // What is done about it comes before this in a turn.
+                    cx.waker().wake_by_ref();
+                }
             }
             if !batch.is_empty() {
                 return Poll::Ready(Ok(true));
@@ -234,6 +256,7 @@ impl Tunnel {
             Capsule::Kept { kind: connect_ip::MTU, payload } => {
                 self.set_told(connect_ip::parse_mtu(&payload).map_err(malformed)?);
             }
+            Capsule::Kept { kind: connect_ip::LEAVING, .. } => self.is_leaving = true,
             Capsule::Kept { kind, payload } => batch.capsules.push_back(Other::Whole { kind, payload }),
             Capsule::Unknown { .. } => {}
         }

@@ -120,6 +120,11 @@ fn taken_over_between(hop: Hop) {
 }
 
 #[test]
+fn a_node_between_is_taken_over_with_http_1() {
+    taken_over_between(Hop::H1);
+}
+
+#[test]
 fn a_node_between_is_taken_over_with_http_2() {
     taken_over_between(Hop::H2);
 }
