@@ -157,6 +157,11 @@ impl Link {
         self.settings.get()
     }
 
+    /// It is the side that serves, whichever has dialled.
+    pub(crate) fn is_server(&self) -> bool {
+        self.is_server
+    }
+
     /// The number of the first stream that a request can have, of all four kinds: where who serves has dialled,
     /// it is the server of QUIC that opens them (RFC 9000, section 2.1).
     pub(crate) fn first_request(&self) -> u64 {
@@ -395,7 +400,10 @@ impl Link {
                     }
                     (h3::MAX_PUSH_ID, _) => self.hear_max_push(&payload)?,
                     // Nothing is ever pushed.
-                    (h3::CANCEL_PUSH, _) => return fault(Code::IdError, "CANCEL_PUSH of no push"),
+                    (h3::CANCEL_PUSH, _) => {
+                        let code = if h3::parse_id(&payload).is_some() { Code::IdError } else { Code::FrameError };
+                        return fault(code, "CANCEL_PUSH of no push");
+                    }
                     _ => {}
                 }
             }

@@ -14,6 +14,7 @@ mod lab;
 mod messages;
 mod origins;
 mod peers;
+mod sizes;
 mod streams;
 mod unread;
 mod upstreams;
