@@ -6,7 +6,10 @@
 //! window counts that; quinn bounds what it keeps by the datagram that a byte was in, so that what is kept is at most
 //! as many times more as there are datagrams of its length in an allocation. It costs a copy, four to ten hundredths
 //! of all that is done for a byte, and is for clients that nobody knows: peers with a certificate, and upstreams, are
-//! somebody's choice. Never: another order.
+//! somebody's choice. What one of those keeps is not counted: it waits in quinn for an earlier byte, quinn allows a
+//! stream 32 KiB of datagrams beyond what it counts, and tells nobody of it; so that such a peer's streams may keep
+//! some 27 batches each. Only quinn could copy out what stays for long; what has left it our queues copy where it is
+//! short (`hermes-proxy`, `h3/link.rs`) or stays (`stream/h3/inbox.rs`). Never: another order.
 
 use std::io::{self, IoSliceMut};
 use std::net::SocketAddr;

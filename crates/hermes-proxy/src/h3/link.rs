@@ -28,6 +28,8 @@ use crate::worker::Worker;
 
 /// Bytes of datagrams that wait while their readers are at it.
 const FEW: usize = 64 << 10;
+/// A shorter datagram costs next to nothing to copy.
+const SHORT: usize = 512;
 /// Bytes of the longest integer that a stream's type can be.
 const TYPE: usize = varint::MAX_LEN;
 
@@ -288,9 +290,9 @@ impl Link {
                 worker.shared.metrics.dropped("no-stream", 1);
                 continue;
             };
-            // A short one keeps all that was read from the socket with it: where many wait they stand alone.
-            let is_slow = self.waiting.get() > FEW;
-            let payload = if is_slow { Bytes::copy_from_slice(&payload) } else { payload };
+            // It keeps all that was read from the socket with it: short ones, and all where many wait, stand alone.
+            let stands_alone = payload.len() < SHORT || self.waiting.get() > FEW;
+            let payload = if stands_alone { Bytes::copy_from_slice(&payload) } else { payload };
             let others = self.waiting.get() - inbox.bytes();
             let dropped = inbox.push(payload, most.min(most_of_all.saturating_sub(others)));
             if dropped > 0 {
