@@ -32,7 +32,6 @@ pub use quinn::{
 };
 use tokio::task::JoinSet;
 
-use self::apart::Apart;
 pub use self::group::{Group, MOST, Way};
 use self::id::Ids;
 pub use self::reset::ResetKey;
@@ -186,7 +185,6 @@ impl Runtime for WorkerRuntime {
 pub struct Server {
     endpoint: Endpoint,
     reader: Arc<Reader>,
-    socket: Arc<Apart>,
 }
 
 impl Server {
@@ -209,9 +207,8 @@ impl Server {
         let mut endpoint = reset.map_or_else(EndpointConfig::default, |key| key.endpoint(group.address()));
         endpoint.max_udp_payload_size(largest.max(TAKEN)).map_err(io::Error::other)?;
         endpoint.cid_generator(move || Box::new(Ids(place)));
-        let socket = Apart::new(reader.clone());
-        let endpoint = Endpoint::new_with_abstract_socket(endpoint, config, socket.clone(), runtime)?;
-        Ok(Self { endpoint, reader, socket })
+        let endpoint = Endpoint::new_with_abstract_socket(endpoint, config, reader.clone(), runtime)?;
+        Ok(Self { endpoint, reader })
     }
 
     /// What quinn does here.
@@ -221,7 +218,7 @@ impl Server {
 
     /// From now on it has clients that nobody knows: of what they send no more is kept than waits.
     pub fn expect_strangers(&self) {
-        self.socket.begin();
+        self.reader.take_apart();
     }
 
     /// Datagrams that came here and were another reader's, since this was asked last; and those of them

@@ -12,6 +12,8 @@ use std::time::Duration;
 use hermes_net::tls::Fault;
 use http::StatusCode;
 
+use crate::h3::fields::Oversize;
+
 /// Who is at fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
@@ -58,6 +60,12 @@ pub(crate) enum Error {
     /// The head has more lines than are taken.
     #[error("more than {0} header lines; `limits.header-count` of this node allows no more")]
     TooManyLines(usize),
+    /// The next hop says that it takes no head, or trailers, as large as the request's.
+    #[error("the request's head or trailers are too large for the next hop: {0}")]
+    TooLarge(Oversize),
+    /// The client says that it takes no head, or trailers, as large as its answer's.
+    #[error("the answer's head or trailers are too large for the client: {0}")]
+    AnswerTooLarge(Oversize),
     /// The action of the route cannot serve this kind of session.
     #[error("route {route} cannot serve a {kind} session")]
     Unsuitable {
@@ -158,7 +166,12 @@ impl Error {
     /// Who is at fault.
     pub(crate) fn side(&self) -> Side {
         match self {
-            Error::Malformed(_) | Error::Coding(_) | Error::TooManyLines(_) | Error::ClientGone(_) => Side::Client,
+            Error::Malformed(_)
+            | Error::Coding(_)
+            | Error::TooManyLines(_)
+            | Error::TooLarge(_)
+            | Error::AnswerTooLarge(_)
+            | Error::ClientGone(_) => Side::Client,
             Error::Denied { .. } | Error::Unreachable { .. } | Error::Reconfigured(_) | Error::Unsuitable { .. } => {
                 Side::Policy
             }
@@ -192,7 +205,7 @@ impl Error {
             | Error::Draining
             | Error::Reconfigured(_) => StatusCode::SERVICE_UNAVAILABLE,
             Error::Unsuitable { .. } | Error::Coding(_) => StatusCode::NOT_IMPLEMENTED,
-            Error::TooManyLines(_) => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            Error::TooManyLines(_) | Error::TooLarge(_) => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Error::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
             Error::Refused { status, .. } if status.is_client_error() || status.is_server_error() => *status,
             _ => StatusCode::BAD_GATEWAY,
@@ -203,9 +216,12 @@ impl Error {
     pub(crate) fn label(&self) -> &'static str {
         match self {
             Error::Denied { label, .. } => label,
-            Error::Malformed(_) | Error::Coding(_) | Error::TooManyLines(_) | Error::ClientGone(_) => {
-                "http_request_error"
-            }
+            Error::Malformed(_)
+            | Error::Coding(_)
+            | Error::TooManyLines(_)
+            | Error::TooLarge(_)
+            | Error::ClientGone(_) => "http_request_error",
+            Error::AnswerTooLarge(_) => "http_response_header_section_size",
             Error::Unsuitable { .. } => "http_protocol_error",
             Error::NoEndpoint { .. } | Error::NotConnected { .. } => "destination_unavailable",
             Error::Resolve(_) => "dns_error",

@@ -182,7 +182,10 @@ pub(crate) async fn pass(body: ResponseBody, stream: Sender) {
     .await;
     match result {
         Ok(()) => {}
-        Err(PipeError::Sink(error)) => entry.fail(&Error::ClientGone(error.to_string())),
+        Err(PipeError::Sink(error)) => entry.fail(&match error.oversize() {
+            Some(oversize) => Error::AnswerTooLarge(oversize),
+            None => Error::ClientGone(error.to_string()),
+        }),
         Err(PipeError::Source(error)) => entry.fail(&error),
     }
 }

@@ -211,7 +211,7 @@ async fn act(
 
 /// A tunnel that ends here: the client is told so in its own version's way.
 fn tunnel(request: &mut Request<'_>, far: Far) -> Acted {
-    let head = upgrade::accepted(&request.ask, request.version, &request.facts.headers, None, request.facts.kind);
+    let head = upgrade::accepted(&request.ask, request.version, &request.facts, None);
     let body = (request.ask == Ask::Post).then(|| std::mem::replace(&mut request.body, RequestBody::Empty));
     Acted::Tunnel { head, far, body }
 }
@@ -241,7 +241,7 @@ async fn to_upstream(
         Opened::Tunnel { stream, head } => (stream, head),
         Opened::Answer(response) => return respond_with(generation, session, route, response),
     };
-    let mut head = upgrade::accepted(&request.ask, request.version, &request.facts.headers, head, request.facts.kind);
+    let mut head = upgrade::accepted(&request.ask, request.version, &request.facts, head);
     if let Some(rewrite) = &route.rewrite {
         let vars = Vars { facts: &session.entry.facts, node: &generation.snapshot.node };
         rewrite.response(head.headers_mut(), &vars).map_err(|error| Error::Malformed(error.to_string()))?;

@@ -5,10 +5,10 @@
 //! needs neither (RFC 8441, 5).
 
 use base64::Engine as _;
-use hermes_model::facts::Kind;
+use hermes_model::facts::Facts;
 use http::header::{CONNECTION, HeaderName, HeaderValue, UPGRADE};
 use http::response::Parts;
-use http::{HeaderMap, Response, StatusCode, Version};
+use http::{Method, Response, StatusCode, Version};
 
 use crate::headers::{self, CAPSULE_PROTOCOL};
 use crate::request::Ask;
@@ -18,14 +18,9 @@ pub(crate) const SEC_WEBSOCKET_ACCEPT: HeaderName = HeaderName::from_static("sec
 /// RFC 6455, section 1.3.
 const WEBSOCKET_GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 
-/// The head that tells a client that its tunnel is open.
-pub(crate) fn accepted(
-    ask: &Ask,
-    version: Version,
-    asked: &HeaderMap,
-    upstream: Option<Parts>,
-    kind: Kind,
-) -> Response<()> {
+/// The head that tells a client that its tunnel is open; also what is on record of it. A flow that came without HTTP
+/// is an extended CONNECT like any.
+pub(crate) fn accepted(ask: &Ask, version: Version, facts: &Facts, upstream: Option<Parts>) -> Response<()> {
     let mut response = Response::new(());
     let mut fields = upstream.map(|parts| parts.headers).unwrap_or_default();
     headers::strip_hop_by_hop(&mut fields);
@@ -33,7 +28,10 @@ pub(crate) fn accepted(
     for name in [http::header::CONTENT_LENGTH, SEC_WEBSOCKET_ACCEPT] {
         fields.remove(name);
     }
-    if let (Ask::Upgrade(protocol), false) = (ask, version >= Version::HTTP_2) {
+    if let Ask::Upgrade(protocol) = ask
+        && version < Version::HTTP_2
+        && facts.method != Method::CONNECT
+    {
         *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
         fields.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         if let Ok(value) = HeaderValue::try_from(&**protocol) {
@@ -42,10 +40,10 @@ pub(crate) fn accepted(
     }
     // Over h2 as well, where the client has sent a key although it need not: Envoy does so for its own
     // client over h1, and has no proof for it but ours.
-    if let Some(proof) = asked.get(SEC_WEBSOCKET_KEY).and_then(websocket_accept) {
+    if let Some(proof) = facts.headers.get(SEC_WEBSOCKET_KEY).and_then(websocket_accept) {
         fields.insert(SEC_WEBSOCKET_ACCEPT, proof);
     }
-    if kind.is_datagrams() {
+    if facts.kind.is_datagrams() {
         fields.insert(CAPSULE_PROTOCOL, HeaderValue::from_static("?1"));
     }
     *response.headers_mut() = fields;

@@ -21,7 +21,10 @@ use quinn::{
     ClientConfig, ConnectionError, Endpoint, ReadError, ServerConfig, TransportConfig, VarInt, WriteError,
     crypto::rustls::{QuicClientConfig, QuicServerConfig},
 };
-use tokio::task::JoinSet;
+use tokio::{
+    sync::mpsc::{UnboundedReceiver, unbounded_channel},
+    task::JoinSet,
+};
 
 use self::wire::kind;
 use crate::{
@@ -124,13 +127,13 @@ impl Connection {
     /// No connection, or no HTTP/3 on it.
     pub async fn connect(door: &Door, settings: &[(u64, u64)]) -> io::Result<Self> {
         let mut this = Self::bare(door).await?;
-        this.begin(settings).await?;
+        this.begin(&wire::settings(settings)).await?;
         Ok(this)
     }
 
-    async fn begin(&mut self, settings: &[(u64, u64)]) -> io::Result<()> {
+    async fn begin(&mut self, greeting: &[u8]) -> io::Result<()> {
         let mut control = self.open_uni().await?;
-        write(&mut control, Bytes::from([&[0][..], &wire::settings(settings)].concat())).await?;
+        write(&mut control, Bytes::from([&[0][..], greeting].concat())).await?;
         self.control = Some(control);
         self.hear_settings().await
     }
@@ -452,6 +455,8 @@ impl Exchange {
 /// An HTTP/3 origin (extended CONNECT and datagrams on): `serve` gets each stream.
 #[derive(Debug)]
 pub struct Origin {
+    /// How each of its connections ended.
+    pub ended: UnboundedReceiver<io::Error>,
     endpoint: Endpoint,
     _tasks: JoinSet<()>,
 }
@@ -483,6 +488,26 @@ impl Origin {
         F: Future<Output = io::Result<()>> + Send + 'static,
         S: Fn(Exchange) -> F + Clone + Send + 'static,
     {
+        let greeting = [(wire::ENABLE_CONNECT_PROTOCOL, 1), (wire::H3_DATAGRAM, 1)];
+        Self::greeting(&wire::settings(&greeting), socket, identity, client_ca, serve)
+    }
+
+    /// Its control streams begin with these frames: SETTINGS, or what else they are to say.
+    ///
+    /// # Errors
+    /// No certificate.
+    pub fn greeting<F, S>(
+        greeting: &[u8],
+        socket: std::net::UdpSocket,
+        identity: &Identity,
+        client_ca: Option<&str>,
+        serve: S,
+    ) -> Result<Self>
+    where
+        F: Future<Output = io::Result<()>> + Send + 'static,
+        S: Fn(Exchange) -> F + Clone + Send + 'static,
+    {
+        let greeting = Bytes::copy_from_slice(greeting);
         let config = tls::server(identity, client_ca, &["h3"])?;
         let crypto = QuicServerConfig::try_from(config).map_err(|error| Error::Tls(error.to_string()))?;
         let mut config = ServerConfig::with_crypto(Arc::new(crypto));
@@ -490,14 +515,22 @@ impl Origin {
         let (bounds, runtime) = (quinn::EndpointConfig::default(), Arc::new(quinn::TokioRuntime));
         let endpoint = Endpoint::new(bounds, Some(config), socket, runtime).map_err(Error::io("an HTTP/3 origin"))?;
         let accepting = endpoint.clone();
+        let (tell, ended) = unbounded_channel();
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             let mut connections = JoinSet::new();
             while let Some(incoming) = accepting.accept().await {
-                connections.spawn(serve_connection(accepting.clone(), incoming, serve.clone()));
+                let (endpoint, greeting) = (accepting.clone(), greeting.clone());
+                let (serve, tell) = (serve.clone(), tell.clone());
+                connections.spawn(async move {
+                    let Ok(quic) = incoming.await else { return };
+                    serve_connection(endpoint, quic.clone(), &greeting, serve).await;
+                    // Perhaps nobody wants to know.
+                    let _ = tell.send(io::Error::other(quic.closed().await));
+                });
             }
         });
-        Ok(Self { endpoint, _tasks: tasks })
+        Ok(Self { ended, endpoint, _tasks: tasks })
     }
 
     /// Where it listens.
@@ -510,12 +543,11 @@ impl Origin {
 }
 
 /// How a stream or a connection ends is for its client to judge.
-async fn serve_connection<F, S>(endpoint: Endpoint, incoming: quinn::Incoming, serve: S)
+async fn serve_connection<F, S>(endpoint: Endpoint, quic: quinn::Connection, greeting: &[u8], serve: S)
 where
     F: Future<Output = io::Result<()>> + Send + 'static,
     S: Fn(Exchange) -> F,
 {
-    let Ok(quic) = incoming.await else { return };
     let mut this = Connection {
         quic,
         control: None,
@@ -525,7 +557,7 @@ where
         _others: Vec::new(),
         endpoint,
     };
-    if this.begin(&[(wire::ENABLE_CONNECT_PROTOCOL, 1), (wire::H3_DATAGRAM, 1)]).await.is_err() {
+    if this.begin(greeting).await.is_err() {
         return;
     }
     let mut streams = JoinSet::new();

@@ -1,44 +1,60 @@
 //! Batches of datagrams, taken apart.
 //!
-//! In: a socket. Out: the same, whose batches are dealt out in small ones once that is asked for. quinn puts each
-//! message of a socket into one allocation, of which every stream that waits for an earlier byte, every frame that is
-//! not whole and every datagram that nobody has read yet keeps a piece: one byte would keep a batch of 64 KiB. No
-//! window counts that; quinn bounds what it keeps by the datagram that a byte was in, so that what is kept is at most
-//! as many times more as there are datagrams of its length in an allocation. It costs a copy, four to ten hundredths
-//! of all that is done for a byte, and is for clients that nobody knows: peers with a certificate, and upstreams, are
-//! somebody's choice. Never: another order.
+//! In: messages of a socket. Out: the same, dealt out in small ones once that is asked for. quinn puts each message of
+//! a socket into one allocation, of which every stream that waits for an earlier byte, every frame that is not whole
+//! and every datagram that nobody has read yet keeps a piece: one byte would keep a batch of 64 KiB. No window counts
+//! that; quinn bounds what it keeps by the datagram that a byte was in, so that what is kept is at most as many times
+//! more as there are datagrams of its length in an allocation. It costs a copy, four to ten hundredths of all that is
+//! done for a byte, and is for clients that nobody knows: peers with a certificate, and upstreams, are somebody's
+//! choice. What one of those keeps is not counted: it waits in quinn for an earlier byte, quinn allows a stream 32 KiB
+//! of datagrams beyond what it counts, and tells nobody of it; so that such a peer's streams may keep some 27 batches
+//! each. Only quinn could copy out what stays for long; what has left it our queues copy where it is short
+//! (`hermes-proxy`, `h3/link.rs`) or stays (`stream/h3/inbox.rs`). Never: another order.
 
 use std::io::{self, IoSliceMut};
-use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::sync::{Mutex, PoisonError};
+use std::task::{Poll, ready};
 
-use quinn::{AsyncUdpSocket, UdpPoller};
-use quinn_udp::{BATCH_SIZE, RecvMeta, Transmit};
+use quinn_udp::{BATCH_SIZE, RecvMeta};
 
 /// Bytes of the longest message: a batch is as long as the longest datagram may be.
 const MESSAGE: usize = 64 << 10;
 /// Datagrams of one length that stay together. A shorter one behind them stands alone.
 const TOGETHER: usize = 4;
-/// A socket whose batches are taken apart.
-#[derive(Debug)]
+
+/// Between who reads a socket and quinn.
+#[derive(Debug, Default)]
 pub(super) struct Apart {
-    socket: Arc<dyn AsyncUdpSocket>,
     has_begun: AtomicBool,
     /// One task alone asks for it.
     batches: Mutex<Batches>,
 }
 
 impl Apart {
-    pub(super) fn new(socket: Arc<dyn AsyncUdpSocket>) -> Arc<Self> {
-        Arc::new(Self { socket, has_begun: AtomicBool::new(false), batches: Mutex::default() })
-    }
-
     /// From now on, and to the end: who came before stays.
     pub(super) fn begin(&self) {
         self.has_begun.store(true, Ordering::Release);
+    }
+
+    /// What `receive` has, in as small batches as is asked for.
+    pub(super) fn poll_recv(
+        &self,
+        bufs: &mut [IoSliceMut<'_>],
+        metas: &mut [RecvMeta],
+        mut receive: impl FnMut(&mut [IoSliceMut<'_>], &mut [RecvMeta]) -> Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        if !self.has_begun.load(Ordering::Acquire) {
+            return receive(bufs, metas);
+        }
+        let mut batches = self.batches.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let dealt = batches.deal(bufs, metas);
+            if dealt > 0 {
+                return Poll::Ready(Ok(dealt));
+            }
+            ready!(batches.fill(&mut receive))?;
+        }
     }
 }
 
@@ -106,55 +122,11 @@ impl Batches {
     }
 }
 
-impl AsyncUdpSocket for Apart {
-    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
-        self.socket.clone().create_io_poller()
-    }
-
-    fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
-        self.socket.try_send(transmit)
-    }
-
-    fn poll_recv(
-        &self,
-        cx: &mut Context<'_>,
-        bufs: &mut [IoSliceMut<'_>],
-        metas: &mut [RecvMeta],
-    ) -> Poll<io::Result<usize>> {
-        if !self.has_begun.load(Ordering::Acquire) {
-            return self.socket.poll_recv(cx, bufs, metas);
-        }
-        let mut batches = self.batches.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            let dealt = batches.deal(bufs, metas);
-            if dealt > 0 {
-                return Poll::Ready(Ok(dealt));
-            }
-            ready!(batches.fill(|room, metas| self.socket.poll_recv(cx, room, metas)))?;
-        }
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.socket.local_addr()
-    }
-
-    fn max_transmit_segments(&self) -> usize {
-        self.socket.max_transmit_segments()
-    }
-
-    fn max_receive_segments(&self) -> usize {
-        self.socket.max_receive_segments()
-    }
-
-    fn may_fragment(&self) -> bool {
-        self.socket.may_fragment()
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use quinn::{Runtime, TokioRuntime};
+    use quinn_udp::Transmit;
 
     use super::*;
 
@@ -163,12 +135,12 @@ mod tests {
     /// A batch of ten datagrams and a shorter one, as it is received: the bytes of each message, and of a datagram in it.
     async fn received(is_apart: bool) -> Vec<(Vec<u8>, usize)> {
         let open = || TokioRuntime.wrap_udp_socket(std::net::UdpSocket::bind("127.0.0.1:0").unwrap()).unwrap();
-        let (from, apart) = (open(), Apart::new(open()));
+        let (from, to, apart) = (open(), open(), Apart::default());
         if is_apart {
             apart.begin();
         }
         let contents: Vec<u8> = (0..10 * LENGTH + 300).map(|place| (place / 7) as u8).collect();
-        let destination = apart.local_addr().unwrap();
+        let destination = to.local_addr().unwrap();
         let transmit =
             Transmit { destination, ecn: None, contents: &contents, segment_size: Some(LENGTH), src_ip: None };
         let mut writable = from.clone().create_io_poller();
@@ -179,7 +151,10 @@ mod tests {
             let mut room = [[0; MESSAGE]; 3];
             let mut bufs = room.each_mut().map(|room| IoSliceMut::new(room));
             let mut metas = [RecvMeta::default(); 3];
-            let count = std::future::poll_fn(|cx| apart.poll_recv(cx, &mut bufs, &mut metas)).await.unwrap();
+            let received = std::future::poll_fn(|cx| {
+                apart.poll_recv(&mut bufs, &mut metas, |bufs, metas| to.poll_recv(cx, bufs, metas))
+            });
+            let count = received.await.unwrap();
             messages
                 .extend(metas[..count].iter().zip(&bufs).map(|(meta, room)| (room[..meta.len].to_vec(), meta.stride)));
         }

@@ -16,6 +16,7 @@ use quinn_udp::{RecvMeta, Transmit};
 use tokio::io::Interest;
 use tokio::net::UnixDatagram;
 
+use super::apart::Apart;
 use super::group::{Counts, Group};
 use super::passage;
 
@@ -30,6 +31,7 @@ pub(super) struct Reader {
     /// The inbox is looked at first: neither source may starve the other.
     turn: AtomicBool,
     counts: Counts,
+    apart: Apart,
 }
 
 impl Reader {
@@ -37,12 +39,18 @@ impl Reader {
         let udp = TokioRuntime.wrap_udp_socket(group.socket(slot)?)?;
         let inbox = UnixDatagram::from_std(group.inbox(slot)?)?;
         let (has_parted, turn) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Self { group: group.clone(), slot, udp, inbox, has_parted, turn, counts: Counts::default() })
+        let (counts, apart) = (Counts::default(), Apart::default());
+        Ok(Self { group: group.clone(), slot, udp, inbox, has_parted, turn, counts, apart })
     }
 
     /// From now on reads what is passed on to it alone.
     pub(super) fn part(&self) {
         self.has_parted.store(true, Ordering::Release);
+    }
+
+    /// From now on what it hands over keeps little beside it.
+    pub(super) fn take_apart(&self) {
+        self.apart.begin();
     }
 
     /// Datagrams that were others' since this was asked last, and those of them that were lost.
@@ -111,17 +119,19 @@ impl AsyncUdpSocket for Reader {
         bufs: &mut [IoSliceMut<'_>],
         metas: &mut [RecvMeta],
     ) -> Poll<io::Result<usize>> {
-        if self.turn.fetch_not(Ordering::Relaxed) {
-            match self.poll_inbox(cx, bufs, metas) {
-                Poll::Pending => self.poll_socket(cx, bufs, metas),
-                received => received,
+        self.apart.poll_recv(bufs, metas, |bufs, metas| {
+            if self.turn.fetch_not(Ordering::Relaxed) {
+                match self.poll_inbox(cx, bufs, metas) {
+                    Poll::Pending => self.poll_socket(cx, bufs, metas),
+                    received => received,
+                }
+            } else {
+                match self.poll_socket(cx, bufs, metas) {
+                    Poll::Pending => self.poll_inbox(cx, bufs, metas),
+                    received => received,
+                }
             }
-        } else {
-            match self.poll_socket(cx, bufs, metas) {
-                Poll::Pending => self.poll_inbox(cx, bufs, metas),
-                received => received,
-            }
-        }
+        })
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {

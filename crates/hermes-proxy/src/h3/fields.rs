@@ -192,8 +192,36 @@ pub(crate) fn read_trailers(block: Bytes, bounds: Bounds) -> Result<HeaderMap, F
     Ok(section.fields)
 }
 
+/// A section that its reader does not take, as it has said itself (section 4.2.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{size} bytes, 32 counted for each line; {most} are taken")]
+pub(crate) struct Oversize {
+    size: u64,
+    most: u64,
+}
+
+/// A section, encoded.
+pub(crate) struct Encoded {
+    block: Bytes,
+    /// As section 4.2.2 counts.
+    size: u64,
+}
+
+impl Encoded {
+    /// The block, for a reader that takes so much; `None`: any.
+    ///
+    /// # Errors
+    /// It is larger.
+    pub(crate) fn within(self, most: Option<u64>) -> Result<Bytes, Oversize> {
+        match most {
+            Some(most) if self.size > most => Err(Oversize { size: self.size, most }),
+            _ => Ok(self.block),
+        }
+    }
+}
+
 /// A request's head, encoded.
-pub(crate) fn put_request(request: &request::Parts) -> Bytes {
+pub(crate) fn put_request(request: &request::Parts) -> Encoded {
     let uri = &request.uri;
     let protocol = request.extensions.get::<h2::ext::Protocol>();
     let mut lines: Vec<HeaderField> = vec![(":method", request.method.as_str()).into()];
@@ -211,19 +239,19 @@ pub(crate) fn put_request(request: &request::Parts) -> Bytes {
 }
 
 /// A response's head, encoded.
-pub(crate) fn put_response(status: StatusCode, headers: &HeaderMap) -> Bytes {
+pub(crate) fn put_response(status: StatusCode, headers: &HeaderMap) -> Encoded {
     put(vec![(":status", status.as_str()).into()], headers)
 }
 
 /// Trailers, encoded.
-pub(crate) fn put_trailers(trailers: &HeaderMap) -> Bytes {
+pub(crate) fn put_trailers(trailers: &HeaderMap) -> Encoded {
     put(Vec::new(), trailers)
 }
 
-fn put(mut lines: Vec<HeaderField>, headers: &HeaderMap) -> Bytes {
+fn put(mut lines: Vec<HeaderField>, headers: &HeaderMap) -> Encoded {
     lines.extend(headers.iter().map(|(name, value)| HeaderField::from((name.as_str(), value.as_bytes()))));
     let mut block = BytesMut::new();
     // It fails for prefixes of more than eight bits alone, and there are none.
-    let _ = qpack::encode_stateless(&mut block, lines);
-    block.freeze()
+    let size = qpack::encode_stateless(&mut block, lines).unwrap_or_default();
+    Encoded { block: block.freeze(), size }
 }

@@ -28,6 +28,8 @@ use crate::worker::Worker;
 
 /// Bytes of datagrams that wait while their readers are at it.
 const FEW: usize = 64 << 10;
+/// A shorter datagram costs next to nothing to copy.
+const SHORT: usize = 512;
 /// Bytes of the longest integer that a stream's type can be.
 const TYPE: usize = varint::MAX_LEN;
 
@@ -157,6 +159,11 @@ impl Link {
         self.settings.get()
     }
 
+    /// It is the side that serves, whichever has dialled.
+    pub(crate) fn is_server(&self) -> bool {
+        self.is_server
+    }
+
     /// The number of the first stream that a request can have, of all four kinds: where who serves has dialled,
     /// it is the server of QUIC that opens them (RFC 9000, section 2.1).
     pub(crate) fn first_request(&self) -> u64 {
@@ -283,9 +290,9 @@ impl Link {
                 worker.shared.metrics.dropped("no-stream", 1);
                 continue;
             };
-            // A short one keeps all that was read from the socket with it: where many wait they stand alone.
-            let is_slow = self.waiting.get() > FEW;
-            let payload = if is_slow { Bytes::copy_from_slice(&payload) } else { payload };
+            // It keeps all that was read from the socket with it: short ones, and all where many wait, stand alone.
+            let stands_alone = payload.len() < SHORT || self.waiting.get() > FEW;
+            let payload = if stands_alone { Bytes::copy_from_slice(&payload) } else { payload };
             let others = self.waiting.get() - inbox.bytes();
             let dropped = inbox.push(payload, most.min(most_of_all.saturating_sub(others)));
             if dropped > 0 {
@@ -395,7 +402,10 @@ impl Link {
                     }
                     (h3::MAX_PUSH_ID, _) => self.hear_max_push(&payload)?,
                     // Nothing is ever pushed.
-                    (h3::CANCEL_PUSH, _) => return fault(Code::IdError, "CANCEL_PUSH of no push"),
+                    (h3::CANCEL_PUSH, _) => {
+                        let code = if h3::parse_id(&payload).is_some() { Code::IdError } else { Code::FrameError };
+                        return fault(code, "CANCEL_PUSH of no push");
+                    }
                     _ => {}
                 }
             }

@@ -16,6 +16,7 @@ use hermes_model::facts::{Kind, Trust};
 use hermes_model::limits::Limits;
 use hermes_net::quic;
 use hermes_wire::h3::{Code, Settings};
+use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use http_body::Body as HttpBody;
@@ -29,12 +30,13 @@ use crate::body::{Body, Interim, RequestBody, ResponseBody, StreamBody, settle_l
 use crate::early::Early;
 use crate::error::Error;
 use crate::generation;
-use crate::h3::fields::{self, Bounds, FieldError};
+use crate::h3::fields::{self, Bounds, FieldError, Oversize};
 use crate::h3::{Datagrams, Link, Windows, link::number};
 use crate::headers::EARLY_DATA;
-use crate::live::{Connection, Stage};
+use crate::live::{Connection, Entry, Stage};
 use crate::pipe;
 use crate::request::{Origin, from_head};
+use crate::service::respond;
 use crate::session::{self, Near, Served, Tunnel};
 use crate::stream::h3::{self as halves, Fault};
 use crate::stream::{ByteStream, Receiver, Sender, StreamError};
@@ -179,8 +181,8 @@ async fn serve_request(
     };
     let as_it_came = settle_early(&recv, &mut parts).await;
     if let Some(answer) = client.line.as_ref().and_then(|line| line.answer(&parts)) {
-        send.send_head(fields::put_response(answer.status(), answer.headers()), true);
-        // How it fails the connection tells.
+        // How it fails the connection tells; a stream without an answer is broken off.
+        let _ = send.send_head(fields::put_response(answer.status(), answer.headers()), true);
         let _ = std::future::poll_fn(|cx| send.poll_settled(cx)).await;
         return Fate::Answered;
     }
@@ -381,7 +383,9 @@ async fn refuse(worker: &Worker, mut recv: halves::Receiver, mut send: halves::S
     let _ = recv.field_error(error);
     if matches!(error, FieldError::TooLarge(_)) {
         worker.shared.metrics.limit("headers");
-        send.send_head(fields::put_response(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, &HeaderMap::new()), true);
+        let head = fields::put_response(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, &HeaderMap::new());
+        // One that takes nothing hears nothing.
+        let _ = send.send_head(head, true);
         let _ = std::future::poll_fn(|cx| send.poll_settled(cx)).await;
     } else {
         send.reset_with(Code::MessageError);
@@ -391,7 +395,8 @@ async fn refuse(worker: &Worker, mut recv: halves::Receiver, mut send: halves::S
 
 impl Answers for halves::Sender {
     fn inform(&mut self, status: StatusCode, headers: HeaderMap) {
-        self.send_head(fields::put_response(status, &headers), false);
+        // What the client does not take it can do without.
+        let _ = self.send_head(fields::put_response(status, &headers), false);
     }
 
     fn takes_hints(&self) -> bool {
@@ -408,8 +413,10 @@ impl Answers for halves::Sender {
 async fn answer(response: Response<ResponseBody>, mut send: halves::Sender) {
     let (parts, body) = response.into_parts();
     let ends = body.is_end_stream() || body.entry().facts.method == Method::HEAD;
-    send.send_head(fields::put_response(parts.status, &parts.headers), ends);
     let entry = body.entry().clone();
+    if let Err(oversize) = send.send_head(fields::put_response(parts.status, &parts.headers), ends) {
+        return excuse(body.worker(), &entry, send, oversize).await;
+    }
     if ends {
         if let Err(error) = std::future::poll_fn(|cx| send.poll_settled(cx)).await {
             entry.fail(&Error::ClientGone(error.to_string()));
@@ -417,6 +424,23 @@ async fn answer(response: Response<ResponseBody>, mut send: halves::Sender) {
         return;
     }
     pipe::pass(body, Sender::H3(Box::new(send))).await;
+}
+
+/// Answers a client that does not take its answer's head, in no more words than it takes.
+async fn excuse(worker: &Worker, entry: &Entry, mut send: halves::Sender, oversize: Oversize) {
+    let error = Error::AnswerTooLarge(oversize);
+    entry.fail(&error);
+    let failure = respond::failure(&error, &worker.generation().snapshot.node, entry.facts.trust.is_believed());
+    let (mut parts, _) = failure.into_parts();
+    parts.headers.remove(CONTENT_TYPE);
+    entry.status.set(parts.status.as_u16());
+    for headers in [&parts.headers, &HeaderMap::new()] {
+        if send.send_head(fields::put_response(parts.status, headers), true).is_ok() {
+            break;
+        }
+    }
+    // Where not even that is taken the stream breaks off.
+    let _ = std::future::poll_fn(|cx| send.poll_settled(cx)).await;
 }
 
 async fn tunnel(
@@ -431,7 +455,9 @@ async fn tunnel(
         return;
     };
     let (parts, ()) = open.head_parts().into_parts();
-    send.send_head(fields::put_response(parts.status, &parts.headers), false);
+    if let Err(oversize) = send.send_head(fields::put_response(parts.status, &parts.headers), false) {
+        return excuse(&open.session.worker, &open.session.entry, send, oversize).await;
+    }
     match std::future::poll_fn(|cx| send.poll_room(cx)).await {
         Ok(()) => {
             let stream = ByteStream::multiplexed(recv, Sender::H3(Box::new(send)), None, None);

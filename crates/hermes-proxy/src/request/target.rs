@@ -57,48 +57,24 @@ pub(super) fn target(parts: &Parts, secure: bool) -> Result<Target, Error> {
     let default_port = if scheme == http::uri::Scheme::HTTPS { 443 } else { 80 };
     let (authority, host) = request_authority(parts, default_port)?;
     let path = parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
-    let Some(protocol) = protocol else {
-        return Ok(Target {
-            kind: Kind::Http,
-            host,
-            ask: Ask::Response,
-            authority,
-            path,
-            scheme,
-            network: None,
-            protocol: None,
-        });
-    };
-    if protocol.eq_ignore_ascii_case("connect-ip") {
+    let (kind, ask) = (Kind::Http, Ask::Response);
+    let exchange = Target { kind, host, ask, authority, path, scheme, network: None, protocol: None };
+    let Some(protocol) = protocol else { return Ok(exchange) };
+    let (is_udp, is_ip) = (protocol.eq_ignore_ascii_case("connect-udp"), protocol.eq_ignore_ascii_case("connect-ip"));
+    if is_udp || is_ip {
         check_capsules(&parts.headers)?;
-        return ip_target(&path, authority, host, scheme);
     }
-    if !protocol.eq_ignore_ascii_case("connect-udp") {
-        return Ok(Target {
-            kind: Kind::Http,
-            host,
-            ask: Ask::Upgrade(protocol),
-            authority,
-            path,
-            scheme,
-            network: None,
-            protocol: None,
-        });
+    let upgrade = Target { ask: Ask::Upgrade(protocol), ..exchange };
+    if is_ip {
+        return ip_target(upgrade);
     }
-    check_capsules(&parts.headers)?;
-    let (authority, host) = udp_target(&path)?.ok_or_else(|| {
+    if !is_udp {
+        return Ok(upgrade);
+    }
+    let (authority, host) = udp_target(&upgrade.path)?.ok_or_else(|| {
         Error::Malformed("CONNECT-UDP without the path /.well-known/masque/udp/HOST/PORT/".to_owned())
     })?;
-    Ok(Target {
-        kind: Kind::Udp,
-        host,
-        ask: Ask::Upgrade(protocol),
-        authority,
-        path,
-        scheme,
-        network: None,
-        protocol: None,
-    })
+    Ok(Target { kind: Kind::Udp, host, authority, ..upgrade })
 }
 
 /// Capsules are no content, and nothing may say that they were (RFC 9297, section 3.2).
@@ -173,36 +149,23 @@ fn connect_target(parts: &Parts) -> Result<Target, Error> {
 
 /// The target of CONNECT-IP, which is in the path (RFC 9484, section 3). Where it is everything, the request's
 /// authority stands for it.
-fn ip_target(
-    path: &PathAndQuery,
-    authority: Authority,
-    host: HeaderValue,
-    scheme: http::uri::Scheme,
-) -> Result<Target, Error> {
+fn ip_target(asked: Target) -> Result<Target, Error> {
     let malformed = |what: &dyn std::fmt::Display| Error::Malformed(format!("CONNECT-IP target: {what}"));
-    let scope = connect_ip::parse_path(path.path())
+    let scope = connect_ip::parse_path(asked.path.path())
         .map_err(|error| malformed(&error))?
         .ok_or_else(|| malformed(&"the path is not /.well-known/masque/ip/TARGET/PROTOCOL/"))?;
+    let (ask, protocol) = (Ask::Upgrade(Arc::from("connect-ip")), scope.protocol);
     let network = match &scope.target {
         connect_ip::Target::Prefix(prefix) => IpNet::new(prefix.address(), prefix.length()).ok(),
         connect_ip::Target::Any | connect_ip::Target::Name(_) => None,
     };
     let authority = match &scope.target {
-        connect_ip::Target::Any => authority,
+        connect_ip::Target::Any => return Ok(Target { kind: Kind::Ip, ask, protocol, ..asked }),
         connect_ip::Target::Prefix(prefix) => Authority::of_address(prefix.address()),
         connect_ip::Target::Name(name) => Authority::parse(name, None).map_err(|error| malformed(&error))?,
     };
-    let host = if scope.target == connect_ip::Target::Any { host } else { host_value(&authority, "") };
-    Ok(Target {
-        kind: Kind::Ip,
-        host,
-        ask: Ask::Upgrade(Arc::from("connect-ip")),
-        authority,
-        path: path.clone(),
-        scheme,
-        network,
-        protocol: scope.protocol,
-    })
+    let host = host_value(&authority, "");
+    Ok(Target { kind: Kind::Ip, host, ask, authority, network, protocol, ..asked })
 }
 
 /// The scheme that the client named: h2's `:scheme`, or an absolute-form URI. Else the connection's.

@@ -39,7 +39,7 @@ pub(crate) enum Head {
 /// Sends a head on a new stream; `ends` where there is no body.
 ///
 /// # Errors
-/// The connection takes no stream any more: nothing was sent.
+/// Nothing was sent: the connection takes no stream any more, or its peer no head as large.
 pub(crate) async fn ask(
     worker: &Rc<Worker>,
     lease: &Lease,
@@ -61,7 +61,7 @@ pub(crate) async fn ask(
                 Bounds { bytes: limits.header_bytes + ADDED_BYTES as usize, lines: limits.header_count + ADDED_LINES };
             let recv = h3::Receiver::new(worker, recv, link.clone(), bounds, Code::RequestCancelled);
             let mut send = h3::Sender::new(send, link.clone());
-            send.send_head(fields::put_request(&request.into_parts().0), ends);
+            send.send_head(fields::put_request(&request.into_parts().0), ends)?;
             match std::future::poll_fn(|cx| send.poll_settled(cx)).await {
                 Err(error) if error.is_of_connection => return Err(error),
                 // Who reads no more of it has answered, or the answer's end says why.

@@ -16,12 +16,13 @@ use std::task::{Context, Poll, ready};
 use bytes::{Bytes, BytesMut};
 use hermes_net::quic;
 use hermes_wire::h3::{self, Code, Frame, FrameDecoder, FrameError};
+use hermes_wire::varint;
 use http::HeaderMap;
 
 use self::inbox::Source;
 use super::h2::{GATHER, SMALL, Whole};
 use super::halves::{Reset, StreamError};
-use crate::h3::fields::{self, Bounds, FieldError};
+use crate::h3::fields::{self, Bounds, Encoded, FieldError, Oversize};
 use crate::h3::{Datagrams, Link, link::number};
 use crate::live::Entry;
 use crate::worker::Worker;
@@ -96,7 +97,7 @@ impl Receiver {
     pub(crate) fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, StreamError>> {
         match ready!(self.poll_frame(cx)) {
             Some(Ok(Frame::Headers(block))) => Poll::Ready(Ok(Some(block))),
-            Some(Ok(_)) => Poll::Ready(Err(self.unexpected("a message that does not begin with HEADERS"))),
+            Some(Ok(frame)) => Poll::Ready(Err(self.stray(&frame, "a message that does not begin with HEADERS"))),
             Some(Err(error)) => Poll::Ready(Err(error)),
             None => Poll::Ready(Ok(None)),
         }
@@ -238,8 +239,8 @@ impl Receiver {
                 self.trailers = Some(block);
                 Poll::Ready(None)
             }
-            Some(Ok(Frame::Control { .. })) => {
-                Poll::Ready(Some(Err(self.unexpected("a frame of the control stream in a message"))))
+            Some(Ok(frame @ Frame::Control { .. })) => {
+                Poll::Ready(Some(Err(self.stray(&frame, "a frame of the control stream in a message"))))
             }
             Some(Err(error)) => Poll::Ready(Some(Err(error))),
             None if self.missing.is_some_and(|missing| missing > 0) => {
@@ -256,7 +257,7 @@ impl Receiver {
         }
         match ready!(self.poll_frame(cx)) {
             None => {}
-            Some(Ok(_)) => return Poll::Ready(Err(self.unexpected("a frame behind the trailers"))),
+            Some(Ok(frame)) => return Poll::Ready(Err(self.stray(&frame, "a frame behind the trailers"))),
             Some(Err(error)) => return Poll::Ready(Err(error)),
         }
         let Some(block) = self.trailers.take() else { return Poll::Ready(Ok(None)) };
@@ -315,6 +316,18 @@ impl Receiver {
                 StreamError::other(error.to_string())
             }
             FieldError::Malformed(what) => self.malformed(what),
+        }
+    }
+
+    /// A frame that has no place where it came.
+    fn stray(&self, frame: &Frame, what: &str) -> StreamError {
+        match frame {
+            // A server's, which may push nothing that we have not allowed; and nothing was (section 7.2.5).
+            Frame::Control { kind: h3::PUSH_PROMISE, payload } if !self.link.is_server() => {
+                let code = if varint::decode(payload).is_some() { Code::IdError } else { Code::FrameError };
+                self.fatal(code, "a push that was never allowed")
+            }
+            _ => self.unexpected(what),
         }
     }
 
@@ -393,10 +406,15 @@ impl Sender {
         }
     }
 
-    /// A head, encoded, behind what waits.
-    pub(crate) fn send_head(&mut self, block: Bytes, ends: bool) {
-        self.push_frame(h3::HEADERS, block);
+    /// A head, behind what waits.
+    ///
+    /// # Errors
+    /// The peer takes none as large: nothing of it is sent.
+    pub(crate) fn send_head(&mut self, head: Encoded, ends: bool) -> Result<(), Oversize> {
+        let most = self.link.settings().and_then(|settings| settings.max_field_section);
+        self.push_frame(h3::HEADERS, head.within(most)?);
         self.ends |= ends;
+        Ok(())
     }
 
     fn push_frame(&mut self, kind: u64, payload: Bytes) {
@@ -465,8 +483,11 @@ impl Sender {
     }
 
     /// Ends the stream with trailers.
-    pub(crate) fn send_trailers(&mut self, trailers: &HeaderMap) {
-        self.send_head(fields::put_trailers(trailers), true);
+    ///
+    /// # Errors
+    /// The peer takes none as large. The stream has not ended then, so that nobody takes the message for whole.
+    pub(crate) fn send_trailers(&mut self, trailers: &HeaderMap) -> Result<(), Oversize> {
+        self.send_head(fields::put_trailers(trailers), true)
     }
 
     /// The peer wants no more. Pending as long as it did not say so.

@@ -13,6 +13,7 @@ use hermes_wire::h3::Code;
 use http::HeaderMap;
 
 use super::{h2, h3};
+use crate::h3::fields::Oversize;
 use crate::live::Entry;
 
 /// How a stream failed.
@@ -34,6 +35,8 @@ enum Why {
     /// The peer said all that it had to say, and wants to hear no more (RFC 9113, 8.1; RFC 9114, 4.1):
     /// servers break a stream off so behind its end.
     Parted,
+    /// Nothing: the peer takes no head, or trailers, as large as these, and they were not sent.
+    Oversize(Oversize),
     Other,
 }
 
@@ -46,6 +49,14 @@ impl StreamError {
     /// Nothing is broken: the peer needs no more.
     pub(crate) fn has_parted(&self) -> bool {
         self.why == Why::Parted
+    }
+
+    /// What was to be sent is larger than the peer takes: it is not the peer that failed.
+    pub(crate) fn oversize(&self) -> Option<Oversize> {
+        match self.why {
+            Why::Oversize(oversize) => Some(oversize),
+            _ => None,
+        }
     }
 }
 
@@ -73,6 +84,12 @@ impl StreamError {
     /// Some other reason.
     pub(crate) fn other(text: impl Into<String>) -> Self {
         Self { why: Why::Other, is_of_connection: false, text: text.into() }
+    }
+}
+
+impl From<Oversize> for StreamError {
+    fn from(oversize: Oversize) -> Self {
+        Self { why: Why::Oversize(oversize), is_of_connection: false, text: oversize.to_string() }
     }
 }
 
@@ -273,14 +290,11 @@ impl Sender {
     /// Ends the stream with trailers.
     ///
     /// # Errors
-    /// The stream is over.
+    /// The stream is over, or its reader takes none as large.
     pub(crate) fn send_trailers(&mut self, trailers: HeaderMap) -> Result<(), StreamError> {
         match self {
             Sender::H2(send) => Ok(send.send_trailers(trailers)?),
-            Sender::H3(send) => {
-                send.send_trailers(&trailers);
-                Ok(())
-            }
+            Sender::H3(send) => Ok(send.send_trailers(&trailers)?),
         }
     }
 

@@ -59,8 +59,11 @@ impl Place {
         self.broken(error, error.is_unprocessed())
     }
 
-    /// The connection took no stream any more.
+    /// The connection took no stream any more, or its peer does not take the head.
     fn not_sent(&self, lease: &Lease, error: &StreamError) -> Error {
+        if let Some(oversize) = error.oversize() {
+            return Error::TooLarge(oversize);
+        }
         lease.connection.close();
         self.broken(error, true)
     }
@@ -247,8 +250,11 @@ pub(crate) async fn over_shared(
                     Poll::Ready(Ok(())) => upload = None,
                     // The client broke its request: nothing to wait for.
                     Poll::Ready(Err(PipeError::Source(error))) => return Poll::Ready(Err(error)),
-                    // The response says why, if there is one.
-                    Poll::Ready(Err(PipeError::Sink(_))) => upload = None,
+                    // The response says why, if there is one; what was not sent it cannot know of.
+                    Poll::Ready(Err(PipeError::Sink(error))) => match error.oversize() {
+                        Some(oversize) => return Poll::Ready(Err(Error::TooLarge(oversize))),
+                        None => upload = None,
+                    },
                     Poll::Pending => {}
                 }
             }

@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use hermes_testkit::{
+    ca::Subject,
+    door::Door,
     h3::{
-        Connection,
+        Connection, Receiving, Sending,
         wire::{self, H3_DATAGRAM},
     },
     overlay::PATIENCE,
@@ -24,21 +26,30 @@ const GREASE: u64 = 0x21;
 
 struct Watched {
     fort: Fort,
+    door: Door,
     before: u64,
 }
 
 impl Watched {
     async fn with(limits: &str) -> Self {
-        let fort = Fort::with(limits).await;
-        fort.serves_on(&fort.client().await, "before").await;
+        Self::of(limits, "none").await
+    }
+
+    /// With such demands on clients.
+    async fn of(limits: &str, client: &str) -> Self {
+        let fort = Fort::of(limits, client, "").await;
+        let identity = fort.overlay.authority().issue(&Subject::node("near")).unwrap();
+        let identity = (client == "required").then_some(&identity);
+        let door = Door::tls(fort.node.address("door"), fort.overlay.authority().pem(), identity);
+        fort.serves_on(&door.h3().await.unwrap(), "before").await;
         let before = fort.node.memory().unwrap();
         fort.node.forget_peak().unwrap();
-        Self { fort, before }
+        Self { fort, door, before }
     }
 
     /// Honest clients are served, and the node has not grown.
     async fn stands(&mut self, what: &str) {
-        self.fort.serves_on(&self.fort.client().await, what).await;
+        self.fort.serves_on(&self.door.h3().await.unwrap(), what).await;
         let grown = self.fort.node.peak_memory().unwrap().saturating_sub(self.before);
         assert!(grown < GROWTH, "{what}: {} MiB", grown >> 20);
         self.fort.node.assert_sound();
@@ -129,13 +140,10 @@ async fn datagrams_for_streams_that_are_not_there_are_counted_and_kept_by_nobody
     watched.stands("after datagrams for nobody").await;
 }
 
-#[tokio::test]
-async fn datagrams_for_flows_that_never_open_share_one_bound() {
-    const FLOWS: usize = 200;
-    let mut watched = Watched::with("").await;
-    let connection = Connection::connect(&watched.fort.door(), &[(H3_DATAGRAM, 1)]).await.unwrap();
+/// Flows that never open.
+async fn waiting_flows(watched: &Watched, connection: &Connection, count: usize) -> Vec<(Sending, Receiving)> {
     let mut flows = Vec::new();
-    for _ in 0..FLOWS {
+    for _ in 0..count {
         let (mut send, recv) = connection.open().await.unwrap();
         let lines = [
             (":method", "CONNECT"),
@@ -149,9 +157,45 @@ async fn datagrams_for_flows_that_never_open_share_one_bound() {
         flows.push((send, recv));
     }
     until("all flows wait", || async {
-        watched.fort.node.metric("hermes_sessions_open", "").await.unwrap() >= FLOWS as f64
+        watched.fort.node.metric("hermes_sessions_open", "").await.unwrap() >= count as f64
     })
     .await;
+    flows
+}
+
+/// Of a peer that is known whole batches are received at once: one short datagram of each that is kept keeps no batch.
+#[tokio::test]
+async fn short_datagrams_of_a_peer_that_is_known_keep_nothing_but_themselves() {
+    const CLIENTS: usize = 10;
+    const BATCHES: usize = 900;
+    let mut watched = Watched::of("", "required").await;
+    let mut kept = Vec::new();
+    for client in 0..CLIENTS {
+        let connection = Connection::connect(&watched.door, &[(H3_DATAGRAM, 1)]).await.unwrap();
+        // Others' flows are counted with it.
+        let flow = waiting_flows(&watched, &connection, 1).await;
+        until("the flow waits", || async {
+            watched.fort.node.metric("hermes_sessions_open", "").await.unwrap() > client as f64
+        })
+        .await;
+        for _ in 0..BATCHES {
+            connection.quic.send_datagram_wait(datagram(0, &[7])).await.unwrap();
+            // What quinn sends at once, and nobody keeps.
+            for _ in 0..10 {
+                connection.quic.send_datagram_wait(datagram(400, &[7; 1100])).await.unwrap();
+            }
+        }
+        kept.push((connection, flow));
+    }
+    watched.stands("with flows that wait").await;
+}
+
+#[tokio::test]
+async fn datagrams_for_flows_that_never_open_share_one_bound() {
+    const FLOWS: usize = 200;
+    let mut watched = Watched::with("").await;
+    let connection = Connection::connect(&watched.fort.door(), &[(H3_DATAGRAM, 1)]).await.unwrap();
+    let _flows = waiting_flows(&watched, &connection, FLOWS).await;
     // For each of them a quarter of what one alone may have.
     for _ in 0..250 {
         for flow in 0..FLOWS as u64 {

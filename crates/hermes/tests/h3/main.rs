@@ -14,6 +14,8 @@ mod lab;
 mod messages;
 mod origins;
 mod peers;
+mod records;
+mod sizes;
 mod streams;
 mod unread;
 mod upstreams;

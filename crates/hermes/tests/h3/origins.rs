@@ -8,10 +8,10 @@ use hermes_testkit::{
     dialog::Dialog,
     door::NODE_NAME,
     h3::{
-        Exchange, Origin,
+        Broken, Exchange, Origin, broken,
         wire::{code, frame, headers, kind},
     },
-    overlay::{Node, Overlay},
+    overlay::{Node, Overlay, PATIENCE},
 };
 use tokio::sync::mpsc;
 
@@ -120,8 +120,23 @@ async fn an_answer_that_breaks_the_framing_costs_its_connection_and_the_next_is_
     for _ in 0..2 {
         let asked = bed.asked().await;
         assert!(asked.is_err() || asked.as_ref().is_ok_and(|(status, _)| *status == 502), "{asked:?}");
-        let ended = tokio::time::timeout(hermes_testkit::overlay::PATIENCE, bed.ends.recv()).await.unwrap().unwrap();
+        let ended = tokio::time::timeout(PATIENCE, bed.ends.recv()).await.unwrap().unwrap();
         assert!(ended.is_err(), "the connection ends: {ended:?}");
+    }
+}
+
+/// RFC 9114, 7.2.5: none of its identifiers was ever allowed.
+#[tokio::test]
+async fn a_push_ends_the_connection() {
+    for (what, payload, wanted) in [("a push", &[0, 0, 0][..], code::ID_ERROR), ("half a push", &[], code::FRAME_ERROR)]
+    {
+        let promise = frame(kind::PUSH_PROMISE, payload);
+        for says in [promise.to_vec(), [&ok(&[])[..], &promise].concat()] {
+            let mut bed = Bed::saying(says.into(), false).await;
+            let _ = bed.asked().await;
+            let ended = tokio::time::timeout(PATIENCE, bed.origin.ended.recv()).await.unwrap().unwrap();
+            assert_eq!(broken(&ended), Some(Broken::Connection(wanted)), "{what}: {ended}");
+        }
     }
 }
 

@@ -44,6 +44,8 @@ fn control_streams() -> Vec<Case> {
         case("PUSH_PROMISE", &[BEGUN, &frame(kind::PUSH_PROMISE, &[0, 0, 0])], code::FRAME_UNEXPECTED),
         case("PING of HTTP/2", &[BEGUN, &frame(0x06, &[0; 8])], code::FRAME_UNEXPECTED),
         case("CANCEL_PUSH of no push", &[BEGUN, &frame(kind::CANCEL_PUSH, &[0])], code::ID_ERROR),
+        case("an empty CANCEL_PUSH", &[BEGUN, &frame(kind::CANCEL_PUSH, &[])], code::FRAME_ERROR),
+        case("a long CANCEL_PUSH", &[BEGUN, &frame(kind::CANCEL_PUSH, &[0, 0])], code::FRAME_ERROR),
         case(
             "MAX_PUSH_ID that shrinks",
             &[BEGUN, &frame(kind::MAX_PUSH_ID, &[9]), &frame(kind::MAX_PUSH_ID, &[8])],

@@ -6,11 +6,9 @@
 //! readers leave lying for longer than a tick, so that the streams beside theirs go on. What lies
 //! there is bounded by `limits.unread` (see [`unread`](crate::stream::unread)).
 
-use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::cell::Cell;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
 use h2::RecvStream;
@@ -20,7 +18,7 @@ use super::ends::Ends;
 use super::{GATHER, SMALL, Whole};
 use crate::live::Entry;
 use crate::signal::Signal;
-use crate::stream::unread::{Notice, Unread};
+use crate::stream::unread::{Account, Swept, Unread};
 use crate::worker::Worker;
 
 /// The largest window (RFC 9113, 6.9.1).
@@ -69,54 +67,25 @@ impl Window {
 /// What was received on a stream and not read yet.
 pub(crate) struct Inbox {
     recv: RecvStream,
-    /// Taken out of h2; its window is not given back.
-    held: VecDeque<Bytes>,
-    /// What h2 said instead of data, once `held` is read.
+    /// Of what it holds h2's window is not given back; what is stalled, the window counts.
+    account: Account,
+    /// What h2 said instead of data, once what is held is read.
     failed: Option<h2::Error>,
-    notice: Arc<Notice>,
-    /// Of `notice`: h2 is polled with no other.
-    waker: Waker,
-    /// Unread bytes at the last sweep, and bytes read since.
-    lay: u64,
-    read: u64,
-    /// What of it the window counts as stalled; and when something was read last, in milliseconds of the worker's
-    /// clock.
-    stalled: u64,
-    read_at: u64,
     window: Rc<Window>,
-    /// Whose it is. `None` until it is somebody's.
-    session: Option<Rc<Entry>>,
 }
 
 impl Inbox {
-    fn new(recv: RecvStream, window: &Rc<Window>, now: u64) -> Self {
-        let (notice, waker) = Notice::new();
-        Self {
-            recv,
-            held: VecDeque::new(),
-            failed: None,
-            notice,
-            waker,
-            lay: 0,
-            read: 0,
-            stalled: 0,
-            read_at: now,
-            window: window.clone(),
-            session: None,
-        }
-    }
-
     /// What h2 has; `None` is the end.
     fn poll_recv(&mut self) -> Poll<Option<Result<Bytes, h2::Error>>> {
-        self.notice.set_idle(true);
-        let mut cx = Context::from_waker(&self.waker);
+        self.account.notice.set_idle(true);
+        let mut cx = Context::from_waker(&self.account.waker);
         loop {
             let polled = self.recv.poll_data(&mut cx);
             match &polled {
                 // END_STREAM in a frame of its own.
                 Poll::Ready(Some(Ok(chunk))) if chunk.is_empty() => {}
                 Poll::Ready(Some(_)) => {
-                    self.notice.set_idle(false);
+                    self.account.notice.set_idle(false);
                     return polled;
                 }
                 Poll::Ready(None) | Poll::Pending => return polled,
@@ -129,7 +98,7 @@ impl Inbox {
         if let Some(error) = self.failed.take() {
             return Poll::Ready(Some(Err(error)));
         }
-        self.notice.reader.register(cx.waker());
+        self.account.notice.reader.register(cx.waker());
         let first = match ready!(self.poll_recv()) {
             Some(Ok(chunk)) if chunk.len() < SMALL && !self.recv.is_end_stream() => chunk,
             other => return Poll::Ready(other),
@@ -154,29 +123,22 @@ impl Inbox {
         error.reason() == Some(h2::Reason::NO_ERROR) && !error.is_go_away() && self.window.ends.is_whole(stream)
     }
 
-    fn hold(&mut self, chunk: Bytes) {
-        if !chunk.is_empty() {
-            self.held.push_back(chunk);
-        }
-    }
-
     fn release(&mut self, bytes: usize, now: u64) {
         let _ = self.recv.flow_control().release_capacity(bytes);
-        self.read += bytes as u64;
-        self.read_at = now;
-        if self.stalled > 0 {
-            self.restate(self.stalled.saturating_sub(bytes as u64));
+        self.account.note_read(bytes, now);
+        if self.account.stalled > 0 {
+            self.restate(self.account.stalled.saturating_sub(bytes as u64));
         }
     }
 
     fn restate(&mut self, stalled: u64) {
-        self.window.restate(std::mem::replace(&mut self.stalled, stalled), stalled);
+        self.window.restate(std::mem::replace(&mut self.account.stalled, stalled), stalled);
     }
 }
 
 impl Unread for Inbox {
     fn sweep(&mut self) {
-        if self.lay == 0 && self.notice.is_idle() {
+        if self.account.is_quiet() {
             return;
         }
         let mut small = BytesMut::new();
@@ -187,41 +149,29 @@ impl Unread for Inbox {
                 // A chunk keeps all that was read from the socket with it, however little it is itself.
                 Ok(chunk) if chunk.len() < GATHER && small.len() < GATHER => small.extend_from_slice(&chunk),
                 Ok(chunk) => {
-                    self.hold(small.split().freeze());
-                    self.hold(chunk);
+                    self.account.hold(small.split().freeze());
+                    self.account.hold(chunk);
                 }
                 Err(error) => self.failed = Some(error),
             }
         }
-        self.hold(small.freeze());
-        if self.session.as_ref().is_some_and(|session| session.end.get().is_some()) {
-            // Nobody is to read it any more; what it took of the windows it has until its stream is over.
-            self.held = VecDeque::new();
+        self.account.hold(small.freeze());
+        if self.account.is_forsaken() {
+            // What it took of the windows it has until its stream is over.
+            self.account.drop_held();
             self.failed.get_or_insert(h2::Reason::CANCEL.into());
         }
-        self.restate(self.lay.saturating_sub(self.read));
-        self.lay = self.recv.flow_control().used_capacity() as u64;
-        self.read = 0;
-        if !self.held.is_empty() {
+        let lies = self.recv.flow_control().used_capacity() as u64;
+        let stalled = self.account.count(lies);
+        self.restate(stalled);
+        if self.account.holds() {
             // Whoever was woken for it may ask h2 alone: it is here now.
-            self.notice.reader.wake();
+            self.account.notice.reader.wake();
         }
     }
 
-    fn stalled(&self) -> u64 {
-        self.stalled
-    }
-
-    fn holds(&self) -> bool {
-        !self.held.is_empty()
-    }
-
-    fn read_at(&self) -> u64 {
-        self.read_at
-    }
-
-    fn session(&self) -> Option<&Rc<Entry>> {
-        self.session.as_ref()
+    fn account(&mut self) -> &mut Account {
+        &mut self.account
     }
 }
 
@@ -233,34 +183,26 @@ impl Drop for Inbox {
 
 /// The receiving half of a stream.
 pub(crate) struct Receiver {
-    inbox: Rc<RefCell<Inbox>>,
-    worker: Rc<Worker>,
-    key: usize,
+    inbox: Swept<Inbox>,
 }
 
 impl Receiver {
     /// `window` is the one of the stream's connection.
     pub(crate) fn new(worker: &Rc<Worker>, recv: RecvStream, window: &Rc<Window>) -> Self {
-        let inbox = Rc::new(RefCell::new(Inbox::new(recv, window, worker.now())));
-        let key = worker.live.inboxes.borrow_mut().insert(inbox.clone());
-        Self { inbox, worker: worker.clone(), key }
+        let inbox = Inbox { recv, account: Account::new(worker), failed: None, window: window.clone() };
+        Self { inbox: Swept::new(worker, inbox) }
     }
 
     /// It is this session's, which ends where too much lies unread.
     pub(crate) fn bind(&self, session: &Rc<Entry>) {
-        self.inbox.borrow_mut().session = Some(session.clone());
+        self.inbox.bind(session);
     }
 
     /// The next chunk, never empty, of at most so many bytes. The stream's window opens by as much.
     pub(crate) fn poll_chunk(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<Option<Result<Bytes, h2::Error>>> {
         let inbox = &mut *self.inbox.borrow_mut();
-        let mut chunk = match inbox.held.pop_front() {
-            Some(chunk) => {
-                if inbox.held.is_empty() {
-                    inbox.held = VecDeque::new();
-                }
-                chunk
-            }
+        let mut chunk = match inbox.account.take_held() {
+            Some(chunk) => chunk,
             None => match ready!(inbox.poll_data(cx)) {
                 Some(Ok(chunk)) => chunk,
                 Some(Err(error)) if inbox.is_whole(&error) => return Poll::Ready(None),
@@ -268,16 +210,15 @@ impl Receiver {
             },
         };
         if chunk.len() > most {
-            inbox.held.push_front(chunk.split_off(most));
-            inbox.notice.set_idle(false);
+            inbox.account.hold_first(chunk.split_off(most));
         }
-        inbox.release(chunk.len(), self.worker.now());
+        inbox.release(chunk.len(), self.inbox.worker.now());
         Poll::Ready(Some(Ok(chunk)))
     }
 
     /// How many lines trailers may have.
     pub(crate) fn most_lines(&self) -> usize {
-        self.worker.generation().snapshot.limits.header_count
+        self.inbox.worker.generation().snapshot.limits.header_count
     }
 
     /// The trailers, after the last chunk.
@@ -292,12 +233,6 @@ impl Receiver {
     /// Nothing is left to read.
     pub(crate) fn is_end_stream(&self) -> bool {
         let inbox = self.inbox.borrow();
-        inbox.held.is_empty() && inbox.failed.is_none() && inbox.recv.is_end_stream()
-    }
-}
-
-impl Drop for Receiver {
-    fn drop(&mut self) {
-        self.worker.live.inboxes.borrow_mut().remove(self.key);
+        !inbox.account.holds() && inbox.failed.is_none() && inbox.recv.is_end_stream()
     }
 }
