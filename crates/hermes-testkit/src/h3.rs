@@ -24,7 +24,9 @@ use quinn::{
 use tokio::task::JoinSet;
 
 use self::wire::kind;
-use crate::{Error, Result, ca::Identity, dialog::in_time, door::Door, door::NODE_NAME, flow, multiplex::Answer, origin, tls};
+use crate::{
+    Error, Result, ca::Identity, dialog::in_time, door::Door, door::NODE_NAME, flow, multiplex::Answer, origin, tls,
+};
 
 /// Windows large enough to move 64 MiB without waiting at every step.
 const WINDOW: u32 = 4 << 20;
