@@ -18,7 +18,7 @@ use std::time::{Duration, SystemTime};
 use arc_swap::ArcSwap;
 use hermes_model::snapshot::Snapshot;
 use hermes_net::handover::Handed;
-use hermes_net::own::watch::{Change, Watch};
+use hermes_net::own::watch::Watch;
 use hermes_net::quic::Group;
 use hermes_net::{tun, udp};
 use tokio::sync::{mpsc, oneshot};
@@ -332,9 +332,7 @@ impl Node {
                 let heard = async {
                     let Ok(changes) = &mut changes else { return std::future::pending().await };
                     match changes.next().await {
-                        Ok(Change::Link { interface, is_up }) => tun::link_changed(Some(interface), is_up),
-                        Ok(Change::Much) => tun::link_changed(None, true),
-                        Ok(_) => {}
+                        Ok(change) => tun::follow(&change),
                         Err(_) => std::future::pending().await,
                     }
                 };

@@ -12,6 +12,7 @@ use netlink_packet_route::RouteNetlinkMessage;
 
 use super::{Device, Inner, Route, TunError, route};
 use crate::netlink::{self, Change};
+use crate::own::watch;
 
 /// The devices of this process, by the kernel's numbers: a route may go from one of them to another.
 static OWN: Mutex<BTreeMap<u32, Weak<Inner>>> = Mutex::new(BTreeMap::new());
@@ -30,9 +31,14 @@ pub(super) fn own() -> MutexGuard<'static, BTreeMap<u32, Weak<Inner>>> {
     OWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Somebody has taken the link of an interface up, or down; `None`: of any, and up as far as is known. A device of this
-/// process has again what it had.
-pub fn link_changed(interface: Option<u32>, is_up: bool) {
+/// What happens to a link, perhaps of a device of this process: it has again what it had, once that is up.
+pub fn follow(change: &watch::Change) {
+    let (interface, is_up) = match change {
+        watch::Change::Link { interface, is_up } => (Some(*interface), *is_up),
+        // Up as far as is known.
+        watch::Change::Much => (None, true),
+        watch::Change::Address { .. } | watch::Change::DefaultRoute { .. } => return,
+    };
     let is_it = |index: &u32| interface.is_none_or(|interface| interface == *index);
     let devices: Vec<Device> = {
         let own = own();
