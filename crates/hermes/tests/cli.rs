@@ -547,16 +547,38 @@ fn doctor_has_the_remedy_that_fits_and_speaks_json() {
     assert!(of("identity")["remedy"].as_str().unwrap().contains("Put the file in place"));
 }
 
-/// Runs the doctor as a root that has no capability.
-fn doctor_without_privilege(config: &Path, json: bool) -> (i32, String) {
+/// A verb of the program, as a root that has no capability.
+fn without_privilege(verb: &str, config: &Path) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--bounding-set", "-all", "--inh-caps", "-all"]);
-    command.args([env!("CARGO_BIN_EXE_hermes"), "doctor", "--config", text(config)]);
+    command.args([env!("CARGO_BIN_EXE_hermes"), verb, "--config", text(config)]);
+    command
+}
+
+fn doctor_without_privilege(config: &Path, json: bool) -> (i32, String) {
+    let mut command = without_privilege("doctor", config);
     if json {
         command.arg("--json");
     }
     let output = command.output().unwrap();
     (output.status.code().unwrap(), stdout(&output) + &stderr(&output))
+}
+
+#[test]
+fn a_port_of_the_privileged_is_told_with_the_capability_for_it() {
+    if !hermes_testkit::skip::needs_root("a_port_of_the_privileged_is_told_with_the_capability_for_it") {
+        return;
+    }
+    let room = tempfile::tempdir().unwrap();
+    let config = room.path().join("n.yaml");
+    fs::write(&config, "node: n\nlisteners:\n- {name: web, bind: '127.0.0.1:81', protocol: http}\n").unwrap();
+    let output = without_privilege("proxy", &config).output().unwrap();
+    let told = stderr(&output);
+    assert!(
+        !output.status.success() && told.contains("listening on 127.0.0.1:81 over TCP: Permission denied"),
+        "{told}"
+    );
+    assert!(told.contains("cap_net_bind_service"), "{told}");
 }
 
 #[test]

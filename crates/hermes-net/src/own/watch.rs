@@ -105,7 +105,10 @@ fn change(message: &RouteNetlinkMessage) -> Option<Change> {
         RouteNetlinkMessage::NewAddress(address) | RouteNetlinkMessage::DelAddress(address) => {
             Some(Change::Address { interface: address.header.index })
         }
-        RouteNetlinkMessage::NewLink(link) if link.header.change_mask.contains(LinkFlags::Up) => {
+        // Of an interface that is new the kernel says that all has changed.
+        RouteNetlinkMessage::NewLink(link)
+            if link.header.change_mask.contains(LinkFlags::Up) && link.header.change_mask.bits() != u32::MAX =>
+        {
             let is_up = link.header.flags.contains(LinkFlags::Up);
             Some(Change::Link { interface: link.header.index, is_up })
         }

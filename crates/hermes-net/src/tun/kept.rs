@@ -25,6 +25,8 @@ pub(super) struct Kept {
     pub(super) routes: HashMap<(u32, IpNet), Route>,
     /// Prefixes that it takes in where no other route does.
     pub(super) pools: HashSet<IpNet>,
+    /// Somebody has taken its link down.
+    is_down: bool,
 }
 
 pub(super) fn own() -> MutexGuard<'static, BTreeMap<u32, Weak<Inner>>> {
@@ -48,6 +50,7 @@ pub fn follow(change: &watch::Change) {
     for device in devices.iter().filter(|device| device.is_there()) {
         let name = device.name();
         if !is_up {
+            device.kept().is_down = true;
             tracing::warn!(
                 device = name,
                 "somebody has taken its link down: what it captures goes other ways until it \
@@ -55,8 +58,13 @@ pub fn follow(change: &watch::Change) {
             );
             continue;
         }
+        let was_down = std::mem::take(&mut device.kept().is_down);
+        // Whoever made it has taken it up, too.
+        if interface.is_some() && !was_down {
+            continue;
+        }
         match device.restore() {
-            Ok(()) if interface.is_some() => {
+            Ok(()) if was_down => {
                 tracing::info!(device = name, "its link is up: its addresses and routes are there again");
             }
             Ok(()) => {}
