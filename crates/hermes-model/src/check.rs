@@ -23,13 +23,14 @@ mod uplink;
 mod upstream;
 
 use std::cmp::Ordering;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::document::nearest::did_you_mean;
 use crate::document::{Document, redact};
+use crate::facts::Kind;
 use crate::index::RouteIndex;
 use crate::snapshot::{Action, Listener, Route, Snapshot, Upstream};
 use read::Draft;
@@ -212,6 +213,7 @@ fn build(draft: &Draft, base: &Path, report: &mut Report) -> Snapshot {
     uplink::dials(&listeners, &names, report);
     uplink::kept(&listeners, &upstreams, draft.listeners.len() == listeners.len(), report);
     unused_upstreams(draft, &upstreams, &routes, report);
+    unserved_listeners(draft, &listeners, &routes, report);
     shadow::unreachable_routes(&routes, report);
     if draft.routes.is_empty() && !report.is_broken("routes") {
         report.warning("routes", "there is no route; every session is denied with 404");
@@ -285,12 +287,41 @@ fn unused_upstreams(
         })
         .collect();
     let dialled = draft.listeners.iter().filter_map(|(_, listener)| listener.dial.as_deref());
-    let used: std::collections::HashSet<&str> = used.into_iter().chain(dialled).collect();
+    let used: HashSet<&str> = used.into_iter().chain(dialled).collect();
     for (at, upstream) in upstreams.iter().filter(|(_, upstream)| !used.contains(&*upstream.name)) {
         report.warning(
             format!("upstreams[{at}]"),
             format!("no route uses upstream {}; add one, or leave the upstream out", upstream.name),
         );
+    }
+}
+
+/// Warns of listeners whose sessions no route can be for, whatever else it asks of them.
+fn unserved_listeners(
+    draft: &Draft,
+    listeners: &[(usize, Arc<Listener>)],
+    routes: &[(usize, Arc<Route>)],
+    report: &mut Report,
+) {
+    // A route with problems may be theirs. Where there is none, that is told of all.
+    if routes.len() < draft.route_count || routes.is_empty() {
+        return;
+    }
+    for kind in [Kind::Tcp, Kind::Udp, Kind::Ip] {
+        let mut served: HashSet<Option<&str>> = HashSet::new();
+        for (_, route) in routes.iter().filter(|(_, route)| route.serves(kind)) {
+            let named = route.matcher.listeners.iter().map(|name| Some(&**name));
+            served.extend(named.chain(route.matcher.listeners.is_empty().then_some(None)));
+        }
+        let is_served = |listener: &Listener| served.contains(&None) || served.contains(&Some(&*listener.name));
+        for (at, listener) in listeners.iter().filter(|(_, one)| one.only_kind() == Some(kind) && !is_served(one)) {
+            let (name, kind) = (&listener.name, kind.as_str());
+            let message = format!(
+                "no route takes sessions of kind {kind} from listener {name}, so that all of them are denied; \
+                 add one with `match: {{kind: {kind}}}`"
+            );
+            report.warning(format!("listeners[{at}]"), message);
+        }
     }
 }
 

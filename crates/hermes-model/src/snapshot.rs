@@ -170,6 +170,16 @@ impl Listener {
         }
     }
 
+    /// What its sessions carry, where that is always the same.
+    pub(crate) fn only_kind(&self) -> Option<Kind> {
+        match self.protocol {
+            ListenerProtocol::Tcp { .. } => Some(Kind::Tcp),
+            ListenerProtocol::Udp { .. } => Some(Kind::Udp),
+            ListenerProtocol::Tun(_) | ListenerProtocol::Ip(_) => Some(Kind::Ip),
+            ListenerProtocol::Http | ListenerProtocol::Socks5 | ListenerProtocol::Dns(_) => None,
+        }
+    }
+
     /// True where a connection that one of them accepted is as good as one of the other: the same
     /// protocol, the same proof of identity.
     pub fn admits_like(&self, other: &Listener) -> bool {
@@ -364,6 +374,12 @@ pub enum Action {
 }
 
 impl Route {
+    /// Whether there may be a session of this kind that it does something for.
+    pub(crate) fn serves(&self, kind: Kind) -> bool {
+        let kinds = &self.matcher.kinds;
+        (kinds.is_empty() || kinds.contains(&kind)) && self.action.carries(kind)
+    }
+
     /// Whether sessions choose for themselves where they go, out of the overlay: for anybody, that is an open proxy.
     pub fn goes_where_it_is_asked(&self) -> bool {
         let is_named = match &self.action {

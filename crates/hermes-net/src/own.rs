@@ -45,6 +45,20 @@ pub fn source_towards(remote: SocketAddr) -> io::Result<IpAddr> {
     Ok(probe.local_addr()?.ip())
 }
 
+/// What to do where an address cannot be listened on.
+pub fn bind_remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => "Stop whoever uses the address (`ss -lntup` tells who), or choose another",
+        io::ErrorKind::PermissionDenied => {
+            "Choose a port from 1024 on, run as root, or give the program the capability for the lower ones: \
+             `setcap cap_net_bind_service+ep HERMES`, AmbientCapabilities=CAP_NET_BIND_SERVICE in systemd, \
+             `--cap-add NET_BIND_SERVICE` for a container"
+        }
+        io::ErrorKind::AddrNotAvailable => "Choose an address that this machine has (`ip addr` tells them)",
+        _ => "Choose another address",
+    }
+}
+
 /// Raises the soft limit of open files towards `wanted`, up to the hard one. Returns what it is now.
 pub fn raise_descriptor_limit(wanted: u64) -> u64 {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};

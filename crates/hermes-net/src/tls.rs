@@ -13,7 +13,7 @@ use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme};
+use rustls::{ClientConfig, DigitallySignedStruct, InconsistentKeys, RootCertStore, ServerConfig, SignatureScheme};
 
 use crate::file;
 
@@ -27,6 +27,15 @@ pub enum TlsError {
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
+    },
+    /// Each can be read, and they are not of one pair.
+    #[error("{key} is not the private key of {cert}; take the one that the certificate was issued for, or issue another",
+            key = key.display(), cert = cert.display())]
+    Mismatch {
+        /// The certificate's file.
+        cert: PathBuf,
+        /// The key's.
+        key: PathBuf,
     },
     /// rustls refused the combination.
     #[error("{what}: {reason}")]
@@ -60,9 +69,14 @@ impl CertifiedKey {
         let chain = load_certificates(cert)?;
         let fault = |reason: String| TlsError::File { path: key.to_owned(), reason };
         let pem = file::read(key, file::MOST).map_err(|error| fault(format!("cannot be read: {error}")))?;
-        let key = PrivateKeyDer::from_pem_slice(&pem)
+        let private = PrivateKeyDer::from_pem_slice(&pem)
             .map_err(|error| fault(format!("no private key could be read: {error}")))?;
-        Ok(Self { chain, key })
+        // What else is wrong with them is told by whoever makes use of them.
+        let fits = rustls::sign::CertifiedKey::from_der(chain.clone(), private.clone_key(), &provider());
+        if matches!(fits, Err(rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch))) {
+            return Err(TlsError::Mismatch { cert: cert.to_owned(), key: key.to_owned() });
+        }
+        Ok(Self { chain, key: private })
     }
 
     /// The private key, as the file has it.

@@ -11,6 +11,7 @@
 mod capture;
 mod checksum;
 mod error;
+mod kept;
 mod merge;
 mod offload;
 mod queue;
@@ -18,14 +19,14 @@ mod reverse_path;
 mod route;
 mod split;
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use ipnet::IpNet;
 use netlink_packet_route::RouteNetlinkMessage;
@@ -33,10 +34,12 @@ use netlink_packet_route::link::{AfSpecInet6, AfSpecUnspec, In6AddrGenMode, Link
 use netlink_packet_route::route::RouteMessage;
 
 pub use error::TunError;
+pub use kept::follow;
 pub use queue::{IdleQueue, Moved, Queue, ReceiveBuffer};
 pub use reverse_path::check as check_reverse_path;
 pub use route::Route;
 
+use self::kept::Kept;
 use crate::netlink::{self, Change};
 
 /// Where the kernel makes them.
@@ -59,14 +62,10 @@ struct Inner {
     name: String,
     index: u32,
     captures: Mutex<Captures>,
-    /// Prefixes that it takes in where no other route does.
-    pools: Mutex<HashSet<IpNet>>,
+    kept: Mutex<Kept>,
     /// What is to go with it goes with this process; else it is another one's.
     is_ours: AtomicBool,
 }
-
-/// The devices of this process, by the kernel's numbers: a route may go from one of them to another.
-static OWN: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 
 /// What a device captures.
 #[derive(Debug, Default)]
@@ -77,7 +76,7 @@ struct Captures {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        OWN.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.index);
+        kept::own().remove(&self.index);
         // Routes and addresses go with the device; rules have to be removed.
         if self.is_ours.load(Ordering::Acquire) {
             capture::remove_rules_of(self.index);
@@ -176,10 +175,11 @@ impl Device {
     fn named(name: &str, is_ours: bool) -> Result<Self, TunError> {
         let fault = |source| TunError::Device { device: name.to_owned(), doing: "finding", source };
         let index = nix::net::if_::if_nametoindex(name).map_err(io::Error::from).map_err(fault)?;
-        OWN.lock().unwrap_or_else(PoisonError::into_inner).insert(index);
-        let (captures, pools) = (Mutex::default(), Mutex::default());
-        let inner = Inner { name: name.to_owned(), index, captures, pools, is_ours: AtomicBool::new(is_ours) };
-        Ok(Self { inner: Arc::new(inner) })
+        let (captures, kept) = Default::default();
+        let inner = Inner { name: name.to_owned(), index, captures, kept, is_ours: AtomicBool::new(is_ours) };
+        let inner = Arc::new(inner);
+        kept::own().insert(index, Arc::downgrade(&inner));
+        Ok(Self { inner })
     }
 
     /// From now on its rules go with this process.
@@ -212,6 +212,13 @@ impl Device {
     /// # Errors
     /// `TunError`: the family is switched off, or the address is nobody's.
     pub fn add_address(&self, address: IpNet) -> Result<(), TunError> {
+        let mut kept = self.kept();
+        self.put_address(address)?;
+        kept.addresses.insert(address);
+        Ok(())
+    }
+
+    fn put_address(&self, address: IpNet) -> Result<(), TunError> {
         let message = RouteNetlinkMessage::NewAddress(route::address(self.index(), address));
         let changed = netlink::change(message, Change::Set);
         changed.map_err(|source| TunError::Address { device: self.name().to_owned(), address, source })
@@ -222,6 +229,8 @@ impl Device {
     /// # Errors
     /// `TunError`: the kernel refuses.
     pub fn remove_address(&self, address: IpNet) -> Result<(), TunError> {
+        let mut kept = self.kept();
+        kept.addresses.remove(&address);
         let message = RouteNetlinkMessage::DelAddress(route::address(self.index(), address));
         match netlink::change(message, Change::There) {
             Err(source) if source.raw_os_error() != Some(libc::EADDRNOTAVAIL) => {
@@ -256,7 +265,7 @@ impl Device {
     pub fn remove_route(&self, prefix: IpNet) -> Result<(), TunError> {
         self.remove_from(route::MAIN, prefix)?;
         // The kernel cannot be asked for the route without a metric alone: where that was gone, it was the pool's.
-        let is_pool = self.pools().contains(&prefix.trunc());
+        let is_pool = self.kept().pools.contains(&prefix.trunc());
         if is_pool { self.add_pool(prefix) } else { Ok(()) }
     }
 
@@ -265,12 +274,16 @@ impl Device {
     /// # Errors
     /// `TunError`: the kernel refuses.
     pub fn add_pool(&self, prefix: IpNet) -> Result<(), TunError> {
-        let prefix = prefix.trunc();
+        let (prefix, mut kept) = (prefix.trunc(), self.kept());
+        self.put_pool(prefix)?;
+        kept.pools.insert(prefix);
+        Ok(())
+    }
+
+    fn put_pool(&self, prefix: IpNet) -> Result<(), TunError> {
         let message = RouteNetlinkMessage::NewRoute(route::last(self.index(), prefix));
         let fault = |source| TunError::Route { device: self.name().to_owned(), prefix, source };
-        netlink::change(message, Change::Set).map_err(fault)?;
-        self.pools().insert(prefix);
-        Ok(())
+        netlink::change(message, Change::Set).map_err(fault)
     }
 
     /// Ends that. What is not there is no error.
@@ -278,13 +291,9 @@ impl Device {
     /// # Errors
     /// `TunError`: the kernel refuses.
     pub fn remove_pool(&self, prefix: IpNet) -> Result<(), TunError> {
-        let prefix = prefix.trunc();
-        self.pools().remove(&prefix);
+        let (prefix, mut kept) = (prefix.trunc(), self.kept());
+        kept.pools.remove(&prefix);
         self.remove(route::last(self.index(), prefix), prefix)
-    }
-
-    fn pools(&self) -> std::sync::MutexGuard<'_, HashSet<IpNet>> {
-        self.inner.pools.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether an address lies in a network that the main table leads elsewhere, the default route's aside. Where the
@@ -294,29 +303,44 @@ impl Device {
     }
 
     fn set_in(&self, table: u32, prefix: IpNet, route: Route) -> Result<(), TunError> {
+        let mut kept = self.kept();
+        self.put_route(table, prefix, route)?;
+        kept.routes.insert((table, prefix.trunc()), route);
+        Ok(())
+    }
+
+    fn put_route(&self, table: u32, prefix: IpNet, route: Route) -> Result<(), TunError> {
         let message = RouteNetlinkMessage::NewRoute(route::message(self.index(), table, prefix, route));
         let fault = |source| TunError::Route { device: self.name().to_owned(), prefix, source };
         match netlink::change(message, Change::Add) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 // To replace is right for our own only: the kernel does not ask whose it is.
                 let whose = route::device_of(table, prefix).map_err(fault)?;
-                let is_own = |device| OWN.lock().unwrap_or_else(PoisonError::into_inner).contains(&device);
-                if !whose.is_some_and(is_own) {
+                if !whose.is_some_and(|device| kept::own().contains_key(&device)) {
                     return Err(fault(error));
                 }
-                self.replace_in(table, prefix, route)
+                self.replace(table, prefix, route)
             }
             other => other.map_err(fault),
         }
     }
 
     fn replace_in(&self, table: u32, prefix: IpNet, route: Route) -> Result<(), TunError> {
+        let mut kept = self.kept();
+        self.replace(table, prefix, route)?;
+        kept.routes.insert((table, prefix.trunc()), route);
+        Ok(())
+    }
+
+    fn replace(&self, table: u32, prefix: IpNet, route: Route) -> Result<(), TunError> {
         let message = RouteNetlinkMessage::NewRoute(route::message(self.index(), table, prefix, route));
         let fault = |source| TunError::Route { device: self.name().to_owned(), prefix, source };
         netlink::change(message, Change::Set).map_err(fault)
     }
 
     fn remove_from(&self, table: u32, prefix: IpNet) -> Result<(), TunError> {
+        let mut kept = self.kept();
+        kept.routes.remove(&(table, prefix.trunc()));
         self.remove(route::message(self.index(), table, prefix, Route::default()), prefix)
     }
 

@@ -14,6 +14,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use hermes_net::own::watch::Watch;
 use hermes_net::tun::{self, IdleQueue, LARGEST_MTU, Queue, TunError};
 use hermes_net::udp::{self, UdpSocket};
 use hermes_wire::connect_ip::{Prefix, Route};
@@ -89,12 +90,14 @@ impl Assist {
         let Self { device, queue, addresses, targets } = self;
         let mut carrier = Carrier::new(queue.start()?, &addresses, &targets)?;
         let mut presence = tokio::time::interval(PRESENCE);
+        let mut changes = Watch::new()?;
         let mut stop = std::pin::pin!(stop);
         let result = loop {
             tokio::select! {
                 biased;
                 () = &mut stop => break Ok(()),
                 _ = presence.tick() => carrier.show_presence(),
+                Ok(change) = changes.next() => tun::follow(&change),
                 Err(error) = std::future::poll_fn(|cx| carrier.poll(cx)) => break Err(error),
             }
         };

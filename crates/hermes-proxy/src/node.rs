@@ -20,7 +20,7 @@ use hermes_model::snapshot::Snapshot;
 use hermes_net::handover::Handed;
 use hermes_net::own::watch::Watch;
 use hermes_net::quic::Group;
-use hermes_net::udp;
+use hermes_net::{tun, udp};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 
@@ -331,8 +331,9 @@ impl Node {
                 // Where nothing tells, or it broke, the clock does.
                 let heard = async {
                     let Ok(changes) = &mut changes else { return std::future::pending().await };
-                    if changes.next().await.is_err() {
-                        std::future::pending::<()>().await;
+                    match changes.next().await {
+                        Ok(change) => tun::follow(&change),
+                        Err(_) => std::future::pending().await,
                     }
                 };
                 tokio::select! {

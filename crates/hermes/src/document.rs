@@ -52,21 +52,23 @@ pub(crate) fn check(path: &Path, text: &str) -> Result<Checked, Vec<Problem>> {
     Ok(checked)
 }
 
+/// Certificates and private keys that a document names together, with their places in it.
+pub(crate) fn pairs(snapshot: &Snapshot) -> Vec<(String, &Path, &Path)> {
+    let own = snapshot.identity.iter().map(|identity| ("identity".to_owned(), &*identity.cert, &*identity.key));
+    let of_listeners = snapshot.listeners.iter().enumerate().filter_map(|(index, listener)| {
+        let (cert, key) = listener.tls.as_ref()?.cert_key.as_ref()?;
+        Some((format!("listeners[{index}].tls"), &**cert, &**key))
+    });
+    own.chain(of_listeners).collect()
+}
+
 /// The files that a document names, with their places in it.
 pub(crate) fn files(snapshot: &Snapshot) -> Vec<(String, &Path)> {
-    let mut files: Vec<(String, &Path)> = Vec::new();
-    if let Some(identity) = &snapshot.identity {
-        files.push(("identity.cert".to_owned(), &identity.cert));
-        files.push(("identity.key".to_owned(), &identity.key));
-        files.push(("identity.ca".to_owned(), &identity.ca));
-    }
+    let of_pair = |(at, cert, key)| [(format!("{at}.cert"), cert), (format!("{at}.key"), key)];
+    let mut files: Vec<(String, &Path)> = pairs(snapshot).into_iter().flat_map(of_pair).collect();
+    files.extend(snapshot.identity.iter().map(|identity| ("identity.ca".to_owned(), &*identity.ca)));
     for (index, listener) in snapshot.listeners.iter().enumerate() {
-        let Some(tls) = &listener.tls else { continue };
-        if let Some((cert, key)) = &tls.cert_key {
-            files.push((format!("listeners[{index}].tls.cert"), cert));
-            files.push((format!("listeners[{index}].tls.key"), key));
-        }
-        if let Some(ca) = &tls.client_ca {
+        if let Some(ca) = listener.tls.as_ref().and_then(|tls| tls.client_ca.as_deref()) {
             files.push((format!("listeners[{index}].tls.ca"), ca));
         }
     }

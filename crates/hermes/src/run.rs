@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::Context;
 use hermes_model::Snapshot;
 use hermes_net::handover::Handed;
 use hermes_proxy::{Bound, Node, admin};
@@ -342,7 +341,10 @@ impl AdminSocket {
             let listener = tokio::net::TcpListener::from_std(kept.try_clone()?)?;
             std::io::Result::Ok(Self { address, kept, listener })
         };
-        bound().with_context(|| format!("admin: {address} cannot be bound"))
+        bound().map_err(|error| {
+            let remedy = hermes_net::own::bind_remedy(&error);
+            anyhow::anyhow!("admin: listening on {address} over TCP: {error}. {remedy}")
+        })
     }
 }
 

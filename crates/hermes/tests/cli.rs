@@ -136,6 +136,43 @@ fn check_looks_at_every_file_that_it_is_given() {
     assert!(printed.contains("identity.cert") && printed.contains("a.pem does not exist on this machine"), "{printed}");
 }
 
+/// By `check` where both are there, and by the node; a pair that fits, and a key that is missing, are no fault.
+#[test]
+fn a_key_that_is_not_its_certificates_is_refused() {
+    let room = tempfile::tempdir().unwrap();
+    let identity = || ca::Authority::new("lab").unwrap().issue(&ca::Subject::node("n")).unwrap();
+    let (files, others) =
+        (identity().write(room.path(), "n").unwrap(), identity().write(room.path(), "other").unwrap());
+    let config = room.path().join("n.yaml");
+    let routes = "routes: [{name: r, respond: {body: x}}]\n";
+    let tls =
+        "listeners: [{name: a, bind: '127.0.0.1:0', protocol: http, tls: {cert: n.pem, key: n.key, client: none}}]";
+    let documents = [
+        ("identity", format!("node: n\nidentity: {{cert: n.pem, key: n.key, ca: ca.pem}}\n{routes}")),
+        ("listeners[0].tls", format!("node: n\n{tls}\n{routes}")),
+    ];
+    let check = || {
+        let output = hermes(&["check", text(&config)]);
+        (output.status.code(), stdout(&output))
+    };
+    for (_, document) in &documents {
+        fs::write(&config, document).unwrap();
+        let (code, printed) = check();
+        assert_eq!((code, printed.contains("warning")), (Some(0), false), "{printed}");
+    }
+    fs::copy(&others.key, &files.key).unwrap();
+    for (path, document) in &documents {
+        fs::write(&config, document).unwrap();
+        let (code, printed) = check();
+        let told = format!("{path}: {} is not the private key of {}", files.key.display(), files.cert.display());
+        assert!(code == Some(1) && printed.contains(&told), "{printed}");
+        let output = hermes(&["proxy", "--config", text(&config)]);
+        assert!(!output.status.success() && stderr(&output).contains(&told), "{}", stderr(&output));
+    }
+    fs::remove_file(&files.key).unwrap();
+    assert_eq!(check().0, Some(0));
+}
+
 #[test]
 fn a_reader_that_goes_away_is_no_failure_and_a_full_disk_is_one() {
     let file = golden("invalid").into_iter().find(|file| file.ends_with("mixed.yaml")).unwrap();
@@ -547,16 +584,38 @@ fn doctor_has_the_remedy_that_fits_and_speaks_json() {
     assert!(of("identity")["remedy"].as_str().unwrap().contains("Put the file in place"));
 }
 
-/// Runs the doctor as a root that has no capability.
-fn doctor_without_privilege(config: &Path, json: bool) -> (i32, String) {
+/// A verb of the program, as a root that has no capability.
+fn without_privilege(verb: &str, config: &Path) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--bounding-set", "-all", "--inh-caps", "-all"]);
-    command.args([env!("CARGO_BIN_EXE_hermes"), "doctor", "--config", text(config)]);
+    command.args([env!("CARGO_BIN_EXE_hermes"), verb, "--config", text(config)]);
+    command
+}
+
+fn doctor_without_privilege(config: &Path, json: bool) -> (i32, String) {
+    let mut command = without_privilege("doctor", config);
     if json {
         command.arg("--json");
     }
     let output = command.output().unwrap();
     (output.status.code().unwrap(), stdout(&output) + &stderr(&output))
+}
+
+#[test]
+fn a_port_of_the_privileged_is_told_with_the_capability_for_it() {
+    if !hermes_testkit::skip::needs_root("a_port_of_the_privileged_is_told_with_the_capability_for_it") {
+        return;
+    }
+    let room = tempfile::tempdir().unwrap();
+    let config = room.path().join("n.yaml");
+    fs::write(&config, "node: n\nlisteners:\n- {name: web, bind: '127.0.0.1:81', protocol: http}\n").unwrap();
+    let output = without_privilege("proxy", &config).output().unwrap();
+    let told = stderr(&output);
+    assert!(
+        !output.status.success() && told.contains("listening on 127.0.0.1:81 over TCP: Permission denied"),
+        "{told}"
+    );
+    assert!(told.contains("cap_net_bind_service"), "{told}");
 }
 
 #[test]

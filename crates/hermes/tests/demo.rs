@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::collections::HashSet;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -248,11 +249,12 @@ fn an_ingress_and_a_server_move_and_no_ping_is_lost() {
     if !can_run_ip() {
         return;
     }
-    for protocol in ["h3", "h2"] {
+    // Between two runs everything goes back.
+    for (protocol, runs, steps) in [("h3", "1", &[1, 2][..]), ("h2", "2", &[1, 2, 3, 4, 1, 2])] {
         let temporary = tempfile::tempdir().unwrap();
         let picture = tempfile::NamedTempFile::new().unwrap();
         let path = picture.path().to_str().unwrap();
-        let arguments = ["ip", "--protocol", protocol, "--seconds", "1", "--runs", "1", "--json", "--picture", path];
+        let arguments = ["ip", "--protocol", protocol, "--seconds", "1", "--runs", runs, "--json", "--picture", path];
         let child = demo(temporary.path(), &arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let pid = child.id();
         let output = child.wait_with_output().unwrap();
@@ -270,14 +272,32 @@ fn an_ingress_and_a_server_move_and_no_ping_is_lost() {
         let fastest = |phase: usize| figures["phases"][phase]["median_ms"].as_f64().unwrap();
         assert!(fastest(0) >= 129.0 && fastest(1) >= 129.0 && fastest(2) >= 21.0, "{said}");
         assert!(fastest(2) < fastest(0), "{said}");
-        let steps: Vec<_> =
-            figures["changes"].as_array().unwrap().iter().map(|change| change["step"].clone()).collect();
-        assert_eq!(steps, [1, 2], "{said}");
+        let changes = figures["changes"].as_array().unwrap();
+        assert_eq!(changes.iter().map(|change| change["step"].as_u64().unwrap()).collect::<Vec<_>>(), steps, "{said}");
+        // Each says what it is.
+        let words: HashSet<_> =
+            changes.iter().map(|change| (change["run"].as_u64(), change["what"].as_str())).collect();
+        assert_eq!(words.len(), steps.len(), "{said}");
         assert!(figures["typed"][0]["bytes"].as_u64() > Some(20), "{said}");
         assert!(std::fs::read_to_string(path).unwrap().ends_with("</svg>\n"));
         assert_nothing_is_left(temporary.path());
         assert_eq!(namespaces("hermes-ip-", pid), Vec::<String>::new());
     }
+}
+
+/// Only to an empty directory, before anything is made.
+#[test]
+fn the_ip_case_overwrites_no_file() {
+    if !can_run_ip() {
+        return;
+    }
+    let temporary = tempfile::tempdir().unwrap();
+    let kept = tempfile::tempdir().unwrap();
+    std::fs::write(kept.path().join("mine"), "mine").unwrap();
+    let output = demo(temporary.path(), &["ip", "--files", kept.path().to_str().unwrap()]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("empty it, or name another --files"), "{said}");
+    assert_eq!(std::fs::read_dir(kept.path()).unwrap().count(), 1);
 }
 
 #[test]

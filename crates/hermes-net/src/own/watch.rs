@@ -1,4 +1,4 @@
-//! What changes about this machine's addresses and its way out, as it happens.
+//! What changes about this machine's links, its addresses and its way out, as it happens.
 //!
 //! In: the kernel's announcements (rtnetlink). Out: one event each, for whoever connects again at once where the network
 //! is another. Never: polls; or a judgement whether a change matters.
@@ -7,14 +7,15 @@ use std::io;
 
 use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::link::LinkFlags;
 use netlink_packet_route::route::{RouteAttribute, RouteMessage};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 use tokio::io::unix::AsyncFd;
 
 use crate::netlink::split_first;
 
-/// Addresses and routes of both families (linux/rtnetlink.h: RTMGRP_*).
-const GROUPS: u32 = 0x10 | 0x40 | 0x100 | 0x400;
+/// Links, and addresses and routes of both families (linux/rtnetlink.h: RTMGRP_*).
+const GROUPS: u32 = 0x1 | 0x10 | 0x40 | 0x100 | 0x400;
 
 /// What changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +24,13 @@ pub enum Change {
     Address {
         /// The kernel's number of the interface: who made a device knows its own.
         interface: u32,
+    },
+    /// Somebody has taken the link of an interface up or down. Down takes its routes, and says so of few.
+    Link {
+        /// The interface.
+        interface: u32,
+        /// Which of both.
+        is_up: bool,
     },
     /// There is another way to everywhere else, or none.
     DefaultRoute {
@@ -96,6 +104,13 @@ fn change(message: &RouteNetlinkMessage) -> Option<Change> {
     match message {
         RouteNetlinkMessage::NewAddress(address) | RouteNetlinkMessage::DelAddress(address) => {
             Some(Change::Address { interface: address.header.index })
+        }
+        // Of an interface that is new the kernel says that all has changed.
+        RouteNetlinkMessage::NewLink(link)
+            if link.header.change_mask.contains(LinkFlags::Up) && link.header.change_mask.bits() != u32::MAX =>
+        {
+            let is_up = link.header.flags.contains(LinkFlags::Up);
+            Some(Change::Link { interface: link.header.index, is_up })
         }
         RouteNetlinkMessage::NewRoute(route) | RouteNetlinkMessage::DelRoute(route) => default_route(route),
         _ => None,

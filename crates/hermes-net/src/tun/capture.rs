@@ -19,7 +19,7 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage};
 
 use super::route::{self, MAIN, PROTOCOL, Route, family};
-use super::{Device, TunError, reverse_path};
+use super::{Device, TunError, kept, reverse_path};
 use crate::mark::MARK;
 use crate::netlink::{self, Change};
 
@@ -216,10 +216,7 @@ fn rival(prefix: IpNet) -> Option<String> {
         RouteNetlinkMessage::NewRule(rule) if is_alike(&rule) => device_of(&rule),
         _ => None,
     });
-    let is_ours = |device: &u32| {
-        let own = super::OWN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        own.iter().any(|index| index & DEVICE == *device)
-    };
+    let is_ours = |device: &u32| kept::own().keys().any(|index| index & DEVICE == *device);
     let captures = |device: &u32| route::device_of(TABLES | device, prefix).is_ok_and(|found| found.is_some());
     let rival = devices.filter(|device| !is_ours(device)).find(captures)?;
     let name = nix::net::if_::if_indextoname(rival).ok()?;

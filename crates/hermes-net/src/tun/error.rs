@@ -161,6 +161,7 @@ fn of_kernel(source: &io::Error, error: &TunError) -> &'static str {
         (Some(libc::EOPNOTSUPP | libc::EAFNOSUPPORT), TunError::Capture { .. }) => {
             "The kernel needs policy routing (CONFIG_IP_MULTIPLE_TABLES, CONFIG_IPV6_MULTIPLE_TABLES)"
         }
+        (Some(libc::ENETDOWN), _) => "Somebody has taken the device's link down: `ip link set NAME up`",
         (Some(libc::EINVAL), TunError::Route { .. }) => "Its source must be one of the device's own addresses",
         _ => "See what the kernel says (`dmesg`), and whether a container forbids it",
     }

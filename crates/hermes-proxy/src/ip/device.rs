@@ -539,10 +539,13 @@ async fn read(device: Arc<Device>, local: Weak<LocalDevice>, worker: Rc<Worker>)
         },
         () = deleted => {}
     }
-    tracing::warn!(device = %device.name, "somebody has deleted a device: its sessions here end");
     worker.devices.forget(&device);
     device.finish_sessions();
-    worker.shared.device_lost.notify_one();
+    // Each worker's reader learns of it.
+    if device.reads.send_replace(false) {
+        tracing::warn!(device = %device.name, "somebody has deleted a device: its sessions here end");
+        worker.shared.device_lost.notify_one();
+    }
 }
 
 /// What whoever reads a device needs to have.

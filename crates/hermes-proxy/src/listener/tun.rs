@@ -169,7 +169,7 @@ async fn capture(
             () = ending.wait() => break,
             lost = serve(&worker, &listener, network, &before, &outage) => {
                 if let Some(lost) = lost {
-                    outage.goes_on(&worker, &listener, network, lost);
+                    outage.goes_on(&worker, &listener, &network, &lost);
                 }
             }
         }
@@ -227,7 +227,7 @@ async fn serve(
         if tokio::time::timeout(SETTLED, &mut relayed).await.is_ok() {
             return Lost::over(&entry);
         }
-        outage.ends(listener, network);
+        outage.ends(listener, &network, None);
     } else {
         tracing::info!(listener = %listener.name, %network, "packets are captured");
     }

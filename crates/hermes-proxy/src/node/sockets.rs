@@ -5,6 +5,7 @@
 //! Never: accepts or reads; that is the workers' part.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use hermes_model::snapshot::{Dispatch, Listener, Snapshot};
 use hermes_net::handover::Handed;
 use hermes_net::quic::{self, Group, Way};
-use hermes_net::{steer, tcp, udp};
+use hermes_net::{own, steer, tcp, udp};
 
 use super::Node;
 use crate::generation::Unready;
@@ -52,6 +53,19 @@ impl SocketKey {
             Some(name) => format!("{protocol}/{}/{name}", self.bind),
             None => format!("{protocol}/{}", self.bind),
         }
+    }
+}
+
+/// In words for people.
+impl fmt::Display for SocketKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let over = match self.transport {
+            Transport::Tcp => "TCP",
+            Transport::Udp => "UDP",
+            Transport::Quic => "UDP (HTTP/3)",
+            Transport::Dns => "UDP (DNS)",
+        };
+        write!(f, "{} over {over}", self.bind)
     }
 }
 
@@ -179,7 +193,7 @@ impl Node {
                 Ok(sockets) => drop(opened.insert(key, sockets)),
                 Err(error) => faults.push(Unready {
                     path: format!("listeners[{index}].bind"),
-                    reason: format!("{} cannot be bound: {error}", key.bind),
+                    reason: format!("listening on {key}: {error}. {}", own::bind_remedy(&error)),
                 }),
             }
         }

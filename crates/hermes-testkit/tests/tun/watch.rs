@@ -1,4 +1,4 @@
-//! Changes of addresses and of the default route are told as they happen.
+//! Changes of links, addresses and the default route are told as they happen.
 
 use hermes_net::own::watch::{Change, Watch};
 use hermes_testkit::netns::Namespace;
@@ -12,8 +12,8 @@ async fn comes(watch: &mut Watch, wanted: Change) {
 }
 
 #[test]
-fn addresses_and_default_routes_that_come_and_go_are_told() {
-    if !needs_root("addresses_and_default_routes_that_come_and_go_are_told") {
+fn links_addresses_and_default_routes_that_come_and_go_are_told() {
+    if !needs_root("links_addresses_and_default_routes_that_come_and_go_are_told") {
         return;
     }
     let (here, world) = (Namespace::new().unwrap(), Namespace::new().unwrap());
@@ -37,6 +37,12 @@ fn addresses_and_default_routes_that_come_and_go_are_told() {
                 let other = if family == "-4" { "10.81.0.0/24" } else { "fd81::/64" };
                 here.ip(&[family, "route", "add", other, "dev", "uplink"]).unwrap();
                 assert!(tokio::time::timeout(std::time::Duration::ZERO, watch.next()).await.is_err(), "{family}");
+            }
+            here.ip(&["link", "add", "one", "type", "veth", "peer", "name", "other"]).unwrap();
+            let interface = nix::net::if_::if_nametoindex("one").unwrap();
+            for (what, is_up) in [("up", true), ("down", false)] {
+                here.ip(&["link", "set", "one", what]).unwrap();
+                comes(&mut watch, Change::Link { interface, is_up }).await;
             }
         });
     });

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
-use hermes_model::{Problem, Snapshot};
+use hermes_model::{Checked, Problem, Snapshot};
+use hermes_net::tls::{CertifiedKey, TlsError};
 
 use crate::document;
 
@@ -40,7 +41,12 @@ impl Check {
                 return false;
             }
             Ok(Err(problems)) => (problems, Vec::new(), None),
-            Ok(Ok(checked)) => (Vec::new(), checked.warnings, Some(summary(&checked.snapshot))),
+            Ok(Ok(Checked { snapshot, mut warnings })) => {
+                let mut problems = Vec::new();
+                keys(&snapshot, &mut problems, &mut warnings);
+                let summary = problems.is_empty().then(|| summary(&snapshot));
+                (problems, warnings, summary)
+            }
         };
         for (level, list) in [("error", &problems), ("warning", &warnings)] {
             list.iter().for_each(|problem| self.tell(text, file, level, problem));
@@ -60,6 +66,22 @@ impl Check {
         } else {
             writeln!(text, "{}: {level}: {problem}", file.display())
         };
+    }
+}
+
+/// Looks at certificates with their keys, as far as this machine has them: what never fits is a problem, what cannot be
+/// read here is none.
+fn keys(snapshot: &Snapshot, problems: &mut Vec<Problem>, warnings: &mut Vec<Problem>) {
+    let here = |(_, cert, key): &(String, &Path, &Path)| cert.exists() && key.exists();
+    for (path, cert, key) in document::pairs(snapshot).into_iter().filter(here) {
+        match CertifiedKey::load(cert, key) {
+            Ok(_) => {}
+            Err(error @ TlsError::Mismatch { .. }) => problems.push(Problem { path, message: error.to_string() }),
+            Err(error) => {
+                let message = format!("{error}; the node will not start with it");
+                warnings.push(Problem { path, message });
+            }
+        }
     }
 }
 

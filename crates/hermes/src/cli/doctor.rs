@@ -155,14 +155,10 @@ fn addresses(report: &mut Report, snapshot: &Snapshot, running: Option<&Running>
 
 fn address(report: &mut Report, what: &str, free: io::Result<()>, running_has_it: bool) {
     let Err(error) = free else { return report.good(what, "free") };
-    let remedy = match error.kind() {
-        io::ErrorKind::AddrInUse if running_has_it => return report.good(what, "the running node has it"),
-        io::ErrorKind::AddrInUse => "Stop whoever uses the address, or choose another",
-        io::ErrorKind::PermissionDenied => "Run with the privilege to bind it, or choose a port from 1024 on",
-        io::ErrorKind::AddrNotAvailable => "Choose an address that this machine has",
-        _ => "Choose another address",
-    };
-    report.bad(what, &error.to_string(), remedy);
+    if error.kind() == io::ErrorKind::AddrInUse && running_has_it {
+        return report.good(what, "the running node has it");
+    }
+    report.bad(what, &error.to_string(), hermes_net::own::bind_remedy(&error));
 }
 
 fn access_log(report: &mut Report, log: &AccessLog) {

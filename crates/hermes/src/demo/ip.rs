@@ -83,9 +83,7 @@ impl Protocol {
 pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     requirements()?;
     place::sweep(lab::PREFIX);
-    let temporary = tempfile::Builder::new().prefix("hermes-ip-").tempdir().context("no temporary directory")?;
-    let directory = options.files.clone().unwrap_or_else(|| temporary.path().to_owned());
-    std::fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
+    let (_temporary, directory) = place::directory("hermes-ip-", options.files.as_deref())?;
     // One thread, the main one: children are on the leash of the thread that starts them.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

@@ -7,18 +7,40 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail, ensure};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::socket::{setsockopt, sockopt};
+use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpSocket, UdpSocket};
 
 /// Of every connection: the paper's machines had it, and this machine may have another default.
 const CONGESTION_CONTROL: &str = "cubic";
 /// Kernel buffer of UDP sockets: seconds of video.
 const UDP_BUFFER: usize = 16 << 20;
+
+/// Where a demo's files go: a directory that is removed in the end, or the one that was asked for and stays.
+///
+/// # Errors
+/// It cannot be made, or there is something in it already.
+pub(crate) fn directory(prefix: &str, wanted: Option<&Path>) -> anyhow::Result<(TempDir, PathBuf)> {
+    let temporary = tempfile::Builder::new().prefix(prefix).tempdir().context("no temporary directory")?;
+    let Some(wanted) = wanted else {
+        let path = temporary.path().to_owned();
+        return Ok((temporary, path));
+    };
+    let cannot = || format!("cannot use {}", wanted.display());
+    std::fs::create_dir_all(wanted).with_context(cannot)?;
+    let mut found = std::fs::read_dir(wanted).with_context(cannot)?;
+    ensure!(
+        found.next().is_none(),
+        "there is something in {} already, and the demo overwrites nothing: empty it, or name another --files",
+        wanted.display()
+    );
+    Ok((temporary, wanted.to_owned()))
+}
 
 /// A namespace with one address; gone when it is dropped.
 #[derive(Debug)]

@@ -108,6 +108,19 @@ fn a_device_of_its_own_over_http_3() {
     carries(Hop::H3);
 }
 
+/// It has kept the privilege to do so.
+#[test]
+fn a_device_of_its_own_captures_again_when_its_link_is_up_again() {
+    as_root("the link of a device of its own", || async {
+        let bed = Bed::new(Hop::H2).await;
+        for state in ["down", "up"] {
+            bed.line.near().ip(&["link", "set", "hermes7", state]).unwrap();
+        }
+        until("it is told", async || bed.log().contains("routes are there again")).await;
+        bed.line.answers().await;
+    });
+}
+
 /// What reaches the node whole and no datagram of its tunnel takes is answered by the node.
 #[test]
 fn the_node_tells_what_its_tunnel_takes() {

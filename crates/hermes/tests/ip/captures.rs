@@ -5,13 +5,13 @@
 
 use std::net::Ipv4Addr;
 
-use hermes_testkit::{overlay::Node, patience::until};
+use hermes_testkit::{netns::Namespace, overlay::Node, patience::until};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
 };
 
-use crate::line::{Line, as_root, draft};
+use crate::line::{Hop, Line, as_root, draft};
 
 const NEAR: &str = "
 workers: 2
@@ -180,6 +180,36 @@ fn what_a_deleted_device_captured_is_captured_again() {
         line.near().ip(&["link", "del", "hermes0"]).unwrap();
         until("it is open again", async || answers(&line, "10.0.0.2").await).await;
         assert_eq!(rules().await, before);
+    });
+}
+
+/// The kernel drops the device's routes with the link, and its addresses of IPv6. Sessions go on.
+#[test]
+fn what_a_device_had_before_its_link_went_down_it_has_when_that_is_up() {
+    as_root("a link that goes down and up", || async {
+        let line = Line::start(&[Hop::H2]).await;
+        let (near, far) = (&line.nodes[0], &line.nodes[1]);
+        let told = async |place: &Namespace, device: &str| {
+            let mut all = String::new();
+            for what in ["addr show", "route show table all", "-6 route show table all"] {
+                let command: Vec<&str> = ["ip"].into_iter().chain(what.split(' ')).chain(["dev", device]).collect();
+                let lines = place.output(&command).await.unwrap();
+                let mut lines: Vec<&str> = lines.lines().map(str::trim).collect();
+                lines.sort_unstable();
+                all += &lines.join("\n");
+            }
+            all
+        };
+        for (place, device, node) in [(line.near(), "hermes0", near), (line.far(), "gw0", far)] {
+            let before = told(place, device).await;
+            place.ip(&["link", "set", device, "down"]).unwrap();
+            node.says("somebody has taken its link down").await;
+            place.ip(&["link", "set", device, "up"]).unwrap();
+            node.says("its addresses and routes are there again").await;
+            assert_eq!(told(place, device).await, before);
+            line.answers().await;
+        }
+        assert!(!near.records().iter().any(|record| record["kind"] == "ip"), "a session has ended");
     });
 }
 

@@ -209,6 +209,9 @@ fn a_device_that_somebody_deletes_is_made_again() {
         let mut alice = gate.tunnel(0, IpWay::H1, "*", "*").await.unwrap();
         assert_eq!(alice.ask_for(&[address(ALICE)]).await.unwrap(), [(1, address(ALICE), 32)]);
         answers(&mut alice, "10.0.0.1").await;
+        // By either worker, and told of once.
+        assert_eq!(gate.node.log().matches("somebody has deleted a device").count(), 1, "{}", gate.node.log());
+        assert_eq!(gate.node.log().matches("somebody has taken its link down").count(), 0, "{}", gate.node.log());
         // What is deleted, and named no more, is in nobody's way.
         gate.place.ip(&["link", "del", "gw0"]).unwrap();
         gate.node.reload(ONE, &[]).await.unwrap();

@@ -74,7 +74,8 @@ const DROPPED: &str = "hermes_datagrams_dropped_total";
 struct Crossing {
     alice: Node,
     bob: Node,
-    _others: [Node; 3],
+    /// Of the two machines, and the one between.
+    others: [Node; 3],
     _pages: [Origin; 2],
     _dns: Dns,
     line: Line,
@@ -125,7 +126,7 @@ impl Crossing {
             line.places[2].run(page("of one")).await.unwrap(),
             line.places[3].run(page("of the other")).await.unwrap(),
         ];
-        Self { alice, bob, _others: others, _pages: pages, _dns: dns, line }
+        Self { alice, bob, others, _pages: pages, _dns: dns, line }
     }
 
     /// A program of alice's (0) or bob's (4), which asks its own listener for names.
@@ -185,12 +186,34 @@ fn what_leads_nowhere_is_said_to_be_unreachable_at_once() {
         let refused = crossing.page(0, "-4", "http://nobody.corp/").await.unwrap_err();
         assert!(refused.contains("nreachable") || refused.contains("Failed to connect"), "{refused}");
         assert!(crossing.alice.metric(DROPPED, "reason=\"no-session\"").await.unwrap() >= 2.0);
+        // The log says so once, with the name and what to do.
+        crossing.alice.says("network=nobody.corp reason=next/10.77.0.2:9443 refused the tunnel with status 404").await;
+        assert_eq!(crossing.alice.log().matches("WARN no tunnel").count(), 1, "{}", crossing.alice.log());
         // Nobody was told this address.
         let refused = crossing.output(0, &["ping", "-n", "-c1", "-W20", "198.18.0.1"]).await.unwrap_err();
         assert!(refused.contains("Net Unreachable"), "{refused}");
         assert_eq!(crossing.alice.metric(DROPPED, "reason=\"no-name\"").await.unwrap(), 1.0);
         // Far DNS has no address of version 6 for it; who tries both goes by the other.
         assert_eq!(crossing.page(0, "", "http://web.far.corp/").await.as_deref(), Ok("of the other"));
+    });
+}
+
+#[test]
+fn a_name_without_a_tunnel_is_told_of_and_when_there_is_one_again() {
+    as_root("a name without a tunnel is told of", || async {
+        let mut crossing = Crossing::new(&WISH).await;
+        let values = [("PROTOCOL", WISH.hop.protocol().to_owned())];
+        let elsewhere = MIDDLE.replace("user: alice", "user: nobody");
+        crossing.others[2].reload(&elsewhere, &values).await.unwrap();
+        let pings =
+            async |crossing: &Crossing| crossing.output(0, &["ping", "-4", "-n", "-c1", "-W20", "FILES"]).await.is_ok();
+        assert!(!pings(&crossing).await);
+        crossing.alice.says("WARN no tunnel").await;
+        assert!(crossing.alice.log().contains("network=files"), "{}", crossing.alice.log());
+        crossing.others[2].reload(MIDDLE, &values).await.unwrap();
+        until("it is there again", async || pings(&crossing).await).await;
+        crossing.alice.says("packets are captured again listener=l3 network=files").await;
+        assert_eq!(crossing.alice.log().matches("WARN no tunnel").count(), 1, "{}", crossing.alice.log());
     });
 }
 

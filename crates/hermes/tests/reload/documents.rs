@@ -122,7 +122,8 @@ async fn a_document_whose_admin_endpoint_cannot_be_bound_is_refused_as_a_whole()
     assert!(moved[0].contains(&taken.to_string()), "{}", moved[0]);
     fs::write(node.config(), &moved[0]).unwrap();
     until("it is refused", || async { refusals(&node).await >= 1.0 }).await;
-    node.says(&format!("admin: {taken} cannot be bound")).await;
+    node.says(&format!("admin: listening on {taken} over TCP: Address already in use")).await;
+    node.says("Stop whoever uses the address").await;
     assert_eq!(get(node.address("apps"), "APP", "/").await.unwrap(), (200, "good".to_owned()));
     assert_eq!((node.generation().await.unwrap(), refusals(&node).await), (1, 1.0));
 

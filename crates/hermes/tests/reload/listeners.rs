@@ -250,3 +250,22 @@ async fn is_heard_by_nobody(stranger: &UdpSocket) {
     let received = tokio::time::timeout(std::time::Duration::from_millis(50), stranger.recv(&mut [0; 16])).await;
     assert!(!matches!(received, Ok(Ok(_))), "somebody answers where nobody listens");
 }
+
+/// Which of the sockets it is, and what to do. Nothing of the document is applied.
+#[tokio::test]
+async fn an_address_that_somebody_has_is_told_with_its_transport() {
+    let bed = Bed::new();
+    let node = bed.start("").await;
+    let taken = UdpSocket::bind(loopback()).await.unwrap();
+    let taken_too = UdpSocket::bind(loopback()).await.unwrap();
+    let (udp, dns) = (taken.local_addr().unwrap(), taken_too.local_addr().unwrap());
+    let listeners = format!(
+        "- {{name: flows, bind: '{udp}', protocol: udp, authority: 'VIDEO:1'}}\n\
+         - {{name: dns, bind: '{dns}', protocol: dns, names: [A], addresses: [198.18.0.0/16]}}\n"
+    );
+    node.replace(DOCUMENT, &bed.values(&listeners)).unwrap();
+    let remedy = "Address already in use (os error 98). Stop whoever uses the address";
+    node.says(&format!("listeners[1].bind: listening on {udp} over UDP: {remedy}")).await;
+    node.says(&format!("listeners[2].bind: listening on {dns} over UDP (DNS): {remedy}")).await;
+    assert_eq!(node.log().matches("the running configuration stays").count(), 1, "{}", node.log());
+}

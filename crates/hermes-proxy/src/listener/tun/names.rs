@@ -2,13 +2,13 @@
 //!
 //! In: a captured prefix whose addresses stand for names. Out: for each that is sent something a session for its name,
 //! decided by the routes like any; its packets wait until that is open. A session ends when it is silent for long, and
-//! begins again with the next packet. Where none is to be had, senders are told that no way leads there.
+//! begins again with the next packet. Where none is to be had, senders are told that no way leads there, and the log why.
 //! Bounded: sessions of a prefix, packets that wait for one, tries in a time.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,6 +21,7 @@ use hermes_model::snapshot::{Listener, ListenerProtocol};
 use hermes_wire::ip;
 use ipnet::IpNet;
 
+use super::outage::{Lost, Outage, SETTLED};
 use super::{FIRST_PAUSE, LAST_PAUSE, of, source_for};
 use crate::datagram::Port;
 use crate::error::Error;
@@ -40,15 +41,23 @@ enum Talk {
     /// A session is open, or on its way.
     Open { number: u64, mailbox: Arc<Mailbox>, entry: Rc<RefCell<Option<Rc<Entry>>>>, pause: Duration },
     /// None could be opened, and none is tried before this time.
-    Resting { until: u64, pause: Duration },
+    Resting { until: u64, pause: Duration, reason: Option<String> },
 }
 
 /// How one ended.
 struct Ended {
     address: IpAddr,
     number: u64,
+    name: Arc<str>,
+    over: Over,
+}
+
+/// Of one session.
+enum Over {
     /// It was open for a while, or ended since nobody used it.
-    was_useful: bool,
+    Used,
+    /// There was none, or not for long: why, where somebody has to know.
+    Lost(Option<Lost>),
 }
 
 /// The sessions of one prefix.
@@ -60,6 +69,7 @@ struct Names {
     talks: HashMap<IpAddr, Talk>,
     /// Counts them.
     begun: u64,
+    outage: Rc<Outage>,
     running: FuturesUnordered<Pin<Box<dyn Future<Output = Ended>>>>,
 }
 
@@ -78,13 +88,13 @@ pub(super) async fn capture(
     let Some(newcomers) = newcomers else {
         return tracing::error!(listener = %listener.name, %prefix, "the packets for names are another's");
     };
-    let (talks, running) = (HashMap::new(), FuturesUnordered::new());
-    let mut names = Names { worker, listener, newcomers, owner, talks, begun: 0, running };
+    let (talks, outage, running) = Default::default();
+    let mut names = Names { worker, listener, newcomers, owner, talks, begun: 0, outage, running };
     loop {
         tokio::select! {
             biased;
             () = ending.wait() => return,
-            Some(ended) = names.running.next(), if !names.running.is_empty() => names.end(&ended),
+            Some(ended) = names.running.next(), if !names.running.is_empty() => names.end(ended),
             packets = names.newcomers.next() => {
                 // Where the device is gone, whoever makes it again captures again.
                 let Some(packets) = packets else { return };
@@ -103,21 +113,21 @@ impl Names {
             return self.worker.shared.metrics.dropped("malformed-packet", 1);
         };
         let now = self.worker.now();
-        let pause = match self.talks.get(&address) {
+        let (pause, lacked) = match self.talks.get(&address) {
             Some(Talk::Open { mailbox, .. }) if !mailbox.is_closed() => return self.post(mailbox, packet),
             // The old one is on its way out, and nothing was wrong with it.
-            Some(Talk::Open { entry, .. }) if fell_silent(entry) => FIRST_PAUSE,
+            Some(Talk::Open { entry, .. }) if fell_silent(entry) => (FIRST_PAUSE, None),
             Some(Talk::Open { .. }) => return self.refuse(&packet, "no-session"),
             Some(Talk::Resting { until, .. }) if *until > now => return self.refuse(&packet, "no-session"),
-            Some(Talk::Resting { pause, .. }) => *pause,
-            None => FIRST_PAUSE,
+            Some(Talk::Resting { pause, reason, .. }) => (*pause, reason.clone()),
+            None => (FIRST_PAUSE, None),
         };
         let Some(name) = self.worker.name_of(address) else { return self.refuse(&packet, "no-name") };
         if !self.talks.contains_key(&address) && !self.has_room(now) {
             self.worker.shared.metrics.limit("name-sessions");
             return self.refuse(&packet, "name-sessions");
         }
-        self.begin(address, name, pause, packet);
+        self.begin(address, name, (pause, lacked), packet);
     }
 
     fn refuse(&self, packet: &[u8], reason: &'static str) {
@@ -154,7 +164,8 @@ impl Names {
         false
     }
 
-    fn begin(&mut self, address: IpAddr, name: Arc<str>, pause: Duration, packet: Bytes) {
+    /// `lacked`: why it had none when it was last tried.
+    fn begin(&mut self, address: IpAddr, name: Arc<str>, (pause, lacked): (Duration, Option<String>), packet: Bytes) {
         let ListenerProtocol::Tun(tun) = &self.listener.protocol else { return };
         let network = IpNet::from(address);
         let (mailbox, entry) = (Arc::<Mailbox>::default(), Rc::default());
@@ -171,26 +182,32 @@ impl Names {
         self.begun += 1;
         let number = self.begun;
         self.talks.insert(address, Talk::Open { number, mailbox, entry: Rc::clone(&entry), pause });
-        let (worker, listener) = (self.worker.clone(), self.listener.clone());
+        let (worker, listener, outage) = (self.worker.clone(), self.listener.clone(), self.outage.clone());
         self.running.push(Box::pin(async move {
-            let was_useful = serve(&worker, &listener, network, name, end, &entry).await;
-            Ended { address, number, was_useful }
+            let settled = || {
+                if let Some(lacked) = &lacked {
+                    outage.ends(&listener, &name, Some(lacked));
+                }
+            };
+            let over = serve(&worker, &listener, network, &name, end, &entry, settled).await;
+            Ended { address, number, name, over }
         }));
     }
 
-    fn end(&mut self, ended: &Ended) {
+    fn end(&mut self, Ended { address, number, name, over }: Ended) {
+        if let Over::Lost(Some(lost)) = &over {
+            self.outage.goes_on(&self.worker, &self.listener, &name, lost);
+        }
         // Another one may have its place already.
-        let Some(Talk::Open { number, pause, .. }) = self.talks.get(&ended.address) else { return };
-        if *number != ended.number {
+        let Some(Talk::Open { number: current, pause, .. }) = self.talks.get(&address) else { return };
+        if *current != number {
             return;
         }
-        if ended.was_useful {
-            self.talks.remove(&ended.address);
-        } else {
-            let until = self.worker.now() + pause.as_millis() as u64;
-            let pause = (2 * *pause).min(LAST_PAUSE);
-            self.talks.insert(ended.address, Talk::Resting { until, pause });
-        }
+        let Over::Lost(lost) = over else { return drop(self.talks.remove(&address)) };
+        let until = self.worker.now() + pause.as_millis() as u64;
+        let pause = (2 * *pause).min(LAST_PAUSE);
+        let reason = lost.map(|lost| lost.reason().to_owned());
+        self.talks.insert(address, Talk::Resting { until, pause, reason });
     }
 }
 
@@ -198,32 +215,42 @@ fn fell_silent(entry: &RefCell<Option<Rc<Entry>>>) -> bool {
     entry.borrow().as_ref().is_some_and(|entry| matches!(entry.end.get(), Some(Error::Idle(_))))
 }
 
-/// One session. The name is held as long: nobody else gets its address. True where it was open for a while,
-/// or ended since nobody used it.
+/// One session. The name is held as long: nobody else gets its address. `settled` is called when it has lasted.
 async fn serve(
     worker: &Rc<Worker>,
     listener: &Arc<Listener>,
     network: IpNet,
-    name: Arc<str>,
+    name: &Arc<str>,
     mut end: End,
     entry: &RefCell<Option<Rc<Entry>>>,
-) -> bool {
-    let ListenerProtocol::Tun(tun) = &listener.protocol else { return false };
-    let Some(capture) = of(tun, network) else { return false };
+    settled: impl FnOnce(),
+) -> Over {
+    let ListenerProtocol::Tun(tun) = &listener.protocol else { return Over::Lost(None) };
+    let Some(capture) = of(tun, network) else { return Over::Lost(None) };
     let source = (source_for(tun, network), 0).into();
     let origin = Origin { worker, listener, source, trust: &Trust::Anonymous, secure: false };
-    let served = match from_capture(&origin, network, Some(&name), &capture.set_headers) {
+    let served = match from_capture(&origin, network, Some(name), &capture.set_headers) {
         Ok(request) => session::serve(worker, request).await,
         Err(rejected) => Served::Response(session::reject(worker, *rejected)),
     };
-    let Served::Tunnel(tunnel) = served else {
-        end.refuse_all(worker);
-        return false;
+    let tunnel = match served {
+        Served::Tunnel(tunnel) => tunnel,
+        Served::Response(response) => {
+            end.refuse_all(worker);
+            return Over::Lost(Lost::answered(&response));
+        }
     };
     let opened = worker.now();
     tunnel.session.entry.set_idle(IDLE);
     entry.replace(Some(tunnel.session.entry.clone()));
-    let end = end.answered_within(tunnel.session.entry.connect_within());
-    session::relay(Near::Datagrams(Port::Device(Box::new(end))), *tunnel).await;
-    fell_silent(entry) || worker.now().saturating_sub(opened) >= LAST_PAUSE.as_millis() as u64
+    let (of_session, end) = (tunnel.session.entry.clone(), end.answered_within(tunnel.session.entry.connect_within()));
+    let mut relayed = pin!(session::relay(Near::Datagrams(Port::Device(Box::new(end))), *tunnel));
+    if tokio::time::timeout(SETTLED, &mut relayed).await.is_err() {
+        settled();
+        relayed.await;
+    }
+    if fell_silent(entry) || worker.now().saturating_sub(opened) >= LAST_PAUSE.as_millis() as u64 {
+        return Over::Used;
+    }
+    Over::Lost(Lost::over(&of_session))
 }

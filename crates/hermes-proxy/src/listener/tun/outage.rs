@@ -1,14 +1,14 @@
-//! A capture without a tunnel: what the program's log says of it.
+//! A capture without a tunnel, or a name's: what the program's log says of it.
 //!
 //! In: how each try and each tunnel ended. Out: a warning with the reason and what to do, at once and then seldom for as
 //! long as it lasts; a word when it is over. Never: a warning of what this node has ended itself.
 
 use std::cell::RefCell;
+use std::fmt::Display;
 use std::time::Duration;
 
 use hermes_model::snapshot::Listener;
 use http::Response;
-use ipnet::IpNet;
 
 use crate::body::ResponseBody;
 use crate::error::Error;
@@ -23,7 +23,8 @@ const APART: Duration = Duration::from_secs(60);
 pub(super) const SETTLED: Duration = Duration::from_secs(1);
 
 /// What to do where another node says no.
-const THEIRS: &str = "ask `hermes explain --kind ip --network` with the document of the node that says so";
+const THEIRS: &str =
+    "ask `hermes explain --kind ip --network` (or `--authority`) with the document of the node that says so";
 
 /// Why there is no tunnel.
 pub(super) struct Lost {
@@ -32,12 +33,17 @@ pub(super) struct Lost {
 }
 
 impl Lost {
+    /// In words, without a remedy.
+    pub(super) fn reason(&self) -> &str {
+        &self.reason
+    }
+
     /// One that was not opened, or broke, for this reason. `None` where this node wanted it so.
     pub(super) fn by(error: &Error) -> Option<Self> {
         let remedy = match error {
             Error::Idle(_) | Error::Reconfigured(_) | Error::Draining => return None,
             Error::Denied { .. } => {
-                "ask `hermes explain --kind ip --network` with this node's document which route it would take"
+                "ask `hermes explain --kind ip --network` (or `--authority`) with this node's document which route it takes"
             }
             Error::Unsuitable { .. } => "give the route an upstream, or `terminate: {tun: ...}`",
             Error::Connect { .. } | Error::ConnectTimeout { .. } | Error::Resolve(_) | Error::NoEndpoint { .. } => {
@@ -78,38 +84,42 @@ impl Lost {
     }
 }
 
-/// Of one capture.
+/// Of one capture; or of all names of one.
 #[derive(Default)]
 pub(super) struct Outage {
-    /// What was told last, while it lasts. Another reason is news: whoever mends one thing learns of the next.
-    told: RefCell<Option<(String, Seldom)>>,
+    /// What was told, while it lasts. Another reason is news: whoever mends one thing learns of the next.
+    told: RefCell<Vec<(String, Seldom)>>,
 }
+
+/// Reasons of one outage that are told of each by itself. Names may have many; with more, all others are as one.
+const MOST_REASONS: usize = 8;
 
 impl Outage {
     /// It was told of.
     pub(super) fn lasts(&self) -> bool {
-        self.told.borrow().is_some()
+        !self.told.borrow().is_empty()
     }
 
-    /// There is no tunnel, or none any more.
-    pub(super) fn goes_on(&self, worker: &Worker, listener: &Listener, network: IpNet, lost: Lost) {
+    /// There is no tunnel, or none any more, to `whom`: a network, or a name.
+    pub(super) fn goes_on(&self, worker: &Worker, listener: &Listener, whom: &dyn Display, lost: &Lost) {
         let Lost { reason, remedy } = lost;
         let mut told = self.told.borrow_mut();
-        let told = match &mut *told {
-            Some(told) if told.0 == reason => told,
-            told => told.insert((reason, Seldom::every(APART))),
-        };
-        if let Some(untold) = told.1.happened(worker.now()) {
+        let known = told.iter().position(|(known, _)| known == reason);
+        if known.is_none() && told.len() < MOST_REASONS {
+            told.push((reason.clone(), Seldom::every(APART)));
+        }
+        let at = known.unwrap_or(told.len() - 1);
+        if let Some(untold) = told[at].1.happened(worker.now()) {
             tracing::warn!(
-                listener = %listener.name, %network, reason = %told.0, %remedy, untold,
+                listener = %listener.name, network = %whom, %reason, %remedy, untold,
                 "no tunnel: what the device is sent for it is dropped until there is one"
             );
         }
     }
 
-    /// There is one again.
-    pub(super) fn ends(&self, listener: &Listener, network: IpNet) {
-        self.told.take();
-        tracing::info!(listener = %listener.name, %network, "packets are captured again");
+    /// There is one again where there was none for this reason; `None`: for whichever.
+    pub(super) fn ends(&self, listener: &Listener, whom: &dyn Display, reason: Option<&str>) {
+        self.told.borrow_mut().retain(|(known, _)| reason.is_some_and(|reason| reason != known));
+        tracing::info!(listener = %listener.name, network = %whom, "packets are captured again");
     }
 }

@@ -19,6 +19,13 @@ use crate::demo::terminal::{Align, Paint, grouped, table};
 
 /// The paper: "less than ten seconds".
 const PAPER_CHANGE: &str = "under 10 s";
+/// What a document changes, by its step: out to the United States, and between two runs back again.
+const STEPS: [&str; 4] = [
+    "step 1: Alice's ingress to the US",
+    "step 2: Alice's server to the US",
+    "back: Alice's server to Poland",
+    "back: Alice's ingress to Poland",
+];
 /// From a saved document to the path, where connections to the new hops are there already.
 const WARM_MS: f64 = 200.0;
 
@@ -48,6 +55,8 @@ struct PhaseFigures {
 struct ChangeFigures {
     run: usize,
     step: usize,
+    /// The step in words.
+    what: &'static str,
     /// Connections to the new hops were there already.
     warm: bool,
     /// From the saved document until the first packet came by the new hop.
@@ -276,16 +285,18 @@ fn change_figures(protocol: Protocol, played: &Played, change: &Change) -> Chang
     let lost = all.filter(|echo| {
         echo.reply.is_none() && echo.sent + around >= change.saved && echo.sent <= change.in_effect + around
     });
-    let warm = change.run > 0 || change.step == 0;
+    let is_back = change.step > 2;
+    let warm = change.run > 0 || is_back;
     // Of the new hops the one over the ocean is far in step 1, and none in step 2.
     let cold = if change.step == 1 { ms(TO_POLAND) } else { 0.0 };
     let handshakes = if warm { 0.0 } else { cold * f64::from(protocol.handshake_round_trips()) };
     // Back, it is the first packet itself that crosses the ocean to the new hop.
-    let crossing = if change.step == 0 { ms(TO_POLAND) / 2.0 } else { 0.0 };
+    let crossing = if is_back { ms(TO_POLAND) / 2.0 } else { 0.0 };
     let (in_effect_ms, limit_ms) = (ms(change.in_effect - change.saved), WARM_MS + handshakes + crossing);
     ChangeFigures {
         run: change.run + 1,
         step: change.step,
+        what: STEPS[change.step - 1],
         warm,
         in_effect_ms,
         limit_ms,
@@ -337,11 +348,10 @@ impl PhaseFigures {
 
 impl ChangeFigures {
     fn cells(&self, runs: usize) -> Vec<String> {
-        let name = ["back", "step 1: Alice's ingress", "step 2: Alice's server"][self.step];
         let state = if self.warm { "warm" } else { "cold" };
         let run = if runs > 1 { format!("run {}, ", self.run) } else { String::new() };
         vec![
-            format!("{run}{name}, {state}"),
+            format!("{run}{}, {state}", self.what),
             format!("{:.0} ms", self.in_effect_ms),
             format!("{:.0} ms", self.limit_ms),
             grouped(self.lost as u64),

@@ -54,7 +54,7 @@ pub(super) struct Window {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Change {
     pub(super) run: usize,
-    /// 1: the ingress; 2: the server; 0: back, of either.
+    /// 1: the ingress goes; 2: the server; 3: the server comes back; 4: the ingress.
     pub(super) step: usize,
     pub(super) saved: Instant,
     /// The first packet came by the new hop.
@@ -167,9 +167,9 @@ impl<'a> Stage<'a> {
             self.progress.step(&said("everything goes back to Poland"));
             let next = (Phase::Back, Machine::AlicePl);
             self.now.0 = Phase::Back;
-            self.change((run, 0), &self.lab.alice_pl, next, |nodes| nodes.move_home_to("alice-pl")).await?;
+            self.change((run, 3), &self.lab.alice_pl, next, |nodes| nodes.move_home_to("alice-pl")).await?;
             let next = (Phase::A, Machine::AlicePl);
-            self.change((run, 0), &self.lab.ingress_pl, next, |nodes| nodes.send_alice_to("ingress-pl")).await?;
+            self.change((run, 4), &self.lab.ingress_pl, next, |nodes| nodes.send_alice_to("ingress-pl")).await?;
         }
         Ok(())
     }
