@@ -277,13 +277,17 @@ upstreams:
     assert_eq!(one.metric("hermes_sessions_open", "").await.unwrap(), 2.0);
     one.signal(Signal::SIGTERM).unwrap();
     // Of its two nobody is silent before it is gone.
-    let ends = tokio::spawn(one.ended());
-    while !ends.is_finished() {
+    let mut ends = JoinSet::new();
+    ends.spawn(one.ended());
+    let status = loop {
         for flow in &flows {
             assert!(talks(flow).await, "{}", near.log());
         }
-    }
-    assert!(ends.await.unwrap().success());
+        if let Some(ended) = ends.try_join_next() {
+            break ended.unwrap();
+        }
+    };
+    assert!(status.success());
     assert_eq!(other.metric("hermes_sessions_open", "").await.unwrap(), 4.0);
 }
 
