@@ -430,6 +430,8 @@ pub struct Gateway {
     pub addresses: Vec<IpAddr>,
     /// Clients get addresses of these prefixes alone. Empty: whichever they ask for, if nobody has it.
     pub assign: Vec<IpNet>,
+    /// They may have whole networks of them.
+    pub assign_networks: bool,
     /// What leaves the machine comes from its own address.
     pub nat: bool,
     /// The packets of all clients go to this address, and come back from the one that they asked for.

@@ -43,12 +43,23 @@ impl Handed {
     }
 }
 
+/// Writes another text in the place of one that was handed over. Whoever has it reads this from now on.
+///
+/// # Errors
+/// No memory is left.
+pub fn rewrite_text(fd: &OwnedFd, text: &str) -> io::Result<()> {
+    let mut file = File::from(fd.try_clone()?);
+    file.set_len(0)?;
+    file.rewind()?;
+    file.write_all(text.as_bytes())
+}
+
 /// Reads a text that was handed over.
 ///
 /// # Errors
 /// It is none, or longer than any.
-pub fn read_text(fd: OwnedFd) -> io::Result<String> {
-    let mut file = File::from(fd);
+pub fn read_text(fd: &OwnedFd) -> io::Result<String> {
+    let mut file = File::from(fd.try_clone()?);
     file.rewind()?;
     let mut text = String::new();
     file.take(MAX_TEXT + 1).read_to_string(&mut text)?;

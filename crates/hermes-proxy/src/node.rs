@@ -12,6 +12,7 @@ mod view;
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
@@ -423,14 +424,15 @@ impl Node {
         self.devices.clear();
     }
 
-    /// Waits until no session and no connection is left.
+    /// Waits until no session and no connection is left, and no process before this one that gets packets by it.
     pub async fn emptied(&self) {
         // Sessions end on other threads; there is no single event to await.
         let mut every = tokio::time::interval(LOOK_AGAIN);
         let view = self.view();
         loop {
             every.tick().await;
-            if view.open_sessions() + view.open_connections() == 0 {
+            let elders = self.shared.elders.load(Ordering::Relaxed);
+            if view.open_sessions() + view.open_connections() + elders == 0 {
                 return;
             }
         }

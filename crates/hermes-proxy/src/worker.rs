@@ -66,6 +66,8 @@ pub(crate) struct Shared {
     pub(crate) network: watch::Sender<()>,
     /// Somebody has deleted a device.
     pub(crate) device_lost: Notify,
+    /// Workers that pass packets on to the process before us.
+    pub(crate) elders: AtomicUsize,
     /// All of them, by number: for what one of them accepted and another one is to have.
     others: OnceLock<Vec<mpsc::WeakSender<Command>>>,
     /// Failed handshakes, said now and then.
@@ -90,6 +92,7 @@ impl Shared {
             others: OnceLock::new(),
             network: watch::Sender::new(()),
             device_lost: Notify::new(),
+            elders: AtomicUsize::new(0),
             metrics: Metrics::default(),
             no_route: Arc::from("none"),
             tunnels: AtomicUsize::new(0),

@@ -141,6 +141,7 @@ fn build_terminate(section: &section::Terminate, at: &str, report: &mut Report) 
     };
     of_tun("address", !section.address.is_empty());
     of_tun("assign", !section.assign.is_empty());
+    of_tun("assign-networks", section.assign_networks);
     of_tun("nat", section.nat);
     of_tun("inner", section.inner.is_some());
     let written: Vec<(TerminateKind, &Target)> =
@@ -185,10 +186,15 @@ fn build_gateway(section: &section::Terminate, device: &Arc<str>, at: &str, repo
                        default route; write the prefixes that are theirs";
         report.warning(format!("{at}.assign"), message);
     }
+    if section.assign_networks && section.assign.is_empty() {
+        let message = "there is nothing that a client could have a network of; write `assign`, or leave this out";
+        report.problem(format!("{at}.assign-networks"), message);
+    }
     Gateway {
         device: device.clone(),
         addresses: section.address.iter().map(|address| address.0).collect(),
         assign: section.assign.iter().map(|prefix| prefix.0).collect(),
+        assign_networks: section.assign_networks,
         nat: section.nat,
         inner: section.inner.map(|inner| inner.0),
     }

@@ -198,6 +198,9 @@ pub struct Terminate {
     /// For `tun`: prefixes that clients get their addresses from.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub assign: Many<Prefix>,
+    /// For `tun`: clients may have whole networks of `assign`, and not only addresses.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub assign_networks: bool,
     /// For `tun`: what leaves the machine comes from its own address.
     #[serde(default, skip_serializing_if = "is_default")]
     pub nat: bool,

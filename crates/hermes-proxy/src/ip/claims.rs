@@ -72,8 +72,7 @@ pub(super) struct Claims {
 impl Claims {
     /// Whether this owner may not have it.
     pub(super) fn is_anothers(&self, owner: &Owner) -> bool {
-        self.is_captured && !matches!(owner, Owner::Listener(_))
-            || self.sessions.iter().any(|claim| claim.owner != *owner)
+        self.is_captured && owner.is_client() || self.sessions.iter().any(|claim| claim.owner != *owner)
     }
 
     /// One more session has it. One that `may_cross` gets it though another one's scope crosses its own.

@@ -13,6 +13,7 @@ use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_model::snapshot::Snapshot;
@@ -28,6 +29,7 @@ use super::given::{Given, Wish};
 use super::mailbox::Mailbox;
 use super::owner::Owner;
 use super::table::Table;
+use crate::signal::Signal;
 use crate::worker::{Shared, Worker};
 
 /// Reads of one turn before other tasks get theirs.
@@ -52,7 +54,8 @@ type Nat = (Vec<IpNet>, Masquerade);
 pub(crate) struct Device {
     pub(crate) name: Arc<str>,
     net: tun::Device,
-    /// Read once a batch, written where sessions begin and end.
+    /// Read once a batch, written where sessions begin and end. Searches of `given` ask it: what they lock is not taken
+    /// while this is held.
     claims: RwLock<Table<Claims>>,
     numbers: AtomicU64,
     /// What clients of all devices were given.
@@ -63,7 +66,7 @@ pub(crate) struct Device {
     /// What leaves by it has this machine's address, as long as this lives.
     nat: Mutex<Option<Nat>>,
     /// Whose prefixes are in the process before us, as long as that lives: nobody else's here.
-    reserved: RwLock<HashMap<IpNet, Owner>>,
+    reserved: RwLock<Table<Owner>>,
     /// Whether its queues are read here, and not in the process before us.
     pub(crate) reads: watch::Sender<bool>,
     /// Captures whose far ends have given their addresses.
@@ -78,36 +81,38 @@ impl Device {
         Arc::new(Self { name, net, claims, numbers: AtomicU64::new(1), given, led, nat, reserved, reads, answered })
     }
 
-    /// Whose each prefix is, for another process: a line each.
+    /// Whose each prefix is that clients were given, for another process: a line each. Once the device is another's no
+    /// more of them are.
     pub(crate) fn owners(&self) -> String {
         let claims = self.claims.read().unwrap_or_else(PoisonError::into_inner);
-        let ours = claims.iter().filter_map(|(prefix, claims)| Some((*prefix, &claims.sessions.first()?.owner)));
+        let ours = claims.iter().filter_map(|(prefix, claims)| Some((prefix, &claims.sessions.first()?.owner)));
+        let given = ours.filter(|(_, owner)| owner.is_client());
         let reserved = self.reserved.read().unwrap_or_else(PoisonError::into_inner);
-        let before = reserved.iter().map(|(prefix, owner)| (*prefix, owner));
-        ours.chain(before).map(|(prefix, owner)| format!("{prefix} {owner}\n")).collect()
+        given.chain(reserved.iter()).map(|(prefix, owner)| format!("{prefix} {owner}\n")).collect()
     }
 
     /// Takes the word of the process before us for whose each prefix is.
     pub(crate) fn reserve(&self, owners: &str) {
-        let read = |line: &str| {
-            let (prefix, owner) = line.split_once(' ')?;
-            Some((prefix.parse().ok()?, Owner::parse(owner)?))
-        };
-        let mut reserved = self.reserved.write().unwrap_or_else(PoisonError::into_inner);
-        reserved.extend(owners.lines().filter_map(read));
+        let mut table = Table::default();
+        for line in owners.lines() {
+            let Some((prefix, owner)) = line.split_once(' ') else { continue };
+            if let (Ok(prefix), Some(owner)) = (prefix.parse(), Owner::parse(owner)) {
+                table.insert(prefix, owner);
+            }
+        }
+        *self.reserved.write().unwrap_or_else(PoisonError::into_inner) = table;
     }
 
     /// The process before us is gone, and its sessions with it. Routes to those that are not here now go as well.
     fn release_reserved(&self) {
         let reserved = std::mem::take(&mut *self.reserved.write().unwrap_or_else(PoisonError::into_inner));
         // Whoever claims one of them waits until it is gone, and then leads it here anew.
-        let _led = self.led();
+        let mut led = self.led();
         let claims = self.claims.read().unwrap_or_else(PoisonError::into_inner);
-        for prefix in reserved
-            .into_keys()
-            .filter(|prefix| self.net.is_ours() && claims.get(*prefix).is_none_or(|claims| claims.sessions.is_empty()))
-        {
-            let _ = self.net.remove_route(prefix);
+        let is_nobodys = |prefix: &IpNet| claims.get(*prefix).is_none_or(|claims| claims.sessions.is_empty());
+        for (prefix, _) in reserved.iter().filter(|(prefix, _)| self.net.is_ours() && is_nobodys(prefix)) {
+            led.remove(prefix);
+            let _ = self.net.remove_route(*prefix);
         }
     }
 
@@ -140,8 +145,23 @@ impl Device {
 
     fn is_reserved(&self, prefix: IpNet, owner: Option<&Owner>) -> bool {
         let reserved = self.reserved.read().unwrap_or_else(PoisonError::into_inner);
-        let overlap = |other: &IpNet| other.contains(&prefix) || prefix.contains(other);
-        reserved.iter().any(|(other, holder)| Some(holder) != owner && overlap(other))
+        reserved.overlapping(prefix).any(|holder| Some(holder) != owner)
+    }
+
+    /// Waits until the process before us has parted. False where it has not in time.
+    pub(crate) async fn is_read_within(&self, within: Duration) -> bool {
+        let mut reads = self.reads.subscribe();
+        matches!(tokio::time::timeout(within, reads.wait_for(|reads| *reads)).await, Ok(Ok(_)))
+    }
+
+    /// Waits until somebody deletes it. A reader is not woken by that: to epoll it is an error, and nothing to be read.
+    async fn deleted(&self, shared: &Shared) {
+        let mut network = shared.network.subscribe();
+        while self.net.is_there() {
+            if network.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
     }
 
     /// The kernel's side of it.
@@ -162,8 +182,8 @@ impl Device {
         scope: Scope,
         may_cross: bool,
     ) -> Result<u64, Refused> {
-        let is_given = !matches!(owner, Owner::Listener(_));
-        if self.is_reserved(prefix, Some(owner)) || (is_given && !self.given.take(prefix, owner)) {
+        let is_given = owner.is_client();
+        if is_given && (self.is_reserved(prefix, Some(owner)) || !self.given.take(prefix, owner)) {
             return Err(Refused::Others);
         }
         let number = self.enter(prefix, owner, mailbox, scope, may_cross);
@@ -185,7 +205,12 @@ impl Device {
         let is_others = |claims: &Claims| claims.is_anothers(owner);
         // What is captured may lie within, or around, what is captured as well: the narrower counts. What is given
         // to clients may not: whoever had a part of another's prefix would get its packets, and speak from it.
-        if !matches!(owner, Owner::Listener(_)) && table.overlapping(prefix).any(is_others) {
+        if owner.is_client() && table.overlapping(prefix).any(is_others) {
+            return Err(Refused::Others);
+        }
+        // Another process gives them, which was told whose each is. Looked at under the lock: it was told of this one,
+        // or this one is not given.
+        if owner.is_client() && !self.net.is_ours() {
             return Err(Refused::Others);
         }
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
@@ -208,9 +233,16 @@ impl Device {
         self.given.breaks(prefix);
     }
 
-    /// An address of these pools that nobody has, or had a while ago. `own` are the device's.
-    pub(super) fn find_free(&self, pools: &[IpNet], own: &[IpAddr], now: u64) -> Option<IpNet> {
-        self.given.find_free(&self.name, pools, now, |net| !own.contains(&net.addr()) && self.is_free(net))
+    /// An address of these pools that nobody has, or that its owner had in the process before us, or that somebody had
+    /// a while ago. `own` are the device's.
+    pub(super) fn find_free(&self, pools: &[IpNet], own: &[IpAddr], owner: &Owner, now: u64) -> Option<IpNet> {
+        let taken = |address: IpAddr| if own.contains(&address) { Some(address.into()) } else { self.taken(address) };
+        self.given.find_free(&self.name, pools, now, taken).or_else(|| {
+            let reserved = self.reserved.read().unwrap_or_else(PoisonError::into_inner);
+            let owns = reserved.iter().filter(|(_, holder)| *holder == owner).map(|(prefix, _)| *prefix);
+            let mut fit = owns.filter(|net| net.prefix_len() == net.max_prefix_len());
+            fit.find(|net| pools.iter().any(|pool| pool.contains(net)))
+        })
     }
 
     /// Gives it back. Where nobody holds it now, of this process or another one that has the device, it is led here
@@ -236,14 +268,18 @@ impl Device {
         let mut table = self.claims.write().unwrap_or_else(PoisonError::into_inner);
         let Some(claims) = table.get_mut(prefix) else { return true };
         let Some(at) = claims.sessions.iter().position(|claim| claim.number == number) else { return false };
-        if !matches!(claims.sessions.remove(at).owner, Owner::Listener(_)) {
-            self.given.give_back(prefix);
-        }
+        let was_given = claims.sessions.remove(at).owner.is_client();
         let is_over = claims.sessions.is_empty();
         if is_over && !claims.is_captured {
             table.remove(prefix);
         }
-        is_over && self.net.is_ours()
+        // Whoever searches has the locks the other way round.
+        drop(table);
+        if was_given {
+            self.given.give_back(prefix);
+        }
+        let in_use = || self.reserved.read().unwrap_or_else(PoisonError::into_inner).get(prefix).is_some();
+        is_over && self.net.is_ours() && !in_use()
     }
 
     /// Leads a prefix here that a session holds, or changes how. False where the kernel, or whoever has such a
@@ -334,11 +370,11 @@ impl Device {
         claims.iter().flat_map(|(_, claims)| &claims.sessions).for_each(|claim| claim.mailbox.finish());
     }
 
-    /// Whether nobody holds it, a part of it or more than it.
-    fn is_free(&self, prefix: IpNet) -> bool {
-        !self.is_reserved(prefix, None)
-            && self.given.is_free(prefix)
-            && self.claims.read().unwrap_or_else(PoisonError::into_inner).overlapping(prefix).next().is_none()
+    /// What holds an address that somebody has; `None`: nobody has it.
+    fn taken(&self, address: IpAddr) -> Option<IpNet> {
+        let reserved = || self.reserved.read().unwrap_or_else(PoisonError::into_inner).around(address);
+        let claimed = || self.claims.read().unwrap_or_else(PoisonError::into_inner).around(address);
+        reserved().or_else(|| self.given.around(address)).or_else(claimed)
     }
 
     /// Posts packets to the sessions that hold their destinations. `elsewhere` is the way to those of another process,
@@ -393,6 +429,7 @@ impl Share {
             shared: worker.shared.clone(),
             before: RefCell::new(self.before.map(IdleQueue::start).transpose()?.map(Rc::new)),
             after: RefCell::default(),
+            alone: Signal::default(),
             reading: OnceCell::new(),
         })
     }
@@ -410,7 +447,8 @@ impl Devices {
             match share.start(worker).map(Rc::new) {
                 Ok(local) => {
                     if local.before.borrow().is_some() {
-                        worker.spawn(local.clone().outlive(worker.clone()));
+                        let elder = Elder::of(&worker.shared);
+                        worker.spawn(local.clone().outlive(worker.clone(), elder));
                     }
                     let reading = worker.spawn(read(device.clone(), Rc::downgrade(&local), worker.clone()));
                     // It was empty.
@@ -425,7 +463,14 @@ impl Devices {
     /// Another process reads the queues from now on; what it has no session for comes by these, and what nobody here
     /// has one for any more goes back by them.
     pub(crate) fn part(&self, worker: &Rc<Worker>, passages: Vec<(Arc<str>, IdleQueue)>) {
-        self.0.borrow().values().for_each(|local| local.end_reading());
+        for local in self.0.borrow().values() {
+            local.end_reading();
+            let (device, shared) = (local.device.clone(), worker.shared.clone());
+            worker.spawn(async move {
+                device.deleted(&shared).await;
+                device.finish_sessions();
+            });
+        }
         for (name, passage) in passages {
             let Some(local) = self.get(&name) else { continue };
             match passage.start() {
@@ -437,6 +482,10 @@ impl Devices {
                         let passed_on =
                             poll_fn(|cx| local.poll_deliver(cx, &here, &passage, &local.elsewhere(), &mut delivery));
                         drop(passed_on.await);
+                        // It is gone, and nobody reads the device for who is left: they begin anew elsewhere.
+                        local.after.take();
+                        local.alone.set(());
+                        local.device.finish_sessions();
                     });
                 }
                 Err(error) => tracing::error!(device = %name, %error, "sessions here get no packets any more"),
@@ -458,6 +507,22 @@ impl Devices {
     /// The device of this name.
     pub(crate) fn get(&self, name: &str) -> Option<Rc<LocalDevice>> {
         self.0.borrow().get(name).cloned()
+    }
+}
+
+/// The process before us gets its packets by us as long as this lives.
+struct Elder(Arc<Shared>);
+
+impl Elder {
+    fn of(shared: &Arc<Shared>) -> Self {
+        shared.elders.fetch_add(1, Ordering::Relaxed);
+        Self(shared.clone())
+    }
+}
+
+impl Drop for Elder {
+    fn drop(&mut self) {
+        self.0.elders.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -493,6 +558,8 @@ pub(crate) struct LocalDevice {
     before: RefCell<Option<Rc<Queue>>>,
     /// To those of the process after us, on the worker that reads what comes from there.
     after: RefCell<Option<Rc<Queue>>>,
+    /// Of those two the later one is gone, and the earlier one is to hear of it.
+    alone: Signal<()>,
     /// What reads the queues, as long as somebody has the device.
     reading: OnceCell<AbortHandle>,
 }
@@ -518,15 +585,6 @@ async fn read(device: Arc<Device>, local: Weak<LocalDevice>, worker: Rc<Worker>)
         // All of them are asked, so that each wakes us.
         read.fold(Poll::Pending, |so_far, next| if so_far.is_ready() { so_far } else { next.map(Err) })
     });
-    // A reader is not woken by that: to epoll it is an error, and nothing to be read.
-    let mut network = worker.shared.network.subscribe();
-    let deleted = async {
-        while device.net.is_there() {
-            if network.changed().await.is_err() {
-                std::future::pending::<()>().await;
-            }
-        }
-    };
     tokio::select! {
         read = read => match read {
             Ok(()) => return,
@@ -537,7 +595,7 @@ async fn read(device: Arc<Device>, local: Weak<LocalDevice>, worker: Rc<Worker>)
                 return;
             }
         },
-        () = deleted => {}
+        () = device.deleted(&worker.shared) => {}
     }
     worker.devices.forget(&device);
     device.finish_sessions();
@@ -563,11 +621,14 @@ impl LocalDevice {
 
     /// Waits for the end of the process before us. What comes from it was for a session that ended there while it was
     /// on its way, and is for one of ours now, or of those after us.
-    async fn outlive(self: Rc<Self>, worker: Rc<Worker>) {
+    async fn outlive(self: Rc<Self>, worker: Rc<Worker>, _elder: Elder) {
         let Some(before) = self.before.borrow().clone() else { return };
         let mut delivery = Delivery::default();
         let came_back = poll_fn(|cx| self.poll_deliver(cx, &worker, &before, &self.later(), &mut delivery));
-        drop(came_back.await);
+        tokio::select! {
+            _ = came_back => {}
+            () = self.alone.wait() => {}
+        }
         self.before.take();
         self.device.release_reserved();
     }

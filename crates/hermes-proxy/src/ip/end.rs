@@ -471,7 +471,15 @@ impl End {
     fn assign(&mut self, wanted: &[Address]) {
         let mut refused = Vec::new();
         for Address { request, prefix } in wanted {
-            self.assigned.retain(|before| before.request != *request);
+            let before = self.assigned.iter().position(|before| before.request == *request);
+            let before = before.map(|at| self.assigned.remove(at));
+            let is_any = |prefix: &Prefix| prefix.address().is_unspecified();
+            let same_version = |other: &Prefix| other.address().is_ipv4() == prefix.address().is_ipv4();
+            if let Some(before) = before.filter(|before| is_any(prefix) && same_version(&before.prefix)) {
+                // It has one.
+                self.assigned.push(before);
+                continue;
+            }
             // Nobody may have us look at more than anybody can get.
             let has_room = self.assigned.len() < MOST_ADDRESSES && refused.len() < MOST_ADDRESSES;
             match if has_room { self.give(*prefix) } else { None } {
@@ -571,7 +579,7 @@ impl End {
         }
         let fits = |pool: &&IpNet| pool.addr().is_ipv4() == like.addr().is_ipv4();
         let pools: Vec<IpNet> = gateway.assign.iter().filter(fits).copied().collect();
-        local.device.find_free(&pools, &gateway.addresses, local.shared.now())
+        local.device.find_free(&pools, &gateway.addresses, owner, local.shared.now())
     }
 }
 

@@ -123,7 +123,7 @@ impl Given {
     pub(super) fn give_back(&self, prefix: IpNet) {
         if self.end_session(prefix) {
             let mut searches = self.searches();
-            searches.iter_mut().for_each(|((_, pool), search)| search.hear_of_free(*pool, prefix));
+            searches.values_mut().for_each(|search| search.hear_of_free(prefix));
         }
     }
 
@@ -144,11 +144,11 @@ impl Given {
         true
     }
 
-    /// Whether nobody has it, a part of it or more than it.
-    pub(super) fn is_free(&self, prefix: IpNet) -> bool {
+    /// The widest prefix around this address that somebody has, or had a moment ago.
+    pub(super) fn around(&self, address: IpAddr) -> Option<IpNet> {
         let mut holdings = self.lock();
         holdings.forget(Instant::now());
-        holdings.table.overlapping(prefix).next().is_none()
+        holdings.table.around(address)
     }
 
     /// Whether this owner has as much as one may have, and none of that rests.
@@ -156,19 +156,20 @@ impl Given {
         self.lock().shares.get(owner).is_some_and(|share| share.prefixes - share.resting >= MOST_OWNED)
     }
 
-    /// The first address of a device's pools that is free, else the one that has rested for longest. Whoever asks
-    /// without end has none looked at twice: what was found taken is so for a while, unless it is given back.
+    /// An address of a device's pools that is free, else the one that has rested for longest. `taken` says what holds
+    /// an address that is not. Whoever asks without end has none looked at twice: what was found taken is so for a
+    /// while, unless it is given back.
     pub(super) fn find_free(
         &self,
         device: &Arc<str>,
         pools: &[IpNet],
         now: u64,
-        is_free: impl Fn(IpNet) -> bool,
+        taken: impl Fn(IpAddr) -> Option<IpNet>,
     ) -> Option<IpNet> {
         let mut searches = self.searches();
         let key = |pool: &IpNet| (device.clone(), *pool);
         for pool in pools {
-            let found = searches.entry(key(pool)).or_default().find(*pool, now, &is_free);
+            let found = searches.entry(key(pool)).or_insert_with(|| Search::of(*pool)).find(now, &taken);
             if found.is_some() {
                 return found;
             }
@@ -180,60 +181,102 @@ impl Given {
         let fits = |net: IpNet, _: &Owner| is_one(net) && pools.iter().any(|pool| pool.contains(&net));
         let rested = self.lock().free_first(fits);
         if rested.is_none() {
-            pools.iter().for_each(|pool| searches.entry(key(pool)).or_default().is_spent = true);
+            for pool in pools {
+                searches.entry(key(pool)).or_insert_with(|| Search::of(*pool)).is_spent = true;
+            }
         }
         rested
     }
 }
 
 /// How far a pool was looked through for a free address.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Search {
-    /// So many of the first addresses were taken.
-    taken: usize,
-    /// None of it was free, and none rested.
-    is_spent: bool,
+    pool: IpNet,
+    /// The first and the last address that a machine may have.
+    hosts: (u128, u128),
+    /// All before this one were taken; `None`: all of them.
+    next: Option<u128>,
+    /// What was given back since.
+    freed: VecDeque<IpAddr>,
     /// From then on, in milliseconds of the node's clock, nothing of this is sure: listeners and documents take and
     /// leave addresses too.
     until: u64,
+    /// Addresses that may be looked at until then.
+    looks: usize,
+    /// None of it was free, and none rested.
+    is_spent: bool,
 }
 
 /// Milliseconds for which addresses that were taken are not looked at again.
 const LOOK_AGAIN: u64 = 1000;
-/// Addresses of a pool that are tried for a free one.
-const MOST_LOOKED_AT: usize = 65_536;
+/// Addresses, or what holds several, that are looked at in that time. Each costs less than a microsecond.
+const MOST_LOOKS: usize = 65_536;
+/// Addresses that are remembered as given back. More are found when all is looked at again.
+const MOST_FREED: usize = 1024;
 
 impl Search {
-    fn find(&mut self, pool: IpNet, now: u64, is_free: impl Fn(IpNet) -> bool) -> Option<IpNet> {
-        if now >= self.until {
-            *self = Self { until: now + LOOK_AGAIN, ..Self::default() };
-        }
-        let mut left = pool.hosts().take(MOST_LOOKED_AT).skip(self.taken).map(IpNet::from);
-        left.find(|net| {
-            let is_it = is_free(*net);
-            self.taken += usize::from(!is_it);
-            is_it
-        })
+    fn of(pool: IpNet) -> Self {
+        let (first, last) = (bits(pool.network()), bits(pool.broadcast()));
+        // The first address of a network is nobody's, nor is the last of IPv4 (RFC 4291, 2.6.1; RFC 1122, 3.2.1.3).
+        let hosts = match last - first {
+            0 | 1 => (first, last),
+            _ => (first + 1, last - u128::from(pool.addr().is_ipv4())),
+        };
+        Self { pool, hosts, next: Some(hosts.0), freed: VecDeque::new(), until: 0, looks: 0, is_spent: false }
     }
 
-    fn hear_of_free(&mut self, pool: IpNet, prefix: IpNet) {
-        if !pool.contains(&prefix) && !prefix.contains(&pool) {
+    fn find(&mut self, now: u64, taken: impl Fn(IpAddr) -> Option<IpNet>) -> Option<IpNet> {
+        if now >= self.until {
+            self.until = now + LOOK_AGAIN;
+            self.looks = MOST_LOOKS;
+            self.is_spent = false;
+            self.next = self.next.or(Some(self.hosts.0));
+        }
+        while let Some(address) = self.freed.pop_front() {
+            if taken(address).is_none() {
+                return Some(address.into());
+            }
+        }
+        while let Some(next) = self.next.filter(|_| self.looks > 0) {
+            self.looks -= 1;
+            let address = of_bits(next, self.pool);
+            let around = taken(address);
+            let last = around.map_or(next, |around| bits(around.broadcast()).max(next));
+            self.next = last.checked_add(1).filter(|next| *next <= self.hosts.1);
+            if around.is_none() {
+                return Some(address.into());
+            }
+        }
+        None
+    }
+
+    fn hear_of_free(&mut self, prefix: IpNet) {
+        let address = bits(prefix.network()).max(self.hosts.0);
+        if !self.pool.contains(&prefix) && !prefix.contains(&self.pool) {
             return;
         }
         self.is_spent = false;
-        self.taken = self.taken.min(place(pool, prefix.addr()));
+        // What lies ahead is looked at anyway.
+        if self.next.is_none_or(|next| address < next) && address <= self.hosts.1 && self.freed.len() < MOST_FREED {
+            self.freed.push_back(of_bits(address, self.pool));
+        }
     }
 }
 
-/// How many of a pool's addresses come before this one, at most.
-fn place(pool: IpNet, address: IpAddr) -> usize {
-    let before = match (pool.network(), address) {
-        (IpAddr::V4(first), IpAddr::V4(address)) => u128::from(address.to_bits().saturating_sub(first.to_bits())),
-        (IpAddr::V6(first), IpAddr::V6(address)) => address.to_bits().saturating_sub(first.to_bits()),
-        _ => 0,
-    };
-    // The first one may be nobody's.
-    usize::try_from(before).unwrap_or(usize::MAX).saturating_sub(1)
+fn bits(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(address) => address.to_bits().into(),
+        IpAddr::V6(address) => address.to_bits(),
+    }
+}
+
+/// An address of the pool's version.
+fn of_bits(bits: u128, pool: IpNet) -> IpAddr {
+    match pool {
+        IpNet::V4(_) => Ipv4Addr::from_bits(bits as u32).into(),
+        IpNet::V6(_) => Ipv6Addr::from_bits(bits).into(),
+    }
 }
 
 impl Holdings {
@@ -327,13 +370,15 @@ impl Holdings {
 pub(super) fn gives(gateway: &Gateway, net: IpNet) -> bool {
     let address = net.addr();
     let is_fit = ip::is_one_host(address) && !address.is_loopback();
+    // Who may have a network may have all of a pool with a few words.
+    let is_one = net.prefix_len() == net.max_prefix_len();
     if !is_fit || gateway.addresses.iter().any(|own| net.contains(own)) {
         return false;
     }
     if !gateway.assign.is_empty() {
-        return gateway.assign.iter().any(|pool| pool.contains(&net));
+        return (is_one || gateway.assign_networks) && gateway.assign.iter().any(|pool| pool.contains(&net));
     }
-    net.prefix_len() == net.max_prefix_len() && is_private(address)
+    is_one && is_private(address)
 }
 
 /// Networks that are nobody's on the Internet (RFC 1918, RFC 6598, RFC 4193).

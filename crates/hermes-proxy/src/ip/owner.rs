@@ -20,6 +20,11 @@ pub(crate) enum Owner {
 }
 
 impl Owner {
+    /// It is not a listener of our own.
+    pub(super) fn is_client(&self) -> bool {
+        !matches!(self, Owner::Listener(_))
+    }
+
     /// Whose session it is.
     pub(crate) fn of(facts: &Facts) -> Self {
         if let Some(user) = &facts.user {

@@ -86,6 +86,14 @@ impl<T> Table<T> {
         around.filter_map(|net| self.entries.get(&net.trunc())).chain(within.map(|(_, value)| value))
     }
 
+    /// The widest prefix around this address.
+    pub(crate) fn around(&self, address: IpAddr) -> Option<IpNet> {
+        self.lengths[family(address)].iter().rev().find_map(|(length, _)| {
+            let prefix = IpNet::new(address, *length).ok()?.trunc();
+            self.entries.contains_key(&prefix).then_some(prefix)
+        })
+    }
+
     /// What the longest prefix around this address leads to.
     pub(crate) fn find(&self, address: IpAddr) -> Option<&T> {
         self.lengths[family(address)].iter().find_map(|(length, _)| {
@@ -117,6 +125,9 @@ mod tests {
         assert_eq!(find(&table, "192.0.2.1"), Some("0.0.0.0/0"));
         assert_eq!(find(&table, "2001:db8::1"), Some("2001:db8::/32"));
         assert_eq!(find(&table, "2001:db9::1"), None);
+        let around = |address: &str| table.around(address.parse().unwrap()).map(|prefix| prefix.to_string());
+        assert_eq!(around("10.1.2.3").as_deref(), Some("0.0.0.0/0"));
+        assert_eq!((around("2001:db8::1").as_deref(), around("2001:db9::1")), (Some("2001:db8::/32"), None));
         let overlapping = |prefix: &str| {
             let mut found: Vec<_> = table.overlapping(prefix.parse().unwrap()).copied().collect();
             found.sort_unstable();

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use hermes_model::snapshot::{Action, ListenerProtocol, Snapshot};
-use hermes_net::handover::{Handed, read_text};
+use hermes_net::handover::{Handed, read_text, rewrite_text};
 use hermes_net::tun::{self, IdleQueue, LARGEST_MTU, TunError};
 use ipnet::IpNet;
 use tokio::time::Instant;
@@ -32,8 +32,35 @@ pub(super) struct HeldDevice {
     wanted: usize,
     /// Its queues once more, for another process.
     queues: Vec<IdleQueue>,
-    /// Our end of the way from a successor to the sessions here.
-    passage: Mutex<Option<IdleQueue>>,
+    /// What is left to do when a successor has it.
+    parting: Mutex<Option<Parting>>,
+    /// What the process before us says of its sessions, which is true once that has parted.
+    told: Option<Told>,
+}
+
+struct Parting {
+    /// Our end of the way to the sessions here.
+    passage: IdleQueue,
+    told: Told,
+}
+
+/// Whose each prefix is, and what was given in the place of another one.
+struct Told {
+    owners: OwnedFd,
+    wishes: OwnedFd,
+}
+
+impl Told {
+    fn write(&self, device: &Device) -> io::Result<()> {
+        rewrite_text(&self.owners, &device.owners())?;
+        rewrite_text(&self.wishes, &device.wishes())
+    }
+
+    fn read(&self, device: &Device) -> io::Result<()> {
+        device.reserve(&read_text(&self.owners)?);
+        device.keep_wishes(&read_text(&self.wishes)?);
+        Ok(())
+    }
 }
 
 /// A device that the document does not name any more, as long as sessions have it.
@@ -209,6 +236,9 @@ impl Node {
         let mut taken = self.devices.values().filter(|held| !held.device.net().is_ours()).peekable();
         let has_some = taken.peek().is_some();
         for held in taken {
+            if let Some(Err(error)) = held.told.as_ref().map(|told| told.read(&held.device)) {
+                tracing::warn!(device = %held.device.name, %error, "it is not known whose addresses are whose");
+            }
             held.device.net().own();
             held.device.reads.send_replace(true);
         }
@@ -221,7 +251,11 @@ impl Node {
         let mut passages: Vec<Vec<_>> = self.workers.iter().map(|_| Vec::new()).collect();
         for (name, held) in &mut self.devices {
             held.device.net().part();
-            let Some(passage) = held.passage.get_mut().unwrap_or_else(PoisonError::into_inner).take() else { continue };
+            let parting = held.parting.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+            let Some(Parting { passage, told }) = parting else { continue };
+            if let Err(error) = told.write(&held.device) {
+                tracing::warn!(device = %name, %error, "the successor does not hear whose addresses are whose");
+            }
             for share in &mut passages {
                 match passage.try_clone() {
                     Ok(passage) => share.push((name.clone(), passage)),
@@ -278,12 +312,12 @@ fn adopt(
 ) -> Result<HeldDevice, TunError> {
     let mut take = |what: &str| inherited.remove(&format!("{}{what}", label(name))).unwrap_or_default();
     let before: Vec<IdleQueue> = take(BEFORE).into_iter().map(IdleQueue::from_pair).collect();
-    let mut text = |what: &str| take(what).pop().and_then(|fd| read_text(fd).ok()).unwrap_or_default();
+    let told = take(OWNERS).pop().zip(take(WISHES).pop()).map(|(owners, wishes)| Told { owners, wishes });
+    let mut text = |what: &str| take(what).pop().and_then(|fd| read_text(&fd).ok()).unwrap_or_default();
     let (net, idle) = tun::Device::adopt(name, queues, shares.len())?;
     let device = Device::new(name.clone(), net, given.clone());
-    device.reserve(&text(OWNERS));
-    device.keep_wishes(&text(WISHES));
     let mut held = HeldDevice::new(device, idle, &before, shares)?;
+    held.told = told;
     held.addresses = text(ADDRESSES).lines().filter_map(|line| line.parse().ok()).collect();
     held.captures = text(CAPTURES).lines().filter_map(|line| line.parse().ok()).collect();
     for pool in text(POOLS).lines().filter_map(|line| line.parse().ok()) {
@@ -321,7 +355,7 @@ impl HeldDevice {
         }
         shares.iter_mut().zip(dealt).for_each(|(share, dealt)| share.push(dealt));
         let (addresses, captures, pools) = Default::default();
-        Ok(Self { device, addresses, captures, pools, wanted: 0, queues, passage: Mutex::default() })
+        Ok(Self { device, addresses, captures, pools, wanted: 0, queues, parting: Mutex::default(), told: None })
     }
 
     /// Whether nobody has deleted it.
@@ -341,23 +375,24 @@ impl HeldDevice {
         for queue in &self.queues {
             all.push(Handed { label: label.clone(), fd: queue.try_clone()?.into_fd() });
         }
-        let (ours, theirs) = IdleQueue::pair()?;
-        *self.passage.lock().unwrap_or_else(PoisonError::into_inner) = Some(ours);
+        let (passage, theirs) = IdleQueue::pair()?;
         all.push(Handed { label: format!("{label}{BEFORE}"), fd: theirs.into_fd() });
         let lines = |items: Vec<String>| items.join("\n");
         let addresses = lines(self.addresses.iter().map(ToString::to_string).collect());
         let captures = lines(self.captures.iter().map(ToString::to_string).collect());
         let pools = lines(self.pools.iter().map(ToString::to_string).collect());
-        let texts = [
-            (OWNERS, self.device.owners()),
-            (WISHES, self.device.wishes()),
-            (ADDRESSES, addresses),
-            (CAPTURES, captures),
-            (POOLS, pools),
-        ];
-        for (what, text) in texts {
+        for (what, text) in [(ADDRESSES, addresses), (CAPTURES, captures), (POOLS, pools)] {
             all.push(Handed::text(format!("{label}{what}"), &text)?);
         }
+        // Both are written when nothing of it changes any more.
+        let mut later = |what: &str| {
+            let text = Handed::text(format!("{label}{what}"), "")?;
+            let fd = text.fd.try_clone()?;
+            all.push(text);
+            io::Result::Ok(fd)
+        };
+        let told = Told { owners: later(OWNERS)?, wishes: later(WISHES)? };
+        *self.parting.lock().unwrap_or_else(PoisonError::into_inner) = Some(Parting { passage, told });
         Ok(())
     }
 

@@ -105,6 +105,14 @@ pub(crate) async fn device(worker: &Worker, entry: &Entry, gateway: &Gateway, ro
         .devices
         .get(&gateway.device)
         .ok_or_else(|| Error::Internal(format!("device {} is not open on this worker", gateway.device)))?;
+    let within = route.timeout.connect;
+    if !local.device.is_read_within(within).await {
+        return Err(Error::ConnectTimeout { peer: gateway.device.clone(), after: within });
+    }
+    if !local.device.net().is_ours() {
+        // Another process gives its addresses now.
+        return Err(Error::Draining);
+    }
     let owner = Owner::of(facts);
     let network = facts.network.or(facts.told);
     let (network, inner) = match connect_ip::parse_path(facts.path.path()) {

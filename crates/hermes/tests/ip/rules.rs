@@ -26,7 +26,7 @@ listeners:
 routes:
 - name: gateway
   match: {kind: ip}
-  terminate: {tun: gw0, address: [10.0.0.1, 'fd00:10::1'], assign: [10.20.0.0/24, 'fd00:20::/64']}
+  terminate: {tun: gw0, address: [10.0.0.1, 'fd00:10::1'], assign: [10.20.0.0/24, 'fd00:20::/64'], assign-networks: true}
 ";
 
 const GATEWAY: &str = "10.0.0.1";
@@ -275,6 +275,20 @@ fn nobody_takes_an_address_that_another_holds() {
         while let Ok(Some(_)) = last.next().await {}
         let given = async || bob_asks(&gate, wanted[0]).await;
         until("what alice has left is bob's", async || given().await == [(1, wanted[0], 32)]).await;
+    });
+}
+
+/// One user could have all of a pool with a few words.
+#[test]
+fn a_network_is_given_only_where_the_document_says_so() {
+    as_root("networks that are asked for", || async {
+        let gate = Gate::with(&DOCUMENT.replace(", assign-networks: true", ""), 100).await;
+        let mut alice = gate.ready(IpWay::H2, "*", "*").await;
+        for (start, length, nothing) in [("10.20.0.128", 25, "0.0.0.0"), ("fd00:20:0:0:1::", 112, "::")] {
+            let given = alice.ask_for_network(address(start), length).await.unwrap();
+            assert_eq!(given.last().map(|(_, given, _)| *given), Some(address(nothing)), "{start}/{length}");
+        }
+        assert_eq!(bob_asks(&gate, address("10.20.0.200")).await, [(1, address("10.20.0.200"), 32)]);
     });
 }
 

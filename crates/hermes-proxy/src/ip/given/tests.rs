@@ -4,6 +4,15 @@ use std::cell::Cell;
 
 use super::*;
 
+impl Given {
+    /// Whether nobody has it, a part of it or more than it.
+    fn is_free(&self, prefix: IpNet) -> bool {
+        let mut holdings = self.lock();
+        holdings.forget(Instant::now());
+        holdings.table.overlapping(prefix).next().is_none()
+    }
+}
+
 #[test]
 fn no_part_of_what_is_given_is_given_to_another_until_its_last_session_is_over() {
     let given = Given::default();
@@ -42,7 +51,8 @@ fn what_was_lost_by_a_broken_session_waits_for_its_owner() {
     part(true);
     assert!(!given.is_free(one) && !given.take(one, &alice) && given.take(one, &bob));
     part(true);
-    let free_resting = |pool: &str| given.find_free(&"gw0".into(), &[pool.parse().unwrap()], 0, |_| false);
+    let free_resting =
+        |pool: &str| given.find_free(&"gw0".into(), &[pool.parse().unwrap()], 0, |address| Some(address.into()));
     assert_eq!(free_resting("10.20.1.0/24"), None);
     // Of the two times that it rested the first is no longer true.
     assert_eq!(free_resting("10.20.0.0/24"), Some(one));
@@ -94,18 +104,17 @@ fn what_was_found_taken_is_not_looked_at_again_until_it_is_given_back() {
     let pools: [IpNet; 2] = ["10.20.0.0/28", "10.30.0.0/30"].map(|pool| pool.parse().unwrap());
     let find = |now| {
         looked_at.set(0);
-        let is_free = |net| {
+        let taken = |address| {
             looked_at.set(looked_at.get() + 1);
-            given.is_free(net)
+            given.around(address)
         };
-        (given.find_free(&"gw0".into(), &pools, now, is_free), looked_at.get())
+        (given.find_free(&"gw0".into(), &pools, now, taken), looked_at.get())
     };
     for _ in 0..16 {
         let (found, looked_at) = find(0);
-        assert!(looked_at <= 3 && given.take(found.unwrap(), &alice), "{found:?} {looked_at}");
+        assert!(looked_at <= 1 && given.take(found.unwrap(), &alice), "{found:?} {looked_at}");
     }
-    // The last one was found free.
-    assert_eq!(find(0), (None, 1));
+    assert_eq!(find(0), (None, 0));
     assert_eq!(find(LOOK_AGAIN - 1), (None, 0));
     // Back in order, or to rest.
     let one = |text: &str| text.parse::<IpNet>().unwrap();
@@ -115,7 +124,7 @@ fn what_was_found_taken_is_not_looked_at_again_until_it_is_given_back() {
         }
         given.give_back(one(net));
         let (found, looked_at) = find(1);
-        assert!(found == Some(one(net)) && looked_at < 12, "{found:?} {looked_at}");
+        assert!(found == Some(one(net)) && looked_at <= 1, "{found:?} {looked_at}");
         assert!(given.take(one(net), &alice));
     }
     // Of several that rest each is somebody's.
@@ -129,6 +138,21 @@ fn what_was_found_taken_is_not_looked_at_again_until_it_is_given_back() {
     }
     // What others than sessions have taken, and left.
     assert_eq!(find(LOOK_AGAIN), (None, 16));
+}
+
+#[test]
+fn what_one_prefix_holds_is_passed_by_at_once() {
+    let (given, alice) = (Given::default(), Owner::User("alice".into()));
+    let pool: IpNet = "fd00:5::/64".parse().unwrap();
+    assert!(given.take("fd00:5::/112".parse().unwrap(), &alice));
+    let find = |now| given.find_free(&"gw0".into(), &[pool], now, |address| given.around(address));
+    assert_eq!(find(0), Some("fd00:5::1:0/128".parse().unwrap()));
+    // Nobody has it yet.
+    assert_eq!(find(0), Some("fd00:5::1:1/128".parse().unwrap()));
+    // Of a pool that ends where addresses do.
+    let last: IpNet = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe/127".parse().unwrap();
+    let addresses = [0, 0, 0].map(|now| given.find_free(&"gw0".into(), &[last], now, |address| given.around(address)));
+    assert_eq!(addresses.map(|found| found.is_some()), [true, true, false]);
 }
 
 #[test]
