@@ -4,22 +4,24 @@
 //! sweep, the one place where idle, stuck and unfinished things are noticed: one tick a worker
 //! instead of a timer a request. A session holds its facts and its route, never the snapshot.
 
+mod connection;
 mod path;
+mod view;
 
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use hermes_model::facts::Facts;
-use hermes_model::snapshot::{Listener, Route};
+use hermes_model::snapshot::Route;
 use hermes_wire::traceparent::Traceparent;
-use http::HeaderValue;
-use serde::Serialize;
 use slab::Slab;
 
+pub(crate) use self::connection::{Connection, ConnectionGuard, Drain, Stage};
 pub(crate) use self::path::Path;
+pub use self::view::SessionView;
 use crate::early::Ahead;
 use crate::error::Error;
 use crate::signal::Signal;
@@ -76,7 +78,7 @@ impl Entry {
 
     /// The connection that it came by was told to finish.
     pub(crate) fn is_told_to_go(&self) -> bool {
-        self.connection.as_ref().is_some_and(|connection| connection.told.get().is_some())
+        self.connection.as_ref().is_some_and(|connection| connection.is_told_to_go())
     }
 
     /// Bytes from the client, of its body or tunnel.
@@ -262,157 +264,6 @@ pub(crate) struct Record<'a> {
     pub(crate) trace: Traceparent,
 }
 
-/// Where a client connection stands; decides which time limit holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
-    /// TLS, a PROXY header, or the first bytes that tell h1 from h2.
-    Handshake,
-    /// Between requests.
-    Idle,
-    /// The first bytes of a request came, its head is not whole.
-    Head,
-    /// So many sessions are on it.
-    Busy(u32),
-}
-
-/// Why a connection shall take no further request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Drain {
-    /// It was silent for long: close it now.
-    Silent,
-    /// Its listener goes. A request may be on its way to us, and would be lost if we closed at
-    /// once: answer it, say `close` with it, and close only after a while without any.
-    Parting,
-}
-
-/// From the word that a connection ends to its end, where nothing runs on it: a round trip on a bad day.
-/// Also for a client that has connected and has not said all that it has to say.
-const FAREWELL: Duration = Duration::from_secs(2);
-/// One client connection.
-pub(crate) struct Connection {
-    /// Where the client is, as far as is known.
-    pub(crate) source: Cell<SocketAddr>,
-    /// Over QUIC, where the client may move.
-    pub(crate) path: OnceCell<Path>,
-    pub(crate) listener: Arc<Listener>,
-    /// Told to finish: no further request.
-    pub(crate) drain: Signal<Drain>,
-    /// Told to close now.
-    pub(crate) kill: Signal<&'static str>,
-    key: Cell<usize>,
-    stage: Cell<Stage>,
-    since: Cell<u64>,
-    /// When it was told to finish.
-    told: Cell<Option<u64>>,
-    /// HTTP/2 or HTTP/3: many sessions, each of which ends by itself, and frames that begin no request.
-    pub(crate) is_shared: Cell<bool>,
-    /// The client takes nothing of what waits for it.
-    pub(crate) is_blocked: Cell<bool>,
-    /// Where else its client finds the origins that it finds here (RFC 7838).
-    pub(crate) alternative: OnceCell<HeaderValue>,
-    /// It is kept for what may come over it: to be idle is no reason to close it.
-    pub(crate) is_kept: Cell<bool>,
-    /// Counts up with all that is read from it.
-    pub(crate) heard: Cell<u64>,
-}
-
-impl Connection {
-    /// The listener as the running document has it; as it was when it is gone from there.
-    pub(crate) fn current_listener(&self, worker: &Worker) -> Arc<Listener> {
-        worker.generation().listener(&self.listener.name).unwrap_or(&self.listener).clone()
-    }
-
-    pub(crate) fn stage(&self) -> Stage {
-        self.stage.get()
-    }
-
-    pub(crate) fn set_stage(&self, worker: &Worker, stage: Stage) {
-        self.stage.set(stage);
-        self.since.set(worker.now());
-    }
-
-    /// Tells it to finish since its listener goes.
-    pub(crate) fn part(&self, worker: &Worker) {
-        self.tell(worker, Drain::Parting);
-    }
-
-    fn tell(&self, worker: &Worker, why: Drain) {
-        self.told.set(self.told.get().or(Some(worker.now())));
-        self.drain.set(why);
-    }
-
-    /// It was told to finish, and all that was on its way to us then has arrived: what begins now was sent
-    /// by a client that does not listen, and what it was believed for when it came may not hold any more.
-    pub(crate) fn takes_no_more(&self, worker: &Worker) -> bool {
-        self.told.get().is_some_and(|told| worker.now() >= told + FAREWELL.as_millis() as u64)
-    }
-
-    /// One more session is on it.
-    pub(crate) fn enter(&self, worker: &Worker) {
-        let sessions = match self.stage.get() {
-            Stage::Busy(sessions) => sessions,
-            _ => 0,
-        };
-        self.set_stage(worker, Stage::Busy(sessions + 1));
-    }
-
-    /// One session less.
-    pub(crate) fn leave(&self, worker: &Worker) {
-        match self.stage.get() {
-            Stage::Busy(sessions) if sessions > 1 => self.set_stage(worker, Stage::Busy(sessions - 1)),
-            _ => self.set_stage(worker, Stage::Idle),
-        }
-    }
-}
-
-/// A connection's guard: its drop takes it off the table.
-pub(crate) struct ConnectionGuard {
-    worker: Rc<Worker>,
-    pub(crate) connection: Rc<Connection>,
-}
-
-impl ConnectionGuard {
-    /// Takes a place among the node's connections; `None` where all are taken.
-    pub(crate) fn take(worker: &Rc<Worker>, listener: Arc<Listener>, source: SocketAddr) -> Option<Self> {
-        let shared = &worker.shared;
-        let limit = worker.generation().snapshot.limits.connections as i64;
-        if shared.metrics.connections_open.inc() >= limit {
-            shared.metrics.connections_open.dec();
-            shared.metrics.limit("connections");
-            return None;
-        }
-        let connection = Rc::new(Connection {
-            source: Cell::new(source),
-            path: OnceCell::new(),
-            listener,
-            drain: Signal::default(),
-            kill: Signal::default(),
-            key: Cell::new(0),
-            stage: Cell::new(Stage::Handshake),
-            since: Cell::new(worker.now()),
-            told: Cell::new(None),
-            is_shared: Cell::new(false),
-            is_blocked: Cell::new(false),
-            alternative: OnceCell::new(),
-            is_kept: Cell::new(false),
-            heard: Cell::new(0),
-        });
-        connection.key.set(worker.live.connections.borrow_mut().insert(connection.clone()));
-        if worker.is_draining() {
-            connection.part(worker);
-        }
-        Some(Self { worker: worker.clone(), connection })
-    }
-}
-
-impl Drop for ConnectionGuard {
-    fn drop(&mut self) {
-        self.connection.watch_path(&self.worker);
-        self.worker.live.connections.borrow_mut().remove(self.connection.key.get());
-        self.worker.shared.metrics.connections_open.dec();
-    }
-}
-
 /// The tables of a worker.
 #[derive(Default)]
 pub(crate) struct Live {
@@ -454,29 +305,7 @@ impl Live {
             if is_watch {
                 connection.watch_path(worker);
             }
-            let (limit, reason) = match connection.stage.get() {
-                Stage::Handshake => (limits.tls_timeout, "handshake took too long"),
-                Stage::Head => (limits.header_timeout, "request head took too long"),
-                Stage::Idle if connection.is_kept.get() && connection.told.get().is_none() => continue,
-                Stage::Idle => (limits.keep_alive, "idle"),
-                Stage::Busy(_) => continue,
-            };
-            // Told to go in order, it has a little time for that: what is on its way to us arrives before the end.
-            let (limit, since) = match connection.told.get() {
-                Some(told) => (limit.min(FAREWELL), connection.since.get().max(told)),
-                None => (limit, connection.since.get()),
-            };
-            if Duration::from_millis(now.saturating_sub(since)) >= limit {
-                if connection.stage.get() != Stage::Idle && connection.drain.get().is_none() {
-                    worker.shared.metrics.limit("slow-client");
-                }
-                // A clean end first (GOAWAY, or close between requests); by force at the next sweep.
-                if connection.stage.get() == Stage::Idle && connection.drain.get().is_none() {
-                    connection.tell(worker, Drain::Silent);
-                } else {
-                    connection.kill.set(reason);
-                }
-            }
+            connection.sweep(worker, limits);
         }
     }
 
@@ -520,63 +349,5 @@ impl Live {
     /// Copies the table for `/sessions`.
     pub(crate) fn list(&self, most: usize) -> Vec<SessionView> {
         self.sessions.borrow().iter().take(most).map(|(_, entry)| SessionView::of(entry)).collect()
-    }
-}
-
-/// A session as `/sessions` shows it.
-#[derive(Clone, Debug, Serialize)]
-pub struct SessionView {
-    /// Unique in this process.
-    pub id: u64,
-    /// Listener.
-    pub listener: Arc<str>,
-    /// `http`, `tcp`, `udp` or `ip`.
-    pub kind: &'static str,
-    /// Who sends.
-    pub source: SocketAddr,
-    /// The proven user.
-    pub user: Option<Arc<str>>,
-    /// Method.
-    pub method: String,
-    /// Whom it is for.
-    pub authority: String,
-    /// Path, without the query, which may hold secrets.
-    pub path: String,
-    /// Route.
-    pub route: Option<Arc<str>>,
-    /// Endpoint.
-    pub endpoint: Option<Arc<str>>,
-    /// `opening`, `open` or `blocked`.
-    pub phase: &'static str,
-    /// Bytes from the client.
-    pub received: u64,
-    /// Bytes to the client.
-    pub sent: u64,
-    /// Age in seconds.
-    pub age: f64,
-}
-
-impl SessionView {
-    fn of(entry: &Entry) -> Self {
-        Self {
-            id: entry.id,
-            listener: entry.facts.listener.clone(),
-            kind: entry.facts.kind.as_str(),
-            source: entry.facts.source,
-            user: entry.facts.user.clone(),
-            method: entry.facts.method.to_string(),
-            authority: entry.facts.authority.to_string(),
-            path: entry.facts.path.path().to_owned(),
-            route: entry.route.borrow().as_ref().map(|route| route.name.clone()),
-            endpoint: entry.peer.borrow().clone(),
-            phase: match entry.phase.get() {
-                Phase::Opening => "opening",
-                Phase::Open => "open",
-                Phase::Blocked => "blocked",
-            },
-            received: entry.received.get(),
-            sent: entry.sent.get(),
-            age: entry.started.elapsed().as_secs_f64(),
-        }
     }
 }

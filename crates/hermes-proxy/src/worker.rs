@@ -4,162 +4,45 @@
 //! shared with another, but for counters, health, the log and devices (`ip/`): nothing else here takes a lock
 //! for traffic. Every task is in the worker's set and ends with it.
 
+mod redecide;
+mod shared;
+
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::rc::{Rc, Weak};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
-use arc_swap::ArcSwap;
-use hermes_model::decide::{Decision, decide};
-use hermes_model::facts::{Facts, Kind, Trust};
-use hermes_model::snapshot::{AccessLog, Action, Listener, ListenerProtocol, OnChange, Route};
-use hermes_model::trust::{HERMES_USER, Identity, identify, listener_user};
+use hermes_model::snapshot::{AccessLog, Listener, ListenerProtocol};
 use hermes_net::quic::{self, Endpoint, Tasks};
 use hermes_net::resolve::Resolver;
 use hermes_net::tun::IdleQueue;
 use hermes_net::udp::ReceiveBuffer;
-use http::StatusCode;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use tokio::runtime::LocalOptions;
-use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 
+pub(crate) use self::redecide::moves;
+pub(crate) use self::shared::Shared;
 use crate::budget::{Budget, Shares};
-use crate::error::Error;
 use crate::generation::Generation;
-use crate::ip::{Devices, Given, Share};
+use crate::ip::{Devices, Share};
 use crate::listener::quic::Doors;
 use crate::listener::tun::Captures;
 use crate::listener::{Acceptor, Ending, ListeningSocket, Transport};
-use crate::live::{Entry, Live, SessionView};
-use crate::metrics::Metrics;
+use crate::live::{Live, SessionView};
 use crate::record::{LogSender, Records};
-use crate::reverse::Presence;
 use crate::reverse::arrival::{self, Arrived, Question};
 use crate::reverse::uplink::{self, Uplinks};
-use crate::seldom::Seldom;
 use crate::upstream::pool::idle::{self, Idle};
 use crate::upstream::pool::{Pool, PoolKey};
 
 /// The sweep and the coarse clock tick so often.
 const TICK: Duration = Duration::from_millis(100);
-/// A reload decides so many live sessions again before traffic gets its turn: well under a millisecond.
-const REDECIDE_SLICE: usize = 256;
-
-/// What all workers of a node see.
-pub(crate) struct Shared {
-    /// How many of them there are.
-    pub(crate) workers: usize,
-    pub(crate) metrics: Metrics,
-    pub(crate) no_route: Arc<str>,
-    /// Tunnels under way, on all workers.
-    tunnels: AtomicUsize,
-    epoch: Instant,
-    ids: AtomicU64,
-    own_addresses: ArcSwap<HashSet<IpAddr>>,
-    /// Changes with the machine's links, addresses and routes.
-    pub(crate) network: watch::Sender<()>,
-    /// Somebody has deleted a device.
-    pub(crate) device_lost: Notify,
-    /// Workers that pass packets on to the process before us.
-    pub(crate) elders: AtomicUsize,
-    /// All of them, by number: for what one of them accepted and another one is to have.
-    others: OnceLock<Vec<mpsc::WeakSender<Command>>>,
-    /// Failed handshakes, said now and then.
-    pub(crate) handshakes: Seldom,
-    /// Questions that nobody could be asked.
-    pub(crate) unanswered: Seldom,
-    /// Packets of those who are no peers.
-    pub(crate) strangers: Seldom,
-    /// Addresses that were asked for and are others'.
-    pub(crate) refused_addresses: Seldom,
-    /// What clients of devices were given.
-    pub(crate) given: Arc<Given>,
-    /// Who knows how many lines of the log were lost.
-    pub(crate) lost_lines: OnceLock<Box<dyn Fn() -> usize + Send + Sync>>,
-}
-
-impl Shared {
-    /// Of a node with so many workers.
-    pub(crate) fn new(workers: usize) -> Self {
-        Self {
-            workers,
-            others: OnceLock::new(),
-            network: watch::Sender::new(()),
-            device_lost: Notify::new(),
-            elders: AtomicUsize::new(0),
-            metrics: Metrics::default(),
-            no_route: Arc::from("none"),
-            tunnels: AtomicUsize::new(0),
-            epoch: Instant::now(),
-            ids: AtomicU64::new(1),
-            own_addresses: ArcSwap::from_pointee(hermes_net::own::addresses()),
-            handshakes: Seldom::default(),
-            unanswered: Seldom::default(),
-            strangers: Seldom::default(),
-            refused_addresses: Seldom::default(),
-            given: Arc::default(),
-            lost_lines: OnceLock::new(),
-        }
-    }
-
-    /// Takes a place among the node's tunnels; false where all `limit` are taken.
-    pub(crate) fn enter_tunnel(&self, limit: usize) -> bool {
-        let enter = |open: usize| (open < limit).then_some(open + 1);
-        let entered = self.tunnels.fetch_update(Ordering::Relaxed, Ordering::Relaxed, enter);
-        entered.inspect_err(|_| self.metrics.limit("tunnels")).is_ok()
-    }
-
-    /// Gives such a place back.
-    pub(crate) fn leave_tunnel(&self) {
-        self.tunnels.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    /// Milliseconds since the node began.
-    pub(crate) fn now(&self) -> u64 {
-        self.epoch.elapsed().as_millis() as u64
-    }
-
-    /// This machine's addresses, as of a few seconds ago.
-    pub(crate) fn own_addresses(&self) -> Arc<HashSet<IpAddr>> {
-        self.own_addresses.load_full()
-    }
-
-    /// The workers that have started.
-    pub(crate) fn meet(&self, workers: Vec<mpsc::WeakSender<Command>>) {
-        // Once a node.
-        let _ = self.others.set(workers);
-    }
-
-    /// Gives a connection to another worker; false where that is not to be had.
-    pub(crate) fn pass_on(&self, worker: usize, arrived: Arrived) -> bool {
-        let other = self.others.get().and_then(|all| all.get(worker)?.upgrade());
-        other.is_some_and(|other| other.try_send(Command::Adopt(Box::new(arrived))).is_ok())
-    }
-
-    /// What a node that keeps connections to us answers to a GET.
-    ///
-    /// # Errors
-    /// There is no answer, in words.
-    pub(crate) async fn ask_node(&self, presence: &Arc<Presence>, path: &str) -> Result<StatusCode, String> {
-        let gone = || "its connection is gone".to_owned();
-        let worker = presence.latest().and_then(|worker| self.others.get()?.get(worker)?.upgrade()).ok_or_else(gone)?;
-        let (reply, answer) = oneshot::channel();
-        let question = Question { presence: presence.clone(), path: path.to_owned(), reply };
-        worker.send(Command::Ask(Box::new(question))).await.map_err(|_| gone())?;
-        answer.await.map_err(|_| gone())?
-    }
-
-    /// Looks at the interfaces again.
-    pub(crate) fn refresh_own_addresses(&self) {
-        self.own_addresses.store(Arc::new(hermes_net::own::addresses()));
-    }
-}
 
 /// What the node tells a worker.
 pub(crate) enum Command {
@@ -290,7 +173,7 @@ impl Worker {
     pub(crate) fn next_id(&self) -> u64 {
         let (mut next, mut end) = self.ids.get();
         if next == end {
-            next = self.shared.ids.fetch_add(ID_BLOCK, Ordering::Relaxed);
+            next = self.shared.take_ids(ID_BLOCK);
             end = next + ID_BLOCK;
         }
         self.ids.set((next + 1, end));
@@ -388,88 +271,6 @@ impl Worker {
 
 /// What runs on a worker for each listener.
 type Acceptors = HashMap<(Arc<str>, Transport), Vec<Acceptor>>;
-
-/// Decides live sessions again after a swap: each stays, ends or moves.
-async fn redecide(worker: Rc<Worker>) {
-    let generation = worker.generation();
-    let entries: Vec<Rc<Entry>> = worker.live.sessions.borrow().iter().map(|(_, entry)| entry.clone()).collect();
-    for slice in entries.chunks(REDECIDE_SLICE) {
-        for entry in slice {
-            redecide_one(&generation, entry);
-        }
-        tokio::task::yield_now().await;
-    }
-}
-
-fn redecide_one(generation: &Generation, entry: &Entry) {
-    let listener = generation.listener(&entry.facts.listener);
-    // Its listener is gone: it drains, whatever the routes say of new ones. A link would for days.
-    if listener.is_none() && entry.facts.kind != Kind::Ip {
-        return;
-    }
-    if !still_proves(generation, listener, &entry.facts, entry.accepted_from()) {
-        entry.end.set(Error::Reconfigured("its user is no longer bound to the node that asserted it".to_owned()));
-        return;
-    }
-    match decide(&entry.facts, &generation.snapshot) {
-        Decision::Deny(deny) => entry.end.set(Error::Reconfigured(deny.reason.to_string())),
-        Decision::Act(route) => {
-            // Of a session for a name the route's networks are looked at where it is opened.
-            let may_reach =
-                |other: &Route| entry.facts.told.is_none() || other.matcher.networks == route.matcher.networks;
-            let same =
-                |other: &Arc<Route>| other.action == route.action && other.rewrite == route.rewrite && may_reach(other);
-            if entry.route.borrow().as_ref().is_none_or(same) {
-                // A move that has begun and is not wanted any more ends.
-                entry.moved.take();
-            } else if let Some(status) = refusal(&route, entry.facts.kind) {
-                entry.end.set(Error::Reconfigured(format!("route {} answers {status} now", route.name)));
-            } else if moves(entry.facts.kind, &route) {
-                let under_way = entry.moved.borrow().as_ref().is_some_and(same);
-                if !under_way {
-                    entry.moved.replace(Some(route));
-                }
-            }
-            entry.end.nudge();
-        }
-    }
-}
-
-/// Byte streams stay where they are; flows may move, and links do: one lives for days.
-pub(crate) fn moves(kind: Kind, route: &Route) -> bool {
-    match kind {
-        Kind::Ip => true,
-        Kind::Udp => route.on_change == OnChange::Move,
-        Kind::Http | Kind::Tcp => false,
-    }
-}
-
-/// The status by which a route refuses sessions of this kind: a tunnel is refused by any answer, an
-/// exchange by one that blames the client. (Where it is to be 503 now, what runs may finish.)
-fn refusal(route: &Route, kind: Kind) -> Option<StatusCode> {
-    match &route.action {
-        Action::Respond(answer) if kind != Kind::Http || answer.status.is_client_error() => Some(answer.status),
-        _ => None,
-    }
-}
-
-/// Would the session's user be believed today? What a listener said that is gone nobody says any more.
-fn still_proves(generation: &Generation, listener: Option<&Arc<Listener>>, facts: &Facts, from: SocketAddr) -> bool {
-    let is_trusted = listener.is_some_and(|listener| crate::listener::contains(&listener.trust, from));
-    if facts.trust == Trust::Address && !is_trusted {
-        return facts.user.is_none();
-    }
-    let today = match (listener.and_then(|listener| listener_user(listener)), &facts.trust) {
-        (Some(user), _) => Some(user),
-        // The listener said who it was, and says so no more.
-        (None, Trust::Anonymous) => None,
-        (None, trust) => match identify(trust, facts.headers.get_all(HERMES_USER), &generation.snapshot) {
-            Identity::User { user, .. } => user,
-            Identity::Refuse(_) => return false,
-        },
-    };
-    today == facts.user
-}
 
 /// Runs a worker until it is told to stop. Called on a thread of its own.
 pub(crate) fn run(
@@ -588,5 +389,5 @@ async fn apply(
     replaced.into_iter().for_each(Acceptor::close);
     worker.retire_pools();
     uplink::follow(worker);
-    worker.spawn(redecide(worker.clone()));
+    worker.spawn(redecide::all(worker.clone()));
 }

@@ -4,7 +4,10 @@
 //! requests for addresses, or their assignment, and the routes. What may not pass is counted by its reason.
 //! Its claims on addresses end with it.
 
-use std::collections::{HashSet, VecDeque};
+mod addresses;
+mod packets;
+
+use std::collections::VecDeque;
 use std::future::Future as _;
 use std::io;
 use std::net::IpAddr;
@@ -23,25 +26,16 @@ use tokio::time::Sleep;
 
 use super::claims::{Refused, Scope};
 use super::device::{Lead, LocalDevice};
-use super::given::gives;
 use super::inner::Inner;
-use super::judge::{Rules, Verdict, Way};
+use super::judge::Rules;
 use super::link::Link;
 use super::owner::Owner;
 use crate::budget::Budget;
 use crate::datagram::{Batch, Other};
 use crate::worker::Worker;
 
-/// Addresses that one session may hold.
-const MOST_ADDRESSES: usize = 64;
-/// Packets that came before their addresses.
-const MOST_AHEAD: usize = 64;
-/// Answers to packets that wait for the tunnel.
-const MOST_ANSWERS: usize = 64;
 /// Changes of a device's routes, since the tunnel's packets may be of another length.
 const CHANGES_APART: Duration = Duration::from_millis(100);
-/// Answers of one session in a second.
-const MOST_TOLD: u32 = 50;
 
 /// What this end does about addresses.
 enum Side {
@@ -310,61 +304,6 @@ impl End {
         }
     }
 
-    fn send_out(&self, worker: &Worker, packet: Bytes, batch: &mut Batch) {
-        let Ok(header) = ip::parse(&packet) else {
-            return worker.shared.metrics.dropped("malformed-packet", 1);
-        };
-        let (packet, header) = match self.inner.iter().find(|inner| header.source == inner.inner) {
-            Some(inner) => inner.outwards(packet, header),
-            None => (self.cited_outwards(packet, &header), header),
-        };
-        match self.rules.judge(Way::Out, &packet, &header, self.mtu) {
-            Verdict::Pass => batch.datagrams.push_back(clamped(packet, &header, self.mtu)),
-            Verdict::Cut(mtu) => {
-                let fragments = ip::fragment(&packet, &header, mtu);
-                if fragments.is_empty() {
-                    worker.shared.metrics.dropped("malformed-packet", 1);
-                }
-                batch.datagrams.extend(fragments.into_iter().map(Bytes::from));
-            }
-            Verdict::Drop(reason, trouble) => {
-                worker.shared.metrics.dropped(reason, 1);
-                let answer = trouble.and_then(|trouble| self.answer(worker, &packet, &header, trouble));
-                answer.into_iter().for_each(|answer| self.link.answer(answer));
-            }
-        }
-    }
-
-    /// A router behind the device speaks of a packet to the inner address: its sender knows another one.
-    fn cited_outwards(&self, packet: Bytes, header: &ip::Header) -> Bytes {
-        if self.inner.is_empty() {
-            return packet;
-        }
-        let about = ip::cited(&packet, header).map(|(_, to)| to);
-        match self.inner.iter().find(|inner| Some(inner.inner) == about) {
-            Some(inner) => inner.cited_outwards(&packet, header),
-            None => packet,
-        }
-    }
-
-    /// What a packet's sender is told, at a bounded rate.
-    fn answer(&self, worker: &Worker, packet: &[u8], header: &ip::Header, trouble: ip::Trouble) -> Option<Bytes> {
-        let own = self.own_address(header);
-        let error = ip::icmp_error(packet, header, trouble, own)?;
-        // Each session has its own share: whoever floods is told of little, and takes nothing from others.
-        (self.told.takes(worker.now(), MOST_TOLD) && worker.takes_answer()).then(|| error.into())
-    }
-
-    /// An address of ours on the packet's way: of the device, else the one that it was sent to.
-    fn own_address(&self, header: &ip::Header) -> IpAddr {
-        let of_device = match &self.side {
-            Side::Gives { gateway, .. } => gateway.addresses.as_slice(),
-            Side::Asks { .. } => &[],
-        };
-        let fits = |address: &&IpAddr| address.is_ipv4() == header.source.is_ipv4();
-        of_device.iter().find(fits).copied().unwrap_or(header.destination)
-    }
-
     /// Takes packets and capsules of the tunnel. Ready when the batch is empty.
     pub(crate) fn poll_send(
         &mut self,
@@ -391,196 +330,6 @@ impl End {
         batch.judged = sent.is_pending();
         sent
     }
-
-    /// A datagram of QUIC may overtake the capsule with the addresses, by which it is judged.
-    fn order_ahead(&mut self, worker: &Worker, packets: &mut VecDeque<Bytes>) {
-        if !matches!(self.side, Side::Asks { answered: false, .. }) {
-            if !self.ahead.is_empty() {
-                self.ahead.append(packets);
-                std::mem::swap(&mut self.ahead, packets);
-            }
-            return;
-        }
-        self.ahead.append(packets);
-        let excess = self.ahead.len().saturating_sub(MOST_AHEAD);
-        if excess > 0 {
-            self.ahead.drain(..excess);
-            worker.shared.metrics.dropped("queue-full", excess as u64);
-        }
-    }
-
-    fn let_in(&mut self, worker: &Worker, packet: &Bytes) -> bool {
-        let Ok(header) = ip::parse(packet) else {
-            worker.shared.metrics.dropped("malformed-packet", 1);
-            return false;
-        };
-        let Verdict::Drop(reason, trouble) = self.rules.judge(Way::In, packet, &header, capsule::MAX_PACKET) else {
-            return true;
-        };
-        worker.shared.metrics.dropped(reason, 1);
-        let answer = trouble.and_then(|trouble| self.answer(worker, packet, &header, trouble));
-        if self.answers.len() < MOST_ANSWERS {
-            self.answers.extend(answer);
-        }
-        false
-    }
-
-    /// What the peer says of addresses and routes.
-    fn hear(&mut self, kind: u64, payload: Bytes) -> Result<(), connect_ip::ConnectIpError> {
-        match kind {
-            connect_ip::ADDRESS_REQUEST => {
-                let wanted = connect_ip::parse_address_request(payload)?;
-                self.assign(&wanted);
-            }
-            connect_ip::ADDRESS_ASSIGN => {
-                let assigned = connect_ip::parse_address_assign(payload)?;
-                self.take_assigned(&assigned);
-            }
-            connect_ip::ROUTE_ADVERTISEMENT => {
-                let routes = connect_ip::parse_route_advertisement(payload)?;
-                if let Side::Asks { network, .. } = self.side {
-                    self.rules.there = narrowed(&routes, network);
-                }
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-
-    /// What the far end lets packets come from, which need not be what the link's come from.
-    fn take_assigned(&mut self, assigned: &[Address]) {
-        let Side::Asks { wanted, answered, .. } = &mut self.side else { return };
-        let is_first = !std::mem::replace(answered, true);
-        if let Link::Device { local, .. } = &self.link
-            && is_first
-        {
-            local.device.answered.send_modify(|count| *count += 1);
-        }
-        let given: Vec<&Address> =
-            assigned.iter().filter(|address| !address.prefix.address().is_unspecified()).collect();
-        self.inner = given.iter().filter_map(|given| Inner::instead(given, wanted)).collect();
-        let within = given.iter().flat_map(|given| wanted.iter().filter_map(|own| narrower(own.prefix, given.prefix)));
-        let others = self.inner.iter().map(|inner| Prefix::of(inner.asked));
-        self.rules.here = within.chain(others).map(Route::to).collect();
-        if self.rules.here.is_empty() {
-            tracing::warn!(link = self.link.name(), "the far end assigns no address that was asked for");
-        }
-    }
-
-    /// Answers a request for addresses; those of before stay. What is refused is said once, and takes no place.
-    fn assign(&mut self, wanted: &[Address]) {
-        let mut refused = Vec::new();
-        for Address { request, prefix } in wanted {
-            let before = self.assigned.iter().position(|before| before.request == *request);
-            let before = before.map(|at| self.assigned.remove(at));
-            let is_any = |prefix: &Prefix| prefix.address().is_unspecified();
-            let same_version = |other: &Prefix| other.address().is_ipv4() == prefix.address().is_ipv4();
-            if let Some(before) = before.filter(|before| is_any(prefix) && same_version(&before.prefix)) {
-                // It has one.
-                self.assigned.push(before);
-                continue;
-            }
-            // Nobody may have us look at more than anybody can get.
-            let has_room = self.assigned.len() < MOST_ADDRESSES && refused.len() < MOST_ADDRESSES;
-            match if has_room { self.give(*prefix) } else { None } {
-                Some(prefix) => self.assigned.push(Address { request: *request, prefix }),
-                None => refused.push(Address { request: *request, prefix: nothing(*prefix) }),
-            }
-        }
-        // Asked again for something else: the first is nobody's.
-        let told: HashSet<Prefix> = self.assigned.iter().map(|address| address.prefix).collect();
-        self.release_where(|claim| !told.contains(&prefix_of(claim.prefix)));
-        self.rules.there = self.assigned.iter().map(|address| Route::to(address.prefix)).collect();
-        let mut payload = BytesMut::new();
-        connect_ip::put_addresses(&self.assigned, &mut payload);
-        connect_ip::put_addresses(&refused, &mut payload);
-        self.say(connect_ip::ADDRESS_ASSIGN, payload);
-    }
-
-    /// The prefix that is given for the one that is wanted; `None`: none is.
-    fn give(&mut self, wanted: Prefix) -> Option<Prefix> {
-        let Side::Gives { gateway, owner, .. } = &self.side else { return None };
-        let (gateway, owner) = (gateway.clone(), owner.clone());
-        let net = IpNet::new(wanted.address(), wanted.length()).ok()?;
-        let net = if wanted.address().is_unspecified() { self.free(&gateway, &owner, net)? } else { net };
-        let net = self.take(&gateway, &owner, net)?;
-        if !self.lead(net) {
-            self.release_where(|claim| claim.prefix == net);
-            return None;
-        }
-        Some(prefix_of(net))
-    }
-
-    /// Claims what is wanted; where answers could not be told from those of another session of the same owner, a free
-    /// address in its place, and the same one again for whoever wants that again.
-    fn take(&mut self, gateway: &Gateway, owner: &Owner, net: IpNet) -> Option<IpNet> {
-        let Side::Gives { scope, .. } = self.side else { return None };
-        let wish = (net, scope.asked);
-        let before = match &self.link {
-            Link::Device { local, .. } => local.device.instead(owner, wish),
-            Link::Peer { .. } => None,
-        };
-        for net in before.into_iter().chain([net]) {
-            if self.claims.iter().any(|claim| claim.prefix == net) {
-                return Some(net);
-            }
-        }
-        if self.claims.len() >= MOST_ADDRESSES || !self.may_be_given(gateway, net) {
-            return None;
-        }
-        if let Some(before) = before.filter(|before| self.may_be_given(gateway, *before))
-            && self.claim(before, owner, false).is_ok()
-        {
-            return Some(before);
-        }
-        let mut claimed = self.claim(net, owner, false);
-        if claimed == Err(Refused::Crosses) {
-            let is_one = net.prefix_len() == net.max_prefix_len();
-            let free = if is_one { self.free(gateway, owner, net) } else { None };
-            if let Some(free) = free.filter(|free| self.claim(*free, owner, false).is_ok()) {
-                if let Link::Device { local, .. } = &self.link {
-                    local.device.give_instead(free, wish);
-                }
-                return Some(free);
-            }
-            // The last that came has the answers.
-            claimed = self.claim(net, owner, true);
-        }
-        if claimed.is_err() {
-            self.tell_refusal(gateway, owner, net);
-        }
-        claimed.ok().map(|()| net)
-    }
-
-    /// What is refused is said now and then, since a client may ask without end.
-    fn tell_refusal(&self, gateway: &Gateway, owner: &Owner, address: IpNet) {
-        let Link::Device { local, .. } = &self.link else { return };
-        let device = &gateway.device;
-        if local.device.gives_no_more(owner) {
-            local.shared.metrics.limit("addresses");
-        } else if let Some(more) = local.shared.refused_addresses.happened(local.shared.now()) {
-            tracing::info!(%address, %device, more, "an address that another holds was asked for");
-        }
-    }
-
-    /// Whether a client may have it: what the document gives, and, where it does not say what, nothing that leads
-    /// elsewhere from here, since what is given is led to the client for all programs of this machine.
-    fn may_be_given(&self, gateway: &Gateway, net: IpNet) -> bool {
-        let Link::Device { local, .. } = &self.link else { return false };
-        gives(gateway, net) && !(gateway.assign.is_empty() && local.device.net().leads_elsewhere(net.addr()))
-    }
-
-    /// An address that nobody holds, for whom may have one more.
-    fn free(&self, gateway: &Gateway, owner: &Owner, like: IpNet) -> Option<IpNet> {
-        let Link::Device { local, .. } = &self.link else { return None };
-        if local.device.gives_no_more(owner) {
-            local.shared.metrics.limit("addresses");
-            return None;
-        }
-        let fits = |pool: &&IpNet| pool.addr().is_ipv4() == like.addr().is_ipv4();
-        let pools: Vec<IpNet> = gateway.assign.iter().filter(fits).copied().collect();
-        local.device.find_free(&pools, &gateway.addresses, owner, local.shared.now())
-    }
 }
 
 impl Drop for End {
@@ -596,43 +345,7 @@ impl Drop for End {
     }
 }
 
-/// What an answer has in the place of an address that is not given (RFC 9484, section 4.7.1).
-fn nothing(wanted: Prefix) -> Prefix {
-    match wanted.address() {
-        IpAddr::V4(_) => Prefix::of(IpAddr::from([0; 4])),
-        IpAddr::V6(_) => Prefix::of(IpAddr::from([0; 16])),
-    }
-}
-
 /// As the wire has it. An `IpNet` that is truncated is always a prefix.
 pub(super) fn prefix_of(net: IpNet) -> Prefix {
     Prefix::new(net.trunc().addr(), net.prefix_len()).unwrap_or_else(|_| Prefix::of(net.addr()))
-}
-
-/// Of two prefixes the one that lies within the other.
-fn narrower(one: Prefix, other: Prefix) -> Option<Prefix> {
-    let (one, other) = if one.length() >= other.length() { (one, other) } else { (other, one) };
-    other.contains(one.address()).then_some(one)
-}
-
-/// Of the routes what lies within the network.
-fn narrowed(routes: &[Route], network: IpNet) -> Vec<Route> {
-    let whole = Route::to(prefix_of(network));
-    let within = routes.iter().filter(|route| route.start.is_ipv4() == whole.start.is_ipv4());
-    within
-        .map(|route| Route { start: route.start.max(whole.start), end: route.end.min(whole.end), ..*route })
-        .filter(|route| route.start <= route.end)
-        .collect()
-}
-
-/// A TCP connection that begins through here learns at once how long its segments may be.
-fn clamped(packet: Bytes, header: &ip::Header, mtu: usize) -> Bytes {
-    let is_syn = header.protocol == ip::TCP
-        && !header.is_later_fragment
-        && packet.get(header.transport + 13).is_some_and(|flags| flags & 0x02 != 0);
-    if !is_syn || mtu >= capsule::MAX_PACKET {
-        return packet;
-    }
-    let mut changed = packet.to_vec();
-    if ip::clamp_mss(&mut changed, header, mtu) { changed.into() } else { packet }
 }

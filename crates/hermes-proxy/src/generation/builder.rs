@@ -1,0 +1,310 @@
+//! What a snapshot's files are made into.
+//!
+//! In: a snapshot, and the generation before. Out: the node's identity, TLS of listeners and upstreams, upstreams'
+//! state; or every fault, with its place in the document. Never: anything that runs.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use hermes_model::snapshot::{
+    ClientAuth, Endpoint, IdentityFiles, Listener, ListenerProtocol, ListenerTls, Snapshot, Upstream, UpstreamProtocol,
+    UpstreamTls,
+};
+use hermes_model::trust::{SpiffeKind, parse_spiffe};
+use hermes_net::quic;
+use hermes_net::tls::{
+    self, CertifiedKey, ClientCertificates, NodePredicate, Roots, RustlsServerConfig, ServerIdentity,
+};
+
+use super::{
+    Certificate, Generation, ListenerState, QuicState, Unready, next_owner, nodes, quic_bounds, server_bounds,
+};
+use crate::reverse::{self, Presence};
+use crate::upstream::{ClientTls, UpstreamState};
+
+struct Identity {
+    key: CertifiedKey,
+    roots: Roots,
+}
+
+/// What came of them.
+pub(super) struct Built {
+    pub(super) overlay: Arc<str>,
+    /// The identity's.
+    pub(super) key: Option<CertifiedKey>,
+    pub(super) listeners: HashMap<Arc<str>, ListenerState>,
+    pub(super) upstreams: HashMap<Arc<str>, Arc<UpstreamState>>,
+    pub(super) nodes: HashMap<Arc<str>, Arc<Presence>>,
+    pub(super) certificates: Vec<Certificate>,
+    pub(super) files: HashMap<PathBuf, Vec<u8>>,
+}
+
+pub(super) struct Builder<'a> {
+    snapshot: &'a Snapshot,
+    previous: Option<&'a Generation>,
+    identity: Option<Identity>,
+    overlay: Arc<str>,
+    nodes: HashMap<Arc<str>, Arc<Presence>>,
+    certificates: Vec<Certificate>,
+    files: HashMap<PathBuf, Vec<u8>>,
+    faults: Vec<Unready>,
+}
+
+impl<'a> Builder<'a> {
+    pub(super) fn new(snapshot: &'a Snapshot, previous: Option<&'a Generation>) -> Self {
+        Self {
+            snapshot,
+            previous,
+            identity: None,
+            overlay: Arc::from(""),
+            nodes: nodes(snapshot, previous),
+            certificates: Vec::new(),
+            files: HashMap::new(),
+            faults: Vec::new(),
+        }
+    }
+
+    /// Reads all files.
+    ///
+    /// # Errors
+    /// Every one that cannot be used, with its place in the document.
+    pub(super) fn build(mut self) -> Result<Built, Vec<Unready>> {
+        self.load_identity();
+        let (listeners, upstreams) = (self.listeners(), self.upstreams());
+        if !self.faults.is_empty() {
+            return Err(self.faults);
+        }
+        let Self { overlay, nodes, certificates, files, identity, .. } = self;
+        let key = identity.map(|identity| identity.key);
+        Ok(Built { overlay, key, listeners, upstreams, nodes, certificates, files })
+    }
+
+    fn fault(&mut self, path: impl Into<String>, reason: impl ToString) {
+        self.faults.push(Unready { path: path.into(), reason: reason.to_string() });
+    }
+
+    fn shows(&mut self, path: String, key: &CertifiedKey) {
+        self.certificates.extend(key.not_after().map(|not_after| Certificate { path, not_after }));
+    }
+
+    /// The identity could not be loaded, which is told already: what lacks it is no further problem.
+    fn lacks_identity(&self) -> bool {
+        self.snapshot.identity.is_some() && self.identity.is_none()
+    }
+
+    /// Remembers what a file held, to see whether the next generation finds the same.
+    fn note(&mut self, files: &[&Path]) {
+        for file in files {
+            if let Ok(bytes) = hermes_net::file::read(file, hermes_net::file::MOST) {
+                self.files.insert((*file).to_owned(), bytes);
+            }
+        }
+    }
+
+    fn load_identity(&mut self) {
+        let Some(IdentityFiles { cert, key, ca }) = &self.snapshot.identity else { return };
+        self.note(&[cert, key, ca]);
+        match (CertifiedKey::load(cert, key), Roots::load(ca)) {
+            (Ok(key), Ok(roots)) => {
+                let uris = key.uris();
+                let own = uris.iter().filter_map(|uri| parse_spiffe(uri)).find(|id| id.kind == SpiffeKind::Node);
+                match own {
+                    Some(id) if *id.name == *self.snapshot.node => self.overlay = Arc::from(id.overlay),
+                    Some(id) => {
+                        let reason = format!(
+                            "the certificate names node {}, the document names {}",
+                            id.name, self.snapshot.node
+                        );
+                        self.fault("identity.cert", reason);
+                    }
+                    None => {
+                        self.fault(
+                            "identity.cert",
+                            format!("the certificate has no URI spiffe://OVERLAY/node/{}", self.snapshot.node),
+                        );
+                    }
+                }
+                self.shows("identity.cert".to_owned(), &key);
+                self.identity = Some(Identity { key, roots });
+            }
+            (key, roots) => {
+                for (path, fault) in [("identity", key.err()), ("identity.ca", roots.err())] {
+                    if let Some(error) = fault {
+                        self.fault(path, error);
+                    }
+                }
+            }
+        }
+    }
+
+    fn listeners(&mut self) -> HashMap<Arc<str>, ListenerState> {
+        let mut states = HashMap::new();
+        for (index, listener) in self.snapshot.listeners.iter().enumerate() {
+            let (tls, quic) = match &listener.tls {
+                None => (None, None),
+                Some(tls) => {
+                    let path = format!("listeners[{index}].tls");
+                    match self.server_tls(&path, listener, tls) {
+                        Ok((config, quic)) => (Some(config), quic),
+                        Err(reason) => {
+                            self.faults.extend(reason.map(|reason| Unready { path, reason }));
+                            continue;
+                        }
+                    }
+                }
+            };
+            let known = self.previous.and_then(|previous| previous.listeners.get(&listener.name));
+            let flows = known.map(|state| state.flows.clone()).unwrap_or_default();
+            states.insert(listener.name.clone(), ListenerState { listener: listener.clone(), tls, quic, flows });
+        }
+        states
+    }
+
+    /// `Err(None)` where what is missing was told already.
+    fn server_tls(
+        &mut self,
+        path: &str,
+        listener: &Listener,
+        tls: &ListenerTls,
+    ) -> Result<(Arc<RustlsServerConfig>, Option<QuicState>), Option<String>> {
+        let key = match &tls.cert_key {
+            Some((cert, key)) => {
+                self.note(&[cert, key]);
+                let key = CertifiedKey::load(cert, key).map_err(|error| Some(error.to_string()))?;
+                self.shows(format!("{path}.cert"), &key);
+                key
+            }
+            // `check` knows that there is one.
+            None => self.identity.as_ref().map(|identity| identity.key.clone()).ok_or(None)?,
+        };
+        let roots = match &tls.client_ca {
+            Some(ca) => {
+                self.note(&[ca]);
+                Some(Roots::load(ca).map_err(|error| Some(error.to_string()))?)
+            }
+            None => self.identity.as_ref().map(|identity| identity.roots.clone()),
+        };
+        let clients = match (tls.client, roots) {
+            (ClientAuth::None, _) => ClientCertificates::None,
+            (ClientAuth::Optional, Some(roots)) => ClientCertificates::Optional(roots),
+            (ClientAuth::Required, Some(roots)) => ClientCertificates::Required(roots),
+            (_, None) if self.lacks_identity() => return Err(None),
+            (_, None) => return Err(Some("no CA to verify clients with".to_owned())),
+        };
+        // Who keeps a connection to us shows who it is.
+        let takes_nodes = !self.nodes.is_empty() && tls.client != ClientAuth::None;
+        let alpn: &[&[u8]] = match listener.protocol {
+            ListenerProtocol::Http if takes_nodes => &[b"h2", b"http/1.1", reverse::ALPN],
+            ListenerProtocol::Http => &[b"h2", b"http/1.1"],
+            _ => &[],
+        };
+        let refused = |error: tls::TlsError| Some(error.to_string());
+        let config = tls::server_config(&key, &clients, alpn).map_err(refused)?;
+        if !listener.http3 {
+            return Ok((config, None));
+        }
+        let alpn: &[&[u8]] = if takes_nodes { &[quic::ALPN, reverse::ALPN_H3] } else { &[quic::ALPN] };
+        let over_quic = tls::server_config(&key, &clients, alpn).map_err(refused)?;
+        let bounds = server_bounds(&self.snapshot.limits, listener);
+        let quic = quic::server_config(&over_quic, bounds, listener.early_data).map_err(refused)?;
+        Ok((config, Some(QuicState { config: quic, reset: quic::ResetKey::of(&key) })))
+    }
+
+    fn upstreams(&mut self) -> HashMap<Arc<str>, Arc<UpstreamState>> {
+        let mut states = HashMap::new();
+        for (index, upstream) in self.snapshot.upstreams.iter().enumerate() {
+            let mut files: Vec<&Path> = Vec::new();
+            if let Some(ca) = upstream.tls.as_ref().and_then(|tls| tls.ca.as_deref()) {
+                files.push(ca);
+            }
+            self.note(&files);
+            if let Some(kept) = self.keep(upstream) {
+                states.insert(upstream.name.clone(), kept);
+                continue;
+            }
+            let tls = match &upstream.tls {
+                None => None,
+                Some(tls) => match self.client_tls(upstream, tls) {
+                    Ok(tls) => Some(tls),
+                    Err(reason) => {
+                        let path = format!("upstreams[{index}].tls");
+                        self.faults.extend(reason.map(|reason| Unready { path, reason }));
+                        continue;
+                    }
+                },
+            };
+            let state = UpstreamState::new(next_owner(), upstream.clone(), tls, &self.nodes);
+            states.insert(upstream.name.clone(), Arc::new(state));
+        }
+        states
+    }
+
+    /// The state of the generation before, where neither the document nor a file changed.
+    fn keep(&self, upstream: &Upstream) -> Option<Arc<UpstreamState>> {
+        let previous = self.previous?;
+        let state = previous.upstreams.get(&upstream.name)?;
+        let same_files = || {
+            let identity = self.snapshot.identity.as_ref();
+            let own = identity.into_iter().flat_map(|files| [&files.cert, &files.key, &files.ca]);
+            let all = own.chain(upstream.tls.as_ref().and_then(|tls| tls.ca.as_ref()));
+            previous.snapshot.identity == self.snapshot.identity
+                && all.into_iter().all(|file| self.files.get(file) == previous.files.get(file))
+        };
+        // What a connection of QUIC may do is in its configuration.
+        let same_bounds = upstream.protocol != UpstreamProtocol::H3 || previous.snapshot.limits == self.snapshot.limits;
+        let is_same = *state.config == *upstream && same_bounds && (upstream.tls.is_none() || same_files());
+        is_same.then(|| state.clone())
+    }
+
+    /// `Err(None)` where what is missing was told already.
+    fn client_tls(&self, upstream: &Upstream, tls: &UpstreamTls) -> Result<ClientTls, Option<String>> {
+        let own = if tls.anonymous { None } else { self.identity.as_ref().map(|identity| &identity.key) };
+        let roots = match (&tls.ca, &self.identity) {
+            (Some(ca), _) => Roots::load(ca).map_err(|error| Some(error.to_string()))?,
+            (None, Some(identity)) => identity.roots.clone(),
+            (None, None) if self.lacks_identity() => return Err(None),
+            (None, None) => return Err(Some("no CA: neither `ca` nor `identity`".to_owned())),
+        };
+        let proves_node = tls.ca.is_none() && tls.server_name.is_none();
+        let server = if proves_node {
+            ServerIdentity::Node(roots, accepts_nodes(self.overlay.clone(), tls.nodes.clone()))
+        } else {
+            ServerIdentity::Name(roots)
+        };
+        let alpn: &[&[u8]] = match upstream.protocol {
+            UpstreamProtocol::H1 => &[b"http/1.1"],
+            UpstreamProtocol::H2 => &[b"h2"],
+            // Over TCP, where QUIC does not get through.
+            UpstreamProtocol::H3 => &[b"h2"],
+            UpstreamProtocol::Auto => &[b"h2", b"http/1.1"],
+            UpstreamProtocol::Tcp => &[],
+        };
+        let over_quic = (upstream.protocol == UpstreamProtocol::H3)
+            .then(|| tls::client_config(own, server.clone(), &[quic::ALPN]))
+            .transpose()
+            .map_err(|error| Some(error.to_string()))?;
+        let config = tls::client_config(own, server, alpn).map_err(|error| Some(error.to_string()))?;
+        let host = upstream.endpoints.first().and_then(Endpoint::host).cloned();
+        let name = tls.server_name.clone().or(host).unwrap_or_else(|| Arc::from("hermes"));
+        let quic = over_quic
+            .map(|config| quic::client_config(&config, quic_bounds(&self.snapshot.limits)))
+            .transpose()
+            .map_err(|error| Some(error.to_string()))?;
+        Ok(ClientTls { config, quic, name, proves_node })
+    }
+}
+
+/// Accepts certificates of nodes of this overlay; where the document names some, only those.
+fn accepts_nodes(overlay: Arc<str>, nodes: Vec<Arc<str>>) -> NodePredicate {
+    Arc::new(move |uris: &[String]| {
+        let ids = uris.iter().filter_map(|uri| parse_spiffe(uri));
+        let Some(node) = ids.into_iter().find(|id| id.kind == SpiffeKind::Node && *id.overlay == *overlay) else {
+            return Err(format!("the server's certificate has no URI spiffe://{overlay}/node/NAME"));
+        };
+        if nodes.is_empty() || nodes.iter().any(|name| **name == *node.name) {
+            return Ok(());
+        }
+        Err(format!("the server is node {}, which `tls.node` does not name", node.name))
+    })
+}

@@ -1,0 +1,205 @@
+//! What the two ends of a CONNECT-IP tunnel say of addresses and routes (RFC 9484, section 4.7).
+//!
+//! In: the peer's capsules. Out: at the end that gives, what was asked for and may be had, claimed of the device and
+//! led into it; at the end that asks, what packets may be from and to. Never: a packet.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+
+use bytes::{Bytes, BytesMut};
+use hermes_model::snapshot::Gateway;
+use hermes_wire::connect_ip::{self, Address, ConnectIpError, Prefix, Route};
+use ipnet::IpNet;
+
+use super::{End, Side, prefix_of};
+use crate::ip::claims::Refused;
+use crate::ip::given::gives;
+use crate::ip::inner::Inner;
+use crate::ip::link::Link;
+use crate::ip::owner::Owner;
+
+/// Addresses that one session may hold.
+const MOST_ADDRESSES: usize = 64;
+
+impl End {
+    /// What the peer says of addresses and routes.
+    pub(super) fn hear(&mut self, kind: u64, payload: Bytes) -> Result<(), ConnectIpError> {
+        match kind {
+            connect_ip::ADDRESS_REQUEST => {
+                let wanted = connect_ip::parse_address_request(payload)?;
+                self.assign(&wanted);
+            }
+            connect_ip::ADDRESS_ASSIGN => {
+                let assigned = connect_ip::parse_address_assign(payload)?;
+                self.take_assigned(&assigned);
+            }
+            connect_ip::ROUTE_ADVERTISEMENT => {
+                let routes = connect_ip::parse_route_advertisement(payload)?;
+                if let Side::Asks { network, .. } = self.side {
+                    self.rules.there = narrowed(&routes, network);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// What the far end lets packets come from, which need not be what the link's come from.
+    fn take_assigned(&mut self, assigned: &[Address]) {
+        let Side::Asks { wanted, answered, .. } = &mut self.side else { return };
+        let is_first = !std::mem::replace(answered, true);
+        if let Link::Device { local, .. } = &self.link
+            && is_first
+        {
+            local.device.answered.send_modify(|count| *count += 1);
+        }
+        let given: Vec<&Address> =
+            assigned.iter().filter(|address| !address.prefix.address().is_unspecified()).collect();
+        self.inner = given.iter().filter_map(|given| Inner::instead(given, wanted)).collect();
+        let within = given.iter().flat_map(|given| wanted.iter().filter_map(|own| narrower(own.prefix, given.prefix)));
+        let others = self.inner.iter().map(|inner| Prefix::of(inner.asked));
+        self.rules.here = within.chain(others).map(Route::to).collect();
+        if self.rules.here.is_empty() {
+            tracing::warn!(link = self.link.name(), "the far end assigns no address that was asked for");
+        }
+    }
+
+    /// Answers a request for addresses; those of before stay. What is refused is said once, and takes no place.
+    fn assign(&mut self, wanted: &[Address]) {
+        let mut refused = Vec::new();
+        for Address { request, prefix } in wanted {
+            let before = self.assigned.iter().position(|before| before.request == *request);
+            let before = before.map(|at| self.assigned.remove(at));
+            let is_any = |prefix: &Prefix| prefix.address().is_unspecified();
+            let same_version = |other: &Prefix| other.address().is_ipv4() == prefix.address().is_ipv4();
+            if let Some(before) = before.filter(|before| is_any(prefix) && same_version(&before.prefix)) {
+                // It has one.
+                self.assigned.push(before);
+                continue;
+            }
+            // Nobody may have us look at more than anybody can get.
+            let has_room = self.assigned.len() < MOST_ADDRESSES && refused.len() < MOST_ADDRESSES;
+            match if has_room { self.give(*prefix) } else { None } {
+                Some(prefix) => self.assigned.push(Address { request: *request, prefix }),
+                None => refused.push(Address { request: *request, prefix: nothing(*prefix) }),
+            }
+        }
+        // Asked again for something else: the first is nobody's.
+        let told: HashSet<Prefix> = self.assigned.iter().map(|address| address.prefix).collect();
+        self.release_where(|claim| !told.contains(&prefix_of(claim.prefix)));
+        self.rules.there = self.assigned.iter().map(|address| Route::to(address.prefix)).collect();
+        let mut payload = BytesMut::new();
+        connect_ip::put_addresses(&self.assigned, &mut payload);
+        connect_ip::put_addresses(&refused, &mut payload);
+        self.say(connect_ip::ADDRESS_ASSIGN, payload);
+    }
+
+    /// The prefix that is given for the one that is wanted; `None`: none is.
+    fn give(&mut self, wanted: Prefix) -> Option<Prefix> {
+        let Side::Gives { gateway, owner, .. } = &self.side else { return None };
+        let (gateway, owner) = (gateway.clone(), owner.clone());
+        let net = IpNet::new(wanted.address(), wanted.length()).ok()?;
+        let net = if wanted.address().is_unspecified() { self.free(&gateway, &owner, net)? } else { net };
+        let net = self.take(&gateway, &owner, net)?;
+        if !self.lead(net) {
+            self.release_where(|claim| claim.prefix == net);
+            return None;
+        }
+        Some(prefix_of(net))
+    }
+
+    /// Claims what is wanted; where answers could not be told from those of another session of the same owner, a free
+    /// address in its place, and the same one again for whoever wants that again.
+    fn take(&mut self, gateway: &Gateway, owner: &Owner, net: IpNet) -> Option<IpNet> {
+        let Side::Gives { scope, .. } = self.side else { return None };
+        let wish = (net, scope.asked);
+        let before = match &self.link {
+            Link::Device { local, .. } => local.device.instead(owner, wish),
+            Link::Peer { .. } => None,
+        };
+        for net in before.into_iter().chain([net]) {
+            if self.claims.iter().any(|claim| claim.prefix == net) {
+                return Some(net);
+            }
+        }
+        if self.claims.len() >= MOST_ADDRESSES || !self.may_be_given(gateway, net) {
+            return None;
+        }
+        if let Some(before) = before.filter(|before| self.may_be_given(gateway, *before))
+            && self.claim(before, owner, false).is_ok()
+        {
+            return Some(before);
+        }
+        let mut claimed = self.claim(net, owner, false);
+        if claimed == Err(Refused::Crosses) {
+            let is_one = net.prefix_len() == net.max_prefix_len();
+            let free = if is_one { self.free(gateway, owner, net) } else { None };
+            if let Some(free) = free.filter(|free| self.claim(*free, owner, false).is_ok()) {
+                if let Link::Device { local, .. } = &self.link {
+                    local.device.give_instead(free, wish);
+                }
+                return Some(free);
+            }
+            // The last that came has the answers.
+            claimed = self.claim(net, owner, true);
+        }
+        if claimed.is_err() {
+            self.tell_refusal(gateway, owner, net);
+        }
+        claimed.ok().map(|()| net)
+    }
+
+    /// What is refused is said now and then, since a client may ask without end.
+    fn tell_refusal(&self, gateway: &Gateway, owner: &Owner, address: IpNet) {
+        let Link::Device { local, .. } = &self.link else { return };
+        let device = &gateway.device;
+        if local.device.gives_no_more(owner) {
+            local.shared.metrics.limit("addresses");
+        } else if let Some(more) = local.shared.refused_addresses.happened(local.shared.now()) {
+            tracing::info!(%address, %device, more, "an address that another holds was asked for");
+        }
+    }
+
+    /// Whether a client may have it: what the document gives, and, where it does not say what, nothing that leads
+    /// elsewhere from here, since what is given is led to the client for all programs of this machine.
+    fn may_be_given(&self, gateway: &Gateway, net: IpNet) -> bool {
+        let Link::Device { local, .. } = &self.link else { return false };
+        gives(gateway, net) && !(gateway.assign.is_empty() && local.device.net().leads_elsewhere(net.addr()))
+    }
+
+    /// An address that nobody holds, for whom may have one more.
+    fn free(&self, gateway: &Gateway, owner: &Owner, like: IpNet) -> Option<IpNet> {
+        let Link::Device { local, .. } = &self.link else { return None };
+        if local.device.gives_no_more(owner) {
+            local.shared.metrics.limit("addresses");
+            return None;
+        }
+        let fits = |pool: &&IpNet| pool.addr().is_ipv4() == like.addr().is_ipv4();
+        let pools: Vec<IpNet> = gateway.assign.iter().filter(fits).copied().collect();
+        local.device.find_free(&pools, &gateway.addresses, owner, local.shared.now())
+    }
+}
+
+/// What an answer has in the place of an address that is not given (RFC 9484, section 4.7.1).
+fn nothing(wanted: Prefix) -> Prefix {
+    match wanted.address() {
+        IpAddr::V4(_) => Prefix::of(IpAddr::from([0; 4])),
+        IpAddr::V6(_) => Prefix::of(IpAddr::from([0; 16])),
+    }
+}
+
+/// Of two prefixes the one that lies within the other.
+fn narrower(one: Prefix, other: Prefix) -> Option<Prefix> {
+    let (one, other) = if one.length() >= other.length() { (one, other) } else { (other, one) };
+    other.contains(one.address()).then_some(one)
+}
+
+/// Of the routes what lies within the network.
+fn narrowed(routes: &[Route], network: IpNet) -> Vec<Route> {
+    let whole = Route::to(prefix_of(network));
+    let within = routes.iter().filter(|route| route.start.is_ipv4() == whole.start.is_ipv4());
+    within
+        .map(|route| Route { start: route.start.max(whole.start), end: route.end.min(whole.end), ..*route })
+        .filter(|route| route.start <= route.end)
+        .collect()
+}

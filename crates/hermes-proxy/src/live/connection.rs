@@ -1,0 +1,202 @@
+//! A client's connection, as its worker knows it.
+//!
+//! In: what its listener sees of it: bytes, sessions that come and go. Out: the word to finish, or to close now, to who
+//! serves it; its place among the node's connections. Never: its bytes.
+
+use std::cell::{Cell, OnceCell};
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hermes_model::limits::Limits;
+use hermes_model::snapshot::Listener;
+use http::HeaderValue;
+
+use super::Path;
+use crate::signal::Signal;
+use crate::worker::Worker;
+
+/// Where a client connection stands; decides which time limit holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// TLS, a PROXY header, or the first bytes that tell h1 from h2.
+    Handshake,
+    /// Between requests.
+    Idle,
+    /// The first bytes of a request came, its head is not whole.
+    Head,
+    /// So many sessions are on it.
+    Busy(u32),
+}
+
+/// Why a connection shall take no further request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Drain {
+    /// It was silent for long: close it now.
+    Silent,
+    /// Its listener goes. A request may be on its way to us, and would be lost if we closed at
+    /// once: answer it, say `close` with it, and close only after a while without any.
+    Parting,
+}
+
+/// From the word that a connection ends to its end, where nothing runs on it: a round trip on a bad day.
+/// Also for a client that has connected and has not said all that it has to say.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// One client connection.
+pub(crate) struct Connection {
+    /// Where the client is, as far as is known.
+    pub(crate) source: Cell<SocketAddr>,
+    /// Over QUIC, where the client may move.
+    pub(crate) path: OnceCell<Path>,
+    pub(crate) listener: Arc<Listener>,
+    /// Told to finish: no further request.
+    pub(crate) drain: Signal<Drain>,
+    /// Told to close now.
+    pub(crate) kill: Signal<&'static str>,
+    key: Cell<usize>,
+    stage: Cell<Stage>,
+    since: Cell<u64>,
+    /// When it was told to finish.
+    told: Cell<Option<u64>>,
+    /// HTTP/2 or HTTP/3: many sessions, each of which ends by itself, and frames that begin no request.
+    pub(crate) is_shared: Cell<bool>,
+    /// The client takes nothing of what waits for it.
+    pub(crate) is_blocked: Cell<bool>,
+    /// Where else its client finds the origins that it finds here (RFC 7838).
+    pub(crate) alternative: OnceCell<HeaderValue>,
+    /// It is kept for what may come over it: to be idle is no reason to close it.
+    pub(crate) is_kept: Cell<bool>,
+    /// Counts up with all that is read from it.
+    pub(crate) heard: Cell<u64>,
+}
+
+impl Connection {
+    /// The listener as the running document has it; as it was when it is gone from there.
+    pub(crate) fn current_listener(&self, worker: &Worker) -> Arc<Listener> {
+        worker.generation().listener(&self.listener.name).unwrap_or(&self.listener).clone()
+    }
+
+    pub(crate) fn stage(&self) -> Stage {
+        self.stage.get()
+    }
+
+    pub(crate) fn set_stage(&self, worker: &Worker, stage: Stage) {
+        self.stage.set(stage);
+        self.since.set(worker.now());
+    }
+
+    /// Tells it to finish since its listener goes.
+    pub(crate) fn part(&self, worker: &Worker) {
+        self.tell(worker, Drain::Parting);
+    }
+
+    fn tell(&self, worker: &Worker, why: Drain) {
+        self.told.set(self.told.get().or(Some(worker.now())));
+        self.drain.set(why);
+    }
+
+    /// It was told to finish.
+    pub(super) fn is_told_to_go(&self) -> bool {
+        self.told.get().is_some()
+    }
+
+    /// It was told to finish, and all that was on its way to us then has arrived: what begins now was sent
+    /// by a client that does not listen, and what it was believed for when it came may not hold any more.
+    pub(crate) fn takes_no_more(&self, worker: &Worker) -> bool {
+        self.told.get().is_some_and(|told| worker.now() >= told + FAREWELL.as_millis() as u64)
+    }
+
+    /// Tells it to finish, or to close, where it is over its time.
+    pub(super) fn sweep(&self, worker: &Worker, limits: &Limits) {
+        let stage = self.stage.get();
+        let (limit, reason) = match stage {
+            Stage::Handshake => (limits.tls_timeout, "handshake took too long"),
+            Stage::Head => (limits.header_timeout, "request head took too long"),
+            Stage::Idle if self.is_kept.get() && self.told.get().is_none() => return,
+            Stage::Idle => (limits.keep_alive, "idle"),
+            Stage::Busy(_) => return,
+        };
+        // Told to go in order, it has a little time for that: what is on its way to us arrives before the end.
+        let (limit, since) = match self.told.get() {
+            Some(told) => (limit.min(FAREWELL), self.since.get().max(told)),
+            None => (limit, self.since.get()),
+        };
+        if Duration::from_millis(worker.now().saturating_sub(since)) < limit {
+            return;
+        }
+        // A clean end first (GOAWAY, or close between requests); by force at the next sweep.
+        match (stage, self.drain.get()) {
+            (Stage::Idle, None) => return self.tell(worker, Drain::Silent),
+            (_, None) => worker.shared.metrics.limit("slow-client"),
+            (_, Some(_)) => {}
+        }
+        self.kill.set(reason);
+    }
+
+    /// One more session is on it.
+    pub(crate) fn enter(&self, worker: &Worker) {
+        let sessions = match self.stage.get() {
+            Stage::Busy(sessions) => sessions,
+            _ => 0,
+        };
+        self.set_stage(worker, Stage::Busy(sessions + 1));
+    }
+
+    /// One session less.
+    pub(crate) fn leave(&self, worker: &Worker) {
+        match self.stage.get() {
+            Stage::Busy(sessions) if sessions > 1 => self.set_stage(worker, Stage::Busy(sessions - 1)),
+            _ => self.set_stage(worker, Stage::Idle),
+        }
+    }
+}
+
+/// A connection's guard: its drop takes it off the table.
+pub(crate) struct ConnectionGuard {
+    worker: Rc<Worker>,
+    pub(crate) connection: Rc<Connection>,
+}
+
+impl ConnectionGuard {
+    /// Takes a place among the node's connections; `None` where all are taken.
+    pub(crate) fn take(worker: &Rc<Worker>, listener: Arc<Listener>, source: SocketAddr) -> Option<Self> {
+        let shared = &worker.shared;
+        let limit = worker.generation().snapshot.limits.connections as i64;
+        if shared.metrics.connections_open.inc() >= limit {
+            shared.metrics.connections_open.dec();
+            shared.metrics.limit("connections");
+            return None;
+        }
+        let connection = Rc::new(Connection {
+            source: Cell::new(source),
+            path: OnceCell::new(),
+            listener,
+            drain: Signal::default(),
+            kill: Signal::default(),
+            key: Cell::new(0),
+            stage: Cell::new(Stage::Handshake),
+            since: Cell::new(worker.now()),
+            told: Cell::new(None),
+            is_shared: Cell::new(false),
+            is_blocked: Cell::new(false),
+            alternative: OnceCell::new(),
+            is_kept: Cell::new(false),
+            heard: Cell::new(0),
+        });
+        connection.key.set(worker.live.connections.borrow_mut().insert(connection.clone()));
+        if worker.is_draining() {
+            connection.part(worker);
+        }
+        Some(Self { worker: worker.clone(), connection })
+    }
+}
+
+impl Drop for ConnectionGuard {
+    fn drop(&mut self) {
+        self.connection.watch_path(&self.worker);
+        self.worker.live.connections.borrow_mut().remove(self.connection.key.get());
+        self.worker.shared.metrics.connections_open.dec();
+    }
+}

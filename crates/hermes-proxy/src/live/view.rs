@@ -1,0 +1,68 @@
+//! A session as `/sessions` shows it.
+//!
+//! In: a live session. Out: what an operator may see of it. Never: queries, header values, bodies, which may be secret.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use super::{Entry, Phase};
+
+/// A session as `/sessions` shows it.
+#[derive(Clone, Debug, Serialize)]
+pub struct SessionView {
+    /// Unique in this process.
+    pub id: u64,
+    /// Listener.
+    pub listener: Arc<str>,
+    /// `http`, `tcp`, `udp` or `ip`.
+    pub kind: &'static str,
+    /// Who sends.
+    pub source: SocketAddr,
+    /// The proven user.
+    pub user: Option<Arc<str>>,
+    /// Method.
+    pub method: String,
+    /// Whom it is for.
+    pub authority: String,
+    /// Path, without the query, which may hold secrets.
+    pub path: String,
+    /// Route.
+    pub route: Option<Arc<str>>,
+    /// Endpoint.
+    pub endpoint: Option<Arc<str>>,
+    /// `opening`, `open` or `blocked`.
+    pub phase: &'static str,
+    /// Bytes from the client.
+    pub received: u64,
+    /// Bytes to the client.
+    pub sent: u64,
+    /// Age in seconds.
+    pub age: f64,
+}
+
+impl SessionView {
+    pub(super) fn of(entry: &Entry) -> Self {
+        Self {
+            id: entry.id,
+            listener: entry.facts.listener.clone(),
+            kind: entry.facts.kind.as_str(),
+            source: entry.facts.source,
+            user: entry.facts.user.clone(),
+            method: entry.facts.method.to_string(),
+            authority: entry.facts.authority.to_string(),
+            path: entry.facts.path.path().to_owned(),
+            route: entry.route.borrow().as_ref().map(|route| route.name.clone()),
+            endpoint: entry.peer.borrow().clone(),
+            phase: match entry.phase.get() {
+                Phase::Opening => "opening",
+                Phase::Open => "open",
+                Phase::Blocked => "blocked",
+            },
+            received: entry.received.get(),
+            sent: entry.sent.get(),
+            age: entry.started.elapsed().as_secs_f64(),
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Live sessions, decided again after a swap.
+//!
+//! In: a worker that runs a new generation. Out: each of its sessions stays, is told to end, or gets the route that it
+//! shall follow. A session whose user is believed no more ends, whatever its route. Never: the move itself
+//! (`datagram/relay/moving.rs`).
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use hermes_model::decide::{Decision, decide};
+use hermes_model::facts::{Facts, Kind, Trust};
+use hermes_model::snapshot::{Action, Listener, OnChange, Route};
+use hermes_model::trust::{HERMES_USER, Identity, identify, listener_user};
+use http::StatusCode;
+
+use super::Worker;
+use crate::error::Error;
+use crate::generation::Generation;
+use crate::listener;
+use crate::live::Entry;
+
+/// A reload decides so many live sessions again before traffic gets its turn: well under a millisecond.
+const SLICE: usize = 256;
+
+/// Decides all of a worker's.
+pub(super) async fn all(worker: Rc<Worker>) {
+    let generation = worker.generation();
+    let entries: Vec<Rc<Entry>> = worker.live.sessions.borrow().iter().map(|(_, entry)| entry.clone()).collect();
+    for slice in entries.chunks(SLICE) {
+        for entry in slice {
+            redecide_one(&generation, entry);
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+fn redecide_one(generation: &Generation, entry: &Entry) {
+    let listener = generation.listener(&entry.facts.listener);
+    // Its listener is gone: it drains, whatever the routes say of new ones. A link would for days.
+    if listener.is_none() && entry.facts.kind != Kind::Ip {
+        return;
+    }
+    if !still_proves(generation, listener, &entry.facts, entry.accepted_from()) {
+        entry.end.set(Error::Reconfigured("its user is no longer bound to the node that asserted it".to_owned()));
+        return;
+    }
+    match decide(&entry.facts, &generation.snapshot) {
+        Decision::Deny(deny) => entry.end.set(Error::Reconfigured(deny.reason.to_string())),
+        Decision::Act(route) => {
+            // Of a session for a name the route's networks are looked at where it is opened.
+            let may_reach =
+                |other: &Route| entry.facts.told.is_none() || other.matcher.networks == route.matcher.networks;
+            let same =
+                |other: &Arc<Route>| other.action == route.action && other.rewrite == route.rewrite && may_reach(other);
+            if entry.route.borrow().as_ref().is_none_or(same) {
+                // A move that has begun and is not wanted any more ends.
+                entry.moved.take();
+            } else if let Some(status) = refusal(&route, entry.facts.kind) {
+                entry.end.set(Error::Reconfigured(format!("route {} answers {status} now", route.name)));
+            } else if moves(entry.facts.kind, &route) {
+                let under_way = entry.moved.borrow().as_ref().is_some_and(same);
+                if !under_way {
+                    entry.moved.replace(Some(route));
+                }
+            }
+            entry.end.nudge();
+        }
+    }
+}
+
+/// Byte streams stay where they are; flows may move, and links do: one lives for days.
+pub(crate) fn moves(kind: Kind, route: &Route) -> bool {
+    match kind {
+        Kind::Ip => true,
+        Kind::Udp => route.on_change == OnChange::Move,
+        Kind::Http | Kind::Tcp => false,
+    }
+}
+
+/// The status by which a route refuses sessions of this kind: a tunnel is refused by any answer, an
+/// exchange by one that blames the client. (Where it is to be 503 now, what runs may finish.)
+fn refusal(route: &Route, kind: Kind) -> Option<StatusCode> {
+    match &route.action {
+        Action::Respond(answer) if kind != Kind::Http || answer.status.is_client_error() => Some(answer.status),
+        _ => None,
+    }
+}
+
+/// Would the session's user be believed today? What a listener said that is gone nobody says any more.
+fn still_proves(generation: &Generation, listener: Option<&Arc<Listener>>, facts: &Facts, from: SocketAddr) -> bool {
+    let is_trusted = listener.is_some_and(|listener| listener::contains(&listener.trust, from));
+    if facts.trust == Trust::Address && !is_trusted {
+        return facts.user.is_none();
+    }
+    let today = match (listener.and_then(|listener| listener_user(listener)), &facts.trust) {
+        (Some(user), _) => Some(user),
+        // The listener said who it was, and says so no more.
+        (None, Trust::Anonymous) => None,
+        (None, trust) => match identify(trust, facts.headers.get_all(HERMES_USER), &generation.snapshot) {
+            Identity::User { user, .. } => user,
+            Identity::Refuse(_) => return false,
+        },
+    };
+    today == facts.user
+}
