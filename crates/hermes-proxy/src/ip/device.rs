@@ -234,12 +234,15 @@ impl Device {
         let mut table = self.claims.write().unwrap_or_else(PoisonError::into_inner);
         let Some(claims) = table.get_mut(prefix) else { return true };
         let Some(at) = claims.sessions.iter().position(|claim| claim.number == number) else { return false };
-        if !matches!(claims.sessions.remove(at).owner, Owner::Listener(_)) {
-            self.given.give_back(prefix);
-        }
+        let owner = claims.sessions.remove(at).owner;
         let is_over = claims.sessions.is_empty();
         if is_over && !claims.is_captured {
             table.remove(prefix);
+        }
+        // A search for a free address has what this waits for, and waits for the table.
+        drop(table);
+        if !matches!(owner, Owner::Listener(_)) {
+            self.given.give_back(prefix);
         }
         is_over && self.net.is_ours()
     }

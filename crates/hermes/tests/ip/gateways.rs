@@ -314,3 +314,21 @@ fn tables_of_somebody_else_stay() {
         assert_eq!(tables().await, found);
     });
 }
+
+/// Who looks for a free address and who gives one back, on workers of their own, wait for the same tables.
+#[test]
+fn addresses_are_looked_for_while_others_are_given_back() {
+    as_root("addresses that come and go", || async {
+        let gate = Gate::with(TWO, 100).await;
+        let rounds = async |user: usize| {
+            for _ in 0..40 {
+                let mut tunnel = gate.tunnel(user, IpWay::H1, "*", "*").await.unwrap();
+                tunnel.ask_for(&[address("0.0.0.0"); 30]).await.unwrap();
+                tunnel.finish().await.unwrap();
+            }
+        };
+        let all = async { tokio::join!(rounds(0), rounds(1), rounds(0), rounds(1), rounds(0), rounds(1)) };
+        let done = tokio::time::timeout(60 * SOON, all).await;
+        assert!(done.is_ok(), "the node hangs");
+    });
+}
