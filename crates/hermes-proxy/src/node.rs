@@ -17,7 +17,7 @@ use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use hermes_model::snapshot::Snapshot;
-use hermes_net::handover::Handed;
+use hermes_net::handover::{Handed, read_text};
 use hermes_net::own::watch::Watch;
 use hermes_net::quic::Group;
 use hermes_net::{tun, udp};
@@ -42,6 +42,8 @@ const COMMANDS: usize = 64;
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// Changes of the network come in swarms, and each swarm is looked at once.
 const CHANGES_APART: Duration = Duration::from_millis(20);
+/// What addresses of clients wait for their owners, in a handover.
+const RESTING: &str = "resting addresses";
 /// The machine's addresses are read again so often.
 const ADDRESSES_EVERY: Duration = Duration::from_secs(5);
 
@@ -130,6 +132,8 @@ impl Node {
         for handed in inherited {
             by_label.entry(handed.label).or_default().push(handed.fd);
         }
+        let resting = by_label.remove(RESTING).and_then(|mut fds| read_text(fds.pop()?).ok());
+        shared.given.go_on_resting(&resting.unwrap_or_default());
         let mut node = Self {
             shared,
             log,
@@ -381,6 +385,7 @@ impl Node {
         for held in self.devices.values().filter(|held| held.is_there()) {
             held.hand_over(&mut all)?;
         }
+        all.push(Handed::text(RESTING.to_owned(), &self.shared.given.resting())?);
         Ok(all)
     }
 

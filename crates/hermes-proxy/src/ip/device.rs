@@ -5,6 +5,8 @@
 //! holder, and a newer session of the same holder takes over from an older one.
 //! Never: what a packet may do; its session judges that.
 
+mod reserved;
+
 use std::cell::{OnceCell, RefCell};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::poll_fn;
@@ -116,45 +118,6 @@ impl Device {
         let answered = watch::Sender::new(0);
         let (claims, reserved, led, nat) = Default::default();
         Arc::new(Self { name, net, claims, numbers: AtomicU64::new(1), given, led, nat, reserved, reads, answered })
-    }
-
-    /// Whose each prefix is, for another process: a line each.
-    pub(crate) fn owners(&self) -> String {
-        let claims = self.claims.read().unwrap_or_else(PoisonError::into_inner);
-        let ours = claims.iter().filter_map(|(prefix, claims)| Some((*prefix, &claims.sessions.first()?.owner)));
-        let reserved = self.reserved.read().unwrap_or_else(PoisonError::into_inner);
-        let before = reserved.iter().map(|(prefix, owner)| (*prefix, owner));
-        ours.chain(before).map(|(prefix, owner)| format!("{prefix} {owner}\n")).collect()
-    }
-
-    /// Takes the word of the process before us for whose each prefix is.
-    pub(crate) fn reserve(&self, owners: &str) {
-        let read = |line: &str| {
-            let (prefix, owner) = line.split_once(' ')?;
-            Some((prefix.parse().ok()?, Owner::parse(owner)?))
-        };
-        let mut reserved = self.reserved.write().unwrap_or_else(PoisonError::into_inner);
-        reserved.extend(owners.lines().filter_map(read));
-    }
-
-    /// The process before us is gone, and its sessions with it. Routes to those that are not here now go as well.
-    fn release_reserved(&self) {
-        let reserved = std::mem::take(&mut *self.reserved.write().unwrap_or_else(PoisonError::into_inner));
-        // Whoever claims one of them waits until it is gone, and then leads it here anew.
-        let _led = self.led();
-        let claims = self.claims.read().unwrap_or_else(PoisonError::into_inner);
-        for prefix in reserved
-            .into_keys()
-            .filter(|prefix| self.net.is_ours() && claims.get(*prefix).is_none_or(|claims| claims.sessions.is_empty()))
-        {
-            let _ = self.net.remove_route(prefix);
-        }
-    }
-
-    fn is_reserved(&self, prefix: IpNet, owner: Option<&Owner>) -> bool {
-        let reserved = self.reserved.read().unwrap_or_else(PoisonError::into_inner);
-        let overlap = |other: &IpNet| other.contains(&prefix) || prefix.contains(other);
-        reserved.iter().any(|(other, holder)| Some(holder) != owner && overlap(other))
     }
 
     /// The kernel's side of it.
