@@ -13,12 +13,12 @@ use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use hermes_model::snapshot::Snapshot;
-use hermes_net::handover::Handed;
+use hermes_net::handover::{Handed, read_text, rewrite_text};
 use hermes_net::own::watch::Watch;
 use hermes_net::quic::Group;
 use hermes_net::{tun, udp};
@@ -43,6 +43,8 @@ const COMMANDS: usize = 64;
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// Changes of the network come in swarms, and each swarm is looked at once.
 const CHANGES_APART: Duration = Duration::from_millis(20);
+/// What addresses of clients wait for their owners, in a handover.
+const RESTING: &str = "resting addresses";
 /// The machine's addresses are read again so often.
 const ADDRESSES_EVERY: Duration = Duration::from_secs(5);
 
@@ -89,6 +91,9 @@ pub struct Node {
     held_back: HashSet<SocketKey>,
     /// Addresses that were ours: live flows of a closed listener may still hold them.
     parted: HashSet<SocketKey>,
+    /// What addresses wait for their owners, as the process before us says when it has parted, and as we say it then.
+    resting_before: Option<OwnedFd>,
+    resting_here: Mutex<Option<OwnedFd>>,
     /// Where closed listeners spoke QUIC, for as long as connections of theirs live.
     lingering: Vec<(SocketKey, Weak<Group>)>,
     /// Where processes before this one spoke QUIC and this one has no listener.
@@ -131,6 +136,7 @@ impl Node {
         for handed in inherited {
             by_label.entry(handed.label).or_default().push(handed.fd);
         }
+        let resting_before = by_label.remove(RESTING).and_then(|mut fds| fds.pop());
         let mut node = Self {
             shared,
             log,
@@ -145,6 +151,8 @@ impl Node {
             inherited: by_label,
             held_back: HashSet::new(),
             parted: HashSet::new(),
+            resting_before,
+            resting_here: Mutex::default(),
             lingering: Vec::new(),
             orphans: Vec::new(),
             closed: false,
@@ -169,6 +177,9 @@ impl Node {
     /// No descriptor is left.
     pub async fn read_inherited(&mut self) -> Result<(), Vec<Unready>> {
         self.read_orphans();
+        if let Some(resting) = self.resting_before.take().and_then(|fd| read_text(&fd).ok()) {
+            self.shared.given.go_on_resting(&resting);
+        }
         let held_back = std::mem::take(&mut self.held_back);
         let has_devices = self.read_devices();
         if held_back.is_empty() && !has_devices {
@@ -382,6 +393,11 @@ impl Node {
         for held in self.devices.values().filter(|held| held.is_there()) {
             held.hand_over(&mut all)?;
         }
+        // Written when nothing of it changes any more.
+        let resting = Handed::text(RESTING.to_owned(), "")?;
+        let kept = resting.fd.try_clone()?;
+        *self.resting_here.lock().unwrap_or_else(PoisonError::into_inner) = Some(kept);
+        all.push(resting);
         Ok(all)
     }
 
@@ -407,6 +423,10 @@ impl Node {
             self.sockets.values().flatten().for_each(Socket::make_way);
         }
         let mut passages = if handed { self.part_with_devices() } else { Vec::new() };
+        let resting = self.resting_here.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(Err(error)) = resting.filter(|_| handed).map(|fd| rewrite_text(&fd, &self.shared.given.resting())) {
+            tracing::warn!(%error, "the successor does not hear which addresses wait for their owners");
+        }
         let mut waits = Vec::new();
         for worker in &self.workers {
             let (done, wait) = oneshot::channel();

@@ -5,6 +5,8 @@
 //! holder, and a newer session of the same holder takes over from an older one.
 //! Never: what a packet may do; its session judges that.
 
+mod reserved;
+
 use std::cell::{OnceCell, RefCell};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::poll_fn;
@@ -79,73 +81,6 @@ impl Device {
         let answered = watch::Sender::new(0);
         let (claims, reserved, led, nat) = Default::default();
         Arc::new(Self { name, net, claims, numbers: AtomicU64::new(1), given, led, nat, reserved, reads, answered })
-    }
-
-    /// Whose each prefix is that clients were given, for another process: a line each. Once the device is another's no
-    /// more of them are.
-    pub(crate) fn owners(&self) -> String {
-        let claims = self.claims.read().unwrap_or_else(PoisonError::into_inner);
-        let ours = claims.iter().filter_map(|(prefix, claims)| Some((prefix, &claims.sessions.first()?.owner)));
-        let given = ours.filter(|(_, owner)| owner.is_client());
-        let reserved = self.reserved.read().unwrap_or_else(PoisonError::into_inner);
-        given.chain(reserved.iter()).map(|(prefix, owner)| format!("{prefix} {owner}\n")).collect()
-    }
-
-    /// Takes the word of the process before us for whose each prefix is.
-    pub(crate) fn reserve(&self, owners: &str) {
-        let mut table = Table::default();
-        for line in owners.lines() {
-            let Some((prefix, owner)) = line.split_once(' ') else { continue };
-            if let (Ok(prefix), Some(owner)) = (prefix.parse(), Owner::parse(owner)) {
-                table.insert(prefix, owner);
-            }
-        }
-        *self.reserved.write().unwrap_or_else(PoisonError::into_inner) = table;
-    }
-
-    /// The process before us is gone, and its sessions with it. Routes to those that are not here now go as well.
-    fn release_reserved(&self) {
-        let reserved = std::mem::take(&mut *self.reserved.write().unwrap_or_else(PoisonError::into_inner));
-        // Whoever claims one of them waits until it is gone, and then leads it here anew.
-        let mut led = self.led();
-        let claims = self.claims.read().unwrap_or_else(PoisonError::into_inner);
-        let is_nobodys = |prefix: &IpNet| claims.get(*prefix).is_none_or(|claims| claims.sessions.is_empty());
-        for (prefix, _) in reserved.iter().filter(|(prefix, _)| self.net.is_ours() && is_nobodys(prefix)) {
-            led.remove(prefix);
-            let _ = self.net.remove_route(*prefix);
-        }
-    }
-
-    /// What was given in the place of something else, for another process: a line each.
-    pub(crate) fn wishes(&self) -> String {
-        let claims = self.claims.read().unwrap_or_else(PoisonError::into_inner);
-        let ours = claims.iter().filter_map(|(prefix, claims)| Some((*prefix, &claims.sessions.first()?.owner)));
-        let line = |(prefix, owner): (IpNet, &Owner)| {
-            let (wanted, asked) = self.given.wish(prefix)?;
-            let asked = asked.map_or_else(|| "-".to_owned(), |asked| asked.to_string());
-            Some(format!("{prefix} {wanted} {asked} {owner}\n"))
-        };
-        ours.filter_map(line).collect()
-    }
-
-    /// Takes the word of the process before us for that. Whoever comes again finds it here.
-    pub(crate) fn keep_wishes(&self, wishes: &str) {
-        for line in wishes.lines() {
-            let mut words = line.splitn(4, ' ');
-            let mut next = || words.next();
-            let (Some(prefix), Some(wanted), Some(asked), Some(owner)) = (next(), next(), next(), next()) else {
-                continue;
-            };
-            let owner = Owner::parse(owner);
-            if let (Ok(prefix), Ok(wanted), Some(owner)) = (prefix.parse(), wanted.parse(), owner) {
-                self.given.keep_instead(prefix, &owner, (wanted, asked.parse().ok()));
-            }
-        }
-    }
-
-    fn is_reserved(&self, prefix: IpNet, owner: Option<&Owner>) -> bool {
-        let reserved = self.reserved.read().unwrap_or_else(PoisonError::into_inner);
-        reserved.overlapping(prefix).any(|holder| Some(holder) != owner)
     }
 
     /// Waits until the process before us has parted. False where it has not in time.

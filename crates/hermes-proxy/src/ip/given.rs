@@ -1,8 +1,8 @@
 //! Whose each prefix is that clients were given, on all devices of the node: they share the machine's routes.
 //!
 //! In: prefixes, as sessions take them and give them back. Out: whether one may have it. Nothing overlaps what is
-//! another's, nor for a while what was the one's whose session broke, and an owner has so many. Never: a prefix that a
-//! listener captures; those are a device's own.
+//! another's, nor for a while what was the one's whose session broke, here or in the process before us, and an owner has
+//! so many. Never: a prefix that a listener captures; those are a device's own.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -142,6 +142,28 @@ impl Given {
             holdings.remove(prefix);
         }
         true
+    }
+
+    /// What rests, for another process: a line each, with the milliseconds that are left.
+    pub(crate) fn resting(&self) -> String {
+        let mut holdings = self.lock();
+        let now = Instant::now();
+        holdings.forget(now);
+        let resting = holdings.resting.iter().filter_map(|one| Some((one, holdings.resting_of(one)?)));
+        resting.map(|((prefix, until), owner)| format!("{} {prefix} {owner}\n", (*until - now).as_millis())).collect()
+    }
+
+    /// Takes the word of the process before us for what rests.
+    pub(crate) fn go_on_resting(&self, resting: &str) {
+        let read = |line: &str| {
+            let (left, rest) = line.split_once(' ')?;
+            let (prefix, owner) = rest.split_once(' ')?;
+            Some((prefix.parse().ok()?, Owner::parse(owner)?, Duration::from_millis(left.parse().ok()?)))
+        };
+        let now = Instant::now();
+        for (prefix, owner, left) in resting.lines().filter_map(read) {
+            self.lock().rest_anew(prefix, &owner, now + left.min(REST));
+        }
     }
 
     /// The widest prefix around this address that somebody has, or had a moment ago.
@@ -334,6 +356,16 @@ impl Holdings {
         self.resting.push_back((prefix, until));
         if self.resting.len() > MOST_RESTING {
             self.end_first_rest();
+        }
+    }
+
+    /// The same for one that is nobody's here.
+    fn rest_anew(&mut self, prefix: IpNet, owner: &Owner, until: Instant) {
+        if self.table.overlapping(prefix).next().is_none() && self.take(prefix, owner) {
+            if let Some(holding) = self.table.get_mut(prefix) {
+                holding.sessions = 0;
+            }
+            self.rest(prefix, until);
         }
     }
 

@@ -314,3 +314,57 @@ fn tables_of_somebody_else_stay() {
         assert_eq!(tables().await, found);
     });
 }
+
+/// Of a session that broke before a takeover, and of one that ends with the old process.
+#[test]
+fn what_a_user_has_lost_is_nobody_elses_after_a_takeover() {
+    as_root("addresses that rest, and a takeover", || async {
+        const OTHER: &str = "10.20.0.201";
+        let document = TWO.replace("$TUNNELS", "100").replace("'127.0.0.1:0'", "'127.0.0.1:9443'") + "drain: 1s\n";
+        let mut gate = Gate::with(&document, 100).await;
+        let mut first = gate.tunnel(0, IpWay::H1, "*", "*").await.unwrap();
+        first.ask_for(&[address(ALICE)]).await.unwrap();
+        let mut second = gate.tunnel(0, IpWay::H1, "*", "*").await.unwrap();
+        second.ask_for(&[address(OTHER)]).await.unwrap();
+        let is_led = async |gate: &Gate, net: &str| {
+            !gate.place.output(&["ip", "route", "show", &format!("{net}/32")]).await.unwrap().is_empty()
+        };
+        drop(first);
+        until("her first session is over", async || !is_led(&gate, ALICE).await).await;
+        let old = gate.take_over(&document).await;
+        let gets = async |gate: &Gate, user: usize, net: &str| {
+            let mut tunnel = gate.tunnel(user, IpWay::H1, "*", "*").await.unwrap();
+            let given = tunnel.ask_for(&[address(net)]).await.unwrap();
+            tunnel.finish().await.unwrap();
+            given == [(1, address(net), 32)]
+        };
+        for net in [ALICE, OTHER] {
+            assert!(!gets(&gate, 1, net).await, "bob gets {net}, which waits for alice");
+        }
+        old.signal(nix::sys::signal::Signal::SIGTERM).unwrap();
+        assert!(old.ended().await.success());
+        until("her second session is over", async || !is_led(&gate, OTHER).await).await;
+        for net in [ALICE, OTHER] {
+            assert!(!gets(&gate, 1, net).await, "bob gets {net}, which waits for alice");
+            assert!(gets(&gate, 0, net).await, "alice gets no {net}");
+        }
+    });
+}
+
+/// Who looks for a free address and who gives one back, on workers of their own, wait for the same tables.
+#[test]
+fn addresses_are_looked_for_while_others_are_given_back() {
+    as_root("addresses that come and go", || async {
+        let gate = Gate::with(TWO, 100).await;
+        let rounds = async |user: usize| {
+            for _ in 0..40 {
+                let mut tunnel = gate.tunnel(user, IpWay::H1, "*", "*").await.unwrap();
+                tunnel.ask_for(&[address("0.0.0.0"); 30]).await.unwrap();
+                tunnel.finish().await.unwrap();
+            }
+        };
+        let all = async { tokio::join!(rounds(0), rounds(1), rounds(0), rounds(1), rounds(0), rounds(1)) };
+        let done = tokio::time::timeout(60 * SOON, all).await;
+        assert!(done.is_ok(), "the node hangs");
+    });
+}

@@ -60,13 +60,25 @@ impl Gate {
     pub(crate) async fn with(document: &str, tunnels: usize) -> Self {
         let overlay = Overlay::new(env!("CARGO_BIN_EXE_hermes")).unwrap();
         let place = Namespace::new().unwrap();
-        let subject = Subject::node("gate").with_dns(NODE_NAME);
-        let draft = overlay.node("gate").document(document).with("TUNNELS", tunnels).within(&place);
-        let node = draft.identity(&subject).unwrap().start().await.unwrap();
+        let node = Self::process(&overlay, &place, "gate", &document.replace("$TUNNELS", &tunnels.to_string())).await;
         let user =
             |name: &str| overlay.authority().issue(&Subject::node(&format!("of-{name}")).with_user(name)).unwrap();
         let users = ["alice", "bob"].map(user);
         Self { node, users, overlay, place }
+    }
+
+    async fn process(overlay: &Overlay, place: &Namespace, process: &str, document: &str) -> Node {
+        let subject = Subject::node("gate").with_dns(NODE_NAME);
+        let socket = overlay.dir().join("gate.sock");
+        let draft = overlay.node("gate").document(document).within(place).identity(&subject).unwrap();
+        draft.called(process).args(&["--takeover", socket.to_str().unwrap()]).start().await.unwrap()
+    }
+
+    /// Another process takes over. Returns the old one, which still has its sessions.
+    pub(crate) async fn take_over(&mut self, document: &str) -> Node {
+        let new = Self::process(&self.overlay, &self.place, "successor", document).await;
+        until("the old process parts", async || self.node.log().contains("another process has the listeners")).await;
+        std::mem::replace(&mut self.node, new)
     }
 
     /// Where this user comes in.

@@ -62,6 +62,29 @@ fn what_was_lost_by_a_broken_session_waits_for_its_owner() {
     assert!(given.is_free(one) && given.lock().resting.is_empty());
 }
 
+/// What another process says stays no longer than it may, and takes nothing from anybody.
+#[test]
+fn what_rests_goes_on_resting_in_another_process() {
+    let (old, new) = (Given::default(), Given::default());
+    let [alice, bob] = ["alice", "bob"].map(|name| Owner::User(name.into()));
+    let [one, other, third] = ["10.20.0.1/32", "10.20.0.2/32", "10.20.0.3/32"].map(|net| net.parse::<IpNet>().unwrap());
+    for net in [one, other] {
+        assert!(old.take(net, &alice));
+        old.breaks(net);
+        old.give_back(net);
+    }
+    assert!(old.take(third, &alice) && new.take(other, &bob));
+    let text = old.resting() + "9999999999 10.20.0.9/32 user eve\nnonsense\n";
+    new.go_on_resting(&text);
+    assert!(!new.take(one, &bob) && new.take(one, &alice) && new.is_free(third) && !new.take(other, &alice), "{text}");
+    let nine = "10.20.0.9/32".parse().unwrap();
+    assert!(!new.take(nine, &bob));
+    new.lock().forget(Instant::now() + REST);
+    assert!(new.take(nine, &bob));
+    let holdings = new.lock();
+    assert_eq!(holdings.shares.values().map(|share| (share.prefixes, share.resting)).max(), Some((2, 0)));
+}
+
 #[test]
 fn no_more_rest_than_there_may_be() {
     let given = Given::default();
