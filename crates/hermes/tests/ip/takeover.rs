@@ -32,13 +32,15 @@ async fn successor(line: &Line, place: usize, hop: Hop, process: &str, workers: 
     draft.start().await.unwrap()
 }
 
-/// Pings without a pause while something is done in their midst.
-async fn none_is_lost<T>(line: &Line, far: &str, what: &str, done: impl Future<Output = T>) -> T {
+/// Pings without a pause while something is done in their midst. What they say is for [`all_came`].
+async fn pinging<T>(line: &Line, far: &str, done: impl Future<Output = T>) -> (String, T) {
     let ping = ["ping", "-q", "-i", "0.01", "-c", PINGS, "-W", "3", far];
     let (said, done) = tokio::join!(line.near().output(&ping), done);
-    let all = said.as_ref().is_ok_and(|said| said.contains(" 0% packet loss"));
-    assert!(all, "{what}, {far}: {said:?}\n{}", line.dropped().await);
-    done
+    (said.unwrap_or_else(|error| error.to_string()), done)
+}
+
+async fn all_came(line: &Line, said: &str, what: &str) {
+    assert!(said.contains(" 0% packet loss"), "{what}: {said}\n{}", line.dropped().await);
 }
 
 fn taken_over(hop: Hop) {
@@ -62,8 +64,9 @@ fn taken_over(hop: Hop) {
                 until("the old process parts", parted).await;
                 successor
             };
-            let successor = none_is_lost(&line, FAR[number % 2], &what, began).await;
+            let (said, successor) = pinging(&line, FAR[number % 2], began).await;
             retired.push(std::mem::replace(&mut line.nodes[place], successor));
+            all_came(&line, &said, &what).await;
             connection.write_all(&[number as u8]).await.unwrap();
             assert_eq!(usize::from(connection.read_u8().await.unwrap()), number);
         }
@@ -76,7 +79,8 @@ fn taken_over(hop: Hop) {
                 let log = old.log();
                 assert!(old.ended().await.success(), "{log}");
             };
-            none_is_lost(&line, FAR[number % 2], &what, ends).await;
+            let (said, ()) = pinging(&line, FAR[number % 2], ends).await;
+            all_came(&line, &said, &what).await;
         }
         line.answers().await;
         connection.write_all(b"!").await.unwrap();
@@ -113,8 +117,9 @@ fn taken_over_between(hop: Hop) {
                 until("the old process ends", async || old.log().contains("INFO stopped")).await;
                 new
             };
-            let new = none_is_lost(&line, FAR[number % 2], &format!("takeover {number}"), change).await;
+            let (said, new) = pinging(&line, FAR[number % 2], change).await;
             assert!(std::mem::replace(&mut line.nodes[1], new).ended().await.success());
+            all_came(&line, &said, &format!("takeover {number}")).await;
         }
     });
 }
@@ -157,9 +162,11 @@ fn sessions_go_to_another_endpoint_when_theirs_goes() {
             node.signal(nix::sys::signal::Signal::SIGTERM).unwrap();
             assert!(node.ended().await.success());
         };
-        none_is_lost(&line, FAR[0], "the first goes", goes(one)).await;
+        let (said, ()) = pinging(&line, FAR[0], goes(one)).await;
+        all_came(&line, &said, "the first goes").await;
         let one = between(&line, "one", 9001).await;
-        none_is_lost(&line, FAR[1], "the second goes", goes(other)).await;
+        let (said, ()) = pinging(&line, FAR[1], goes(other)).await;
+        all_came(&line, &said, "the second goes").await;
         drop(one);
     });
 }
