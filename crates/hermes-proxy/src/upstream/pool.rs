@@ -191,17 +191,20 @@ impl Pool {
     /// # Errors
     /// Too many wait for one already.
     pub(crate) async fn permit(&self, worker: &Worker) -> Result<Permit, Error> {
+        let mut had_turn = false;
         loop {
             let limits = &worker.generation().snapshot.limits;
             if self.open.count.get() < limits.upstream_connections {
                 return Ok(Permit::take(&self.open));
             }
-            self.wait(worker, limits.upstream_pending).await?;
+            self.wait(worker, had_turn).await?;
+            had_turn = true;
         }
     }
 
-    async fn wait(&self, worker: &Worker, most: usize) -> Result<(), Error> {
-        let Some(mut waiter) = self.open.waiting.join(most) else {
+    async fn wait(&self, worker: &Worker, had_turn: bool) -> Result<(), Error> {
+        let most = worker.generation().snapshot.limits.upstream_pending;
+        let Some(mut waiter) = self.open.waiting.join(most, had_turn) else {
             worker.shared.metrics.limit("upstream-pending");
             return Err(Error::Limit("requests that wait for an upstream connection"));
         };
@@ -225,6 +228,7 @@ impl Pool {
 
     /// A place on a connection that is there, or `None` where one is to be dialled.
     async fn place_or_dial(self: &Rc<Self>, worker: &Rc<Worker>, dials_seen: u64) -> Result<Option<Lease>, Error> {
+        let mut had_turn = false;
         loop {
             if let Some(lease) = self.place(worker, true) {
                 return Ok(Some(lease));
@@ -238,9 +242,10 @@ impl Pool {
             if !self.is_for_others(worker, dials_seen)? {
                 return Ok(None);
             }
-            if let Some(lease) = Box::pin(self.turn_or_leave(worker)).await? {
+            if let Some(lease) = Box::pin(self.turn_or_leave(worker, had_turn)).await? {
                 return Ok(Some(lease));
             }
+            had_turn = true;
         }
     }
 
@@ -263,7 +268,7 @@ impl Pool {
 
     /// As ALPN settles it. The first dial is for all, since it may become a connection for all.
     async fn lease_either(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Error> {
-        let dials_seen = self.dials.get();
+        let (dials_seen, mut had_turn) = (self.dials.get(), false);
         loop {
             if let Some(lease) = self.place(worker, true) {
                 return Ok(Leased::Shared(lease));
@@ -274,7 +279,8 @@ impl Pool {
                 return Ok(Leased::H1(connection));
             }
             if self.is_for_others(worker, dials_seen)? {
-                self.wait(worker, worker.generation().snapshot.limits.upstream_pending).await?;
+                self.wait(worker, had_turn).await?;
+                had_turn = true;
                 continue;
             }
             let permit = Permit::take(&self.open);

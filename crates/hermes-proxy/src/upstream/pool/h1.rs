@@ -80,6 +80,7 @@ impl H1Connection {
 
 impl Pool {
     pub(super) async fn lease_h1(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Error> {
+        let mut had_turn = false;
         loop {
             // With a PROXY header a connection belongs to one source: it is never shared.
             if !wish.fresh
@@ -88,11 +89,11 @@ impl Pool {
             {
                 return Ok(Leased::H1(connection));
             }
-            let limits = &worker.generation().snapshot.limits;
-            if self.open.count.get() < limits.upstream_connections {
+            if self.open.count.get() < worker.generation().snapshot.limits.upstream_connections {
                 return self.dial_or_idle(worker, wish).await;
             }
-            self.wait(worker, limits.upstream_pending).await?;
+            self.wait(worker, had_turn).await?;
+            had_turn = true;
         }
     }
 
@@ -105,7 +106,7 @@ impl Pool {
             return Ok(Leased::H1(Box::pin(dial_h1(worker, wish, permit)).await?));
         }
         let mut dial = Box::pin(self.dial_for_all(worker, wish, permit));
-        while let Some(mut free) = self.open.dialing.join(self.open.count.get()) {
+        while let Some(mut free) = self.open.dialing.join(self.open.count.get(), false) {
             tokio::select! {
                 biased;
                 dialled = &mut dial => return dialled.map(Leased::H1),

@@ -251,7 +251,7 @@ impl Pool {
     pub(super) async fn lease_kept(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Error> {
         let Some(presence) = wish.node else { return Err(Error::Internal("a node without a name".to_owned())) };
         let absent = || Error::NotConnected { node: presence.node.clone() };
-        let began = Instant::now();
+        let (began, mut had_turn) = (Instant::now(), false);
         loop {
             // All of them have been used: one that breaks under a request says nothing of the next.
             if let Some(lease) = self.place(worker, true) {
@@ -259,9 +259,12 @@ impl Pool {
             }
             let left = wish.connect_within.saturating_sub(began.elapsed());
             let patience = presence.patience(worker.shared.now()).ok_or_else(absent)?.min(left);
-            match tokio::time::timeout(patience, self.turn_or_leave(worker)).await {
+            match tokio::time::timeout(patience, self.turn_or_leave(worker, had_turn)).await {
                 Ok(Ok(Some(lease))) => return Ok(Leased::Shared(lease)),
-                Ok(waited) => drop(waited?),
+                Ok(waited) => {
+                    waited?;
+                    had_turn = true;
+                }
                 Err(_) if !presence.is_here() => return Err(absent()),
                 Err(_) => {
                     let peer = wish.destination.label.clone();

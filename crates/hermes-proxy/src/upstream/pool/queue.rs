@@ -41,8 +41,8 @@ impl Open {
 pub(super) struct Queue(RefCell<VecDeque<oneshot::Sender<()>>>);
 
 impl Queue {
-    /// `None` where too many wait already.
-    pub(super) fn join(&self, most: usize) -> Option<Waiter<'_>> {
+    /// `None` where too many wait already. Who had a turn, and nothing came of it, is the next again.
+    pub(super) fn join(&self, most: usize, had_turn: bool) -> Option<Waiter<'_>> {
         let mut waiting = self.0.borrow_mut();
         if waiting.len() >= most {
             // Those who gave up hold no places.
@@ -50,7 +50,11 @@ impl Queue {
         }
         let (sender, turn) = oneshot::channel();
         (waiting.len() < most).then(|| {
-            waiting.push_back(sender);
+            if had_turn {
+                waiting.push_front(sender);
+            } else {
+                waiting.push_back(sender);
+            }
             Waiter { queue: self, turn }
         })
     }
@@ -105,5 +109,29 @@ impl Drop for Permit {
     fn drop(&mut self) {
         self.0.count.set(self.0.count.get() - 1);
         self.0.wake_one();
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    #[test]
+    fn who_had_a_turn_in_vain_is_the_next_again_and_who_gives_up_passes_his_on() {
+        let queue = Queue::default();
+        let has_turn = |waiter: &mut Waiter<'_>| waiter.turn().now_or_never().is_some();
+        let [mut first, mut second] = [false, false].map(|had_turn| queue.join(3, had_turn).unwrap());
+        assert!(queue.wake_one() && has_turn(&mut first) && !has_turn(&mut second));
+        let mut again = queue.join(3, true).unwrap();
+        let mut newcomer = queue.join(3, false).unwrap();
+        assert!(queue.join(3, true).is_none() && queue.join(3, false).is_none());
+        assert!(queue.wake_one() && has_turn(&mut again) && !has_turn(&mut second) && !has_turn(&mut newcomer));
+        // Its turn comes, and it is gone.
+        assert!(queue.wake_one());
+        drop(second);
+        assert!(has_turn(&mut newcomer) && !queue.has_any());
     }
 }

@@ -364,11 +364,14 @@ impl Pool {
     ///
     /// # Errors
     /// Too many wait already.
-    pub(super) async fn turn_or_leave(self: &Rc<Self>, worker: &Rc<Worker>) -> Result<Option<Lease>, Error> {
-        let most = worker.generation().snapshot.limits.upstream_pending;
+    pub(super) async fn turn_or_leave(
+        self: &Rc<Self>,
+        worker: &Rc<Worker>,
+        had_turn: bool,
+    ) -> Result<Option<Lease>, Error> {
         tokio::select! {
             biased;
-            turn = self.wait(worker, most) => turn.map(|()| None),
+            turn = self.wait(worker, had_turn) => turn.map(|()| None),
             Some(lease) = self.leave(worker) => Ok(Some(lease)),
         }
     }
