@@ -155,6 +155,12 @@ impl Line {
                 told += &format!("{}: {line}\n", node.name());
             }
         }
+        for (number, place) in self.places.iter().enumerate() {
+            for program in [&["ip", "-s", "-s", "link"][..], &["nstat"]] {
+                let said = place.output(program).await.unwrap_or_else(|error| error.to_string());
+                told += &format!("place {number}, {}:\n{said}\n", program.join(" "));
+            }
+        }
         told
     }
 }
