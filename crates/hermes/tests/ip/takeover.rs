@@ -34,13 +34,22 @@ async fn successor(line: &Line, place: usize, hop: Hop, process: &str, workers: 
 
 /// Pings without a pause while something is done in their midst. What they say is for [`all_came`].
 async fn pinging<T>(line: &Line, far: &str, done: impl Future<Output = T>) -> (String, T) {
-    let ping = ["ping", "-q", "-i", "0.01", "-c", PINGS, "-W", "3", far];
+    let ping = ["ping", "-D", "-n", "-i", "0.01", "-c", PINGS, "-W", "3", far];
     let (said, done) = tokio::join!(line.near().output(&ping), done);
     (said.unwrap_or_else(|error| error.to_string()), done)
 }
 
 async fn all_came(line: &Line, said: &str, what: &str) {
-    assert!(said.contains(" 0% packet loss"), "{what}: {said}\n{}", line.dropped().await);
+    if !said.contains(" 0% packet loss") {
+        // The last one before each that is missing, with its time.
+        let number = |line: &str| line.split_once("icmp_seq=")?.1.split(' ').next()?.parse::<u32>().ok();
+        let mut came: Vec<(u32, &str)> = said.lines().filter_map(|line| Some((number(line)?, line))).collect();
+        came.sort_unstable();
+        let gaps = came.windows(2).filter(|pair| pair[0].0 + 1 != pair[1].0).map(|pair| pair[0].1);
+        let gaps: Vec<&str> = gaps.collect();
+        let end = said.lines().rev().take(3).collect::<Vec<_>>();
+        panic!("{what}: {end:?}\nbehind {gaps:#?}\n{}", line.dropped().await);
+    }
 }
 
 fn taken_over(hop: Hop) {
