@@ -1,0 +1,280 @@
+//! One node as several processes, one after the other, with sessions of clients that stay where they are.
+//!
+//! In: clients' tunnels by hand, successors that come, wait and are killed. Out: addresses, routes, packets, and which
+//! process ends by itself.
+
+use std::net::IpAddr;
+
+use hermes_testkit::{
+    ip::{IpTunnel, IpWay, icmp, ping},
+    overlay::Node,
+    patience::until,
+};
+use nix::sys::signal::Signal;
+
+use crate::line::{FAR, FAR_DOCUMENT, Line, NEAR_DOCUMENT, as_root, draft, next};
+use crate::rules::{Gate, SOON};
+
+/// Of one user, and of the other.
+const POOL: &str = "
+workers: 2
+drain: 1s
+listeners:
+- {name: overlay, bind: '127.0.0.1:9443', protocol: http, tls: {client: required}}
+routes:
+- {name: all, match: {kind: ip}, terminate: {tun: gw0, address: [10.0.0.1], assign: [10.20.0.0/24]}}
+";
+const GATEWAY: &str = "10.0.0.1";
+const ALICE: &str = "10.20.0.200";
+const ANY: &str = "0.0.0.0";
+
+fn address(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+/// What is given for any address.
+async fn any(tunnel: &mut IpTunnel) -> IpAddr {
+    let given = tunnel.ask_for(&[address(ANY)]).await.unwrap();
+    assert!(matches!(given[..], [(1, one, 32)] if one != address(ANY)), "{given:?}");
+    given[0].1
+}
+
+/// The gateway answers, though packets may be lost meanwhile.
+async fn reaches(tunnel: &mut IpTunnel, own: IpAddr) {
+    let mut answer = None;
+    for _ in 0..40 {
+        tunnel.packet(&ping(own, address(GATEWAY), 1, b"there?")).await.unwrap();
+        if let Ok(came) = tokio::time::timeout(SOON, tunnel.next_packet()).await {
+            answer = icmp(&came.unwrap());
+            break;
+        }
+    }
+    assert_eq!(answer, Some((0, 0)), "{own}");
+}
+
+async fn alice(gate: &Gate) -> IpTunnel {
+    let mut tunnel = gate.tunnel(0, IpWay::H1, "*", "*").await.unwrap();
+    assert_eq!(tunnel.ask_for(&[address(ALICE)]).await.unwrap(), [(1, address(ALICE), 32)]);
+    tunnel
+}
+
+/// Its node lets go of it.
+async fn ends(tunnel: &mut IpTunnel, what: &str) {
+    loop {
+        match tunnel.next().await {
+            Ok(Some(_)) => {}
+            Ok(None) => return,
+            Err(error) => return assert_ne!(error.kind(), std::io::ErrorKind::TimedOut, "{what}: {error}"),
+        }
+    }
+}
+
+async fn is_led(gate: &Gate) -> bool {
+    !gate.place.output(&["ip", "route", "show", &format!("{ALICE}/32")]).await.unwrap().is_empty()
+}
+
+/// A capture without a far end has the successor wait before it says that it is ready.
+const HELD: &str = "
+workers: 2
+listeners:
+- {name: overlay, bind: '127.0.0.1:9443', protocol: http, tls: {client: required}}
+- {name: l3, protocol: tun, device: gw0, address: 10.0.0.1, capture: [10.99.0.0/16]}
+routes:
+- {name: captured, match: {kind: ip, listener: l3}, upstream: down}
+- {name: all, match: {kind: ip}, terminate: {tun: gw0, address: [10.0.0.1], assign: [10.20.0.0/24]}}
+upstreams:
+- {name: down, protocol: h2, endpoints: ['127.0.0.1:9'], tls: {}}
+";
+
+#[test]
+fn no_address_is_given_to_two_users_while_a_process_takes_over() {
+    as_root("addresses that are asked for during a takeover", || async {
+        let mut gate = Gate::with(HELD, 100).await;
+        let mut first = gate.tunnel(1, IpWay::H1, "*", "*").await.unwrap();
+        let mut bobs = vec![any(&mut first).await];
+        let log = gate.overlay.dir().join("gate-1.err");
+        let said = |words: &str| std::fs::read_to_string(&log).is_ok_and(|log| log.contains(words));
+        let waiting = async {
+            until("the successor listens", async || said("10.99.0.0/16")).await;
+            // Who comes now comes to the successor.
+            gate.node.signal(Signal::SIGSTOP).unwrap();
+            let open = || gate.tunnel(1, IpWay::H1, "*", "*");
+            let meanwhile = async {
+                let ours = format!("pid={},", gate.node.pid());
+                until("the successor has them", async || {
+                    let words = ["ss", "-Htnp", "state", "established", "sport = :9443"];
+                    let found = gate.place.output(&words).await.unwrap();
+                    let is_its = |line: &&str| line.contains("pid=") && !line.contains(&ours);
+                    found.lines().filter(is_its).count() >= 2
+                })
+                .await;
+                gate.node.signal(Signal::SIGCONT).unwrap();
+                // Either has these.
+                let mut tunnels = Vec::new();
+                for _ in 0..8 {
+                    tunnels.push(open());
+                }
+                let mut given = Vec::new();
+                for tunnel in tunnels {
+                    let mut tunnel = tunnel.await.unwrap();
+                    given.push((any(&mut tunnel).await, tunnel));
+                }
+                given
+            };
+            let (one, other, given) = tokio::join!(open(), open(), meanwhile);
+            ([one, other].map(|tunnel| tunnel.expect("it waits until the old process has parted")), given)
+        };
+        let (new, (waited, given)) = tokio::join!(gate.successor(HELD), waiting);
+        let old = gate.go_on_with(new);
+        until("the old process parts", async || old.log().contains("another process has the listeners")).await;
+        bobs.extend(given.iter().map(|(own, _)| *own));
+        let mut alices = Vec::new();
+        for _ in 0..12 {
+            let mut tunnel = gate.tunnel(0, IpWay::H1, "*", "*").await.unwrap();
+            alices.push((any(&mut tunnel).await, tunnel));
+        }
+        for mut tunnel in waited {
+            let own = any(&mut tunnel).await;
+            reaches(&mut tunnel, own).await;
+            bobs.push(own);
+        }
+        reaches(&mut first, bobs[0]).await;
+        let both: Vec<_> = alices.iter().map(|(own, _)| own).filter(|own| bobs.contains(own)).collect();
+        assert!(both.is_empty(), "alice and bob have {both:?}");
+    });
+}
+
+/// Each process that has a session, or passes packets on to one that has, stays as long as that.
+#[test]
+fn a_session_of_the_first_process_gets_its_packets_by_those_after_it() {
+    as_root("two takeovers in a row", || async {
+        let mut gate = Gate::with(POOL, 100).await;
+        let mut tunnel = alice(&gate).await;
+        let mut old = Vec::new();
+        for _ in 0..2 {
+            old.push(gate.take_over(POOL).await);
+            reaches(&mut tunnel, address(ALICE)).await;
+        }
+        // Bob has nothing to do with it, and the same way.
+        let mut bob = gate.tunnel(1, IpWay::H1, "*", "*").await.unwrap();
+        let own = any(&mut bob).await;
+        reaches(&mut bob, own).await;
+        reaches(&mut tunnel, address(ALICE)).await;
+        for old in &old {
+            assert!(!old.log().contains("INFO stopped"), "{}", old.log());
+        }
+        tunnel.finish().await.unwrap();
+        for old in old {
+            assert!(old.ended().await.success());
+        }
+        reaches(&mut bob, own).await;
+    });
+}
+
+async fn killed_after(takeovers: usize) {
+    let mut gate = Gate::with(POOL, 100).await;
+    let mut tunnel = alice(&gate).await;
+    let mut old = Vec::new();
+    for _ in 0..takeovers {
+        old.push(gate.take_over(POOL).await);
+    }
+    reaches(&mut tunnel, address(ALICE)).await;
+    gate.node.signal(Signal::SIGKILL).unwrap();
+    ends(&mut tunnel, "nobody reads the device for it").await;
+    for old in old {
+        assert!(old.ended().await.success(), "after {takeovers} takeovers");
+    }
+    // The killed one owes nothing any more.
+    let fresh = gate.successor(POOL).await;
+    gate.go_on_with(fresh).ended().await;
+    let mut tunnel = alice(&gate).await;
+    reaches(&mut tunnel, address(ALICE)).await;
+}
+
+#[test]
+fn what_a_killed_successor_leaves_ends() {
+    as_root("a successor that is killed", || killed_after(1));
+}
+
+#[test]
+fn what_a_killed_successor_leaves_ends_in_a_row_of_processes() {
+    as_root("a second successor that is killed", || killed_after(2));
+}
+
+#[test]
+fn a_device_that_somebody_deletes_after_a_takeover_is_nobodys() {
+    as_root("a device deleted after a takeover", || async {
+        let mut gate = Gate::with(POOL, 100).await;
+        let mut tunnel = alice(&gate).await;
+        let old = gate.take_over(POOL).await;
+        reaches(&mut tunnel, address(ALICE)).await;
+        gate.place.ip(&["link", "del", "gw0"]).unwrap();
+        ends(&mut tunnel, "its device is gone").await;
+        assert!(old.ended().await.success());
+        let is_there =
+            async || gate.place.output(&["ip", "addr", "show", "gw0"]).await.is_ok_and(|said| said.contains(GATEWAY));
+        until("it is there again", is_there).await;
+        let mut tunnel = alice(&gate).await;
+        reaches(&mut tunnel, address(ALICE)).await;
+    });
+}
+
+/// It gives whatever private address somebody wants.
+#[test]
+fn a_route_stays_while_a_session_of_the_process_before_has_it() {
+    as_root("an address in two processes", || async {
+        let document = POOL.replace(", assign: [10.20.0.0/24]", "");
+        let mut gate = Gate::with(&document, 100).await;
+        let mut tunnel = alice(&gate).await;
+        let old = gate.take_over(&document).await;
+        let mut again = alice(&gate).await;
+        again.finish().await.unwrap();
+        ends(&mut again, "she has ended it").await;
+        gate.node.quiet().await;
+        assert!(is_led(&gate).await);
+        reaches(&mut tunnel, address(ALICE)).await;
+        tunnel.finish().await.unwrap();
+        assert!(old.ended().await.success());
+        until("nobody has it", async || !is_led(&gate).await).await;
+        reaches(&mut alice(&gate).await, address(ALICE)).await;
+    });
+}
+
+#[test]
+fn whoever_asks_again_for_any_address_keeps_what_it_has() {
+    as_root("any address, asked for again", || async {
+        let mut gate = Gate::with(POOL, 100).await;
+        let mut tunnel = gate.tunnel(0, IpWay::H1, "*", "*").await.unwrap();
+        let own = any(&mut tunnel).await;
+        assert_eq!(any(&mut tunnel).await, own);
+        reaches(&mut tunnel, own).await;
+        // It gives no other one any more.
+        let _old = gate.take_over(POOL).await;
+        assert_eq!(any(&mut tunnel).await, own);
+        reaches(&mut tunnel, own).await;
+    });
+}
+
+#[test]
+fn a_listener_has_another_name_in_the_process_after() {
+    as_root("a listener of another name after a takeover", || async {
+        let mut line = Line::empty(2);
+        line.add(1, FAR_DOCUMENT, None).await;
+        let near = async |line: &Line, process: &str, document: &str| -> Node {
+            let socket = line.overlay.dir().join("near.sock");
+            let draft =
+                draft(line, 0, "near", document).called(process).args(&["--takeover", socket.to_str().unwrap()]);
+            draft.with("NEXT", format!("{}:9443", next(0))).with("PROTOCOL", "h2").start().await.unwrap()
+        };
+        let old = near(&line, "near-0", NEAR_DOCUMENT).await;
+        line.answers().await;
+        let new = near(&line, "near-1", &NEAR_DOCUMENT.replace("name: l3", "name: other")).await;
+        line.answers().await;
+        // Its captures go with it.
+        assert!(old.ended().await.success());
+        line.answers().await;
+        let said = line.near().output(&["ping", "-q", "-i", "0.01", "-c", "50", "-W", "3", FAR[0]]).await.unwrap();
+        assert!(said.contains(" 0% packet loss"), "{said}\n{}", line.dropped().await);
+        assert!(!new.log().contains("another session takes"), "{}", new.log());
+    });
+}
