@@ -73,6 +73,16 @@ async fn is_led(gate: &Gate) -> bool {
     !gate.place.output(&["ip", "route", "show", &format!("{ALICE}/32")]).await.unwrap().is_empty()
 }
 
+/// Each of its threads.
+fn stands_still(node: &Node) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{}/task", node.pid())).unwrap();
+    let state = |path: std::path::PathBuf| std::fs::read_to_string(path.join("stat")).unwrap_or_default();
+    // It stands behind the name, which is in brackets.
+    threads
+        .flatten()
+        .all(|thread| state(thread.path()).rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')))
+}
+
 /// A capture without a far end has the successor wait before it says that it is ready.
 const HELD: &str = "
 workers: 2
@@ -98,6 +108,7 @@ fn no_address_is_given_to_two_users_while_a_process_takes_over() {
             until("the successor listens", async || said("10.99.0.0/16")).await;
             // Who comes now comes to the successor.
             gate.node.signal(Signal::SIGSTOP).unwrap();
+            until("the old process stands still", async || stands_still(&gate.node)).await;
             let open = || gate.tunnel(1, IpWay::H1, "*", "*");
             let meanwhile = async {
                 let ours = format!("pid={},", gate.node.pid());
