@@ -91,7 +91,10 @@ listeners:
 - {name: l3, protocol: tun, device: gw0, address: 10.0.0.1, capture: [10.99.0.0/16]}
 routes:
 - {name: captured, match: {kind: ip, listener: l3}, upstream: down}
-- {name: all, match: {kind: ip}, terminate: {tun: gw0, address: [10.0.0.1], assign: [10.20.0.0/24]}}
+- name: all
+  match: {kind: ip}
+  terminate: {tun: gw0, address: [10.0.0.1], assign: [10.20.0.0/24]}
+  timeout: {connect: 1s}
 upstreams:
 - {name: down, protocol: h2, endpoints: ['127.0.0.1:9'], tls: {}}
 ";
