@@ -7,12 +7,17 @@ use std::net::IpAddr;
 
 use hermes_testkit::{
     ip::{IpTunnel, IpWay, icmp, ping},
+    origin::{self, stream},
     overlay::Node,
     patience::until,
 };
 use nix::sys::signal::Signal;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
 
-use crate::line::{FAR, FAR_DOCUMENT, Line, NEAR_DOCUMENT, as_root, draft, next};
+use crate::line::{FAR, FAR_DOCUMENT, Line, NEAR_DOCUMENT, anywhere, as_root, draft, next};
 use crate::rules::{Gate, SOON};
 
 /// Of one user, and of the other.
@@ -27,6 +32,9 @@ routes:
 const GATEWAY: &str = "10.0.0.1";
 const ALICE: &str = "10.20.0.200";
 const ANY: &str = "0.0.0.0";
+const ECHO: u16 = 7;
+/// Where the far node of a line is.
+const NEXT: &str = "10.77.0.2:9443";
 
 fn address(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -269,26 +277,40 @@ fn whoever_asks_again_for_any_address_keeps_what_it_has() {
     });
 }
 
+/// As long as the old process lives, which has the same prefixes by the old name.
 #[test]
 fn a_listener_has_another_name_in_the_process_after() {
     as_root("a listener of another name after a takeover", || async {
         let mut line = Line::empty(2);
         line.add(1, FAR_DOCUMENT, None).await;
-        let near = async |line: &Line, process: &str, document: &str| -> Node {
+        let listening = async { stream::echo(origin::listen(anywhere(ECHO)).unwrap()).unwrap() };
+        let _echo = line.far().run(listening).await.unwrap();
+        let raw = "listeners:\n- {name: raw, bind: '127.0.0.1:9006', protocol: tcp, authority: 'ECHO:7'}";
+        let out = format!("routes:\n- {{name: out, match: {{kind: tcp}}, terminate: {{tcp: '{}:{ECHO}'}}}}", next(0));
+        let before = NEAR_DOCUMENT.replace("listeners:", raw).replace("routes:", &out);
+        let after = before.replace("name: l3", "name: other");
+        let near = async |process: &str, document: &str| -> Node {
             let socket = line.overlay.dir().join("near.sock");
-            let draft =
-                draft(line, 0, "near", document).called(process).args(&["--takeover", socket.to_str().unwrap()]);
-            draft.with("NEXT", format!("{}:9443", next(0))).with("PROTOCOL", "h2").start().await.unwrap()
+            let draft = draft(&line, 0, "near", document).called(process);
+            let draft = draft.args(&["--takeover", socket.to_str().unwrap()]);
+            draft.with("NEXT", NEXT).with("PROTOCOL", "h2").start().await.unwrap()
         };
-        let old = near(&line, "near-0", NEAR_DOCUMENT).await;
+        let old = near("near-0", &before).await;
         line.answers().await;
-        let new = near(&line, "near-1", &NEAR_DOCUMENT.replace("name: l3", "name: other")).await;
+        let mut held = line.near().run(TcpStream::connect(("127.0.0.1", 9006))).await.unwrap().unwrap();
+        held.write_all(b"?").await.unwrap();
+        assert_eq!(held.read_u8().await.unwrap(), b'?');
+        let mut new = near("near-1", &after).await;
         line.answers().await;
-        // Its captures go with it.
+        // It asks for them anew.
+        let anew = after.replace("hermes-user: alice", "hermes-user: alice, round: two");
+        new.reload(&anew, &[("NEXT", NEXT.to_owned()), ("PROTOCOL", "h2".to_owned())]).await.unwrap();
+        new.says_times("packets are captured", 4).await;
+        held.write_all(b"!").await.unwrap();
+        assert_eq!(held.read_u8().await.unwrap(), b'!');
+        drop(held);
         assert!(old.ended().await.success());
-        line.answers().await;
         let said = line.near().output(&["ping", "-q", "-i", "0.01", "-c", "50", "-W", "3", FAR[0]]).await.unwrap();
         assert!(said.contains(" 0% packet loss"), "{said}\n{}", line.dropped().await);
-        assert!(!new.log().contains("another session takes"), "{}", new.log());
     });
 }
