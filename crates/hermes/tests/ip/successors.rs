@@ -111,16 +111,18 @@ upstreams:
 fn no_address_is_given_to_two_users_while_a_process_takes_over() {
     as_root("addresses that are asked for during a takeover", || async {
         let mut gate = Gate::with(HELD, 100).await;
-        let mut first = gate.tunnel(1, IpWay::H1, "*", "*").await.unwrap();
-        let mut bobs = vec![any(&mut first).await];
+        let asks = async |gate: &Gate, user: usize| {
+            let mut tunnel = gate.tunnel(user, IpWay::H1, "*", "*").await.unwrap();
+            (user, any(&mut tunnel).await, tunnel)
+        };
+        let mut all = vec![asks(&gate, 0).await, asks(&gate, 1).await];
         let log = gate.overlay.dir().join("gate-1.err");
-        let said = |words: &str| std::fs::read_to_string(&log).is_ok_and(|log| log.contains(words));
+        let listens = || std::fs::read_to_string(&log).is_ok_and(|log| log.contains("10.99.0.0/16"));
         let waiting = async {
-            until("the successor listens", async || said("10.99.0.0/16")).await;
+            until("the successor listens", async || listens()).await;
             // Who comes now comes to the successor.
             gate.node.signal(Signal::SIGSTOP).unwrap();
             until("the old process stands still", async || stands_still(&gate.node)).await;
-            let open = || gate.tunnel(1, IpWay::H1, "*", "*");
             let meanwhile = async {
                 let ours = format!("pid={},", gate.node.pid());
                 until("the successor has them", async || {
@@ -132,37 +134,23 @@ fn no_address_is_given_to_two_users_while_a_process_takes_over() {
                 .await;
                 gate.node.signal(Signal::SIGCONT).unwrap();
                 // Either has these.
-                let mut tunnels = Vec::new();
-                for _ in 0..8 {
-                    tunnels.push(open());
-                }
-                let mut given = Vec::new();
-                for tunnel in tunnels {
-                    let mut tunnel = tunnel.await.unwrap();
-                    given.push((any(&mut tunnel).await, tunnel));
-                }
-                given
+                tokio::join!(asks(&gate, 0), asks(&gate, 1), asks(&gate, 0), asks(&gate, 1))
             };
-            let (one, other, given) = tokio::join!(open(), open(), meanwhile);
-            ([one, other].map(|tunnel| tunnel.expect("it waits until the old process has parted")), given)
+            tokio::join!(asks(&gate, 0), asks(&gate, 1), meanwhile)
         };
-        let (new, (waited, given)) = tokio::join!(gate.successor(HELD), waiting);
+        let (new, (one, other, (a, b, c, d))) = tokio::join!(gate.successor(HELD), waiting);
         let old = gate.go_on_with(new);
         until("the old process parts", async || old.log().contains("another process has the listeners")).await;
-        bobs.extend(given.iter().map(|(own, _)| *own));
-        let mut alices = Vec::new();
-        for _ in 0..12 {
-            let mut tunnel = gate.tunnel(0, IpWay::H1, "*", "*").await.unwrap();
-            alices.push((any(&mut tunnel).await, tunnel));
+        all.extend([one, other, a, b, c, d]);
+        for user in [0, 1, 0, 1] {
+            all.push(asks(&gate, user).await);
         }
-        for mut tunnel in waited {
-            let own = any(&mut tunnel).await;
-            reaches(&mut tunnel, own).await;
-            bobs.push(own);
+        let told: Vec<_> = all.iter().map(|(user, own, _)| (*user, *own)).collect();
+        let is_twice = |(user, own): &&(usize, IpAddr)| told.iter().any(|(other, its)| other != user && its == own);
+        assert_eq!(told.iter().find(is_twice), None, "{told:?}");
+        for (_, own, tunnel) in &mut all {
+            reaches(tunnel, *own).await;
         }
-        reaches(&mut first, bobs[0]).await;
-        let both: Vec<_> = alices.iter().map(|(own, _)| own).filter(|own| bobs.contains(own)).collect();
-        assert!(both.is_empty(), "alice and bob have {both:?}");
     });
 }
 
