@@ -34,6 +34,8 @@ use super::table::Table;
 use crate::signal::Signal;
 use crate::worker::{Shared, Worker};
 
+/// A takeover waits so long for the far ends of what it captures: packets go the old way until then.
+pub(crate) const FAR_ENDS: Duration = Duration::from_secs(5);
 /// Reads of one turn before other tasks get theirs.
 const ROUNDS: usize = 4;
 

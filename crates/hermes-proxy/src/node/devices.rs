@@ -8,7 +8,6 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
 
 use hermes_model::snapshot::{Action, ListenerProtocol, Snapshot};
 use hermes_net::handover::{Handed, read_text, rewrite_text};
@@ -18,7 +17,7 @@ use tokio::time::Instant;
 
 use super::Node;
 use crate::generation::Unready;
-use crate::ip::{Device, Given, Share};
+use crate::ip::{Device, FAR_ENDS, Given, Share};
 
 /// A device, and what it was given.
 pub(super) struct HeldDevice {
@@ -89,8 +88,6 @@ struct Wanted {
 /// New devices, and for each worker its queues of them.
 type Made = (HashMap<Arc<str>, HeldDevice>, Vec<Vec<Share>>);
 
-/// A takeover waits so long for the far ends of what it captures: packets go the old way until then.
-const FAR_ENDS: Duration = Duration::from_secs(5);
 /// Stand behind the label of a device's queues: the way to the sessions of who hands it over, and whose they are.
 const BEFORE: &str = " before";
 const OWNERS: &str = " owners";

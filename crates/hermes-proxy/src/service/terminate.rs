@@ -18,7 +18,7 @@ use ipnet::IpNet;
 
 use crate::datagram::Port;
 use crate::error::Error;
-use crate::ip::{End, Owner};
+use crate::ip::{End, FAR_ENDS, Owner};
 use crate::live::Entry;
 use crate::stream::ByteStream;
 use crate::upstream::connect::{Destination, addresses, connect};
@@ -105,7 +105,8 @@ pub(crate) async fn device(worker: &Worker, entry: &Entry, gateway: &Gateway, ro
         .devices
         .get(&gateway.device)
         .ok_or_else(|| Error::Internal(format!("device {} is not open on this worker", gateway.device)))?;
-    let within = route.timeout.connect;
+    // While we take over, it is not sooner ours than what we capture has far ends.
+    let within = route.timeout.connect + FAR_ENDS;
     if !local.device.is_read_within(within).await {
         return Err(Error::ConnectTimeout { peer: gateway.device.clone(), after: within });
     }

@@ -18,6 +18,7 @@ mod names;
 mod passing;
 mod rights;
 mod rules;
+mod successors;
 mod takeover;
 mod traffic;
 mod transcripts;

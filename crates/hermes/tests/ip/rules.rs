@@ -49,6 +49,8 @@ pub(crate) struct Gate {
     users: [Identity; 2],
     pub(crate) overlay: Overlay,
     pub(crate) place: Namespace,
+    /// How many processes the node had.
+    processes: usize,
 }
 
 impl Gate {
@@ -64,7 +66,7 @@ impl Gate {
         let user =
             |name: &str| overlay.authority().issue(&Subject::node(&format!("of-{name}")).with_user(name)).unwrap();
         let users = ["alice", "bob"].map(user);
-        Self { node, users, overlay, place }
+        Self { node, users, overlay, place, processes: 1 }
     }
 
     async fn process(overlay: &Overlay, place: &Namespace, process: &str, document: &str) -> Node {
@@ -74,11 +76,22 @@ impl Gate {
         draft.called(process).args(&["--takeover", socket.to_str().unwrap()]).start().await.unwrap()
     }
 
+    /// Another process of the node, which takes over from the one that runs, if one does.
+    pub(crate) async fn successor(&self, document: &str) -> Node {
+        Self::process(&self.overlay, &self.place, &format!("gate-{}", self.processes), document).await
+    }
+
+    /// The node is another process from now on. Returns the old one.
+    pub(crate) fn go_on_with(&mut self, new: Node) -> Node {
+        self.processes += 1;
+        std::mem::replace(&mut self.node, new)
+    }
+
     /// Another process takes over. Returns the old one, which still has its sessions.
     pub(crate) async fn take_over(&mut self, document: &str) -> Node {
-        let new = Self::process(&self.overlay, &self.place, "successor", document).await;
+        let new = self.successor(document).await;
         until("the old process parts", async || self.node.log().contains("another process has the listeners")).await;
-        std::mem::replace(&mut self.node, new)
+        self.go_on_with(new)
     }
 
     /// Where this user comes in.
