@@ -70,14 +70,35 @@ impl Masquerade {
     /// # Errors
     /// As of [`masquerade`]; the old rules stay then.
     pub fn replace(&self, addresses: &[IpNet]) -> Result<(), TunError> {
+        if listing(&self.table).is_some_and(|listing| self.is_anothers(&listing)) {
+            return Err(TunError::TableTaken { table: self.table.clone() });
+        }
         forward_for(addresses)?;
         set_rules(&self.table, &self.device, addresses)
+    }
+
+    /// Sets its rules anew where somebody has removed some. They are for `addresses`.
+    ///
+    /// # Errors
+    /// As of [`masquerade`].
+    pub fn restore(&self, addresses: &[IpNet]) -> Result<(), TunError> {
+        let has_all = |listing: String| rules_in(&listing, self.device.name()) >= addresses.len();
+        if listing(&self.table).is_some_and(has_all) {
+            return forward_for(addresses);
+        }
+        self.replace(addresses)
+    }
+
+    /// Ours was removed, and somebody made one of that name.
+    fn is_anothers(&self, listing: &str) -> bool {
+        let device = self.device.name();
+        !is_like_ours(listing, device) && rules_in(listing, device) == 0
     }
 }
 
 impl Drop for Masquerade {
     fn drop(&mut self) {
-        if self.device.is_ours() {
+        if self.device.is_ours() && listing(&self.table).is_some_and(|listing| !self.is_anothers(&listing)) {
             remove(&self.table);
         }
     }
@@ -106,12 +127,20 @@ fn listing(table: &str) -> Option<String> {
 
 /// Whether a table has what [`rules`] writes, and nothing else: its name anybody may choose.
 fn is_like_ours(listing: &str, device: &str) -> bool {
-    let rule = format!("iifname \"{device}\" oifname != \"{device}\" ip");
     let mut lines = listing.lines().map(str::trim).filter(|line| !line.is_empty() && *line != "}");
     lines.next() == Some(&format!("table inet {PREFIX}{device} {{"))
         && lines.next() == Some("chain postrouting {")
         && lines.next().is_some_and(|line| line.starts_with("type nat hook postrouting priority "))
-        && lines.all(|line| line.starts_with(&rule) && line.ends_with(" masquerade"))
+        && lines.all(|line| is_rule(line, device))
+}
+
+fn is_rule(line: &str, device: &str) -> bool {
+    line.starts_with(&format!("iifname \"{device}\" oifname != \"{device}\" ip")) && line.ends_with(" masquerade")
+}
+
+/// How many of them are as ours.
+fn rules_in(listing: &str, device: &str) -> usize {
+    listing.lines().filter(|line| is_rule(line.trim(), device)).count()
 }
 
 /// Removes tables of devices that are gone, which a killed process of ours has left.

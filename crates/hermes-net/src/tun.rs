@@ -34,7 +34,7 @@ use netlink_packet_route::link::{AfSpecInet6, AfSpecUnspec, In6AddrGenMode, Link
 use netlink_packet_route::route::RouteMessage;
 
 pub use error::TunError;
-pub use kept::follow;
+pub use kept::{follow, restore};
 pub use queue::{IdleQueue, Moved, Queue, ReceiveBuffer};
 pub use reverse_path::check as check_reverse_path;
 pub use route::Route;

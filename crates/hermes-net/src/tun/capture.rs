@@ -13,13 +13,14 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::{MutexGuard, PoisonError};
 
 use ipnet::IpNet;
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage};
 
 use super::route::{self, MAIN, PROTOCOL, Route, family};
-use super::{Device, TunError, kept, reverse_path};
+use super::{Captures, Device, TunError, kept, reverse_path};
 use crate::mark::MARK;
 use crate::netlink::{self, Change};
 
@@ -42,20 +43,14 @@ impl Device {
     pub fn capture(&self, prefix: IpNet, route: Route) -> Result<(), TunError> {
         let prefix = prefix.trunc();
         reverse_path::check(self.name(), prefix)?;
-        let mut captures = self.inner.captures.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut captures = self.captures();
         self.set_in(self.table(), prefix, route)?;
         let (is_v4, length) = length_of(prefix);
         if captures.prefixes.contains(&prefix) {
             return Ok(());
         }
         if !captures.lengths.contains_key(&(is_v4, length)) {
-            let added = pair(self.table(), is_v4, length).into_iter().try_for_each(|rule| {
-                match netlink::change(RouteNetlinkMessage::NewRule(rule), Change::Add) {
-                    // It names the device's own table: the process made it that had the device before us.
-                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-                    other => other,
-                }
-            });
+            let added = add_pair(self.table(), (is_v4, length));
             if let Err(source) = added {
                 remove_pair(self.table(), is_v4, length);
                 let _ = self.remove_from(self.table(), prefix);
@@ -78,7 +73,7 @@ impl Device {
     /// `TunError`: the kernel refuses.
     pub fn change_capture(&self, prefix: IpNet, route: Route) -> Result<(), TunError> {
         let prefix = prefix.trunc();
-        let captures = self.inner.captures.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let captures = self.captures();
         if !captures.prefixes.contains(&prefix) {
             return Ok(());
         }
@@ -91,7 +86,7 @@ impl Device {
     /// `TunError`: the kernel refuses.
     pub fn release(&self, prefix: IpNet) -> Result<(), TunError> {
         let prefix = prefix.trunc();
-        let mut captures = self.inner.captures.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut captures = self.captures();
         if !captures.prefixes.remove(&prefix) {
             return Ok(());
         }
@@ -125,6 +120,10 @@ impl Device {
             }
         }
         Ok(())
+    }
+
+    pub(super) fn captures(&self) -> MutexGuard<'_, Captures> {
+        self.inner.captures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The number of the table that this device's captures are in.
@@ -182,6 +181,17 @@ fn exemption(table: u32, is_v4: bool, device: &str) -> RuleMessage {
     rule.attributes.push(RuleAttribute::Iifname(device.to_owned()));
     rule.attributes.push(owner(table));
     rule
+}
+
+/// Those of a family and a length. What is there stays: it names the device's own table, so that this process made it, or
+/// the one that had the device before us.
+pub(super) fn add_pair(table: u32, (is_v4, length): (bool, u8)) -> io::Result<()> {
+    pair(table, is_v4, length).into_iter().try_for_each(|rule| {
+        match netlink::change(RouteNetlinkMessage::NewRule(rule), Change::Add) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            other => other,
+        }
+    })
 }
 
 fn remove_pair(table: u32, is_v4: bool, length: u8) {

@@ -1,7 +1,8 @@
-//! What a device was given: its addresses and routes go when somebody takes its link down, and do not come back with it.
+//! What a device was given: its addresses and routes go when somebody takes its link down, and do not come back with it;
+//! and anybody may flush tables and rules.
 //!
-//! In: what the kernel has accepted, and what happens to links. Out: the same once more when a device's is up again.
-//! Never: rules; they stay.
+//! In: what the kernel has accepted, and what happens to links. Out: the same once more when a device's is up again, or
+//! when it is asked for. Never: what is there; that stays as it is.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
@@ -10,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 use ipnet::IpNet;
 use netlink_packet_route::RouteNetlinkMessage;
 
-use super::{Device, Inner, Route, TunError, route};
+use super::{Device, Inner, Route, TunError, capture, route};
 use crate::netlink::{self, Change};
 use crate::own::watch;
 
@@ -41,13 +42,7 @@ pub fn follow(change: &watch::Change) {
         watch::Change::Much => (None, true),
         watch::Change::Address { .. } | watch::Change::DefaultRoute { .. } => return,
     };
-    let is_it = |index: &u32| interface.is_none_or(|interface| interface == *index);
-    let devices: Vec<Device> = {
-        let own = own();
-        let of = own.iter().filter(|(index, _)| is_it(index)).filter_map(|(_, inner)| inner.upgrade());
-        of.map(|inner| Device { inner }).collect()
-    };
-    for device in devices.iter().filter(|device| device.is_there()) {
+    for device in devices(|index| interface.is_none_or(|interface| interface == index)) {
         let name = device.name();
         if !is_up {
             device.kept().is_down = true;
@@ -76,6 +71,27 @@ pub fn follow(change: &watch::Change) {
     }
 }
 
+/// The devices of this process have again what somebody took from them: addresses, routes and rules. What is there
+/// stays as it is.
+pub fn restore() {
+    // What is down gets it when it is up.
+    for device in devices(|_| true).iter().filter(|device| !device.kept().is_down) {
+        if let Err(error) = device.restore() {
+            tracing::warn!(device = device.name(), %error, "not all that it had is there. {}", error.remedy());
+        }
+    }
+}
+
+/// Those that nobody has deleted.
+fn devices(is_it: impl Fn(u32) -> bool) -> Vec<Device> {
+    let found: Vec<Device> = {
+        let own = own();
+        let of = own.iter().filter(|(index, _)| is_it(**index)).filter_map(|(_, inner)| inner.upgrade());
+        of.map(|inner| Device { inner }).collect()
+    };
+    found.into_iter().filter(Device::is_there).collect()
+}
+
 impl Device {
     /// Held while the kernel changes: what is restored must not be what was just removed.
     pub(super) fn kept(&self) -> MutexGuard<'_, Kept> {
@@ -84,14 +100,38 @@ impl Device {
 
     /// Gives it what it had and has not. Goes on where something fails, and returns the first error.
     fn restore(&self) -> Result<(), TunError> {
-        let kept = self.kept();
+        let is_ours = self.is_ours();
+        let mut result = Ok(());
+        let mut note = |done: Result<(), TunError>| {
+            if result.is_ok() {
+                result = done;
+            }
+        };
         // Routes have addresses as their sources. Who does not own the device has its sessions' routes alone.
-        let (is_ours, of_sessions) = (self.is_ours(), |table: u32| table == route::MAIN);
-        let addresses = kept.addresses.iter().filter(|_| is_ours).map(|address| self.put_address(*address));
-        let pools = kept.pools.iter().filter(|_| is_ours).map(|pool| self.put_pool(*pool));
-        let routes = kept.routes.iter().filter(|((table, _), _)| is_ours || of_sessions(*table));
-        let routes = routes.map(|((table, prefix), route)| self.put_back(*table, *prefix, *route));
-        addresses.chain(pools).chain(routes).filter_map(Result::err).reduce(|first, _| first).map_or(Ok(()), Err)
+        let routes: Vec<(u32, IpNet)> = {
+            let kept = self.kept();
+            kept.addresses.iter().filter(|_| is_ours).for_each(|address| note(self.put_address(*address)));
+            kept.pools.iter().filter(|_| is_ours).for_each(|pool| note(self.put_pool(*pool)));
+            kept.routes.keys().copied().collect()
+        };
+        for (table, prefix) in routes.into_iter().filter(|(table, _)| is_ours || *table == route::MAIN) {
+            // There may be many, and sessions begin and end meanwhile.
+            let kept = self.kept();
+            if let Some(route) = kept.routes.get(&(table, prefix)) {
+                note(self.put_back(table, prefix, *route));
+            }
+        }
+        if is_ours {
+            // They lead to routes that are there by now.
+            note(self.put_rules_back());
+        }
+        result
+    }
+
+    fn put_rules_back(&self) -> Result<(), TunError> {
+        let captures = self.captures();
+        let fault = |source| TunError::Device { device: self.name().to_owned(), doing: "making a rule for", source };
+        captures.lengths.keys().try_for_each(|length| capture::add_pair(self.table(), *length)).map_err(fault)
     }
 
     fn put_back(&self, table: u32, prefix: IpNet, route: Route) -> Result<(), TunError> {

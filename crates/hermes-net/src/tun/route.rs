@@ -12,6 +12,7 @@ use netlink_packet_route::route::{
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
+use super::kept;
 use crate::netlink;
 
 /// The table that everybody's routes are in.
@@ -87,12 +88,14 @@ fn to(table: u32, of: IpAddr) -> RouteMessage {
     message
 }
 
-/// Whether an address lies in a network that the main table leads to another device, the default route's aside.
+/// Whether an address lies in a network that the main table leads to a device of another process, or that is a pool of
+/// another device; the default route's aside. What else leads to one of ours a session has, which may be moving.
 ///
 /// # Errors
 /// The kernel's.
 pub(super) fn leads_elsewhere(device: u32, address: IpAddr) -> io::Result<bool> {
     let routes = netlink::list(RouteNetlinkMessage::GetRoute(to(MAIN, address)))?;
+    let own: Vec<u32> = kept::own().keys().copied().collect();
     Ok(routes.iter().any(|message| {
         let RouteNetlinkMessage::NewRoute(route) = message else { return false };
         let has = |attribute: RouteAttribute| route.attributes.contains(&attribute);
@@ -107,7 +110,8 @@ pub(super) fn leads_elsewhere(device: u32, address: IpAddr) -> io::Result<bool> 
             }
             _ => false,
         });
-        holds && has(RouteAttribute::Table(MAIN)) && !has(RouteAttribute::Oif(device))
+        let is_own = own.iter().any(|own| has(RouteAttribute::Oif(*own))) && !is_last(route);
+        holds && has(RouteAttribute::Table(MAIN)) && !has(RouteAttribute::Oif(device)) && !is_own
     }))
 }
 

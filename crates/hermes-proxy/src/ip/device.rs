@@ -268,8 +268,8 @@ impl Device {
         }
     }
 
-    /// From now on what comes from these addresses (`None`: from none) leaves with this machine's. Where it fails
-    /// nothing changes.
+    /// From now on what comes from these addresses (`None`: from none) leaves with this machine's; where that is so
+    /// already, what somebody removed of it is there again. Where it fails nothing changes.
     ///
     /// # Errors
     /// `TunError`: as of [`nat::masquerade`].
@@ -280,7 +280,7 @@ impl Device {
             return Ok(());
         };
         match &mut *nat {
-            Some((running, _)) if running == clients => {}
+            Some((running, masquerade)) if running == clients => masquerade.restore(clients)?,
             Some((running, masquerade)) => {
                 masquerade.replace(clients)?;
                 running.clone_from(clients);

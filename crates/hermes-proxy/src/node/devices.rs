@@ -211,6 +211,8 @@ impl Node {
             held.trim(&wanted);
             true
         });
+        // Others may have flushed tables and rules.
+        tun::restore();
     }
 }
 
@@ -431,7 +433,9 @@ impl HeldDevice {
         for pool in self.pools.extract_if(|pool| !wanted.pools.contains(pool)) {
             tell(device.net().remove_pool(pool));
         }
-        tell(device.set_nat(wanted.nat.as_ref()));
+        if device.nat() != wanted.nat {
+            tell(device.set_nat(wanted.nat.as_ref()));
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-use crate::line::{Hop, Line, as_root, draft};
+use crate::line::{Hop, Line, as_root, draft, hang_up};
 
 const NEAR: &str = "
 workers: 2
@@ -254,5 +254,50 @@ fn a_capture_that_no_route_takes_is_told_of_with_what_to_do() {
         near.reload(&elsewhere, &values("10.20.0.9", WIDE)).await.unwrap();
         near.says("reason=no route for ip").await;
         assert!(near.log()[before..].contains("with this node's document"), "{}", near.log());
+    });
+}
+
+/// Only a reload looks for it; sessions go on.
+#[test]
+fn what_somebody_flushes_is_there_again_with_a_reload() {
+    as_root("what somebody flushes", || async {
+        let line = Line::start(&[Hop::H2]).await;
+        let told = async |place: &Namespace, device: &str| {
+            let mut all = String::new();
+            for what in ["rule show", "-6 rule show", "route show table all", "-6 route show table all", "addr show"] {
+                let command: Vec<&str> = ["ip"].into_iter().chain(what.split(' ')).collect();
+                let lines = place.output(&command).await.unwrap();
+                let is_it = |line: &&str| line.contains(if what.contains("rule") { "proto 72" } else { device });
+                let mut lines: Vec<&str> = lines.lines().map(str::trim).filter(is_it).collect();
+                lines.sort_unstable();
+                all += &format!("{what}\n{}\n", lines.join("\n"));
+            }
+            all
+        };
+        let table_of = |rules: &str| {
+            let words = rules.lines().filter_map(|line| line.split_once(" lookup ")?.1.split_whitespace().next());
+            let table = words.map(str::to_owned).find(|table| table.parse::<u32>().is_ok());
+            table.unwrap_or_else(|| panic!("no table in {rules}"))
+        };
+        for (index, device) in ["hermes0", "gw0"].into_iter().enumerate() {
+            let place = &line.places[index];
+            let before = told(place, device).await;
+            for family in ["-4", "-6"] {
+                let flush = |words: &[&str]| place.ip(&[&[family], words].concat());
+                if index == 0 {
+                    let rules = place.output(&["ip", family, "rule", "show"]).await.unwrap();
+                    flush(&["route", "flush", "table", &table_of(&rules)]).unwrap();
+                    flush(&["rule", "flush"]).unwrap();
+                    flush(&["rule", "add", "priority", "32766", "table", "main"]).unwrap();
+                } else {
+                    flush(&["route", "flush", "dev", device, "table", "main"]).unwrap();
+                }
+            }
+            assert_ne!(told(place, device).await, before);
+            hang_up(&line.nodes[index]).await;
+            assert_eq!(told(place, device).await, before);
+            line.answers().await;
+        }
+        assert!(!line.nodes[0].records().iter().any(|record| record["kind"] == "ip"), "a session has ended");
     });
 }

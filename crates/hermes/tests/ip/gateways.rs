@@ -16,7 +16,7 @@ use hermes_testkit::{
     patience::until,
 };
 
-use crate::line::as_root;
+use crate::line::{as_root, hang_up};
 use crate::rules::{Gate, SOON};
 
 /// Alice's device is gw0 or gw1; bob has the other one, of the same pool.
@@ -366,5 +366,31 @@ fn addresses_are_looked_for_while_others_are_given_back() {
         let all = async { tokio::join!(rounds(0), rounds(1), rounds(0), rounds(1), rounds(0), rounds(1)) };
         let done = tokio::time::timeout(60 * SOON, all).await;
         assert!(done.is_ok(), "the node hangs");
+    });
+}
+
+#[test]
+fn a_nat_that_somebody_flushes_is_there_again_with_a_reload() {
+    as_root("a nat that somebody flushes", || async {
+        let gate = Gate::with(&HIDING.replace("$DEVICE", "gw0"), 100).await;
+        let file = gate.overlay.dir().join("tables");
+        let nft = async |words: &[&str]| gate.place.output(&[&["nft"], words].concat()).await.unwrap();
+        let listed = async || nft(&["list", "ruleset"]).await;
+        let before = listed().await;
+        assert!(before.contains("masquerade"), "{before}");
+        for flush in ["flush ruleset", "flush table inet hermes-gw0", "flush ruleset"] {
+            nft(&[flush]).await;
+            assert!(!listed().await.contains("masquerade"));
+            hang_up(&gate.node).await;
+            assert_eq!(listed().await, before, "{flush}");
+        }
+        // Whoever took the name meanwhile keeps it.
+        nft(&["flush ruleset"]).await;
+        std::fs::write(&file, TABLES.replace("gw2", "gw0")).unwrap();
+        nft(&["-f", file.to_str().unwrap()]).await;
+        let before = nft(&["list", "table", "inet", "hermes-gw0"]).await;
+        gate.node.signal(nix::sys::signal::Signal::SIGHUP).unwrap();
+        until("it is refused", async || gate.node.log().contains("there is a table inet hermes-gw0 already")).await;
+        assert_eq!(nft(&["list", "table", "inet", "hermes-gw0"]).await, before);
     });
 }

@@ -175,3 +175,10 @@ pub(crate) fn draft<'a>(line: &'a Line, place: usize, name: &str, document: &str
 pub(crate) fn anywhere(port: u16) -> std::net::SocketAddr {
     (IpAddr::from([0u8; 16]), port).into()
 }
+
+/// Has a node read its document again, as it is; waits until it has.
+pub(crate) async fn hang_up(node: &Node) {
+    let wanted = node.generation().await.unwrap() + 1;
+    node.signal(nix::sys::signal::Signal::SIGHUP).unwrap();
+    node.says(&format!("applied generation={wanted} ")).await;
+}

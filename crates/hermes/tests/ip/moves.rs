@@ -222,3 +222,27 @@ fn a_session_that_is_refused_where_it_would_move_ends() {
         assert!(ended.to_string().contains("403"), "{ended}");
     });
 }
+
+/// To the new device the old one's route for the session's address is nobody else's.
+#[test]
+fn a_device_that_is_named_anew_keeps_its_sessions() {
+    as_root("a device that is named anew", || async {
+        let mut line = Line::empty(2);
+        let mut gate = gate(&mut line, "gw9").await;
+        for device in ["gw1", "gw0"] {
+            let near = line.near();
+            let pinging = near.output(&["ping", "-q", "-i", "0.01", "-W", "2", "-c", PINGS, FAR[0]]);
+            let pinging_v6 = near.output(&["ping", "-q", "-i", "0.01", "-W", "2", "-c", PINGS, FAR[1]]);
+            let action = HERE.replace("gw0", device);
+            let values = [("BOBS", "gw9".to_owned()), ("ACTION", action)];
+            let (said, said_v6, reloaded) = tokio::join!(pinging, pinging_v6, gate.reload(GATE, &values));
+            reloaded.unwrap();
+            for said in [said.unwrap(), said_v6.unwrap()] {
+                assert!(said.contains(" 0% packet loss"), "{device}: {said}\n{}", gate.log());
+            }
+            let way = async || line.places[1].output(&["ip", "route", "get", crate::line::NEAR[0]]).await.unwrap();
+            until("the session has moved", async || way().await.contains(&format!("dev {device}"))).await;
+        }
+        assert!(!gate.records().iter().any(|record| record["kind"] == "ip"), "a session has ended");
+    });
+}

@@ -20,6 +20,8 @@ use crate::ip::owner::Owner;
 
 /// Addresses that one session may hold.
 const MOST_ADDRESSES: usize = 64;
+/// Free addresses that are found for one request, where others take them first.
+const MOST_LOOKS: usize = 8;
 
 impl End {
     /// What the peer says of addresses and routes.
@@ -99,8 +101,12 @@ impl End {
         let Side::Gives { gateway, owner, .. } = &self.side else { return None };
         let (gateway, owner) = (gateway.clone(), owner.clone());
         let net = IpNet::new(wanted.address(), wanted.length()).ok()?;
-        let net = if wanted.address().is_unspecified() { self.free(&gateway, &owner, net)? } else { net };
-        let net = self.take(&gateway, &owner, net)?;
+        let net = if wanted.address().is_unspecified() {
+            let find = |end: &mut Self| end.free(&gateway, &owner, net);
+            found_and_claimed(self, find, |end, free| end.take(&gateway, &owner, free))?
+        } else {
+            self.take(&gateway, &owner, net)?
+        };
         if !self.lead(net) {
             self.release_where(|claim| claim.prefix == net);
             return None;
@@ -133,8 +139,9 @@ impl End {
         let mut claimed = self.claim(net, owner, false);
         if claimed == Err(Refused::Crosses) {
             let is_one = net.prefix_len() == net.max_prefix_len();
-            let free = if is_one { self.free(gateway, owner, net) } else { None };
-            if let Some(free) = free.filter(|free| self.claim(*free, owner, false).is_ok()) {
+            let find = |end: &mut Self| if is_one { end.free(gateway, owner, net) } else { None };
+            let claim = |end: &mut Self, free| end.claim(free, owner, false).is_ok().then_some(free);
+            if let Some(free) = found_and_claimed(self, find, claim) {
                 if let Link::Device { local, .. } = &self.link {
                     local.device.give_instead(free, wish);
                 }
@@ -180,6 +187,22 @@ impl End {
     }
 }
 
+/// A free address that was claimed. Between the two another worker's client may take what was found: then there is
+/// perhaps another one.
+fn found_and_claimed<T>(
+    end: &mut T,
+    find: impl Fn(&mut T) -> Option<IpNet>,
+    claim: impl Fn(&mut T, IpNet) -> Option<IpNet>,
+) -> Option<IpNet> {
+    for _ in 0..MOST_LOOKS {
+        let free = find(end)?;
+        if let Some(claimed) = claim(end, free) {
+            return Some(claimed);
+        }
+    }
+    None
+}
+
 /// What an answer has in the place of an address that is not given (RFC 9484, section 4.7.1).
 fn nothing(wanted: Prefix) -> Prefix {
     match wanted.address() {
@@ -202,4 +225,27 @@ fn narrowed(routes: &[Route], network: IpNet) -> Vec<Route> {
         .map(|route| Route { start: route.start.max(whole.start), end: route.end.min(whole.end), ..*route })
         .filter(|route| route.start <= route.end)
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What comes between finding and claiming is another thread's, and not to be had at will.
+    #[test]
+    fn another_free_address_is_looked_for_where_one_is_taken_first() {
+        let free: Vec<IpNet> = (0..20).map(|last| IpNet::from(IpAddr::from([10, 20, 0, last]))).collect();
+        let claimed = |others: usize| {
+            let find = |found: &mut usize| {
+                *found += 1;
+                free.get(*found - 1).copied()
+            };
+            let claim = |_: &mut usize, net: IpNet| free[others..].contains(&net).then_some(net);
+            found_and_claimed(&mut 0, find, claim)
+        };
+        assert_eq!(claimed(0), Some(free[0]));
+        assert_eq!(claimed(3), Some(free[3]));
+        // Not without end.
+        assert_eq!(claimed(MOST_LOOKS), None);
+    }
 }
