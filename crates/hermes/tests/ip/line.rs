@@ -156,7 +156,9 @@ impl Line {
             }
         }
         for (number, place) in self.places.iter().enumerate() {
-            for program in [&["ip", "-s", "-s", "link"][..], &["nstat"]] {
+            for program in
+                [&["ip", "-s", "-s", "link"][..], &["cat", "/proc/net/snmp", "/proc/net/snmp6", "/proc/net/udp"]]
+            {
                 let said = place.output(program).await.unwrap_or_else(|error| error.to_string());
                 told += &format!("place {number}, {}:\n{said}\n", program.join(" "));
             }

@@ -46,9 +46,12 @@ async fn all_came(line: &Line, said: &str, what: &str) {
         let mut came: Vec<(u32, &str)> = said.lines().filter_map(|line| Some((number(line)?, line))).collect();
         came.sort_unstable();
         let gaps = came.windows(2).filter(|pair| pair[0].0 + 1 != pair[1].0).map(|pair| pair[0].1);
-        let gaps: Vec<&str> = gaps.collect();
+        let gaps: Vec<&str> = came.first().into_iter().chain(came.last()).map(|(_, line)| *line).chain(gaps).collect();
         let end = said.lines().rev().take(3).collect::<Vec<_>>();
-        panic!("{what}: {end:?}\nbehind {gaps:#?}\n{}", line.dropped().await);
+        panic!(
+            "{what}: {end:?}\nthe first, the last, those before one that is missing: {gaps:#?}\n{}",
+            line.dropped().await
+        );
     }
 }
 

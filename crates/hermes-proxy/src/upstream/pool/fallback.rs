@@ -33,6 +33,8 @@ const LAST_AVOID: u64 = 16 * AVOID;
 const LOOK: Duration = Duration::from_millis(250);
 /// With something on its way, and no answer for so long, the path is dark.
 const DARK: Duration = Duration::from_secs(2);
+/// Where its round trips are long, it is so many of them.
+const ANSWERS: u32 = 3;
 /// Lost packets of so many bytes may have been too long for the path.
 const LONG: u64 = 1000;
 /// So long a new handshake, of packets as long as QUIC's shortest may be, is waited for: a lost one is sent again
@@ -207,7 +209,7 @@ async fn darkness(worker: &Worker, shared: &SharedConnection, link: &Link, way: 
         let is_heard = std::mem::replace(&mut answered, link.answered()) != answered;
         let is_owed = answerable(&now) > answerable(&before) || silent > Duration::ZERO;
         silent = if is_heard || !is_owed || shared.is_unused() { Duration::ZERO } else { silent + LOOK };
-        if silent >= DARK {
+        if silent >= DARK.max(ANSWERS * now.path.rtt) {
             return "no packet is answered";
         }
         let lost = now.path.lost_packets.saturating_sub(before.path.lost_packets);
