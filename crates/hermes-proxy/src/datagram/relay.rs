@@ -359,6 +359,11 @@ impl Relay<'_> {
 
     /// By which route the flow is to go on elsewhere: by another one, or by its own where its far end is about to go.
     fn wanted(&self) -> Option<Arc<Route>> {
+        if matches!(self.near, Port::Device(_)) && self.session.worker.is_draining() {
+            // Another process has the device, and sessions that are newer. This one hears out what is under way: were it
+            // the newest again, it would get what is theirs, and end with it.
+            return None;
+        }
         let entry = &self.session.entry;
         let moved = entry.moved.borrow().clone();
         let again = || entry.route.borrow().clone().filter(|route| moves(entry.facts.kind, route));
