@@ -194,6 +194,11 @@ impl UpstreamState {
         self.balance(&candidates, facts, random)
     }
 
+    /// The endpoint of this label, where it takes sessions.
+    pub(crate) fn takes_again(&self, label: &str, now: u64) -> Option<usize> {
+        self.endpoints.iter().position(|endpoint| *endpoint.label == *label && endpoint.takes_sessions(now))
+    }
+
     fn balance(&self, candidates: &[usize], facts: &Facts, random: u64) -> Option<usize> {
         let count = candidates.len();
         if count == 0 {

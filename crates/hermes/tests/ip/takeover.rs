@@ -154,8 +154,16 @@ fn a_node_between_is_taken_over_with_http_3() {
 /// Two nodes between, of which one goes: what it had goes by the other.
 #[test]
 fn sessions_go_to_another_endpoint_when_theirs_goes() {
-    as_root("another endpoint", || async {
-        let hop = Hop::H2;
+    another_endpoint(Hop::H2);
+}
+
+#[test]
+fn sessions_go_to_another_endpoint_when_theirs_goes_with_http_3() {
+    another_endpoint(Hop::H3);
+}
+
+fn another_endpoint(hop: Hop) {
+    as_root(&format!("another endpoint, {hop:?}"), || async {
         let mut line = Line::empty(3);
         let far = successor(&line, 2, hop, "far", 2).await;
         let to = format!("{}:9443", next(1));
@@ -180,6 +188,39 @@ fn sessions_go_to_another_endpoint_when_theirs_goes() {
         let (said, ()) = pinging(&line, FAR[1], goes(other)).await;
         all_came(&line, &said, "the second goes").await;
         drop(one);
+    });
+}
+
+/// Of two endpoints a session goes to the new process of its own: behind another gateway it might have another address.
+#[test]
+fn sessions_stay_with_an_endpoint_that_is_taken_over() {
+    as_root("an endpoint of two that is taken over", || async {
+        let hop = Hop::H2;
+        let line = Line::empty(3);
+        let _far = successor(&line, 2, hop, "far", 2).await;
+        let to = format!("{}:9443", next(1));
+        let between = async |name: &str, process: &str, port: u16| {
+            let document = MIDDLE_DOCUMENT.replace("9443", &port.to_string());
+            let socket = line.overlay.dir().join(format!("{name}.sock"));
+            let draft = draft(&line, 1, name, &document).with("NEXT", &to).with("PROTOCOL", hop.protocol());
+            draft.called(process).args(&["--takeover", socket.to_str().unwrap()]).start().await.unwrap()
+        };
+        let mut nodes = [between("one", "one-0", 9001).await, between("other", "other-0", 9002).await];
+        let both = "endpoints: ['10.77.0.2:9001', '10.77.0.2:9002'], balance: round-robin";
+        let document = NEAR_DOCUMENT.replace("endpoints: ['$NEXT']", both);
+        let _near = draft(&line, 0, "near", &document).with("PROTOCOL", hop.protocol()).start().await.unwrap();
+        line.answers().await;
+        let sessions = async |node: &Node| node.metric("hermes_sessions_open", "").await.unwrap();
+        let spread = [sessions(&nodes[0]).await, sessions(&nodes[1]).await];
+        // One of each version.
+        assert_eq!(spread.iter().sum::<f64>(), 2.0);
+        for (number, at) in [0, 1, 0, 1].into_iter().enumerate() {
+            let (name, port) = [("one", 9001), ("other", 9002)][at];
+            let new = between(name, &format!("{name}-{}", number + 1), port).await;
+            let old = std::mem::replace(&mut nodes[at], new);
+            assert!(old.ended().await.success());
+            assert_eq!([sessions(&nodes[0]).await, sessions(&nodes[1]).await], spread, "takeover {number}");
+        }
     });
 }
 

@@ -52,10 +52,14 @@ impl Forward<'_> {
         let attempts = self.route.retry.as_ref().map_or(2, |retry| retry.attempts);
         let mut avoid = Vec::new();
         let mut fresh = false;
+        // A flow that is opened anew stays with its endpoint, where another process may be by now: behind another one
+        // it may have another address.
+        let mut before = self.entry.peer.borrow().clone();
         loop {
             let now = self.worker.shared.now();
-            let index = upstream
-                .choose(&self.entry.facts, now, self.worker.random().1, &avoid)
+            let again = before.take().and_then(|peer| upstream.takes_again(&peer, now));
+            let index = again
+                .or_else(|| upstream.choose(&self.entry.facts, now, self.worker.random().1, &avoid))
                 .ok_or_else(|| Error::NoEndpoint { upstream: upstream.config.name.clone() })?;
             *self.entry.peer.borrow_mut() = Some(upstream.endpoints[index].label.clone());
             self.entry.tries.set(avoid.len() as u32 + 1);
