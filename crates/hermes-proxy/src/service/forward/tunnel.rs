@@ -5,6 +5,7 @@
 //! The tunnel's payload is not looked at here: capsules pass as bytes (RFC 9297, 3.2).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_model::facts::Kind;
@@ -37,6 +38,19 @@ pub(crate) enum Opened {
     Answer(Response<Body>),
 }
 
+/// How an endpoint is asked.
+#[derive(Clone, Copy)]
+struct Attempt {
+    /// By a connection that was never used.
+    fresh: bool,
+    /// A connection to it is waited for so long.
+    within: Duration,
+}
+
+/// An endpoint that was about to go is waited for so long where there are others: over HTTP/3 nobody says that nothing
+/// listens there any more, and what the flow has now does not last.
+const AGAIN: Duration = Duration::from_secs(1);
+
 impl Forward<'_> {
     /// Opens a tunnel to one of the endpoints. An endpoint that cannot be reached is followed by
     /// another one: nothing of the tunnel's payload was looked at yet.
@@ -64,7 +78,10 @@ impl Forward<'_> {
             *self.entry.peer.borrow_mut() = Some(upstream.endpoints[index].label.clone());
             self.entry.tries.set(avoid.len() as u32 + 1);
             let mut stale = false;
-            match self.open_at(upstream, index, ask, early.as_mut(), fresh, &mut stale).await {
+            let within = self.route.timeout.connect;
+            let is_doubtful = again.is_some() && upstream.endpoints.len() > 1;
+            let attempt = Attempt { fresh, within: if is_doubtful { within.min(AGAIN) } else { within } };
+            match self.open_at(upstream, index, ask, early.as_mut(), attempt, &mut stale).await {
                 Ok(opened) => {
                     upstream.succeeded(index);
                     self.entry.ahead.set(early.and_then(Early::into_ahead));
@@ -102,11 +119,11 @@ impl Forward<'_> {
         index: usize,
         ask: &Ask,
         mut early: Option<&mut Early<'_>>,
-        fresh: bool,
+        attempt: Attempt,
         stale: &mut bool,
     ) -> Result<Opened, Error> {
         let endpoint = &upstream.endpoints[index];
-        let wish = upstream.wish(index, self.entry.facts.source, self.route.timeout.connect, fresh);
+        let wish = upstream.wish(index, self.entry.facts.source, attempt.within, attempt.fresh);
         let in_flight = InFlight::begin(upstream, index);
         let pool = self.worker.pool(upstream.pool_key(index));
         if upstream.config.protocol == UpstreamProtocol::Tcp {
