@@ -81,7 +81,13 @@ impl Forward<'_> {
             let within = self.route.timeout.connect;
             let is_doubtful = again.is_some() && upstream.endpoints.len() > 1;
             let attempt = Attempt { fresh, within: if is_doubtful { within.min(AGAIN) } else { within } };
-            match self.open_at(upstream, index, ask, early.as_mut(), attempt, &mut stale).await {
+            let opened = self.open_at(upstream, index, ask, early.as_mut(), attempt, &mut stale).await;
+            // The process that goes may have taken the new connection in its last moment: the next one is its successor's.
+            if again.is_some() && !fresh && is_put_off(&opened) {
+                (fresh, before) = (true, Some(upstream.endpoints[index].label.clone()));
+                continue;
+            }
+            match opened {
                 Ok(opened) => {
                     upstream.succeeded(index);
                     self.entry.ahead.set(early.and_then(Early::into_ahead));
@@ -372,6 +378,15 @@ impl Forward<'_> {
             headers.insert(SEC_WEBSOCKET_KEY, key.map_err(|error| Error::Internal(error.to_string()))?);
         }
         Ok(())
+    }
+}
+
+/// Whether an endpoint did nothing, since it is about to go.
+fn is_put_off(opened: &Result<Opened, Error>) -> bool {
+    match opened {
+        Ok(Opened::Answer(response)) => response.status() == StatusCode::SERVICE_UNAVAILABLE,
+        Ok(Opened::Tunnel { .. }) => false,
+        Err(error) => matches!(error, Error::Broken { unprocessed: true, .. }),
     }
 }
 
