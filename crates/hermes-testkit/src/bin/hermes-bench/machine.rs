@@ -5,12 +5,16 @@
 use std::{
     fs,
     hint::black_box,
+    path::Path,
     sync::{Mutex, PoisonError},
     time::Instant,
 };
 
 use anyhow::{Result, bail};
-use hermes_testkit::pattern::Digest;
+use hermes_testkit::{
+    pattern::Digest,
+    process::{Program, Running},
+};
 use nix::{sched::sched_getaffinity, unistd::Pid};
 use serde::{Deserialize, Serialize};
 
@@ -52,6 +56,21 @@ pub(crate) fn work_ms() -> f64 {
     began.elapsed().as_secs_f64() * 1e3
 }
 
+/// Keeps every core from halting, by work that gives way to all other at once: to wake a halted core costs a virtual
+/// machine more than most proxies take. It ends when dropped.
+pub(crate) fn awake(dir: &Path) -> Result<Vec<Running>> {
+    let awake = |core: usize| {
+        let program = Program::new(&format!("awake-{core}"), "chrt", dir);
+        program.args(["--idle", "0", "sh", "-c", "while :; do :; done"]).on_cpus(&[core]).start()
+    };
+    Ok(usable()?.into_iter().map(awake).collect::<Result<_, _>>()?)
+}
+
+fn usable() -> Result<Vec<usize>> {
+    let set = sched_getaffinity(Pid::from_raw(0))?;
+    Ok((0..nix::sched::CpuSet::count()).filter(|cpu| set.is_set(*cpu).unwrap_or(false)).collect())
+}
+
 /// Cores for each part; empty is any.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Cores {
@@ -90,9 +109,7 @@ impl Cores {
     /// Proxies on other cores than load and origin. With two cores both proxies share one, load and origin the
     /// other; with four or more each has its own.
     pub(crate) fn apart() -> Result<Self> {
-        let set = sched_getaffinity(Pid::from_raw(0))?;
-        let usable: Vec<usize> =
-            (0..nix::sched::CpuSet::count()).filter(|cpu| set.is_set(*cpu).unwrap_or(false)).collect();
+        let usable = usable()?;
         let one = |i: usize| vec![usable[i]];
         Ok(match usable.len() {
             0 | 1 => bail!("throughput needs at least two cores"),

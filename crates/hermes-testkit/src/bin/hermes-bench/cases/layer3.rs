@@ -1,7 +1,7 @@
 //! IP through devices: bulk, small packets, many flows, and what each hop adds to an echo.
 //!
 //! In: a session. Out: samples `ip-bulk` (by number of connections), `ip-datagrams` (by number of flows) and `ip-echo`
-//! (by number of hops), each beside the bare path over the same links and wireguard-go. All tunnels are up throughout;
+//! (by number of hops; `ip-echo-awake` with cores that are kept from halting), each beside the bare path over the same links and wireguard-go. All tunnels are up throughout;
 //! those that are not measured are idle.
 
 use anyhow::Result;
@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     bed::Measured,
+    machine,
     record::{Figures, Key, Sample, latencies},
     row::{Row, Tunnel, Way, target},
 };
@@ -29,6 +30,8 @@ const HOPS: [usize; 3] = [1, 2, 4];
 const ECHOES: (usize, u64) = (400, 3);
 /// What is measured of bulk and datagrams, in the order in which they take turns.
 const WAYS: [Way; 5] = [Way::Bare, Way::WireGuard, Way::Hermes("h1"), Way::Hermes("h2"), Way::Hermes("h3")];
+/// Of echoes also the devices by themselves, without TLS and HTTP.
+const ECHO_WAYS: [Way; 6] = [WAYS[0], WAYS[1], Way::Udp, WAYS[2], WAYS[3], WAYS[4]];
 
 /// The whole of it.
 pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
@@ -54,13 +57,17 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
     }
     for hops in HOPS {
         let mut tunnels: Vec<Tunnel> = Vec::new();
-        for way in session.ways(&WAYS) {
+        for way in session.ways(&ECHO_WAYS) {
             tunnels.extend(row.start(way, session.programs, hops)?);
         }
-        let key = Key { clients: Some(hops), ..Key::new("ip-echo") };
-        let first = session.samples.len();
-        rounds(session, &row, &tunnels, &key, |measured| latencies(&measured.outcome), echoes)?;
-        added(&mut session.samples[first..], hops);
+        for measure in ["ip-echo", "ip-echo-awake"] {
+            let awake = if measure == "ip-echo" { Vec::new() } else { machine::awake(&session.dir)? };
+            let key = Key { clients: Some(hops), ..Key::new(measure) };
+            let first = session.samples.len();
+            rounds(session, &row, &tunnels, &key, |measured| latencies(&measured.outcome), echoes)?;
+            added(&mut session.samples[first..], hops);
+            drop(awake);
+        }
     }
     Ok(())
 }
