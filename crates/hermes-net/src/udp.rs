@@ -19,7 +19,7 @@ use tokio::io::Interest;
 /// Room for one call: the kernel merges at most 64 KiB of one flow into one message.
 const MESSAGE_ROOM: usize = 65_536;
 /// Messages a call. Each may hold dozens of datagrams.
-const MESSAGES: usize = 8;
+const MESSAGES: usize = 16;
 /// Kernel buffers: bursts outlive a scheduling delay of some milliseconds.
 static SOCKET_BUFFER: AtomicUsize = AtomicUsize::new(4 << 20);
 /// The largest payload of one UDP datagram over IPv4.
@@ -33,15 +33,11 @@ pub struct UdpSocket {
     no_segmentation: std::cell::Cell<bool>,
 }
 
-/// Where received bytes land: one allocation for all messages of a call, reused by the next.
+/// Where received bytes land: one allocation for all messages of a call, reused by the next. Of its pages those are
+/// taken that messages have reached.
+#[derive(Default)]
 pub struct ReceiveBuffer {
     room: BytesMut,
-}
-
-impl Default for ReceiveBuffer {
-    fn default() -> Self {
-        Self { room: BytesMut::new() }
-    }
 }
 
 /// Opens a UDP socket for a listener, shared with other sockets by SO_REUSEPORT.
@@ -221,9 +217,17 @@ impl UdpSocket {
     ) -> Poll<io::Result<usize>> {
         loop {
             std::task::ready!(self.io.poll_recv_ready(cx))?;
-            match self.io.try_io(Interest::READABLE, || self.receive_now(buffer, &mut each)) {
+            match self.io.try_io(Interest::READABLE, || self.receive(buffer, &mut each)) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                received => return Poll::Ready(received),
+                Err(error) => return Poll::Ready(Err(error)),
+                Ok((messages, datagrams)) => {
+                    if messages < MESSAGES {
+                        // The kernel has no more. It need not be asked to say so: what comes from now on is an event
+                        // that the runtime has not looked at yet.
+                        let _ = self.io.try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
+                    }
+                    return Poll::Ready(Ok(datagrams));
+                }
             }
         }
     }
@@ -237,13 +241,24 @@ impl UdpSocket {
         buffer: &mut ReceiveBuffer,
         each: &mut (impl FnMut(SocketAddr, Bytes) + ?Sized),
     ) -> io::Result<usize> {
+        self.receive(buffer, each).map(|(_, datagrams)| datagrams)
+    }
+
+    /// How many messages came, and how many datagrams in them.
+    fn receive(
+        &self,
+        buffer: &mut ReceiveBuffer,
+        each: &mut (impl FnMut(SocketAddr, Bytes) + ?Sized),
+    ) -> io::Result<(usize, usize)> {
         let mut metas = [RecvMeta::default(); MESSAGES];
-        buffer.room.resize(MESSAGE_ROOM * MESSAGES, 0);
+        if buffer.room.is_empty() {
+            buffer.room = BytesMut::zeroed(MESSAGE_ROOM * MESSAGES);
+        }
         let mut chunks = buffer.room.chunks_exact_mut(MESSAGE_ROOM);
         let mut slices: [IoSliceMut<'_>; MESSAGES] =
             std::array::from_fn(|_| IoSliceMut::new(chunks.next().unwrap_or_default()));
         let messages = self.state.recv(UdpSockRef::from(&self.io), &mut slices, &mut metas)?;
-        Ok(deliver(&buffer.room, &metas[..messages], each))
+        Ok((messages, deliver(&buffer.room, &metas[..messages], each)))
     }
 
     /// Ready where a send may succeed.
@@ -293,7 +308,8 @@ fn deliver(room: &[u8], metas: &[RecvMeta], each: &mut (impl FnMut(SocketAddr, B
         // reused at once, and a flow that keeps a datagram keeps no more than its own message.
         let message = Bytes::copy_from_slice(&message[..meta.len]);
         let stride = meta.stride.max(1);
-        if message.is_empty() {
+        // To share it would take another allocation.
+        if message.len() <= stride {
             each(meta.addr, message);
             count += 1;
             continue;
