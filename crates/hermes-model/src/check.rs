@@ -14,6 +14,7 @@ mod exposure;
 mod header;
 mod listener;
 mod node;
+mod packets;
 mod read;
 mod route;
 mod shadow;
@@ -209,6 +210,8 @@ fn build(draft: &Draft, base: &Path, report: &mut Report) -> Snapshot {
     unique_names(draft, report);
     exposure::binds(head, &listeners, report);
     dns::among(&listeners, report);
+    packets::among(&listeners, report);
+    packets::pools(&routes, report);
     exposure::open_proxies(&listeners, &routes, report);
     uplink::dials(&listeners, &names, report);
     uplink::kept(&listeners, &upstreams, draft.listeners.len() == listeners.len(), report);

@@ -7,8 +7,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-use super::Report;
 use super::listener::prefixes;
+use super::{Report, packets};
 use crate::document::listener as section;
 use crate::snapshot::{Carried, Peer};
 
@@ -18,6 +18,9 @@ pub(super) fn build(section: &section::Listener, at: &str, report: &mut Report) 
     if network.is_none() {
         let message = "packets need a network that they go to; add network: PREFIX, such as 10.10.0.0/16";
         report.problem(format!("{at}.network"), message);
+    }
+    if let Some(network) = network {
+        packets::routed(network, &format!("{at}.network"), report);
     }
     if section.peers.is_empty() {
         let message = "nobody may send packets; add peers: [{address: ADDRESS}], and from: PREFIX for another machine";

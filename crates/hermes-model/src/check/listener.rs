@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use super::{Context, Report, carried, dns, header};
+use super::{Context, Report, carried, dns, header, packets};
 use crate::authority::Authority;
 use crate::document::listener as section;
 use crate::document::scalar::{Many, Prefix};
@@ -153,6 +153,7 @@ fn tun(section: &section::Listener, at: &str, report: &mut Report) -> Option<Tun
     for (index, capture) in section.capture.iter().enumerate() {
         let network = capture.network.0;
         let path = format!("{at}.capture[{index}]");
+        packets::routed(network, &path, report);
         if captures.iter().any(|other| other.network == network) {
             report.problem(&path, format!("{network} is captured already; keep one"));
         }

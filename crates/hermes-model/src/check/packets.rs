@@ -1,0 +1,99 @@
+//! Checks what a document says of packets at several places: prefixes that none may go to, and what two listeners, or
+//! two routes, have of one another.
+//!
+//! In: prefixes, listeners, routes. Out: what no packet would pass by, or would pass by the wrong one of the two.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use ipnet::IpNet;
+
+use super::Report;
+use crate::snapshot::{Action, Gateway, Listener, ListenerProtocol, Route, Tun};
+
+/// What a node drops, whatever a session is for: it is for one machine, for one link, or for many (RFC 1122, 3.2.1.3;
+/// RFC 3927, 2.7; RFC 4291, 2.5).
+const UNROUTED: [(IpAddr, u8, &str); 9] = [
+    (IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8, "loopback"),
+    (IpAddr::V6(Ipv6Addr::LOCALHOST), 128, "loopback"),
+    (IpAddr::V4(Ipv4Addr::new(169, 254, 0, 0)), 16, "link-local"),
+    (IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0)), 10, "link-local"),
+    (IpAddr::V4(Ipv4Addr::new(224, 0, 0, 0)), 4, "multicast"),
+    (IpAddr::V6(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0)), 8, "multicast"),
+    (IpAddr::V4(Ipv4Addr::BROADCAST), 32, "broadcast"),
+    (IpAddr::V4(Ipv4Addr::UNSPECIFIED), 8, "no machine's"),
+    (IpAddr::V6(Ipv6Addr::UNSPECIFIED), 128, "no machine's"),
+];
+
+/// A prefix of which every packet would be dropped.
+pub(super) fn routed(network: IpNet, at: &str, report: &mut Report) {
+    let holds = |(start, length, _): &&(IpAddr, u8, &str)| {
+        IpNet::new(*start, *length).is_ok_and(|block| block.contains(&network))
+    };
+    if let Some((_, _, what)) = UNROUTED.iter().find(holds) {
+        let message = format!("{network} is {what}, of which no packet leaves a machine by a tunnel; leave it out");
+        report.problem(at, message);
+    }
+}
+
+/// What tun listeners say of one another: a packet is for one session, and comes from an address that this one has.
+pub(super) fn among(listeners: &[(usize, Arc<Listener>)], report: &mut Report) {
+    let mut captured: HashMap<IpNet, (usize, &str)> = HashMap::new();
+    let mut devices: HashMap<&str, (usize, &Tun)> = HashMap::new();
+    for (at, listener) in listeners {
+        let ListenerProtocol::Tun(tun) = &listener.protocol else { continue };
+        for (index, capture) in tun.captures.iter().enumerate() {
+            let (first, name) = *captured.entry(capture.network).or_insert((*at, &listener.name));
+            // A listener's own are told of where they are read.
+            if first != *at {
+                let message = format!(
+                    "{} is captured by listeners[{first}] ({name}) already, and its packets go one way; keep one",
+                    capture.network
+                );
+                report.problem(format!("listeners[{at}].capture[{index}]"), message);
+            }
+        }
+        let (first, other) = *devices.entry(&tun.device).or_insert((*at, tun));
+        if !same_addresses(tun, other) {
+            let message = format!(
+                "device {} has the addresses of listeners[{first}] too: packets come from whichever the kernel takes, and \
+                 those from the other listener's are dropped; write the same addresses at both, or another device",
+                tun.device
+            );
+            report.warning(format!("listeners[{at}].address"), message);
+        }
+    }
+}
+
+fn same_addresses(one: &Tun, other: &Tun) -> bool {
+    let all_in = |one: &Tun, other: &Tun| one.addresses.iter().all(|address| other.addresses.contains(address));
+    all_in(one, other) && all_in(other, one)
+}
+
+/// Routes may give addresses of one pool: each is one client's on the whole node. Of a pool of which whole networks are
+/// given the first client can have all.
+pub(super) fn pools(routes: &[(usize, Arc<Route>)], report: &mut Report) {
+    let gateways: Vec<(usize, &Gateway)> = routes
+        .iter()
+        .filter_map(|(at, route)| match &route.action {
+            Action::Device(gateway) => Some((*at, gateway)),
+            _ => None,
+        })
+        .collect();
+    let overlap = |one: &IpNet, other: &IpNet| one.contains(other) || other.contains(one);
+    for (at, greedy) in gateways.iter().filter(|(_, gateway)| gateway.assign_networks) {
+        let others = gateways.iter().filter(|(other, _)| other != at);
+        let mut shared = others.filter_map(|(other, gateway)| {
+            let pool = greedy.assign.iter().find(|one| gateway.assign.iter().any(|pool| overlap(one, pool)))?;
+            Some((other, pool))
+        });
+        if let Some((other, pool)) = shared.next() {
+            let message = format!(
+                "one client may have all of {pool}, of which routes[{other}] gives addresses too; give each route a pool of \
+                 its own"
+            );
+            report.warning(format!("routes[{at}].terminate.assign-networks"), message);
+        }
+    }
+}
