@@ -15,6 +15,7 @@ mod header;
 mod listener;
 mod node;
 mod packets;
+pub(crate) mod proof;
 mod read;
 mod route;
 mod shadow;

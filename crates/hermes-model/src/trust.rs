@@ -205,6 +205,18 @@ pub fn peer<'u>(uris: impl IntoIterator<Item = &'u str>, overlay: &Arc<str>) -> 
     Ok(peer)
 }
 
+/// The overlay of a node whose own certificate has these URIs.
+///
+/// # Errors
+/// One sentence: the certificate names another node than its document, or none.
+pub fn own_overlay<'u>(uris: impl IntoIterator<Item = &'u str>, node: &str) -> Result<Arc<str>, String> {
+    match uris.into_iter().filter_map(parse_spiffe).find(|id| id.kind == SpiffeKind::Node) {
+        Some(id) if id.name == node => Ok(Arc::from(id.overlay)),
+        Some(id) => Err(format!("the certificate names node {}, the document names {node}", id.name)),
+        None => Err(format!("the certificate has no URI spiffe://OVERLAY/node/{node}")),
+    }
+}
+
 /// What is known of the users of a believed connection.
 struct Bindings<'a> {
     peer: Option<&'a Peer>,

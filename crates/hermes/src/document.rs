@@ -7,10 +7,15 @@ use std::io::Read as _;
 use std::path::Path;
 
 use anyhow::Context;
-use hermes_model::{Checked, Problem, Snapshot};
+use hermes_model::trust::own_overlay;
+use hermes_model::{Checked, Problem, Snapshot, unproven};
+use hermes_net::tls::CertifiedKey;
 
 /// The largest document that is read: about a million routes.
 pub(crate) const MAX_DOCUMENT: u64 = 256 << 20;
+
+/// Where the node's own certificate stands in a document.
+const IDENTITY: &str = "identity";
 
 /// Reads and checks a document as a node runs it: a regular file, whose reading holds nothing up.
 ///
@@ -49,12 +54,25 @@ pub(crate) fn check(path: &Path, text: &str) -> Result<Checked, Vec<Problem>> {
         })
         .collect();
     checked.warnings.extend(missing);
+    if let Some(identity) = &checked.snapshot.identity
+        && let Ok(key) = CertifiedKey::load(&identity.cert, &identity.key)
+    {
+        checked.warnings.extend(unproven(&checked.snapshot, key.uris().iter().map(String::as_str)));
+    }
     Ok(checked)
+}
+
+/// A certificate of the node's own, at this place of the document, that is another node's.
+pub(crate) fn misnamed(snapshot: &Snapshot, path: &str, key: &CertifiedKey) -> Option<Problem> {
+    let uris = key.uris();
+    let reason = own_overlay(uris.iter().map(String::as_str), &snapshot.node).err();
+    let message = format!("{}; issue one that fits, or correct the document", reason.filter(|_| path == IDENTITY)?);
+    Some(Problem { path: format!("{IDENTITY}.cert"), message })
 }
 
 /// Certificates and private keys that a document names together, with their places in it.
 pub(crate) fn pairs(snapshot: &Snapshot) -> Vec<(String, &Path, &Path)> {
-    let own = snapshot.identity.iter().map(|identity| ("identity".to_owned(), &*identity.cert, &*identity.key));
+    let own = snapshot.identity.iter().map(|identity| (IDENTITY.to_owned(), &*identity.cert, &*identity.key));
     let of_listeners = snapshot.listeners.iter().enumerate().filter_map(|(index, listener)| {
         let (cert, key) = listener.tls.as_ref()?.cert_key.as_ref()?;
         Some((format!("listeners[{index}].tls"), &**cert, &**key))

@@ -173,6 +173,51 @@ fn a_key_that_is_not_its_certificates_is_refused() {
     assert_eq!(check().0, Some(0));
 }
 
+/// What the node's own certificate says is held against the document: its name by both, and the users of its sessions.
+#[test]
+fn check_holds_the_certificate_against_the_document() {
+    let room = tempfile::tempdir().unwrap();
+    let config = room.path().join("n.yaml");
+    fs::write(
+        &config,
+        "node: n\nidentity: {cert: n.pem, key: n.key, ca: ca.pem}\nlisteners:\n\
+         - {name: l3, protocol: tun, device: h0, address: [10.20.0.2], set-headers: {hermes-user: alice},\n\
+         \x20  capture: [10.0.0.1, {network: 10.0.0.2, set-headers: {hermes-user: bob}}]}\n\
+         - {name: here, bind: '127.0.0.1:0', protocol: tcp, authority: 'A:1', set-headers: {hermes-user: carol}}\n\
+         routes:\n- {name: local, match: {kind: tcp}, terminate: {tcp: '127.0.0.1:9'}}\n\
+         - {name: out, match: {kind: ip}, upstream: hub}\n\
+         upstreams: [{name: hub, protocol: h2, endpoints: ['192.0.2.1:9443'], tls: {node: hub}}]\n",
+    )
+    .unwrap();
+    let check = |subject: ca::Subject| {
+        let identity = ca::Authority::new("lab").unwrap().issue(&subject).unwrap();
+        identity.write(room.path(), "n").unwrap();
+        let output = hermes(&["check", text(&config)]);
+        (output.status.code(), stdout(&output))
+    };
+    let node = || ca::Subject::node("n");
+
+    let (code, printed) = check(ca::Subject::node("other").with_user("alice").with_user("bob"));
+    let told = "error: identity.cert: the certificate names node other, the document names n; issue one that fits";
+    assert!(code == Some(1) && printed.contains(told), "{printed}");
+    let (code, printed) = check(ca::Subject::server("n.example"));
+    assert!(code == Some(1) && printed.contains("has no URI spiffe://OVERLAY/node/n"), "{printed}");
+
+    let of_alice = "warning: listeners[0].set-headers.hermes-user: the certificate does not say that alice";
+    let of_bob = "warning: listeners[0].capture[1].set-headers.hermes-user: the certificate does not say that bob";
+    let warned = |printed: &str| (printed.contains(of_alice), printed.contains(of_bob), printed.contains("carol"));
+    let (code, printed) = check(node());
+    assert_eq!((code, warned(&printed)), (Some(0), (true, true, false)), "{printed}");
+    assert!(printed.contains("takes the session for nobody's unless its document says so (users: {n: [bob]})"));
+    let (code, printed) = check(node().with_user("alice"));
+    assert_eq!((code, warned(&printed)), (Some(0), (false, true, false)), "{printed}");
+    assert!(printed.contains("(upstream hub) refuses the session unless"), "{printed}");
+    for proven in [node().with_user("alice").with_user("bob"), node().standalone()] {
+        let (code, printed) = check(proven);
+        assert_eq!((code, printed.contains("warning")), (Some(0), false), "{printed}");
+    }
+}
+
 #[test]
 fn a_reader_that_goes_away_is_no_failure_and_a_full_disk_is_one() {
     let file = golden("invalid").into_iter().find(|file| file.ends_with("mixed.yaml")).unwrap();

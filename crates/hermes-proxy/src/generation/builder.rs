@@ -11,7 +11,7 @@ use hermes_model::snapshot::{
     ClientAuth, Endpoint, IdentityFiles, Listener, ListenerProtocol, ListenerTls, Snapshot, Upstream, UpstreamProtocol,
     UpstreamTls,
 };
-use hermes_model::trust::{SpiffeKind, parse_spiffe};
+use hermes_model::trust::{SpiffeKind, own_overlay, parse_spiffe};
 use hermes_net::quic;
 use hermes_net::tls::{
     self, CertifiedKey, ClientCertificates, NodePredicate, Roots, RustlsServerConfig, ServerIdentity,
@@ -107,23 +107,9 @@ impl<'a> Builder<'a> {
         self.note(&[cert, key, ca]);
         match (CertifiedKey::load(cert, key), Roots::load(ca)) {
             (Ok(key), Ok(roots)) => {
-                let uris = key.uris();
-                let own = uris.iter().filter_map(|uri| parse_spiffe(uri)).find(|id| id.kind == SpiffeKind::Node);
-                match own {
-                    Some(id) if *id.name == *self.snapshot.node => self.overlay = Arc::from(id.overlay),
-                    Some(id) => {
-                        let reason = format!(
-                            "the certificate names node {}, the document names {}",
-                            id.name, self.snapshot.node
-                        );
-                        self.fault("identity.cert", reason);
-                    }
-                    None => {
-                        self.fault(
-                            "identity.cert",
-                            format!("the certificate has no URI spiffe://OVERLAY/node/{}", self.snapshot.node),
-                        );
-                    }
+                match own_overlay(key.uris().iter().map(String::as_str), &self.snapshot.node) {
+                    Ok(overlay) => self.overlay = overlay,
+                    Err(reason) => self.fault("identity.cert", reason),
                 }
                 self.shows("identity.cert".to_owned(), &key);
                 self.identity = Some(Identity { key, roots });

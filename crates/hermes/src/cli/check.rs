@@ -75,7 +75,7 @@ fn keys(snapshot: &Snapshot, problems: &mut Vec<Problem>, warnings: &mut Vec<Pro
     let here = |(_, cert, key): &(String, &Path, &Path)| cert.exists() && key.exists();
     for (path, cert, key) in document::pairs(snapshot).into_iter().filter(here) {
         match CertifiedKey::load(cert, key) {
-            Ok(_) => {}
+            Ok(key) => problems.extend(document::misnamed(snapshot, &path, &key)),
             Err(error @ TlsError::Mismatch { .. }) => problems.push(Problem { path, message: error.to_string() }),
             Err(error) => {
                 let message = format!("{error}; the node will not start with it");
