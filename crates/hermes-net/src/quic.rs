@@ -248,14 +248,18 @@ pub fn client_endpoint(is_v4: bool, largest: u16, tasks: &Tasks) -> io::Result<E
 /// Connects. `name` is what SNI asks for.
 ///
 /// # Errors
-/// The handshake's failure, or a name that TLS cannot carry.
+/// The handshake's failure, a name that TLS cannot carry, or the kernel's word that nobody can be reached there.
 pub async fn connect(
     endpoint: &Endpoint,
     config: ClientConfig,
     address: SocketAddr,
     name: &str,
 ) -> io::Result<Connection> {
-    endpoint.connect_with(config, address, name).map_err(io::Error::other)?.await.map_err(io::Error::other)
+    let connecting = endpoint.connect_with(config, address, name).map_err(io::Error::other)?;
+    tokio::select! {
+        connected = connecting => connected.map_err(io::Error::other),
+        refusal = udp::refusal(address) => Err(refusal),
+    }
 }
 
 /// What TLS has to find fault with in a handshake, where it is that. QUIC hands on rustls's words alone, and an alert

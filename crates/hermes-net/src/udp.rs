@@ -77,6 +77,33 @@ pub fn connect(peer: SocketAddr) -> io::Result<std::net::UdpSocket> {
     Ok(socket.into())
 }
 
+/// What the kernel, or somebody on the way (ICMP), says of a place that cannot be reached; for ever nothing where nobody
+/// says so. QUIC hears none of it: its socket is for all peers. An empty datagram is sent there, which means nothing.
+pub async fn refusal(peer: SocketAddr) -> io::Error {
+    use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable, PermissionDenied};
+    match knock(peer).await {
+        Err(error)
+            if matches!(error.kind(), ConnectionRefused | HostUnreachable | NetworkUnreachable | PermissionDenied) =>
+        {
+            error
+        }
+        // Of what else it may be the handshake tells.
+        _ => std::future::pending().await,
+    }
+}
+
+async fn knock(peer: SocketAddr) -> io::Result<()> {
+    let socket = connect(peer)?;
+    // Routers' word too, as TCP takes it while it connects.
+    match peer {
+        SocketAddr::V4(_) => setsockopt(&socket, sockopt::Ipv4RecvErr, &true)?,
+        SocketAddr::V6(_) => setsockopt(&socket, sockopt::Ipv6RecvErr, &true)?,
+    }
+    let socket = tokio::net::UdpSocket::from_std(socket)?;
+    socket.send(&[]).await?;
+    socket.recv(&mut [0]).await.map(drop)
+}
+
 /// The longest payload that reaches a peer in one piece, as far as the kernel knows the path. Nothing is sent.
 ///
 /// # Errors

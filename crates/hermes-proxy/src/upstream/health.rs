@@ -141,7 +141,7 @@ async fn either<T>(
     match tokio::time::timeout(head_start, &mut by_quic).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(failure)) => by_tcp.await.map_err(|_| failure),
-        Err(_) => first_of(by_quic, by_tcp).await,
+        Err(_) => first_of(by_quic, by_tcp, |by_quic, _| by_quic).await,
     }
 }
 

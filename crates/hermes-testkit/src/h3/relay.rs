@@ -135,7 +135,8 @@ async fn carry(near: UdpSocket, far: UdpSocket, state: Arc<Mutex<State>>) {
     loop {
         tokio::select! {
             received = near.recv_from(&mut up) => {
-                let Ok((length, from)) = received else { continue };
+                // An empty one is no packet of QUIC: by it a node hears whether anybody is here, at another port.
+                let Ok((length @ 1.., from)) = received else { continue };
                 client = Some(from);
                 let lets = {
                     let mut state = locked(&state);

@@ -223,13 +223,48 @@ fn a_capture_without_a_tunnel_is_told_of_and_when_there_is_one_again() {
         let near = start(&line, WIDE).await;
         near.metric_reaches("hermes_sessions_total", "kind=\"ip\"", 3.0).await;
         near.says("reason=cannot connect to next/10.77.0.2:9443").await;
-        near.says("see whether the upstream's endpoint").await;
+        near.says("nothing listens there").await;
         assert_eq!(near.log().matches(WARNING).count(), 1, "{}", near.log());
         let far = draft(&line, 1, "far", GATEWAY).start().await.unwrap();
         near.says("packets are captured again").await;
         assert!(answers(&line, "10.0.0.2").await);
         drop(far);
         near.says_times(WARNING, 2).await;
+    });
+}
+
+/// `connect` is longer than the test waits.
+const UNREACHABLE: &str = "
+listeners:
+- {name: l3, protocol: tun, device: hermes0, address: [10.20.0.2], capture: [10.1.0.0/16, 10.2.0.0/16, 10.3.0.0/16]}
+routes:
+- {name: refused, match: {kind: ip, network: 10.1.0.0/16}, upstream: refused, timeout: {connect: 5m}}
+- {name: offline, match: {kind: ip, network: 10.2.0.0/16}, upstream: offline, timeout: {connect: 5m}}
+- {name: nobody, match: {kind: ip, network: 10.3.0.0/16}, upstream: nobody, timeout: {connect: 5m}}
+upstreams:
+- {name: refused, protocol: $PROTOCOL, endpoints: ['10.77.0.2:9443'], tls: {}}
+- {name: offline, protocol: $PROTOCOL, endpoints: ['203.0.113.1:9443'], tls: {}}
+- {name: nobody, protocol: $PROTOCOL, endpoints: ['10.77.0.77:9443'], tls: {}}
+";
+
+/// As soon as the kernel knows it, and with what that means.
+#[test]
+fn an_endpoint_that_cannot_be_reached_is_told_of_at_once() {
+    as_root("an endpoint that cannot be reached", || async {
+        for protocol in ["h2", "h3"] {
+            let line = Line::empty(2);
+            let near = draft(&line, 0, "near", UNREACHABLE).with("PROTOCOL", protocol).start().await.unwrap();
+            for (upstream, reason, remedy) in [
+                ("refused/10.77.0.2:9443", "Connection refused", "nothing listens there"),
+                ("offline/203.0.113.1:9443", "Network is unreachable", "this machine has no way there"),
+                ("nobody/10.77.0.77:9443", "No route to host", "nobody has that address"),
+            ] {
+                near.says(&format!("reason=cannot connect to {upstream}: {reason}")).await;
+                let log = near.log();
+                let told = log.lines().find(|line| line.contains(upstream) && line.contains(WARNING)).unwrap();
+                assert!(told.contains(remedy), "{told}");
+            }
+        }
     });
 }
 

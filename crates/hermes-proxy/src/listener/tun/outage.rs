@@ -5,9 +5,11 @@
 
 use std::cell::RefCell;
 use std::fmt::Display;
+use std::io;
 use std::time::Duration;
 
 use hermes_model::snapshot::Listener;
+use hermes_net::tls::Fault;
 use http::Response;
 
 use crate::body::ResponseBody;
@@ -46,8 +48,16 @@ impl Lost {
                 "ask `hermes explain --kind ip --network` (or `--authority`) with this node's document which route it takes"
             }
             Error::Unsuitable { .. } => "give the route an upstream, or `terminate: {tun: ...}`",
-            Error::Connect { .. } | Error::ConnectTimeout { .. } | Error::Resolve(_) | Error::NoEndpoint { .. } => {
-                "see whether the upstream's endpoint and `tls` are right, it runs, and no firewall is between"
+            Error::Connect { source, .. } => unconnected(source),
+            Error::ConnectTimeout { .. } => {
+                "nothing answers there: see whether that machine is up and the endpoint is its own; if so, a firewall \
+                 between may drop what is sent to that port"
+            }
+            Error::Resolve(_) => {
+                "see whether the name in the upstream's endpoint is right, and this machine's DNS answers"
+            }
+            Error::NoEndpoint { .. } => {
+                "see this log, and the metric hermes_upstream_connect_failures, for what failed before"
             }
             Error::NotConnected { .. } => "see whether that node runs, and dials this one",
             Error::Incapable { .. } => "see whether that is a node, and the upstream's `protocol` is right",
@@ -81,6 +91,28 @@ impl Lost {
                 Some(Self { reason: format!("{peer} has ended it"), remedy })
             }
         }
+    }
+}
+
+/// What helps where no connection could be made.
+fn unconnected(source: &io::Error) -> &'static str {
+    if Fault::of(source).is_some() {
+        return "see whether the upstream's `tls` names that node, and both certificates are of one overlay and not over";
+    }
+    match source.kind() {
+        io::ErrorKind::ConnectionRefused => {
+            "nothing listens there, or a firewall there refuses it: see whether that node runs, and the endpoint's port is its \
+             listener's"
+        }
+        io::ErrorKind::NetworkUnreachable => {
+            "this machine has no way there: see whether it is online, and `ip route get` with that address"
+        }
+        io::ErrorKind::HostUnreachable => {
+            "a router, or the network there, says that nobody has that address: see whether that machine is up, and the \
+             endpoint's address is right"
+        }
+        io::ErrorKind::PermissionDenied => "this machine forbids it: see its own firewall and routes (`prohibit`)",
+        _ => "see whether the upstream's endpoint, `protocol` and `tls` are right, and that node runs",
     }
 }
 

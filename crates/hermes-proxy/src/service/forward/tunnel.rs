@@ -47,8 +47,8 @@ struct Attempt {
     within: Duration,
 }
 
-/// An endpoint that was about to go is waited for so long where there are others: over HTTP/3 nobody says that nothing
-/// listens there any more, and what the flow has now does not last.
+/// An endpoint that was about to go is waited for so long where there are others: over HTTP/3 perhaps nobody says that
+/// nothing listens there any more, and what the flow has now does not last.
 const AGAIN: Duration = Duration::from_secs(1);
 
 impl Forward<'_> {

@@ -103,9 +103,11 @@ impl Pool {
         let by_tcp = pin!(self.dial_h2(worker, wish, Permit::take(&self.open)));
         let (reason, result) = match begun {
             Either::Left((Ok(connection), _)) => return Ok(connection),
-            Either::Left((Err(failure), _)) => (failure.to_string(), by_tcp.await.map_err(|_| failure)),
+            Either::Left((Err(failure), _)) => {
+                (failure.to_string(), by_tcp.await.map_err(|other| telling(failure, other)))
+            }
             Either::Right(((), by_quic)) => {
-                ("its handshake is not answered".to_owned(), first_of(by_quic, by_tcp).await)
+                ("its handshake is not answered".to_owned(), first_of(by_quic, by_tcp, telling).await)
             }
         };
         if result.as_ref().is_ok_and(|connection| !connection.is_h3()) {
@@ -182,16 +184,22 @@ impl Pool {
     }
 }
 
-/// The first of the two that succeeds; of two failures that of the first.
+/// The first of the two that succeeds; of two failures that of the first, or what `telling` makes of both.
 pub(crate) async fn first_of<T, E>(
     one: impl Future<Output = Result<T, E>> + Unpin,
     other: impl Future<Output = Result<T, E>> + Unpin,
+    telling: fn(E, E) -> E,
 ) -> Result<T, E> {
     match select(one, other).await {
         Either::Left((Ok(value), _)) | Either::Right((Ok(value), _)) => Ok(value),
-        Either::Left((Err(error), other)) => other.await.map_err(|_| error),
-        Either::Right((Err(_), one)) => one.await,
+        Either::Left((Err(error), other)) => other.await.map_err(|second| telling(error, second)),
+        Either::Right((Err(second), one)) => one.await.map_err(|error| telling(error, second)),
     }
+}
+
+/// Of QUIC's failure and TCP's the one that says more: that nothing was heard in time could be anything.
+fn telling(by_quic: Error, by_tcp: Error) -> Error {
+    if matches!(by_quic, Error::ConnectTimeout { .. }) { by_tcp } else { by_quic }
 }
 
 /// Ready with the reason, where no answer comes any more though something was sent, or long packets are lost
