@@ -13,6 +13,7 @@ use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -32,6 +33,7 @@ use super::link::Link;
 use super::owner::Owner;
 use crate::budget::Budget;
 use crate::datagram::{Batch, Other};
+use crate::live::Entry;
 use crate::worker::Worker;
 
 /// Changes of a device's routes, since the tunnel's packets may be of another length.
@@ -43,7 +45,7 @@ enum Side {
     /// what it was before; else a listener captures the prefix, tunnel or not.
     Asks { network: IpNet, wanted: Vec<Address>, answered: bool, passing: bool },
     /// It gives them, as a route's document says.
-    Gives { gateway: Gateway, owner: Owner, scope: Scope },
+    Gives { gateway: Gateway, route: Arc<str>, owner: Owner, scope: Scope },
 }
 
 impl Side {
@@ -79,6 +81,8 @@ pub(crate) struct End {
     pause: Option<Pin<Box<Sleep>>>,
     /// How long, and until when, the far end's addresses are waited for.
     patience: Option<(Duration, Pin<Box<Sleep>>)>,
+    /// The session whose far end gives them.
+    session: Option<Rc<Entry>>,
     /// For the tunnel, before anything else.
     capsules: VecDeque<Other>,
     answers: VecDeque<Bytes>,
@@ -115,15 +119,15 @@ impl End {
         Ok(this)
     }
 
-    /// The end that gives addresses to whoever asks, for packets to a prefix (`None`: to anywhere); all of them go to
-    /// `inner`, if that is said.
+    /// The end that gives addresses to whoever asks, as a route and its gateway say, for packets to a prefix (`None`: to
+    /// anywhere); all of them go to `inner`, if that is said.
     ///
     /// # Errors
     /// The route leads to one address, and the session is for more than one.
     pub(crate) fn giving(
         local: &Rc<LocalDevice>,
         owner: Owner,
-        gateway: &Gateway,
+        (route, gateway): (&Arc<str>, &Gateway),
         network: Option<IpNet>,
         inner: Option<IpAddr>,
         protocol: Option<u8>,
@@ -140,7 +144,8 @@ impl End {
             here.iter().map(|route| Route { protocol: protocol.unwrap_or_default(), ..*route }).collect();
         connect_ip::put_routes(&told, &mut payload);
         let rules = Rules { here, there: Vec::new(), protocol };
-        let mut this = Self::new(Link::device(local), Side::Gives { gateway: gateway.clone(), owner, scope }, rules);
+        let side = Side::Gives { gateway: gateway.clone(), route: route.clone(), owner, scope };
+        let mut this = Self::new(Link::device(local), side, rules);
         this.inner.extend(inner);
         this.say(connect_ip::ROUTE_ADVERTISEMENT, payload);
         Ok(this)
@@ -158,6 +163,7 @@ impl End {
             led_mtu: capsule::MAX_PACKET,
             pause: None,
             patience: None,
+            session: None,
             capsules: VecDeque::new(),
             answers: VecDeque::new(),
             told: Budget::default(),
@@ -255,9 +261,12 @@ impl End {
         local.device.lead(prefix, route, self.side.lead())
     }
 
-    /// The far end is to give its addresses within this time: who never says a word would be waited for without end.
-    pub(crate) fn answered_within(mut self, within: Duration) -> Self {
+    /// The far end of this session is to give its addresses while it would be waited for to be there: who never says a
+    /// word would be waited for without end.
+    pub(crate) fn answered_by(mut self, session: &Rc<Entry>) -> Self {
+        let within = session.connect_within();
         self.patience = Some((within, Box::pin(tokio::time::sleep(within))));
+        self.session = Some(session.clone());
         self
     }
 

@@ -400,17 +400,28 @@ impl Holdings {
 
 /// Whether the document gives it to clients: of the pools that it names, else any private address.
 pub(super) fn gives(gateway: &Gateway, net: IpNet) -> bool {
+    withheld(gateway, net).is_none()
+}
+
+/// Why the document gives it to nobody, and what to do; `None`: it does.
+pub(super) fn withheld(gateway: &Gateway, net: IpNet) -> Option<&'static str> {
     let address = net.addr();
-    let is_fit = ip::is_one_host(address) && !address.is_loopback();
     // Who may have a network may have all of a pool with a few words.
     let is_one = net.prefix_len() == net.max_prefix_len();
-    if !is_fit || gateway.addresses.iter().any(|own| net.contains(own)) {
-        return false;
+    let is_pooled = gateway.assign.iter().any(|pool| pool.contains(&net));
+    if !ip::is_one_host(address) || address.is_loopback() {
+        Some("it is no machine's; give the client's device another one")
+    } else if gateway.addresses.iter().any(|own| net.contains(own)) {
+        Some("it is the gateway's own (`terminate.address`); give the client's device another one")
+    } else if !is_one && !gateway.assign_networks {
+        Some("it is a whole network, and the route gives none; ask for addresses, or write `assign-networks: true`")
+    } else if !gateway.assign.is_empty() && !is_pooled {
+        Some("the route's `assign` does not hold it; add it there, or give the client's device an address of that")
+    } else if gateway.assign.is_empty() && !is_private(address) {
+        Some("it is not private, and the route has no `assign`; write one that holds it")
+    } else {
+        None
     }
-    if !gateway.assign.is_empty() {
-        return (is_one || gateway.assign_networks) && gateway.assign.iter().any(|pool| pool.contains(&net));
-    }
-    is_one && is_private(address)
 }
 
 /// Networks that are nobody's on the Internet (RFC 1918, RFC 6598, RFC 4193).

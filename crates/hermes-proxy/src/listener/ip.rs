@@ -50,7 +50,7 @@ pub(super) async fn serve(worker: &Rc<Worker>, listener: &Arc<Listener>, carried
     let owner = Owner::Listener(listener.name.clone());
     let addresses = peer.addresses.iter().copied();
     let end = match End::asking(Link::peer(flow), &owner, carried.network, addresses, protocol) {
-        Ok(end) => end.answered_within(tunnel.session.entry.connect_within()),
+        Ok(end) => end.answered_by(&tunnel.session.entry),
         Err(reason) => return tracing::error!(listener = %listener.name, reason, "a peer is not served"),
     };
     tracing::info!(listener = %listener.name, %source, network = %carried.network, "a peer brings packets");

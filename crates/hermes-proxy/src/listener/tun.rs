@@ -215,7 +215,7 @@ async fn serve(
     let addresses = tun.addresses.iter().copied().map(IpNet::from);
     let entry = tunnel.session.entry.clone();
     let end = match End::asking(Link::device(&local), &owner, network, addresses, protocol) {
-        Ok(end) => end.answered_within(entry.connect_within()),
+        Ok(end) => end.answered_by(&entry),
         Err(reason) => {
             tracing::error!(listener = %listener.name, reason, "a capture is not served");
             return None;

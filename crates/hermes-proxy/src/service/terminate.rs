@@ -122,7 +122,8 @@ pub(crate) async fn device(worker: &Worker, entry: &Entry, gateway: &Gateway, ro
         }
         _ => (network, gateway.inner),
     };
-    let end = End::giving(&local, owner, gateway, network, inner, facts.protocol).map_err(Error::Malformed)?;
+    let by = (&route.name, gateway);
+    let end = End::giving(&local, owner, by, network, inner, facts.protocol).map_err(Error::Malformed)?;
     Ok(Port::Device(Box::new(end)))
 }
 

@@ -268,6 +268,21 @@ fn an_endpoint_that_cannot_be_reached_is_told_of_at_once() {
     });
 }
 
+/// By both ends: which address, by which route or for which prefix, and what to do.
+#[test]
+fn an_address_that_the_far_end_does_not_give_is_told_of() {
+    as_root("an address that the far end does not give", || async {
+        let line = Line::empty(2);
+        let far = draft(&line, 1, "far", GATEWAY).start().await.unwrap();
+        let near =
+            draft(&line, 0, "near", NEAR).with("ADDRESS", "10.30.0.2").with("CAPTURE", WIDE).start().await.unwrap();
+        near.says("assigns no address that was asked for").await;
+        near.says("network=10.0.0.0/8 asked=10.30.0.2/32 by=next/10.77.0.2:9443").await;
+        far.says("address=10.30.0.2/32 to=").await;
+        far.says("route=gateway device=gw0 reason=the route's `assign` does not hold it").await;
+    });
+}
+
 const NOWHERE: &str = "
 listeners:
 - {name: overlay, bind: '0.0.0.0:9443', protocol: http, tls: {client: required}}

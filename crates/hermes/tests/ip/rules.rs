@@ -274,6 +274,11 @@ fn nobody_takes_an_address_that_another_holds() {
             assert_eq!(icmp(&bob.next_packet().await.unwrap()), PROHIBITED, "{way:?}");
             assert_eq!(gate.dropped("source-not-assigned").await, before + 1.0);
         }
+        let told = gate.node.log();
+        assert!(
+            told.contains("address=10.20.0.2/32 to=user bob route=gateway device=gw0 reason=another has it"),
+            "{told}"
+        );
         // Nor one that is the gateway's, or that the document does not give.
         let mut bob = gate.tunnel(1, IpWay::H1, "*", "*").await.unwrap();
         for out in [GATEWAY, "10.30.0.1", "127.0.0.1", "224.0.0.1", "255.255.255.255"] {

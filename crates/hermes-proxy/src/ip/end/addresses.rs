@@ -13,7 +13,7 @@ use ipnet::IpNet;
 
 use super::{End, Side, prefix_of};
 use crate::ip::claims::Refused;
-use crate::ip::given::gives;
+use crate::ip::given::withheld;
 use crate::ip::inner::Inner;
 use crate::ip::link::Link;
 use crate::ip::owner::Owner;
@@ -48,7 +48,7 @@ impl End {
 
     /// What the far end lets packets come from, which need not be what the link's come from.
     fn take_assigned(&mut self, assigned: &[Address]) {
-        let Side::Asks { wanted, answered, .. } = &mut self.side else { return };
+        let Side::Asks { network, wanted, answered, .. } = &mut self.side else { return };
         let is_first = !std::mem::replace(answered, true);
         if let Link::Device { local, .. } = &self.link
             && is_first
@@ -61,8 +61,14 @@ impl End {
         let within = given.iter().flat_map(|given| wanted.iter().filter_map(|own| narrower(own.prefix, given.prefix)));
         let others = self.inner.iter().map(|inner| Prefix::of(inner.asked));
         self.rules.here = within.chain(others).map(Route::to).collect();
-        if self.rules.here.is_empty() {
-            tracing::warn!(link = self.link.name(), "the far end assigns no address that was asked for");
+        if self.rules.here.is_empty() && !wanted.is_empty() {
+            let asked: Vec<String> = wanted.iter().map(|wanted| wanted.prefix.to_string()).collect();
+            let by = self.session.as_ref().and_then(|session| session.peer.borrow().clone());
+            tracing::warn!(
+                link = %self.link.name(), %network, asked = %asked.join(", "), by = %by.as_deref().unwrap_or_default(),
+                "the far end assigns no address that was asked for, and takes no packet: its log says why; ask for one that \
+                 `assign` of its route holds and nobody else has, or add this one there"
+            );
         }
     }
 
@@ -103,7 +109,11 @@ impl End {
         let net = IpNet::new(wanted.address(), wanted.length()).ok()?;
         let net = if wanted.address().is_unspecified() {
             let find = |end: &mut Self| end.free(&gateway, &owner, net);
-            found_and_claimed(self, find, |end, free| end.take(&gateway, &owner, free))?
+            let found = found_and_claimed(self, find, |end, free| end.take(&gateway, &owner, free));
+            if found.is_none() {
+                self.tell_lack(&gateway, &owner, net, "of the route's `assign` none of this version is free; widen it");
+            }
+            found?
         } else {
             self.take(&gateway, &owner, net)?
         };
@@ -128,10 +138,14 @@ impl End {
                 return Some(net);
             }
         }
-        if self.claims.len() >= MOST_ADDRESSES || !self.may_be_given(gateway, net) {
+        if self.claims.len() >= MOST_ADDRESSES {
             return None;
         }
-        if let Some(before) = before.filter(|before| self.may_be_given(gateway, *before))
+        if let Some(reason) = self.withheld(gateway, net) {
+            self.tell_refusal(gateway, owner, net, reason);
+            return None;
+        }
+        if let Some(before) = before.filter(|before| self.withheld(gateway, *before).is_none())
             && self.claim(before, owner, false).is_ok()
         {
             return Some(before);
@@ -151,34 +165,43 @@ impl End {
             claimed = self.claim(net, owner, true);
         }
         if claimed.is_err() {
-            self.tell_refusal(gateway, owner, net);
+            self.tell_lack(gateway, owner, net, "another has it, or had it a moment ago; ask for another one");
         }
         claimed.ok().map(|()| net)
     }
 
-    /// What is refused is said now and then, since a client may ask without end.
-    fn tell_refusal(&self, gateway: &Gateway, owner: &Owner, address: IpNet) {
-        let Link::Device { local, .. } = &self.link else { return };
-        let device = &gateway.device;
-        if local.device.gives_no_more(owner) {
-            local.shared.metrics.limit("addresses");
-        } else if let Some(more) = local.shared.refused_addresses.happened(local.shared.now()) {
-            tracing::info!(%address, %device, more, "an address that another holds was asked for");
+    /// There is none, or none more for this owner.
+    fn tell_lack(&self, gateway: &Gateway, owner: &Owner, address: IpNet, reason: &str) {
+        match &self.link {
+            Link::Device { local, .. } if local.device.gives_no_more(owner) => local.shared.metrics.limit("addresses"),
+            _ => self.tell_refusal(gateway, owner, address, reason),
         }
     }
 
-    /// Whether a client may have it: what the document gives, and, where it does not say what, nothing that leads
-    /// elsewhere from here, since what is given is led to the client for all programs of this machine.
-    fn may_be_given(&self, gateway: &Gateway, net: IpNet) -> bool {
-        let Link::Device { local, .. } = &self.link else { return false };
-        gives(gateway, net) && !(gateway.assign.is_empty() && local.device.net().leads_elsewhere(net.addr()))
+    /// What is refused is said now and then, since a client may ask without end.
+    fn tell_refusal(&self, gateway: &Gateway, owner: &Owner, address: IpNet, reason: &str) {
+        let (Link::Device { local, .. }, Side::Gives { route, .. }) = (&self.link, &self.side) else { return };
+        if let Some(more) = local.shared.refused_addresses.happened(local.shared.now()) {
+            let device = &gateway.device;
+            tracing::info!(%address, to = %owner, %route, %device, %reason, more, "an address that was asked for is not given");
+        }
+    }
+
+    /// Why no client may have it: what the document does not give, and, where it does not say what, what leads
+    /// elsewhere from here, since what is given is led to the client for all programs of this machine. `None`: one may.
+    fn withheld(&self, gateway: &Gateway, net: IpNet) -> Option<&'static str> {
+        let Link::Device { local, .. } = &self.link else { return Some("there is no device") };
+        withheld(gateway, net).or_else(|| {
+            let leads_elsewhere = gateway.assign.is_empty() && local.device.net().leads_elsewhere(net.addr());
+            leads_elsewhere
+                .then_some("this machine reaches it by a route of its own; write an `assign` that is the clients'")
+        })
     }
 
     /// An address that nobody holds, for whom may have one more.
     fn free(&self, gateway: &Gateway, owner: &Owner, like: IpNet) -> Option<IpNet> {
         let Link::Device { local, .. } = &self.link else { return None };
         if local.device.gives_no_more(owner) {
-            local.shared.metrics.limit("addresses");
             return None;
         }
         let fits = |pool: &&IpNet| pool.addr().is_ipv4() == like.addr().is_ipv4();

@@ -243,7 +243,7 @@ async fn serve(
     let opened = worker.now();
     tunnel.session.entry.set_idle(IDLE);
     entry.replace(Some(tunnel.session.entry.clone()));
-    let (of_session, end) = (tunnel.session.entry.clone(), end.answered_within(tunnel.session.entry.connect_within()));
+    let (of_session, end) = (tunnel.session.entry.clone(), end.answered_by(&tunnel.session.entry));
     let mut relayed = pin!(session::relay(Near::Datagrams(Port::Device(Box::new(end))), *tunnel));
     if tokio::time::timeout(SETTLED, &mut relayed).await.is_err() {
         settled();
