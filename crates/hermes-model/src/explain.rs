@@ -36,6 +36,9 @@ pub struct Explanation {
     /// What became of a claim to be a user that does not count.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim: Option<String>,
+    /// By which of its prefixes a listener takes what it is asked about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub capture: Option<String>,
     /// Routes before the match that are not shown.
     pub left_out: usize,
     /// Routes in their order, up to the match.
@@ -162,6 +165,7 @@ fn before_routes(facts: &Facts) -> Explanation {
         session: format!("{} {} {}{path} on {}", facts.kind, facts.method, facts.authority, facts.listener),
         identity: identity(facts),
         claim: None,
+        capture: None,
         left_out: 0,
         routes: Vec::new(),
         route: None,
@@ -298,6 +302,9 @@ impl fmt::Display for Explanation {
         writeln!(f, "identity  {}", self.identity)?;
         if let Some(claim) = &self.claim {
             writeln!(f, "claim     {claim}")?;
+        }
+        if let Some(capture) = &self.capture {
+            writeln!(f, "capture   {capture}")?;
         }
         if self.left_out > 0 {
             writeln!(f, "routes    {} before these do not match either", self.left_out)?;

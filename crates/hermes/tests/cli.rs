@@ -322,6 +322,41 @@ fn explain_says_what_becomes_of_a_packet() {
     }
 }
 
+/// An address is a prefix of its own, and the narrowest capture of all listeners has it.
+#[test]
+fn explain_says_which_capture_takes_a_network() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("node.yaml");
+    let narrow = "- {name: narrow, protocol: tun, device: hermes1, address: 10.20.0.2, capture: 10.9.0.0/16}\nroutes:";
+    fs::write(&config, LAYER_3.replace("routes:", narrow)).unwrap();
+    let about = |args: &[&str]| {
+        let output = hermes(&[&["explain", "--config", text(&config)], args].concat());
+        stdout(&output) + &stderr(&output)
+    };
+    let cases: [(&[&str], &str); 8] = [
+        (&["--network", "10.0.0.1"], "capture   listener l3 takes it with 10.0.0.0/8, on device hermes0"),
+        (&["--network", "10.0.0.1"], "vpn: matches"),
+        (&["--network", "10.9.1.0/24"], "capture   listener narrow takes it with 10.9.0.0/16, on device hermes1"),
+        (&["--packet", "src=10.20.0.2,dst=10.9.0.1"], "listener narrow takes it with 10.9.0.0/16"),
+        (
+            &["--listener", "l3", "--network", "10.9.0.1"],
+            "listener narrow takes it with 10.9.0.0/16, before listener l3",
+        ),
+        (
+            &["--network", "10.0.0.1/8"],
+            "--network: \"10.0.0.1/8\" has bits beyond its length; write 10.0.0.0/8 or 10.0.0.1/32",
+        ),
+        (&["--network", "ten"], "--network: \"ten\" is no prefix; write an address and a length"),
+        // At another listener a client asks for it.
+        (&["--listener", "far", "--kind", "ip", "--network", "10.0.0.1"], "gate: matches"),
+    ];
+    for (args, wanted) in cases {
+        let printed = about(args);
+        assert!(printed.contains(wanted), "{wanted} is not in what {args:?} gives:\n{printed}");
+    }
+    assert!(!about(&["--listener", "far", "--kind", "ip", "--network", "10.0.0.1"]).contains("capture"));
+}
+
 #[test]
 fn explain_says_which_argument_is_wrong() {
     for (args, word) in [

@@ -13,7 +13,8 @@ use std::sync::Arc;
 use anyhow::{Context, bail, ensure};
 use clap::Parser;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
-use hermes_model::snapshot::{Capture, Carried, ClientAuth, Listener, ListenerProtocol};
+use hermes_model::document::scalar::Prefix;
+use hermes_model::snapshot::{Capture, Carried, ClientAuth, Listener, ListenerProtocol, Tun};
 use hermes_model::trust::{HERMES_USER, parse_spiffe, peer};
 use hermes_model::{Authority, Facts, Kind, Snapshot, Trust};
 use hermes_proxy::Packet;
@@ -53,7 +54,8 @@ pub(super) struct Explain {
     /// A header, NAME=VALUE. May be repeated.
     #[arg(long = "header", value_name = "NAME=VALUE")]
     headers: Vec<String>,
-    /// Destination prefix of an ip session.
+    /// Destination of an ip session, a prefix or an address. Without `--listener` and `--kind` it comes in at the tun
+    /// listener that captures it.
     #[arg(long)]
     network: Option<String>,
     /// A packet of an ip session: src=ADDRESS,dst=ADDRESS[,proto=tcp][,length=BYTES][,mtu=BYTES]. Tells whether it
@@ -85,13 +87,15 @@ impl Explain {
                 bail!("{} has {problems}; `hermes check` lists them", self.config.display())
             }
         };
-        let listener = self.listener(&snapshot)?;
         let packet = self.packet.as_deref().map(packet::parse).transpose()?;
+        let wanted = self.wanted(packet.as_ref())?;
+        let listener = self.listener(&snapshot, wanted)?;
         let facts = self.facts(&snapshot, listener, packet.as_ref())?;
         let (network, protocol) = (facts.network, facts.protocol);
         let handshake = facts.trust.peer().is_none() && requires_certificate(listener);
         let own = hermes_net::own::addresses();
         let mut explanation = hermes_model::explain_arrival(facts, listener, &snapshot, &|ip| own.contains(&ip));
+        explanation.capture = wanted.and_then(|wanted| captured(&snapshot, listener, wanted));
         if let Some(reason) = explanation.reason.as_mut().filter(|_| handshake) {
             reason.push_str("; say which one by --certificate URI");
         }
@@ -106,13 +110,20 @@ impl Explain {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn listener<'s>(&self, snapshot: &'s Snapshot) -> anyhow::Result<&'s Listener> {
+    /// The listener that is named; else the first one, or the one that captures what is wanted, where the first does not
+    /// fit that.
+    fn listener<'s>(&self, snapshot: &'s Snapshot, wanted: Option<IpNet>) -> anyhow::Result<&'s Listener> {
         let mut listeners = snapshot.listeners.iter().map(AsRef::as_ref);
         match &self.listener {
             Some(name) => listeners
                 .find(|listener: &&Listener| *listener.name == **name)
                 .with_context(|| format!("the document has no listener {name}")),
-            None => listeners.next().context("the document has no listener, so no session begins"),
+            None => {
+                let first = listeners.next().context("the document has no listener, so no session begins")?;
+                let fits = self.kind.is_some() && !matches!(first.protocol, ListenerProtocol::Tun(_));
+                let holder = wanted.filter(|_| !fits).and_then(|wanted| holder(snapshot, wanted));
+                Ok(holder.map_or(first, |(listener, _)| listener))
+            }
         }
     }
 
@@ -184,7 +195,13 @@ impl Explain {
     }
 
     fn network(&self) -> anyhow::Result<Option<IpNet>> {
-        self.network.as_deref().map(str::parse).transpose().context("--network: write a prefix such as 10.0.0.0/8")
+        let parsed = self.network.as_deref().map(|text| text.parse().map(|Prefix(network)| network)).transpose();
+        parsed.map_err(|error: String| anyhow::anyhow!("--network: {error}"))
+    }
+
+    /// Where packets of the session go to, as far as that was said.
+    fn wanted(&self, packet: Option<&Packet>) -> anyhow::Result<Option<IpNet>> {
+        Ok(self.network()?.or(packet.map(|packet| packet.destination.into())))
     }
 
     /// The address of a packet that a device takes for a name. The name is the asker's to say: which one it stands for
@@ -214,10 +231,8 @@ impl Explain {
     /// The prefix of a tun listener that a packet for `--network` belongs to, the first by default.
     fn capture<'l>(&self, listener: &'l Listener, packet: Option<&Packet>) -> anyhow::Result<Option<&'l Capture>> {
         let ListenerProtocol::Tun(tun) = &listener.protocol else { return Ok(None) };
-        let wanted = self.network()?.or(packet.map(|packet| packet.destination.into()));
-        let holds = |capture: &&Capture| wanted.is_none_or(|wanted| capture.network.contains(&wanted));
-        let narrowest = tun.captures.iter().filter(holds).max_by_key(|capture| capture.network.prefix_len());
-        let chosen = if wanted.is_none() { tun.captures.first() } else { narrowest };
+        let wanted = self.wanted(packet)?;
+        let chosen = wanted.map_or(tun.captures.first(), |wanted| narrowest(tun, wanted));
         let taken = || tun.captures.iter().map(|capture| capture.network.to_string()).collect::<Vec<_>>().join(", ");
         chosen.map(Some).with_context(|| format!("listener {} takes none of that; it takes {}", listener.name, taken()))
     }
@@ -330,6 +345,33 @@ impl Explain {
         }
         Ok(headers)
     }
+}
+
+/// The narrowest prefix of a listener that holds it.
+fn narrowest(tun: &Tun, wanted: IpNet) -> Option<&Capture> {
+    let holding = tun.captures.iter().filter(|capture| capture.network.contains(&wanted));
+    holding.max_by_key(|capture| capture.network.prefix_len())
+}
+
+/// The narrowest of all listeners: it has what is for it.
+fn holder(snapshot: &Snapshot, wanted: IpNet) -> Option<(&Listener, &Capture)> {
+    let all = snapshot.listeners.iter().filter_map(|listener| match &listener.protocol {
+        ListenerProtocol::Tun(tun) => Some((&**listener, narrowest(tun, wanted)?)),
+        _ => None,
+    });
+    all.max_by_key(|(_, capture)| capture.network.prefix_len())
+}
+
+/// By what a tun listener takes it, if that is one.
+fn captured(snapshot: &Snapshot, listener: &Listener, wanted: IpNet) -> Option<String> {
+    let ListenerProtocol::Tun(tun) = &listener.protocol else { return None };
+    let (name, own, device) = (&listener.name, narrowest(tun, wanted)?.network, &tun.device);
+    let (holder, narrower) = holder(snapshot, wanted)?;
+    if holder.name == *name {
+        return Some(format!("listener {name} takes it with {own}, on device {device}"));
+    }
+    let (other, narrower) = (&holder.name, narrower.network);
+    Some(format!("listener {other} takes it with {narrower}, before listener {name} with {own} would; name that one"))
 }
 
 fn requires_certificate(listener: &Listener) -> bool {
