@@ -14,7 +14,7 @@ mod exposure;
 mod header;
 mod listener;
 mod node;
-mod packets;
+pub(crate) mod packets;
 pub(crate) mod proof;
 mod read;
 mod route;

@@ -24,6 +24,7 @@ pub mod trust;
 pub mod via;
 
 pub use authority::Authority;
+pub use check::packets::unrouted;
 pub use check::proof::unproven;
 pub use check::{Checked, Problem, check};
 pub use decide::{Decision, Deny, DenyReason, decide};

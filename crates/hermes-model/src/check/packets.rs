@@ -26,12 +26,17 @@ const UNROUTED: [(IpAddr, u8, &str); 9] = [
     (IpAddr::V6(Ipv6Addr::UNSPECIFIED), 128, "no machine's"),
 ];
 
-/// A prefix of which every packet would be dropped.
-pub(super) fn routed(network: IpNet, at: &str, report: &mut Report) {
+/// What a prefix is of which every packet would be dropped; `None`: it is no such.
+pub fn unrouted(network: IpNet) -> Option<&'static str> {
     let holds = |(start, length, _): &&(IpAddr, u8, &str)| {
         IpNet::new(*start, *length).is_ok_and(|block| block.contains(&network))
     };
-    if let Some((_, _, what)) = UNROUTED.iter().find(holds) {
+    UNROUTED.iter().find(holds).map(|(_, _, what)| *what)
+}
+
+/// A prefix that packets are to go to.
+pub(super) fn routed(network: IpNet, at: &str, report: &mut Report) {
+    if let Some(what) = unrouted(network) {
         let message = format!("{network} is {what}, of which no packet leaves a machine by a tunnel; leave it out");
         report.problem(at, message);
     }

@@ -3,10 +3,11 @@
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use clap::Parser;
+use hermes_model::document::scalar::{HostAddress, Prefix};
+use hermes_model::unrouted;
 use hermes_proxy::assist::Target;
-use ipnet::IpNet;
 
 /// Makes a device and takes the packets to some prefixes for nodes that carry them: each packet goes in one UDP
 /// datagram to the port of an `ip` listener, and answers come back so.
@@ -20,7 +21,7 @@ pub(super) struct Tun {
     #[arg(long, value_name = "NAME", default_value = "hermes0")]
     device: String,
     /// An address of the device, as the listener's `peers` have it; one for each version of IP.
-    #[arg(long, value_name = "ADDRESS", required = true)]
+    #[arg(long, value_name = "ADDRESS", required = true, value_parser = address)]
     address: Vec<IpAddr>,
     /// A prefix, and the address of the `ip` listener that takes packets to it.
     #[arg(long, value_name = "PREFIX=ADDRESS:PORT", required = true, value_parser = target)]
@@ -50,13 +51,17 @@ impl Tun {
     }
 }
 
+/// As a document has it.
+fn address(text: &str) -> Result<IpAddr, String> {
+    text.parse().map(|HostAddress(address)| address)
+}
+
 fn target(text: &str) -> anyhow::Result<Target> {
     let (network, node) = text.split_once('=').context("write PREFIX=ADDRESS:PORT")?;
-    let network: IpNet = match network.parse::<IpAddr>() {
-        Ok(address) => address.into(),
-        Err(_) => network.parse().with_context(|| format!("{network:?} is no prefix such as 10.10.0.0/16"))?,
-    };
-    ensure!(network.trunc() == network, "{network} has bits beyond its length; write {}", network.trunc());
+    let Prefix(network) = network.parse().map_err(anyhow::Error::msg::<String>)?;
+    if let Some(what) = unrouted(network) {
+        bail!("{network} is {what}, of which no packet leaves a machine by a tunnel");
+    }
     let node: SocketAddr = node.parse().with_context(|| format!("{node:?} is no address and port"))?;
     ensure!(node.port() != 0 && !node.ip().is_unspecified(), "{node} is nowhere; write where the listener is");
     Ok(Target { network, node })
@@ -79,5 +84,16 @@ mod tests {
         {
             assert!(target(bad).is_err(), "{bad}");
         }
+        let refusal = |text: &str| target(text).unwrap_err().to_string();
+        assert!(refusal("10.10.0.1/16=127.0.0.1:1").contains("write 10.10.0.0/16 or 10.10.0.1/32"));
+        assert!(refusal("127.0.0.0/8=192.0.2.1:1").contains("127.0.0.0/8 is loopback"));
+    }
+
+    #[test]
+    fn an_address_is_the_devices_own() {
+        assert_eq!(address("10.20.0.2").unwrap(), address("10.20.0.2/32").unwrap());
+        let refused = address("10.20.0.2/24").unwrap_err();
+        assert!(refused.contains("a whole network; write the device's own address, 10.20.0.2"), "{refused}");
+        assert!(address("ten").unwrap_err().contains("no address"));
     }
 }
