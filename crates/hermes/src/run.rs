@@ -93,12 +93,18 @@ async fn start(
 ) -> anyhow::Result<(Node, Admin, Option<Successors>)> {
     let successors = takeover.map(Successors::bind).transpose()?;
     let predecessor = takeover.map(handover::take).transpose()?.flatten();
+    let nobody = takeover.filter(|_| predecessor.is_none()).map(nobody_there);
     let (mut inherited, predecessor) = predecessor.map_or((Vec::new(), None), |(sockets, link)| (sockets, Some(link)));
     let admin_fd =
         inherited.iter().position(|handed| handed.label == ADMIN_LABEL).map(|index| inherited.swap_remove(index));
     let mut admin = Admin::new();
-    let prepared = admin.prepare(snapshot.admin, admin_fd)?;
-    let mut node = Node::start(snapshot.clone(), inherited).await.map_err(|faults| refused(config, &faults))?;
+    let alone = |error: anyhow::Error| match &nobody {
+        Some(nobody) => anyhow::anyhow!("{error:#}\n  {nobody}"),
+        None => error,
+    };
+    let prepared = admin.prepare(snapshot.admin, admin_fd).map_err(alone)?;
+    let started = Node::start(snapshot.clone(), inherited).await;
+    let mut node = started.map_err(|faults| alone(refused(config, &faults)))?;
     admin.follow(prepared, &node);
     let successors = successors.map(Successors::publish).transpose()?;
     if let Some(link) = predecessor {
@@ -107,6 +113,16 @@ async fn start(
     }
     tell_addresses(&node, &[]);
     Ok((node, admin, successors))
+}
+
+/// What else may be wrong where a process that was to take over finds nobody, and cannot start.
+fn nobody_there(socket: &Path) -> String {
+    let socket = socket.display();
+    format!(
+        "--takeover {socket}: no process listens there, so that nothing was taken over. Where an older process of this node \
+         runs, it was started without this option, or with another path: it has to be stopped first (SIGTERM), and its \
+         sessions end with it. What is started with the option can be taken over from then on"
+    )
 }
 
 /// Says where it listens, as far as it was not known, and where it does so no more.

@@ -192,6 +192,24 @@ async fn a_successor_that_fails_leaves_the_running_process_serving() {
 }
 
 /// A successor up to the moment at which it would serve.
+/// A process that was started without the socket has what its successor needs.
+#[tokio::test]
+async fn a_successor_that_finds_nobody_says_what_to_do() {
+    let dynasty = Dynasty::new([127, 0, 34, 7]).await;
+    let elsewhere = dynasty.overlay.dir().join("elsewhere.sock");
+    let reigning = dynasty.draft("edge-0", 1).args(&["--takeover", elsewhere.to_str().unwrap()]).start().await.unwrap();
+    let hindered = dynasty.draft("edge-1", 1).launch().unwrap();
+    hindered.says("no process listens there").await;
+    let said = hindered.log();
+    assert_eq!(hindered.ended().await.code(), Some(1));
+    let told = format!("--takeover {}: no process listens there", dynasty.socket.display());
+    assert!(said.contains(&told) && said.contains("it has to be stopped first"), "{said}");
+    assert!(said.contains("Address already in use"), "{said}");
+    drop(reigning);
+    // Nobody is in the way: the first of a row says nothing of it.
+    assert!(!dynasty.start("edge-2", 1).await.log().contains("no process listens"));
+}
+
 fn die_with_the_sockets(path: &Path) {
     let mut stream = UnixStream::connect(path).unwrap();
     stream.write_all(b"hermes takeover 1").unwrap();
