@@ -379,10 +379,13 @@ impl Relay<'_> {
     fn switch(&mut self) {
         let Some((route, port, heard)) = self.moving.take().and_then(Moving::arrive) else { return };
         let entry = &self.session.entry;
-        entry.moved.take();
+        let is_led = entry.moved.take().is_some();
         self.moved_at = Some(self.session.worker.now());
+        let from = std::mem::replace(&mut self.peer, entry.peer.borrow().clone());
+        if entry.facts.kind == Kind::Ip {
+            self.tell_move(&route, from.as_deref().unwrap_or_default(), is_led);
+        }
         *entry.route.borrow_mut() = Some(route);
-        self.peer = entry.peer.borrow().clone();
         let port = std::mem::replace(&mut self.far, port);
         self.down = heard;
         if self.old.len() == MAX_OLD {
@@ -390,6 +393,18 @@ impl Relay<'_> {
         }
         self.old.push(Old::new(port));
         self.join();
+    }
+
+    /// Of another far end connections may notice, and whoever looks for a packet has to know. `is_led`: by the document.
+    fn tell_move(&self, route: &Route, from: &str, is_led: bool) {
+        let facts = &self.session.entry.facts;
+        let network = facts.network.map_or_else(|| facts.authority.to_string(), |network| network.to_string());
+        tracing::info!(
+            listener = %facts.listener, %network, user = %facts.user.as_deref().unwrap_or_default(), route = %route.name, %from,
+            to = %self.peer.as_deref().unwrap_or_default(),
+            reason = %if is_led { "the document leads it there" } else { "its far end is about to go" },
+            "a session has moved"
+        );
     }
 
     /// The flow stays where it is for a while, unless what it would move to says that it may not.

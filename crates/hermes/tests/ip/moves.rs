@@ -138,7 +138,11 @@ async fn moves(hop: Hop) {
     still_there(&mut connection).await;
     fork.pings_through("the near node goes another way", Change::Near("other")).await;
     still_there(&mut connection).await;
+    let moved = "INFO a session has moved listener=l3 network=10.0.0.1/32 user=alice route=vpn from=one/10.77.0.2:9001 \
+                 to=other/10.77.0.2:9002 reason=the document leads it there";
+    assert_eq!(fork.near.log().matches(moved).count(), 1, "{}", fork.near.log());
     fork.pings_through("and back", Change::Near("one")).await;
+    assert_eq!(fork.near.log().matches("a session has moved").count(), 2, "{}", fork.near.log());
     still_there(&mut connection).await;
     fork.pings_through("a node in the middle goes another way", Change::Middle("other")).await;
     still_there(&mut connection).await;
