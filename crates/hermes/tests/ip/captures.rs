@@ -225,9 +225,20 @@ fn a_capture_without_a_tunnel_is_told_of_and_when_there_is_one_again() {
         near.says("reason=cannot connect to next/10.77.0.2:9443").await;
         near.says("nothing listens there").await;
         assert_eq!(near.log().matches(WARNING).count(), 1, "{}", near.log());
+        // It is ready: another far end is what is missing, and `/sessions` tells of that.
+        let ready = async || near.ask("/readyz").await.unwrap().0;
+        let has_tunnel = async || {
+            let listed: serde_json::Value = serde_json::from_str(&near.ask("/sessions").await.unwrap().1).unwrap();
+            let is_it = |session: &serde_json::Value| {
+                session["path"].as_str().unwrap().contains("/10.0.0.0%2F8/") && session["phase"] != "opening"
+            };
+            listed.as_array().unwrap().iter().any(is_it)
+        };
+        assert_eq!((ready().await, has_tunnel().await), (200, false));
         let far = draft(&line, 1, "far", GATEWAY).start().await.unwrap();
         near.says("packets are captured again").await;
         assert!(answers(&line, "10.0.0.2").await);
+        assert_eq!((ready().await, has_tunnel().await), (200, true));
         drop(far);
         near.says_times(WARNING, 2).await;
     });
