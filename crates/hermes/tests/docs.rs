@@ -111,7 +111,13 @@ fn the_guide_of_layer_3_works() {
     assert!(printed.contains("pmtu 1"), "{printed}");
     assert!(printed.contains("10.1.0.0%2F16"), "of /sessions\n{printed}");
     assert!(printed.contains("reason=\"source-not-assigned\""), "{printed}");
-    assert!(printed.contains("300 packets transmitted, 300 received, 0% packet loss"), "{printed}");
+    // The machine moves, and a new process takes over.
+    let lossless = printed.matches("300 packets transmitted, 300 received, 0% packet loss").count();
+    assert!(lossless == 2 && printed.contains("taking over from a running process"), "{printed}");
+    // Both of a user's sessions are with one gateway.
+    let endpoints: Vec<&str> =
+        printed.lines().filter(|line| line.trim_start().starts_with("\"endpoint\": \"gateways/")).collect();
+    assert!(matches!(endpoints[..], [one, other] if one == other), "{endpoints:?}\n{printed}");
     assert!(printed.contains("hermes_reverse_connections{listener=\"overlay\"} "), "{printed}");
     // Two lengths of captured prefixes are two pairs.
     for words in ["gone; of its rules there are 4", "there; of its rules there are 4", "rules: 0"] {
