@@ -65,6 +65,26 @@ fn two_nodes_that_capture_one_prefix_are_told() {
     });
 }
 
+/// Each has its own prefixes, headers and sessions.
+#[test]
+fn two_listeners_share_a_device() {
+    as_root("two listeners share a device", || async {
+        let line = Line::empty(2);
+        let _far = draft(&line, 1, "far", GATEWAY).start().await.unwrap();
+        let other = "- {name: other, protocol: tun, device: hermes0, address: [10.20.0.2], capture: [10.0.0.2/32], \
+                     set-headers: {hermes-user: alice, x-way: other}}\nroutes:\n\
+                     - {name: others, match: {kind: ip, headers: {x-way: other}}, upstream: next}";
+        let document = NEAR.replace("upstream: down", "upstream: next").replace("routes:", other);
+        let draft = draft(&line, 0, "near", &document).with("ADDRESS", "10.20.0.2").with("CAPTURE", "10.0.0.1/32");
+        let near = draft.start().await.unwrap();
+        for far in ["10.0.0.1", "10.0.0.2"] {
+            until("both answer", async || answers(&line, far).await).await;
+        }
+        let sessions = near.ask("/sessions").await.unwrap().1;
+        assert!(sessions.contains("\"others\"") && sessions.contains("\"corp\""), "{sessions}");
+    });
+}
+
 /// A narrower capture is for its own way alone, though that be down and a wider one's open.
 #[test]
 fn what_is_captured_goes_by_no_wider_tunnel() {
