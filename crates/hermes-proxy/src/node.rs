@@ -427,21 +427,27 @@ impl Node {
         if let Some(Err(error)) = resting.filter(|_| handed).map(|fd| rewrite_text(&fd, &self.shared.given.resting())) {
             tracing::warn!(%error, "the successor does not hear which addresses wait for their owners");
         }
+        self.all_do(|done| Command::Close { handed, passages: passages.pop().unwrap_or_default(), done }).await;
+        self.sockets.clear();
+        // Only now: who is told to go comes back at once, and another worker would still take it.
+        self.all_do(|done| Command::Drain { done }).await;
+        self.orphans.drain(..).for_each(|orphan| orphan.stop());
+        self.bound.clear();
+        self.devices.clear();
+    }
+
+    /// Waits until every worker has done what it is told.
+    async fn all_do(&self, mut told: impl FnMut(oneshot::Sender<()>) -> Command) {
         let mut waits = Vec::new();
         for worker in &self.workers {
             let (done, wait) = oneshot::channel();
-            let passages = passages.pop().unwrap_or_default();
-            if worker.commands.send(Command::Drain { handed, passages, done }).await.is_ok() {
+            if worker.commands.send(told(done)).await.is_ok() {
                 waits.push(wait);
             }
         }
         for wait in waits {
             let _ = wait.await;
         }
-        self.orphans.drain(..).for_each(|orphan| orphan.stop());
-        self.sockets.clear();
-        self.bound.clear();
-        self.devices.clear();
     }
 
     /// Waits until no session and no connection is left, and no process before this one that gets packets by it.

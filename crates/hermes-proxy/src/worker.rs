@@ -54,9 +54,11 @@ pub(crate) enum Command {
     Ask(Box<Question>),
     /// List sessions, at most so many.
     Sessions { most: usize, reply: oneshot::Sender<Vec<SessionView>> },
-    /// Accept no more, let what runs finish. `handed` listeners live on in another process, and devices, whose packets
-    /// for sessions here come by passages.
-    Drain { handed: bool, passages: Vec<(Arc<str>, IdleQueue)>, done: oneshot::Sender<()> },
+    /// Accept no more. `handed` listeners live on in another process, and devices, whose packets for sessions here come
+    /// by passages.
+    Close { handed: bool, passages: Vec<(Arc<str>, IdleQueue)>, done: oneshot::Sender<()> },
+    /// Let what runs finish: its clients hear that they should go elsewhere.
+    Drain { done: oneshot::Sender<()> },
     /// End now.
     Stop,
 }
@@ -316,7 +318,7 @@ async fn serve_commands(worker: &Rc<Worker>, mut commands: mpsc::Receiver<Comman
                 Some(Command::Adopt(arrived)) => arrival::adopt(worker, *arrived),
                 Some(Command::Ask(question)) => arrival::ask(worker, *question),
                 Some(Command::Sessions { most, reply }) => drop(reply.send(worker.live.list(most))),
-                Some(Command::Drain { handed, passages, done }) => {
+                Some(Command::Close { handed, passages, done }) => {
                     worker.draining.set(true);
                     worker.uplinks.stop_all();
                     let how = if handed { Ending::HandOver } else { Ending::Close };
@@ -329,6 +331,9 @@ async fn serve_commands(worker: &Rc<Worker>, mut commands: mpsc::Receiver<Comman
                     } else {
                         captures.end();
                     }
+                    let _ = done.send(());
+                }
+                Some(Command::Drain { done }) => {
                     worker.live.drain(worker);
                     let _ = done.send(());
                 }

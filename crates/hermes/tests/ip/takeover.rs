@@ -188,12 +188,12 @@ fn another_endpoint(hop: Hop) {
         let (said, ()) = pinging(&line, FAR[1], goes(other)).await;
         all_came(&line, &said, "the second goes").await;
         drop(one);
-        // Once for each of two sessions, as often as they have moved.
+        // Both of two sessions came back from there, and each move has its line.
         let log = line.nodes[0].log();
         let moved: Vec<&str> = log.lines().filter(|line| line.contains("INFO a session has moved")).collect();
         let told = moved.iter().filter(|line| line.contains("reason=its far end is about to go")).count();
         let to = |there: &str| moved.iter().filter(|line| line.contains(&format!("to=next/10.77.0.2:{there}"))).count();
-        assert!((told, to("9001")) == (moved.len(), 2) && to("9002") <= 2, "{log}");
+        assert!(told == moved.len() && to("9001") >= 2, "{log}");
     });
 }
 
