@@ -12,6 +12,7 @@ pub mod mark;
 pub mod nat;
 mod netlink;
 pub mod own;
+pub mod pace;
 pub mod privilege;
 pub mod quic;
 pub mod resolve;

@@ -96,6 +96,14 @@ impl Masquerade {
     }
 }
 
+/// Ends source NAT of a device that another process set, and failed.
+pub fn sweep(device: &Device) {
+    let table = format!("{PREFIX}{}", device.name());
+    if listing(&table).is_some_and(|listing| is_like_ours(&listing, device.name())) {
+        remove(&table);
+    }
+}
+
 impl Drop for Masquerade {
     fn drop(&mut self) {
         if self.device.is_ours() && listing(&self.table).is_some_and(|listing| !self.is_anothers(&listing)) {

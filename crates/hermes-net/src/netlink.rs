@@ -1,7 +1,7 @@
-//! Requests to the kernel's routing tables (rtnetlink): each is answered at once, and nothing is kept open.
+//! Requests to the kernel's routing tables (rtnetlink), each answered at once, and what the kernel announces of them.
 //!
-//! In: one message. Out: the kernel's word, or the list that was asked for. Acts on the network namespace of the
-//! calling thread. Never: a program that is started for it.
+//! In: one message, or which announcements are wanted. Out: the kernel's word, the list that was asked for, or all that
+//! happens. Acts on the network namespace of the calling thread. Never: a program that is started for it.
 
 use std::io;
 use std::time::Duration;
@@ -13,11 +13,18 @@ use netlink_packet_core::{
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 use socket2::SockRef;
+use tokio::io::unix::AsyncFd;
 
 /// The kernel answers while the request is made: what takes longer is lost.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Bytes before a message: its length, type, flags, number and sender.
 const HEADER: usize = 16;
+
+/// Groups of announcements, of both families (linux/rtnetlink.h: RTMGRP_*, and RTNLGRP_*_RULE as bits).
+pub(crate) const LINKS: u32 = 0x1;
+pub(crate) const ADDRESSES: u32 = 0x10 | 0x100;
+pub(crate) const ROUTES: u32 = 0x40 | 0x400;
+pub(crate) const RULES: u32 = 0x80 | 0x4_0000;
 
 /// What a change may find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,8 +96,51 @@ fn read(mut answer: &[u8], found: &mut Vec<RouteNetlinkMessage>) -> io::Result<b
     Ok(false)
 }
 
+/// Hears of changes from when it is made.
+#[derive(Debug)]
+pub(crate) struct Announcements(AsyncFd<Socket>);
+
+impl Announcements {
+    /// Begins to listen, in the network namespace and on the runtime of the caller.
+    ///
+    /// # Errors
+    /// No socket is to be had.
+    #[allow(unsafe_code)] // What is registered must stay the same open descriptor.
+    pub(crate) fn of(groups: u32) -> io::Result<Self> {
+        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        socket.set_non_blocking(true)?;
+        socket.bind(&SocketAddr::new(0, groups))?;
+        // SAFETY: the socket owns one descriptor, which stays open until it is dropped; nobody else gets at it.
+        Ok(Self(unsafe { AsyncFd::register(socket) }?))
+    }
+
+    /// What is announced next, as it came; `None`: so much at once that the kernel lost some. Dropping the future loses
+    /// nothing.
+    ///
+    /// # Errors
+    /// The socket's.
+    pub(crate) async fn next(&mut self) -> io::Result<Option<Vec<RouteNetlinkMessage>>> {
+        loop {
+            let mut ready = self.0.readable().await?;
+            match ready.try_io(|io| io.get_ref().recv_from_full()) {
+                // Programs may send such messages too; the kernel's number is 0.
+                Ok(Ok((messages, from))) if from.port_number() == 0 => {
+                    let mut found = Vec::new();
+                    // What is an answer, and no announcement, is nobody's here.
+                    let _ = read(&messages, &mut found);
+                    return Ok(Some(found));
+                }
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) if error.raw_os_error() == Some(libc::ENOBUFS) => return Ok(None),
+                Ok(Err(error)) => return Err(error),
+                Err(_would_block) => {}
+            }
+        }
+    }
+}
+
 /// The first message of several.
-pub(crate) fn split_first(messages: &[u8]) -> Option<(&[u8], &[u8])> {
+fn split_first(messages: &[u8]) -> Option<(&[u8], &[u8])> {
     let length = u32::from_ne_bytes(*messages.first_chunk()?) as usize;
     if length < HEADER || length > messages.len() {
         return None;

@@ -11,6 +11,7 @@
 mod capture;
 mod checksum;
 mod error;
+mod guard;
 mod kept;
 mod merge;
 mod offload;
@@ -34,7 +35,8 @@ use netlink_packet_route::link::{AfSpecInet6, AfSpecUnspec, In6AddrGenMode, Link
 use netlink_packet_route::route::RouteMessage;
 
 pub use error::TunError;
-pub use kept::{follow, restore};
+pub use guard::guard;
+pub use kept::restore;
 pub use queue::{IdleQueue, Moved, Queue, ReceiveBuffer};
 pub use reverse_path::check as check_reverse_path;
 pub use route::Route;
@@ -310,19 +312,24 @@ impl Device {
     }
 
     fn put_route(&self, table: u32, prefix: IpNet, route: Route) -> Result<(), TunError> {
-        let message = RouteNetlinkMessage::NewRoute(route::message(self.index(), table, prefix, route));
-        let fault = |source| TunError::Route { device: self.name().to_owned(), prefix, source };
-        match netlink::change(message, Change::Add) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+        match self.add(table, prefix, route) {
+            Err(TunError::Route { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => {
+                let fault = |source| TunError::Route { device: self.name().to_owned(), prefix, source };
                 // To replace is right for our own only: the kernel does not ask whose it is.
                 let whose = route::device_of(table, prefix).map_err(fault)?;
                 if !whose.is_some_and(|device| kept::own().contains_key(&device)) {
-                    return Err(fault(error));
+                    return Err(fault(source));
                 }
                 self.replace(table, prefix, route)
             }
-            other => other.map_err(fault),
+            other => other,
         }
+    }
+
+    fn add(&self, table: u32, prefix: IpNet, route: Route) -> Result<(), TunError> {
+        let message = RouteNetlinkMessage::NewRoute(route::message(self.index(), table, prefix, route));
+        let fault = |source| TunError::Route { device: self.name().to_owned(), prefix, source };
+        netlink::change(message, Change::Add).map_err(fault)
     }
 
     fn replace_in(&self, table: u32, prefix: IpNet, route: Route) -> Result<(), TunError> {

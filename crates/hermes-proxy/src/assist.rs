@@ -14,7 +14,6 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hermes_net::own::watch::Watch;
 use hermes_net::tun::{self, IdleQueue, LARGEST_MTU, Queue, TunError};
 use hermes_net::udp::{self, UdpSocket};
 use hermes_wire::connect_ip::{Prefix, Route};
@@ -90,14 +89,14 @@ impl Assist {
         let Self { device, queue, addresses, targets } = self;
         let mut carrier = Carrier::new(queue.start()?, &addresses, &targets)?;
         let mut presence = tokio::time::interval(PRESENCE);
-        let mut changes = Watch::new()?;
+        let mut guard = std::pin::pin!(tun::guard());
         let mut stop = std::pin::pin!(stop);
         let result = loop {
             tokio::select! {
                 biased;
                 () = &mut stop => break Ok(()),
                 _ = presence.tick() => carrier.show_presence(),
-                Ok(change) = changes.next() => tun::follow(&change),
+                Err(error) = &mut guard => break Err(error),
                 Err(error) = std::future::poll_fn(|cx| carrier.poll(cx)) => break Err(error),
             }
         };

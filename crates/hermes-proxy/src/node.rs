@@ -160,6 +160,10 @@ impl Node {
         node.run(generation).await?;
         node.await_captures().await;
         node.watch_addresses();
+        node.background.spawn(async {
+            let Err(error) = tun::guard().await;
+            tracing::warn!(%error, "what others remove of a device's routes and rules is there again only with a reload");
+        });
         node.adopt_orphans();
         Ok(node)
     }
@@ -343,9 +347,8 @@ impl Node {
                 // Where nothing tells, or it broke, the clock does.
                 let heard = async {
                     let Ok(changes) = &mut changes else { return std::future::pending().await };
-                    match changes.next().await {
-                        Ok(change) => tun::follow(&change),
-                        Err(_) => std::future::pending().await,
+                    if changes.next().await.is_err() {
+                        std::future::pending::<()>().await;
                     }
                 };
                 tokio::select! {
@@ -399,6 +402,12 @@ impl Node {
         *self.resting_here.lock().unwrap_or_else(PoisonError::into_inner) = Some(kept);
         all.push(resting);
         Ok(all)
+    }
+
+    /// The process that got what [`Node::handover`] returned has failed, and ended: this one goes on as before.
+    pub fn take_back(&self) {
+        self.resting_here.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.take_devices_back();
     }
 
     /// What the admin endpoint sees.

@@ -5,6 +5,7 @@
 //! fails before that leaves the old process as it was. Between processes of one user only.
 
 use std::io::{Read, Write};
+use std::mem::ManuallyDrop;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -26,8 +27,9 @@ const HELLO: &[u8; 17] = b"hermes takeover 1";
 const READY: &[u8; 5] = b"ready";
 const PARTED: &[u8; 6] = b"parted";
 
-/// The link to the process that is taken over from.
-pub(crate) struct Predecessor(UnixStream);
+/// The link to the process that is taken over from. Unless we become ready only the end of this process ends it: that
+/// one then undoes what we did to its devices, and our workers must do no more of it.
+pub(crate) struct Predecessor(ManuallyDrop<UnixStream>);
 
 /// Takes the sockets of a process that listens at `path`; `None` where none does.
 ///
@@ -50,16 +52,17 @@ pub(crate) fn take(path: &Path) -> anyhow::Result<Option<(Vec<Handed>, Predecess
     stream.write_all(HELLO)?;
     let sockets = handover::receive(&stream).context("the running process did not hand its listeners over")?;
     tracing::info!(sockets = sockets.len(), "taking over from a running process");
-    Ok(Some((sockets, Predecessor(stream))))
+    Ok(Some((sockets, Predecessor(ManuallyDrop::new(stream)))))
 }
 
 impl Predecessor {
     /// Tells it that its listeners are served, and waits until it has stopped to read them.
-    pub(crate) async fn ready(mut self) {
+    pub(crate) async fn ready(self) {
+        let mut link = ManuallyDrop::into_inner(self.0);
         let told = tokio::task::spawn_blocking(move || {
-            self.0.write_all(READY)?;
+            link.write_all(READY)?;
             let mut parted = [0; PARTED.len()];
-            self.0.read_exact(&mut parted)
+            link.read_exact(&mut parted)
         });
         if let Ok(Err(error)) = told.await {
             // We serve its listeners all the same; nobody else does now.

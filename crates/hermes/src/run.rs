@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use hermes_model::Snapshot;
 use hermes_net::handover::Handed;
+use hermes_net::pace::Pace;
 use hermes_proxy::{Bound, Node, admin};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -145,6 +146,7 @@ async fn give(link: Successor, node: &Node, admin: &Admin, signals: &mut Signals
             given = &mut giving => return match given {
                 Ok(link) => Some(End::TakenOver(link)),
                 Err(error) => {
+                    node.take_back();
                     tracing::error!("a takeover failed; this process goes on: {error:#}");
                     None
                 }
@@ -203,19 +205,19 @@ async fn reload(config: &Path, node: &mut Node, watch: &mut Watch, admin: &mut A
 }
 
 /// Makes devices again that somebody deleted: at once, but not time after time without a pause.
-#[derive(Default)]
 struct Restoration {
     /// A device is gone that we have heard of, or could not make.
     is_wanted: bool,
-    /// After a try, when the next one may be.
-    next: Option<Instant>,
-    pause: Duration,
+    pace: Pace,
+}
+
+impl Default for Restoration {
+    fn default() -> Self {
+        Self { is_wanted: false, pace: Pace::new(Duration::from_secs(1), Duration::from_secs(60)) }
+    }
 }
 
 impl Restoration {
-    const FIRST_PAUSE: Duration = Duration::from_secs(1);
-    const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-
     /// Waits until there is something to make. Loses nothing where it is dropped before.
     async fn due(&mut self, node: &Node) {
         if !self.is_wanted {
@@ -223,17 +225,11 @@ impl Restoration {
             // What was heard is heard once.
             self.is_wanted = true;
         }
-        if let Some(next) = self.next {
-            tokio::time::sleep_until(next).await;
-        }
+        self.pace.due().await;
     }
 
     async fn restore(&mut self, config: &Path, node: &mut Node) {
-        let now = Instant::now();
-        // Long after the last one it is an accident of its own.
-        let is_alone = self.next.is_none_or(|next| now > next + self.pause);
-        self.pause = if is_alone { Self::FIRST_PAUSE } else { (self.pause * 2).min(Self::LONGEST_PAUSE) };
-        self.next = Some(now + self.pause);
+        let pause = self.pace.begin();
         self.is_wanted = match node.restore_devices().await {
             Ok(()) => {
                 tracing::info!("devices that were deleted are there again");
@@ -241,7 +237,7 @@ impl Restoration {
             }
             Err(faults) => {
                 let reason = refused(config, &faults);
-                tracing::error!(again_in = ?self.pause, "a device that was deleted cannot be made again: {reason:#}");
+                tracing::error!(again_in = ?pause, "a device that was deleted cannot be made again: {reason:#}");
                 true
             }
         };

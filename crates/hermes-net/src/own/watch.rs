@@ -5,17 +5,11 @@
 
 use std::io;
 
-use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::LinkFlags;
 use netlink_packet_route::route::{RouteAttribute, RouteMessage};
-use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
-use tokio::io::unix::AsyncFd;
 
-use crate::netlink::split_first;
-
-/// Links, and addresses and routes of both families (linux/rtnetlink.h: RTMGRP_*).
-const GROUPS: u32 = 0x1 | 0x10 | 0x40 | 0x100 | 0x400;
+use crate::netlink::{ADDRESSES, Announcements, LINKS, ROUTES};
 
 /// What changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +38,7 @@ pub enum Change {
 /// Hears of changes from when it is made.
 #[derive(Debug)]
 pub struct Watch {
-    io: AsyncFd<Socket>,
+    announcements: Announcements,
     /// Heard of and not told yet, the next last.
     heard: Vec<Change>,
 }
@@ -54,14 +48,8 @@ impl Watch {
     ///
     /// # Errors
     /// No socket is to be had.
-    #[allow(unsafe_code)] // What is registered must stay the same open descriptor.
     pub fn new() -> io::Result<Self> {
-        let mut socket = Socket::new(NETLINK_ROUTE)?;
-        socket.set_non_blocking(true)?;
-        socket.bind(&SocketAddr::new(0, GROUPS))?;
-        // SAFETY: the socket owns one descriptor, which stays open until it is dropped; nobody else gets at it.
-        let io = unsafe { AsyncFd::register(socket) }?;
-        Ok(Self { io, heard: Vec::new() })
+        Ok(Self { announcements: Announcements::of(LINKS | ADDRESSES | ROUTES)?, heard: Vec::new() })
     }
 
     /// The next change. Dropping the future loses none.
@@ -73,31 +61,12 @@ impl Watch {
             if let Some(change) = self.heard.pop() {
                 return Ok(change);
             }
-            let mut ready = self.io.readable().await?;
-            match ready.try_io(|io| io.get_ref().recv_from_full()) {
-                // Programs may send such messages too; the kernel's number is 0.
-                Ok(Ok((messages, from))) if from.port_number() == 0 => self.heard = changes(&messages),
-                Ok(Ok(_)) => {}
-                Ok(Err(error)) if error.raw_os_error() == Some(libc::ENOBUFS) => return Ok(Change::Much),
-                Ok(Err(error)) => return Err(error),
-                Err(_would_block) => {}
+            match self.announcements.next().await? {
+                Some(messages) => self.heard = messages.iter().rev().filter_map(change).collect(),
+                None => return Ok(Change::Much),
             }
         }
     }
-}
-
-fn changes(mut messages: &[u8]) -> Vec<Change> {
-    let mut found = Vec::new();
-    while let Some((message, rest)) = split_first(messages) {
-        messages = rest;
-        // What is newer than the codec is not what we look for.
-        let Ok(message) = NetlinkMessage::<RouteNetlinkMessage>::deserialize(message) else { continue };
-        if let NetlinkPayload::InnerMessage(message) = message.payload {
-            found.extend(change(&message));
-        }
-    }
-    found.reverse();
-    found
 }
 
 fn change(message: &RouteNetlinkMessage) -> Option<Change> {

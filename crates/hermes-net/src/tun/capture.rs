@@ -10,15 +10,16 @@
 //! 1. the main table, for routes longer than that;
 //! 2. the device's table, for routes not shorter than that.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{MutexGuard, PoisonError};
 
 use ipnet::IpNet;
-use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
+use super::kept::Item;
 use super::route::{self, MAIN, PROTOCOL, Route, family};
 use super::{Captures, Device, TunError, kept, reverse_path};
 use crate::mark::MARK;
@@ -50,9 +51,10 @@ impl Device {
             return Ok(());
         }
         if !captures.lengths.contains_key(&(is_v4, length)) {
-            let added = add_pair(self.table(), (is_v4, length));
+            // First what spares the longer routes, then what captures.
+            let added = pair(self.table(), is_v4, length).into_iter().try_for_each(|rule| self.add_rule(rule));
             if let Err(source) = added {
-                remove_pair(self.table(), is_v4, length);
+                self.remove_pair(is_v4, length);
                 let _ = self.remove_from(self.table(), prefix);
                 return Err(TunError::Capture { device: self.name().to_owned(), prefix, source });
             }
@@ -94,7 +96,7 @@ impl Device {
         let left = captures.lengths.get(&(is_v4, length)).map_or(0, |count| count - 1);
         if left == 0 {
             captures.lengths.remove(&(is_v4, length));
-            remove_pair(self.table(), is_v4, length);
+            self.remove_pair(is_v4, length);
         } else {
             captures.lengths.insert((is_v4, length), left);
         }
@@ -109,10 +111,9 @@ impl Device {
     pub fn exempt(&self) -> Result<(), TunError> {
         for is_v4 in [true, false] {
             let rule = exemption(self.table(), is_v4, self.name());
-            match netlink::change(RouteNetlinkMessage::NewRule(rule), Change::Add) {
+            match self.add_rule(rule) {
                 // Without the family nothing of it is captured.
-                Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => {}
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                Err(error) if error.raw_os_error() != Some(libc::EAFNOSUPPORT) => {
                     let device = self.name().to_owned();
                     return Err(TunError::Device { device, doing: "making a rule for", source: error });
                 }
@@ -120,6 +121,11 @@ impl Device {
             }
         }
         Ok(())
+    }
+
+    fn remove_pair(&self, is_v4: bool, length: u8) {
+        // The other way round.
+        pair(self.table(), is_v4, length).into_iter().rev().for_each(|rule| self.remove_rule(rule));
     }
 
     pub(super) fn captures(&self) -> MutexGuard<'_, Captures> {
@@ -183,27 +189,8 @@ fn exemption(table: u32, is_v4: bool, device: &str) -> RuleMessage {
     rule
 }
 
-/// Those of a family and a length. What is there stays: it names the device's own table, so that this process made it, or
-/// the one that had the device before us.
-pub(super) fn add_pair(table: u32, (is_v4, length): (bool, u8)) -> io::Result<()> {
-    pair(table, is_v4, length).into_iter().try_for_each(|rule| {
-        match netlink::change(RouteNetlinkMessage::NewRule(rule), Change::Add) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            other => other,
-        }
-    })
-}
-
-fn remove_pair(table: u32, is_v4: bool, length: u8) {
-    let [main, own] = pair(table, is_v4, length);
-    // First what captures, then what spares the longer routes from it.
-    for rule in [own, main] {
-        remove(rule);
-    }
-}
-
 /// What cannot be removed leads to an empty table: harmless, and the next start tries again.
-fn remove(rule: RuleMessage) {
+pub(super) fn remove(rule: RuleMessage) {
     let Err(error) = netlink::change(RouteNetlinkMessage::DelRule(rule), Change::There) else { return };
     if error.kind() != io::ErrorKind::NotFound {
         tracing::warn!(%error, "a rule of a capture cannot be removed (`ip rule`)");
@@ -213,20 +200,10 @@ fn remove(rule: RuleMessage) {
 /// The device of another process that captures the same prefix.
 fn rival(prefix: IpNet) -> Option<String> {
     let (is_v4, length) = length_of(prefix);
-    let mut all = RuleMessage::default();
-    all.header.family = family(any(is_v4));
     // Of each device that captures something of this length.
     let [_, own] = pair(0, is_v4, length);
-    let is_alike = |rule: &RuleMessage| {
-        let place = own.attributes.iter().find(|attribute| matches!(attribute, RuleAttribute::Priority(_)));
-        place.is_some_and(|place| rule.attributes.contains(place))
-    };
-    let rules = netlink::list(RouteNetlinkMessage::GetRule(all)).unwrap_or_default();
-    let devices = rules.into_iter().filter_map(|message| match message {
-        RouteNetlinkMessage::NewRule(rule) if is_alike(&rule) => device_of(&rule),
-        _ => None,
-    });
-    let is_ours = |device: &u32| kept::own().keys().any(|index| index & DEVICE == *device);
+    let devices = rules().filter(|rule| key(rule) == key(&own)).filter_map(|rule| device_of(&rule));
+    let is_ours = |device: &u32| kept::own().keys().any(|index| is_of(*index, *device));
     let captures = |device: &u32| route::device_of(TABLES | device, prefix).is_ok_and(|found| found.is_some());
     let rival = devices.filter(|device| !is_ours(device)).find(captures)?;
     let name = nix::net::if_::if_indextoname(rival).ok()?;
@@ -235,28 +212,57 @@ fn rival(prefix: IpNet) -> Option<String> {
 
 /// Removes every rule of one device.
 pub(super) fn remove_rules_of(device: u32) {
-    remove_where(|owner| owner == device);
+    rules_of(device).into_iter().rev().for_each(|(_, rule)| remove(rule));
 }
 
 /// Removes the rules of devices that are gone: what killed processes left behind.
 pub(super) fn remove_stale_rules() {
     // nix has an empty name, and no error, of what is not there. (Devices come before their rules: none of a rule that
     // was seen is yet to come.)
-    remove_where(|owner| nix::net::if_::if_indextoname(owner).map_or(true, |name| name.is_empty()));
+    let is_gone = |owner: u32| nix::net::if_::if_indextoname(owner).map_or(true, |name| name.is_empty());
+    let stale = |rule: &RuleMessage| device_of(rule).is_some_and(is_gone);
+    rules().filter(stale).for_each(remove);
 }
 
-fn remove_where(whose: impl Fn(u32) -> bool) {
-    for is_v4 in [true, false] {
+/// The rules of one device, in their order.
+pub(super) fn rules_of(device: u32) -> BTreeMap<Item, RuleMessage> {
+    let of_it = rules().filter(|rule| device_of(rule) == Some(device & DEVICE));
+    of_it.filter_map(|rule| Some((item(&rule)?, rule))).collect()
+}
+
+/// All rules. Without a family, or the kernel's policy routing, there are none.
+fn rules() -> impl Iterator<Item = RuleMessage> {
+    [true, false].into_iter().flat_map(|is_v4| {
         let mut all = RuleMessage::default();
         all.header.family = family(any(is_v4));
-        // Without the family, or the kernel's policy routing, there are none.
-        for message in netlink::list(RouteNetlinkMessage::GetRule(all)).unwrap_or_default() {
-            let RouteNetlinkMessage::NewRule(rule) = message else { continue };
-            if device_of(&rule).is_some_and(&whose) {
-                remove(rule);
-            }
-        }
-    }
+        let messages = netlink::list(RouteNetlinkMessage::GetRule(all)).unwrap_or_default();
+        messages.into_iter().filter_map(|message| match message {
+            RouteNetlinkMessage::NewRule(rule) => Some(rule),
+            _ => None,
+        })
+    })
+}
+
+/// What a device knows a rule by.
+pub(super) fn key(rule: &RuleMessage) -> Option<(bool, u32)> {
+    rule.attributes.iter().find_map(|attribute| match attribute {
+        RuleAttribute::Priority(priority) => Some((rule.header.family == AddressFamily::Inet, *priority)),
+        _ => None,
+    })
+}
+
+/// Whether a device is the one that [`found`] tells of.
+pub(super) fn is_of(device: u32, found: u32) -> bool {
+    device & DEVICE == found
+}
+
+fn item(rule: &RuleMessage) -> Option<Item> {
+    key(rule).map(|(is_v4, priority)| Item::Rule(is_v4, priority))
+}
+
+/// What a message of the kernel says of a rule of ours: the device's number, as far as a table's holds it.
+pub(super) fn found(rule: &RuleMessage) -> Option<(u32, Item)> {
+    Some((device_of(rule)?, item(rule)?))
 }
 
 /// Which device's rule is it? `None`: it is not ours.

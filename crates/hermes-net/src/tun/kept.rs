@@ -1,22 +1,36 @@
 //! What a device was given: its addresses and routes go when somebody takes its link down, and do not come back with it;
-//! and anybody may flush tables and rules.
+//! and anybody may flush tables and rules, or be a successor that adds to them and fails.
 //!
-//! In: what the kernel has accepted, and what happens to links. Out: the same once more when a device's is up again, or
-//! when it is asked for. Never: what is there; that stays as it is.
+//! In: what the kernel has accepted. Out: the same once more, each thing that is asked for; and nothing else that is in
+//! our name. Never: what is somebody else's; that stays as it is.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 
 use ipnet::IpNet;
 use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::address::AddressMessage;
+use netlink_packet_route::rule::RuleMessage;
 
 use super::{Device, Inner, Route, TunError, capture, route};
 use crate::netlink::{self, Change};
-use crate::own::watch;
 
 /// The devices of this process, by the kernel's numbers: a route may go from one of them to another.
 static OWN: Mutex<BTreeMap<u32, Weak<Inner>>> = Mutex::new(BTreeMap::new());
+
+/// One thing of a device, in the order in which the kernel takes them: routes have addresses as their sources, and rules
+/// lead to routes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Item {
+    Address(IpNet),
+    /// Of the main table, where no other route is.
+    Pool(IpNet),
+    /// By its table.
+    Route(u32, IpNet),
+    /// By its family (is it IPv4?) and its priority, of which a device has one each.
+    Rule(bool, u32),
+}
 
 /// What the kernel has accepted for a device.
 #[derive(Debug, Default)]
@@ -26,49 +40,25 @@ pub(super) struct Kept {
     pub(super) routes: HashMap<(u32, IpNet), Route>,
     /// Prefixes that it takes in where no other route does.
     pub(super) pools: HashSet<IpNet>,
+    /// By family and priority.
+    pub(super) rules: HashMap<(bool, u32), RuleMessage>,
     /// Somebody has taken its link down.
-    is_down: bool,
+    pub(super) is_down: bool,
+}
+
+impl Kept {
+    pub(super) fn has(&self, item: Item) -> bool {
+        match item {
+            Item::Address(address) => self.addresses.contains(&address),
+            Item::Pool(prefix) => self.pools.contains(&prefix),
+            Item::Route(table, prefix) => self.routes.contains_key(&(table, prefix)),
+            Item::Rule(is_v4, priority) => self.rules.contains_key(&(is_v4, priority)),
+        }
+    }
 }
 
 pub(super) fn own() -> MutexGuard<'static, BTreeMap<u32, Weak<Inner>>> {
     OWN.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// What happens to a link, perhaps of a device of this process: it has again what it had, once that is up.
-pub fn follow(change: &watch::Change) {
-    let (interface, is_up) = match change {
-        watch::Change::Link { interface, is_up } => (Some(*interface), *is_up),
-        // Up as far as is known.
-        watch::Change::Much => (None, true),
-        watch::Change::Address { .. } | watch::Change::DefaultRoute { .. } => return,
-    };
-    for device in devices(|index| interface.is_none_or(|interface| interface == index)) {
-        let name = device.name();
-        if !is_up {
-            device.kept().is_down = true;
-            tracing::warn!(
-                device = name,
-                "somebody has taken its link down: what it captures goes other ways until it \
-                           is up (`ip link set NAME up`)"
-            );
-            continue;
-        }
-        let was_down = std::mem::take(&mut device.kept().is_down);
-        // Whoever made it has taken it up, too.
-        if interface.is_some() && !was_down {
-            continue;
-        }
-        match device.restore() {
-            Ok(()) if was_down => {
-                tracing::info!(device = name, "its link is up: its addresses and routes are there again");
-            }
-            Ok(()) => {}
-            Err(error) => {
-                tracing::warn!(device = name, %error, "its link is up, but not all of its routes are there again. {}",
-                               error.remedy());
-            }
-        }
-    }
 }
 
 /// The devices of this process have again what somebody took from them: addresses, routes and rules. What is there
@@ -76,14 +66,14 @@ pub fn follow(change: &watch::Change) {
 pub fn restore() {
     // What is down gets it when it is up.
     for device in devices(|_| true).iter().filter(|device| !device.kept().is_down) {
-        if let Err(error) = device.restore() {
+        if let Err(error) = device.restore(&device.items()) {
             tracing::warn!(device = device.name(), %error, "not all that it had is there. {}", error.remedy());
         }
     }
 }
 
 /// Those that nobody has deleted.
-fn devices(is_it: impl Fn(u32) -> bool) -> Vec<Device> {
+pub(super) fn devices(is_it: impl Fn(u32) -> bool) -> Vec<Device> {
     let found: Vec<Device> = {
         let own = own();
         let of = own.iter().filter(|(index, _)| is_it(**index)).filter_map(|(_, inner)| inner.upgrade());
@@ -98,50 +88,148 @@ impl Device {
         self.inner.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives it what it had and has not. Goes on where something fails, and returns the first error.
-    fn restore(&self) -> Result<(), TunError> {
-        let is_ours = self.is_ours();
+    /// All that it was given.
+    pub(super) fn items(&self) -> BTreeSet<Item> {
+        let kept = self.kept();
+        let addresses = kept.addresses.iter().map(|address| Item::Address(*address));
+        let pools = kept.pools.iter().map(|prefix| Item::Pool(*prefix));
+        let routes = kept.routes.keys().map(|(table, prefix)| Item::Route(*table, *prefix));
+        let rules = kept.rules.keys().map(|(is_v4, priority)| Item::Rule(*is_v4, *priority));
+        addresses.chain(pools).chain(routes).chain(rules).collect()
+    }
+
+    /// Gives it these once more, as far as they are its own. Goes on where something fails, and returns the first error.
+    pub(super) fn restore(&self, items: &BTreeSet<Item>) -> Result<(), TunError> {
+        // There may be many, and sessions begin and end meanwhile: each is looked at by itself.
         let mut result = Ok(());
-        let mut note = |done: Result<(), TunError>| {
-            if result.is_ok() {
-                result = done;
-            }
-        };
-        // Routes have addresses as their sources. Who does not own the device has its sessions' routes alone.
-        let routes: Vec<(u32, IpNet)> = {
-            let kept = self.kept();
-            kept.addresses.iter().filter(|_| is_ours).for_each(|address| note(self.put_address(*address)));
-            kept.pools.iter().filter(|_| is_ours).for_each(|pool| note(self.put_pool(*pool)));
-            kept.routes.keys().copied().collect()
-        };
-        for (table, prefix) in routes.into_iter().filter(|(table, _)| is_ours || *table == route::MAIN) {
-            // There may be many, and sessions begin and end meanwhile.
-            let kept = self.kept();
-            if let Some(route) = kept.routes.get(&(table, prefix)) {
-                note(self.put_back(table, prefix, *route));
-            }
-        }
-        if is_ours {
-            // They lead to routes that are there by now.
-            note(self.put_rules_back());
+        for item in items {
+            result = result.and(self.put_back(*item));
         }
         result
     }
 
-    fn put_rules_back(&self) -> Result<(), TunError> {
-        let captures = self.captures();
-        let fault = |source| TunError::Device { device: self.name().to_owned(), doing: "making a rule for", source };
-        captures.lengths.keys().try_for_each(|length| capture::add_pair(self.table(), *length)).map_err(fault)
+    fn put_back(&self, item: Item) -> Result<(), TunError> {
+        let is_of_sessions = matches!(item, Item::Route(route::MAIN, _));
+        let kept = self.kept();
+        // Who does not own the device has its sessions' routes alone.
+        if !kept.has(item) || !(is_of_sessions || self.is_ours()) {
+            return Ok(());
+        }
+        match item {
+            Item::Address(address) => self.put_address(address),
+            Item::Pool(prefix) => self.put_pool(prefix),
+            Item::Route(table, prefix) => match kept.routes.get(&(table, prefix)) {
+                // The table is the device's alone.
+                Some(route) if !is_of_sessions => self.replace(table, prefix, *route),
+                // Where there is one it was not gone, or leads elsewhere by now: to another device of ours, or by
+                // somebody's will.
+                Some(route) => self.add(table, prefix, *route).or_else(|error| match error {
+                    TunError::Route { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+                    error => Err(error),
+                }),
+                None => Ok(()),
+            },
+            Item::Rule(is_v4, priority) => match kept.rules.get(&(is_v4, priority)) {
+                Some(rule) => self.put_rule(rule).map_err(|source| TunError::Device {
+                    device: self.name().to_owned(),
+                    doing: "making a rule for",
+                    source,
+                }),
+                None => Ok(()),
+            },
+        }
     }
 
-    fn put_back(&self, table: u32, prefix: IpNet, route: Route) -> Result<(), TunError> {
-        let message = RouteNetlinkMessage::NewRoute(route::message(self.index(), table, prefix, route));
-        match netlink::change(message, Change::Add) {
-            Err(source) if source.kind() != io::ErrorKind::AlreadyExists => {
-                Err(TunError::Route { device: self.name().to_owned(), prefix, source })
+    /// Forgets a route of [`Device::set_route`], which stays where it is: another process has the device, and knows
+    /// whether anybody needs it.
+    pub fn forget_route(&self, prefix: IpNet) {
+        self.kept().routes.remove(&(route::MAIN, prefix.trunc()));
+    }
+
+    /// Takes away routes and rules of the device that are in our name, and that this process has not set; those that
+    /// another one has changed are as they were. What processes left behind that were killed, or failed.
+    ///
+    /// # Errors
+    /// `TunError`: what is there is not told, or cannot be removed.
+    pub fn sweep(&self) -> Result<(), TunError> {
+        let fault = |source| TunError::Device { device: self.name().to_owned(), doing: "sweeping", source };
+        // Nothing is captured, led here or let go meanwhile.
+        let (_captures, kept) = (self.captures(), self.kept());
+        let mut rules = capture::rules_of(self.index());
+        rules.retain(|item, _| !kept.has(*item));
+        // First what leads to routes.
+        rules.into_iter().rev().for_each(|(_, rule)| capture::remove(rule));
+        for (item, route) in route::routes_of(self.index()).map_err(fault)? {
+            match item {
+                item if !kept.has(item) => self.remove_found(item)?,
+                Item::Route(table, prefix) => match kept.routes.get(&(table, prefix)) {
+                    Some(wanted) if *wanted != route => self.replace(table, prefix, *wanted)?,
+                    _ => {}
+                },
+                _ => {}
             }
-            // It was not gone, or leads elsewhere by now: to another device of ours, or by somebody's will.
+        }
+        Ok(())
+    }
+
+    fn remove_found(&self, item: Item) -> Result<(), TunError> {
+        match item {
+            Item::Pool(prefix) => self.remove(route::last(self.index(), prefix), prefix),
+            Item::Route(table, prefix) => {
+                self.remove(route::message(self.index(), table, prefix, Route::default()), prefix)
+            }
+            Item::Address(_) | Item::Rule(..) => Ok(()),
+        }
+    }
+
+    /// The addresses that the kernel has for it, whoever gave them: it does not say who.
+    ///
+    /// # Errors
+    /// `TunError`: the kernel does not answer.
+    pub fn addresses(&self) -> Result<HashSet<IpNet>, TunError> {
+        let fault =
+            |source| TunError::Device { device: self.name().to_owned(), doing: "listing the addresses of", source };
+        let all = netlink::list(RouteNetlinkMessage::GetAddress(AddressMessage::default())).map_err(fault)?;
+        let of_it = all.iter().filter_map(|message| match message {
+            RouteNetlinkMessage::NewAddress(address) => route::address_of(address),
+            _ => None,
+        });
+        Ok(of_it.filter(|(device, _)| *device == self.index()).map(|(_, address)| address).collect())
+    }
+
+    /// Another process was to have it, and failed: what that one added goes, and what it changed is as it was. `before`
+    /// are the addresses that it had then.
+    ///
+    /// # Errors
+    /// `TunError`: the first thing that cannot be undone. All else is.
+    pub fn take_back(&self, before: &HashSet<IpNet>) -> Result<(), TunError> {
+        let added = self.addresses().map(|mut now| {
+            let kept = self.kept();
+            now.retain(|address| !before.contains(address) && !kept.addresses.contains(address));
+            now
+        });
+        let removed = added.and_then(|added| added.into_iter().try_for_each(|address| self.remove_address(address)));
+        removed.and(self.sweep()).and(self.restore(&self.items()))
+    }
+
+    fn put_rule(&self, rule: &RuleMessage) -> io::Result<()> {
+        match netlink::change(RouteNetlinkMessage::NewRule(rule.clone()), Change::Add) {
+            // It names the device's own table: this process made it, or the one that had the device before us.
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
             _ => Ok(()),
         }
+    }
+
+    pub(super) fn add_rule(&self, rule: RuleMessage) -> io::Result<()> {
+        let mut kept = self.kept();
+        self.put_rule(&rule)?;
+        kept.rules.extend(capture::key(&rule).map(|key| (key, rule)));
+        Ok(())
+    }
+
+    pub(super) fn remove_rule(&self, rule: RuleMessage) {
+        let mut kept = self.kept();
+        capture::key(&rule).inspect(|key| drop(kept.rules.remove(key)));
+        capture::remove(rule);
     }
 }

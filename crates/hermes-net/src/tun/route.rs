@@ -2,6 +2,7 @@
 //!
 //! In: prefixes, numbers of devices and tables. Out: messages, and whose a prefix is. Never: a change.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 
@@ -12,7 +13,7 @@ use netlink_packet_route::route::{
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use super::kept;
+use super::kept::{self, Item};
 use crate::netlink;
 
 /// The table that everybody's routes are in.
@@ -79,6 +80,76 @@ fn is_last(route: &RouteMessage) -> bool {
     route.attributes.iter().any(is_ours)
 }
 
+/// The routes of a device that are in our name, and what each has.
+///
+/// # Errors
+/// The kernel's.
+pub(super) fn routes_of(device: u32) -> io::Result<BTreeMap<Item, Route>> {
+    let mut found = BTreeMap::new();
+    for any in [IpAddr::from([0; 4]), IpAddr::from([0; 16])] {
+        for message in netlink::list(RouteNetlinkMessage::GetRoute(to(MAIN, any)))? {
+            let RouteNetlinkMessage::NewRoute(route) = message else { continue };
+            let of_it = self::found(&route).filter(|(index, _)| *index == device);
+            found.extend(of_it.map(|(_, item)| (item, has(&route))));
+        }
+    }
+    Ok(found)
+}
+
+/// What a message of the kernel says of a route of ours: its device, and which one it is.
+pub(super) fn found(route: &RouteMessage) -> Option<(u32, Item)> {
+    let (mut device, mut start, mut table) = (None, None, u32::from(route.header.table));
+    for attribute in &route.attributes {
+        match attribute {
+            RouteAttribute::Oif(index) => device = Some(*index),
+            RouteAttribute::Table(number) => table = *number,
+            RouteAttribute::Destination(address) => start = ip(address),
+            _ => {}
+        }
+    }
+    let is_v4 = route.header.address_family == AddressFamily::Inet;
+    // The kernel leaves out that of everything.
+    let start = start.unwrap_or_else(|| if is_v4 { [0; 4].into() } else { [0; 16].into() });
+    let prefix = IpNet::new(start, route.header.destination_prefix_length).ok()?;
+    let item = if is_last(route) { Item::Pool(prefix) } else { Item::Route(table, prefix) };
+    device.filter(|_| route.header.protocol == PROTOCOL).map(|device| (device, item))
+}
+
+fn has(route: &RouteMessage) -> Route {
+    let mut found = Route::default();
+    for attribute in &route.attributes {
+        match attribute {
+            RouteAttribute::PrefSource(source) => found.source = ip(source),
+            RouteAttribute::Metrics(metrics) => {
+                found.mtu = metrics.iter().find_map(|metric| match metric {
+                    RouteMetric::Mtu(mtu) => Some(*mtu),
+                    _ => None,
+                });
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+fn ip(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(address) => Some((*address).into()),
+        RouteAddress::Inet6(address) => Some((*address).into()),
+        _ => None,
+    }
+}
+
+/// What a message of the kernel says of an address: whose it is, and with what prefix.
+pub(super) fn address_of(message: &AddressMessage) -> Option<(u32, IpNet)> {
+    let of = |wanted: fn(&AddressAttribute) -> Option<IpAddr>| message.attributes.iter().find_map(wanted);
+    // The other one may be the peer's; IPv6 has it alone.
+    let local = of(|attribute| if let AddressAttribute::Local(address) = attribute { Some(*address) } else { None });
+    let alone =
+        || of(|attribute| if let AddressAttribute::Address(address) = attribute { Some(*address) } else { None });
+    Some((message.header.index, IpNet::new(local.or_else(alone)?, message.header.prefix_len).ok()?))
+}
+
 fn to(table: u32, of: IpAddr) -> RouteMessage {
     let mut message = RouteMessage::default();
     message.header.address_family = family(of);
@@ -99,16 +170,10 @@ pub(super) fn leads_elsewhere(device: u32, address: IpAddr) -> io::Result<bool> 
     Ok(routes.iter().any(|message| {
         let RouteNetlinkMessage::NewRoute(route) = message else { return false };
         let has = |attribute: RouteAttribute| route.attributes.contains(&attribute);
-        let holds = route.attributes.iter().any(|attribute| match attribute {
-            RouteAttribute::Destination(RouteAddress::Inet(start)) => {
-                IpNet::new((*start).into(), route.header.destination_prefix_length)
-                    .is_ok_and(|net| net.contains(&address))
-            }
-            RouteAttribute::Destination(RouteAddress::Inet6(start)) => {
-                IpNet::new((*start).into(), route.header.destination_prefix_length)
-                    .is_ok_and(|net| net.contains(&address))
-            }
-            _ => false,
+        let holds = route.attributes.iter().any(|attribute| {
+            let RouteAttribute::Destination(start) = attribute else { return false };
+            let net = ip(start).and_then(|start| IpNet::new(start, route.header.destination_prefix_length).ok());
+            net.is_some_and(|net| net.contains(&address))
         });
         let is_own = own.iter().any(|own| has(RouteAttribute::Oif(*own))) && !is_last(route);
         holds && has(RouteAttribute::Table(MAIN)) && !has(RouteAttribute::Oif(device)) && !is_own

@@ -183,6 +183,14 @@ impl Device {
         if !self.leave(prefix, number) {
             return;
         }
+        if !self.net.is_ours() {
+            led.remove(&prefix);
+            // Nor is it put back where that process removes it.
+            return self.net.forget_route(prefix);
+        }
+        if self.reserved.read().unwrap_or_else(PoisonError::into_inner).get(prefix).is_some() {
+            return;
+        }
         led.remove(&prefix);
         let changed = match lead {
             Lead::Everybody => self.net.remove_route(prefix),
@@ -209,8 +217,7 @@ impl Device {
         if was_given {
             self.given.give_back(prefix);
         }
-        let in_use = || self.reserved.read().unwrap_or_else(PoisonError::into_inner).get(prefix).is_some();
-        is_over && self.net.is_ours() && !in_use()
+        is_over
     }
 
     /// Leads a prefix here that a session holds, or changes how. False where the kernel, or whoever has such a
@@ -282,6 +289,23 @@ impl Device {
             None => *nat = Some((clients.clone(), nat::masquerade(&self.net, clients)?)),
         }
         Ok(())
+    }
+
+    /// Another process was to have it, and failed: it has again what this one gave it, and nothing else. `addresses` are
+    /// those that it had before.
+    ///
+    /// # Errors
+    /// `TunError`: the first thing that cannot be undone. All else is.
+    pub(crate) fn take_back(&self, addresses: &HashSet<IpNet>) -> Result<(), TunError> {
+        let undone = self.net.take_back(addresses);
+        let nat = self.nat.lock().unwrap_or_else(PoisonError::into_inner);
+        undone.and(match &*nat {
+            Some((clients, masquerade)) => masquerade.replace(clients),
+            None => {
+                nat::sweep(&self.net);
+                Ok(())
+            }
+        })
     }
 
     /// Whose packets leave with this machine's address now.

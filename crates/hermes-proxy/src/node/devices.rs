@@ -38,6 +38,8 @@ pub(super) struct HeldDevice {
 }
 
 struct Parting {
+    /// What the device had before that.
+    addresses: HashSet<IpNet>,
     /// Our end of the way to the sessions here.
     passage: IdleQueue,
     told: Told,
@@ -244,6 +246,16 @@ impl Node {
         has_some
     }
 
+    /// Another process was to have the devices, and has ended before: what it did to them is undone.
+    pub(super) fn take_devices_back(&self) {
+        for held in self.devices.values() {
+            let parting = held.parting.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(Parting { addresses, .. }) = parting.filter(|_| held.is_there()) {
+                tell(held.device.take_back(&addresses));
+            }
+        }
+    }
+
     /// Another process has the devices. Returns, for each worker, the ways by which it passes on what is for sessions
     /// here, and gets back what is for its own.
     pub(super) fn part_with_devices(&mut self) -> Vec<Vec<(Arc<str>, IdleQueue)>> {
@@ -251,7 +263,7 @@ impl Node {
         for (name, held) in &mut self.devices {
             held.device.net().part();
             let parting = held.parting.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-            let Some(Parting { passage, told }) = parting else { continue };
+            let Some(Parting { passage, told, .. }) = parting else { continue };
             if let Err(error) = told.write(&held.device) {
                 tracing::warn!(device = %name, %error, "the successor does not hear whose addresses are whose");
             }
@@ -391,7 +403,8 @@ impl HeldDevice {
             io::Result::Ok(fd)
         };
         let told = Told { owners: later(OWNERS)?, wishes: later(WISHES)? };
-        *self.parting.lock().unwrap_or_else(PoisonError::into_inner) = Some(Parting { passage, told });
+        let addresses = self.device.net().addresses().map_err(io::Error::other)?;
+        *self.parting.lock().unwrap_or_else(PoisonError::into_inner) = Some(Parting { addresses, passage, told });
         Ok(())
     }
 

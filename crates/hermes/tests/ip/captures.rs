@@ -5,13 +5,13 @@
 
 use std::net::Ipv4Addr;
 
-use hermes_testkit::{netns::Namespace, overlay::Node, patience::until};
+use hermes_testkit::{overlay::Node, patience::until};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
 };
 
-use crate::line::{Hop, Line, as_root, draft, hang_up};
+use crate::line::{Line, as_root, draft};
 
 const NEAR: &str = "
 workers: 2
@@ -203,36 +203,6 @@ fn what_a_deleted_device_captured_is_captured_again() {
     });
 }
 
-/// The kernel drops the device's routes with the link, and its addresses of IPv6. Sessions go on.
-#[test]
-fn what_a_device_had_before_its_link_went_down_it_has_when_that_is_up() {
-    as_root("a link that goes down and up", || async {
-        let line = Line::start(&[Hop::H2]).await;
-        let (near, far) = (&line.nodes[0], &line.nodes[1]);
-        let told = async |place: &Namespace, device: &str| {
-            let mut all = String::new();
-            for what in ["addr show", "route show table all", "-6 route show table all"] {
-                let command: Vec<&str> = ["ip"].into_iter().chain(what.split(' ')).chain(["dev", device]).collect();
-                let lines = place.output(&command).await.unwrap();
-                let mut lines: Vec<&str> = lines.lines().map(str::trim).collect();
-                lines.sort_unstable();
-                all += &lines.join("\n");
-            }
-            all
-        };
-        for (place, device, node) in [(line.near(), "hermes0", near), (line.far(), "gw0", far)] {
-            let before = told(place, device).await;
-            place.ip(&["link", "set", device, "down"]).unwrap();
-            node.says("somebody has taken its link down").await;
-            place.ip(&["link", "set", device, "up"]).unwrap();
-            node.says("its addresses and routes are there again").await;
-            assert_eq!(told(place, device).await, before);
-            line.answers().await;
-        }
-        assert!(!near.records().iter().any(|record| record["kind"] == "ip"), "a session has ended");
-    });
-}
-
 const WARNING: &str = "WARN no tunnel";
 
 /// Said once, however often it is tried, and when it is over.
@@ -335,50 +305,5 @@ fn a_capture_that_no_route_takes_is_told_of_with_what_to_do() {
         near.reload(&elsewhere, &values("10.20.0.9", WIDE)).await.unwrap();
         near.says("reason=no route for ip").await;
         assert!(near.log()[before..].contains("with this node's document"), "{}", near.log());
-    });
-}
-
-/// Only a reload looks for it; sessions go on.
-#[test]
-fn what_somebody_flushes_is_there_again_with_a_reload() {
-    as_root("what somebody flushes", || async {
-        let line = Line::start(&[Hop::H2]).await;
-        let told = async |place: &Namespace, device: &str| {
-            let mut all = String::new();
-            for what in ["rule show", "-6 rule show", "route show table all", "-6 route show table all", "addr show"] {
-                let command: Vec<&str> = ["ip"].into_iter().chain(what.split(' ')).collect();
-                let lines = place.output(&command).await.unwrap();
-                let is_it = |line: &&str| line.contains(if what.contains("rule") { "proto 72" } else { device });
-                let mut lines: Vec<&str> = lines.lines().map(str::trim).filter(is_it).collect();
-                lines.sort_unstable();
-                all += &format!("{what}\n{}\n", lines.join("\n"));
-            }
-            all
-        };
-        let table_of = |rules: &str| {
-            let words = rules.lines().filter_map(|line| line.split_once(" lookup ")?.1.split_whitespace().next());
-            let table = words.map(str::to_owned).find(|table| table.parse::<u32>().is_ok());
-            table.unwrap_or_else(|| panic!("no table in {rules}"))
-        };
-        for (index, device) in ["hermes0", "gw0"].into_iter().enumerate() {
-            let place = &line.places[index];
-            let before = told(place, device).await;
-            for family in ["-4", "-6"] {
-                let flush = |words: &[&str]| place.ip(&[&[family], words].concat());
-                if index == 0 {
-                    let rules = place.output(&["ip", family, "rule", "show"]).await.unwrap();
-                    flush(&["route", "flush", "table", &table_of(&rules)]).unwrap();
-                    flush(&["rule", "flush"]).unwrap();
-                    flush(&["rule", "add", "priority", "32766", "table", "main"]).unwrap();
-                } else {
-                    flush(&["route", "flush", "dev", device, "table", "main"]).unwrap();
-                }
-            }
-            assert_ne!(told(place, device).await, before);
-            hang_up(&line.nodes[index]).await;
-            assert_eq!(told(place, device).await, before);
-            line.answers().await;
-        }
-        assert!(!line.nodes[0].records().iter().any(|record| record["kind"] == "ip"), "a session has ended");
     });
 }

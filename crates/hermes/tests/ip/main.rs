@@ -16,6 +16,7 @@ mod moves;
 mod mtu;
 mod names;
 mod passing;
+mod restored;
 mod rights;
 mod rules;
 mod successors;

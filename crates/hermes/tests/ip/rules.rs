@@ -11,7 +11,7 @@ use hermes_testkit::{
     flow::capsule,
     ip::{self, IpTunnel, IpWay, icmp, packet, ping},
     netns::Namespace,
-    overlay::{Node, Overlay},
+    overlay::{Draft, Node, Overlay},
     patience::until,
 };
 use hermes_wire::connect_ip;
@@ -62,23 +62,29 @@ impl Gate {
     pub(crate) async fn with(document: &str, tunnels: usize) -> Self {
         let overlay = Overlay::new(env!("CARGO_BIN_EXE_hermes")).unwrap();
         let place = Namespace::new().unwrap();
-        let node = Self::process(&overlay, &place, "gate", &document.replace("$TUNNELS", &tunnels.to_string())).await;
+        let document = document.replace("$TUNNELS", &tunnels.to_string());
+        let node = Self::process(&overlay, &place, "gate", &document).start().await.unwrap();
         let user =
             |name: &str| overlay.authority().issue(&Subject::node(&format!("of-{name}")).with_user(name)).unwrap();
         let users = ["alice", "bob"].map(user);
         Self { node, users, overlay, place, processes: 1 }
     }
 
-    async fn process(overlay: &Overlay, place: &Namespace, process: &str, document: &str) -> Node {
+    fn process<'a>(overlay: &'a Overlay, place: &'a Namespace, process: &str, document: &str) -> Draft<'a> {
         let subject = Subject::node("gate").with_dns(NODE_NAME);
         let socket = overlay.dir().join("gate.sock");
         let draft = overlay.node("gate").document(document).within(place).identity(&subject).unwrap();
-        draft.called(process).args(&["--takeover", socket.to_str().unwrap()]).start().await.unwrap()
+        draft.called(process).args(&["--takeover", socket.to_str().unwrap()])
     }
 
     /// Another process of the node, which takes over from the one that runs, if one does.
     pub(crate) async fn successor(&self, document: &str) -> Node {
-        Self::process(&self.overlay, &self.place, &format!("gate-{}", self.processes), document).await
+        self.next(document).start().await.unwrap()
+    }
+
+    /// The same, to be started.
+    pub(crate) fn next(&self, document: &str) -> Draft<'_> {
+        Self::process(&self.overlay, &self.place, &format!("gate-{}", self.processes), document)
     }
 
     /// The node is another process from now on. Returns the old one.

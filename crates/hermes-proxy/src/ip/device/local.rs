@@ -244,6 +244,12 @@ impl LocalDevice {
             () = self.alone.wait() => {}
         }
         self.before.take();
+        // It may have ended before it parted: only then it is known what it had, and that the device is ours.
+        let mut reads = self.device.reads.subscribe();
+        tokio::select! {
+            _ = reads.wait_for(|reads| *reads) => {}
+            () = self.device.deleted(&worker.shared) => {}
+        }
         self.device.release_reserved();
     }
 

@@ -73,6 +73,12 @@ impl Device {
             let _ = self.net.remove_route(*prefix);
         }
         drop(claims);
+        // Of all else that its sessions led here nobody told us.
+        let swept = if self.net.is_ours() { self.net.sweep() } else { Ok(()) };
+        if let Err(error) = swept {
+            tracing::warn!(%error, "{}", error.remedy());
+        }
+        drop(led);
         for (prefix, _) in reserved.iter() {
             self.given.breaks(*prefix);
             self.given.give_back(*prefix);

@@ -1,0 +1,134 @@
+//! Keeps what the devices of this process were given where it is, as long as it is wanted.
+//!
+//! In: the kernel's announcements (rtnetlink) of links, addresses, routes and rules. Out: what somebody took from a device
+//! is there again: at once, but with growing pauses where it is taken time after time, since somebody may mean it. Rules of
+//! devices that are gone go too. Never: what this process has taken away itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::io;
+use std::time::Duration;
+
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::link::{LinkFlags, LinkMessage};
+
+use super::kept::{Item, devices};
+use super::{Device, capture, route};
+use crate::netlink::{ADDRESSES, Announcements, LINKS, ROUTES, RULES};
+use crate::pace::Pace;
+
+/// Between two restorations, where there is no end of them. A flush looks again, within less, whether all is gone.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// By the numbers of devices.
+type Lost = BTreeMap<u32, BTreeSet<Item>>;
+
+/// Watches over the devices of this process, those that are yet to come too, in the network namespace and on the runtime
+/// of the caller. Does not end, and may be dropped at any time.
+///
+/// # Errors
+/// The kernel tells nothing, or no more.
+pub async fn guard() -> io::Result<Infallible> {
+    let mut announcements = Announcements::of(LINKS | ADDRESSES | ROUTES | RULES)?;
+    let mut pace = Pace::new(FIRST_PAUSE, LONGEST_PAUSE);
+    let mut lost = Lost::new();
+    loop {
+        tokio::select! {
+            // All that is known comes first: who flushes takes one thing after the other.
+            biased;
+            heard = announcements.next() => match heard? {
+                Some(messages) => messages.iter().for_each(|message| note(message, &mut lost)),
+                // So much at once that the kernel lost some.
+                None => lost.extend(devices(|_| true).into_iter().map(|device| (device.index(), device.items()))),
+            },
+            () = pace.due(), if !lost.is_empty() => {
+                let pause = pace.begin();
+                std::mem::take(&mut lost).into_iter().for_each(|(device, items)| put_back(device, &items, pause));
+            }
+        }
+    }
+}
+
+/// Remembers what somebody took that is still wanted.
+fn note(message: &RouteNetlinkMessage, lost: &mut Lost) {
+    let (index, item) = match message {
+        RouteNetlinkMessage::NewLink(link) => return follow(link),
+        // Perhaps of a process that was killed. Its routes are gone.
+        RouteNetlinkMessage::DelLink(_) => return capture::remove_stale_rules(),
+        RouteNetlinkMessage::DelAddress(address) => {
+            let Some((index, address)) = route::address_of(address) else { return };
+            (index, Item::Address(address))
+        }
+        RouteNetlinkMessage::DelRoute(route) => {
+            let Some(found) = route::found(route) else { return };
+            found
+        }
+        RouteNetlinkMessage::DelRule(rule) => {
+            let Some(found) = capture::found(rule) else { return };
+            found
+        }
+        _ => return,
+    };
+    for device in devices(|own| own == index || matches!(item, Item::Rule(..)) && capture::is_of(own, index)) {
+        if device.kept().has(item) {
+            let of_it = lost.entry(device.index()).or_default();
+            match item {
+                // The kernel takes routes with it that have it as their source, and tells nobody.
+                Item::Address(_) => of_it.extend(device.items()),
+                item => drop(of_it.insert(item)),
+            }
+        }
+    }
+}
+
+fn put_back(index: u32, items: &BTreeSet<Item>, pause: Duration) {
+    // What is down gets it when it is up.
+    for device in devices(|own| own == index).iter().filter(|device| !device.kept().is_down) {
+        let name = device.name();
+        match device.restore(items) {
+            Ok(()) => tracing::warn!(
+                device = name,
+                watching_again_in = ?pause,
+                "somebody has removed addresses, routes or rules of a device: they are there again. Where a program \
+                 does so time after time (`ip monitor`), have it leave `proto 72` alone"
+            ),
+            Err(error) => {
+                let remedy = error.remedy();
+                tracing::warn!(device = name, %error, "somebody has removed addresses, routes or rules of a device, and \
+                               not all of them are there again. {remedy}");
+            }
+        }
+    }
+}
+
+/// Somebody has taken a link up or down.
+fn follow(link: &LinkMessage) {
+    // Of an interface that is new the kernel says that all has changed.
+    let mask = link.header.change_mask;
+    if mask.contains(LinkFlags::Up) && mask.bits() != u32::MAX {
+        let is_up = link.header.flags.contains(LinkFlags::Up);
+        devices(|index| index == link.header.index).iter().for_each(|device| follow_link(device, is_up));
+    }
+}
+
+/// The kernel drops addresses and routes with a link that goes down, and says so of few.
+fn follow_link(device: &Device, is_up: bool) {
+    let name = device.name();
+    // Whoever made it has taken it up, too.
+    let was_down = std::mem::replace(&mut device.kept().is_down, !is_up);
+    if !is_up {
+        tracing::warn!(
+            device = name,
+            "somebody has taken its link down: what it captures goes other ways until it is up (`ip link set NAME up`)"
+        );
+    } else if was_down {
+        match device.restore(&device.items()) {
+            Ok(()) => tracing::info!(device = name, "its link is up: its addresses and routes are there again"),
+            Err(error) => {
+                tracing::warn!(device = name, %error, "its link is up, but not all of its routes are there again. {}",
+                               error.remedy());
+            }
+        }
+    }
+}

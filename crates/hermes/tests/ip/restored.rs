@@ -1,0 +1,185 @@
+//! What a device was given, when others take it away or add to it: it has again what its node gave it, and nothing else.
+//!
+//! In: links that go down, flushed tables and rules, successors that are refused or killed before they are ready. Out: what
+//! the kernel has of the device, before and after.
+
+use std::cell::RefCell;
+
+use hermes_testkit::{ip::IpWay, netns::Namespace, overlay::PATIENCE, patience::until};
+use nix::sys::signal::Signal;
+
+use crate::line::{Hop, Line, as_root};
+use crate::rules::Gate;
+
+/// All that the kernel has of a device, and all rules of ours.
+async fn told(place: &Namespace, device: &str) -> String {
+    let mut all = String::new();
+    for what in [
+        "ip rule show",
+        "ip -6 rule show",
+        "ip route show table all",
+        "ip -6 route show table all",
+        "ip -o addr show",
+        "nft list ruleset",
+    ] {
+        let command: Vec<&str> = what.split(' ').collect();
+        let lines = place.output(&command).await.unwrap();
+        let is_it = |line: &&str| line.contains(if what.contains("rule show") { "proto 72" } else { device });
+        let mut lines: Vec<&str> = lines.lines().map(str::trim).filter(is_it).collect();
+        lines.sort_unstable();
+        all += &format!("{what}\n{}\n", lines.join("\n"));
+    }
+    all
+}
+
+/// Waits until the kernel has this of it.
+async fn has_again(place: &Namespace, device: &str, before: &str, what: &str) {
+    let now = RefCell::new(String::new());
+    let as_before = async || {
+        now.replace(told(place, device).await);
+        *now.borrow() == before
+    };
+    if tokio::time::timeout(PATIENCE, until(what, as_before)).await.is_err() {
+        assert_eq!(*now.borrow(), before, "{what}");
+    }
+}
+
+/// The kernel drops the device's routes with the link, and its addresses of IPv6. Sessions go on.
+#[test]
+fn what_a_device_had_before_its_link_went_down_it_has_when_that_is_up() {
+    as_root("a link that goes down and up", || async {
+        let line = Line::start(&[Hop::H2]).await;
+        let (near, far) = (&line.nodes[0], &line.nodes[1]);
+        for (place, device, node) in [(line.near(), "hermes0", near), (line.far(), "gw0", far)] {
+            let before = told(place, device).await;
+            place.ip(&["link", "set", device, "down"]).unwrap();
+            node.says("somebody has taken its link down").await;
+            place.ip(&["link", "set", device, "up"]).unwrap();
+            node.says("its addresses and routes are there again").await;
+            assert_eq!(told(place, device).await, before);
+            line.answers().await;
+        }
+        assert!(!near.records().iter().any(|record| record["kind"] == "ip"), "a session has ended");
+    });
+}
+
+/// By tables, by rules, and by addresses; sessions go on.
+#[test]
+fn what_somebody_flushes_is_there_again_at_once() {
+    as_root("what somebody flushes", || async {
+        let line = Line::start(&[Hop::H2]).await;
+        for (place, device) in [(line.near(), "hermes0"), (line.far(), "gw0")] {
+            let before = told(place, device).await;
+            let lines = before.lines().filter(|line| line.contains("proto 72") && line.contains(" table "));
+            let tables = lines.filter_map(|line| line.split_once(" table ")?.1.split(' ').next());
+            let mut flushes: Vec<String> = tables.map(|table| format!("route flush table {table}")).collect();
+            flushes.sort_unstable();
+            flushes.dedup();
+            flushes.extend([format!("route flush dev {device} table main proto 72"), "rule flush".to_owned()]);
+            flushes.push(format!("addr flush dev {device}"));
+            for (flush, family) in flushes.iter().flat_map(|flush| [(flush, "-4"), (flush, "-6")]) {
+                let words: Vec<&str> = [family].into_iter().chain(flush.split(' ')).collect();
+                place.ip(&words).unwrap();
+                if flush == "rule flush" {
+                    place.ip(&[family, "rule", "add", "priority", "32766", "table", "main"]).unwrap();
+                }
+            }
+            has_again(place, device, &before, &format!("{flushes:?}")).await;
+            line.answers().await;
+        }
+        assert!(!line.nodes[0].records().iter().any(|record| record["kind"] == "ip"), "a session has ended");
+    });
+}
+
+/// What is taken away without end is put back with pauses that grow.
+#[test]
+fn who_removes_a_rule_time_after_time_is_met_seldom() {
+    as_root("a rule that is removed without end", || async {
+        let line = Line::start(&[Hop::H2]).await;
+        let (place, near) = (line.near(), &line.nodes[0]);
+        let before = told(place, "hermes0").await;
+        let removed = async {
+            let script =
+                "for i in $(seq 400); do ip rule del priority 31000 2>/dev/null && echo gone; sleep 0.005; done";
+            place.output(&["sh", "-c", script]).await.unwrap().matches("gone").count()
+        };
+        let removed = removed.await;
+        assert!((2..20).contains(&removed), "{removed} times in two seconds\n{}", near.log());
+        has_again(place, "hermes0", &before, "at last").await;
+        line.answers().await;
+    });
+}
+
+/// One device, with a capture that nobody answers: a successor waits for that before it is ready.
+const BEFORE: &str = "
+workers: 2
+listeners:
+- {name: overlay, bind: '127.0.0.1:9443', protocol: http, tls: {client: required}}
+- {name: l3, protocol: tun, device: gw0, address: 10.0.0.1, capture: [10.99.0.0/16]}
+routes:
+- {name: captured, match: {kind: ip, listener: l3}, upstream: down}
+- {name: all, match: {kind: ip}, terminate: {tun: gw0, address: [10.0.0.1], assign: [10.20.0.0/24]}}
+upstreams:
+- {name: down, protocol: h2, endpoints: ['127.0.0.1:9'], tls: {}}
+";
+
+/// With more of everything.
+fn more() -> String {
+    let more = BEFORE.replace("capture: [", "capture: [10.98.0.0/16, 10.97.1.0/24, 'fd00:97::/64', ");
+    let more = more.replace("address: 10.0.0.1,", "address: [10.0.0.1, 'fd00:10::1'],");
+    let more = more.replace("[10.20.0.0/24]", "[10.20.0.0/24, 10.21.0.0/24], nat: true");
+    more.replace(
+        "routes:",
+        "- {name: other, protocol: tun, device: gw1, address: 10.30.0.2, capture: [10.31.0.0/16]}\nroutes:",
+    )
+}
+
+#[test]
+fn what_a_successor_added_that_is_killed_before_it_is_ready_goes() {
+    as_root("a successor that is killed early", || async {
+        for nat in ["", ", nat: true"] {
+            let gate = Gate::with(&BEFORE.replace("[10.20.0.0/24]", &format!("[10.20.0.0/24]{nat}")), 100).await;
+            let before = told(&gate.place, "gw0").await;
+            let successor = gate.next(&more()).launch().unwrap();
+            let addition = async || told(&gate.place, "gw1").await.contains("10.31.0.0/16");
+            until("the successor waits", addition).await;
+            assert_ne!(told(&gate.place, "gw0").await, before);
+            successor.signal(Signal::SIGKILL).unwrap();
+            successor.ended().await;
+            gate.node.says("a takeover failed").await;
+            has_again(&gate.place, "gw0", &before, "the successor was killed").await;
+        }
+    });
+}
+
+#[test]
+fn what_a_successor_added_that_is_refused_goes() {
+    as_root("a successor that is refused late", || async {
+        let gate = Gate::with(BEFORE, 100).await;
+        let before = told(&gate.place, "gw0").await;
+        // Where answers would come from.
+        gate.place.ip(&["link", "add", "uplink", "type", "veth", "peer", "name", "world"]).unwrap();
+        gate.place.ip(&["addr", "add", "10.55.0.1/24", "dev", "uplink"]).unwrap();
+        gate.place.sysctl("net/ipv4/conf/uplink/rp_filter", "1").unwrap();
+        let document = more().replace("10.98.0.0/16", "0.0.0.0/0");
+        assert!(gate.next(&document).start().await.is_err());
+        gate.node.says("a takeover failed").await;
+        has_again(&gate.place, "gw0", &before, "the successor was refused").await;
+    });
+}
+
+#[test]
+fn what_a_process_before_left_goes_with_it() {
+    as_root("what a killed process has led to its device", || async {
+        let mut gate = Gate::with(BEFORE, 100).await;
+        let before = told(&gate.place, "gw0").await;
+        let mut tunnel = gate.tunnel(0, IpWay::H1, "*", "*").await.unwrap();
+        tunnel.ask_for(&["10.20.0.200".parse().unwrap()]).await.unwrap();
+        let old = gate.take_over(BEFORE).await;
+        // As of another session that the old process has, and nobody was told of.
+        gate.place.ip(&["route", "add", "10.20.0.77", "dev", "gw0", "proto", "72"]).unwrap();
+        tunnel.finish().await.unwrap();
+        assert!(old.ended().await.success());
+        has_again(&gate.place, "gw0", &before, "the old process has ended").await;
+    });
+}
