@@ -106,10 +106,12 @@ pub(crate) enum Error {
         source: Arc<io::Error>,
     },
     /// The endpoint did not answer in time.
-    #[error("{peer} did not accept a connection within {after:?}")]
+    #[error("{peer} did not {missing} within {after:?}")]
     ConnectTimeout {
         /// Endpoint, with its upstream.
         peer: Arc<str>,
+        /// What was waited for.
+        missing: &'static str,
         /// The route's `timeout.connect`.
         after: Duration,
     },
@@ -161,6 +163,10 @@ pub(crate) enum Error {
     #[error("internal error: {0}")]
     Internal(String),
 }
+
+/// What [`Error::ConnectTimeout`] misses.
+pub(crate) const NO_CONNECTION: &str = "accept a connection";
+pub(crate) const NO_SETTINGS: &str = "send its SETTINGS";
 
 impl Error {
     /// Who is at fault.

@@ -394,9 +394,14 @@ async fn reopen(worker: &Rc<Worker>, entry: &Rc<Entry>, route: &Arc<Route>, said
             let has_words = !said.is_empty();
             let mut words = Words(has_words.then_some(said));
             let early = has_words.then(|| Early::new(&mut words));
-            let opened = tokio::time::timeout(within, forward.tunnel(state, &request.ask, early))
-                .await
-                .map_err(|_| Error::ConnectTimeout { peer: upstream.name.clone(), after: within })??;
+            let opened =
+                tokio::time::timeout(within, forward.tunnel(state, &request.ask, early)).await.map_err(|_| {
+                    Error::ConnectTimeout {
+                        peer: upstream.name.clone(),
+                        missing: "open the tunnel again",
+                        after: within,
+                    }
+                })??;
             match opened {
                 Opened::Tunnel { stream, .. } => Ok(Reopened {
                     port: Port::far_tunnel(stream, entry.facts.kind),

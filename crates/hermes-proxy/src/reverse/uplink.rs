@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use super::pulse::DEAD;
 use super::{ALPN, ALPN_H3, Carrier, Line, MovesOn, Wanted};
-use crate::error::Error;
+use crate::error::{Error, NO_CONNECTION};
 use crate::generation::quic_bounds;
 use crate::listener::http::{Client, Watched};
 use crate::listener::{h2, h3, trust_of};
@@ -292,7 +292,7 @@ impl Keeper {
         let error = match tokio::time::timeout(QUIC_WITHIN, pool::h3::dial(&self.worker, to)).await {
             Ok(Ok(quic)) => return Ok(Carrier::Quic(quic)),
             Ok(Err(error)) => error,
-            Err(_) => Error::ConnectTimeout { peer: self.label(), after: QUIC_WITHIN },
+            Err(_) => Error::ConnectTimeout { peer: self.label(), missing: NO_CONNECTION, after: QUIC_WITHIN },
         };
         // Where nobody answers over TCP either, that is what is told.
         let Ok(io) = connect(&self.worker, to, WITHIN).await else { return Err(error) };

@@ -108,7 +108,11 @@ pub(crate) async fn device(worker: &Worker, entry: &Entry, gateway: &Gateway, ro
     // While we take over, it is not sooner ours than what we capture has far ends.
     let within = route.timeout.connect + FAR_ENDS;
     if !local.device.is_read_within(within).await {
-        return Err(Error::ConnectTimeout { peer: gateway.device.clone(), after: within });
+        return Err(Error::ConnectTimeout {
+            peer: gateway.device.clone(),
+            missing: "come from the process before this one",
+            after: within,
+        });
     }
     if !local.device.net().is_ours() {
         // Another process gives its addresses now.
@@ -160,7 +164,11 @@ async fn named(
 async fn resolved(worker: &Worker, name: &str, told: Option<IpNet>, route: &Route) -> Result<IpAddr, Error> {
     let within = route.timeout.connect;
     let found = tokio::time::timeout(within, addresses(worker, name, None)).await;
-    let found = found.map_err(|_| Error::ConnectTimeout { peer: Arc::from(name), after: within })??;
+    let found = found.map_err(|_| Error::ConnectTimeout {
+        peer: Arc::from(name),
+        missing: "get an address",
+        after: within,
+    })??;
     let fits = |address: &&IpAddr| told.is_none_or(|told| told.addr().is_ipv4() == address.is_ipv4());
     let version = told.map_or("", |told| if told.addr().is_ipv4() { "v4" } else { "v6" });
     found.iter().find(fits).copied().ok_or_else(|| Error::Resolve(format!("{name} has no IP{version} address")))
@@ -175,7 +183,11 @@ pub(crate) async fn udp(worker: &Worker, entry: &Entry, terminate: &Terminate, r
     *entry.peer.borrow_mut() = Some(place.label.clone());
     let within: Duration = route.timeout.connect;
     let found = tokio::time::timeout(within, addresses(worker, &place.host, place.named.then_some(terminate.reach)));
-    let found = found.await.map_err(|_| Error::ConnectTimeout { peer: place.label.clone(), after: within })??;
+    let found = found.await.map_err(|_| Error::ConnectTimeout {
+        peer: place.label.clone(),
+        missing: "get an address",
+        after: within,
+    })??;
     let mut last = None;
     for address in found {
         let peer = (address, place.port).into();

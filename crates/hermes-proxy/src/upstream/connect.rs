@@ -14,7 +14,7 @@ use hermes_wire::proxy_protocol;
 use tokio::io::AsyncWriteExt;
 
 use super::ClientTls;
-use crate::error::Error;
+use crate::error::{Error, NO_CONNECTION};
 use crate::metrics::EndpointLabels;
 use crate::worker::Worker;
 
@@ -56,7 +56,7 @@ pub(crate) async fn addresses(worker: &Worker, host: &str, reach: Option<Reach>)
 pub(crate) async fn connect(worker: &Worker, to: &Destination<'_>, within: Duration) -> Result<Io, Error> {
     let connected = match tokio::time::timeout(within, connect_slowly(worker, to)).await {
         Ok(result) => result,
-        Err(_) => Err(Error::ConnectTimeout { peer: to.label.clone(), after: within }),
+        Err(_) => Err(Error::ConnectTimeout { peer: to.label.clone(), missing: NO_CONNECTION, after: within }),
     };
     count(worker, to, connected.is_ok());
     connected

@@ -53,11 +53,19 @@ impl Bed {
                 Ok(())
             }
         });
-        let origin = origin.unwrap();
+        Self::before(overlay, origin.unwrap(), ends, DOCUMENT).await
+    }
+
+    async fn before(
+        overlay: Overlay,
+        origin: Origin,
+        ends: mpsc::UnboundedReceiver<std::io::Result<Option<u64>>>,
+        document: &str,
+    ) -> Self {
         let ca = overlay.dir().join("origin-ca.pem");
         std::fs::write(&ca, overlay.authority().pem()).unwrap();
         let draft = overlay.node("edge").identity(&Subject::node("edge")).unwrap();
-        let draft = draft.document(DOCUMENT).with("WEB", origin.address().unwrap()).with("CA", ca.display());
+        let draft = draft.document(document).with("WEB", origin.address().unwrap()).with("CA", ca.display());
         let node = draft.start().await.unwrap();
         Self { node, origin, ends, _overlay: overlay }
     }
@@ -158,4 +166,25 @@ async fn a_neighbour_that_says_nothing_is_given_up() {
     assert!(began.elapsed() < Duration::from_secs(25), "{:?}", began.elapsed());
     drop(bed.origin);
     assert_ne!(code::NO_ERROR, 0);
+}
+
+/// It takes connections, and what can be asked of it stays unknown. None of them is left to count as one of the pool's.
+#[tokio::test]
+async fn an_origin_that_never_sends_settings_is_given_up_each_time() {
+    let overlay = overlay();
+    let identity = overlay.authority().issue(&Subject::server(NODE_NAME)).unwrap();
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let mute = Origin::greeting(b"", socket, &identity, None, |_: Exchange| async { Ok(()) }).unwrap();
+    let document = format!("limits: {{upstream-connections: 2}}{DOCUMENT}").replace("5s}", "5s, connect: 1s}");
+    let document = document.replace("protocol: h3,", "protocol: h3, outlier: {failures: 0},");
+    let (_, ends) = mpsc::unbounded_channel();
+    let mut bed = Bed::before(overlay, mute, ends, &document).await;
+    for ask in 0..4 {
+        let (status, told) = bed.asked().await.unwrap();
+        assert_eq!(status, 504, "ask {ask}: {told}");
+        let end = tokio::time::timeout(PATIENCE, bed.origin.ended.recv()).await.expect("its connection ends").unwrap();
+        assert_eq!(broken(&end), Some(Broken::Connection(code::MISSING_SETTINGS)), "ask {ask}: {end}");
+    }
+    let said = bed.node.record(|record| record.to_string().contains("did not send its SETTINGS within 1s")).await;
+    assert_eq!(said["status"], 504, "{said}");
 }

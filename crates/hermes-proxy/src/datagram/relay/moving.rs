@@ -250,6 +250,7 @@ impl Old {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::error::NO_CONNECTION;
 
     #[test]
     fn a_refusal_is_for_good_and_a_failure_for_now() {
@@ -261,7 +262,7 @@ mod tests {
             assert!(failure.is_final, "{}", failure.reason);
         }
         let after = Duration::from_secs(1);
-        let late = Error::ConnectTimeout { peer: Arc::from("far"), after };
+        let late = Error::ConnectTimeout { peer: Arc::from("far"), missing: NO_CONNECTION, after };
         let gone = Error::NotConnected { node: Arc::from("far") };
         for error in [refused(429), refused(425), refused(502), refused(503), late, gone, Error::Limit("tunnels")] {
             let failure = Failure::from(error);

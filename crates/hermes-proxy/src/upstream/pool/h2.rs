@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use super::queue::Permit;
 use super::shared::{SharedConnection, Speaks};
 use super::{Pool, Wish};
-use crate::error::Error;
+use crate::error::{Error, NO_SETTINGS};
 use crate::stream::h2::{Backlog, Scanned, Window};
 use crate::upstream::connect::connect;
 use crate::worker::Worker;
@@ -113,7 +113,7 @@ pub(super) async fn begin_h2(
     };
     let (sender, connection) = tokio::time::timeout_at(deadline, ready)
         .await
-        .map_err(|_| Error::ConnectTimeout { peer: peer.clone(), after: within })?
+        .map_err(|_| Error::ConnectTimeout { peer: peer.clone(), missing: NO_SETTINGS, after: within })?
         .map_err(|error| broken(format!("HTTP/2 did not begin: {error}")))?;
     let extended_connect = sender.is_extended_connect_protocol_enabled();
     let speaks = Speaks::H2 { extended_connect, sender, window: window.clone(), backlog: Backlog::default() };

@@ -2,22 +2,22 @@
 //!
 //! In: a wish. Out: a connection that has begun, and is driven. Never: a wish without TLS; `check` knows.
 
-use std::future::Future;
+use std::future::{Future, pending};
 use std::io;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
-use futures_util::future::select;
 use hermes_net::quic;
 use hermes_wire::h3::{Code, Settings};
+use tokio::time::Instant;
 
 use super::fallback::Way;
 use super::queue::Permit;
 use super::shared::{Lease, SharedConnection, Speaks};
 use super::{ADDED_BYTES, Pool, Wish};
-use crate::error::Error;
+use crate::error::{Error, NO_CONNECTION, NO_SETTINGS};
 use crate::h3::{Link, Windows};
 use crate::upstream::connect::{Destination, addresses, count};
 use crate::worker::Worker;
@@ -29,23 +29,14 @@ impl Pool {
         wish: &Wish<'_>,
         permit: Permit,
     ) -> Result<Rc<SharedConnection>, Error> {
-        let peer = wish.destination.label.clone();
-        let begun = match tokio::time::timeout(wish.connect_within, self.begin_h3(worker, wish, permit)).await {
-            Ok(result) => result,
-            Err(_) => Err(Error::ConnectTimeout { peer, after: wish.connect_within }),
+        let deadline = Instant::now() + wish.connect_within;
+        let begun = match tokio::time::timeout_at(deadline, dial(worker, &wish.destination)).await {
+            Ok(Ok(connection)) => self.adopt_h3(worker, wish, connection, permit, deadline).await,
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(late(wish, NO_CONNECTION)),
         };
         count(worker, &wish.destination, begun.is_ok());
         begun
-    }
-
-    async fn begin_h3(
-        self: &Rc<Self>,
-        worker: &Rc<Worker>,
-        wish: &Wish<'_>,
-        permit: Permit,
-    ) -> Result<Rc<SharedConnection>, Error> {
-        let connection = dial(worker, &wish.destination).await?;
-        Ok(self.adopt_h3(worker, wish, connection, permit).await)
     }
 
     async fn adopt_h3(
@@ -54,7 +45,8 @@ impl Pool {
         wish: &Wish<'_>,
         connection: quic::Connection,
         permit: Permit,
-    ) -> Rc<SharedConnection> {
+        deadline: Instant,
+    ) -> Result<Rc<SharedConnection>, Error> {
         let way = Way::of(wish, connection.remote_address());
         let ours = settings(worker);
         let link = Link::new(connection, false, windows(worker));
@@ -62,17 +54,38 @@ impl Pool {
         let (here, driven, driven_link) = (worker.clone(), shared.clone(), link.clone());
         let (pool, peer) = (self.clone(), wish.destination.label.clone());
         self.share(worker, &shared, permit, async move {
-            let driving = pin!(drive_h3(&here, &driven_link, &driven, ours));
-            let Some(way) = way else { return driving.await };
-            let watching = pin!(pool.watch_h3(&here, &driven, &driven_link, &way, &peer));
-            select(driving, watching).await;
+            let watching = async {
+                let Some(way) = way else { return pending().await };
+                pool.watch_h3(&here, &driven, &driven_link, &way, &peer).await;
+            };
+            tokio::select! {
+                () = drive_h3(&here, &driven_link, &driven, ours) => {}
+                () = watching => {}
+                () = muteness(&driven_link, deadline) => {}
+            }
         });
         // What it can do has to be known before it is asked for a tunnel. It is in use meanwhile: a pool that is left
         // by a reload closes what is not, and those who wait are served all the same.
         let _in_use = Lease::take(&shared, self, worker, false);
-        link.settled().await;
-        shared
+        match link.settled().await {
+            None if Instant::now() >= deadline => Err(late(wish, NO_SETTINGS)),
+            _ => Ok(shared),
+        }
     }
+}
+
+/// Ends a connection whose peer has not said until then what it takes. Whoever dialled may be served by another one
+/// meanwhile, and wait no more.
+async fn muteness(link: &Link, deadline: Instant) {
+    tokio::time::sleep_until(deadline).await;
+    if link.settings().is_some() {
+        pending::<()>().await;
+    }
+    link.close(Code::MissingSettings, "no SETTINGS came in time");
+}
+
+fn late(wish: &Wish<'_>, missing: &'static str) -> Error {
+    Error::ConnectTimeout { peer: wish.destination.label.clone(), missing, after: wish.connect_within }
 }
 
 /// A connection of QUIC to an endpoint, which has proven who it is.

@@ -22,7 +22,7 @@ use super::h3::{drive_h3, settings, windows};
 use super::queue::Permit;
 use super::shared::{Lease, SharedConnection, Speaks};
 use super::{Leased, Pool, Wish};
-use crate::error::Error;
+use crate::error::{Error, NO_CONNECTION, NO_SETTINGS};
 use crate::h3::Link;
 use crate::metrics::ListenerLabels;
 use crate::reverse::{Beat, Presence, Pulse};
@@ -239,7 +239,7 @@ impl Pool {
                 settled = link.settled() => settled,
             }
         };
-        let late = |_| Error::ConnectTimeout { peer: presence.node.clone(), after: within };
+        let late = |_| Error::ConnectTimeout { peer: presence.node.clone(), missing: NO_SETTINGS, after: within };
         if tokio::time::timeout(within, settled).await.map_err(late)?.is_none() {
             let reason = "HTTP/3 did not begin".to_owned();
             return Err(Error::Broken { peer: presence.node.clone(), reason, unprocessed: true });
@@ -268,7 +268,7 @@ impl Pool {
                 Err(_) if !presence.is_here() => return Err(absent()),
                 Err(_) => {
                     let peer = wish.destination.label.clone();
-                    return Err(Error::ConnectTimeout { peer, after: wish.connect_within });
+                    return Err(Error::ConnectTimeout { peer, missing: NO_CONNECTION, after: wish.connect_within });
                 }
             }
         }
