@@ -14,6 +14,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
@@ -149,6 +150,14 @@ impl Port {
     fn set_sink(&mut self, sink: &Port) {
         if let Port::Tunnel(tunnel) = self {
             tunnel.set_opens(!matches!(sink, Port::Tunnel(_)));
+        }
+    }
+
+    /// The device that it was an end at, and that is gone.
+    fn lost_device(&self) -> Option<Arc<str>> {
+        match self {
+            Port::Device(end) => end.lost_device(),
+            Port::Tunnel(_) | Port::Socket { .. } | Port::Flow(_) => None,
         }
     }
 

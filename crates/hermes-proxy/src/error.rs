@@ -159,6 +159,12 @@ pub(crate) enum Error {
     /// The node stops and the drain time is over.
     #[error("this node is shutting down")]
     Draining,
+    /// A device of this node was deleted under its sessions.
+    #[error("device {device} is gone: somebody has deleted it")]
+    DeviceGone {
+        /// Its name.
+        device: Arc<str>,
+    },
     /// A bug or the system's fault.
     #[error("internal error: {0}")]
     Internal(String),
@@ -181,7 +187,7 @@ impl Error {
             Error::Denied { .. } | Error::Unreachable { .. } | Error::Reconfigured(_) | Error::Unsuitable { .. } => {
                 Side::Policy
             }
-            Error::Limit(_) | Error::Internal(_) | Error::Draining => Side::Local,
+            Error::Limit(_) | Error::DeviceGone { .. } | Error::Internal(_) | Error::Draining => Side::Local,
             _ => Side::Upstream,
         }
     }
@@ -229,7 +235,7 @@ impl Error {
             | Error::ClientGone(_) => "http_request_error",
             Error::AnswerTooLarge(_) => "http_response_header_section_size",
             Error::Unsuitable { .. } => "http_protocol_error",
-            Error::NoEndpoint { .. } | Error::NotConnected { .. } => "destination_unavailable",
+            Error::NoEndpoint { .. } | Error::NotConnected { .. } | Error::DeviceGone { .. } => "destination_unavailable",
             Error::Resolve(_) => "dns_error",
             Error::Unreachable { .. } => "destination_ip_prohibited",
             Error::Connect { source, .. } => connect_label(source),

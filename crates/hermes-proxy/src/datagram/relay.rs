@@ -181,6 +181,11 @@ pub(crate) async fn relay(near: Port, far: Port, session: &Session, reopen: Reop
         relay.near.push(held);
     }
     let failed = std::future::poll_fn(|cx| relay.poll(cx)).await;
+    // An end of ours is over, or failed, where its device is gone.
+    let lost = [&relay.near, &relay.far].into_iter().find_map(Port::lost_device);
+    if let Some(device) = lost {
+        session.entry.fail(&Error::DeviceGone { device });
+    }
     match failed {
         // Silence is how most flows end. A stream that is merely dropped is a failure to the other
         // side, which then would have to report one for each of them.

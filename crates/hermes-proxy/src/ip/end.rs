@@ -227,6 +227,14 @@ impl End {
         Ok(())
     }
 
+    /// Its device, where somebody has deleted that.
+    pub(crate) fn lost_device(&self) -> Option<Arc<str>> {
+        match &self.link {
+            Link::Device { local, .. } if !local.device.net().is_there() => Some(local.device.name.clone()),
+            _ => None,
+        }
+    }
+
     /// The longest packet that the link takes well.
     pub(crate) fn capacity(&self) -> usize {
         self.link.capacity()

@@ -192,14 +192,19 @@ fn a_far_end_that_gives_no_address_is_left() {
 fn what_a_deleted_device_captured_is_captured_again() {
     as_root("a deleted device captures again", || async {
         let line = Line::empty(2);
-        let _far = draft(&line, 1, "far", GATEWAY).start().await.unwrap();
-        let _near = start(&line, WIDE).await;
+        let far = draft(&line, 1, "far", GATEWAY).start().await.unwrap();
+        let near = start(&line, WIDE).await;
         until("it is open", async || answers(&line, "10.0.0.2").await).await;
         let rules = async || line.near().output(&["ip", "rule", "show"]).await.unwrap().lines().count();
         let before = rules().await;
         line.near().ip(&["link", "del", "hermes0"]).unwrap();
         until("it is open again", async || answers(&line, "10.0.0.2").await).await;
         assert_eq!(rules().await, before);
+        assert!(!near.log().contains("has ended it"), "{}", near.log());
+        near.record(|record| record.to_string().contains("device hermes0 is gone")).await;
+        line.far().ip(&["link", "del", "gw0"]).unwrap();
+        far.record(|record| record.to_string().contains("device gw0 is gone")).await;
+        until("it is open once more", async || answers(&line, "10.0.0.2").await).await;
     });
 }
 

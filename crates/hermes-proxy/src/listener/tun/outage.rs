@@ -62,6 +62,7 @@ impl Lost {
             Error::NotConnected { .. } => "see whether that node runs, and dials this one",
             Error::Incapable { .. } => "see whether that is a node, and the upstream's `protocol` is right",
             Error::Refused { .. } => THEIRS,
+            Error::DeviceGone { .. } => "it is made again; see who deletes it (`ip monitor link`)",
             Error::Limit(_) => "raise that limit in `limits`",
             _ => "see the log of the next node, and whether it runs",
         };
