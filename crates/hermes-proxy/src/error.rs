@@ -235,7 +235,9 @@ impl Error {
             | Error::ClientGone(_) => "http_request_error",
             Error::AnswerTooLarge(_) => "http_response_header_section_size",
             Error::Unsuitable { .. } => "http_protocol_error",
-            Error::NoEndpoint { .. } | Error::NotConnected { .. } | Error::DeviceGone { .. } => "destination_unavailable",
+            Error::NoEndpoint { .. } | Error::NotConnected { .. } | Error::DeviceGone { .. } => {
+                "destination_unavailable"
+            }
             Error::Resolve(_) => "dns_error",
             Error::Unreachable { .. } => "destination_ip_prohibited",
             Error::Connect { source, .. } => connect_label(source),

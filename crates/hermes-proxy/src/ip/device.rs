@@ -67,7 +67,7 @@ pub(crate) struct Device {
     reserved: RwLock<Table<Owner>>,
     /// Whether its queues are read here, and not in the process before us.
     pub(crate) reads: watch::Sender<bool>,
-    /// Captures whose far ends have given their addresses.
+    /// Captures whose far ends have given their addresses, or cannot before this process has the devices.
     pub(crate) answered: watch::Sender<usize>,
 }
 

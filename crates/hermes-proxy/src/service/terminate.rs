@@ -5,12 +5,13 @@
 //! Never: an address that the route does not reach; each one is judged after DNS answered.
 
 use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_model::facts::Facts;
-use hermes_model::snapshot::{Gateway, Route, Target, Terminate};
+use hermes_model::snapshot::{Gateway, ListenerProtocol, Route, Target, Terminate};
 use hermes_net::udp::{self, UdpSocket};
 use hermes_wire::connect_ip::{self, Scope};
 use http::StatusCode;
@@ -18,7 +19,7 @@ use ipnet::IpNet;
 
 use crate::datagram::Port;
 use crate::error::Error;
-use crate::ip::{End, FAR_ENDS, Owner};
+use crate::ip::{End, FAR_ENDS, LocalDevice, Owner};
 use crate::live::Entry;
 use crate::stream::ByteStream;
 use crate::upstream::connect::{Destination, addresses, connect};
@@ -105,7 +106,13 @@ pub(crate) async fn device(worker: &Worker, entry: &Entry, gateway: &Gateway, ro
         .devices
         .get(&gateway.device)
         .ok_or_else(|| Error::Internal(format!("device {} is not open on this worker", gateway.device)))?;
-    // While we take over, it is not sooner ours than what we capture has far ends.
+    // While we take over, it is not sooner ours than what we capture has far ends. One that has its far end here is not
+    // to wait for itself.
+    if !*local.device.reads.borrow()
+        && let Some(captured) = capturing(worker, &facts.listener)
+    {
+        captured.device.answered.send_modify(|count| *count += 1);
+    }
     let within = route.timeout.connect + FAR_ENDS;
     if !local.device.is_read_within(within).await {
         return Err(Error::ConnectTimeout {
@@ -129,6 +136,14 @@ pub(crate) async fn device(worker: &Worker, entry: &Entry, gateway: &Gateway, ro
     let by = (&route.name, gateway);
     let end = End::giving(&local, owner, by, network, inner, facts.protocol).map_err(Error::Malformed)?;
     Ok(Port::Device(Box::new(end)))
+}
+
+/// The device whose packets a listener takes; `None`: it is of another kind.
+fn capturing(worker: &Worker, listener: &str) -> Option<Rc<LocalDevice>> {
+    match &worker.generation().listener(listener)?.protocol {
+        ListenerProtocol::Tun(tun) => worker.devices.get(&tun.device),
+        _ => None,
+    }
 }
 
 /// The scope of a session for a name (RFC 9484, section 4.6), which its client is told as a route, and the machine that

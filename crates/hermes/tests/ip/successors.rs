@@ -302,3 +302,19 @@ fn a_listener_has_another_name_in_the_process_after() {
         assert!(said.contains(" 0% packet loss"), "{said}\n{}", line.dropped().await);
     });
 }
+
+/// What it captures has its far end at a device that is the old process's until the new one is ready.
+#[test]
+fn a_capture_for_a_gateway_of_its_own_node_holds_no_takeover_up() {
+    as_root("a capture for a gateway of its own node", || async {
+        let own = "listeners:\n- {name: l3, protocol: tun, device: tun0, address: 10.20.0.9, capture: [10.99.0.0/16, 10.98.0.0/16], set-headers: {hermes-user: bob}}";
+        let document = POOL.replace("listeners:", own);
+        let mut gate = Gate::with(&document, 100).await;
+        gate.node.says_times("packets are captured", 2).await;
+        let old = gate.take_over(&document).await;
+        gate.node.says_times("packets are captured", 2).await;
+        assert!(!gate.node.log().contains("not all that it captures has a far end"), "{}", gate.node.log());
+        assert!(old.ended().await.success());
+        reaches(&mut alice(&gate).await, address(ALICE)).await;
+    });
+}
