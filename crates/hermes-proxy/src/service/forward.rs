@@ -21,7 +21,7 @@ use crate::error::{Error, Retry};
 use crate::live::Entry;
 use crate::upstream::connect::Destination;
 use crate::upstream::exchange::{self, ExchangeBody, Place};
-use crate::upstream::pool::{ADDED_BYTES, ADDED_LINES, Leased, Pool, PoolKey, Wish};
+use crate::upstream::pool::{ADDED_BYTES, ADDED_LINES, Failed, Leased, Pool, PoolKey, Wish};
 use crate::upstream::{InFlight, UpstreamState};
 use crate::worker::Worker;
 
@@ -43,14 +43,15 @@ enum Attempted {
         error: Error,
         /// The connection had been idle: that it broke says nothing of the endpoint.
         stale: bool,
-        /// A stream of a node failed, and its connection lives: what is behind the node may be at fault.
-        is_beyond: bool,
+        /// A stream of a node failed, and its connection lives: what is behind the node may be at fault. Or the dial of
+        /// somebody else did, who is heard of it.
+        tells_nothing: bool,
     },
 }
 
 impl Attempted {
     fn failed(error: Error) -> Self {
-        Self::Failed { error, stale: false, is_beyond: false }
+        Self::Failed { error, stale: false, tells_nothing: false }
     }
 }
 
@@ -152,7 +153,9 @@ impl Forward<'_> {
         let wish = upstream.wish(index, self.entry.facts.source, self.route.timeout.connect, fresh);
         let leased = match pool.lease(self.worker, &wish).await {
             Ok(leased) => leased,
-            Err(error) => return Attempted::failed(error),
+            Err(Failed { error, was_others }) => {
+                return Attempted::Failed { error, stale: false, tells_nothing: was_others };
+            }
         };
         let is_node = head::is_node(upstream, &leased);
         let debt = Debt::new(self, upstream, index);
@@ -177,7 +180,7 @@ impl Forward<'_> {
             Ok(outgoing) => outgoing,
             Err(error) => return Attempted::failed(error),
         };
-        let (result, stale, is_beyond) = match leased {
+        let (result, stale, tells_nothing) = match leased {
             Leased::H1(connection) => {
                 let stale = connection.reused;
                 let request = outgoing.into_h1(self.body.attempt());
@@ -203,7 +206,7 @@ impl Forward<'_> {
                 Err(error) => Attempted::failed(error),
             },
             // A client that broke its request is not the endpoint's fault, whatever the exchange made of it.
-            Err(error) => Attempted::Failed { error: self.body.failure().unwrap_or(error), stale, is_beyond },
+            Err(error) => Attempted::Failed { error: self.body.failure().unwrap_or(error), stale, tells_nothing },
         }
     }
 
@@ -280,7 +283,7 @@ impl Forward<'_> {
                 }
                 is_failure
             }
-            Attempted::Failed { is_beyond: true, .. } => return,
+            Attempted::Failed { tells_nothing: true, .. } => return,
             Attempted::Failed { error, .. } => match error {
                 Error::Connect { .. } | Error::ConnectTimeout { .. } | Error::Broken { .. } => true,
                 // It tells nothing about the endpoint.

@@ -68,6 +68,25 @@ impl PoolKey {
     }
 }
 
+/// Why a pool gives none.
+pub(crate) struct Failed {
+    pub(crate) error: Error,
+    /// It was somebody else's dial that failed: whoever dialled tells of it.
+    pub(crate) was_others: bool,
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        Self { error, was_others: false }
+    }
+}
+
+impl From<Failed> for Error {
+    fn from(failed: Failed) -> Self {
+        failed.error
+    }
+}
+
 /// What a pool gives.
 pub(crate) enum Leased {
     H1(Box<H1Connection>),
@@ -177,12 +196,12 @@ impl Pool {
     ///
     /// # Errors
     /// None could be made, or too many requests wait already.
-    pub(crate) async fn lease(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Error> {
+    pub(crate) async fn lease(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Failed> {
         match wish.protocol {
-            _ if wish.node.is_some() => Box::pin(self.lease_kept(worker, wish)).await,
+            _ if wish.node.is_some() => Ok(Box::pin(self.lease_kept(worker, wish)).await?),
             UpstreamProtocol::H2 | UpstreamProtocol::H3 => self.lease_shared(worker, wish).await,
             UpstreamProtocol::Auto => Box::pin(self.lease_either(worker, wish)).await,
-            UpstreamProtocol::H1 | UpstreamProtocol::Tcp => self.lease_h1(worker, wish).await,
+            UpstreamProtocol::H1 | UpstreamProtocol::Tcp => Ok(self.lease_h1(worker, wish).await?),
         }
     }
 
@@ -216,18 +235,18 @@ impl Pool {
     ///
     /// # Errors
     /// Somebody else's dial failed while we waited for it: it would have been ours.
-    fn is_for_others(&self, worker: &Worker, dials_seen: u64) -> Result<bool, Error> {
+    fn is_for_others(&self, worker: &Worker, dials_seen: u64) -> Result<bool, Failed> {
         if let Some((number, error)) = &*self.dial_failure.borrow()
             && *number > dials_seen
         {
-            return Err(error.clone());
+            return Err(Failed { error: error.clone(), was_others: true });
         }
         let most = worker.generation().snapshot.limits.upstream_connections;
         Ok(self.dialing_for_all.get() || self.open.count.get() >= most)
     }
 
     /// A place on a connection that is there, or `None` where one is to be dialled.
-    async fn place_or_dial(self: &Rc<Self>, worker: &Rc<Worker>, dials_seen: u64) -> Result<Option<Lease>, Error> {
+    async fn place_or_dial(self: &Rc<Self>, worker: &Rc<Worker>, dials_seen: u64) -> Result<Option<Lease>, Failed> {
         let mut had_turn = false;
         loop {
             if let Some(lease) = self.place(worker, true) {
@@ -250,7 +269,7 @@ impl Pool {
     }
 
     /// A place on a connection for all. One dials for all who wait.
-    async fn lease_shared(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Error> {
+    async fn lease_shared(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Failed> {
         if let Some(lease) = self.place_or_dial(worker, self.dials.get()).await? {
             if wish.protocol == UpstreamProtocol::H3 && !lease.connection.is_h3() {
                 self.try_quic_again(worker, wish);
@@ -267,7 +286,7 @@ impl Pool {
     }
 
     /// As ALPN settles it. The first dial is for all, since it may become a connection for all.
-    async fn lease_either(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Error> {
+    async fn lease_either(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Failed> {
         let (dials_seen, mut had_turn) = (self.dials.get(), false);
         loop {
             if let Some(lease) = self.place(worker, true) {
@@ -285,12 +304,12 @@ impl Pool {
             }
             let permit = Permit::take(&self.open);
             if self.settles_on_h1.get() {
-                return self.dial_either(worker, wish, permit).await;
+                return Ok(self.dial_either(worker, wish, permit).await?);
             }
             let dialing = Dialing::begin(self);
             let result = self.dial_either(worker, wish, permit).await;
             dialing.end(&result);
-            return result;
+            return Ok(result?);
         }
     }
 

@@ -162,6 +162,22 @@ async fn what_alpn_settles_on_h2_is_dialled_once_for_all() {
     assert_eq!(origin.open.load(Ordering::SeqCst), 1);
 }
 
+/// Whoever waits for it fails with it, and the endpoint has failed once.
+#[tokio::test]
+async fn a_dial_for_all_that_fails_is_one_failure() {
+    for protocol in ["h2", "auto"] {
+        let overlay = overlay();
+        let origin = Gated::start(&overlay, "h2", 0);
+        let node = by_tls(&overlay, protocol, "", "connect: 1s", &origin.origin).await;
+        let mut client = Multiplex::connect(node.address("in")).await.unwrap();
+        assert_eq!(burst(&mut client, 20).await.join_all().await, [504; 20], "{protocol}");
+        origin.door.add_permits(20);
+        origin.gate.add_permits(20);
+        assert_eq!(client.get("http://WEB/").await.unwrap().status, 200, "{protocol}: {}", node.log());
+        assert!(!node.log().contains("rests"), "{protocol}: {}", node.log());
+    }
+}
+
 /// A request that takes a connection that came free leaves a dial behind, which is not given up: what was asked for
 /// at once will be asked for at once again.
 #[tokio::test]

@@ -47,6 +47,15 @@ struct Attempt {
     within: Duration,
 }
 
+/// What is to be known of an attempt besides.
+#[derive(Default)]
+struct Told {
+    /// The connection had been idle.
+    is_stale: bool,
+    /// It failed with the dial of somebody else.
+    was_others: bool,
+}
+
 /// An endpoint that was about to go is waited for so long where there are others: over HTTP/3 perhaps nobody says that
 /// nothing listens there any more, and what the flow has now does not last.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -77,11 +86,11 @@ impl Forward<'_> {
                 .ok_or_else(|| Error::NoEndpoint { upstream: upstream.config.name.clone() })?;
             *self.entry.peer.borrow_mut() = Some(upstream.endpoints[index].label.clone());
             self.entry.tries.set(avoid.len() as u32 + 1);
-            let mut stale = false;
+            let mut told = Told::default();
             let within = self.route.timeout.connect;
             let is_doubtful = again.is_some() && upstream.endpoints.len() > 1;
             let attempt = Attempt { fresh, within: if is_doubtful { within.min(AGAIN) } else { within } };
-            let opened = self.open_at(upstream, index, ask, early.as_mut(), attempt, &mut stale).await;
+            let opened = self.open_at(upstream, index, ask, early.as_mut(), attempt, &mut told).await;
             // The process that goes may have taken the new connection in its last moment: the next one is its successor's.
             if again.is_some() && !fresh && is_put_off(&opened) {
                 (fresh, before) = (true, Some(upstream.endpoints[index].label.clone()));
@@ -94,13 +103,13 @@ impl Forward<'_> {
                     return Ok(opened);
                 }
                 // Free of charge: the peer was done with a connection that we had held for later.
-                Err(Error::Broken { unprocessed: true, .. }) if stale && !fresh => fresh = true,
+                Err(Error::Broken { unprocessed: true, .. }) if told.is_stale && !fresh => fresh = true,
                 Err(error) => {
                     let connects = matches!(
                         error,
                         Error::Connect { .. } | Error::ConnectTimeout { .. } | Error::Broken { unprocessed: true, .. }
                     );
-                    if connects {
+                    if connects && !told.was_others {
                         self.blame(upstream, index);
                     }
                     // It does not rest: as soon as it is back it is known to be.
@@ -126,7 +135,7 @@ impl Forward<'_> {
         ask: &Ask,
         mut early: Option<&mut Early<'_>>,
         attempt: Attempt,
-        stale: &mut bool,
+        told: &mut Told,
     ) -> Result<Opened, Error> {
         let endpoint = &upstream.endpoints[index];
         let wish = upstream.wish(index, self.entry.facts.source, attempt.within, attempt.fresh);
@@ -138,8 +147,8 @@ impl Forward<'_> {
             let io = connect(self.worker, &wish.destination, wish.connect_within).await?;
             return Ok(Opened::Tunnel { stream: ByteStream::seated(io, Bytes::new(), seat), head: None });
         }
-        let leased = pool.lease(self.worker, &wish).await?;
-        *stale = match &leased {
+        let leased = pool.lease(self.worker, &wish).await.inspect_err(|failed| told.was_others = failed.was_others)?;
+        told.is_stale = match &leased {
             Leased::H1(connection) => connection.reused,
             Leased::Shared(lease) => lease.reused,
         };
