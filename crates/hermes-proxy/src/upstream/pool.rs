@@ -213,7 +213,7 @@ impl Pool {
         let mut had_turn = false;
         loop {
             let limits = &worker.generation().snapshot.limits;
-            if self.open.count.get() < limits.upstream_connections {
+            if self.open.count.get() < limits.upstream_connections && !self.comes_after(worker, had_turn) {
                 return Ok(Permit::take(&self.open));
             }
             self.wait(worker, had_turn).await?;
@@ -222,6 +222,10 @@ impl Pool {
     }
 
     async fn wait(&self, worker: &Worker, had_turn: bool) -> Result<(), Error> {
+        if had_turn && !self.idle.borrow().is_empty() {
+            // It may be of use to others.
+            self.open.waiting.pass_on();
+        }
         let most = worker.generation().snapshot.limits.upstream_pending;
         let Some(mut waiter) = self.open.waiting.join(most, had_turn) else {
             worker.shared.metrics.limit("upstream-pending");
@@ -229,6 +233,16 @@ impl Pool {
         };
         waiter.turn().await;
         Ok(())
+    }
+
+    /// All that is free, or may be dialled, is for those who have a turn: a newcomer waits behind them.
+    fn comes_after(&self, worker: &Worker, had_turn: bool) -> bool {
+        let most = worker.generation().snapshot.limits.upstream_connections;
+        let free = || {
+            let places: usize = self.shared.borrow().iter().map(|connection| connection.room()).sum();
+            self.idle.borrow().len() + most.saturating_sub(self.open.count.get()) + places
+        };
+        !had_turn && self.open.waiting.has_all(free)
     }
 
     /// Another one dials for all, or there are as many connections as may be: nobody else dials now.
@@ -249,6 +263,10 @@ impl Pool {
     async fn place_or_dial(self: &Rc<Self>, worker: &Rc<Worker>, dials_seen: u64) -> Result<Option<Lease>, Failed> {
         let mut had_turn = false;
         loop {
+            if self.comes_after(worker, had_turn) {
+                self.wait(worker, had_turn).await?;
+                had_turn = true;
+            }
             if let Some(lease) = self.place(worker, true) {
                 return Ok(Some(lease));
             }
@@ -289,6 +307,10 @@ impl Pool {
     async fn lease_either(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Failed> {
         let (dials_seen, mut had_turn) = (self.dials.get(), false);
         loop {
+            if self.comes_after(worker, had_turn) {
+                self.wait(worker, had_turn).await?;
+                had_turn = true;
+            }
             if let Some(lease) = self.place(worker, true) {
                 return Ok(Leased::Shared(lease));
             }

@@ -3,7 +3,7 @@
 use std::{
     io,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -22,7 +22,11 @@ use hermes_testkit::{
     tunnel::Tunnel,
 };
 use http::{Request, Response};
-use tokio::{sync::Semaphore, task::JoinSet};
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
+    sync::Semaphore,
+    task::JoinSet,
+};
 use tokio_rustls::TlsAcceptor;
 
 use crate::lab::{next, overlay, seen};
@@ -176,6 +180,53 @@ async fn a_dial_for_all_that_fails_is_one_failure() {
         assert_eq!(client.get("http://WEB/").await.unwrap().status, 200, "{protocol}: {}", node.log());
         assert!(!node.log().contains("rests"), "{protocol}: {}", node.log());
     }
+}
+
+/// A client that has its next request ready when its last one is answered leaves the connection to those who wait.
+#[tokio::test]
+async fn who_waits_is_overtaken_by_nobody() {
+    let overlay = overlay();
+    let (asked, gate) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Semaphore::new(0)));
+    let (tell, waits) = (asked.clone(), gate.clone());
+    let origin = Origin::accepting(origin::listen("127.0.0.1:0".parse().unwrap()).unwrap(), move |stream| {
+        let (tell, waits) = (tell.clone(), waits.clone());
+        async move {
+            let mut lines = BufReader::new(stream).lines();
+            while let Ok(Some(line)) = lines.next_line().await {
+                if let Some(path) = line.strip_prefix("GET ") {
+                    tell.lock().unwrap().push(path.starts_with("/other"));
+                    waits.acquire().await.unwrap().forget();
+                }
+                if line.is_empty() {
+                    let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+                    lines.get_mut().get_mut().write_all(answer).await.unwrap();
+                }
+            }
+        }
+    });
+    let document = "
+workers: 1
+limits: {upstream-connections: 1}
+listeners:
+- {name: in, bind: '127.0.0.1:0', protocol: http}
+routes:
+- {name: all, upstream: web}
+upstreams:
+- {name: web, protocol: h1, overlay: false, endpoints: ['$ORIGIN']}
+";
+    let origin = origin.unwrap();
+    let draft = overlay.node("edge").document(document).with("ORIGIN", origin.address());
+    let node = draft.start().await.unwrap();
+    let mut busy = Dialog::connect(node.address("in")).await.unwrap();
+    let mut other = Dialog::connect(node.address("in")).await.unwrap();
+    busy.send(&"GET /busy HTTP/1.1\r\nhost: WEB\r\n\r\n".repeat(100)).await.unwrap();
+    until("the first is asked", async || !asked.lock().unwrap().is_empty()).await;
+    other.send("GET /other HTTP/1.1\r\nhost: WEB\r\n\r\n").await.unwrap();
+    until("both are there", async || node.metric("hermes_sessions_open", "").await.unwrap() == 2.0).await;
+    gate.add_permits(200);
+    assert_eq!(other.head().await.unwrap().status(), 200);
+    let place = asked.lock().unwrap().iter().position(|is_other| *is_other);
+    assert!(place.is_some_and(|place| place < 5), "{place:?}");
 }
 
 /// A request that takes a connection that came free leaves a dial behind, which is not given up: what was asked for

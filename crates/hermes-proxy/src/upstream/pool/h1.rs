@@ -82,6 +82,10 @@ impl Pool {
     pub(super) async fn lease_h1(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Error> {
         let mut had_turn = false;
         loop {
+            if self.comes_after(worker, had_turn) {
+                self.wait(worker, had_turn).await?;
+                had_turn = true;
+            }
             // With a PROXY header a connection belongs to one source: it is never shared.
             if !wish.fresh
                 && wish.destination.proxy_source.is_none()

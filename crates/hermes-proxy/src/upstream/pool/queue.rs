@@ -38,40 +38,74 @@ impl Open {
 
 /// Those who wait for something, in their order.
 #[derive(Default)]
-pub(super) struct Queue(RefCell<VecDeque<oneshot::Sender<()>>>);
+pub(super) struct Queue {
+    waiting: RefCell<VecDeque<Waiting>>,
+    /// Turns whose owners have not acted yet.
+    turns: Cell<usize>,
+}
+
+struct Waiting {
+    turn: oneshot::Sender<()>,
+    had_turn: bool,
+}
 
 impl Queue {
     /// `None` where too many wait already. Who had a turn, and nothing came of it, is the next again.
     pub(super) fn join(&self, most: usize, had_turn: bool) -> Option<Waiter<'_>> {
-        let mut waiting = self.0.borrow_mut();
+        let mut waiting = self.waiting.borrow_mut();
         if waiting.len() >= most {
             // Those who gave up hold no places.
-            waiting.retain(|waiter| !waiter.is_closed());
+            waiting.retain(|waiter| !waiter.turn.is_closed());
         }
         let (sender, turn) = oneshot::channel();
         (waiting.len() < most).then(|| {
+            let one = Waiting { turn: sender, had_turn };
             if had_turn {
-                waiting.push_front(sender);
+                waiting.push_front(one);
             } else {
-                waiting.push_back(sender);
+                waiting.push_back(one);
             }
-            Waiter { queue: self, turn }
+            Waiter { queue: self, turn, has_turn: false }
         })
     }
 
+    /// So much is free, and all of it is for those who have a turn: who comes now comes after them.
+    pub(super) fn has_all(&self, free: impl FnOnce() -> usize) -> bool {
+        self.turns.get() > 0 && self.turns.get() >= free()
+    }
+
+    /// Who had a turn has left something: it is for the first who had none. (Those who had would pass it to and fro.)
+    pub(super) fn pass_on(&self) {
+        let next = |waiting: &VecDeque<Waiting>| waiting.iter().position(|waiter| !waiter.had_turn);
+        loop {
+            let mut waiting = self.waiting.borrow_mut();
+            let Some(waiter) = next(&waiting).and_then(|at| waiting.remove(at)) else { return };
+            drop(waiting);
+            if self.give(waiter) {
+                return;
+            }
+        }
+    }
+
+    fn give(&self, waiter: Waiting) -> bool {
+        let is_given = waiter.turn.send(()).is_ok();
+        self.turns.set(self.turns.get() + usize::from(is_given));
+        is_given
+    }
+
     pub(super) fn has_any(&self) -> bool {
-        self.0.borrow().iter().any(|waiter| !waiter.is_closed())
+        self.waiting.borrow().iter().any(|waiter| !waiter.turn.is_closed())
     }
 
     /// False where nobody waits.
     fn wake_one(&self) -> bool {
         // Those who gave up meanwhile are passed over.
-        while let Some(waiter) = self.0.borrow_mut().pop_front() {
-            if waiter.send(()).is_ok() {
+        loop {
+            let Some(waiter) = self.waiting.borrow_mut().pop_front() else { return false };
+            if self.give(waiter) {
                 return true;
             }
         }
-        false
     }
 }
 
@@ -79,17 +113,21 @@ impl Queue {
 pub(super) struct Waiter<'a> {
     queue: &'a Queue,
     turn: oneshot::Receiver<()>,
+    has_turn: bool,
 }
 
 impl Waiter<'_> {
+    /// Waits for it. Whoever has it acts on it at once, before anybody else does anything.
     pub(super) async fn turn(&mut self) {
-        let _ = (&mut self.turn).await;
+        self.has_turn = (&mut self.turn).await.is_ok();
     }
 }
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        if self.turn.try_recv().is_ok() {
+        let gives_up = !self.has_turn && self.turn.try_recv().is_ok();
+        self.queue.turns.set(self.queue.turns.get() - usize::from(self.has_turn || gives_up));
+        if gives_up {
             let _ = self.queue.wake_one();
         }
     }
@@ -133,5 +171,19 @@ mod tests {
         assert!(queue.wake_one());
         drop(second);
         assert!(has_turn(&mut newcomer) && !queue.has_any());
+        // Three of them have theirs, and have not acted yet.
+        assert!(queue.has_all(|| 3) && !queue.has_all(|| 4));
+        drop((first, again, newcomer));
+        assert!(!queue.has_all(|| 0));
+    }
+
+    #[test]
+    fn what_is_left_is_for_who_had_no_turn() {
+        let queue = Queue::default();
+        let has_turn = |waiter: &mut Waiter<'_>| waiter.turn().now_or_never().is_some();
+        let [mut first, mut second] = [true, false].map(|had_turn| queue.join(3, had_turn).unwrap());
+        queue.pass_on();
+        queue.pass_on();
+        assert!(has_turn(&mut second) && !has_turn(&mut first));
     }
 }

@@ -90,6 +90,11 @@ impl SharedConnection {
 
     /// A further stream may begin on it.
     pub(super) fn has_room(&self) -> bool {
+        self.room() > 0
+    }
+
+    /// So many further streams may begin on it.
+    pub(super) fn room(&self) -> usize {
         let most = match &self.speaks {
             Speaks::H2 { sender, .. } => sender.current_max_send_streams(),
             Speaks::H3(_) => H3_STREAMS,
@@ -99,7 +104,8 @@ impl SharedConnection {
             Speaks::H2 { .. } => true,
             Speaks::H3(link) => link.settings().is_some(),
         };
-        is_settled && !self.closed.get() && !self.is_silent.get() && self.streams.get() < most
+        let takes_any = is_settled && !self.closed.get() && !self.is_silent.get();
+        if takes_any { most.saturating_sub(self.streams.get()) } else { 0 }
     }
 
     /// Its peer has not said GOAWAY, as far as it was heard.
