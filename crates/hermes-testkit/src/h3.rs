@@ -110,7 +110,13 @@ impl Connection {
         config.transport_config(transport);
         let connecting = endpoint.connect_with(config, door.address, NODE_NAME).map_err(refused)?;
         let quic = in_time("the QUIC handshake", async { connecting.await.map_err(io::Error::other) }).await?;
-        Ok(Self { quic, control: None, settings: Vec::new(), goaway: None, heard: None, _others: Vec::new(), endpoint })
+        Ok(Self::over(quic, endpoint))
+    }
+
+    /// One on which nothing was said yet.
+    fn over(quic: quinn::Connection, endpoint: Endpoint) -> Self {
+        let (settings, _others) = Default::default();
+        Self { quic, control: None, settings, goaway: None, heard: None, _others, endpoint }
     }
 
     /// As any client begins: SETTINGS of ours are sent, those of the peer awaited.

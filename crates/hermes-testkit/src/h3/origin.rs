@@ -134,15 +134,7 @@ where
     F: Future<Output = io::Result<()>> + Send + 'static,
     S: Fn(Exchange) -> F,
 {
-    let mut this = Connection {
-        quic,
-        control: None,
-        settings: Vec::new(),
-        goaway: None,
-        heard: None,
-        _others: Vec::new(),
-        endpoint,
-    };
+    let mut this = Connection::over(quic, endpoint);
     if this.begin(greeting).await.is_err() {
         return;
     }

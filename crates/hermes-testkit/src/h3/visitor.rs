@@ -65,15 +65,6 @@ impl Visitor {
     }
 
     fn connection(&self, quic: quinn::Connection) -> Connection {
-        let endpoint = self.endpoint.clone();
-        Connection {
-            quic,
-            control: None,
-            settings: Vec::new(),
-            goaway: None,
-            heard: None,
-            _others: Vec::new(),
-            endpoint,
-        }
+        Connection::over(quic, self.endpoint.clone())
     }
 }

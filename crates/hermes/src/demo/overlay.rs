@@ -16,7 +16,7 @@ use super::ca::{Authority, Proof};
 use super::client::Client;
 use super::origins::Origins;
 use super::ports::{self, loopback};
-use super::program::Program;
+use super::program::{self, Program};
 
 pub(crate) const OVERLAY: &str = "demo";
 /// The nodes, in the order of the way.
@@ -127,12 +127,7 @@ impl Overlay {
 
     /// Ends the nodes in order.
     pub(crate) async fn stop(&mut self) {
-        for program in &mut self.programs {
-            program.signal(nix::sys::signal::Signal::SIGTERM);
-        }
-        for program in &mut self.programs {
-            program.stop(STOP).await;
-        }
+        program::stop_all(&mut self.programs, STOP).await;
     }
 
     /// What the nodes said last, for whoever has to find out what went wrong. A dead node speaks alone.

@@ -96,6 +96,25 @@ impl Program {
     }
 }
 
+/// Ends them in order, all at once.
+pub(crate) async fn stop_all(programs: &mut [Program], patience: Duration) {
+    programs.iter_mut().for_each(|program| program.signal(Signal::SIGTERM));
+    for program in programs {
+        program.stop(patience).await;
+    }
+}
+
+/// What each node said last.
+pub(crate) fn last_words(programs: &mut [Program]) -> String {
+    let mut text = String::new();
+    for program in programs {
+        let state = program.ended().map_or_else(|| "runs".to_owned(), |status| format!("ended, {status}"));
+        text += &format!("\nnode {} ({state}):", program.name);
+        program.last_lines(3).iter().for_each(|line| text += &format!("\n    {line}"));
+    }
+    text
+}
+
 fn tail(log: &Path) -> std::io::Result<String> {
     let mut file = File::open(log)?;
     let length = file.metadata()?.len();

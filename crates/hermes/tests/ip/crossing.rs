@@ -13,7 +13,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::line::{Hop, Line, anywhere, as_root, draft, next};
+use crate::line::{Hop, Line, anywhere, as_root, process};
 
 const NEAR: &str = "
 workers: 2
@@ -48,13 +48,9 @@ routes:
 const ASKED: [&str; 4] = ["10.0.0.1", "10.0.0.2", "fd00:10::1", "fd00:10::2"];
 const ECHO: u16 = 7;
 
-/// A process of the node at a place, which takes over from the one that runs there, if one does.
-async fn process(line: &Line, place: usize, hop: Hop, process: &str) -> Node {
+async fn start(line: &Line, place: usize, hop: Hop, called: &str) -> Node {
     let (name, document) = [("near", NEAR), ("node-1", FAR)][place];
-    let socket = line.overlay.dir().join(format!("{name}.sock"));
-    let draft = draft(line, place, name, document).called(process).args(&["--takeover", socket.to_str().unwrap()]);
-    let draft = draft.with("NEXT", format!("{}:9443", next(place))).with("PROTOCOL", hop.protocol());
-    draft.start().await.unwrap()
+    process(line, place, name, document, hop, called).start().await.unwrap()
 }
 
 /// All of them at once.
@@ -70,8 +66,8 @@ async fn all_answer(line: &Line, when: &str) {
 fn answered(hop: Hop) {
     as_root(&format!("two addresses of one machine, {hop:?}"), || async {
         let mut line = Line::empty(2);
-        line.nodes.push(process(&line, 1, hop, "far-0").await);
-        line.nodes.insert(0, process(&line, 0, hop, "near-0").await);
+        line.nodes.push(start(&line, 1, hop, "far-0").await);
+        line.nodes.insert(0, start(&line, 0, hop, "near-0").await);
         for asked in ASKED {
             until("it answers", async || line.near().output(&["ping", "-c1", "-W0.3", asked]).await.is_ok()).await;
         }
@@ -84,7 +80,7 @@ fn answered(hop: Hop) {
             connections.push(line.near().run(TcpStream::connect((target, ECHO))).await.unwrap().unwrap());
         }
         for (number, place) in [1, 0, 1].into_iter().enumerate() {
-            let successor = process(&line, place, hop, &format!("process-{number}")).await;
+            let successor = start(&line, place, hop, &format!("process-{number}")).await;
             let old = std::mem::replace(&mut line.nodes[place], successor);
             until("the old process parts", async || old.log().contains("another process has the listeners")).await;
             // What it has moves to the new one.

@@ -167,6 +167,20 @@ impl Line {
     }
 }
 
+/// A process of the node at a place, which takes over from the one that runs, if one does.
+pub(crate) fn process<'a>(
+    line: &'a Line,
+    place: usize,
+    name: &str,
+    document: &str,
+    hop: Hop,
+    called: &str,
+) -> Draft<'a> {
+    let socket = line.overlay.dir().join(format!("{name}.sock"));
+    let draft = draft(line, place, name, document).called(called).args(&["--takeover", socket.to_str().unwrap()]);
+    draft.with("NEXT", format!("{}:{PORT}", next(place))).with("PROTOCOL", hop.protocol())
+}
+
 /// A node at a place.
 pub(crate) fn draft<'a>(line: &'a Line, place: usize, name: &str, document: &str) -> Draft<'a> {
     let subject = Subject::node(name).standalone().with_dns(NODE_NAME);

@@ -10,6 +10,7 @@ use nix::sys::signal::Signal;
 
 use crate::line::{Hop, Line, as_root};
 use crate::rules::Gate;
+use crate::successors::HELD;
 
 /// All that the kernel has of a device, and all rules of ours.
 async fn told(place: &Namespace, device: &str) -> String {
@@ -110,22 +111,9 @@ fn who_removes_a_rule_time_after_time_is_met_seldom() {
     });
 }
 
-/// One device, with a capture that nobody answers: a successor waits for that before it is ready.
-const BEFORE: &str = "
-workers: 2
-listeners:
-- {name: overlay, bind: '127.0.0.1:9443', protocol: http, tls: {client: required}}
-- {name: l3, protocol: tun, device: gw0, address: 10.0.0.1, capture: [10.99.0.0/16]}
-routes:
-- {name: captured, match: {kind: ip, listener: l3}, upstream: down}
-- {name: all, match: {kind: ip}, terminate: {tun: gw0, address: [10.0.0.1], assign: [10.20.0.0/24]}}
-upstreams:
-- {name: down, protocol: h2, endpoints: ['127.0.0.1:9'], tls: {}}
-";
-
 /// With more of everything.
 fn more() -> String {
-    let more = BEFORE.replace("capture: [", "capture: [10.98.0.0/16, 10.97.1.0/24, 'fd00:97::/64', ");
+    let more = HELD.replace("capture: [", "capture: [10.98.0.0/16, 10.97.1.0/24, 'fd00:97::/64', ");
     let more = more.replace("address: 10.0.0.1,", "address: [10.0.0.1, 'fd00:10::1'],");
     let more = more.replace("[10.20.0.0/24]", "[10.20.0.0/24, 10.21.0.0/24], nat: true");
     more.replace(
@@ -138,7 +126,7 @@ fn more() -> String {
 fn what_a_successor_added_that_is_killed_before_it_is_ready_goes() {
     as_root("a successor that is killed early", || async {
         for nat in ["", ", nat: true"] {
-            let gate = Gate::with(&BEFORE.replace("[10.20.0.0/24]", &format!("[10.20.0.0/24]{nat}")), 100).await;
+            let gate = Gate::with(&HELD.replace("[10.20.0.0/24]", &format!("[10.20.0.0/24]{nat}")), 100).await;
             let before = told(&gate.place, "gw0").await;
             let successor = gate.next(&more()).launch().unwrap();
             let addition = async || told(&gate.place, "gw1").await.contains("10.31.0.0/16");
@@ -155,7 +143,7 @@ fn what_a_successor_added_that_is_killed_before_it_is_ready_goes() {
 #[test]
 fn what_a_successor_added_that_is_refused_goes() {
     as_root("a successor that is refused late", || async {
-        let gate = Gate::with(BEFORE, 100).await;
+        let gate = Gate::with(HELD, 100).await;
         let before = told(&gate.place, "gw0").await;
         // Where answers would come from.
         gate.place.ip(&["link", "add", "uplink", "type", "veth", "peer", "name", "world"]).unwrap();
@@ -171,11 +159,11 @@ fn what_a_successor_added_that_is_refused_goes() {
 #[test]
 fn what_a_process_before_left_goes_with_it() {
     as_root("what a killed process has led to its device", || async {
-        let mut gate = Gate::with(BEFORE, 100).await;
+        let mut gate = Gate::with(HELD, 100).await;
         let before = told(&gate.place, "gw0").await;
         let mut tunnel = gate.tunnel(0, IpWay::H1, "*", "*").await.unwrap();
         tunnel.ask_for(&["10.20.0.200".parse().unwrap()]).await.unwrap();
-        let old = gate.take_over(BEFORE).await;
+        let old = gate.take_over(HELD).await;
         // As of another session that the old process has, and nobody was told of.
         gate.place.ip(&["route", "add", "10.20.0.77", "dev", "gw0", "proto", "72"]).unwrap();
         tunnel.finish().await.unwrap();

@@ -17,7 +17,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::line::{FAR, FAR_DOCUMENT, Line, NEAR_DOCUMENT, anywhere, as_root, draft, next};
+use crate::line::{FAR, FAR_DOCUMENT, Hop, Line, NEAR_DOCUMENT, anywhere, as_root, next, process};
 use crate::rules::{Gate, SOON};
 
 /// Of one user, and of the other.
@@ -92,7 +92,7 @@ fn stands_still(node: &Node) -> bool {
 }
 
 /// A capture without a far end has the successor wait before it says that it is ready.
-const HELD: &str = "
+pub(crate) const HELD: &str = "
 workers: 2
 listeners:
 - {name: overlay, bind: '127.0.0.1:9443', protocol: http, tls: {client: required}}
@@ -277,11 +277,8 @@ fn a_listener_has_another_name_in_the_process_after() {
         let out = format!("routes:\n- {{name: out, match: {{kind: tcp}}, terminate: {{tcp: '{}:{ECHO}'}}}}", next(0));
         let before = NEAR_DOCUMENT.replace("listeners:", raw).replace("routes:", &out);
         let after = before.replace("name: l3", "name: other");
-        let near = async |process: &str, document: &str| -> Node {
-            let socket = line.overlay.dir().join("near.sock");
-            let draft = draft(&line, 0, "near", document).called(process);
-            let draft = draft.args(&["--takeover", socket.to_str().unwrap()]);
-            draft.with("NEXT", NEXT).with("PROTOCOL", "h2").start().await.unwrap()
+        let near = async |called: &str, document: &str| -> Node {
+            process(&line, 0, "near", document, Hop::H2, called).start().await.unwrap()
         };
         let old = near("near-0", &before).await;
         line.answers().await;

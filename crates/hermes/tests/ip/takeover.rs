@@ -13,23 +13,22 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::line::{FAR, FAR_DOCUMENT, Hop, Line, MIDDLE_DOCUMENT, NEAR_DOCUMENT, anywhere, as_root, draft, next};
+use crate::line::{
+    FAR, FAR_DOCUMENT, Hop, Line, MIDDLE_DOCUMENT, NEAR_DOCUMENT, anywhere, as_root, draft, next, process,
+};
 
 const ECHO: u16 = 7;
 const PINGS: &str = "200";
 
 /// Another process of the node at a place, with so many workers.
-async fn successor(line: &Line, place: usize, hop: Hop, process: &str, workers: usize) -> Node {
+async fn successor(line: &Line, place: usize, hop: Hop, called: &str, workers: usize) -> Node {
     let (name, document) = match place {
         0 => ("near".to_owned(), NEAR_DOCUMENT),
         _ if place + 1 == line.places.len() => (format!("node-{place}"), FAR_DOCUMENT),
         _ => (format!("node-{place}"), MIDDLE_DOCUMENT),
     };
     let document = document.replace("workers: 2", &format!("workers: {workers}\ndrain: 1s"));
-    let socket = line.overlay.dir().join(format!("{name}.sock"));
-    let draft = draft(line, place, &name, &document).called(process).args(&["--takeover", socket.to_str().unwrap()]);
-    let draft = draft.with("NEXT", format!("{}:9443", next(place))).with("PROTOCOL", hop.protocol());
-    draft.start().await.unwrap()
+    process(line, place, &name, &document, hop, called).start().await.unwrap()
 }
 
 /// Pings without a pause while something is done in their midst. What they say is for [`all_came`].
@@ -204,12 +203,9 @@ fn sessions_stay_with_an_endpoint_that_is_taken_over() {
         let hop = Hop::H2;
         let line = Line::empty(3);
         let _far = successor(&line, 2, hop, "far", 2).await;
-        let to = format!("{}:9443", next(1));
-        let between = async |name: &str, process: &str, port: u16| {
+        let between = async |name: &str, called: &str, port: u16| {
             let document = MIDDLE_DOCUMENT.replace("9443", &port.to_string());
-            let socket = line.overlay.dir().join(format!("{name}.sock"));
-            let draft = draft(&line, 1, name, &document).with("NEXT", &to).with("PROTOCOL", hop.protocol());
-            draft.called(process).args(&["--takeover", socket.to_str().unwrap()]).start().await.unwrap()
+            process(&line, 1, name, &document, hop, called).start().await.unwrap()
         };
         let mut nodes = [between("one", "one-0", 9001).await, between("other", "other-0", 9002).await];
         let both = "endpoints: ['10.77.0.2:9001', '10.77.0.2:9002'], balance: round-robin";
@@ -244,9 +240,7 @@ fn a_successor_that_fails_takes_nothing() {
         let other =
             "- {name: other, protocol: tun, device: lo, address: [10.30.0.2], capture: [10.31.0.0/16]}\nroutes:";
         let document = NEAR_DOCUMENT.replace("routes:", other);
-        let socket = line.overlay.dir().join("near.sock");
-        let draft = draft(&line, 0, "near", &document).called("near-1").with("NEXT", "10.77.0.2:9443");
-        let failing = draft.with("PROTOCOL", hop.protocol()).args(&["--takeover", socket.to_str().unwrap()]).start();
+        let failing = process(&line, 0, "near", &document, hop, "near-1").start();
         let (started, pings) = (failing, ["ping", "-q", "-i", "0.01", "-c", "100", "-W", "3", FAR[0]]);
         let (started, said) = tokio::join!(started, line.near().output(&pings));
         let words = started.map(|_| ()).unwrap_err().to_string();

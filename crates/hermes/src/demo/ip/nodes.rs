@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use nix::sys::signal::Signal;
 use serde::Deserialize;
 
 use super::Protocol;
@@ -22,7 +21,7 @@ use crate::demo::ca::{Authority, Proof};
 use crate::demo::client::Client;
 use crate::demo::overlay::{start_node, wait_ready};
 use crate::demo::place::Place;
-use crate::demo::program::Program;
+use crate::demo::program::{self, Program};
 
 /// What both users call their own server.
 pub(super) const HOME: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
@@ -161,21 +160,12 @@ impl Nodes {
 
     /// Ends them in order.
     pub(super) async fn stop(&mut self) {
-        self.programs.iter_mut().for_each(|program| program.signal(Signal::SIGTERM));
-        for program in &mut self.programs {
-            program.stop(STOP).await;
-        }
+        program::stop_all(&mut self.programs, STOP).await;
     }
 
     /// What each node said last.
     pub(super) fn last_words(&mut self) -> String {
-        let mut text = String::new();
-        for program in &mut self.programs {
-            let state = program.ended().map_or_else(|| "runs".to_owned(), |status| format!("ended, {status}"));
-            text += &format!("\nnode {} ({state}):", program.name);
-            program.last_lines(3).iter().for_each(|line| text += &format!("\n    {line}"));
-        }
-        text
+        program::last_words(&mut self.programs)
     }
 
     fn user(&self, name: &str, ingress: &str) -> String {

@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use nix::sys::signal::Signal;
 
 use super::clip::Clip;
 use super::lab::Lab;
@@ -21,7 +20,7 @@ use crate::demo::ca::{Authority, Proof};
 use crate::demo::client::Client;
 use crate::demo::overlay::{start_node, wait_ready};
 use crate::demo::place::Place;
-use crate::demo::program::Program;
+use crate::demo::program::{self, Program};
 
 /// Where the user's node takes requests, on the user's own loopback.
 pub(super) const APPS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
@@ -103,21 +102,12 @@ impl Nodes {
 
     /// Ends them in order: their logs are complete then.
     pub(super) async fn stop(&mut self) {
-        self.programs.iter_mut().for_each(|program| program.signal(Signal::SIGTERM));
-        for program in &mut self.programs {
-            program.stop(STOP).await;
-        }
+        program::stop_all(&mut self.programs, STOP).await;
     }
 
     /// What each node said last.
     pub(super) fn last_words(&mut self) -> String {
-        let mut text = String::new();
-        for program in &mut self.programs {
-            let state = program.ended().map_or_else(|| "runs".to_owned(), |status| format!("ended, {status}"));
-            text += &format!("\nnode {} ({state}):", program.name);
-            program.last_lines(3).iter().for_each(|line| text += &format!("\n    {line}"));
-        }
-        text
+        program::last_words(&mut self.programs)
     }
 
     /// The distributor that a clip's request and its RTP went through. After [`Nodes::stop`].
