@@ -239,8 +239,9 @@ impl Pool {
     fn comes_after(&self, worker: &Worker, had_turn: bool) -> bool {
         let most = worker.generation().snapshot.limits.upstream_connections;
         let free = || {
-            let places: usize = self.shared.borrow().iter().map(|connection| connection.room()).sum();
-            self.idle.borrow().len() + most.saturating_sub(self.open.count.get()) + places
+            let free = self.idle.borrow().len() + most.saturating_sub(self.open.count.get());
+            // A peer of HTTP/2 may set no bound at all.
+            self.shared.borrow().iter().fold(free, |free, connection| free.saturating_add(connection.room()))
         };
         !had_turn && self.open.waiting.has_all(free)
     }
