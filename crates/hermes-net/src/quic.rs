@@ -17,7 +17,7 @@ mod tokens;
 use std::future::Future;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -248,19 +248,28 @@ pub fn client_endpoint(is_v4: bool, largest: u16, tasks: &Tasks) -> io::Result<E
 /// Connects. `name` is what SNI asks for.
 ///
 /// # Errors
-/// The handshake's failure, a name that TLS cannot carry, or the kernel's word that nobody can be reached there.
+/// The handshake's failure, a name that TLS cannot carry, or the kernel's word that nobody can be reached there, where
+/// nobody answers a moment later either.
 pub async fn connect(
     endpoint: &Endpoint,
     config: ClientConfig,
     address: SocketAddr,
     name: &str,
 ) -> io::Result<Connection> {
-    let connecting = endpoint.connect_with(config, address, name).map_err(io::Error::other)?;
-    tokio::select! {
-        connected = connecting => connected.map_err(io::Error::other),
-        refusal = udp::refusal(address) => Err(refusal),
+    let mut connecting = pin!(endpoint.connect_with(config, address, name).map_err(io::Error::other)?);
+    let refusal = tokio::select! {
+        connected = &mut connecting => return connected.map_err(io::Error::other),
+        refusal = udp::refusal(address) => refusal,
+    };
+    match tokio::time::timeout(PROOF, connecting).await {
+        Ok(connected) => connected.map_err(io::Error::other),
+        Err(_) => Err(refusal),
     }
 }
+
+/// Who is said not to be there has so long to show that it is: anybody can send that word, and a firewall may refuse the
+/// empty datagram and let QUIC pass.
+const PROOF: Duration = Duration::from_millis(300);
 
 /// What TLS has to find fault with in a handshake, where it is that. QUIC hands on rustls's words alone, and an alert
 /// that is not the same for every certificate (RFC 9001, section 4.8).

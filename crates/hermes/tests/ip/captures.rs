@@ -11,7 +11,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-use crate::line::{Line, as_root, draft};
+use crate::line::{FAR_DOCUMENT, Hop, Line, NEAR_DOCUMENT, as_root, draft};
 
 const NEAR: &str = "
 workers: 2
@@ -271,6 +271,23 @@ fn an_endpoint_that_cannot_be_reached_is_told_of_at_once() {
                 assert!(told.contains(remedy), "{told}");
             }
         }
+    });
+}
+
+/// Who answers is there, though somebody says that he is not.
+#[test]
+fn a_firewall_that_refuses_the_empty_datagram_alone_is_in_nobodys_way() {
+    as_root("a firewall that refuses the empty datagram", || async {
+        let mut line = Line::empty(2);
+        let rule = "table inet door { chain in { type filter hook input priority 0; udp length 8 counter reject; }; }";
+        line.far().output(&["nft", rule]).await.unwrap();
+        line.add(1, FAR_DOCUMENT, None).await;
+        line.add(0, NEAR_DOCUMENT, Some(Hop::H3)).await;
+        line.answers().await;
+        let refused = line.far().output(&["nft", "list", "table", "inet", "door"]).await.unwrap();
+        assert!(refused.contains("counter packets") && !refused.contains("counter packets 0"), "{refused}");
+        let log = line.nodes[0].log();
+        assert!(!log.contains("QUIC does not get through"), "{log}");
     });
 }
 
