@@ -20,7 +20,7 @@ use super::head::{self, Outgoing};
 use super::{Debt, Forward};
 use crate::body::{Body, RequestBody, channel};
 use crate::early::Early;
-use crate::error::Error;
+use crate::error::{Error, NO_CONNECTION};
 use crate::headers::{self, CAPSULE_PROTOCOL};
 use crate::request::Ask;
 use crate::stream::ByteStream;
@@ -43,8 +43,8 @@ pub(crate) enum Opened {
 struct Attempt {
     /// By a connection that was never used.
     fresh: bool,
-    /// A connection to it is waited for so long.
-    within: Duration,
+    /// A connection to it is waited for so long; `None`: as long as the route says.
+    within: Option<Duration>,
 }
 
 /// What is to be known of an attempt besides.
@@ -57,8 +57,9 @@ struct Told {
 }
 
 /// An endpoint that was about to go is waited for so long where there are others: over HTTP/3 perhaps nobody says that
-/// nothing listens there any more, and what the flow has now does not last.
-const AGAIN: Duration = Duration::from_secs(1);
+/// nothing listens there any more, and what the flow has now does not last. Time for a first packet that is lost and sent
+/// again after a second (RFC 6298, section 2; RFC 9002, section 6.2.2), also by TCP after QUIC's head start.
+const AGAIN: Duration = Duration::from_secs(2);
 
 impl Forward<'_> {
     /// Opens a tunnel to one of the endpoints. An endpoint that cannot be reached is followed by
@@ -87,9 +88,8 @@ impl Forward<'_> {
             *self.entry.peer.borrow_mut() = Some(upstream.endpoints[index].label.clone());
             self.entry.tries.set(avoid.len() as u32 + 1);
             let mut told = Told::default();
-            let within = self.route.timeout.connect;
             let is_doubtful = again.is_some() && upstream.endpoints.len() > 1;
-            let attempt = Attempt { fresh, within: if is_doubtful { within.min(AGAIN) } else { within } };
+            let attempt = Attempt { fresh, within: is_doubtful.then_some(AGAIN) };
             let opened = self.open_at(upstream, index, ask, early.as_mut(), attempt, &mut told).await;
             // The process that goes may have taken the new connection in its last moment: the next one is its successor's.
             if again.is_some() && !fresh && is_put_off(&opened) {
@@ -138,7 +138,7 @@ impl Forward<'_> {
         told: &mut Told,
     ) -> Result<Opened, Error> {
         let endpoint = &upstream.endpoints[index];
-        let wish = upstream.wish(index, self.entry.facts.source, attempt.within, attempt.fresh);
+        let wish = upstream.wish(index, self.entry.facts.source, self.route.timeout.connect, attempt.fresh);
         let in_flight = InFlight::begin(upstream, index);
         let pool = self.worker.pool(upstream.pool_key(index));
         if upstream.config.protocol == UpstreamProtocol::Tcp {
@@ -147,7 +147,16 @@ impl Forward<'_> {
             let io = connect(self.worker, &wish.destination, wish.connect_within).await?;
             return Ok(Opened::Tunnel { stream: ByteStream::seated(io, Bytes::new(), seat), head: None });
         }
-        let leased = pool.lease(self.worker, &wish).await.inspect_err(|failed| told.was_others = failed.was_others)?;
+        let leasing = pool.lease(self.worker, &wish);
+        let leased = match attempt.within {
+            None => leasing.await,
+            // The wish does not say so: others may wait for the same connection, who have more time.
+            Some(within) => tokio::time::timeout(within, leasing).await.unwrap_or_else(|_| {
+                let (peer, missing) = (endpoint.label.clone(), NO_CONNECTION);
+                Err(Error::ConnectTimeout { peer, missing, after: within }.into())
+            }),
+        };
+        let leased = leased.inspect_err(|failed| told.was_others = failed.was_others)?;
         told.is_stale = match &leased {
             Leased::H1(connection) => connection.reused,
             Leased::Shared(lease) => lease.reused,
