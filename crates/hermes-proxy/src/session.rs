@@ -239,7 +239,12 @@ async fn to_upstream(
     }
     let (stream, head) = match Box::pin(forward.tunnel(state, &request.ask, early)).await? {
         Opened::Tunnel { stream, head } => (stream, head),
-        Opened::Answer(response) => return respond_with(generation, session, route, response),
+        Opened::Answer(response) => {
+            // The client gets it as it is; the record says who gave it.
+            let peer = session.entry.peer.borrow().clone().unwrap_or_default();
+            session.entry.fail(&Error::Refused { peer, status: response.status() });
+            return respond_with(generation, session, route, response);
+        }
     };
     let mut head = upgrade::accepted(&request.ask, request.version, &request.facts, head);
     if let Some(rewrite) = &route.rewrite {

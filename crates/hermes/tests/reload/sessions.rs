@@ -129,12 +129,15 @@ routes:
 upstreams:
 - {name: far, protocol: h2, overlay: true, endpoints: ['$FAR']}
 - {name: dead, protocol: h2, overlay: true, endpoints: ['127.0.0.1:9']}
+- {name: closed, protocol: h2, overlay: true, endpoints: ['$CLOSED']}
 ";
 
 const FAR: &str = "
 listeners:
 - {name: overlay, bind: '127.0.0.1:0', protocol: http, trust: 127.0.0.0/8}
+- {name: closed, bind: '127.0.0.1:0', protocol: http, trust: 127.0.0.0/8}
 routes:
+- {name: closed, match: {listener: closed}, respond: {status: 503}}
 - {name: end, match: {kind: udp}, terminate: {udp: '$FAR_END'}}
 ";
 
@@ -167,14 +170,16 @@ async fn flows_move_where_their_route_says_so_and_lose_nothing() {
     let far = overlay.node("far").document(FAR).with("FAR_END", three.address()).start().await.unwrap();
     let terminate = |echo: &UdpEcho| format!("terminate: {{udp: '{}'}}", echo.address());
     let near = overlay.node("near").document(FLOWS).with("ACTION", terminate(&one));
-    let mut near = near.with("FAR", far.address("overlay")).start().await.unwrap();
-    let values = |action: String| vec![("ACTION", action), ("FAR", far.address("overlay").to_string())];
+    let places = [("FAR", far.address("overlay").to_string()), ("CLOSED", far.address("closed").to_string())];
+    let near = places.iter().fold(near, |near, (name, address)| near.with(name, address));
+    let mut near = near.start().await.unwrap();
+    let values = |action: String| [&[("ACTION", action)], &places[..]].concat();
     let mut moving = FlowClient::new(near.address("video")).await;
     let mut staying = FlowClient::new(near.address("fixed")).await;
     assert_eq!((moving.who().await.as_str(), staying.who().await.as_str()), ("one", "one"));
-    let places = [(terminate(&two), "two"), ("upstream: far".to_owned(), "three"), (terminate(&one), "one")];
+    let ways = [(terminate(&two), "two"), ("upstream: far".to_owned(), "three"), (terminate(&one), "one")];
     for round in 0..3 {
-        for (action, label) in &places {
+        for (action, label) in &ways {
             near.reload(FLOWS, &values(action.clone())).await.unwrap();
             // Not one datagram is lost on the way, and in the end it has moved.
             for _ in 0..200 {
@@ -187,9 +192,11 @@ async fn flows_move_where_their_route_says_so_and_lose_nothing() {
         }
     }
     // The new place cannot be had: the flow stays, and the next change finds it.
-    near.reload(FLOWS, &values("upstream: dead".to_owned())).await.unwrap();
-    until("the move fails", || async { near.log().contains("could not move") }).await;
-    assert_eq!(moving.who().await, "one");
+    for (nowhere, failed) in [("upstream: dead", 1), ("upstream: closed", 2)] {
+        near.reload(FLOWS, &values(nowhere.to_owned())).await.unwrap();
+        until("the move fails", || async { near.log().matches("could not move").count() >= failed }).await;
+        assert_eq!(moving.who().await, "one");
+    }
     near.reload(FLOWS, &values(terminate(&two))).await.unwrap();
     for _ in 0..200 {
         if moving.who().await == "two" {
@@ -198,8 +205,13 @@ async fn flows_move_where_their_route_says_so_and_lose_nothing() {
     }
     assert_eq!(moving.who().await, "two");
     // What was moved away from ends in order: it is no failure to anybody.
-    let record = far.record(|record| record["kind"] == "udp").await;
+    let record = far.record(|record| record["kind"] == "udp" && record["listener"] == "overlay").await;
     assert!(record.get("error").is_none(), "{record}");
+    // Nor does a flow end because of a place that once did not take it.
+    let not_allowed = FLOWS.replace("authority: 'VIDEO:1'}, on-change", "authority: 'OTHER:1'}, on-change");
+    near.reload(&not_allowed, &values(terminate(&two))).await.unwrap();
+    let record = near.record(|record| record["listener"] == "video").await;
+    assert_eq!(record["error"], "proxy_configuration_error", "{record}");
 }
 
 const CHECKED: &str = "

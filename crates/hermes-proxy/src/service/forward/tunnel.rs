@@ -248,7 +248,6 @@ impl Forward<'_> {
         let (response, mut send, lease, datagrams) = opened?;
         self.check_head(&place.peer, response.headers(), true)?;
         if !response.status().is_success() {
-            self.note_refusal(&place.peer, response.status());
             // Nothing will be sent: an orderly end of our half, since resets are counted against us.
             let _ = send.send(Bytes::new(), true);
             return Ok(Opened::Answer(exchange::response_of(response, false, lease, place).map(ExchangeBody::settle)));
@@ -295,7 +294,6 @@ impl Forward<'_> {
             if status.is_success() && misleads {
                 return Err(Error::Refused { peer, status });
             }
-            self.note_refusal(&peer, status);
             return Ok(Opened::Answer(response.map(ExchangeBody::settle)));
         }
         let (parts, mut body) = response.into_parts();
@@ -321,7 +319,6 @@ impl Forward<'_> {
         request.headers_mut().insert(HOST, host);
         let response = exchange::over_h1(connection, request, place, None).await?;
         if !response.status().is_success() {
-            self.note_refusal(&peer, response.status());
             // Nothing will be sent. Merely dropped it would take the answer with it.
             send.finish();
             return Ok(Opened::Answer(response.map(ExchangeBody::settle)));
@@ -330,11 +327,6 @@ impl Forward<'_> {
         let carrier = body.take_h1_connection();
         let stream = ByteStream::bodies(Body::Exchange(Box::new(body)), send, carrier);
         Ok(Opened::Tunnel { stream, head: Some(parts) })
-    }
-
-    /// The client gets the answer as it is; the record says who gave it.
-    fn note_refusal(&self, peer: &Arc<str>, status: StatusCode) {
-        self.entry.fail(&Error::Refused { peer: peer.clone(), status });
     }
 
     fn bare_request(&self, outgoing: &mut Outgoing) -> HttpRequest<()> {
