@@ -3,7 +3,8 @@
 //!
 //! In: prefixes, listeners, routes. Out: what no packet would pass by, or would pass by the wrong one of the two.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::iter::successors;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
@@ -86,14 +87,24 @@ pub(super) fn pools(routes: &[(usize, Arc<Route>)], report: &mut Report) {
             _ => None,
         })
         .collect();
-    let overlap = |one: &IpNet, other: &IpNet| one.contains(other) || other.contains(one);
+    // Of a pool two routes that give of it, of which one is another than whichever asks.
+    let mut givers: BTreeMap<(IpAddr, u8), Vec<usize>> = BTreeMap::new();
+    for (at, gateway) in &gateways {
+        for pool in &gateway.assign {
+            let two = givers.entry((pool.network(), pool.prefix_len())).or_default();
+            if two.len() < 2 && two.last() != Some(at) {
+                two.push(*at);
+            }
+        }
+    }
     for (at, greedy) in gateways.iter().filter(|(_, gateway)| gateway.assign_networks) {
-        let others = gateways.iter().filter(|(other, _)| other != at);
-        let mut shared = others.filter_map(|(other, gateway)| {
-            let pool = greedy.assign.iter().find(|one| gateway.assign.iter().any(|pool| overlap(one, pool)))?;
-            Some((other, pool))
-        });
-        if let Some((other, pool)) = shared.next() {
+        let other = |pool: &IpNet| {
+            let wider = successors(pool.supernet(), IpNet::supernet);
+            let wider = wider.filter_map(|wider| givers.get(&(wider.network(), wider.prefix_len())));
+            let ends = (pool.network(), pool.prefix_len())..=(pool.broadcast(), pool.max_prefix_len());
+            wider.chain(givers.range(ends).map(|(_, two)| two)).flatten().find(|other| *other != at)
+        };
+        if let Some((pool, other)) = greedy.assign.iter().find_map(|pool| Some((pool, other(pool)?))) {
             let message = format!(
                 "one client may have all of {pool}, of which routes[{other}] gives addresses too; give each route a pool of \
                  its own"

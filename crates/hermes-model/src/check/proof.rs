@@ -10,23 +10,24 @@ use crate::facts::Peer;
 use crate::snapshot::{Action, Listener, ListenerProtocol, Route, Snapshot, Upstream};
 use crate::trust::{peer, user_of};
 
+/// So many users are looked at: each is held against all routes, and who has corrected these finds the next.
+const MOST: usize = 100;
+
 /// Warns of users that listeners set and that the certificate with these URIs does not prove.
 pub fn unproven<'u>(snapshot: &Snapshot, uris: impl IntoIterator<Item = &'u str>) -> Vec<Problem> {
     let Ok(own) = peer(uris, &Arc::from("")) else { return Vec::new() };
     if own.standalone {
         return Vec::new();
     }
-    let mut found = Vec::new();
-    for (index, listener) in snapshot.listeners.iter().enumerate() {
-        for (path, user) in users(&format!("listeners[{index}]"), listener) {
-            let Some(upstream) = forwarded(snapshot, listener, &user).filter(|_| !own.users.contains(&user)) else {
-                continue;
-            };
-            let message = message(snapshot, &own, &user, upstream);
-            found.push(Problem { path: format!("{path}.set-headers.hermes-user"), message });
-        }
-    }
-    found
+    let listeners = snapshot.listeners.iter().enumerate();
+    let all = listeners.flat_map(|(index, listener)| {
+        users(&format!("listeners[{index}]"), listener).into_iter().map(move |(path, user)| (listener, path, user))
+    });
+    let told = all.filter(|(_, _, user)| !own.users.contains(user)).take(MOST).filter_map(|(listener, path, user)| {
+        let message = message(snapshot, &own, &user, forwarded(snapshot, listener, &user)?);
+        Some(Problem { path: format!("{path}.set-headers.hermes-user"), message })
+    });
+    told.collect()
 }
 
 fn message(snapshot: &Snapshot, own: &Peer, user: &str, upstream: &Upstream) -> String {
