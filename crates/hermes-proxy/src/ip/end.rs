@@ -34,6 +34,7 @@ use super::owner::Owner;
 use crate::budget::Budget;
 use crate::datagram::{Batch, Other};
 use crate::live::Entry;
+use crate::seldom::Seldom;
 use crate::worker::Worker;
 
 /// Changes of a device's routes, since the tunnel's packets may be of another length.
@@ -83,6 +84,8 @@ pub(crate) struct End {
     patience: Option<(Duration, Pin<Box<Sleep>>)>,
     /// The session whose far end gives them.
     session: Option<Rc<Entry>>,
+    /// It gave none: it may say so without end.
+    unassigned: Seldom,
     /// For the tunnel, before anything else.
     capsules: VecDeque<Other>,
     answers: VecDeque<Bytes>,
@@ -164,6 +167,7 @@ impl End {
             pause: None,
             patience: None,
             session: None,
+            unassigned: Seldom::default(),
             capsules: VecDeque::new(),
             answers: VecDeque::new(),
             told: Budget::default(),
@@ -330,7 +334,7 @@ impl End {
     ) -> Poll<io::Result<()>> {
         for other in std::mem::take(&mut batch.capsules) {
             if let Other::Whole { kind, payload } = other {
-                self.hear(kind, payload).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+                self.hear(worker, kind, payload).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
             }
         }
         self.order_ahead(worker, &mut batch.datagrams);

@@ -186,6 +186,22 @@ async fn an_address_that_the_far_end_likes_better() {
     bed.reaches("out-of-scope", 1.0).await;
 }
 
+/// That there is none, said without end, fills no log.
+#[tokio::test]
+async fn a_far_end_that_gives_no_address_is_told_of_now_and_then() {
+    let bed = Bed::new().await;
+    let peer = peer_at("127.0.0.1").await;
+    peer.send_to(&ping(address(OWN), address(FAR), 1, b"first"), bed.port()).await.unwrap();
+    let mut far = bed.accept(OWN).await;
+    far.packet().await;
+    let nothing = capsule(ip::ADDRESS_ASSIGN, &[]).to_vec();
+    far.tcp.write_all(&nothing.repeat(10_000)).await.unwrap();
+    far.send(&ping(address(FAR), address(OWN), 2, b"behind it")).await;
+    bed.reaches("out-of-scope", 1.0).await;
+    let times = bed.node.log().matches("assigns no address that was asked for").count();
+    assert!((1..1000).contains(&times), "{times} lines");
+}
+
 /// Nobody but the peer, with no other address than its own.
 #[tokio::test]
 async fn packets_of_others_are_dropped_and_counted() {

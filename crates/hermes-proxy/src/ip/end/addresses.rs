@@ -17,6 +17,7 @@ use crate::ip::given::withheld;
 use crate::ip::inner::Inner;
 use crate::ip::link::Link;
 use crate::ip::owner::Owner;
+use crate::worker::Worker;
 
 /// Addresses that one session may hold.
 const MOST_ADDRESSES: usize = 64;
@@ -25,7 +26,7 @@ const MOST_LOOKS: usize = 8;
 
 impl End {
     /// What the peer says of addresses and routes.
-    pub(super) fn hear(&mut self, kind: u64, payload: Bytes) -> Result<(), ConnectIpError> {
+    pub(super) fn hear(&mut self, worker: &Worker, kind: u64, payload: Bytes) -> Result<(), ConnectIpError> {
         match kind {
             connect_ip::ADDRESS_REQUEST => {
                 let wanted = connect_ip::parse_address_request(payload)?;
@@ -33,7 +34,7 @@ impl End {
             }
             connect_ip::ADDRESS_ASSIGN => {
                 let assigned = connect_ip::parse_address_assign(payload)?;
-                self.take_assigned(&assigned);
+                self.take_assigned(worker, &assigned);
             }
             connect_ip::ROUTE_ADVERTISEMENT => {
                 let routes = connect_ip::parse_route_advertisement(payload)?;
@@ -47,7 +48,7 @@ impl End {
     }
 
     /// What the far end lets packets come from, which need not be what the link's come from.
-    fn take_assigned(&mut self, assigned: &[Address]) {
+    fn take_assigned(&mut self, worker: &Worker, assigned: &[Address]) {
         let Side::Asks { network, wanted, answered, .. } = &mut self.side else { return };
         let is_first = !std::mem::replace(answered, true);
         if let Link::Device { local, .. } = &self.link
@@ -61,11 +62,14 @@ impl End {
         let within = given.iter().flat_map(|given| wanted.iter().filter_map(|own| narrower(own.prefix, given.prefix)));
         let others = self.inner.iter().map(|inner| Prefix::of(inner.asked));
         self.rules.here = within.chain(others).map(Route::to).collect();
-        if self.rules.here.is_empty() && !wanted.is_empty() {
+        if self.rules.here.is_empty()
+            && !wanted.is_empty()
+            && let Some(more) = self.unassigned.happened(worker.now())
+        {
             let asked: Vec<String> = wanted.iter().map(|wanted| wanted.prefix.to_string()).collect();
             let by = self.session.as_ref().and_then(|session| session.peer.borrow().clone());
             tracing::warn!(
-                link = %self.link.name(), %network, asked = %asked.join(", "), by = %by.as_deref().unwrap_or_default(),
+                link = %self.link.name(), %network, asked = %asked.join(", "), by = %by.as_deref().unwrap_or_default(), more,
                 "the far end assigns no address that was asked for, and takes no packet: its log says why; ask for one that \
                  `assign` of its route holds and nobody else has, or add this one there"
             );
