@@ -244,17 +244,17 @@ impl UdpSocket {
     ) -> Poll<io::Result<usize>> {
         loop {
             std::task::ready!(self.io.poll_recv_ready(cx))?;
-            match self.io.try_io(Interest::READABLE, || self.receive(buffer, &mut each)) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Poll::Ready(Err(error)),
-                Ok((messages, datagrams)) => {
-                    if messages < MESSAGES {
-                        // The kernel has no more. It need not be asked to say so: what comes from now on is an event
-                        // that the runtime has not looked at yet.
-                        let _ = self.io.try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
-                    }
-                    return Poll::Ready(Ok(datagrams));
-                }
+            let mut received = None;
+            let result = self.io.try_io(Interest::READABLE, || {
+                let (messages, datagrams) = self.receive(buffer, &mut each)?;
+                received = Some(datagrams);
+                // The kernel has no more, and need not be asked to say so: what comes from now on is another event.
+                if messages < MESSAGES { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+            });
+            match (received, result) {
+                (Some(datagrams), _) => return Poll::Ready(Ok(datagrams)),
+                (None, Err(error)) if error.kind() != io::ErrorKind::WouldBlock => return Poll::Ready(Err(error)),
+                (None, _) => {}
             }
         }
     }
