@@ -191,7 +191,6 @@ async fn a_successor_that_fails_leaves_the_running_process_serving() {
     drop(successor);
 }
 
-/// A successor up to the moment at which it would serve.
 /// A process that was started without the socket has what its successor needs.
 #[tokio::test]
 async fn a_successor_that_finds_nobody_says_what_to_do() {
@@ -210,6 +209,7 @@ async fn a_successor_that_finds_nobody_says_what_to_do() {
     assert!(!dynasty.start("edge-2", 1).await.log().contains("no process listens"));
 }
 
+/// A successor up to the moment at which it would serve.
 fn die_with_the_sockets(path: &Path) {
     let mut stream = UnixStream::connect(path).unwrap();
     stream.write_all(b"hermes takeover 1").unwrap();

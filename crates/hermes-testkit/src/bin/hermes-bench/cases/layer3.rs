@@ -1,8 +1,8 @@
 //! IP through devices: bulk, small packets, many flows, and what each hop adds to an echo.
 //!
 //! In: a session. Out: samples `ip-bulk` (by number of connections), `ip-datagrams` (by number of flows) and `ip-echo`
-//! (by number of hops; `ip-echo-awake` with cores that are kept from halting), each beside the bare path over the same links and wireguard-go. All tunnels are up throughout;
-//! those that are not measured are idle.
+//! (by number of hops; `ip-echo-awake` with cores that are kept from halting), each beside the bare path over the same
+//! links and wireguard-go. All tunnels are up throughout; those that are not measured are idle.
 
 use anyhow::Result;
 use hermes_testkit::load::Load;
@@ -61,7 +61,7 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
             tunnels.extend(row.start(way, session.programs, hops)?);
         }
         for measure in ["ip-echo", "ip-echo-awake"] {
-            let awake = if measure == "ip-echo" { Vec::new() } else { machine::awake(&session.dir)? };
+            let awake = if measure == "ip-echo" { Vec::new() } else { machine::awake(session.dir)? };
             let key = Key { clients: Some(hops), ..Key::new(measure) };
             let first = session.samples.len();
             rounds(session, &row, &tunnels, &key, |measured| latencies(&measured.outcome), echoes)?;
