@@ -1,7 +1,8 @@
 //! Checks what a document says of packets at several places: prefixes that none may go to, and what two listeners, or
 //! two routes, have of one another.
 //!
-//! In: prefixes, listeners, routes. Out: what no packet would pass by, or would pass by the wrong one of the two.
+//! In: prefixes, listeners, routes. Out: what no packet would pass by, or would pass by the wrong one of the two. Never:
+//! a problem: somebody may want just that.
 
 use std::collections::{BTreeMap, HashMap};
 use std::iter::successors;
@@ -38,8 +39,8 @@ pub fn unrouted(network: IpNet) -> Option<&'static str> {
 /// A prefix that packets are to go to.
 pub(super) fn routed(network: IpNet, at: &str, report: &mut Report) {
     if let Some(what) = unrouted(network) {
-        let message = format!("{network} is {what}, of which no packet leaves a machine by a tunnel; leave it out");
-        report.problem(at, message);
+        let message = format!("{network} is {what}, of which no packet leaves a machine by a tunnel: all are dropped");
+        report.warning(at, message);
     }
 }
 
@@ -54,10 +55,11 @@ pub(super) fn among(listeners: &[(usize, Arc<Listener>)], report: &mut Report) {
             // A listener's own are told of where they are read.
             if first != *at {
                 let message = format!(
-                    "{} is captured by listeners[{first}] ({name}) already, and its packets go one way; keep one",
+                    "{} is captured by listeners[{first}] ({name}) too: a packet that its sender has bound to neither's \
+                     device goes to one of them alone; keep one, unless programs do so",
                     capture.network
                 );
-                report.problem(format!("listeners[{at}].capture[{index}]"), message);
+                report.warning(format!("listeners[{at}].capture[{index}]"), message);
             }
         }
         let (first, other) = *devices.entry(&tun.device).or_insert((*at, tun));
