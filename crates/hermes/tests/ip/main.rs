@@ -16,6 +16,7 @@ mod moves;
 mod mtu;
 mod names;
 mod passing;
+mod pings;
 mod restored;
 mod rights;
 mod rules;

@@ -20,7 +20,7 @@ use hermes_net::quic;
 use super::queue::Permit;
 use super::shared::SharedConnection;
 use super::{Pool, Wish};
-use crate::error::Error;
+use crate::error::{Error, NO_CONNECTION};
 use crate::h3::Link;
 use crate::worker::Worker;
 
@@ -199,7 +199,7 @@ pub(crate) async fn first_of<T, E>(
 
 /// Of QUIC's failure and TCP's the one that says more: that nothing was heard in time could be anything.
 fn telling(by_quic: Error, by_tcp: Error) -> Error {
-    if matches!(by_quic, Error::ConnectTimeout { .. }) { by_tcp } else { by_quic }
+    if matches!(by_quic, Error::ConnectTimeout { missing: NO_CONNECTION, .. }) { by_tcp } else { by_quic }
 }
 
 /// Ready with the reason, where no answer comes any more though something was sent, or long packets are lost
