@@ -140,35 +140,6 @@ impl Device {
         Ok((this, taken))
     }
 
-    /// So many queues beside those that it has; where it can have no more of them, there are several of the first.
-    ///
-    /// # Errors
-    /// `TunError`: it is gone, or can have none.
-    pub fn more_queues(&self, queues: usize) -> Result<Vec<IdleQueue>, TunError> {
-        let gone = || {
-            let source = io::ErrorKind::NotFound.into();
-            TunError::Device { device: self.name().to_owned(), doing: "finding", source }
-        };
-        if !self.is_there() {
-            return Err(gone());
-        }
-        let mut made: Vec<IdleQueue> = Vec::new();
-        while made.len() < queues {
-            let more = match (open_queue(self.name(), true, false), made.first()) {
-                // Whoever comes later shares one.
-                (Err(_), Some(first)) => first.try_clone().map_err(|source| TunError::Device {
-                    device: self.name().to_owned(),
-                    doing: "sharing",
-                    source,
-                })?,
-                (more, _) => more?,
-            };
-            made.push(more);
-        }
-        // Deleted meanwhile: these are queues of a new one, which goes with them.
-        if self.is_there() { Ok(made) } else { Err(gone()) }
-    }
-
     /// Whether nobody has deleted it.
     pub fn is_there(&self) -> bool {
         nix::net::if_::if_nametoindex(self.name()).is_ok_and(|index| index == self.index())

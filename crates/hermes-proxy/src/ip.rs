@@ -17,7 +17,7 @@ mod newcomers;
 mod owner;
 mod table;
 
-pub(crate) use self::device::{Device, Devices, FAR_ENDS, LocalDevice, Share};
+pub(crate) use self::device::{Device, Devices, FAR_ENDS, Hold, LocalDevice, Share};
 pub(crate) use self::end::End;
 pub use self::explain::Packet;
 pub(crate) use self::given::Given;

@@ -30,7 +30,7 @@ use self::orphans::Orphan;
 use self::sockets::{Socket, SocketKey, deal, steer_quic};
 pub use self::view::NodeView;
 use crate::generation::{Generation, Unready};
-use crate::ip::Share;
+use crate::ip::{Hold, Share};
 use crate::listener::{ListeningSocket, Transport};
 use crate::metrics::{PathLabels, ResultLabels};
 use crate::record::{self, LogWriter};
@@ -83,6 +83,8 @@ pub struct Node {
     devices: HashMap<Arc<str>, HeldDevice>,
     /// Those of before.
     former: HashMap<Arc<str>, Former>,
+    /// Devices of a node that goes.
+    held: Vec<Arc<Hold>>,
     background: JoinSet<()>,
     /// Health checks in the background, by the upstream's number.
     probers: HashMap<u64, Probers>,
@@ -146,6 +148,7 @@ impl Node {
             bound: HashMap::new(),
             devices: HashMap::new(),
             former: HashMap::new(),
+            held: Vec::new(),
             background: JoinSet::new(),
             probers: HashMap::new(),
             inherited: by_label,
@@ -249,7 +252,7 @@ impl Node {
         let prepared = self.prepare(&generation).inspect_err(|_| self.undo_devices())?;
         let Prepared { opened, made, queues, for_worker, bound } = prepared;
         // Nothing can fail from here on.
-        self.keep_devices(made, &generation.snapshot);
+        let former = self.keep_devices(made, &generation.snapshot);
         self.sockets.extend(opened);
         self.part_with_orphans();
         self.bound = bound;
@@ -269,6 +272,7 @@ impl Node {
         for wait in waits {
             let _ = wait.await;
         }
+        drop(former);
         self.watch_health(&generation);
         self.tell_certificates(&generation);
         Ok(())
@@ -442,7 +446,7 @@ impl Node {
         self.all_do(|done| Command::Drain { done }).await;
         self.orphans.drain(..).for_each(|orphan| orphan.stop());
         self.bound.clear();
-        self.devices.clear();
+        self.leave_devices();
     }
 
     /// Waits until every worker has done what it is told.

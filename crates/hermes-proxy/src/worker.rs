@@ -312,7 +312,6 @@ async fn serve_commands(worker: &Rc<Worker>, mut commands: mpsc::Receiver<Comman
                     worker.devices.begin(worker, devices);
                     apply(worker, &mut acceptors, generation, sockets).await;
                     captures.follow(worker, &made);
-                    worker.devices.end_others(&worker.generation().snapshot);
                     let _ = done.send(());
                 }
                 Some(Command::Adopt(arrived)) => arrival::adopt(worker, *arrived),

@@ -11,12 +11,12 @@ mod reserved;
 use std::collections::{HashSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_net::nat::{self, Masquerade};
-use hermes_net::tun::{self, TunError};
+use hermes_net::tun::{self, IdleQueue, TunError};
 use hermes_wire::ip;
 use ipnet::IpNet;
 use tokio::sync::watch;
@@ -47,6 +47,15 @@ pub(super) enum Lead {
 /// Whose packets leave with this machine's address.
 type Nat = (Vec<IpNet>, Masquerade);
 
+/// Whoever has one needs the device: a document that names it, and each session. With the last one it goes, on all
+/// workers together: the kernel chooses the queue of a packet, and one that is closed takes what is in it along.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    /// Its queues once more, for another process.
+    pub(crate) queues: Vec<IdleQueue>,
+    _until: watch::Sender<()>,
+}
+
 /// A device, as all workers see it.
 #[derive(Debug)]
 pub(crate) struct Device {
@@ -69,14 +78,38 @@ pub(crate) struct Device {
     pub(crate) reads: watch::Sender<bool>,
     /// Captures whose far ends have given their addresses, or cannot before this process has the devices.
     pub(crate) answered: watch::Sender<usize>,
+    /// What it is held by, and the end of that.
+    hold: OnceLock<(Weak<Hold>, watch::Receiver<()>)>,
 }
 
 impl Device {
     pub(crate) fn new(name: Arc<str>, net: tun::Device, given: Arc<Given>) -> Arc<Self> {
         let reads = watch::Sender::new(net.is_ours());
         let answered = watch::Sender::new(0);
-        let (claims, reserved, led, nat) = Default::default();
-        Arc::new(Self { name, net, claims, numbers: AtomicU64::new(1), given, led, nat, reserved, reads, answered })
+        let (claims, reserved, led, nat, hold) = Default::default();
+        let numbers = AtomicU64::new(1);
+        Arc::new(Self { name, net, claims, numbers, given, led, nat, reserved, reads, answered, hold })
+    }
+
+    /// Begins to hold it. Once in its life.
+    pub(crate) fn held(&self, queues: Vec<IdleQueue>) -> Arc<Hold> {
+        let (until, end) = watch::channel(());
+        let hold = Arc::new(Hold { queues, _until: until });
+        let _ = self.hold.set((Arc::downgrade(&hold), end));
+        hold
+    }
+
+    /// Holds it for one more. `None`: nobody has it any more.
+    pub(crate) fn hold(&self) -> Option<Arc<Hold>> {
+        self.hold.get()?.0.upgrade()
+    }
+
+    /// Waits until nobody holds it.
+    async fn unheld(&self) {
+        let end = self.hold.get().map(|(_, end)| end.clone());
+        if let Some(mut end) = end {
+            while end.changed().await.is_ok() {}
+        }
     }
 
     /// Waits until the process before us has parted. False where it has not in time.

@@ -187,7 +187,7 @@ impl End {
     /// There is no tunnel for what waits.
     pub(crate) fn refuse_all(&mut self, worker: &Worker) {
         self.release();
-        if let Link::Device { local, mailbox } = &self.link {
+        if let Link::Device { local, mailbox, .. } = &self.link {
             mailbox.close().iter().for_each(|packet| local.refuse(worker, packet, "no-session"));
         }
     }
@@ -196,7 +196,7 @@ impl End {
     pub(crate) fn close(&mut self, worker: &Worker) {
         self.release();
         match &self.link {
-            Link::Device { local, mailbox } => local.deliver(worker, &mut mailbox.close(), &mut Vec::new()),
+            Link::Device { local, mailbox, .. } => local.deliver(worker, &mut mailbox.close(), &mut Vec::new()),
             Link::Peer { flow, .. } => flow.queue.close_in_order(),
         }
     }
@@ -225,7 +225,7 @@ impl End {
             Side::Gives { scope, .. } => scope,
             Side::Asks { .. } => Scope::default(),
         };
-        let Link::Device { local, mailbox } = &self.link else { return Err(Refused::Others) };
+        let Link::Device { local, mailbox, .. } = &self.link else { return Err(Refused::Others) };
         let number = local.device.claim(prefix, owner, mailbox, scope, may_cross)?;
         self.claims.push(Claimed { prefix, number });
         Ok(())
@@ -355,7 +355,7 @@ impl End {
 
 impl Drop for End {
     fn drop(&mut self) {
-        let Link::Device { local, mailbox } = &self.link else { return };
+        let Link::Device { local, mailbox, .. } = &self.link else { return };
         self.claims.iter().for_each(|claim| local.device.breaks(claim.prefix));
         let (local, mailbox) = (local.clone(), mailbox.clone());
         self.release();

@@ -13,7 +13,7 @@ use hermes_net::tun::Queue;
 use hermes_net::udp;
 use hermes_wire::capsule;
 
-use super::device::LocalDevice;
+use super::device::{Hold, LocalDevice};
 use super::mailbox::Mailbox;
 use crate::datagram::Flow;
 use crate::worker::Worker;
@@ -23,6 +23,8 @@ pub(crate) enum Link {
     Device {
         local: Rc<LocalDevice>,
         mailbox: Arc<Mailbox>,
+        /// `None`: this came while it went.
+        _hold: Option<Arc<Hold>>,
     },
     Peer {
         flow: Flow,
@@ -33,7 +35,12 @@ pub(crate) enum Link {
 
 impl Link {
     pub(crate) fn device(local: &Rc<LocalDevice>) -> Self {
-        Link::Device { local: local.clone(), mailbox: Arc::default() }
+        Self::by(local, Arc::default())
+    }
+
+    /// A device whose packets come by a mailbox that is there already.
+    pub(crate) fn by(local: &Rc<LocalDevice>, mailbox: Arc<Mailbox>) -> Self {
+        Link::Device { local: local.clone(), mailbox, _hold: local.device.hold() }
     }
 
     pub(crate) fn peer(flow: Flow) -> Self {

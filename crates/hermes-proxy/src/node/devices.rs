@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use super::Node;
 use crate::generation::Unready;
-use crate::ip::{Device, FAR_ENDS, Given, Share};
+use crate::ip::{Device, FAR_ENDS, Given, Hold, Share};
 
 /// A device, and what it was given.
 pub(super) struct HeldDevice {
@@ -29,8 +29,7 @@ pub(super) struct HeldDevice {
     pools: HashSet<IpNet>,
     /// How many the document wants.
     wanted: usize,
-    /// Its queues once more, for another process.
-    queues: Vec<IdleQueue>,
+    hold: Arc<Hold>,
     /// What is left to do when a successor has it.
     parting: Mutex<Option<Parting>>,
     /// What the process before us says of its sessions, which is true once that has parted.
@@ -67,6 +66,7 @@ impl Told {
 /// A device that the document does not name any more, as long as sessions have it.
 pub(super) struct Former {
     device: Weak<Device>,
+    hold: Weak<Hold>,
     addresses: HashSet<IpAddr>,
     captures: HashSet<IpNet>,
     pools: HashSet<IpNet>,
@@ -148,8 +148,8 @@ impl Node {
             let held = if let Some(queues) = self.inherited.remove(&label(name)) {
                 adopt(name, queues, &mut self.inherited, &self.shared.given, &mut shares)
             } else {
-                let former = self.former.get(name).and_then(|former| former.revive(&mut shares));
-                former.unwrap_or_else(|| create(name, &self.shared.given, &mut shares))
+                let former = self.former.get(name).and_then(Former::revive);
+                former.map_or_else(|| create(name, &self.shared.given, &mut shares), Ok)
             };
             made.insert(name.clone(), held.map_err(|error| fault(wanted, error))?);
         }
@@ -196,14 +196,17 @@ impl Node {
         }
     }
 
-    /// From now on the devices are those of this document.
-    pub(super) fn keep_devices(&mut self, made: HashMap<Arc<str>, HeldDevice>, snapshot: &Snapshot) {
+    /// From now on the devices are those of this document. Returns what holds the others, until no worker follows the
+    /// document of before.
+    pub(super) fn keep_devices(&mut self, made: HashMap<Arc<str>, HeldDevice>, snapshot: &Snapshot) -> Vec<Arc<Hold>> {
         self.former.retain(|name, former| former.device.strong_count() > 0 && !made.contains_key(name));
         self.devices.extend(made);
         let mut wanted = wanted(snapshot);
+        let mut holds = Vec::new();
         self.devices.retain(|name, held| {
             let Some(wanted) = wanted.remove(name) else {
                 self.former.insert(name.clone(), held.former());
+                holds.push(held.hold.clone());
                 return false;
             };
             if !held.device.net().is_ours() {
@@ -215,6 +218,12 @@ impl Node {
         });
         // Others may have flushed tables and rules.
         tun::restore();
+        holds
+    }
+
+    /// The node goes, and what there is of devices with the last of its workers.
+    pub(super) fn leave_devices(&mut self) {
+        self.held.extend(self.devices.drain().map(|(_, held)| held.hold));
     }
 }
 
@@ -290,21 +299,14 @@ impl Former {
         Wanted { addresses, captures, pools, nat, ..Wanted::default() }
     }
 
-    /// The same device for a document that names it again, with queues of its own: the kernel has no second one of its
-    /// name. `None`: it is gone.
-    fn revive(&self, shares: &mut [Vec<Share>]) -> Option<Result<HeldDevice, TunError>> {
+    /// The same device for a document that names it again: the kernel has no second one of its name. `None`: it is gone.
+    fn revive(&self) -> Option<HeldDevice> {
+        // Held from here on, it stays where it is on each worker.
+        let hold = self.hold.upgrade()?;
         let device = self.device.upgrade().filter(|device| device.net().is_there())?;
-        let idle = match device.net().more_queues(shares.len()) {
-            Err(_) if !device.net().is_there() => return None,
-            idle => idle,
-        };
-        let held = idle.and_then(|idle| HeldDevice::new(device, idle, &[], shares)).map(|mut held| {
-            held.addresses.clone_from(&self.addresses);
-            held.captures.clone_from(&self.captures);
-            held.pools.clone_from(&self.pools);
-            held
-        });
-        Some(held)
+        let Self { addresses, captures, pools, .. } = self;
+        let (addresses, captures, pools) = (addresses.clone(), captures.clone(), pools.clone());
+        Some(HeldDevice { addresses, captures, pools, ..HeldDevice::of(device, hold) })
     }
 }
 
@@ -365,8 +367,14 @@ impl HeldDevice {
             dealt[worker].more.push(queue);
         }
         shares.iter_mut().zip(dealt).for_each(|(share, dealt)| share.push(dealt));
+        let hold = device.held(queues);
+        Ok(Self::of(device, hold))
+    }
+
+    /// Nothing was given to it yet.
+    fn of(device: Arc<Device>, hold: Arc<Hold>) -> Self {
         let (addresses, captures, pools) = Default::default();
-        Ok(Self { device, addresses, captures, pools, wanted: 0, queues, parting: Mutex::default(), told: None })
+        Self { device, addresses, captures, pools, wanted: 0, hold, parting: Mutex::default(), told: None }
     }
 
     /// Whether nobody has deleted it.
@@ -377,13 +385,14 @@ impl HeldDevice {
     fn former(&self) -> Former {
         let Self { device, addresses, captures, pools, .. } = self;
         let (addresses, captures, pools) = (addresses.clone(), captures.clone(), pools.clone());
-        Former { device: Arc::downgrade(device), addresses, captures, pools, nat: device.nat() }
+        let (nat, hold, device) = (device.nat(), Arc::downgrade(&self.hold), Arc::downgrade(device));
+        Former { device, hold, addresses, captures, pools, nat }
     }
 
     /// Adds itself to what another process gets: the queues, the way back to the sessions here, and what it has.
     pub(super) fn hand_over(&self, all: &mut Vec<Handed>) -> io::Result<()> {
         let label = label(&self.device.name);
-        for queue in &self.queues {
+        for queue in &self.hold.queues {
             all.push(Handed { label: label.clone(), fd: queue.try_clone()?.into_fd() });
         }
         let (passage, theirs) = IdleQueue::pair()?;

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hermes_net::tun::{self, Device, IdleQueue, Moved, Route, TunError};
+use hermes_net::tun::{Device, IdleQueue, Moved, Route, TunError};
 use hermes_testkit::netns::Namespace;
 use hermes_testkit::skip::needs_root;
 use nix::sys::socket::{setsockopt, sockopt};
@@ -175,21 +175,6 @@ fn a_device_ends_with_its_queues_and_a_name_is_had_once() {
             again = Device::create("ht0", 1, 1500);
         }
         again.unwrap();
-    });
-}
-
-#[test]
-fn a_device_that_has_all_its_queues_shares_them() {
-    if !needs_root("a_device_that_has_all_its_queues_shares_them") {
-        return;
-    }
-    let namespace = Namespace::new().unwrap();
-    inside(&namespace, || {
-        // The kernel has 256 of a device.
-        let (device, _queues) = Device::create("ht0", 200, 65_535).unwrap();
-        assert_eq!(device.more_queues(100).unwrap().len(), 100);
-        namespace.ip(&["link", "del", "ht0"]).unwrap();
-        assert!(device.more_queues(1).is_err() && tun::check_name("ht0").is_ok());
     });
 }
 

@@ -248,5 +248,8 @@ fn a_device_that_is_named_anew_keeps_its_sessions() {
             until("the session has moved", async || way().await.contains(&format!("dev {device}"))).await;
         }
         assert!(!gate.records().iter().any(|record| record["kind"] == "ip"), "a session has ended");
+        let links = async || line.places[1].output(&["ip", "-brief", "link"]).await.unwrap();
+        until("the other device goes with what sessions had of it", async || !links().await.contains("gw1")).await;
+        assert!(links().await.contains("gw0"));
     });
 }

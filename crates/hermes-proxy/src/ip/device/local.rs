@@ -12,7 +12,6 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use hermes_model::snapshot::Snapshot;
 use hermes_net::tun::{IdleQueue, Queue, ReceiveBuffer};
 use hermes_wire::ip::{self, Trouble};
 use tokio::task::AbortHandle;
@@ -68,6 +67,11 @@ impl Devices {
                     // It was empty.
                     let _ = local.reading.set(reading);
                     self.0.borrow_mut().insert(device.name.clone(), local);
+                    let here = worker.clone();
+                    worker.spawn(async move {
+                        device.unheld().await;
+                        here.devices.forget(&device);
+                    });
                 }
                 Err(error) => tracing::error!(device = %device.name, %error, "a device cannot be read here"),
             }
@@ -77,7 +81,8 @@ impl Devices {
     /// Another process reads the queues from now on; what it has no session for comes by these, and what nobody here
     /// has one for any more goes back by them.
     pub(crate) fn part(&self, worker: &Rc<Worker>, passages: Vec<(Arc<str>, IdleQueue)>) {
-        for local in self.0.borrow().values() {
+        // Others are devices that no document names: they are not handed over, and are read for the sessions that are left.
+        for local in self.0.borrow().values().filter(|local| !local.device.net.is_ours()) {
             local.end_reading();
             let (device, shared) = (local.device.clone(), worker.shared.clone());
             worker.spawn(async move {
@@ -105,12 +110,6 @@ impl Devices {
                 Err(error) => tracing::error!(device = %name, %error, "sessions here get no packets any more"),
             }
         }
-    }
-
-    /// Lets go of devices that the document does not name any more. Live sessions still hold theirs, which are read
-    /// until the last of them has moved or ended.
-    pub(crate) fn end_others(&self, snapshot: &Snapshot) {
-        self.0.borrow_mut().retain(|name, _| snapshot.devices().any(|device| *device == *name));
     }
 
     /// There may be another one of its name already.

@@ -169,7 +169,7 @@ impl Names {
         let ListenerProtocol::Tun(tun) = &self.listener.protocol else { return };
         let network = IpNet::from(address);
         let (mailbox, entry) = (Arc::<Mailbox>::default(), Rc::default());
-        let link = Link::Device { local: self.newcomers.local.clone(), mailbox: mailbox.clone() };
+        let link = Link::by(&self.newcomers.local, mailbox.clone());
         let addresses = tun.addresses.iter().map(|address| IpNet::from(*address));
         let end = match End::asking(link, &self.owner, network, addresses, None) {
             Ok(end) => end.passing(),
