@@ -122,6 +122,13 @@ fn asks_alike(one: &Listener, other: &Listener, network: IpNet) -> bool {
     one.set_headers == other.set_headers && parts(one) == parts(other)
 }
 
+/// Captures of a document that have one far end each.
+pub(crate) fn with_far_ends<'t>(snapshot: &Snapshot, tun: &'t Tun) -> impl Iterator<Item = IpNet> + use<'t> {
+    let reserved = reserved(snapshot);
+    let is_names = move |network: &IpNet| reserved.iter().any(|reserved| reserved.contains(network));
+    tun.captures.iter().map(|capture| capture.network).filter(move |network| !is_names(network))
+}
+
 /// The prefixes whose addresses stand for names.
 fn reserved(snapshot: &Snapshot) -> Vec<IpNet> {
     let dns = snapshot.listeners.iter().filter_map(|listener| match &listener.protocol {

@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use super::Node;
 use crate::generation::Unready;
 use crate::ip::{Device, FAR_ENDS, Given, Hold, Share};
+use crate::listener::tun::with_far_ends;
 
 /// A device, and what it was given.
 pub(super) struct HeldDevice {
@@ -27,7 +28,7 @@ pub(super) struct HeldDevice {
     captures: HashSet<IpNet>,
     /// Prefixes that clients are given addresses of.
     pools: HashSet<IpNet>,
-    /// How many the document wants.
+    /// How many of those that the document wants have a far end each.
     wanted: usize,
     hold: Arc<Hold>,
     /// What is left to do when a successor has it.
@@ -80,6 +81,8 @@ struct Wanted {
     path: String,
     addresses: HashSet<IpAddr>,
     captures: HashSet<IpNet>,
+    /// Those that have one far end each.
+    with_far_ends: HashSet<IpNet>,
     pools: HashSet<IpNet>,
     /// A route gives packets to it.
     is_gateway: bool,
@@ -112,6 +115,7 @@ fn wanted(snapshot: &Snapshot) -> HashMap<Arc<str>, Wanted> {
         let one = all.entry(tun.device.clone()).or_insert_with(named(format!("listeners[{index}].device")));
         one.addresses.extend(&tun.addresses);
         one.captures.extend(tun.captures.iter().map(|capture| capture.network));
+        one.with_far_ends.extend(with_far_ends(snapshot, tun));
     }
     for (index, route) in snapshot.routes.iter().enumerate() {
         let Action::Device(gateway) = &route.action else { continue };
@@ -428,7 +432,7 @@ impl HeldDevice {
             net.add_pool(*pool)?;
             self.pools.insert(*pool);
         }
-        self.wanted = wanted.captures.len();
+        self.wanted = wanted.with_far_ends.len();
         if wanted.is_gateway {
             net.exempt()?;
         }

@@ -300,11 +300,13 @@ fn a_listener_has_another_name_in_the_process_after() {
     });
 }
 
-/// What it captures has its far end at a device that is the old process's until the new one is ready.
+/// What it captures has its far end at a device that is the old process's until the new one is ready; and addresses that
+/// stand for names have none before one is asked for.
 #[test]
 fn a_capture_for_a_gateway_of_its_own_node_holds_no_takeover_up() {
     as_root("a capture for a gateway of its own node", || async {
-        let own = "listeners:\n- {name: l3, protocol: tun, device: tun0, address: 10.20.0.9, capture: [10.99.0.0/16, 10.98.0.0/16], set-headers: {hermes-user: bob}}";
+        let own = "listeners:\n- {name: l3, protocol: tun, device: tun0, address: 10.20.0.9, capture: [10.99.0.0/16, 10.98.0.0/16, 198.18.0.0/16], set-headers: {hermes-user: bob}}
+- {name: names, bind: '127.0.0.1:5353', protocol: dns, names: ['*.corp'], addresses: 198.18.0.0/16}";
         let document = POOL.replace("listeners:", own);
         let mut gate = Gate::with(&document, 100).await;
         gate.node.says_times("packets are captured", 2).await;
