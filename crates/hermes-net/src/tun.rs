@@ -33,6 +33,7 @@ use ipnet::IpNet;
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{AfSpecInet6, AfSpecUnspec, In6AddrGenMode, LinkAttribute, LinkFlags, LinkMessage};
 use netlink_packet_route::route::RouteMessage;
+use nix::errno::Errno;
 
 pub use error::TunError;
 pub use guard::guard;
@@ -142,7 +143,11 @@ impl Device {
 
     /// Whether nobody has deleted it.
     pub fn is_there(&self) -> bool {
-        nix::net::if_::if_nametoindex(self.name()).is_ok_and(|index| index == self.index())
+        match nix::net::if_::if_nametoindex(self.name()) {
+            Ok(index) => index == self.index(),
+            // Any other error, such as that of no descriptor left, says nothing of it.
+            Err(error) => !matches!(error, Errno::ENXIO | Errno::ENODEV),
+        }
     }
 
     fn named(name: &str, is_ours: bool) -> Result<Self, TunError> {

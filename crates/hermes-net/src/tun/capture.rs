@@ -18,6 +18,7 @@ use std::sync::{MutexGuard, PoisonError};
 use ipnet::IpNet;
 use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use nix::errno::Errno;
 
 use super::kept::Item;
 use super::route::{self, MAIN, PROTOCOL, Route, family};
@@ -219,7 +220,11 @@ pub(super) fn remove_rules_of(device: u32) {
 pub(super) fn remove_stale_rules() {
     // nix has an empty name, and no error, of what is not there. (Devices come before their rules: none of a rule that
     // was seen is yet to come.)
-    let is_gone = |owner: u32| nix::net::if_::if_indextoname(owner).map_or(true, |name| name.is_empty());
+    let is_gone = |owner: u32| match nix::net::if_::if_indextoname(owner) {
+        Ok(name) => name.is_empty(),
+        // Any other error, such as that of no descriptor left, says nothing of it.
+        Err(error) => matches!(error, Errno::ENXIO | Errno::ENODEV),
+    };
     let stale = |rule: &RuleMessage| device_of(rule).is_some_and(is_gone);
     rules().filter(stale).for_each(remove);
 }

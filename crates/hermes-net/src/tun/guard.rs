@@ -71,7 +71,8 @@ fn note(message: &RouteNetlinkMessage, lost: &mut Lost) {
         _ => return,
     };
     for device in devices(|own| own == index || matches!(item, Item::Rule(..)) && capture::is_of(own, index)) {
-        if device.kept().has(item) {
+        // What a successor takes away is that one's.
+        if device.kept().has(item) && device.may_have(item) {
             let of_it = lost.entry(device.index()).or_default();
             match item {
                 // The kernel takes routes with it that have it as their source, and tells nobody.

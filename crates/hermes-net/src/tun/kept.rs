@@ -32,6 +32,12 @@ pub(super) enum Item {
     Rule(bool, u32),
 }
 
+impl Item {
+    fn is_of_sessions(self) -> bool {
+        matches!(self, Item::Route(route::MAIN, _))
+    }
+}
+
 /// What the kernel has accepted for a device.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
@@ -108,11 +114,15 @@ impl Device {
         result
     }
 
+    /// Who does not own the device has its sessions' routes alone.
+    pub(super) fn may_have(&self, item: Item) -> bool {
+        item.is_of_sessions() || self.is_ours()
+    }
+
     fn put_back(&self, item: Item) -> Result<(), TunError> {
-        let is_of_sessions = matches!(item, Item::Route(route::MAIN, _));
+        let is_of_sessions = item.is_of_sessions();
         let kept = self.kept();
-        // Who does not own the device has its sessions' routes alone.
-        if !kept.has(item) || !(is_of_sessions || self.is_ours()) {
+        if !kept.has(item) || !self.may_have(item) {
             return Ok(());
         }
         match item {

@@ -208,15 +208,15 @@ impl Node {
         let mut wanted = wanted(snapshot);
         let mut holds = Vec::new();
         self.devices.retain(|name, held| {
+            if !held.device.net().is_ours() {
+                // What the process before us has still needs it, also where this document does not name it.
+                return true;
+            }
             let Some(wanted) = wanted.remove(name) else {
                 self.former.insert(name.clone(), held.former());
                 holds.push(held.hold.clone());
                 return false;
             };
-            if !held.device.net().is_ours() {
-                // What the process before us has still needs it.
-                return true;
-            }
             held.trim(&wanted);
             true
         });

@@ -250,10 +250,14 @@ impl Pool {
     ///
     /// # Errors
     /// Somebody else's dial failed while we waited for it: it would have been ours.
-    fn is_for_others(&self, worker: &Worker, dials_seen: u64) -> Result<bool, Failed> {
+    fn is_for_others(&self, worker: &Worker, dials_seen: u64, had_turn: bool) -> Result<bool, Failed> {
         if let Some((number, error)) = &*self.dial_failure.borrow()
             && *number > dials_seen
         {
+            if had_turn {
+                // Who came after that dial may have joined behind us.
+                self.open.wake_one();
+            }
             return Err(Failed { error: error.clone(), was_others: true });
         }
         let most = worker.generation().snapshot.limits.upstream_connections;
@@ -271,13 +275,13 @@ impl Pool {
             if let Some(lease) = self.place(worker, true) {
                 return Ok(Some(lease));
             }
-            if !self.is_for_others(worker, dials_seen)?
+            if !self.is_for_others(worker, dials_seen, had_turn)?
                 && let Some(lease) = Box::pin(self.leave_soon(worker)).await
             {
                 return Ok(Some(lease));
             }
             // It may be another one's by now.
-            if !self.is_for_others(worker, dials_seen)? {
+            if !self.is_for_others(worker, dials_seen, had_turn)? {
                 return Ok(None);
             }
             if let Some(lease) = Box::pin(self.turn_or_leave(worker, had_turn)).await? {
@@ -320,7 +324,7 @@ impl Pool {
             {
                 return Ok(Leased::H1(connection));
             }
-            if self.is_for_others(worker, dials_seen)? {
+            if self.is_for_others(worker, dials_seen, had_turn)? {
                 self.wait(worker, had_turn).await?;
                 had_turn = true;
                 continue;

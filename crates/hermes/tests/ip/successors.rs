@@ -317,3 +317,28 @@ fn a_capture_for_a_gateway_of_its_own_node_holds_no_takeover_up() {
         reaches(&mut alice(&gate).await, address(ALICE)).await;
     });
 }
+
+/// Sessions of the old process have it as long as they last; then it goes, and holds nobody up.
+#[test]
+fn a_device_that_the_successor_does_not_name_goes_with_the_old_process() {
+    as_root("a device that the successor does not name", || async {
+        let mut gate = Gate::with(POOL, 100).await;
+        let mut tunnel = alice(&gate).await;
+        let gw0 = async || gate.place.output(&["ip", "-brief", "link"]).await.unwrap().contains("gw0");
+        assert!(gw0().await);
+        let route =
+            "{name: all, match: {kind: ip}, terminate: {tun: gw0, address: [10.0.0.1], assign: [10.20.0.0/24]}}";
+        let without = POOL.replace(route, "{name: none, respond: {status: 404}}");
+        assert!(!without.contains("gw0"));
+        let new = gate.successor(&without).await;
+        reaches(&mut tunnel, address(ALICE)).await;
+        let old = gate.go_on_with(new);
+        old.signal(Signal::SIGTERM).unwrap();
+        assert!(old.ended().await.success());
+        until("the device goes", async || !gate.place.output(&["ip", "-brief", "link"]).await.unwrap().contains("gw0"))
+            .await;
+        let Gate { node, .. } = gate;
+        node.signal(Signal::SIGTERM).unwrap();
+        assert!(node.ended().await.success());
+    });
+}

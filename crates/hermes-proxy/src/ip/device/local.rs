@@ -236,6 +236,8 @@ impl LocalDevice {
     /// on its way, and is for one of ours now, or of those after us.
     async fn outlive(self: Rc<Self>, worker: Rc<Worker>, _elder: Elder) {
         let Some(before) = self.before.borrow().clone() else { return };
+        // A document that names it again finds it: its queues are open as long as this waits.
+        let _hold = self.device.hold();
         let mut delivery = Delivery::default();
         let came_back = poll_fn(|cx| self.poll_deliver(cx, &worker, &before, &self.later(), &mut delivery));
         tokio::select! {

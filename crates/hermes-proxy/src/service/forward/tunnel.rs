@@ -27,7 +27,7 @@ use crate::stream::ByteStream;
 use crate::upgrade::{self, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY};
 use crate::upstream::connect::connect;
 use crate::upstream::exchange::{self, ExchangeBody, Place};
-use crate::upstream::pool::{H1Connection, Lease, Leased};
+use crate::upstream::pool::{Failed, H1Connection, Lease, Leased};
 use crate::upstream::{InFlight, Seat, UpstreamState};
 
 /// What asking for a tunnel came to.
@@ -150,10 +150,12 @@ impl Forward<'_> {
         let leasing = pool.lease(self.worker, &wish);
         let leased = match attempt.within {
             None => leasing.await,
-            // The wish does not say so: others may wait for the same connection, who have more time.
+            // Not in the wish: where others wait for our dial it would fail them sooner than their routes say. (One of
+            // them dials anew.)
             Some(within) => tokio::time::timeout(within, leasing).await.unwrap_or_else(|_| {
+                // Many flows may have waited for one dial, or for a place: none of them knows that it failed.
                 let (peer, missing) = (endpoint.label.clone(), NO_CONNECTION);
-                Err(Error::ConnectTimeout { peer, missing, after: within }.into())
+                Err(Failed { error: Error::ConnectTimeout { peer, missing, after: within }, was_others: true })
             }),
         };
         let leased = leased.inspect_err(|failed| told.was_others = failed.was_others)?;
