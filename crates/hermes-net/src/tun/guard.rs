@@ -14,7 +14,7 @@ use netlink_packet_route::link::{LinkFlags, LinkMessage};
 
 use super::kept::{Item, devices};
 use super::{Device, capture, route};
-use crate::netlink::{ADDRESSES, Announcements, LINKS, ROUTES, RULES};
+use crate::netlink::{self, ADDRESSES, Announcements, LINKS, ROUTES, RULES};
 use crate::pace::Pace;
 
 /// Between two restorations, where there is no end of them. A flush looks again, within less, whether all is gone.
@@ -40,7 +40,10 @@ pub async fn guard() -> io::Result<Infallible> {
             heard = announcements.next() => match heard? {
                 Some(messages) => messages.iter().for_each(|message| note(message, &mut lost)),
                 // So much at once that the kernel lost some.
-                None => lost.extend(devices(|_| true).into_iter().map(|device| (device.index(), device.items()))),
+                None => {
+                    look_at_links();
+                    lost.extend(devices(|_| true).into_iter().map(|device| (device.index(), device.items())));
+                }
             },
             () = pace.due(), if !lost.is_empty() => {
                 let pause = pace.begin();
@@ -110,6 +113,20 @@ fn follow(link: &LinkMessage) {
     if mask.contains(LinkFlags::Up) && mask.bits() != u32::MAX {
         let is_up = link.header.flags.contains(LinkFlags::Up);
         devices(|index| index == link.header.index).iter().for_each(|device| follow_link(device, is_up));
+    }
+}
+
+/// What was not heard of links.
+fn look_at_links() {
+    let links = netlink::list(RouteNetlinkMessage::GetLink(LinkMessage::default())).unwrap_or_default();
+    for link in links {
+        let RouteNetlinkMessage::NewLink(link) = link else { continue };
+        let is_up = link.header.flags.contains(LinkFlags::Up);
+        let changed = |device: &&Device| device.kept().is_down == is_up;
+        devices(|index| index == link.header.index)
+            .iter()
+            .filter(changed)
+            .for_each(|device| follow_link(device, is_up));
     }
 }
 

@@ -64,6 +64,26 @@ fn what_a_device_had_before_its_link_went_down_it_has_when_that_is_up() {
     });
 }
 
+/// More happens at once than the kernel keeps for who listens: among it that the link is up again.
+#[test]
+fn a_link_that_came_up_unheard_is_not_forgotten() {
+    as_root("a link that came up unheard", || async {
+        let line = Line::start(&[Hop::H2]).await;
+        let (node, place) = (&line.nodes[0], line.near());
+        let before = told(place, "hermes0").await;
+        place.ip(&["link", "set", "hermes0", "down"]).unwrap();
+        node.says("somebody has taken its link down").await;
+        node.signal(Signal::SIGSTOP).unwrap();
+        let noise =
+            "for i in $(seq 2000); do echo route add blackhole 10.250.$((i / 250)).$((i % 250)); done | ip -batch -";
+        place.output(&["sh", "-c", noise]).await.unwrap();
+        place.ip(&["link", "set", "hermes0", "up"]).unwrap();
+        node.signal(Signal::SIGCONT).unwrap();
+        has_again(place, "hermes0", &before, "the link came up unheard").await;
+        line.answers().await;
+    });
+}
+
 /// By tables, by rules, and by addresses; sessions go on.
 #[test]
 fn what_somebody_flushes_is_there_again_at_once() {
