@@ -13,7 +13,7 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkFlags, LinkMessage};
 
 use super::kept::{Item, devices};
-use super::{Device, capture, route};
+use super::{Device, TunError, capture, route};
 use crate::netlink::{self, ADDRESSES, Announcements, LINKS, ROUTES, RULES};
 use crate::pace::Pace;
 
@@ -46,8 +46,12 @@ pub async fn guard() -> io::Result<Infallible> {
                 }
             },
             () = pace.due(), if !lost.is_empty() => {
-                let pause = pace.begin();
-                std::mem::take(&mut lost).into_iter().for_each(|(device, items)| put_back(device, &items, pause));
+                let restored: Vec<_> =
+                    std::mem::take(&mut lost).into_iter().flat_map(|(device, items)| put_back(device, &items)).collect();
+                if !restored.is_empty() {
+                    let pause = pace.begin();
+                    restored.iter().for_each(|(device, result)| tell(device, result, pause));
+                }
             }
         }
     }
@@ -86,22 +90,30 @@ fn note(message: &RouteNetlinkMessage, lost: &mut Lost) {
     }
 }
 
-fn put_back(index: u32, items: &BTreeSet<Item>, pause: Duration) {
+/// Returns devices that lacked something, and what became of it.
+fn put_back(index: u32, items: &BTreeSet<Item>) -> Vec<(Device, Result<(), TunError>)> {
     // What is down gets it when it is up.
-    for device in devices(|own| own == index).iter().filter(|device| !device.kept().is_down) {
-        let name = device.name();
-        match device.restore(items) {
-            Ok(()) => tracing::warn!(
-                device = name,
-                watching_again_in = ?pause,
-                "somebody has removed addresses, routes or rules of a device: they are there again. Where a program \
-                 does so time after time (`ip monitor`), have it leave `proto 72` alone"
-            ),
-            Err(error) => {
-                let remedy = error.remedy();
-                tracing::warn!(device = name, %error, "somebody has removed addresses, routes or rules of a device, and \
-                               not all of them are there again. {remedy}");
-            }
+    let found = devices(|own| own == index).into_iter().filter(|device| !device.kept().is_down);
+    let restored = found.filter_map(|device| match device.restore(items) {
+        Ok(false) => None,
+        result => Some((device, result.map(drop))),
+    });
+    restored.collect()
+}
+
+fn tell(device: &Device, result: &Result<(), TunError>, pause: Duration) {
+    let name = device.name();
+    match result {
+        Ok(()) => tracing::warn!(
+            device = name,
+            watching_again_in = ?pause,
+            "somebody has removed addresses, routes or rules of a device: they are there again. Where a program does so \
+             time after time (`ip monitor`), have it leave `proto 72` alone"
+        ),
+        Err(error) => {
+            let remedy = error.remedy();
+            tracing::warn!(device = name, %error, "somebody has removed addresses, routes or rules of a device, and not all \
+                           of them are there again. {remedy}");
         }
     }
 }
@@ -142,7 +154,7 @@ fn follow_link(device: &Device, is_up: bool) {
         );
     } else if was_down {
         match device.restore(&device.items()) {
-            Ok(()) => tracing::info!(device = name, "its link is up: its addresses and routes are there again"),
+            Ok(_) => tracing::info!(device = name, "its link is up: its addresses and routes are there again"),
             Err(error) => {
                 tracing::warn!(device = name, %error, "its link is up, but not all of its routes are there again. {}",
                                error.remedy());

@@ -105,11 +105,15 @@ impl Device {
     }
 
     /// Gives it these once more, as far as they are its own. Goes on where something fails, and returns the first error.
-    pub(super) fn restore(&self, items: &BTreeSet<Item>) -> Result<(), TunError> {
+    /// False where nothing of them was missing.
+    pub(super) fn restore(&self, items: &BTreeSet<Item>) -> Result<bool, TunError> {
         // There may be many, and sessions begin and end meanwhile: each is looked at by itself.
-        let mut result = Ok(());
+        let mut result = Ok(false);
         for item in items {
-            result = result.and(self.put_back(*item));
+            result = match (result, self.put_back(*item)) {
+                (Ok(before), Ok(now)) => Ok(before | now),
+                (Err(first), _) | (_, Err(first)) => Err(first),
+            };
         }
         result
     }
@@ -119,24 +123,27 @@ impl Device {
         item.is_of_sessions() || self.is_ours()
     }
 
-    fn put_back(&self, item: Item) -> Result<(), TunError> {
+    /// False where it was not missing, as far as that is known.
+    fn put_back(&self, item: Item) -> Result<bool, TunError> {
         let is_of_sessions = item.is_of_sessions();
         let kept = self.kept();
         if !kept.has(item) || !self.may_have(item) {
-            return Ok(());
+            return Ok(false);
         }
-        match item {
+        let done = match item {
             Item::Address(address) => self.put_address(address),
             Item::Pool(prefix) => self.put_pool(prefix),
             Item::Route(table, prefix) => match kept.routes.get(&(table, prefix)) {
                 // The table is the device's alone.
                 Some(route) if !is_of_sessions => self.replace(table, prefix, *route),
-                // Where there is one it was not gone, or leads elsewhere by now: to another device of ours, or by
-                // somebody's will.
-                Some(route) => self.add(table, prefix, *route).or_else(|error| match error {
-                    TunError::Route { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-                    error => Err(error),
-                }),
+                // Where there is one it was not gone (a session gave it back, and the next one has it), or leads
+                // elsewhere by now: to another device of ours, or by somebody's will.
+                Some(route) => match self.add(table, prefix, *route) {
+                    Err(TunError::Route { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => {
+                        return Ok(false);
+                    }
+                    done => done,
+                },
                 None => Ok(()),
             },
             Item::Rule(is_v4, priority) => match kept.rules.get(&(is_v4, priority)) {
@@ -147,7 +154,8 @@ impl Device {
                 }),
                 None => Ok(()),
             },
-        }
+        };
+        done.map(|()| true)
     }
 
     /// Forgets a route of [`Device::set_route`], which stays where it is: another process has the device, and knows
@@ -219,7 +227,7 @@ impl Device {
             now
         });
         let removed = added.and_then(|added| added.into_iter().try_for_each(|address| self.remove_address(address)));
-        removed.and(self.sweep()).and(self.restore(&self.items()))
+        removed.and(self.sweep()).and(self.restore(&self.items()).map(drop))
     }
 
     fn put_rule(&self, rule: &RuleMessage) -> io::Result<()> {
