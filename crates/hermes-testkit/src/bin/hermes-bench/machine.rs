@@ -56,8 +56,8 @@ pub(crate) fn work_ms() -> f64 {
     began.elapsed().as_secs_f64() * 1e3
 }
 
-/// Keeps every core from halting, by work that gives way to all other at once: to wake a halted core costs a virtual
-/// machine more than most proxies take. It ends when dropped.
+/// Keeps every core from halting, by work that gives way to all other at once: what it takes a virtual machine to wake a
+/// halted core is not the proxies'. It ends when dropped.
 pub(crate) fn awake(dir: &Path) -> Result<Vec<Running>> {
     let awake = |core: usize| {
         let program = Program::new(&format!("awake-{core}"), "chrt", dir);
