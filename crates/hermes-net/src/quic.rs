@@ -6,6 +6,7 @@
 //! of nobody.
 
 mod apart;
+mod gather;
 mod group;
 mod id;
 pub mod narrow;
@@ -32,6 +33,7 @@ pub use quinn::{
 };
 use tokio::task::JoinSet;
 
+use self::gather::Gather;
 pub use self::group::{Group, MOST, Way};
 use self::id::Ids;
 pub use self::reset::ResetKey;
@@ -172,7 +174,7 @@ impl Runtime for WorkerRuntime {
     }
 
     fn wrap_udp_socket(&self, socket: UdpSocket) -> io::Result<Arc<dyn AsyncUdpSocket>> {
-        TokioRuntime.wrap_udp_socket(socket)
+        Ok(Arc::new(Gather::new(TokioRuntime.wrap_udp_socket(socket)?)))
     }
 
     fn now(&self) -> Instant {
@@ -297,8 +299,8 @@ const CRYPTO: u64 = 0x100;
 /// No socket is to be had.
 pub fn move_client(endpoint: &Endpoint) -> io::Result<()> {
     let is_v4 = endpoint.local_addr()?.is_ipv4();
-    let runtime = TokioRuntime;
-    endpoint.rebind_abstract(runtime.wrap_udp_socket(udp::bind(anywhere(is_v4))?)?)
+    let socket = TokioRuntime.wrap_udp_socket(udp::bind(anywhere(is_v4))?)?;
+    endpoint.rebind_abstract(Arc::new(Gather::new(socket)))
 }
 
 fn anywhere(is_v4: bool) -> SocketAddr {

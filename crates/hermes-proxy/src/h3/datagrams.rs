@@ -69,6 +69,7 @@ impl Datagrams {
         let Some(waiting) = &mut self.waiting else { return Poll::Ready(Ok(())) };
         let sent = ready!(waiting.as_mut().poll(cx));
         self.waiting = None;
+        self.link.forget_room();
         Poll::Ready(taken(sent).map(|_| ()))
     }
 
@@ -89,7 +90,7 @@ impl Datagrams {
         out.extend_from_slice(context);
         out.extend_from_slice(payload);
         let connection = &self.link.connection;
-        if connection.datagram_send_buffer_space() >= out.len() {
+        if self.link.take_room(out.len()) {
             return Poll::Ready(taken(connection.send_datagram(out.freeze())));
         }
         // quinn would drop the oldest: here the source waits instead.

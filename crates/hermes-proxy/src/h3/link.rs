@@ -70,6 +70,8 @@ pub(crate) struct Link {
     datagrams: RefCell<HashMap<u64, Rc<Inbox>>>,
     /// What waits in all of them.
     waiting: Rc<Cell<usize>>,
+    /// Bytes of datagrams that quinn takes at least.
+    room: Cell<usize>,
 }
 
 /// Opens our control stream, with SETTINGS on it. A server does it before it knows who the client is, so that they
@@ -104,7 +106,23 @@ impl Link {
             critical: RefCell::default(),
             datagrams: RefCell::default(),
             waiting: Rc::default(),
+            room: Cell::new(0),
         })
+    }
+
+    /// Takes room for a datagram of that many bytes, where quinn has it: it would drop the oldest otherwise. Room only
+    /// grows while nobody sends, so that quinn, which locks, is asked once for all that fits.
+    pub(super) fn take_room(&self, length: usize) -> bool {
+        let known = self.room.get();
+        let room = if known < length { self.connection.datagram_send_buffer_space() } else { known };
+        let rest = room.checked_sub(length);
+        self.room.set(rest.unwrap_or(0));
+        rest.is_some()
+    }
+
+    /// For who sent without taking room.
+    pub(super) fn forget_room(&self) {
+        self.room.set(0);
     }
 
     /// The longest datagram of QUIC that gets through now; `None`: the peer takes none.

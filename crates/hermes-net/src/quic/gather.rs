@@ -1,0 +1,328 @@
+//! Datagrams that quinn sends in several calls, gathered into one.
+//!
+//! In: what quinn sends, ten datagrams of one length at the most. Out: the same in the same order, as many at once as
+//! the kernel segments. The way of a message through the kernel costs as much as sealing all that is in it, so that
+//! four times fewer of them are a fifth less of CPU time for a byte of bulk. Only a transmit that is as long as quinn
+//! makes them is held, since only behind such a one more is likely to follow; everything else leaves at once, behind
+//! what is held. Who receives from the socket is woken and sends what nothing was added to meanwhile: that is one turn
+//! of the worker's tasks, and no time is waited for. Never: another order, or more than one message held.
+
+use std::io::{self, IoSliceMut};
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use quinn::{AsyncUdpSocket, UdpPoller};
+use quinn_udp::{EcnCodepoint, RecvMeta, Transmit};
+
+/// Datagrams in the longest transmit that quinn makes. Were it another number, less would be gathered.
+const LONGEST: usize = 10;
+/// Bytes of the longest message: what IPv4 leaves to UDP, rounded down.
+const MESSAGE: usize = 65_000;
+
+/// A socket that gathers.
+#[derive(Debug)]
+pub(super) struct Gather {
+    udp: Arc<dyn AsyncUdpSocket>,
+    held: Mutex<Held>,
+}
+
+#[derive(Debug)]
+struct Held {
+    bytes: Vec<u8>,
+    /// What all of it has in common; `None`: nothing is held.
+    head: Option<Head>,
+    /// Something was added since it was looked at.
+    has_grown: bool,
+    /// Who receives from the socket.
+    receiver: Option<Waker>,
+    writable: Pin<Box<dyn UdpPoller>>,
+}
+
+impl Held {
+    fn new(writable: Pin<Box<dyn UdpPoller>>) -> Self {
+        Self { bytes: Vec::new(), head: None, has_grown: false, receiver: None, writable }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Head {
+    destination: SocketAddr,
+    ecn: Option<EcnCodepoint>,
+    source: Option<IpAddr>,
+    /// Bytes of each datagram, of which the last may have fewer.
+    segment: usize,
+}
+
+impl Head {
+    fn of(transmit: &Transmit<'_>) -> Self {
+        let segment = transmit.segment_size.unwrap_or(transmit.contents.len());
+        Self { destination: transmit.destination, ecn: transmit.ecn, source: transmit.src_ip, segment }
+    }
+
+    /// A datagram alone may be shorter than those that it follows.
+    fn takes(self, transmit: &Transmit<'_>) -> bool {
+        let other = Self::of(transmit);
+        let is_last = transmit.segment_size.is_none() && other.segment <= self.segment;
+        self == other || is_last && self == Self { segment: self.segment, ..other }
+    }
+}
+
+impl Gather {
+    pub(super) fn new(udp: Arc<dyn AsyncUdpSocket>) -> Self {
+        let held = Mutex::new(Held::new(udp.clone().create_io_poller()));
+        Self { udp, held }
+    }
+
+    /// The socket, for all but sending.
+    pub(super) fn udp(&self) -> &Arc<dyn AsyncUdpSocket> {
+        &self.udp
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// For who receives, each time: sends what nothing was added to since the last time.
+    pub(super) fn look(&self, cx: &Context<'_>) {
+        let mut held = self.held();
+        if !held.receiver.as_ref().is_some_and(|receiver| receiver.will_wake(cx.waker())) {
+            held.receiver = Some(cx.waker().clone());
+        }
+        if std::mem::take(&mut held.has_grown) {
+            cx.waker().wake_by_ref();
+        } else {
+            // What is held stays so: quinn hears of a full socket with what it sends next.
+            let _ = self.flush(&mut held);
+        }
+    }
+
+    /// # Errors
+    /// The kernel takes nothing at the moment, and who receives is woken when it does. Whatever else is wrong quinn's
+    /// sockets do not tell: it is a loss.
+    fn flush(&self, held: &mut Held) -> io::Result<()> {
+        let Some(head) = held.head else { return Ok(()) };
+        let contents = &held.bytes[..];
+        let segment_size = (contents.len() > head.segment).then_some(head.segment);
+        let Head { destination, ecn, source: src_ip, .. } = head;
+        let sent = self.udp.try_send(&Transmit { destination, ecn, contents, segment_size, src_ip });
+        if sent.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+            if let Some(receiver) = &held.receiver
+                && held.writable.as_mut().poll_writable(&mut Context::from_waker(receiver)).is_ready()
+            {
+                receiver.wake_by_ref();
+            }
+        } else {
+            held.bytes.clear();
+            (held.head, held.has_grown) = (None, false);
+        }
+        sent
+    }
+
+    /// As the socket's own.
+    pub(super) fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+        let mut held = self.held();
+        let most = self.udp.max_transmit_segments();
+        let is_longest = transmit.segment_size.is_some_and(|segment| transmit.contents.len() == LONGEST * segment);
+        if let Some(head) = held.head {
+            let length = held.bytes.len() + transmit.contents.len();
+            // What ends with a shorter one could not be sent when it was due.
+            let ends = !held.bytes.len().is_multiple_of(head.segment);
+            if ends || !head.takes(transmit) || length > MESSAGE.min(most * head.segment) {
+                self.flush(&mut held)?;
+            }
+        }
+        if held.head.is_none() && (!is_longest || most < 2 * LONGEST || held.receiver.is_none()) {
+            return self.udp.try_send(transmit);
+        }
+        held.head.get_or_insert_with(|| Head::of(transmit));
+        held.bytes.extend_from_slice(transmit.contents);
+        held.has_grown = is_longest;
+        if !is_longest {
+            // It was taken, and leaves as soon as the kernel takes it.
+            let _ = self.flush(&mut held);
+        } else if let Some(receiver) = &held.receiver {
+            receiver.wake_by_ref();
+        }
+        Ok(())
+    }
+}
+
+/// What is held leaves with the socket: one that moves to another port has said that it sent it.
+impl Drop for Gather {
+    fn drop(&mut self) {
+        let mut held = std::mem::replace(&mut *self.held(), Held::new(self.udp.clone().create_io_poller()));
+        let _ = self.flush(&mut held);
+    }
+}
+
+impl AsyncUdpSocket for Gather {
+    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
+        self.udp.clone().create_io_poller()
+    }
+
+    fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+        self.try_send(transmit)
+    }
+
+    fn poll_recv(
+        &self,
+        cx: &mut Context<'_>,
+        bufs: &mut [IoSliceMut<'_>],
+        metas: &mut [RecvMeta],
+    ) -> Poll<io::Result<usize>> {
+        self.look(cx);
+        self.udp.poll_recv(cx, bufs, metas)
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.udp.local_addr()
+    }
+
+    fn max_transmit_segments(&self) -> usize {
+        self.udp.max_transmit_segments()
+    }
+
+    fn max_receive_segments(&self) -> usize {
+        self.udp.max_receive_segments()
+    }
+
+    fn may_fragment(&self) -> bool {
+        self.udp.may_fragment()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use quinn::{Runtime, TokioRuntime};
+
+    use super::*;
+
+    const SEGMENT: usize = 1000;
+
+    struct Bed {
+        from: Gather,
+        to: Arc<dyn AsyncUdpSocket>,
+        /// Datagrams sent.
+        sent: usize,
+    }
+
+    impl Bed {
+        async fn new() -> Self {
+            let open = || TokioRuntime.wrap_udp_socket(std::net::UdpSocket::bind("127.0.0.1:0").unwrap()).unwrap();
+            let (from, to) = (open(), open());
+            let mut writable = from.clone().create_io_poller();
+            std::future::poll_fn(|cx| writable.as_mut().poll_writable(cx)).await.unwrap();
+            assert!(from.max_transmit_segments() >= 2 * LONGEST, "the kernel segments nothing");
+            Self { from: Gather::new(from), to, sent: 0 }
+        }
+
+        /// That many datagrams in one transmit, of which the last is so long. Each has its number in all its bytes.
+        fn send(&mut self, count: usize, last: usize) {
+            let mut contents = Vec::new();
+            for place in 1..=count {
+                let length = if place == count { last } else { SEGMENT };
+                contents.resize(contents.len() + length, self.sent as u8);
+                self.sent += 1;
+            }
+            let (destination, segment_size) = (self.to.local_addr().unwrap(), (count > 1).then_some(SEGMENT));
+            let transmit = Transmit { destination, ecn: None, contents: &contents, segment_size, src_ip: None };
+            self.from.try_send(&transmit).unwrap();
+        }
+
+        fn look(&self) {
+            self.from.look(&Context::from_waker(Waker::noop()));
+        }
+
+        fn holds(&self) -> usize {
+            self.from.held().bytes.len()
+        }
+
+        /// Datagrams in each message that came, until all that was sent has.
+        async fn messages(&self) -> Vec<usize> {
+            let (mut messages, mut next) = (Vec::new(), 0);
+            while next < self.sent {
+                let mut room = vec![0; 64 << 10];
+                let mut metas = [RecvMeta::default()];
+                let received =
+                    std::future::poll_fn(|cx| self.to.poll_recv(cx, &mut [IoSliceMut::new(&mut room)], &mut metas));
+                received.await.unwrap();
+                let datagrams = room[..metas[0].len].chunks(metas[0].stride);
+                messages.push(datagrams.len());
+                for datagram in datagrams {
+                    assert!(datagram.iter().all(|byte| *byte == next as u8), "datagram {next} is another");
+                    next += 1;
+                }
+            }
+            messages
+        }
+    }
+
+    #[tokio::test]
+    async fn bulk_leaves_in_one_message_once_nothing_is_added() {
+        let mut bed = Bed::new().await;
+        bed.look();
+        for _ in 0..3 {
+            bed.send(LONGEST, SEGMENT);
+            // It has grown since the last look.
+            bed.look();
+            assert_ne!(bed.holds(), 0);
+        }
+        bed.look();
+        assert_eq!(bed.holds(), 0);
+        assert_eq!(bed.messages().await, [3 * LONGEST]);
+    }
+
+    #[tokio::test]
+    async fn what_is_no_bulk_waits_for_nobody_and_passes_nobody() {
+        let mut bed = Bed::new().await;
+        bed.look();
+        bed.send(3, SEGMENT);
+        bed.send(1, 200);
+        bed.send(LONGEST, 300);
+        assert_eq!(bed.holds(), 0);
+        // The end of bulk, with a datagram that is shorter.
+        bed.send(LONGEST, SEGMENT);
+        bed.send(LONGEST, SEGMENT);
+        bed.send(4, 700);
+        assert_eq!(bed.holds(), 0);
+        // Another length.
+        bed.send(LONGEST, SEGMENT);
+        bed.send(1, SEGMENT + 100);
+        assert_eq!(bed.holds(), 0);
+        assert_eq!(bed.messages().await, [3, 1, LONGEST, 2 * LONGEST + 4, LONGEST, 1]);
+    }
+
+    #[tokio::test]
+    async fn a_message_is_no_longer_than_the_kernel_takes() {
+        let mut bed = Bed::new().await;
+        bed.look();
+        for _ in 0..13 {
+            bed.send(LONGEST, SEGMENT);
+        }
+        assert_eq!(bed.holds(), LONGEST * SEGMENT);
+        bed.send(1, SEGMENT);
+        assert_eq!(bed.messages().await, [6 * LONGEST, 6 * LONGEST, LONGEST + 1]);
+    }
+
+    #[tokio::test]
+    async fn nothing_is_held_where_nobody_looks() {
+        let mut bed = Bed::new().await;
+        bed.send(LONGEST, SEGMENT);
+        bed.send(LONGEST, SEGMENT);
+        assert_eq!(bed.holds(), 0);
+        assert_eq!(bed.messages().await, [LONGEST; 2]);
+    }
+
+    #[tokio::test]
+    async fn what_is_held_leaves_with_the_socket() {
+        let mut bed = Bed::new().await;
+        bed.look();
+        bed.send(LONGEST, SEGMENT);
+        assert_ne!(bed.holds(), 0);
+        bed.from = Gather::new(bed.from.udp().clone());
+        assert_eq!(bed.messages().await, [LONGEST]);
+    }
+}
