@@ -408,7 +408,8 @@ impl Node {
         Ok(all)
     }
 
-    /// The process that got what [`Node::handover`] returned has failed, and ended: this one goes on as before.
+    /// The process that got what [`Node::handover`] returned is refused: this one goes on as before. Once more when that
+    /// one has ended.
     pub fn take_back(&self) {
         self.resting_here.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.take_devices_back();

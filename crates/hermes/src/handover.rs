@@ -1,24 +1,31 @@
 //! How a process takes the listeners of another over, as seen from both.
 //!
 //! In: a Unix socket's path. The new process connects there, gets the listening sockets, starts,
-//! and says that it is ready; only then the old one stops to accept, and says so in turn. Whatever
-//! fails before that leaves the old process as it was. Between processes of one user only.
+//! and says that it is ready; only then the old one stops to accept, and says so in turn. Before that word
+//! nothing is the new one's: where it hears another one, or none, it ends, and the old process is as it was. Between
+//! processes of one user only.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::mem::ManuallyDrop;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use hermes_net::handover::{self, Handed};
+use nix::sys::socket::{MsgFlags, send};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::UnixListener;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 /// How long one side waits for the other.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// What tests have in its place, in milliseconds. What is released does not read it.
+#[cfg(debug_assertions)]
+const PATIENCE_OF_TESTS: &str = "HERMES_TEST_TAKEOVER_PATIENCE";
 /// How long a caller may think about his first words.
 const GREETING: Duration = Duration::from_secs(5);
 /// Callers that may think at a time.
@@ -26,49 +33,96 @@ const CALLERS: usize = 8;
 const HELLO: &[u8; 17] = b"hermes takeover 1";
 const READY: &[u8; 5] = b"ready";
 const PARTED: &[u8; 6] = b"parted";
+/// In the place of that, and shorter: a successor of an older version waits for six bytes.
+const REFUSED: &[u8; 2] = b"no";
+/// A process that has just been taken over from hangs up, and its successor answers at the same path.
+const TRIES: usize = 3;
 
-/// The link to the process that is taken over from. Unless we become ready only the end of this process ends it: that
+fn patience() -> Duration {
+    #[cfg(debug_assertions)]
+    if let Some(given) = std::env::var(PATIENCE_OF_TESTS).ok().and_then(|given| given.parse().ok()) {
+        return Duration::from_millis(given);
+    }
+    PATIENCE
+}
+
+/// The link to the process that is taken over from. Unless that lets go only the end of this process ends it: that
 /// one then undoes what we did to its devices, and our workers must do no more of it.
 pub(crate) struct Predecessor(ManuallyDrop<UnixStream>);
+
+/// The same, which has let go. It listens at the socket's path until this is dropped.
+pub(crate) struct Parted(#[allow(dead_code, reason = "its end says enough")] UnixStream);
 
 /// Takes the sockets of a process that listens at `path`; `None` where none does.
 ///
 /// # Errors
 /// Somebody listens there and does not do as expected.
 pub(crate) fn take(path: &Path) -> anyhow::Result<Option<(Vec<Handed>, Predecessor)>> {
-    let mut stream = match UnixStream::connect(path) {
-        Ok(stream) => stream,
-        Err(error) if matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused) => {
-            return Ok(None);
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let Some(stream) = connect(path)? else { return Ok(None) };
+        match ask(&stream) {
+            Ok(sockets) => {
+                tracing::info!(sockets = sockets.len(), "taking over from a running process");
+                return Ok(Some((sockets, Predecessor(ManuallyDrop::new(stream)))));
+            }
+            Err(error) if tries < TRIES && is_end(&error) => {}
+            Err(error) => return Err(error).context("the running process did not hand its listeners over"),
         }
+    }
+}
+
+/// A stream to whoever listens there, of our user.
+fn connect(path: &Path) -> anyhow::Result<Option<UnixStream>> {
+    let stream = match UnixStream::connect(path) {
+        Ok(stream) => stream,
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => return Ok(None),
         Err(error) => return Err(error).with_context(|| format!("cannot connect to {}", path.display())),
     };
-    let patient = || -> std::io::Result<()> {
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))
-    };
-    patient()?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
     ensure!(handover::peer_uid(&stream)? == handover::own_uid(), "{} belongs to another user", path.display());
+    Ok(Some(stream))
+}
+
+fn ask(mut stream: &UnixStream) -> std::io::Result<Vec<Handed>> {
     stream.write_all(HELLO)?;
-    let sockets = handover::receive(&stream).context("the running process did not hand its listeners over")?;
-    tracing::info!(sockets = sockets.len(), "taking over from a running process");
-    Ok(Some((sockets, Predecessor(ManuallyDrop::new(stream)))))
+    handover::receive(stream)
+}
+
+fn is_end(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
 }
 
 impl Predecessor {
-    /// Tells it that its listeners are served, and waits until it has stopped to read them.
-    pub(crate) async fn ready(self) {
-        let mut link = ManuallyDrop::into_inner(self.0);
-        let told = tokio::task::spawn_blocking(move || {
-            link.write_all(READY)?;
-            let mut parted = [0; PARTED.len()];
-            link.read_exact(&mut parted)
-        });
-        if let Ok(Err(error)) = told.await {
-            // We serve its listeners all the same; nobody else does now.
-            tracing::warn!(%error, "the process that was taken over from is gone");
-        }
+    /// Tells it that its listeners are served, and waits until it has stopped to read them: from then on they are ours.
+    ///
+    /// # Errors
+    /// It has not, and may go on with them: this process has to end.
+    pub(crate) async fn ready(self) -> anyhow::Result<Parted> {
+        let link = self.0.try_clone()?;
+        tokio::task::spawn_blocking(move || let_go(&link)).await??;
+        Ok(Parted(ManuallyDrop::into_inner(self.0)))
     }
+}
+
+fn let_go(mut link: &UnixStream) -> anyhow::Result<()> {
+    // Where nobody reads this there may be a word for us all the same.
+    let _ = link.write_all(READY);
+    let mut said = Vec::new();
+    let read = link.take(PARTED.len() as u64).read_to_end(&mut said);
+    let why = match (said.as_slice(), read) {
+        (said, _) if said == PARTED => return Ok(()),
+        (said, _) if said == REFUSED => {
+            "it waited too long for this one, or was told to end meanwhile (its log says which)".to_owned()
+        }
+        (_, Ok(_)) => "it has ended without a word".to_owned(),
+        (_, Err(error)) => format!("it does not answer ({error})"),
+    };
+    bail!(
+        "the running process did not let go of its listeners and devices: {why}. Nothing was taken over: start this one again"
+    )
 }
 
 /// Where successors call.
@@ -81,7 +135,7 @@ pub(crate) struct Successors {
     callers: JoinSet<anyhow::Result<Successor>>,
 }
 
-/// A process that wants our listeners.
+/// A process that wants our listeners, or has them.
 pub(crate) struct Successor(UnixStream);
 
 impl Successors {
@@ -146,46 +200,61 @@ async fn greet(mut stream: tokio::net::UnixStream) -> anyhow::Result<Successor> 
     let uid = stream.peer_cred()?.uid();
     ensure!(uid == handover::own_uid(), "user {uid} asked for the listeners, which is not ours");
     let mut hello = [0; HELLO.len()];
-    tokio::time::timeout(GREETING, stream.read_exact(&mut hello)).await.context("it said nothing")??;
+    timeout(GREETING, stream.read_exact(&mut hello)).await.context("it said nothing")??;
     ensure!(hello == *HELLO, "it is no successor");
     Ok(Successor(stream.into_std()?))
 }
 
 impl Successor {
-    /// Sends the sockets and waits until they are served. Dropped half way it tells the successor.
-    pub(crate) async fn hand_over(self, sockets: std::io::Result<Vec<Handed>>) -> anyhow::Result<HandedOver> {
+    /// Sends the sockets and waits until they are served. Where that fails, or is dropped half way, it is to be refused.
+    pub(crate) async fn hand_over(&mut self, sockets: std::io::Result<Vec<Handed>>) -> anyhow::Result<()> {
         let sockets = sockets.context("the listeners cannot be duplicated")?;
-        let link = HandedOver(self.0.try_clone()?);
-        tokio::task::spawn_blocking(move || self.talk(&sockets)).await??;
-        Ok(link)
-    }
-
-    fn talk(mut self, sockets: &[Handed]) -> anyhow::Result<()> {
-        self.0.set_nonblocking(false)?;
-        self.0.set_read_timeout(Some(PATIENCE))?;
-        self.0.set_write_timeout(Some(PATIENCE))?;
-        handover::send(&self.0, sockets)?;
+        let stream = self.0.try_clone()?;
+        tokio::task::spawn_blocking(move || send_all(&stream, &sockets)).await??;
+        self.0.set_nonblocking(true)?;
+        let mut stream = tokio::net::UnixStream::from_std(self.0.try_clone()?)?;
         let mut ready = [0; READY.len()];
-        self.0.read_exact(&mut ready).context("the successor did not become ready")?;
+        let within = patience();
+        let read = timeout(within, stream.read_exact(&mut ready)).await;
+        let read = read.with_context(|| format!("the successor did not become ready within {within:?}"))?;
+        read.context("the successor did not become ready")?;
         ensure!(ready == *READY, "the successor did not become ready");
+        // Where this process stood still it may have waited in vain.
+        let more = stream.try_read(&mut ready);
+        let waits = matches!(more, Err(error) if error.kind() == ErrorKind::WouldBlock);
+        ensure!(waits, "the successor was ready, and has ended");
         Ok(())
     }
-}
 
-/// The link to a successor that serves the listeners. Its drop ends the talk, wherever it is.
-pub(crate) struct HandedOver(UnixStream);
+    /// Tells it that nothing is its own. Returns when it has ended, until which it may do more to what it was given.
+    pub(crate) fn refuse(self) -> impl Future<Output = ()> {
+        // Where there is no room for that it has not read what it was given, and finds the end behind it.
+        let _ = send(self.0.as_raw_fd(), REFUSED, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
+        let _ = self.0.shutdown(std::net::Shutdown::Write);
+        ended(self.0)
+    }
 
-impl HandedOver {
-    /// Tells the successor that nothing is read here any more.
-    pub(crate) fn parted(mut self) {
+    /// Tells it that nothing is read here any more. Returns when it listens at our path: who calls there meanwhile waits,
+    /// and is sent to it then.
+    pub(crate) async fn parted(mut self, successors: Option<Successors>) {
         if let Err(error) = self.0.write_all(PARTED) {
             tracing::warn!(%error, "the successor is gone");
         }
+        ended(self.0).await;
+        drop(successors);
     }
 }
 
-impl Drop for HandedOver {
-    fn drop(&mut self) {
-        let _ = self.0.shutdown(std::net::Shutdown::Both);
+fn send_all(stream: &UnixStream, sockets: &[Handed]) -> anyhow::Result<()> {
+    stream.set_nonblocking(false)?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    Ok(handover::send(stream, sockets)?)
+}
+
+/// Waits until the other end is closed.
+async fn ended(stream: UnixStream) {
+    let nonblocking = stream.set_nonblocking(true).and_then(|()| tokio::net::UnixStream::from_std(stream));
+    if let Ok(mut stream) = nonblocking {
+        let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
     }
 }

@@ -17,13 +17,15 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::document;
-use crate::handover::{self, HandedOver, Successor, Successors};
+use crate::handover::{self, Successor, Successors};
 use crate::log::Log;
 use crate::signals::Signals;
 use crate::watch::Watch;
 
 /// After a takeover the old process stays for its live sessions, but not for ever.
 const AFTER_TAKEOVER: Duration = Duration::from_secs(3600);
+/// Nor does it end before its successor listens in its place, for as long as that takes one that runs.
+const FAREWELL: Duration = Duration::from_secs(5);
 /// Descriptors that a node asks for, up to the hard limit.
 const DESCRIPTORS: u64 = 1 << 20;
 const ADMIN_LABEL: &str = "admin";
@@ -31,7 +33,7 @@ const ADMIN_LABEL: &str = "admin";
 /// Why a node's process ends.
 enum End {
     Signal(&'static str),
-    TakenOver(HandedOver),
+    TakenOver(Successor),
 }
 
 /// Runs a node until it is told to end.
@@ -65,6 +67,8 @@ async fn run(config: &Path, takeover: Option<&Path>, log: &Log) -> anyhow::Resul
     watch.follow(node.generation().files());
     tracing::info!(node = %snapshot.node, pid = std::process::id(), "running");
     let mut restoration = Restoration::default();
+    // Successors that were refused, until they have ended.
+    let mut refused = JoinSet::new();
     let end = loop {
         tokio::select! {
             name = signals.next() => match name {
@@ -74,14 +78,15 @@ async fn run(config: &Path, takeover: Option<&Path>, log: &Log) -> anyhow::Resul
             () = watch.changed() => reload(config, &mut node, &mut watch, &mut admin).await,
             () = restoration.due(&node) => restoration.restore(config, &mut node).await,
             link = Successors::next(&mut successors) => {
-                if let Some(end) = give(link, &node, &admin, &mut signals).await {
+                if let Some(end) = give(link, &node, &admin, &mut signals, &mut refused).await {
                     break end;
                 }
             }
+            // What it did after it was refused.
+            Some(_) = refused.join_next() => node.take_back(),
         }
     };
-    drop(successors);
-    finish(config, node, admin, end, &mut signals, &mut watch).await;
+    finish(config, node, admin, end, successors, &mut signals, &mut watch).await;
     Ok(())
 }
 
@@ -107,11 +112,25 @@ async fn start(
     let started = Node::start(snapshot.clone(), inherited).await;
     let mut node = started.map_err(|faults| alone(refused(config, &faults)))?;
     admin.follow(prepared, &node);
-    let successors = successors.map(Successors::publish).transpose()?;
-    if let Some(link) = predecessor {
-        link.ready().await;
-        node.read_inherited().await.map_err(|faults| refused(config, &faults))?;
-    }
+    let successors = match predecessor {
+        None => successors.map(Successors::publish).transpose()?,
+        Some(link) => {
+            let _parted = match link.ready().await {
+                Ok(parted) => parted,
+                Err(error) => {
+                    admin.stop().await;
+                    node.end().await;
+                    return Err(error);
+                }
+            };
+            node.read_inherited().await.map_err(|faults| refused(config, &faults))?;
+            // Nobody else has what is ours by now: to end for this would be worse.
+            let published = successors.map(Successors::publish).transpose();
+            published
+                .inspect_err(|error| tracing::error!("nobody can take over from this process: {error:#}"))
+                .unwrap_or(None)
+        }
+    };
     tell_addresses(&node, &[]);
     Ok((node, admin, successors))
 }
@@ -138,23 +157,37 @@ fn tell_addresses(node: &Node, known: &[Bound]) {
 }
 
 /// Gives the sockets to a successor. Signals are obeyed meanwhile; changes of the document wait.
-async fn give(link: Successor, node: &Node, admin: &Admin, signals: &mut Signals) -> Option<End> {
-    let sockets = sockets_of(node, admin);
-    let mut giving = std::pin::pin!(link.hand_over(sockets));
-    loop {
-        tokio::select! {
-            given = &mut giving => return match given {
-                Ok(link) => Some(End::TakenOver(link)),
-                Err(error) => {
-                    node.take_back();
-                    tracing::error!("a takeover failed; this process goes on: {error:#}");
-                    None
-                }
-            },
-            name = signals.next() => match name {
-                "SIGHUP" => tracing::warn!("the document is not read again while a successor takes over"),
-                name => return Some(End::Signal(name)),
-            },
+async fn give(
+    mut successor: Successor,
+    node: &Node,
+    admin: &Admin,
+    signals: &mut Signals,
+    refused: &mut JoinSet<()>,
+) -> Option<End> {
+    let given = {
+        let mut giving = std::pin::pin!(successor.hand_over(sockets_of(node, admin)));
+        loop {
+            tokio::select! {
+                given = &mut giving => break Ok(given),
+                name = signals.next() => match name {
+                    "SIGHUP" => tracing::warn!("the document is not read again while a successor takes over"),
+                    name => break Err(name),
+                },
+            }
+        }
+    };
+    match given {
+        Ok(Ok(())) => Some(End::TakenOver(successor)),
+        Ok(Err(error)) => {
+            tracing::error!("a takeover failed; this process goes on: {error:#}");
+            refused.spawn(successor.refuse());
+            node.take_back();
+            None
+        }
+        Err(name) => {
+            // It hears of it; this process does not wait until it has ended.
+            drop(successor.refuse());
+            Some(End::Signal(name))
         }
     }
 }
@@ -263,7 +296,15 @@ fn sockets_of(node: &Node, admin: &Admin) -> std::io::Result<Vec<Handed>> {
 
 /// Lets what runs finish, and follows the document for as long: what it forbids ends. Another signal
 /// shortens the wait: after a takeover to `drain`, else to nothing.
-async fn finish(config: &Path, mut node: Node, mut admin: Admin, end: End, signals: &mut Signals, watch: &mut Watch) {
+async fn finish(
+    config: &Path,
+    mut node: Node,
+    mut admin: Admin,
+    end: End,
+    successors: Option<Successors>,
+    signals: &mut Signals,
+    watch: &mut Watch,
+) {
     let drain = node.generation().snapshot.drain;
     let handed = matches!(end, End::TakenOver(_));
     let mut shortened = match &end {
@@ -282,8 +323,11 @@ async fn finish(config: &Path, mut node: Node, mut admin: Admin, end: End, signa
         admin.stop().await;
     }
     node.close(handed).await;
-    if let End::TakenOver(link) = end {
-        link.parted();
+    // Where it goes without one, nobody is to wait.
+    let successors = successors.filter(|_| handed);
+    let mut parting = JoinSet::new();
+    if let End::TakenOver(successor) = end {
+        parting.spawn(successor.parted(successors));
     }
     let mut deadline = Instant::now() + if handed { AFTER_TAKEOVER } else { drain };
     loop {
@@ -303,6 +347,7 @@ async fn finish(config: &Path, mut node: Node, mut admin: Admin, end: End, signa
     }
     let left = node.end().await;
     admin.stop().await;
+    let _ = tokio::time::timeout(FAREWELL, parting.join_next()).await;
     if left > 0 {
         tracing::warn!(sessions = left, "ended before they were done: the drain time is over");
     }

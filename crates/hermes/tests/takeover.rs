@@ -8,7 +8,7 @@
 use std::{
     io::{Read as _, Write as _},
     net::SocketAddr,
-    os::unix::net::UnixStream,
+    os::unix::net::{UnixListener, UnixStream},
     path::{Path, PathBuf},
 };
 
@@ -189,6 +189,49 @@ async fn a_successor_that_fails_leaves_the_running_process_serving() {
     lasting.finish().await.assert_whole(5);
     assert!(reigning.ended().await.success());
     drop(successor);
+}
+
+/// The process that it takes over from is told to end meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_gives_and_is_told_to_end_refuses() {
+    let dynasty = Dynasty::new([127, 0, 34, 8]).await;
+    let reigning = dynasty.start("edge-0", 1).await;
+    // A successor up to the moment at which it is ready.
+    let mut successor = UnixStream::connect(&dynasty.socket).unwrap();
+    successor.write_all(b"hermes takeover 1").unwrap();
+    hermes_net::handover::receive(&successor).unwrap();
+    reigning.signal(Signal::SIGTERM).unwrap();
+    let mut rest = Vec::new();
+    successor.read_to_end(&mut rest).unwrap();
+    assert_eq!(rest, b"no");
+    assert!(reigning.ended().await.success());
+}
+
+/// Nothing counts as taken before the running process has let go of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_successor_that_is_refused_ends_and_says_why() {
+    let dynasty = Dynasty::new([127, 0, 34, 9]).await;
+    for (word, told) in [(&b"no"[..], "it waited too long for this one"), (b"", "it has ended without a word")] {
+        // A process that hands nothing over.
+        let running = UnixListener::bind(&dynasty.socket).unwrap();
+        let successor = dynasty.draft("edge-1", 1).launch().unwrap();
+        let refused = tokio::task::spawn_blocking(move || {
+            let (mut link, _) = running.accept().unwrap();
+            link.read_exact(&mut [0; b"hermes takeover 1".len()]).unwrap();
+            link.write_all(&[0; 4]).unwrap();
+            let mut ready = [0; 5];
+            link.read_exact(&mut ready).unwrap();
+            assert_eq!(&ready, b"ready");
+            link.write_all(word).unwrap();
+        });
+        successor.says(told).await;
+        assert!(!successor.log().contains("running node="), "{}", successor.log());
+        assert_eq!(successor.ended().await.code(), Some(1));
+        refused.await.unwrap();
+        // The place where successors call is not its own.
+        assert!(UnixStream::connect(&dynasty.socket).is_err());
+        std::fs::remove_file(&dynasty.socket).unwrap();
+    }
 }
 
 /// A process that was started without the socket has what its successor needs.

@@ -215,15 +215,16 @@ impl Device {
         Ok(of_it.filter(|(device, _)| *device == self.index()).map(|(_, address)| address).collect())
     }
 
-    /// Another process was to have it, and failed: what that one added goes, and what it changed is as it was. `before`
-    /// are the addresses that it had then.
+    /// Another process was to have it, and does not get it: what that one added goes, and what it changed is as it was.
+    /// `before` are the addresses that it had then; without them those stay.
     ///
     /// # Errors
     /// `TunError`: the first thing that cannot be undone. All else is.
-    pub fn take_back(&self, before: &HashSet<IpNet>) -> Result<(), TunError> {
+    pub fn take_back(&self, before: Option<&HashSet<IpNet>>) -> Result<(), TunError> {
         let added = self.addresses().map(|mut now| {
             let kept = self.kept();
-            now.retain(|address| !before.contains(address) && !kept.addresses.contains(address));
+            let was_there = |address: &IpNet| before.is_none_or(|before| before.contains(address));
+            now.retain(|address| !was_there(address) && !kept.addresses.contains(address));
             now
         });
         let removed = added.and_then(|added| added.into_iter().try_for_each(|address| self.remove_address(address)));

@@ -259,13 +259,11 @@ impl Node {
         has_some
     }
 
-    /// Another process was to have the devices, and has ended before: what it did to them is undone.
+    /// Another process was to have the devices, and does not get them: what it did to them is undone.
     pub(super) fn take_devices_back(&self) {
-        for held in self.devices.values() {
+        for held in self.devices.values().filter(|held| held.is_there()) {
             let parting = held.parting.lock().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some(Parting { addresses, .. }) = parting.filter(|_| held.is_there()) {
-                tell(held.device.take_back(&addresses));
-            }
+            tell(held.device.take_back(parting.map(|parting| parting.addresses).as_ref()));
         }
     }
 

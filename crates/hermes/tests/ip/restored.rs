@@ -176,6 +176,37 @@ fn what_a_successor_added_that_is_refused_goes() {
     });
 }
 
+/// It finds that it has waited too long when it goes on, and ends; and what it does until then is undone.
+#[test]
+fn a_successor_that_stands_still_gets_nothing() {
+    as_root("a successor that stands still", || async {
+        let hasty = ["env", "HERMES_TEST_TAKEOVER_PATIENCE=9000"];
+        let mut gate = Gate::by_way_of(&hasty, HELD, 100).await;
+        let before = told(&gate.place, "gw0").await;
+        let successor = gate.next(&more()).launch().unwrap();
+        let addition = async || told(&gate.place, "gw1").await.contains("10.31.0.0/16");
+        until("the successor waits", addition).await;
+        successor.signal(Signal::SIGSTOP).unwrap();
+        gate.node.says("the successor did not become ready within").await;
+        // It has a device of its own yet.
+        let goes = async || !told(&gate.place, "gw0").await.contains("10.98.0.0/16");
+        until("what it added goes", goes).await;
+        // As one of its workers might yet do.
+        gate.place.ip(&["route", "add", "10.20.0.77", "dev", "gw0", "proto", "72"]).unwrap();
+        successor.signal(Signal::SIGCONT).unwrap();
+        successor.says("did not let go of its listeners and devices: it waited too long").await;
+        assert_eq!(successor.ended().await.code(), Some(1));
+        has_again(&gate.place, "gw0", &before, "the successor has ended").await;
+        let mut tunnel = gate.tunnel(0, IpWay::H1, "*", "*").await.unwrap();
+        tunnel.ask_for(&["10.20.0.200".parse().unwrap()]).await.unwrap();
+        tunnel.finish().await.unwrap();
+        // Nor has it the place where successors call.
+        let old = gate.take_over(HELD).await;
+        assert!(old.ended().await.success());
+        has_again(&gate.place, "gw0", &before, "another one has taken over").await;
+    });
+}
+
 #[test]
 fn what_a_process_before_left_goes_with_it() {
     as_root("what a killed process has led to its device", || async {

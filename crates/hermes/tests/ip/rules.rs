@@ -60,10 +60,15 @@ impl Gate {
 
     /// One with a document of its own.
     pub(crate) async fn with(document: &str, tunnels: usize) -> Self {
+        Self::by_way_of(&[], document, tunnels).await
+    }
+
+    /// One whose process is started by another program.
+    pub(crate) async fn by_way_of(wrapper: &[&str], document: &str, tunnels: usize) -> Self {
         let overlay = Overlay::new(env!("CARGO_BIN_EXE_hermes")).unwrap();
         let place = Namespace::new().unwrap();
         let document = document.replace("$TUNNELS", &tunnels.to_string());
-        let node = Self::process(&overlay, &place, "gate", &document).start().await.unwrap();
+        let node = Self::process(&overlay, &place, "gate", &document).by_way_of(wrapper).start().await.unwrap();
         let user =
             |name: &str| overlay.authority().issue(&Subject::node(&format!("of-{name}")).with_user(name)).unwrap();
         let users = ["alice", "bob"].map(user);
