@@ -283,7 +283,6 @@ impl Node {
         let listeners: &[_] = if self.closed { &[] } else { &generation.snapshot.listeners };
         udp::keep_in_kernel(generation.snapshot.limits.udp_buffer);
         let opened = if self.closed { HashMap::new() } else { self.open_sockets(&generation.snapshot)? };
-        let (made, queues) = if self.closed { Default::default() } else { self.open_devices(&generation.snapshot)? };
         let mut for_worker: Vec<Vec<ListeningSocket>> = self.workers.iter().map(|_| Vec::new()).collect();
         let mut bound = HashMap::new();
         for (listener, key) in listeners.iter().flat_map(|one| SocketKey::all_of(one).map(move |key| (one, key))) {
@@ -303,6 +302,8 @@ impl Node {
             }
             bound.insert(place, key);
         }
+        // At last: what fails here undoes what it has done, and knows of nothing behind it.
+        let (made, queues) = if self.closed { Default::default() } else { self.open_devices(&generation.snapshot)? };
         Ok(Prepared { opened, made, queues, for_worker, bound })
     }
 

@@ -196,6 +196,32 @@ fn a_refused_document_changes_nothing_of_a_device_that_only_a_session_has() {
     });
 }
 
+/// The last thing that can fail: there are descriptors for its listeners, and not for each worker's part of them.
+#[test]
+fn a_document_that_is_refused_late_changes_nothing_of_a_device_that_only_a_session_has() {
+    as_root("a document that is refused late", || async {
+        let mut gate = Gate::with(TWO, 100).await;
+        let mut alice = gate.tunnel(0, IpWay::H1, "*", "*").await.unwrap();
+        alice.ask_for(&[address(ALICE)]).await.unwrap();
+        gate.node.reload(WITHOUT, &[]).await.unwrap();
+        let state = async || gate.place.output(&["ip", "-o", "addr", "show", "dev", "gw0"]).await.unwrap();
+        let before = state().await;
+        let (listeners, open) = (12, gate.node.descriptors().unwrap());
+        let most = format!("--nofile={}", open + listeners + 6);
+        gate.place.output(&["prlimit", "--pid", &gate.node.pid().to_string(), &most]).await.unwrap();
+        let listener = |number| {
+            format!("- {{name: l{number}, bind: '127.0.0.1:{}', protocol: tcp, authority: 'X:1'}}\n", 9100 + number)
+        };
+        let all: String = (0..listeners).map(listener).collect();
+        let document = FAILING.replace("$ADDRESS", "10.0.7.1").replace("'fd00::1'", "10.0.9.1").replace("gw1", "gw0");
+        let document = document.replace("routes:", &format!("{all}dispatch: exclusive\nroutes:"));
+        gate.node.replace(&document, &[]).unwrap();
+        gate.node.says("the running configuration stays").await;
+        assert!(gate.node.log().contains("listener l"), "{}", gate.node.log());
+        assert_eq!(state().await, before);
+    });
+}
+
 #[test]
 fn a_device_that_somebody_deletes_is_made_again() {
     as_root("a device that somebody deletes", || async {
