@@ -276,7 +276,7 @@ impl Pool {
                 return Ok(Some(lease));
             }
             if !self.is_for_others(worker, dials_seen, had_turn)?
-                && let Some(lease) = Box::pin(self.leave_soon(worker)).await
+                && let Some(lease) = Box::pin(self.leave_soon(worker, had_turn)).await
             {
                 return Ok(Some(lease));
             }

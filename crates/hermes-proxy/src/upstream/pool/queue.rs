@@ -133,6 +133,27 @@ impl Drop for Waiter<'_> {
     }
 }
 
+/// A turn whose owner waits for something else before it acts. Its drop passes it on.
+pub(super) struct Turn<'a>(&'a Open);
+
+impl<'a> Turn<'a> {
+    /// The turn that the caller has.
+    pub(super) fn of(open: &'a Open) -> Self {
+        Self(open)
+    }
+
+    /// Its owner acts on it now.
+    pub(super) fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.wake_one();
+    }
+}
+
 /// One open connection of a pool.
 pub(crate) struct Permit(Rc<Open>);
 
@@ -175,6 +196,20 @@ mod tests {
         assert!(queue.has_all(|| 3) && !queue.has_all(|| 4));
         drop((first, again, newcomer));
         assert!(!queue.has_all(|| 0));
+    }
+
+    #[test]
+    fn a_turn_whose_owner_gives_up_while_it_waits_is_the_next_ones() {
+        let open = Open::default();
+        let has_turn = |waiter: &mut Waiter<'_>| waiter.turn().now_or_never().is_some();
+        let [mut first, mut second] = [false, false].map(|had_turn| open.waiting.join(3, had_turn).unwrap());
+        open.wake_one();
+        assert!(has_turn(&mut first));
+        drop(first);
+        Turn::of(&open).keep();
+        assert!(!has_turn(&mut second));
+        drop(Turn::of(&open));
+        assert!(has_turn(&mut second));
     }
 
     #[test]

@@ -18,6 +18,7 @@ use hermes_wire::h3::Code;
 
 use super::Pool;
 use super::idle::IdlePlace;
+use super::queue::Turn;
 use crate::error::Error;
 use crate::h3::Link;
 use crate::h3::datagrams::packet_capacity;
@@ -356,13 +357,17 @@ impl Pool {
     }
 
     /// As [`Self::leave`], for as long as leave takes that is under way.
-    pub(super) async fn leave_soon(self: &Rc<Self>, worker: &Rc<Worker>) -> Option<Lease> {
+    pub(super) async fn leave_soon(self: &Rc<Self>, worker: &Rc<Worker>, had_turn: bool) -> Option<Lease> {
         let rtts = self.full().into_iter().filter_map(|full| match &full.speaks {
             Speaks::H3(link) => Some(link.connection.rtt()),
             Speaks::H2 { .. } => None,
         });
         let within = 2 * rtts.max()? + LEAVE;
-        tokio::time::timeout(within, self.leave(worker)).await.ok()?
+        // Who is gone meanwhile has done nothing with its turn, and who gets leave needs none.
+        let turn = had_turn.then(|| Turn::of(&self.open));
+        let lease = tokio::time::timeout(within, self.leave(worker)).await.ok().flatten();
+        turn.filter(|_| lease.is_none()).map(Turn::keep);
+        lease
     }
 
     /// Waits for a turn to look for a place anew, or for leave to open a stream, whichever comes first: both are needed,
