@@ -143,11 +143,7 @@ impl Device {
 
     /// Whether nobody has deleted it.
     pub fn is_there(&self) -> bool {
-        match nix::net::if_::if_nametoindex(self.name()) {
-            Ok(index) => index == self.index(),
-            // Any other error, such as that of no descriptor left, says nothing of it.
-            Err(error) => !matches!(error, Errno::ENXIO | Errno::ENODEV),
-        }
+        is_there(self.name(), self.index())
     }
 
     fn named(name: &str, is_ours: bool) -> Result<Self, TunError> {
@@ -334,6 +330,15 @@ impl Device {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// Whether the device of this name has this number: one of its name may be another.
+pub fn is_there(name: &str, index: u32) -> bool {
+    match nix::net::if_::if_nametoindex(name) {
+        Ok(now) => now == index,
+        // Any other error, such as that of no descriptor left, says nothing of it.
+        Err(error) => !matches!(error, Errno::ENXIO | Errno::ENODEV),
     }
 }
 

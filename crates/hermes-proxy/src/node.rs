@@ -249,6 +249,7 @@ impl Node {
 
     /// Binds what is new, tells the workers, forgets what is old.
     async fn run(&mut self, generation: Arc<Generation>) -> Result<(), Vec<Unready>> {
+        let _kept = if self.closed { Vec::new() } else { self.await_going(&generation.snapshot).await };
         let prepared = self.prepare(&generation).inspect_err(|_| self.undo_devices())?;
         let Prepared { opened, made, queues, for_worker, bound } = prepared;
         // Nothing can fail from here on.

@@ -5,9 +5,9 @@
 
 use std::io;
 
-use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::LinkFlags;
 use netlink_packet_route::route::{RouteAttribute, RouteMessage};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use crate::netlink::{ADDRESSES, Announcements, LINKS, ROUTES};
 
@@ -19,7 +19,7 @@ pub enum Change {
         /// The kernel's number of the interface: who made a device knows its own.
         interface: u32,
     },
-    /// Somebody has taken the link of an interface up or down. Down takes its routes, and says so of few.
+    /// Somebody has taken the link of an interface up or down, or deleted it. Down takes its routes, and says so of few.
     Link {
         /// The interface.
         interface: u32,
@@ -80,6 +80,10 @@ fn change(message: &RouteNetlinkMessage) -> Option<Change> {
         {
             let is_up = link.header.flags.contains(LinkFlags::Up);
             Some(Change::Link { interface: link.header.index, is_up })
+        }
+        // Others tell of bridges.
+        RouteNetlinkMessage::DelLink(link) if link.header.interface_family == AddressFamily::Unspec => {
+            Some(Change::Link { interface: link.header.index, is_up: false })
         }
         RouteNetlinkMessage::NewRoute(route) | RouteNetlinkMessage::DelRoute(route) => default_route(route),
         _ => None,

@@ -8,6 +8,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 use hermes_model::snapshot::{Action, ListenerProtocol, Snapshot};
 use hermes_net::handover::{Handed, read_text, rewrite_text};
@@ -67,12 +68,17 @@ impl Told {
 /// A device that the document does not name any more, as long as sessions have it.
 pub(super) struct Former {
     device: Weak<Device>,
+    /// The kernel's number for it.
+    index: u32,
     hold: Weak<Hold>,
     addresses: HashSet<IpAddr>,
     captures: HashSet<IpNet>,
     pools: HashSet<IpNet>,
     nat: Option<Vec<IpNet>>,
 }
+
+/// A device without sessions that is named no more goes as each worker closes its queue: within this it is gone.
+const GOING: Duration = Duration::from_secs(5);
 
 /// What a document wants of a device.
 #[derive(Default)]
@@ -133,6 +139,30 @@ fn wanted(snapshot: &Snapshot) -> HashMap<Arc<str>, Wanted> {
 }
 
 impl Node {
+    /// Waits until devices are gone that were named before, which nobody has any more, and this document names again: the
+    /// kernel has no second one of a name. Returns what keeps the others.
+    pub(super) async fn await_going(&self, snapshot: &Snapshot) -> Vec<Arc<Hold>> {
+        let deadline = Instant::now() + GOING;
+        let mut kept = Vec::new();
+        let mut network = self.shared.network.subscribe();
+        for name in wanted(snapshot).keys() {
+            let Some(former) = self.former.get(name).filter(|_| !self.devices.contains_key(name)) else { continue };
+            if let Some(hold) = former.hold.upgrade() {
+                kept.push(hold);
+                continue;
+            }
+            if tun::is_there(name, former.index) {
+                tracing::info!(device = %name, "waiting until the device of before is gone");
+            }
+            while tun::is_there(name, former.index) {
+                if !matches!(tokio::time::timeout_at(deadline, network.changed()).await, Ok(Ok(()))) {
+                    break;
+                }
+            }
+        }
+        kept
+    }
+
     /// Makes devices that are not there yet, and gives all of them the addresses and routes that they lack. Where that
     /// fails, `undo_devices` has those that run as they were.
     pub(super) fn open_devices(&mut self, snapshot: &Snapshot) -> Result<Made, Vec<Unready>> {
@@ -203,7 +233,8 @@ impl Node {
     /// From now on the devices are those of this document. Returns what holds the others, until no worker follows the
     /// document of before.
     pub(super) fn keep_devices(&mut self, made: HashMap<Arc<str>, HeldDevice>, snapshot: &Snapshot) -> Vec<Arc<Hold>> {
-        self.former.retain(|name, former| former.device.strong_count() > 0 && !made.contains_key(name));
+        let is_left = |name: &str, former: &Former| former.hold.strong_count() > 0 || tun::is_there(name, former.index);
+        self.former.retain(|name, former| is_left(name, former) && !made.contains_key(name));
         self.devices.extend(made);
         let mut wanted = wanted(snapshot);
         let mut holds = Vec::new();
@@ -387,8 +418,8 @@ impl HeldDevice {
     fn former(&self) -> Former {
         let Self { device, addresses, captures, pools, .. } = self;
         let (addresses, captures, pools) = (addresses.clone(), captures.clone(), pools.clone());
-        let (nat, hold, device) = (device.nat(), Arc::downgrade(&self.hold), Arc::downgrade(device));
-        Former { device, hold, addresses, captures, pools, nat }
+        let (nat, hold, index) = (device.nat(), Arc::downgrade(&self.hold), device.net().index());
+        Former { device: Arc::downgrade(device), index, hold, addresses, captures, pools, nat }
     }
 
     /// Adds itself to what another process gets: the queues, the way back to the sessions here, and what it has.

@@ -44,6 +44,8 @@ fn links_addresses_and_default_routes_that_come_and_go_are_told() {
                 here.ip(&["link", "set", "one", what]).unwrap();
                 comes(&mut watch, Change::Link { interface, is_up }).await;
             }
+            here.ip(&["link", "del", "one"]).unwrap();
+            comes(&mut watch, Change::Link { interface, is_up: false }).await;
         });
     });
 }

@@ -3,6 +3,7 @@
 //! In: clients' tunnels by hand, documents that change. Out: routes, answers and counters of one gateway.
 
 use std::{
+    io::Write as _,
     net::{IpAddr, UdpSocket},
     sync::{
         Arc,
@@ -124,6 +125,33 @@ fn a_device_is_named_again_while_a_session_has_it() {
             gate.node.reload(&TWO.replace("$TUNNELS", "100"), &[]).await.unwrap();
         }
         until("alice is where she was", async || way(&gate, ALICE).await.contains("dev gw0")).await;
+        reaches(&mut alice, "10.0.0.1").await;
+    });
+}
+
+/// Somebody has a queue of it yet: here a successor that took it, and was refused.
+#[test]
+fn a_device_is_named_again_while_it_goes() {
+    as_root("a device is named again while it goes", || async {
+        let mut gate = Gate::with(TWO, 100).await;
+        let mut link = std::os::unix::net::UnixStream::connect(gate.overlay.dir().join("gate.sock")).unwrap();
+        link.write_all(b"hermes takeover 1").unwrap();
+        let queues = hermes_net::handover::receive(&link).unwrap();
+        drop(link);
+        gate.node.says("a takeover failed").await;
+        let without = ONE.replace("gw1", "gw2");
+        gate.node.reload(&without, &[]).await.unwrap();
+        let log = gate.node.stderr();
+        let named = async { gate.node.reload(&TWO.replace("$TUNNELS", "100"), &[]).await.unwrap() };
+        let gone = async {
+            let waits =
+                async || std::fs::read_to_string(&log).unwrap().contains("waiting until the device of before is gone");
+            until("the node waits", waits).await;
+            drop(queues);
+        };
+        tokio::join!(named, gone);
+        let mut alice = gate.tunnel(0, IpWay::H1, "*", "*").await.unwrap();
+        alice.ask_for(&[address(ALICE)]).await.unwrap();
         reaches(&mut alice, "10.0.0.1").await;
     });
 }
