@@ -29,6 +29,11 @@ impl Pace {
         }
     }
 
+    /// Whether it may be done now.
+    pub fn is_due(&self) -> bool {
+        self.next.is_none_or(|next| Instant::now() >= next)
+    }
+
     /// It is being done. Returns how long the next time has to wait.
     pub fn begin(&mut self) -> Duration {
         let now = Instant::now();

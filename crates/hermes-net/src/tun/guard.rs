@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkFlags, LinkMessage};
+use tokio::time::Instant;
 
 use super::kept::{Item, devices};
 use super::{Device, TunError, capture, route};
@@ -20,6 +21,12 @@ use crate::pace::Pace;
 /// Between two restorations, where there is no end of them. A flush looks again, within less, whether all is gone.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// All that is known comes first, since who flushes takes one thing after the other; but where there is no end of changes
+/// it is acted on after so many announcements.
+const IN_A_ROW: usize = 64;
+/// A look at everything takes long where there is much: then it has this share of the time, at most.
+const SHARE: u32 = 10;
 
 /// By the numbers of devices.
 type Lost = BTreeMap<u32, BTreeSet<Item>>;
@@ -31,60 +38,122 @@ type Lost = BTreeMap<u32, BTreeSet<Item>>;
 /// The kernel tells nothing, or no more.
 pub async fn guard() -> io::Result<Infallible> {
     let mut announcements = Announcements::of(LINKS | ADDRESSES | ROUTES | RULES)?;
-    let mut pace = Pace::new(FIRST_PAUSE, LONGEST_PAUSE);
-    let mut lost = Lost::new();
+    let mut work = Work::default();
+    let mut in_a_row = 0;
     loop {
         tokio::select! {
-            // All that is known comes first: who flushes takes one thing after the other.
             biased;
-            heard = announcements.next() => match heard? {
-                Some(messages) => messages.iter().for_each(|message| note(message, &mut lost)),
-                // So much at once that the kernel lost some.
-                None => {
-                    look_at_links();
-                    lost.extend(devices(|_| true).into_iter().map(|device| (device.index(), device.items())));
+            () = work.due(), if in_a_row >= IN_A_ROW => {
+                work.act();
+                in_a_row = 0;
+            }
+            heard = announcements.next() => {
+                in_a_row += 1;
+                match heard? {
+                    Some(messages) => messages.iter().for_each(|message| work.note(message)),
+                    // So much at once that the kernel lost some.
+                    None => work.is_unheard = true,
                 }
-            },
-            () = pace.due(), if !lost.is_empty() => {
-                let restored: Vec<_> =
-                    std::mem::take(&mut lost).into_iter().flat_map(|(device, items)| put_back(device, &items)).collect();
-                if !restored.is_empty() {
-                    let pause = pace.begin();
-                    restored.iter().for_each(|(device, result)| tell(device, result, pause));
-                }
+            }
+            () = work.due() => {
+                work.act();
+                in_a_row = 0;
             }
         }
     }
 }
 
-/// Remembers what somebody took that is still wanted.
-fn note(message: &RouteNetlinkMessage, lost: &mut Lost) {
-    let (index, item) = match message {
-        RouteNetlinkMessage::NewLink(link) => return follow(link),
-        // Perhaps of a process that was killed. Its routes are gone.
-        RouteNetlinkMessage::DelLink(_) => return capture::remove_stale_rules(),
-        RouteNetlinkMessage::DelAddress(address) => {
-            let Some((index, address)) = route::address_of(address) else { return };
-            (index, Item::Address(address))
+/// What was heard, and is to be acted on.
+struct Work {
+    lost: Lost,
+    pace: Pace,
+    /// Anything may have happened.
+    is_unheard: bool,
+    /// A device is gone, perhaps of a process that was killed.
+    is_any_gone: bool,
+    next_look: Option<Instant>,
+}
+
+impl Default for Work {
+    fn default() -> Self {
+        let pace = Pace::new(FIRST_PAUSE, LONGEST_PAUSE);
+        Self { lost: Lost::new(), pace, is_unheard: false, is_any_gone: false, next_look: None }
+    }
+}
+
+impl Work {
+    fn wants_look(&self) -> bool {
+        self.is_unheard || self.is_any_gone
+    }
+
+    /// Waits until there is something to do, and time for it.
+    async fn due(&self) {
+        let look = async {
+            if let Some(next) = self.next_look {
+                tokio::time::sleep_until(next).await;
+            }
+        };
+        tokio::select! {
+            () = look, if self.wants_look() => {}
+            () = self.pace.due(), if !self.lost.is_empty() => {}
+            else => std::future::pending().await,
         }
-        RouteNetlinkMessage::DelRoute(route) => {
-            let Some(found) = route::found(route) else { return };
-            found
+    }
+
+    fn act(&mut self) {
+        let began = Instant::now();
+        if self.wants_look() && self.next_look.is_none_or(|next| began >= next) {
+            if std::mem::take(&mut self.is_any_gone) {
+                capture::remove_stale_rules();
+            }
+            if std::mem::take(&mut self.is_unheard) {
+                look_at_links();
+                self.lost.extend(devices(|_| true).into_iter().map(|device| (device.index(), device.items())));
+            }
+            self.next_look = Some(began);
         }
-        RouteNetlinkMessage::DelRule(rule) => {
-            let Some(found) = capture::found(rule) else { return };
-            found
+        if self.pace.is_due() {
+            let lost = std::mem::take(&mut self.lost);
+            let restored: Vec<_> = lost.into_iter().flat_map(|(device, items)| put_back(device, &items)).collect();
+            if !restored.is_empty() {
+                let pause = self.pace.begin();
+                restored.iter().for_each(|(device, result)| tell(device, result, pause));
+            }
         }
-        _ => return,
-    };
-    for device in devices(|own| own == index || matches!(item, Item::Rule(..)) && capture::is_of(own, index)) {
-        // What a successor takes away is that one's.
-        if device.kept().has(item) && device.may_have(item) {
-            let of_it = lost.entry(device.index()).or_default();
-            match item {
-                // The kernel takes routes with it that have it as their source, and tells nobody.
-                Item::Address(_) => of_it.extend(device.items()),
-                item => drop(of_it.insert(item)),
+        if self.next_look == Some(began) {
+            let now = Instant::now();
+            self.next_look = Some(now + FIRST_PAUSE.max(SHARE * (now - began)));
+        }
+    }
+
+    /// Remembers what somebody took that is still wanted.
+    fn note(&mut self, message: &RouteNetlinkMessage) {
+        let (index, item) = match message {
+            RouteNetlinkMessage::NewLink(link) => return follow(link),
+            RouteNetlinkMessage::DelLink(_) => return self.is_any_gone = true,
+            RouteNetlinkMessage::DelAddress(address) => {
+                let Some((index, address)) = route::address_of(address) else { return };
+                (index, Item::Address(address))
+            }
+            RouteNetlinkMessage::DelRoute(route) => {
+                let Some(found) = route::found(route) else { return };
+                found
+            }
+            RouteNetlinkMessage::DelRule(rule) => {
+                let Some(found) = capture::found(rule) else { return };
+                found
+            }
+            _ => return,
+        };
+        for device in devices(|own| own == index || matches!(item, Item::Rule(..)) && capture::is_of(own, index)) {
+            // What a successor takes away is that one's.
+            if device.kept().has(item) && device.may_have(item) {
+                let of_it = self.lost.entry(device.index()).or_default();
+                match item {
+                    // The kernel takes routes with it that have it as their source, and tells nobody.
+                    Item::Address(_) => of_it.extend(device.items()),
+                    item => drop(of_it.insert(item)),
+                }
             }
         }
     }

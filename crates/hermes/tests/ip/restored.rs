@@ -131,6 +131,34 @@ fn who_removes_a_rule_time_after_time_is_met_seldom() {
     });
 }
 
+/// As on a router.
+#[test]
+fn what_somebody_removes_is_there_again_while_changes_never_pause() {
+    as_root("changes without a pause", || async {
+        let line = Line::start(&[Hop::H2]).await;
+        let (place, before) = (line.near(), told(line.near(), "hermes0").await);
+        // Each of them ends with the shell that has begun it.
+        let flood = "for net in 250 251 252 253; do (
+            file=$(mktemp)
+            for i in $(seq 200); do echo route add blackhole 10.$net.0.$i; echo route del blackhole 10.$net.0.$i; done >$file
+            while [ -d /proc/$$ ]; do ip -batch $file; done
+            rm $file
+        ) & done; wait";
+        let flood = ["sh", "-c", flood];
+        let restored = async {
+            for _ in 0..3 {
+                place.ip(&["rule", "del", "priority", "31000"]).unwrap();
+                has_again(place, "hermes0", &before, "there are changes all the time").await;
+            }
+        };
+        tokio::select! {
+            said = place.output(&flood) => panic!("{said:?}"),
+            () = restored => {}
+        }
+        line.answers().await;
+    });
+}
+
 /// With more of everything.
 fn more() -> String {
     let more = HELD.replace("capture: [", "capture: [10.98.0.0/16, 10.97.1.0/24, 'fd00:97::/64', ");

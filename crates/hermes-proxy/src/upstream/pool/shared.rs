@@ -366,7 +366,11 @@ impl Pool {
         // Who is gone meanwhile has done nothing with its turn, and who gets leave needs none.
         let turn = had_turn.then(|| Turn::of(&self.open));
         let lease = tokio::time::timeout(within, self.leave(worker)).await.ok().flatten();
-        turn.filter(|_| lease.is_none()).map(Turn::keep);
+        if let Some(turn) = turn
+            && lease.is_none()
+        {
+            turn.keep();
+        }
         lease
     }
 
