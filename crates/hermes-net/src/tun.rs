@@ -205,6 +205,10 @@ impl Device {
     pub fn remove_address(&self, address: IpNet) -> Result<(), TunError> {
         let mut kept = self.kept();
         kept.addresses.remove(&address);
+        self.take_address(address)
+    }
+
+    fn take_address(&self, address: IpNet) -> Result<(), TunError> {
         let message = RouteNetlinkMessage::DelAddress(route::address(self.index(), address));
         match netlink::change(message, Change::There) {
             Err(source) if source.raw_os_error() != Some(libc::EADDRNOTAVAIL) => {

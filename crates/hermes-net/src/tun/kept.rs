@@ -10,7 +10,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 
 use ipnet::IpNet;
 use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::address::AddressMessage;
 use netlink_packet_route::rule::RuleMessage;
 
 use super::{Device, Inner, Route, TunError, capture, route};
@@ -164,8 +163,9 @@ impl Device {
         self.kept().routes.remove(&(route::MAIN, prefix.trunc()));
     }
 
-    /// Takes away routes and rules of the device that are in our name, and that this process has not set; those that
-    /// another one has changed are as they were. What processes left behind that were killed, or failed.
+    /// Takes away addresses, routes and rules of the device that are in our name, and that this process has not set; those
+    /// that another one has changed are as they were. What processes left behind that were killed, or failed. (Kernels
+    /// before Linux 5.18 do not say whose an address is: there it stays.)
     ///
     /// # Errors
     /// `TunError`: what is there is not told, or cannot be removed.
@@ -187,7 +187,9 @@ impl Device {
                 _ => {}
             }
         }
-        Ok(())
+        let addresses = route::addresses_of(self.index()).map_err(fault)?;
+        let mut others = addresses.into_iter().filter(|address| !kept.addresses.contains(address));
+        others.try_for_each(|address| self.take_address(address))
     }
 
     fn remove_found(&self, item: Item) -> Result<(), TunError> {
@@ -200,35 +202,12 @@ impl Device {
         }
     }
 
-    /// The addresses that the kernel has for it, whoever gave them: it does not say who.
-    ///
-    /// # Errors
-    /// `TunError`: the kernel does not answer.
-    pub fn addresses(&self) -> Result<HashSet<IpNet>, TunError> {
-        let fault =
-            |source| TunError::Device { device: self.name().to_owned(), doing: "listing the addresses of", source };
-        let all = netlink::list(RouteNetlinkMessage::GetAddress(AddressMessage::default())).map_err(fault)?;
-        let of_it = all.iter().filter_map(|message| match message {
-            RouteNetlinkMessage::NewAddress(address) => route::address_of(address),
-            _ => None,
-        });
-        Ok(of_it.filter(|(device, _)| *device == self.index()).map(|(_, address)| address).collect())
-    }
-
     /// Another process was to have it, and does not get it: what that one added goes, and what it changed is as it was.
-    /// `before` are the addresses that it had then; without them those stay.
     ///
     /// # Errors
     /// `TunError`: the first thing that cannot be undone. All else is.
-    pub fn take_back(&self, before: Option<&HashSet<IpNet>>) -> Result<(), TunError> {
-        let added = self.addresses().map(|mut now| {
-            let kept = self.kept();
-            let was_there = |address: &IpNet| before.is_none_or(|before| before.contains(address));
-            now.retain(|address| !was_there(address) && !kept.addresses.contains(address));
-            now
-        });
-        let removed = added.and_then(|added| added.into_iter().try_for_each(|address| self.remove_address(address)));
-        removed.and(self.sweep()).and(self.restore(&self.items()).map(drop))
+    pub fn take_back(&self) -> Result<(), TunError> {
+        self.sweep().and(self.restore(&self.items()).map(drop))
     }
 
     fn put_rule(&self, rule: &RuleMessage) -> io::Result<()> {

@@ -7,7 +7,7 @@ use std::io;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage};
+use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage, AddressProtocol};
 use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteMessage, RouteMetric, RouteProtocol, RouteScope, RouteType,
 };
@@ -19,7 +19,8 @@ use crate::netlink;
 /// The table that everybody's routes are in.
 pub(super) const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
 /// Who made a route or a rule: `proto 72` (H) in iproute2's words, a number that nobody else is known by.
-pub(super) const PROTOCOL: RouteProtocol = RouteProtocol::Other(72);
+pub(super) const PROTOCOL: RouteProtocol = RouteProtocol::Other(NUMBER);
+const NUMBER: u8 = 72;
 
 /// What the routes of pools come after: the number of their device with these bits. Nobody else's metric is as large, and
 /// several devices may have one pool.
@@ -46,6 +47,8 @@ pub(super) fn address(device: u32, address: IpNet) -> AddressMessage {
     message.header.index = device;
     message.attributes.push(AddressAttribute::Local(address.addr()));
     message.attributes.push(AddressAttribute::Address(address.addr()));
+    // Older kernels than Linux 5.18 take no notice of it.
+    message.attributes.push(AddressAttribute::Protocol(AddressProtocol::Other(NUMBER)));
     if address.addr().is_ipv6() {
         // There is nobody on the link who could have it too.
         message.header.flags = AddressHeaderFlags::Nodad;
@@ -148,6 +151,20 @@ pub(super) fn address_of(message: &AddressMessage) -> Option<(u32, IpNet)> {
     let alone =
         || of(|attribute| if let AddressAttribute::Address(address) = attribute { Some(*address) } else { None });
     Some((message.header.index, IpNet::new(local.or_else(alone)?, message.header.prefix_len).ok()?))
+}
+
+/// The addresses of a device that are in our name.
+///
+/// # Errors
+/// The kernel's.
+pub(super) fn addresses_of(device: u32) -> io::Result<Vec<IpNet>> {
+    let ours = AddressAttribute::Protocol(AddressProtocol::Other(NUMBER));
+    let all = netlink::list(RouteNetlinkMessage::GetAddress(AddressMessage::default()))?;
+    let of_it = all.iter().filter_map(|message| match message {
+        RouteNetlinkMessage::NewAddress(address) if address.attributes.contains(&ours) => address_of(address),
+        _ => None,
+    });
+    Ok(of_it.filter(|(index, _)| *index == device).map(|(_, address)| address).collect())
 }
 
 fn to(table: u32, of: IpAddr) -> RouteMessage {

@@ -324,13 +324,12 @@ impl Device {
         Ok(())
     }
 
-    /// Another process was to have it, and does not get it: it has again what this one gave it, and nothing else.
-    /// `addresses` are those that it had before.
+    /// Another process was to have it, and does not get it: it has again what this one gave it, and nothing else of ours.
     ///
     /// # Errors
     /// `TunError`: the first thing that cannot be undone. All else is.
-    pub(crate) fn take_back(&self, addresses: Option<&HashSet<IpNet>>) -> Result<(), TunError> {
-        let undone = self.net.take_back(addresses);
+    pub(crate) fn take_back(&self) -> Result<(), TunError> {
+        let undone = self.net.take_back();
         let nat = self.nat.lock().unwrap_or_else(PoisonError::into_inner);
         undone.and(match &*nat {
             Some((clients, masquerade)) => masquerade.replace(clients),

@@ -39,8 +39,6 @@ pub(super) struct HeldDevice {
 }
 
 struct Parting {
-    /// What the device had before that.
-    addresses: HashSet<IpNet>,
     /// Our end of the way to the sessions here.
     passage: IdleQueue,
     told: Told,
@@ -293,8 +291,8 @@ impl Node {
     /// Another process was to have the devices, and does not get them: what it did to them is undone.
     pub(super) fn take_devices_back(&self) {
         for held in self.devices.values().filter(|held| held.is_there()) {
-            let parting = held.parting.lock().unwrap_or_else(PoisonError::into_inner).take();
-            tell(held.device.take_back(parting.map(|parting| parting.addresses).as_ref()));
+            drop(held.parting.lock().unwrap_or_else(PoisonError::into_inner).take());
+            tell(held.device.take_back());
         }
     }
 
@@ -305,7 +303,7 @@ impl Node {
         for (name, held) in &mut self.devices {
             held.device.net().part();
             let parting = held.parting.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-            let Some(Parting { passage, told, .. }) = parting else { continue };
+            let Some(Parting { passage, told }) = parting else { continue };
             if let Err(error) = told.write(&held.device) {
                 tracing::warn!(device = %name, %error, "the successor does not hear whose addresses are whose");
             }
@@ -445,8 +443,7 @@ impl HeldDevice {
             io::Result::Ok(fd)
         };
         let told = Told { owners: later(OWNERS)?, wishes: later(WISHES)? };
-        let addresses = self.device.net().addresses().map_err(io::Error::other)?;
-        *self.parting.lock().unwrap_or_else(PoisonError::into_inner) = Some(Parting { addresses, passage, told });
+        *self.parting.lock().unwrap_or_else(PoisonError::into_inner) = Some(Parting { passage, told });
         Ok(())
     }
 

@@ -179,10 +179,16 @@ fn what_a_successor_added_that_is_killed_before_it_is_ready_goes() {
             let successor = gate.next(&more()).launch().unwrap();
             let addition = async || told(&gate.place, "gw1").await.contains("10.31.0.0/16");
             until("the successor waits", addition).await;
+            // This is nobody else's.
+            gate.place.ip(&["addr", "add", "10.66.0.1/32", "dev", "gw0"]).unwrap();
             assert_ne!(told(&gate.place, "gw0").await, before);
             successor.signal(Signal::SIGKILL).unwrap();
             successor.ended().await;
             gate.node.says("a takeover failed").await;
+            let others = async || told(&gate.place, "gw0").await.contains("10.66.0.1");
+            until("what it added goes", async || !told(&gate.place, "gw0").await.contains("fd00:10::1")).await;
+            assert!(others().await);
+            gate.place.ip(&["addr", "del", "10.66.0.1/32", "dev", "gw0"]).unwrap();
             has_again(&gate.place, "gw0", &before, "the successor was killed").await;
         }
     });
