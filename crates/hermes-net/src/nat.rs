@@ -9,12 +9,17 @@ use std::fs;
 use std::io::{self, Write as _};
 use std::process::{Command, Output, Stdio};
 
+use std::sync::LazyLock;
+
 use ipnet::IpNet;
+use tokio::sync::watch;
 
 use crate::tun::{Device, TunError};
 
 /// What our tables' names begin with.
 const PREFIX: &str = "hermes-";
+/// Whether this process has made any: who has none listens to no changes of tables.
+static MADE: LazyLock<watch::Sender<bool>> = LazyLock::new(|| watch::Sender::new(false));
 const FORWARDING_V4: &str = "net/ipv4/ip_forward";
 const FORWARDING_V6: &str = "net/ipv6/conf/all/forwarding";
 
@@ -40,8 +45,37 @@ pub fn masquerade(device: &Device, addresses: &[IpNet]) -> Result<Masquerade, Tu
     }
     device.exempt()?;
     forward_for(addresses)?;
-    set_rules(&table, device, addresses)?;
+    device.change_nat(Some(addresses), || set_rules(&table, device, addresses))?;
+    MADE.send_replace(true);
     Ok(Masquerade { table, device: device.clone() })
+}
+
+/// Waits until this process has made one.
+pub(crate) async fn made() {
+    // Its other end is a static.
+    let _ = MADE.subscribe().wait_for(|made| *made).await;
+}
+
+/// The device whose table this would be.
+pub(crate) fn device_of(table: &str) -> Option<&str> {
+    table.strip_prefix(PREFIX)
+}
+
+/// Sets a device's rules anew where somebody has removed some. False where none was missing.
+///
+/// # Errors
+/// As of [`masquerade`].
+pub(crate) fn put_back(device: &Device, addresses: &[IpNet]) -> Result<bool, TunError> {
+    let table = format!("{PREFIX}{}", device.name());
+    let listing = listing(&table);
+    forward_for(addresses)?;
+    if listing.as_ref().is_some_and(|listing| rules_in(listing, device.name()) >= addresses.len()) {
+        return Ok(false);
+    }
+    if listing.is_some_and(|listing| is_anothers(&listing, device.name())) {
+        return Err(TunError::TableTaken { table });
+    }
+    set_rules(&table, device, addresses).map(|()| true)
 }
 
 fn set_rules(table: &str, device: &Device, addresses: &[IpNet]) -> Result<(), TunError> {
@@ -70,11 +104,11 @@ impl Masquerade {
     /// # Errors
     /// As of [`masquerade`]; the old rules stay then.
     pub fn replace(&self, addresses: &[IpNet]) -> Result<(), TunError> {
-        if listing(&self.table).is_some_and(|listing| self.is_anothers(&listing)) {
+        if listing(&self.table).is_some_and(|listing| is_anothers(&listing, self.device.name())) {
             return Err(TunError::TableTaken { table: self.table.clone() });
         }
         forward_for(addresses)?;
-        set_rules(&self.table, &self.device, addresses)
+        self.device.change_nat(Some(addresses), || set_rules(&self.table, &self.device, addresses))
     }
 
     /// Sets its rules anew where somebody has removed some. They are for `addresses`.
@@ -82,18 +116,13 @@ impl Masquerade {
     /// # Errors
     /// As of [`masquerade`].
     pub fn restore(&self, addresses: &[IpNet]) -> Result<(), TunError> {
-        let has_all = |listing: String| rules_in(&listing, self.device.name()) >= addresses.len();
-        if listing(&self.table).is_some_and(has_all) {
-            return forward_for(addresses);
-        }
-        self.replace(addresses)
+        self.device.change_nat(Some(addresses), || put_back(&self.device, addresses).map(drop))
     }
+}
 
-    /// Ours was removed, and somebody made one of that name.
-    fn is_anothers(&self, listing: &str) -> bool {
-        let device = self.device.name();
-        !is_like_ours(listing, device) && rules_in(listing, device) == 0
-    }
+/// Ours was removed, and somebody made one of that name.
+fn is_anothers(listing: &str, device: &str) -> bool {
+    !is_like_ours(listing, device) && rules_in(listing, device) == 0
 }
 
 /// Ends source NAT of a device that another process set, and failed.
@@ -106,9 +135,14 @@ pub fn sweep(device: &Device) {
 
 impl Drop for Masquerade {
     fn drop(&mut self) {
-        if self.device.is_ours() && listing(&self.table).is_some_and(|listing| !self.is_anothers(&listing)) {
-            remove(&self.table);
-        }
+        let is_anothers = |listing: String| is_anothers(&listing, self.device.name());
+        // Cannot fail: what stays is told of.
+        let _ = self.device.change_nat(None, || {
+            if self.device.is_ours() && listing(&self.table).is_some_and(|listing| !is_anothers(listing)) {
+                remove(&self.table);
+            }
+            Ok(())
+        });
     }
 }
 
@@ -152,7 +186,7 @@ fn rules_in(listing: &str, device: &str) -> usize {
 }
 
 /// Removes tables of devices that are gone, which a killed process of ours has left.
-fn remove_stale() {
+pub(crate) fn remove_stale() {
     let Ok(output) = run(Command::new("nft").args(["list", "tables", "inet"]), "") else { return };
     for line in String::from_utf8_lossy(&output.stdout).lines() {
         let table = line.trim().strip_prefix("table inet ").unwrap_or_default();

@@ -1,4 +1,5 @@
-//! Requests to the kernel's routing tables (rtnetlink), each answered at once, and what the kernel announces of them.
+//! Requests to the kernel's routing tables (rtnetlink), each answered at once, and what the kernel announces of them; and
+//! of tables of nftables.
 //!
 //! In: one message, or which announcements are wanted. Out: the kernel's word, the list that was asked for, or all that
 //! happens. Acts on the network namespace of the calling thread. Never: a program that is started for it.
@@ -11,7 +12,10 @@ use netlink_packet_core::{
     NetlinkPayload,
 };
 use netlink_packet_route::RouteNetlinkMessage;
-use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+use netlink_sys::{
+    Socket, SocketAddr,
+    protocols::{NETLINK_NETFILTER, NETLINK_ROUTE},
+};
 use socket2::SockRef;
 use tokio::io::unix::AsyncFd;
 
@@ -25,6 +29,26 @@ pub(crate) const LINKS: u32 = 0x1;
 pub(crate) const ADDRESSES: u32 = 0x10 | 0x100;
 pub(crate) const ROUTES: u32 = 0x40 | 0x400;
 pub(crate) const RULES: u32 = 0x80 | 0x4_0000;
+
+/// linux/netfilter/nfnetlink.h: NFNLGRP_NFTABLES, as a bit, and NFNL_SUBSYS_NFTABLES.
+const NFTABLES_GROUP: u32 = 1 << 6;
+const NFTABLES: u8 = 10;
+/// linux/netfilter/nf_tables.h: NFT_MSG_NEWTABLE, and NFT_MSG_DEL* of tables, chains and rules.
+const NEW_TABLE: u8 = 0;
+const GONE: [u8; 3] = [2, 5, 8];
+/// NFTA_TABLE_NAME, NFTA_CHAIN_TABLE, NFTA_RULE_TABLE.
+const TABLE_NAME: u16 = 1;
+/// Bytes before the attributes of a message of nftables: the header, and the family, a version and a number.
+const NETFILTER_HEADER: usize = HEADER + 4;
+
+/// What becomes of a table of nftables, by its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum TableChange {
+    /// It is made, or made anew.
+    Made(String),
+    /// It is gone, or something in it.
+    Gone(String),
+}
 
 /// What a change may find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,9 +129,21 @@ impl Announcements {
     ///
     /// # Errors
     /// No socket is to be had.
-    #[allow(unsafe_code)] // What is registered must stay the same open descriptor.
     pub(crate) fn of(groups: u32) -> io::Result<Self> {
-        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        Self::open(NETLINK_ROUTE, groups)
+    }
+
+    /// The same, of tables of nftables. The kernel may load those for it.
+    ///
+    /// # Errors
+    /// As [`Announcements::of`].
+    pub(crate) fn of_tables() -> io::Result<Self> {
+        Self::open(NETLINK_NETFILTER, NFTABLES_GROUP)
+    }
+
+    #[allow(unsafe_code)] // What is registered must stay the same open descriptor.
+    fn open(protocol: isize, groups: u32) -> io::Result<Self> {
+        let mut socket = Socket::new(protocol)?;
         socket.set_non_blocking(true)?;
         socket.bind(&SocketAddr::new(0, groups))?;
         // SAFETY: the socket owns one descriptor, which stays open until it is dropped; nobody else gets at it.
@@ -120,22 +156,57 @@ impl Announcements {
     /// # Errors
     /// The socket's.
     pub(crate) async fn next(&mut self) -> io::Result<Option<Vec<RouteNetlinkMessage>>> {
+        let Some(messages) = self.heard().await? else { return Ok(None) };
+        let mut found = Vec::new();
+        // What is an answer, and no announcement, is nobody's here.
+        let _ = read(&messages, &mut found);
+        Ok(Some(found))
+    }
+
+    /// As [`Announcements::next`], of [`Announcements::of_tables`].
+    ///
+    /// # Errors
+    /// The socket's.
+    pub(crate) async fn next_tables(&mut self) -> io::Result<Option<Vec<TableChange>>> {
+        let Some(messages) = self.heard().await? else { return Ok(None) };
+        let (mut rest, mut found) = (messages.as_slice(), Vec::new());
+        while let Some((message, behind)) = split_first(rest) {
+            found.extend(table_change(message));
+            rest = behind;
+        }
+        Ok(Some(found))
+    }
+
+    async fn heard(&mut self) -> io::Result<Option<Vec<u8>>> {
         loop {
             let mut ready = self.0.readable().await?;
             match ready.try_io(|io| io.get_ref().recv_from_full()) {
                 // Programs may send such messages too; the kernel's number is 0.
-                Ok(Ok((messages, from))) if from.port_number() == 0 => {
-                    let mut found = Vec::new();
-                    // What is an answer, and no announcement, is nobody's here.
-                    let _ = read(&messages, &mut found);
-                    return Ok(Some(found));
-                }
+                Ok(Ok((messages, from))) if from.port_number() == 0 => return Ok(Some(messages)),
                 Ok(Ok(_)) => {}
                 Ok(Err(error)) if error.raw_os_error() == Some(libc::ENOBUFS) => return Ok(None),
                 Ok(Err(error)) => return Err(error),
                 Err(_would_block) => {}
             }
         }
+    }
+}
+
+fn table_change(message: &[u8]) -> Option<TableChange> {
+    let [kind, subsystem] = u16::from_ne_bytes(*message.get(4..)?.first_chunk()?).to_le_bytes();
+    if subsystem != NFTABLES || !(kind == NEW_TABLE || GONE.contains(&kind)) {
+        return None;
+    }
+    let mut attributes = message.get(NETFILTER_HEADER..)?;
+    loop {
+        let length = usize::from(u16::from_ne_bytes(*attributes.first_chunk()?));
+        let sort = u16::from_ne_bytes(*attributes.get(2..)?.first_chunk()?);
+        if sort == TABLE_NAME {
+            let name = attributes.get(4..length)?.split(|byte| *byte == 0).next()?;
+            let name = String::from_utf8_lossy(name).into_owned();
+            return Some(if kind == NEW_TABLE { TableChange::Made(name) } else { TableChange::Gone(name) });
+        }
+        attributes = attributes.get(length.max(4).next_multiple_of(4)..)?;
     }
 }
 

@@ -1,8 +1,8 @@
 //! Keeps what the devices of this process were given where it is, as long as it is wanted.
 //!
-//! In: the kernel's announcements (rtnetlink) of links, addresses, routes and rules. Out: what somebody took from a device
-//! is there again: at once, but with growing pauses where it is taken time after time, since somebody may mean it. Rules of
-//! devices that are gone go too. Never: what this process has taken away itself.
+//! In: the kernel's announcements of links, addresses, routes and rules (rtnetlink), and of tables of nftables. Out: what
+//! somebody took from a device is there again: at once, but with growing pauses where it is taken time after time, since
+//! somebody may mean it. Rules and tables of devices that are gone go too. Never: what this process has taken away itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -10,12 +10,13 @@ use std::io;
 use std::time::Duration;
 
 use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::link::{LinkFlags, LinkMessage};
+use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
 use tokio::time::Instant;
 
 use super::kept::{Item, devices};
 use super::{Device, TunError, capture, route};
-use crate::netlink::{self, ADDRESSES, Announcements, LINKS, ROUTES, RULES};
+use crate::nat;
+use crate::netlink::{self, ADDRESSES, Announcements, LINKS, ROUTES, RULES, TableChange};
 use crate::pace::Pace;
 
 /// Between two restorations, where there is no end of them. A flush looks again, within less, whether all is gone.
@@ -38,6 +39,7 @@ type Lost = BTreeMap<u32, BTreeSet<Item>>;
 /// The kernel tells nothing, or no more.
 pub async fn guard() -> io::Result<Infallible> {
     let mut announcements = Announcements::of(LINKS | ADDRESSES | ROUTES | RULES)?;
+    let mut tables = Tables::Unwanted;
     let mut work = Work::default();
     let mut in_a_row = 0;
     loop {
@@ -55,9 +57,44 @@ pub async fn guard() -> io::Result<Infallible> {
                     None => work.is_unheard = true,
                 }
             }
+            heard = tables.next() => {
+                in_a_row += 1;
+                match heard? {
+                    Some(changes) => changes.iter().for_each(|change| work.note_table(change)),
+                    None => work.lose_all(&[Item::Nat]),
+                }
+            }
             () = work.due() => {
                 work.act();
                 in_a_row = 0;
+            }
+        }
+    }
+}
+
+/// Announcements of tables of nftables, from when this process has one.
+enum Tables {
+    Unwanted,
+    Heard(Announcements),
+    Unheard,
+}
+
+impl Tables {
+    /// What is announced next; `None`: anything may have happened. Dropping the future loses nothing.
+    async fn next(&mut self) -> io::Result<Option<Vec<TableChange>>> {
+        match self {
+            Tables::Heard(announcements) => announcements.next_tables().await,
+            Tables::Unheard => std::future::pending().await,
+            Tables::Unwanted => {
+                nat::made().await;
+                *self = match Announcements::of_tables() {
+                    Ok(announcements) => Tables::Heard(announcements),
+                    Err(error) => {
+                        tracing::warn!(%error, "what others remove of NAT is there again only with a reload");
+                        Tables::Unheard
+                    }
+                };
+                Ok(None)
             }
         }
     }
@@ -69,7 +106,7 @@ struct Work {
     pace: Pace,
     /// Anything may have happened.
     is_unheard: bool,
-    /// A device is gone, perhaps of a process that was killed.
+    /// A TUN device is gone, perhaps of a process that was killed.
     is_any_gone: bool,
     next_look: Option<Instant>,
 }
@@ -105,10 +142,11 @@ impl Work {
         if self.wants_look() && self.next_look.is_none_or(|next| began >= next) {
             if std::mem::take(&mut self.is_any_gone) {
                 capture::remove_stale_rules();
+                nat::remove_stale();
             }
             if std::mem::take(&mut self.is_unheard) {
                 look_at_links();
-                self.lost.extend(devices(|_| true).into_iter().map(|device| (device.index(), device.items())));
+                devices(|_| true).iter().for_each(|device| self.lose(device, device.items()));
             }
             self.next_look = Some(began);
         }
@@ -130,7 +168,7 @@ impl Work {
     fn note(&mut self, message: &RouteNetlinkMessage) {
         let (index, item) = match message {
             RouteNetlinkMessage::NewLink(link) => return follow(link),
-            RouteNetlinkMessage::DelLink(_) => return self.is_any_gone = true,
+            RouteNetlinkMessage::DelLink(link) => return self.is_any_gone |= is_tun(link),
             RouteNetlinkMessage::DelAddress(address) => {
                 let Some((index, address)) = route::address_of(address) else { return };
                 (index, Item::Address(address))
@@ -148,15 +186,45 @@ impl Work {
         for device in devices(|own| own == index || matches!(item, Item::Rule(..)) && capture::is_of(own, index)) {
             // What a successor takes away is that one's.
             if device.kept().has(item) && device.may_have(item) {
-                let of_it = self.lost.entry(device.index()).or_default();
                 match item {
                     // The kernel takes routes with it that have it as their source, and tells nobody.
-                    Item::Address(_) => of_it.extend(device.items()),
-                    item => drop(of_it.insert(item)),
+                    Item::Address(_) => self.lose(&device, device.items()),
+                    item => self.lose(&device, [item]),
                 }
             }
         }
     }
+
+    /// Remembers that a table of a device is not as it was. One that is made anew at once is whole, or somebody's.
+    fn note_table(&mut self, change: &TableChange) {
+        let (TableChange::Made(table) | TableChange::Gone(table)) = change;
+        let Some(name) = nat::device_of(table) else { return };
+        for device in devices(|_| true).iter().filter(|device| device.name() == name) {
+            if matches!(change, TableChange::Gone(_)) && device.kept().has(Item::Nat) {
+                self.lose(device, [Item::Nat]);
+            } else if let Some(lost) = self.lost.get_mut(&device.index()) {
+                lost.remove(&Item::Nat);
+            }
+        }
+    }
+
+    fn lose_all(&mut self, items: &[Item]) {
+        devices(|_| true).iter().for_each(|device| self.lose(device, items.iter().copied()));
+    }
+
+    fn lose(&mut self, device: &Device, items: impl IntoIterator<Item = Item>) {
+        self.lost.entry(device.index()).or_default().extend(items);
+    }
+}
+
+/// Of a kind that is not told it may be.
+fn is_tun(link: &LinkMessage) -> bool {
+    let info = link.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::LinkInfo(info) => Some(info),
+        _ => None,
+    });
+    let kind = info.and_then(|info| info.iter().find(|info| matches!(info, LinkInfo::Kind(_))));
+    kind.is_none_or(|kind| *kind == LinkInfo::Kind(InfoKind::Tun))
 }
 
 /// Returns devices that lacked something, and what became of it.
@@ -176,12 +244,12 @@ fn tell(device: &Device, result: &Result<(), TunError>, pause: Duration) {
         Ok(()) => tracing::warn!(
             device = name,
             watching_again_in = ?pause,
-            "somebody has removed addresses, routes or rules of a device: they are there again. Where a program does so \
-             time after time (`ip monitor`), have it leave `proto 72` alone"
+            "somebody has removed addresses, routes, rules or NAT of a device: they are there again. Where a program does so \
+             time after time (`ip monitor`, `nft monitor`), have it leave `proto 72`, and tables `hermes-...`, alone"
         ),
         Err(error) => {
             let remedy = error.remedy();
-            tracing::warn!(device = name, %error, "somebody has removed addresses, routes or rules of a device, and not all \
+            tracing::warn!(device = name, %error, "somebody has removed addresses, routes, rules or NAT of a device, and not all \
                            of them are there again. {remedy}");
         }
     }

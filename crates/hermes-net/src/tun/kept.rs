@@ -13,6 +13,7 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::rule::RuleMessage;
 
 use super::{Device, Inner, Route, TunError, capture, route};
+use crate::nat;
 use crate::netlink::{self, Change};
 
 /// The devices of this process, by the kernel's numbers: a route may go from one of them to another.
@@ -29,6 +30,8 @@ pub(super) enum Item {
     Route(u32, IpNet),
     /// By its family (is it IPv4?) and its priority, of which a device has one each.
     Rule(bool, u32),
+    /// Source NAT.
+    Nat,
 }
 
 impl Item {
@@ -47,6 +50,8 @@ pub(super) struct Kept {
     pub(super) pools: HashSet<IpNet>,
     /// By family and priority.
     pub(super) rules: HashMap<(bool, u32), RuleMessage>,
+    /// Whose packets leave with this machine's address.
+    pub(super) nat: Option<Vec<IpNet>>,
     /// Somebody has taken its link down.
     pub(super) is_down: bool,
 }
@@ -58,6 +63,7 @@ impl Kept {
             Item::Pool(prefix) => self.pools.contains(&prefix),
             Item::Route(table, prefix) => self.routes.contains_key(&(table, prefix)),
             Item::Rule(is_v4, priority) => self.rules.contains_key(&(is_v4, priority)),
+            Item::Nat => self.nat.is_some(),
         }
     }
 }
@@ -66,7 +72,7 @@ pub(super) fn own() -> MutexGuard<'static, BTreeMap<u32, Weak<Inner>>> {
     OWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The devices of this process have again what somebody took from them: addresses, routes and rules. What is there
+/// The devices of this process have again what somebody took from them: addresses, routes, rules and NAT. What is there
 /// stays as it is.
 pub fn restore() {
     // What is down gets it when it is up.
@@ -100,7 +106,8 @@ impl Device {
         let pools = kept.pools.iter().map(|prefix| Item::Pool(*prefix));
         let routes = kept.routes.keys().map(|(table, prefix)| Item::Route(*table, *prefix));
         let rules = kept.rules.keys().map(|(is_v4, priority)| Item::Rule(*is_v4, *priority));
-        addresses.chain(pools).chain(routes).chain(rules).collect()
+        let nat = kept.nat.iter().map(|_| Item::Nat);
+        addresses.chain(pools).chain(routes).chain(rules).chain(nat).collect()
     }
 
     /// Gives it these once more, as far as they are its own. Goes on where something fails, and returns the first error.
@@ -153,8 +160,27 @@ impl Device {
                 }),
                 None => Ok(()),
             },
+            Item::Nat => match &kept.nat {
+                Some(addresses) => return nat::put_back(self, addresses),
+                None => Ok(()),
+            },
         };
         done.map(|()| true)
+    }
+
+    /// Changes its source NAT to that of these addresses, or to none.
+    ///
+    /// # Errors
+    /// Those of `change`: it is as it was then.
+    pub(crate) fn change_nat(
+        &self,
+        addresses: Option<&[IpNet]>,
+        change: impl FnOnce() -> Result<(), TunError>,
+    ) -> Result<(), TunError> {
+        let mut kept = self.kept();
+        change()?;
+        kept.nat = addresses.map(<[IpNet]>::to_vec);
+        Ok(())
     }
 
     /// Forgets a route of [`Device::set_route`], which stays where it is: another process has the device, and knows
@@ -198,7 +224,7 @@ impl Device {
             Item::Route(table, prefix) => {
                 self.remove(route::message(self.index(), table, prefix, Route::default()), prefix)
             }
-            Item::Address(_) | Item::Rule(..) => Ok(()),
+            Item::Address(_) | Item::Rule(..) | Item::Nat => Ok(()),
         }
     }
 

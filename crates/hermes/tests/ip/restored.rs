@@ -164,10 +164,10 @@ fn more() -> String {
     let more = HELD.replace("capture: [", "capture: [10.98.0.0/16, 10.97.1.0/24, 'fd00:97::/64', ");
     let more = more.replace("address: 10.0.0.1,", "address: [10.0.0.1, 'fd00:10::1'],");
     let more = more.replace("[10.20.0.0/24]", "[10.20.0.0/24, 10.21.0.0/24], nat: true");
-    more.replace(
-        "routes:",
-        "- {name: other, protocol: tun, device: gw1, address: 10.30.0.2, capture: [10.31.0.0/16]}\nroutes:",
-    )
+    let other = "- {name: other, protocol: tun, device: gw1, address: 10.30.0.2, capture: [10.31.0.0/16]}
+routes:
+- {name: third, match: {kind: ip, user: carol}, terminate: {tun: gw2, address: [10.32.0.1], assign: [10.33.0.0/24], nat: true}}";
+    more.replace("routes:", other)
 }
 
 #[test]
@@ -179,6 +179,8 @@ fn what_a_successor_added_that_is_killed_before_it_is_ready_goes() {
             let successor = gate.next(&more()).launch().unwrap();
             let addition = async || told(&gate.place, "gw1").await.contains("10.31.0.0/16");
             until("the successor waits", addition).await;
+            let third = async || told(&gate.place, "gw2").await.contains("masquerade");
+            until("it has another gateway", third).await;
             // This is nobody else's.
             gate.place.ip(&["addr", "add", "10.66.0.1/32", "dev", "gw0"]).unwrap();
             assert_ne!(told(&gate.place, "gw0").await, before);
@@ -190,6 +192,8 @@ fn what_a_successor_added_that_is_killed_before_it_is_ready_goes() {
             assert!(others().await);
             gate.place.ip(&["addr", "del", "10.66.0.1/32", "dev", "gw0"]).unwrap();
             has_again(&gate.place, "gw0", &before, "the successor was killed").await;
+            let tables = async || gate.place.output(&["nft", "list", "tables"]).await.unwrap();
+            until("the NAT of its own device goes", async || !tables().await.contains("hermes-gw2")).await;
         }
     });
 }
