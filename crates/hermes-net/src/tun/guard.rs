@@ -49,26 +49,31 @@ pub async fn guard() -> io::Result<Infallible> {
                 work.act();
                 in_a_row = 0;
             }
-            heard = announcements.next() => {
+            heard = next(&mut announcements, &mut tables) => {
+                work.hear(heard?);
                 in_a_row += 1;
-                match heard? {
-                    Some(messages) => messages.iter().for_each(|message| work.note(message)),
-                    // So much at once that the kernel lost some.
-                    None => work.is_unheard = true,
-                }
-            }
-            heard = tables.next() => {
-                in_a_row += 1;
-                match heard? {
-                    Some(changes) => changes.iter().for_each(|change| work.note_table(change)),
-                    None => work.lose_all(&[Item::Nat]),
-                }
+                // There is more to do on this thread.
+                tokio::task::coop::consume_budget().await;
             }
             () = work.due() => {
                 work.act();
                 in_a_row = 0;
             }
         }
+    }
+}
+
+/// What was announced; of each, `None`: anything may have happened.
+enum Heard {
+    Routes(Option<Vec<RouteNetlinkMessage>>),
+    Tables(Option<Vec<TableChange>>),
+}
+
+/// What is announced next: neither keeps the other from being heard. Dropping the future loses nothing.
+async fn next(announcements: &mut Announcements, tables: &mut Tables) -> io::Result<Heard> {
+    tokio::select! {
+        heard = announcements.next() => heard.map(Heard::Routes),
+        heard = tables.next() => heard.map(Heard::Tables),
     }
 }
 
@@ -80,7 +85,6 @@ enum Tables {
 }
 
 impl Tables {
-    /// What is announced next; `None`: anything may have happened. Dropping the future loses nothing.
     async fn next(&mut self) -> io::Result<Option<Vec<TableChange>>> {
         match self {
             Tables::Heard(announcements) => announcements.next_tables().await,
@@ -164,6 +168,15 @@ impl Work {
         }
     }
 
+    fn hear(&mut self, heard: Heard) {
+        match heard {
+            Heard::Routes(Some(messages)) => messages.iter().for_each(|message| self.note(message)),
+            Heard::Routes(None) => self.is_unheard = true,
+            Heard::Tables(Some(changes)) => changes.iter().for_each(|change| self.note_table(change)),
+            Heard::Tables(None) => devices(|_| true).iter().for_each(|device| self.lose(device, [Item::Nat])),
+        }
+    }
+
     /// Remembers what somebody took that is still wanted.
     fn note(&mut self, message: &RouteNetlinkMessage) {
         let (index, item) = match message {
@@ -206,10 +219,6 @@ impl Work {
                 lost.remove(&Item::Nat);
             }
         }
-    }
-
-    fn lose_all(&mut self, items: &[Item]) {
-        devices(|_| true).iter().for_each(|device| self.lose(device, items.iter().copied()));
     }
 
     fn lose(&mut self, device: &Device, items: impl IntoIterator<Item = Item>) {
