@@ -9,10 +9,12 @@
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read as _, Seek as _, Write as _};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd as _, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use nix::cmsg_space;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 
@@ -149,6 +151,35 @@ fn receive_rights(stream: &UnixStream, length: &mut [u8; 4]) -> io::Result<Vec<O
 pub fn peer_uid(stream: &UnixStream) -> io::Result<u32> {
     let credentials = nix::sys::socket::getsockopt(stream, nix::sys::socket::sockopt::PeerCredentials)?;
     Ok(credentials.uid())
+}
+
+/// A process, whatever becomes of its number.
+#[derive(Debug)]
+pub struct Process(OwnedFd);
+
+impl Process {
+    /// The one that listened at the other end of a Unix stream when this one connected.
+    ///
+    /// # Errors
+    /// The stream is closed; the process has ended, or is of another PID namespace; the kernel is older than Linux 5.3.
+    #[allow(unsafe_code)] // nix does not have the call.
+    pub fn of_peer(stream: &UnixStream) -> io::Result<Self> {
+        let credentials = nix::sys::socket::getsockopt(stream, nix::sys::socket::sockopt::PeerCredentials)?;
+        // SAFETY: two numbers go in, and a new descriptor or an error comes out.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, credentials.pid(), 0) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel has just made it for us; nobody else owns it. Descriptors are no longer than this.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd as RawFd) }))
+    }
+
+    /// Waits for its end; false where it has not come in that time.
+    pub fn ends_within(&self, time: Duration) -> bool {
+        let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
+        let time = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
+        poll(&mut fds, time).is_ok_and(|ready| ready > 0)
+    }
 }
 
 /// Our own user.

@@ -2,8 +2,8 @@
 //!
 //! In: a Unix socket's path. The new process connects there, gets the listening sockets, starts,
 //! and says that it is ready; only then the old one stops to accept, and says so in turn. Before that word
-//! nothing is the new one's: where it hears another one, or none, it ends, and the old process is as it was. Between
-//! processes of one user only.
+//! nothing is the new one's: where it hears another one, or none, it ends, and the old process is as it was, unless that
+//! has died. Between processes of one user only.
 
 use std::io::{ErrorKind, Read, Write};
 use std::mem::ManuallyDrop;
@@ -35,6 +35,8 @@ const READY: &[u8; 5] = b"ready";
 const PARTED: &[u8; 6] = b"parted";
 /// In the place of that, and shorter: a successor of an older version waits for six bytes.
 const REFUSED: &[u8; 2] = b"no";
+/// How long a process may take to die once its sockets are closed.
+const DYING: Duration = Duration::from_secs(2);
 /// A process that has just been taken over from hangs up, and its successor answers at the same path.
 const TRIES: usize = 3;
 
@@ -48,7 +50,11 @@ fn patience() -> Duration {
 
 /// The link to the process that is taken over from. Unless that lets go only the end of this process ends it: that
 /// one then undoes what we did to its devices, and our workers must do no more of it.
-pub(crate) struct Predecessor(ManuallyDrop<UnixStream>);
+pub(crate) struct Predecessor {
+    link: ManuallyDrop<UnixStream>,
+    /// `None`: the kernel does not tell of its end.
+    process: Option<handover::Process>,
+}
 
 /// The same, which has let go. It listens at the socket's path until this is dropped.
 pub(crate) struct Parted(#[allow(dead_code, reason = "its end says enough")] UnixStream);
@@ -62,10 +68,11 @@ pub(crate) fn take(path: &Path) -> anyhow::Result<Option<(Vec<Handed>, Predecess
     loop {
         tries += 1;
         let Some(stream) = connect(path)? else { return Ok(None) };
+        let process = handover::Process::of_peer(&stream).ok();
         match ask(&stream) {
             Ok(sockets) => {
                 tracing::info!(sockets = sockets.len(), "taking over from a running process");
-                return Ok(Some((sockets, Predecessor(ManuallyDrop::new(stream)))));
+                return Ok(Some((sockets, Predecessor { link: ManuallyDrop::new(stream), process })));
             }
             Err(error) if tries < TRIES && is_end(&error) => {}
             Err(error) => return Err(error).context("the running process did not hand its listeners over"),
@@ -101,13 +108,13 @@ impl Predecessor {
     /// # Errors
     /// It has not, and may go on with them: this process has to end.
     pub(crate) async fn ready(self) -> anyhow::Result<Parted> {
-        let link = self.0.try_clone()?;
-        tokio::task::spawn_blocking(move || let_go(&link)).await??;
-        Ok(Parted(ManuallyDrop::into_inner(self.0)))
+        let link = self.link.try_clone()?;
+        tokio::task::spawn_blocking(move || let_go(&link, self.process.as_ref())).await??;
+        Ok(Parted(ManuallyDrop::into_inner(self.link)))
     }
 }
 
-fn let_go(mut link: &UnixStream) -> anyhow::Result<()> {
+fn let_go(mut link: &UnixStream, process: Option<&handover::Process>) -> anyhow::Result<()> {
     // Where nobody reads this there may be a word for us all the same.
     let _ = link.write_all(READY);
     let mut said = Vec::new();
@@ -117,8 +124,12 @@ fn let_go(mut link: &UnixStream) -> anyhow::Result<()> {
         (said, _) if said == REFUSED => {
             "it waited too long for this one, or was told to end meanwhile (its log says which)".to_owned()
         }
-        (_, Ok(_)) => "it has ended without a word".to_owned(),
-        (_, Err(error)) => format!("it does not answer ({error})"),
+        (_, Err(error)) if !is_end(&error) => format!("it does not answer ({error})"),
+        _ if process.is_some_and(|process| process.ends_within(DYING)) => {
+            tracing::warn!("the running process died before it let go: this one goes on in its place");
+            return Ok(());
+        }
+        _ => "it has hung up without a word".to_owned(),
     };
     bail!(
         "the running process did not let go of its listeners and devices: {why}. Nothing was taken over: start this one again"

@@ -15,8 +15,9 @@ use std::{
 use hermes_testkit::{
     dialog::Dialog,
     origin::{self, Origin, datagram::UdpEcho, stream},
-    overlay::{Draft, Node, Overlay},
+    overlay::{Draft, Node, Overlay, PATIENCE},
     patience::until,
+    process::Program,
     sighting::Sightings,
     skip::needs_root,
     traffic::{Traffic, Way},
@@ -211,7 +212,7 @@ async fn who_gives_and_is_told_to_end_refuses() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_successor_that_is_refused_ends_and_says_why() {
     let dynasty = Dynasty::new([127, 0, 34, 9]).await;
-    for (word, told) in [(&b"no"[..], "it waited too long for this one"), (b"", "it has ended without a word")] {
+    for (word, told) in [(&b"no"[..], "it waited too long for this one"), (b"", "it has hung up without a word")] {
         // A process that hands nothing over.
         let running = UnixListener::bind(&dynasty.socket).unwrap();
         let successor = dynasty.draft("edge-1", 1).launch().unwrap();
@@ -232,6 +233,30 @@ async fn a_successor_that_is_refused_ends_and_says_why() {
         assert!(UnixStream::connect(&dynasty.socket).is_err());
         std::fs::remove_file(&dynasty.socket).unwrap();
     }
+}
+
+/// A process that dies in the midst of it leaves nobody else who could go on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_successor_goes_on_where_the_running_process_dies() {
+    let dynasty = Dynasty::new([127, 0, 34, 10]).await;
+    // It hands nothing over, and ends once it hears that its successor is ready.
+    let dying = "import socket, sys\n\
+                 running = socket.socket(socket.AF_UNIX); running.bind(sys.argv[1]); running.listen()\n\
+                 print('listening', flush=True)\n\
+                 link, _ = running.accept()\n\
+                 link.recv(17, socket.MSG_WAITALL); link.sendall(bytes(4)); link.recv(5, socket.MSG_WAITALL)";
+    let mut running = Program::new("running", "python3", dynasty.socket.parent().unwrap())
+        .args(["-c", dying])
+        .args([&dynasty.socket])
+        .start()
+        .unwrap();
+    running.wait_first_line(PATIENCE).unwrap();
+    let successor = dynasty.draft("edge-1", 1).launch().unwrap();
+    successor.says("the running process died before it let go").await;
+    successor.says("running node=").await;
+    assert!(running.end(PATIENCE).unwrap().success());
+    successor.signal(Signal::SIGTERM).unwrap();
+    assert!(successor.ended().await.success());
 }
 
 /// A process that was started without the socket has what its successor needs.
