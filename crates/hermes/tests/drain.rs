@@ -2,11 +2,18 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::{net::SocketAddr, process::Stdio};
+use std::{
+    net::SocketAddr,
+    process::{ExitStatus, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use hermes_testkit::{
     dialog::{Dialog, SILENCE},
-    origin::services::Services,
+    origin::{self, Origin, services::Services},
     overlay::{Node, Overlay},
     patience::until,
     traffic::Traffic,
@@ -14,6 +21,7 @@ use hermes_testkit::{
 use nix::sys::signal::Signal;
 use tokio::{
     net::{TcpStream, UdpSocket},
+    sync::watch,
     task::JoinSet,
 };
 
@@ -276,19 +284,107 @@ upstreams:
     }
     assert_eq!(one.metric("hermes_sessions_open", "").await.unwrap(), 2.0);
     one.signal(Signal::SIGTERM).unwrap();
-    // Of its two nobody is silent before it is gone.
+    assert!(talk_until_the_end_of(one, &flows, &near).await.success());
+    assert_eq!(other.metric("hermes_sessions_open", "").await.unwrap(), 4.0);
+}
+
+/// Of its flows nobody is silent before it is gone.
+async fn talk_until_the_end_of(node: Node, flows: &[UdpSocket], near: &Node) -> ExitStatus {
     let mut ends = JoinSet::new();
-    ends.spawn(one.ended());
-    let status = loop {
-        for flow in &flows {
+    ends.spawn(node.ended());
+    loop {
+        for flow in flows {
             assert!(talks(flow).await, "{}", near.log());
         }
         if let Some(ended) = ends.try_join_next() {
-            break ended.unwrap();
+            return ended.unwrap();
         }
+    }
+}
+
+/// A door that leads to `from` until it is shut. Who comes then is accepted, and hears nothing until it opens again, to
+/// `to`.
+struct Gate {
+    origin: Origin,
+    is_open: watch::Sender<bool>,
+    accepted: Arc<AtomicUsize>,
+}
+
+impl Gate {
+    fn new(from: SocketAddr, to: SocketAddr) -> Self {
+        let (is_open, accepted) = (watch::Sender::new(true), Arc::new(AtomicUsize::new(0)));
+        let (opens, counted) = (is_open.subscribe(), accepted.clone());
+        let listener = origin::listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let origin = Origin::accepting(listener, move |mut stream| {
+            let mut opens = opens.clone();
+            let to = if counted.fetch_add(1, Ordering::SeqCst) == 0 { from } else { to };
+            async move {
+                if opens.wait_for(|is_open| *is_open).await.is_ok()
+                    && let Ok(mut far) = TcpStream::connect(to).await
+                {
+                    let _ = tokio::io::copy_bidirectional(&mut stream, &mut far).await;
+                }
+            }
+        });
+        Self { origin: origin.unwrap(), is_open, accepted }
+    }
+}
+
+/// It waits two seconds for an endpoint that says nothing, and goes to the other one. Whoever has no other waits on, for
+/// the same dial.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flow_that_stops_waiting_for_a_silent_endpoint_harms_nobody_who_waits_on() {
+    let bed = Bed::new();
+    let start = async |name: &'static str| {
+        bed.services.fill(bed.overlay.node(name).document(DOCUMENT).with("DRAIN", "1m")).start().await.unwrap()
     };
-    assert!(status.success());
-    assert_eq!(other.metric("hermes_sessions_open", "").await.unwrap(), 4.0);
+    let (one, other) = (start("one").await, start("other").await);
+    let gate = Gate::new(one.address("apps"), other.address("apps"));
+    let document = "
+workers: 1
+listeners:
+- {name: apps, bind: '127.0.0.1:0', protocol: http}
+- {name: video, bind: '127.0.0.1:0', protocol: udp, authority: 'VIDEO:1'}
+routes:
+- {name: video, match: {kind: udp}, upstream: far, on-change: move, timeout: {connect: 1m}}
+- {name: db, match: {kind: tcp}, upstream: far, retry: {attempts: 1}, timeout: {connect: 1m}}
+upstreams:
+- {name: far, protocol: h2, overlay: true, endpoints: ['$GATE', '$OTHER'], balance: round-robin}
+";
+    let near = bed.overlay.node("near").document(document).with("GATE", gate.origin.address());
+    let near = near.with("OTHER", other.address("apps")).start().await.unwrap();
+    let sessions = async |node: &Node| node.metric("hermes_sessions_open", "").await.unwrap();
+    let mut flows = Vec::new();
+    for _ in 0..2 {
+        let flow = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        flow.connect(near.address("video")).await.unwrap();
+        assert!(talks(&flow).await);
+        flows.push(flow);
+    }
+    assert_eq!([sessions(&one).await, sessions(&other).await], [1.0, 1.0]);
+    gate.is_open.send_replace(false);
+    one.signal(Signal::SIGTERM).unwrap();
+    until("the flow asks its own endpoint again", async || gate.accepted.load(Ordering::SeqCst) == 2).await;
+    // Of two one goes to either endpoint.
+    let mut tunnels = JoinSet::new();
+    for _ in 0..2 {
+        let apps = near.address("apps");
+        tunnels.spawn(async move {
+            let mut tunnel = Dialog::connect(apps).await.unwrap();
+            tunnel.send("CONNECT DB:1 HTTP/1.1\r\nhost: DB:1\r\n\r\n").await.unwrap();
+            (tunnel.head().await.unwrap().status(), tunnel)
+        });
+    }
+    let (status, _held) = tunnels.join_next().await.unwrap().unwrap();
+    assert_eq!(status, 200);
+    assert!(talk_until_the_end_of(one, &flows, &near).await.success());
+    assert_eq!(sessions(&other).await, 3.0);
+    assert!(tunnels.try_join_next().is_none(), "it waits on");
+    gate.is_open.send_replace(true);
+    let (status, mut tunnel) = tunnels.join_next().await.unwrap().unwrap();
+    assert_eq!(status, 200, "{}", near.log());
+    assert!(echoes(&mut tunnel, b"hello").await);
+    assert_eq!(gate.accepted.load(Ordering::SeqCst), 2, "the dial of all was begun anew: {}", near.log());
 }
 
 /// Nobody reads what it prints: neither reloads nor its end wait for that.

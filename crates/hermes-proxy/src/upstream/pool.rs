@@ -24,6 +24,7 @@ use std::time::Duration;
 use hermes_model::reach::Reach;
 use hermes_model::snapshot::UpstreamProtocol;
 use hermes_wire::capsule;
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use self::fallback::Avoids;
@@ -103,6 +104,15 @@ impl Leased {
     }
 }
 
+/// How the last dial for all failed.
+struct DialFailure {
+    /// Which of the dials it was.
+    number: u64,
+    error: Error,
+    /// Whoever dialled is gone: the first of the others tells of it.
+    is_untold: Cell<bool>,
+}
+
 /// Connections to one endpoint.
 pub(crate) struct Pool {
     #[allow(clippy::vec_box)] // Leased and given back as a box: 700 bytes are moved once.
@@ -113,7 +123,7 @@ pub(crate) struct Pool {
     dialing_for_all: Cell<bool>,
     /// ALPN settled on HTTP/1.1 last time: nobody waits for the dials of others.
     settles_on_h1: Cell<bool>,
-    dial_failure: RefCell<Option<(u64, Error)>>,
+    dial_failure: RefCell<Option<DialFailure>>,
     dials: Cell<u64>,
     /// Nobody sweeps it any more: what is made for those who still wait is for them alone.
     retired: Cell<bool>,
@@ -251,14 +261,14 @@ impl Pool {
     /// # Errors
     /// Somebody else's dial failed while we waited for it: it would have been ours.
     fn is_for_others(&self, worker: &Worker, dials_seen: u64, had_turn: bool) -> Result<bool, Failed> {
-        if let Some((number, error)) = &*self.dial_failure.borrow()
-            && *number > dials_seen
+        if let Some(failure) = &*self.dial_failure.borrow()
+            && failure.number > dials_seen
         {
             if had_turn {
                 // Who came after that dial may have joined behind us.
                 self.open.wake_one();
             }
-            return Err(Failed { error: error.clone(), was_others: true });
+            return Err(Failed { error: failure.error.clone(), was_others: !failure.is_untold.take() });
         }
         let most = worker.generation().snapshot.limits.upstream_connections;
         Ok(self.dialing_for_all.get() || self.open.count.get() >= most)
@@ -299,13 +309,44 @@ impl Pool {
             }
             return Ok(Leased::Shared(lease));
         }
+        Ok(self.dial_for_all(worker, wish).await?)
+    }
+
+    /// Dials by a task of the worker. Who began it waits for its outcome as others do, and may give up sooner: then the
+    /// dial is theirs. Where nobody waits any more it goes on too, for as long as this wish allows: what it makes is
+    /// there for the next one, who would else begin anew, and never get through where flows wait for less than the
+    /// endpoint takes. Nor are there ever many: a pool has one at a time, and endpoints whose connections are shared
+    /// are the document's.
+    async fn dial_for_all(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Error> {
         let (permit, dialing) = (Permit::take(&self.open), Dialing::begin(self));
-        let result = match wish.protocol {
-            UpstreamProtocol::H3 => Box::pin(self.dial_h3_or_h2(worker, wish, permit)).await,
-            _ => Box::pin(self.dial_h2(worker, wish, permit)).await,
-        };
-        dialing.end(&result);
-        Ok(Leased::Shared(Lease::take(&result?, self, worker, false)))
+        let (tell, outcome) = oneshot::channel();
+        let (pool, here, standing) = (self.clone(), worker.clone(), wish.standing());
+        worker.spawn(async move {
+            let wish = standing.wish();
+            let result = match wish.protocol {
+                UpstreamProtocol::Auto => pool.dial_either(&here, &wish, permit).await,
+                UpstreamProtocol::H3 => {
+                    pool.dial_h3_or_h2(&here, &wish, permit).await.map(|made| pool.first(&made, &here))
+                }
+                _ => pool.dial_h2(&here, &wish, permit).await.map(|made| pool.first(&made, &here)),
+            };
+            let failure = result.as_ref().err().cloned();
+            // Its place is taken before others are woken, and given up where nobody is there to have it.
+            let left = tell.send(result).err();
+            dialing.end(failure, left.is_some());
+            if let Some(Ok(Leased::H1(mut connection))) = left
+                && probe(&mut connection)
+            {
+                pool.give_back(&here, connection, true);
+            }
+        });
+        // Tasks end only with their worker.
+        outcome.await.unwrap_or(Err(Error::Draining))
+    }
+
+    /// The first place on a new connection.
+    fn first(self: &Rc<Self>, made: &Rc<SharedConnection>, worker: &Rc<Worker>) -> Leased {
+        Leased::Shared(Lease::take(made, self, worker, false))
     }
 
     /// As ALPN settles it. The first dial is for all, since it may become a connection for all.
@@ -329,14 +370,10 @@ impl Pool {
                 had_turn = true;
                 continue;
             }
-            let permit = Permit::take(&self.open);
             if self.settles_on_h1.get() {
-                return Ok(self.dial_either(worker, wish, permit).await?);
+                return Ok(self.dial_either(worker, wish, Permit::take(&self.open)).await?);
             }
-            let dialing = Dialing::begin(self);
-            let result = self.dial_either(worker, wish, permit).await;
-            dialing.end(&result);
-            return Ok(result?);
+            return Ok(self.dial_for_all(worker, wish).await?);
         }
     }
 
@@ -352,7 +389,7 @@ impl Pool {
         self.settles_on_h1.set(!is_h2);
         if is_h2 {
             let connection = self.adopt_h2(worker, wish, io, permit, deadline).await?;
-            return Ok(Leased::Shared(Lease::take(&connection, self, worker, false)));
+            return Ok(self.first(&connection, worker));
         }
         Ok(Leased::H1(Box::new(handshake_h1(worker, wish, io, permit).await?)))
     }
@@ -407,21 +444,23 @@ impl Pool {
 }
 
 /// Others wait while one dials; whatever becomes of it, also if it is dropped, they go on.
-struct Dialing<'a>(&'a Pool);
+struct Dialing(Rc<Pool>);
 
-impl<'a> Dialing<'a> {
-    fn begin(pool: &'a Pool) -> Self {
+impl Dialing {
+    fn begin(pool: &Rc<Pool>) -> Self {
         pool.dialing_for_all.set(true);
-        Self(pool)
+        Self(pool.clone())
     }
 
-    fn end<T>(self, result: &Result<T, Error>) {
-        self.0.dials.set(self.0.dials.get() + 1);
-        *self.0.dial_failure.borrow_mut() = result.as_ref().err().map(|error| (self.0.dials.get(), error.clone()));
+    fn end(self, failure: Option<Error>, is_untold: bool) {
+        let number = self.0.dials.get() + 1;
+        self.0.dials.set(number);
+        let failure = failure.map(|error| DialFailure { number, error, is_untold: Cell::new(is_untold) });
+        *self.0.dial_failure.borrow_mut() = failure;
     }
 }
 
-impl Drop for Dialing<'_> {
+impl Drop for Dialing {
     fn drop(&mut self) {
         self.0.dialing_for_all.set(false);
         self.0.open.wake_all();

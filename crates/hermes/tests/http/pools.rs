@@ -182,6 +182,47 @@ async fn a_dial_for_all_that_fails_is_one_failure() {
     }
 }
 
+/// Who began it is gone, as are all who waited: it goes on, and is there for the next.
+#[tokio::test]
+async fn a_dial_for_all_that_nobody_waits_for_is_there_for_the_next() {
+    for (protocol, alpn) in [("h2", "h2"), ("auto", "h2"), ("auto", "http/1.1")] {
+        let overlay = overlay();
+        let origin = Gated::start(&overlay, alpn, 0);
+        let node = by_tls(&overlay, protocol, "", "connect: 1m", &origin.origin).await;
+        let sessions = async || node.metric("hermes_sessions_open", "").await.unwrap();
+        let mut client = Multiplex::connect(node.address("in")).await.unwrap();
+        let mut gone = burst(&mut client, 3).await;
+        until("all are there", async || sessions().await == 3.0).await;
+        until("the origin is dialled", async || origin.ever.load(Ordering::SeqCst) == 1).await;
+        gone.shutdown().await;
+        until("all are gone", async || sessions().await == 0.0).await;
+        origin.door.add_permits(20);
+        node.metric_reaches("hermes_upstream_connects_total", "upstream=\"web\"", 1.0).await;
+        origin.gate.add_permits(1);
+        assert_eq!(client.get("http://WEB/").await.unwrap().status, 200, "{protocol}, {alpn}");
+        assert_eq!(origin.ever.load(Ordering::SeqCst), 1, "{protocol}, {alpn}: connections");
+    }
+}
+
+/// Whoever dialled tells that the endpoint failed; where he is gone, one of those who waited with him.
+#[tokio::test]
+async fn a_dial_for_all_that_fails_is_told_of_by_who_is_there() {
+    let overlay = overlay();
+    let origin = Gated::start(&overlay, "h2", 0);
+    let protocol = "h2\n  outlier: {failures: 1}";
+    let node = by_tls(&overlay, protocol, "", "connect: 2s", &origin.origin).await;
+    let sessions = async || node.metric("hermes_sessions_open", "").await.unwrap();
+    let mut client = Multiplex::connect(node.address("in")).await.unwrap();
+    let mut first = burst(&mut client, 1).await;
+    until("the origin is dialled", async || origin.ever.load(Ordering::SeqCst) == 1).await;
+    let others = burst(&mut client, 2).await;
+    until("all are there", async || sessions().await == 3.0).await;
+    first.shutdown().await;
+    assert_eq!(others.join_all().await, [504; 2]);
+    assert_eq!(origin.ever.load(Ordering::SeqCst), 1, "connections");
+    assert_eq!(node.log().matches("rests").count(), 1, "{}", node.log());
+}
+
 /// A client that has its next request ready when its last one is answered leaves the connection to those who wait.
 #[tokio::test]
 async fn who_waits_is_overtaken_by_nobody() {

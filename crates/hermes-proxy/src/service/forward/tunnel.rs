@@ -150,8 +150,7 @@ impl Forward<'_> {
         let leasing = pool.lease(self.worker, &wish);
         let leased = match attempt.within {
             None => leasing.await,
-            // Not in the wish: where others wait for our dial it would fail them sooner than their routes say. (One of
-            // them dials anew.)
+            // Not in the wish: others may wait for our dial, which goes on without us for as long as the route says.
             Some(within) => tokio::time::timeout(within, leasing).await.unwrap_or_else(|_| {
                 // Many flows may have waited for one dial, or for a place: none of them knows that it failed.
                 let (peer, missing) = (endpoint.label.clone(), NO_CONNECTION);

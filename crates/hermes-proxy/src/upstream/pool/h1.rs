@@ -109,7 +109,7 @@ impl Pool {
         if wish.fresh || wish.destination.proxy_source.is_some() {
             return Ok(Leased::H1(Box::pin(dial_h1(worker, wish, permit)).await?));
         }
-        let mut dial = Box::pin(self.dial_for_all(worker, wish, permit));
+        let mut dial = Box::pin(self.dial_standing(worker, wish, permit));
         while let Some(mut free) = self.open.dialing.join(self.open.count.get(), false) {
             tokio::select! {
                 biased;
@@ -134,7 +134,7 @@ impl Pool {
     }
 
     /// A dial that may outlive the request that began it.
-    fn dial_for_all(
+    fn dial_standing(
         &self,
         worker: &Rc<Worker>,
         wish: &Wish<'_>,
