@@ -10,7 +10,7 @@ mod reserved;
 
 use std::collections::{HashSet, VecDeque};
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
@@ -74,6 +74,8 @@ pub(crate) struct Device {
     nat: Mutex<Option<Nat>>,
     /// Whose prefixes are in the process before us, as long as that lives: nobody else's here.
     reserved: RwLock<Table<Owner>>,
+    /// Workers that wait for the end of that process.
+    waiting: AtomicUsize,
     /// Whether its queues are read here, and not in the process before us.
     pub(crate) reads: watch::Sender<bool>,
     /// Captures whose far ends have given their addresses, or cannot before this process has the devices.
@@ -86,9 +88,9 @@ impl Device {
     pub(crate) fn new(name: Arc<str>, net: tun::Device, given: Arc<Given>) -> Arc<Self> {
         let reads = watch::Sender::new(net.is_ours());
         let answered = watch::Sender::new(0);
-        let (claims, reserved, led, nat, hold) = Default::default();
+        let (claims, reserved, waiting, led, nat, hold) = Default::default();
         let numbers = AtomicU64::new(1);
-        Arc::new(Self { name, net, claims, numbers, given, led, nat, reserved, reads, answered, hold })
+        Arc::new(Self { name, net, claims, numbers, given, led, nat, reserved, waiting, reads, answered, hold })
     }
 
     /// Begins to hold it. Once in its life.

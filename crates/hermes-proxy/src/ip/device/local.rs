@@ -61,6 +61,7 @@ impl Devices {
                 Ok(local) => {
                     if local.before.borrow().is_some() {
                         let elder = Elder::of(&worker.shared);
+                        device.awaits();
                         worker.spawn(local.clone().outlive(worker.clone(), elder));
                     }
                     let reading = worker.spawn(read(device.clone(), Rc::downgrade(&local), worker.clone()));
@@ -251,7 +252,7 @@ impl LocalDevice {
             _ = reads.wait_for(|reads| *reads) => {}
             () = self.device.deleted(&worker.shared) => {}
         }
-        self.device.release_reserved();
+        self.device.outlived();
     }
 
     fn elsewhere(&self) -> Elsewhere {

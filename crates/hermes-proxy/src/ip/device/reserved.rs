@@ -4,6 +4,7 @@
 //! Never: a prefix that rests already: those are the node's, and handed over with it (`given`).
 
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 
 use ipnet::IpNet;
 
@@ -60,9 +61,22 @@ impl Device {
         }
     }
 
+    /// One more worker waits for the end of the process before us.
+    pub(super) fn awaits(&self) {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// That worker has seen it. With the last one all its workers are gone: an earlier one may have had a session that
+    /// led something here yet. Nor does it take more than one of ours to sweep.
+    pub(super) fn outlived(&self) {
+        if self.waiting.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.release_reserved();
+        }
+    }
+
     /// The process before us is gone, and its sessions with it. Those that are not here now may come again; routes to
     /// them go.
-    pub(super) fn release_reserved(&self) {
+    fn release_reserved(&self) {
         let reserved = std::mem::take(&mut *self.reserved.write().unwrap_or_else(PoisonError::into_inner));
         // Whoever claims one of them waits until it is gone, and then leads it here anew.
         let mut led = self.led();
