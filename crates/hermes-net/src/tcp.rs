@@ -1,7 +1,8 @@
-//! TCP sockets: how they listen and how they are tuned.
+//! TCP sockets: how they listen, how they are tuned, and what the kernel knows of the far end.
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
@@ -51,6 +52,51 @@ pub fn reset_on_close(stream: &TcpStream) {
     let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }
 
+/// Looks at the acknowledgements that come to a socket, whoever reads and writes it. Keeps the connection from being
+/// closed as long as it lives.
+#[derive(Debug)]
+pub struct Acks(OwnedFd);
+
+/// What the kernel says of them.
+#[derive(Clone, Copy, Debug)]
+pub struct Acknowledged {
+    /// A round trip, smoothed.
+    pub rtt: Duration,
+    /// Something that was sent is not acknowledged, and nothing was heard of the far end's kernel for so long.
+    pub owed_for: Option<Duration>,
+}
+
+impl Acks {
+    /// # Errors
+    /// No descriptor is left.
+    pub fn of(stream: &TcpStream) -> io::Result<Self> {
+        stream.as_fd().try_clone_to_owned().map(Self)
+    }
+
+    /// What is known now.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    #[allow(unsafe_code)] // Neither socket2 nor nix has the option.
+    pub fn look(&self) -> io::Result<Acknowledged> {
+        // SAFETY: it has numbers alone, for which zeros are values.
+        let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+        let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
+        let into = (&raw mut info).cast();
+        // SAFETY: the descriptor is open for the life of `self`, and the address and size of what is written to are given.
+        let result =
+            unsafe { libc::getsockopt(self.0.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, into, &raw mut length) };
+        if result != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let silence = Duration::from_millis(info.tcpi_last_ack_recv.into());
+        Ok(Acknowledged {
+            rtt: Duration::from_micros(info.tcpi_rtt.into()),
+            owed_for: (info.tcpi_unacked > 0).then_some(silence),
+        })
+    }
+}
+
 /// Is the port of this address in use by somebody else? Reuseport would let two of our own
 /// processes bind it both, each getting half of the connections: a mistake, not a wish.
 ///
@@ -65,4 +111,35 @@ pub fn probe_unused(address: SocketAddr) -> io::Result<()> {
     socket.bind(&address.into())?;
     // Without reuseport on it, listening next to a listening socket fails.
     socket.listen(1)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use socket2::SockFilter;
+    use tokio::io::AsyncWriteExt as _;
+
+    /// Whoever reads nothing acknowledges all the same; a dark path is told from that.
+    #[tokio::test]
+    async fn what_is_not_acknowledged_is_seen_and_that_it_is_at_last() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (far, _) = listener.accept().await.unwrap();
+        let acks = Acks::of(&near).unwrap();
+        let becomes = async |fits: &dyn Fn(Option<Duration>) -> bool| {
+            while !fits(acks.look().unwrap().owed_for) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        near.write_all(b"hello").await.unwrap();
+        becomes(&|owed_for| owed_for.is_none()).await;
+        // Everything that comes to it is dropped before TCP sees it.
+        SockRef::from(&far).attach_filter(&[SockFilter::new(libc::BPF_RET as u16, 0, 0, 0)]).unwrap();
+        near.write_all(b"hello").await.unwrap();
+        becomes(&|owed_for| owed_for.is_some_and(|owed_for| owed_for >= Duration::from_millis(20))).await;
+        SockRef::from(&far).detach_filter().unwrap();
+        becomes(&|owed_for| owed_for.is_none()).await;
+        assert!(acks.look().unwrap().rtt < Duration::from_secs(1));
+    }
 }

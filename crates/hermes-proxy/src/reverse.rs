@@ -10,19 +10,21 @@ pub(crate) mod arrival;
 mod pulse;
 pub(crate) mod uplink;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use hermes_net::tcp::Acks;
 use hermes_net::{Io, quic};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri};
 use tokio::sync::watch;
 
-pub(crate) use self::pulse::{Beat, Pulse};
+pub(crate) use self::pulse::{Beat, FAR_END, Probe, Pulse};
 use crate::signal::Signal;
 
 /// What such a connection over TCP is called in ALPN.
@@ -52,8 +54,8 @@ pub(crate) struct Presence {
     /// When the last of them went, in milliseconds of the node's clock; 0: none ever did.
     went_at: AtomicU64,
     dealt: Mutex<Dealt>,
-    /// The number of the newest that is here.
-    newest: watch::Sender<u64>,
+    /// The number of the newest that is here, and the address that it came from.
+    newest: watch::Sender<(u64, Option<IpAddr>)>,
     /// The latest that it has given up, by their numbers.
     gone: watch::Sender<VecDeque<u64>>,
 }
@@ -70,12 +72,19 @@ struct Dealt {
 }
 
 impl Presence {
+    /// Numbers of its connections begin with the time, in microseconds: a node may give up one that the process before us
+    /// had, or a presence before this one, which is none of ours.
     pub(crate) fn new(node: &Arc<str>) -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self::numbering_from(node, since.as_micros() as u64)
+    }
+
+    fn numbering_from(node: &Arc<str>, last: u64) -> Self {
         Self {
             node: node.clone(),
             usable: AtomicUsize::new(0),
             went_at: AtomicU64::new(0),
-            dealt: Mutex::default(),
+            dealt: Mutex::new(Dealt { last, ..Dealt::default() }),
             newest: watch::Sender::default(),
             gone: watch::Sender::default(),
         }
@@ -132,12 +141,18 @@ impl Presence {
     }
 
     /// The connection with this number is here: those before it may be dead, and are asked.
-    pub(crate) fn is_newest(&self, number: u64) {
-        self.newest.send_if_modified(|newest| number > std::mem::replace(newest, number.max(*newest)));
+    pub(crate) fn is_newest(&self, number: u64, source: IpAddr) {
+        self.newest.send_if_modified(|newest| {
+            let is_newer = number > newest.0;
+            if is_newer {
+                *newest = (number, Some(source));
+            }
+            is_newer
+        });
     }
 
     /// Hears of those that come.
-    pub(crate) fn newer(&self) -> watch::Receiver<u64> {
+    pub(crate) fn newer(&self) -> watch::Receiver<(u64, Option<IpAddr>)> {
         self.newest.subscribe()
     }
 
@@ -164,24 +179,40 @@ impl Presence {
     }
 }
 
-/// How many connections an endpoint wants to be kept, as it said last. All workers see it.
+/// The connections that are kept to one endpoint, on all workers.
 #[derive(Clone, Debug)]
-pub(crate) struct Wanted(Arc<watch::Sender<usize>>);
+pub(crate) struct Bundle(Arc<Strands>);
 
-impl Default for Wanted {
+#[derive(Debug)]
+struct Strands {
+    /// How many there are to be, as the endpoint said last.
+    wanted: watch::Sender<usize>,
+    /// One of them has doubts whether the way is still there: all ask at once.
+    doubts: watch::Sender<()>,
+}
+
+impl Default for Bundle {
     fn default() -> Self {
-        Self(Arc::new(watch::Sender::new(1)))
+        Self(Arc::new(Strands { wanted: watch::Sender::new(1), doubts: watch::Sender::default() }))
     }
 }
 
-impl Wanted {
-    fn set(&self, wanted: usize) {
+impl Bundle {
+    fn want(&self, wanted: usize) {
         let wanted = wanted.clamp(1, MOST_WANTED);
-        self.0.send_if_modified(|current| std::mem::replace(current, wanted) != wanted);
+        self.0.wanted.send_if_modified(|current| std::mem::replace(current, wanted) != wanted);
     }
 
-    fn watch(&self) -> watch::Receiver<usize> {
-        self.0.subscribe()
+    fn wanted(&self) -> watch::Receiver<usize> {
+        self.0.wanted.subscribe()
+    }
+
+    fn doubt(&self) {
+        self.0.doubts.send_replace(());
+    }
+
+    fn doubts(&self) -> watch::Receiver<()> {
+        self.0.doubts.subscribe()
     }
 }
 
@@ -201,8 +232,16 @@ pub(crate) enum MovesOn {
 /// One connection that we dialled and serve on.
 pub(crate) struct Line {
     pulse: RefCell<Pulse>,
-    wanted: Wanted,
+    /// What its pulse is to have once HTTP has begun: over TCP a look at what is acknowledged, and how soon it asks.
+    acks: Cell<Option<Acks>>,
+    asks_after: Duration,
+    bundle: Bundle,
     moves_on: Signal<MovesOn>,
+    is_over: Cell<bool>,
+    /// It has doubts, and the others know.
+    doubts: Cell<bool>,
+    /// How often the far end asked whether we are where we seem to be.
+    challenges: Cell<u64>,
     /// Its number at the far end. Set where that has taken it.
     number: Signal<u64>,
     /// Those before it that are dead, by their numbers.
@@ -210,24 +249,57 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    fn new(wanted: Wanted, given_up: Vec<u64>) -> Self {
+    fn new(bundle: Bundle, asks_after: Duration, acks: Option<Acks>, given_up: Vec<u64>) -> Self {
         Self {
-            pulse: RefCell::new(Pulse::new(None)),
-            wanted,
+            pulse: RefCell::new(Pulse::new(None, None, asks_after)),
+            acks: Cell::new(acks),
+            asks_after,
+            bundle,
             moves_on: Signal::default(),
+            is_over: Cell::new(false),
+            doubts: Cell::new(false),
+            challenges: Cell::new(0),
             number: Signal::default(),
             given_up,
         }
     }
 
-    /// HTTP/2 has begun on it.
-    pub(crate) fn begin(&self, ping: Option<h2::PingPong>) {
-        self.pulse.replace(Pulse::new(ping));
+    /// HTTP has begun on it.
+    pub(crate) fn begin(&self, probe: Option<Probe>) {
+        self.pulse.replace(Pulse::new(probe, self.acks.take(), self.asks_after));
+    }
+
+    /// `challenges` counts up with PATH_CHALLENGE: the far end of QUIC has heard us from another address, which nothing
+    /// else tells us of. It knows where this connection is now; the others have to be heard as well.
+    pub(crate) fn note_challenges(&self, challenges: u64) {
+        if self.challenges.replace(challenges) != challenges {
+            self.bundle.doubt();
+        }
+    }
+
+    /// It is over, and what was on it.
+    fn end(&self) {
+        self.acks.take();
+        self.pulse.borrow_mut().end();
+        self.is_over.set(true);
+        self.moves_on.set(MovesOn::Over);
+        self.bundle.doubt();
+    }
+
+    /// Asks whether its far end is there.
+    fn ask(&self) {
+        self.pulse.borrow_mut().ask();
     }
 
     /// Ready where it has been silent for so long that it is dead. `heard` counts up with what is heard.
     pub(crate) fn poll_dead(&self, cx: &mut Context<'_>, heard: u64) -> Poll<()> {
-        match self.pulse.borrow_mut().poll(cx, heard) {
+        let mut pulse = self.pulse.borrow_mut();
+        let beat = pulse.poll(cx, heard);
+        let is_late = pulse.is_late();
+        if !self.doubts.replace(is_late) && is_late {
+            self.bundle.doubt();
+        }
+        match beat {
             Beat::Strong => Poll::Pending,
             Beat::Silent => {
                 self.moves_on.set(MovesOn::Silent);
@@ -237,9 +309,9 @@ impl Line {
         }
     }
 
-    /// Nothing was heard on it for too long.
-    fn is_silent(&self) -> bool {
-        self.pulse.borrow().is_silent()
+    /// Nothing comes over it any more.
+    fn is_dead(&self) -> bool {
+        self.is_over.get() || self.pulse.borrow().is_silent()
     }
 
     /// The answer to a request that is a call, and is for nobody else.
@@ -252,7 +324,7 @@ impl Line {
                     self.number.set(number);
                 }
                 if let Some(wanted) = wanted {
-                    self.wanted.set(wanted);
+                    self.bundle.want(wanted);
                 }
             }
         }
@@ -314,10 +386,12 @@ fn given_up(answer: &HeaderMap) -> impl Iterator<Item = u64> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     fn presence() -> Presence {
-        Presence::new(&Arc::from("laptop"))
+        Presence::numbering_from(&Arc::from("laptop"), 0)
     }
 
     #[test]
@@ -328,6 +402,15 @@ mod tests {
         assert_eq!(presence.deal(3, 4), (3, 3));
         assert_eq!(presence.deal(2, 4), (1, 4));
         assert_eq!(presence.deal(0, 4), (2, 5), "the oldest is the likeliest to be dead");
+    }
+
+    #[test]
+    fn numbers_of_a_process_are_none_of_the_one_before() {
+        let [before, after] = [(); 2].map(|()| {
+            std::iter::repeat_with(Instant::now).find(|now| now.elapsed() > Duration::from_micros(2));
+            Presence::new(&Arc::from("laptop")).deal(0, 1).1
+        });
+        assert!(after > before, "{before} and {after}");
     }
 
     #[test]
@@ -362,13 +445,26 @@ mod tests {
 
     #[tokio::test]
     async fn the_answer_to_a_call_gives_up_what_is_dead() {
-        let line = Line::new(Wanted::default(), vec![3, 5]);
+        let line = Line::new(Bundle::default(), pulse::FIRST, None, vec![3, 5]);
         let (head, ()) = Call::Begins { number: Some(9), wanted: Some(5000) }.request("laptop").unwrap().into_parts();
         let answer = line.answer(&head).unwrap();
-        assert_eq!((line.number.get(), *line.wanted.watch().borrow()), (Some(9), MOST_WANTED));
+        assert_eq!((line.number.get(), *line.bundle.wanted().borrow()), (Some(9), MOST_WANTED));
         assert_eq!(given_up(answer.headers()).collect::<Vec<_>>(), [3, 5]);
         let (other, ()) = Request::new(()).into_parts();
         assert!(line.answer(&other).is_none(), "whatever else comes is a session");
+    }
+
+    /// Else the far end would find out for itself, while its flows wait.
+    #[tokio::test]
+    async fn a_connection_that_is_over_is_dead_whatever_was_found_before_and_makes_the_others_ask() {
+        for before in [None, Some(MovesOn::Silent)] {
+            let bundle = Bundle::default();
+            let (line, others) = (Line::new(bundle.clone(), pulse::FIRST, None, Vec::new()), bundle.doubts());
+            before.inspect(|why| line.moves_on.set(*why));
+            assert!(!line.is_dead() && !others.has_changed().unwrap());
+            line.end();
+            assert!(line.is_dead() && others.has_changed().unwrap());
+        }
     }
 
     #[tokio::test]

@@ -23,7 +23,7 @@ use hermes_net::tls::RustlsClientConfig;
 
 use self::connect::Destination;
 use self::pool::{PoolKey, Wish};
-use crate::reverse::{Presence, Wanted};
+use crate::reverse::{Bundle, Presence};
 
 /// An endpoint's state, as all workers see it.
 pub(crate) struct Endpoint {
@@ -40,8 +40,8 @@ pub(crate) struct Endpoint {
 
 /// Where an endpoint is.
 pub(crate) enum Target {
-    /// At an address, which is dialled. It may want connections to be kept to it.
-    Address { host: Arc<str>, port: u16, wanted: Wanted },
+    /// At an address, which is dialled. Connections may be kept to it.
+    Address { host: Arc<str>, port: u16, kept: Bundle },
     /// Behind connections that this node keeps to us.
     Node(Arc<Presence>),
 }
@@ -51,7 +51,7 @@ impl Endpoint {
         let (name, target) = match place {
             Place::Address(address) => {
                 let target =
-                    Target::Address { host: address.host.clone(), port: address.port, wanted: Wanted::default() };
+                    Target::Address { host: address.host.clone(), port: address.port, kept: Bundle::default() };
                 (Arc::from(address.to_string()), target)
             }
             Place::Node(node) => {
@@ -142,6 +142,7 @@ impl UpstreamState {
             reach: None,
             tls: self.tls.as_ref(),
             proxy_source: self.config.proxy_protocol.then_some(source),
+            urgent: false,
         }
     }
 

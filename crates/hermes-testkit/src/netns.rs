@@ -138,6 +138,16 @@ impl Namespace {
         run(Command::new("ip").args(["netns", "exec", &self.name, "nft", &rules]))
     }
 
+    /// Says nothing to packets of connections that it does not know, as many firewalls do.
+    ///
+    /// # Errors
+    /// Without nftables, or when the kernel refuses.
+    pub fn send_no_resets(&self) -> Result<()> {
+        let rules = "add table ip mute; add chain ip mute out { type filter hook output priority 0; }; \
+                     add rule ip mute out tcp flags & rst == rst drop";
+        run(Command::new("ip").args(["netns", "exec", &self.name, "nft", rules]))
+    }
+
     /// Joins two namespaces with a veth pair, an address of `/24` at each end. Returns the names of its devices.
     ///
     /// # Errors

@@ -26,6 +26,7 @@ use crate::error::Error;
 use crate::live::{Connection, Stage};
 use crate::pipe;
 use crate::request::{Origin, from_head};
+use crate::reverse::Probe;
 use crate::session::{self, Near, Served, Tunnel};
 use crate::stream::h2::{self as halves, Backlog, Window};
 use crate::stream::{ByteStream, Receiver, Sender};
@@ -48,7 +49,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
     connection.set_stage(worker, Stage::Idle);
     let client = Rc::new(client);
     if let Some(line) = &client.line {
-        line.begin(http.ping_pong());
+        line.begin(http.ping_pong().map(Probe::Ping));
     }
     let (window, backlog) = (Window::new(connection_window), Backlog::default());
     let mut widened_to = connection_window;

@@ -36,6 +36,7 @@ use crate::headers::EARLY_DATA;
 use crate::live::{Connection, Entry, Stage};
 use crate::pipe;
 use crate::request::{Origin, from_head};
+use crate::reverse::Probe;
 use crate::service::respond;
 use crate::session::{self, Near, Served, Tunnel};
 use crate::stream::h3::{self as halves, Fault};
@@ -79,7 +80,7 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
     }
     let mut client = Rc::new(client);
     if let Some(line) = &client.line {
-        line.begin(None);
+        line.begin(Some(Probe::Quic(link.connection.clone())));
     }
     let mut driver = pin!(link.drive(worker, ours(&limits), control));
     let mut accepting = pin!(link.connection.accept_bi());
@@ -89,10 +90,13 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
         if driver.as_mut().poll(cx).is_ready() {
             return Poll::Ready(());
         }
-        let heard = || link.connection.stats().udp_rx.datagrams;
-        if client.line.as_ref().is_some_and(|line| line.poll_dead(cx, heard()).is_ready()) {
-            link.close(Code::NoError, "silent");
-            return Poll::Ready(());
+        if let Some(line) = &client.line {
+            let stats = link.connection.stats();
+            line.note_challenges(stats.frame_rx.path_challenge);
+            if line.poll_dead(cx, stats.udp_rx.datagrams).is_ready() {
+                link.close(Code::NoError, "silent");
+                return Poll::Ready(());
+            }
         }
         match confirming.as_mut().map(|confirming| confirming.as_mut().poll(cx)) {
             Some(Poll::Ready(true)) => {

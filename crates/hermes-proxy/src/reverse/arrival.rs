@@ -110,7 +110,7 @@ async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, arrived: Arrive
         Carrier::Quic(quic) => pool.keep_h3(worker, &presence, &listener, quic, BEGIN).await?,
     };
     tracing::info!(node = %presence.node, %source, listener = %listener.name, "a node keeps a connection to us");
-    presence.is_newest(number);
+    presence.is_newest(number, source.ip());
     let calls = async {
         if let Err(error) = say(&kept, Call::Begins { number: Some(number), wanted: Some(worker.shared.workers) }).await
         {
@@ -126,7 +126,7 @@ async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, arrived: Arrive
     };
     tokio::select! {
         () = drive => {}
-        () = kept.listen(pulse) => {}
+        () = kept.listen(pulse, source.ip()) => {}
         error = calls => return Err(error),
         // Its sessions are told at once, and those that may begin again do so on another one.
         () = presence.given_up(number) => {}

@@ -4,15 +4,37 @@
 //! that a NAT has forgotten, or an address that is gone, says nothing at all: silence is all there is
 //! to see. Never: an end; that is the caller's.
 
-use std::task::{Context, Poll};
+use std::future::Future;
+use std::pin::Pin;
+use std::task::Context;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use h2::{Ping, PingPong};
-use tokio::time::{Instant, Interval, MissedTickBehavior, interval};
+use hermes_net::quic;
+use hermes_net::tcp::Acks;
+use tokio::time::{Instant, Sleep, sleep};
 
-/// So often is looked, and asked where nothing was heard since the last look.
-const LOOK: Duration = Duration::from_millis(500);
-/// Silence after which nothing new is entrusted to it: an answer takes no such time.
+/// Silence after which the first of a node's connections to an endpoint asks. Where a router has another address all at
+/// once nothing tells: the far end's flows come to nobody, and make the node send nothing. So it asks often enough for
+/// what is promised within a second, but on one connection for all to that endpoint, however many that wants, and only
+/// where nothing else is heard: five small exchanges a second. Where it is not answered, the others ask too.
+pub(super) const FIRST: Duration = Duration::from_millis(200);
+/// Silence after which the others ask of themselves.
+pub(super) const OTHERS: Duration = Duration::from_secs(1);
+/// Silence after which the far end asks: the node does sooner, so that one exchange serves both.
+pub(crate) const FAR_END: Duration = Duration::from_millis(1500);
+/// So long, and three round trips, an acknowledgement takes at most, though the packet is lost: it is sent again two
+/// round trips and 200 ms later (RFC 8985, section 7.2, with Linux's shortest timeout), and answered one later. Then
+/// another connection is dialled beside it. That a path is dark for a moment cuts nothing off: what is lost is sent again.
+const ANSWER: Duration = Duration::from_millis(250);
+const ROUND_TRIPS: u32 = 3;
+/// While an answer is owed it is looked for so often.
+const LOOK: Duration = Duration::from_millis(25);
+/// Where the node comes from another address than before, its router has forgotten what it had: what is there from
+/// before has to be heard within this, and its kernel as soon as any answer has to come.
+const DOUBT: Duration = Duration::from_millis(500);
+/// Silence after which nothing new is entrusted to it, though its kernel acknowledges: an answer takes no such time.
 const SILENT: Duration = Duration::from_secs(2);
 /// Silence after which it is over. Until then what is on it may recover.
 pub(super) const DEAD: Duration = Duration::from_secs(10);
@@ -25,23 +47,76 @@ pub(crate) enum Beat {
     Dead,
 }
 
+/// What makes the far end answer.
+pub(crate) enum Probe {
+    Ping(PingPong),
+    /// Of QUIC, which asks of itself where it is quiet for long, and sends again what is lost.
+    Quic(quic::Connection),
+}
+
+impl Probe {
+    /// True where an answer is owed that [`Self::is_answered`] sees.
+    fn ask(&mut self) -> bool {
+        match self {
+            // Only a connection that is over takes none, and that is seen elsewhere.
+            Probe::Ping(ping) => ping.send_ping(Ping::opaque()).is_ok(),
+            Probe::Quic(connection) => {
+                // A stream of a type that says nothing (RFC 9114, section 6.2.3): quinn sends no PING on demand.
+                if let Some(Ok(mut stream)) = connection.open_uni().now_or_never() {
+                    let _ = stream.write(&RESERVED).now_or_never();
+                    let _ = stream.finish();
+                }
+                false
+            }
+        }
+    }
+
+    /// Wakes when it is.
+    fn is_answered(&mut self, cx: &mut Context<'_>) -> bool {
+        match self {
+            Probe::Ping(ping) => ping.poll_pong(cx).is_ready(),
+            Probe::Quic(_) => false,
+        }
+    }
+}
+
+/// The first of the reserved types.
+const RESERVED: [u8; 1] = [0x21];
+
 /// Listens to one connection.
 pub(crate) struct Pulse {
-    /// `None` where another layer asks: QUIC.
-    ping: Option<PingPong>,
-    is_asked: bool,
-    look: Interval,
+    /// `None`: another layer asks.
+    probe: Option<Probe>,
+    /// Whether what we send is acknowledged. PING alone would not tell a dark path from one that is slow, where its
+    /// answer is behind all that is sent.
+    acks: Option<Acks>,
+    /// It asks after so much silence.
+    after: Duration,
+    asks_now: bool,
+    asked_at: Option<Instant>,
+    alarm: Pin<Box<Sleep>>,
     heard: u64,
     heard_at: Instant,
     /// It is in doubt: until then it has to be heard.
     doubted_until: Option<Instant>,
+    /// And the node comes from elsewhere by now.
+    is_elsewhere: bool,
 }
 
 impl Pulse {
-    pub(crate) fn new(ping: Option<PingPong>) -> Self {
-        let mut look = interval(LOOK);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self { ping, is_asked: false, look, heard: 0, heard_at: Instant::now(), doubted_until: None }
+    pub(crate) fn new(probe: Option<Probe>, acks: Option<Acks>, after: Duration) -> Self {
+        Self {
+            probe,
+            acks,
+            after,
+            asks_now: false,
+            asked_at: None,
+            alarm: Box::pin(sleep(after)),
+            heard: 0,
+            heard_at: Instant::now(),
+            doubted_until: None,
+            is_elsewhere: false,
+        }
     }
 
     /// Nothing was heard for too long, as far as was looked.
@@ -49,41 +124,84 @@ impl Pulse {
         self.heard_at.elapsed() >= SILENT
     }
 
+    /// It was asked, and not even its kernel has answered though it could have by now.
+    fn is_unanswered(&self) -> bool {
+        self.is_unanswered_for(ANSWER, ROUND_TRIPS)
+    }
+
+    /// The answer is later than where nothing is lost.
+    pub(super) fn is_late(&self) -> bool {
+        self.is_unanswered_for(2 * LOOK, 2)
+    }
+
+    fn is_unanswered_for(&self, least: Duration, round_trips: u32) -> bool {
+        let Some(asked_at) = self.asked_at else { return false };
+        let waited = asked_at.max(self.heard_at).elapsed();
+        if waited < least {
+            return false;
+        }
+        let known = self.acks.as_ref().and_then(|acks| acks.look().ok());
+        known.is_some_and(|known| {
+            known.owed_for.is_some_and(|owed_for| owed_for.min(waited) >= least + round_trips * known.rtt)
+        })
+    }
+
+    /// Asks, however little silence there was.
+    pub(super) fn ask(&mut self) {
+        self.asks_now = true;
+        self.alarm.as_mut().reset(Instant::now());
+    }
+
     /// There is another one that may have taken its place: it has to show soon that it is alive.
-    pub(crate) fn doubt(&mut self) {
-        // QUIC asks of itself, once a second; the far end that has moved says so at once.
-        let within = if self.ping.is_some() { LOOK } else { 3 * LOOK };
-        self.doubted_until.get_or_insert_with(|| Instant::now() + within);
-        self.look.reset_immediately();
+    pub(crate) fn doubt(&mut self, comes_from_elsewhere: bool) {
+        let within = match &self.probe {
+            Some(Probe::Ping(_)) if comes_from_elsewhere => DOUBT,
+            Some(Probe::Ping(_)) => SILENT,
+            // QUIC asks of itself, once a second; the far end that has moved says so at once.
+            _ => 3 * DOUBT,
+        };
+        self.is_elsewhere |= comes_from_elsewhere;
+        let until = Instant::now() + within;
+        self.doubted_until = Some(self.doubted_until.map_or(until, |before| before.min(until)));
+        self.ask();
+    }
+
+    /// The connection is over: its socket closes.
+    pub(super) fn end(&mut self) {
+        (self.probe, self.acks) = (None, None);
     }
 
     /// What is known now; wakes when there is something to look at. `heard` counts up with whatever is heard.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>, heard: u64) -> Beat {
         if std::mem::replace(&mut self.heard, heard) != heard {
             self.heard_at = Instant::now();
-            self.doubted_until = None;
+            (self.doubted_until, self.is_elsewhere) = (None, false);
         }
-        if let Some(ping) = &mut self.ping
-            && self.is_asked
-            && ping.poll_pong(cx).is_ready()
-        {
-            self.is_asked = false;
+        if self.asked_at.is_some() && self.probe.as_mut().is_some_and(|probe| probe.is_answered(cx)) {
+            self.asked_at = None;
         }
-        while self.look.poll_tick(cx).is_ready() {
-            let is_quiet = self.heard_at.elapsed() >= LOOK || self.doubted_until.is_some();
-            if let Some(ping) = self.ping.as_mut().filter(|_| is_quiet && !self.is_asked) {
-                // Only a connection that is over takes none, and that is seen elsewhere.
-                self.is_asked = ping.send_ping(Ping::opaque()).is_ok();
-                // Wakes when it is answered.
-                let _: Poll<_> = ping.poll_pong(cx);
+        while self.alarm.as_mut().poll(cx).is_ready() {
+            let now = Instant::now();
+            let asks_now = std::mem::take(&mut self.asks_now);
+            let is_quiet = now >= self.heard_at + self.after;
+            if let Some(probe) = &mut self.probe
+                && self.asked_at.is_none()
+                && (asks_now || (is_quiet && matches!(probe, Probe::Ping(_))))
+            {
+                self.asked_at = probe.ask().then_some(now);
+                let _: bool = probe.is_answered(cx);
             }
+            let is_owed = self.asked_at.is_some() || self.doubted_until.is_some();
+            let quiet = Some(self.heard_at + self.after).filter(|at| *at > now);
+            self.alarm.as_mut().reset(if is_owed { now + LOOK } else { quiet.unwrap_or(now + self.after) });
         }
-        if self.doubted_until.is_some_and(|until| Instant::now() >= until) {
+        let is_unanswered = self.is_unanswered();
+        if self.doubted_until.is_some_and(|until| Instant::now() >= until) || (self.is_elsewhere && is_unanswered) {
             return Beat::Dead;
         }
         match self.heard_at.elapsed() {
             silence if silence >= DEAD => Beat::Dead,
-            silence if silence >= SILENT => Beat::Silent,
+            _ if is_unanswered || self.is_silent() => Beat::Silent,
             _ => Beat::Strong,
         }
     }
@@ -91,17 +209,19 @@ impl Pulse {
 
 #[cfg(test)]
 mod tests {
+    use std::task::Poll;
+
     use super::*;
 
     #[tokio::test(start_paused = true)]
     async fn what_is_doubted_has_to_be_heard_soon() {
         for (heard, alive) in [(1, true), (0, false)] {
-            let mut pulse = Pulse::new(None);
-            pulse.doubt();
+            let mut pulse = Pulse::new(None, None, FIRST);
+            pulse.doubt(true);
             let began = Instant::now();
             let mut heard_now = 0;
             let dies = std::future::poll_fn(|cx| {
-                if began.elapsed() >= LOOK {
+                if began.elapsed() >= DOUBT {
                     heard_now = heard;
                 }
                 if pulse.poll(cx, heard_now) == Beat::Dead { Poll::Ready(began.elapsed()) } else { Poll::Pending }
@@ -113,7 +233,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn silence_is_noticed_by_time_alone_and_a_word_mends_it() {
-        let mut pulse = Pulse::new(None);
+        let mut pulse = Pulse::new(None, None, FIRST);
         let began = Instant::now();
         let mut beats = Vec::new();
         std::future::poll_fn(|cx| {

@@ -13,12 +13,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hermes_model::snapshot::{Listener, UpstreamProtocol};
+use hermes_net::tcp::Acks;
 use hermes_net::{own, quic, tls};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::pulse::DEAD;
-use super::{ALPN, ALPN_H3, Carrier, Line, MovesOn, Wanted};
+use super::pulse::{DEAD, FIRST, OTHERS};
+use super::{ALPN, ALPN_H3, Bundle, Carrier, Line, MovesOn};
 use crate::error::{Error, NO_CONNECTION};
 use crate::generation::quic_bounds;
 use crate::listener::http::{Client, Watched};
@@ -31,14 +32,12 @@ use crate::worker::Worker;
 
 /// Endpoints of one listener's upstream that connections are kept to; more are counted as a limit.
 const MOST_ENDPOINTS: usize = 16;
-/// So often QUIC asks whether the far end is there.
-const ASK: Duration = Duration::from_secs(1);
 /// For a new connection: dial and TLS.
 const WITHIN: Duration = Duration::from_secs(5);
 /// Before TCP is tried instead: many networks let no UDP through.
 const QUIC_WITHIN: Duration = Duration::from_secs(3);
 /// A connection that lasted so long was a good one: what comes after it is tried at once.
-const STEADY: Duration = Duration::from_secs(3);
+const STEADY: Duration = Duration::from_secs(1);
 /// A dial that is under way when the network changes has so long to come to its end, and is begun anew then.
 const STALLS: Duration = Duration::from_millis(300);
 const MOST_ANEW: usize = 3;
@@ -98,8 +97,9 @@ fn begin(worker: &Rc<Worker>, listener: &Arc<str>, upstream: &Arc<UpstreamState>
         tracing::warn!(%listener, upstream = %name, most, "connections are kept to the first endpoints only");
     }
     for index in 0..upstream.endpoints.len().min(MOST_ENDPOINTS) {
-        let Target::Address { wanted, .. } = &upstream.endpoints[index].target else { continue };
-        let tls = match tls_of(worker, upstream) {
+        let Target::Address { kept, .. } = &upstream.endpoints[index].target else { continue };
+        let both = |first| Ok((tls_of(worker, upstream, FIRST)?, first));
+        let (tls_of_first, tls) = match tls_of(worker, upstream, OTHERS).and_then(both) {
             Ok(tls) => tls,
             Err(error) => {
                 tracing::error!(%listener, upstream = %upstream.config.name, %error, "no connection can be kept");
@@ -111,7 +111,8 @@ fn begin(worker: &Rc<Worker>, listener: &Arc<str>, upstream: &Arc<UpstreamState>
             listener: listener.clone(),
             upstream: upstream.clone(),
             index,
-            wanted: wanted.clone(),
+            bundle: kept.clone(),
+            tls_of_first,
             tls,
             stop: stop.subscribe(),
         };
@@ -120,8 +121,8 @@ fn begin(worker: &Rc<Worker>, listener: &Arc<str>, upstream: &Arc<UpstreamState>
     Uplink { upstream: upstream.id, _stop: stop }
 }
 
-/// As the upstream has it, for a connection on which we serve.
-fn tls_of(worker: &Worker, upstream: &UpstreamState) -> Result<ClientTls, Error> {
+/// As the upstream has it, for a connection on which we serve. QUIC asks of itself after so much silence.
+fn tls_of(worker: &Worker, upstream: &UpstreamState, asks_after: Duration) -> Result<ClientTls, Error> {
     // `check` knows that there is one.
     let tls = upstream.tls.as_ref().ok_or_else(|| Error::Internal("an upstream to dial without TLS".to_owned()))?;
     let over_tcp = ClientTls { config: tls::with_alpn(&tls.config, ALPN), ..tls.clone() };
@@ -129,7 +130,7 @@ fn tls_of(worker: &Worker, upstream: &UpstreamState) -> Result<ClientTls, Error>
         return Ok(over_tcp);
     }
     let bounds = quic_bounds(&worker.generation().snapshot.limits);
-    let bounds = quic::Bounds { idle: DEAD, keep_alive: Some(ASK), ..bounds };
+    let bounds = quic::Bounds { idle: DEAD, keep_alive: Some(asks_after), ..bounds };
     let quic = quic::client_config(&tls::with_alpn(&tls.config, ALPN_H3), bounds);
     Ok(ClientTls { quic: Some(quic.map_err(|error| Error::Internal(error.to_string()))?), ..over_tcp })
 }
@@ -141,7 +142,8 @@ struct Keeper {
     listener: Arc<str>,
     upstream: Arc<UpstreamState>,
     index: usize,
-    wanted: Wanted,
+    bundle: Bundle,
+    tls_of_first: ClientTls,
     tls: ClientTls,
     /// Its sender is gone where this is to stop.
     stop: watch::Receiver<()>,
@@ -159,16 +161,17 @@ struct Dialled {
 }
 
 impl Dialled {
-    /// Nothing comes over it any more: its address is not ours, or its path has forgotten it.
+    /// Nothing comes over it any more: it is over, its address is not ours, or its path has forgotten it. The far end
+    /// may not know, and have flows on it that wait.
     fn is_dead(&self) -> bool {
-        self.line.is_silent() || (!self.is_quic && !own::is_at(self.local))
+        self.line.is_dead() || (!self.is_quic && !own::is_at(self.local))
     }
 }
 
 impl Keeper {
     /// Keeps this worker's share of them: those whose number, divided by the workers, leaves its own.
     async fn keep(mut self) {
-        let mut wanted = self.wanted.watch();
+        let mut wanted = self.bundle.wanted();
         let (first, step) = (self.worker.number, self.worker.shared.workers.max(1));
         let mut next = first;
         loop {
@@ -186,8 +189,9 @@ impl Keeper {
     }
 
     async fn keep_one(self, number: usize) {
-        let mut wanted = self.wanted.watch();
+        let mut wanted = self.bundle.wanted();
         let mut network = self.worker.shared.network.subscribe();
+        let mut doubts = self.bundle.doubts();
         let mut stop = self.stop.clone();
         let mut before: Vec<Dialled> = Vec::new();
         let mut failures = 0;
@@ -198,7 +202,7 @@ impl Keeper {
                     return;
                 }
                 self.pause(failures, &mut network).await;
-                match self.dial(&before, &mut network).await {
+                match self.dial(number, &before, &mut network).await {
                     Ok(dialled) => {
                         is_told = false;
                         tracing::info!(listener = %self.listener, endpoint = %self.label(), "a connection is kept");
@@ -209,7 +213,7 @@ impl Keeper {
                             }
                             old.connection.part(&self.worker);
                         }
-                        let why = moves_on(&dialled, &mut network).await;
+                        let why = moves_on(&dialled, &mut network, &mut doubts).await;
                         if why == MovesOn::Moved && dialled.is_quic {
                             self.worker.move_quic_clients();
                         }
@@ -247,9 +251,15 @@ impl Keeper {
         let _ = tokio::time::timeout(ceiling.mul_f64(0.5 + part / 2.0), network.changed()).await;
     }
 
-    async fn dial(&self, before: &[Dialled], network: &mut watch::Receiver<()>) -> Result<Dialled, Error> {
+    async fn dial(
+        &self,
+        number: usize,
+        before: &[Dialled],
+        network: &mut watch::Receiver<()>,
+    ) -> Result<Dialled, Error> {
         let nobody = SocketAddr::from(([0, 0, 0, 0], 0));
-        let destination = Destination { tls: Some(&self.tls), ..self.upstream.destination(self.index, nobody) };
+        let (tls, asks_after) = if number == 0 { (&self.tls_of_first, FIRST) } else { (&self.tls, OTHERS) };
+        let destination = Destination { tls: Some(tls), urgent: true, ..self.upstream.destination(self.index, nobody) };
         let mut anew = 0..MOST_ANEW;
         let carrier = loop {
             let stalls = async {
@@ -274,7 +284,12 @@ impl Keeper {
             }
         };
         let given_up = before.iter().filter(|old| old.is_dead()).filter_map(|old| old.line.number.get()).collect();
-        let dialled = self.serve(carrier, local, remote, given_up).map_err(fault)?;
+        let acks = match &carrier {
+            Carrier::Tcp(io) => Some(Acks::of(io.tcp()).map_err(fault)?),
+            Carrier::Quic(_) => None,
+        };
+        let line = Rc::new(Line::new(self.bundle.clone(), asks_after, acks, given_up));
+        let dialled = self.serve(carrier, local, remote, line).map_err(fault)?;
         // TLS is done before the far end has judged our certificate, and who we are: its first call says that it
         // has taken us.
         tokio::select! {
@@ -302,13 +317,7 @@ impl Keeper {
     }
 
     /// Serves the listener's sessions on it.
-    fn serve(
-        &self,
-        carrier: Carrier,
-        local: IpAddr,
-        remote: SocketAddr,
-        given_up: Vec<u64>,
-    ) -> std::io::Result<Dialled> {
+    fn serve(&self, carrier: Carrier, local: IpAddr, remote: SocketAddr, line: Rc<Line>) -> std::io::Result<Dialled> {
         let generation = self.worker.generation();
         let gone = || std::io::Error::other("its listener is gone");
         let listener = generation.listener(&self.listener).ok_or_else(gone)?;
@@ -321,7 +330,6 @@ impl Keeper {
         let guard = ConnectionGuard::take(&self.worker, listener.clone(), remote).ok_or_else(full)?;
         let connection = guard.connection.clone();
         connection.is_kept.set(true);
-        let line = Rc::new(Line::new(self.wanted.clone(), given_up));
         let client = Client { source: remote, trust, secure: true, line: Some(line.clone()) };
         let worker = self.worker.clone();
         let (over, labels) = (line.clone(), ListenerLabels { listener: listener.name.clone() });
@@ -343,17 +351,18 @@ impl Keeper {
                 reason = guard.connection.kill.wait() => tracing::debug!(source = %remote, reason, "a connection was closed"),
             }
             gauge.dec();
-            over.moves_on.set(MovesOn::Over);
+            over.end();
         });
         Ok(Dialled { connection, line, local, remote, is_quic, since: Instant::now() })
     }
 }
 
 /// Waits until another connection is to take the place of this one.
-async fn moves_on(dialled: &Dialled, network: &mut watch::Receiver<()>) -> MovesOn {
+async fn moves_on(dialled: &Dialled, network: &mut watch::Receiver<()>, doubts: &mut watch::Receiver<()>) -> MovesOn {
     loop {
         tokio::select! {
             why = dialled.line.moves_on.wait() => return why,
+            Ok(()) = doubts.changed() => dialled.line.ask(),
             changed = network.changed() => {
                 let from = own::source_towards(dialled.remote);
                 // Where no way leads there any more, the next change will tell of one that does.

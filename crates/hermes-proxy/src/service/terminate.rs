@@ -44,6 +44,7 @@ impl Place {
             reach: self.named.then_some(terminate.reach),
             tls: None,
             proxy_source: source,
+            urgent: false,
         }
     }
 }

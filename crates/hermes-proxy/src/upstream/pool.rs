@@ -174,7 +174,7 @@ impl Standing {
         let Self { host, port, label, reach, tls, .. } = self;
         let (port, reach, tls) = (*port, *reach, tls.as_ref());
         Wish {
-            destination: Destination { host, port, label, reach, tls, proxy_source: None },
+            destination: Destination { host, port, label, reach, tls, proxy_source: None, urgent: false },
             protocol: self.protocol,
             connect_within: self.connect_within,
             fresh: false,

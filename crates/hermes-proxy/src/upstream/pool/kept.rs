@@ -6,6 +6,7 @@
 
 use std::cell::Cell;
 use std::future::Future;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use std::task::{Poll, ready};
 use std::time::Duration;
 
 use hermes_model::snapshot::Listener;
+use hermes_net::tcp::Acks;
 use hermes_net::{Io, quic};
 use http::{Request, Response, StatusCode, Uri};
 use tokio::time::Instant;
@@ -25,7 +27,7 @@ use super::{Leased, Pool, Wish};
 use crate::error::{Error, NO_CONNECTION, NO_SETTINGS};
 use crate::h3::Link;
 use crate::metrics::ListenerLabels;
-use crate::reverse::{Beat, Presence, Pulse};
+use crate::reverse::{Beat, FAR_END, Presence, Probe, Pulse};
 use crate::stream::StreamError;
 use crate::stream::asked::{Head, ask};
 use crate::worker::Worker;
@@ -113,7 +115,7 @@ impl Kept {
     }
 
     /// Listens whether the node is there. Ends when it is not.
-    pub(crate) async fn listen(&self, mut pulse: Pulse) {
+    pub(crate) async fn listen(&self, mut pulse: Pulse, source: IpAddr) {
         let mut newer = self.presence.newer();
         loop {
             let beat = std::future::poll_fn(|cx| {
@@ -130,7 +132,10 @@ impl Kept {
                 () = beat => return,
                 () = self.shared.ended() => return,
                 // Its sender lives as long as this does.
-                _ = newer.changed() => pulse.doubt(),
+                _ = newer.changed() => {
+                    let from = newer.borrow_and_update().1;
+                    pulse.doubt(from.is_some_and(|from| from != source));
+                }
             }
         }
     }
@@ -207,8 +212,9 @@ impl Pool {
     ) -> Result<(Kept, Driven, Pulse), Error> {
         // Before anything is waited for: a pool without connections is swept away.
         let permit = Permit::take(&self.open);
+        let acks = Acks::of(io.tcp()).ok();
         let mut begun = begin_h2(worker, &presence.node, io, Instant::now() + within, within).await?;
-        let pulse = Pulse::new(begun.connection.ping_pong());
+        let pulse = Pulse::new(begun.connection.ping_pong().map(Probe::Ping), acks, FAR_END);
         let shared = SharedConnection::kept(begun.speaks, worker.now());
         let drive = drive_h2(worker.clone(), begun.connection, shared.clone(), begun.window);
         Ok((Kept::begin(worker, self, presence, listener, shared, permit), Box::pin(drive), pulse))
@@ -244,7 +250,7 @@ impl Pool {
             let reason = "HTTP/3 did not begin".to_owned();
             return Err(Error::Broken { peer: presence.node.clone(), reason, unprocessed: true });
         }
-        Ok((Kept::begin(worker, self, presence, listener, shared, permit), drive, Pulse::new(None)))
+        Ok((Kept::begin(worker, self, presence, listener, shared, permit), drive, Pulse::new(None, None, FAR_END)))
     }
 
     /// A place on a connection that the endpoint keeps to us.
