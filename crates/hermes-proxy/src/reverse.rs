@@ -23,8 +23,10 @@ use hermes_net::{Io, quic};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 pub(crate) use self::pulse::{Beat, FAR_END, Probe, Pulse};
+use self::pulse::{UNUSED, USED};
 use crate::signal::Signal;
 
 /// What such a connection over TCP is called in ALPN.
@@ -189,13 +191,20 @@ struct Strands {
     wanted: watch::Sender<usize>,
     /// One of them has doubts whether the way is still there: all ask at once.
     doubts: watch::Sender<()>,
+    since: Instant,
+    /// Milliseconds of that time at which there were sessions on one of them last.
+    used_at: AtomicU64,
 }
 
 impl Default for Bundle {
     fn default() -> Self {
-        Self(Arc::new(Strands { wanted: watch::Sender::new(1), doubts: watch::Sender::default() }))
+        let (since, used_at) = (Instant::now(), AtomicU64::new(0));
+        Self(Arc::new(Strands { wanted: watch::Sender::new(1), doubts: watch::Sender::default(), since, used_at }))
     }
 }
+
+/// Whoever used a service once is likely to use it again within this.
+const IN_USE: Duration = Duration::from_secs(60);
 
 impl Bundle {
     fn want(&self, wanted: usize) {
@@ -205,6 +214,15 @@ impl Bundle {
 
     fn wanted(&self) -> watch::Receiver<usize> {
         self.0.wanted.subscribe()
+    }
+
+    fn use_it(&self) {
+        self.0.used_at.store(self.0.since.elapsed().as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// There is a session, or was one lately. As if there had been one when it began.
+    fn is_in_use(&self) -> bool {
+        self.0.since.elapsed() < Duration::from_millis(self.0.used_at.load(Ordering::Relaxed)) + IN_USE
     }
 
     fn doubt(&self) {
@@ -232,10 +250,11 @@ pub(crate) enum MovesOn {
 /// One connection that we dialled and serve on.
 pub(crate) struct Line {
     pulse: RefCell<Pulse>,
-    /// What its pulse is to have once HTTP has begun: over TCP a look at what is acknowledged, and how soon it asks.
+    /// What its pulse is to have once HTTP has begun: over TCP a look at what is acknowledged.
     acks: Cell<Option<Acks>>,
-    asks_after: Duration,
     bundle: Bundle,
+    /// The one of the bundle that asks for all.
+    is_first: bool,
     moves_on: Signal<MovesOn>,
     is_over: Cell<bool>,
     /// It has doubts, and the others know.
@@ -249,12 +268,12 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    fn new(bundle: Bundle, asks_after: Duration, acks: Option<Acks>, given_up: Vec<u64>) -> Self {
+    fn new(bundle: Bundle, is_first: bool, acks: Option<Acks>, given_up: Vec<u64>) -> Self {
         Self {
-            pulse: RefCell::new(Pulse::new(None, None, asks_after)),
+            pulse: RefCell::new(Pulse::new(None, None, UNUSED)),
             acks: Cell::new(acks),
-            asks_after,
             bundle,
+            is_first,
             moves_on: Signal::default(),
             is_over: Cell::new(false),
             doubts: Cell::new(false),
@@ -266,7 +285,7 @@ impl Line {
 
     /// HTTP has begun on it.
     pub(crate) fn begin(&self, probe: Option<Probe>) {
-        self.pulse.replace(Pulse::new(probe, self.acks.take(), self.asks_after));
+        self.pulse.replace(Pulse::new(probe, self.acks.take(), UNUSED));
     }
 
     /// `challenges` counts up with PATH_CHALLENGE: the far end of QUIC has heard us from another address, which nothing
@@ -291,9 +310,14 @@ impl Line {
         self.pulse.borrow_mut().ask();
     }
 
-    /// Ready where it has been silent for so long that it is dead. `heard` counts up with what is heard.
-    pub(crate) fn poll_dead(&self, cx: &mut Context<'_>, heard: u64) -> Poll<()> {
+    /// Ready where it has been silent for so long that it is dead. `heard` counts up with what is heard; there are
+    /// sessions on it where it `is_busy`.
+    pub(crate) fn poll_dead(&self, cx: &mut Context<'_>, heard: u64, is_busy: bool) -> Poll<()> {
+        if is_busy {
+            self.bundle.use_it();
+        }
         let mut pulse = self.pulse.borrow_mut();
+        pulse.ask_after(if self.is_first && self.bundle.is_in_use() { USED } else { UNUSED });
         let beat = pulse.poll(cx, heard);
         let is_late = pulse.is_late();
         if !self.doubts.replace(is_late) && is_late {
@@ -386,8 +410,6 @@ fn given_up(answer: &HeaderMap) -> impl Iterator<Item = u64> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
 
     fn presence() -> Presence {
@@ -445,7 +467,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_answer_to_a_call_gives_up_what_is_dead() {
-        let line = Line::new(Bundle::default(), pulse::FIRST, None, vec![3, 5]);
+        let line = Line::new(Bundle::default(), true, None, vec![3, 5]);
         let (head, ()) = Call::Begins { number: Some(9), wanted: Some(5000) }.request("laptop").unwrap().into_parts();
         let answer = line.answer(&head).unwrap();
         assert_eq!((line.number.get(), *line.bundle.wanted().borrow()), (Some(9), MOST_WANTED));
@@ -459,12 +481,27 @@ mod tests {
     async fn a_connection_that_is_over_is_dead_whatever_was_found_before_and_makes_the_others_ask() {
         for before in [None, Some(MovesOn::Silent)] {
             let bundle = Bundle::default();
-            let (line, others) = (Line::new(bundle.clone(), pulse::FIRST, None, Vec::new()), bundle.doubts());
+            let (line, others) = (Line::new(bundle.clone(), true, None, Vec::new()), bundle.doubts());
             before.inspect(|why| line.moves_on.set(*why));
             assert!(!line.is_dead() && !others.has_changed().unwrap());
             line.end();
             assert!(line.is_dead() && others.has_changed().unwrap());
         }
+    }
+
+    /// Whichever of them the session was on.
+    #[tokio::test(start_paused = true)]
+    async fn the_first_asks_often_while_any_is_in_use_and_for_a_while_after() {
+        let bundle = Bundle::default();
+        assert!(bundle.is_in_use());
+        tokio::time::sleep(IN_USE).await;
+        assert!(!bundle.is_in_use());
+        let other = Line::new(bundle.clone(), false, None, Vec::new());
+        let dead = std::future::poll_fn(|cx| Poll::Ready(other.poll_dead(cx, 1, true).is_ready())).await;
+        assert!(!dead);
+        assert!(bundle.is_in_use());
+        tokio::time::sleep(IN_USE).await;
+        assert!(!bundle.is_in_use());
     }
 
     #[tokio::test]

@@ -61,7 +61,8 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
             draining = true;
             http.graceful_shutdown();
         }
-        if client.line.as_ref().is_some_and(|line| line.poll_dead(cx, connection.heard.get()).is_ready()) {
+        let is_busy = matches!(connection.stage(), Stage::Busy(_));
+        if client.line.as_ref().is_some_and(|line| line.poll_dead(cx, connection.heard.get(), is_busy).is_ready()) {
             return Poll::Ready(());
         }
         let target = window.poll_target(cx);

@@ -92,8 +92,9 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
         }
         if let Some(line) = &client.line {
             let stats = link.connection.stats();
+            let is_busy = matches!(connection.stage(), Stage::Busy(_));
             line.note_challenges(stats.frame_rx.path_challenge);
-            if line.poll_dead(cx, stats.udp_rx.datagrams).is_ready() {
+            if line.poll_dead(cx, stats.udp_rx.datagrams, is_busy).is_ready() {
                 link.close(Code::NoError, "silent");
                 return Poll::Ready(());
             }

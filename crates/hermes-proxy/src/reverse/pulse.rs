@@ -15,13 +15,14 @@ use hermes_net::quic;
 use hermes_net::tcp::Acks;
 use tokio::time::{Instant, Sleep, sleep};
 
-/// Silence after which the first of a node's connections to an endpoint asks. Where a router has another address all at
-/// once nothing tells: the far end's flows come to nobody, and make the node send nothing. So it asks often enough for
-/// what is promised within a second, but on one connection for all to that endpoint, however many that wants, and only
-/// where nothing else is heard: five small exchanges a second. Where it is not answered, the others ask too.
-pub(super) const FIRST: Duration = Duration::from_millis(200);
-/// Silence after which the others ask of themselves.
-pub(super) const OTHERS: Duration = Duration::from_secs(1);
+/// Silence after which the first of a node's connections to an endpoint asks where they are in use. Where a router has
+/// another address all at once nothing tells: the far end's flows come to nobody, and make the node send nothing. So it
+/// asks often enough for what is promised within a second, but on one connection for all to that endpoint, however many
+/// that wants, and only where nothing else is heard: five small exchanges a second. Where it is not answered, the others
+/// ask too.
+pub(super) const USED: Duration = Duration::from_millis(200);
+/// Silence after which any asks, in use or not.
+pub(super) const UNUSED: Duration = Duration::from_secs(1);
 /// Silence after which the far end asks: the node does sooner, so that one exchange serves both.
 pub(crate) const FAR_END: Duration = Duration::from_millis(1500);
 /// So long, and three round trips, an acknowledgement takes at most, though the packet is lost: it is sent again two
@@ -50,7 +51,7 @@ pub(crate) enum Beat {
 /// What makes the far end answer.
 pub(crate) enum Probe {
     Ping(PingPong),
-    /// Of QUIC, which asks of itself where it is quiet for long, and sends again what is lost.
+    /// Of QUIC, which sends again what is lost.
     Quic(quic::Connection),
 }
 
@@ -69,6 +70,11 @@ impl Probe {
                 false
             }
         }
+    }
+
+    /// QUIC asks of itself where it is not in use.
+    fn is_to_ask(&self, after: Duration) -> bool {
+        matches!(self, Probe::Ping(_)) || after < UNUSED
     }
 
     /// Wakes when it is.
@@ -116,6 +122,13 @@ impl Pulse {
             heard_at: Instant::now(),
             doubted_until: None,
             is_elsewhere: false,
+        }
+    }
+
+    /// From now on it asks after so much silence.
+    pub(super) fn ask_after(&mut self, silence: Duration) {
+        if silence < std::mem::replace(&mut self.after, silence) {
+            self.alarm.as_mut().reset(Instant::now() + silence);
         }
     }
 
@@ -186,7 +199,7 @@ impl Pulse {
             let is_quiet = now >= self.heard_at + self.after;
             if let Some(probe) = &mut self.probe
                 && self.asked_at.is_none()
-                && (asks_now || (is_quiet && matches!(probe, Probe::Ping(_))))
+                && (asks_now || (is_quiet && probe.is_to_ask(self.after)))
             {
                 self.asked_at = probe.ask().then_some(now);
                 let _: bool = probe.is_answered(cx);
@@ -216,7 +229,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_is_doubted_has_to_be_heard_soon() {
         for (heard, alive) in [(1, true), (0, false)] {
-            let mut pulse = Pulse::new(None, None, FIRST);
+            let mut pulse = Pulse::new(None, None, USED);
             pulse.doubt(true);
             let began = Instant::now();
             let mut heard_now = 0;
@@ -233,7 +246,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn silence_is_noticed_by_time_alone_and_a_word_mends_it() {
-        let mut pulse = Pulse::new(None, None, FIRST);
+        let mut pulse = Pulse::new(None, None, USED);
         let began = Instant::now();
         let mut beats = Vec::new();
         std::future::poll_fn(|cx| {

@@ -18,7 +18,7 @@ use hermes_net::{own, quic, tls};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::pulse::{DEAD, FIRST, OTHERS};
+use super::pulse::{DEAD, UNUSED};
 use super::{ALPN, ALPN_H3, Bundle, Carrier, Line, MovesOn};
 use crate::error::{Error, NO_CONNECTION};
 use crate::generation::quic_bounds;
@@ -98,8 +98,7 @@ fn begin(worker: &Rc<Worker>, listener: &Arc<str>, upstream: &Arc<UpstreamState>
     }
     for index in 0..upstream.endpoints.len().min(MOST_ENDPOINTS) {
         let Target::Address { kept, .. } = &upstream.endpoints[index].target else { continue };
-        let both = |first| Ok((tls_of(worker, upstream, FIRST)?, first));
-        let (tls_of_first, tls) = match tls_of(worker, upstream, OTHERS).and_then(both) {
+        let tls = match tls_of(worker, upstream) {
             Ok(tls) => tls,
             Err(error) => {
                 tracing::error!(%listener, upstream = %upstream.config.name, %error, "no connection can be kept");
@@ -112,7 +111,6 @@ fn begin(worker: &Rc<Worker>, listener: &Arc<str>, upstream: &Arc<UpstreamState>
             upstream: upstream.clone(),
             index,
             bundle: kept.clone(),
-            tls_of_first,
             tls,
             stop: stop.subscribe(),
         };
@@ -122,7 +120,7 @@ fn begin(worker: &Rc<Worker>, listener: &Arc<str>, upstream: &Arc<UpstreamState>
 }
 
 /// As the upstream has it, for a connection on which we serve. QUIC asks of itself after so much silence.
-fn tls_of(worker: &Worker, upstream: &UpstreamState, asks_after: Duration) -> Result<ClientTls, Error> {
+fn tls_of(worker: &Worker, upstream: &UpstreamState) -> Result<ClientTls, Error> {
     // `check` knows that there is one.
     let tls = upstream.tls.as_ref().ok_or_else(|| Error::Internal("an upstream to dial without TLS".to_owned()))?;
     let over_tcp = ClientTls { config: tls::with_alpn(&tls.config, ALPN), ..tls.clone() };
@@ -130,7 +128,7 @@ fn tls_of(worker: &Worker, upstream: &UpstreamState, asks_after: Duration) -> Re
         return Ok(over_tcp);
     }
     let bounds = quic_bounds(&worker.generation().snapshot.limits);
-    let bounds = quic::Bounds { idle: DEAD, keep_alive: Some(asks_after), ..bounds };
+    let bounds = quic::Bounds { idle: DEAD, keep_alive: Some(UNUSED), ..bounds };
     let quic = quic::client_config(&tls::with_alpn(&tls.config, ALPN_H3), bounds);
     Ok(ClientTls { quic: Some(quic.map_err(|error| Error::Internal(error.to_string()))?), ..over_tcp })
 }
@@ -143,7 +141,6 @@ struct Keeper {
     upstream: Arc<UpstreamState>,
     index: usize,
     bundle: Bundle,
-    tls_of_first: ClientTls,
     tls: ClientTls,
     /// Its sender is gone where this is to stop.
     stop: watch::Receiver<()>,
@@ -258,8 +255,8 @@ impl Keeper {
         network: &mut watch::Receiver<()>,
     ) -> Result<Dialled, Error> {
         let nobody = SocketAddr::from(([0, 0, 0, 0], 0));
-        let (tls, asks_after) = if number == 0 { (&self.tls_of_first, FIRST) } else { (&self.tls, OTHERS) };
-        let destination = Destination { tls: Some(tls), urgent: true, ..self.upstream.destination(self.index, nobody) };
+        let destination =
+            Destination { tls: Some(&self.tls), urgent: true, ..self.upstream.destination(self.index, nobody) };
         let mut anew = 0..MOST_ANEW;
         let carrier = loop {
             let stalls = async {
@@ -288,7 +285,7 @@ impl Keeper {
             Carrier::Tcp(io) => Some(Acks::of(io.tcp()).map_err(fault)?),
             Carrier::Quic(_) => None,
         };
-        let line = Rc::new(Line::new(self.bundle.clone(), asks_after, acks, given_up));
+        let line = Rc::new(Line::new(self.bundle.clone(), number == 0, acks, given_up));
         let dialled = self.serve(carrier, local, remote, line).map_err(fault)?;
         // TLS is done before the far end has judged our certificate, and who we are: its first call says that it
         // has taken us.
