@@ -18,7 +18,7 @@ const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 const MAX_ATTEMPTS: usize = 8;
 
 /// Connects to the first address that answers. Families alternate, the first answer's first;
-/// a refused attempt starts the next at once.
+/// a refused attempt starts the next at once. One that is there several times is tried as often, until it refuses.
 ///
 /// # Errors
 /// The last attempt's error, or `InvalidInput` without addresses.
@@ -39,7 +39,7 @@ where
     if let [only] = ordered[..] {
         return attempt(only).await;
     }
-    race(ordered.into_iter().map(attempt)).await
+    race(ordered, attempt).await
 }
 
 async fn connect_one(address: SocketAddr) -> io::Result<TcpStream> {
@@ -50,7 +50,7 @@ async fn connect_one(address: SocketAddr) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-async fn race<T, F>(mut waiting: impl Iterator<Item = F>) -> io::Result<T>
+async fn race<T, F>(addresses: Vec<IpAddr>, mut attempt: impl FnMut(IpAddr) -> F) -> io::Result<T>
 where
     T: Send + 'static,
     F: Future<Output = io::Result<T>> + Send + 'static,
@@ -58,28 +58,29 @@ where
     // Dropping the set ends the attempts that lost.
     let mut attempts = JoinSet::new();
     let mut last = io::Error::new(io::ErrorKind::InvalidInput, "no address to dial");
-    match waiting.next() {
-        Some(attempt) => drop(attempts.spawn(attempt)),
-        None => return Err(last),
-    }
+    let mut waiting = addresses.into_iter();
+    // One that has refused is not asked again, however often it is named.
+    let mut failed = Vec::new();
+    let mut begin = |attempts: &mut JoinSet<_>, failed: &[IpAddr]| {
+        if let Some(ip) = waiting.find(|ip| !failed.contains(ip)) {
+            let attempt = attempt(ip);
+            attempts.spawn(async move { attempt.await.map_err(|error| (ip, error)) });
+        }
+    };
+    begin(&mut attempts, &failed);
     loop {
         tokio::select! {
             finished = attempts.join_next() => match finished {
                 Some(Ok(Ok(connected))) => return Ok(connected),
-                Some(Ok(Err(error))) => {
+                Some(Ok(Err((ip, error)))) => {
                     last = error;
-                    if let Some(attempt) = waiting.next() {
-                        attempts.spawn(attempt);
-                    }
+                    failed.push(ip);
+                    begin(&mut attempts, &failed);
                 }
                 Some(Err(panicked)) => return Err(io::Error::other(panicked)),
                 None => return Err(last),
             },
-            () = tokio::time::sleep(ATTEMPT_DELAY) => {
-                if let Some(attempt) = waiting.next() {
-                    attempts.spawn(attempt);
-                }
-            }
+            () = tokio::time::sleep(ATTEMPT_DELAY) => begin(&mut attempts, &failed),
         }
     }
 }
@@ -124,6 +125,25 @@ mod tests {
         // Nothing listens on ::1 at that port.
         let stream = connect(&[ip("::1"), ip("127.0.0.1")], port).await.unwrap();
         assert!(stream.peer_addr().unwrap().is_ipv4());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_that_is_named_again_is_tried_again_where_it_says_nothing_alone() {
+        for (answers, tried) in [(true, 1), (false, 3)] {
+            let mut attempts = 0;
+            let attempt = |_| {
+                attempts += 1;
+                async move {
+                    if answers {
+                        Err::<(), _>(io::ErrorKind::ConnectionRefused.into())
+                    } else {
+                        std::future::pending().await
+                    }
+                }
+            };
+            let _ = tokio::time::timeout(4 * ATTEMPT_DELAY, first(&[ip("::1"); 3], attempt)).await;
+            assert_eq!(attempts, tried);
+        }
     }
 
     #[tokio::test]

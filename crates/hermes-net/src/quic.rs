@@ -60,6 +60,9 @@ pub struct Bounds {
     pub idle: Duration,
     /// We ask so often whether the peer is there; `None`: never.
     pub keep_alive: Option<Duration>,
+    /// A round trip, as long as none was measured: a first packet without an answer is sent again after three. `None`:
+    /// QUIC's own, which is a second (RFC 9002, section 6.2.2).
+    pub first_rtt: Option<Duration>,
     /// Bytes of a datagram of UDP, at first and at the most.
     pub mtu: (u16, u16),
 }
@@ -84,6 +87,9 @@ impl Bounds {
             .keep_alive_interval(self.keep_alive)
             .congestion_controller_factory(Arc::new(narrow::Factory::default()))
             .mtu_discovery_config(Some(discovery));
+        if let Some(rtt) = self.first_rtt {
+            config.initial_rtt(rtt);
+        }
         Arc::new(config)
     }
 }

@@ -250,6 +250,7 @@ pub(crate) fn quic_bounds(limits: &Limits) -> quic::Bounds {
         datagrams: DATAGRAMS,
         idle: limits.quic_idle,
         keep_alive: Some(limits.quic_keep_alive),
+        first_rtt: None,
         mtu: (limits.quic_initial_mtu, limits.quic_largest_mtu),
     }
 }

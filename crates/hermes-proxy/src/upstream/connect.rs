@@ -29,16 +29,9 @@ pub(crate) struct Destination<'a> {
     pub(crate) tls: Option<&'a ClientTls>,
     /// Begin with a PROXY header for this source.
     pub(crate) proxy_source: Option<SocketAddr>,
-    /// A first packet that is lost is not waited for, which takes a second (RFC 6298, section 2; RFC 9002, section
-    /// 6.2.2): where no answer comes, others go beside it.
+    /// A first packet of TCP that is lost is not waited for, which takes a second (RFC 6298, section 2): where no answer
+    /// comes, others go beside it.
     pub(crate) urgent: bool,
-}
-
-impl Destination<'_> {
-    /// In which order addresses are tried.
-    pub(crate) fn turns(&self, addresses: Vec<IpAddr>) -> Vec<IpAddr> {
-        if self.urgent { addresses.repeat(CANDIDATES) } else { addresses }
-    }
 }
 
 /// Where it is urgent, an address is tried so often before the second is over.
@@ -89,7 +82,10 @@ pub(crate) fn count(worker: &Worker, to: &Destination<'_>, is_connected: bool) {
 
 async fn connect_slowly(worker: &Worker, to: &Destination<'_>) -> Result<Io, Error> {
     let fault = |source: io::Error| Error::Connect { peer: to.label.clone(), source: Arc::new(source) };
-    let addresses = to.turns(addresses(worker, to.host, to.reach).await?);
+    let mut addresses = addresses(worker, to.host, to.reach).await?;
+    if to.urgent {
+        addresses = addresses.repeat(CANDIDATES);
+    }
     let mut tcp = dial::connect(&addresses, to.port).await.map_err(fault)?;
     if let Some(source) = to.proxy_source {
         let destination = tcp.peer_addr().map_err(fault)?;

@@ -137,11 +137,11 @@ fn what_somebody_removes_is_there_again_while_changes_never_pause() {
     as_root("changes without a pause", || async {
         let line = Line::start(&[Hop::H2]).await;
         let (place, before) = (line.near(), told(line.near(), "hermes0").await);
-        // Each of them ends with the shell that has begun it.
+        // Each of them ends with the shell that has begun it, or soon after.
         let flood = "for net in 250 251 252 253; do (
             file=$(mktemp)
             for i in $(seq 200); do echo route add blackhole 10.$net.0.$i; echo route del blackhole 10.$net.0.$i; done >$file
-            while [ -d /proc/$$ ]; do ip -batch $file; done
+            for i in $(seq 2000); do [ -d /proc/$$ ] && ip -batch $file || break; done
             rm $file
         ) & done; wait";
         let flood = ["sh", "-c", flood];
@@ -214,8 +214,10 @@ fn what_a_successor_added_that_is_refused_goes() {
     });
 }
 
-/// It finds that it has waited too long when it goes on, and ends; and what it does until then is undone.
+/// It finds that it has waited too long when it goes on, and ends; and what it does until then is undone. What is released
+/// has one limit, of a minute.
 #[test]
+#[cfg_attr(not(debug_assertions), ignore = "waits for a minute")]
 fn a_successor_that_stands_still_gets_nothing() {
     as_root("a successor that stands still", || async {
         let hasty = ["env", "HERMES_TEST_TAKEOVER_PATIENCE=9000"];

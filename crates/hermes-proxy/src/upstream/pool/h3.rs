@@ -96,7 +96,7 @@ pub(crate) async fn dial(worker: &Worker, to: &Destination<'_>) -> Result<quic::
     let fault = |error: io::Error| Error::Connect { peer: to.label.clone(), source: Arc::new(error) };
     let tls = to.tls.and_then(|tls| Some((tls.quic.clone()?, &tls.name)));
     let (config, name) = tls.ok_or_else(|| Error::Internal("HTTP/3 without TLS".to_owned()))?;
-    let addresses = to.turns(addresses(worker, to.host, to.reach).await?);
+    let addresses = addresses(worker, to.host, to.reach).await?;
     let connected = hermes_net::dial::first(&addresses, |ip| {
         let (endpoint, config, name) = (worker.quic_client(ip.is_ipv4()), config.clone(), name.clone());
         let address = (ip, to.port).into();
