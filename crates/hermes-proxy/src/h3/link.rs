@@ -85,6 +85,9 @@ pub(crate) async fn greet(connection: &quic::Connection, ours: Settings) -> io::
     Ok(control)
 }
 
+/// What quinn counts for a datagram that waits, besides its bytes.
+const BESIDE: usize = size_of::<Bytes>();
+
 impl Link {
     /// `windows` are those of the connection's configuration, or what that of the connection is to be.
     pub(crate) fn new(connection: quic::Connection, is_server: bool, windows: Windows) -> Rc<Self> {
@@ -116,7 +119,7 @@ impl Link {
         let known = self.room.get();
         let room = if known < length { self.connection.datagram_send_buffer_space() } else { known };
         let rest = room.checked_sub(length);
-        self.room.set(rest.unwrap_or(0));
+        self.room.set(rest.unwrap_or(0).saturating_sub(BESIDE));
         rest.is_some()
     }
 
@@ -486,4 +489,49 @@ struct Fault(Code, String);
 pub(crate) fn number(code: Code) -> quic::VarInt {
     // All codes are small.
     quic::VarInt::from_u32(code.value() as u32)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use quinn::{ClientConfig, Endpoint, ServerConfig};
+    use rustls::pki_types::PrivateKeyDer;
+
+    use super::*;
+
+    /// One in the midst of an overlay, and what it needs to live.
+    async fn link() -> (Rc<Link>, impl Sized) {
+        let own = rcgen::generate_simple_self_signed(["here".to_owned()]).unwrap();
+        let certificate = own.cert.der().clone();
+        let key = PrivateKeyDer::Pkcs8(own.signing_key.serialize_der().into());
+        let config = ServerConfig::with_single_cert(vec![certificate.clone()], key).unwrap();
+        let server = Endpoint::server(config, "127.0.0.1:0".parse().unwrap()).unwrap();
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(certificate).unwrap();
+        let config = ClientConfig::with_root_certificates(Arc::new(roots)).unwrap();
+        let client = Endpoint::client("127.0.0.1:0".parse().unwrap()).unwrap();
+        let connecting = client.connect_with(config, server.local_addr().unwrap(), "here").unwrap();
+        let accepted = async { server.accept().await.unwrap().await.unwrap() };
+        let (near, far) = tokio::join!(async { connecting.await.unwrap() }, accepted);
+        let windows = Windows { stream: 1 << 16, connection: 1 << 20 };
+        (Link::new(near, false, windows), (client, server, far))
+    }
+
+    /// quinn would drop the oldest without a word.
+    #[tokio::test]
+    async fn no_more_room_for_datagrams_is_known_than_there_is() {
+        for length in [1, 60, 1000] {
+            let (link, _rest) = link().await;
+            let connection = &link.connection;
+            let mut taken = 0;
+            // Nothing leaves meanwhile: that is another task's, and this one does not wait.
+            while link.take_room(length) {
+                connection.send_datagram(vec![0; length].into()).unwrap();
+                taken += 1;
+                assert!(link.room.get() <= connection.datagram_send_buffer_space(), "after {taken} of {length} bytes");
+            }
+            assert!(connection.datagram_send_buffer_space() < length, "{taken} of {length} bytes");
+            assert!(taken > 100, "{taken} of {length} bytes");
+        }
+    }
 }
