@@ -11,9 +11,10 @@ use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read as _, Seek as _, Write as _};
 use std::os::fd::{AsFd as _, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::cmsg_space;
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
@@ -130,7 +131,14 @@ pub fn receive(mut stream: &UnixStream) -> io::Result<Vec<Handed>> {
 fn receive_rights(stream: &UnixStream, length: &mut [u8; 4]) -> io::Result<Vec<OwnedFd>> {
     let mut space = cmsg_space!([RawFd; BATCH]);
     let mut slices = [IoSliceMut::new(length)];
-    let message = recvmsg::<()>(stream.as_raw_fd(), &mut slices, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC)?;
+    let message = loop {
+        let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+        // Only where a time limit is set a signal ends it.
+        match recvmsg::<()>(stream.as_raw_fd(), &mut slices, Some(&mut space), flags) {
+            Err(Errno::EINTR) => {}
+            message => break message?,
+        }
+    };
     if message.bytes != 4 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
@@ -177,8 +185,14 @@ impl Process {
     /// Waits for its end; false where it has not come in that time.
     pub fn ends_within(&self, time: Duration) -> bool {
         let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
-        let time = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
-        poll(&mut fds, time).is_ok_and(|ready| ready > 0)
+        let until = Instant::now() + time;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match poll(&mut fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)) {
+                Err(Errno::EINTR) => {}
+                ready => return ready.is_ok_and(|ready| ready > 0),
+            }
+        }
     }
 }
 

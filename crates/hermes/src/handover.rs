@@ -124,7 +124,11 @@ fn let_go(mut link: &UnixStream, process: Option<&handover::Process>) -> anyhow:
         (said, _) if said == REFUSED => {
             "it waited too long for this one, or was told to end meanwhile (its log says which)".to_owned()
         }
-        (_, Err(error)) if !is_end(&error) => format!("it does not answer ({error})"),
+        (_, Err(error)) if !is_end(&error) => {
+            // Where it goes on just now it must not take us for one that waits.
+            let _ = link.write_all(READY);
+            format!("it does not answer ({error})")
+        }
         _ if process.is_some_and(|process| process.ends_within(DYING)) => {
             tracing::warn!("the running process died before it let go: this one goes on in its place");
             return Ok(());
@@ -168,10 +172,11 @@ impl Successors {
 
     /// Listens at the path, in the place of whoever listened there before.
     pub(crate) fn publish(mut self) -> anyhow::Result<Self> {
-        if let Some(temporary) = self.temporary.take() {
+        if let Some(temporary) = &self.temporary {
             std::fs::rename(temporary, &self.path)
                 .with_context(|| format!("cannot listen at {}", self.path.display()))?;
         }
+        self.temporary = None;
         Ok(self)
     }
 

@@ -62,11 +62,12 @@ async fn run(config: &Path, takeover: Option<&Path>, log: &Log) -> anyhow::Resul
         );
     }
     let mut signals = Signals::new()?;
-    let (mut node, mut admin, mut successors) = start(config, takeover, &snapshot).await?;
+    let mut restoration = Restoration::default();
+    let begun = start(config, takeover, &snapshot, &mut signals, &mut restoration).await?;
+    let (mut node, mut admin, mut successors) = begun;
     node.count_lost_lines(log.lost());
     watch.follow(node.generation().files());
     tracing::info!(node = %snapshot.node, pid = std::process::id(), "running");
-    let mut restoration = Restoration::default();
     // Successors that were refused, until they have ended.
     let mut refused = JoinSet::new();
     let end = loop {
@@ -96,6 +97,8 @@ async fn start(
     config: &Path,
     takeover: Option<&Path>,
     snapshot: &Arc<Snapshot>,
+    signals: &mut Signals,
+    restoration: &mut Restoration,
 ) -> anyhow::Result<(Node, Admin, Option<Successors>)> {
     let successors = takeover.map(Successors::bind).transpose()?;
     let predecessor = takeover.map(handover::take).transpose()?.flatten();
@@ -115,7 +118,14 @@ async fn start(
     let successors = match predecessor {
         None => successors.map(Successors::publish).transpose()?,
         Some(link) => {
-            let _parted = match link.ready().await {
+            // Who is to end takes nothing first. Once it has said that it is ready it is too late for that.
+            let let_go = match signals.told_to_end().await {
+                Some(name) => {
+                    Err(anyhow::anyhow!("{name} came before anything was taken over: the running process goes on"))
+                }
+                None => link.ready().await,
+            };
+            let _parted = match let_go {
                 Ok(parted) => parted,
                 Err(error) => {
                     admin.stop().await;
@@ -123,8 +133,11 @@ async fn start(
                     return Err(error);
                 }
             };
-            node.read_inherited().await.map_err(|faults| refused(config, &faults))?;
-            // Nobody else has what is ours by now: to end for this would be worse.
+            // Nobody else has what is ours by now: to end for anything would be worse.
+            if let Err(faults) = node.read_inherited().await {
+                tracing::error!("not all that was taken over is served yet: {:#}", refused(config, &faults));
+                restoration.is_wanted = true;
+            }
             let published = successors.map(Successors::publish).transpose();
             published
                 .inspect_err(|error| tracing::error!("nobody can take over from this process: {error:#}"))
@@ -237,9 +250,10 @@ async fn reload(config: &Path, node: &mut Node, watch: &mut Watch, admin: &mut A
     }
 }
 
-/// Makes devices again that somebody deleted: at once, but not time after time without a pause.
+/// Makes devices again that somebody deleted, and serves what could not be served: at once, but not time after time
+/// without a pause.
 struct Restoration {
-    /// A device is gone that we have heard of, or could not make.
+    /// A device is gone that we have heard of, or could not make; or something that was taken over is not served yet.
     is_wanted: bool,
     pace: Pace,
 }
@@ -265,12 +279,12 @@ impl Restoration {
         let pause = self.pace.begin();
         self.is_wanted = match node.restore_devices().await {
             Ok(()) => {
-                tracing::info!("devices that were deleted are there again");
+                tracing::info!("devices that were deleted, or could not be had, are there again");
                 false
             }
             Err(faults) => {
                 let reason = refused(config, &faults);
-                tracing::error!(again_in = ?pause, "a device that was deleted cannot be made again: {reason:#}");
+                tracing::error!(again_in = ?pause, "a device that was deleted, or could not be had, cannot be made again: {reason:#}");
                 true
             }
         };

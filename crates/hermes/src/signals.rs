@@ -26,6 +26,18 @@ impl Signals {
         })
     }
 
+    /// The name of one that has come already and says to end. Others wait for their turn.
+    pub(crate) async fn told_to_end(&mut self) -> Option<&'static str> {
+        // The runtime hears of it when nothing else is to be done.
+        tokio::task::yield_now().await;
+        tokio::select! {
+            biased;
+            _ = self.terminate.recv() => Some("SIGTERM"),
+            _ = self.interrupt.recv() => Some("SIGINT"),
+            () = std::future::ready(()) => None,
+        }
+    }
+
     /// The name of the next one.
     pub(crate) async fn next(&mut self) -> &'static str {
         tokio::select! {

@@ -235,6 +235,33 @@ async fn a_successor_that_is_refused_ends_and_says_why() {
     }
 }
 
+/// It would take all over, and end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_successor_that_is_told_to_end_before_it_is_ready_takes_nothing() {
+    let dynasty = Dynasty::new([127, 0, 34, 11]).await;
+    let running = UnixListener::bind(&dynasty.socket).unwrap();
+    let successor = dynasty.draft("edge-1", 1).launch().unwrap();
+    let (called, mut link) = tokio::task::spawn_blocking(move || {
+        let (mut link, _) = running.accept().unwrap();
+        link.read_exact(&mut [0; b"hermes takeover 1".len()]).unwrap();
+        (running, link)
+    })
+    .await
+    .unwrap();
+    // While it waits for what is handed over, which is nothing then.
+    successor.signal(Signal::SIGTERM).unwrap();
+    link.write_all(&[0; 4]).unwrap();
+    successor.says("SIGTERM came before anything was taken over").await;
+    assert_eq!(successor.ended().await.code(), Some(1));
+    let mut rest = Vec::new();
+    link.read_to_end(&mut rest).unwrap();
+    assert_eq!(rest, b"", "it was never ready");
+    // Who is called is whom it would have taken over from.
+    called.set_nonblocking(true).unwrap();
+    let _caller = UnixStream::connect(&dynasty.socket).unwrap();
+    assert!(called.accept().is_ok());
+}
+
 /// A process that dies in the midst of it leaves nobody else who could go on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_successor_goes_on_where_the_running_process_dies() {
