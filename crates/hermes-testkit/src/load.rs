@@ -176,7 +176,7 @@ pub enum Load {
         count: usize,
         /// How many go before them unmeasured.
         warmup: usize,
-        /// Time between two.
+        /// Time between two; 0: each when the one before is answered.
         interval: u64,
     },
 }

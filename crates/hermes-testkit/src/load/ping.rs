@@ -20,11 +20,12 @@ pub(super) fn run(load: &Load, watch: &[u32]) -> Result<Outcome> {
     let Load::Ping { address, count, warmup, interval } = load else {
         unreachable!("dispatched by kind");
     };
-    let interval = format!("{}", Duration::from_millis(*interval).as_secs_f64());
+    let seconds = Duration::from_millis(*interval).as_secs_f64().to_string();
+    let pace: &[&str] = if *interval == 0 { &["-A"] } else { &["-i", &seconds] };
     let ping = |count: usize| {
         let (count, address) = (count.to_string(), address.to_string());
         let mut command = Command::new("ping");
-        command.args(["-n", "-c", &count, "-i", &interval, "-W", PATIENCE, &address]);
+        command.args(["-n", "-c", &count, "-W", PATIENCE]).args(pace).arg(&address);
         // It fails where nothing came back, which is counted below.
         let output = command.output().map_err(Error::io("running ping"))?;
         Ok::<_, Error>(String::from_utf8_lossy(&output.stdout).into_owned())

@@ -192,6 +192,7 @@ fn layer3(text: &mut String, results: &Results) {
             "ip-bulk" => (format!("One hop, TCP, {count} connection(s)"), &BULK),
             "ip-datagrams" => (format!("One hop, 64-byte datagrams, {count} flows"), &DATAGRAMS),
             "ip-echo" => (format!("Echoes over {count} hop(s)"), &ECHOES),
+            "ip-echo-next" => (format!("Echoes over {count} hop(s), each after the one before"), &ECHOES),
             "ip-echo-awake" => (format!("Echoes over {count} hop(s), cores kept from halting"), &ECHOES),
             "table7-poland" => ("Poland (129.73 ms)".to_owned(), &SITE),
             _ => ("US (21.71 ms)".to_owned(), &SITE),

@@ -1,8 +1,8 @@
 //! IP through devices: bulk, small packets, many flows, and what each hop adds to an echo.
 //!
 //! In: a session. Out: samples `ip-bulk` (by number of connections), `ip-datagrams` (by number of flows) and `ip-echo`
-//! (by number of hops; `ip-echo-awake` with cores that are kept from halting), each beside the bare path over the same
-//! links and wireguard-go. All tunnels are up throughout; those that are not measured are idle.
+//! (by number of hops; `ip-echo-awake` with cores that are kept from halting, `ip-echo-next` where each goes when the one
+//! before is answered), each beside the bare path over the same links and wireguard-go. All tunnels are up throughout; those that are not measured are idle.
 
 use anyhow::Result;
 use hermes_testkit::load::Load;
@@ -28,6 +28,8 @@ const SMALL: usize = 64;
 const HOPS: [usize; 3] = [1, 2, 4];
 /// Echoes a sample, and milliseconds between two.
 const ECHOES: (usize, u64) = (400, 3);
+/// The same, each when the one before is answered.
+const NEXT: (usize, u64) = (4000, 0);
 /// What is measured of bulk and datagrams, in the order in which they take turns.
 const WAYS: [Way; 5] = [Way::Bare, Way::WireGuard, Way::Hermes("h1"), Way::Hermes("h2"), Way::Hermes("h3")];
 /// Of echoes also the devices by themselves, without TLS and HTTP.
@@ -60,11 +62,18 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
         for way in session.ways(&ECHO_WAYS) {
             tunnels.extend(row.start(way, session.programs, hops)?);
         }
-        for measure in ["ip-echo", "ip-echo-awake"] {
-            let awake = if measure == "ip-echo" { Vec::new() } else { machine::awake(session.dir)? };
+        for (measure, pace) in [("ip-echo", ECHOES), ("ip-echo-awake", ECHOES), ("ip-echo-next", NEXT)] {
+            let awake = if measure == "ip-echo-awake" { machine::awake(session.dir)? } else { Vec::new() };
             let key = Key { clients: Some(hops), ..Key::new(measure) };
             let first = session.samples.len();
-            rounds(session, &row, &tunnels, &key, |measured| latencies(&measured.outcome), echoes)?;
+            rounds(
+                session,
+                &row,
+                &tunnels,
+                &key,
+                |measured| latencies(&measured.outcome),
+                |tunnel| echoes(tunnel, pace),
+            )?;
             added(&mut session.samples[first..], hops);
             drop(awake);
         }
@@ -72,8 +81,7 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
     Ok(())
 }
 
-fn echoes(tunnel: &Tunnel) -> Load {
-    let (count, interval) = ECHOES;
+fn echoes(tunnel: &Tunnel, (count, interval): (usize, u64)) -> Load {
     Load::Ping { address: target(tunnel), count, warmup: 20, interval }
 }
 
