@@ -7,6 +7,7 @@
 //! leaves; the answer says which connections of before are dead. Never: a name that a certificate does not prove.
 
 pub(crate) mod arrival;
+mod dealt;
 mod pulse;
 pub(crate) mod uplink;
 
@@ -14,7 +15,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -25,6 +26,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Status
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use self::dealt::Dealt;
 pub(crate) use self::pulse::{Beat, FAR_END, Probe, Pulse};
 use self::pulse::{UNUSED, USED};
 use crate::signal::Signal;
@@ -58,37 +60,72 @@ pub(crate) struct Presence {
     dealt: Mutex<Dealt>,
     /// The number of the newest that is here, and the address that it came from.
     newest: watch::Sender<(u64, Option<IpAddr>)>,
-    /// The latest that it has given up, by their numbers.
-    gone: watch::Sender<VecDeque<u64>>,
+    /// Those that it has given up.
+    gone: Told,
+    /// Those that are to leave the worker where they are: another one has none.
+    leaving: Told,
 }
 
-/// Numbers of connections given up that are remembered: each is looked at by the one that has it, at once.
-const GONE: usize = 64;
-
-/// Which worker was given a connection last.
+/// Numbers of connections that are told something: the latest ones. Each is looked at by the one that has it, at once.
 #[derive(Default)]
-struct Dealt {
-    last: u64,
-    /// By worker: its newest connection; 0 where it has none.
-    newest: Vec<u64>,
+struct Told(watch::Sender<VecDeque<u64>>);
+
+/// So many are remembered.
+const MOST_TOLD: usize = 64;
+
+impl Told {
+    fn tell(&self, numbers: impl Iterator<Item = u64>) {
+        self.0.send_modify(|told| {
+            told.extend(numbers.take(MOST_TOLD));
+            told.drain(..told.len().saturating_sub(MOST_TOLD));
+        });
+    }
+
+    /// Waits until the one with this number is told.
+    async fn has_told(&self, number: u64) {
+        // Its sender lives as long as this does.
+        let _ = self.0.subscribe().wait_for(|told| told.contains(&number)).await;
+    }
+}
+
+/// A connection's place on the worker that it was dealt to. It goes with it.
+pub(crate) struct Place {
+    pub(crate) presence: Arc<Presence>,
+    worker: usize,
+    /// Its number, of all that the node has kept.
+    number: u64,
+}
+
+impl Place {
+    /// It takes no further request, and another one is to take its place.
+    pub(crate) fn give_way(&self) {
+        self.presence.undeal(self.worker, self.number);
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.give_way();
+    }
 }
 
 impl Presence {
     /// Numbers of its connections begin with the time, in microseconds: a node may give up one that the process before us
     /// had, or a presence before this one, which is none of ours.
     pub(crate) fn new(node: &Arc<str>) -> Self {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self::numbering_from(node, since.as_micros() as u64)
+        Self::numbering_from(node, SystemTime::now())
     }
 
-    fn numbering_from(node: &Arc<str>, last: u64) -> Self {
+    fn numbering_from(node: &Arc<str>, began: SystemTime) -> Self {
+        let last = began.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
         Self {
             node: node.clone(),
             usable: AtomicUsize::new(0),
             went_at: AtomicU64::new(0),
-            dealt: Mutex::new(Dealt { last, ..Dealt::default() }),
+            dealt: Mutex::new(Dealt::numbering_from(last)),
             newest: watch::Sender::default(),
-            gone: watch::Sender::default(),
+            gone: Told::default(),
+            leaving: Told::default(),
         }
     }
 
@@ -119,27 +156,26 @@ impl Presence {
         GRACE.checked_sub(since).filter(|left| !left.is_zero())
     }
 
-    /// The worker that needs a connection most: one without, or that with the oldest. `here` where all
-    /// are alike. Also the connection's number.
-    fn deal(&self, here: usize, workers: usize) -> (usize, u64) {
-        let mut dealt = self.dealt.lock().unwrap_or_else(PoisonError::into_inner);
-        dealt.newest.resize(workers, 0);
-        dealt.last += 1;
-        let number = dealt.last;
-        let poorest =
-            dealt.newest.iter().copied().enumerate().min_by_key(|(worker, newest)| (*newest, *worker != here));
-        let worker = poorest.map_or(here, |(worker, _)| worker);
-        if let Some(newest) = dealt.newest.get_mut(worker) {
-            *newest = number;
+    fn dealt(&self) -> MutexGuard<'_, Dealt> {
+        self.dealt.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place for a connection that was accepted `here`, of so many workers.
+    fn deal(self: &Arc<Self>, here: usize, workers: usize) -> Place {
+        let (worker, number) = self.dealt().deal(here, workers);
+        Place { presence: self.clone(), worker, number }
+    }
+
+    fn undeal(&self, worker: usize, number: u64) {
+        let leaving = self.dealt().undeal(worker, number);
+        if leaving.is_some() {
+            self.leaving.tell(leaving.into_iter());
         }
-        (worker, number)
     }
 
     /// The worker that was given a connection last, of those that still have it.
     pub(crate) fn latest(&self) -> Option<usize> {
-        let dealt = self.dealt.lock().unwrap_or_else(PoisonError::into_inner);
-        let latest = dealt.newest.iter().copied().enumerate().max_by_key(|(_, newest)| *newest);
-        latest.filter(|(_, newest)| *newest > 0).map(|(worker, _)| worker)
+        self.dealt().latest()
     }
 
     /// The connection with this number is here: those before it may be dead, and are asked.
@@ -156,28 +192,6 @@ impl Presence {
     /// Hears of those that come.
     pub(crate) fn newer(&self) -> watch::Receiver<(u64, Option<IpAddr>)> {
         self.newest.subscribe()
-    }
-
-    /// The node has given up these of its connections.
-    fn give_up(&self, numbers: impl Iterator<Item = u64>) {
-        self.gone.send_modify(|gone| {
-            gone.extend(numbers.take(GONE));
-            gone.drain(..gone.len().saturating_sub(GONE));
-        });
-    }
-
-    /// Waits until the node has given up the connection with this number.
-    async fn given_up(&self, number: u64) {
-        // Its sender lives as long as this does.
-        let _ = self.gone.subscribe().wait_for(|gone| gone.contains(&number)).await;
-    }
-
-    /// A connection with this number is gone from this worker.
-    fn undeal(&self, worker: usize, number: u64) {
-        let mut dealt = self.dealt.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(newest) = dealt.newest.get_mut(worker).filter(|newest| **newest == number) {
-            *newest = 0;
-        }
     }
 }
 
@@ -413,36 +427,17 @@ mod tests {
     use super::*;
 
     fn presence() -> Presence {
-        Presence::numbering_from(&Arc::from("laptop"), 0)
-    }
-
-    #[test]
-    fn each_worker_gets_a_connection_before_one_gets_a_second() {
-        let presence = presence();
-        assert_eq!(presence.deal(2, 4), (2, 1), "who accepted it keeps it");
-        assert_eq!(presence.deal(2, 4), (0, 2));
-        assert_eq!(presence.deal(3, 4), (3, 3));
-        assert_eq!(presence.deal(2, 4), (1, 4));
-        assert_eq!(presence.deal(0, 4), (2, 5), "the oldest is the likeliest to be dead");
+        Presence::new(&Arc::from("laptop"))
     }
 
     #[test]
     fn numbers_of_a_process_are_none_of_the_one_before() {
-        let [before, after] = [(); 2].map(|()| {
-            std::iter::repeat_with(Instant::now).find(|now| now.elapsed() > Duration::from_micros(2));
-            Presence::new(&Arc::from("laptop")).deal(0, 1).1
+        let [before, after] = [1_000, 1_001].map(|millis| {
+            let began = UNIX_EPOCH + Duration::from_millis(millis);
+            let presence = Arc::new(Presence::numbering_from(&Arc::from("laptop"), began));
+            [(); 500].map(|()| presence.deal(0, 1).number)
         });
-        assert!(after > before, "{before} and {after}");
-    }
-
-    #[test]
-    fn a_worker_whose_connection_is_gone_is_the_next() {
-        let presence = presence();
-        (0..4).for_each(|_| _ = presence.deal(0, 2));
-        presence.undeal(1, 2);
-        assert_eq!(presence.deal(0, 2), (0, 5), "the newest of worker 1 is still there");
-        presence.undeal(1, 4);
-        assert_eq!(presence.deal(0, 2), (1, 6));
+        assert!(before.is_sorted() && after.is_sorted() && before[499] < after[0], "{before:?} and {after:?}");
     }
 
     #[test]
@@ -507,12 +502,12 @@ mod tests {
     #[tokio::test]
     async fn who_was_given_up_hears_of_it_and_nobody_else() {
         let presence = presence();
-        presence.give_up([1, 7].into_iter());
+        presence.gone.tell([1, 7].into_iter());
         // As many as are remembered: those before them are forgotten.
-        presence.give_up(100..100 + GONE as u64);
-        presence.given_up(100).await;
-        assert!(tokio::time::timeout(Duration::from_millis(10), presence.given_up(7)).await.is_err());
-        let other = tokio::time::timeout(Duration::from_millis(10), presence.given_up(2));
+        presence.gone.tell(100..100 + MOST_TOLD as u64);
+        presence.gone.has_told(100).await;
+        assert!(tokio::time::timeout(Duration::from_millis(10), presence.gone.has_told(7)).await.is_err());
+        let other = tokio::time::timeout(Duration::from_millis(10), presence.gone.has_told(2));
         assert!(other.await.is_err());
     }
 }

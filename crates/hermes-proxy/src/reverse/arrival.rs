@@ -14,7 +14,7 @@ use hermes_model::snapshot::Listener;
 use http::StatusCode;
 use tokio::sync::oneshot;
 
-use super::{Call, Carrier, Presence, given_up};
+use super::{Call, Carrier, Place, Presence, given_up};
 use crate::error::Error;
 use crate::live::{Connection, ConnectionGuard};
 use crate::upstream::pool::{Kept, PoolKey};
@@ -28,9 +28,7 @@ pub(crate) struct Arrived {
     carrier: Carrier,
     source: SocketAddr,
     listener: Arc<Listener>,
-    presence: Arc<Presence>,
-    /// Its number, of all that the node has kept.
-    number: u64,
+    place: Place,
 }
 
 /// Takes a connection that a node offers to serve on.
@@ -46,16 +44,13 @@ pub(crate) fn take(worker: &Rc<Worker>, listener: &Arc<Listener>, trust: &Trust,
             return;
         }
     };
-    let (to, number) = presence.deal(worker.number, worker.shared.workers);
-    let arrived = Arrived { carrier, source, listener: listener.clone(), presence, number };
+    let place = presence.deal(worker.number, worker.shared.workers);
+    let to = place.worker;
+    let arrived = Arrived { carrier, source, listener: listener.clone(), place };
     if to == worker.number {
         adopt(worker, arrived);
-        return;
-    }
-    let presence = arrived.presence.clone();
-    if !worker.shared.pass_on(to, arrived) {
+    } else if !worker.shared.pass_on(to, arrived) {
         // Closed: the node dials again.
-        presence.undeal(to, number);
         worker.shared.metrics.limit("reverse-connections");
     }
 }
@@ -72,13 +67,10 @@ fn named(worker: &Worker, node: Option<&Arc<str>>) -> Result<Arc<Presence>, Stri
 
 /// Has a connection, from now to its end.
 pub(crate) fn adopt(worker: &Rc<Worker>, arrived: Arrived) {
-    let Some(guard) = ConnectionGuard::take(worker, arrived.listener.clone(), arrived.source) else {
-        arrived.presence.undeal(worker.number, arrived.number);
-        return;
-    };
+    let Some(guard) = ConnectionGuard::take(worker, arrived.listener.clone(), arrived.source) else { return };
     let here = worker.clone();
     worker.spawn(async move {
-        let (presence, number) = (arrived.presence.clone(), arrived.number);
+        let presence = arrived.place.presence.clone();
         let connection = guard.connection.clone();
         // It is nobody's request, and waits for none.
         connection.enter(&here);
@@ -91,23 +83,23 @@ pub(crate) fn adopt(worker: &Rc<Worker>, arrived: Arrived) {
             }
             reason = connection.kill.wait() => tracing::debug!(node = %presence.node, reason, "a connection was closed"),
         }
-        presence.undeal(here.number, number);
         drop(guard);
     });
 }
 
 async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, arrived: Arrived) -> Result<(), Error> {
-    let Arrived { carrier, source, listener, presence, number } = arrived;
+    let Arrived { carrier, source, listener, place } = arrived;
+    let (presence, number) = (&place.presence, place.number);
     let pool = worker.pool(PoolKey::of_node(&presence.node));
     let (kept, drive, pulse) = match carrier {
         Carrier::Tcp(mut io) => {
             let fault = |error| Error::Connect { peer: presence.node.clone(), source: Arc::new(error) };
             // It may have been accepted on another thread.
             io.rehome().map_err(fault)?;
-            pool.keep_h2(worker, &presence, &listener, io, BEGIN).await?
+            pool.keep_h2(worker, presence, &listener, io, BEGIN).await?
         }
         // QUIC's own part stays with the socket, on the worker that accepted it.
-        Carrier::Quic(quic) => pool.keep_h3(worker, &presence, &listener, quic, BEGIN).await?,
+        Carrier::Quic(quic) => pool.keep_h3(worker, presence, &listener, quic, BEGIN).await?,
     };
     tracing::info!(node = %presence.node, %source, listener = %listener.name, "a node keeps a connection to us");
     presence.is_newest(number, source.ip());
@@ -117,19 +109,24 @@ async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, arrived: Arrive
             // Whoever answers PING and no call would have its place for good, and no session be served there.
             return error;
         }
-        connection.drain.wait().await;
+        tokio::select! {
+            _ = connection.drain.wait() => {}
+            // It takes requests until its successor is there, which will be on the worker that has none.
+            () = presence.leaving.has_told(number) => {}
+        }
         // What runs on it may last: the node shall not wait for its end to dial whoever comes after us. That it is not
         // heard the connection's end tells.
         let _ = say(&kept, Call::Leaving).await;
+        connection.drain.wait().await;
         kept.retire();
         std::future::pending().await
     };
     tokio::select! {
         () = drive => {}
-        () = kept.listen(pulse, source.ip()) => {}
+        () = kept.listen(pulse, source.ip(), &place) => {}
         error = calls => return Err(error),
         // Its sessions are told at once, and those that may begin again do so on another one.
-        () = presence.given_up(number) => {}
+        () = presence.gone.has_told(number) => {}
     }
     tracing::info!(node = %presence.node, %source, "a connection that a node kept is over");
     Ok(())
@@ -161,6 +158,6 @@ async fn say(kept: &Kept, call: Call) -> Result<(), Error> {
     let node = &kept.presence.node;
     let request = call.request(node).ok_or_else(|| Error::Internal(format!("{node} is no authority to call")))?;
     let answer = kept.call(request).await?;
-    kept.presence.give_up(given_up(answer.headers()));
+    kept.presence.gone.tell(given_up(answer.headers()));
     Ok(())
 }

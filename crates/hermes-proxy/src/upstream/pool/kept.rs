@@ -27,7 +27,7 @@ use super::{Leased, Pool, Wish};
 use crate::error::{Error, NO_CONNECTION, NO_SETTINGS};
 use crate::h3::Link;
 use crate::metrics::ListenerLabels;
-use crate::reverse::{Beat, FAR_END, Presence, Probe, Pulse};
+use crate::reverse::{Beat, FAR_END, Place, Presence, Probe, Pulse};
 use crate::stream::StreamError;
 use crate::stream::asked::{Head, ask};
 use crate::worker::Worker;
@@ -115,7 +115,7 @@ impl Kept {
     }
 
     /// Listens whether the node is there. Ends when it is not.
-    pub(crate) async fn listen(&self, mut pulse: Pulse, source: IpAddr) {
+    pub(crate) async fn listen(&self, mut pulse: Pulse, source: IpAddr, place: &Place) {
         let mut newer = self.presence.newer();
         loop {
             let beat = std::future::poll_fn(|cx| {
@@ -124,6 +124,7 @@ impl Kept {
                 if !self.shared.is_alive() {
                     // Its node takes no further request on it: it ends with its last.
                     self.shared.retire();
+                    place.give_way();
                 }
                 self.set_usable(beat == Beat::Strong && !self.shared.is_closed());
                 if beat == Beat::Dead { Poll::Ready(()) } else { Poll::Pending }
