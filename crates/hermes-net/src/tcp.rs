@@ -128,9 +128,12 @@ mod tests {
         let (far, _) = listener.accept().await.unwrap();
         let acks = Acks::of(&near).unwrap();
         let becomes = async |fits: &dyn Fn(Option<Duration>) -> bool| {
-            while !fits(acks.look().unwrap().owed_for) {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
+            let looks = async {
+                while !fits(acks.look().unwrap().owed_for) {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(60), looks).await.unwrap();
         };
         near.write_all(b"hello").await.unwrap();
         becomes(&|owed_for| owed_for.is_none()).await;
@@ -140,6 +143,6 @@ mod tests {
         becomes(&|owed_for| owed_for.is_some_and(|owed_for| owed_for >= Duration::from_millis(20))).await;
         SockRef::from(&far).detach_filter().unwrap();
         becomes(&|owed_for| owed_for.is_none()).await;
-        assert!(acks.look().unwrap().rtt < Duration::from_secs(1));
+        assert!(acks.look().unwrap().rtt > Duration::ZERO);
     }
 }
