@@ -12,7 +12,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use h2::{Ping, PingPong};
 use hermes_net::quic;
-use hermes_net::tcp::Acks;
+use hermes_net::tcp::{Acknowledged, Acks};
 use tokio::time::{Instant, Sleep, sleep};
 
 /// Silence after which the first of a node's connections to an endpoint asks where they are in use. Where a router has
@@ -32,8 +32,10 @@ const ANSWER: Duration = Duration::from_millis(250);
 const ROUND_TRIPS: u32 = 3;
 /// While an answer is owed it is looked for so often.
 const LOOK: Duration = Duration::from_millis(25);
+/// So long, and two round trips, it takes where nothing is lost.
+const SOON: Duration = LOOK.saturating_mul(2);
 /// Where the node comes from another address than before, its router has forgotten what it had: what is there from
-/// before has to be heard within this, and its kernel as soon as any answer has to come.
+/// before has to be heard within this and three round trips, and its kernel as soon as any answer has to come.
 const DOUBT: Duration = Duration::from_millis(500);
 /// Silence after which nothing new is entrusted to it, though its kernel acknowledges: an answer takes no such time.
 const SILENT: Duration = Duration::from_secs(2);
@@ -53,13 +55,17 @@ pub(crate) enum Probe {
     Ping(PingPong),
     /// Of QUIC, which sends again what is lost.
     Quic(quic::Connection),
+    /// Answered once this is set.
+    #[cfg(test)]
+    Given(std::rc::Rc<std::cell::Cell<bool>>),
 }
 
 impl Probe {
     /// True where an answer is owed that [`Self::is_answered`] sees.
     fn ask(&mut self) -> bool {
         match self {
-            // Only a connection that is over takes none, and that is seen elsewhere.
+            // One that is over takes none, and that is seen elsewhere; nor one where an answer is missing to which other
+            // words came before.
             Probe::Ping(ping) => ping.send_ping(Ping::opaque()).is_ok(),
             Probe::Quic(connection) => {
                 // A stream of a type that says nothing (RFC 9114, section 6.2.3): quinn sends no PING on demand.
@@ -69,12 +75,19 @@ impl Probe {
                 }
                 false
             }
+            #[cfg(test)]
+            Probe::Given(_) => true,
         }
+    }
+
+    /// Answers to it are seen.
+    fn sees_answers(&self) -> bool {
+        !matches!(self, Probe::Quic(_))
     }
 
     /// QUIC asks of itself where it is not in use.
     fn is_to_ask(&self, after: Duration) -> bool {
-        matches!(self, Probe::Ping(_)) || after < UNUSED
+        self.sees_answers() || after < UNUSED
     }
 
     /// Wakes when it is.
@@ -82,9 +95,14 @@ impl Probe {
         match self {
             Probe::Ping(ping) => ping.poll_pong(cx).is_ready(),
             Probe::Quic(_) => false,
+            #[cfg(test)]
+            Probe::Given(answered) => answered.take(),
         }
     }
 }
+
+/// What is acknowledged, where that can be known.
+type Look = Box<dyn Fn() -> Option<Acknowledged>>;
 
 /// The first of the reserved types.
 const RESERVED: [u8; 1] = [0x21];
@@ -95,7 +113,7 @@ pub(crate) struct Pulse {
     probe: Option<Probe>,
     /// Whether what we send is acknowledged. PING alone would not tell a dark path from one that is slow, where its
     /// answer is behind all that is sent.
-    acks: Option<Acks>,
+    look: Option<Look>,
     /// It asks after so much silence.
     after: Duration,
     asks_now: bool,
@@ -107,13 +125,17 @@ pub(crate) struct Pulse {
     doubted_until: Option<Instant>,
     /// And the node comes from elsewhere by now.
     is_elsewhere: bool,
+    /// As of the last look: the answer is later than where nothing is lost.
+    is_late: bool,
+    /// Not even its kernel has answered though it could have by then.
+    is_unanswered: bool,
 }
 
 impl Pulse {
     pub(crate) fn new(probe: Option<Probe>, acks: Option<Acks>, after: Duration) -> Self {
         Self {
             probe,
-            acks,
+            look: acks.map(|acks| Box::new(move || acks.look().ok()) as Look),
             after,
             asks_now: false,
             asked_at: None,
@@ -122,13 +144,16 @@ impl Pulse {
             heard_at: Instant::now(),
             doubted_until: None,
             is_elsewhere: false,
+            is_late: false,
+            is_unanswered: false,
         }
     }
 
     /// From now on it asks after so much silence.
     pub(super) fn ask_after(&mut self, silence: Duration) {
         if silence < std::mem::replace(&mut self.after, silence) {
-            self.alarm.as_mut().reset(Instant::now() + silence);
+            let at = self.alarm.deadline().min(Instant::now() + silence);
+            self.alarm.as_mut().reset(at);
         }
     }
 
@@ -137,26 +162,33 @@ impl Pulse {
         self.heard_at.elapsed() >= SILENT
     }
 
-    /// It was asked, and not even its kernel has answered though it could have by now.
-    fn is_unanswered(&self) -> bool {
-        self.is_unanswered_for(ANSWER, ROUND_TRIPS)
-    }
-
     /// The answer is later than where nothing is lost.
     pub(super) fn is_late(&self) -> bool {
-        self.is_unanswered_for(2 * LOOK, 2)
+        self.is_late
     }
 
-    fn is_unanswered_for(&self, least: Duration, round_trips: u32) -> bool {
-        let Some(asked_at) = self.asked_at else { return false };
+    fn look(&self) -> Option<Acknowledged> {
+        self.look.as_ref()?()
+    }
+
+    /// Looks whether what was asked is acknowledged.
+    fn look_for_answer(&mut self) {
+        (self.is_late, self.is_unanswered) = (false, false);
+        let Some(asked_at) = self.asked_at else { return };
+        let is_heard = self.heard_at > asked_at;
         let waited = asked_at.max(self.heard_at).elapsed();
-        if waited < least {
-            return false;
+        if !is_heard && waited < SOON {
+            return;
         }
-        let known = self.acks.as_ref().and_then(|acks| acks.look().ok());
-        known.is_some_and(|known| {
-            known.owed_for.is_some_and(|owed_for| owed_for.min(waited) >= least + round_trips * known.rtt)
-        })
+        match self.look().and_then(|known| Some((known.rtt, known.owed_for?.min(waited)))) {
+            Some((rtt, owed_for)) => {
+                self.is_late = owed_for >= SOON + 2 * rtt;
+                self.is_unanswered = owed_for >= ANSWER + ROUND_TRIPS * rtt;
+            }
+            // It is there, whether or not it answers PING.
+            None if is_heard => self.asked_at = None,
+            None => {}
+        }
     }
 
     /// Asks, however little silence there was.
@@ -167,21 +199,22 @@ impl Pulse {
 
     /// There is another one that may have taken its place: it has to show soon that it is alive.
     pub(crate) fn doubt(&mut self, comes_from_elsewhere: bool) {
-        let within = match &self.probe {
-            Some(Probe::Ping(_)) if comes_from_elsewhere => DOUBT,
-            Some(Probe::Ping(_)) => SILENT,
+        let within = match self.probe.as_ref().is_some_and(Probe::sees_answers) {
+            true if comes_from_elsewhere => DOUBT,
+            true => SILENT,
             // QUIC asks of itself, once a second; the far end that has moved says so at once.
-            _ => 3 * DOUBT,
+            false => 3 * DOUBT,
         };
         self.is_elsewhere |= comes_from_elsewhere;
-        let until = Instant::now() + within;
+        let round_trips = self.look().map_or(Duration::ZERO, |known| ROUND_TRIPS * known.rtt);
+        let until = Instant::now() + within + round_trips;
         self.doubted_until = Some(self.doubted_until.map_or(until, |before| before.min(until)));
         self.ask();
     }
 
     /// The connection is over: its socket closes.
     pub(super) fn end(&mut self) {
-        (self.probe, self.acks) = (None, None);
+        (self.probe, self.look) = (None, None);
     }
 
     /// What is known now; wakes when there is something to look at. `heard` counts up with whatever is heard.
@@ -189,18 +222,23 @@ impl Pulse {
         if std::mem::replace(&mut self.heard, heard) != heard {
             self.heard_at = Instant::now();
             (self.doubted_until, self.is_elsewhere) = (None, false);
+            (self.is_late, self.is_unanswered) = (false, false);
         }
         if self.asked_at.is_some() && self.probe.as_mut().is_some_and(|probe| probe.is_answered(cx)) {
             self.asked_at = None;
+            (self.is_late, self.is_unanswered) = (false, false);
         }
         while self.alarm.as_mut().poll(cx).is_ready() {
             let now = Instant::now();
             let asks_now = std::mem::take(&mut self.asks_now);
             let is_quiet = now >= self.heard_at + self.after;
+            self.look_for_answer();
             if let Some(probe) = &mut self.probe
                 && self.asked_at.is_none()
                 && (asks_now || (is_quiet && probe.is_to_ask(self.after)))
             {
+                // An answer that nobody waited for any more makes place for another.
+                let _: bool = probe.is_answered(cx);
                 self.asked_at = probe.ask().then_some(now);
                 let _: bool = probe.is_answered(cx);
             }
@@ -208,13 +246,12 @@ impl Pulse {
             let quiet = Some(self.heard_at + self.after).filter(|at| *at > now);
             self.alarm.as_mut().reset(if is_owed { now + LOOK } else { quiet.unwrap_or(now + self.after) });
         }
-        let is_unanswered = self.is_unanswered();
-        if self.doubted_until.is_some_and(|until| Instant::now() >= until) || (self.is_elsewhere && is_unanswered) {
+        if self.doubted_until.is_some_and(|until| Instant::now() >= until) || (self.is_elsewhere && self.is_unanswered) {
             return Beat::Dead;
         }
         match self.heard_at.elapsed() {
             silence if silence >= DEAD => Beat::Dead,
-            _ if is_unanswered || self.is_silent() => Beat::Silent,
+            _ if self.is_unanswered || self.is_silent() => Beat::Silent,
             _ => Beat::Strong,
         }
     }
@@ -222,9 +259,104 @@ impl Pulse {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
     use std::task::Poll;
 
     use super::*;
+
+    const RTT: Duration = Duration::from_millis(300);
+
+    /// A connection whose far end is as a test says.
+    struct Given {
+        pulse: Pulse,
+        answers: Rc<Cell<bool>>,
+        /// Since when something is owed.
+        owed_since: Rc<Cell<Option<Instant>>>,
+        looks: Rc<Cell<u32>>,
+        heard: u64,
+        began: Instant,
+    }
+
+    impl Given {
+        fn new() -> Self {
+            let answers = Rc::new(Cell::new(false));
+            let (owed_since, looks) = (Rc::new(Cell::new(None::<Instant>)), Rc::new(Cell::new(0)));
+            let mut pulse = Pulse::new(Some(Probe::Given(answers.clone())), None, USED);
+            let (owed, looked) = (owed_since.clone(), looks.clone());
+            pulse.look = Some(Box::new(move || {
+                looked.set(looked.get() + 1);
+                Some(Acknowledged { rtt: RTT, owed_for: owed.get().map(|since| since.elapsed()) })
+            }));
+            Self { pulse, answers, owed_since, looks, heard: 0, began: Instant::now() }
+        }
+
+        /// When it is so first, since it began; `None`: not within this.
+        async fn becomes(&mut self, within: Duration, is_so: impl Fn(&Pulse, Beat) -> bool) -> Option<Duration> {
+            let becomes = std::future::poll_fn(|cx| {
+                let beat = self.pulse.poll(cx, self.heard);
+                if is_so(&self.pulse, beat) { Poll::Ready(()) } else { Poll::Pending }
+            });
+            tokio::time::timeout(within, becomes).await.ok()?;
+            Some(self.began.elapsed())
+        }
+    }
+
+    /// `time`, as far as a look every so often tells, and a clock of milliseconds.
+    fn is_about(found: Option<Duration>, time: Duration) -> bool {
+        found.is_some_and(|found| found >= time && found <= time + 2 * LOOK)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_far_path_has_three_round_trips_more_to_be_heard() {
+        for (elsewhere, within) in [(true, DOUBT), (false, SILENT)] {
+            let mut given = Given::new();
+            given.pulse.doubt(elsewhere);
+            let died = given.becomes(DEAD, |_, beat| beat == Beat::Dead).await;
+            assert!(is_about(died, within + ROUND_TRIPS * RTT), "{died:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_not_acknowledged_is_late_and_then_unanswered_and_dead_only_from_elsewhere() {
+        for (elsewhere, verdict) in [(false, Beat::Silent), (true, Beat::Dead)] {
+            let mut given = Given::new();
+            given.owed_since.set(Some(given.began));
+            given.pulse.doubt(elsewhere);
+            let late = given.becomes(DEAD, |pulse, _| pulse.is_late()).await;
+            assert!(is_about(late, SOON + 2 * RTT), "{late:?}");
+            let changed = given.becomes(DEAD, |_, beat| beat != Beat::Strong).await;
+            assert!(is_about(changed, ANSWER + ROUND_TRIPS * RTT), "{changed:?}");
+            assert!(given.becomes(LOOK, |_, beat| beat == verdict).await.is_some());
+            // A word mends it.
+            given.heard = 1;
+            assert!(given.becomes(LOOK, |pulse, beat| beat == Beat::Strong && !pulse.is_late()).await.is_some());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_and_an_acknowledgement_are_no_reason_for_doubt() {
+        for answers in [true, false] {
+            let mut given = Given::new();
+            given.pulse.ask();
+            given.answers.set(answers);
+            let is_bad = |pulse: &Pulse, beat| pulse.is_late() || beat != Beat::Strong;
+            let bad = given.becomes(SILENT - LOOK, is_bad).await;
+            assert_eq!(bad, None);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_is_heard_and_owes_nothing_is_not_looked_at_on_and_on_though_it_answers_no_ping() {
+        let mut given = Given::new();
+        given.pulse.ask();
+        assert_eq!(given.becomes(LOOK / 2, |_, _| false).await, None);
+        for _ in 0..100 {
+            given.heard += 1;
+            assert_eq!(given.becomes(LOOK, |_, beat| beat != Beat::Strong).await, None);
+        }
+        assert!(given.looks.get() <= 2, "{}", given.looks.get());
+    }
 
     #[tokio::test(start_paused = true)]
     async fn what_is_doubted_has_to_be_heard_soon() {

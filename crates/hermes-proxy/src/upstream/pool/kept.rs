@@ -135,7 +135,9 @@ impl Kept {
                 // Its sender lives as long as this does.
                 _ = newer.changed() => {
                     let from = newer.borrow_and_update().1;
-                    pulse.doubt(from.is_some_and(|from| from != source));
+                    // It may have an address of IPv4 and one of IPv6 at once.
+                    let is_elsewhere = |from: IpAddr| from.is_ipv4() == source.is_ipv4() && from != source;
+                    pulse.doubt(from.is_some_and(is_elsewhere));
                 }
             }
         }
