@@ -41,7 +41,7 @@ pub(crate) struct Endpoint {
 /// Where an endpoint is.
 pub(crate) enum Target {
     /// At an address, which is dialled. Connections may be kept to it.
-    Address { host: Arc<str>, port: u16, kept: Bundle },
+    Address { host: Arc<str>, port: u16, bundle: Bundle },
     /// Behind connections that this node keeps to us.
     Node(Arc<Presence>),
 }
@@ -51,7 +51,7 @@ impl Endpoint {
         let (name, target) = match place {
             Place::Address(address) => {
                 let target =
-                    Target::Address { host: address.host.clone(), port: address.port, kept: Bundle::default() };
+                    Target::Address { host: address.host.clone(), port: address.port, bundle: Bundle::default() };
                 (Arc::from(address.to_string()), target)
             }
             Place::Node(node) => {

@@ -34,12 +34,15 @@ use crate::worker::Worker;
 const FIRST_RTT: Duration = Duration::from_millis(100);
 /// Endpoints of one listener's upstream that connections are kept to; more are counted as a limit.
 const MOST_ENDPOINTS: usize = 16;
-/// For a new connection: dial and TLS.
+/// For a new connection: dial and TLS; and then again, until the far end has taken it.
 const WITHIN: Duration = Duration::from_secs(5);
 /// Before TCP is tried instead: many networks let no UDP through.
 const QUIC_WITHIN: Duration = Duration::from_secs(3);
-/// A connection that lasted so long was a good one: what comes after it is tried at once.
+/// A connection that lasted so long was a good one: what comes after it is tried at once, so often in a row.
 const STEADY: Duration = Duration::from_secs(1);
+const AT_ONCE: u32 = 8;
+/// One that lasted so long makes up for all before it.
+const LASTING: Duration = Duration::from_secs(30);
 /// A dial that is under way when the network changes has so long to come to its end, and is begun anew then.
 const STALLS: Duration = Duration::from_millis(300);
 const MOST_ANEW: usize = 3;
@@ -99,7 +102,7 @@ fn begin(worker: &Rc<Worker>, listener: &Arc<str>, upstream: &Arc<UpstreamState>
         tracing::warn!(%listener, upstream = %name, most, "connections are kept to the first endpoints only");
     }
     for index in 0..upstream.endpoints.len().min(MOST_ENDPOINTS) {
-        let Target::Address { kept, .. } = &upstream.endpoints[index].target else { continue };
+        let Target::Address { bundle, .. } = &upstream.endpoints[index].target else { continue };
         let tls = match tls_of(worker, upstream) {
             Ok(tls) => tls,
             Err(error) => {
@@ -112,7 +115,7 @@ fn begin(worker: &Rc<Worker>, listener: &Arc<str>, upstream: &Arc<UpstreamState>
             listener: listener.clone(),
             upstream: upstream.clone(),
             index,
-            bundle: kept.clone(),
+            bundle: bundle.clone(),
             tls,
             stop: stop.subscribe(),
         };
@@ -121,7 +124,7 @@ fn begin(worker: &Rc<Worker>, listener: &Arc<str>, upstream: &Arc<UpstreamState>
     Uplink { upstream: upstream.id, _stop: stop }
 }
 
-/// As the upstream has it, for a connection on which we serve. QUIC asks of itself after so much silence.
+/// As the upstream has it, for a connection on which we serve. QUIC asks of itself after `UNUSED`, in use or not.
 fn tls_of(worker: &Worker, upstream: &UpstreamState) -> Result<ClientTls, Error> {
     // `check` knows that there is one.
     let tls = upstream.tls.as_ref().ok_or_else(|| Error::Internal("an upstream to dial without TLS".to_owned()))?;
@@ -148,6 +151,32 @@ struct Keeper {
     stop: watch::Receiver<()>,
 }
 
+/// How often one was lost, or not to be had, since all was well.
+#[derive(Default)]
+struct Losses {
+    /// For which the next one waits.
+    failures: u32,
+    /// For which none had to.
+    at_once: u32,
+}
+
+impl Losses {
+    fn failed(&mut self) {
+        self.failures += 1;
+    }
+
+    /// Whoever ends connections one after the other is not dialled on and on without a pause.
+    fn lost(&mut self, why: MovesOn, lasted: Duration) {
+        if why == MovesOn::Moved || lasted >= LASTING {
+            *self = Self::default();
+        } else if lasted >= STEADY && self.at_once < AT_ONCE {
+            *self = Self { failures: 0, at_once: self.at_once + 1 };
+        } else {
+            self.failures += 1;
+        }
+    }
+}
+
 /// A connection that was made.
 struct Dialled {
     connection: Rc<Connection>,
@@ -157,6 +186,8 @@ struct Dialled {
     /// It may follow us to another address.
     is_quic: bool,
     since: Instant,
+    /// Its successor tells the far end that it is dead.
+    is_given_up: bool,
 }
 
 impl Dialled {
@@ -193,21 +224,21 @@ impl Keeper {
         let mut doubts = self.bundle.doubts();
         let mut stop = self.stop.clone();
         let mut before: Vec<Dialled> = Vec::new();
-        let mut failures = 0;
+        let mut losses = Losses::default();
         let mut is_told = false;
         let keep = async {
             loop {
                 if wanted.wait_for(|wanted| number < *wanted).await.is_err() {
                     return;
                 }
-                self.pause(failures, &mut network).await;
-                match self.dial(number, &before, &mut network).await {
+                self.pause(losses.failures, &mut network).await;
+                match self.dial(number, &mut before, &mut network).await {
                     Ok(dialled) => {
                         is_told = false;
                         tracing::info!(listener = %self.listener, endpoint = %self.label(), "a connection is kept");
                         // Make before break: those before finish what they have, where they can.
                         for old in before.drain(..) {
-                            if old.is_dead() {
+                            if old.is_given_up {
                                 old.connection.kill.set("its path is gone, and another connection has taken its place");
                             }
                             old.connection.part(&self.worker);
@@ -217,12 +248,11 @@ impl Keeper {
                             self.worker.move_quic_clients();
                         }
                         tracing::info!(listener = %self.listener, endpoint = %self.label(), ?why, "a kept connection is to be replaced");
-                        let was_good = why == MovesOn::Moved || dialled.since.elapsed() >= STEADY;
-                        failures = if was_good { 0 } else { failures + 1 };
+                        losses.lost(why, dialled.since.elapsed());
                         before.push(dialled);
                     }
                     Err(error) => {
-                        failures += 1;
+                        losses.failed();
                         if !std::mem::replace(&mut is_told, true) {
                             tracing::warn!(listener = %self.listener, endpoint = %self.label(), %error, "no connection can be kept; trying again");
                         }
@@ -253,7 +283,7 @@ impl Keeper {
     async fn dial(
         &self,
         number: usize,
-        before: &[Dialled],
+        before: &mut [Dialled],
         network: &mut watch::Receiver<()>,
     ) -> Result<Dialled, Error> {
         let nobody = SocketAddr::from(([0, 0, 0, 0], 0));
@@ -282,7 +312,9 @@ impl Keeper {
                 (remote, own::source_towards(remote).map_err(fault)?)
             }
         };
-        let given_up = before.iter().filter(|old| old.is_dead()).filter_map(|old| old.line.number.get()).collect();
+        // Judged once: what the far end is told is what happens here.
+        before.iter_mut().for_each(|old| old.is_given_up = old.is_dead());
+        let given_up = before.iter().filter(|old| old.is_given_up).filter_map(|old| old.line.number.get()).collect();
         let acks = match &carrier {
             Carrier::Tcp(io) => Some(Acks::of(io.tcp()).map_err(fault)?),
             Carrier::Quic(_) => None,
@@ -291,12 +323,24 @@ impl Keeper {
         let dialled = self.serve(carrier, local, remote, line).map_err(fault)?;
         // TLS is done before the far end has judged our certificate, and who we are: its first call says that it
         // has taken us.
-        tokio::select! {
-            _ = dialled.line.number.wait() => Ok(dialled),
-            _ = dialled.line.moves_on.wait() => Err(fault(std::io::Error::other(
-                "it did not take the connection: it does not know this node's certificate, or has no upstream that names it",
-            ))),
-        }
+        let judged = async {
+            tokio::select! {
+                _ = dialled.line.number.wait() => None,
+                why = dialled.line.moves_on.wait() => Some(why),
+            }
+        };
+        let why = match tokio::time::timeout(WITHIN, judged).await {
+            Ok(None) => return Ok(dialled),
+            Ok(Some(MovesOn::Silent)) => "nothing is heard of it since TLS was done",
+            Ok(Some(MovesOn::Leaving)) => "it takes no more connections: it is about to end",
+            Ok(Some(_)) => {
+                "it did not take the connection: it does not know this node's certificate, or has no upstream that names it"
+            }
+            Err(_) => "it took the connection and did not call in time: it may be overloaded",
+        };
+        // Nobody keeps it any more.
+        dialled.connection.kill.set(why);
+        Err(fault(std::io::Error::other(why)))
     }
 
     async fn connect(&self, to: &Destination<'_>) -> Result<Carrier, Error> {
@@ -352,7 +396,7 @@ impl Keeper {
             gauge.dec();
             over.end();
         });
-        Ok(Dialled { connection, line, local, remote, is_quic, since: Instant::now() })
+        Ok(Dialled { connection, line, local, remote, is_quic, since: Instant::now(), is_given_up: false })
     }
 }
 
@@ -370,5 +414,28 @@ async fn moves_on(dialled: &Dialled, network: &mut watch::Receiver<()>, doubts: 
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loss_is_met_at_once_and_one_after_the_other_is_not() {
+        let mut losses = Losses::default();
+        let mut lost = |why, lasted| {
+            losses.lost(why, lasted);
+            losses.failures
+        };
+        let brief = STEADY + Duration::from_millis(100);
+        let waits: Vec<u32> = (0..AT_ONCE + 3).map(|_| lost(MovesOn::Over, brief)).collect();
+        assert_eq!(waits[..AT_ONCE as usize], [0; AT_ONCE as usize]);
+        assert_eq!(waits[AT_ONCE as usize..], [1, 2, 3]);
+        assert_eq!(lost(MovesOn::Over, LASTING), 0);
+        assert_eq!(lost(MovesOn::Over, Duration::ZERO), 1, "it was hardly there");
+        assert_eq!(lost(MovesOn::Over, brief), 0);
+        assert_eq!(lost(MovesOn::Silent, Duration::ZERO), 1);
+        assert_eq!(lost(MovesOn::Moved, Duration::ZERO), 0, "the far end has no part in it");
     }
 }
