@@ -21,6 +21,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hermes_net::tcp::Acks;
 use hermes_net::{Io, quic};
+use http::header::VIA;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri};
 use tokio::sync::watch;
@@ -205,15 +206,22 @@ struct Strands {
     wanted: watch::Sender<usize>,
     /// One of them has doubts whether the way is still there: all ask at once.
     doubts: watch::Sender<()>,
+    /// Sessions on them.
+    sessions: AtomicUsize,
     since: Instant,
-    /// Milliseconds of that time at which there were sessions on one of them last.
+    /// Milliseconds of that time at which the last session that is over ended.
     used_at: AtomicU64,
 }
 
 impl Default for Bundle {
     fn default() -> Self {
-        let (since, used_at) = (Instant::now(), AtomicU64::new(0));
-        Self(Arc::new(Strands { wanted: watch::Sender::new(1), doubts: watch::Sender::default(), since, used_at }))
+        Self(Arc::new(Strands {
+            wanted: watch::Sender::new(1),
+            doubts: watch::Sender::default(),
+            sessions: AtomicUsize::new(0),
+            since: Instant::now(),
+            used_at: AtomicU64::new(0),
+        }))
     }
 }
 
@@ -230,13 +238,15 @@ impl Bundle {
         self.0.wanted.subscribe()
     }
 
-    fn use_it(&self) {
-        self.0.used_at.store(self.0.since.elapsed().as_millis() as u64, Ordering::Relaxed);
+    fn use_it(&self) -> Use {
+        self.0.sessions.fetch_add(1, Ordering::Relaxed);
+        Use(self.clone())
     }
 
     /// There is a session, or was one lately. As if there had been one when it began.
     fn is_in_use(&self) -> bool {
-        self.0.since.elapsed() < Duration::from_millis(self.0.used_at.load(Ordering::Relaxed)) + IN_USE
+        let used_at = || Duration::from_millis(self.0.used_at.load(Ordering::Relaxed));
+        self.0.sessions.load(Ordering::Relaxed) > 0 || self.0.since.elapsed() < used_at() + IN_USE
     }
 
     fn doubt(&self) {
@@ -245,6 +255,17 @@ impl Bundle {
 
     fn doubts(&self) -> watch::Receiver<()> {
         self.0.doubts.subscribe()
+    }
+}
+
+/// One session, as long as it lasts.
+pub(crate) struct Use(Bundle);
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        let strands = &self.0.0;
+        strands.used_at.store(strands.since.elapsed().as_millis() as u64, Ordering::Relaxed);
+        strands.sessions.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -324,12 +345,8 @@ impl Line {
         self.pulse.borrow_mut().ask();
     }
 
-    /// Ready where it has been silent for so long that it is dead. `heard` counts up with what is heard; there are
-    /// sessions on it where it `is_busy`.
-    pub(crate) fn poll_dead(&self, cx: &mut Context<'_>, heard: u64, is_busy: bool) -> Poll<()> {
-        if is_busy {
-            self.bundle.use_it();
-        }
+    /// Ready where it has been silent for so long that it is dead. `heard` counts up with what is heard.
+    pub(crate) fn poll_dead(&self, cx: &mut Context<'_>, heard: u64) -> Poll<()> {
         let mut pulse = self.pulse.borrow_mut();
         pulse.ask_after(if self.is_first && self.bundle.is_in_use() { USED } else { UNUSED });
         let beat = pulse.poll(cx, heard);
@@ -350,6 +367,12 @@ impl Line {
     /// Nothing comes over it any more.
     fn is_dead(&self) -> bool {
         self.is_over.get() || self.pulse.borrow().is_silent()
+    }
+
+    /// To be held as long as the session of this request lasts. What came by no proxy is the far end's own question,
+    /// after our health: that alone is no use.
+    pub(crate) fn used_for(&self, head: &Parts) -> Option<Use> {
+        head.headers.contains_key(VIA).then(|| self.bundle.use_it())
     }
 
     /// The answer to a request that is a call, and is for nobody else.
@@ -484,16 +507,21 @@ mod tests {
         }
     }
 
-    /// Whichever of them the session was on.
+    /// Whichever of them the session is on.
     #[tokio::test(start_paused = true)]
-    async fn the_first_asks_often_while_any_is_in_use_and_for_a_while_after() {
+    async fn they_are_in_use_while_there_are_sessions_and_for_a_while_after() {
         let bundle = Bundle::default();
         assert!(bundle.is_in_use());
         tokio::time::sleep(IN_USE).await;
         assert!(!bundle.is_in_use());
         let other = Line::new(bundle.clone(), false, None, Vec::new());
-        let dead = std::future::poll_fn(|cx| Poll::Ready(other.poll_dead(cx, 1, true).is_ready())).await;
-        assert!(!dead);
+        let (health, ()) = Request::get("/healthz").body(()).unwrap().into_parts();
+        assert!(other.used_for(&health).is_none() && !bundle.is_in_use());
+        let (session, ()) = Request::get("/").header(VIA, "2 ingress").body(()).unwrap().into_parts();
+        let used = other.used_for(&session);
+        tokio::time::sleep(2 * IN_USE).await;
+        assert!(bundle.is_in_use(), "it lasts");
+        drop(used);
         assert!(bundle.is_in_use());
         tokio::time::sleep(IN_USE).await;
         assert!(!bundle.is_in_use());

@@ -61,8 +61,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
             draining = true;
             http.graceful_shutdown();
         }
-        let is_busy = matches!(connection.stage(), Stage::Busy(_));
-        if client.line.as_ref().is_some_and(|line| line.poll_dead(cx, connection.heard.get(), is_busy).is_ready()) {
+        if client.line.as_ref().is_some_and(|line| line.poll_dead(cx, connection.heard.get()).is_ready()) {
             return Poll::Ready(());
         }
         let target = window.poll_target(cx);
@@ -144,6 +143,7 @@ async fn serve_stream(
         let _ = respond.respond.send_response(answer, true);
         return Fate::Answered;
     }
+    let _used = client.line.as_ref().and_then(|line| line.used_for(&parts));
     let expects = parts
         .headers
         .get(http::header::EXPECT)

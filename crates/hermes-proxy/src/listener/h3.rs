@@ -92,9 +92,8 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
         }
         if let Some(line) = &client.line {
             let stats = link.connection.stats();
-            let is_busy = matches!(connection.stage(), Stage::Busy(_));
             line.note_challenges(stats.frame_rx.path_challenge);
-            if line.poll_dead(cx, stats.udp_rx.datagrams, is_busy).is_ready() {
+            if line.poll_dead(cx, stats.udp_rx.datagrams).is_ready() {
                 link.close(Code::NoError, "silent");
                 return Poll::Ready(());
             }
@@ -191,6 +190,7 @@ async fn serve_request(
         let _ = std::future::poll_fn(|cx| send.poll_settled(cx)).await;
         return Fate::Answered;
     }
+    let _used = client.line.as_ref().and_then(|line| line.used_for(&parts));
     let is_connect = parts.method == Method::CONNECT;
     let expects = parts
         .headers

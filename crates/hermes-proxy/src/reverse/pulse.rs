@@ -246,7 +246,8 @@ impl Pulse {
             let quiet = Some(self.heard_at + self.after).filter(|at| *at > now);
             self.alarm.as_mut().reset(if is_owed { now + LOOK } else { quiet.unwrap_or(now + self.after) });
         }
-        if self.doubted_until.is_some_and(|until| Instant::now() >= until) || (self.is_elsewhere && self.is_unanswered) {
+        if self.doubted_until.is_some_and(|until| Instant::now() >= until) || (self.is_elsewhere && self.is_unanswered)
+        {
             return Beat::Dead;
         }
         match self.heard_at.elapsed() {

@@ -10,8 +10,12 @@ use hermes_testkit::{
     tls,
 };
 use rustls_pki_types::ServerName;
-use tokio::{io::AsyncReadExt as _, net::TcpStream, task::JoinSet};
-use tokio_rustls::TlsConnector;
+use tokio::{
+    io::AsyncReadExt as _,
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::lab::{DEVICE, HUB, Lab, device, get, hub, kept, overlay};
 
@@ -76,6 +80,24 @@ async fn a_device_serves_nobody_but_the_hub_that_it_names() {
     let device = device(&overlay, &services, other.address("door"), "h2", 1).start().await.unwrap();
     device.says("the server is node not-the-hub, which `tls.node` does not name").await;
     assert_eq!(kept(&other, "door").await + kept(&device, "uplink").await, 0.0);
+}
+
+/// It looks like the hub and takes connections: whoever waits for its call has to end that.
+#[tokio::test]
+async fn a_hub_that_never_calls_is_told_from_one_and_its_connections_end() {
+    let (overlay, services) = (overlay(), Services::start().unwrap());
+    let identity = overlay.authority().issue(&Subject::node("hub").with_dns(NODE_NAME)).unwrap();
+    let config = tls::server(&identity, Some(overlay.authority().pem()), &["hermes-reverse"]).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let device = device(&overlay, &services, listener.local_addr().unwrap(), "h2", 1).start().await.unwrap();
+    let (stream, _) = listener.accept().await.unwrap();
+    let stream = TlsAcceptor::from(config).accept(stream).await.unwrap();
+    let (_sender, connection) = h2::client::handshake(stream).await.unwrap();
+    // It answers PING, and so seems to be well.
+    let ended = tokio::time::timeout(PATIENCE, connection).await;
+    assert!(ended.is_ok(), "{}", device.log());
+    device.says("it took the connection and did not call in time").await;
+    assert_eq!(kept(&device, "uplink").await, 0.0);
 }
 
 /// Connections that it opens at once, and that the hub takes.

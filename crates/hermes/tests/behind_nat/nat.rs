@@ -184,7 +184,11 @@ fn every_worker_of_the_hub_reaches_a_device_that_lost_the_same_connection_twice(
             let line = log.lines().filter(|line| line.contains(KEPT)).nth(newest).unwrap();
             let port = line.split(&format!("{AT_ROUTER}:")).nth(1).unwrap();
             let port: String = port.chars().take_while(char::is_ascii_digit).collect();
-            lab.home.hub.output(&["nft", "add", "element", "ip", "dark", "ports", &format!("{{ {port} }}")]).await.unwrap();
+            lab.home
+                .hub
+                .output(&["nft", "add", "element", "ip", "dark", "ports", &format!("{{ {port} }}")])
+                .await
+                .unwrap();
             lab.hub.says_times(KEPT, kept).await;
             newest = kept - 1;
         }
