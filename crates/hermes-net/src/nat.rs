@@ -8,10 +8,10 @@ use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, Write as _};
 use std::process::{Command, Output, Stdio};
-
 use std::sync::LazyLock;
 
 use ipnet::IpNet;
+use nix::errno::Errno;
 use tokio::sync::watch;
 
 use crate::tun::{Device, TunError};
@@ -191,7 +191,8 @@ pub(crate) fn remove_stale() {
     for line in String::from_utf8_lossy(&output.stdout).lines() {
         let table = line.trim().strip_prefix("table inet ").unwrap_or_default();
         let Some(device) = table.strip_prefix(PREFIX) else { continue };
-        let is_gone = nix::net::if_::if_nametoindex(device).is_err();
+        // Any other error, such as that of no descriptor left, says nothing of it.
+        let is_gone = matches!(nix::net::if_::if_nametoindex(device), Err(Errno::ENXIO | Errno::ENODEV));
         if is_gone && listing(table).is_some_and(|listing| is_like_ours(&listing, device)) {
             remove(table);
         }

@@ -9,8 +9,8 @@ use std::convert::Infallible;
 use std::io;
 use std::time::Duration;
 
-use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use tokio::time::Instant;
 
 use super::kept::{Item, devices};
@@ -181,6 +181,8 @@ impl Work {
     fn note(&mut self, message: &RouteNetlinkMessage) {
         let (index, item) = match message {
             RouteNetlinkMessage::NewLink(link) => return follow(link),
+            // Others tell of bridges.
+            RouteNetlinkMessage::DelLink(link) if link.header.interface_family != AddressFamily::Unspec => return,
             RouteNetlinkMessage::DelLink(link) => return self.is_any_gone |= is_tun(link),
             RouteNetlinkMessage::DelAddress(address) => {
                 let Some((index, address)) = route::address_of(address) else { return };
