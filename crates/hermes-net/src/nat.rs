@@ -6,20 +6,27 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{self, Write as _};
-use std::process::{Command, Output, Stdio};
+use std::io::{self, Read as _, Seek as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Command, ExitStatus};
 use std::sync::LazyLock;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use nix::errno::Errno;
 use tokio::sync::watch;
 
+use crate::handover::{Handed, read_text};
 use crate::tun::{Device, TunError};
 
 /// What our tables' names begin with.
 const PREFIX: &str = "hermes-";
 /// Whether this process has made any: who has none listens to no changes of tables.
 static MADE: LazyLock<watch::Sender<bool>> = LazyLock::new(|| watch::Sender::new(false));
+/// nft takes milliseconds; but the kernel lets nobody at the tables while somebody changes them.
+const PATIENCE: Duration = Duration::from_secs(10);
+const LATE: &str = "it did not end in time, and was ended";
 const FORWARDING_V4: &str = "net/ipv4/ip_forward";
 const FORWARDING_V6: &str = "net/ipv6/conf/all/forwarding";
 
@@ -31,7 +38,8 @@ pub struct Masquerade {
 }
 
 /// Lets `addresses` behind `device` reach what this machine reaches, with its address. Replaces what there is for this
-/// device of another process. Runs a program, which takes some milliseconds.
+/// device of another process. Runs a program and waits for it, which takes some milliseconds, and 10 s at most; so does
+/// all that changes it, and its end.
 ///
 /// # Errors
 /// `TunError`: nft is missing or refuses, somebody has a table of that name, or forwarding cannot be switched on.
@@ -79,11 +87,12 @@ pub(crate) fn put_back(device: &Device, addresses: &[IpNet]) -> Result<bool, Tun
 }
 
 fn set_rules(table: &str, device: &Device, addresses: &[IpNet]) -> Result<(), TunError> {
-    let output = nft(&rules(table, device.name(), addresses)).map_err(|source| TunError::NoNft { source })?;
-    if output.status.success() {
+    let script = rules(table, device.name(), addresses);
+    let said = nft(&["-f", "-"], &script).map_err(|source| TunError::NoNft { source })?;
+    if said.status.success() {
         return Ok(());
     }
-    let reason = String::from_utf8_lossy(&output.stderr).lines().next().unwrap_or_default().to_owned();
+    let reason = said.complaint.lines().next().unwrap_or_default().to_owned();
     Err(TunError::Nft { device: device.name().to_owned(), reason })
 }
 
@@ -134,6 +143,7 @@ pub fn sweep(device: &Device) {
 }
 
 impl Drop for Masquerade {
+    /// Waits for nft, on whatever thread lets go of it last: a process that ends waits for no other one.
     fn drop(&mut self) {
         let is_anothers = |listing: String| is_anothers(&listing, self.device.name());
         // Cannot fail: what stays is told of.
@@ -163,8 +173,7 @@ fn rules(table: &str, device: &str, addresses: &[IpNet]) -> String {
 
 /// What a table has, where there is one.
 fn listing(table: &str) -> Option<String> {
-    let output = run(Command::new("nft").args(["list", "table", "inet", table]), "").ok()?;
-    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    nft(&["list", "table", "inet", table], "").ok().filter(|said| said.status.success()).map(|said| said.output)
 }
 
 /// Whether a table has what [`rules`] writes, and nothing else: its name anybody may choose.
@@ -185,10 +194,10 @@ fn rules_in(listing: &str, device: &str) -> usize {
     listing.lines().filter(|line| is_rule(line.trim(), device)).count()
 }
 
-/// Removes tables of devices that are gone, which a killed process of ours has left.
+/// Removes tables of devices that are gone, which a killed process of ours has left. Waits for nft.
 pub(crate) fn remove_stale() {
-    let Ok(output) = run(Command::new("nft").args(["list", "tables", "inet"]), "") else { return };
-    for line in String::from_utf8_lossy(&output.stdout).lines() {
+    let Ok(said) = nft(&["list", "tables", "inet"], "") else { return };
+    for line in said.output.lines() {
         let table = line.trim().strip_prefix("table inet ").unwrap_or_default();
         let Some(device) = table.strip_prefix(PREFIX) else { continue };
         // Any other error, such as that of no descriptor left, says nothing of it.
@@ -200,17 +209,11 @@ pub(crate) fn remove_stale() {
 }
 
 fn remove(table: &str) {
-    match nft(&format!("table inet {table}\ndelete table inet {table}\n")) {
-        Ok(output) if output.status.success() => {}
-        Ok(output) => {
-            tracing::warn!(table, reason = %String::from_utf8_lossy(&output.stderr), "a table of nftables stays")
-        }
+    match nft(&["-f", "-"], &format!("table inet {table}\ndelete table inet {table}\n")) {
+        Ok(said) if said.status.success() => {}
+        Ok(said) => tracing::warn!(table, reason = %said.complaint, "a table of nftables stays"),
         Err(error) => tracing::warn!(table, %error, "a table of nftables stays"),
     }
-}
-
-fn nft(script: &str) -> io::Result<Output> {
-    run(Command::new("nft").args(["-f", "-"]), script)
 }
 
 /// What nft says it is.
@@ -218,18 +221,44 @@ fn nft(script: &str) -> io::Result<Output> {
 /// # Errors
 /// `TunError::NoNft`.
 pub fn nft_version() -> Result<String, TunError> {
-    let output = run(Command::new("nft").arg("--version"), "").map_err(|source| TunError::NoNft { source })?;
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    let said = nft(&["--version"], "").map_err(|source| TunError::NoNft { source })?;
+    Ok(said.output.trim().to_owned())
 }
 
-fn run(command: &mut Command, input: &str) -> io::Result<Output> {
-    let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = piped.spawn()?;
-    if let Some(mut stdin) = child.stdin.take() {
-        // One that ended early says why.
-        let _ = stdin.write_all(input.as_bytes());
+/// What came of a run of nft.
+struct Said {
+    status: ExitStatus,
+    output: String,
+    complaint: String,
+}
+
+fn nft(words: &[&str], script: &str) -> io::Result<Said> {
+    run("nft", words, script, PATIENCE)
+}
+
+/// Runs a program to its end, or ends it where it says nothing for as long as `patience`.
+fn run(program: &str, words: &[&str], input: &str, patience: Duration) -> io::Result<Said> {
+    // It waits for nobody who reads or writes these; and its output ends with it, if not before.
+    let text = |text: &str| Handed::text(String::new(), text).map(|handed| handed.fd);
+    let (mut input, complaint) = (fs::File::from(text(input)?), text("")?);
+    input.rewind()?;
+    let (mut ours, theirs) = UnixStream::pair()?;
+    ours.set_read_timeout(Some(patience))?;
+    let mut command = Command::new(program);
+    command.args(words).stdin(input).stdout(OwnedFd::from(theirs)).stderr(complaint.try_clone()?);
+    let mut child = command.spawn()?;
+    // It has the other end.
+    drop(command);
+    let mut output = Vec::new();
+    if let Err(error) = ours.read_to_end(&mut output) {
+        // The kernel may hold it yet.
+        let _ = child.kill();
+        std::thread::spawn(move || child.wait());
+        let is_late = error.kind() == io::ErrorKind::WouldBlock;
+        return Err(if is_late { io::Error::new(io::ErrorKind::TimedOut, LATE) } else { error });
     }
-    child.wait_with_output()
+    let status = child.wait()?;
+    Ok(Said { status, output: String::from_utf8_lossy(&output).into_owned(), complaint: read_text(&complaint)? })
 }
 
 /// Does this machine forward packets: of IPv4, of IPv6?
@@ -297,6 +326,17 @@ mod tests {
              iifname \"gw0\" oifname != \"gw0\" ip saddr 10.9.0.0/24 masquerade\n    \
              iifname \"gw0\" oifname != \"gw0\" ip6 saddr fd09::/64 masquerade\n  }\n}\n";
         assert_eq!(rules("hermes-gw0", "gw0", &addresses), expected);
+    }
+
+    #[test]
+    fn a_program_that_hangs_is_ended() {
+        let said = run("sh", &["-c", "cat; cat /dev/stdin; echo no >&2; exit 3"], "words ", PATIENCE).expect("it runs");
+        assert_eq!((said.status.code(), &*said.output, &*said.complaint), (Some(3), "words words ", "no\n"));
+        let error =
+            run("sleep", &["1000"], "", Duration::from_millis(10)).map(|said| said.output).expect_err("it hangs");
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        let remedy = TunError::NoNft { source: error }.remedy();
+        assert!(remedy.contains("nft monitor"), "{remedy}");
     }
 
     #[test]

@@ -66,6 +66,9 @@ struct Inner {
     index: u32,
     captures: Mutex<Captures>,
     kept: Mutex<Kept>,
+    /// Held while its source NAT changes, which takes a program: who leads prefixes here does not wait for that. `kept` is
+    /// taken after it.
+    nat: Mutex<()>,
     /// What is to go with it goes with this process; else it is another one's.
     is_ours: AtomicBool,
 }
@@ -149,8 +152,8 @@ impl Device {
     fn named(name: &str, is_ours: bool) -> Result<Self, TunError> {
         let fault = |source| TunError::Device { device: name.to_owned(), doing: "finding", source };
         let index = nix::net::if_::if_nametoindex(name).map_err(io::Error::from).map_err(fault)?;
-        let (captures, kept) = Default::default();
-        let inner = Inner { name: name.to_owned(), index, captures, kept, is_ours: AtomicBool::new(is_ours) };
+        let (captures, kept, nat) = Default::default();
+        let inner = Inner { name: name.to_owned(), index, captures, kept, nat, is_ours: AtomicBool::new(is_ours) };
         let inner = Arc::new(inner);
         kept::own().insert(index, Arc::downgrade(&inner));
         Ok(Self { inner })

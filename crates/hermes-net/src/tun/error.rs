@@ -131,6 +131,9 @@ impl TunError {
             Self::ReversePath { .. } => {
                 "Have it checked loosely: `sysctl net.ipv4.conf.INTERFACE.rp_filter=2`, for good in /etc/sysctl.d"
             }
+            Self::NoNft { source } if source.kind() == io::ErrorKind::TimedOut => {
+                "See what changes tables all the time (`nft monitor`), or has not ended (`ps -C nft,iptables`), and reload"
+            }
             Self::NoNft { .. } => "Install nftables (the package `nftables`), or use a terminator that needs no NAT",
             Self::Nft { .. } => "See that the kernel has nftables with NAT, and that the node has CAP_NET_ADMIN",
             Self::TableTaken { .. } => {

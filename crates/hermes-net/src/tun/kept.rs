@@ -131,6 +131,9 @@ impl Device {
 
     /// False where it was not missing, as far as that is known.
     fn put_back(&self, item: Item) -> Result<bool, TunError> {
+        if item == Item::Nat {
+            return self.put_nat_back();
+        }
         let is_of_sessions = item.is_of_sessions();
         let kept = self.kept();
         if !kept.has(item) || !self.may_have(item) {
@@ -160,10 +163,7 @@ impl Device {
                 }),
                 None => Ok(()),
             },
-            Item::Nat => match &kept.nat {
-                Some(addresses) => return nat::put_back(self, addresses),
-                None => Ok(()),
-            },
+            Item::Nat => Ok(()),
         };
         done.map(|()| true)
     }
@@ -177,10 +177,16 @@ impl Device {
         addresses: Option<&[IpNet]>,
         change: impl FnOnce() -> Result<(), TunError>,
     ) -> Result<(), TunError> {
-        let mut kept = self.kept();
+        let _changing = self.inner.nat.lock().unwrap_or_else(PoisonError::into_inner);
         change()?;
-        kept.nat = addresses.map(<[IpNet]>::to_vec);
+        self.kept().nat = addresses.map(<[IpNet]>::to_vec);
         Ok(())
+    }
+
+    fn put_nat_back(&self) -> Result<bool, TunError> {
+        let _changing = self.inner.nat.lock().unwrap_or_else(PoisonError::into_inner);
+        let wanted = self.kept().nat.clone().filter(|_| self.may_have(Item::Nat));
+        wanted.map_or(Ok(false), |addresses| nat::put_back(self, &addresses))
     }
 
     /// Forgets a route of [`Device::set_route`], which stays where it is: another process has the device, and knows
