@@ -4,9 +4,11 @@
 //! value; what killed processes left behind is removed when the next is made. Forwarding is switched on where it is not,
 //! and stays on. Never: a table of somebody else, or a filter: what may be forwarded is decided elsewhere.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, Read as _, Seek as _};
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, ExitStatus};
@@ -77,7 +79,8 @@ pub(crate) fn put_back(device: &Device, addresses: &[IpNet]) -> Result<bool, Tun
     let table = format!("{PREFIX}{}", device.name());
     let listing = listing(&table);
     forward_for(addresses)?;
-    if listing.as_ref().is_some_and(|listing| rules_in(listing, device.name()) >= addresses.len()) {
+    let has = |listing: &String| sources_in(listing, device.name()).is_superset(&sources(addresses));
+    if listing.as_ref().is_some_and(has) {
         return Ok(false);
     }
     if listing.is_some_and(|listing| is_anothers(&listing, device.name())) {
@@ -131,7 +134,7 @@ impl Masquerade {
 
 /// Ours was removed, and somebody made one of that name.
 fn is_anothers(listing: &str, device: &str) -> bool {
-    !is_like_ours(listing, device) && rules_in(listing, device) == 0
+    !is_like_ours(listing, device) && sources_in(listing, device).is_empty()
 }
 
 /// Ends source NAT of a device that another process set, and failed.
@@ -189,9 +192,16 @@ fn is_rule(line: &str, device: &str) -> bool {
     line.starts_with(&format!("iifname \"{device}\" oifname != \"{device}\" ip")) && line.ends_with(" masquerade")
 }
 
-/// How many of them are as ours.
-fn rules_in(listing: &str, device: &str) -> usize {
-    listing.lines().filter(|line| is_rule(line.trim(), device)).count()
+/// What the rules are for that are as ours.
+fn sources_in(listing: &str, device: &str) -> BTreeSet<IpNet> {
+    let ours = listing.lines().map(str::trim).filter(|line| is_rule(line, device));
+    let sources = ours.filter_map(|line| line.split_once(" saddr ")?.1.split(' ').next());
+    // nft leaves out the length of a lone address.
+    sources.filter_map(|source| source.parse().ok().or_else(|| Some(source.parse::<IpAddr>().ok()?.into()))).collect()
+}
+
+fn sources(addresses: &[IpNet]) -> BTreeSet<IpNet> {
+    addresses.iter().map(IpNet::trunc).collect()
 }
 
 /// Removes tables of devices that are gone, which a killed process of ours has left. Waits for nft.
@@ -326,6 +336,22 @@ mod tests {
              iifname \"gw0\" oifname != \"gw0\" ip saddr 10.9.0.0/24 masquerade\n    \
              iifname \"gw0\" oifname != \"gw0\" ip6 saddr fd09::/64 masquerade\n  }\n}\n";
         assert_eq!(rules("hermes-gw0", "gw0", &addresses), expected);
+    }
+
+    #[test]
+    fn what_rules_are_for_is_read_as_nft_lists_it() {
+        let listing = "table inet hermes-gw0 {\n\tchain postrouting {\n\t\t\
+             type nat hook postrouting priority srcnat; policy accept;\n\t\t\
+             iifname \"gw0\" oifname != \"gw0\" ip saddr 0.0.0.0/0 masquerade\n\t\t\
+             iifname \"gw0\" oifname != \"gw0\" ip saddr 10.9.0.7 masquerade\n\t\t\
+             iifname \"gw1\" oifname != \"gw1\" ip saddr 10.8.0.0/24 masquerade\n\t\t\
+             iifname \"gw0\" oifname != \"gw0\" ip6 saddr fd09::/63 masquerade\n\t}\n}\n";
+        let addresses = |all: &[&str]| all.iter().map(|one| one.parse().expect("a prefix")).collect::<Vec<IpNet>>();
+        let wanted = addresses(&["10.9.0.7/32", "0.0.0.0/0", "fd09::1/63"]);
+        assert_eq!(sources_in(listing, "gw0"), sources(&wanted));
+        // As many as there are, but another one.
+        assert_ne!(sources_in(listing, "gw0"), sources(&addresses(&["10.9.0.8/32", "0.0.0.0/0", "fd09::/63"])));
+        assert!(sources_in("table inet hermes-gw0 {\n}\n", "gw0").is_empty());
     }
 
     #[test]
