@@ -29,6 +29,11 @@ impl Pace {
         }
     }
 
+    /// When it may be done next; `None`: at once.
+    pub const fn next(&self) -> Option<Instant> {
+        self.next
+    }
+
     /// Whether it may be done now.
     pub fn is_due(&self) -> bool {
         self.next.is_none_or(|next| Instant::now() >= next)

@@ -190,14 +190,14 @@ impl Device {
     /// `TunError`: the family is switched off, or the address is nobody's.
     pub fn add_address(&self, address: IpNet) -> Result<(), TunError> {
         let mut kept = self.kept();
-        self.put_address(address)?;
+        self.put_address(address, Change::Set)?;
         kept.addresses.insert(address);
         Ok(())
     }
 
-    fn put_address(&self, address: IpNet) -> Result<(), TunError> {
+    fn put_address(&self, address: IpNet, change: Change) -> Result<(), TunError> {
         let message = RouteNetlinkMessage::NewAddress(route::address(self.index(), address));
-        let changed = netlink::change(message, Change::Set);
+        let changed = netlink::change(message, change);
         changed.map_err(|source| TunError::Address { device: self.name().to_owned(), address, source })
     }
 
@@ -256,15 +256,15 @@ impl Device {
     /// `TunError`: the kernel refuses.
     pub fn add_pool(&self, prefix: IpNet) -> Result<(), TunError> {
         let (prefix, mut kept) = (prefix.trunc(), self.kept());
-        self.put_pool(prefix)?;
+        self.put_pool(prefix, Change::Set)?;
         kept.pools.insert(prefix);
         Ok(())
     }
 
-    fn put_pool(&self, prefix: IpNet) -> Result<(), TunError> {
+    fn put_pool(&self, prefix: IpNet, change: Change) -> Result<(), TunError> {
         let message = RouteNetlinkMessage::NewRoute(route::last(self.index(), prefix));
         let fault = |source| TunError::Route { device: self.name().to_owned(), prefix, source };
-        netlink::change(message, Change::Set).map_err(fault)
+        netlink::change(message, change).map_err(fault)
     }
 
     /// Ends that. What is not there is no error.

@@ -13,7 +13,7 @@ use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, L
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use tokio::time::Instant;
 
-use super::kept::{Item, devices};
+use super::kept::{Item, devices, own};
 use super::{Device, TunError, capture, route};
 use crate::nat;
 use crate::netlink::{self, ADDRESSES, Announcements, LINKS, ROUTES, RULES, TableChange};
@@ -29,9 +29,6 @@ const IN_A_ROW: usize = 64;
 /// A look at everything takes long where there is much: then it has this share of the time, at most.
 const SHARE: u32 = 10;
 
-/// By the numbers of devices.
-type Lost = BTreeMap<u32, BTreeSet<Item>>;
-
 /// Watches over the devices of this process, those that are yet to come too, in the network namespace and on the runtime
 /// of the caller. Does not end, and may be dropped at any time.
 ///
@@ -46,7 +43,7 @@ pub async fn guard() -> io::Result<Infallible> {
         tokio::select! {
             biased;
             () = work.due(), if in_a_row >= IN_A_ROW => {
-                work.act();
+                work.act().await;
                 in_a_row = 0;
             }
             heard = next(&mut announcements, &mut tables) => {
@@ -56,7 +53,7 @@ pub async fn guard() -> io::Result<Infallible> {
                 tokio::task::coop::consume_budget().await;
             }
             () = work.due() => {
-                work.act();
+                work.act().await;
                 in_a_row = 0;
             }
         }
@@ -105,9 +102,10 @@ impl Tables {
 }
 
 /// What was heard, and is to be acted on.
+#[derive(Default)]
 struct Work {
-    lost: Lost,
-    pace: Pace,
+    /// By the numbers of devices.
+    losses: BTreeMap<u32, Loss>,
     /// Anything may have happened.
     is_unheard: bool,
     /// A TUN device is gone, perhaps of a process that was killed.
@@ -115,10 +113,17 @@ struct Work {
     next_look: Option<Instant>,
 }
 
-impl Default for Work {
+/// What a device lacks, and how often it did.
+struct Loss {
+    items: BTreeSet<Item>,
+    pace: Pace,
+    /// Why it lacks them yet, as was told.
+    told: Option<String>,
+}
+
+impl Default for Loss {
     fn default() -> Self {
-        let pace = Pace::new(FIRST_PAUSE, LONGEST_PAUSE);
-        Self { lost: Lost::new(), pace, is_unheard: false, is_any_gone: false, next_look: None }
+        Self { items: BTreeSet::new(), pace: Pace::new(FIRST_PAUSE, LONGEST_PAUSE), told: None }
     }
 }
 
@@ -134,19 +139,26 @@ impl Work {
                 tokio::time::sleep_until(next).await;
             }
         };
+        let next = self.losses.values().filter(|loss| !loss.items.is_empty()).map(|loss| loss.pace.next()).min();
+        let restoration = async {
+            if let Some(Some(next)) = next {
+                tokio::time::sleep_until(next).await;
+            }
+        };
         tokio::select! {
             () = look, if self.wants_look() => {}
-            () = self.pace.due(), if !self.lost.is_empty() => {}
+            () = restoration, if next.is_some() => {}
             else => std::future::pending().await,
         }
     }
 
-    fn act(&mut self) {
+    /// Puts back what was lost. What may take a program, or a while, is not this thread's.
+    async fn act(&mut self) {
         let began = Instant::now();
         if self.wants_look() && self.next_look.is_none_or(|next| began >= next) {
             if std::mem::take(&mut self.is_any_gone) {
                 capture::remove_stale_rules();
-                nat::remove_stale();
+                let _ = tokio::task::spawn_blocking(nat::remove_stale).await;
             }
             if std::mem::take(&mut self.is_unheard) {
                 look_at_links();
@@ -154,12 +166,17 @@ impl Work {
             }
             self.next_look = Some(began);
         }
-        if self.pace.is_due() {
-            let lost = std::mem::take(&mut self.lost);
-            let restored: Vec<_> = lost.into_iter().flat_map(|(device, items)| put_back(device, &items)).collect();
-            if !restored.is_empty() {
-                let pause = self.pace.begin();
-                restored.iter().for_each(|(device, result)| tell(device, result, pause));
+        {
+            let own = own();
+            self.losses.retain(|index, _| own.contains_key(index));
+        }
+        let due = self.losses.iter_mut().filter(|(_, loss)| !loss.items.is_empty() && loss.pace.is_due());
+        let due: Vec<_> = due.map(|(index, loss)| (*index, std::mem::take(&mut loss.items))).collect();
+        if !due.is_empty() {
+            let all = move || due.into_iter().filter_map(|(index, items)| put_back(index, items)).collect();
+            let restored: Vec<_> = tokio::task::spawn_blocking(all).await.unwrap_or_default();
+            for (device, result, left) in restored {
+                self.losses.entry(device.index()).or_default().note(&device, result, left);
             }
         }
         if self.next_look == Some(began) {
@@ -217,14 +234,47 @@ impl Work {
         for device in devices(|_| true).iter().filter(|device| device.name() == name) {
             if matches!(change, TableChange::Gone(_)) && device.kept().has(Item::Nat) {
                 self.lose(device, [Item::Nat]);
-            } else if let Some(lost) = self.lost.get_mut(&device.index()) {
-                lost.remove(&Item::Nat);
+            } else if let Some(loss) = self.losses.get_mut(&device.index()) {
+                loss.items.remove(&Item::Nat);
             }
         }
     }
 
     fn lose(&mut self, device: &Device, items: impl IntoIterator<Item = Item>) {
-        self.lost.entry(device.index()).or_default().extend(items);
+        self.losses.entry(device.index()).or_default().items.extend(items);
+    }
+}
+
+impl Loss {
+    /// Tells what became of it. What could not be put back is tried again, in the same growing pauses.
+    fn note(&mut self, device: &Device, result: Result<bool, TunError>, left: BTreeSet<Item>) {
+        let name = device.name();
+        match result {
+            Ok(false) => self.told = None,
+            Ok(true) => {
+                self.told = None;
+                let pause = self.pace.begin();
+                tracing::warn!(
+                    device = name,
+                    watching_again_in = ?pause,
+                    "somebody has removed addresses, routes, rules or NAT of a device: they are there again. Where a \
+                     program does so time after time (`ip monitor`, `nft monitor`), have it leave `proto 72`, and tables \
+                     `hermes-...`, alone"
+                );
+            }
+            Err(error) => {
+                self.pace.begin();
+                self.items.extend(left);
+                let told = self.told.replace(error.to_string());
+                if told != self.told {
+                    tracing::warn!(
+                        device = name, %error,
+                        "somebody has removed addresses, routes, rules or NAT of a device, and not all of them are there \
+                         again: they are tried again. {}", error.remedy()
+                    );
+                }
+            }
+        }
     }
 }
 
@@ -238,32 +288,12 @@ fn is_tun(link: &LinkMessage) -> bool {
     kind.is_none_or(|kind| *kind == LinkInfo::Kind(InfoKind::Tun))
 }
 
-/// Returns devices that lacked something, and what became of it.
-fn put_back(index: u32, items: &BTreeSet<Item>) -> Vec<(Device, Result<(), TunError>)> {
+/// Returns a device that may lack something, what became of it, and what could not be put back.
+fn put_back(index: u32, mut items: BTreeSet<Item>) -> Option<(Device, Result<bool, TunError>, BTreeSet<Item>)> {
     // What is down gets it when it is up.
-    let found = devices(|own| own == index).into_iter().filter(|device| !device.kept().is_down);
-    let restored = found.filter_map(|device| match device.restore(items) {
-        Ok(false) => None,
-        result => Some((device, result.map(drop))),
-    });
-    restored.collect()
-}
-
-fn tell(device: &Device, result: &Result<(), TunError>, pause: Duration) {
-    let name = device.name();
-    match result {
-        Ok(()) => tracing::warn!(
-            device = name,
-            watching_again_in = ?pause,
-            "somebody has removed addresses, routes, rules or NAT of a device: they are there again. Where a program does so \
-             time after time (`ip monitor`, `nft monitor`), have it leave `proto 72`, and tables `hermes-...`, alone"
-        ),
-        Err(error) => {
-            let remedy = error.remedy();
-            tracing::warn!(device = name, %error, "somebody has removed addresses, routes, rules or NAT of a device, and not all \
-                           of them are there again. {remedy}");
-        }
-    }
+    let device = devices(|own| own == index).into_iter().find(|device| !device.kept().is_down)?;
+    let result = device.restore(&mut items);
+    Some((device, result, items))
 }
 
 /// Somebody has taken a link up or down.
@@ -301,7 +331,7 @@ fn follow_link(device: &Device, is_up: bool) {
             "somebody has taken its link down: what it captures goes other ways until it is up (`ip link set NAME up`)"
         );
     } else if was_down {
-        match device.restore(&device.items()) {
+        match device.restore(&mut device.items()) {
             Ok(_) => tracing::info!(device = name, "its link is up: its addresses and routes are there again"),
             Err(error) => {
                 tracing::warn!(device = name, %error, "its link is up, but not all of its routes are there again. {}",

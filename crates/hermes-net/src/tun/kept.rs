@@ -77,7 +77,7 @@ pub(super) fn own() -> MutexGuard<'static, BTreeMap<u32, Weak<Inner>>> {
 pub fn restore() {
     // What is down gets it when it is up.
     for device in devices(|_| true).iter().filter(|device| !device.kept().is_down) {
-        if let Err(error) = device.restore(&device.items()) {
+        if let Err(error) = device.restore(&mut device.items()) {
             tracing::warn!(device = device.name(), %error, "not all that it had is there. {}", error.remedy());
         }
     }
@@ -91,6 +91,18 @@ pub(super) fn devices(is_it: impl Fn(u32) -> bool) -> Vec<Device> {
         of.map(|inner| Device { inner }).collect()
     };
     found.into_iter().filter(Device::is_there).collect()
+}
+
+/// Of a thing that was to be added: false where there was one like it.
+fn was_missing(added: Result<(), TunError>) -> Result<bool, TunError> {
+    match added {
+        Err(TunError::Address { source, .. } | TunError::Route { source, .. })
+            if source.kind() == io::ErrorKind::AlreadyExists =>
+        {
+            Ok(false)
+        }
+        added => added.map(|()| true),
+    }
 }
 
 impl Device {
@@ -110,18 +122,22 @@ impl Device {
         addresses.chain(pools).chain(routes).chain(rules).chain(nat).collect()
     }
 
-    /// Gives it these once more, as far as they are its own. Goes on where something fails, and returns the first error.
-    /// False where nothing of them was missing.
-    pub(super) fn restore(&self, items: &BTreeSet<Item>) -> Result<bool, TunError> {
+    /// Gives it these once more, as far as they are its own. Goes on where something fails, and returns the first error:
+    /// what failed is left in `items`. False where nothing of them was missing.
+    pub(super) fn restore(&self, items: &mut BTreeSet<Item>) -> Result<bool, TunError> {
         // There may be many, and sessions begin and end meanwhile: each is looked at by itself.
-        let mut result = Ok(false);
-        for item in items {
-            result = match (result, self.put_back(*item)) {
-                (Ok(before), Ok(now)) => Ok(before | now),
-                (Err(first), _) | (_, Err(first)) => Err(first),
-            };
-        }
-        result
+        let (mut was_missing, mut fault) = (false, None);
+        items.retain(|item| match self.put_back(*item) {
+            Ok(was) => {
+                was_missing |= was;
+                false
+            }
+            Err(error) => {
+                fault.get_or_insert(error);
+                true
+            }
+        });
+        fault.map_or(Ok(was_missing), Err)
     }
 
     /// Who does not own the device has its sessions' routes alone.
@@ -129,31 +145,27 @@ impl Device {
         item.is_of_sessions() || self.is_ours()
     }
 
-    /// False where it was not missing, as far as that is known.
+    /// False where it was not missing.
     fn put_back(&self, item: Item) -> Result<bool, TunError> {
         if item == Item::Nat {
             return self.put_nat_back();
         }
-        let is_of_sessions = item.is_of_sessions();
         let kept = self.kept();
         if !kept.has(item) || !self.may_have(item) {
             return Ok(false);
         }
-        let done = match item {
-            Item::Address(address) => self.put_address(address),
-            Item::Pool(prefix) => self.put_pool(prefix),
+        match item {
+            Item::Address(address) => was_missing(self.put_address(address, Change::Add)),
+            Item::Pool(prefix) => was_missing(self.put_pool(prefix, Change::Add)),
             Item::Route(table, prefix) => match kept.routes.get(&(table, prefix)) {
-                // The table is the device's alone.
-                Some(route) if !is_of_sessions => self.replace(table, prefix, *route),
-                // Where there is one it was not gone (a session gave it back, and the next one has it), or leads
-                // elsewhere by now: to another device of ours, or by somebody's will.
-                Some(route) => match self.add(table, prefix, *route) {
-                    Err(TunError::Route { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => {
-                        return Ok(false);
-                    }
+                Some(route) => match was_missing(self.add(table, prefix, *route)) {
+                    // The table is the device's alone: what has taken its place goes.
+                    Ok(false) if !item.is_of_sessions() => self.replace(table, prefix, *route).map(|()| false),
+                    // Where there is one it was not gone (a session gave it back, and the next one has it), or leads
+                    // elsewhere by now: to another device of ours, or by somebody's will.
                     done => done,
                 },
-                None => Ok(()),
+                None => Ok(false),
             },
             Item::Rule(is_v4, priority) => match kept.rules.get(&(is_v4, priority)) {
                 Some(rule) => self.put_rule(rule).map_err(|source| TunError::Device {
@@ -161,11 +173,10 @@ impl Device {
                     doing: "making a rule for",
                     source,
                 }),
-                None => Ok(()),
+                None => Ok(false),
             },
-            Item::Nat => Ok(()),
-        };
-        done.map(|()| true)
+            Item::Nat => Ok(false),
+        }
     }
 
     /// Changes its source NAT to that of these addresses, or to none.
@@ -239,14 +250,15 @@ impl Device {
     /// # Errors
     /// `TunError`: the first thing that cannot be undone. All else is.
     pub fn take_back(&self) -> Result<(), TunError> {
-        self.sweep().and(self.restore(&self.items()).map(drop))
+        self.sweep().and(self.restore(&mut self.items()).map(drop))
     }
 
-    fn put_rule(&self, rule: &RuleMessage) -> io::Result<()> {
+    /// False where it is there.
+    fn put_rule(&self, rule: &RuleMessage) -> io::Result<bool> {
         match netlink::change(RouteNetlinkMessage::NewRule(rule.clone()), Change::Add) {
             // It names the device's own table: this process made it, or the one that had the device before us.
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-            _ => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+            done => done.map(|()| true),
         }
     }
 

@@ -74,13 +74,37 @@ fn a_link_that_came_up_unheard_is_not_forgotten() {
         place.ip(&["link", "set", "hermes0", "down"]).unwrap();
         node.says("somebody has taken its link down").await;
         node.signal(Signal::SIGSTOP).unwrap();
-        let noise =
-            "for i in $(seq 2000); do echo route add blackhole 10.250.$((i / 250)).$((i % 250)); done | ip -batch -";
-        place.output(&["sh", "-c", noise]).await.unwrap();
+        make_noise(place).await;
         place.ip(&["link", "set", "hermes0", "up"]).unwrap();
         node.signal(Signal::SIGCONT).unwrap();
         has_again(place, "hermes0", &before, "the link came up unheard").await;
         line.answers().await;
+    });
+}
+
+/// More changes than the kernel keeps for who stands still.
+async fn make_noise(place: &Namespace) {
+    let noise =
+        "for i in $(seq 2000); do echo route add blackhole 10.250.$((i / 250)).$((i % 250)); done | ip -batch -";
+    place.output(&["sh", "-c", noise]).await.unwrap();
+}
+
+/// Whoever looks at everything finds that nothing is gone.
+#[test]
+fn nobody_is_blamed_for_what_was_not_heard() {
+    as_root("changes that are not heard", || async {
+        let line = Line::start(&[Hop::H2]).await;
+        for (node, place, device) in [(&line.nodes[0], line.near(), "hermes0"), (&line.nodes[1], line.far(), "gw0")] {
+            let before = told(place, device).await;
+            node.signal(Signal::SIGSTOP).unwrap();
+            make_noise(place).await;
+            node.signal(Signal::SIGCONT).unwrap();
+            line.answers().await;
+            place.ip(&["addr", "flush", "dev", device]).unwrap();
+            has_again(place, device, &before, "somebody flushes afterwards").await;
+            node.says("they are there again").await;
+            assert_eq!(node.log().matches("they are there again").count(), 1, "{}", node.log());
+        }
     });
 }
 
