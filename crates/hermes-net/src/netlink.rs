@@ -33,6 +33,8 @@ pub(crate) const RULES: u32 = 0x80 | 0x4_0000;
 /// linux/netfilter/nfnetlink.h: NFNLGRP_NFTABLES, as a bit, and NFNL_SUBSYS_NFTABLES.
 const NFTABLES_GROUP: u32 = 1 << 6;
 const NFTABLES: u8 = 10;
+/// linux/netfilter.h: NFPROTO_INET, the family of our tables.
+const INET: u8 = 1;
 /// linux/netfilter/nf_tables.h: NFT_MSG_NEWTABLE, and NFT_MSG_DEL* of tables, chains and rules.
 const NEW_TABLE: u8 = 0;
 const GONE: [u8; 3] = [2, 5, 8];
@@ -41,7 +43,7 @@ const TABLE_NAME: u16 = 1;
 /// Bytes before the attributes of a message of nftables: the header, and the family, a version and a number.
 const NETFILTER_HEADER: usize = HEADER + 4;
 
-/// What becomes of a table of nftables, by its name.
+/// What becomes of a table of nftables of both families of IP, by its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TableChange {
     /// It is made, or made anew.
@@ -195,6 +197,10 @@ impl Announcements {
 fn table_change(message: &[u8]) -> Option<TableChange> {
     let [kind, subsystem] = u16::from_ne_bytes(*message.get(4..)?.first_chunk()?).to_le_bytes();
     if subsystem != NFTABLES || !(kind == NEW_TABLE || GONE.contains(&kind)) {
+        return None;
+    }
+    // Others may have our tables' names in families of their own.
+    if *message.get(HEADER)? != INET {
         return None;
     }
     let mut attributes = message.get(NETFILTER_HEADER..)?;

@@ -82,6 +82,21 @@ fn a_link_that_came_up_unheard_is_not_forgotten() {
     });
 }
 
+/// As long as the kernel refuses it, it is tried again.
+#[test]
+fn what_cannot_be_put_back_at_once_is_there_as_soon_as_it_can() {
+    as_root("a family that is switched off and on", || async {
+        let line = Line::start(&[Hop::H2]).await;
+        let (node, place) = (&line.nodes[0], line.near());
+        let before = told(place, "hermes0").await;
+        place.sysctl("net/ipv6/conf/hermes0/disable_ipv6", "1").unwrap();
+        node.says("not all of them are there again").await;
+        place.sysctl("net/ipv6/conf/hermes0/disable_ipv6", "0").unwrap();
+        has_again(place, "hermes0", &before, "the family is there again").await;
+        line.answers().await;
+    });
+}
+
 /// More changes than the kernel keeps for who stands still.
 async fn make_noise(place: &Namespace) {
     let noise =
