@@ -8,8 +8,8 @@ use std::io;
 use std::time::Duration;
 
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage,
-    NetlinkPayload,
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkHeader,
+    NetlinkMessage, NetlinkPayload,
 };
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::{
@@ -21,6 +21,8 @@ use tokio::io::unix::AsyncFd;
 
 /// The kernel answers while the request is made: what takes longer is lost.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// So often something is listed anew that has changed meanwhile.
+const LISTINGS: usize = 3;
 /// Bytes before a message: its length, type, flags, number and sender.
 const HEADER: usize = 16;
 
@@ -76,15 +78,31 @@ pub(crate) fn change(message: RouteNetlinkMessage, change: Change) -> io::Result
     ask(message, NLM_F_ACK | flags).map(drop)
 }
 
-/// Everything of one sort, as the message asks for it.
+/// Everything of one sort, as the message asks for it. Where it changes time after time while it is listed, something may
+/// be missing.
 ///
 /// # Errors
 /// As [`change`].
 pub(crate) fn list(message: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
-    ask(message, NLM_F_DUMP)
+    let mut answer = Answer::default();
+    for _ in 0..LISTINGS {
+        answer = ask(message.clone(), NLM_F_DUMP)?;
+        if !answer.is_torn {
+            break;
+        }
+    }
+    Ok(answer.messages)
 }
 
-fn ask(message: RouteNetlinkMessage, flags: u16) -> io::Result<Vec<RouteNetlinkMessage>> {
+/// What the kernel has answered so far.
+#[derive(Default)]
+struct Answer {
+    messages: Vec<RouteNetlinkMessage>,
+    /// What is listed has changed meanwhile.
+    is_torn: bool,
+}
+
+fn ask(message: RouteNetlinkMessage, flags: u16) -> io::Result<Answer> {
     let mut header = NetlinkHeader::default();
     header.flags = NLM_F_REQUEST | flags;
     header.sequence_number = 1;
@@ -95,7 +113,7 @@ fn ask(message: RouteNetlinkMessage, flags: u16) -> io::Result<Vec<RouteNetlinkM
     let socket = Socket::new(NETLINK_ROUTE)?;
     SockRef::from(&socket).set_read_timeout(Some(PATIENCE))?;
     socket.send_to(&bytes, &SocketAddr::new(0, 0), 0)?;
-    let mut found = Vec::new();
+    let mut found = Answer::default();
     loop {
         let (answer, from) = socket.recv_from_full()?;
         // Processes may send such messages too; the kernel's number is 0.
@@ -106,16 +124,17 @@ fn ask(message: RouteNetlinkMessage, flags: u16) -> io::Result<Vec<RouteNetlinkM
 }
 
 /// Adds what an answer has. True: it was the last one.
-fn read(mut answer: &[u8], found: &mut Vec<RouteNetlinkMessage>) -> io::Result<bool> {
+fn read(mut answer: &[u8], found: &mut Answer) -> io::Result<bool> {
     while let Some((message, rest)) = split_first(answer) {
         answer = rest;
         // What is newer than the codec is not what we look for.
         let Ok(message) = NetlinkMessage::<RouteNetlinkMessage>::deserialize(message) else { continue };
+        found.is_torn |= message.header.flags & NLM_F_DUMP_INTR != 0;
         match message.payload {
             NetlinkPayload::Done(_) => return Ok(true),
             NetlinkPayload::Error(error) if error.code.is_some() => return Err(error.to_io()),
             NetlinkPayload::Error(_acknowledged) => return Ok(true),
-            NetlinkPayload::InnerMessage(message) => found.push(message),
+            NetlinkPayload::InnerMessage(message) => found.messages.push(message),
             _ => {}
         }
     }
@@ -159,10 +178,10 @@ impl Announcements {
     /// The socket's.
     pub(crate) async fn next(&mut self) -> io::Result<Option<Vec<RouteNetlinkMessage>>> {
         let Some(messages) = self.heard().await? else { return Ok(None) };
-        let mut found = Vec::new();
+        let mut found = Answer::default();
         // What is an answer, and no announcement, is nobody's here.
         let _ = read(&messages, &mut found);
-        Ok(Some(found))
+        Ok(Some(found.messages))
     }
 
     /// As [`Announcements::next`], of [`Announcements::of_tables`].
@@ -225,4 +244,41 @@ fn split_first(messages: &[u8]) -> Option<(&[u8], &[u8])> {
     let (message, rest) = messages.split_at(length);
     // Each begins at a multiple of four.
     Some((message, rest.get(length.next_multiple_of(4) - length..).unwrap_or_default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_that_changed_meanwhile_is_known() {
+        for (flags, is_torn) in [(0, false), (NLM_F_DUMP_INTR, true)] {
+            let mut header = NetlinkHeader::default();
+            header.flags = flags;
+            let link = RouteNetlinkMessage::NewLink(Default::default());
+            let mut message = NetlinkMessage::new(header, NetlinkPayload::from(link));
+            message.finalize();
+            let mut bytes = vec![0; message.buffer_len()];
+            message.serialize(&mut bytes);
+            let mut answer = Answer::default();
+            assert!(!read(&bytes, &mut answer).expect("an answer"));
+            assert_eq!((answer.messages.len(), answer.is_torn), (1, is_torn));
+        }
+    }
+
+    /// NFT_MSG_DELTABLE of a family.
+    fn gone(family: u8) -> Vec<u8> {
+        let name = b"hermes-gw0\0\0";
+        let attribute = [&(4 + 11_u16).to_ne_bytes()[..], &TABLE_NAME.to_ne_bytes(), name].concat();
+        let length = (NETFILTER_HEADER + attribute.len()) as u32;
+        let header = [&length.to_ne_bytes()[..], &[2, NFTABLES], &[0; 10], &[family, 0, 0, 0]].concat();
+        [header, attribute].concat()
+    }
+
+    #[test]
+    fn a_table_of_another_family_is_not_ours() {
+        assert_eq!(table_change(&gone(INET)), Some(TableChange::Gone("hermes-gw0".to_owned())));
+        // NFPROTO_IPV4.
+        assert_eq!(table_change(&gone(2)), None);
+    }
 }
