@@ -305,7 +305,8 @@ impl Device {
     }
 
     /// From now on what comes from these addresses (`None`: from none) leaves with this machine's; where that is so
-    /// already, what somebody removed of it is there again. Where it fails nothing changes.
+    /// already, what somebody removed of it is there again. Where it fails nothing changes. Waits for nft on the calling
+    /// thread, the main one, whose next step needs it: workers serve meanwhile.
     ///
     /// # Errors
     /// `TunError`: as of [`nat::masquerade`].
