@@ -161,7 +161,7 @@ impl Work {
                 let _ = tokio::task::spawn_blocking(nat::remove_stale).await;
             }
             if std::mem::take(&mut self.is_unheard) {
-                look_at_links();
+                self.look_at_links();
                 devices(|_| true).iter().for_each(|device| self.lose(device, device.items()));
             }
             self.next_look = Some(began);
@@ -197,7 +197,7 @@ impl Work {
     /// Remembers what somebody took that is still wanted.
     fn note(&mut self, message: &RouteNetlinkMessage) {
         let (index, item) = match message {
-            RouteNetlinkMessage::NewLink(link) => return follow(link),
+            RouteNetlinkMessage::NewLink(link) => return self.follow(link),
             // Others tell of bridges.
             RouteNetlinkMessage::DelLink(link) if link.header.interface_family != AddressFamily::Unspec => return,
             RouteNetlinkMessage::DelLink(link) => return self.is_any_gone |= is_tun(link),
@@ -296,46 +296,51 @@ fn put_back(index: u32, mut items: BTreeSet<Item>) -> Option<(Device, Result<boo
     Some((device, result, items))
 }
 
-/// Somebody has taken a link up or down.
-fn follow(link: &LinkMessage) {
-    // Of an interface that is new the kernel says that all has changed.
-    let mask = link.header.change_mask;
-    if mask.contains(LinkFlags::Up) && mask.bits() != u32::MAX {
-        let is_up = link.header.flags.contains(LinkFlags::Up);
-        devices(|index| index == link.header.index).iter().for_each(|device| follow_link(device, is_up));
+impl Work {
+    /// Somebody has taken a link up or down.
+    fn follow(&mut self, link: &LinkMessage) {
+        // Of an interface that is new the kernel says that all has changed.
+        let mask = link.header.change_mask;
+        if mask.contains(LinkFlags::Up) && mask.bits() != u32::MAX {
+            let is_up = link.header.flags.contains(LinkFlags::Up);
+            devices(|index| index == link.header.index).iter().for_each(|device| self.follow_link(device, is_up));
+        }
     }
-}
 
-/// What was not heard of links.
-fn look_at_links() {
-    let links = netlink::list(RouteNetlinkMessage::GetLink(LinkMessage::default())).unwrap_or_default();
-    for link in links {
-        let RouteNetlinkMessage::NewLink(link) = link else { continue };
-        let is_up = link.header.flags.contains(LinkFlags::Up);
-        let changed = |device: &&Device| device.kept().is_down == is_up;
-        devices(|index| index == link.header.index)
-            .iter()
-            .filter(changed)
-            .for_each(|device| follow_link(device, is_up));
+    /// What was not heard of links.
+    fn look_at_links(&mut self) {
+        let links = netlink::list(RouteNetlinkMessage::GetLink(LinkMessage::default())).unwrap_or_default();
+        for link in links {
+            let RouteNetlinkMessage::NewLink(link) = link else { continue };
+            let is_up = link.header.flags.contains(LinkFlags::Up);
+            let changed = |device: &&Device| device.kept().is_down == is_up;
+            devices(|index| index == link.header.index)
+                .iter()
+                .filter(changed)
+                .for_each(|device| self.follow_link(device, is_up));
+        }
     }
-}
 
-/// The kernel drops addresses and routes with a link that goes down, and says so of few.
-fn follow_link(device: &Device, is_up: bool) {
-    let name = device.name();
-    // Whoever made it has taken it up, too.
-    let was_down = std::mem::replace(&mut device.kept().is_down, !is_up);
-    if !is_up {
-        tracing::warn!(
-            device = name,
-            "somebody has taken its link down: what it captures goes other ways until it is up (`ip link set NAME up`)"
-        );
-    } else if was_down {
-        match device.restore(&mut device.items()) {
-            Ok(_) => tracing::info!(device = name, "its link is up: its addresses and routes are there again"),
-            Err(error) => {
-                tracing::warn!(device = name, %error, "its link is up, but not all of its routes are there again. {}",
-                               error.remedy());
+    /// The kernel drops addresses and routes with a link that goes down, and says so of few. (It is up once in a while: that
+    /// this thread waits for it, and for nft, is nobody's loss.)
+    fn follow_link(&mut self, device: &Device, is_up: bool) {
+        let name = device.name();
+        // Whoever made it has taken it up, too.
+        let was_down = std::mem::replace(&mut device.kept().is_down, !is_up);
+        if !is_up {
+            tracing::warn!(
+                device = name,
+                "somebody has taken its link down: what it captures goes other ways until it is up (`ip link set NAME up`)"
+            );
+        } else if was_down {
+            let mut items = device.items();
+            match device.restore(&mut items) {
+                Ok(_) => tracing::info!(device = name, "its link is up: its addresses and routes are there again"),
+                Err(error) => {
+                    tracing::warn!(device = name, %error, "its link is up, but not all of its routes are there again: they \
+                                   are tried again. {}", error.remedy());
+                    self.lose(device, items);
+                }
             }
         }
     }

@@ -89,11 +89,16 @@ fn what_cannot_be_put_back_at_once_is_there_as_soon_as_it_can() {
         let line = Line::start(&[Hop::H2]).await;
         let (node, place) = (&line.nodes[0], line.near());
         let before = told(place, "hermes0").await;
-        place.sysctl("net/ipv6/conf/hermes0/disable_ipv6", "1").unwrap();
-        node.says("not all of them are there again").await;
-        place.sysctl("net/ipv6/conf/hermes0/disable_ipv6", "0").unwrap();
-        has_again(place, "hermes0", &before, "the family is there again").await;
-        line.answers().await;
+        let family = |is_off| place.sysctl("net/ipv6/conf/hermes0/disable_ipv6", is_off).unwrap();
+        for (link, said) in [(None, "not all of them are there again"), (Some("hermes0"), "its link is up, but")] {
+            link.inspect(|link| place.ip(&["link", "set", link, "down"]).unwrap());
+            family("1");
+            link.inspect(|link| place.ip(&["link", "set", link, "up"]).unwrap());
+            node.says(said).await;
+            family("0");
+            has_again(place, "hermes0", &before, "the family is there again").await;
+            line.answers().await;
+        }
     });
 }
 
