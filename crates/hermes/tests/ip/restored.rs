@@ -86,15 +86,21 @@ fn a_link_that_came_up_unheard_is_not_forgotten() {
 #[test]
 fn what_cannot_be_put_back_at_once_is_there_as_soon_as_it_can() {
     as_root("a family that is switched off and on", || async {
-        let line = Line::start(&[Hop::H2]).await;
-        let (node, place) = (&line.nodes[0], line.near());
-        let before = told(place, "hermes0").await;
-        let family = |is_off| place.sysctl("net/ipv6/conf/hermes0/disable_ipv6", is_off).unwrap();
-        for (link, said) in [(None, "not all of them are there again"), (Some("hermes0"), "its link is up, but")] {
-            link.inspect(|link| place.ip(&["link", "set", link, "down"]).unwrap());
-            family("1");
-            link.inspect(|link| place.ip(&["link", "set", link, "up"]).unwrap());
-            node.says(said).await;
+        for is_link_down in [false, true] {
+            let line = Line::start(&[Hop::H2]).await;
+            let (node, place) = (&line.nodes[0], line.near());
+            let before = told(place, "hermes0").await;
+            let family = |is_off| place.sysctl("net/ipv6/conf/hermes0/disable_ipv6", is_off).unwrap();
+            if is_link_down {
+                place.ip(&["link", "set", "hermes0", "down"]).unwrap();
+                node.says("somebody has taken its link down").await;
+                family("1");
+                place.ip(&["link", "set", "hermes0", "up"]).unwrap();
+                node.says("its link is up, but not all").await;
+            } else {
+                family("1");
+                node.says("not all of them are there again").await;
+            }
             family("0");
             has_again(place, "hermes0", &before, "the family is there again").await;
             line.answers().await;
