@@ -211,11 +211,12 @@ impl Server {
     ) -> io::Result<Self> {
         let runtime = Arc::new(WorkerRuntime(tasks.clone()));
         let reader = Arc::new(Reader::new(group, slot)?);
+        let socket = Arc::new(Gather::new(reader.clone()));
         let place = group.place(slot);
         let mut endpoint = reset.map_or_else(EndpointConfig::default, |key| key.endpoint(group.address()));
         endpoint.max_udp_payload_size(largest.max(TAKEN)).map_err(io::Error::other)?;
         endpoint.cid_generator(move || Box::new(Ids(place)));
-        let endpoint = Endpoint::new_with_abstract_socket(endpoint, config, reader.clone(), runtime)?;
+        let endpoint = Endpoint::new_with_abstract_socket(endpoint, config, socket, runtime)?;
         Ok(Self { endpoint, reader })
     }
 

@@ -75,17 +75,12 @@ impl Gather {
         Self { udp, held }
     }
 
-    /// The socket, for all but sending.
-    pub(super) fn udp(&self) -> &Arc<dyn AsyncUdpSocket> {
-        &self.udp
-    }
-
     fn held(&self) -> MutexGuard<'_, Held> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For who receives, each time: sends what nothing was added to since the last time.
-    pub(super) fn look(&self, cx: &Context<'_>) {
+    /// Each time that something is to be received: sends what nothing was added to since the last time.
+    fn look(&self, cx: &Context<'_>) {
         let mut held = self.held();
         if !held.receiver.as_ref().is_some_and(|receiver| receiver.will_wake(cx.waker())) {
             held.receiver = Some(cx.waker().clone());
@@ -120,8 +115,8 @@ impl Gather {
         sent
     }
 
-    /// As the socket's own.
-    pub(super) fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+    /// As the socket's own `try_send`.
+    fn send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
         let mut held = self.held();
         let most = self.udp.max_transmit_segments();
         let is_longest = transmit.segment_size.is_some_and(|segment| transmit.contents.len() == LONGEST * segment);
@@ -163,7 +158,7 @@ impl AsyncUdpSocket for Gather {
     }
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
-        self.try_send(transmit)
+        self.send(transmit)
     }
 
     fn poll_recv(
@@ -322,7 +317,7 @@ mod tests {
         bed.look();
         bed.send(LONGEST, SEGMENT);
         assert_ne!(bed.holds(), 0);
-        bed.from = Gather::new(bed.from.udp().clone());
+        bed.from = Gather::new(bed.from.udp.clone());
         assert_eq!(bed.messages().await, [LONGEST]);
     }
 }

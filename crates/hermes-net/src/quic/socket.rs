@@ -17,7 +17,6 @@ use tokio::io::Interest;
 use tokio::net::UnixDatagram;
 
 use super::apart::Apart;
-use super::gather::Gather;
 use super::group::{Counts, Group};
 use super::passage;
 
@@ -25,7 +24,7 @@ use super::passage;
 pub(super) struct Reader {
     group: Arc<Group>,
     slot: u8,
-    udp: Gather,
+    udp: Arc<dyn AsyncUdpSocket>,
     inbox: UnixDatagram,
     /// Somebody else reads the socket.
     has_parted: AtomicBool,
@@ -37,7 +36,7 @@ pub(super) struct Reader {
 
 impl Reader {
     pub(super) fn new(group: &Arc<Group>, slot: u8) -> io::Result<Self> {
-        let udp = Gather::new(TokioRuntime.wrap_udp_socket(group.socket(slot)?)?);
+        let udp = TokioRuntime.wrap_udp_socket(group.socket(slot)?)?;
         let inbox = UnixDatagram::from_std(group.inbox(slot)?)?;
         let (has_parted, turn) = (AtomicBool::new(false), AtomicBool::new(false));
         let (counts, apart) = (Counts::default(), Apart::default());
@@ -68,7 +67,7 @@ impl Reader {
         if self.has_parted.load(Ordering::Acquire) {
             return Poll::Pending;
         }
-        let messages = ready!(self.udp.udp().poll_recv(cx, bufs, metas))?;
+        let messages = ready!(self.udp.poll_recv(cx, bufs, metas))?;
         for (room, meta) in bufs.iter_mut().zip(metas).take(messages) {
             self.group.sort(self.slot, room, meta, &self.counts);
         }
@@ -107,7 +106,7 @@ impl Reader {
 
 impl AsyncUdpSocket for Reader {
     fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
-        self.udp.udp().clone().create_io_poller()
+        self.udp.clone().create_io_poller()
     }
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
@@ -120,7 +119,6 @@ impl AsyncUdpSocket for Reader {
         bufs: &mut [IoSliceMut<'_>],
         metas: &mut [RecvMeta],
     ) -> Poll<io::Result<usize>> {
-        self.udp.look(cx);
         self.apart.poll_recv(bufs, metas, |bufs, metas| {
             if self.turn.fetch_not(Ordering::Relaxed) {
                 match self.poll_inbox(cx, bufs, metas) {
@@ -137,18 +135,18 @@ impl AsyncUdpSocket for Reader {
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.udp.udp().local_addr()
+        self.udp.local_addr()
     }
 
     fn max_transmit_segments(&self) -> usize {
-        self.udp.udp().max_transmit_segments()
+        self.udp.max_transmit_segments()
     }
 
     fn max_receive_segments(&self) -> usize {
-        self.udp.udp().max_receive_segments()
+        self.udp.max_receive_segments()
     }
 
     fn may_fragment(&self) -> bool {
-        self.udp.udp().may_fragment()
+        self.udp.may_fragment()
     }
 }
