@@ -7,6 +7,9 @@ use std::process::{Command, Stdio};
 
 const GUIDE_3: &str = "docs/guide-layer3.md";
 
+/// How long a page's commands may take, in seconds: ten times what they do.
+const LIMIT: &str = "300";
+
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap()
 }
@@ -46,9 +49,13 @@ fn run_by(program: &[&str], script: &str) -> String {
     let stopped = "for _ in {1..200}; do [ -z \"$(jobs -rp)\" ] && exit 0; sleep 0.05; done\n\
                    echo 'the page leaves jobs behind:' $(jobs -r) >&2; exit 1";
     let trap = "trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT";
-    let script = format!("set -euo pipefail\n{trap}\n{script}\n{stopped}");
-    let output = Command::new(program[0])
-        .args(&program[1..])
+    // Pages wait until something has happened, without a limit: people see what does not. Here it is killed with all
+    // that it started, and told of by the last command that it began.
+    let trace = "exec {BASH_XTRACEFD}>trace.txt\nPS4='+ ${LINENO}: '\nset -x";
+    let script = format!("set -euo pipefail\n{trap}\n{trace}\n{script}\n{stopped}");
+    let output = Command::new("timeout")
+        .args(["--kill-after=10", LIMIT])
+        .args(program)
         .args(["-c", &script])
         .current_dir(directory.path())
         .env("PATH", path)
@@ -63,7 +70,13 @@ fn run_by(program: &[&str], script: &str) -> String {
             logs.push_str(&std::fs::read_to_string(path).unwrap());
         }
     }
-    assert!(output.status.success(), "{}\nstdout:\n{out}\nstderr:\n{err}\nnodes:\n{logs}", output.status);
+    let trace = std::fs::read_to_string(directory.path().join("trace.txt")).unwrap_or_default();
+    let last = trace.lines().rev().find(|line| !line.contains("sleep 0")).unwrap_or_default();
+    assert!(
+        output.status.success(),
+        "{}, after {last:?}\nstdout:\n{out}\nstderr:\n{err}\nnodes:\n{logs}",
+        output.status
+    );
     out.into_owned()
 }
 

@@ -14,6 +14,7 @@ use tokio::{
 };
 
 use crate::line::{Hop, Line, anywhere, as_root, process};
+use crate::pings::pings;
 
 const NEAR: &str = "
 workers: 2
@@ -56,8 +57,7 @@ async fn start(line: &Line, place: usize, hop: Hop, called: &str) -> Node {
 /// All of them at once.
 async fn all_answer(line: &Line, when: &str) {
     let ping = async |asked: &str| {
-        let said = line.near().output(&["ping", "-q", "-i", "0.02", "-c", "20", "-W", "3", asked]).await;
-        assert!(said.as_ref().is_ok_and(|said| said.contains(" 0% packet loss")), "{when}, {asked}: {said:?}");
+        pings(line.near(), &["-i", "0.02"], 20, asked).await.all_came(line, &format!("{when}, {asked}")).await;
     };
     let [one, two, three, four] = ASKED;
     tokio::join!(ping(one), ping(two), ping(three), ping(four));

@@ -18,6 +18,7 @@ use hermes_testkit::{
 
 use crate::{
     line::{FAR, FAR_DOCUMENT, Hop, Line, NEAR, NEAR_DOCUMENT, PORT, as_root, next},
+    pings::pings,
     traffic::iperf,
 };
 
@@ -47,9 +48,7 @@ async fn packets_pass(line: &Line) {
     line.answers().await;
     for (from, to) in [(line.near(), FAR), (line.far(), NEAR)] {
         for address in to {
-            let said = from.output(&["ping", "-q", "-c", "3", "-i", "0.05", "-W", "5", "-s", "1000", address]).await;
-            let all = said.as_ref().is_ok_and(|said| said.contains(" 0% packet loss"));
-            assert!(all, "{address}: {said:?}\n{}", line.dropped().await);
+            pings(from, &["-i", "0.05", "-s", "1000"], 3, address).await.all_came(line, address).await;
         }
     }
     for far in FAR {

@@ -151,7 +151,9 @@ impl Line {
         let mut told = String::new();
         for node in &self.nodes {
             let (_, metrics) = node.ask("/metrics").await.unwrap_or_default();
-            for line in metrics.lines().filter(|line| line.starts_with("hermes_datagrams_dropped")) {
+            let loss =
+                |line: &&str| ["hermes_datagrams_dropped", "hermes_quic_packets"].iter().any(|of| line.starts_with(of));
+            for line in metrics.lines().filter(loss) {
                 told += &format!("{}: {line}\n", node.name());
             }
         }

@@ -17,11 +17,11 @@ use tokio::{
 };
 
 use crate::line::{FAR, FAR_DOCUMENT, Hop, Line, NEAR_DOCUMENT, anywhere, as_root, draft};
-use crate::pings::{all_came, pinging};
+use crate::pings::{pinging, pings};
 
 const ECHO: u16 = 7;
 /// One a hundredth of a second: the change comes in their midst.
-const PINGS: &str = "120";
+const PINGS: usize = 120;
 
 const NEAR: &str = "
 workers: 2
@@ -74,13 +74,12 @@ impl Fork {
         let listening = async || stream::echo(origin::listen(anywhere(ECHO)).unwrap()).unwrap();
         let echoes = [line.places[2].run(listening()).await.unwrap(), line.places[3].run(listening()).await.unwrap()];
         let this = Self { near, one, hop, _far: far, _other: other, _echoes: echoes, line };
-        until("the far end answers", async || this.ping(1).await.is_ok()).await;
+        until("the far end answers", async || this.ping().await.is_ok()).await;
         this
     }
 
-    async fn ping(&self, count: usize) -> hermes_testkit::Result<String> {
-        let count = count.to_string();
-        self.line.near().output(&["ping", "-q", "-i", "0.01", "-W", "2", "-c", &count, FAR[0]]).await
+    async fn ping(&self) -> hermes_testkit::Result<String> {
+        self.line.near().output(&["ping", "-q", "-W", "2", "-c", "1", FAR[0]]).await
     }
 
     async fn connection(&self) -> TcpStream {
@@ -92,17 +91,17 @@ impl Fork {
     async fn pings_through(&mut self, what: &str, change: Change) {
         let (hop, protocol) = (self.hop, self.hop.protocol().to_owned());
         let near = self.line.near();
-        let pinging = near.output(&["ping", "-q", "-i", "0.01", "-W", "2", "-c", PINGS, FAR[0]]);
+        let pinging = pings(near, &["-i", "0.01"], PINGS, FAR[0]);
         let (node, document, port) = match change {
             Change::Near(_) => (&mut self.near, NEAR, ""),
             Change::Middle(_) => (&mut self.one, MIDDLE, "9001"),
         };
         let (Change::Near(to) | Change::Middle(to)) = change;
         let values = [("PROTOCOL", protocol), ("PORT", port.to_owned()), ("TO", to.to_owned())];
-        let (said, reloaded) = tokio::join!(pinging, node.reload(document, &values));
+        let (pinged, reloaded) = tokio::join!(pinging, node.reload(document, &values));
         reloaded.unwrap();
-        let said = said.unwrap();
-        assert!(said.contains(" 0% packet loss"), "{what} over {hop:?}: {said}\n{}", self.dropped().await);
+        let lost = pinged.lost();
+        assert!(lost.is_none(), "{what} over {hop:?}: {lost:?}\n{}", self.dropped().await);
         let log = format!("{}{}", self.near.log(), self.one.log());
         assert!(!log.contains("could not move"), "{what} over {hop:?}: {log}");
     }
@@ -202,8 +201,7 @@ fn a_move_that_fails_is_tried_again() {
         let mut gate = gate(&mut line, "gw1").await;
         goes_elsewhere(&mut gate, "gw1").await;
         gate.says("could not move").await;
-        let said = line.near().output(&["ping", "-q", "-i", "0.01", "-W", "2", "-c", "20", FAR[0]]).await.unwrap();
-        assert!(said.contains(" 0% packet loss"), "{said}");
+        pings(line.near(), &["-i", "0.01"], 20, FAR[0]).await.all_came(&line, "with the old device").await;
         let _elsewhere = draft(&line, 2, "elsewhere", FAR_DOCUMENT).start().await.unwrap();
         let has_device = async || line.places[1].output(&["ip", "link", "show", "gw0"]).await.is_ok();
         until("the old device is left", async || !has_device().await).await;
@@ -238,11 +236,11 @@ fn a_device_that_is_named_anew_keeps_its_sessions() {
             let action = HERE.replace("gw0", device);
             let values = [("BOBS", "gw9".to_owned()), ("ACTION", action)];
             let [v4, v6] = FAR;
-            let ((said, reloaded), (said_v6, ())) =
+            let ((v4, reloaded), (v6, ())) =
                 tokio::join!(pinging(&line, v4, gate.reload(GATE, &values)), pinging(&line, v6, async {}));
             reloaded.unwrap();
-            for said in [said, said_v6] {
-                all_came(&line, &said, &format!("{device}, {}", gate.log())).await;
+            for pinged in [v4, v6] {
+                pinged.all_came(&line, &format!("{device}, {}", gate.log())).await;
             }
             let way = async || line.places[1].output(&["ip", "route", "get", crate::line::NEAR[0]]).await.unwrap();
             until("the session has moved", async || way().await.contains(&format!("dev {device}"))).await;

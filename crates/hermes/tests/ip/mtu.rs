@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::{
     line::{FAR, FAR_DOCUMENT, Hop, Line, NEAR, NEAR_DOCUMENT, as_root, draft},
+    pings::pings,
     traffic::iperf,
 };
 
@@ -139,9 +140,8 @@ fn ipv6_of_1280_bytes_passes_a_link_of_1280() {
         line.add(0, NEAR_DOCUMENT, Some(Hop::H3)).await;
         line.answers().await;
         assert!(mtu_of(&line, FAR[0]).await.is_some_and(|mtu| mtu < 1280), "all of it goes in datagrams");
-        let whole = ["ping", "-q", "-c", "5", "-i", "0.05", "-W", "5", "-M", "do", "-s", "1232", FAR[1]];
-        let said = line.near().output(&whole).await;
-        assert!(said.as_ref().is_ok_and(|said| said.contains(" 0% packet loss")), "{said:?}");
+        let whole = ["-i", "0.05", "-M", "do", "-s", "1232"];
+        pings(line.near(), &whole, 5, FAR[1]).await.all_came(&line, "1,280 bytes").await;
         iperf(&line, FAR[1], &["-n", "2M"]).await;
     });
 }

@@ -18,6 +18,7 @@ use tokio::{
 };
 
 use crate::line::{FAR, FAR_DOCUMENT, Hop, Line, NEAR_DOCUMENT, anywhere, as_root, next, process};
+use crate::pings::pings;
 use crate::rules::{Gate, SOON};
 
 /// Of one user, and of the other.
@@ -295,8 +296,7 @@ fn a_listener_has_another_name_in_the_process_after() {
         assert_eq!(held.read_u8().await.unwrap(), b'!');
         drop(held);
         assert!(old.ended().await.success());
-        let said = line.near().output(&["ping", "-q", "-i", "0.01", "-c", "50", "-W", "3", FAR[0]]).await.unwrap();
-        assert!(said.contains(" 0% packet loss"), "{said}\n{}", line.dropped().await);
+        pings(line.near(), &["-i", "0.01"], 50, FAR[0]).await.all_came(&line, "once the old process has ended").await;
     });
 }
 

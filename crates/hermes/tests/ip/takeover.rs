@@ -16,7 +16,7 @@ use tokio::{
 use crate::line::{
     FAR, FAR_DOCUMENT, Hop, Line, MIDDLE_DOCUMENT, NEAR_DOCUMENT, anywhere, as_root, draft, next, process,
 };
-use crate::pings::{all_came, pinging};
+use crate::pings::{pinging, pings};
 
 const ECHO: u16 = 7;
 
@@ -52,9 +52,9 @@ fn taken_over(hop: Hop) {
                 until("the old process parts", parted).await;
                 successor
             };
-            let (said, successor) = pinging(&line, FAR[number % 2], began).await;
+            let (pinged, successor) = pinging(&line, FAR[number % 2], began).await;
             retired.push(std::mem::replace(&mut line.nodes[place], successor));
-            all_came(&line, &said, &what).await;
+            pinged.all_came(&line, &what).await;
             connection.write_all(&[number as u8]).await.unwrap();
             assert_eq!(usize::from(connection.read_u8().await.unwrap()), number);
         }
@@ -67,8 +67,8 @@ fn taken_over(hop: Hop) {
                 let log = old.log();
                 assert!(old.ended().await.success(), "{log}");
             };
-            let (said, ()) = pinging(&line, FAR[number % 2], ends).await;
-            all_came(&line, &said, &what).await;
+            let (pinged, ()) = pinging(&line, FAR[number % 2], ends).await;
+            pinged.all_came(&line, &what).await;
         }
         line.answers().await;
         connection.write_all(b"!").await.unwrap();
@@ -105,9 +105,9 @@ fn taken_over_between(hop: Hop) {
                 until("the old process ends", async || old.log().contains("INFO stopped")).await;
                 new
             };
-            let (said, new) = pinging(&line, FAR[number % 2], change).await;
+            let (pinged, new) = pinging(&line, FAR[number % 2], change).await;
             assert!(std::mem::replace(&mut line.nodes[1], new).ended().await.success());
-            all_came(&line, &said, &format!("takeover {number}")).await;
+            pinged.all_came(&line, &format!("takeover {number}")).await;
         }
     });
 }
@@ -158,11 +158,11 @@ fn another_endpoint(hop: Hop) {
             node.signal(nix::sys::signal::Signal::SIGTERM).unwrap();
             assert!(node.ended().await.success());
         };
-        let (said, ()) = pinging(&line, FAR[0], goes(one)).await;
-        all_came(&line, &said, "the first goes").await;
+        let (pinged, ()) = pinging(&line, FAR[0], goes(one)).await;
+        pinged.all_came(&line, "the first goes").await;
         let one = between(&line, "one", 9001).await;
-        let (said, ()) = pinging(&line, FAR[1], goes(other)).await;
-        all_came(&line, &said, "the second goes").await;
+        let (pinged, ()) = pinging(&line, FAR[1], goes(other)).await;
+        pinged.all_came(&line, "the second goes").await;
         drop(one);
         // Both of two sessions came back from there, and each move has its line.
         let log = line.nodes[0].log();
@@ -218,11 +218,10 @@ fn a_successor_that_fails_takes_nothing() {
             "- {name: other, protocol: tun, device: lo, address: [10.30.0.2], capture: [10.31.0.0/16]}\nroutes:";
         let document = NEAR_DOCUMENT.replace("routes:", other);
         let failing = process(&line, 0, "near", &document, hop, "near-1").start();
-        let (started, pings) = (failing, ["ping", "-q", "-i", "0.01", "-c", "100", "-W", "3", FAR[0]]);
-        let (started, said) = tokio::join!(started, line.near().output(&pings));
+        let (started, pinged) = tokio::join!(failing, pings(line.near(), &["-i", "0.01"], 100, FAR[0]));
         let words = started.map(|_| ()).unwrap_err().to_string();
         assert!(words.contains("there is a device lo already"), "{words}");
-        assert!(said.as_ref().is_ok_and(|said| said.contains(" 0% packet loss")), "{said:?}\n{}", line.dropped().await);
+        pinged.all_came(&line, "a successor that fails").await;
         let rules = line.near().output(&["ip", "rule"]).await.unwrap();
         assert!(rules.contains("0x4845524d"), "{rules}");
     });
