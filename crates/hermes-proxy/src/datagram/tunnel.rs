@@ -22,6 +22,8 @@ use crate::live::Entry;
 use crate::stream::{ByteStream, Reset};
 use crate::worker::Worker;
 
+/// Bytes of the stream that one turn reads before it sends them on, and the chunk that goes over.
+const MOST_READ: usize = 256 << 10;
 /// What comes before an opened payload in its HTTP Datagram.
 const CONTEXT: &[u8] = &[0];
 /// Capsules that only some node on the way understands, and those behind a move have to be told again.
@@ -46,6 +48,8 @@ pub(crate) struct Tunnel {
     /// What was written may still be held back (by TLS).
     flushing: bool,
     room: BytesMut,
+    /// How its stream has ended, for when what came before is taken.
+    ended: Option<io::Result<()>>,
     /// Those that no packet took: they go on the stream.
     large: VecDeque<Bytes>,
     /// What was sent last is a part of a capsule whose rest is to come.
@@ -94,6 +98,7 @@ impl Tunnel {
             out: Bytes::new(),
             flushing: false,
             room: BytesMut::new(),
+            ended: None,
             large: VecDeque::new(),
             is_within: false,
             came: VecDeque::new(),
@@ -221,8 +226,27 @@ impl Tunnel {
         }
     }
 
-    /// Receives from the stream.
+    /// Receives from the stream. What came before its end, or before what is malformed, goes on first.
     fn poll_stream(&mut self, cx: &mut Context<'_>, worker: &Worker, batch: &mut Batch) -> Poll<io::Result<bool>> {
+        if self.ended.is_none() {
+            let read = self.poll_capsules(cx, worker, batch);
+            if batch.is_empty() {
+                return read.map_ok(|()| false);
+            }
+            if let Poll::Ready(ended) = read {
+                self.ended = Some(ended);
+            }
+        }
+        if batch.is_empty() {
+            return Poll::Ready(self.ended.take().transpose().map(|_| false));
+        }
+        Poll::Ready(Ok(true))
+    }
+
+    /// Reads what is there, also where that is several frames: what goes on together costs less. Ready where the stream
+    /// is over. Pending with an empty batch means that nothing is there.
+    fn poll_capsules(&mut self, cx: &mut Context<'_>, worker: &Worker, batch: &mut Batch) -> Poll<io::Result<()>> {
+        let mut read = 0;
         loop {
             while batch.len() < BATCH {
                 let Some(capsule) = self.decoder.next().map_err(malformed)? else { break };
@@ -233,16 +257,14 @@ impl Tunnel {
                     cx.waker().wake_by_ref();
                 }
             }
-            if !batch.is_empty() {
-                return Poll::Ready(Ok(true));
+            if batch.len() >= BATCH || (read >= MOST_READ && !batch.is_empty()) {
+                return Poll::Pending;
             }
-            match ready!(self.stream.poll_read(cx))? {
-                Some(chunk) => self.decoder.push(chunk),
-                None => {
-                    self.decoder.finish().map_err(malformed)?;
-                    return Poll::Ready(Ok(false));
-                }
-            }
+            let Some(chunk) = ready!(self.stream.poll_read(cx))? else {
+                return Poll::Ready(self.decoder.finish().map_err(malformed));
+            };
+            read += chunk.len();
+            self.decoder.push(chunk);
         }
     }
 

@@ -9,7 +9,7 @@ use hermes_testkit::{
     door::Door,
     flow::{Flow, FlowWay, capsule, datagram, put_varint},
     origin::{Origin, scripted},
-    overlay::{Node, Overlay},
+    overlay::{Node, Overlay, PATIENCE},
     pattern::Pattern,
 };
 use tokio::net::UdpSocket;
@@ -24,11 +24,7 @@ struct Bed {
     _echo: Origin,
 }
 
-impl Bed {
-    async fn new() -> Self {
-        let echo = Origin::udp_echo(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
-        let overlay = overlay();
-        let document = "
+const DOCUMENT: &str = "
 workers: 1
 listeners:
 - {name: in, bind: '127.0.0.1:0', protocol: http}
@@ -36,7 +32,12 @@ routes:
 - {name: game, match: {kind: udp, authority: 'GAME:9'}, terminate: {udp: '$ECHO'}}
 - {name: here, match: {kind: http}, respond: {body: here}}
 ";
-        let node = overlay.node("fort").document(document).with("ECHO", echo.address()).start().await.unwrap();
+
+impl Bed {
+    async fn new() -> Self {
+        let echo = Origin::udp_echo(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let overlay = overlay();
+        let node = overlay.node("fort").document(DOCUMENT).with("ECHO", echo.address()).start().await.unwrap();
         Self { node, _overlay: overlay, _echo: echo }
     }
 
@@ -113,6 +114,28 @@ async fn a_datagram_that_is_none_ends_its_tunnel() {
     // Whose fault it was stands in its record.
     bed.node.record(|record| record["kind"] == "udp" && record["error"].is_string()).await;
     bed.still_serves().await;
+}
+
+/// Whatever follows it in the same bytes, a datagram that was whole is carried.
+#[tokio::test]
+async fn what_came_before_it_arrives() {
+    let origin = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let overlay = overlay();
+    let draft = overlay.node("fort").document(DOCUMENT).with("ECHO", origin.local_addr().unwrap());
+    let node = draft.start().await.unwrap();
+    let mut room = [0; 64];
+    for way in WAYS {
+        for (what, last) in [("nothing of a context", capsule(0, b"")), ("a length of exabytes", header(0, MOST, b""))]
+        {
+            let mut flow = Flow::open(&Door::plain(node.address("in")), way, "GAME", 9).await.unwrap();
+            send(&mut flow, [datagram(b"one"), datagram(b"two"), last].concat()).await;
+            for sent in [&b"one"[..], b"two"] {
+                let length = tokio::time::timeout(PATIENCE, origin.recv(&mut room)).await.unwrap().unwrap();
+                assert_eq!(&room[..length], sent, "{way:?}: {what}");
+            }
+            ends(&mut flow, what).await;
+        }
+    }
 }
 
 #[tokio::test]

@@ -177,7 +177,8 @@ fn tunnels(text: &mut String, results: &Results) {
             let title = format!("TCP over {version}, {security}, {count} connection(s)");
             contenders(text, results, &title, &key, &BULK);
         } else {
-            let title = format!("UDP over {version}, {security}, {count} flows of 1,200-byte datagrams");
+            let apart = if key.measure == "datagrams-apart" { ", proxies on one core" } else { "" };
+            let title = format!("UDP over {version}, {security}, {count} flows of 1,200-byte datagrams{apart}");
             contenders(text, results, &title, &key, &DATAGRAMS);
         }
     }

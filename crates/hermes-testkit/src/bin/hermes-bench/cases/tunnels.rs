@@ -1,6 +1,6 @@
 //! Bulk through tunnels: TCP in Gbit/s, UDP in datagrams a second, over HTTP/2 and HTTP/3.
 //!
-//! In: a session. Out: samples `bulk` (by number of connections) and `datagrams`. Two proxies, one way, into a sink
+//! In: a session. Out: samples `bulk` (by number of connections), `datagrams` and `datagrams-apart`. Two proxies, one way, into a sink
 //! in the load's own process. Datagrams are sent as fast as they arrive, so that loss is the path's own.
 
 use anyhow::Result;
@@ -19,19 +19,26 @@ const CONNECTIONS: [usize; 2] = [1, 8];
 /// Flows of datagrams, and datagrams under way in each: less than any default socket buffer holds.
 const FLOWS: (usize, usize) = (8, 32);
 
-/// The whole of it, in the clear, over mutual TLS and over QUIC.
+/// The whole of it, in the clear, over mutual TLS and over QUIC; datagrams with the proxies on a core of their own too.
+/// Beside its sender a proxy that keeps up takes each datagram as it comes, and is as cheap as the sender is fast; there
+/// it has as much to do as it can.
 pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
-    let bed = Bed::loopback(session.dir, false)?;
-    for security in [Security::Plain, Security::Mtls, Security::Quic] {
-        let chains = session.start_all(&bed, Shape::TwoHops, security)?;
-        for connections in CONNECTIONS {
-            let key = Key { security: Some(security), clients: Some(connections), ..Key::new("bulk") };
-            rounds(session, &bed, &chains, &key, bulk_figures, |entrances, times| {
-                bulk(&bed, entrances, connections, times)
+    for apart in [false, true] {
+        let bed = Bed::loopback(session.dir, apart)?;
+        for security in [Security::Plain, Security::Mtls, Security::Quic] {
+            let chains = session.start_all(&bed, Shape::TwoHops, security)?;
+            for connections in CONNECTIONS.into_iter().filter(|_| !apart) {
+                let key = Key { security: Some(security), clients: Some(connections), ..Key::new("bulk") };
+                rounds(session, &bed, &chains, &key, bulk_figures, |entrances, times| {
+                    bulk(&bed, entrances, connections, times)
+                })?;
+            }
+            let measure = if apart { "datagrams-apart" } else { "datagrams" };
+            let key = Key { security: Some(security), clients: Some(FLOWS.0), ..Key::new(measure) };
+            rounds(session, &bed, &chains, &key, datagram_figures, |entrances, times| {
+                datagrams(&bed, entrances, times)
             })?;
         }
-        let key = Key { security: Some(security), clients: Some(FLOWS.0), ..Key::new("datagrams") };
-        rounds(session, &bed, &chains, &key, datagram_figures, |entrances, times| datagrams(&bed, entrances, times))?;
     }
     Ok(())
 }
