@@ -1,7 +1,7 @@
 //! Bulk through tunnels: TCP in Gbit/s, UDP in datagrams a second, over HTTP/2 and HTTP/3.
 //!
-//! In: a session. Out: samples `bulk` (by number of connections), `datagrams` and `datagrams-apart`. Two proxies, one way, into a sink
-//! in the load's own process. Datagrams are sent as fast as they arrive, so that loss is the path's own.
+//! In: a session. Out: samples `bulk` (by number of connections), `datagrams` and `datagrams-apart`. Two proxies, one
+//! way, into a sink in the load's own process. Datagrams are sent as fast as they arrive, so that loss is the path's own.
 
 use anyhow::Result;
 use hermes_testkit::load::Load;
