@@ -40,8 +40,8 @@ pub struct Masquerade {
 }
 
 /// Lets `addresses` behind `device` reach what this machine reaches, with its address. Replaces what there is for this
-/// device of another process. Runs a program and waits for it, which takes some milliseconds, and 10 s at most; so does
-/// all that changes it, and its end.
+/// device of another process. Runs a program a few times and waits for it, which takes some milliseconds, and 10 s each
+/// time at most; so does all that changes it, and its end.
 ///
 /// # Errors
 /// `TunError`: nft is missing or refuses, somebody has a table of that name, or forwarding cannot be switched on.
@@ -263,12 +263,17 @@ fn run(program: &str, words: &[&str], input: &str, patience: Duration) -> io::Re
     if let Err(error) = ours.read_to_end(&mut output) {
         // The kernel may hold it yet.
         let _ = child.kill();
-        std::thread::spawn(move || child.wait());
+        // Where no thread is to be had it stays in the table of processes.
+        let _ = std::thread::Builder::new().spawn(move || child.wait());
         let is_late = error.kind() == io::ErrorKind::WouldBlock;
         return Err(if is_late { io::Error::new(io::ErrorKind::TimedOut, LATE) } else { error });
     }
     let status = child.wait()?;
-    Ok(Said { status, output: String::from_utf8_lossy(&output).into_owned(), complaint: read_text(&complaint)? })
+    Ok(Said {
+        status,
+        output: String::from_utf8_lossy(&output).into_owned(),
+        complaint: read_text(&complaint).unwrap_or_default(),
+    })
 }
 
 /// Does this machine forward packets: of IPv4, of IPv6?

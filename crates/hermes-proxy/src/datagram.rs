@@ -58,6 +58,7 @@ pub(crate) struct Batch {
     pub(crate) opened: bool,
     /// A device has judged them already, and could not take them at once.
     pub(crate) judged: bool,
+    /// They came before the datagrams, and go before them.
     pub(crate) capsules: VecDeque<Other>,
 }
 

@@ -152,7 +152,7 @@ impl Work {
         }
     }
 
-    /// Puts back what was lost. What may take a program, or a while, is not this thread's.
+    /// Puts back what was lost. What may take a program, or a while, is not this thread's (but for a link that came up).
     async fn act(&mut self) {
         let began = Instant::now();
         if self.wants_look() && self.next_look.is_none_or(|next| began >= next) {
@@ -174,7 +174,11 @@ impl Work {
         let due: Vec<_> = due.map(|(index, loss)| (*index, std::mem::take(&mut loss.items))).collect();
         if !due.is_empty() {
             let all = move || due.into_iter().filter_map(|(index, items)| put_back(index, items)).collect();
-            let restored: Vec<_> = tokio::task::spawn_blocking(all).await.unwrap_or_default();
+            let restored: Vec<_> = tokio::task::spawn_blocking(all).await.unwrap_or_else(|_| {
+                // What was due went with the thread: all is looked at again.
+                self.is_unheard = true;
+                Vec::new()
+            });
             for (device, result, left) in restored {
                 self.losses.entry(device.index()).or_default().note(&device, result, left);
             }

@@ -160,7 +160,9 @@ impl Device {
             Item::Route(table, prefix) => match kept.routes.get(&(table, prefix)) {
                 Some(route) => match was_missing(self.add(table, prefix, *route)) {
                     // The table is the device's alone: what has taken its place goes.
-                    Ok(false) if !item.is_of_sessions() => self.replace(table, prefix, *route).map(|()| false),
+                    Ok(false) if !item.is_of_sessions() && !self.has_route(item, *route) => {
+                        self.replace(table, prefix, *route).map(|()| true)
+                    }
                     // Where there is one it was not gone (a session gave it back, and the next one has it), or leads
                     // elsewhere by now: to another device of ours, or by somebody's will.
                     done => done,
@@ -177,6 +179,11 @@ impl Device {
             },
             Item::Nat => Ok(false),
         }
+    }
+
+    /// Where the kernel does not say, it may be another one.
+    fn has_route(&self, item: Item, wanted: Route) -> bool {
+        route::routes_of(self.index()).is_ok_and(|routes| routes.get(&item) == Some(&wanted))
     }
 
     /// Changes its source NAT to that of these addresses, or to none.

@@ -328,8 +328,11 @@ impl Relay<'_> {
         let down = &mut self.down;
         // One at a time: what two bring may not be of one kind.
         self.old.retain_mut(|old| !down.is_empty() || old.poll(cx, worker, down));
-        // What an old one says of addresses and routes is no longer true.
-        down.capsules.clear();
+        // What an old one says of addresses and routes is no longer true. Behind it there may be more.
+        if !down.capsules.is_empty() {
+            down.capsules.clear();
+            cx.waker().wake_by_ref();
+        }
     }
 
     /// Make before break: the flow stays on its old port until the new one is open and ready for it. Ready where it may

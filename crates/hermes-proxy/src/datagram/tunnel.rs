@@ -48,6 +48,8 @@ pub(crate) struct Tunnel {
     /// What was written may still be held back (by TLS).
     flushing: bool,
     room: BytesMut,
+    /// A capsule that came behind the datagrams of a batch, whose capsules go first: the next one begins with it.
+    behind: Option<Other>,
     /// How its stream has ended, for when what came before is taken.
     ended: Option<io::Result<()>>,
     /// Those that no packet took: they go on the stream.
@@ -98,6 +100,7 @@ impl Tunnel {
             out: Bytes::new(),
             flushing: false,
             room: BytesMut::new(),
+            behind: None,
             ended: None,
             large: VecDeque::new(),
             is_within: false,
@@ -247,8 +250,9 @@ impl Tunnel {
     /// is over. Pending with an empty batch means that nothing is there.
     fn poll_capsules(&mut self, cx: &mut Context<'_>, worker: &Worker, batch: &mut Batch) -> Poll<io::Result<()>> {
         let mut read = 0;
+        batch.capsules.extend(self.behind.take());
         loop {
-            while batch.len() < BATCH {
+            while batch.len() < BATCH && self.behind.is_none() {
                 let Some(capsule) = self.decoder.next().map_err(malformed)? else { break };
                 let was_leaving = self.is_leaving;
                 self.take_capsule(worker, capsule, batch)?;
@@ -257,7 +261,8 @@ impl Tunnel {
                     cx.waker().wake_by_ref();
                 }
             }
-            if batch.len() >= BATCH || (read >= MOST_READ && !batch.is_empty()) {
+            let is_full = batch.len() >= BATCH || read >= MOST_READ;
+            if self.behind.is_some() || (is_full && !batch.is_empty()) {
                 return Poll::Pending;
             }
             let Some(chunk) = ready!(self.stream.poll_read(cx))? else {
@@ -273,16 +278,24 @@ impl Tunnel {
             Capsule::Datagram(datagram) => self.open(worker, datagram, batch)?,
             Capsule::Piece(bytes) => {
                 let ends = self.decoder.is_between();
-                batch.capsules.push_back(Other::Piece { bytes, ends });
+                self.put_capsule(Other::Piece { bytes, ends }, batch);
             }
             Capsule::Kept { kind: connect_ip::MTU, payload } => {
                 self.set_told(connect_ip::parse_mtu(&payload).map_err(malformed)?);
             }
             Capsule::Kept { kind: connect_ip::LEAVING, .. } => self.is_leaving = true,
-            Capsule::Kept { kind, payload } => batch.capsules.push_back(Other::Whole { kind, payload }),
+            Capsule::Kept { kind, payload } => self.put_capsule(Other::Whole { kind, payload }, batch),
             Capsule::Unknown { .. } => {}
         }
         Ok(())
+    }
+
+    fn put_capsule(&mut self, capsule: Other, batch: &mut Batch) {
+        if batch.datagrams.is_empty() {
+            batch.capsules.push_back(capsule);
+        } else {
+            self.behind = Some(capsule);
+        }
     }
 
     fn open(&self, worker: &Worker, datagram: Bytes, batch: &mut Batch) -> io::Result<()> {

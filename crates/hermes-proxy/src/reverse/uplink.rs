@@ -292,7 +292,7 @@ impl Keeper {
         let mut anew = 0..MOST_ANEW;
         let carrier = loop {
             let stalls = async {
-                // While the network changes a first packet is easily lost, and is missed a second later only.
+                // While the network changes a first packet is easily lost, and by TCP missed a second later only.
                 if anew.next().is_some() && network.changed().await.is_ok() {
                     tokio::time::sleep(STALLS).await;
                 } else {

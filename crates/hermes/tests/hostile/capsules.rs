@@ -138,6 +138,44 @@ async fn what_came_before_it_arrives() {
     }
 }
 
+const NEAR: &str = "
+workers: 1
+listeners:
+- {name: in, bind: '127.0.0.1:0', protocol: http}
+routes:
+- {name: next, match: {kind: udp}, upstream: fort}
+upstreams:
+- {name: fort, protocol: h2, endpoints: ['$NEXT']}
+";
+
+/// A capsule that nobody on the way knows is passed on as it comes, and what came before it is no part of it.
+#[tokio::test]
+async fn what_came_before_an_unfinished_one_is_passed_on() {
+    let origin = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let overlay = overlay();
+    let draft = overlay.node("fort").document(DOCUMENT).with("ECHO", origin.local_addr().unwrap());
+    let fort = draft.start().await.unwrap();
+    let near = overlay.node("near").document(NEAR).with("NEXT", fort.address("in")).start().await.unwrap();
+    let mut room = [0; 64];
+    for way in WAYS {
+        let mut flow = Flow::open(&Door::plain(near.address("in")), way, "GAME", 9).await.unwrap();
+        let begun = header(0x17, 100, &[7; 10]);
+        let rest = Bytes::from_static(&[7; 90]);
+        let sent = [
+            [datagram(b"one"), datagram(b"two"), begun.clone()].concat(),
+            [rest.clone(), datagram(b"three"), begun].concat(),
+            [rest, datagram(b"four")].concat(),
+        ];
+        for (bytes, heard) in sent.into_iter().zip([&[&b"one"[..], b"two"][..], &[b"three"], &[b"four"]]) {
+            send(&mut flow, bytes).await;
+            for datagram in heard {
+                let length = tokio::time::timeout(PATIENCE, origin.recv(&mut room)).await.unwrap().unwrap();
+                assert_eq!(&room[..length], *datagram, "{way:?}");
+            }
+        }
+    }
+}
+
 #[tokio::test]
 async fn what_is_merely_unknown_is_passed_over() {
     let bed = Bed::new().await;
