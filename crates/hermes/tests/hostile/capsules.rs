@@ -8,6 +8,7 @@ use hermes_testkit::{
     dialog::Dialog,
     door::Door,
     flow::{Flow, FlowWay, capsule, datagram, put_varint},
+    ip::{self, IpTunnel, IpWay},
     origin::{Origin, scripted},
     overlay::{Node, Overlay, PATIENCE},
     pattern::Pattern,
@@ -138,42 +139,48 @@ async fn what_came_before_it_arrives() {
     }
 }
 
-const NEAR: &str = "
+const BETWEEN: &str = "
 workers: 1
 listeners:
 - {name: in, bind: '127.0.0.1:0', protocol: http}
 routes:
-- {name: next, match: {kind: udp}, upstream: fort}
+- {name: next, match: {kind: ip}, upstream: far}
 upstreams:
-- {name: fort, protocol: h2, endpoints: ['$NEXT']}
+- {name: far, protocol: h1, endpoints: ['$FAR'], overlay: true}
 ";
 
 /// A capsule that nobody on the way knows is passed on as it comes, and what came before it is no part of it.
 #[tokio::test]
 async fn what_came_before_an_unfinished_one_is_passed_on() {
-    let origin = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-    let overlay = overlay();
-    let draft = overlay.node("fort").document(DOCUMENT).with("ECHO", origin.local_addr().unwrap());
-    let fort = draft.start().await.unwrap();
-    let near = overlay.node("near").document(NEAR).with("NEXT", fort.address("in")).start().await.unwrap();
-    let mut room = [0; 64];
-    for way in WAYS {
-        let mut flow = Flow::open(&Door::plain(near.address("in")), way, "GAME", 9).await.unwrap();
-        let begun = header(0x17, 100, &[7; 10]);
-        let rest = Bytes::from_static(&[7; 90]);
-        let sent = [
-            [datagram(b"one"), datagram(b"two"), begun.clone()].concat(),
-            [rest.clone(), datagram(b"three"), begun].concat(),
-            [rest, datagram(b"four")].concat(),
-        ];
-        for (bytes, heard) in sent.into_iter().zip([&[&b"one"[..], b"two"][..], &[b"three"], &[b"four"]]) {
-            send(&mut flow, bytes).await;
-            for datagram in heard {
-                let length = tokio::time::timeout(PATIENCE, origin.recv(&mut room)).await.unwrap().unwrap();
-                assert_eq!(&room[..length], *datagram, "{way:?}");
-            }
+    let (told, mut tells) = tokio::sync::mpsc::unbounded_channel();
+    let far = scripted::h1(move |mut dialog| {
+        let told = told.clone();
+        async move {
+            dialog.head().await?;
+            let switching = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: connect-ip\r\n";
+            dialog.send(format!("{switching}capsule-protocol: ?1\r\n\r\n")).await?;
+            drop(told.send(dialog.to_end().await?));
+            dialog.finish().await
         }
+    });
+    let far = far.unwrap();
+    let overlay = overlay();
+    let node = overlay.node("between").document(BETWEEN).with("FAR", far.address()).start().await.unwrap();
+    let door = Door::plain(node.address("in"));
+    let mut tunnel = IpTunnel::open(&door, IpWay::H1, &ip::path("10.0.0.1", "*")).await.unwrap();
+    let (begun, rest) = (header(0x17, 100, &[7; 10]), vec![7; 90]);
+    let sent = [
+        [&datagram(b"one")[..], &datagram(b"two"), &begun].concat(),
+        [&rest[..], &datagram(b"three"), &begun].concat(),
+        [&rest[..], &datagram(b"four")].concat(),
+    ];
+    for bytes in &sent {
+        tunnel.bytes(bytes.clone()).await.unwrap();
     }
+    tunnel.finish().await.unwrap();
+    let heard = tokio::time::timeout(PATIENCE, tells.recv()).await.unwrap().unwrap();
+    // Behind what the node itself has to say.
+    assert!(heard.ends_with(&sent.concat()), "{heard:?}");
 }
 
 #[tokio::test]
