@@ -48,7 +48,7 @@ pub struct Masquerade {
 pub fn masquerade(device: &Device, addresses: &[IpNet]) -> Result<Masquerade, TunError> {
     remove_stale();
     let table = format!("{PREFIX}{}", device.name());
-    if let Some(listing) = listing(&table)
+    if let Some(listing) = listing(&table)?
         && !is_like_ours(&listing, device.name())
     {
         return Err(TunError::TableTaken { table });
@@ -77,7 +77,7 @@ pub(crate) fn device_of(table: &str) -> Option<&str> {
 /// As of [`masquerade`].
 pub(crate) fn put_back(device: &Device, addresses: &[IpNet]) -> Result<bool, TunError> {
     let table = format!("{PREFIX}{}", device.name());
-    let listing = listing(&table);
+    let listing = listing(&table)?;
     forward_for(addresses)?;
     let has = |listing: &String| sources_in(listing, device.name()).is_superset(&sources(addresses));
     if listing.as_ref().is_some_and(has) {
@@ -116,7 +116,7 @@ impl Masquerade {
     /// # Errors
     /// As of [`masquerade`]; the old rules stay then.
     pub fn replace(&self, addresses: &[IpNet]) -> Result<(), TunError> {
-        if listing(&self.table).is_some_and(|listing| is_anothers(&listing, self.device.name())) {
+        if listing(&self.table)?.is_some_and(|listing| is_anothers(&listing, self.device.name())) {
             return Err(TunError::TableTaken { table: self.table.clone() });
         }
         forward_for(addresses)?;
@@ -140,7 +140,7 @@ fn is_anothers(listing: &str, device: &str) -> bool {
 /// Ends source NAT of a device that another process set, and failed.
 pub fn sweep(device: &Device) {
     let table = format!("{PREFIX}{}", device.name());
-    if listing(&table).is_some_and(|listing| is_like_ours(&listing, device.name())) {
+    if is_known(&table, |listing| is_like_ours(listing, device.name())) {
         remove(&table);
     }
 }
@@ -148,10 +148,10 @@ pub fn sweep(device: &Device) {
 impl Drop for Masquerade {
     /// Waits for nft, on whatever thread lets go of it last: a process that ends waits for no other one.
     fn drop(&mut self) {
-        let is_anothers = |listing: String| is_anothers(&listing, self.device.name());
+        let is_ours = |listing: &str| !is_anothers(listing, self.device.name());
         // Cannot fail: what stays is told of.
         let _ = self.device.change_nat(None, || {
-            if self.device.is_ours() && listing(&self.table).is_some_and(|listing| !is_anothers(listing)) {
+            if self.device.is_ours() && is_known(&self.table, is_ours) {
                 remove(&self.table);
             }
             Ok(())
@@ -174,9 +174,18 @@ fn rules(table: &str, device: &str, addresses: &[IpNet]) -> String {
     script
 }
 
-/// What a table has, where there is one.
-fn listing(table: &str) -> Option<String> {
-    nft(&["list", "table", "inet", table], "").ok().filter(|said| said.status.success()).map(|said| said.output)
+/// What a table has. `None`: there is no such table.
+///
+/// # Errors
+/// `TunError::NoNft`: nft does not say. There may be one.
+fn listing(table: &str) -> Result<Option<String>, TunError> {
+    let said = nft(&["list", "table", "inet", table], "").map_err(|source| TunError::NoNft { source })?;
+    Ok(said.status.success().then_some(said.output))
+}
+
+/// Whether there is one, and `is` says so of what it has. What nft does not say is left alone.
+fn is_known(table: &str, is: impl FnOnce(&str) -> bool) -> bool {
+    listing(table).is_ok_and(|listing| listing.is_some_and(|listing| is(&listing)))
 }
 
 /// Whether a table has what [`rules`] writes, and nothing else: its name anybody may choose.
@@ -212,7 +221,7 @@ pub(crate) fn remove_stale() {
         let Some(device) = table.strip_prefix(PREFIX) else { continue };
         // Any other error, such as that of no descriptor left, says nothing of it.
         let is_gone = matches!(nix::net::if_::if_nametoindex(device), Err(Errno::ENXIO | Errno::ENODEV));
-        if is_gone && listing(table).is_some_and(|listing| is_like_ours(&listing, device)) {
+        if is_gone && is_known(table, |listing| is_like_ours(listing, device)) {
             remove(table);
         }
     }

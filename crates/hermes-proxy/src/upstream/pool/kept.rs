@@ -124,6 +124,8 @@ impl Kept {
                 if !self.shared.is_alive() {
                     // Its node takes no further request on it: it ends with its last.
                     self.shared.retire();
+                }
+                if self.shared.is_closed() {
                     place.give_way();
                 }
                 self.set_usable(beat == Beat::Strong && !self.shared.is_closed());
