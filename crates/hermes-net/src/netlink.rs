@@ -78,15 +78,19 @@ pub(crate) fn change(message: RouteNetlinkMessage, change: Change) -> io::Result
     ask(message, NLM_F_ACK | flags).map(drop)
 }
 
-/// Everything of one sort, as the message asks for it. Where it changes time after time while it is listed, something may
-/// be missing.
+/// Everything of one sort, as the message asks for it. Routes: those of its table and in its name, where it has them; an
+/// old kernel (before Linux 4.20) lists all. Where it changes time after time while it is listed, something may be missing.
 ///
 /// # Errors
 /// As [`change`].
 pub(crate) fn list(message: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
     let mut answer = Answer::default();
     for _ in 0..LISTINGS {
-        answer = ask(message.clone(), NLM_F_DUMP)?;
+        answer = match ask(message.clone(), NLM_F_DUMP) {
+            // There is no such table.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => break,
+            answer => answer?,
+        };
         if !answer.is_torn {
             break;
         }
@@ -106,12 +110,16 @@ fn ask(message: RouteNetlinkMessage, flags: u16) -> io::Result<Answer> {
     let mut header = NetlinkHeader::default();
     header.flags = NLM_F_REQUEST | flags;
     header.sequence_number = 1;
-    let mut message = NetlinkMessage::new(header, NetlinkPayload::from(message));
-    message.finalize();
-    let mut bytes = vec![0; message.buffer_len()];
-    message.serialize(&mut bytes);
+    let mut packet = NetlinkMessage::new(header, NetlinkPayload::from(message.clone()));
+    packet.finalize();
+    let mut bytes = vec![0; packet.buffer_len()];
+    packet.serialize(&mut bytes);
     let socket = Socket::new(NETLINK_ROUTE)?;
     SockRef::from(&socket).set_read_timeout(Some(PATIENCE))?;
+    if let (RouteNetlinkMessage::GetRoute(_), NLM_F_DUMP) = (&message, flags) {
+        // There may be a million that nobody asks for.
+        let _ = socket.set_netlink_get_strict_chk(true);
+    }
     socket.send_to(&bytes, &SocketAddr::new(0, 0), 0)?;
     let mut found = Answer::default();
     loop {

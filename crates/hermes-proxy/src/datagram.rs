@@ -58,7 +58,7 @@ pub(crate) struct Batch {
     pub(crate) opened: bool,
     /// A device has judged them already, and could not take them at once.
     pub(crate) judged: bool,
-    /// They came before the datagrams, and go before them.
+    /// On a stream they came before the datagrams, and go before them; QUIC's own datagrams have no order with it.
     pub(crate) capsules: VecDeque<Other>,
 }
 

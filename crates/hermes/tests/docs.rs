@@ -48,7 +48,7 @@ fn run_by(program: &[&str], script: &str) -> String {
     let path = format!("{}:{}", binary.display(), std::env::var("PATH").unwrap());
     let stopped = "for _ in {1..200}; do [ -z \"$(jobs -rp)\" ] && exit 0; sleep 0.05; done\n\
                    echo 'the page leaves jobs behind:' $(jobs -r) >&2; exit 1";
-    let trap = "trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT";
+    let trap = "trap '{ set +x; } 2>/dev/null; kill $(jobs -p) 2>/dev/null || true; wait' EXIT";
     // Pages wait until something has happened, without a limit: people see what does not. Here it is killed with all
     // that it started, and told of by the last command that it began.
     let trace = "exec {BASH_XTRACEFD}>trace.txt\nPS4='+ ${LINENO}: '\nset -x";

@@ -160,7 +160,7 @@ impl Device {
             Item::Route(table, prefix) => match kept.routes.get(&(table, prefix)) {
                 Some(route) => match was_missing(self.add(table, prefix, *route)) {
                     // The table is the device's alone: what has taken its place goes.
-                    Ok(false) if !item.is_of_sessions() && !self.has_route(item, *route) => {
+                    Ok(false) if !item.is_of_sessions() && !self.has_route(table, prefix, *route)? => {
                         self.replace(table, prefix, *route).map(|()| true)
                     }
                     // Where there is one it was not gone (a session gave it back, and the next one has it), or leads
@@ -181,9 +181,10 @@ impl Device {
         }
     }
 
-    /// Where the kernel does not say, it may be another one.
-    fn has_route(&self, item: Item, wanted: Route) -> bool {
-        route::routes_of(self.index()).is_ok_and(|routes| routes.get(&item) == Some(&wanted))
+    fn has_route(&self, table: u32, prefix: IpNet, wanted: Route) -> Result<bool, TunError> {
+        let routes = route::routes_of(self.index(), table);
+        let routes = routes.map_err(|source| TunError::Route { device: self.name().to_owned(), prefix, source })?;
+        Ok(routes.get(&Item::Route(table, prefix)) == Some(&wanted))
     }
 
     /// Changes its source NAT to that of these addresses, or to none.
@@ -227,7 +228,7 @@ impl Device {
         rules.retain(|item, _| !kept.has(*item));
         // First what leads to routes.
         rules.into_iter().rev().for_each(|(_, rule)| capture::remove(rule));
-        for (item, route) in route::routes_of(self.index()).map_err(fault)? {
+        for (item, route) in route::routes_of(self.index(), route::EVERY).map_err(fault)? {
             match item {
                 item if !kept.has(item) => self.remove_found(item)?,
                 Item::Route(table, prefix) => match kept.routes.get(&(table, prefix)) {

@@ -18,6 +18,8 @@ use crate::netlink;
 
 /// The table that everybody's routes are in.
 pub(super) const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
+/// All of them, for a listing.
+pub(super) const EVERY: u32 = libc::RT_TABLE_UNSPEC as u32;
 /// Who made a route or a rule: `proto 72` (H) in iproute2's words, a number that nobody else is known by.
 pub(super) const PROTOCOL: RouteProtocol = RouteProtocol::Other(NUMBER);
 const NUMBER: u8 = 72;
@@ -83,14 +85,16 @@ fn is_last(route: &RouteMessage) -> bool {
     route.attributes.iter().any(is_ours)
 }
 
-/// The routes of a device that are in our name, and what each has.
+/// The routes of a device in this table that are in our name, and what each has.
 ///
 /// # Errors
 /// The kernel's.
-pub(super) fn routes_of(device: u32) -> io::Result<BTreeMap<Item, Route>> {
+pub(super) fn routes_of(device: u32, table: u32) -> io::Result<BTreeMap<Item, Route>> {
     let mut found = BTreeMap::new();
     for any in [IpAddr::from([0; 4]), IpAddr::from([0; 16])] {
-        for message in netlink::list(RouteNetlinkMessage::GetRoute(to(MAIN, any)))? {
+        let mut all = to(table, any);
+        all.header.protocol = PROTOCOL;
+        for message in netlink::list(RouteNetlinkMessage::GetRoute(all))? {
             let RouteNetlinkMessage::NewRoute(route) = message else { continue };
             let of_it = self::found(&route).filter(|(index, _)| *index == device);
             found.extend(of_it.map(|(_, item)| (item, has(&route))));

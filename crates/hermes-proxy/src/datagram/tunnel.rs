@@ -19,6 +19,7 @@ use super::inbox::BATCH;
 use super::{Batch, Other};
 use crate::h3::{Datagrams, Given};
 use crate::live::Entry;
+use crate::stream::h2::GATHER;
 use crate::stream::{ByteStream, Reset};
 use crate::worker::Worker;
 
@@ -50,7 +51,7 @@ pub(crate) struct Tunnel {
     room: BytesMut,
     /// A capsule that came behind the datagrams of a batch, whose capsules go first: the next one begins with it.
     behind: Option<Other>,
-    /// How its stream has ended, for when what came before is taken.
+    /// How it has ended, for when what came before is taken.
     ended: Option<io::Result<()>>,
     /// Those that no packet took: they go on the stream.
     large: VecDeque<Bytes>,
@@ -217,8 +218,13 @@ impl Tunnel {
         if let Some(datagrams) = &self.datagrams {
             let mut came = std::mem::take(&mut self.came);
             if datagrams.poll_take(cx, &mut came).is_ready() {
-                for datagram in came.drain(..) {
-                    self.open(worker, datagram, batch)?;
+                let opened = came.drain(..).try_for_each(|datagram| self.open(worker, datagram, batch));
+                if let Err(error) = opened {
+                    self.ended.get_or_insert(Err(error));
+                }
+                if batch.is_empty() {
+                    // All of them were dropped: nothing would wake us for what comes next.
+                    cx.waker().wake_by_ref();
                 }
             }
             self.came = came;
@@ -268,8 +274,10 @@ impl Tunnel {
             let Some(chunk) = ready!(self.stream.poll_read(cx))? else {
                 return Poll::Ready(self.decoder.finish().map_err(malformed));
             };
+            // A small one would keep all that was read of its connection along with it, many times over.
+            let is_kept = read == 0 || chunk.len() >= GATHER;
             read += chunk.len();
-            self.decoder.push(chunk);
+            self.decoder.push(if is_kept { chunk } else { Bytes::copy_from_slice(&chunk) });
         }
     }
 
@@ -291,7 +299,9 @@ impl Tunnel {
     }
 
     fn put_capsule(&mut self, capsule: Other, batch: &mut Batch) {
-        if batch.datagrams.is_empty() {
+        // What goes on with the last one does so beside QUIC's datagrams too, which would find the stream taken else.
+        let goes_on = matches!(batch.capsules.back(), Some(Other::Piece { ends: false, .. }));
+        if goes_on || batch.datagrams.is_empty() {
             batch.capsules.push_back(capsule);
         } else {
             self.behind = Some(capsule);

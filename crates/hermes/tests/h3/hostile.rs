@@ -140,20 +140,66 @@ async fn datagrams_for_streams_that_are_not_there_are_counted_and_kept_by_nobody
     watched.stands("after datagrams for nobody").await;
 }
 
+fn udp_to(path: &str) -> [(&str, &str); 6] {
+    [
+        (":method", "CONNECT"),
+        (":protocol", "connect-udp"),
+        (":scheme", "https"),
+        (":authority", "x.test"),
+        (":path", path),
+        ("capsule-protocol", "?1"),
+    ]
+}
+
+/// A flow to the origin that sends back what it is sent, open.
+async fn open_flow(connection: &Connection) -> (Sending, Receiving) {
+    let (mut send, mut recv) = connection.open().await.unwrap();
+    send.headers(&udp_to("/.well-known/masque/udp/ECHO/7/")).await.unwrap();
+    let (pseudo, _) = recv.head().await.unwrap();
+    assert_eq!(pseudo, [(":status".to_owned(), "200".to_owned())]);
+    (send, recv)
+}
+
+/// The next datagram that comes.
+async fn heard(connection: &Connection) -> Bytes {
+    tokio::time::timeout(PATIENCE, connection.quic.read_datagram()).await.expect("none comes").unwrap()
+}
+
+/// They are dropped, and what comes next is carried, though nothing else moves.
+#[tokio::test]
+async fn datagrams_of_unknown_contexts_hold_up_nothing() {
+    let watched = Watched::with("").await;
+    let connection = Connection::connect(&watched.fort.door(), &[(H3_DATAGRAM, 1)]).await.unwrap();
+    let _flow = open_flow(&connection).await;
+    for round in 1..=3 {
+        connection.quic.send_datagram_wait(datagram(0, &[2, 7])).await.unwrap();
+        watched.fort.node.metric_reaches("hermes_datagrams_dropped_total", "unknown-context", f64::from(round)).await;
+        connection.quic.send_datagram_wait(datagram(0, b"\0hello")).await.unwrap();
+        assert_eq!(heard(&connection).await, datagram(0, b"\0hello"), "round {round}");
+    }
+}
+
+/// A datagram without a context ends its flow; those before it are carried.
+#[tokio::test]
+async fn what_came_before_a_malformed_datagram_is_carried() {
+    let watched = Watched::with("").await;
+    let connection = Connection::connect(&watched.fort.door(), &[(H3_DATAGRAM, 1)]).await.unwrap();
+    let (_send, mut recv) = open_flow(&connection).await;
+    for payload in [&b"\0one"[..], b"\0two", b""] {
+        connection.quic.send_datagram(datagram(0, payload)).unwrap();
+    }
+    let ended = tokio::time::timeout(PATIENCE, recv.piece()).await.expect("the flow stays open");
+    assert!(!matches!(ended, Ok(Some(_))), "{ended:?}");
+    let record = watched.fort.node.record(|record| record["kind"] == "udp").await;
+    assert_eq!(record["received"], 6, "{record}");
+}
+
 /// Flows that never open.
 async fn waiting_flows(watched: &Watched, connection: &Connection, count: usize) -> Vec<(Sending, Receiving)> {
     let mut flows = Vec::new();
     for _ in 0..count {
         let (mut send, recv) = connection.open().await.unwrap();
-        let lines = [
-            (":method", "CONNECT"),
-            (":protocol", "connect-udp"),
-            (":scheme", "https"),
-            (":authority", "x.test"),
-            (":path", "/.well-known/masque/udp/MUTE/7/"),
-            ("capsule-protocol", "?1"),
-        ];
-        send.headers(&lines).await.unwrap();
+        send.headers(&udp_to("/.well-known/masque/udp/MUTE/7/")).await.unwrap();
         flows.push((send, recv));
     }
     until("all flows wait", || async {
