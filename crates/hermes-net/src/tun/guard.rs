@@ -2,7 +2,7 @@
 //!
 //! In: the kernel's announcements of links, addresses, routes and rules (rtnetlink), and of tables of nftables. Out: what
 //! somebody took from a device is there again: at once, but with growing pauses where it is taken time after time, since
-//! somebody may mean it. Rules and tables of devices that are gone go too. Never: what this process has taken away itself.
+//! somebody may mean it. So is a captured route whose place somebody has given to another one. Rules and tables of devices that are gone go too. Never: what this process has taken away itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -212,6 +212,11 @@ impl Work {
             RouteNetlinkMessage::DelRoute(route) => {
                 let Some(found) = route::found(route) else { return };
                 found
+            }
+            RouteNetlinkMessage::NewRoute(route) => {
+                let Some(item) = route::in_the_way(route) else { return };
+                let Some(device) = devices(|_| true).into_iter().find(|device| device.kept().has(item)) else { return };
+                (device.index(), item)
             }
             RouteNetlinkMessage::DelRule(rule) => {
                 let Some(found) = capture::found(rule) else { return };

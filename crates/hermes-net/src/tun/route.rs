@@ -105,6 +105,17 @@ pub(super) fn routes_of(device: u32, table: u32) -> io::Result<BTreeMap<Item, Ro
 
 /// What a message of the kernel says of a route of ours: its device, and which one it is.
 pub(super) fn found(route: &RouteMessage) -> Option<(u32, Item)> {
+    let (device, item) = read(route)?;
+    device.filter(|_| route.header.protocol == PROTOCOL).map(|device| (device, item))
+}
+
+/// The route of ours that this one of somebody else is in the place of, where a device has such a one in its own table.
+pub(super) fn in_the_way(route: &RouteMessage) -> Option<Item> {
+    let (_, item) = read(route).filter(|_| route.header.protocol != PROTOCOL)?;
+    matches!(item, Item::Route(table, _) if table != MAIN).then_some(item)
+}
+
+fn read(route: &RouteMessage) -> Option<(Option<u32>, Item)> {
     let (mut device, mut start, mut table) = (None, None, u32::from(route.header.table));
     for attribute in &route.attributes {
         match attribute {
@@ -118,8 +129,7 @@ pub(super) fn found(route: &RouteMessage) -> Option<(u32, Item)> {
     // The kernel leaves out that of everything.
     let start = start.unwrap_or_else(|| if is_v4 { [0; 4].into() } else { [0; 16].into() });
     let prefix = IpNet::new(start, route.header.destination_prefix_length).ok()?;
-    let item = if is_last(route) { Item::Pool(prefix) } else { Item::Route(table, prefix) };
-    device.filter(|_| route.header.protocol == PROTOCOL).map(|device| (device, item))
+    Some((device, if is_last(route) { Item::Pool(prefix) } else { Item::Route(table, prefix) }))
 }
 
 fn has(route: &RouteMessage) -> Route {

@@ -163,6 +163,28 @@ fn what_somebody_flushes_is_there_again_at_once() {
     });
 }
 
+/// Also where nothing of ours was removed: `ip route replace` takes its place.
+#[test]
+fn a_captured_route_that_somebody_replaces_is_there_again() {
+    as_root("a captured route that somebody replaces", || async {
+        let line = Line::start(&[Hop::H2]).await;
+        let place = line.near();
+        let before = told(place, "hermes0").await;
+        let captured: Vec<(&str, &str)> = before
+            .lines()
+            .filter_map(|line| Some((line.split(' ').next()?, line.split_once(" table ")?.1.split(' ').next()?)))
+            .filter(|(prefix, table)| prefix.starts_with(|c: char| c.is_ascii_hexdigit()) && table.starts_with("12"))
+            .collect();
+        assert!(captured.len() > 1, "{before}");
+        for (prefix, table) in captured {
+            place.ip(&["route", "replace", prefix, "dev", "lo", "table", table]).unwrap();
+            has_again(place, "hermes0", &before, prefix).await;
+            line.answers().await;
+        }
+        line.nodes[0].says("they are there again").await;
+    });
+}
+
 /// What is taken away without end is put back with pauses that grow.
 #[test]
 fn who_removes_a_rule_time_after_time_is_met_seldom() {
