@@ -44,6 +44,7 @@ where
 
 async fn connect_one(address: SocketAddr) -> io::Result<TcpStream> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    crate::own::may_have(&socket)?;
     crate::mark::apply(SockRef::from(&socket));
     let stream = socket.connect(address).await?;
     crate::tcp::tune(SockRef::from(&stream));

@@ -5,9 +5,11 @@ pub mod watch;
 use std::collections::HashSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
 
 use nix::ifaddrs::InterfaceAddress;
 use nix::net::if_::InterfaceFlags;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use socket2::SockRef;
 
 /// Every address of every interface. Empty where the system does not say.
@@ -59,9 +61,31 @@ pub fn bind_remedy(error: &io::Error) -> &'static str {
     }
 }
 
+/// Of all descriptors this part is for those who come to us and for the node itself, and so many at most: who has us open
+/// sockets without end takes nothing from them.
+const KEPT: u64 = 8;
+const MOST_KEPT: u64 = 1024;
+
+/// That a socket towards somebody may be had. It was just opened: the kernel gives the lowest number that is free, which
+/// tells how many there are.
+///
+/// # Errors
+/// As where the kernel had no descriptor left (see [`is_lack`]).
+pub(crate) fn may_have(socket: &impl AsRawFd) -> io::Result<()> {
+    let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);
+    if u64::from(socket.as_raw_fd().unsigned_abs()) < limit - (limit / KEPT).min(MOST_KEPT) {
+        return Ok(());
+    }
+    Err(io::Error::from_raw_os_error(libc::EMFILE))
+}
+
+/// Whether it says that there are no descriptors left, of the process or of the machine.
+pub fn is_lack(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+}
+
 /// Raises the soft limit of open files towards `wanted`, up to the hard one. Returns what it is now.
 pub fn raise_descriptor_limit(wanted: u64) -> u64 {
-    use nix::sys::resource::{Resource, getrlimit, setrlimit};
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return 0 };
     let target = wanted.min(hard).max(soft);
     match setrlimit(Resource::RLIMIT_NOFILE, target, hard) {

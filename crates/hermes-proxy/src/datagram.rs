@@ -42,7 +42,21 @@ pub(crate) enum Other {
     Whole { kind: u64, payload: Bytes },
 }
 
+/// What may be done before other tasks of the worker get their turn: a packet is one, a capsule as many as there are
+/// entries of addresses in it.
+pub(crate) const MOST_WORK: usize = 256;
+/// Bytes of the shortest entry of an address.
+const ENTRY: usize = 7;
+
 impl Other {
+    /// How much is to be done for it, where a packet is one.
+    pub(crate) fn work(&self) -> usize {
+        match self {
+            Other::Piece { .. } => 1,
+            Other::Whole { payload, .. } => 1 + payload.len() / ENTRY,
+        }
+    }
+
     fn len(&self) -> usize {
         match self {
             Other::Piece { bytes, .. } | Other::Whole { payload: bytes, .. } => bytes.len(),

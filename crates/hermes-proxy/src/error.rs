@@ -9,10 +9,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hermes_net::own;
 use hermes_net::tls::Fault;
 use http::StatusCode;
 
 use crate::h3::fields::Oversize;
+use crate::worker::Worker;
 
 /// Who is at fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,6 +177,15 @@ pub(crate) const NO_CONNECTION: &str = "accept a connection";
 pub(crate) const NO_SETTINGS: &str = "send its SETTINGS";
 
 impl Error {
+    /// There is no connection to a peer: its fault, or that of no descriptor being left here.
+    pub(crate) fn no_connection(worker: &Worker, peer: &Arc<str>, source: io::Error) -> Self {
+        if own::is_lack(&source) {
+            worker.shared.metrics.limit("descriptors");
+            return Error::Limit("open files: `ulimit -n`, LimitNOFILE= of systemd");
+        }
+        Error::Connect { peer: peer.clone(), source: Arc::new(source) }
+    }
+
     /// Who is at fault.
     pub(crate) fn side(&self) -> Side {
         match self {

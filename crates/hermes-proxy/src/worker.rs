@@ -11,8 +11,10 @@ use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::net::IpAddr;
+use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
+use std::task::Context;
 use std::time::Duration;
 
 use hermes_model::snapshot::{AccessLog, Listener, ListenerProtocol};
@@ -274,6 +276,15 @@ impl Worker {
 /// What runs on a worker for each listener.
 type Acceptors = HashMap<(Arc<str>, Transport), Vec<Acceptor>>;
 
+/// Tasks that are polled before what came over the network meanwhile is heard. A turn of a busy tunnel is a millisecond.
+const TASKS: u32 = 16;
+
+/// Has the task polled again after that, and after the other tasks: `wake_by_ref` would have it polled before.
+pub(crate) fn go_on_later(cx: &mut Context<'_>) {
+    // Its first poll is what does so, and it holds nothing.
+    let _ = pin!(tokio::task::yield_now()).poll(cx);
+}
+
 /// Runs a worker until it is told to stop. Called on a thread of its own.
 pub(crate) fn run(
     number: usize,
@@ -282,7 +293,8 @@ pub(crate) fn run(
     log: LogSender,
     commands: mpsc::Receiver<Command>,
 ) -> std::io::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build_local(LocalOptions::default())?;
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().event_interval(TASKS).build_local(LocalOptions::default())?;
     runtime.block_on(async {
         let worker = Rc::new(Worker::new(number, shared, generation, log));
         serve_commands(&worker, commands).await;

@@ -18,19 +18,15 @@ use hermes_wire::{capsule, connect_ip};
 use self::moving::{Failure, Moving, Old};
 pub(crate) use self::moving::{Opening, Reopen, Reopened};
 use super::tunnel::of_ip;
-use super::{Batch, Other, Port};
+use super::{Batch, MOST_WORK, Other, Port};
 use crate::early::Ahead;
 use crate::error::Error;
 use crate::live::{Phase, Session};
 use crate::stream::Reset;
-use crate::worker::{Worker, moves};
+use crate::worker::{Worker, go_on_later, moves};
 
-/// Rounds before other tasks of the worker get their turn, and what may be done in them: a packet is one, a capsule as
-/// many as there are entries of addresses in it.
+/// Rounds before other tasks of the worker get their turn.
 const TURNS: usize = 16;
-const MOST_WORK: usize = 512;
-/// Bytes of the shortest entry of an address.
-const ENTRY: usize = 7;
 /// After a move the old port is heard for so long; and so long a peer may take to end its side.
 pub(crate) const QUIET: Duration = Duration::from_secs(2);
 /// Milliseconds from a move to the next one that only a far end's leaving is the reason for.
@@ -47,8 +43,7 @@ struct Load {
 impl Load {
     /// How much is to be done for a batch that came.
     fn work(batch: &Batch) -> usize {
-        let of = |other: &Other| if matches!(other, Other::Whole { .. }) { 1 + other.len() / ENTRY } else { 1 };
-        batch.datagrams.len() + batch.capsules.iter().map(of).sum::<usize>()
+        batch.datagrams.len() + batch.capsules.iter().map(Other::work).sum::<usize>()
     }
 
     fn of(batch: &Batch) -> Self {
@@ -249,7 +244,7 @@ impl Relay<'_> {
                 (Poll::Ready(Ok(false)), _) | (_, Poll::Ready(Ok(false))) => return Poll::Ready(None),
             }
         }
-        cx.waker().wake_by_ref();
+        go_on_later(cx);
         Poll::Pending
     }
 

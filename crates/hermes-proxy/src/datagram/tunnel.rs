@@ -21,10 +21,12 @@ use crate::h3::{Datagrams, Given};
 use crate::live::Entry;
 use crate::stream::h2::GATHER;
 use crate::stream::{ByteStream, Reset};
-use crate::worker::Worker;
+use crate::worker::{Worker, go_on_later};
 
 /// Bytes of the stream that one turn reads before it sends them on, and the chunk that goes over.
 const MOST_READ: usize = 256 << 10;
+/// Capsules of it, those too of which nothing goes over.
+const MOST_TAKEN: usize = 4 * BATCH;
 /// What comes before an opened payload in its HTTP Datagram.
 const CONTEXT: &[u8] = &[0];
 /// Capsules that only some node on the way understands, and those behind a move have to be told again.
@@ -224,7 +226,7 @@ impl Tunnel {
                 }
                 if batch.is_empty() {
                     // All of them were dropped: nothing would wake us for what comes next.
-                    cx.waker().wake_by_ref();
+                    go_on_later(cx);
                 }
             }
             self.came = came;
@@ -253,13 +255,14 @@ impl Tunnel {
     }
 
     /// Reads what is there, also where that is several frames: what goes on together costs less. Ready where the stream
-    /// is over. Pending with an empty batch means that nothing is there.
+    /// is over. Pending with an empty batch means that nothing is there, or nothing yet that goes further.
     fn poll_capsules(&mut self, cx: &mut Context<'_>, worker: &Worker, batch: &mut Batch) -> Poll<io::Result<()>> {
-        let mut read = 0;
+        let (mut read, mut taken) = (0, 0);
         batch.capsules.extend(self.behind.take());
         loop {
-            while batch.len() < BATCH && self.behind.is_none() {
+            while batch.len() < BATCH && taken < MOST_TAKEN && self.behind.is_none() {
                 let Some(capsule) = self.decoder.next().map_err(malformed)? else { break };
+                taken += 1;
                 let was_leaving = self.is_leaving;
                 self.take_capsule(worker, capsule, batch)?;
                 if self.is_leaving && !was_leaving {
@@ -267,8 +270,11 @@ impl Tunnel {
                     cx.waker().wake_by_ref();
                 }
             }
-            let is_full = batch.len() >= BATCH || read >= MOST_READ;
-            if self.behind.is_some() || (is_full && !batch.is_empty()) {
+            if self.behind.is_some() || batch.len() >= BATCH || taken >= MOST_TAKEN || read >= MOST_READ {
+                if batch.is_empty() {
+                    // Nothing of it goes further, and there may be more.
+                    go_on_later(cx);
+                }
                 return Poll::Pending;
             }
             let Some(chunk) = ready!(self.stream.poll_read(cx))? else {

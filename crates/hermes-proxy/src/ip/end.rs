@@ -32,10 +32,10 @@ use super::judge::Rules;
 use super::link::Link;
 use super::owner::Owner;
 use crate::budget::Budget;
-use crate::datagram::{Batch, Other};
+use crate::datagram::{Batch, MOST_WORK, Other};
 use crate::live::Entry;
 use crate::seldom::Seldom;
-use crate::worker::Worker;
+use crate::worker::{Worker, go_on_later};
 
 /// Changes of a device's routes, since the tunnel's packets may be of another length.
 const CHANGES_APART: Duration = Duration::from_millis(100);
@@ -314,7 +314,7 @@ impl End {
             }
             if batch.is_empty() {
                 // All of them were dropped: nothing would wake us for what lies behind.
-                cx.waker().wake_by_ref();
+                go_on_later(cx);
             }
         }
         self.came = came;
@@ -332,9 +332,17 @@ impl End {
         worker: &Worker,
         batch: &mut Batch,
     ) -> Poll<io::Result<()>> {
-        for other in std::mem::take(&mut batch.capsules) {
+        let mut work = 0;
+        while let Some(other) = batch.capsules.pop_front() {
+            work += other.work();
             if let Other::Whole { kind, payload } = other {
                 self.hear(worker, kind, payload).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+                // Each address may be one that is given back and another one's route, and the kernel is waited for.
+                work += if kind == connect_ip::ADDRESS_REQUEST { MOST_WORK } else { 0 };
+            }
+            if work >= MOST_WORK && !batch.is_empty() {
+                go_on_later(cx);
+                return Poll::Pending;
             }
         }
         self.order_ahead(worker, &mut batch.datagrams);

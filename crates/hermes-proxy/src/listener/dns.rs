@@ -29,7 +29,7 @@ use crate::generation::ListenerState;
 use crate::metrics::QuestionLabels;
 use crate::names::{NameTable, TTL};
 use crate::signal::Signal;
-use crate::worker::Worker;
+use crate::worker::{Worker, go_on_later};
 
 /// Calls before other tasks get their turn.
 const ROUNDS: usize = 16;
@@ -225,7 +225,7 @@ impl Server {
                 return Poll::Pending;
             }
         }
-        cx.waker().wake_by_ref();
+        go_on_later(cx);
         Poll::Pending
     }
 

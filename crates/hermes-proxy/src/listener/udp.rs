@@ -20,7 +20,7 @@ use crate::datagram::{Flow, FlowQueue, Port, QUIET};
 use crate::request::{Origin, from_flow};
 use crate::session::{self, Near, Served};
 use crate::signal::Signal;
-use crate::worker::Worker;
+use crate::worker::{Worker, go_on_later};
 
 /// Rounds of parting: each is for flows that began in the one before.
 const PARTINGS: usize = 16;
@@ -55,7 +55,7 @@ pub(crate) async fn receive_all(worker: Rc<Worker>, socket: UdpSocket, name: Arc
                 Poll::Pending => return Poll::Pending,
             }
         }
-        cx.waker().wake_by_ref();
+        go_on_later(cx);
         Poll::Pending
     })
     .await;
@@ -187,7 +187,7 @@ async fn feed(worker: Rc<Worker>, socket: Rc<UdpSocket>, peer: SocketAddr, queue
                 Poll::Pending => return Poll::Pending,
             }
         }
-        cx.waker().wake_by_ref();
+        go_on_later(cx);
         Poll::Pending
     })
     .await;

@@ -213,5 +213,5 @@ pub(crate) async fn udp(worker: &Worker, entry: &Entry, terminate: &Terminate, r
         }
     }
     let source = last.unwrap_or_else(|| std::io::Error::other("no address"));
-    Err(Error::Connect { peer: place.label, source: Arc::new(source) })
+    Err(Error::no_connection(worker, &place.label, source))
 }

@@ -81,7 +81,7 @@ pub(crate) fn count(worker: &Worker, to: &Destination<'_>, is_connected: bool) {
 }
 
 async fn connect_slowly(worker: &Worker, to: &Destination<'_>) -> Result<Io, Error> {
-    let fault = |source: io::Error| Error::Connect { peer: to.label.clone(), source: Arc::new(source) };
+    let fault = |source: io::Error| Error::no_connection(worker, to.label, source);
     let mut addresses = addresses(worker, to.host, to.reach).await?;
     if to.urgent {
         addresses = addresses.repeat(CANDIDATES);

@@ -2,6 +2,7 @@
 //! exabytes, ends in the middle; from clients, and from a proxy that a node relies on.
 
 use std::net::SocketAddr;
+use std::process::Command;
 
 use bytes::{Bytes, BytesMut};
 use hermes_testkit::{
@@ -181,6 +182,31 @@ async fn what_came_before_an_unfinished_one_is_passed_on() {
     let heard = tokio::time::timeout(PATIENCE, tells.recv()).await.unwrap().unwrap();
     // Behind what the node itself has to say.
     assert!(heard.ends_with(&sent.concat()), "{heard:?}");
+}
+
+/// Each flow is a socket of ours. However many there are, others are heard and told so.
+#[tokio::test]
+async fn flows_without_end_leave_descriptors_for_who_comes() {
+    let bed = Bed::new().await;
+    let most = bed.node.descriptors().unwrap() + 100;
+    let pid = bed.node.pid().to_string();
+    let set = Command::new("prlimit").args(["--pid", &pid, &format!("--nofile={most}")]).status().unwrap();
+    assert!(set.success());
+    let door = Door::plain(bed.node.address("in"));
+    let mut flows = Vec::new();
+    let refused = loop {
+        match Flow::open(&door, FlowWay::ConnectH2, "GAME", 9).await {
+            Ok(flow) => flows.push(flow),
+            Err(error) => break error,
+        }
+        assert!(flows.len() < most);
+    };
+    assert!(refused.to_string().contains("503"), "{refused}");
+    bed.node.metric_reaches("hermes_limit_hits_total", "descriptors", 1.0).await;
+    assert_eq!(get(bed.node.address("in"), "/").await.0, 200);
+    assert!(echoes(&mut flows[0]).await);
+    drop(flows);
+    bed.still_serves().await;
 }
 
 #[tokio::test]

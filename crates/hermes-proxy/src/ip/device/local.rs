@@ -18,7 +18,7 @@ use tokio::task::AbortHandle;
 
 use super::Device;
 use crate::signal::Signal;
-use crate::worker::{Shared, Worker};
+use crate::worker::{Shared, Worker, go_on_later};
 
 /// Reads of one turn before other tasks get theirs.
 const ROUNDS: usize = 4;
@@ -289,7 +289,7 @@ impl LocalDevice {
             }
             self.device.deliver(worker, elsewhere, packets, run);
         }
-        cx.waker().wake_by_ref();
+        go_on_later(cx);
         Poll::Pending
     }
 

@@ -27,7 +27,7 @@ use crate::live::{Connection, Stage};
 use crate::request::{Origin, from_target};
 use crate::session::{self, Near, Served};
 use crate::stream::ByteStream;
-use crate::worker::Worker;
+use crate::worker::{Worker, go_on_later};
 
 /// Turns before other tasks get theirs.
 const ROUNDS: usize = 16;
@@ -133,7 +133,7 @@ impl Association {
                 return Poll::Pending;
             }
         }
-        cx.waker().wake_by_ref();
+        go_on_later(cx);
         Poll::Pending
     }
 
