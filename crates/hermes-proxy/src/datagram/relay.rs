@@ -107,11 +107,9 @@ impl Said {
 
     /// False where something is forgotten for it, or it is too long to be remembered.
     fn add(&mut self, kind: u64, payload: &[u8]) -> bool {
-        // Requests add up, the others replace what was said before (RFC 9484, 4.7).
+        // Requests add up, the others replace what was said before (RFC 9484, 4.7). The same one is said once.
         let is_request = kind == connect_ip::ADDRESS_REQUEST;
-        if !is_request {
-            self.0.retain(|(said, _)| *said != kind);
-        }
+        self.0.retain(|(said, before)| *said != kind || (is_request && **before != *payload));
         if payload.len() > MOST_SAID_BYTES {
             return false;
         }
@@ -455,14 +453,15 @@ mod tests {
         let bytes = |said: &Said| said.0.iter().map(|(_, payload)| payload.len()).sum::<usize>();
         assert!(said.add(connect_ip::ROUTE_ADVERTISEMENT, &[1; 100]));
         assert!(!said.add(connect_ip::ADDRESS_REQUEST, &[0; MOST_SAID_BYTES + 1]));
-        for length in [3000, 3000, 3000, 10] {
-            said.add(connect_ip::ADDRESS_REQUEST, &vec![2; length]);
+        for (number, length) in [3000, 3000, 3000, 10].into_iter().enumerate() {
+            said.add(connect_ip::ADDRESS_REQUEST, &vec![number as u8; length]);
             assert!(bytes(&said) <= MOST_SAID_BYTES);
         }
         // The newest are remembered.
         assert_eq!(said.0.last().map(|(_, payload)| payload.len()), Some(10));
-        for _ in 0..100 {
-            said.add(connect_ip::ADDRESS_REQUEST, &[3; 10]);
+        for number in 0..100 {
+            said.add(connect_ip::ADDRESS_REQUEST, &[number; 10]);
+            said.add(connect_ip::ADDRESS_REQUEST, &[number; 10]);
         }
         assert_eq!(said.0.len(), MOST_SAID);
         assert!(said.add(connect_ip::ROUTE_ADVERTISEMENT, &[]) && said.add(connect_ip::ROUTE_ADVERTISEMENT, &[4]));

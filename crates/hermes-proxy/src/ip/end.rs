@@ -40,6 +40,10 @@ use crate::worker::{Worker, go_on_later};
 /// Changes of a device's routes, since the tunnel's packets may be of another length.
 const CHANGES_APART: Duration = Duration::from_millis(100);
 
+/// The pauses between two requests for addresses that are not given: the first one, and the longest.
+const FIRST_ASK: Duration = Duration::from_secs(2);
+const LAST_ASK: Duration = Duration::from_secs(60);
+
 /// What this end does about addresses.
 enum Side {
     /// It asks for those that its link has, to send to this prefix. One that is `passing` leaves the device with
@@ -86,6 +90,8 @@ pub(crate) struct End {
     session: Option<Rc<Entry>>,
     /// It gave none: it may say so without end.
     unassigned: Seldom,
+    /// Then it is asked again, since who has them may go; with the pause after that.
+    asks_again: Option<(Duration, Pin<Box<Sleep>>)>,
     /// For the tunnel, before anything else.
     capsules: VecDeque<Other>,
     answers: VecDeque<Bytes>,
@@ -112,13 +118,11 @@ impl End {
         let wanted = addresses.filter(|address| address.addr().is_ipv4() == network.addr().is_ipv4());
         let wanted: Vec<Address> =
             (1..).zip(wanted).map(|(request, address)| Address { request, prefix: prefix_of(address) }).collect();
-        let mut payload = BytesMut::new();
-        connect_ip::put_addresses(&wanted, &mut payload);
         let mut this = Self::new(link, Side::Asks { network, wanted, answered: false, passing: false }, rules);
         if matches!(this.link, Link::Device { .. }) && this.claim(network, owner, true).is_err() {
             return Err(format!("another session takes packets for {network}"));
         }
-        this.say(connect_ip::ADDRESS_REQUEST, payload);
+        this.ask();
         Ok(this)
     }
 
@@ -168,6 +172,7 @@ impl End {
             patience: None,
             session: None,
             unassigned: Seldom::default(),
+            asks_again: None,
             capsules: VecDeque::new(),
             answers: VecDeque::new(),
             told: Budget::default(),
@@ -294,6 +299,19 @@ impl End {
         self.link.poll_finished(cx).map(|()| Ok(false))
     }
 
+    /// For the addresses that its link has.
+    fn ask(&mut self) {
+        // Where the answer is none again, there is a next time.
+        if let Some((pause, timer)) = &mut self.asks_again {
+            timer.as_mut().reset(tokio::time::Instant::now() + *pause);
+            *pause = (2 * *pause).min(LAST_ASK);
+        }
+        let Side::Asks { wanted, .. } = &self.side else { return };
+        let mut payload = BytesMut::new();
+        connect_ip::put_addresses(wanted, &mut payload);
+        self.say(connect_ip::ADDRESS_REQUEST, payload);
+    }
+
     /// Packets and capsules for the tunnel. False where none will come any more.
     pub(crate) fn poll_receive(
         &mut self,
@@ -301,6 +319,9 @@ impl End {
         worker: &Worker,
         batch: &mut Batch,
     ) -> Poll<io::Result<bool>> {
+        if self.asks_again.as_mut().is_some_and(|(_, timer)| timer.as_mut().poll(cx).is_ready()) {
+            self.ask();
+        }
         batch.capsules.append(&mut self.capsules);
         batch.datagrams.append(&mut self.answers);
         if matches!(self.side, Side::Asks { answered: false, .. }) {

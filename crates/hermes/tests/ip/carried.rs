@@ -202,6 +202,22 @@ async fn a_far_end_that_gives_no_address_is_told_of_now_and_then() {
     assert!((1..1000).contains(&times), "{times} lines");
 }
 
+/// Whoever had it may be gone by then.
+#[tokio::test]
+async fn an_address_that_is_not_given_is_asked_for_again() {
+    let bed = Bed::new().await;
+    let peer = peer_at("127.0.0.1").await;
+    peer.send_to(&ping(address(OWN), address(FAR), 1, b"first"), bed.port()).await.unwrap();
+    let mut far = bed.accept("0.0.0.0").await;
+    let mut value = BytesMut::new();
+    let asked = ip::entries(&far.capsule(ip::ADDRESS_REQUEST).await).unwrap();
+    ip::put_entry(&mut value, asked[0].0, address(OWN), 32);
+    far.tcp.write_all(&capsule(ip::ADDRESS_ASSIGN, &value)).await.unwrap();
+    bed.node.says("assigns an address by now").await;
+    far.send(&ping(address(FAR), address(OWN), 2, b"back")).await;
+    assert_eq!(next_of(&peer).await[16..20], [10, 20, 0, 2]);
+}
+
 /// Nobody but the peer, with no other address than its own.
 #[tokio::test]
 async fn packets_of_others_are_dropped_and_counted() {

@@ -159,6 +159,57 @@ fn no_packet_is_lost_by_a_move() {
     });
 }
 
+/// Two ways to the same far machine.
+const NEAR_BOTH: &str = "
+workers: 2
+listeners:
+- {name: l3, protocol: tun, device: hermes0, address: [10.20.0.2], capture: [10.0.0.1/32], set-headers: {hermes-user: alice}}
+routes:
+- {name: vpn, match: {kind: ip}, upstream: both, timeout: {connect: 1s}}
+upstreams:
+- {name: both, protocol: h2, endpoints: ['10.77.0.2:9001', '10.77.0.2:9002'], tls: {}}
+";
+
+/// Packets to these ports are dropped, and those that come from there: nobody is told.
+async fn darken(place: &Namespace, ports: &str) {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let rules = format!(
+        "table inet dark\ndelete table inet dark\ntable inet dark {{\n\
+         chain out {{ type filter hook output priority 0; tcp dport {{ {ports} }} drop; }}\n\
+         chain in {{ type filter hook input priority 0; tcp sport {{ {ports} }} drop; }}\n}}\n"
+    );
+    std::fs::write(file.path(), rules).unwrap();
+    place.output(&["nft", "-f", file.path().to_str().unwrap()]).await.unwrap();
+}
+
+/// TCP would try for a quarter of an hour, and less and less often.
+#[test]
+fn a_session_leaves_a_path_that_is_dark() {
+    as_root("a path that is dark", || async {
+        let mut fork = Fork::new(Hop::H2).await;
+        fork.near.reload(NEAR_BOTH, &[]).await.unwrap();
+        until("it has both", async || fork.ping().await.is_ok() && fork.near.log().contains("to=both/")).await;
+        let mut connection = fork.connection().await;
+        still_there(&mut connection).await;
+        let (_, sessions) = fork.near.ask("/sessions").await.unwrap();
+        let (used, other) = if sessions.contains("10.77.0.2:9001") { ("9001", "9002") } else { ("9002", "9001") };
+        darken(fork.line.near(), used).await;
+        until("it goes by the other one", async || {
+            fork.ping().await.is_ok() && fork.near.log().contains(&format!("to=both/10.77.0.2:{other}"))
+        })
+        .await;
+        still_there(&mut connection).await;
+        fork.near.says("is not acknowledged").await;
+        darken(fork.line.near(), "9001, 9002").await;
+        let failed = async || fork.ping().await.is_err() && fork.near.log().contains("a flow could not move");
+        until("there is no way", failed).await;
+        fork.line.near().output(&["nft", "delete", "table", "inet", "dark"]).await.unwrap();
+        until("it answers again", async || fork.ping().await.is_ok()).await;
+        still_there(&mut connection).await;
+        assert!(!fork.near.records().iter().any(|record| record["kind"] == "ip"), "a session has ended");
+    });
+}
+
 /// A gateway whose route changes: `bobs` keeps a device where it is named.
 const GATE: &str = "
 workers: 2

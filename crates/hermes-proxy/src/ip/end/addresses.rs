@@ -11,7 +11,7 @@ use hermes_model::snapshot::Gateway;
 use hermes_wire::connect_ip::{self, Address, ConnectIpError, Prefix, Route};
 use ipnet::IpNet;
 
-use super::{End, Side, prefix_of};
+use super::{End, FIRST_ASK, Side, prefix_of};
 use crate::ip::claims::Refused;
 use crate::ip::given::withheld;
 use crate::ip::inner::Inner;
@@ -62,16 +62,20 @@ impl End {
         let within = given.iter().flat_map(|given| wanted.iter().filter_map(|own| narrower(own.prefix, given.prefix)));
         let others = self.inner.iter().map(|inner| Prefix::of(inner.asked));
         self.rules.here = within.chain(others).map(Route::to).collect();
-        if self.rules.here.is_empty()
-            && !wanted.is_empty()
-            && let Some(more) = self.unassigned.happened(worker.now())
-        {
+        let lacks = self.rules.here.is_empty() && !wanted.is_empty();
+        if !lacks && self.asks_again.take().is_some() {
+            tracing::info!(link = %self.link.name(), %network, "the far end assigns an address by now");
+        }
+        if lacks && self.asks_again.is_none() {
+            self.asks_again = Some((2 * FIRST_ASK, Box::pin(tokio::time::sleep(FIRST_ASK))));
+        }
+        if lacks && let Some(more) = self.unassigned.happened(worker.now()) {
             let asked: Vec<String> = wanted.iter().map(|wanted| wanted.prefix.to_string()).collect();
             let by = self.session.as_ref().and_then(|session| session.peer.borrow().clone());
             tracing::warn!(
                 link = %self.link.name(), %network, asked = %asked.join(", "), by = %by.as_deref().unwrap_or_default(), more,
                 "the far end assigns no address that was asked for, and takes no packet: its log says why; ask for one that \
-                 `assign` of its route holds and nobody else has, or add this one there"
+                 `assign` of its route holds and nobody else has, or add this one there; it is asked again now and then"
             );
         }
     }

@@ -89,7 +89,9 @@ impl Forward<'_> {
             self.entry.tries.set(avoid.len() as u32 + 1);
             let mut told = Told::default();
             let is_doubtful = again.is_some() && upstream.endpoints.len() > 1;
-            let attempt = Attempt { fresh, within: is_doubtful.then_some(AGAIN) };
+            // A move has no more time than a connection has: some of it is the others'.
+            let again_within = AGAIN.min(self.route.timeout.connect / 2);
+            let attempt = Attempt { fresh, within: is_doubtful.then_some(again_within) };
             let opened = self.open_at(upstream, index, ask, early.as_mut(), attempt, &mut told).await;
             // The process that goes may have taken the new connection in its last moment: the next one is its successor's.
             if again.is_some() && !fresh && is_put_off(&opened) {

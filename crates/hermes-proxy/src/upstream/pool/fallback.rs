@@ -30,11 +30,11 @@ pub(crate) const HEAD_START: Duration = Duration::from_millis(700);
 const AVOID: u64 = 30_000;
 const LAST_AVOID: u64 = 16 * AVOID;
 /// A connection is looked at so often.
-const LOOK: Duration = Duration::from_millis(250);
+pub(super) const LOOK: Duration = Duration::from_millis(250);
 /// With something on its way, and no answer for so long, the path is dark.
-const DARK: Duration = Duration::from_secs(2);
+pub(super) const DARK: Duration = Duration::from_secs(2);
 /// Where its round trips are long, it is so many of them.
-const ANSWERS: u32 = 3;
+pub(super) const ANSWERS: u32 = 3;
 /// Lost packets of so many bytes may have been too long for the path.
 const LONG: u64 = 1000;
 /// So long a new handshake, of packets as long as QUIC's shortest may be, is waited for: a lost one is sent again
@@ -174,11 +174,16 @@ impl Pool {
     ) {
         let began = worker.now();
         let reason = darkness(worker, shared, link, way).await;
-        if worker.now() >= began + AVOID {
-            // It got through for long.
+        let got_through = worker.now() >= began + AVOID;
+        if got_through {
             self.avoids_quic.failures.set(0);
         }
-        self.avoid_quic(worker, peer, reason);
+        if got_through && reason == DARKNESS {
+            // More likely than QUIC alone the peer is gone, or the way to it: it is dialled anew by QUIC too.
+            tracing::warn!(peer, reason, "a connection over QUIC is given up");
+        } else {
+            self.avoid_quic(worker, peer, reason);
+        }
         shared.close();
         link.connection.close(quic::VarInt::from_u32(0), reason.as_bytes());
     }
@@ -202,6 +207,8 @@ fn telling(by_quic: Error, by_tcp: Error) -> Error {
     if matches!(by_quic, Error::ConnectTimeout { missing: NO_CONNECTION, .. }) { by_tcp } else { by_quic }
 }
 
+const DARKNESS: &str = "no packet is answered";
+
 /// Ready with the reason, where no answer comes any more though something was sent, or long packets are lost
 /// and no new handshake comes through.
 async fn darkness(worker: &Worker, shared: &SharedConnection, link: &Link, way: &Way) -> &'static str {
@@ -218,7 +225,7 @@ async fn darkness(worker: &Worker, shared: &SharedConnection, link: &Link, way: 
         let is_owed = answerable(&now) > answerable(&before) || silent > Duration::ZERO;
         silent = if is_heard || !is_owed || shared.is_unused() { Duration::ZERO } else { silent + LOOK };
         if silent >= DARK.max(ANSWERS * now.path.rtt) {
-            return "no packet is answered";
+            return DARKNESS;
         }
         let lost = now.path.lost_packets.saturating_sub(before.path.lost_packets);
         let bytes = now.path.lost_bytes.saturating_sub(before.path.lost_bytes);

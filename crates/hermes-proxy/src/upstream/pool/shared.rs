@@ -124,9 +124,19 @@ impl SharedConnection {
         is_alive
     }
 
-    /// Its peer has said GOAWAY: what lives long on it had better go elsewhere.
+    /// Its peer has said GOAWAY, or its path is dark: what lives long on it had better go elsewhere. Who keeps one to us
+    /// dials another one itself.
     pub(crate) fn is_going(&self) -> bool {
-        self.is_going.get()
+        self.is_going.get() || (self.is_silent.get() && !self.is_kept)
+    }
+
+    /// Its path is dark, or no more. True where that is news. Flows on it hear of it.
+    pub(super) fn set_dark(&self, worker: &Worker, is_dark: bool) -> bool {
+        let is_news = self.is_silent.replace(is_dark) != is_dark;
+        if is_news {
+            worker.live.nudge_flows();
+        }
+        is_news
     }
 
     /// For who drives it, with all that was read: flows on it hear of GOAWAY when it has come.
