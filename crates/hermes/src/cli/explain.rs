@@ -167,7 +167,11 @@ impl Explain {
         let (network, authority) = match self.stands_for_a_name(snapshot, listener, packet)? {
             Some(address) => (Some(address), authority),
             // Whom any other ip session is for is its network, where it has one.
-            None => (network, network.map_or(authority, |network| Authority::of_address(network.addr()))),
+            None => match network.filter(|_| self.authority.is_none()) {
+                Some(of) => (network, Authority::of_address(of.addr())),
+                // A name's session tells the address that stands for it.
+                None => (network, authority),
+            },
         };
         ensure!(
             self.network.is_none() || kind == Kind::Ip,
