@@ -100,7 +100,9 @@ async fn widen(line: &Line, far: &str) {
     let routes: Value = serde_json::from_str(&said).unwrap();
     let table = routes.as_array().unwrap().iter().find(|route| route["dev"] == "hermes0").unwrap()["table"].clone();
     let table = table.as_str().unwrap_or("main");
-    line.near().ip(&[family, "route", "replace", far, "dev", "hermes0", "table", table, "mtu", "9000"]).unwrap();
+    // In the node's own name: of another one's the node would get rid.
+    let replaced = ["route", "replace", far, "dev", "hermes0", "table", table, "proto", "72", "mtu", "9000"];
+    line.near().ip(&[&[family], &replaced[..]].concat()).unwrap();
     line.near().ip(&[family, "route", "flush", "cache"]).unwrap();
 }
 
