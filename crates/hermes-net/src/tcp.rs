@@ -64,6 +64,9 @@ pub struct Acknowledged {
     pub rtt: Duration,
     /// Something that was sent is not acknowledged, and nothing was heard of the far end's kernel for so long.
     pub owed_for: Option<Duration>,
+    /// The same also of what could not be sent: there is no route any more, a filter drops it, or the far end's window is
+    /// closed.
+    pub waiting_for: Option<Duration>,
 }
 
 impl Acks {
@@ -77,7 +80,7 @@ impl Acks {
     ///
     /// # Errors
     /// The kernel does not say.
-    #[allow(unsafe_code)] // Neither socket2 nor nix has the option.
+    #[allow(unsafe_code)] // Neither socket2 nor nix has the option, or the call.
     pub fn look(&self) -> io::Result<Acknowledged> {
         // SAFETY: it has numbers alone, for which zeros are values.
         let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
@@ -89,10 +92,16 @@ impl Acks {
         if result != 0 {
             return Err(io::Error::last_os_error());
         }
+        let mut queued: libc::c_int = 0;
+        // SAFETY: the descriptor is open for the life of `self`, and what is written to is of the size that the call has.
+        if unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TIOCOUTQ, &raw mut queued) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
         let silence = Duration::from_millis(info.tcpi_last_ack_recv.into());
         Ok(Acknowledged {
             rtt: Duration::from_micros(info.tcpi_rtt.into()),
             owed_for: (info.tcpi_unacked > 0).then_some(silence),
+            waiting_for: (queued > 0).then_some(silence),
         })
     }
 }

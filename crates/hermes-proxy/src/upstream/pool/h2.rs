@@ -134,7 +134,7 @@ pub(super) async fn begin_h2(
     Ok(Begun { connection, speaks, window })
 }
 
-/// Watches whether what is sent on a connection is acknowledged. Where it is not, nothing new goes on it, and flows that
+/// Watches whether what is to be sent on a connection is acknowledged. Where it is not, nothing new goes on it, and flows that
 /// can move look for another one; what cannot waits for the kernel, which tries for a quarter of an hour. Does not end.
 async fn watch_h2(worker: &Worker, shared: &SharedConnection, acks: Acks, peer: &str) -> Infallible {
     let mut look = tokio::time::interval(LOOK);
@@ -152,7 +152,7 @@ async fn watch_h2(worker: &Worker, shared: &SharedConnection, acks: Acks, peer: 
         }
         let Ok(seen) = acks.look() else { continue };
         // Since the look before: what was sent a moment ago is owed no answer yet.
-        let is_owed = seen.owed_for.is_some_and(|silence| silence >= LOOK);
+        let is_owed = seen.waiting_for.is_some_and(|silence| silence >= LOOK);
         silent = if is_owed { silent + LOOK } else { Duration::ZERO };
         if shared.set_dark(worker, silent >= DARK.max(ANSWERS * seen.rtt)) {
             if is_dark {
