@@ -23,7 +23,15 @@ const MAX_ATTEMPTS: usize = 8;
 /// # Errors
 /// The last attempt's error, or `InvalidInput` without addresses.
 pub async fn connect(addresses: &[IpAddr], port: u16) -> io::Result<TcpStream> {
-    first(addresses, |ip| connect_one(SocketAddr::new(ip, port))).await
+    first(addresses, |ip| connect_one(SocketAddr::new(ip, port), |_| Ok(()))).await
+}
+
+/// As [`connect`], for a session: one has nothing of the descriptors that are kept for who comes and for the node itself.
+///
+/// # Errors
+/// As [`connect`], and of [`own::spare`](crate::own::spare).
+pub async fn connect_session(addresses: &[IpAddr], port: u16) -> io::Result<TcpStream> {
+    first(addresses, |ip| connect_one(SocketAddr::new(ip, port), crate::own::spare)).await
 }
 
 /// As [`connect`], by whatever an attempt is.
@@ -42,9 +50,12 @@ where
     race(ordered, attempt).await
 }
 
-async fn connect_one(address: SocketAddr) -> io::Result<TcpStream> {
+async fn connect_one(
+    address: SocketAddr,
+    may_have: impl FnOnce(&TcpSocket) -> io::Result<()>,
+) -> io::Result<TcpStream> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    crate::own::may_have(&socket)?;
+    may_have(&socket)?;
     crate::mark::apply(SockRef::from(&socket));
     let stream = socket.connect(address).await?;
     crate::tcp::tune(SockRef::from(&stream));

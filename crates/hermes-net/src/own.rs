@@ -66,12 +66,12 @@ pub fn bind_remedy(error: &io::Error) -> &'static str {
 const KEPT: u64 = 8;
 const MOST_KEPT: u64 = 1024;
 
-/// That a socket towards somebody may be had. It was just opened: the kernel gives the lowest number that is free, which
+/// That a session may have this socket. It was just opened: the kernel gives the lowest number that is free, which
 /// tells how many there are.
 ///
 /// # Errors
 /// As where the kernel had no descriptor left (see [`is_lack`]).
-pub(crate) fn may_have(socket: &impl AsRawFd) -> io::Result<()> {
+pub fn spare(socket: &impl AsRawFd) -> io::Result<()> {
     let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);
     if u64::from(socket.as_raw_fd().unsigned_abs()) < limit - (limit / KEPT).min(MOST_KEPT) {
         return Ok(());

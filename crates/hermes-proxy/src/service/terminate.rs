@@ -12,6 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hermes_model::facts::Facts;
 use hermes_model::snapshot::{Gateway, ListenerProtocol, Route, Target, Terminate};
+use hermes_net::own;
 use hermes_net::udp::{self, UdpSocket};
 use hermes_wire::connect_ip::{self, Scope};
 use http::StatusCode;
@@ -207,7 +208,8 @@ pub(crate) async fn udp(worker: &Worker, entry: &Entry, terminate: &Terminate, r
     let mut last = None;
     for address in found {
         let peer = (address, place.port).into();
-        match udp::connect(peer).and_then(UdpSocket::from_std) {
+        let socket = udp::connect(peer).and_then(|socket| own::spare(&socket).map(|()| socket));
+        match socket.and_then(UdpSocket::from_std) {
             Ok(socket) => return Ok(Port::Socket { socket, peer }),
             Err(error) => last = Some(error),
         }

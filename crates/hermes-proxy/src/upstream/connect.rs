@@ -86,7 +86,7 @@ async fn connect_slowly(worker: &Worker, to: &Destination<'_>) -> Result<Io, Err
     if to.urgent {
         addresses = addresses.repeat(CANDIDATES);
     }
-    let mut tcp = dial::connect(&addresses, to.port).await.map_err(fault)?;
+    let mut tcp = dial::connect_session(&addresses, to.port).await.map_err(fault)?;
     if let Some(source) = to.proxy_source {
         let destination = tcp.peer_addr().map_err(fault)?;
         tcp.write_all(&proxy_protocol::encode(source, destination)).await.map_err(fault)?;

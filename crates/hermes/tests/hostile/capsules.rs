@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 use std::process::Command;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use hermes_testkit::{
@@ -14,7 +15,7 @@ use hermes_testkit::{
     overlay::{Node, Overlay, PATIENCE},
     pattern::Pattern,
 };
-use tokio::net::UdpSocket;
+use tokio::net::{TcpListener, UdpSocket};
 
 use crate::lab::{get, overlay};
 
@@ -22,6 +23,8 @@ const WAYS: [FlowWay; 2] = [FlowWay::UpgradeH1, FlowWay::ConnectH2];
 
 struct Bed {
     node: Node,
+    /// Where probes of its health come.
+    web: TcpListener,
     _overlay: Overlay,
     _echo: Origin,
 }
@@ -32,15 +35,20 @@ listeners:
 - {name: in, bind: '127.0.0.1:0', protocol: http}
 routes:
 - {name: game, match: {kind: udp, authority: 'GAME:9'}, terminate: {udp: '$ECHO'}}
+- {name: web, match: {kind: http, path: /web}, upstream: web}
 - {name: here, match: {kind: http}, respond: {body: here}}
+upstreams:
+- {name: web, protocol: h1, endpoints: ['$WEB'], health: {interval: 100ms}}
 ";
 
 impl Bed {
     async fn new() -> Self {
         let echo = Origin::udp_echo(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         let overlay = overlay();
-        let node = overlay.node("fort").document(DOCUMENT).with("ECHO", echo.address()).start().await.unwrap();
-        Self { node, _overlay: overlay, _echo: echo }
+        let web = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let draft = overlay.node("fort").document(DOCUMENT).with("ECHO", echo.address());
+        let node = draft.with("WEB", web.local_addr().unwrap()).start().await.unwrap();
+        Self { node, web, _overlay: overlay, _echo: echo }
     }
 
     /// A flow that carries datagrams there and back.
@@ -124,6 +132,7 @@ async fn what_came_before_it_arrives() {
     let origin = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let overlay = overlay();
     let draft = overlay.node("fort").document(DOCUMENT).with("ECHO", origin.local_addr().unwrap());
+    let draft = draft.with("WEB", origin.local_addr().unwrap());
     let node = draft.start().await.unwrap();
     let mut room = [0; 64];
     for way in WAYS {
@@ -205,6 +214,12 @@ async fn flows_without_end_leave_descriptors_for_who_comes() {
     bed.node.metric_reaches("hermes_limit_hits_total", "descriptors", 1.0).await;
     assert_eq!(get(bed.node.address("in"), "/").await.0, 200);
     assert!(echoes(&mut flows[0]).await);
+    // Nor does it take others for ill: they are asked on. Those that came before wait in the queue.
+    while tokio::time::timeout(Duration::from_millis(10), bed.web.accept()).await.is_ok() {}
+    for _ in 0..3 {
+        tokio::time::timeout(PATIENCE, bed.web.accept()).await.expect("no probe comes").unwrap();
+    }
+    assert!(!bed.node.log().contains("unhealthy"), "{}", bed.node.log());
     drop(flows);
     bed.still_serves().await;
 }

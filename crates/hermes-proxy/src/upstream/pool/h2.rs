@@ -67,10 +67,11 @@ impl Pool {
         let begun = begin_h2(worker, wish.destination.label, io, deadline, wish.connect_within).await?;
         let shared = SharedConnection::new(begun.speaks, worker.now());
         let drive = drive_h2(worker.clone(), begun.connection, shared.clone(), begun.window);
-        let (here, watched, peer) = (worker.clone(), shared.clone(), wish.destination.label.clone());
+        let (pool, here, watched, peer) =
+            (self.clone(), worker.clone(), shared.clone(), wish.destination.label.clone());
         self.share(worker, &shared, permit, async move {
             match acks {
-                Ok(acks) => _ = select(pin!(drive), pin!(watch_h2(&here, &watched, acks, &peer))).await,
+                Ok(acks) => _ = select(pin!(drive), pin!(pool.watch_h2(&here, &watched, acks, &peer))).await,
                 Err(error) => {
                     tracing::debug!(%peer, %error, "whether its path is dark will not be seen");
                     drive.await;
@@ -78,6 +79,42 @@ impl Pool {
             }
         });
         Ok(shared)
+    }
+
+    /// Watches whether what is to be sent on a connection is acknowledged. Where it is not, nothing new goes on it, and flows that
+    /// can move look for another one; what cannot waits for the kernel, which tries for a quarter of an hour. Does not end.
+    async fn watch_h2(&self, worker: &Worker, shared: &SharedConnection, acks: Acks, peer: &str) -> Infallible {
+        let mut look = tokio::time::interval(LOOK);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut silent = Duration::ZERO;
+        loop {
+            look.tick().await;
+            let is_dark = shared.is_silent.get();
+            if shared.is_unused() {
+                silent = Duration::ZERO;
+                if is_dark {
+                    shared.retire();
+                }
+                continue;
+            }
+            let Ok(seen) = acks.look() else { continue };
+            // Since the look before: what was sent a moment ago is owed no answer yet.
+            let is_owed = seen.waiting_for.is_some_and(|silence| silence >= LOOK);
+            silent = if is_owed { silent + LOOK } else { Duration::ZERO };
+            if shared.set_dark(worker, silent >= DARK.max(ANSWERS * seen.rtt)) {
+                if is_dark {
+                    // It has room again, and perhaps no other one comes.
+                    self.open.wake_all();
+                    tracing::info!(peer, "what is sent over HTTP/2 is acknowledged again");
+                } else {
+                    tracing::warn!(
+                        peer,
+                        "what is sent over HTTP/2 is not acknowledged: flows that can move look for another connection; see \
+                         whether the peer, and the way to it, is there"
+                    );
+                }
+            }
+        }
     }
 }
 
@@ -132,40 +169,6 @@ pub(super) async fn begin_h2(
     let extended_connect = sender.is_extended_connect_protocol_enabled();
     let speaks = Speaks::H2 { extended_connect, sender, window: window.clone(), backlog: Backlog::default() };
     Ok(Begun { connection, speaks, window })
-}
-
-/// Watches whether what is to be sent on a connection is acknowledged. Where it is not, nothing new goes on it, and flows that
-/// can move look for another one; what cannot waits for the kernel, which tries for a quarter of an hour. Does not end.
-async fn watch_h2(worker: &Worker, shared: &SharedConnection, acks: Acks, peer: &str) -> Infallible {
-    let mut look = tokio::time::interval(LOOK);
-    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut silent = Duration::ZERO;
-    loop {
-        look.tick().await;
-        let is_dark = shared.is_silent.get();
-        if shared.is_unused() {
-            silent = Duration::ZERO;
-            if is_dark {
-                shared.retire();
-            }
-            continue;
-        }
-        let Ok(seen) = acks.look() else { continue };
-        // Since the look before: what was sent a moment ago is owed no answer yet.
-        let is_owed = seen.waiting_for.is_some_and(|silence| silence >= LOOK);
-        silent = if is_owed { silent + LOOK } else { Duration::ZERO };
-        if shared.set_dark(worker, silent >= DARK.max(ANSWERS * seen.rtt)) {
-            if is_dark {
-                tracing::info!(peer, "what is sent over HTTP/2 is acknowledged again");
-            } else {
-                tracing::warn!(
-                    peer,
-                    "what is sent over HTTP/2 is not acknowledged: flows that can move look for another connection; see \
-                     whether the peer, and the way to it, is there"
-                );
-            }
-        }
-    }
 }
 
 /// Drives an h2 connection until it ends.
