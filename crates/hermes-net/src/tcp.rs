@@ -67,6 +67,8 @@ pub struct Acknowledged {
     /// The same also of what could not be sent: there is no route any more, a filter drops it, or the far end's window is
     /// closed.
     pub waiting_for: Option<Duration>,
+    /// Bytes that the far end has acknowledged in all.
+    pub acknowledged: u64,
 }
 
 impl Acks {
@@ -102,6 +104,7 @@ impl Acks {
             rtt: Duration::from_micros(info.tcpi_rtt.into()),
             owed_for: (info.tcpi_unacked > 0).then_some(silence),
             waiting_for: (queued > 0).then_some(silence),
+            acknowledged: info.tcpi_bytes_acked,
         })
     }
 }

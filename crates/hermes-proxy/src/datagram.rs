@@ -20,7 +20,7 @@ use std::task::{Context, Poll, ready};
 use bytes::{Bytes, BytesMut};
 use hermes_model::facts::Kind;
 use hermes_net::udp::UdpSocket;
-use hermes_wire::capsule;
+use hermes_wire::{capsule, connect_ip};
 
 pub(crate) use self::inbox::{BATCH, Inbox, weight};
 pub(crate) use self::outgoing::Outgoing;
@@ -43,7 +43,8 @@ pub(crate) enum Other {
 }
 
 /// What may be done before other tasks of the worker get their turn: a packet is one, a capsule as many as there are
-/// entries of addresses in it.
+/// entries of addresses in it, and a request for addresses all of it: each may be one that is given back and another
+/// one's route, and the kernel is waited for.
 pub(crate) const MOST_WORK: usize = 256;
 /// Bytes of the shortest entry of an address.
 const ENTRY: usize = 7;
@@ -53,6 +54,7 @@ impl Other {
     pub(crate) fn work(&self) -> usize {
         match self {
             Other::Piece { .. } => 1,
+            Other::Whole { kind: connect_ip::ADDRESS_REQUEST, .. } => MOST_WORK,
             Other::Whole { payload, .. } => 1 + payload.len() / ENTRY,
         }
     }

@@ -13,7 +13,8 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use hermes_model::facts::Kind;
 use hermes_model::snapshot::Route;
-use hermes_wire::{capsule, connect_ip};
+use hermes_wire::capsule;
+use hermes_wire::connect_ip::{self, Address, Prefix};
 
 use self::moving::{Failure, Moving, Old};
 pub(crate) use self::moving::{Opening, Reopen, Reopened};
@@ -107,9 +108,12 @@ impl Said {
 
     /// False where something is forgotten for it, or it is too long to be remembered.
     fn add(&mut self, kind: u64, payload: &[u8]) -> bool {
-        // Requests add up, the others replace what was said before (RFC 9484, 4.7). The same one is said once.
+        // Requests add up, the others replace what was said before (RFC 9484, 4.7). Who asks for the same again does so
+        // under another identifier.
         let is_request = kind == connect_ip::ADDRESS_REQUEST;
-        self.0.retain(|(said, before)| *said != kind || (is_request && **before != *payload));
+        let asked = is_request.then(|| asked_for(payload)).flatten();
+        let is_same = |before: &[u8]| before == payload || (asked.is_some() && asked_for(before) == asked);
+        self.0.retain(|(said, before)| *said != kind || (is_request && !is_same(before)));
         if payload.len() > MOST_SAID_BYTES {
             return false;
         }
@@ -140,6 +144,13 @@ impl Said {
     fn asks_for_addresses(&self) -> bool {
         self.0.iter().any(|(kind, _)| *kind == connect_ip::ADDRESS_REQUEST)
     }
+}
+
+/// The addresses that a request is for; `None`: any would do, and who asks once more may want one more.
+fn asked_for(payload: &[u8]) -> Option<Vec<Prefix>> {
+    let wanted = connect_ip::parse_address_request(Bytes::copy_from_slice(payload)).ok()?;
+    let is_any = |wanted: &Address| wanted.prefix.address().is_unspecified();
+    (!wanted.iter().any(is_any)).then(|| wanted.iter().map(|wanted| wanted.prefix).collect())
 }
 
 /// What came breaks the rules of its protocol.
@@ -464,6 +475,21 @@ mod tests {
             said.add(connect_ip::ADDRESS_REQUEST, &[number; 10]);
         }
         assert_eq!(said.0.len(), MOST_SAID);
+        let asks = |request: u64, address: [u8; 4]| {
+            let mut payload = BytesMut::new();
+            connect_ip::put_addresses(&[Address { request, prefix: Prefix::of(address.into()) }], &mut payload);
+            payload.freeze()
+        };
+        // The same address under another identifier is one request, and one more of any address is one more.
+        let mut said = Said::default();
+        for request in [1, 2, 500] {
+            said.add(connect_ip::ADDRESS_REQUEST, &asks(request, [10, 0, 0, 2]));
+        }
+        assert_eq!(said.0, [(connect_ip::ADDRESS_REQUEST, asks(500, [10, 0, 0, 2]))]);
+        said.add(connect_ip::ADDRESS_REQUEST, &asks(501, [10, 0, 0, 3]));
+        said.add(connect_ip::ADDRESS_REQUEST, &asks(502, [0; 4]));
+        said.add(connect_ip::ADDRESS_REQUEST, &asks(503, [0; 4]));
+        assert_eq!(said.0.len(), 4);
         assert!(said.add(connect_ip::ROUTE_ADVERTISEMENT, &[]) && said.add(connect_ip::ROUTE_ADVERTISEMENT, &[4]));
         assert_eq!(said.0.iter().filter(|(kind, _)| *kind == connect_ip::ROUTE_ADVERTISEMENT).count(), 1);
     }

@@ -59,6 +59,8 @@ pub(crate) struct Tunnel {
     large: VecDeque<Bytes>,
     /// What was sent last is a part of a capsule whose rest is to come.
     is_within: bool,
+    /// The same of what was received last.
+    is_heard_within: bool,
     /// A batch of QUIC's datagrams, before they are looked at.
     came: VecDeque<Bytes>,
     /// Capsules of this node's own making, whole ones.
@@ -107,6 +109,7 @@ impl Tunnel {
             ended: None,
             large: VecDeque::new(),
             is_within: false,
+            is_heard_within: false,
             came: VecDeque::new(),
             own: BytesMut::new(),
             told: capsule::MAX_PACKET,
@@ -217,7 +220,9 @@ impl Tunnel {
         batch: &mut Batch,
     ) -> Poll<io::Result<bool>> {
         batch.opened = self.opens;
-        if let Some(datagrams) = &self.datagrams {
+        // Behind one that is malformed none is taken, or who goes on would never hear of it.
+        let is_broken = matches!(self.ended, Some(Err(_)));
+        if let Some(datagrams) = self.datagrams.as_ref().filter(|_| !is_broken) {
             let mut came = std::mem::take(&mut self.came);
             if datagrams.poll_take(cx, &mut came).is_ready() {
                 let opened = came.drain(..).try_for_each(|datagram| self.open(worker, datagram, batch));
@@ -306,7 +311,8 @@ impl Tunnel {
 
     fn put_capsule(&mut self, capsule: Other, batch: &mut Batch) {
         // What goes on with the last one does so beside QUIC's datagrams too, which would find the stream taken else.
-        let goes_on = matches!(batch.capsules.back(), Some(Other::Piece { ends: false, .. }));
+        let is_within = matches!(capsule, Other::Piece { ends: false, .. });
+        let goes_on = std::mem::replace(&mut self.is_heard_within, is_within);
         if goes_on || batch.datagrams.is_empty() {
             batch.capsules.push_back(capsule);
         } else {

@@ -116,8 +116,7 @@ impl End {
     ) -> Result<Self, String> {
         let rules = Rules { here: Vec::new(), there: vec![Route::to(prefix_of(network))], protocol };
         let wanted = addresses.filter(|address| address.addr().is_ipv4() == network.addr().is_ipv4());
-        let wanted: Vec<Address> =
-            (1..).zip(wanted).map(|(request, address)| Address { request, prefix: prefix_of(address) }).collect();
+        let wanted: Vec<Address> = wanted.map(|address| Address { request: 0, prefix: prefix_of(address) }).collect();
         let mut this = Self::new(link, Side::Asks { network, wanted, answered: false, passing: false }, rules);
         if matches!(this.link, Link::Device { .. }) && this.claim(network, owner, true).is_err() {
             return Err(format!("another session takes packets for {network}"));
@@ -299,14 +298,18 @@ impl End {
         self.link.poll_finished(cx).map(|()| Ok(false))
     }
 
-    /// For the addresses that its link has.
+    /// For the addresses that its link has, under identifiers that were not used before (RFC 9484, section 4.7.2).
     fn ask(&mut self) {
         // Where the answer is none again, there is a next time.
         if let Some((pause, timer)) = &mut self.asks_again {
             timer.as_mut().reset(tokio::time::Instant::now() + *pause);
             *pause = (2 * *pause).min(LAST_ASK);
         }
-        let Side::Asks { wanted, .. } = &self.side else { return };
+        let Side::Asks { wanted, .. } = &mut self.side else { return };
+        let used = wanted.iter().map(|address| address.request).max().unwrap_or_default();
+        for (request, address) in (used + 1..).zip(&mut *wanted) {
+            address.request = request;
+        }
         let mut payload = BytesMut::new();
         connect_ip::put_addresses(wanted, &mut payload);
         self.say(connect_ip::ADDRESS_REQUEST, payload);
@@ -356,12 +359,12 @@ impl End {
         let mut work = 0;
         while let Some(other) = batch.capsules.pop_front() {
             work += other.work();
+            let is_whole = !matches!(other, Other::Piece { ends: false, .. });
             if let Other::Whole { kind, payload } = other {
                 self.hear(worker, kind, payload).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-                // Each address may be one that is given back and another one's route, and the kernel is waited for.
-                work += if kind == connect_ip::ADDRESS_REQUEST { MOST_WORK } else { 0 };
             }
-            if work >= MOST_WORK && !batch.is_empty() {
+            // What is left may be another port's after a move, and half a capsule nobody's.
+            if work >= MOST_WORK && is_whole && !batch.is_empty() {
                 go_on_later(cx);
                 return Poll::Pending;
             }

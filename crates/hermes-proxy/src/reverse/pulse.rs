@@ -287,7 +287,12 @@ mod tests {
             let (owed, looked) = (owed_since.clone(), looks.clone());
             pulse.look = Some(Box::new(move || {
                 looked.set(looked.get() + 1);
-                Some(Acknowledged { rtt: RTT, owed_for: owed.get().map(|since| since.elapsed()), waiting_for: None })
+                Some(Acknowledged {
+                    rtt: RTT,
+                    owed_for: owed.get().map(|since| since.elapsed()),
+                    waiting_for: None,
+                    acknowledged: 0,
+                })
             }));
             Self { pulse, answers, owed_since, looks, heard: 0, began: Instant::now() }
         }

@@ -194,6 +194,28 @@ async fn what_came_before_a_malformed_datagram_is_carried() {
     assert_eq!(record["received"], 6, "{record}");
 }
 
+/// Who goes on behind it is broken off all the same. One alone might be dropped by a full queue.
+#[tokio::test]
+async fn a_malformed_datagram_among_many_ends_its_flow() {
+    let watched = Watched::with("").await;
+    let connection = Connection::connect(&watched.fort.door(), &[(H3_DATAGRAM, 1)]).await.unwrap();
+    let (_send, mut recv) = open_flow(&connection).await;
+    let goes_on = async {
+        for number in 0_u64.. {
+            let payload: &[u8] = if number % 100 == 99 { b"" } else { b"\0good" };
+            connection.quic.send_datagram_wait(datagram(0, payload)).await.unwrap();
+        }
+    };
+    tokio::select! {
+        () = goes_on => {}
+        ended = tokio::time::timeout(PATIENCE, recv.piece()) => {
+            assert!(!matches!(ended, Ok(Ok(Some(_)))), "{ended:?}");
+            assert!(ended.is_ok(), "the flow stays open");
+        }
+    }
+    watched.fort.node.record(|record| record["kind"] == "udp").await;
+}
+
 /// Flows that never open.
 async fn waiting_flows(watched: &Watched, connection: &Connection, count: usize) -> Vec<(Sending, Receiving)> {
     let mut flows = Vec::new();

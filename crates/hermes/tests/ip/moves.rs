@@ -171,15 +171,45 @@ upstreams:
 ";
 
 /// Packets to these ports are dropped, and those that come from there: nobody is told.
-async fn darken(place: &Namespace, ports: &str) {
+async fn darken(place: &Namespace, transport: &str, ports: &str) {
     let file = tempfile::NamedTempFile::new().unwrap();
     let rules = format!(
         "table inet dark\ndelete table inet dark\ntable inet dark {{\n\
-         chain out {{ type filter hook output priority 0; tcp dport {{ {ports} }} drop; }}\n\
-         chain in {{ type filter hook input priority 0; tcp sport {{ {ports} }} drop; }}\n}}\n"
+         chain out {{ type filter hook output priority 0; {transport} dport {{ {ports} }} drop; }}\n\
+         chain in {{ type filter hook input priority 0; {transport} sport {{ {ports} }} drop; }}\n}}\n"
     );
     std::fs::write(file.path(), rules).unwrap();
     place.output(&["nft", "-f", file.path().to_str().unwrap()]).await.unwrap();
+}
+
+async fn lighten(place: &Namespace) {
+    place.output(&["nft", "delete", "table", "inet", "dark"]).await.unwrap();
+}
+
+/// A session lasts, and asks for no other connection by itself.
+#[test]
+fn a_session_goes_back_to_quic_once_that_gets_through() {
+    as_root("a session goes back to QUIC", || async {
+        let fork = Fork::new(Hop::H3).await;
+        darken(fork.line.near(), "udp", "9001").await;
+        until("it goes by HTTP/2", async || {
+            fork.ping().await.is_ok() && fork.near.log().contains("HTTP/2 is used instead")
+        })
+        .await;
+        let mut connection = fork.connection().await;
+        still_there(&mut connection).await;
+        lighten(fork.line.near()).await;
+        // In another network it is tried before its time.
+        fork.line.near().ip(&["addr", "add", "10.9.9.9/32", "dev", "lo"]).unwrap();
+        let pinged = pings(fork.line.near(), &["-i", "0.01"], PINGS, FAR[0]);
+        let (pinged, ()) = tokio::join!(pinged, fork.near.says("a session has moved"));
+        assert!(pinged.lost().is_none(), "{:?}\n{}", pinged.lost(), fork.dropped().await);
+        let log = fork.near.log();
+        assert!(log.contains("QUIC gets through again"), "{log}");
+        still_there(&mut connection).await;
+        let open = async || fork.one.metric("hermes_connections_open", "").await.unwrap();
+        until("QUIC's connection alone is left", async || open().await == 1.0).await;
+    });
 }
 
 /// TCP would try for a quarter of an hour, and less and less often.
@@ -193,17 +223,17 @@ fn a_session_leaves_a_path_that_is_dark() {
         still_there(&mut connection).await;
         let (_, sessions) = fork.near.ask("/sessions").await.unwrap();
         let (used, other) = if sessions.contains("10.77.0.2:9001") { ("9001", "9002") } else { ("9002", "9001") };
-        darken(fork.line.near(), used).await;
+        darken(fork.line.near(), "tcp", used).await;
         until("it goes by the other one", async || {
             fork.ping().await.is_ok() && fork.near.log().contains(&format!("to=both/10.77.0.2:{other}"))
         })
         .await;
         still_there(&mut connection).await;
         fork.near.says("is not acknowledged").await;
-        darken(fork.line.near(), "9001, 9002").await;
+        darken(fork.line.near(), "tcp", "9001, 9002").await;
         let failed = async || fork.ping().await.is_err() && fork.near.log().contains("a flow could not move");
         until("there is no way", failed).await;
-        fork.line.near().output(&["nft", "delete", "table", "inet", "dark"]).await.unwrap();
+        lighten(fork.line.near()).await;
         until("it answers again", async || fork.ping().await.is_ok()).await;
         still_there(&mut connection).await;
         assert!(!fork.near.records().iter().any(|record| record["kind"] == "ip"), "a session has ended");

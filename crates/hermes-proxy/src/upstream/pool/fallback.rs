@@ -54,6 +54,8 @@ pub(super) struct Avoids {
     network: RefCell<Arc<HashSet<IpAddr>>>,
     /// It is tried again by a task.
     is_tried: Cell<bool>,
+    /// When a path that had been good for long was dark last.
+    dark_at: Cell<u64>,
 }
 
 impl Avoids {
@@ -132,7 +134,7 @@ impl Pool {
             let dialled = pool.dial_h3(&here, &wish, permit).await;
             pool.avoids_quic.is_tried.set(false);
             match dialled {
-                Ok(connection) if connection.has_room() => pool.leave_h2(wish.destination.label),
+                Ok(connection) if connection.has_room() => pool.leave_h2(&here, wish.destination.label),
                 Ok(connection) => {
                     connection.retire();
                     pool.avoids_quic.begin(&here);
@@ -145,11 +147,11 @@ impl Pool {
         });
     }
 
-    /// QUIC gets through: what is under way over HTTP/2 ends there, and nothing new begins.
-    fn leave_h2(&self, peer: &str) {
+    /// QUIC gets through: what is under way over HTTP/2 moves, or ends there, and nothing new begins.
+    fn leave_h2(&self, worker: &Worker, peer: &str) {
         tracing::info!(peer, "QUIC gets through again");
         for connection in self.shared.borrow().iter().filter(|connection| !connection.is_h3()) {
-            connection.retire();
+            connection.leave(worker);
         }
     }
 
@@ -174,12 +176,20 @@ impl Pool {
     ) {
         let began = worker.now();
         let reason = darkness(worker, shared, link, way).await;
-        let got_through = worker.now() >= began + AVOID;
-        if got_through {
-            self.avoids_quic.failures.set(0);
+        let (avoids, now) = (&self.avoids_quic, worker.now());
+        let got_through = now >= began + AVOID;
+        // Once, it is more likely the peer that is gone, or the way to it, than QUIC alone: it is dialled anew by QUIC
+        // too. What lies between may let QUIC begin, and stop it each time.
+        let dark_at = avoids.dark_at.get();
+        let is_again = dark_at > 0 && began >= dark_at && now < dark_at + LAST_AVOID;
+        let is_darkness = got_through && reason == DARKNESS;
+        if is_darkness {
+            avoids.dark_at.set(now.max(1));
         }
-        if got_through && reason == DARKNESS {
-            // More likely than QUIC alone the peer is gone, or the way to it: it is dialled anew by QUIC too.
+        if got_through && !is_again {
+            avoids.failures.set(0);
+        }
+        if is_darkness && !is_again {
             tracing::warn!(peer, reason, "a connection over QUIC is given up");
         } else {
             self.avoid_quic(worker, peer, reason);

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::select;
+use hermes_model::snapshot::UpstreamProtocol;
 use hermes_net::Io;
 use hermes_net::tcp::Acks;
 use tokio::time::{Instant, MissedTickBehavior};
@@ -19,7 +20,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use super::fallback::{ANSWERS, DARK, LOOK};
 use super::queue::Permit;
 use super::shared::{SharedConnection, Speaks};
-use super::{Pool, Wish};
+use super::{Pool, Standing, Wish};
 use crate::error::{Error, NO_SETTINGS};
 use crate::stream::h2::{Backlog, Scanned, Window};
 use crate::upstream::connect::connect;
@@ -67,13 +68,12 @@ impl Pool {
         let begun = begin_h2(worker, wish.destination.label, io, deadline, wish.connect_within).await?;
         let shared = SharedConnection::new(begun.speaks, worker.now());
         let drive = drive_h2(worker.clone(), begun.connection, shared.clone(), begun.window);
-        let (pool, here, watched, peer) =
-            (self.clone(), worker.clone(), shared.clone(), wish.destination.label.clone());
+        let (pool, here, watched, standing) = (self.clone(), worker.clone(), shared.clone(), wish.standing());
         self.share(worker, &shared, permit, async move {
             match acks {
-                Ok(acks) => _ = select(pin!(drive), pin!(pool.watch_h2(&here, &watched, acks, &peer))).await,
+                Ok(acks) => _ = select(pin!(drive), pin!(pool.watch_h2(&here, &watched, acks, &standing))).await,
                 Err(error) => {
-                    tracing::debug!(%peer, %error, "whether its path is dark will not be seen");
+                    tracing::debug!(peer = %standing.label, %error, "whether its path is dark will not be seen");
                     drive.await;
                 }
             }
@@ -83,10 +83,18 @@ impl Pool {
 
     /// Watches whether what is to be sent on a connection is acknowledged. Where it is not, nothing new goes on it, and flows that
     /// can move look for another one; what cannot waits for the kernel, which tries for a quarter of an hour. Does not end.
-    async fn watch_h2(&self, worker: &Worker, shared: &SharedConnection, acks: Acks, peer: &str) -> Infallible {
+    /// While it is in use in HTTP/3's place, that is tried again too: flows that last ask for no other connection.
+    async fn watch_h2(
+        self: &Rc<Self>,
+        worker: &Rc<Worker>,
+        shared: &SharedConnection,
+        acks: Acks,
+        standing: &Standing,
+    ) -> Infallible {
+        let peer = &*standing.label;
         let mut look = tokio::time::interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut silent = Duration::ZERO;
+        let (mut silent, mut acknowledged) = (Duration::ZERO, 0);
         loop {
             look.tick().await;
             let is_dark = shared.is_silent.get();
@@ -97,10 +105,16 @@ impl Pool {
                 }
                 continue;
             }
+            if standing.protocol == UpstreamProtocol::H3 && !shared.is_closed() {
+                self.try_quic_again(worker, &standing.wish());
+            }
             let Ok(seen) = acks.look() else { continue };
             // Since the look before: what was sent a moment ago is owed no answer yet.
             let is_owed = seen.waiting_for.is_some_and(|silence| silence >= LOOK);
-            silent = if is_owed { silent + LOOK } else { Duration::ZERO };
+            // A window that stays closed is confirmed now and then: nothing of what waits has gone by that.
+            let is_stuck = is_dark && seen.waiting_for.is_some() && seen.acknowledged == acknowledged;
+            silent = if is_owed || is_stuck { silent + LOOK } else { Duration::ZERO };
+            acknowledged = seen.acknowledged;
             if shared.set_dark(worker, silent >= DARK.max(ANSWERS * seen.rtt)) {
                 if is_dark {
                     // It has room again, and perhaps no other one comes.

@@ -46,7 +46,7 @@ pub(crate) struct SharedConnection {
     over: Signal<()>,
     /// Its node keeps it: it is not ours to close for want of use.
     pub(super) is_kept: bool,
-    /// Its peer has said GOAWAY.
+    /// Its peer has said GOAWAY, or there is a better one.
     is_going: Cell<bool>,
     /// Nothing was heard on it for too long: nothing new goes on it until something is.
     pub(super) is_silent: Cell<bool>,
@@ -124,7 +124,7 @@ impl SharedConnection {
         is_alive
     }
 
-    /// Its peer has said GOAWAY, or its path is dark: what lives long on it had better go elsewhere. Who keeps one to us
+    /// Its peer has said GOAWAY, its path is dark, or there is a better one: what lives long on it had better go elsewhere. Who keeps one to us
     /// dials another one itself.
     pub(crate) fn is_going(&self) -> bool {
         self.is_going.get() || (self.is_silent.get() && !self.is_kept)
@@ -137,6 +137,14 @@ impl SharedConnection {
             worker.live.nudge_flows();
         }
         is_news
+    }
+
+    /// There is a better one: nothing new on it, and what can move goes elsewhere.
+    pub(super) fn leave(&self, worker: &Worker) {
+        self.retire();
+        if !self.is_going.replace(true) {
+            worker.live.nudge_flows();
+        }
     }
 
     /// For who drives it, with all that was read: flows on it hear of GOAWAY when it has come.
