@@ -348,11 +348,12 @@ impl Relay<'_> {
             // What was not wanted any more, before it was open, is dropped.
             self.session.entry.peer.replace(self.peer.clone());
             self.moving = wanted.map(|route| Moving::begin(route, &self.said, self.reopen));
-            let has_just_moved = self.moved_at.is_some_and(|at| self.session.worker.now() < at + MOVES_APART);
+            let next = self.moved_at.map_or(0, |at| at + MOVES_APART);
+            let early = Duration::from_millis(next.saturating_sub(self.session.worker.now()));
             let is_same_way = self.session.entry.moved.borrow().is_none();
-            if let Some(moving) = self.moving.as_mut().filter(|_| is_same_way && has_just_moved) {
+            if let Some(moving) = self.moving.as_mut().filter(|_| is_same_way && !early.is_zero()) {
                 // Peers that go as soon as they are there would have us run from one to the next.
-                moving.rest(&self.session.worker);
+                moving.rest(&self.session.worker, early);
             }
         }
         loop {
@@ -428,7 +429,7 @@ impl Relay<'_> {
             let route = &moving.route.name;
             return Err(Error::Reconfigured(format!("it would go by route {route} now: {}", failure.reason)));
         }
-        if moving.rest(&self.session.worker) {
+        if moving.rest(&self.session.worker, Duration::ZERO) {
             let (reason, route) = (&failure.reason, &moving.route.name);
             tracing::warn!(reason, %route, "a flow could not move; it stays where it is, and tries again");
         }

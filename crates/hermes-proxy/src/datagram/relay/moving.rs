@@ -134,11 +134,11 @@ impl Moving {
         self.stage = Stage::Preparing(Box::new(Next { port, said, asked, is_open, heard: Batch::default(), timer }));
     }
 
-    /// Tries again after a pause. True where this was the first failure.
-    pub(super) fn rest(&mut self, worker: &Worker) -> bool {
+    /// Tries again after a pause, which is not below the given one. True where this was the first failure.
+    pub(super) fn rest(&mut self, worker: &Worker, least: Duration) -> bool {
         let is_first = self.pause == FIRST_PAUSE;
         let jitter = Duration::from_millis(worker.random().1 % FIRST_PAUSE.as_millis() as u64);
-        self.stage = Stage::Resting(Box::pin(tokio::time::sleep(self.pause + jitter)));
+        self.stage = Stage::Resting(Box::pin(tokio::time::sleep(self.pause.max(least) + jitter)));
         self.pause = (2 * self.pause).min(LAST_PAUSE);
         is_first
     }
