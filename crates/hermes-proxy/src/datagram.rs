@@ -49,13 +49,17 @@ pub(crate) const MOST_WORK: usize = 256;
 /// Bytes of the shortest entry of an address.
 const ENTRY: usize = 7;
 
+/// The same of a capsule that is understood.
+fn work_of(kind: u64, payload: &[u8]) -> usize {
+    if kind == connect_ip::ADDRESS_REQUEST { MOST_WORK } else { 1 + payload.len() / ENTRY }
+}
+
 impl Other {
     /// How much is to be done for it, where a packet is one.
     pub(crate) fn work(&self) -> usize {
         match self {
             Other::Piece { .. } => 1,
-            Other::Whole { kind: connect_ip::ADDRESS_REQUEST, .. } => MOST_WORK,
-            Other::Whole { payload, .. } => 1 + payload.len() / ENTRY,
+            Other::Whole { kind, payload } => work_of(*kind, payload),
         }
     }
 

@@ -86,7 +86,7 @@ impl ByteStream {
         matches!(self, ByteStream::Multiplexed { .. })
     }
 
-    /// Its connection takes no further streams, since the peer goes.
+    /// Its connection takes no further streams, since the peer goes, or there is a better one.
     pub(crate) fn is_leaving(&self) -> bool {
         matches!(self, ByteStream::Multiplexed { lease: Some(lease), .. } if lease.connection.is_going())
     }

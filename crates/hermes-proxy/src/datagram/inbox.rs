@@ -74,6 +74,10 @@ impl Inbox {
     }
 
     /// Takes a batch, into an empty one.
+    pub(crate) fn len(&self) -> usize {
+        self.datagrams.borrow().len()
+    }
+
     pub(crate) fn poll_take(&self, cx: &Context<'_>, batch: &mut VecDeque<Bytes>) -> Poll<()> {
         let mut datagrams = self.datagrams.borrow_mut();
         if datagrams.is_empty() {

@@ -4,33 +4,33 @@
 //! port passed on as it came. Holds one batch a direction.
 
 mod moving;
+mod said;
 
 use std::io;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use hermes_model::facts::Kind;
 use hermes_model::snapshot::Route;
-use hermes_wire::capsule;
-use hermes_wire::connect_ip::{self, Address, Prefix};
 
 use self::moving::{Failure, Moving, Old};
 pub(crate) use self::moving::{Opening, Reopen, Reopened};
+use self::said::Said;
 use super::tunnel::of_ip;
 use super::{Batch, MOST_WORK, Other, Port};
 use crate::early::Ahead;
 use crate::error::Error;
 use crate::live::{Phase, Session};
 use crate::stream::Reset;
-use crate::worker::{Worker, go_on_later, moves};
+use crate::worker::{go_on_later, moves};
 
 /// Rounds before other tasks of the worker get their turn.
 const TURNS: usize = 16;
 /// After a move the old port is heard for so long; and so long a peer may take to end its side.
 pub(crate) const QUIET: Duration = Duration::from_secs(2);
-/// Milliseconds from a move to the next one that only a far end's leaving is the reason for.
+/// Milliseconds from a move to the next one that the document does not ask for.
 const MOVES_APART: u64 = 1000;
 /// Ports of earlier moves that a flow still hears; with more moves in that time the first is dropped.
 const MAX_OLD: usize = 8;
@@ -84,73 +84,6 @@ struct Relay<'a> {
     said: Said,
     /// As what the near and the far stream are broken off, should something go wrong.
     resets: [Reset; 2],
-}
-
-/// Capsules of CONNECT-IP that hold until they are taken back.
-#[derive(Default)]
-struct Said(Vec<(u64, Bytes)>);
-
-/// Requests for addresses that are remembered; a device has few.
-const MOST_SAID: usize = 16;
-/// Bytes of all that is remembered of one flow.
-const MOST_SAID_BYTES: usize = 8 << 10;
-
-impl Said {
-    fn note(&mut self, batch: &Batch, worker: &Worker) {
-        for other in &batch.capsules {
-            if let Other::Whole { kind, payload } = other
-                && !self.add(*kind, payload)
-            {
-                worker.shared.metrics.limit("remembered-capsules");
-            }
-        }
-    }
-
-    /// False where something is forgotten for it, or it is too long to be remembered.
-    fn add(&mut self, kind: u64, payload: &[u8]) -> bool {
-        // Requests add up, the others replace what was said before (RFC 9484, 4.7). Who asks for the same again does so
-        // under another identifier.
-        let is_request = kind == connect_ip::ADDRESS_REQUEST;
-        let asked = is_request.then(|| asked_for(payload)).flatten();
-        let is_same = |before: &[u8]| before == payload || (asked.is_some() && asked_for(before) == asked);
-        self.0.retain(|(said, before)| *said != kind || (is_request && !is_same(before)));
-        if payload.len() > MOST_SAID_BYTES {
-            return false;
-        }
-        let before = self.0.len();
-        while self.0.iter().map(|(_, said)| said.len()).sum::<usize>() + payload.len() > MOST_SAID_BYTES
-            || (is_request && self.0.len() >= MOST_SAID)
-        {
-            self.0.remove(0);
-        }
-        // A slice would keep the whole chunk that it was read in.
-        self.0.push((kind, Bytes::copy_from_slice(payload)));
-        self.0.len() > before
-    }
-
-    /// The same, as capsules on a stream.
-    fn bytes(&self) -> Bytes {
-        let mut bytes = BytesMut::new();
-        self.0.iter().for_each(|(kind, payload)| capsule::put(&mut bytes, *kind, payload));
-        bytes.freeze()
-    }
-
-    /// The same, to be said again.
-    fn again(&self) -> Batch {
-        let whole = |(kind, payload): &(u64, Bytes)| Other::Whole { kind: *kind, payload: payload.clone() };
-        Batch { capsules: self.0.iter().map(whole).collect(), opened: true, ..Batch::default() }
-    }
-
-    fn asks_for_addresses(&self) -> bool {
-        self.0.iter().any(|(kind, _)| *kind == connect_ip::ADDRESS_REQUEST)
-    }
-}
-
-/// The addresses that a request is for; `None`: any would do, and who asks once more may want one more.
-fn asked_for(payload: &[u8]) -> Option<Vec<Prefix>> {
-    let wanted = connect_ip::parse_address_request(Bytes::copy_from_slice(payload)).ok()?;
-    let is_any = |wanted: &Address| wanted.prefix.address().is_unspecified();
-    (!wanted.iter().any(is_any)).then(|| wanted.iter().map(|wanted| wanted.prefix).collect())
 }
 
 /// What came breaks the rules of its protocol.
@@ -312,6 +245,7 @@ impl Relay<'_> {
                 Ok(false) => return Poll::Ready(Ok(false)),
                 Err(error) => return Poll::Ready(Err(self.far_error(&error))),
             }
+            self.said.hear(&self.down);
             self.work += Load::work(&self.down);
         }
         let before = Load::of(&self.down);
@@ -353,7 +287,7 @@ impl Relay<'_> {
             let is_same_way = self.session.entry.moved.borrow().is_none();
             if let Some(moving) = self.moving.as_mut().filter(|_| is_same_way && !early.is_zero()) {
                 // Peers that go as soon as they are there would have us run from one to the next.
-                moving.rest(&self.session.worker, early);
+                moving.wait(&self.session.worker, early);
             }
         }
         loop {
@@ -390,7 +324,11 @@ impl Relay<'_> {
     }
 
     fn switch(&mut self) {
-        let Some((route, port, heard)) = self.moving.take().and_then(Moving::arrive) else { return };
+        let Some((route, next)) = self.moving.take().and_then(Moving::arrive) else { return };
+        // What was said since, to the old one.
+        let mut missed = self.said.as_given().beyond(&next.words).batch().capsules;
+        missed.append(&mut self.up.capsules);
+        self.up.capsules = missed;
         let entry = &self.session.entry;
         let is_led = entry.moved.take().is_some();
         self.moved_at = Some(self.session.worker.now());
@@ -399,8 +337,9 @@ impl Relay<'_> {
             self.tell_move(&route, from.as_deref().unwrap_or_default(), is_led);
         }
         *entry.route.borrow_mut() = Some(route);
-        let port = std::mem::replace(&mut self.far, port);
-        self.down = heard;
+        let port = std::mem::replace(&mut self.far, next.port);
+        self.said.hear(&next.heard);
+        self.down = next.heard;
         if self.old.len() == MAX_OLD {
             self.old.remove(0);
         }
@@ -415,21 +354,22 @@ impl Relay<'_> {
         tracing::info!(
             listener = %facts.listener, %network, user = %facts.user.as_deref().unwrap_or_default(), route = %route.name, %from,
             to = %self.peer.as_deref().unwrap_or_default(),
-            reason = %if is_led { "the document leads it there" } else { "its far end is about to go" },
+            reason = %if is_led { "the document leads it there" } else { "its far end goes, or is better reached another way" },
             "a session has moved"
         );
     }
 
-    /// The flow stays where it is for a while, unless what it would move to says that it may not.
+    /// The flow stays where it is for a while, unless the document leads it elsewhere, where it may not be.
     fn stay(&mut self, failure: Failure) -> Result<(), Error> {
         let entry = &self.session.entry;
         entry.peer.replace(self.peer.clone());
         let Some(moving) = &mut self.moving else { return Ok(()) };
-        if failure.is_final {
+        // Where it is by its own route it may stay.
+        if failure.is_final && entry.moved.borrow().is_some() {
             let route = &moving.route.name;
             return Err(Error::Reconfigured(format!("it would go by route {route} now: {}", failure.reason)));
         }
-        if moving.rest(&self.session.worker, Duration::ZERO) {
+        if moving.rest(&self.session.worker) {
             let (reason, route) = (&failure.reason, &moving.route.name);
             tracing::warn!(reason, %route, "a flow could not move; it stays where it is, and tries again");
         }
@@ -452,46 +392,5 @@ impl Relay<'_> {
             reason: error.to_string(),
             unprocessed: false,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_remembered_of_a_client_is_bounded() {
-        let mut said = Said::default();
-        let bytes = |said: &Said| said.0.iter().map(|(_, payload)| payload.len()).sum::<usize>();
-        assert!(said.add(connect_ip::ROUTE_ADVERTISEMENT, &[1; 100]));
-        assert!(!said.add(connect_ip::ADDRESS_REQUEST, &[0; MOST_SAID_BYTES + 1]));
-        for (number, length) in [3000, 3000, 3000, 10].into_iter().enumerate() {
-            said.add(connect_ip::ADDRESS_REQUEST, &vec![number as u8; length]);
-            assert!(bytes(&said) <= MOST_SAID_BYTES);
-        }
-        // The newest are remembered.
-        assert_eq!(said.0.last().map(|(_, payload)| payload.len()), Some(10));
-        for number in 0..100 {
-            said.add(connect_ip::ADDRESS_REQUEST, &[number; 10]);
-            said.add(connect_ip::ADDRESS_REQUEST, &[number; 10]);
-        }
-        assert_eq!(said.0.len(), MOST_SAID);
-        let asks = |request: u64, address: [u8; 4]| {
-            let mut payload = BytesMut::new();
-            connect_ip::put_addresses(&[Address { request, prefix: Prefix::of(address.into()) }], &mut payload);
-            payload.freeze()
-        };
-        // The same address under another identifier is one request, and one more of any address is one more.
-        let mut said = Said::default();
-        for request in [1, 2, 500] {
-            said.add(connect_ip::ADDRESS_REQUEST, &asks(request, [10, 0, 0, 2]));
-        }
-        assert_eq!(said.0, [(connect_ip::ADDRESS_REQUEST, asks(500, [10, 0, 0, 2]))]);
-        said.add(connect_ip::ADDRESS_REQUEST, &asks(501, [10, 0, 0, 3]));
-        said.add(connect_ip::ADDRESS_REQUEST, &asks(502, [0; 4]));
-        said.add(connect_ip::ADDRESS_REQUEST, &asks(503, [0; 4]));
-        assert_eq!(said.0.len(), 4);
-        assert!(said.add(connect_ip::ROUTE_ADVERTISEMENT, &[]) && said.add(connect_ip::ROUTE_ADVERTISEMENT, &[4]));
-        assert_eq!(said.0.iter().filter(|(kind, _)| *kind == connect_ip::ROUTE_ADVERTISEMENT).count(), 1);
     }
 }

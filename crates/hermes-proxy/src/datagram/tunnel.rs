@@ -16,7 +16,7 @@ use hermes_wire::capsule::{self, Capsule, CapsuleDecoder};
 use hermes_wire::{connect_ip, ip};
 
 use super::inbox::BATCH;
-use super::{Batch, Other};
+use super::{Batch, Other, work_of};
 use crate::h3::{Datagrams, Given};
 use crate::live::Entry;
 use crate::stream::h2::GATHER;
@@ -25,7 +25,7 @@ use crate::worker::{Worker, go_on_later};
 
 /// Bytes of the stream that one turn reads before it sends them on, and the chunk that goes over.
 const MOST_READ: usize = 256 << 10;
-/// Capsules of it, those too of which nothing goes over.
+/// Capsules of it, those too of which nothing goes over; what is understood counts as its work does.
 const MOST_TAKEN: usize = 4 * BATCH;
 /// What comes before an opened payload in its HTTP Datagram.
 const CONTEXT: &[u8] = &[0];
@@ -55,6 +55,8 @@ pub(crate) struct Tunnel {
     behind: Option<Other>,
     /// How it has ended, for when what came before is taken.
     ended: Option<io::Result<()>>,
+    /// QUIC's datagrams that are still taken: of what is sent on behind an end nobody would ever hear that end.
+    takes: usize,
     /// Those that no packet took: they go on the stream.
     large: VecDeque<Bytes>,
     /// What was sent last is a part of a capsule whose rest is to come.
@@ -107,6 +109,7 @@ impl Tunnel {
             room: BytesMut::new(),
             behind: None,
             ended: None,
+            takes: usize::MAX,
             large: VecDeque::new(),
             is_within: false,
             is_heard_within: false,
@@ -220,14 +223,15 @@ impl Tunnel {
         batch: &mut Batch,
     ) -> Poll<io::Result<bool>> {
         batch.opened = self.opens;
-        // Behind one that is malformed none is taken, or who goes on would never hear of it.
-        let is_broken = matches!(self.ended, Some(Err(_)));
-        if let Some(datagrams) = self.datagrams.as_ref().filter(|_| !is_broken) {
+        if let Some(datagrams) = self.datagrams.as_ref().filter(|_| self.takes > 0) {
             let mut came = std::mem::take(&mut self.came);
             if datagrams.poll_take(cx, &mut came).is_ready() {
+                if self.ended.is_some() {
+                    self.takes = self.takes.saturating_sub(came.len());
+                }
                 let opened = came.drain(..).try_for_each(|datagram| self.open(worker, datagram, batch));
                 if let Err(error) = opened {
-                    self.ended.get_or_insert(Err(error));
+                    self.end(Err(error));
                 }
                 if batch.is_empty() {
                     // All of them were dropped: nothing would wake us for what comes next.
@@ -242,6 +246,13 @@ impl Tunnel {
         }
     }
 
+    /// It has ended. What lies there goes on first, unless it is malformed.
+    fn end(&mut self, how: io::Result<()>) {
+        let waiting = || self.datagrams.as_ref().map_or(0, Datagrams::waiting);
+        self.takes = if how.is_ok() { waiting() } else { 0 };
+        self.ended.get_or_insert(how);
+    }
+
     /// Receives from the stream. What came before its end, or before what is malformed, goes on first.
     fn poll_stream(&mut self, cx: &mut Context<'_>, worker: &Worker, batch: &mut Batch) -> Poll<io::Result<bool>> {
         if self.ended.is_none() {
@@ -250,7 +261,7 @@ impl Tunnel {
                 return read.map_ok(|()| false);
             }
             if let Poll::Ready(ended) = read {
-                self.ended = Some(ended);
+                self.end(ended);
             }
         }
         if batch.is_empty() {
@@ -267,7 +278,10 @@ impl Tunnel {
         loop {
             while batch.len() < BATCH && taken < MOST_TAKEN && self.behind.is_none() {
                 let Some(capsule) = self.decoder.next().map_err(malformed)? else { break };
-                taken += 1;
+                taken += match &capsule {
+                    Capsule::Kept { kind, payload } => work_of(*kind, payload),
+                    _ => 1,
+                };
                 let was_leaving = self.is_leaving;
                 self.take_capsule(worker, capsule, batch)?;
                 if self.is_leaving && !was_leaving {

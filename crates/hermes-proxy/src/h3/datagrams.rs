@@ -56,6 +56,11 @@ impl Datagrams {
         self.inbox.poll_take(cx, batch)
     }
 
+    /// So many have come that nobody has taken.
+    pub(crate) fn waiting(&self) -> usize {
+        self.inbox.len()
+    }
+
     /// The longest HTTP Datagram that can be sent now. `None`: the peer takes none, or has not said so yet.
     pub(crate) fn most(&self) -> Option<usize> {
         if !self.link.settings()?.datagrams {

@@ -407,7 +407,7 @@ impl Pool {
             }
         }
         // Who dials would come back to a pool that nobody knows; and what it has learnt of QUIC is still of use.
-        self.open.count.get() == 0 && !self.open.waiting.has_any() && !self.avoids_quic.holds(worker)
+        self.open.count.get() == 0 && !self.open.waiting.has_any() && !self.avoids_quic.counts(worker.now())
     }
 
     /// Adds the turns of its idle connections.

@@ -9,19 +9,20 @@ use std::{
     process::Command,
 };
 
-use bytes::{Buf as _, BytesMut};
 use hermes_testkit::{
-    flow::{capsule, varint},
+    flow::capsule,
     ip::{self, icmp, packet, ping},
     origin,
-    overlay::{Node, Overlay, PATIENCE},
+    overlay::{Node, Overlay},
     patience::until,
     skip::needs_root,
 };
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpListener, TcpStream, UdpSocket},
+    io::AsyncWriteExt as _,
+    net::{TcpListener, UdpSocket},
 };
+
+use crate::far::{FarEnd, address, within};
 
 const DOCUMENT: &str = "
 workers: 1
@@ -35,15 +36,6 @@ upstreams:
 const OWN: &str = "10.20.0.2";
 const FAR: &str = "10.0.0.1";
 const DROPPED: &str = "hermes_datagrams_dropped_total";
-
-/// Ends the test where it takes too long.
-async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("never: {what}"))
-}
-
-fn address(text: &str) -> IpAddr {
-    text.parse().unwrap()
-}
 
 /// A node with an `ip` listener.
 struct Bed {
@@ -75,74 +67,13 @@ impl Bed {
 
     /// The far end of the next session, which gives this address instead of the one that is asked for.
     async fn accept(&self, given: &str) -> FarEnd {
-        let (tcp, _) = within("a session at the far end", self.far.accept()).await.unwrap();
-        let mut far = FarEnd { tcp, read: BytesMut::new() };
-        let head = far.head().await;
+        let (mut far, head) = FarEnd::accept(&self.far).await;
         assert!(head.contains("hermes-network: 10.0.0.0/8"), "{head}");
-        let answer = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: connect-ip\r\n\
-                      capsule-protocol: ?1\r\n\r\n";
-        far.tcp.write_all(answer.as_bytes()).await.unwrap();
-        let asked = far.capsule(ip::ADDRESS_REQUEST).await;
-        let asked = ip::entries(&asked).unwrap();
+        let asked = far.asked().await;
         let (request, wanted, length) = asked[0];
         assert_eq!((wanted, length), (address(OWN), 32));
-        let mut value = BytesMut::new();
-        ip::put_entry(&mut value, request, address(given), 32);
-        far.tcp.write_all(&capsule(ip::ADDRESS_ASSIGN, &value)).await.unwrap();
+        far.assign(&[(request, address(given))]).await;
         far
-    }
-}
-
-/// The far end of a session, over HTTP/1.1.
-struct FarEnd {
-    tcp: TcpStream,
-    read: BytesMut,
-}
-
-impl FarEnd {
-    async fn more(&mut self) {
-        let count = within("bytes at the far end", self.tcp.read_buf(&mut self.read)).await.unwrap();
-        assert!(count > 0, "the session ended");
-    }
-
-    async fn head(&mut self) -> String {
-        loop {
-            if let Some(end) = self.read.windows(4).position(|four| four == b"\r\n\r\n") {
-                return String::from_utf8(self.read.split_to(end + 4).to_vec()).unwrap().to_lowercase();
-            }
-            self.more().await;
-        }
-    }
-
-    /// The value of the next capsule of this kind.
-    async fn capsule(&mut self, kind: u64) -> Vec<u8> {
-        loop {
-            let Some((found, value)) = self.whole() else {
-                self.more().await;
-                continue;
-            };
-            if found == kind {
-                return value;
-            }
-        }
-    }
-
-    fn whole(&mut self) -> Option<(u64, Vec<u8>)> {
-        let (kind, first) = varint(&self.read)?;
-        let (length, second) = varint(&self.read[first..])?;
-        let end = first + second + usize::try_from(length).unwrap();
-        let value = self.read.get(first + second..end)?.to_vec();
-        self.read.advance(end);
-        Some((kind, value))
-    }
-
-    /// The next packet, without its context.
-    async fn packet(&mut self) -> Vec<u8> {
-        self.capsule(0).await.split_off(1)
-    }
-
-    async fn send(&mut self, packet: &[u8]) {
-        self.tcp.write_all(&capsule(0, &[&[0], packet].concat())).await.unwrap();
     }
 }
 
@@ -209,10 +140,11 @@ async fn an_address_that_is_not_given_is_asked_for_again() {
     let peer = peer_at("127.0.0.1").await;
     peer.send_to(&ping(address(OWN), address(FAR), 1, b"first"), bed.port()).await.unwrap();
     let mut far = bed.accept("0.0.0.0").await;
-    let mut value = BytesMut::new();
-    let asked = ip::entries(&far.capsule(ip::ADDRESS_REQUEST).await).unwrap();
-    ip::put_entry(&mut value, asked[0].0, address(OWN), 32);
-    far.tcp.write_all(&capsule(ip::ADDRESS_ASSIGN, &value)).await.unwrap();
+    let first = far.requests[0];
+    let asked = far.asked().await;
+    // No identifier is used twice (RFC 9484, 4.7.2).
+    assert_ne!(asked[0].0, first);
+    far.assign(&[(asked[0].0, address(OWN))]).await;
     bed.node.says("assigns an address by now").await;
     far.send(&ping(address(FAR), address(OWN), 2, b"back")).await;
     assert_eq!(next_of(&peer).await[16..20], [10, 20, 0, 2]);

@@ -52,7 +52,7 @@ struct Fork {
     one: Node,
     hop: Hop,
     _far: [Node; 2],
-    _other: Node,
+    other: Node,
     _echoes: [Origin; 2],
     line: Line,
 }
@@ -73,13 +73,19 @@ impl Fork {
         let near = start(0, "near", NEAR, "", "one").await;
         let listening = async || stream::echo(origin::listen(anywhere(ECHO)).unwrap()).unwrap();
         let echoes = [line.places[2].run(listening()).await.unwrap(), line.places[3].run(listening()).await.unwrap()];
-        let this = Self { near, one, hop, _far: far, _other: other, _echoes: echoes, line };
+        let this = Self { near, one, hop, _far: far, other, _echoes: echoes, line };
         until("the far end answers", async || this.ping().await.is_ok()).await;
         this
     }
 
     async fn ping(&self) -> hermes_testkit::Result<String> {
         self.line.near().output(&["ping", "-q", "-W", "2", "-c", "1", FAR[0]]).await
+    }
+
+    /// The port of the one of both that its session goes by.
+    async fn used_of_both(&self) -> &'static str {
+        let (_, sessions) = self.near.ask("/sessions").await.unwrap();
+        if sessions.contains("10.77.0.2:9001") { "9001" } else { "9002" }
     }
 
     async fn connection(&self) -> TcpStream {
@@ -108,7 +114,7 @@ impl Fork {
 
     async fn dropped(&self) -> String {
         let mut told = String::new();
-        for node in [&self.near, &self.one, &self._other, &self._far[0], &self._far[1]] {
+        for node in [&self.near, &self.one, &self.other, &self._far[0], &self._far[1]] {
             let (_, metrics) = node.ask("/metrics").await.unwrap_or_default();
             for line in metrics.lines().filter(|line| line.starts_with("hermes_datagrams_dropped_total")) {
                 told += &format!("{}: {line}\n", node.name());
@@ -221,8 +227,8 @@ fn a_session_leaves_a_path_that_is_dark() {
         until("it has both", async || fork.ping().await.is_ok() && fork.near.log().contains("to=both/")).await;
         let mut connection = fork.connection().await;
         still_there(&mut connection).await;
-        let (_, sessions) = fork.near.ask("/sessions").await.unwrap();
-        let (used, other) = if sessions.contains("10.77.0.2:9001") { ("9001", "9002") } else { ("9002", "9001") };
+        let used = fork.used_of_both().await;
+        let other = if used == "9001" { "9002" } else { "9001" };
         darken(fork.line.near(), "tcp", used).await;
         until("it goes by the other one", async || {
             fork.ping().await.is_ok() && fork.near.log().contains(&format!("to=both/10.77.0.2:{other}"))
@@ -233,6 +239,29 @@ fn a_session_leaves_a_path_that_is_dark() {
         darken(fork.line.near(), "tcp", "9001, 9002").await;
         let failed = async || fork.ping().await.is_err() && fork.near.log().contains("a flow could not move");
         until("there is no way", failed).await;
+        lighten(fork.line.near()).await;
+        until("it answers again", async || fork.ping().await.is_ok()).await;
+        still_there(&mut connection).await;
+        assert!(!fork.near.records().iter().any(|record| record["kind"] == "ip"), "a session has ended");
+    });
+}
+
+/// Only where the document leads a session elsewhere has it no right to be where it was.
+#[test]
+fn a_session_that_is_refused_by_another_way_of_its_own_stays() {
+    as_root("a session that is refused by another way", || async {
+        let mut fork = Fork::new(Hop::H2).await;
+        let mut connection = fork.connection().await;
+        fork.near.reload(NEAR_BOTH, &[]).await.unwrap();
+        until("it has both", async || fork.ping().await.is_ok() && fork.near.log().contains("to=both/")).await;
+        let used = fork.used_of_both().await;
+        let refuses = MIDDLE.replace("upstream: $TO", "respond: {status: 403}");
+        let (other, port) = if used == "9001" { (&mut fork.other, "9002") } else { (&mut fork.one, "9001") };
+        other.reload(&refuses, &[("PROTOCOL", "h2".to_owned()), ("PORT", port.to_owned())]).await.unwrap();
+        darken(fork.line.near(), "tcp", used).await;
+        let failed = async || fork.ping().await.is_err() && fork.near.log().contains("a flow could not move");
+        until("the other one refuses", failed).await;
+        assert!(fork.near.log().contains("403"), "{}", fork.near.log());
         lighten(fork.line.near()).await;
         until("it answers again", async || fork.ping().await.is_ok()).await;
         still_there(&mut connection).await;

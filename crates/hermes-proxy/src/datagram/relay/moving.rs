@@ -12,12 +12,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_model::snapshot::Route;
-use hermes_wire::connect_ip;
 use http::StatusCode;
 
 use super::super::inbox::weight;
-use super::super::{Batch, Other, Port};
-use super::{QUIET, Said};
+use super::super::{Batch, Port};
+use super::QUIET;
+use super::said::{Said, Words, assigned};
 use crate::error::{Error, Side};
 use crate::worker::Worker;
 
@@ -40,17 +40,19 @@ pub(crate) type Reopen<'a> = &'a dyn Fn(Arc<Route>, Bytes) -> Opening;
 /// Why a flow cannot move.
 pub(super) struct Failure {
     pub(super) reason: String,
-    /// It is not tried again: the flow may not be where it is, nor where it should be.
+    /// Where the document leads the flow there, it is not tried again: it may not be where it is, nor where it should be.
     pub(super) is_final: bool,
+    /// None of the addresses is assigned there that the flow has.
+    is_unassigned: bool,
 }
 
 impl Failure {
     fn for_now(reason: impl Into<String>) -> Self {
-        Self { reason: reason.into(), is_final: false }
+        Self { reason: reason.into(), is_final: false, is_unassigned: false }
     }
 
     fn for_good(reason: impl Into<String>) -> Self {
-        Self { reason: reason.into(), is_final: true }
+        Self { reason: reason.into(), is_final: true, is_unassigned: false }
     }
 }
 
@@ -60,7 +62,7 @@ impl From<Error> for Failure {
             Error::Refused { status, .. } => is_refusal(*status),
             other => matches!(other.side(), Side::Policy | Side::Client),
         };
-        Self { reason: error.to_string(), is_final }
+        Self { reason: error.to_string(), is_final, is_unassigned: false }
     }
 }
 
@@ -80,7 +82,9 @@ pub(super) struct Moving {
     pub(super) route: Arc<Route>,
     stage: Stage,
     /// What the far end is told with the request for it.
-    said: Bytes,
+    words: Words,
+    /// There is nothing else that it could be told.
+    is_as_asked: bool,
     pause: Duration,
 }
 
@@ -93,9 +97,15 @@ enum Stage {
 
 impl Moving {
     pub(super) fn begin(route: Arc<Route>, said: &Said, reopen: Reopen<'_>) -> Self {
-        let said = said.bytes();
-        let stage = Stage::Opening(reopen(route.clone(), said.clone()));
-        Self { route, stage, said, pause: FIRST_PAUSE }
+        let words = said.as_given();
+        let is_as_asked = words == said.as_asked();
+        let stage = Stage::Opening(reopen(route.clone(), words.bytes()));
+        Self { route, stage, words, is_as_asked, pause: FIRST_PAUSE }
+    }
+
+    fn open(&mut self, words: Words, is_as_asked: bool, reopen: Reopen<'_>) {
+        self.stage = Stage::Opening(reopen(self.route.clone(), words.bytes()));
+        (self.words, self.is_as_asked) = (words, is_as_asked);
     }
 
     /// Ready where the flow may go there now.
@@ -111,14 +121,21 @@ impl Moving {
             match &mut self.stage {
                 Stage::Resting(timer) => {
                     ready!(timer.as_mut().poll(cx));
-                    self.said = said.bytes();
-                    self.stage = Stage::Opening(reopen(self.route.clone(), self.said.clone()));
+                    let words = said.as_given();
+                    let is_as_asked = words == said.as_asked();
+                    self.open(words, is_as_asked, reopen);
                 }
                 Stage::Opening(opening) => match ready!(opening.as_mut().poll(cx)) {
                     Ok(reopened) => self.prepare(reopened, near, said),
                     Err(error) => return Poll::Ready(Err(error.into())),
                 },
-                Stage::Preparing(next) => return next.poll(cx, worker),
+                Stage::Preparing(next) => match ready!(next.poll(cx, worker)) {
+                    // Who asked for any gets another one there, if not its own.
+                    Err(failure) if failure.is_unassigned && !self.is_as_asked => {
+                        self.open(said.as_asked(), true, reopen);
+                    }
+                    arrived => return Poll::Ready(arrived),
+                },
             }
         }
     }
@@ -127,46 +144,64 @@ impl Moving {
         port.set_sink(near);
         let timer = Box::pin(tokio::time::sleep(self.route.timeout.connect));
         // What was said since the request was written is said after it.
-        let is_known = told && said.bytes() == self.said;
-        let asked = said.asks_for_addresses();
-        let said = if is_known { Batch::default() } else { said.again() };
-        let is_open = false;
-        self.stage = Stage::Preparing(Box::new(Next { port, said, asked, is_open, heard: Batch::default(), timer }));
+        let known = if told { std::mem::take(&mut self.words) } else { Words::default() };
+        let words = if self.is_as_asked { said.as_asked() } else { said.as_given() };
+        self.stage = Stage::Preparing(Box::new(Next {
+            port,
+            said: words.beyond(&known).batch(),
+            unanswered: words.requests(),
+            words,
+            is_assigned: false,
+            is_open: false,
+            heard: Batch::default(),
+            timer,
+        }));
     }
 
-    /// Tries again after a pause, which is not below the given one. True where this was the first failure.
-    pub(super) fn rest(&mut self, worker: &Worker, least: Duration) -> bool {
+    /// Tries again after a pause. True where this was the first failure.
+    pub(super) fn rest(&mut self, worker: &Worker) -> bool {
         let is_first = self.pause == FIRST_PAUSE;
-        let jitter = Duration::from_millis(worker.random().1 % FIRST_PAUSE.as_millis() as u64);
-        self.stage = Stage::Resting(Box::pin(tokio::time::sleep(self.pause.max(least) + jitter)));
+        self.wait(worker, self.pause);
         self.pause = (2 * self.pause).min(LAST_PAUSE);
         is_first
     }
 
-    /// The route that the flow has now, its port, and what that has brought already. `None`: it is not open.
-    pub(super) fn arrive(self) -> Option<(Arc<Route>, Port, Batch)> {
+    /// Begins after a pause.
+    pub(super) fn wait(&mut self, worker: &Worker, pause: Duration) {
+        let jitter = Duration::from_millis(worker.random().1 % FIRST_PAUSE.as_millis() as u64);
+        self.stage = Stage::Resting(Box::pin(tokio::time::sleep(pause + jitter)));
+    }
+
+    /// The route that the flow has now, and its port. `None`: it is not open.
+    pub(super) fn arrive(self) -> Option<(Arc<Route>, Next)> {
         let Stage::Preparing(next) = self.stage else { return None };
-        Some((self.route, next.port, next.heard))
+        Some((self.route, *next))
     }
 }
 
 /// The far port that a flow moves to, before it carries anything.
-struct Next {
-    port: Port,
-    /// What it is told first: what was said of addresses and routes.
+pub(super) struct Next {
+    pub(super) port: Port,
+    /// What it is told of addresses and routes, and what of that it is not told yet.
+    pub(super) words: Words,
     said: Batch,
-    /// It says which addresses it gives; packets from others would be dropped there.
-    asked: bool,
+    /// Requests of which it has not said whether it gives an address; packets from others would be dropped there.
+    unanswered: Vec<u64>,
+    /// It has given one.
+    is_assigned: bool,
     /// The flow could go there.
     is_open: bool,
     /// What came of it meanwhile.
-    heard: Batch,
+    pub(super) heard: Batch,
     timer: Pin<Box<tokio::time::Sleep>>,
 }
 
 impl Next {
     fn poll(&mut self, cx: &mut Context<'_>, worker: &Worker) -> Poll<Result<(), Failure>> {
-        if self.timer.as_mut().poll(cx).is_ready() {
+        if self.is_assigned && !self.is_open && self.timer.as_mut().poll(cx).is_ready() {
+            // Some of what was asked for is there, and of the others it says nothing.
+            self.unanswered.clear();
+        } else if self.timer.as_mut().poll(cx).is_ready() {
             // Who could keep a capsule open for ever would keep a way that is not its own any more.
             let late = match self.is_open {
                 true => Failure::for_good("a capsule that does not end keeps the flow where it is"),
@@ -178,20 +213,26 @@ impl Next {
         if let Poll::Ready(Err(error)) = self.port.poll_send(cx, worker, &mut self.said) {
             return Poll::Ready(Err(Failure::for_now(error.to_string())));
         }
-        while self.asked {
+        while !self.unanswered.is_empty() {
             let mut batch = Batch::default();
             match ready!(self.port.poll_receive(cx, worker, &mut batch)) {
                 Ok(true) => {}
                 Ok(false) => return Poll::Ready(Err(Failure::for_now("it was ended"))),
                 Err(error) => return Poll::Ready(Err(Failure::for_now(error.to_string()))),
             }
-            for other in &batch.capsules {
-                let Other::Whole { kind: connect_ip::ADDRESS_ASSIGN, payload } = other else { continue };
-                self.asked = false;
-                let given = connect_ip::parse_address_assign(payload.clone()).unwrap_or_default();
-                if given.iter().all(|address| address.prefix.address().is_unspecified()) {
-                    return Poll::Ready(Err(Failure::for_good("the address is not assigned there")));
+            for address in assigned(&batch).flatten() {
+                let is_given = !address.prefix.address().is_unspecified();
+                self.is_assigned |= is_given;
+                let before = self.unanswered.len();
+                self.unanswered.retain(|request| *request != address.request);
+                if is_given && self.unanswered.len() == before && !self.words.requests().contains(&address.request) {
+                    // Who gives what nobody asked for need not answer what was.
+                    self.unanswered.clear();
                 }
+            }
+            if self.unanswered.is_empty() && !self.is_assigned {
+                let failure = Failure::for_good("the address is not assigned there");
+                return Poll::Ready(Err(Failure { is_unassigned: true, ..failure }));
             }
             self.keep(worker, batch);
         }

@@ -96,7 +96,11 @@ impl End {
             // Nobody may have us look at more than anybody can get.
             let has_room = self.assigned.len() < MOST_ADDRESSES && refused.len() < MOST_ADDRESSES;
             match if has_room { self.give(*prefix) } else { None } {
-                Some(prefix) => self.assigned.push(Address { request: *request, prefix }),
+                Some(prefix) => {
+                    // Asked for again, under another identifier.
+                    self.assigned.retain(|before| before.prefix != prefix);
+                    self.assigned.push(Address { request: *request, prefix });
+                }
                 None => refused.push(Address { request: *request, prefix: nothing(*prefix) }),
             }
         }

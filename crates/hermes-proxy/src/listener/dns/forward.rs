@@ -9,8 +9,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hermes_net::dial;
 use hermes_net::udp::{self, UdpSocket};
+use hermes_net::{dial, own};
 use hermes_wire::dns::{Question, is_failure, with_id};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -74,7 +74,9 @@ fn dressed(message: &Bytes) -> (u16, Vec<u8>) {
 
 async fn by_udp(worker: &Worker, question: &Question, message: &Bytes, server: SocketAddr) -> std::io::Result<Vec<u8>> {
     // A socket a question: the kernel draws its port, and lets nobody but the server speak to it.
-    let socket = UdpSocket::from_std(udp::connect(server)?)?;
+    let socket = udp::connect(server)?;
+    own::spare(&socket)?;
+    let socket = UdpSocket::from_std(socket)?;
     let (id, message) = dressed(message);
     std::future::poll_fn(|cx| socket.poll_send_ready(cx)).await?;
     socket.try_send(server, &message, message.len())?;
@@ -105,7 +107,7 @@ async fn by_udp(worker: &Worker, question: &Question, message: &Bytes, server: S
 }
 
 async fn by_tcp(question: &Question, message: &Bytes, server: SocketAddr) -> std::io::Result<Vec<u8>> {
-    let mut stream = dial::connect(&[server.ip()], server.port()).await?;
+    let mut stream = dial::connect_session(&[server.ip()], server.port()).await?;
     let (id, message) = dressed(message);
     let length = u16::try_from(message.len()).map_err(std::io::Error::other)?;
     stream.write_all(&[&length.to_be_bytes()[..], &message].concat()).await?;

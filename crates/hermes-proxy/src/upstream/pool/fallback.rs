@@ -63,6 +63,21 @@ impl Avoids {
         self.until.get() > worker.now() && *self.network.borrow() == worker.shared.own_addresses()
     }
 
+    /// What is known of it is still of use.
+    pub(super) fn counts(&self, now: u64) -> bool {
+        let is_known = self.dark_at.get() > 0 || self.failures.get() > 0;
+        is_known && now < self.dark_at.get().max(self.until.get()) + LAST_AVOID
+    }
+
+    /// The path of a connection is dark that had been good for long. Whether that is so once more, and QUIC's own fault:
+    /// what befalls several connections at once is one darkness.
+    fn is_dark_again(&self, began: u64, now: u64) -> bool {
+        let before = self.dark_at.get();
+        let is_again = before > 0 && began >= before && self.counts(now);
+        self.dark_at.set(now.max(1));
+        is_again
+    }
+
     fn begin(&self, worker: &Worker) {
         let network = worker.shared.own_addresses();
         if self.network.replace(network.clone()) != network {
@@ -118,10 +133,13 @@ impl Pool {
         result
     }
 
-    /// Somebody was served by HTTP/2 instead: where QUIC is not avoided any more, it is tried again beside, once for
-    /// all, and the next ones go by it.
+    /// Somebody is served by HTTP/2 instead: where QUIC is not avoided any more, it is tried again beside, once for all,
+    /// and the next ones go by it.
     pub(super) fn try_quic_again(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) {
         let avoids = &self.avoids_quic;
+        if self.shared.borrow().iter().any(|connection| connection.is_h3() && connection.has_room()) {
+            return self.leave_h2(worker, wish.destination.label);
+        }
         if avoids.is_tried.get() || self.dialing_for_all.get() || avoids.holds(worker) {
             return;
         }
@@ -180,12 +198,8 @@ impl Pool {
         let got_through = now >= began + AVOID;
         // Once, it is more likely the peer that is gone, or the way to it, than QUIC alone: it is dialled anew by QUIC
         // too. What lies between may let QUIC begin, and stop it each time.
-        let dark_at = avoids.dark_at.get();
-        let is_again = dark_at > 0 && began >= dark_at && now < dark_at + LAST_AVOID;
         let is_darkness = got_through && reason == DARKNESS;
-        if is_darkness {
-            avoids.dark_at.set(now.max(1));
-        }
+        let is_again = is_darkness && avoids.is_dark_again(began, now);
         if got_through && !is_again {
             avoids.failures.set(0);
         }
@@ -276,5 +290,25 @@ async fn shakes_hands(worker: &Worker, way: &Way) -> bool {
         // Whoever refuses has heard us.
         Ok(Err(_)) => true,
         Err(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_stops_quic_each_time_is_told_from_a_peer_that_was_gone_once() {
+        let avoids = Avoids::default();
+        assert!(!avoids.counts(0));
+        assert!(!avoids.is_dark_again(0, 60_000));
+        // Another connection of then is the same darkness, and one that began behind it another.
+        assert!(!avoids.is_dark_again(10, 60_250));
+        assert!(avoids.counts(61_000) && avoids.is_dark_again(61_000, 120_000));
+        // QUIC is avoided meanwhile: that is no time in which it was good.
+        avoids.until.set(120_000 + LAST_AVOID);
+        assert!(avoids.is_dark_again(120_000 + LAST_AVOID, 180_000 + LAST_AVOID));
+        let long_after = avoids.dark_at.get() + LAST_AVOID;
+        assert!(!avoids.counts(long_after) && !avoids.is_dark_again(long_after - 60_000, long_after));
     }
 }

@@ -81,9 +81,10 @@ impl Pool {
         Ok(shared)
     }
 
-    /// Watches whether what is to be sent on a connection is acknowledged. Where it is not, nothing new goes on it, and flows that
-    /// can move look for another one; what cannot waits for the kernel, which tries for a quarter of an hour. Does not end.
-    /// While it is in use in HTTP/3's place, that is tried again too: flows that last ask for no other connection.
+    /// Watches whether what is to be sent on a connection is acknowledged. Where it is not, nothing new goes on it, and
+    /// flows that can move look for another one; what cannot waits for the kernel, which tries for a quarter of an hour,
+    /// or as long as a peer that has closed its window says so. While it is in use in HTTP/3's place, and its path is
+    /// good, that is tried again too: flows that last ask for no other connection. Does not end.
     async fn watch_h2(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
@@ -105,7 +106,7 @@ impl Pool {
                 }
                 continue;
             }
-            if standing.protocol == UpstreamProtocol::H3 && !shared.is_closed() {
+            if standing.protocol == UpstreamProtocol::H3 && !shared.is_going() && !self.retired.get() {
                 self.try_quic_again(worker, &standing.wish());
             }
             let Ok(seen) = acks.look() else { continue };
@@ -123,8 +124,8 @@ impl Pool {
                 } else {
                     tracing::warn!(
                         peer,
-                        "what is sent over HTTP/2 is not acknowledged: flows that can move look for another connection; see \
-                         whether the peer, and the way to it, is there"
+                        "what is sent over HTTP/2 is not acknowledged: flows that can move look for another connection; \
+                         see whether the peer, and the way to it, is there"
                     );
                 }
             }

@@ -1,0 +1,246 @@
+//! What the near side of a CONNECT-IP flow has said of addresses and routes: another far end is told the same.
+//!
+//! In: capsules of the near side, and what the far end answers to requests for addresses. Out: what a far end is told that
+//! the flow moves to, under the identifiers of the near side. Bounded. Never: a packet.
+
+use bytes::{Bytes, BytesMut};
+use hermes_wire::capsule;
+use hermes_wire::connect_ip::{self, Address, Prefix};
+
+use super::super::{Batch, Other};
+use crate::worker::Worker;
+
+/// Addresses whose requests are remembered: as many as one session may hold.
+const MOST_ASKED: usize = 64;
+/// Bytes of each of the other capsules.
+const MOST_BYTES: usize = 8 << 10;
+
+/// Capsules of CONNECT-IP that hold until they are taken back.
+#[derive(Default)]
+pub(super) struct Said {
+    /// Each replaces what was said before of its kind (RFC 9484, section 4.7).
+    whole: Vec<(u64, Bytes)>,
+    /// Requests add up.
+    asked: Vec<Asked>,
+}
+
+/// A request for an address.
+struct Asked {
+    wanted: Address,
+    answer: Answer,
+}
+
+/// What the far end has said of it.
+#[derive(PartialEq)]
+enum Answer {
+    Outstanding,
+    Given(Prefix),
+    Refused,
+}
+
+impl Asked {
+    /// In the place of any address that which it has by now.
+    fn as_given(&self) -> Address {
+        match self.answer {
+            Answer::Given(prefix) if is_any(self.wanted.prefix) => Address { prefix, ..self.wanted },
+            _ => self.wanted,
+        }
+    }
+
+    /// Whether the next request takes the place of this one: it has its identifier, or is for the same address, or for
+    /// any where that was refused. Who asks again does so under another identifier (section 4.7.2).
+    fn gives_way_to(&self, next: &Address) -> bool {
+        let wanted = self.wanted;
+        let same_version = || wanted.prefix.address().is_ipv4() == next.prefix.address().is_ipv4();
+        let is_again = if is_any(wanted.prefix) {
+            self.answer == Answer::Refused && is_any(next.prefix) && same_version()
+        } else {
+            wanted.prefix == next.prefix
+        };
+        is_again || wanted.request == next.request
+    }
+}
+
+fn is_any(prefix: Prefix) -> bool {
+    prefix.address().is_unspecified()
+}
+
+/// What a far end is told.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Words {
+    whole: Vec<(u64, Bytes)>,
+    asked: Vec<Address>,
+}
+
+impl Said {
+    pub(super) fn note(&mut self, batch: &Batch, worker: &Worker) {
+        for other in &batch.capsules {
+            if let Other::Whole { kind, payload } = other
+                && !self.add(*kind, payload)
+            {
+                worker.shared.metrics.limit("remembered-capsules");
+            }
+        }
+    }
+
+    /// False where something is forgotten for it, or it is too long to be remembered.
+    pub(super) fn add(&mut self, kind: u64, payload: &Bytes) -> bool {
+        if kind == connect_ip::ADDRESS_REQUEST {
+            // What is malformed ends the flow elsewhere.
+            let wanted = connect_ip::parse_address_request(payload.clone()).unwrap_or_default();
+            let forgotten = wanted.into_iter().filter(|wanted| !self.ask(*wanted)).count();
+            return forgotten == 0;
+        }
+        self.whole.retain(|(said, _)| *said != kind);
+        let fits = payload.len() <= MOST_BYTES;
+        if fits {
+            // A slice would keep the whole chunk that it was read in.
+            self.whole.push((kind, Bytes::copy_from_slice(payload)));
+        }
+        fits
+    }
+
+    fn ask(&mut self, wanted: Address) -> bool {
+        self.asked.retain(|before| !before.gives_way_to(&wanted));
+        let fits = self.asked.len() < MOST_ASKED;
+        if !fits {
+            self.asked.remove(0);
+        }
+        self.asked.push(Asked { wanted, answer: Answer::Outstanding });
+        fits
+    }
+
+    /// What the far end says of what was asked.
+    pub(super) fn hear(&mut self, batch: &Batch) {
+        for address in assigned(batch).flatten() {
+            let asked = self.asked.iter_mut().find(|asked| asked.wanted.request == address.request);
+            if let Some(asked) = asked {
+                asked.answer = if is_any(address.prefix) { Answer::Refused } else { Answer::Given(address.prefix) };
+            }
+        }
+    }
+
+    /// What is to be said again, with the addresses that were given in the place of any.
+    pub(super) fn as_given(&self) -> Words {
+        Words { whole: self.whole.clone(), asked: self.asked.iter().map(Asked::as_given).collect() }
+    }
+
+    /// The same as it was said.
+    pub(super) fn as_asked(&self) -> Words {
+        Words { whole: self.whole.clone(), asked: self.asked.iter().map(|asked| asked.wanted).collect() }
+    }
+}
+
+impl Words {
+    /// As capsules on a stream.
+    pub(super) fn bytes(&self) -> Bytes {
+        let mut bytes = BytesMut::new();
+        self.capsules().for_each(|(kind, payload)| capsule::put(&mut bytes, kind, &payload));
+        bytes.freeze()
+    }
+
+    /// As what goes to a port.
+    pub(super) fn batch(&self) -> Batch {
+        let capsules = self.capsules().map(|(kind, payload)| Other::Whole { kind, payload }).collect();
+        Batch { capsules, opened: true, ..Batch::default() }
+    }
+
+    fn capsules(&self) -> impl Iterator<Item = (u64, Bytes)> {
+        let mut payload = BytesMut::new();
+        connect_ip::put_addresses(&self.asked, &mut payload);
+        let request = (!payload.is_empty()).then(|| (connect_ip::ADDRESS_REQUEST, payload.freeze()));
+        self.whole.iter().cloned().chain(request)
+    }
+
+    /// What the others lack: an identifier is used once.
+    pub(super) fn beyond(&self, others: &Self) -> Self {
+        let is_new = |address: &&Address| others.asked.iter().all(|other| other.request != address.request);
+        Self {
+            whole: self.whole.iter().filter(|said| !others.whole.contains(said)).cloned().collect(),
+            asked: self.asked.iter().filter(is_new).copied().collect(),
+        }
+    }
+
+    /// The identifiers under which addresses are asked for.
+    pub(super) fn requests(&self) -> Vec<u64> {
+        self.asked.iter().map(|address| address.request).collect()
+    }
+}
+
+/// What each ADDRESS_ASSIGN in it says.
+pub(super) fn assigned(batch: &Batch) -> impl Iterator<Item = Vec<Address>> {
+    batch.capsules.iter().filter_map(|other| match other {
+        Other::Whole { kind: connect_ip::ADDRESS_ASSIGN, payload } => {
+            connect_ip::parse_address_assign(payload.clone()).ok()
+        }
+        Other::Whole { .. } | Other::Piece { .. } => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(request: u64, address: [u8; 4]) -> Address {
+        Address { request, prefix: Prefix::of(address.into()) }
+    }
+
+    fn payload(addresses: &[Address]) -> Bytes {
+        let mut payload = BytesMut::new();
+        connect_ip::put_addresses(addresses, &mut payload);
+        payload.freeze()
+    }
+
+    fn asks(said: &mut Said, request: u64, wanted: [u8; 4]) -> bool {
+        said.add(connect_ip::ADDRESS_REQUEST, &payload(&[address(request, wanted)]))
+    }
+
+    fn answers(said: &mut Said, given: &[Address]) {
+        let capsules = [Other::Whole { kind: connect_ip::ADDRESS_ASSIGN, payload: payload(given) }].into();
+        said.hear(&Batch { capsules, ..Batch::default() });
+    }
+
+    const ANY: [u8; 4] = [0; 4];
+
+    #[test]
+    fn who_asks_again_asks_once() {
+        let mut said = Said::default();
+        for request in [1, 2, 500] {
+            assert!(asks(&mut said, request, [10, 0, 0, 2]));
+        }
+        assert_eq!(said.as_asked().asked, [address(500, [10, 0, 0, 2])]);
+        // Any address more is one more, unless the one before was refused.
+        asks(&mut said, 501, ANY);
+        asks(&mut said, 502, ANY);
+        answers(&mut said, &[address(501, [10, 0, 0, 9]), address(502, ANY)]);
+        asks(&mut said, 503, ANY);
+        assert_eq!(said.as_asked().requests(), [500, 501, 503]);
+        // The first one has an address by now.
+        let given = [address(500, [10, 0, 0, 2]), address(501, [10, 0, 0, 9]), address(503, ANY)];
+        assert_eq!(said.as_given().asked, given);
+        assert_ne!(said.as_asked(), said.as_given());
+        let later = said.as_given();
+        asks(&mut said, 504, [10, 0, 0, 3]);
+        assert_eq!(said.as_given().beyond(&later).asked, [address(504, [10, 0, 0, 3])]);
+    }
+
+    #[test]
+    fn what_is_remembered_of_a_client_is_bounded() {
+        let mut said = Said::default();
+        assert!(said.add(connect_ip::ROUTE_ADVERTISEMENT, &Bytes::from_static(&[1; 100])));
+        assert!(!said.add(connect_ip::ROUTE_ADVERTISEMENT, &vec![0; MOST_BYTES + 1].into()));
+        assert!(said.whole.is_empty());
+        for payload in [&[][..], &[4]] {
+            assert!(said.add(connect_ip::ROUTE_ADVERTISEMENT, &Bytes::copy_from_slice(payload)));
+        }
+        assert_eq!(said.whole, [(connect_ip::ROUTE_ADVERTISEMENT, Bytes::from_static(&[4]))]);
+        for request in 1..=1000_u16 {
+            let [high, low] = request.to_be_bytes();
+            assert_eq!(asks(&mut said, request.into(), [10, 0, high, low]), usize::from(request) <= MOST_ASKED);
+        }
+        // The newest are remembered, and what else was said.
+        assert_eq!(said.asked.len(), MOST_ASKED);
+        assert_eq!(said.as_asked().requests().last(), Some(&1000));
+        assert_eq!(said.whole.len(), 1);
+    }
+}
