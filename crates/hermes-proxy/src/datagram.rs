@@ -49,7 +49,7 @@ pub(crate) const MOST_WORK: usize = 256;
 /// Bytes of the shortest entry of an address.
 const ENTRY: usize = 7;
 
-/// The same of a capsule that is understood.
+/// How much is to be done for a capsule that is understood.
 fn work_of(kind: u64, payload: &[u8]) -> usize {
     if kind == connect_ip::ADDRESS_REQUEST { MOST_WORK } else { 1 + payload.len() / ENTRY }
 }

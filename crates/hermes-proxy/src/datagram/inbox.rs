@@ -74,10 +74,6 @@ impl Inbox {
     }
 
     /// Takes a batch, into an empty one.
-    pub(crate) fn len(&self) -> usize {
-        self.datagrams.borrow().len()
-    }
-
     pub(crate) fn poll_take(&self, cx: &Context<'_>, batch: &mut VecDeque<Bytes>) -> Poll<()> {
         let mut datagrams = self.datagrams.borrow_mut();
         if datagrams.is_empty() {
@@ -92,6 +88,11 @@ impl Inbox {
             self.set_bytes(self.bytes.get() - batch.iter().map(weight).sum::<usize>());
         }
         Poll::Ready(())
+    }
+
+    /// So many wait.
+    pub(crate) fn len(&self) -> usize {
+        self.datagrams.borrow().len()
     }
 }
 

@@ -325,8 +325,9 @@ impl Relay<'_> {
 
     fn switch(&mut self) {
         let Some((route, next)) = self.moving.take().and_then(Moving::arrive) else { return };
-        // What was said since, to the old one.
-        let mut missed = self.said.as_given().beyond(&next.words).batch().capsules;
+        // What was said since, and what the old one has not taken of it.
+        self.up.capsules.retain(|other| !self.said.holds(other));
+        let mut missed = self.said.again(&[]).beyond(&next.words).batch().capsules;
         missed.append(&mut self.up.capsules);
         self.up.capsules = missed;
         let entry = &self.session.entry;

@@ -77,6 +77,8 @@ pub(crate) struct End {
     claims: Vec<Claimed>,
     /// What the peer was assigned, by what it asked.
     assigned: Vec<Address>,
+    /// What it was refused, and has not heard yet.
+    refused: Vec<Address>,
     /// Packets for an address that the tunnel's side knows go to another one on the link's.
     inner: Vec<Inner>,
     /// The longest packet that the tunnel takes.
@@ -164,6 +166,7 @@ impl End {
             rules,
             claims: Vec::new(),
             assigned: Vec::new(),
+            refused: Vec::new(),
             inner: Vec::new(),
             mtu: capsule::MAX_PACKET,
             led_mtu: capsule::MAX_PACKET,
@@ -326,6 +329,7 @@ impl End {
             self.ask();
         }
         batch.capsules.append(&mut self.capsules);
+        self.refused.clear();
         batch.datagrams.append(&mut self.answers);
         if matches!(self.side, Side::Asks { answered: false, .. }) {
             return if batch.is_empty() { self.poll_answer(cx) } else { Poll::Ready(Ok(true)) };

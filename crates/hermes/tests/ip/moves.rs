@@ -171,7 +171,7 @@ workers: 2
 listeners:
 - {name: l3, protocol: tun, device: hermes0, address: [10.20.0.2], capture: [10.0.0.1/32], set-headers: {hermes-user: alice}}
 routes:
-- {name: vpn, match: {kind: ip}, upstream: both, timeout: {connect: 1s}}
+- {name: vpn, match: {kind: ip}, upstream: both, timeout: {connect: 3s}}
 upstreams:
 - {name: both, protocol: h2, endpoints: ['10.77.0.2:9001', '10.77.0.2:9002'], tls: {}}
 ";
@@ -261,7 +261,7 @@ fn a_session_that_is_refused_by_another_way_of_its_own_stays() {
         darken(fork.line.near(), "tcp", used).await;
         let failed = async || fork.ping().await.is_err() && fork.near.log().contains("a flow could not move");
         until("the other one refuses", failed).await;
-        assert!(fork.near.log().contains("403"), "{}", fork.near.log());
+        assert!(fork.near.log().contains("refused the tunnel with status 403"), "{}", fork.near.log());
         lighten(fork.line.near()).await;
         until("it answers again", async || fork.ping().await.is_ok()).await;
         still_there(&mut connection).await;

@@ -139,3 +139,40 @@ async fn a_client_that_wants_any_gets_another_where_its_own_is_not_given() {
     let record = bed.node.record(|record| record["kind"] == "ip").await;
     assert!(record.to_string().contains("the address is not assigned there"), "{record}");
 }
+
+/// An answer may never come, and one of several may be a refusal.
+#[tokio::test]
+async fn what_is_refused_of_several_is_asked_for_as_any() {
+    let (mut bed, mut one) = Bed::asking(&[(1, ANY), (2, ANY_V6)]).await;
+    for request in [(1, ANY), (2, ANY_V6)] {
+        assert_eq!(asked(&mut one).await, of(&[request]));
+    }
+    one.assign(&of(&[(1, "10.20.0.7"), (2, "fd00::7")])).await;
+    assert_eq!(bed.hears().await.len(), 2);
+    // What it has under another identifier is the same.
+    bed.asks(3, "10.20.0.7").await;
+    assert_eq!(asked(&mut one).await, of(&[(3, "10.20.0.7")]));
+    one.assign(&of(&[(3, "10.20.0.7"), (2, "fd00::7")])).await;
+    assert_eq!(bed.hears().await.len(), 2);
+    bed.asks(4, ANY).await;
+    assert_eq!(asked(&mut one).await, of(&[(4, ANY)]));
+    one.assign(&of(&[(3, "10.20.0.7"), (2, "fd00::7"), (4, "10.20.0.8")])).await;
+    assert_eq!(bed.hears().await.len(), 3);
+
+    bed.leads_to("other").await;
+    let (mut first, _) = FarEnd::accept(&bed.other).await;
+    assert_eq!(asked(&mut first).await, of(&[(2, "fd00::7"), (3, "10.20.0.7"), (4, "10.20.0.8")]));
+    first.assign(&of(&[(2, "fd00::7"), (3, "10.20.0.7"), (4, ANY)])).await;
+    let (mut other, _) = FarEnd::accept(&bed.other).await;
+    assert_eq!(asked(&mut other).await, of(&[(2, "fd00::7"), (3, "10.20.0.7"), (4, ANY)]));
+    // What is asked meanwhile is asked of this one too. Of the last it never says a word.
+    bed.asks(5, "10.20.0.9").await;
+    assert_eq!(asked(&mut one).await, of(&[(5, "10.20.0.9")]));
+    other.assign(&of(&[(2, "fd00::7"), (3, "10.20.0.7")])).await;
+    bed.node.says("a session has moved").await;
+    assert_eq!(asked(&mut other).await, of(&[(5, "10.20.0.9")]));
+    assert_eq!(bed.hears().await, of(&[(2, "fd00::7"), (3, "10.20.0.7")]));
+    // And it goes on there.
+    other.assign(&of(&[(2, "fd00::7"), (3, "10.20.0.7"), (5, "10.20.0.9")])).await;
+    assert_eq!(bed.hears().await.len(), 3);
+}

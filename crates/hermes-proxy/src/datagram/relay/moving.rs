@@ -14,8 +14,8 @@ use bytes::Bytes;
 use hermes_model::snapshot::Route;
 use http::StatusCode;
 
-use super::super::inbox::weight;
-use super::super::{Batch, Port};
+use super::super::inbox::{BATCH, weight};
+use super::super::{Batch, Other, Port};
 use super::QUIET;
 use super::said::{Said, Words, assigned};
 use crate::error::{Error, Side};
@@ -42,17 +42,15 @@ pub(super) struct Failure {
     pub(super) reason: String,
     /// Where the document leads the flow there, it is not tried again: it may not be where it is, nor where it should be.
     pub(super) is_final: bool,
-    /// None of the addresses is assigned there that the flow has.
-    is_unassigned: bool,
 }
 
 impl Failure {
     fn for_now(reason: impl Into<String>) -> Self {
-        Self { reason: reason.into(), is_final: false, is_unassigned: false }
+        Self { reason: reason.into(), is_final: false }
     }
 
     fn for_good(reason: impl Into<String>) -> Self {
-        Self { reason: reason.into(), is_final: true, is_unassigned: false }
+        Self { reason: reason.into(), is_final: true }
     }
 }
 
@@ -62,7 +60,7 @@ impl From<Error> for Failure {
             Error::Refused { status, .. } => is_refusal(*status),
             other => matches!(other.side(), Side::Policy | Side::Client),
         };
-        Self { reason: error.to_string(), is_final, is_unassigned: false }
+        Self { reason: error.to_string(), is_final }
     }
 }
 
@@ -83,8 +81,8 @@ pub(super) struct Moving {
     stage: Stage,
     /// What the far end is told with the request for it.
     words: Words,
-    /// There is nothing else that it could be told.
-    is_as_asked: bool,
+    /// Requests in which it is asked for any address once more: the flow's own was refused.
+    for_any: Vec<u64>,
     pause: Duration,
 }
 
@@ -97,15 +95,14 @@ enum Stage {
 
 impl Moving {
     pub(super) fn begin(route: Arc<Route>, said: &Said, reopen: Reopen<'_>) -> Self {
-        let words = said.as_given();
-        let is_as_asked = words == said.as_asked();
+        let words = said.again(&[]);
         let stage = Stage::Opening(reopen(route.clone(), words.bytes()));
-        Self { route, stage, words, is_as_asked, pause: FIRST_PAUSE }
+        Self { route, stage, words, for_any: Vec::new(), pause: FIRST_PAUSE }
     }
 
-    fn open(&mut self, words: Words, is_as_asked: bool, reopen: Reopen<'_>) {
-        self.stage = Stage::Opening(reopen(self.route.clone(), words.bytes()));
-        (self.words, self.is_as_asked) = (words, is_as_asked);
+    fn open(&mut self, said: &Said, reopen: Reopen<'_>) {
+        self.words = said.again(&self.for_any);
+        self.stage = Stage::Opening(reopen(self.route.clone(), self.words.bytes()));
     }
 
     /// Ready where the flow may go there now.
@@ -121,39 +118,45 @@ impl Moving {
             match &mut self.stage {
                 Stage::Resting(timer) => {
                     ready!(timer.as_mut().poll(cx));
-                    let words = said.as_given();
-                    let is_as_asked = words == said.as_asked();
-                    self.open(words, is_as_asked, reopen);
+                    self.for_any.clear();
+                    self.open(said, reopen);
                 }
                 Stage::Opening(opening) => match ready!(opening.as_mut().poll(cx)) {
                     Ok(reopened) => self.prepare(reopened, near, said),
                     Err(error) => return Poll::Ready(Err(error.into())),
                 },
-                Stage::Preparing(next) => match ready!(next.poll(cx, worker)) {
-                    // Who asked for any gets another one there, if not its own.
-                    Err(failure) if failure.is_unassigned && !self.is_as_asked => {
-                        self.open(said.as_asked(), true, reopen);
+                Stage::Preparing(next) => {
+                    let arrived = ready!(next.poll(cx, worker));
+                    // Who asked for any gets another one there, if not its own; by another tunnel, since an identifier is
+                    // used once in each.
+                    next.refused.retain(|request| said.has_any(*request) && !self.for_any.contains(request));
+                    if next.refused.is_empty() {
+                        return Poll::Ready(arrived);
                     }
-                    arrived => return Poll::Ready(arrived),
-                },
+                    self.for_any.append(&mut next.refused);
+                    self.open(said, reopen);
+                }
             }
         }
     }
 
     fn prepare(&mut self, Reopened { mut port, told }: Reopened, near: &Port, said: &Said) {
         port.set_sink(near);
-        let timer = Box::pin(tokio::time::sleep(self.route.timeout.connect));
+        let within = self.route.timeout.connect;
+        let timer = Box::pin(tokio::time::sleep(within));
         // What was said since the request was written is said after it.
         let known = if told { std::mem::take(&mut self.words) } else { Words::default() };
-        let words = if self.is_as_asked { said.as_asked() } else { said.as_given() };
+        let words = said.again(&self.for_any);
         self.stage = Stage::Preparing(Box::new(Next {
             port,
             said: words.beyond(&known).batch(),
             unanswered: words.requests(),
             words,
+            refused: Vec::new(),
             is_assigned: false,
             is_open: false,
             heard: Batch::default(),
+            within,
             timer,
         }));
     }
@@ -187,12 +190,16 @@ pub(super) struct Next {
     said: Batch,
     /// Requests of which it has not said whether it gives an address; packets from others would be dropped there.
     unanswered: Vec<u64>,
+    /// Those of which it has said that it gives none.
+    refused: Vec<u64>,
     /// It has given one.
     is_assigned: bool,
     /// The flow could go there.
     is_open: bool,
     /// What came of it meanwhile.
     pub(super) heard: Batch,
+    /// So long it has to give addresses, and then the flow to go there.
+    within: Duration,
     timer: Pin<Box<tokio::time::Sleep>>,
 }
 
@@ -223,25 +230,33 @@ impl Next {
             for address in assigned(&batch).flatten() {
                 let is_given = !address.prefix.address().is_unspecified();
                 self.is_assigned |= is_given;
-                let before = self.unanswered.len();
-                self.unanswered.retain(|request| *request != address.request);
-                if is_given && self.unanswered.len() == before && !self.words.requests().contains(&address.request) {
+                let is_ours = self.words.requests().contains(&address.request);
+                if is_given && !is_ours {
                     // Who gives what nobody asked for need not answer what was.
                     self.unanswered.clear();
+                } else if is_ours && !is_given {
+                    self.refused.push(address.request);
                 }
+                self.unanswered.retain(|request| *request != address.request);
             }
             if self.unanswered.is_empty() && !self.is_assigned {
-                let failure = Failure::for_good("the address is not assigned there");
-                return Poll::Ready(Err(Failure { is_unassigned: true, ..failure }));
+                return Poll::Ready(Err(Failure::for_good("the address is not assigned there")));
             }
-            self.keep(worker, batch);
+            if !self.keep(worker, batch) {
+                return Poll::Ready(Err(Failure::for_now("it says more before it has given an address than is kept")));
+            }
         }
-        self.is_open = true;
+        if !std::mem::replace(&mut self.is_open, true) {
+            self.timer.as_mut().reset(tokio::time::Instant::now() + self.within);
+            // Its waker.
+            let _ = self.timer.as_mut().poll(cx);
+        }
         Poll::Ready(Ok(()))
     }
 
-    /// Where the far end is the old one, packets come by the new way from the moment when it has given the address.
-    fn keep(&mut self, worker: &Worker, mut batch: Batch) {
+    /// Where the far end is the old one, packets come by the new way from the moment when it has given the address. False
+    /// where its capsules are too many.
+    fn keep(&mut self, worker: &Worker, mut batch: Batch) -> bool {
         let heard = &mut self.heard;
         heard.opened = batch.opened;
         heard.capsules.append(&mut batch.capsules);
@@ -254,6 +269,8 @@ impl Next {
             bytes -= weight(&oldest);
             worker.shared.metrics.dropped("queue-full", 1);
         }
+        let said: usize = heard.capsules.iter().map(Other::len).sum();
+        said <= most && heard.capsules.len() <= BATCH
     }
 }
 

@@ -47,17 +47,14 @@ impl Asked {
         }
     }
 
-    /// Whether the next request takes the place of this one: it has its identifier, or is for the same address, or for
-    /// any where that was refused. Who asks again does so under another identifier (section 4.7.2).
+    /// Whether the next request takes the place of this one: it has its identifier, or is for the address that this one
+    /// is for or has, or for any where that was refused. Who asks again does so under another identifier (section 4.7.2).
     fn gives_way_to(&self, next: &Address) -> bool {
-        let wanted = self.wanted;
-        let same_version = || wanted.prefix.address().is_ipv4() == next.prefix.address().is_ipv4();
-        let is_again = if is_any(wanted.prefix) {
-            self.answer == Answer::Refused && is_any(next.prefix) && same_version()
-        } else {
-            wanted.prefix == next.prefix
-        };
-        is_again || wanted.request == next.request
+        let (wanted, has) = (self.wanted.prefix, self.as_given().prefix);
+        let same_version = || wanted.address().is_ipv4() == next.prefix.address().is_ipv4();
+        let is_any_again = || self.answer == Answer::Refused && is_any(wanted) && same_version();
+        let is_again = if is_any(next.prefix) { is_any_again() } else { [wanted, has].contains(&next.prefix) };
+        is_again || self.wanted.request == next.request
     }
 }
 
@@ -120,14 +117,26 @@ impl Said {
         }
     }
 
-    /// What is to be said again, with the addresses that were given in the place of any.
-    pub(super) fn as_given(&self) -> Words {
-        Words { whole: self.whole.clone(), asked: self.asked.iter().map(Asked::as_given).collect() }
+    /// What is to be said again: for each address that was given in the place of any, that one; for any once more in these
+    /// requests.
+    pub(super) fn again(&self, for_any: &[u64]) -> Words {
+        let said =
+            |asked: &Asked| if for_any.contains(&asked.wanted.request) { asked.wanted } else { asked.as_given() };
+        Words { whole: self.whole.clone(), asked: self.asked.iter().map(said).collect() }
     }
 
-    /// The same as it was said.
-    pub(super) fn as_asked(&self) -> Words {
-        Words { whole: self.whole.clone(), asked: self.asked.iter().map(|asked| asked.wanted).collect() }
+    /// Whether this request was for any address, and has one.
+    pub(super) fn has_any(&self, request: u64) -> bool {
+        self.asked.iter().any(|asked| asked.wanted.request == request && asked.as_given() != asked.wanted)
+    }
+
+    /// It is said again with the rest.
+    pub(super) fn holds(&self, other: &Other) -> bool {
+        match other {
+            Other::Whole { kind: connect_ip::ADDRESS_REQUEST, .. } => true,
+            Other::Whole { kind, payload } => self.whole.iter().any(|said| (said.0, &said.1) == (*kind, payload)),
+            Other::Piece { .. } => false,
+        }
     }
 }
 
@@ -208,20 +217,24 @@ mod tests {
         for request in [1, 2, 500] {
             assert!(asks(&mut said, request, [10, 0, 0, 2]));
         }
-        assert_eq!(said.as_asked().asked, [address(500, [10, 0, 0, 2])]);
+        assert_eq!(said.again(&[]).asked, [address(500, [10, 0, 0, 2])]);
         // Any address more is one more, unless the one before was refused.
         asks(&mut said, 501, ANY);
         asks(&mut said, 502, ANY);
         answers(&mut said, &[address(501, [10, 0, 0, 9]), address(502, ANY)]);
         asks(&mut said, 503, ANY);
-        assert_eq!(said.as_asked().requests(), [500, 501, 503]);
+        assert_eq!(said.again(&[]).requests(), [500, 501, 503]);
         // The first one has an address by now.
         let given = [address(500, [10, 0, 0, 2]), address(501, [10, 0, 0, 9]), address(503, ANY)];
-        assert_eq!(said.as_given().asked, given);
-        assert_ne!(said.as_asked(), said.as_given());
-        let later = said.as_given();
+        assert_eq!(said.again(&[]).asked, given);
+        assert_eq!(said.again(&[501]).asked[1], address(501, ANY));
+        assert_eq!([500, 501, 503].map(|request| said.has_any(request)), [false, true, false]);
+        let later = said.again(&[]);
         asks(&mut said, 504, [10, 0, 0, 3]);
-        assert_eq!(said.as_given().beyond(&later).asked, [address(504, [10, 0, 0, 3])]);
+        assert_eq!(said.again(&[]).beyond(&later).asked, [address(504, [10, 0, 0, 3])]);
+        // It asks for what it has.
+        asks(&mut said, 505, [10, 0, 0, 9]);
+        assert_eq!(said.again(&[]).requests(), [500, 503, 504, 505]);
     }
 
     #[test]
@@ -240,7 +253,7 @@ mod tests {
         }
         // The newest are remembered, and what else was said.
         assert_eq!(said.asked.len(), MOST_ASKED);
-        assert_eq!(said.as_asked().requests().last(), Some(&1000));
+        assert_eq!(said.again(&[]).requests().last(), Some(&1000));
         assert_eq!(said.whole.len(), 1);
     }
 }

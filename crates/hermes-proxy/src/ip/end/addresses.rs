@@ -21,6 +21,8 @@ use crate::worker::Worker;
 
 /// Addresses that one session may hold.
 const MOST_ADDRESSES: usize = 64;
+/// Refusals that wait to be heard: with those, as many as one capsule may name.
+const MOST_REFUSED: usize = connect_ip::MOST_ENTRIES - MOST_ADDRESSES;
 /// Free addresses that are found for one request, where others take them first.
 const MOST_LOOKS: usize = 8;
 
@@ -80,9 +82,10 @@ impl End {
         }
     }
 
-    /// Answers a request for addresses; those of before stay. What is refused is said once, and takes no place.
+    /// Answers a request for addresses; those of before stay. What is refused is said until that is heard, and takes no
+    /// place.
     fn assign(&mut self, wanted: &[Address]) {
-        let mut refused = Vec::new();
+        let unheard = self.refused.len();
         for Address { request, prefix } in wanted {
             let before = self.assigned.iter().position(|before| before.request == *request);
             let before = before.map(|at| self.assigned.remove(at));
@@ -94,23 +97,25 @@ impl End {
                 continue;
             }
             // Nobody may have us look at more than anybody can get.
-            let has_room = self.assigned.len() < MOST_ADDRESSES && refused.len() < MOST_ADDRESSES;
+            let has_room = self.assigned.len() < MOST_ADDRESSES && self.refused.len() < unheard + MOST_ADDRESSES;
             match if has_room { self.give(*prefix) } else { None } {
                 Some(prefix) => {
                     // Asked for again, under another identifier.
                     self.assigned.retain(|before| before.prefix != prefix);
                     self.assigned.push(Address { request: *request, prefix });
                 }
-                None => refused.push(Address { request: *request, prefix: nothing(*prefix) }),
+                None => self.refused.push(Address { request: *request, prefix: nothing(*prefix) }),
             }
         }
+        let too_many = self.refused.len().saturating_sub(MOST_REFUSED);
+        self.refused.drain(..too_many);
         // Asked again for something else: the first is nobody's.
         let told: HashSet<Prefix> = self.assigned.iter().map(|address| address.prefix).collect();
         self.release_where(|claim| !told.contains(&prefix_of(claim.prefix)));
         self.rules.there = self.assigned.iter().map(|address| Route::to(address.prefix)).collect();
         let mut payload = BytesMut::new();
         connect_ip::put_addresses(&self.assigned, &mut payload);
-        connect_ip::put_addresses(&refused, &mut payload);
+        connect_ip::put_addresses(&self.refused, &mut payload);
         self.say(connect_ip::ADDRESS_ASSIGN, payload);
     }
 

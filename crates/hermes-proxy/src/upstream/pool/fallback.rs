@@ -137,11 +137,12 @@ impl Pool {
     /// and the next ones go by it.
     pub(super) fn try_quic_again(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) {
         let avoids = &self.avoids_quic;
-        if self.shared.borrow().iter().any(|connection| connection.is_h3() && connection.has_room()) {
-            return self.leave_h2(worker, wish.destination.label);
-        }
         if avoids.is_tried.get() || self.dialing_for_all.get() || avoids.holds(worker) {
             return;
+        }
+        let takes = |other: &Rc<SharedConnection>| other.is_h3() && other.has_room() && other.is_alive();
+        if self.shared.borrow().iter().any(takes) {
+            return self.leave_h2(worker, wish.destination.label);
         }
         avoids.is_tried.set(true);
         // It is to replace what is there: at the most of connections it is one more meanwhile.
