@@ -204,6 +204,9 @@ fn a_session_goes_back_to_quic_once_that_gets_through() {
         .await;
         let mut connection = fork.connection().await;
         still_there(&mut connection).await;
+        let by_tcp = ["ss", "-Htn", "state", "established", "dst", "10.77.0.2"];
+        let over_tcp = async || fork.line.near().output(&by_tcp).await.unwrap();
+        assert!(over_tcp().await.contains(":9001"));
         lighten(fork.line.near()).await;
         // In another network it is tried before its time.
         fork.line.near().ip(&["addr", "add", "10.9.9.9/32", "dev", "lo"]).unwrap();
@@ -213,8 +216,7 @@ fn a_session_goes_back_to_quic_once_that_gets_through() {
         let log = fork.near.log();
         assert!(log.contains("QUIC gets through again"), "{log}");
         still_there(&mut connection).await;
-        let open = async || fork.one.metric("hermes_connections_open", "").await.unwrap();
-        until("QUIC's connection alone is left", async || open().await == 1.0).await;
+        until("no connection of HTTP/2 is left", async || over_tcp().await.is_empty()).await;
     });
 }
 
