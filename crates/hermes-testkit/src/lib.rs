@@ -5,7 +5,7 @@
 //! Not published; nothing of the product depends on it.
 
 pub mod ca;
-pub mod delay;
+
 pub mod dialog;
 pub mod dns;
 pub mod door;
@@ -17,6 +17,7 @@ pub mod h2spec;
 pub mod h3;
 pub mod ip;
 pub mod limits;
+pub mod link;
 pub mod load;
 pub mod multiplex;
 pub mod netns;

@@ -5,7 +5,7 @@ use std::{net::Ipv4Addr, time::Duration};
 
 use hermes_testkit::{
     ca::{Authority, Subject},
-    delay::DelayedLink,
+    link,
     load::{Exchange, Outcome, exchange::payload},
     netns::Namespace,
     origin::slow,
@@ -23,7 +23,7 @@ fn a_round_trip_takes_the_round_trip_time_and_a_handshake_one_more() {
     let dir = tempfile::tempdir().unwrap();
     let (here, there) = (Namespace::new().unwrap(), Namespace::new().unwrap());
     let (a, b) = (Ipv4Addr::new(10, 77, 0, 1), Ipv4Addr::new(10, 77, 0, 2));
-    let link = DelayedLink::new((&here, a), (&there, b), Duration::from_millis(10)).unwrap();
+    let link = link::delayed((&here, a), (&there, b), Duration::from_millis(10)).unwrap();
     let (server, ports) = python_server(&there, b, dir.path());
     let at = |kind: &str| ports[kind].as_str().unwrap().parse().unwrap();
     let udp = load(&here, dir.path(), &Exchange::Udp { address: at("udp"), length: 100 });

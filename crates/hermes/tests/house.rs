@@ -16,9 +16,10 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
         ("hermes-model", BTreeSet::new()),
         ("hermes-wire", BTreeSet::new()),
         ("hermes-net", BTreeSet::new()),
+        ("hermes-lab", BTreeSet::new()),
         ("hermes-proxy", BTreeSet::from(["hermes-model", "hermes-wire", "hermes-net"])),
-        ("hermes-testkit", BTreeSet::from(["hermes-model", "hermes-net"])),
-        ("hermes", BTreeSet::from(["hermes-model", "hermes-wire", "hermes-net", "hermes-proxy"])),
+        ("hermes-testkit", BTreeSet::from(["hermes-lab", "hermes-model", "hermes-net"])),
+        ("hermes", BTreeSet::from(["hermes-lab", "hermes-model", "hermes-wire", "hermes-net", "hermes-proxy"])),
     ])
 }
 

@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use hermes_testkit::{
     ca::{Authority, IdentityFiles, Subject},
-    delay::DelayedLink,
+    link::{self, Link},
     load::{Load, Outcome, Task, exchange::payload},
     netns::Namespace,
     origin::slow,
@@ -42,7 +42,7 @@ const LOAD: Duration = Duration::from_secs(120);
 pub(crate) struct Bed {
     // Order matters: fields are dropped from the first to the last.
     origin: Running,
-    link: Option<DelayedLink>,
+    link: Option<Link>,
     near: Namespace,
     far: Option<Namespace>,
     origins: Origins,
@@ -81,7 +81,7 @@ impl Bed {
     pub(crate) fn delayed(dir: &Path) -> Result<Self> {
         let dir = made(&dir.join("delayed"))?;
         let (near, far) = (namespace()?, namespace()?);
-        let link = DelayedLink::new((&near, NEAR), (&far, FAR), Duration::from_millis(RTT_MS) / 2)?;
+        let link = link::delayed((&near, NEAR), (&far, FAR), Duration::from_millis(RTT_MS) / 2)?;
         let identities = identities(&dir, IpAddr::V4(FAR))?;
         let origin = slow_origin(&far, &dir)?;
         Self::around(origin, Some(link), near, Some(far), identities, machine::Cores::default(), dir)
@@ -89,7 +89,7 @@ impl Bed {
 
     fn around(
         mut origin: Running,
-        link: Option<DelayedLink>,
+        link: Option<Link>,
         near: Namespace,
         far: Option<Namespace>,
         identities: [IdentityFiles; 2],
@@ -169,9 +169,8 @@ impl Bed {
 
     /// Frames that the delayed link has delivered and dropped.
     pub(crate) fn frames(&self) -> Option<(u64, u64)> {
-        use std::sync::atomic::Ordering::Relaxed;
-        let counters = self.link.as_ref()?.counters();
-        Some((counters.delivered.load(Relaxed), counters.dropped.load(Relaxed)))
+        let link = self.link.as_ref()?;
+        Some((link::arrived(link), link::overflown(link)))
     }
 
     fn load_program(&self, name: &str, load: &Load, chain: &Chain) -> Result<Program> {

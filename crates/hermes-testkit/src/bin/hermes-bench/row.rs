@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use hermes_testkit::{
     ca::{Authority, IdentityFiles, Subject},
-    delay::DelayedLink,
+    link::{self, Link},
     load::{Load, Task},
     netns::Namespace,
     process::{Program, Running},
@@ -53,7 +53,7 @@ pub(crate) struct Programs {
 /// A row of places.
 pub(crate) struct Row {
     // Order matters: fields are dropped from the first to the last.
-    links: Vec<DelayedLink>,
+    links: Vec<Link>,
     places: Vec<Namespace>,
     identities: Vec<IdentityFiles>,
     next: Cell<u8>,
@@ -96,12 +96,12 @@ impl Row {
     /// A user, an ingress far from it, and a server beside the ingress.
     pub(crate) fn far(dir: &Path, one_way: Duration) -> Result<Self> {
         let places = (0..3).map(|_| namespace()).collect::<Result<Vec<_>>>()?;
-        let link = DelayedLink::new((&places[0], end(0, 1)), (&places[1], end(0, 2)), one_way)?;
+        let link = link::delayed((&places[0], end(0, 1)), (&places[1], end(0, 2)), one_way)?;
         places[1].join(end(1, 1), &places[2], end(1, 2))?;
         Self::around(dir, places, vec![link])
     }
 
-    fn around(dir: &Path, places: Vec<Namespace>, links: Vec<DelayedLink>) -> Result<Self> {
+    fn around(dir: &Path, places: Vec<Namespace>, links: Vec<Link>) -> Result<Self> {
         let dir = made(dir)?;
         for (place, namespace) in places.iter().enumerate() {
             namespace.sysctl("net/ipv4/ip_forward", "1")?;
@@ -303,8 +303,7 @@ impl Row {
 
     /// Frames that delayed links have dropped: there should be none.
     pub(crate) fn dropped(&self) -> u64 {
-        let dropped = |link: &DelayedLink| link.counters().dropped.load(std::sync::atomic::Ordering::Relaxed);
-        self.links.iter().map(dropped).sum()
+        self.links.iter().map(link::overflown).sum()
     }
 }
 

@@ -1,0 +1,216 @@
+//! A link between two network namespaces: a tap in each, and a thread a direction that carries Ethernet frames.
+//!
+//! In: the names of two namespaces, and what becomes of frames each way. Out: frames, after their time; counters. A real
+//! path in all that matters: handshakes, acknowledgements and datagrams cross it like anything else. What is under way is
+//! bounded. Never: an address, or a device that is told of darkness.
+
+#![allow(clippy::disallowed_methods, reason = "a thread of its own waits until a frame is due")]
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::TimeSpec;
+use tun_rs::{DeviceBuilder, Layer, SyncDevice};
+
+use crate::road::{Conditions, Dropped, Road};
+
+/// Frames under way in one direction: at 20 ms and full frames this is 4.9 Gbit/s, far more than a tap moves.
+const FRAMES_UNDER_WAY: usize = 8192;
+/// Largest frame: an MTU of 1500 with its Ethernet header, and room for a VLAN tag.
+const FRAME: usize = 1522;
+/// So often a thread looks whether the link is still wanted.
+const LOOK: Duration = Duration::from_millis(50);
+/// Frames that are read before it is looked which are due.
+const BURST: usize = 64;
+/// Ethernet queue of a tap, in frames: a thousand clients at one instant fit.
+const TAP_QUEUE: u32 = 8192;
+
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// One end of a link.
+#[derive(Clone, Copy, Debug)]
+pub struct End<'a> {
+    /// The namespace's name, as `ip netns` has it.
+    pub namespace: &'a str,
+    /// The device's name in it.
+    pub device: &'a str,
+}
+
+/// What became of the frames of one direction.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Frames that arrived.
+    pub arrived: AtomicU64,
+    /// Their bytes, of whole frames.
+    pub bytes: AtomicU64,
+    /// Frames that came while it was dark, or were not sent whole before.
+    pub dark: AtomicU64,
+    /// Frames for which a queue had no room.
+    pub full: AtomicU64,
+    /// Frames that were lost by chance.
+    pub lost: AtomicU64,
+}
+
+/// A link, there until it is dropped.
+#[derive(Debug)]
+pub struct Link {
+    number: u32,
+    wanted: Arc<AtomicBool>,
+    counters: [Arc<Counters>; 2],
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Link {
+    /// Makes one. The conditions are those from the first end to the second, and back; their times count from `epoch`.
+    /// The devices have no address, and are down.
+    ///
+    /// # Errors
+    /// Without root, or where a tap cannot be made or moved.
+    pub fn new(ends: [End<'_>; 2], conditions: [Conditions; 2], epoch: Instant) -> io::Result<Self> {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let [a, b] = [Arc::new(tap(ends[0], number, "a")?), Arc::new(tap(ends[1], number, "b")?)];
+        let wanted = Arc::new(AtomicBool::new(true));
+        let counters = [Arc::<Counters>::default(), Arc::default()];
+        let [there, back] = conditions;
+        let ways = [(a.clone(), b.clone(), there), (b, a, back)];
+        let threads = ways.into_iter().zip(&counters).enumerate().map(|(way, ((from, to, conditions), counters))| {
+            let road = Road::new(conditions, u64::from(number) << 1 | way as u64);
+            let (wanted, counters) = (wanted.clone(), counters.clone());
+            thread::spawn(move || {
+                Carrier { from, to, road, epoch, counters, under_way: BinaryHeap::new() }.run(&wanted)
+            })
+        });
+        Ok(Self { number, threads: threads.collect(), wanted, counters })
+    }
+
+    /// The Ethernet addresses of its ends: who asks for them on a link that is dark gets no answer, and gives up.
+    pub fn ethernet(&self) -> [String; 2] {
+        ["a", "b"].map(|side| ethernet(self.number, side))
+    }
+
+    /// What went over it so far, there and back.
+    pub fn counters(&self) -> [&Counters; 2] {
+        self.counters.each_ref().map(|counters| &**counters)
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.wanted.store(false, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Made here and then moved, so that we hold its frames while its network end is in the namespace.
+fn tap(end: End<'_>, number: u32, side: &str) -> io::Result<SyncDevice> {
+    let name = format!("hl{}-{number}{side}", std::process::id());
+    let builder = DeviceBuilder::new().name(&name).layer(Layer::L2).tx_queue_len(TAP_QUEUE).enable(false);
+    let device = builder.build_sync()?;
+    device.set_nonblocking(true)?;
+    ip(&["link", "set", &name, "netns", end.namespace])?;
+    ip(&["-n", end.namespace, "link", "set", &name, "name", end.device, "address", &ethernet(number, side)])?;
+    Ok(device)
+}
+
+/// One that nobody else has in a lab: locally administered, with the link's number.
+fn ethernet(number: u32, side: &str) -> String {
+    let [_, high, middle, low] = number.to_be_bytes();
+    format!("02:4c:{high:02x}:{middle:02x}:{low:02x}:0{side}")
+}
+
+fn ip(arguments: &[&str]) -> io::Result<()> {
+    let output = Command::new("ip").args(arguments).stdin(Stdio::null()).output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(io::Error::other(format!("`ip {}`: {}", arguments.join(" "), said.trim())))
+}
+
+/// A frame under way. By the time of its arrival, and of two by the order in which they came.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Frame {
+    at: Duration,
+    number: u64,
+    bytes: Vec<u8>,
+}
+
+/// One direction.
+struct Carrier {
+    from: Arc<SyncDevice>,
+    to: Arc<SyncDevice>,
+    road: Road,
+    epoch: Instant,
+    counters: Arc<Counters>,
+    under_way: BinaryHeap<Reverse<Frame>>,
+}
+
+impl Carrier {
+    fn run(mut self, wanted: &AtomicBool) {
+        let mut buffer = [0; FRAME];
+        let mut number = 0;
+        while wanted.load(Ordering::Relaxed) {
+            if !self.take_in(&mut buffer, &mut number) {
+                return;
+            }
+            self.give_out();
+            let due = self.under_way.peek().map(|Reverse(frame)| frame.at.saturating_sub(self.epoch.elapsed()));
+            let patience = due.unwrap_or(LOOK).min(LOOK);
+            if !patience.is_zero() {
+                // Woken by a frame, by the time, or by a signal: it is looked again in each case.
+                let mut readable = [PollFd::new(self.from.as_fd(), PollFlags::POLLIN)];
+                let _ = ppoll(&mut readable, Some(TimeSpec::from_duration(patience)), None);
+            }
+        }
+    }
+
+    /// Takes what is there. False where the namespace, and our tap with it, is gone.
+    fn take_in(&mut self, buffer: &mut [u8], number: &mut u64) -> bool {
+        for _ in 0..BURST {
+            let length = match self.from.recv(buffer) {
+                Ok(length) => length,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+                Err(_) => return false,
+            };
+            let counter = match self.road.take(self.epoch.elapsed(), length) {
+                Ok(arrival) if self.under_way.len() < FRAMES_UNDER_WAY => {
+                    for _ in 0..1 + u8::from(arrival.is_double) {
+                        *number += 1;
+                        let bytes = buffer[..length].to_vec();
+                        self.under_way.push(Reverse(Frame { at: arrival.at, number: *number, bytes }));
+                    }
+                    continue;
+                }
+                Ok(_) | Err(Dropped::Full) => &self.counters.full,
+                Err(Dropped::Dark) => &self.counters.dark,
+                Err(Dropped::Lost) => &self.counters.lost,
+            };
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+        true
+    }
+
+    fn give_out(&mut self) {
+        while let Some(Reverse(frame)) = self.under_way.peek()
+            && frame.at <= self.epoch.elapsed()
+            && let Some(Reverse(frame)) = self.under_way.pop()
+        {
+            if self.to.send(&frame.bytes).is_ok() {
+                self.counters.arrived.fetch_add(1, Ordering::Relaxed);
+                self.counters.bytes.fetch_add(frame.bytes.len() as u64, Ordering::Relaxed);
+            } else {
+                self.counters.full.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! What becomes of a frame on its way: rate, delay, loss, disorder, and the times in which nothing passes.
+//!
+//! In: a frame's length, and when it came. Out: when it arrives and how often, or why it does not. Pure: time is given in
+//! durations since an epoch that the links of one lab share, chance is seeded, so that a run can be had once more.
+
+use std::time::Duration;
+
+use rand::rngs::SmallRng;
+use rand::{Rng as _, SeedableRng as _};
+
+/// One direction of a link.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Conditions {
+    /// Bits a second, of whole frames. `None`: as fast as the machine is.
+    pub rate: Option<u64>,
+    /// So long a frame may wait for the rate; one that would wait longer is dropped, as by a full queue.
+    pub queue: Duration,
+    /// From the moment in which it is sent whole to its arrival.
+    pub one_way: Duration,
+    /// The share of frames that are lost, from 0 to 1.
+    pub loss: f64,
+    /// The share of frames that arrive later than others by `late_by`, and so out of order.
+    pub late: f64,
+    /// See `late`.
+    pub late_by: Duration,
+    /// The share of frames that arrive twice.
+    pub twice: f64,
+    /// When anything passes at all.
+    pub up: Up,
+}
+
+impl Default for Conditions {
+    /// A cable.
+    fn default() -> Self {
+        Self {
+            rate: None,
+            queue: Duration::from_millis(100),
+            one_way: Duration::ZERO,
+            loss: 0.0,
+            late: 0.0,
+            late_by: Duration::ZERO,
+            twice: 0.0,
+            up: Up::Always,
+        }
+    }
+}
+
+/// When a link passes anything. Where it does not, frames are dropped and nobody is told: the devices stay up.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Up {
+    /// At all times.
+    Always,
+    /// One slot of several, in turns: slot 0 begins with the epoch.
+    Turns {
+        /// How long one is.
+        slot: Duration,
+        /// So many there are before the first comes again.
+        of: u32,
+        /// Which of them it is, from 0.
+        turn: u32,
+    },
+    /// Each slot by chance, and the same one with the same seed.
+    Chance {
+        /// How long one is.
+        slot: Duration,
+        /// The share of slots in which it passes, from 0 to 1.
+        share: f64,
+        /// Which sequence of them it is.
+        seed: u64,
+    },
+    /// From here to there, both since the epoch.
+    Between(Duration, Duration),
+}
+
+impl Up {
+    /// Whether anything passes then.
+    pub fn is_up(&self, at: Duration) -> bool {
+        match *self {
+            Up::Always => true,
+            Up::Turns { slot, of, turn } => number(at, slot) % u128::from(of.max(1)) == u128::from(turn),
+            Up::Chance { slot, share, seed } => {
+                let number = number(at, slot) as u64;
+                SmallRng::seed_from_u64(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15)).random_bool(bounded(share))
+            }
+            Up::Between(from, to) => (from..to).contains(&at),
+        }
+    }
+}
+
+/// The slot in which a moment lies.
+fn number(at: Duration, slot: Duration) -> u128 {
+    at.as_nanos() / slot.as_nanos().max(1)
+}
+
+fn bounded(share: f64) -> f64 {
+    share.clamp(0.0, 1.0)
+}
+
+/// Why a frame does not arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dropped {
+    /// The link was dark as it came, or before it was sent whole.
+    Dark,
+    /// Too many waited before it.
+    Full,
+    /// By chance.
+    Lost,
+}
+
+/// When a frame arrives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// Since the epoch.
+    pub at: Duration,
+    /// A second one arrives with it.
+    pub is_double: bool,
+}
+
+/// One direction of a link, with what is under way on it.
+#[derive(Debug)]
+pub struct Road {
+    conditions: Conditions,
+    /// What was taken is sent whole by then.
+    busy_until: Duration,
+    chance: SmallRng,
+}
+
+impl Road {
+    /// An empty one.
+    pub fn new(conditions: Conditions, seed: u64) -> Self {
+        Self { conditions, busy_until: Duration::ZERO, chance: SmallRng::seed_from_u64(seed) }
+    }
+
+    /// A frame comes. Times are never before those of earlier calls.
+    ///
+    /// # Errors
+    /// It does not arrive.
+    pub fn take(&mut self, at: Duration, length: usize) -> Result<Arrival, Dropped> {
+        let conditions = &self.conditions;
+        if !conditions.up.is_up(at) {
+            return Err(Dropped::Dark);
+        }
+        let begins = self.busy_until.max(at);
+        if begins - at > conditions.queue {
+            return Err(Dropped::Full);
+        }
+        let bits = 8 * length as u128;
+        let takes = conditions.rate.map_or(0, |rate| bits * 1_000_000_000 / u128::from(rate.max(1)));
+        let sent = begins + Duration::from_nanos(u64::try_from(takes).unwrap_or(u64::MAX));
+        // It was sent, whatever becomes of it.
+        self.busy_until = sent;
+        if !conditions.up.is_up(sent) {
+            return Err(Dropped::Dark);
+        }
+        if self.chance.random_bool(bounded(conditions.loss)) {
+            return Err(Dropped::Lost);
+        }
+        let late = if self.chance.random_bool(bounded(conditions.late)) { conditions.late_by } else { Duration::ZERO };
+        let is_double = self.chance.random_bool(bounded(conditions.twice));
+        Ok(Arrival { at: sent + conditions.one_way + late, is_double })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn frames_leave_one_after_the_other_and_a_full_queue_takes_none() {
+        let conditions = Conditions { rate: Some(8_000_000), queue: 2 * MS, one_way: 5 * MS, ..Conditions::default() };
+        let mut road = Road::new(conditions, 1);
+        // A thousand bytes take a millisecond.
+        let arrivals: Vec<_> = (0..5).map(|_| road.take(Duration::ZERO, 1000).map(|arrival| arrival.at)).collect();
+        assert_eq!(arrivals, [Ok(6 * MS), Ok(7 * MS), Ok(8 * MS), Err(Dropped::Full), Err(Dropped::Full)]);
+        assert_eq!(road.take(10 * MS, 500).map(|arrival| arrival.at), Ok(15 * MS + MS / 2));
+    }
+
+    #[test]
+    fn in_turns_one_link_passes_what_is_sent_whole_in_its_slot() {
+        let up = |turn| Up::Turns { slot: 1000 * MS, of: 3, turn };
+        for second in 0..9 {
+            let at = Duration::from_secs(second) + MS;
+            assert_eq!([0, 1, 2].map(|turn| up(turn).is_up(at)), [0, 1, 2].map(|turn| second % 3 == turn));
+        }
+        let mut road = Road::new(Conditions { rate: Some(8_000_000), up: up(1), ..Conditions::default() }, 1);
+        assert_eq!(road.take(999 * MS, 1), Err(Dropped::Dark));
+        assert!(road.take(1998 * MS, 1000).is_ok());
+        // Half of it would be sent behind the slot.
+        assert_eq!(road.take(1999 * MS, 1500), Err(Dropped::Dark));
+    }
+
+    #[test]
+    fn chance_is_as_often_as_it_is_asked_for_and_the_same_again() {
+        let conditions = Conditions { loss: 0.1, late: 0.2, late_by: MS, twice: 0.3, ..Conditions::default() };
+        let run = || {
+            let mut road = Road::new(conditions.clone(), 7);
+            (0..10_000).map(|_| road.take(Duration::ZERO, 100)).collect::<Vec<_>>()
+        };
+        let taken = run();
+        assert_eq!(taken, run());
+        let arrived: Vec<_> = taken.iter().flatten().collect();
+        let share = |count: usize, of: usize| count as f64 / of as f64;
+        assert!((share(arrived.len(), taken.len()) - 0.9).abs() < 0.02);
+        let late = arrived.iter().filter(|arrival| arrival.at == MS).count();
+        assert!((share(late, arrived.len()) - 0.2).abs() < 0.02);
+        assert!((share(arrived.iter().filter(|arrival| arrival.is_double).count(), arrived.len()) - 0.3).abs() < 0.02);
+        let up = Up::Chance { slot: MS, share: 0.1, seed: 3 };
+        let slots = (0..10_000).filter(|slot| up.is_up(*slot * MS)).count();
+        assert!((share(slots, 10_000) - 0.1).abs() < 0.02, "{slots}");
+    }
+}
