@@ -18,6 +18,7 @@ pub const TARGETS: &[Target] = &[
     ("authority", model::authority),
     ("capsule", wire::capsule),
     ("connect_ip", wire::connect_ip),
+    ("custody", wire::custody),
     ("connect_udp_path", wire::connect_udp_path),
     ("dns", wire::dns),
     ("h3", wire::h3),

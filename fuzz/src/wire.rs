@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 
 use bytes::{Bytes, BytesMut};
 use hermes_wire::capsule::{self, Capsule, CapsuleDecoder, CapsuleError};
+use hermes_wire::custody::{self, Record};
 use hermes_wire::dns::{self, Answer, Question};
 use hermes_wire::h3::{Frame, FrameDecoder, FrameError, Settings};
 use hermes_wire::ip::{self, Trouble};
@@ -128,6 +129,21 @@ pub fn connect_ip(data: &[u8]) {
         connect_ip::put_routes(&routes, &mut out);
         assert_eq!(connect_ip::parse_route_advertisement(out.into()), Ok(routes));
     }
+}
+
+/// The first byte chooses which record the rest is the payload of. What is accepted can be written, and is read again as
+/// the same from a stream.
+pub fn custody(data: &[u8]) {
+    let Some((kind, payload)) = data.split_first() else { return };
+    let kind = custody::KINDS.get(usize::from(*kind)).copied().unwrap_or_default();
+    let Ok(record) = Record::parse(kind, Bytes::copy_from_slice(payload)) else { return };
+    let mut out = BytesMut::new();
+    record.put(&mut out);
+    let mut decoder = custody::decoder();
+    decoder.push(out.freeze());
+    let Ok(Some(Capsule::Kept { kind, payload })) = decoder.next() else { panic!("{record:?} is no capsule") };
+    assert_eq!(Record::parse(kind, payload).as_ref(), Ok(&record));
+    assert!(decoder.finish().is_ok());
 }
 
 /// The first two bytes choose the MTU; the rest is a packet, and once more with the lengths and the

@@ -10,6 +10,7 @@
 pub mod capsule;
 pub mod connect_ip;
 pub mod connect_udp;
+pub mod custody;
 pub mod dns;
 pub mod h3;
 pub mod ip;

@@ -1,0 +1,326 @@
+//! Chains of engines in time that is computed: what custody comes to over links that are up in turns, without a socket.
+//!
+//! In: sizes, links, phases. Out: when the response was there, against what the links allow. Every byte is compared.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use hermes_wire::custody::{ExchangeId, Part, Record};
+
+use super::engine::{Engine, Limits, Output, Side};
+
+const LIMITS: Limits = Limits { exchanges: 1000, bytes: 1 << 30 };
+/// Bytes a microsecond: 10 Mbit/s.
+const RATE: f64 = 1.25;
+/// What records cost beside their bytes: their own head, TCP's and IP's.
+const HEAD: usize = 80;
+const TICK: Duration = Duration::from_millis(1);
+/// So often it is tried whether a link is up, and so long nothing is heard where it is not.
+const BEACON: u128 = 20;
+const SILENCE: Duration = Duration::from_millis(100);
+
+/// The bytes at this place of a response of this exchange.
+fn content(id: ExchangeId, length: usize) -> Bytes {
+    (0..length).map(|at| (at as u32).wrapping_mul(2_654_435_761).to_be_bytes()[0] ^ id.0[0]).collect()
+}
+
+/// One direction of a link.
+#[derive(Default)]
+struct Way {
+    busy_until: Duration,
+    under_way: VecDeque<(Duration, Record)>,
+}
+
+struct Node {
+    engine: Engine,
+    /// What is delivered of requests here, and answered.
+    asked: Vec<(ExchangeId, usize)>,
+    /// And when it was whole.
+    answered: Vec<(ExchangeId, BytesMut, Option<Duration>)>,
+    failed: Vec<ExchangeId>,
+}
+
+/// When a link is up.
+type IsUp = fn(link: usize, at: Duration) -> bool;
+
+struct Chain {
+    nodes: Vec<Node>,
+    links: Vec<[Way; 2]>,
+    open: Vec<bool>,
+    dark_since: Vec<Option<Duration>>,
+    now: Duration,
+    is_up: IsUp,
+    size: usize,
+}
+
+fn name(node: usize) -> Arc<str> {
+    Arc::from(format!("n{node}"))
+}
+
+impl Chain {
+    fn new(nodes: usize, size: usize, begin: Duration, is_up: IsUp) -> Self {
+        let node = |_| Node { engine: Engine::new(LIMITS), asked: vec![], answered: vec![], failed: vec![] };
+        Self {
+            nodes: (0..nodes).map(node).collect(),
+            links: (1..nodes).map(|_| Default::default()).collect(),
+            open: vec![false; nodes - 1],
+            dark_since: vec![None; nodes - 1],
+            now: begin,
+            is_up,
+            size,
+        }
+    }
+
+    fn begin(&mut self, number: u8) -> ExchangeId {
+        let id = ExchangeId([number; 16]);
+        let engine = &mut self.nodes[0].engine;
+        engine.begin(self.now, id, Side::Peer(name(1)), Duration::from_secs(900)).unwrap();
+        assert!(engine.append(id, Part::Request, content(id, 200), true));
+        id
+    }
+
+    /// What each node has to do.
+    fn act(&mut self, index: usize) {
+        let last = self.nodes.len() - 1;
+        let (size, now) = (self.size, self.now);
+        let node = &mut self.nodes[index];
+        while let Some(output) = node.engine.output() {
+            match output {
+                Output::Begun { id, .. } => {
+                    let to = if index == last { Side::Here } else { Side::Peer(name(index + 1)) };
+                    node.engine.lead(id, to);
+                }
+                Output::Write { id, part, offset, bytes, is_last } => {
+                    node.engine.is_safe(id, part, offset + bytes.len() as u64, is_last);
+                }
+                Output::Deliver { id, part: Part::Request, bytes, is_last } => {
+                    let known = node.asked.iter().position(|(known, _)| *known == id).unwrap_or_else(|| {
+                        node.asked.push((id, 0));
+                        node.asked.len() - 1
+                    });
+                    node.asked[known].1 += bytes.len();
+                    node.engine.delivered(id, Part::Request, node.asked[known].1 as u64, is_last);
+                    if is_last {
+                        assert_eq!(node.asked[known].1, 200);
+                        assert!(node.engine.append(id, Part::Response, content(id, size), true));
+                    }
+                }
+                Output::Deliver { id, bytes, is_last, .. } => {
+                    let known = node.answered.iter().position(|(known, ..)| *known == id).unwrap_or_else(|| {
+                        node.answered.push((id, BytesMut::new(), None));
+                        node.answered.len() - 1
+                    });
+                    let (_, came, whole_at) = &mut node.answered[known];
+                    came.extend_from_slice(&bytes);
+                    assert!(whole_at.is_none(), "bytes came twice");
+                    *whole_at = is_last.then_some(now);
+                    node.engine.delivered(id, Part::Response, came.len() as u64, is_last);
+                }
+                Output::Failed { id, .. } => node.failed.push(id),
+                Output::Forget { .. } => {}
+            }
+        }
+    }
+
+    fn tick(&mut self) {
+        self.now += TICK;
+        let now = self.now;
+        for link in 0..self.links.len() {
+            let is_up = (self.is_up)(link, now);
+            let dark_since = &mut self.dark_since[link];
+            *dark_since = if is_up { None } else { dark_since.or(Some(now)) };
+            let ends = [(link, name(link + 1)), (link + 1, name(link))];
+            if self.open[link] && dark_since.is_some_and(|since| now - since >= SILENCE) {
+                self.open[link] = false;
+                for (node, peer) in &ends {
+                    self.nodes[*node].engine.closed(peer);
+                }
+            }
+            let wanted = ends.iter().any(|(node, peer)| self.nodes[*node].engine.wants(peer));
+            if !self.open[link] && is_up && wanted && now.as_millis().is_multiple_of(BEACON) {
+                self.open[link] = true;
+                self.links[link] = Default::default();
+                for (node, peer) in &ends {
+                    self.nodes[*node].engine.opened(peer);
+                }
+            }
+            for (way, (node, peer)) in ends.iter().enumerate() {
+                // Arrivals of the other way are for this node.
+                let other = &mut self.links[link][1 - way].under_way;
+                while other.front().is_some_and(|(at, _)| *at <= now) {
+                    let Some((at, record)) = other.pop_front() else { break };
+                    if (self.is_up)(link, at) {
+                        self.nodes[*node].engine.hear(now, peer, record);
+                    }
+                }
+                self.act(*node);
+                let way = &mut self.links[link][way];
+                if !self.open[link] {
+                    continue;
+                }
+                while way.busy_until <= now + TICK
+                    && let Some(record) = self.nodes[*node].engine.next_record(now, peer)
+                {
+                    let bytes = if let Record::Data { bytes, .. } = &record { bytes.len() } else { 0 };
+                    let heads = HEAD * bytes.div_ceil(1400).max(1);
+                    let takes = Duration::from_nanos((1000.0 * (bytes + heads) as f64 / RATE) as u64);
+                    way.busy_until = way.busy_until.max(now) + takes;
+                    way.under_way.push_back((way.busy_until, record));
+                }
+            }
+        }
+    }
+
+    /// Goes on until so many responses are whole at the first node.
+    fn run(&mut self, count: usize, at_most: Duration) {
+        let end = self.now + at_most;
+        while self.nodes[0].answered.iter().filter(|(_, _, whole_at)| whole_at.is_some()).count() < count {
+            assert!(self.now < end, "not there after {at_most:?}");
+            self.tick();
+        }
+        for (id, came, _) in &self.nodes[0].answered {
+            assert!(*came == content(*id, self.size), "{id} is not what was sent");
+        }
+    }
+}
+
+/// One link of three each second.
+fn in_turns(link: usize, at: Duration) -> bool {
+    at.as_secs() % 3 == link as u64
+}
+
+/// Over all phases of the links, in seconds.
+fn mean(size: usize) -> f64 {
+    let phases = 30;
+    let took = |phase: u32| {
+        let begin = Duration::from_secs(3) * phase / phases;
+        let mut chain = Chain::new(4, size, begin, in_turns);
+        chain.begin(7);
+        chain.run(1, Duration::from_secs(300));
+        (chain.now - begin).as_secs_f64()
+    };
+    (0..phases).map(took).sum::<f64>() / f64::from(phases)
+}
+
+/// What was measured of such links is the limit that physics sets: `hop-transport` of the design.
+#[test]
+fn links_in_turns_are_used_to_their_limit() {
+    for (size, limit) in [(45 << 10, 6.54), (500 << 10, 6.93), (1 << 20, 7.37), (5 << 20, 18.85)] {
+        let mean = mean(size);
+        println!("{size}: {mean:.2} s, {:.3} of the limit", mean / limit);
+        assert!(mean <= 1.05 * limit, "{size} bytes: {mean:.2} s, and physics allows {limit}");
+    }
+}
+
+#[test]
+fn what_is_over_is_forgotten_by_all() {
+    let mut chain = Chain::new(4, 100_000, Duration::ZERO, in_turns);
+    for number in 0..20 {
+        chain.begin(number);
+    }
+    chain.run(20, Duration::from_secs(100));
+    for _ in 0..30_000 {
+        chain.tick();
+    }
+    for (index, node) in chain.nodes.iter().enumerate() {
+        assert_eq!(node.engine.kept(), 0, "node {index}");
+        assert_eq!(node.engine.deadline(), None, "node {index}: {:?}", node.engine);
+    }
+}
+
+/// An hour in which nothing passes, and a deadline within it.
+#[test]
+fn what_has_had_its_time_comes_to_nothing_everywhere() {
+    let mut chain = Chain::new(3, 1 << 20, Duration::ZERO, |link, at| link == 0 && at < Duration::from_secs(2));
+    let id = chain.begin(1);
+    for _ in 0..2500 {
+        chain.tick();
+    }
+    chain.now += Duration::from_secs(3600);
+    for index in 0..3 {
+        let now = chain.now;
+        chain.nodes[index].engine.expire(now);
+        chain.act(index);
+    }
+    assert_eq!(chain.nodes[0].failed, [id]);
+    assert!(chain.nodes.iter().all(|node| node.engine.deadline().is_none() && node.engine.kept() == 0));
+}
+
+/// Up a tenth of the time, by chance.
+fn seldom(link: usize, at: Duration) -> bool {
+    let slot = at.as_millis() as u64 / 200 + 1;
+    let mixed = (slot ^ (link as u64) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 32 < (1 << 32) / 10
+}
+
+#[test]
+fn eight_links_that_are_seldom_up_bring_all_of_it() {
+    let mut chain = Chain::new(9, 1 << 20, Duration::ZERO, seldom);
+    for number in 0..5 {
+        chain.begin(number);
+    }
+    chain.run(5, Duration::from_secs(800));
+    assert!(chain.nodes[8].asked.len() == 5 && chain.nodes[0].failed.is_empty());
+}
+
+/// A hundred at once share what the links carry, and waste little of it.
+#[test]
+fn many_at_once_take_what_the_links_can_carry() {
+    const COUNT: u8 = 100;
+    let mut chain = Chain::new(4, 45 << 10, Duration::ZERO, in_turns);
+    for number in 0..COUNT {
+        chain.begin(number);
+    }
+    chain.run(usize::from(COUNT), Duration::from_secs(200));
+    let took = chain.now.as_secs_f64();
+    // As one of their size together.
+    let mut one = Chain::new(4, usize::from(COUNT) * (45 << 10), Duration::ZERO, in_turns);
+    one.begin(1);
+    one.run(1, Duration::from_secs(200));
+    assert!(took <= 1.1 * one.now.as_secs_f64(), "{took} s, and {:?} for one of that size", one.now);
+}
+
+/// What is small does not wait for what is large, and what is large ends too.
+#[test]
+fn small_ones_come_first_and_large_ones_are_not_starved() {
+    let always: IsUp = |_, _| true;
+    let mut chain = Chain::new(3, 2 << 20, Duration::ZERO, always);
+    let large = chain.begin(0);
+    for _ in 0..500 {
+        chain.tick();
+    }
+    chain.size = 20_000;
+    let mut begun = Vec::new();
+    let is_whole = |chain: &Chain, wanted: ExchangeId| {
+        chain.nodes[0].answered.iter().find(|(id, ..)| *id == wanted).and_then(|(_, _, whole_at)| *whole_at)
+    };
+    // Small ones all the time, which alone take two thirds of the links.
+    while is_whole(&chain, large).is_none() {
+        if chain.now.as_millis().is_multiple_of(24) && begun.len() < 250 {
+            let id = chain.begin(begun.len() as u8 + 1);
+            begun.push((id, chain.now));
+        }
+        assert!(chain.now < Duration::from_secs(60), "the large one is starved");
+        chain.tick();
+    }
+    let mut waits: Vec<Duration> =
+        begun.iter().filter_map(|(id, at)| is_whole(&chain, *id).map(|whole_at| whole_at - *at)).collect();
+    waits.sort_unstable();
+    assert!(waits.len() > 100, "{}", waits.len());
+    // 16 ms a link each, behind what is under way already.
+    assert!(waits[waits.len() / 2] < Duration::from_millis(250), "{:?}", waits[waits.len() / 2]);
+}
+
+/// A node in the middle that has room for less than comes.
+#[test]
+fn a_node_without_room_loses_nothing() {
+    let first_up: IsUp = |link, at| link == 1 || at.as_secs() % 2 == 1;
+    let mut chain = Chain::new(3, 1 << 20, Duration::ZERO, first_up);
+    chain.nodes[1].engine = Engine::new(Limits { exchanges: 10, bytes: 100_000 });
+    for number in 0..3 {
+        chain.begin(number);
+    }
+    chain.run(3, Duration::from_secs(100));
+}

@@ -1,0 +1,120 @@
+//! How much may be under way to a neighbour: what the link carries in a round trip, and a little more.
+//!
+//! In: when what was sent, and when the neighbour held it. Out: a window in bytes. What is in a queue when a link goes dark
+//! is lost, so that little is in one; what is missing in the window is time in which the link idles. Time is given.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// Beyond a round trip, what a neighbour takes to write and to answer.
+const BEYOND: Duration = Duration::from_millis(30);
+/// A window is not smaller: of a link of 10 Mbit/s that is 50 ms.
+const LEAST: u64 = 64 << 10;
+/// Nor larger.
+const MOST: u64 = 16 << 20;
+/// Rates and round trips are remembered for so long.
+const REMEMBERED: Duration = Duration::from_secs(10);
+/// Samples under way; of more, the oldest are forgotten.
+const MOST_SAMPLES: usize = 1024;
+
+/// What is known of the way to a neighbour. Times are since any one moment.
+#[derive(Debug, Default)]
+pub(crate) struct Pace {
+    /// Bytes that the neighbour has come to hold, over all.
+    delivered: u64,
+    under_way: VecDeque<Sample>,
+    /// Bytes that were sent over the channel that is there.
+    sent: u64,
+    acknowledged: u64,
+    /// The highest rate, in bytes a second, and when it was seen.
+    rate: Option<(f64, Duration)>,
+    /// The shortest round trip, and when it was seen.
+    trip: Option<(Duration, Duration)>,
+}
+
+/// Something that was sent.
+#[derive(Debug)]
+struct Sample {
+    at: Duration,
+    /// The last of its bytes, counted over the channel.
+    upto: u64,
+    /// What had been delivered then.
+    delivered: u64,
+}
+
+impl Pace {
+    /// There is another channel: nothing is under way.
+    pub(crate) fn begin(&mut self) {
+        self.under_way.clear();
+        (self.sent, self.acknowledged) = (0, 0);
+    }
+
+    pub(crate) fn sent(&mut self, now: Duration, bytes: u64) {
+        self.sent += bytes;
+        if self.under_way.len() == MOST_SAMPLES {
+            self.under_way.pop_front();
+        }
+        self.under_way.push_back(Sample { at: now, upto: self.sent, delivered: self.delivered });
+    }
+
+    /// The neighbour holds so many bytes more.
+    pub(crate) fn held(&mut self, now: Duration, bytes: u64) {
+        self.delivered += bytes;
+        self.acknowledged = (self.acknowledged + bytes).min(self.sent);
+        let mut newest = None;
+        while self.under_way.front().is_some_and(|sample| sample.upto <= self.acknowledged) {
+            newest = self.under_way.pop_front();
+        }
+        let Some(sample) = newest else { return };
+        let took = now.saturating_sub(sample.at).max(Duration::from_micros(50));
+        let rate = (self.delivered - sample.delivered) as f64 / took.as_secs_f64();
+        let is_old = |seen: Duration| now.saturating_sub(seen) > REMEMBERED;
+        if self.rate.is_none_or(|(highest, seen)| rate >= highest || is_old(seen)) {
+            self.rate = Some((rate, now));
+        }
+        if self.trip.is_none_or(|(shortest, seen)| took <= shortest || is_old(seen)) {
+            self.trip = Some((took, now));
+        }
+    }
+
+    /// So many bytes may be under way.
+    pub(crate) fn window(&self) -> u64 {
+        let (Some((rate, _)), Some((trip, _))) = (self.rate, self.trip) else { return LEAST };
+        ((rate * (trip + BEYOND).as_secs_f64()) as u64).clamp(LEAST, MOST)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// A link of this many bytes a millisecond and this round trip, always full.
+    fn after_a_second(rate: u64, trip: u32) -> u64 {
+        let (mut pace, mut link, mut in_flight) = (Pace::default(), VecDeque::new(), 0);
+        let mut free_at = 0;
+        for now in 0..1000_u64 {
+            while link.front().is_some_and(|(at, _)| *at <= now) {
+                let (_, bytes) = link.pop_front().unwrap_or_default();
+                in_flight -= bytes;
+                pace.held(MS * now as u32, bytes);
+            }
+            while in_flight + rate <= pace.window() {
+                free_at = now.max(free_at) + 1;
+                link.push_back((free_at + u64::from(trip), rate));
+                in_flight += rate;
+                pace.sent(MS * now as u32, rate);
+            }
+        }
+        pace.window()
+    }
+
+    #[test]
+    fn a_window_is_what_the_link_carries_in_a_trip_and_a_little_more() {
+        // 10 Mbit/s and 1 ms: the least. 100 Mbit/s and 40 ms: 12.5 kB for each of some 71 ms.
+        assert_eq!(after_a_second(1250, 1), LEAST);
+        let wide = after_a_second(12_500, 40);
+        assert!((800_000..1_200_000).contains(&wide), "{wide}");
+    }
+}
