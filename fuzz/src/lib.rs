@@ -16,6 +16,7 @@ pub type Target = (&'static str, fn(&[u8]));
 /// Every target there is.
 pub const TARGETS: &[Target] = &[
     ("authority", model::authority),
+    ("binary_http", wire::binary_http),
     ("capsule", wire::capsule),
     ("connect_ip", wire::connect_ip),
     ("custody", wire::custody),

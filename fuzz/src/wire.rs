@@ -6,6 +6,7 @@
 use std::net::SocketAddr;
 
 use bytes::{Bytes, BytesMut};
+use hermes_wire::binary_http::{self, BinaryHttpError, Control, Part};
 use hermes_wire::capsule::{self, Capsule, CapsuleDecoder, CapsuleError};
 use hermes_wire::custody::{self, Record};
 use hermes_wire::dns::{self, Answer, Question};
@@ -144,6 +145,47 @@ pub fn custody(data: &[u8]) {
     let Ok(Some(Capsule::Kept { kind, payload })) = decoder.next() else { panic!("{record:?} is no capsule") };
     assert_eq!(Record::parse(kind, payload).as_ref(), Ok(&record));
     assert!(decoder.finish().is_ok());
+}
+
+/// As one string, and byte by byte: the same parts, or the same fault. What is accepted can be written, and is read again as
+/// the same.
+pub fn binary_http(data: &[u8]) {
+    let whole = parts(data, data.len().max(1));
+    assert_eq!(whole, parts(data, 1));
+    let Ok(parts_of_it) = whole else { return };
+    let mut out = BytesMut::new();
+    for part in &parts_of_it {
+        match part {
+            // Interim ones are not written.
+            Part::Head(Control::Response { status: ..200 }, _) => return,
+            Part::Head(control, fields) => {
+                binary_http::put_head(control, fields.iter().map(|(name, value)| (&name[..], &value[..])), &mut out);
+            }
+            Part::Content(bytes) => {
+                binary_http::put_chunk_head(bytes.len(), &mut out);
+                out.extend_from_slice(bytes);
+            }
+            Part::End(fields) => {
+                binary_http::put_end(fields.iter().map(|(name, value)| (&name[..], &value[..])), &mut out);
+            }
+        }
+    }
+    assert_eq!(parts(&out, out.len()), Ok(parts_of_it));
+}
+
+/// Content in one piece.
+fn parts(data: &[u8], size: usize) -> Result<Vec<Part>, BinaryHttpError> {
+    let (mut decoder, mut parts) = (binary_http::Decoder::new(1 << 16), Vec::<Part>::new());
+    for piece in data.chunks(size) {
+        decoder.push(Bytes::copy_from_slice(piece));
+        while let Some(part) = decoder.next()? {
+            match (parts.last_mut(), part) {
+                (Some(Part::Content(before)), Part::Content(more)) => *before = [&before[..], &more].concat().into(),
+                (_, part) => parts.push(part),
+            }
+        }
+    }
+    decoder.finish().map(|()| parts)
 }
 
 /// The first two bytes choose the MTU; the rest is a packet, and once more with the lengths and the

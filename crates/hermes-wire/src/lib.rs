@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod binary_http;
 pub mod capsule;
 pub mod connect_ip;
 pub mod connect_udp;
