@@ -9,9 +9,9 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use hermes_wire::custody::{ExchangeId, Part, Record};
 
-use super::engine::{Engine, Limits, Output, Side};
+use super::engine::{Appended, Engine, Entry, Limits, Output, Side};
 
-const LIMITS: Limits = Limits { exchanges: 1000, bytes: 1 << 30 };
+const LIMITS: Limits = Limits { exchanges: 1000, memory: 1 << 30, disk: 0 };
 /// Bytes a microsecond: 10 Mbit/s.
 const RATE: f64 = 1.25;
 /// What records cost beside their bytes: their own head, TCP's and IP's.
@@ -42,6 +42,16 @@ struct Node {
     failed: Vec<ExchangeId>,
 }
 
+fn account() -> Arc<str> {
+    Arc::from("all")
+}
+
+fn engine(limits: Limits) -> Engine {
+    let mut engine = Engine::new();
+    engine.allow(&account(), limits);
+    engine
+}
+
 /// When a link is up.
 type IsUp = fn(link: usize, at: Duration) -> bool;
 
@@ -61,7 +71,7 @@ fn name(node: usize) -> Arc<str> {
 
 impl Chain {
     fn new(nodes: usize, size: usize, begin: Duration, is_up: IsUp) -> Self {
-        let node = |_| Node { engine: Engine::new(LIMITS), asked: vec![], answered: vec![], failed: vec![] };
+        let node = |_| Node { engine: engine(LIMITS), asked: vec![], answered: vec![], failed: vec![] };
         Self {
             nodes: (0..nodes).map(node).collect(),
             links: (1..nodes).map(|_| Default::default()).collect(),
@@ -76,8 +86,8 @@ impl Chain {
     fn begin(&mut self, number: u8) -> ExchangeId {
         let id = ExchangeId([number; 16]);
         let engine = &mut self.nodes[0].engine;
-        engine.begin(self.now, id, Side::Peer(name(1)), Duration::from_secs(900)).unwrap();
-        assert!(engine.append(id, Part::Request, content(id, 200), true));
+        engine.begin(self.now, id, Side::Peer(name(1)), Duration::from_secs(900), &account()).unwrap();
+        assert_eq!(engine.append(id, Part::Request, content(id, 200), true), Appended::Taken);
         id
     }
 
@@ -88,35 +98,51 @@ impl Chain {
         let node = &mut self.nodes[index];
         while let Some(output) = node.engine.output() {
             match output {
-                Output::Begun { id, .. } => {
-                    let to = if index == last { Side::Here } else { Side::Peer(name(index + 1)) };
-                    node.engine.lead(id, to);
+                Output::Begun { .. } | Output::Read { .. } | Output::Stir(_) | Output::Room => {}
+                // A head is what comes first, and each node but the last has its own.
+                Output::Head { id, part: Part::Request, .. } if index == last => {
+                    node.engine.take_in(id, &account());
                 }
-                Output::Write { id, part, offset, bytes, is_last } => {
+                Output::Head { id, part: Part::Request, bytes } => {
+                    let head = [&b"node"[..], &bytes[..1]].concat();
+                    node.engine.lead(id, Side::Peer(name(index + 1)), &account(), 1, head.into());
+                }
+                Output::Head { id, part, bytes } => {
+                    let head = [&b"n"[..], &bytes[..1]].concat();
+                    node.engine.settle(id, part, 1, head.into());
+                }
+                Output::Keep { id, entry: Entry::Bytes { part, offset, bytes, is_last } } => {
                     node.engine.is_safe(id, part, offset + bytes.len() as u64, is_last);
                 }
-                Output::Deliver { id, part: Part::Request, bytes, is_last } => {
+                Output::Keep { id, entry: Entry::Head { part, head, .. } } => {
+                    node.engine.is_safe(id, part, head.len() as u64, false);
+                }
+                Output::Keep { .. } => {}
+                Output::Ready { id, part: Part::Request } => {
                     let known = node.asked.iter().position(|(known, _)| *known == id).unwrap_or_else(|| {
                         node.asked.push((id, 0));
                         node.asked.len() - 1
                     });
-                    node.asked[known].1 += bytes.len();
-                    node.engine.delivered(id, Part::Request, node.asked[known].1 as u64, is_last);
-                    if is_last {
-                        assert_eq!(node.asked[known].1, 200);
-                        assert!(node.engine.append(id, Part::Response, content(id, size), true));
+                    while let Some((bytes, is_last)) = node.engine.read(id, Part::Request, 99) {
+                        node.asked[known].1 += bytes.len();
+                        if is_last {
+                            assert_eq!(node.asked[known].1, 200 + 4 * (last - 1));
+                            let response = content(id, size);
+                            assert_eq!(node.engine.append(id, Part::Response, response, true), Appended::Taken);
+                        }
                     }
                 }
-                Output::Deliver { id, bytes, is_last, .. } => {
+                Output::Ready { id, .. } => {
                     let known = node.answered.iter().position(|(known, ..)| *known == id).unwrap_or_else(|| {
                         node.answered.push((id, BytesMut::new(), None));
                         node.answered.len() - 1
                     });
                     let (_, came, whole_at) = &mut node.answered[known];
-                    came.extend_from_slice(&bytes);
-                    assert!(whole_at.is_none(), "bytes came twice");
-                    *whole_at = is_last.then_some(now);
-                    node.engine.delivered(id, Part::Response, came.len() as u64, is_last);
+                    while let Some((bytes, is_last)) = node.engine.read(id, Part::Response, usize::MAX) {
+                        came.extend_from_slice(&bytes);
+                        assert!(whole_at.is_none(), "bytes came twice");
+                        *whole_at = is_last.then_some(now);
+                    }
                 }
                 Output::Failed { id, .. } => node.failed.push(id),
                 Output::Forget { .. } => {}
@@ -152,7 +178,7 @@ impl Chain {
                 while other.front().is_some_and(|(at, _)| *at <= now) {
                     let Some((at, record)) = other.pop_front() else { break };
                     if (self.is_up)(link, at) {
-                        self.nodes[*node].engine.hear(now, peer, record);
+                        self.nodes[*node].engine.hear(now, peer, record, &account());
                     }
                 }
                 self.act(*node);
@@ -181,7 +207,9 @@ impl Chain {
             self.tick();
         }
         for (id, came, _) in &self.nodes[0].answered {
-            assert!(*came == content(*id, self.size), "{id} is not what was sent");
+            let heads = self.nodes.len() - 2;
+            assert!(came[..heads].iter().all(|byte| *byte == b'n'), "each node has its own head");
+            assert!(came[heads..] == content(*id, self.size), "{id} is not what was sent");
         }
     }
 }
@@ -225,7 +253,7 @@ fn what_is_over_is_forgotten_by_all() {
         chain.tick();
     }
     for (index, node) in chain.nodes.iter().enumerate() {
-        assert_eq!(node.engine.kept(), 0, "node {index}");
+        assert_eq!(node.engine.kept(), (0, 0), "node {index}");
         assert_eq!(node.engine.deadline(), None, "node {index}: {:?}", node.engine);
     }
 }
@@ -245,7 +273,7 @@ fn what_has_had_its_time_comes_to_nothing_everywhere() {
         chain.act(index);
     }
     assert_eq!(chain.nodes[0].failed, [id]);
-    assert!(chain.nodes.iter().all(|node| node.engine.deadline().is_none() && node.engine.kept() == 0));
+    assert!(chain.nodes.iter().all(|node| node.engine.deadline().is_none() && node.engine.kept() == (0, 0)));
 }
 
 /// Up a tenth of the time, by chance.
@@ -318,7 +346,7 @@ fn small_ones_come_first_and_large_ones_are_not_starved() {
 fn a_node_without_room_loses_nothing() {
     let first_up: IsUp = |link, at| link == 1 || at.as_secs() % 2 == 1;
     let mut chain = Chain::new(3, 1 << 20, Duration::ZERO, first_up);
-    chain.nodes[1].engine = Engine::new(Limits { exchanges: 10, bytes: 100_000 });
+    chain.nodes[1].engine = engine(Limits { exchanges: 10, memory: 100_000, disk: 0 });
     for number in 0..3 {
         chain.begin(number);
     }

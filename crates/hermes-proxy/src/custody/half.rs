@@ -1,7 +1,12 @@
 //! One direction of an exchange: bytes that come from one side, are held, and go to the other.
 //!
 //! In: bytes at an offset, what of them is safe, what the next one holds. Out: bytes to be written, to be told of, to be
-//! sent. Holds what the next one does not, and nothing else. Never: which exchange it is, or who is on either side.
+//! sent. Holds what the next one does not, and nothing else: in memory, or as a place that is on disk. Never: which
+//! exchange it is, or who is on either side.
+//!
+//! A node may have another head than the one before gave it (`Via`, what a route rewrites). Behind the head the bytes are
+//! the same: what is held, sent and written counts from the beginning of our string, and only what is said to the one
+//! before, and by it, from the beginning of its own.
 
 use std::collections::VecDeque;
 
@@ -14,34 +19,118 @@ pub(crate) struct Upto {
     pub(crate) is_whole: bool,
 }
 
+/// Bytes that the next one does not hold.
+#[derive(Debug)]
+enum Chunk {
+    Here(Bytes),
+    /// So many of them are on disk alone.
+    Away(u64),
+}
+
+impl Chunk {
+    fn len(&self) -> u64 {
+        match self {
+            Chunk::Here(bytes) => bytes.len() as u64,
+            Chunk::Away(length) => *length,
+        }
+    }
+}
+
+/// What stands at the beginning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Head {
+    /// It is being read: what will stand there is not known yet.
+    Awaited,
+    /// So many bytes of ours, where the one before had so many of its own.
+    Settled { length: u64, theirs: u64 },
+}
+
+/// What may be sent next.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// These bytes, which stand there. An empty chunk says that the end is there.
+    Bytes { offset: u64, bytes: Bytes, is_last: bool },
+    /// What stands there is on disk, so many bytes of it.
+    Away { offset: u64, length: u64 },
+}
+
 /// One direction of an exchange.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Half {
     /// What the next one does not hold yet, from `base` on.
-    kept: VecDeque<Bytes>,
+    kept: VecDeque<Chunk>,
     base: u64,
+    in_memory: u64,
+    head: Head,
     /// What has come.
     have: Upto,
     /// What of it survives us.
     safe: Upto,
-    /// What the one before has heard of that, over the channel that is there.
+    /// What the one before has heard of that, over the channel that is there; in its count.
     told: Option<Upto>,
     /// Bytes came for which there was no room, or behind such: they are to be sent again.
     lacks: bool,
     /// From where that was asked for last.
     asked_again: Option<u64>,
+    /// Nothing goes out before so much is safe: who begins anew behind us must find the same head.
+    first: u64,
     /// What went out over the channel that is there.
     sent: Upto,
     /// What the next one holds.
     held: Upto,
+    /// Bytes that are on disk are on their way back.
+    is_loading: bool,
+}
+
+impl Default for Half {
+    /// Its bytes are passed on as they come.
+    fn default() -> Self {
+        Self {
+            kept: VecDeque::new(),
+            base: 0,
+            in_memory: 0,
+            head: Head::Settled { length: 0, theirs: 0 },
+            have: Upto::default(),
+            safe: Upto::default(),
+            told: None,
+            lacks: false,
+            asked_again: None,
+            first: 0,
+            sent: Upto::default(),
+            held: Upto::default(),
+            is_loading: false,
+        }
+    }
 }
 
 impl Half {
-    /// Bytes have come that stand there. Those that are new, and where they begin; `None`: there is a gap before them,
-    /// or there is nothing new.
+    /// One whose head is read first, by [`Half::settle`].
+    pub(crate) fn awaiting_head() -> Self {
+        Self { head: Head::Awaited, ..Self::default() }
+    }
+
+    /// Whether its head is not known yet.
+    pub(crate) fn awaits_head(&self) -> bool {
+        self.head == Head::Awaited
+    }
+
+    /// Bytes have come that stand there, in the count of whoever sent them. Those that are new, and where they begin;
+    /// `None`: there is a gap before them, or there is nothing new.
     pub(crate) fn take(&mut self, offset: u64, mut bytes: Bytes, is_last: bool) -> Option<(u64, Bytes)> {
         if self.have.is_whole {
             return None;
+        }
+        let mut offset = offset;
+        if let Head::Settled { length, theirs } = self.head {
+            if let Some(of_head) = theirs.checked_sub(offset).filter(|of_head| *of_head > 0) {
+                let of_head = usize::try_from(of_head).unwrap_or(usize::MAX);
+                if of_head > bytes.len() {
+                    return None;
+                }
+                bytes = bytes.split_off(of_head);
+                offset = theirs;
+            }
+            offset = offset - theirs + length;
         }
         let Some(known) = self.have.offset.checked_sub(offset) else {
             // What is under way behind those that were lost comes too; it is asked for once.
@@ -55,10 +144,70 @@ impl Half {
         let new = bytes.split_off(known);
         let at = self.have.offset;
         self.have = Upto { offset: at + new.len() as u64, is_whole: is_last };
-        if !new.is_empty() {
-            self.kept.push_back(new.clone());
-        }
+        self.keep(new.clone());
         Some((at, new))
+    }
+
+    fn keep(&mut self, bytes: Bytes) {
+        if !bytes.is_empty() {
+            self.in_memory += bytes.len() as u64;
+            self.kept.push_back(Chunk::Here(bytes));
+        }
+    }
+
+    /// Where the one before had so many bytes of a head, this one stands. What came behind is returned: it is to be
+    /// written, behind the head.
+    pub(crate) fn settle(&mut self, theirs: u64, head: Bytes) -> Vec<Bytes> {
+        let mut behind = Vec::new();
+        let mut left = theirs;
+        for chunk in self.kept.drain(..) {
+            let Chunk::Here(mut bytes) = chunk else { continue };
+            let of_head = bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            let _ = bytes.split_to(of_head);
+            left -= of_head as u64;
+            if !bytes.is_empty() {
+                behind.push(bytes);
+            }
+        }
+        let length = head.len() as u64;
+        self.head = Head::Settled { length, theirs };
+        self.in_memory = 0;
+        self.have.offset = self.have.offset - theirs + length;
+        self.first = length;
+        self.keep(head);
+        behind.iter().for_each(|bytes| self.keep(bytes.clone()));
+        behind
+    }
+
+    /// Nothing is sent before so much of it is safe.
+    pub(crate) fn send_after(&mut self, offset: u64) {
+        self.first = offset;
+    }
+
+    /// As it was before this process: a head in the place of so many bytes of the one before, and what followed, all of it
+    /// on disk. Entries come in their order; one behind a gap says that the next one had all before.
+    pub(crate) fn restore_head(&mut self, theirs: u64, length: u64) {
+        self.head = Head::Settled { length, theirs };
+        self.restore(Upto { offset: 0, is_whole: false }, length);
+    }
+
+    /// See [`Half::restore_head`].
+    pub(crate) fn restore(&mut self, at: Upto, length: u64) {
+        if at.offset > self.have.offset {
+            self.kept.clear();
+            self.base = at.offset;
+        }
+        let end = at.offset + length;
+        let new = end.saturating_sub(self.have.offset.max(self.base));
+        match self.kept.back_mut() {
+            Some(Chunk::Away(before)) => *before += new,
+            _ if new > 0 => self.kept.push_back(Chunk::Away(new)),
+            _ => {}
+        }
+        self.have = Upto { offset: end.max(self.have.offset), is_whole: at.is_whole || self.have.is_whole };
+        self.safe = self.have;
+        self.sent = Upto { offset: self.base, is_whole: false };
+        self.held = self.sent;
     }
 
     /// So much of it survives us.
@@ -74,24 +223,39 @@ impl Half {
         self.asked_again = None;
     }
 
+    /// What was refused is to be asked for, once there is room.
+    pub(crate) fn is_lacking(&self) -> bool {
+        self.lacks
+    }
+
     /// What the one before is to be told, if it has not heard that yet; and whether it is to send again what comes behind
     /// that, for which there is room by now.
     pub(crate) fn news(&mut self, has_room: bool) -> Option<(Upto, bool)> {
-        // What the next one holds is safe too.
-        let safe = if self.held.offset > self.safe.offset || self.held.is_whole { self.held } else { self.safe };
-        if self.lacks && has_room && safe.offset == self.have.offset {
+        let (said, again) = self.to_say(has_room)?;
+        if again {
             self.lacks = false;
             self.asked_again = Some(self.have.offset);
-            self.told = Some(safe);
-            return Some((safe, true));
+        }
+        self.told = Some(said);
+        Some((said, again))
+    }
+
+    /// Whether [`Half::news`] has any.
+    pub(crate) fn has_news(&self, has_room: bool) -> bool {
+        self.to_say(has_room).is_some()
+    }
+
+    fn to_say(&self, has_room: bool) -> Option<(Upto, bool)> {
+        let Head::Settled { length, theirs } = self.head else { return None };
+        // What the next one holds is safe too.
+        let safe = if self.held.offset > self.safe.offset || self.held.is_whole { self.held } else { self.safe };
+        let offset = safe.offset.checked_sub(length).map_or(0, |behind| theirs + behind);
+        let said = Upto { offset, is_whole: safe.is_whole };
+        if self.lacks && has_room && safe.offset == self.have.offset {
+            return Some((said, true));
         }
         // Who knows of none of it is told nothing new by that.
-        let told = self.told.unwrap_or_default();
-        if safe == told {
-            return None;
-        }
-        self.told = Some(safe);
-        Some((safe, false))
+        (said != self.told.unwrap_or_default()).then_some((said, false))
     }
 
     /// The next one holds so much. What that is no longer needed here; what it has not is sent again.
@@ -106,22 +270,37 @@ impl Half {
             self.have.is_whole |= upto.is_whole;
             self.sent = Upto { offset: upto.offset, is_whole: false };
             self.kept.clear();
+            self.in_memory = 0;
             self.base = upto.offset;
         }
         self.held = Upto { is_whole: upto.is_whole && self.have.is_whole && upto.offset == self.have.offset, ..upto };
         if self.sent.offset < upto.offset || self.held.is_whole {
             self.sent = self.held;
         }
+        self.release();
+    }
+
+    fn release(&mut self) {
         while let Some(first) = self.kept.front_mut() {
             let ahead = self.held.offset - self.base;
-            if ahead >= first.len() as u64 {
-                self.base += first.len() as u64;
-                self.kept.pop_front();
-            } else {
-                // A part of a chunk keeps all of it.
-                let _ = first.split_to(ahead as usize);
+            if ahead == 0 {
+                break;
+            }
+            if ahead < first.len() {
+                match first {
+                    // A part of a chunk keeps all of it.
+                    Chunk::Here(bytes) => {
+                        let _ = bytes.split_to(ahead as usize);
+                        self.in_memory -= ahead;
+                    }
+                    Chunk::Away(length) => *length -= ahead,
+                }
                 self.base += ahead;
                 break;
+            }
+            self.base += first.len();
+            if let Some(Chunk::Here(bytes)) = self.kept.pop_front() {
+                self.in_memory -= bytes.len() as u64;
             }
         }
     }
@@ -136,32 +315,95 @@ impl Half {
         self.told = None;
     }
 
-    /// The next bytes for the next one, at most so many. An empty chunk says that the end is there.
-    pub(crate) fn send(&mut self, most: usize) -> Option<(u64, Bytes, bool)> {
+    /// The next bytes for the next one, at most so many.
+    pub(crate) fn send(&mut self, most: usize) -> Option<Next> {
+        if !self.is_sendable() {
+            return None;
+        }
         let at = self.sent.offset;
         let mut before = at - self.base;
         for chunk in &self.kept {
-            if before >= chunk.len() as u64 {
-                before -= chunk.len() as u64;
+            if before >= chunk.len() {
+                before -= chunk.len();
                 continue;
             }
+            let chunk = match chunk {
+                Chunk::Here(chunk) => chunk,
+                Chunk::Away(length) => {
+                    self.is_loading = true;
+                    return Some(Next::Away { offset: at, length: length - before });
+                }
+            };
             let start = before as usize;
-            let bytes = chunk.slice(start..chunk.len().min(start + most));
+            let bytes = chunk.slice(start..chunk.len().min(start.saturating_add(most)));
             self.sent.offset += bytes.len() as u64;
             let is_last = self.have.is_whole && self.sent.offset == self.have.offset;
             self.sent.is_whole = is_last;
-            return Some((at, bytes, is_last));
+            return Some(Next::Bytes { offset: at, bytes, is_last });
         }
-        let has_end = self.have.is_whole && !self.sent.is_whole;
-        has_end.then(|| {
-            self.sent.is_whole = true;
-            (at, Bytes::new(), true)
-        })
+        self.sent.is_whole = true;
+        Some(Next::Bytes { offset: at, bytes: Bytes::new(), is_last: true })
     }
 
-    /// There is something to be sent.
-    pub(crate) fn has_unsent(&self) -> bool {
-        self.sent.offset < self.have.offset || (self.have.is_whole && !self.sent.is_whole)
+    /// What was away stands there again.
+    pub(crate) fn load(&mut self, offset: u64, mut bytes: Bytes) {
+        self.is_loading = false;
+        let mut begin = self.base;
+        for index in 0..self.kept.len() {
+            let end = begin + self.kept[index].len();
+            if offset.max(self.base) < end {
+                let Chunk::Away(length) = self.kept[index] else { return };
+                // Some of it may be the next one's meanwhile.
+                let over = usize::try_from(begin.saturating_sub(offset)).unwrap_or(usize::MAX).min(bytes.len());
+                let mut bytes = bytes.split_off(over);
+                let before = offset.saturating_sub(begin);
+                bytes.truncate(usize::try_from(length - before).unwrap_or(usize::MAX));
+                let behind = length - before - bytes.len() as u64;
+                self.in_memory += bytes.len() as u64;
+                let put = [Chunk::Away(before), Chunk::Here(bytes), Chunk::Away(behind)];
+                self.kept.remove(index);
+                for chunk in put.into_iter().rev().filter(|chunk| chunk.len() > 0) {
+                    self.kept.insert(index, chunk);
+                }
+                return;
+            }
+            begin = end;
+        }
+    }
+
+    /// What is safe, and not about to be sent, need not be in memory.
+    pub(crate) fn evict(&mut self) {
+        let mut end = self.base + self.kept.iter().map(Chunk::len).sum::<u64>();
+        let mut away = 0;
+        let mut index = self.kept.len();
+        while index > 0 {
+            let begin = end - self.kept[index - 1].len();
+            if begin < self.sent.offset {
+                break;
+            }
+            let is_safe = end <= self.safe.offset;
+            if let (Chunk::Here(bytes), true) = (&self.kept[index - 1], is_safe) {
+                self.in_memory -= bytes.len() as u64;
+                self.kept[index - 1] = Chunk::Away(end - begin);
+            }
+            if let Chunk::Away(length) = self.kept[index - 1] {
+                if away > 0 {
+                    self.kept.remove(index);
+                    self.kept[index - 1] = Chunk::Away(length + away);
+                }
+                away += length;
+            } else {
+                away = 0;
+            }
+            end = begin;
+            index -= 1;
+        }
+    }
+
+    /// There is something that may be sent.
+    pub(crate) fn is_sendable(&self) -> bool {
+        let is_settled = !self.awaits_head() && !self.is_loading && self.safe.offset >= self.first;
+        is_settled && (self.sent.offset < self.have.offset || (self.have.is_whole && !self.sent.is_whole))
     }
 
     /// Bytes under way.
@@ -169,9 +411,14 @@ impl Half {
         self.sent.offset - self.held.offset
     }
 
-    /// Bytes kept here.
+    /// Bytes kept here, wherever.
     pub(crate) fn kept(&self) -> u64 {
         self.have.offset - self.base
+    }
+
+    /// Bytes in memory.
+    pub(crate) fn in_memory(&self) -> u64 {
+        self.in_memory
     }
 
     pub(crate) fn sent(&self) -> u64 {
@@ -202,6 +449,10 @@ mod tests {
 
     fn bytes(text: &'static str) -> Bytes {
         Bytes::from_static(text.as_bytes())
+    }
+
+    fn next(offset: u64, text: &'static str, is_last: bool) -> Option<Next> {
+        Some(Next::Bytes { offset, bytes: bytes(text), is_last })
     }
 
     #[test]
@@ -241,20 +492,20 @@ mod tests {
         let mut half = Half::default();
         half.take(0, bytes("hello"), false);
         half.take(5, bytes("world"), true);
-        assert_eq!(half.send(3), Some((0, bytes("hel"), false)));
-        assert_eq!(half.send(100), Some((3, bytes("lo"), false)));
-        assert_eq!(half.send(100), Some((5, bytes("world"), true)));
+        assert_eq!(half.send(3), next(0, "hel", false));
+        assert_eq!(half.send(100), next(3, "lo", false));
+        assert_eq!(half.send(100), next(5, "world", true));
         assert_eq!((half.send(100), half.in_flight()), (None, 10));
         half.set_held(upto(4, false));
         assert_eq!((half.in_flight(), half.kept()), (6, 6));
         half.rewind();
-        assert_eq!(half.send(100), Some((4, bytes("o"), false)));
-        assert_eq!(half.send(100), Some((5, bytes("world"), true)));
+        assert_eq!(half.send(100), next(4, "o", false));
+        assert_eq!(half.send(100), next(5, "world", true));
         // Older words than the last.
         half.set_held(upto(1, false));
         assert_eq!(half.held(), upto(4, false));
         half.set_held(upto(10, true));
-        assert!(half.is_over() && half.kept() == 0 && !half.has_unsent());
+        assert!(half.is_over() && half.kept() == 0 && !half.is_sendable() && half.in_memory() == 0);
     }
 
     #[test]
@@ -264,7 +515,7 @@ mod tests {
         half.set_held(upto(5, false));
         assert_eq!((half.kept(), half.have(), half.news(true)), (0, upto(5, false), Some((upto(5, false), false))));
         assert_eq!(half.take(5, bytes("!"), true), Some((5, bytes("!"))));
-        assert_eq!(half.send(9), Some((5, bytes("!"), true)));
+        assert_eq!(half.send(9), next(5, "!", true));
     }
 
     #[test]
@@ -287,12 +538,92 @@ mod tests {
     fn an_end_that_comes_alone_is_sent_alone() {
         let mut half = Half::default();
         half.take(0, bytes("x"), false);
-        assert_eq!(half.send(9), Some((0, bytes("x"), false)));
+        assert_eq!(half.send(9), next(0, "x", false));
         half.take(1, bytes(""), true);
-        assert_eq!(half.send(9), Some((1, bytes(""), true)));
+        assert_eq!(half.send(9), next(1, "", true));
         assert_eq!(half.send(9), None);
         half.set_held(upto(1, false));
         half.rewind();
-        assert_eq!(half.send(9), Some((1, bytes(""), true)));
+        assert_eq!(half.send(9), next(1, "", true));
+    }
+
+    #[test]
+    fn another_head_stands_in_the_place_of_theirs() {
+        let mut half = Half::awaiting_head();
+        assert_eq!(half.take(0, bytes("head"), false), Some((0, bytes("head"))));
+        assert_eq!(half.take(4, bytes("er+body"), false), Some((4, bytes("er+body"))));
+        assert_eq!((half.send(99), half.news(true)), (None, None));
+        // "header+" of theirs.
+        assert_eq!(half.settle(7, bytes("HD+")), [bytes("body")]);
+        assert_eq!((half.have(), half.in_memory()), (upto(7, false), 7));
+        assert_eq!(half.send(99), None, "its head has to be safe first");
+        half.set_safe(upto(3, false));
+        assert_eq!(half.news(true), Some((upto(7, false), false)));
+        assert_eq!(half.send(99), next(0, "HD+", false));
+        assert_eq!(half.send(99), next(3, "body", false));
+        // Bytes of the head that come again say nothing.
+        assert_eq!(half.take(0, bytes("header"), false), None);
+        assert_eq!(half.take(5, bytes("r+body!"), true), Some((7, bytes("!"))));
+        half.set_held(upto(5, false));
+        assert_eq!(half.news(true), Some((upto(9, false), false)));
+        half.set_held(upto(8, true));
+        assert_eq!(half.news(true), Some((upto(12, true), false)));
+    }
+
+    #[test]
+    fn a_part_of_a_head_is_none_for_the_one_before() {
+        let mut half = Half::awaiting_head();
+        half.take(0, bytes("hd"), false);
+        half.settle(2, bytes("a longer head"));
+        half.set_safe(upto(5, false));
+        assert_eq!(half.news(true), None);
+        half.set_safe(upto(13, false));
+        assert_eq!(half.news(true), Some((upto(2, false), false)));
+    }
+
+    #[test]
+    fn what_is_on_disk_is_read_again_when_it_is_to_be_sent() {
+        let mut half = Half::default();
+        for (offset, text) in [(0, "hello"), (5, "world"), (10, "again")] {
+            half.take(offset, bytes(text), false);
+        }
+        half.set_safe(upto(12, false));
+        assert_eq!(half.send(5), next(0, "hello", false));
+        half.evict();
+        assert_eq!((half.in_memory(), half.kept()), (10, 15), "what is under way stays, and what is not safe");
+        half.set_safe(upto(15, false));
+        half.evict();
+        assert_eq!((half.in_memory(), half.kept()), (5, 15));
+        assert_eq!(half.send(4), Some(Next::Away { offset: 5, length: 10 }));
+        assert_eq!(half.send(4), None, "it is on its way");
+        half.set_held(upto(6, false));
+        half.load(5, bytes("worl"));
+        assert_eq!((half.in_memory(), half.kept()), (3, 9));
+        assert_eq!(half.send(99), next(6, "orl", false));
+        assert_eq!(half.send(99), Some(Next::Away { offset: 9, length: 6 }));
+        half.load(9, bytes("dagain"));
+        assert_eq!(half.send(99), next(9, "dagain", false));
+        half.set_held(upto(15, false));
+        assert_eq!((half.in_memory(), half.kept()), (0, 0));
+    }
+
+    #[test]
+    fn what_was_there_before_this_process_goes_on() {
+        let mut half = Half::awaiting_head();
+        half.restore_head(4, 6);
+        half.restore(upto(6, false), 10);
+        half.restore(upto(16, true), 0);
+        assert_eq!((half.have(), half.in_memory(), half.kept()), (upto(16, true), 0, 16));
+        assert_eq!(half.news(true), Some((upto(14, true), false)));
+        assert_eq!(half.send(20), Some(Next::Away { offset: 0, length: 16 }));
+        // The next one had some of it before.
+        half.set_held(upto(9, false));
+        half.load(0, bytes("HEAD++0123456789"));
+        assert_eq!(half.send(20), next(9, "3456789", true));
+        // Behind a gap: the next one had all before.
+        let mut half = Half::default();
+        half.restore(upto(0, false), 5);
+        half.restore(upto(8, false), 2);
+        assert_eq!((half.have(), half.kept(), half.held()), (upto(10, false), 2, upto(8, false)));
     }
 }

@@ -1,0 +1,213 @@
+//! Who has what to do, and what it costs: kept beside the exchanges, so that nobody goes over all of them.
+//!
+//! In: an exchange that may have changed. Out: its places in the queues of its neighbours, and in its account.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+
+use hermes_wire::custody::{ExchangeId, Part, Record};
+
+use super::super::pace::Pace;
+use super::{Engine, Exchange, Limits, Output, PARTS, Side};
+
+/// A neighbour.
+#[derive(Debug, Default)]
+pub(super) struct Peer {
+    pub(super) is_open: bool,
+    /// It was asked, and had nothing to hear.
+    pub(super) is_quiet: bool,
+    pub(super) pace: Pace,
+    /// What is not about bytes, to be said first.
+    pub(super) words: VecDeque<Record>,
+    /// Halves of which it is to hear what is held.
+    pub(super) news: BTreeSet<(ExchangeId, Part)>,
+    /// Halves that have something for it: by what they have had, and by their age.
+    pub(super) least: BTreeSet<(u64, ExchangeId, Part)>,
+    pub(super) oldest: BTreeSet<(u64, ExchangeId, Part)>,
+    /// Bytes under way to it.
+    pub(super) in_flight: u64,
+    /// Chunks since the oldest exchange had its turn.
+    pub(super) turns: u32,
+    /// Exchanges that it has part in, and what it is to hear of those that are over.
+    pub(super) exchanges: usize,
+    pub(super) ended: usize,
+}
+
+impl Peer {
+    /// There is something for it.
+    pub(super) fn stir(&mut self, name: &Arc<str>, out: &mut VecDeque<Output>) {
+        if std::mem::take(&mut self.is_quiet) {
+            out.push_back(Output::Stir(name.clone()));
+        }
+    }
+}
+
+/// What is held on somebody's behalf.
+#[derive(Debug)]
+pub(super) struct Account {
+    pub(super) limits: Limits,
+    pub(super) exchanges: usize,
+    pub(super) memory: u64,
+    pub(super) disk: u64,
+    /// Who was refused is to be told of room.
+    pub(super) has_refused: bool,
+    /// Halves whose neighbour was refused.
+    pub(super) lacking: BTreeSet<ExchangeId>,
+}
+
+impl Default for Account {
+    fn default() -> Self {
+        let limits = Limits { exchanges: 0, memory: 0, disk: 0 };
+        Self { limits, exchanges: 0, memory: 0, disk: 0, has_refused: false, lacking: BTreeSet::new() }
+    }
+}
+
+impl Account {
+    /// So many bytes more.
+    pub(super) fn takes(&self, bytes: usize) -> bool {
+        let fits = |kept: u64, limit: u64| kept + bytes as u64 <= limit;
+        fits(self.memory, self.limits.memory) && (self.limits.disk == 0 || fits(self.disk, self.limits.disk))
+    }
+
+    /// With a quarter to spare, or who is told to send again would be refused again.
+    pub(super) fn has_room(&self) -> bool {
+        let has = |kept: u64, limit: u64| kept <= limit / 4 * 3;
+        has(self.memory, self.limits.memory) && (self.limits.disk == 0 || has(self.disk, self.limits.disk))
+    }
+
+    /// What can be on disk alone had better be.
+    pub(super) fn is_tight(&self) -> bool {
+        self.limits.disk > 0 && self.memory > self.limits.memory / 2
+    }
+}
+
+/// How a half stands in the indexes.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Indexed {
+    /// Among those that have something for a neighbour, with what it has had.
+    sent: Option<u64>,
+    has_news: bool,
+    in_flight: u64,
+    memory: u64,
+    disk: u64,
+    /// Who is here was told of it.
+    pub(super) is_ready_told: bool,
+}
+
+/// Where a part stands in `PARTS`.
+pub(super) fn of(part: Part) -> usize {
+    usize::from(part == Part::Response)
+}
+
+/// An exchange is another account's now.
+pub(super) fn move_account(accounts: &mut HashMap<Arc<str>, Account>, exchange: &Exchange, before: &Arc<str>) {
+    let [memory, disk] = [|one: &Indexed| one.memory, |one: &Indexed| one.disk]
+        .map(|of: fn(&Indexed) -> u64| exchange.indexed.iter().map(of).sum::<u64>());
+    if let Some(old) = accounts.get_mut(before) {
+        old.exchanges -= 1;
+        old.memory -= memory;
+        old.disk -= disk;
+    }
+    let new = accounts.entry(exchange.account.clone()).or_default();
+    new.exchanges += 1;
+    new.memory += memory;
+    new.disk += disk;
+}
+
+impl Engine {
+    /// An exchange may have changed: puts it where it belongs.
+    pub(super) fn reindex(&mut self, id: ExchangeId) {
+        self.put(id, false);
+    }
+
+    /// It goes: takes it out of all indexes.
+    pub(super) fn unindex(&mut self, id: ExchangeId) {
+        self.put(id, true);
+    }
+
+    fn put(&mut self, id: ExchangeId, goes: bool) {
+        let Some(exchange) = self.exchanges.get_mut(&id) else { return };
+        let account = self.accounts.entry(exchange.account.clone()).or_default();
+        let had_room = account.has_room();
+        for part in PARTS {
+            let before = exchange.indexed[of(part)];
+            let now = if goes { Indexed::default() } else { stand(exchange, part, had_room, account.limits.disk > 0) };
+            account.memory = account.memory + now.memory - before.memory;
+            account.disk = account.disk + now.disk - before.disk;
+            let number = exchange.number;
+            if let Some(Side::Peer(name)) = exchange.sink(part)
+                && let Some(peer) = self.peers.get_mut(name)
+            {
+                let frees = now.in_flight < before.in_flight;
+                peer.in_flight = peer.in_flight + now.in_flight - before.in_flight;
+                if now.sent != before.sent {
+                    before.sent.map(|sent| peer.least.remove(&(sent, id, part)));
+                    now.sent.map(|sent| peer.least.insert((sent, id, part)));
+                }
+                match (before.sent, now.sent) {
+                    (None, Some(_)) => _ = peer.oldest.insert((number, id, part)),
+                    (Some(_), None) => _ = peer.oldest.remove(&(number, id, part)),
+                    _ => {}
+                }
+                if (now.sent.is_some() && before.sent.is_none()) || (frees && !peer.least.is_empty()) {
+                    peer.stir(name, &mut self.out);
+                }
+            }
+            if let Some(Side::Peer(name)) = exchange.source(part)
+                && let Some(peer) = self.peers.get_mut(name)
+            {
+                match (before.has_news, now.has_news) {
+                    (false, true) => {
+                        peer.news.insert((id, part));
+                        peer.stir(name, &mut self.out);
+                    }
+                    (true, false) => _ = peer.news.remove(&(id, part)),
+                    _ => {}
+                }
+            }
+            if now.is_ready_told && !before.is_ready_told {
+                self.out.push_back(Output::Ready { id, part });
+            }
+            exchange.indexed[of(part)] = now;
+        }
+        let lacks = !goes && (exchange.request.is_lacking() || exchange.response.is_lacking());
+        if lacks {
+            account.lacking.insert(id);
+        } else {
+            account.lacking.remove(&id);
+        }
+        if account.has_room() {
+            if std::mem::take(&mut account.has_refused) {
+                self.out.push_back(Output::Room);
+            }
+            if !had_room {
+                // Neighbours that were refused may be told to send again. No deeper than this: there is room by now.
+                let waiting: Vec<_> = account.lacking.iter().copied().collect();
+                waiting.into_iter().for_each(|one| self.put(one, false));
+            }
+        }
+    }
+}
+
+/// How a half should stand.
+fn stand(exchange: &mut Exchange, part: Part, has_room: bool, on_disk: bool) -> Indexed {
+    let before = exchange.indexed[of(part)];
+    let is_answered = exchange.is_answered(part);
+    let sink = match exchange.sink(part) {
+        Some(Side::Peer(_)) => Some(true),
+        Some(Side::Here) => Some(false),
+        None => None,
+    };
+    let comes_from_peer = matches!(exchange.source(part), Some(Side::Peer(_)));
+    let half = exchange.half(part);
+    let may_go = half.is_sendable() && !is_answered;
+    let awaits_head = half.awaits_head();
+    Indexed {
+        sent: (may_go && sink == Some(true)).then(|| half.sent()),
+        has_news: comes_from_peer && half.has_news(has_room),
+        in_flight: if sink == Some(true) { half.in_flight() } else { 0 },
+        memory: half.in_memory(),
+        disk: if on_disk && !awaits_head { half.kept() } else { 0 },
+        is_ready_told: before.is_ready_told || (half.is_sendable() && sink == Some(false)),
+    }
+}
