@@ -204,6 +204,7 @@ fn build(draft: &Draft, base: &Path, report: &mut Report) -> Snapshot {
         listeners: &draft.listener_names,
         upstreams: upstreams.iter().map(|(_, upstream)| (&*upstream.name, upstream)).collect(),
         upstream_names: &draft.upstream_names,
+        has_state: head.state.is_some(),
     };
     let routes: Vec<(usize, Arc<Route>)> = built(&draft.routes, |at, section| {
         route::build(section, &format!("routes[{at}]"), &names, report).map(Arc::new)
@@ -245,6 +246,8 @@ struct Names<'a> {
     upstreams: HashMap<&'a str, &'a Arc<Upstream>>,
     /// Of all upstreams, those with problems included.
     upstream_names: &'a [String],
+    /// The document names a directory for what outlives the process.
+    has_state: bool,
 }
 
 fn unique_names(draft: &Draft, report: &mut Report) {

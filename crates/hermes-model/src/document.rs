@@ -68,6 +68,9 @@ pub struct Document {
     /// Where session records go.
     #[serde(default, skip_serializing_if = "is_default")]
     pub access_log: AccessLog,
+    /// A directory for what outlives the process; absent keeps it in memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<String>,
     /// Where bytes come in.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub listeners: Vec<listener::Listener>,

@@ -261,6 +261,12 @@ limits! {
     upstream_idle_connections / "upstream-idle-connections": usize as usize; 1024, 1, 1_000_000;
     /// Requests under way below which retries need no budget: a lone request may always be retried.
     retry_floor / "retry-floor": u32 as u32; 3, 0, 10_000;
+    /// Exchanges in custody, of each route; and of those that arrive for routes without `custody`, together.
+    custody_exchanges / "custody-exchanges": usize as usize; 10_000, 1, 1_000_000;
+    /// Bytes in memory of exchanges in custody that arrive for routes without `custody`, together.
+    custody_memory / "custody-memory": usize as Bytes, buffer; Bytes(64 * MIB), Bytes(MIB), Bytes(u32::MAX);
+    /// Bytes on disk of those, where the node has `state`.
+    custody_disk / "custody-disk": usize as Bytes, buffer; Bytes(1024 * MIB), Bytes(MIB), Bytes(u32::MAX);
 }
 
 #[cfg(test)]

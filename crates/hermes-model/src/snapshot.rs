@@ -49,6 +49,8 @@ pub struct Snapshot {
     pub dispatch: Dispatch,
     /// Where session records go.
     pub access_log: AccessLog,
+    /// A directory for what outlives the process.
+    pub state: Option<PathBuf>,
     /// In the document's order; names are unique.
     pub listeners: Vec<Arc<Listener>>,
     /// In the document's order; the first match wins.
@@ -350,6 +352,8 @@ pub struct Route {
     pub rewrite: Option<Rewrite>,
     /// What may be tried again, how often.
     pub retry: Option<Retry>,
+    /// Nodes answer for it, hop by hop, until it is through.
+    pub custody: Option<Custody>,
     /// How long to wait for what.
     pub timeout: Timeouts,
     /// What a changed route does to live sessions.
@@ -374,6 +378,14 @@ pub enum Action {
 }
 
 impl Route {
+    /// The upstream whose nodes take its sessions into custody.
+    pub fn custody_of(&self) -> Option<&Arc<str>> {
+        match &self.action {
+            Action::Upstream(upstream) if self.custody.is_some() => Some(&upstream.name),
+            _ => None,
+        }
+    }
+
     /// Whether there may be a session of this kind that it does something for.
     pub(crate) fn serves(&self, kind: Kind) -> bool {
         let kinds = &self.matcher.kinds;
@@ -544,6 +556,29 @@ pub enum OnChange {
     Keep,
     /// They move to the new place (`udp`).
     Move,
+}
+
+/// How a node answers for the exchanges of a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Custody {
+    /// What is not through by then comes to nothing.
+    pub deadline: Duration,
+    /// Bytes in memory, of all of the route's exchanges.
+    pub memory: u64,
+    /// Bytes on disk; zero where the node has no `state`.
+    pub disk: u64,
+    /// When bytes count as safe.
+    pub durable: Durable,
+}
+
+/// What bytes in custody survive before anybody hears that they are held.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Durable {
+    /// The end of the process: they are written.
+    #[default]
+    Process,
+    /// The loss of power: they are on the disk.
+    Fsync,
 }
 
 /// What may be tried again.

@@ -11,6 +11,7 @@ use std::time::Duration;
 use socket2::SockRef;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
 
 /// RFC 8305, section 5: the recommended delay between attempts.
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
@@ -32,6 +33,30 @@ pub async fn connect(addresses: &[IpAddr], port: u16) -> io::Result<TcpStream> {
 /// As [`connect`], and of [`own::spare`](crate::own::spare).
 pub async fn connect_session(addresses: &[IpAddr], port: u16) -> io::Result<TcpStream> {
     first(addresses, |ip| connect_one(SocketAddr::new(ip, port), crate::own::spare)).await
+}
+
+/// Tries all addresses again and again, an attempt each `every`, until one is answered. None is waited for longer than
+/// `patience`, and none before is given up for the next one: the far end may be further away than `every`.
+pub async fn until_answered(addresses: &[IpAddr], port: u16, every: Duration, patience: Duration) -> TcpStream {
+    // Dropping the set ends the attempts that are left.
+    let mut attempts = JoinSet::new();
+    let mut tick = tokio::time::interval(every);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut turns = addresses.iter().copied().cycle();
+    loop {
+        tokio::select! {
+            biased;
+            Some(attempt) = attempts.join_next(), if !attempts.is_empty() => if let Ok(Ok(Ok(stream))) = attempt {
+                return stream;
+            },
+            _ = tick.tick() => {
+                if let Some(ip) = turns.next() {
+                    let attempt = connect_one(SocketAddr::new(ip, port), crate::own::spare);
+                    attempts.spawn(tokio::time::timeout(patience, attempt));
+                }
+            }
+        }
+    }
 }
 
 /// As [`connect`], by whatever an attempt is.

@@ -52,6 +52,19 @@ pub fn reset_on_close(stream: &TcpStream) {
     let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }
 
+/// Of Linux 6.15.
+const TCP_RTO_MAX_MS: libc::c_int = 44;
+
+/// What is lost is sent again after a second at the latest, however often it was lost. Kernels before Linux 6.15 do not
+/// know that, and go on with their own bound of two minutes.
+#[allow(unsafe_code)] // Neither socket2 nor nix has the option.
+pub fn bound_backoff(stream: &TcpStream) {
+    let most: libc::c_int = 1000;
+    let (value, length) = ((&raw const most).cast(), size_of::<libc::c_int>() as libc::socklen_t);
+    // SAFETY: the descriptor is open for the call, and the address and size of what is read are given.
+    unsafe { libc::setsockopt(stream.as_raw_fd(), libc::IPPROTO_TCP, TCP_RTO_MAX_MS, value, length) };
+}
+
 /// Looks at the acknowledgements that come to a socket, whoever reads and writes it. Keeps the connection from being
 /// closed as long as it lives.
 #[derive(Debug)]

@@ -20,6 +20,7 @@ use hyper::body::Incoming;
 pub(crate) use self::channel::{ChannelBody, ChannelSender, channel};
 pub(crate) use self::interim::Interim;
 pub(crate) use self::request::{Attempt, RequestBody};
+use crate::custody::CustodyBody;
 use crate::error::Error;
 use crate::live::{Entry, Phase, Session};
 use crate::stream::{Receiver, StreamError};
@@ -40,6 +41,10 @@ pub(crate) enum Body {
     Exchange(Box<ExchangeBody>),
     /// Fed by a tunnel that is carried in bodies (POST).
     Channel(ChannelBody),
+    /// From others who had it in custody.
+    Custody(Box<CustodyBody>),
+    /// Behind a head of so many bytes it goes on in custody, by itself: nothing of it comes by.
+    Led { theirs: u64 },
 }
 
 impl Body {
@@ -48,7 +53,8 @@ impl Body {
         match self {
             Body::Stream(body) => body.bind(session),
             Body::Exchange(body) => body.bind(session),
-            Body::Empty | Body::Full(_) | Body::H1(_) | Body::Channel(_) => {}
+            Body::Custody(body) => body.bind(session),
+            Body::Empty | Body::Full(_) | Body::H1(_) | Body::Channel(_) | Body::Led { .. } => {}
         }
     }
 }
@@ -59,7 +65,8 @@ impl HttpBody for Body {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         match self.get_mut() {
-            Body::Empty => Poll::Ready(None),
+            Body::Empty | Body::Led { .. } => Poll::Ready(None),
+            Body::Custody(body) => body.poll_frame(cx),
             Body::Full(bytes) if bytes.is_empty() => Poll::Ready(None),
             Body::Full(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
             Body::H1(incoming) => {
@@ -73,7 +80,8 @@ impl HttpBody for Body {
 
     fn is_end_stream(&self) -> bool {
         match self {
-            Body::Empty => true,
+            Body::Empty | Body::Led { .. } => true,
+            Body::Custody(body) => body.is_done(),
             Body::Full(bytes) => bytes.is_empty(),
             Body::H1(incoming) => incoming.is_end_stream(),
             Body::Stream(body) => body.is_end_stream(),
@@ -84,7 +92,8 @@ impl HttpBody for Body {
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Body::Empty => SizeHint::with_exact(0),
+            Body::Empty | Body::Led { .. } => SizeHint::with_exact(0),
+            Body::Custody(body) => body.size_hint(),
             Body::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
             Body::H1(incoming) => incoming.size_hint(),
             Body::Stream(body) => body.size_hint(),

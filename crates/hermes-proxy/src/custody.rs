@@ -1,11 +1,22 @@
 //! Custody: a node answers for an exchange until the next node does.
 //!
 //! In: requests of routes that ask for it, and what neighbours say of exchanges that they hold. Out: the same requests and
-//! responses, byte for byte, over paths that never exist from end to end at one instant.
+//! responses, byte for byte behind their heads, over paths that never exist from end to end at one instant.
+//!
+//! `engine` has the exchanges, and is pure; `office` is where workers meet it; `forward` and `channel` are how sessions go
+//! in and out; `keeper` has the channels to whom this node dials.
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test")]
 mod chain;
-pub(crate) mod engine;
+pub(crate) mod channel;
+mod engine;
+pub(crate) mod forward;
 mod half;
+pub(crate) mod keeper;
+mod message;
+mod office;
 mod pace;
+
+pub(crate) use message::CustodyBody;
+pub(crate) use office::{Failure, Office};

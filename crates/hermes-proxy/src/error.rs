@@ -13,6 +13,7 @@ use hermes_net::own;
 use hermes_net::tls::Fault;
 use http::StatusCode;
 
+use crate::custody::Failure;
 use crate::h3::fields::Oversize;
 use crate::worker::Worker;
 
@@ -149,6 +150,16 @@ pub(crate) enum Error {
     /// No byte in either direction.
     #[error("idle for {0:?}")]
     Idle(Duration),
+    /// What others had in custody has come to nothing.
+    #[error("in custody of {peer}: {reason}")]
+    Custody {
+        /// The next one, with its upstream.
+        peer: Arc<str>,
+        /// As it was said.
+        status: StatusCode,
+        /// By whoever it ended with.
+        reason: Arc<str>,
+    },
     /// The client went away or broke its stream.
     #[error("the client ended the stream early: {0}")]
     ClientGone(String),
@@ -186,6 +197,12 @@ impl Error {
         Error::Connect { peer: peer.clone(), source: Arc::new(source) }
     }
 
+    /// What a node that has it in custody says of its end.
+    pub(crate) fn custody(peer: &Arc<str>, failure: &Failure) -> Self {
+        let status = StatusCode::from_u16(failure.status).unwrap_or(StatusCode::BAD_GATEWAY);
+        Error::Custody { peer: peer.clone(), status, reason: failure.reason.clone() }
+    }
+
     /// Who is at fault.
     pub(crate) fn side(&self) -> Side {
         match self {
@@ -218,7 +235,7 @@ impl Error {
     /// What the client gets while no response head was sent.
     pub(crate) fn status(&self) -> StatusCode {
         match self {
-            Error::Denied { status, .. } => *status,
+            Error::Denied { status, .. } | Error::Custody { status, .. } => *status,
             Error::Malformed(_) | Error::ClientGone(_) => StatusCode::BAD_REQUEST,
             Error::Unreachable { .. } => StatusCode::FORBIDDEN,
             Error::ConnectTimeout { .. } | Error::NoProgress(_) | Error::Idle(_) => StatusCode::GATEWAY_TIMEOUT,
@@ -256,6 +273,8 @@ impl Error {
             Error::Incapable { .. } => "http_protocol_error",
             Error::Broken { .. } => "connection_terminated",
             Error::Refused { .. } => "http_upgrade_failed",
+            Error::Custody { status: StatusCode::GATEWAY_TIMEOUT, .. } => "http_response_timeout",
+            Error::Custody { .. } => "destination_unavailable",
             Error::NoProgress(_) => "http_response_timeout",
             Error::Idle(_) => "connection_read_timeout",
             Error::Limit(_) => "connection_limit_reached",

@@ -11,7 +11,6 @@ pub mod assist;
 mod body;
 mod budget;
 mod copy;
-#[cfg(test)] // Its engine is there; sessions do not come to it yet.
 mod custody;
 mod datagram;
 mod early;

@@ -58,6 +58,8 @@ pub(crate) struct Entry {
     connection: Option<Rc<Connection>>,
     /// It holds a place among the node's tunnels.
     is_tunnel: Cell<bool>,
+    /// It waits for others who have its bytes in custody: their deadline is its own.
+    is_held: Cell<bool>,
     /// How long it may be silent, where its route does not say.
     idle: Cell<Option<Duration>>,
     key: Cell<usize>,
@@ -104,6 +106,18 @@ impl Entry {
         self.idle.set(Some(idle));
     }
 
+    /// It waits for bytes that are in custody, or for room there; or no more.
+    pub(crate) fn set_held(&self, is_held: bool) {
+        self.is_held.set(is_held);
+    }
+
+    /// Closes the connection that it came by, and all that is on it.
+    pub(crate) fn close_connection(&self, reason: &'static str) {
+        if let Some(connection) = &self.connection {
+            connection.kill.set(reason);
+        }
+    }
+
     /// How long it waits for a far end to be there.
     pub(crate) fn connect_within(&self) -> Duration {
         self.route.borrow().as_ref().map(|route| route.timeout).unwrap_or_default().connect
@@ -143,6 +157,9 @@ impl Entry {
     }
 
     fn limit(&self) -> Duration {
+        if self.is_held.get() {
+            return Duration::MAX;
+        }
         let timeouts = self.route.borrow().as_ref().map(|route| route.timeout);
         let progress = timeouts.map_or(Duration::from_secs(60), |timeouts| timeouts.progress);
         match self.phase() {
@@ -182,6 +199,7 @@ impl Session {
             trace,
             connection,
             is_tunnel: Cell::new(false),
+            is_held: Cell::new(false),
             idle: Cell::new(None),
             key: Cell::new(0),
             started: Instant::now(),
@@ -289,7 +307,7 @@ impl Live {
                 continue;
             }
             let error = if entry.phase() == Phase::Open { Error::Idle(limit) } else { Error::NoProgress(limit) };
-            if silent > limit + Duration::from_secs(1) {
+            if silent > limit.saturating_add(Duration::from_secs(1)) {
                 entry.end_for_good(error);
             } else {
                 entry.end.set(error);

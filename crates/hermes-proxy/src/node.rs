@@ -253,6 +253,7 @@ impl Node {
         let prepared = self.prepare(&generation).inspect_err(|_| self.undo_devices())?;
         let Prepared { opened, made, queues, for_worker, bound } = prepared;
         // Nothing can fail from here on.
+        self.shared.custody.follow(&generation.snapshot);
         let former = self.keep_devices(made, &generation.snapshot);
         self.sockets.extend(opened);
         self.part_with_orphans();

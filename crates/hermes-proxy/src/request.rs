@@ -26,6 +26,7 @@ use ipnet::IpNet;
 pub(crate) use self::capture::from_capture;
 use self::target::{count_lines, excerpt, target, udp_target};
 use crate::body::{Interim, RequestBody};
+use crate::custody::forward::Arrived;
 use crate::early::Early;
 use crate::error::Error;
 use crate::headers;
@@ -63,6 +64,8 @@ pub(crate) struct Request<'a> {
     pub(crate) connection: Option<Rc<Connection>>,
     /// What the client sends before its tunnel is open, where that can be read.
     pub(crate) early: Option<Early<'a>>,
+    /// It came in custody.
+    pub(crate) arrived: Option<Arrived>,
 }
 
 impl Request<'_> {
@@ -105,6 +108,7 @@ impl Request<'_> {
             interim: None,
             connection: None,
             early: None,
+        arrived: None,
         }
     }
 }
@@ -187,6 +191,7 @@ pub(crate) fn from_head<'a>(
         interim: None,
         connection: None,
         early: None,
+        arrived: None,
     })
 }
 
@@ -231,6 +236,7 @@ pub(crate) fn from_flow<'a>(
         interim: None,
         connection: None,
         early: None,
+        arrived: None,
     })
 }
 

@@ -29,7 +29,7 @@ use crate::service::forward::tunnel::Opened;
 use crate::service::{max_forwards, respond, terminate};
 use crate::stream::ByteStream;
 use crate::worker::Worker;
-use crate::{copy, headers, upgrade};
+use crate::{copy, custody, headers, upgrade};
 
 /// What became of a request.
 pub(crate) enum Served {
@@ -62,6 +62,8 @@ pub(crate) enum Far {
     Stream(ByteStream),
     /// Opened here.
     Datagrams(Port),
+    /// Records of a neighbour.
+    Custody(Rc<custody::channel::Way>),
 }
 
 /// What a listener gives the client's side of a tunnel as.
@@ -72,6 +74,9 @@ pub(crate) enum Near {
 
 /// Serves a request.
 pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request<'_>) -> Served {
+    if custody::channel::is_asked_for(&request) {
+        return custody::channel::accept(worker, &request);
+    }
     let generation = worker.generation();
     let decision = decide_request(&generation, &mut request);
     let session = Session::begin(worker, request.facts.clone(), request.connection.clone(), request.trace);
@@ -231,7 +236,10 @@ async fn to_upstream(
     let early = request.early.take();
     let forward = forward(worker, generation, &session.entry, route, &request, interim);
     if request.ask == Ask::Response {
-        let mut response = forward.to_upstream(state).await?;
+        let mut response = match &route.custody {
+            Some(custody) => Box::pin(custody::forward::forward(&forward, state, custody, request.arrived)).await?,
+            None => forward.to_upstream(state).await?,
+        };
         // To our clients we are the origin (RFC 9110, 3.7). What the one behind us says of itself leads them to ports of
         // ours where it is not, or past us (RFC 7838, 2: only the origin itself may say where else it is).
         response.headers_mut().remove(ALT_SVC);
@@ -321,7 +329,7 @@ fn finish(session: Session, mut response: Response<Body>) -> Served {
     Served::Response(response.map(|body| ResponseBody::new(body, session)))
 }
 
-fn fail(session: Session, error: &Error) -> Served {
+pub(crate) fn fail(session: Session, error: &Error) -> Served {
     session.entry.fail(error);
     let generation = session.worker.generation();
     let response = respond::failure(error, &generation.snapshot.node, session.entry.facts.trust.is_believed());
@@ -357,6 +365,9 @@ pub(crate) async fn relay(near: Near, tunnel: Tunnel) {
             datagram::relay(near, Port::far_tunnel(far, kind), &session, &reopening).await;
         }
         (Near::Datagrams(near), Far::Datagrams(far)) => datagram::relay(near, far, &session, &reopening).await,
+        (Near::Stream(near), Far::Custody(way)) => custody::channel::carry_accepted(&session, near, &way).await,
+        // It is asked for by name, and no flow of datagrams has that.
+        (Near::Datagrams(_), Far::Custody(_)) => {}
     }
 }
 

@@ -31,6 +31,7 @@ use tokio::task::{AbortHandle, JoinSet};
 pub(crate) use self::redecide::moves;
 pub(crate) use self::shared::Shared;
 use crate::budget::{Budget, Shares};
+use crate::custody::keeper::{self, Keepers};
 use crate::generation::Generation;
 use crate::ip::{Devices, Share};
 use crate::listener::quic::Doors;
@@ -104,6 +105,8 @@ pub(crate) struct Worker {
     draining: Cell<bool>,
     /// Connections that this node keeps to others.
     pub(crate) uplinks: Uplinks,
+    /// Channels of custody to others.
+    pub(crate) keepers: Keepers,
     /// The next of a block of ids: workers take them in blocks.
     ids: Cell<(u64, u64)>,
 }
@@ -143,6 +146,7 @@ impl Worker {
             rng: RefCell::new(SmallRng::from_os_rng()),
             draining: Cell::new(false),
             uplinks: Uplinks::default(),
+            keepers: Keepers::default(),
             ids: Cell::new((0, 0)),
         }
     }
@@ -249,6 +253,9 @@ impl Worker {
         self.live.sweep(self);
         self.records.flush(self);
         self.quic_doors.borrow().iter().filter_map(Weak::upgrade).for_each(|door| door.tell(self));
+        if self.number == 0 {
+            self.shared.custody.expire();
+        }
         let idle = self.generation().snapshot.limits.upstream_idle;
         self.pools.borrow_mut().retain(|_, pool| !pool.sweep(self, idle));
     }
@@ -332,6 +339,7 @@ async fn serve_commands(worker: &Rc<Worker>, mut commands: mpsc::Receiver<Comman
                 Some(Command::Close { handed, passages, done }) => {
                     worker.draining.set(true);
                     worker.uplinks.stop_all();
+                    worker.keepers.stop_all();
                     let how = if handed { Ending::HandOver } else { Ending::Close };
                     for acceptor in acceptors.drain().flat_map(|(_, list)| list) {
                         acceptor.end(how).await;
@@ -405,5 +413,6 @@ async fn apply(
     replaced.into_iter().for_each(Acceptor::close);
     worker.retire_pools();
     uplink::follow(worker);
+    keeper::follow(worker);
     worker.spawn(redecide::all(worker.clone()));
 }

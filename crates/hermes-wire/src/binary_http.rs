@@ -163,6 +163,11 @@ impl Decoder {
         }
     }
 
+    /// Bytes that were added and are not part of what was read so far.
+    pub fn unread(&self) -> usize {
+        self.unread.len()
+    }
+
     /// The next part; `None` if more bytes are needed.
     ///
     /// # Errors

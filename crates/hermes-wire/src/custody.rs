@@ -28,7 +28,10 @@ pub const GONE: u64 = 0x2d48_524d_5f43_0004;
 /// See [`Record::Done`].
 pub const DONE: u64 = 0x2d48_524d_5f43_0005;
 
-/// All of them.
+/// Says nothing, and makes the far end acknowledge that it came. No record: whoever reads skips it.
+pub const PING: u64 = 0x2d48_524d_5f43_0006;
+
+/// All records.
 pub const KINDS: &[u64] = &[BEGIN, DATA, HELD, GONE, DONE];
 
 /// Bytes of a string in one record, at most.
@@ -261,6 +264,12 @@ fn flags(payload: &mut Bytes, kind: u64) -> Result<(Part, bool, bool), CustodyEr
     }
     let part = if flags & OF_RESPONSE == 0 { Part::Request } else { Part::Response };
     Ok((part, flags & WHOLE != 0, flags & AGAIN != 0))
+}
+
+/// Writes what says nothing.
+pub fn put_ping(out: &mut BytesMut) {
+    varint::encode(PING, out);
+    varint::encode(0, out);
 }
 
 /// A decoder of streams of records: all else on them is skipped.

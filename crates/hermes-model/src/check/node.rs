@@ -30,6 +30,7 @@ pub(super) fn build(head: &Document, context: &Context<'_>, report: &mut Report)
         limits: limits(head, report),
         dispatch: head.dispatch,
         access_log: access_log(&head.access_log, context),
+        state: context.optional_file("state", head.state.as_ref(), report),
         listeners: Vec::new(),
         routes: Vec::new(),
         upstreams: Vec::new(),

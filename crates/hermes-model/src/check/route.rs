@@ -9,7 +9,7 @@ use crate::document::route as section;
 use crate::facts::Kind;
 use crate::matcher::{Matcher, list};
 use crate::reach::Reach;
-use crate::snapshot::{Action, Gateway, OnChange, Redirect, Respond, Route, Target, Terminate, TerminateKind};
+use crate::snapshot::{Action, Endpoint, Gateway, OnChange, Redirect, Respond, Route, Target, Terminate, TerminateKind, UpstreamProtocol};
 
 const ACTIONS: &str = "upstream, terminate, respond, redirect";
 
@@ -20,6 +20,7 @@ const MAX_BODY: usize = 1024 * 1024;
 pub(super) fn build(section: &section::Route, at: &str, names: &Names<'_>, report: &mut Report) -> Option<Route> {
     let mut matcher = build_match(&section.matching, &format!("{at}.match"), names, report);
     let retry = section.retry.as_ref().map(|retry| treatment::retry(retry, &format!("{at}.retry"), report));
+    let custody = section.custody.map(|custody| treatment::custody(custody, &format!("{at}.custody"), names, report));
     let rewrite = section.rewrite.as_ref().map(|rewrite| treatment::rewrite(rewrite, &format!("{at}.rewrite"), report));
     let timeout = treatment::timeouts(section.timeout, &format!("{at}.timeout"), report);
     on_change(section, &matcher, at, report);
@@ -34,6 +35,7 @@ pub(super) fn build(section: &section::Route, at: &str, names: &Names<'_>, repor
         action,
         rewrite,
         retry,
+        custody,
         timeout,
         on_change: section.on_change,
         early_data: section.early_data.unwrap_or(true),
@@ -267,8 +269,30 @@ fn fitting_treatment(section: &section::Route, action: &Action, at: &str, report
     if section.retry.is_some() && answered {
         report.warning(format!("{at}.retry"), "nothing is tried again where the node answers by itself; leave it out");
     }
+    if section.custody.is_some() {
+        custody(action, &format!("{at}.custody"), report);
+    }
     if section.rewrite.is_some() && (answered || tunnel) {
         report.warning(format!("{at}.rewrite"), "nothing is sent on that could be rewritten; leave it out");
+    }
+}
+
+/// The one behind has to be a node that can be dialled, over a version that takes tunnels of any protocol.
+fn custody(action: &Action, at: &str, report: &mut Report) {
+    let Action::Upstream(upstream) = action else {
+        return report.problem(at, "the next node takes custody; name it as the upstream, or leave this out");
+    };
+    let (name, protocol) = (&upstream.name, upstream.protocol);
+    if !matches!(protocol, UpstreamProtocol::H2 | UpstreamProtocol::H3) {
+        let message = format!("upstream {name} has protocol {protocol}; custody goes over h2 or h3, from node to node");
+        report.problem(at, message);
+    }
+    if upstream.overlay == Some(false) {
+        report.problem(at, format!("upstream {name} is no node of the overlay: nobody there takes custody"));
+    }
+    if upstream.endpoints.iter().any(|endpoint| matches!(endpoint, Endpoint::Node(_))) {
+        let message = format!("upstream {name} has a node that cannot be dialled; custody goes to addresses");
+        report.problem(at, message);
     }
 }
 

@@ -1,14 +1,16 @@
-//! Checks how a route treats its sessions: `rewrite`, `retry`, `timeout`.
+//! Checks how a route treats its sessions: `rewrite`, `retry`, `custody`, `timeout`.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::node::duration;
-use super::{Report, header};
+use super::{Names, Report, header};
 use crate::authority::Authority;
+use crate::document::scalar::Size;
 use crate::document::treatment as section;
 use crate::document::treatment::RetryOn;
 use crate::rewrite::{PathRewrite, QueryRewrite, Rewrite, Template};
-use crate::snapshot::{Retry, Timeouts};
+use crate::snapshot::{Custody, Durable, Retry, Timeouts};
 
 const MS: Duration = Duration::from_millis(1);
 const HOUR: Duration = Duration::from_secs(3600);
@@ -52,6 +54,31 @@ pub(super) fn retry(section: &section::Retry, at: &str, report: &mut Report) -> 
         backoff_max,
         budget: section.budget.0,
     }
+}
+
+pub(super) fn custody(section: section::Custody, at: &str, names: &Names<'_>, report: &mut Report) -> Custody {
+    const MIB: u64 = 1 << 20;
+    let week = 7 * 24 * HOUR;
+    let mut size = |key: &str, written: Option<Size>, default: u64, range: RangeInclusive<u64>| {
+        let size = written.map_or(default, |size| size.0);
+        if !range.contains(&size) {
+            let (least, most) = (Size(*range.start()), Size(*range.end()));
+            report.problem(format!("{at}.{key}"), format!("{} is out of range; write {least} to {most}", Size(size)));
+        }
+        size
+    };
+    let memory = size("memory", section.memory, 64 * MIB, MIB..=1 << 40);
+    let disk = size("disk", section.disk, if names.has_state { 1 << 30 } else { 0 }, 0..=1 << 50);
+    if disk > 0 && !names.has_state {
+        let message = "there is no place for it; name a directory at `state`, or leave this out";
+        report.problem(format!("{at}.disk"), message);
+    }
+    if section.durable == Durable::Fsync && disk == 0 {
+        let message = "memory survives no power loss; name a directory at `state`, or leave this out";
+        report.problem(format!("{at}.durable"), message);
+    }
+    let deadline = duration(&format!("{at}.deadline"), section.deadline, 15 * HOUR / 60, HOUR / 3600..=week, report);
+    Custody { deadline, memory, disk, durable: section.durable }
 }
 
 pub(super) fn rewrite(section: &section::Rewrite, at: &str, report: &mut Report) -> Rewrite {

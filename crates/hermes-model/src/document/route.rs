@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::is_default;
 use super::scalar::{DeviceName, HostAddress, Many, Prefix, text_scalar};
-use super::treatment::{Retry, Rewrite, Timeout};
+use super::treatment::{Custody, Retry, Rewrite, Timeout};
 use super::word::ProxyVersion;
 use crate::facts::Kind;
 use crate::pattern::{AuthorityPattern, PathPattern, UserPattern, ValuePattern};
@@ -45,6 +45,9 @@ pub struct Route {
     /// What may be tried again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry: Option<Retry>,
+    /// Taken custody of, hop by hop, until it is through.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub custody: Option<Custody>,
     /// How long to wait for what.
     #[serde(default, skip_serializing_if = "is_default")]
     pub timeout: Timeout,

@@ -1,4 +1,4 @@
-//! How a route treats its sessions: `rewrite`, `retry`, `timeout`.
+//! How a route treats its sessions: `rewrite`, `retry`, `custody`, `timeout`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,8 +9,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::is_default;
 use super::nearest::did_you_mean;
-use super::scalar::{Many, Period, Share};
+use super::scalar::{Many, Period, Share, Size};
 use crate::rewrite::Template;
+use crate::snapshot::Durable;
 
 /// `rewrite`
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -137,6 +138,24 @@ pub struct Backoff {
     /// Its ceiling. Default 5 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max: Option<Period>,
+}
+
+/// `custody`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Custody {
+    /// Default 15 min.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<Period>,
+    /// Default 64 MiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Size>,
+    /// Default 1 GiB, where the node has `state`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<Size>,
+    /// What it survives.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub durable: Durable,
 }
 
 /// What is tried again.

@@ -77,7 +77,7 @@ pub(crate) enum Output {
     Read { id: ExchangeId, part: Part, offset: u64, length: u64 },
     /// There is something for who is here: [`Engine::read`].
     Ready { id: ExchangeId, part: Part },
-    /// There is something for this neighbour: [`Engine::next_record`].
+    /// There is something for this neighbour: a channel, and [`Engine::next_record`].
     Stir(Arc<str>),
     /// Who was refused by [`Engine::append`] may try again.
     Room,
@@ -269,9 +269,16 @@ impl Engine {
 
     /// Counts an exchange with a neighbour.
     fn count(&mut self, side: &Side, is_more: bool) {
-        if let Some(peer) = side.peer() {
-            let peer = self.peers.entry(peer.clone()).or_default();
-            peer.exchanges = if is_more { peer.exchanges + 1 } else { peer.exchanges - 1 };
+        let Some(name) = side.peer() else { return };
+        let peer = self.peers.entry(name.clone()).or_default();
+        if is_more {
+            peer.exchanges += 1;
+            // A channel is wanted, where none was.
+            if peer.exchanges == 1 {
+                self.out.push_back(Output::Stir(name.clone()));
+            }
+        } else {
+            peer.exchanges -= 1;
         }
     }
 

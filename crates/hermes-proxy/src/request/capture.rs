@@ -72,6 +72,7 @@ pub(crate) fn from_capture<'a>(
             interim: None,
             connection: None,
             early: None,
+            arrived: None,
         })
 }
 

@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use hermes_model::reach::Reach;
 use hermes_model::snapshot::UpstreamProtocol;
+use hermes_net::Io;
 use hermes_wire::capsule;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -392,6 +393,21 @@ impl Pool {
             return Ok(self.first(&connection, worker));
         }
         Ok(Leased::H1(Box::new(handshake_h1(worker, wish, io, permit).await?)))
+    }
+
+    /// Speaks HTTP/2 on a connection that was made elsewhere. A place on it.
+    ///
+    /// # Errors
+    /// As of a dial.
+    pub(crate) async fn adopt(
+        self: &Rc<Self>,
+        worker: &Rc<Worker>,
+        wish: &Wish<'_>,
+        io: Io,
+        deadline: Instant,
+    ) -> Result<Lease, Error> {
+        let connection = self.adopt_h2(worker, wish, io, Permit::take(&self.open), deadline).await?;
+        Ok(Lease::take(&connection, self, worker, false))
     }
 
     /// Drops what is closed, and what was idle for too long. True where nothing is left.

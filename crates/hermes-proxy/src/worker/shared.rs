@@ -14,6 +14,7 @@ use http::StatusCode;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use super::Command;
+use crate::custody::Office;
 use crate::ip::Given;
 use crate::metrics::Metrics;
 use crate::reverse::Presence;
@@ -47,6 +48,8 @@ pub(crate) struct Shared {
     pub(crate) strangers: Seldom,
     /// Addresses that were asked for and are others'.
     pub(crate) refused_addresses: Seldom,
+    /// What this node answers for.
+    pub(crate) custody: Arc<Office>,
     /// What clients of devices were given.
     pub(crate) given: Arc<Given>,
     /// Who knows how many lines of the log were lost.
@@ -72,6 +75,7 @@ impl Shared {
             unanswered: Seldom::default(),
             strangers: Seldom::default(),
             refused_addresses: Seldom::default(),
+            custody: Arc::new(Office::new()),
             given: Arc::default(),
             lost_lines: OnceLock::new(),
         }

@@ -220,7 +220,7 @@ impl SharedConnection {
     }
 
     /// It ends now, and all that is on it.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         self.close();
         self.over.set(());
     }

@@ -1,0 +1,314 @@
+//! A channel of custody: records on a stream between two nodes.
+//!
+//! In: a stream that one has opened to the other. Out: what the neighbour says goes to the office, and what the office has
+//! for it goes out. Exchanges that a neighbour begins are sessions of the worker that the channel is on; they outlive it.
+
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use hermes_model::facts::Trust;
+use hermes_wire::binary_http::Part as Piece;
+use hermes_wire::capsule::{Capsule, CapsuleDecoder};
+use hermes_wire::custody::{self as wire, ExchangeId, Part, Record};
+use http::{HeaderName, StatusCode};
+use http_body::Body as _;
+
+use super::forward::Arrived;
+use super::message::{CustodyBody, Reading, Unwritten, Writing, request, response_head, with_end};
+use super::office::Office;
+use crate::body::{Body, RequestBody};
+use crate::error::Error;
+use crate::live::Session;
+use crate::request::{Ask, Origin, Request, from_head};
+use crate::session::{self, Far, Served, Tunnel};
+use crate::stream::ByteStream;
+use crate::upgrade;
+use crate::worker::Worker;
+
+/// By which of its ways a neighbour comes: it may have several.
+pub(super) const LINE: HeaderName = HeaderName::from_static("hermes-line");
+/// Bytes of that.
+const MOST_LINE: usize = 256;
+/// Records are put together up to so many bytes.
+const GATHER: usize = 32 << 10;
+/// Turns before other tasks of the worker have theirs.
+const TURNS: usize = 16;
+
+/// Whether a request asks for a channel.
+pub(crate) fn is_asked_for(request: &Request<'_>) -> bool {
+    matches!(&request.ask, Ask::Upgrade(protocol) if **protocol == *wire::PROTOCOL)
+        && request.facts.path.as_str() == wire::PATH
+}
+
+/// Takes a channel from a node that has proven who it is, or from an address that is trusted.
+pub(crate) fn accept(worker: &Rc<Worker>, request: &Request<'_>) -> Served {
+    let generation = worker.generation();
+    let facts = &request.facts;
+    let session = Session::begin(worker, facts.clone(), request.connection.clone(), request.trace);
+    let Some(peer) = name_of(request) else {
+        let reason = "only nodes of the overlay give exchanges into custody".to_owned();
+        let (status, label) = (StatusCode::FORBIDDEN, "http_request_denied");
+        return session::fail(session, &Error::Denied { status, reason, label });
+    };
+    if !session.take_tunnel(generation.snapshot.limits.tunnels) {
+        return session::fail(session, &Error::Limit("tunnels of this node"));
+    }
+    *session.entry.peer.borrow_mut() = Some(peer.clone());
+    let head = upgrade::accepted(&request.ask, request.version, facts, None);
+    session.entry.status.set(head.status().as_u16());
+    let way = Way { listener: facts.listener.clone(), source: facts.source, trust: facts.trust.clone(), peer };
+    Served::Tunnel(Box::new(Tunnel { head, far: Far::Custody(Rc::new(way)), session, body: None }))
+}
+
+/// What the engine knows a neighbour by that comes to us: who it is, and by which of its ways.
+fn name_of(request: &Request<'_>) -> Option<Arc<str>> {
+    let facts = &request.facts;
+    if !facts.trust.is_believed() {
+        return None;
+    }
+    let line = facts.headers.get(LINE).and_then(|line| line.to_str().ok()).filter(|line| line.len() <= MOST_LINE)?;
+    let node = facts.trust.peer().and_then(|peer| peer.node.clone());
+    let who = node.unwrap_or_else(|| Arc::from(facts.source.ip().to_string()));
+    Some(Arc::from(format!("{who} by {line}")))
+}
+
+/// How exchanges of a neighbour come in.
+pub(crate) struct Way {
+    listener: Arc<str>,
+    source: SocketAddr,
+    trust: Trust,
+    peer: Arc<str>,
+}
+
+/// Carries a channel that was accepted, until it is over or another one takes its place.
+pub(crate) async fn carry_accepted(session: &Session, mut stream: ByteStream, way: &Rc<Way>) {
+    let worker = &session.worker;
+    session.entry.set_held(true);
+    let mut channel = Channel::begin(worker.shared.custody.clone(), way.peer.clone());
+    let carried = poll_fn(|cx| channel.poll(cx, &mut stream, |id| begin(worker, way, id)));
+    tokio::select! {
+        over = carried => tracing::debug!(peer = %way.peer, why = over, "a channel of custody is over"),
+        _ = session.entry.end.wait() => {}
+    }
+    drop(channel);
+    stream.abort();
+    // It carried nothing else, and what it did not send is of no use.
+    session.entry.close_connection("its channel of custody is over");
+}
+
+/// One channel.
+pub(super) struct Channel {
+    office: Arc<Office>,
+    peer: Arc<str>,
+    number: u64,
+    decoder: CapsuleDecoder,
+    out: Bytes,
+    /// Counts up with what is heard.
+    pub(super) heard: u64,
+    /// Something is to be sent though there is nothing to be said.
+    pub(super) owes_ping: bool,
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        self.office.close(&self.peer, self.number);
+    }
+}
+
+impl Channel {
+    pub(super) fn begin(office: Arc<Office>, peer: Arc<str>) -> Self {
+        let number = office.open(&peer);
+        let decoder = wire::decoder();
+        Self { office, peer, number, decoder, out: Bytes::new(), heard: 0, owes_ping: false }
+    }
+
+    /// Moves what can be moved. Ready when it is over; why, for people.
+    pub(super) fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        stream: &mut ByteStream,
+        mut begun: impl FnMut(ExchangeId),
+    ) -> Poll<&'static str> {
+        for _ in 0..TURNS {
+            let has_read = match stream.poll_read(cx) {
+                Poll::Ready(Ok(Some(bytes))) => {
+                    self.heard += 1;
+                    self.decoder.push(bytes);
+                    if !self.hear(&mut begun) {
+                        return Poll::Ready("it said what is no record of custody");
+                    }
+                    true
+                }
+                Poll::Ready(Ok(None)) => return Poll::Ready("it was ended"),
+                Poll::Ready(Err(_)) => return Poll::Ready("it broke"),
+                Poll::Pending => false,
+            };
+            if self.out.is_empty() && self.gather(cx) {
+                return Poll::Ready("another one has taken its place");
+            }
+            if self.out.is_empty() {
+                if stream.poll_flush(cx).is_ready() && !has_read {
+                    return Poll::Pending;
+                }
+                continue;
+            }
+            match stream.poll_write(cx, &mut self.out) {
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(_)) => return Poll::Ready("it broke"),
+                Poll::Pending if has_read => {}
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// False where it is no record.
+    fn hear(&mut self, begun: &mut impl FnMut(ExchangeId)) -> bool {
+        loop {
+            match self.decoder.next() {
+                Ok(Some(Capsule::Kept { kind, payload })) => match Record::parse(kind, payload) {
+                    Ok(record) => {
+                        self.office.hear(&self.peer, self.number, record).into_iter().for_each(&mut *begun);
+                    }
+                    Err(error) => {
+                        tracing::warn!(peer = %self.peer, %error, "a channel of custody is ended");
+                        return false;
+                    }
+                },
+                Ok(Some(_)) => {}
+                Ok(None) => return true,
+                Err(error) => {
+                    tracing::warn!(peer = %self.peer, %error, "a channel of custody is ended");
+                    return false;
+                }
+            }
+        }
+    }
+
+    /// Puts together what is to be said. True where another channel says it.
+    fn gather(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut out = BytesMut::new();
+        while out.len() < GATHER {
+            match self.office.poll_record(cx, &self.peer, self.number) {
+                Poll::Ready(Some(record)) => record.put(&mut out),
+                Poll::Ready(None) => return true,
+                Poll::Pending => break,
+            }
+        }
+        if std::mem::take(&mut self.owes_ping) && out.is_empty() {
+            wire::put_ping(&mut out);
+        }
+        self.out = out.freeze();
+        false
+    }
+}
+
+/// An exchange of a neighbour is a session from here on.
+fn begin(worker: &Rc<Worker>, way: &Rc<Way>, id: ExchangeId) {
+    let (here, way) = (worker.clone(), way.clone());
+    worker.spawn(async move { serve(&here, &way, id).await });
+}
+
+/// Nobody of this process looks after it any more.
+struct Parting<'a>(&'a Office, ExchangeId);
+
+impl Drop for Parting<'_> {
+    fn drop(&mut self) {
+        self.0.part(self.1);
+    }
+}
+
+async fn serve(worker: &Rc<Worker>, way: &Way, id: ExchangeId) {
+    let office = &worker.shared.custody;
+    let _parting = Parting(office, id);
+    let Some((request, theirs)) = Box::pin(read_head(worker, way, id)).await else { return };
+    let served = match request {
+        Ok(mut request) => {
+            request.arrived = Some(Arrived { id, theirs });
+            Box::pin(session::serve(worker, request)).await
+        }
+        Err(rejected) => Served::Response(session::reject(worker, *rejected)),
+    };
+    let response = match served {
+        Served::Response(response) => response,
+        Served::Tunnel(_) => return office.fail(id, 501, "a tunnel cannot be opened in custody"),
+    };
+    let (parts, body) = response.into_parts();
+    let head = response_head(parts.status, &parts.headers);
+    let entry = body.entry().clone();
+    if let Body::Led { theirs } = body.body {
+        office.settle_response(id, theirs, head);
+        let mut over = pin!(poll_fn(|cx| office.poll_over(cx, id)));
+        tokio::select! {
+            ended = &mut over => if let Err(failure) = ended {
+                entry.fail(&Error::custody(&way.peer, &failure));
+            },
+            _ = entry.end.wait() => {}
+        }
+        return;
+    }
+    office.take_in(id);
+    if body.is_end_stream() {
+        let whole = with_end(&head);
+        // Where it is over nobody waits for it.
+        let _ = poll_fn(|cx| office.poll_append(cx, id, Part::Response, &whole, true)).await;
+        return;
+    }
+    let mut writing = Writing::new(office.clone(), id, Part::Response, head, body).bound(&entry);
+    if let Err(Unwritten::Body(error)) = poll_fn(|cx| writing.poll(cx)).await {
+        office.fail(id, 502, &format!("the answer broke off: {error}"));
+    }
+}
+
+/// Reads the head of an exchange that begins, as a request; and how long it is. `None`: it came to nothing.
+async fn read_head(
+    worker: &Rc<Worker>,
+    way: &Way,
+    id: ExchangeId,
+) -> Option<(Result<Request<'static>, Box<crate::request::Rejected>>, u64)> {
+    let office = &worker.shared.custody;
+    let mut reading = Reading::new(worker);
+    let (control, fields) = loop {
+        match reading.next() {
+            Ok(Some(Piece::Head(control, fields))) => break (control, fields),
+            Ok(Some(_)) => {}
+            Ok(None) => {
+                let bytes = poll_fn(|cx| office.poll_head(cx, id, Part::Request)).await;
+                reading.push(bytes.ok()?);
+            }
+            Err(error) => {
+                office.fail(id, 400, &format!("what came is no request: {error}"));
+                return None;
+            }
+        }
+    };
+    let theirs = reading.read();
+    let is_bare = matches!(reading.next(), Ok(Some(Piece::End(_))));
+    let parts = match request(control, fields) {
+        Ok(parts) => parts,
+        Err(why) => {
+            office.fail(id, 400, &format!("what came is no request: {why}"));
+            return None;
+        }
+    };
+    let generation = worker.generation();
+    let Some(listener) = generation.listener(&way.listener) else {
+        office.fail(id, 503, "the listener that it came to is gone");
+        return None;
+    };
+    let body = if is_bare {
+        RequestBody::Empty
+    } else {
+        let (office, peer) = (office.clone(), way.peer.clone());
+        let content = CustodyBody::new(office, id, Part::Request, Reading::new(worker), peer);
+        RequestBody::new(worker, Body::Custody(Box::new(content)))
+    };
+    let origin = Origin { worker, listener, source: way.source, trust: &way.trust, secure: true };
+    Some((from_head(&origin, parts, body), theirs))
+}

@@ -1,0 +1,156 @@
+//! A session whose route asks for custody: its exchange begins here, or goes on from here.
+//!
+//! In: a decided request. Out: the response, when it is there. Waits for as long as the route's `deadline` says, whatever
+//! else bounds a session. Where it arrived in custody itself its content does not come by here at all: it is passed on
+//! within the engine, behind the head that this node gives it.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+
+use hermes_model::snapshot::Custody;
+use hermes_wire::custody::{ExchangeId, Part};
+use http::{Method, Response, StatusCode};
+use http_body::Body as _;
+
+use super::message::{CustodyBody, Reading, Unwritten, Uploading, Writing, request_head, response, with_end};
+use super::office::{Failure, Office};
+use crate::body::{Body, settle_length};
+use crate::error::Error;
+use crate::service::forward::Forward;
+use crate::service::forward::head::Outgoing;
+use crate::upstream::UpstreamState;
+
+/// An exchange that a neighbour brought, as its session knows it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrived {
+    pub(super) id: ExchangeId,
+    /// Bytes of its head, as it came.
+    pub(super) theirs: u64,
+}
+
+/// An exchange whose client waits here: without it, it comes to nothing.
+struct Awaited {
+    office: Arc<Office>,
+    id: ExchangeId,
+    is_done: bool,
+}
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        if !self.is_done {
+            self.office.fail(self.id, 499, "its client is gone");
+            self.office.part(self.id);
+        }
+    }
+}
+
+/// Has the exchange carried in custody, to one endpoint of the upstream.
+///
+/// # Errors
+/// No room for it here; or why it came to nothing, here or further on.
+pub(crate) async fn forward(
+    forward: &Forward<'_>,
+    upstream: &UpstreamState,
+    custody: &Custody,
+    arrived: Option<Arrived>,
+) -> Result<Response<Body>, Error> {
+    let (worker, entry) = (forward.worker, forward.entry);
+    let office = &worker.shared.custody;
+    // Whether one is up now says little of where a path will be.
+    let chosen = upstream.choose(&entry.facts, worker.shared.now(), worker.random().1, &[]);
+    let peer = upstream.endpoints[chosen.unwrap_or_default()].label.clone();
+    *entry.peer.borrow_mut() = Some(peer.clone());
+    entry.tries.set(1);
+    let head = request_head(Outgoing::new(entry, &forward.dress, true)?);
+    entry.set_held(true);
+    if let Some(Arrived { id, theirs }) = arrived {
+        office.lead(id, &peer, &forward.route.name, theirs, head);
+        return onward(forward, id, &peer).await;
+    }
+    let (random, _) = worker.random();
+    let id = ExchangeId(random.to_be_bytes());
+    office.begin(id, &peer, custody.deadline, &forward.route.name).map_err(|_| {
+        worker.shared.metrics.limit("custody-exchanges");
+        Error::Limit("exchanges in custody")
+    })?;
+    let mut awaited = Awaited { office: office.clone(), id, is_done: false };
+    let body = forward.body.attempt();
+    let uploading = if body.is_end_stream() {
+        let whole = with_end(&head);
+        let brought = poll_fn(|cx| office.poll_append(cx, id, Part::Request, &whole, true)).await;
+        brought.map_err(|failure| Error::custody(&peer, &failure))?;
+        None
+    } else {
+        let mut writing = Writing::new(office.clone(), id, Part::Request, head, body);
+        let office = office.clone();
+        Some(Uploading(worker.spawn(async move {
+            if let Err(Unwritten::Body(error)) = poll_fn(|cx| writing.poll(cx)).await {
+                office.fail(id, 400, &format!("its client broke its request: {error}"));
+            }
+        })))
+    };
+    let mut reading = Reading::new(worker);
+    let mut is_read = false;
+    let known = loop {
+        let piece = reading.next().map_err(|error| broken(office, id, &peer, &error.to_string()))?;
+        let is_more_wanted = piece.is_none();
+        match response(piece, &reading).map_err(|why| broken(office, id, &peer, &why))? {
+            Some(known) => break known,
+            None if is_more_wanted && is_read => return Err(broken(office, id, &peer, "it is cut off")),
+            None if is_more_wanted => {
+                let read = poll_fn(|cx| office.poll_read(cx, id, Part::Response, usize::MAX)).await;
+                let (bytes, is_last) = read.map_err(|failure| failed(forward, &peer, &failure))?;
+                is_read = is_last;
+                reading.push(bytes);
+            }
+            None => {}
+        }
+    };
+    entry.set_held(false);
+    awaited.is_done = true;
+    let mut body =
+        CustodyBody::new(office.clone(), id, Part::Response, reading, peer).having_read_all(is_read).owed(uploading);
+    let mut response = known.response;
+    let length = settle_length(response.headers_mut());
+    let status = response.status();
+    let has_none = entry.facts.method == Method::HEAD
+        || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+        || length == Some(0);
+    if has_none {
+        // Its end is a part of it, by which those behind us know that it is through.
+        while let Some(frame) = poll_fn(|cx| body.poll_frame(cx)).await {
+            frame?;
+        }
+        return Ok(response.map(|()| Body::Empty));
+    }
+    body.expect(length);
+    Ok(response.map(|()| Body::Custody(Box::new(body))))
+}
+
+/// Waits for the head of a response that goes on by itself.
+async fn onward(forward: &Forward<'_>, id: ExchangeId, peer: &Arc<str>) -> Result<Response<Body>, Error> {
+    let office = &forward.worker.shared.custody;
+    let mut reading = Reading::new(forward.worker);
+    loop {
+        let piece = reading.next().map_err(|error| broken(office, id, peer, &error.to_string()))?;
+        let is_more_wanted = piece.is_none();
+        if let Some(known) = response(piece, &reading).map_err(|why| broken(office, id, peer, &why))? {
+            return Ok(known.response.map(|()| Body::Led { theirs: known.length }));
+        }
+        if is_more_wanted {
+            let bytes = poll_fn(|cx| office.poll_head(cx, id, Part::Response)).await;
+            reading.push(bytes.map_err(|failure| failed(forward, peer, &failure))?);
+        }
+    }
+}
+
+/// Of a request that its client broke, the client is told.
+fn failed(forward: &Forward<'_>, peer: &Arc<str>, failure: &Failure) -> Error {
+    forward.body.failure().unwrap_or_else(|| Error::custody(peer, failure))
+}
+
+fn broken(office: &Arc<Office>, id: ExchangeId, peer: &Arc<str>, why: &str) -> Error {
+    let reason = format!("{peer} holds no response: {why}");
+    office.fail(id, 502, &reason);
+    Error::custody(peer, &Failure { status: 502, reason: Arc::from(reason) })
+}

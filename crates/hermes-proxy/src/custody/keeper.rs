@@ -1,0 +1,323 @@
+//! Channels of custody to those whom this node dials.
+//!
+//! In: upstreams that routes with `custody` name, and whether anything is to be said to, or heard of, their endpoints. Out:
+//! a channel to each for as long as that holds. No timer that grows decides when a link is tried: while one is wanted and
+//! dark, an attempt begins every [`BEACON`]; the first that is answered shows that it is up. A connection is disposable:
+//! what is not acknowledged within [`dark`](is_dark) is given up with it, and the next one goes on at the byte that the far
+//! end holds.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+use std::future::poll_fn;
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hermes_net::tcp::{Acks, bound_backoff};
+use hermes_net::{Io, dial, tls};
+use hermes_wire::custody as wire;
+use http::{HeaderValue, Method, Request, Uri};
+use tokio::sync::watch;
+use tokio::time::{Instant, MissedTickBehavior};
+
+use super::channel::{Channel, LINE};
+use super::office::Office;
+use crate::error::Error;
+use crate::stream::ByteStream;
+use crate::upstream::connect::{Destination, addresses, count};
+use crate::upstream::exchange::{self, Place};
+use crate::upstream::pool::{Lease, Pool, Wish};
+use crate::upstream::UpstreamState;
+use crate::worker::Worker;
+
+/// So often a link that is dark is tried: at 10 Mbit/s its packets are 0.3 % of what it carries.
+const BEACON: Duration = Duration::from_millis(20);
+/// An attempt is waited for no longer: a round trip, however far the far end is.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// What is owed for so long, and for [`TRIPS`] round trips, was lost in the dark.
+const DARK: Duration = Duration::from_millis(100);
+const TRIPS: u32 = 3;
+/// A channel that nobody wants is kept for so long, and looked after so often.
+const UNWANTED: Duration = Duration::from_secs(10);
+const LOOK_UNWANTED: Duration = Duration::from_secs(1);
+/// For TLS and the channel's head, at first. It doubles where that was not enough, up to the most.
+const BEGIN_WITHIN: Duration = Duration::from_millis(500);
+const MOST_TO_BEGIN: Duration = Duration::from_secs(8);
+/// A name that has no address now is asked for again after so long.
+const NAME_AGAIN: Duration = Duration::from_secs(1);
+
+/// What a worker keeps, by upstream.
+#[derive(Default)]
+pub(crate) struct Keepers(RefCell<HashMap<Arc<str>, Kept>>);
+
+struct Kept {
+    upstream: u64,
+    /// Those who dial stop with it.
+    _stop: watch::Sender<()>,
+}
+
+impl Keepers {
+    /// Dials no more, and ends what there is.
+    pub(crate) fn stop_all(&self) {
+        self.0.borrow_mut().clear();
+    }
+}
+
+/// Does what the running document says. Endpoints are dealt out to the workers.
+pub(crate) fn follow(worker: &Rc<Worker>) {
+    if worker.is_draining() {
+        return;
+    }
+    let generation = worker.generation();
+    let names: HashSet<&Arc<str>> = generation.snapshot.routes.iter().filter_map(|route| route.custody_of()).collect();
+    let mut wanted: Vec<_> = names.into_iter().filter_map(|name| generation.upstream(name)).collect();
+    wanted.sort_by(|one, other| one.config.name.cmp(&other.config.name));
+    let mut running = worker.keepers.0.borrow_mut();
+    running.retain(|name, kept| wanted.iter().any(|state| state.config.name == *name && state.id == kept.upstream));
+    let mut number = 0;
+    for state in wanted {
+        let endpoints = number..number + state.endpoints.len();
+        number = endpoints.end;
+        running.entry(state.config.name.clone()).or_insert_with(|| {
+            let stop = watch::Sender::new(());
+            let own = |number: &usize| number % worker.shared.workers.max(1) == worker.number;
+            for index in endpoints.clone().filter(own).map(|number| number - endpoints.start) {
+                let keeper = Keeper::new(worker, state, index);
+                let mut stopped = stop.subscribe();
+                worker.spawn(async move {
+                    tokio::select! {
+                        () = keeper.keep() => {}
+                        _ = stopped.changed() => {}
+                    }
+                });
+            }
+            Kept { upstream: state.id, _stop: stop }
+        });
+    }
+}
+
+/// Keeps the way to one endpoint.
+struct Keeper {
+    worker: Rc<Worker>,
+    office: Arc<Office>,
+    upstream: Arc<UpstreamState>,
+    index: usize,
+    /// Also what the engine knows the neighbour by.
+    label: Arc<str>,
+}
+
+/// A connection whose path is watched.
+struct Path {
+    acks: Acks,
+    /// Since when something is owed, and what had been acknowledged then.
+    owed: Option<(Instant, u64)>,
+}
+
+impl Path {
+    /// Whether what is owed was lost in the dark; and whether anything is owed at all.
+    fn look(&mut self) -> (bool, bool) {
+        let Ok(seen) = self.acks.look() else { return (true, true) };
+        if seen.owed_for.is_none() {
+            self.owed = None;
+            return (false, false);
+        }
+        let now = Instant::now();
+        let since = match self.owed {
+            Some((since, acknowledged)) if acknowledged == seen.acknowledged => since,
+            _ => {
+                self.owed = Some((now, seen.acknowledged));
+                now
+            }
+        };
+        (now - since >= DARK.max(TRIPS * seen.rtt), true)
+    }
+}
+
+impl Keeper {
+    fn new(worker: &Rc<Worker>, upstream: &Arc<UpstreamState>, index: usize) -> Self {
+        let (office, label) = (worker.shared.custody.clone(), upstream.endpoints[index].label.clone());
+        Self { worker: worker.clone(), office, upstream: upstream.clone(), index, label }
+    }
+
+    async fn keep(self) {
+        let mut within = BEGIN_WITHIN;
+        let mut is_told = false;
+        loop {
+            poll_fn(|cx| self.office.poll_wanted(cx, &self.label)).await;
+            let began = Instant::now();
+            match self.channel(within).await {
+                Ok(why) => {
+                    (within, is_told) = (BEGIN_WITHIN, false);
+                    tracing::debug!(peer = %self.label, why, "a channel of custody is over");
+                }
+                Err(error) => {
+                    within = (2 * within).min(MOST_TO_BEGIN);
+                    if !std::mem::replace(&mut is_told, true) {
+                        tracing::warn!(peer = %self.label, %error, "a channel of custody did not begin; trying again");
+                    }
+                }
+            }
+            // Whoever takes connections and ends them is not dialled without a pause.
+            tokio::time::sleep_until(began + BEACON).await;
+        }
+    }
+
+    fn destination(&self) -> Destination<'_> {
+        self.upstream.destination(self.index, SocketAddr::from(([0, 0, 0, 0], 0)))
+    }
+
+    /// One channel, from the first attempt to its end.
+    async fn channel(&self, within: Duration) -> Result<&'static str, Error> {
+        let destination = self.destination();
+        let Some(tcp) = self.find(&destination).await? else { return Ok("nobody wants it any more") };
+        let fault = |source| Error::Connect { peer: self.label.clone(), source: Arc::new(source) };
+        bound_backoff(&tcp);
+        let mut path = Path { acks: Acks::of(&tcp).map_err(fault)?, owed: None };
+        let pool = Rc::new(Pool::new());
+        let deadline = Instant::now() + within;
+        let begun = tokio::select! {
+            begun = self.begin(&pool, &destination, tcp, deadline, within) => begun,
+            () = darkness(&mut path) => return Ok("it is dark again"),
+        };
+        count(&self.worker, &destination, begun.is_ok());
+        let (mut stream, lease) = begun?;
+        let why = self.carry(&mut stream, &mut path).await;
+        stream.abort();
+        drop(stream);
+        lease.end();
+        Ok(why)
+    }
+
+    /// Tries until a connection is there, or is wanted no more.
+    async fn find(&self, destination: &Destination<'_>) -> Result<Option<tokio::net::TcpStream>, Error> {
+        let addresses: Vec<IpAddr> = loop {
+            match addresses(&self.worker, destination.host, destination.reach).await {
+                Ok(addresses) => break addresses,
+                Err(error) if !self.office.is_wanted(&self.label) => return Err(error),
+                Err(_) => tokio::time::sleep(NAME_AGAIN).await,
+            }
+        };
+        let unwanted = async {
+            let mut look = tokio::time::interval(LOOK_UNWANTED);
+            while self.office.is_wanted(&self.label) {
+                look.tick().await;
+            }
+        };
+        tokio::select! {
+            tcp = dial::until_answered(&addresses, destination.port, BEACON, PATIENCE) => Ok(Some(tcp)),
+            () = unwanted => Ok(None),
+        }
+    }
+
+    /// TLS, HTTP/2, and the channel's head.
+    async fn begin(
+        &self,
+        pool: &Rc<Pool>,
+        destination: &Destination<'_>,
+        tcp: tokio::net::TcpStream,
+        deadline: Instant,
+        within: Duration,
+    ) -> Result<(ByteStream, Rc<crate::upstream::pool::SharedConnection>), Error> {
+        let peer = self.label.clone();
+        let fault = |source| Error::Connect { peer: peer.clone(), source: Arc::new(source) };
+        let late = || Error::ConnectTimeout { peer: peer.clone(), missing: "open a channel of custody", after: within };
+        let begin = async {
+            let io = match destination.tls {
+                Some(tls) => tls::connect(tls.config.clone(), &tls.name, tcp).await.map_err(fault)?,
+                None => Io::Plain(tcp),
+            };
+            let wish = Wish { protocol: hermes_model::snapshot::UpstreamProtocol::H2, ..self.wish() };
+            let lease = pool.adopt(&self.worker, &wish, io, deadline).await?;
+            self.ask(pool, destination, lease).await
+        };
+        tokio::time::timeout_at(deadline, begin).await.map_err(|_| late())?
+    }
+
+    fn wish(&self) -> Wish<'_> {
+        self.upstream.wish(self.index, SocketAddr::from(([0, 0, 0, 0], 0)), PATIENCE, true)
+    }
+
+    async fn ask(
+        &self,
+        pool: &Rc<Pool>,
+        destination: &Destination<'_>,
+        lease: Lease,
+    ) -> Result<(ByteStream, Rc<crate::upstream::pool::SharedConnection>), Error> {
+        let connection = lease.connection.clone();
+        if !connection.takes_extended_connect() {
+            return Err(Error::Incapable { peer: self.label.clone(), reason: "does not offer extended CONNECT (RFC 8441)" });
+        }
+        let place = Place {
+            worker: self.worker.clone(),
+            pool: pool.clone(),
+            peer: self.label.clone(),
+            shareable: false,
+            in_flight: None,
+        };
+        let mut request = Request::new(());
+        *request.method_mut() = Method::CONNECT;
+        request.extensions_mut().insert(::h2::ext::Protocol::from(wire::PROTOCOL));
+        *request.uri_mut() = uri(destination).map_err(Error::Internal)?;
+        if let Ok(line) = HeaderValue::from_str(&self.label) {
+            request.headers_mut().insert(LINE, line);
+        }
+        let (response, send, lease, _) = exchange::open(lease, request, &place, None, false).await?;
+        if !response.status().is_success() {
+            return Err(Error::Refused { peer: self.label.clone(), status: response.status() });
+        }
+        Ok((ByteStream::multiplexed(response.into_body(), send, Some(lease), None), connection))
+    }
+
+    /// Carries a channel until its path is dark, it is over, or nobody has wanted it for long.
+    async fn carry(&self, stream: &mut ByteStream, path: &mut Path) -> &'static str {
+        let mut channel = Channel::begin(self.office.clone(), self.label.clone());
+        let mut look = tokio::time::interval(BEACON);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut heard = 0;
+        let (mut wanted_at, mut asked_at) = (Instant::now(), Instant::now());
+        loop {
+            let refused = |id| self.office.fail(id, 501, "nothing is taken by a channel that this node has dialled");
+            tokio::select! {
+                biased;
+                now = look.tick() => {
+                    let (is_dark, is_owed) = path.look();
+                    if is_dark {
+                        return "its path is dark";
+                    }
+                    if self.office.is_wanted(&self.label) {
+                        wanted_at = now;
+                    } else if now - wanted_at >= UNWANTED {
+                        return "nobody wants it any more";
+                    }
+                    let pause = if wanted_at == now { BEACON } else { LOOK_UNWANTED };
+                    // Where nothing is heard and nothing is owed, darkness would not be seen.
+                    if !is_owed && channel.heard == heard && now - asked_at >= pause {
+                        asked_at = now;
+                        channel.owes_ping = true;
+                    }
+                    heard = channel.heard;
+                }
+                why = poll_fn(|cx| channel.poll(cx, stream, refused)) => return why,
+            }
+        }
+    }
+}
+
+/// Ready when the path is dark.
+async fn darkness(path: &mut Path) {
+    let mut look = tokio::time::interval(BEACON);
+    while !path.look().0 {
+        look.tick().await;
+    }
+}
+
+fn uri(destination: &Destination<'_>) -> Result<Uri, String> {
+    let host = match destination.host.parse::<IpAddr>() {
+        Ok(IpAddr::V6(ip)) => format!("[{ip}]"),
+        _ => destination.host.to_owned(),
+    };
+    let scheme = if destination.tls.is_some() { "https" } else { "http" };
+    let uri = Uri::builder().scheme(scheme).authority(format!("{host}:{}", destination.port)).path_and_query(wire::PATH);
+    uri.build().map_err(|error| error.to_string())
+}

@@ -1,0 +1,5 @@
+//! Custody, hop by hop, over links that are never all up at one instant.
+#![allow(clippy::unwrap_used)]
+
+mod lab;
+mod turns;
