@@ -8,6 +8,7 @@ pub mod file;
 pub mod handover;
 pub mod io;
 pub mod keyed;
+pub mod lock;
 pub mod mark;
 pub mod nat;
 mod netlink;

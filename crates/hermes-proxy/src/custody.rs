@@ -6,6 +6,8 @@
 //! `engine` has the exchanges, and is pure; `office` is where workers meet it; `forward` and `channel` are how sessions go
 //! in and out; `keeper` has the channels to whom this node dials.
 
+mod again;
+mod arrived;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test")]
 mod chain;
@@ -13,10 +15,12 @@ pub(crate) mod channel;
 mod engine;
 pub(crate) mod forward;
 mod half;
+mod journal;
 pub(crate) mod keeper;
 mod message;
 mod office;
 mod pace;
+mod store;
 
 pub(crate) use message::CustodyBody;
 pub(crate) use office::{Failure, Office};

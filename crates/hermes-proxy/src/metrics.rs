@@ -98,6 +98,7 @@ pub(crate) struct Metrics {
     pub(crate) quic_lost: Counter,
     pub(crate) datagrams_dropped: Family<ReasonLabels, Counter>,
     pub(crate) retries: Counter,
+    pub(crate) custody_repeats: Counter,
     pub(crate) upstream_connects: Family<EndpointLabels, Counter>,
     pub(crate) upstream_connect_failures: Family<EndpointLabels, Counter>,
     pub(crate) upstream_healthy: Family<EndpointLabels, Gauge>,
@@ -136,6 +137,7 @@ impl Default for Metrics {
             quic_lost: Counter::default(),
             datagrams_dropped: Family::default(),
             retries: Counter::default(),
+            custody_repeats: Counter::default(),
             upstream_connects: Family::default(),
             upstream_connect_failures: Family::default(),
             upstream_healthy: Family::default(),
@@ -193,6 +195,11 @@ impl Metrics {
         );
         registry.register("datagrams_dropped", "Datagrams dropped, by reason", self.datagrams_dropped.clone());
         registry.register("retries", "Requests tried again", self.retries.clone());
+        registry.register(
+            "custody_repeats",
+            "Requests in custody that an origin was asked for once more, after this node was restarted",
+            self.custody_repeats.clone(),
+        );
         registry.register("upstream_connects", "Connections made", self.upstream_connects.clone());
         registry.register(
             "upstream_connect_failures",

@@ -10,6 +10,7 @@ mod sockets;
 mod view;
 
 use std::collections::{HashMap, HashSet};
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
@@ -160,6 +161,7 @@ impl Node {
             orphans: Vec::new(),
             closed: false,
         };
+        node.begin_custody(&generation.snapshot).map_err(|error| fault("state", error))?;
         node.run(generation).await?;
         node.await_captures().await;
         node.watch_addresses();
@@ -169,6 +171,35 @@ impl Node {
         });
         node.adopt_orphans();
         Ok(node)
+    }
+
+    /// What was in custody before goes on. A process before this one may have its journal until it stops to listen.
+    fn begin_custody(&mut self, snapshot: &Snapshot) -> std::io::Result<()> {
+        let Some(state) = &snapshot.state else { return Ok(()) };
+        let (custody, directory) = (self.shared.custody.clone(), state.join("custody"));
+        custody.will_store();
+        custody.follow(snapshot);
+        match custody.store_in(&directory) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            other => return other,
+        }
+        tracing::info!("another process has the journal of custody; waiting for it to go");
+        self.background.spawn(async move {
+            // Nothing tells of a lock that is free.
+            let mut again = tokio::time::interval(LOOK_AGAIN);
+            loop {
+                again.tick().await;
+                match custody.store_in(&directory) {
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                    Err(error) => {
+                        tracing::error!(%error, "the journal of custody cannot be read; nothing is taken into custody");
+                        return;
+                    }
+                    Ok(()) => return,
+                }
+            }
+        });
+        Ok(())
     }
 
     /// Who knows how many lines of the program's log were lost, for the metrics.
@@ -445,6 +476,11 @@ impl Node {
             tracing::warn!(%error, "the successor does not hear which addresses wait for their owners");
         }
         self.all_do(|done| Command::Close { handed, passages: passages.pop().unwrap_or_default(), done }).await;
+        if handed {
+            let custody = self.shared.custody.clone();
+            // Waits for what is being written.
+            let _ = tokio::task::spawn_blocking(move || custody.stop()).await;
+        }
         self.sockets.clear();
         // Only now: who is told to go comes back at once, and another worker would still take it.
         self.all_do(|done| Command::Drain { done }).await;

@@ -234,6 +234,9 @@ async fn to_upstream(
         .ok_or_else(|| Error::Internal(format!("upstream {} has no state", upstream.name)))?;
     let interim = interim(&mut request);
     let early = request.early.take();
+    if route.custody.is_none() {
+        custody::forward::intend(worker, &session.entry, &request).await?;
+    }
     let forward = forward(worker, generation, &session.entry, route, &request, interim);
     if request.ask == Ask::Response {
         let mut response = match &route.custody {
@@ -276,6 +279,7 @@ async fn to_origin(
         return Err(Error::Unsuitable { route: route.name.clone(), kind: "upgrade" });
     }
     let place = terminate::place(terminate, &session.entry.facts, route)?;
+    custody::forward::intend(worker, &session.entry, &request).await?;
     let interim = interim(&mut request);
     let forward = forward(worker, generation, &session.entry, route, &request, interim);
     let owner = generation.route_owner(route);

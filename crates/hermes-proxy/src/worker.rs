@@ -339,7 +339,9 @@ async fn serve_commands(worker: &Rc<Worker>, mut commands: mpsc::Receiver<Comman
                 Some(Command::Close { handed, passages, done }) => {
                     worker.draining.set(true);
                     worker.uplinks.stop_all();
-                    worker.keepers.stop_all();
+                    if handed {
+                        worker.keepers.stop_all();
+                    }
                     let how = if handed { Ending::HandOver } else { Ending::Close };
                     for acceptor in acceptors.drain().flat_map(|(_, list)| list) {
                         acceptor.end(how).await;

@@ -11,7 +11,7 @@ use hermes_wire::custody::{ExchangeId, Part, Record};
 
 use super::engine::{Appended, Engine, Entry, Limits, Output, Side};
 
-const LIMITS: Limits = Limits { exchanges: 1000, memory: 1 << 30, disk: 0 };
+const LIMITS: Limits = Limits { exchanges: 1000, memory: 1 << 30, disk: 0, is_synced: false };
 /// Bytes a microsecond: 10 Mbit/s.
 const RATE: f64 = 1.25;
 /// What records cost beside their bytes: their own head, TCP's and IP's.
@@ -111,10 +111,10 @@ impl Chain {
                     let head = [&b"n"[..], &bytes[..1]].concat();
                     node.engine.settle(id, part, 1, head.into());
                 }
-                Output::Keep { id, entry: Entry::Bytes { part, offset, bytes, is_last } } => {
+                Output::Keep { id, entry: Entry::Bytes { part, offset, bytes, is_last }, .. } => {
                     node.engine.is_safe(id, part, offset + bytes.len() as u64, is_last);
                 }
-                Output::Keep { id, entry: Entry::Head { part, head, .. } } => {
+                Output::Keep { id, entry: Entry::Head { part, head, .. }, .. } => {
                     node.engine.is_safe(id, part, head.len() as u64, false);
                 }
                 Output::Keep { .. } => {}
@@ -346,7 +346,7 @@ fn small_ones_come_first_and_large_ones_are_not_starved() {
 fn a_node_without_room_loses_nothing() {
     let first_up: IsUp = |link, at| link == 1 || at.as_secs() % 2 == 1;
     let mut chain = Chain::new(3, 1 << 20, Duration::ZERO, first_up);
-    chain.nodes[1].engine = engine(Limits { exchanges: 10, memory: 100_000, disk: 0 });
+    chain.nodes[1].engine = engine(Limits { exchanges: 10, memory: 100_000, disk: 0, is_synced: false });
     for number in 0..3 {
         chain.begin(number);
     }

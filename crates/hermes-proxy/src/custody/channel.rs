@@ -5,26 +5,21 @@
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
-use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
 use hermes_model::facts::Trust;
-use hermes_wire::binary_http::Part as Piece;
 use hermes_wire::capsule::{Capsule, CapsuleDecoder};
-use hermes_wire::custody::{self as wire, ExchangeId, Part, Record};
+use hermes_wire::custody::{self as wire, ExchangeId, Record};
 use http::{HeaderName, StatusCode};
-use http_body::Body as _;
 
-use super::forward::Arrived;
-use super::message::{CustodyBody, Reading, Unwritten, Writing, request, response_head, with_end};
+use super::arrived;
 use super::office::Office;
-use crate::body::{Body, RequestBody};
 use crate::error::Error;
 use crate::live::Session;
-use crate::request::{Ask, Origin, Request, from_head};
+use crate::request::{Ask, Request};
 use crate::session::{self, Far, Served, Tunnel};
 use crate::stream::ByteStream;
 use crate::upgrade;
@@ -55,6 +50,9 @@ pub(crate) fn accept(worker: &Rc<Worker>, request: &Request<'_>) -> Served {
         let (status, label) = (StatusCode::FORBIDDEN, "http_request_denied");
         return session::fail(session, &Error::Denied { status, reason, label });
     };
+    if !worker.shared.custody.is_ready() {
+        return session::fail(session, &Error::Limit("another process of this node still has its journal of custody"));
+    }
     if !session.take_tunnel(generation.snapshot.limits.tunnels) {
         return session::fail(session, &Error::Limit("tunnels of this node"));
     }
@@ -79,18 +77,19 @@ fn name_of(request: &Request<'_>) -> Option<Arc<str>> {
 
 /// How exchanges of a neighbour come in.
 pub(crate) struct Way {
-    listener: Arc<str>,
-    source: SocketAddr,
-    trust: Trust,
-    peer: Arc<str>,
+    pub(super) listener: Arc<str>,
+    pub(super) source: SocketAddr,
+    pub(super) trust: Trust,
+    pub(super) peer: Arc<str>,
 }
 
 /// Carries a channel that was accepted, until it is over or another one takes its place.
 pub(crate) async fn carry_accepted(session: &Session, mut stream: ByteStream, way: &Rc<Way>) {
     let worker = &session.worker;
     session.entry.set_held(true);
-    let mut channel = Channel::begin(worker.shared.custody.clone(), way.peer.clone());
-    let carried = poll_fn(|cx| channel.poll(cx, &mut stream, |id| begin(worker, way, id)));
+    let (mut channel, resumed) = Channel::begin(worker.shared.custody.clone(), way.peer.clone());
+    resumed.into_iter().for_each(|id| begin(worker, way, id, true));
+    let carried = poll_fn(|cx| channel.poll(cx, &mut stream, |id| begin(worker, way, id, false)));
     tokio::select! {
         over = carried => tracing::debug!(peer = %way.peer, why = over, "a channel of custody is over"),
         _ = session.entry.end.wait() => {}
@@ -121,10 +120,11 @@ impl Drop for Channel {
 }
 
 impl Channel {
-    pub(super) fn begin(office: Arc<Office>, peer: Arc<str>) -> Self {
-        let number = office.open(&peer);
+    /// Begins; with the exchanges of before this process that the neighbour had begun.
+    pub(super) fn begin(office: Arc<Office>, peer: Arc<str>) -> (Self, Vec<ExchangeId>) {
+        let (number, resumed) = office.open(&peer);
         let decoder = wire::decoder();
-        Self { office, peer, number, decoder, out: Bytes::new(), heard: 0, owes_ping: false }
+        (Self { office, peer, number, decoder, out: Bytes::new(), heard: 0, owes_ping: false }, resumed)
     }
 
     /// Moves what can be moved. Ready when it is over; why, for people.
@@ -210,105 +210,7 @@ impl Channel {
 }
 
 /// An exchange of a neighbour is a session from here on.
-fn begin(worker: &Rc<Worker>, way: &Rc<Way>, id: ExchangeId) {
+fn begin(worker: &Rc<Worker>, way: &Rc<Way>, id: ExchangeId, is_resumed: bool) {
     let (here, way) = (worker.clone(), way.clone());
-    worker.spawn(async move { serve(&here, &way, id).await });
-}
-
-/// Nobody of this process looks after it any more.
-struct Parting<'a>(&'a Office, ExchangeId);
-
-impl Drop for Parting<'_> {
-    fn drop(&mut self) {
-        self.0.part(self.1);
-    }
-}
-
-async fn serve(worker: &Rc<Worker>, way: &Way, id: ExchangeId) {
-    let office = &worker.shared.custody;
-    let _parting = Parting(office, id);
-    let Some((request, theirs)) = Box::pin(read_head(worker, way, id)).await else { return };
-    let served = match request {
-        Ok(mut request) => {
-            request.arrived = Some(Arrived { id, theirs });
-            Box::pin(session::serve(worker, request)).await
-        }
-        Err(rejected) => Served::Response(session::reject(worker, *rejected)),
-    };
-    let response = match served {
-        Served::Response(response) => response,
-        Served::Tunnel(_) => return office.fail(id, 501, "a tunnel cannot be opened in custody"),
-    };
-    let (parts, body) = response.into_parts();
-    let head = response_head(parts.status, &parts.headers);
-    let entry = body.entry().clone();
-    if let Body::Led { theirs } = body.body {
-        office.settle_response(id, theirs, head);
-        let mut over = pin!(poll_fn(|cx| office.poll_over(cx, id)));
-        tokio::select! {
-            ended = &mut over => if let Err(failure) = ended {
-                entry.fail(&Error::custody(&way.peer, &failure));
-            },
-            _ = entry.end.wait() => {}
-        }
-        return;
-    }
-    office.take_in(id);
-    if body.is_end_stream() {
-        let whole = with_end(&head);
-        // Where it is over nobody waits for it.
-        let _ = poll_fn(|cx| office.poll_append(cx, id, Part::Response, &whole, true)).await;
-        return;
-    }
-    let mut writing = Writing::new(office.clone(), id, Part::Response, head, body).bound(&entry);
-    if let Err(Unwritten::Body(error)) = poll_fn(|cx| writing.poll(cx)).await {
-        office.fail(id, 502, &format!("the answer broke off: {error}"));
-    }
-}
-
-/// Reads the head of an exchange that begins, as a request; and how long it is. `None`: it came to nothing.
-async fn read_head(
-    worker: &Rc<Worker>,
-    way: &Way,
-    id: ExchangeId,
-) -> Option<(Result<Request<'static>, Box<crate::request::Rejected>>, u64)> {
-    let office = &worker.shared.custody;
-    let mut reading = Reading::new(worker);
-    let (control, fields) = loop {
-        match reading.next() {
-            Ok(Some(Piece::Head(control, fields))) => break (control, fields),
-            Ok(Some(_)) => {}
-            Ok(None) => {
-                let bytes = poll_fn(|cx| office.poll_head(cx, id, Part::Request)).await;
-                reading.push(bytes.ok()?);
-            }
-            Err(error) => {
-                office.fail(id, 400, &format!("what came is no request: {error}"));
-                return None;
-            }
-        }
-    };
-    let theirs = reading.read();
-    let is_bare = matches!(reading.next(), Ok(Some(Piece::End(_))));
-    let parts = match request(control, fields) {
-        Ok(parts) => parts,
-        Err(why) => {
-            office.fail(id, 400, &format!("what came is no request: {why}"));
-            return None;
-        }
-    };
-    let generation = worker.generation();
-    let Some(listener) = generation.listener(&way.listener) else {
-        office.fail(id, 503, "the listener that it came to is gone");
-        return None;
-    };
-    let body = if is_bare {
-        RequestBody::Empty
-    } else {
-        let (office, peer) = (office.clone(), way.peer.clone());
-        let content = CustodyBody::new(office, id, Part::Request, Reading::new(worker), peer);
-        RequestBody::new(worker, Body::Custody(Box::new(content)))
-    };
-    let origin = Origin { worker, listener, source: way.source, trust: &way.trust, secure: true };
-    Some((from_head(&origin, parts, body), theirs))
+    worker.spawn(async move { arrived::serve(&here, &way, id, is_resumed).await });
 }

@@ -64,6 +64,26 @@ pub(crate) enum Entry {
     Forget,
 }
 
+/// A half as it was before this process.
+#[derive(Debug, Default)]
+pub(crate) struct Former {
+    /// Its head: bytes of theirs, and of ours.
+    pub(crate) head: Option<(u64, u64)>,
+    /// Where pieces stand, and how long they are, from its beginning to its end. All are safe.
+    pub(crate) pieces: Vec<(Upto, u64)>,
+}
+
+impl Former {
+    fn half(self, awaits_head: bool) -> Half {
+        let mut half = if awaits_head && self.head.is_none() { Half::awaiting_head() } else { Half::default() };
+        if let Some((theirs, length)) = self.head {
+            half.restore_head(theirs, length);
+        }
+        self.pieces.into_iter().for_each(|(at, length)| half.restore(at, length));
+        half
+    }
+}
+
 /// What is to be done by others.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Output {
@@ -72,7 +92,7 @@ pub(crate) enum Output {
     /// These bytes of a half whose head is awaited came next: [`Engine::settle`] ends that.
     Head { id: ExchangeId, part: Part, bytes: Bytes },
     /// This is to be made safe, in this order. Of heads and bytes [`Engine::is_safe`] is to be told.
-    Keep { id: ExchangeId, entry: Entry },
+    Keep { id: ExchangeId, entry: Entry, is_synced: bool },
     /// What stands there is to be read again, for [`Engine::load`].
     Read { id: ExchangeId, part: Part, offset: u64, length: u64 },
     /// There is something for who is here: [`Engine::read`].
@@ -96,6 +116,8 @@ pub(crate) struct Limits {
     pub(crate) memory: u64,
     /// And on disk. Zero: nothing is written, and what is safe is what is in memory.
     pub(crate) disk: u64,
+    /// What is safe survives a loss of power.
+    pub(crate) is_synced: bool,
 }
 
 /// What [`Engine::append`] came to.
@@ -216,6 +238,39 @@ impl Engine {
         self.exchanges.len()
     }
 
+    fn keep(&mut self, id: ExchangeId, entry: Entry) {
+        let is_synced = self.is_synced(id);
+        self.out.push_back(Output::Keep { id, entry, is_synced });
+    }
+
+    /// Whether what is safe of it survives a loss of power.
+    pub(crate) fn is_synced(&self, id: ExchangeId) -> bool {
+        let account = self.exchanges.get(&id).and_then(|exchange| self.accounts.get(&exchange.account));
+        account.is_some_and(|account| account.limits.is_synced)
+    }
+
+    /// On which account it is.
+    pub(crate) fn account(&self, id: ExchangeId) -> Option<&Arc<str>> {
+        self.exchanges.get(&id).map(|exchange| &exchange.account)
+    }
+
+    /// How far a half has come.
+    pub(crate) fn have(&self, id: ExchangeId, part: Part) -> Option<Upto> {
+        let exchange = self.exchanges.get(&id)?;
+        let half = if part == Part::Request { &exchange.request } else { &exchange.response };
+        Some(half.have())
+    }
+
+    /// Whether its response waits for a head of ours.
+    pub(crate) fn awaits_head(&self, id: ExchangeId) -> bool {
+        self.exchanges.get(&id).is_some_and(|exchange| exchange.response.awaits_head())
+    }
+
+    /// Whether it ends here.
+    pub(crate) fn is_for_here(&self, id: ExchangeId) -> bool {
+        self.exchanges.get(&id).is_some_and(|exchange| exchange.to == Some(Side::Here))
+    }
+
     /// Takes custody of an exchange that began here.
     ///
     /// # Errors
@@ -241,6 +296,20 @@ impl Engine {
         deadline: Duration,
         account: &Arc<str>,
     ) -> Result<(), &'static str> {
+        self.insert(id, from.clone(), request, deadline, account)?;
+        let entry = Entry::Begin { from, account: account.clone(), deadline };
+        self.keep(id, entry);
+        Ok(())
+    }
+
+    fn insert(
+        &mut self,
+        id: ExchangeId,
+        from: Side,
+        request: Half,
+        deadline: Duration,
+        account: &Arc<str>,
+    ) -> Result<(), &'static str> {
         let state = self.accounts.entry(account.clone()).or_default();
         if state.exchanges >= state.limits.exchanges || self.ended.len() >= 2 * state.limits.exchanges {
             return Err("this node holds as many exchanges as it may");
@@ -248,8 +317,6 @@ impl Engine {
         state.exchanges += 1;
         let number = self.next;
         self.next += 1;
-        let entry = Entry::Begin { from: from.clone(), account: account.clone(), deadline };
-        self.out.push_back(Output::Keep { id, entry });
         self.count(&from, true);
         self.deadlines.insert((deadline, id));
         let exchange = Exchange {
@@ -265,6 +332,35 @@ impl Engine {
         };
         self.exchanges.insert(id, exchange);
         Ok(())
+    }
+
+    /// What was held before this process is held again. Its request goes on where it was led to.
+    ///
+    /// # Errors
+    /// There are as many as may be.
+    pub(crate) fn restore(
+        &mut self,
+        id: ExchangeId,
+        (from, to): (Side, Side),
+        deadline: Duration,
+        account: &Arc<str>,
+        [request, response]: [Former; 2],
+    ) -> Result<(), &'static str> {
+        // What the next one sends for who is not here has a head of ours.
+        let has_head = matches!((&from, &to), (Side::Peer(_), Side::Peer(_)));
+        self.insert(id, from, request.half(false), deadline, account)?;
+        if let Some(exchange) = self.exchanges.get_mut(&id) {
+            exchange.response = response.half(has_head);
+            exchange.to = Some(to.clone());
+        }
+        self.count(&to, true);
+        self.reindex(id);
+        Ok(())
+    }
+
+    /// It is not held again, and not to be found once more.
+    pub(crate) fn discard(&mut self, id: ExchangeId) {
+        self.keep(id, Entry::Forget);
     }
 
     /// Counts an exchange with a neighbour.
@@ -290,7 +386,7 @@ impl Engine {
             index::move_account(&mut self.accounts, exchange, &before);
         }
         let entry = Entry::Lead { to: to.clone(), account: account.clone() };
-        self.out.push_back(Output::Keep { id, entry });
+        self.keep(id, entry);
         self.count(&to, true);
     }
 
@@ -326,17 +422,17 @@ impl Engine {
         }
         let behind = half.settle(theirs, head.clone());
         let mut offset = head.len() as u64;
-        self.out.push_back(Output::Keep { id, entry: Entry::Head { part, theirs, head } });
+        self.keep(id, Entry::Head { part, theirs, head });
         let count = behind.len();
         for (number, bytes) in behind.into_iter().enumerate() {
             let is_last = is_whole && number + 1 == count;
             let length = bytes.len() as u64;
-            self.out.push_back(Output::Keep { id, entry: Entry::Bytes { part, offset, bytes, is_last } });
+            self.keep(id, Entry::Bytes { part, offset, bytes, is_last });
             offset += length;
         }
         if is_whole && count == 0 {
             let entry = Entry::Bytes { part, offset, bytes: Bytes::new(), is_last: true };
-            self.out.push_back(Output::Keep { id, entry });
+            self.keep(id, entry);
         }
         self.reindex(id);
     }
@@ -365,12 +461,13 @@ impl Engine {
     fn take(&mut self, id: ExchangeId, part: Part, offset: u64, bytes: Bytes, is_last: bool) {
         let Some(exchange) = self.exchanges.get_mut(&id) else { return };
         let half = exchange.half(part);
+        let awaits_head = half.awaits_head();
         if let Some((offset, bytes)) = half.take(offset, bytes, is_last) {
-            self.out.push_back(if half.awaits_head() {
-                Output::Head { id, part, bytes }
+            if awaits_head {
+                self.out.push_back(Output::Head { id, part, bytes });
             } else {
-                Output::Keep { id, entry: Entry::Bytes { part, offset, bytes, is_last } }
-            });
+                self.keep(id, Entry::Bytes { part, offset, bytes, is_last });
+            }
         }
         self.reindex(id);
     }
@@ -646,7 +743,7 @@ impl Engine {
         if let Some(account) = self.accounts.get_mut(&exchange.account) {
             account.exchanges -= 1;
         }
-        self.out.push_back(Output::Keep { id, entry: Entry::Forget });
+        self.keep(id, Entry::Forget);
         Some(exchange)
     }
 

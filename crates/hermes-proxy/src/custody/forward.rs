@@ -5,6 +5,7 @@
 //! within the engine, behind the head that this node gives it.
 
 use std::future::poll_fn;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use hermes_model::snapshot::Custody;
@@ -16,9 +17,12 @@ use super::message::{CustodyBody, Reading, Unwritten, Uploading, Writing, reques
 use super::office::{Failure, Office};
 use crate::body::{Body, settle_length};
 use crate::error::Error;
-use crate::service::forward::Forward;
+use crate::live::Entry;
+use crate::request::Request;
+use crate::service::forward::{Forward, is_idempotent};
 use crate::service::forward::head::Outgoing;
 use crate::upstream::UpstreamState;
+use crate::worker::Worker;
 
 /// An exchange that a neighbour brought, as its session knows it.
 #[derive(Clone, Copy, Debug)]
@@ -127,19 +131,48 @@ pub(crate) async fn forward(
     Ok(response.map(|()| Body::Custody(Box::new(body))))
 }
 
+/// What arrived in custody and is not to be done twice is about to go to its origin: first that is made known to this node
+/// after a restart.
+///
+/// # Errors
+/// It came to nothing meanwhile.
+pub(crate) async fn intend(worker: &Worker, entry: &Rc<Entry>, request: &Request<'_>) -> Result<(), Error> {
+    let Some(Arrived { id, .. }) = request.arrived.filter(|_| !is_idempotent(&entry.facts.method)) else { return Ok(()) };
+    let office = &worker.shared.custody;
+    entry.set_held(true);
+    office.take_in(id);
+    let intended = poll_fn(|cx| office.poll_intent(cx, id)).await;
+    entry.set_held(false);
+    intended.map_err(|failure| Error::ClientGone(failure.reason.to_string()))
+}
+
 /// Waits for the head of a response that goes on by itself.
 async fn onward(forward: &Forward<'_>, id: ExchangeId, peer: &Arc<str>) -> Result<Response<Body>, Error> {
-    let office = &forward.worker.shared.custody;
-    let mut reading = Reading::new(forward.worker);
+    let known = await_head(forward.worker, id, peer).await;
+    let (response, theirs) = known.map_err(|error| forward.body.failure().unwrap_or(error))?;
+    Ok(response.map(|()| Body::Led { theirs }))
+}
+
+/// The head of a response that this node has to give one of its own, and how long it is.
+///
+/// # Errors
+/// It came to nothing.
+pub(super) async fn await_head(
+    worker: &Worker,
+    id: ExchangeId,
+    peer: &Arc<str>,
+) -> Result<(Response<()>, u64), Error> {
+    let office = &worker.shared.custody;
+    let mut reading = Reading::new(worker);
     loop {
         let piece = reading.next().map_err(|error| broken(office, id, peer, &error.to_string()))?;
         let is_more_wanted = piece.is_none();
         if let Some(known) = response(piece, &reading).map_err(|why| broken(office, id, peer, &why))? {
-            return Ok(known.response.map(|()| Body::Led { theirs: known.length }));
+            return Ok((known.response, known.length));
         }
         if is_more_wanted {
             let bytes = poll_fn(|cx| office.poll_head(cx, id, Part::Response)).await;
-            reading.push(bytes.map_err(|failure| failed(forward, peer, &failure))?);
+            reading.push(bytes.map_err(|failure| Error::custody(peer, &failure))?);
         }
     }
 }

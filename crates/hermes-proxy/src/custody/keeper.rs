@@ -271,7 +271,8 @@ impl Keeper {
 
     /// Carries a channel until its path is dark, it is over, or nobody has wanted it for long.
     async fn carry(&self, stream: &mut ByteStream, path: &mut Path) -> &'static str {
-        let mut channel = Channel::begin(self.office.clone(), self.label.clone());
+        // What it begins is taken by nobody: it has dialled none of ours.
+        let (mut channel, _) = Channel::begin(self.office.clone(), self.label.clone());
         let mut look = tokio::time::interval(BEACON);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut heard = 0;

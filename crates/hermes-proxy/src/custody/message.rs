@@ -147,6 +147,8 @@ pub(crate) struct CustodyBody {
     is_owed: bool,
     /// Goes with it.
     _with: Option<Uploading>,
+    /// A piece that was read already.
+    ahead: Option<Piece>,
 }
 
 /// Brings the rest of a request; its drop ends that.
@@ -174,12 +176,19 @@ impl CustodyBody {
             is_done: false,
             is_owed: false,
             _with: None,
+            ahead: None,
         }
     }
 
     /// All of the string was read before.
     pub(super) fn having_read_all(mut self, is_read: bool) -> Self {
         self.is_read = is_read;
+        self
+    }
+
+    /// This piece was read before.
+    pub(super) fn behind(mut self, ahead: Option<Piece>) -> Self {
+        self.ahead = ahead;
         self
     }
 
@@ -205,8 +214,11 @@ impl CustodyBody {
         self.length.map_or_else(SizeHint::default, SizeHint::with_exact)
     }
 
-    /// What is decoded already is all of it.
-    pub(super) fn poll_piece(&mut self, cx: &Context<'_>) -> Poll<Option<Result<Piece, Error>>> {
+    /// The next piece of the message; `None` behind its end.
+    fn poll_piece(&mut self, cx: &Context<'_>) -> Poll<Option<Result<Piece, Error>>> {
+        if let Some(piece) = self.ahead.take() {
+            return Poll::Ready(Some(Ok(piece)));
+        }
         loop {
             match self.reading.next() {
                 Ok(Some(piece)) => return Poll::Ready(Some(Ok(piece))),
@@ -353,14 +365,14 @@ impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> Writing<B> {
 }
 
 /// A piece of content in its frame.
-fn chunk(data: &[u8]) -> Bytes {
+pub(super) fn chunk(data: &[u8]) -> Bytes {
     let mut out = BytesMut::with_capacity(data.len() + 8);
     put_chunk_head(data.len(), &mut out);
     out.put_slice(data);
     out.freeze()
 }
 
-fn end(trailers: Option<&HeaderMap>) -> Bytes {
+pub(super) fn end(trailers: Option<&HeaderMap>) -> Bytes {
     let mut out = BytesMut::new();
     match trailers {
         Some(trailers) => put_end(lines(trailers), &mut out),

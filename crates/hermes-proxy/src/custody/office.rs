@@ -3,17 +3,23 @@
 //! In: what clients and origins bring, what channels hear, what is safe. Out: bytes for those who wait for them, records
 //! for channels, and whose task goes on. A lock is held for a record or a chunk, and never over I/O.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::io;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use hermes_model::snapshot::Snapshot;
+use hermes_model::snapshot::{Durable, Snapshot};
 use hermes_wire::custody::{ExchangeId, Part, Record};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::engine::{Appended, Engine, Entry, Limits, Output, Side};
+use super::engine::{Appended, Engine, Entry, Former, Limits, Output, Side};
+use super::half::Upto;
+use super::journal::Note;
+use super::store::{Held, HeldHalf, Job, Reader, Safe, Store};
 
 /// Why an exchange came to nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +49,56 @@ struct State {
     begun: VecDeque<(ExchangeId, Arc<str>)>,
     /// To be woken once the lock is free.
     woken: Vec<Waker>,
+    store: Storing,
+    /// Exchanges of before this process, by the neighbour that they came from: they are looked at when it is back.
+    resumed: HashMap<Arc<str>, Vec<ExchangeId>>,
+    /// Of those, the ones whose request may have gone to an origin that must not have it twice.
+    intended: HashSet<ExchangeId>,
+    /// What was said of a disk that takes nothing.
+    trouble: Option<Arc<str>>,
+}
+
+/// Where what is to be safe goes.
+enum Storing {
+    /// Nowhere: it is safe as long as the process is.
+    Memory,
+    /// To a journal that another process still has. Until then it waits, and nobody is heard.
+    Awaited(Vec<Job>),
+    Journal(Store),
+    /// Nowhere any more: another process has it.
+    Over,
+}
+
+impl Storing {
+    fn ask(&mut self, job: Job) {
+        match self {
+            Storing::Memory | Storing::Over => {}
+            Storing::Awaited(jobs) => jobs.push(job),
+            Storing::Journal(store) => store.ask(job),
+        }
+    }
+}
+
+/// Milliseconds since 1970.
+fn date() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn millis(period: Duration) -> u64 {
+    u64::try_from(period.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// An exchange of before this process, for who looks at it.
+pub(crate) struct Resumed {
+    /// It ends here.
+    pub(crate) is_for_here: bool,
+    /// It goes on, and the head of its response was not there yet.
+    pub(crate) awaits_head: bool,
+    /// Its request may have gone to an origin.
+    pub(crate) is_intended: bool,
+    /// How far its response had come.
+    pub(crate) response: Upto,
 }
 
 /// Somebody's part in an exchange.
@@ -51,6 +107,8 @@ struct End {
     /// Bytes of heads that are awaited, in the order of the parts.
     heads: [VecDeque<Bytes>; 2],
     readers: [Option<Waker>; 2],
+    /// That its request goes out is written.
+    is_intended: bool,
     failure: Option<Failure>,
     is_over: bool,
 }
@@ -85,6 +143,10 @@ impl Office {
             crowd: Vec::new(),
             begun: VecDeque::new(),
             woken: Vec::new(),
+            store: Storing::Memory,
+            resumed: HashMap::new(),
+            intended: HashSet::new(),
+            trouble: None,
         };
         Self { state: Mutex::new(state), epoch: Instant::now(), arrivals: Arc::from("") }
     }
@@ -93,15 +155,115 @@ impl Office {
     pub(crate) fn follow(&self, snapshot: &Snapshot) {
         let limits = &snapshot.limits;
         self.act(|state, _| {
+            let is_stored = !matches!(state.store, Storing::Memory);
+            let disk = |disk: u64| if is_stored { disk } else { 0 };
             let (memory, exchanges) = (limits.custody_memory as u64, limits.custody_exchanges);
-            state.engine.allow(&self.arrivals, Limits { exchanges, memory, disk: 0 });
+            let durable = snapshot.routes.iter().filter_map(|route| route.custody).map(|custody| custody.durable);
+            // What arrives for other routes is as safe as the safest of them.
+            let is_synced = durable.clone().any(|durable| durable == Durable::Fsync);
+            let own = Limits { exchanges, memory, disk: disk(limits.custody_disk as u64), is_synced };
+            state.engine.allow(&self.arrivals, own);
             for route in &snapshot.routes {
                 if let Some(custody) = &route.custody {
-                    let limits = Limits { exchanges, memory: custody.memory, disk: 0 };
+                    let (memory, is_synced) = (custody.memory, custody.durable == Durable::Fsync);
+                    let limits = Limits { exchanges, memory, disk: disk(custody.disk), is_synced };
                     state.engine.allow(&route.name, limits);
                 }
             }
         });
+    }
+
+    /// What is held from now on is written to a journal in this directory, once it is free.
+    pub(crate) fn will_store(&self) {
+        self.act(|state, _| state.store = Storing::Awaited(Vec::new()));
+    }
+
+    /// Goes on with what the journal in this directory answers for, and writes it.
+    ///
+    /// # Errors
+    /// It cannot be had: `WouldBlock`, where another process has it.
+    pub(crate) fn store_in(self: &Arc<Self>, directory: &Path) -> io::Result<()> {
+        let opened = Store::open(directory)?;
+        let reader: Arc<dyn Reader> = self.clone();
+        self.act(|state, now| {
+            let mut opened = opened;
+            let held = std::mem::take(&mut opened.held);
+            let store = opened.start(Arc::downgrade(&reader))?;
+            if let Storing::Awaited(jobs) = std::mem::replace(&mut state.store, Storing::Journal(store)) {
+                jobs.into_iter().for_each(|job| state.store.ask(job));
+            }
+            if !held.is_empty() {
+                tracing::info!(exchanges = held.len(), "custody goes on with what was held before");
+            }
+            held.into_iter().for_each(|(id, held)| state.restore(now, id, held));
+            // Whoever dials has waited for that.
+            state.woken.extend(state.lines.values_mut().filter_map(|line| line.keeper.take()));
+            Ok(())
+        })
+    }
+
+    /// Another process may have what is held: nobody is heard here any more, and whoever waits here hears that.
+    pub(crate) fn stop(&self) {
+        let store = self.act(|state, _| {
+            for line in state.lines.values_mut() {
+                line.channel += 1;
+                state.woken.extend(line.carrier.take());
+            }
+            let gone = Failure { status: 503, reason: Arc::from("this node is being replaced by another process of it") };
+            for end in state.ends.values_mut() {
+                end.failure.get_or_insert_with(|| gone.clone());
+                state.woken.extend(end.readers.iter_mut().filter_map(Option::take));
+            }
+            std::mem::replace(&mut state.store, Storing::Over)
+        });
+        // Waits for what is under way; not under the lock, which its thread needs.
+        drop(store);
+    }
+
+    /// Neighbours are heard, and dialled.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.lock().is_ready()
+    }
+
+    /// What is to be known of an exchange of before this process.
+    pub(crate) fn resumed(&self, id: ExchangeId) -> Option<Resumed> {
+        let state = self.lock();
+        Some(Resumed {
+            is_for_here: state.engine.is_for_here(id),
+            awaits_head: state.engine.awaits_head(id),
+            is_intended: state.intended.contains(&id),
+            response: state.engine.have(id, Part::Response)?,
+        })
+    }
+
+    /// On which account it is.
+    pub(crate) fn account(&self, id: ExchangeId) -> Option<Arc<str>> {
+        self.lock().engine.account(id).cloned()
+    }
+
+    /// Bytes of a half that have come.
+    pub(crate) fn length(&self, id: ExchangeId, part: Part) -> Option<u64> {
+        self.lock().engine.have(id, part).map(|have| have.offset)
+    }
+
+    /// Reads again what is safe of a half. `None`: it is not to be had.
+    pub(crate) async fn read_back(&self, id: ExchangeId, part: Part, offset: u64, length: u64) -> Option<Bytes> {
+        let (back, answer) = oneshot::channel();
+        self.lock().store.ask(Job::Read { id, part, offset, length, back: Some(back) });
+        answer.await.ok().flatten()
+    }
+
+    /// Ready when it is safe to know that the request goes to an origin that must not have it twice.
+    pub(crate) fn poll_intent(&self, cx: &Context<'_>, id: ExchangeId) -> Poll<Result<(), Failure>> {
+        self.act(|state, _| {
+            if matches!(state.store, Storing::Memory) || state.ends.get(&id).is_some_and(|end| end.is_intended) {
+                return Poll::Ready(Ok(()));
+            }
+            if state.intended.insert(id) {
+                state.store.ask(Job::Keep { id, note: Note::Intent, is_synced: state.engine.is_synced(id) });
+            }
+            state.ends.entry(id).or_default().wait(cx, Part::Response)
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -115,7 +277,7 @@ impl Office {
         let (result, woken) = {
             let mut state = self.lock();
             let result = does(&mut state, now);
-            state.settle();
+            state.settle(now);
             (result, std::mem::take(&mut state.woken))
         };
         woken.into_iter().for_each(Waker::wake);
@@ -219,15 +381,16 @@ impl Office {
         self.lock().ends.remove(&id);
     }
 
-    /// A channel to a neighbour begins; the one before is over. Its number.
-    pub(crate) fn open(&self, peer: &Arc<str>) -> u64 {
+    /// A channel to a neighbour begins; the one before is over. Its number, and exchanges of before this process that
+    /// the neighbour began, for the caller to look at.
+    pub(crate) fn open(&self, peer: &Arc<str>) -> (u64, Vec<ExchangeId>) {
         self.act(|state, _| {
             let line = state.lines.entry(peer.clone()).or_default();
             line.channel += 1;
             state.woken.extend(line.carrier.take());
             let number = line.channel;
             state.engine.opened(peer);
-            number
+            (number, state.resumed.remove(peer).unwrap_or_default())
         })
     }
 
@@ -246,7 +409,7 @@ impl Office {
             if state.is_last(peer, channel) {
                 state.engine.hear(now, peer, record, &self.arrivals);
             }
-            state.settle();
+            state.settle(now);
             std::mem::take(&mut state.begun)
         });
         begun.into_iter().map(|(id, _)| id).collect()
@@ -278,7 +441,7 @@ impl Office {
     /// Ready when a channel to this neighbour is wanted.
     pub(crate) fn poll_wanted(&self, cx: &Context<'_>, peer: &Arc<str>) -> Poll<()> {
         let mut state = self.lock();
-        if state.engine.wants(peer) {
+        if state.engine.wants(peer) && state.is_ready() {
             return Poll::Ready(());
         }
         state.lines.entry(peer.clone()).or_default().keeper = Some(cx.waker().clone());
@@ -288,6 +451,52 @@ impl Office {
     /// Ends what has had its time.
     pub(crate) fn expire(&self) {
         self.act(|state, now| state.engine.expire(now));
+    }
+
+    /// Exchanges that are held, and their bytes in memory and on disk.
+    pub(crate) fn held(&self) -> (usize, u64, u64) {
+        let state = self.lock();
+        let (memory, disk) = state.engine.kept();
+        (state.engine.len(), memory, disk)
+    }
+}
+
+impl Reader for Office {
+    fn are_safe(&self, safe: Vec<Safe>) {
+        self.act(|state, _| {
+            for safe in safe {
+                match safe {
+                    Safe::Upto { id, part, upto } => state.engine.is_safe(id, part, upto.offset, upto.is_whole),
+                    Safe::Intent(id) => {
+                        let end = state.ends.entry(id).or_default();
+                        end.is_intended = true;
+                        end.wake(Part::Response, &mut state.woken);
+                    }
+                }
+            }
+        });
+    }
+
+    fn is_read(&self, id: ExchangeId, part: Part, offset: u64, bytes: Option<Bytes>) {
+        self.act(|state, _| match bytes {
+            Some(bytes) => state.engine.load(id, part, offset, bytes),
+            None => state.engine.fail(id, 500, "what was held of it cannot be read again"),
+        });
+    }
+
+    fn is_stuck(&self, why: Option<&io::Error>) {
+        let mut state = self.lock();
+        match why {
+            Some(error) if state.trouble.is_none() => {
+                tracing::error!(%error, "the journal of custody cannot be written; trying again");
+                state.trouble = Some(Arc::from(error.to_string()));
+            }
+            Some(_) => {}
+            None => {
+                state.trouble = None;
+                tracing::info!("the journal of custody is written again");
+            }
+        }
     }
 }
 
@@ -309,13 +518,42 @@ impl State {
         self.lines.get(peer).is_some_and(|line| line.channel == channel)
     }
 
+    fn is_ready(&self) -> bool {
+        matches!(self.store, Storing::Memory | Storing::Journal(_))
+    }
+
     fn failure(&self, id: ExchangeId) -> Failure {
         let known = self.ends.get(&id).and_then(|end| end.failure.clone());
         known.unwrap_or_else(|| Failure { status: 502, reason: Arc::from("it is over") })
     }
 
+    /// What was held before this process is held again.
+    fn restore(&mut self, now: Duration, id: ExchangeId, held: Held) {
+        let Held { from, to, account, deadline, is_intended, halves } = held;
+        let left = Duration::from_millis(deadline.saturating_sub(date()));
+        let Some(to) = to.filter(|_| !left.is_zero()) else { return self.engine.discard(id) };
+        let peer = match &from {
+            Side::Peer(peer) => Some(peer.clone()),
+            Side::Here => None,
+        };
+        let former = |HeldHalf { head, pieces }| Former { head, pieces };
+        if let Err(error) = self.engine.restore(id, (from, to), now + left, &account, halves.map(former)) {
+            tracing::warn!(%id, error, "an exchange of before is not held any more");
+            return self.engine.discard(id);
+        }
+        match peer {
+            Some(peer) => {
+                self.resumed.entry(peer).or_default().push(id);
+                if is_intended {
+                    self.intended.insert(id);
+                }
+            }
+            None => self.engine.fail(id, 499, "its client was at a process that is no more"),
+        }
+    }
+
     /// Does what the engine says.
-    fn settle(&mut self) {
+    fn settle(&mut self, now: Duration) {
         while let Some(output) = self.engine.output() {
             match output {
                 Output::Begun { id, peer } => self.begun.push_back((id, peer)),
@@ -324,14 +562,10 @@ impl State {
                     end.heads[place(part)].push_back(bytes);
                     end.wake(part, &mut self.woken);
                 }
-                // In memory alone: what is here is safe as long as the process is.
-                Output::Keep { id, entry: Entry::Head { part, head, .. } } => {
-                    self.engine.is_safe(id, part, head.len() as u64, false);
+                Output::Keep { id, entry, is_synced } => self.keep(now, id, entry, is_synced),
+                Output::Read { id, part, offset, length } => {
+                    self.store.ask(Job::Read { id, part, offset, length, back: None });
                 }
-                Output::Keep { id, entry: Entry::Bytes { part, offset, bytes, is_last } } => {
-                    self.engine.is_safe(id, part, offset + bytes.len() as u64, is_last);
-                }
-                Output::Keep { .. } | Output::Read { .. } => {}
                 Output::Ready { id, part } => {
                     if let Some(end) = self.ends.get_mut(&id) {
                         end.wake(part, &mut self.woken);
@@ -347,8 +581,35 @@ impl State {
                 Output::Failed { id, status, reason } => {
                     self.end(id, Some(Failure { status, reason: Arc::from(reason) }));
                 }
-                Output::Forget { id } => self.end(id, None),
+                Output::Forget { id } => {
+                    self.intended.remove(&id);
+                    self.end(id, None);
+                }
             }
+        }
+    }
+
+    fn keep(&mut self, now: Duration, id: ExchangeId, entry: Entry, is_synced: bool) {
+        let note = match entry {
+            Entry::Begin { from, account, deadline } => {
+                let deadline = date().saturating_add(millis(deadline.saturating_sub(now)));
+                Note::Begin { from, account, deadline }
+            }
+            Entry::Lead { to, account } => Note::Lead { to, account },
+            Entry::Head { part, theirs, head } => Note::Head { part, theirs, bytes: head },
+            Entry::Bytes { part, offset, bytes, is_last } => Note::Bytes { part, offset, is_last, bytes },
+            Entry::Forget => Note::Forget,
+        };
+        if !matches!(self.store, Storing::Memory) {
+            return self.store.ask(Job::Keep { id, note, is_synced });
+        }
+        // In memory alone: what is here is safe as long as the process is.
+        match note {
+            Note::Head { part, bytes, .. } => self.engine.is_safe(id, part, bytes.len() as u64, false),
+            Note::Bytes { part, offset, bytes, is_last } => {
+                self.engine.is_safe(id, part, offset + bytes.len() as u64, is_last);
+            }
+            _ => {}
         }
     }
 

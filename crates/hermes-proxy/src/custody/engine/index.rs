@@ -57,7 +57,7 @@ pub(super) struct Account {
 
 impl Default for Account {
     fn default() -> Self {
-        let limits = Limits { exchanges: 0, memory: 0, disk: 0 };
+        let limits = Limits { exchanges: 0, memory: 0, disk: 0, is_synced: false };
         Self { limits, exchanges: 0, memory: 0, disk: 0, has_refused: false, lacking: BTreeSet::new() }
     }
 }

@@ -1,0 +1,44 @@
+//! A file that one process at a time has.
+//!
+//! In: its path. Out: a lock, until it is dropped or the process ends, in whatever way. Never: what it stands for.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use nix::fcntl::{Flock, FlockArg};
+
+/// A file that nobody else has.
+#[derive(Debug)]
+pub struct Lock {
+    _file: Flock<File>,
+}
+
+impl Lock {
+    /// Takes it, where it is free. It is made if it is not there.
+    ///
+    /// # Errors
+    /// It cannot be made, or another process has it (`WouldBlock`).
+    pub fn take(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)?;
+        let file = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| io::Error::from(error))?;
+        Ok(Self { _file: file })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_has_it_at_a_time() {
+        let path = std::env::temp_dir().join(format!("hermes-lock-{}", std::process::id()));
+        let first = Lock::take(&path).unwrap();
+        assert_eq!(Lock::take(&path).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        drop(first);
+        Lock::take(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+    }
+}

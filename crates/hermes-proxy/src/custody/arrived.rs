@@ -1,0 +1,206 @@
+//! An exchange that a neighbour brought: a session like any, whose request and response are in custody.
+//!
+//! In: the head of its request. Out: its response, into custody; or where it goes on. One that was there before this process
+//! is looked at again: what its origin may have twice is asked for once more, and goes on where its response had come to.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::rc::Rc;
+
+use hermes_model::rewrite::Vars;
+use hermes_wire::binary_http::Part as Piece;
+use hermes_wire::custody::{ExchangeId, Part};
+use http_body::Body as _;
+
+use super::again::{self, Unproven};
+use super::channel::Way;
+use super::forward::{self, Arrived};
+use super::message::{CustodyBody, Reading, Unwritten, Writing, request, response_head, with_end};
+use super::office::{Office, Resumed};
+use crate::body::{Body, RequestBody};
+use crate::error::Error;
+use crate::live::Entry;
+use crate::request::{Origin, Rejected, Request, from_head};
+use crate::service::forward::head::clean_response;
+use crate::session::{self, Served};
+use crate::worker::Worker;
+
+/// Nobody of this process looks after it any more.
+struct Parting<'a>(&'a Office, ExchangeId);
+
+impl Drop for Parting<'_> {
+    fn drop(&mut self) {
+        self.0.part(self.1);
+    }
+}
+
+/// Serves it.
+pub(super) async fn serve(worker: &Rc<Worker>, way: &Way, id: ExchangeId, is_resumed: bool) {
+    let office = &worker.shared.custody;
+    let _parting = Parting(office, id);
+    let resumed = if is_resumed { office.resumed(id) } else { None };
+    match &resumed {
+        Some(resumed) if resumed.awaits_head => return Box::pin(lead_on(worker, way, id)).await,
+        // All that is left goes by itself.
+        Some(resumed) if !resumed.is_for_here || resumed.response.is_whole => return,
+        None if is_resumed => return,
+        _ => {}
+    }
+    let Some((request, theirs)) = Box::pin(read_head(worker, way, id, resumed.is_some())).await else { return };
+    let served = match request {
+        Ok(mut request) => {
+            if let Some(resumed) = &resumed {
+                worker.shared.metrics.custody_repeats.inc();
+                if resumed.is_intended {
+                    let reason = "outcome unknown: this node was restarted after it had sent the request to the origin";
+                    return office.fail(id, 502, reason);
+                }
+            }
+            request.arrived = Some(Arrived { id, theirs });
+            Box::pin(session::serve(worker, request)).await
+        }
+        Err(rejected) => Served::Response(session::reject(worker, *rejected)),
+    };
+    let response = match served {
+        Served::Response(response) => response,
+        Served::Tunnel(_) => return office.fail(id, 501, "a tunnel cannot be opened in custody"),
+    };
+    let (parts, mut body) = response.into_parts();
+    let entry = body.entry().clone();
+    if let Body::Led { theirs } = body.body {
+        office.settle_response(id, theirs, response_head(parts.status, &parts.headers));
+        return until_over(office, way, id, &entry).await;
+    }
+    office.take_in(id);
+    let head = response_head(parts.status, &parts.headers);
+    let (first, is_last) = if let Some(Resumed { response, .. }) = resumed.filter(|resumed| resumed.response.offset > 0) {
+        match again::prove(worker, id, response.offset, &parts, &mut body).await {
+            Ok(behind) => behind,
+            Err(Unproven::Differs(what)) => {
+                let reason = format!("the origin answers otherwise than before this node was restarted: {what}");
+                return office.fail(id, 502, &reason);
+            }
+            Err(Unproven::Broken(error)) => return office.fail(id, 502, &format!("the answer broke off: {error}")),
+        }
+    } else if body.is_end_stream() {
+        (with_end(&head), true)
+    } else {
+        (head, false)
+    };
+    if is_last {
+        // Where it is over nobody waits for it.
+        let _ = poll_fn(|cx| office.poll_append(cx, id, Part::Response, &first, true)).await;
+        return;
+    }
+    let mut writing = Writing::new(office.clone(), id, Part::Response, first, body).bound(&entry);
+    if let Err(Unwritten::Body(error)) = poll_fn(|cx| writing.poll(cx)).await {
+        office.fail(id, 502, &format!("the answer broke off: {error}"));
+    }
+}
+
+/// The session lasts as long as the exchange does.
+async fn until_over(office: &Office, way: &Way, id: ExchangeId, entry: &Rc<Entry>) {
+    let mut over = pin!(poll_fn(|cx| office.poll_over(cx, id)));
+    tokio::select! {
+        ended = &mut over => if let Err(failure) = ended {
+            entry.fail(&Error::custody(&way.peer, &failure));
+        },
+        _ = entry.end.wait() => {}
+    }
+}
+
+/// What came of an exchange's head, and how long that is in its string.
+type ReadHead = (Result<Request<'static>, Box<Rejected>>, u64);
+
+/// Reads the head of an exchange that begins, as a request. `None`: it came to nothing.
+async fn read_head(worker: &Rc<Worker>, way: &Way, id: ExchangeId, is_resumed: bool) -> Option<ReadHead> {
+    let office = &worker.shared.custody;
+    let mut reading = Reading::new(worker);
+    let mut is_read = false;
+    let (control, fields) = loop {
+        match reading.next() {
+            Ok(Some(Piece::Head(control, fields))) => break (control, fields),
+            Ok(Some(_)) => {}
+            Ok(None) if is_resumed => {
+                let read = poll_fn(|cx| office.poll_read(cx, id, Part::Request, usize::MAX)).await;
+                let (bytes, is_last) = read.ok()?;
+                is_read = is_last;
+                reading.push(bytes);
+            }
+            Ok(None) => {
+                let bytes = poll_fn(|cx| office.poll_head(cx, id, Part::Request)).await;
+                reading.push(bytes.ok()?);
+            }
+            Err(error) => {
+                office.fail(id, 400, &format!("what came is no request: {error}"));
+                return None;
+            }
+        }
+    };
+    let theirs = reading.read();
+    let next = reading.next();
+    let is_bare = matches!(next, Ok(Some(Piece::End(_))));
+    let parts = match request(control, fields) {
+        Ok(parts) => parts,
+        Err(why) => {
+            office.fail(id, 400, &format!("what came is no request: {why}"));
+            return None;
+        }
+    };
+    let generation = worker.generation();
+    let Some(listener) = generation.listener(&way.listener) else {
+        office.fail(id, 503, "the listener that it came to is gone");
+        return None;
+    };
+    let body = if is_bare {
+        RequestBody::Empty
+    } else {
+        // What was looked at was not taken; what was read was.
+        let reading = if is_resumed { reading } else { Reading::new(worker) };
+        let content = CustodyBody::new(office.clone(), id, Part::Request, reading, way.peer.clone());
+        let ahead = next.ok().flatten().filter(|_| is_resumed);
+        RequestBody::new(worker, Body::Custody(Box::new(content.having_read_all(is_read).behind(ahead))))
+    };
+    let origin = Origin { worker, listener, source: way.source, trust: &way.trust, secure: true };
+    Some((from_head(&origin, parts, body), theirs))
+}
+
+/// The head of a response that comes to a process which did not lead its request on: it is cleaned as the route says that
+/// is called as the one was, and else as any.
+async fn lead_on(worker: &Rc<Worker>, way: &Way, id: ExchangeId) {
+    let office = &worker.shared.custody;
+    let known = match forward::await_head(worker, id, &way.peer).await {
+        Ok(known) => known,
+        Err(error) => return tracing::debug!(%id, %error, "an exchange of before came to nothing"),
+    };
+    let (response, theirs) = known;
+    let (mut parts, ()) = response.into_parts();
+    let generation = worker.generation();
+    let route = office.account(id).and_then(|name| generation.snapshot.routes.iter().find(|route| route.name == name));
+    let request = own_request(worker, way, id).await;
+    let cleaned = match request {
+        Some(request) => {
+            let vars = Vars { facts: &request.facts, node: &generation.snapshot.node };
+            clean_response(&mut parts, &generation.via, route.and_then(|route| route.rewrite.as_ref()), &vars)
+        }
+        None => Err(Error::Internal("the head of its request is not to be had any more".to_owned())),
+    };
+    match cleaned {
+        Ok(()) => office.settle_response(id, theirs, response_head(parts.status, &parts.headers)),
+        Err(error) => office.fail(id, 502, &error.to_string()),
+    }
+}
+
+/// The request of an exchange, as this node has led it on.
+async fn own_request(worker: &Rc<Worker>, way: &Way, id: ExchangeId) -> Option<Request<'static>> {
+    let office = &worker.shared.custody;
+    let length = office.length(id, Part::Request)?.min(worker.generation().snapshot.limits.header_bytes as u64 * 2);
+    let mut reading = Reading::new(worker);
+    reading.push(office.read_back(id, Part::Request, 0, length).await?);
+    let Ok(Some(Piece::Head(control, fields))) = reading.next() else { return None };
+    let parts = request(control, fields).ok()?;
+    let generation = worker.generation();
+    let listener = generation.listener(&way.listener)?;
+    let origin = Origin { worker, listener, source: way.source, trust: &way.trust, secure: true };
+    from_head(&origin, parts, RequestBody::Empty).ok()
+}

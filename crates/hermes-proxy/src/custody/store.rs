@@ -1,0 +1,331 @@
+//! Where the journal of custody is: segments in a directory, written by a thread of its own.
+//!
+//! In: entries, in their order, and places that are to be read again. Out: what is safe by now, and bytes. Entries that
+//! come together are written together. Segments go from the oldest on, when nothing in them is held any more; where one
+//! exchange keeps an old one, what is held in it is written anew. Never: a write on a worker's thread.
+
+mod index;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read as _};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use hermes_net::lock::Lock;
+use hermes_wire::custody::{ExchangeId, Part};
+use tokio::sync::oneshot;
+
+use self::index::Index;
+pub(super) use self::index::{Held, HeldHalf};
+use super::half::Upto;
+use super::journal::{self, Note};
+
+/// A segment is closed when it is so long.
+const SEGMENT: u64 = 16 << 20;
+/// So many bytes are written at once.
+const BATCH: usize = 1 << 20;
+/// Beyond twice what is held, the journal may be so much longer.
+const SLACK: u64 = 4 * SEGMENT;
+/// A disk that takes nothing is tried again after so long.
+const AGAIN: Duration = Duration::from_millis(200);
+
+/// What the thread is asked for.
+pub(super) enum Job {
+    /// To be made safe.
+    Keep { id: ExchangeId, note: Note, is_synced: bool },
+    /// To be read.
+    Read { id: ExchangeId, part: Part, offset: u64, length: u64, back: Option<oneshot::Sender<Option<Bytes>>> },
+}
+
+/// Who hears of it.
+pub(super) trait Reader: Send + Sync {
+    /// These are safe, in this order.
+    fn are_safe(&self, safe: Vec<Safe>);
+    /// What was to be read; `None` where it cannot be.
+    fn is_read(&self, id: ExchangeId, part: Part, offset: u64, bytes: Option<Bytes>);
+    /// The disk takes nothing, for this reason; or it does again.
+    fn is_stuck(&self, why: Option<&io::Error>);
+}
+
+/// What is safe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Safe {
+    /// So much of a string.
+    Upto { id: ExchangeId, part: Part, upto: Upto },
+    /// That its request goes out.
+    Intent(ExchangeId),
+}
+
+/// The journal of a node.
+pub(super) struct Store {
+    jobs: Option<Sender<Job>>,
+    /// A disk that takes nothing is waited for no more.
+    is_over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Store {
+    /// Opens the journal in a directory, which is made if it is not there. Nobody else may have it.
+    ///
+    /// # Errors
+    /// It cannot be made or read, or another process has it (`WouldBlock`).
+    pub(super) fn open(directory: &Path) -> io::Result<Opened> {
+        fs::create_dir_all(directory)?;
+        let lock = Lock::take(&directory.join("lock"))?;
+        let mut files = Files { directory: directory.to_owned(), index: Index::default(), _lock: lock };
+        files.read_all()?;
+        let held = files.index.held();
+        Ok(Opened { files, held })
+    }
+
+    /// For who asks it for nothing: it is safe where it was put.
+    pub(super) fn ask(&self, job: Job) {
+        if let Some(jobs) = &self.jobs {
+            // The thread ends with us alone.
+            let _ = jobs.send(job);
+        }
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        drop(self.jobs.take());
+        self.is_over.store(true, Ordering::Relaxed);
+        // Its own thread may be the last that knows its office.
+        if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id()) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A journal that was read, and that nobody writes yet.
+pub(super) struct Opened {
+    files: Files,
+    /// What it answers for.
+    pub(super) held: Vec<(ExchangeId, Held)>,
+}
+
+impl Opened {
+    /// Writes it from now on.
+    ///
+    /// # Errors
+    /// There is no thread for it.
+    pub(super) fn start(self, reader: Weak<dyn Reader>) -> io::Result<Store> {
+        let (jobs, todo) = channel();
+        let (mut files, is_over) = (self.files, Arc::<AtomicBool>::default());
+        let over = is_over.clone();
+        let named = std::thread::Builder::new().name("custody".to_owned());
+        let thread = named.spawn(move || files.run(&todo, &reader, &over))?;
+        Ok(Store { jobs: Some(jobs), is_over, thread: Some(thread) })
+    }
+}
+
+/// One file of it.
+pub(super) struct Segment {
+    number: u64,
+    path: PathBuf,
+    file: Arc<File>,
+    length: u64,
+}
+
+/// The thread's own.
+struct Files {
+    directory: PathBuf,
+    index: Index,
+    _lock: Lock,
+}
+
+/// An entry that was put into the batch.
+struct Put {
+    id: ExchangeId,
+    note: Note,
+    at: u64,
+    length: u64,
+}
+
+impl Files {
+    fn read_all(&mut self) -> io::Result<()> {
+        let mut numbers: Vec<u64> = Vec::new();
+        for entry in fs::read_dir(&self.directory)? {
+            let name = entry?.file_name();
+            numbers.extend(name.to_str().and_then(|name| name.strip_suffix(".log")?.parse::<u64>().ok()));
+        }
+        numbers.sort_unstable();
+        for number in numbers {
+            let mut segment = self.segment(number, false)?;
+            let mut bytes = Vec::new();
+            (&*segment.file).read_to_end(&mut bytes)?;
+            let whole = bytes.len() as u64;
+            let mut rest = Bytes::from(bytes);
+            while let Some(found) = journal::first(&rest) {
+                let at = segment.length + found.at as u64;
+                self.index.add(found.id, &found.note, number, at, found.length as u64);
+                segment.length += found.length as u64;
+                rest.advance(found.length);
+            }
+            if segment.length < whole {
+                // A process was killed as it wrote.
+                let cut = whole - segment.length;
+                tracing::warn!(path = %segment.path.display(), cut, "a journal of custody ended within a record");
+                segment.file.set_len(segment.length)?;
+            }
+            self.index.segments.push_back(segment);
+        }
+        self.tidy();
+        Ok(())
+    }
+
+    fn segment(&self, number: u64, is_new: bool) -> io::Result<Segment> {
+        let path = self.directory.join(format!("{number:012}.log"));
+        let file = OpenOptions::new().read(true).write(true).create_new(is_new).mode(0o600).open(&path)?;
+        Ok(Segment { number, path, file: Arc::new(file), length: 0 })
+    }
+
+    fn run(&mut self, todo: &Receiver<Job>, reader: &Weak<dyn Reader>, is_over: &AtomicBool) {
+        let mut batch = Vec::new();
+        while let Ok(job) = todo.recv() {
+            let mut size = 0;
+            let mut next = Some(job);
+            while let Some(job) = next.take() {
+                match job {
+                    Job::Read { id, part, offset, length, back } => {
+                        // It may be among what is not written yet.
+                        self.write(&mut batch, reader, is_over);
+                        let bytes = self.index.read(id, part, offset, length);
+                        if let Err(error) = &bytes {
+                            tracing::error!(%id, %error, "what is in custody cannot be read again");
+                        }
+                        match back {
+                            // Who asked may have gone.
+                            Some(back) => drop(back.send(bytes.ok())),
+                            None => drop(reader.upgrade().inspect(|one| one.is_read(id, part, offset, bytes.ok()))),
+                        }
+                    }
+                    Job::Keep { id, note, is_synced } => {
+                        size += match &note {
+                            Note::Head { bytes, .. } | Note::Bytes { bytes, .. } => bytes.len(),
+                            _ => 0,
+                        };
+                        batch.push((id, note, is_synced));
+                    }
+                }
+                if size < BATCH {
+                    next = todo.try_recv().ok();
+                }
+            }
+            self.write(&mut batch, reader, is_over);
+        }
+    }
+
+    /// Writes a batch, however often it takes: nobody hears that it is safe before.
+    fn write(&mut self, batch: &mut Vec<(ExchangeId, Note, bool)>, reader: &Weak<dyn Reader>, is_over: &AtomicBool) {
+        if batch.is_empty() {
+            return;
+        }
+        let is_synced = batch.iter().any(|(_, _, is_synced)| *is_synced);
+        let notes: Vec<_> = batch.drain(..).map(|(id, note, _)| (id, note)).collect();
+        let mut was_stuck = false;
+        while let Err(error) = self.append(&notes, is_synced) {
+            let Some(reader) = reader.upgrade().filter(|_| !is_over.load(Ordering::Relaxed)) else { return };
+            was_stuck = true;
+            reader.is_stuck(Some(&error));
+            drop(reader);
+            #[allow(clippy::disallowed_methods, reason = "a thread of its own, and nothing tells of room on a disk")]
+            std::thread::sleep(AGAIN);
+        }
+        let Some(reader) = reader.upgrade() else { return };
+        if was_stuck {
+            reader.is_stuck(None);
+        }
+        reader.are_safe(notes.iter().filter_map(|(id, note)| safe(*id, note)).collect());
+        drop(reader);
+        self.tidy();
+    }
+
+    fn append(&mut self, notes: &[(ExchangeId, Note)], is_synced: bool) -> io::Result<()> {
+        let is_full = self.index.segments.back().is_none_or(|segment| segment.length >= SEGMENT);
+        if is_full {
+            let number = self.index.segments.back().map_or(0, |segment| segment.number + 1);
+            let segment = self.segment(number, true)?;
+            self.index.segments.push_back(segment);
+        }
+        let Some(segment) = self.index.segments.back_mut() else { return Ok(()) };
+        let mut out = BytesMut::new();
+        let mut put = Vec::with_capacity(notes.len());
+        for (id, note) in notes {
+            let begin = out.len() as u64;
+            let at = segment.length + begin + journal::put(*id, note, &mut out) as u64;
+            put.push(Put { id: *id, note: note.clone(), at, length: out.len() as u64 - begin });
+        }
+        let written = segment.file.write_all_at(&out, segment.length);
+        let synced = written.and_then(|()| if is_synced { segment.file.sync_data() } else { Ok(()) });
+        if let Err(error) = synced {
+            // What stands behind the end is written over; a restart must not read it.
+            let _ = segment.file.set_len(segment.length);
+            return Err(error);
+        }
+        segment.length += out.len() as u64;
+        let number = segment.number;
+        for Put { id, note, at, length } in put {
+            self.index.add(id, &note, number, at, length);
+        }
+        Ok(())
+    }
+
+    /// Removes what nobody needs any more.
+    fn tidy(&mut self) {
+        while self.index.segments.len() > 1
+            && let Some(oldest) = self.index.segments.front()
+        {
+            let (number, length) = (oldest.number, oldest.length);
+            if self.index.live(number) > 0 {
+                let all: u64 = self.index.segments.iter().map(|segment| segment.length).sum();
+                let is_long = all > 2 * self.index.live_in_all() + SLACK;
+                // What is held in it goes to the end.
+                if !is_long || self.index.live(number) == length || self.move_on(number).is_err() {
+                    return;
+                }
+            }
+            if let Some(oldest) = self.index.segments.pop_front()
+                && let Err(error) = fs::remove_file(&oldest.path)
+            {
+                tracing::warn!(path = %oldest.path.display(), %error, "a segment of custody's journal is not removed");
+            }
+        }
+    }
+
+    /// Writes anew what is held in a segment.
+    fn move_on(&mut self, number: u64) -> io::Result<()> {
+        for (id, notes) in self.index.moving(number)? {
+            let notes: Vec<_> = notes.into_iter().map(|note| (id, note)).collect();
+            // First there, then no more here: on a disk that is full it stays where it is.
+            self.append(&notes, true)?;
+            self.index.forget_in(id, number);
+        }
+        Ok(())
+    }
+}
+
+fn safe(id: ExchangeId, note: &Note) -> Option<Safe> {
+    match note {
+        Note::Head { part, bytes, .. } => {
+            let upto = Upto { offset: bytes.len() as u64, is_whole: false };
+            Some(Safe::Upto { id, part: *part, upto })
+        }
+        Note::Bytes { part, offset, is_last, bytes } => {
+            let upto = Upto { offset: offset + bytes.len() as u64, is_whole: *is_last };
+            Some(Safe::Upto { id, part: *part, upto })
+        }
+        Note::Intent => Some(Safe::Intent(id)),
+        Note::Begin { .. } | Note::Lead { .. } | Note::Forget => None,
+    }
+}

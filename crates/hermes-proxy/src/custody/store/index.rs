@@ -1,0 +1,233 @@
+//! Where in the journal what is held stands.
+//!
+//! In: entries as they were written, and where. Out: what is held of each exchange, its bytes, and how much of a segment is
+//! still of use.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use hermes_wire::custody::{ExchangeId, Part};
+
+use super::super::engine::Side;
+use super::super::half::Upto;
+use super::super::journal::Note;
+use super::Segment;
+
+/// Some bytes of a string.
+#[derive(Debug, Clone, Copy)]
+struct Extent {
+    offset: u64,
+    length: u64,
+    /// Of a head: bytes of the one before that it stands for.
+    theirs: Option<u64>,
+    is_last: bool,
+    segment: u64,
+    at: u64,
+}
+
+/// An exchange's entries.
+#[derive(Debug, Default)]
+struct Kept {
+    /// Those without bytes.
+    begin: Option<Note>,
+    lead: Option<Note>,
+    is_intended: bool,
+    /// Of its strings, in the order in which they came.
+    halves: [Vec<Extent>; 2],
+    /// Bytes of its records, by segment.
+    bytes: Vec<(u64, u64)>,
+}
+
+/// What is held of an exchange.
+#[derive(Debug)]
+pub(in crate::custody) struct Held {
+    pub(in crate::custody) from: Side,
+    pub(in crate::custody) to: Option<Side>,
+    pub(in crate::custody) account: Arc<str>,
+    /// In milliseconds since 1970.
+    pub(in crate::custody) deadline: u64,
+    pub(in crate::custody) is_intended: bool,
+    pub(in crate::custody) halves: [HeldHalf; 2],
+}
+
+/// What is held of a string.
+#[derive(Debug, Default)]
+pub(in crate::custody) struct HeldHalf {
+    /// Its head: of theirs, and of ours.
+    pub(in crate::custody) head: Option<(u64, u64)>,
+    /// Where pieces of it stand, and how long they are, from its beginning to its end.
+    pub(in crate::custody) pieces: Vec<(Upto, u64)>,
+}
+
+fn place(part: Part) -> usize {
+    usize::from(part == Part::Response)
+}
+
+/// All of it.
+#[derive(Default)]
+pub(super) struct Index {
+    pub(super) segments: VecDeque<Segment>,
+    exchanges: HashMap<ExchangeId, Kept>,
+    /// Exchanges that are over, while older segments may have entries of them; by the segment that says so.
+    over: HashMap<ExchangeId, u64>,
+    /// Bytes of records that are of use, by segment.
+    live: HashMap<u64, u64>,
+}
+
+impl Index {
+    /// An entry was written, or found, in this segment. `at`: where its bytes are.
+    pub(super) fn add(&mut self, id: ExchangeId, note: &Note, segment: u64, at: u64, length: u64) {
+        if *note == Note::Forget {
+            self.forget(id);
+            self.over.insert(id, segment);
+            return;
+        }
+        if self.over.contains_key(&id) {
+            return;
+        }
+        let kept = self.exchanges.entry(id).or_default();
+        match note {
+            Note::Begin { .. } => kept.begin = Some(note.clone()),
+            Note::Lead { .. } => kept.lead = Some(note.clone()),
+            Note::Intent => kept.is_intended = true,
+            Note::Head { part, theirs, bytes } => {
+                let length = bytes.len() as u64;
+                let extent = Extent { offset: 0, length, theirs: Some(*theirs), is_last: false, segment, at };
+                kept.halves[place(*part)].push(extent);
+            }
+            Note::Bytes { part, offset, is_last, bytes } => {
+                let (offset, length, is_last) = (*offset, bytes.len() as u64, *is_last);
+                kept.halves[place(*part)].push(Extent { offset, length, theirs: None, is_last, segment, at });
+            }
+            Note::Forget => {}
+        }
+        match kept.bytes.iter_mut().find(|(number, _)| *number == segment) {
+            Some((_, bytes)) => *bytes += length,
+            None => kept.bytes.push((segment, length)),
+        }
+        *self.live.entry(segment).or_default() += length;
+    }
+
+    fn forget(&mut self, id: ExchangeId) {
+        for (segment, bytes) in self.exchanges.remove(&id).into_iter().flat_map(|kept| kept.bytes) {
+            self.release(segment, bytes);
+        }
+    }
+
+    fn release(&mut self, segment: u64, bytes: u64) {
+        if let Some(live) = self.live.get_mut(&segment) {
+            *live = live.saturating_sub(bytes);
+            if *live == 0 {
+                self.live.remove(&segment);
+            }
+        }
+    }
+
+    /// Bytes of a segment that are of use.
+    pub(super) fn live(&mut self, segment: u64) -> u64 {
+        // What older segments say of exchanges that are over is gone with them.
+        if let Some(oldest) = self.segments.front().map(|segment| segment.number) {
+            self.over.retain(|_, said_in| *said_in >= oldest);
+        }
+        self.live.get(&segment).copied().unwrap_or_default()
+    }
+
+    pub(super) fn live_in_all(&self) -> u64 {
+        self.live.values().sum()
+    }
+
+    /// What is held, of those that go anywhere: of all others nothing was acknowledged.
+    pub(super) fn held(&mut self) -> Vec<(ExchangeId, Held)> {
+        let aimless: Vec<_> =
+            self.exchanges.iter().filter(|(_, kept)| kept.lead.is_none()).map(|(id, _)| *id).collect();
+        aimless.into_iter().for_each(|id| self.forget(id));
+        self.exchanges.iter().filter_map(|(id, kept)| Some((*id, kept.held()?))).collect()
+    }
+
+    /// These bytes of a string.
+    pub(super) fn read(&self, id: ExchangeId, part: Part, offset: u64, length: u64) -> io::Result<Bytes> {
+        let gone = || io::Error::new(io::ErrorKind::NotFound, "it is not in the journal");
+        let kept = self.exchanges.get(&id).ok_or_else(gone)?;
+        let mut extents: Vec<_> = kept.halves[place(part)].iter().filter(|one| one.length > 0).collect();
+        extents.sort_unstable_by_key(|one| one.offset);
+        let mut out = BytesMut::with_capacity(usize::try_from(length).unwrap_or_default());
+        let (mut at, end) = (offset, offset + length);
+        for extent in extents {
+            let after = extent.offset + extent.length;
+            if after <= at || at >= end {
+                continue;
+            }
+            if extent.offset > at {
+                return Err(gone());
+            }
+            let take = after.min(end) - at;
+            let file = &self.segments.iter().find(|one| one.number == extent.segment).ok_or_else(gone)?.file;
+            let begin = out.len();
+            out.resize(begin + take as usize, 0);
+            file.read_exact_at(&mut out[begin..], extent.at + (at - extent.offset))?;
+            at += take;
+        }
+        if at == end { Ok(out.freeze()) } else { Err(gone()) }
+    }
+
+    /// The entries that are to be written anew where this segment goes.
+    pub(super) fn moving(&self, segment: u64) -> io::Result<Vec<(ExchangeId, Vec<Note>)>> {
+        let mut moving = Vec::new();
+        for (id, kept) in &self.exchanges {
+            if !kept.bytes.iter().any(|(number, _)| *number == segment) {
+                continue;
+            }
+            let mut notes: Vec<Note> = kept.begin.iter().chain(&kept.lead).cloned().collect();
+            notes.extend(kept.is_intended.then_some(Note::Intent));
+            for part in [Part::Request, Part::Response] {
+                for extent in kept.halves[place(part)].iter().filter(|one| one.segment == segment) {
+                    let bytes = self.read(*id, part, extent.offset, extent.length)?;
+                    notes.push(match extent.theirs {
+                        Some(theirs) => Note::Head { part, theirs, bytes },
+                        None => Note::Bytes { part, offset: extent.offset, is_last: extent.is_last, bytes },
+                    });
+                }
+            }
+            moving.push((*id, notes));
+        }
+        Ok(moving)
+    }
+
+    /// What of an exchange stands in a segment stands elsewhere now, or soon.
+    pub(super) fn forget_in(&mut self, id: ExchangeId, segment: u64) {
+        let Some(kept) = self.exchanges.get_mut(&id) else { return };
+        kept.halves.iter_mut().for_each(|half| half.retain(|one| one.segment != segment));
+        let gone: HashSet<_> = kept.bytes.extract_if(.., |(number, _)| *number == segment).collect();
+        gone.into_iter().for_each(|(segment, bytes)| self.release(segment, bytes));
+    }
+}
+
+impl Kept {
+    fn held(&self) -> Option<Held> {
+        let Some(Note::Begin { from, account, deadline }) = &self.begin else { return None };
+        let (to, account) = match &self.lead {
+            Some(Note::Lead { to, account }) => (Some(to.clone()), account.clone()),
+            _ => (None, account.clone()),
+        };
+        let half = |extents: &Vec<Extent>| {
+            let mut sorted = extents.clone();
+            sorted.sort_by_key(|one| (one.offset, one.is_last));
+            let head = sorted.iter().find_map(|one| Some((one.theirs?, one.length)));
+            let pieces = sorted.iter().filter(|one| one.theirs.is_none());
+            let pieces = pieces.map(|one| (Upto { offset: one.offset, is_whole: one.is_last }, one.length));
+            HeldHalf { head, pieces: pieces.collect() }
+        };
+        let [request, response] = &self.halves;
+        Some(Held {
+            from: from.clone(),
+            to,
+            account,
+            deadline: *deadline,
+            is_intended: self.is_intended,
+            halves: [half(request), half(response)],
+        })
+    }
+}

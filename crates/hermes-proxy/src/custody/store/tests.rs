@@ -1,0 +1,125 @@
+//! What is written is held after a restart, whatever happened to the files meanwhile.
+
+use std::sync::Mutex;
+
+use super::*;
+use crate::custody::engine::Side;
+
+/// Whatever it is told.
+#[derive(Default)]
+struct Told {
+    safe: Mutex<Vec<Safe>>,
+    read: Mutex<Vec<Option<Bytes>>>,
+}
+
+impl Reader for Told {
+    fn are_safe(&self, safe: Vec<Safe>) {
+        self.safe.lock().unwrap().extend(safe);
+    }
+
+    fn is_read(&self, _: ExchangeId, _: Part, _: u64, bytes: Option<Bytes>) {
+        self.read.lock().unwrap().push(bytes);
+    }
+
+    fn is_stuck(&self, why: Option<&io::Error>) {
+        panic!("{why:?}");
+    }
+}
+
+fn id(number: u8) -> ExchangeId {
+    ExchangeId([number; 16])
+}
+
+fn begin(number: u8) -> [(ExchangeId, Note); 2] {
+    let (from, account) = (Side::Peer(Arc::from("before")), Arc::<str>::from("route"));
+    let to = Side::Peer(Arc::from("next"));
+    let begin = Note::Begin { from, account: account.clone(), deadline: 7 };
+    [(id(number), begin), (id(number), Note::Lead { to, account })]
+}
+
+fn bytes(number: u8, offset: u64, bytes: Vec<u8>) -> (ExchangeId, Note) {
+    (id(number), Note::Bytes { part: Part::Request, offset, is_last: false, bytes: bytes.into() })
+}
+
+/// Writes all of it, and ends. What the store said meanwhile.
+fn write(directory: &Path, notes: impl IntoIterator<Item = (ExchangeId, Note)>) -> Arc<Told> {
+    let told = Arc::<Told>::default();
+    let reader: Arc<dyn Reader> = told.clone();
+    let store = Store::open(directory).unwrap().start(Arc::downgrade(&reader)).unwrap();
+    for (id, note) in notes {
+        store.ask(Job::Keep { id, note, is_synced: false });
+    }
+    drop(store);
+    told
+}
+
+/// What is held: of each its number, and where its request's pieces stand.
+fn held(directory: &Path) -> Vec<(u8, Vec<(u64, u64)>)> {
+    let mut held = Store::open(directory).unwrap().held;
+    held.sort_by_key(|(id, _)| *id);
+    let pieces = |held: Held| held.halves[0].pieces.iter().map(|(at, length)| (at.offset, *length)).collect();
+    held.into_iter().map(|(id, held)| (id.0[0], pieces(held))).collect()
+}
+
+fn size(directory: &Path) -> u64 {
+    fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum()
+}
+
+#[test]
+fn what_is_written_is_held_and_what_is_over_is_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let head = Note::Head { part: Part::Request, theirs: 3, bytes: Bytes::from_static(b"head") };
+    let mut notes: Vec<_> = begin(1).into_iter().chain([(id(1), head), bytes(1, 4, vec![1; 10])]).collect();
+    notes.extend(begin(2));
+    notes.extend([bytes(2, 0, vec![2; 5]), (id(2), Note::Forget), bytes(1, 14, vec![3; 5]), (id(1), Note::Intent)]);
+    // Nobody knows where this one goes: nothing of it was acknowledged.
+    notes.push(begin(3)[0].clone());
+    let told = write(directory.path(), notes);
+    let upto = |offset| Safe::Upto { id: id(1), part: Part::Request, upto: Upto { offset, is_whole: false } };
+    let of_the_first = |safe: &&Safe| **safe == Safe::Intent(id(1)) || matches!(safe, Safe::Upto { id: one, .. } if *one == id(1));
+    let safe: Vec<_> = told.safe.lock().unwrap().iter().filter(of_the_first).copied().collect();
+    assert_eq!(safe, [upto(4), upto(14), upto(19), Safe::Intent(id(1))]);
+    let opened = Store::open(directory.path()).unwrap();
+    let [(found, held)] = &opened.held[..] else { panic!("{:?}", opened.held) };
+    assert_eq!((*found, held.deadline, held.is_intended), (id(1), 7, true));
+    assert_eq!((&held.from, &held.to), (&Side::Peer(Arc::from("before")), &Some(Side::Peer(Arc::from("next")))));
+    assert_eq!(held.halves[0].head, Some((3, 4)));
+    assert_eq!(opened.files.index.read(id(1), Part::Request, 2, 15).unwrap(), [&b"ad"[..], &[1; 10], &[3; 3]].concat());
+    assert!(opened.files.index.read(id(1), Part::Request, 18, 2).is_err(), "beyond its end");
+    assert!(Store::open(directory.path()).is_err(), "somebody has it");
+}
+
+#[test]
+fn what_was_not_written_whole_is_not_there_and_what_follows_is() {
+    let directory = tempfile::tempdir().unwrap();
+    write(directory.path(), begin(1).into_iter().chain([bytes(1, 0, vec![1; 1000]), bytes(1, 1000, vec![2; 1000])]));
+    let file = directory.path().join(format!("{:012}.log", 0));
+    let whole = fs::metadata(&file).unwrap().len();
+    OpenOptions::new().write(true).open(&file).unwrap().set_len(whole - 1).unwrap();
+    assert_eq!(held(directory.path()), [(1, vec![(0, 1000)])]);
+    write(directory.path(), [bytes(1, 1000, vec![4; 7])]);
+    assert_eq!(held(directory.path()), [(1, vec![(0, 1000), (1000, 7)])]);
+    // A bit that fell over.
+    let mut damaged = fs::read(&file).unwrap();
+    let last = damaged.len() - 1;
+    damaged[last] ^= 1;
+    fs::write(&file, damaged).unwrap();
+    assert_eq!(held(directory.path()), [(1, vec![(0, 1000)])]);
+}
+
+#[test]
+fn an_old_exchange_does_not_keep_all_that_came_after_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let piece = 1 << 20;
+    write(directory.path(), begin(1).into_iter().chain([bytes(1, 0, vec![1; 1000])]));
+    // Two hundred megabytes that come and go.
+    for number in 2..22 {
+        let pieces = (0..10).map(|at| bytes(number, at * piece as u64, vec![number; piece]));
+        write(directory.path(), begin(number).into_iter().chain(pieces).chain([(id(number), Note::Forget)]));
+    }
+    assert!(size(directory.path()) <= SLACK + 3 * SEGMENT, "{}", size(directory.path()));
+    let opened = Store::open(directory.path()).unwrap();
+    assert_eq!(opened.held.len(), 1);
+    assert_eq!(opened.files.index.read(id(1), Part::Request, 0, 1000).unwrap(), vec![1; 1000]);
+    assert!(opened.files.index.segments.front().unwrap().number > 0, "the first segment is gone");
+}
