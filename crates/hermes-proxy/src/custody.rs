@@ -21,6 +21,8 @@ mod message;
 mod office;
 mod pace;
 mod store;
+mod tunnel;
 
 pub(crate) use message::CustodyBody;
 pub(crate) use office::{Failure, Office};
+pub(crate) use tunnel::CustodyStream;

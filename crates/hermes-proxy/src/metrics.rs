@@ -49,6 +49,12 @@ pub(crate) struct ReasonLabels {
     pub(crate) reason: &'static str,
 }
 
+/// Where bytes are held.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct TierLabels {
+    pub(crate) tier: &'static str,
+}
+
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub(crate) struct EndpointLabels {
     pub(crate) upstream: Arc<str>,
@@ -99,6 +105,8 @@ pub(crate) struct Metrics {
     pub(crate) datagrams_dropped: Family<ReasonLabels, Counter>,
     pub(crate) retries: Counter,
     pub(crate) custody_repeats: Counter,
+    pub(crate) custody_exchanges: Gauge,
+    pub(crate) custody_held: Family<TierLabels, Gauge>,
     pub(crate) upstream_connects: Family<EndpointLabels, Counter>,
     pub(crate) upstream_connect_failures: Family<EndpointLabels, Counter>,
     pub(crate) upstream_healthy: Family<EndpointLabels, Gauge>,
@@ -138,6 +146,8 @@ impl Default for Metrics {
             datagrams_dropped: Family::default(),
             retries: Counter::default(),
             custody_repeats: Counter::default(),
+            custody_exchanges: Gauge::default(),
+            custody_held: Family::default(),
             upstream_connects: Family::default(),
             upstream_connect_failures: Family::default(),
             upstream_healthy: Family::default(),
@@ -195,6 +205,13 @@ impl Metrics {
         );
         registry.register("datagrams_dropped", "Datagrams dropped, by reason", self.datagrams_dropped.clone());
         registry.register("retries", "Requests tried again", self.retries.clone());
+        registry.register("custody_exchanges", "Exchanges in custody of this node", self.custody_exchanges.clone());
+        registry.register_with_unit(
+            "custody_held",
+            "Bytes in custody of this node, in memory and on disk",
+            Unit::Bytes,
+            self.custody_held.clone(),
+        );
         registry.register(
             "custody_repeats",
             "Requests in custody that an origin was asked for once more, after this node was restarted",
@@ -236,6 +253,14 @@ impl Metrics {
     /// Counts a bound that was hit.
     pub(crate) fn limit(&self, limit: &'static str) {
         self.limits.get_or_create(&LimitLabels { limit }).inc();
+    }
+
+    /// What is in custody: exchanges, and their bytes in memory and on disk.
+    pub(crate) fn set_custody(&self, (exchanges, memory, disk): (usize, u64, u64)) {
+        self.custody_exchanges.set(i64::try_from(exchanges).unwrap_or(i64::MAX));
+        for (tier, bytes) in [("memory", memory), ("disk", disk)] {
+            self.custody_held.get_or_create(&TierLabels { tier }).set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        }
     }
 
     /// Counts dropped datagrams.

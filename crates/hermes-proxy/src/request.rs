@@ -108,7 +108,7 @@ impl Request<'_> {
             interim: None,
             connection: None,
             early: None,
-        arrived: None,
+            arrived: None,
         }
     }
 }

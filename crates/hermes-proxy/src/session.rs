@@ -248,6 +248,16 @@ async fn to_upstream(
         response.headers_mut().remove(ALT_SVC);
         return respond_with(generation, session, route, response);
     }
+    if let (Some(custody), Kind::Tcp) = (&route.custody, session.entry.facts.kind) {
+        if request.arrived.is_some() {
+            let response = Box::pin(custody::forward::forward(&forward, state, custody, request.arrived)).await?;
+            return respond_with(generation, session, route, response);
+        }
+        // What the client sent ahead is read from its stream, which is in custody from here on.
+        let stream = custody::forward::tunnel(&forward, state, custody)?;
+        drop(forward);
+        return Ok(tunnel(&mut request, Far::Stream(ByteStream::Custody(Box::new(stream)))));
+    }
     let (stream, head) = match Box::pin(forward.tunnel(state, &request.ask, early)).await? {
         Opened::Tunnel { stream, head } => (stream, head),
         Opened::Answer(response) => {

@@ -23,6 +23,7 @@ use tokio::io::AsyncWrite;
 
 pub(crate) use self::halves::{Receiver, Reset, Sender, StreamError};
 use crate::body::{Body, ChannelSender};
+use crate::custody::CustodyStream;
 use crate::h3::Datagrams;
 use crate::live::Entry;
 use crate::upstream::pool::{H1Connection, Lease};
@@ -52,6 +53,8 @@ pub(crate) enum ByteStream {
     /// The bodies of a request and its response. `carrier` is the connection that both are on,
     /// where nobody else moves it.
     Bodies { recv: Box<Body>, send: Option<ChannelSender>, carrier: Option<Box<H1Connection>> },
+    /// Bytes in custody.
+    Custody(Box<CustodyStream>),
 }
 
 impl ByteStream {
@@ -108,6 +111,7 @@ impl ByteStream {
         match self {
             ByteStream::Multiplexed { recv, .. } => recv.bind(session),
             ByteStream::Bodies { recv, .. } => recv.bind(session),
+            ByteStream::Custody(stream) => stream.bind(session),
             ByteStream::Io { .. } => {}
         }
     }
@@ -115,6 +119,9 @@ impl ByteStream {
     /// Moves the connection that carries the bodies, if that is ours to do. Ready when all that was
     /// given to it is sent.
     pub(crate) fn poll_carrier(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if let ByteStream::Custody(stream) = self {
+            return stream.poll_pending(cx);
+        }
         let ByteStream::Bodies { carrier: Some(carrier), .. } = self else { return Poll::Ready(Ok(())) };
         carrier.poll(cx).map_err(io::Error::other)?;
         // Both messages are through: the connection is over, or takes another request.
@@ -131,6 +138,7 @@ impl ByteStream {
                 poll_read_io(io, buffer, most, cx)
             }
             ByteStream::Multiplexed { recv, .. } => poll_read_half(recv, cx, usize::MAX),
+            ByteStream::Custody(stream) => stream.poll_read(cx),
             ByteStream::Bodies { recv, .. } => loop {
                 match ready!(Pin::new(&mut **recv).poll_frame(cx)) {
                     Some(Ok(frame)) => {
@@ -160,6 +168,7 @@ impl ByteStream {
                 Poll::Ready(Ok(()))
             }
             ByteStream::Multiplexed { send, .. } => send.poll_send(cx, chunk, false).map_err(io::Error::from),
+            ByteStream::Custody(stream) => stream.poll_write(cx, chunk),
             ByteStream::Bodies { send, .. } => {
                 let send = send.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
                 ready!(send.poll_ready(cx))?;
@@ -191,6 +200,7 @@ impl ByteStream {
                 }
                 send.poll_settled(cx).map_err(io::Error::from)
             }
+            ByteStream::Custody(stream) => stream.poll_finish(cx),
             ByteStream::Bodies { send, .. } => {
                 if let Some(send) = send.take() {
                     send.finish();
@@ -243,6 +253,7 @@ impl ByteStream {
             ByteStream::Io { io, .. } => hermes_net::tcp::reset_on_close(io.tcp()),
             ByteStream::Multiplexed { send, .. } => send.reset(reset),
             ByteStream::Bodies { send, .. } => drop(send.take()),
+            ByteStream::Custody(stream) => stream.abort(),
         }
     }
 }

@@ -9,7 +9,9 @@ use crate::document::route as section;
 use crate::facts::Kind;
 use crate::matcher::{Matcher, list};
 use crate::reach::Reach;
-use crate::snapshot::{Action, Endpoint, Gateway, OnChange, Redirect, Respond, Route, Target, Terminate, TerminateKind, UpstreamProtocol};
+use crate::snapshot::{
+    Action, Endpoint, Gateway, OnChange, Redirect, Respond, Route, Target, Terminate, TerminateKind, UpstreamProtocol,
+};
 
 const ACTIONS: &str = "upstream, terminate, respond, redirect";
 

@@ -10,6 +10,7 @@ use std::rc::Rc;
 use hermes_model::rewrite::Vars;
 use hermes_wire::binary_http::Part as Piece;
 use hermes_wire::custody::{ExchangeId, Part};
+use http::StatusCode;
 use http_body::Body as _;
 
 use super::again::{self, Unproven};
@@ -17,12 +18,14 @@ use super::channel::Way;
 use super::forward::{self, Arrived};
 use super::message::{CustodyBody, Reading, Unwritten, Writing, request, response_head, with_end};
 use super::office::{Office, Resumed};
+use super::tunnel::CustodyStream;
 use crate::body::{Body, RequestBody};
 use crate::error::Error;
 use crate::live::Entry;
 use crate::request::{Origin, Rejected, Request, from_head};
 use crate::service::forward::head::clean_response;
-use crate::session::{self, Served};
+use crate::session::{self, Near, Served, Tunnel};
+use crate::stream::ByteStream;
 use crate::worker::Worker;
 
 /// Nobody of this process looks after it any more.
@@ -63,7 +66,7 @@ pub(super) async fn serve(worker: &Rc<Worker>, way: &Way, id: ExchangeId, is_res
     };
     let response = match served {
         Served::Response(response) => response,
-        Served::Tunnel(_) => return office.fail(id, 501, "a tunnel cannot be opened in custody"),
+        Served::Tunnel(tunnel) => return Box::pin(join(worker, way, id, *tunnel)).await,
     };
     let (parts, mut body) = response.into_parts();
     let entry = body.entry().clone();
@@ -71,9 +74,10 @@ pub(super) async fn serve(worker: &Rc<Worker>, way: &Way, id: ExchangeId, is_res
         office.settle_response(id, theirs, response_head(parts.status, &parts.headers));
         return until_over(office, way, id, &entry).await;
     }
-    office.take_in(id);
+    office.take_in(id, false);
     let head = response_head(parts.status, &parts.headers);
-    let (first, is_last) = if let Some(Resumed { response, .. }) = resumed.filter(|resumed| resumed.response.offset > 0) {
+    let (first, is_last) = if let Some(Resumed { response, .. }) = resumed.filter(|resumed| resumed.response.offset > 0)
+    {
         match again::prove(worker, id, response.offset, &parts, &mut body).await {
             Ok(behind) => behind,
             Err(Unproven::Differs(what)) => {
@@ -96,6 +100,19 @@ pub(super) async fn serve(worker: &Rc<Worker>, way: &Way, id: ExchangeId, is_res
     if let Err(Unwritten::Body(error)) = poll_fn(|cx| writing.poll(cx)).await {
         office.fail(id, 502, &format!("the answer broke off: {error}"));
     }
+}
+
+/// Relays a stream whose far end is open here.
+async fn join(worker: &Rc<Worker>, way: &Way, id: ExchangeId, mut tunnel: Tunnel) {
+    let office = &worker.shared.custody;
+    office.take_in(id, true);
+    let head = tunnel.head_parts();
+    // A proxy may have answered as it liked; to who is before us it is open.
+    let head = response_head(StatusCode::OK, head.headers());
+    let reads = CustodyBody::new(office.clone(), id, Part::Request, Reading::new(worker), way.peer.clone());
+    let stream = CustodyStream::new(office.clone(), id, Part::Response, head, reads.taken_in());
+    tunnel.session.entry.set_held(true);
+    session::relay(Near::Stream(ByteStream::Custody(Box::new(stream))), tunnel).await;
 }
 
 /// The session lasts as long as the exchange does.

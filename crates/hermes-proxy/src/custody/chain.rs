@@ -86,7 +86,7 @@ impl Chain {
     fn begin(&mut self, number: u8) -> ExchangeId {
         let id = ExchangeId([number; 16]);
         let engine = &mut self.nodes[0].engine;
-        engine.begin(self.now, id, Side::Peer(name(1)), Duration::from_secs(900), &account()).unwrap();
+        engine.begin(self.now, id, Side::Peer(name(1)), Duration::from_secs(900), &account(), false).unwrap();
         assert_eq!(engine.append(id, Part::Request, content(id, 200), true), Appended::Taken);
         id
     }
@@ -101,11 +101,11 @@ impl Chain {
                 Output::Begun { .. } | Output::Read { .. } | Output::Stir(_) | Output::Room => {}
                 // A head is what comes first, and each node but the last has its own.
                 Output::Head { id, part: Part::Request, .. } if index == last => {
-                    node.engine.take_in(id, &account());
+                    node.engine.take_in(id, &account(), false);
                 }
                 Output::Head { id, part: Part::Request, bytes } => {
                     let head = [&b"node"[..], &bytes[..1]].concat();
-                    node.engine.lead(id, Side::Peer(name(index + 1)), &account(), 1, head.into());
+                    node.engine.lead(id, (Side::Peer(name(index + 1)), false), &account(), 1, head.into());
                 }
                 Output::Head { id, part, bytes } => {
                     let head = [&b"n"[..], &bytes[..1]].concat();

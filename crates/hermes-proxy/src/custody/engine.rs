@@ -55,7 +55,7 @@ pub(crate) enum Entry {
     /// There is an exchange.
     Begin { from: Side, account: Arc<str>, deadline: Duration },
     /// It goes there.
-    Lead { to: Side, account: Arc<str> },
+    Lead { to: Side, account: Arc<str>, is_tunnel: bool },
     /// Its string begins with this head, where the one before had so many bytes of its own.
     Head { part: Part, theirs: u64, head: Bytes },
     /// Its string goes on there.
@@ -141,6 +141,10 @@ struct Exchange {
     response: Half,
     deadline: Duration,
     account: Arc<str>,
+    /// Both its halves have to come to their end, whichever is first; and it has its time anew with each step.
+    is_tunnel: bool,
+    /// The time that it was given.
+    life: Duration,
     /// The next one has heard of it, over the channel that is there.
     is_begun: bool,
     /// How its halves stand in the indexes, in the order of `PARTS`.
@@ -165,7 +169,7 @@ impl Exchange {
 
     /// It is the request of a response that is here: the next one may have forgotten both, and must not do it again.
     fn is_answered(&self, part: Part) -> bool {
-        part == Part::Request && self.response.have().is_whole
+        part == Part::Request && self.response.have().is_whole && !self.is_tunnel
     }
 
     /// Where it comes from.
@@ -282,9 +286,10 @@ impl Engine {
         to: Side,
         left: Duration,
         account: &Arc<str>,
+        is_tunnel: bool,
     ) -> Result<(), &'static str> {
-        self.add(id, Side::Here, Half::default(), now + left, account)?;
-        self.go(id, to, account);
+        self.add(id, Side::Here, Half::default(), (now, left), account)?;
+        self.go(id, to, account, is_tunnel);
         Ok(())
     }
 
@@ -293,11 +298,11 @@ impl Engine {
         id: ExchangeId,
         from: Side,
         request: Half,
-        deadline: Duration,
+        (now, left): (Duration, Duration),
         account: &Arc<str>,
     ) -> Result<(), &'static str> {
-        self.insert(id, from.clone(), request, deadline, account)?;
-        let entry = Entry::Begin { from, account: account.clone(), deadline };
+        self.insert(id, from.clone(), request, (now, left), account)?;
+        let entry = Entry::Begin { from, account: account.clone(), deadline: now + left };
         self.keep(id, entry);
         Ok(())
     }
@@ -307,7 +312,7 @@ impl Engine {
         id: ExchangeId,
         from: Side,
         request: Half,
-        deadline: Duration,
+        (now, left): (Duration, Duration),
         account: &Arc<str>,
     ) -> Result<(), &'static str> {
         let state = self.accounts.entry(account.clone()).or_default();
@@ -318,6 +323,7 @@ impl Engine {
         let number = self.next;
         self.next += 1;
         self.count(&from, true);
+        let deadline = now + left;
         self.deadlines.insert((deadline, id));
         let exchange = Exchange {
             number,
@@ -327,6 +333,8 @@ impl Engine {
             response: Half::default(),
             deadline,
             account: account.clone(),
+            is_tunnel: false,
+            life: left,
             is_begun: false,
             indexed: <[Indexed; 2]>::default(),
         };
@@ -342,16 +350,18 @@ impl Engine {
         &mut self,
         id: ExchangeId,
         (from, to): (Side, Side),
-        deadline: Duration,
+        (now, left): (Duration, Duration),
         account: &Arc<str>,
+        is_tunnel: bool,
         [request, response]: [Former; 2],
     ) -> Result<(), &'static str> {
         // What the next one sends for who is not here has a head of ours.
         let has_head = matches!((&from, &to), (Side::Peer(_), Side::Peer(_)));
-        self.insert(id, from, request.half(false), deadline, account)?;
+        self.insert(id, from, request.half(false), (now, left), account)?;
         if let Some(exchange) = self.exchanges.get_mut(&id) {
             exchange.response = response.half(has_head);
             exchange.to = Some(to.clone());
+            exchange.is_tunnel = is_tunnel;
         }
         self.count(&to, true);
         self.reindex(id);
@@ -378,32 +388,40 @@ impl Engine {
         }
     }
 
-    fn go(&mut self, id: ExchangeId, to: Side, account: &Arc<str>) {
+    fn go(&mut self, id: ExchangeId, to: Side, account: &Arc<str>, is_tunnel: bool) {
         let Some(exchange) = self.exchanges.get_mut(&id).filter(|exchange| exchange.to.is_none()) else { return };
         exchange.to = Some(to.clone());
+        exchange.is_tunnel = is_tunnel;
         if exchange.account != *account {
             let before = std::mem::replace(&mut exchange.account, account.clone());
             index::move_account(&mut self.accounts, exchange, &before);
         }
-        let entry = Entry::Lead { to: to.clone(), account: account.clone() };
+        let entry = Entry::Lead { to: to.clone(), account: account.clone(), is_tunnel };
         self.keep(id, entry);
         self.count(&to, true);
     }
 
     /// An exchange that a neighbour began ends here: its request is read as it came.
-    pub(crate) fn take_in(&mut self, id: ExchangeId, account: &Arc<str>) {
+    pub(crate) fn take_in(&mut self, id: ExchangeId, account: &Arc<str>, is_tunnel: bool) {
         let Some(exchange) = self.exchanges.get_mut(&id).filter(|exchange| exchange.to.is_none()) else { return };
         let had = exchange.request.have();
-        self.go(id, Side::Here, account);
+        self.go(id, Side::Here, account, is_tunnel);
         self.settle_as(id, Part::Request, 0, Bytes::new(), had.is_whole);
     }
 
     /// An exchange that a neighbour began goes on, with this head in the place of so many bytes of its request. So does
     /// its response, once its head is known.
-    pub(crate) fn lead(&mut self, id: ExchangeId, to: Side, account: &Arc<str>, theirs: u64, head: Bytes) {
+    pub(crate) fn lead(
+        &mut self,
+        id: ExchangeId,
+        (to, is_tunnel): (Side, bool),
+        account: &Arc<str>,
+        theirs: u64,
+        head: Bytes,
+    ) {
         let Some(exchange) = self.exchanges.get_mut(&id).filter(|exchange| exchange.to.is_none()) else { return };
         exchange.response = Half::awaiting_head();
-        self.go(id, to, account);
+        self.go(id, to, account, is_tunnel);
         self.settle(id, Part::Request, theirs, head);
     }
 
@@ -470,6 +488,17 @@ impl Engine {
             }
         }
         self.reindex(id);
+    }
+
+    /// A tunnel has its time anew with each step; not at each of them, which would cost more than it is worth.
+    fn renew(&mut self, now: Duration, id: ExchangeId) {
+        let Some(exchange) = self.exchanges.get_mut(&id).filter(|exchange| exchange.is_tunnel) else { return };
+        let deadline = now + exchange.life;
+        if deadline - exchange.deadline.min(deadline) > exchange.life / 8 {
+            self.deadlines.remove(&(exchange.deadline, id));
+            self.deadlines.insert((deadline, id));
+            exchange.deadline = deadline;
+        }
     }
 
     /// The next bytes for who is here, at most so many; `None` where there are none yet.
@@ -570,6 +599,7 @@ impl Engine {
                 };
                 if self.accounts.get(&exchange.account).is_some_and(|account| account.takes(bytes.len())) {
                     self.take(id, part, offset, bytes, is_last);
+                    self.renew(now, id);
                 } else {
                     exchange.half(part).refuse();
                     self.reindex(id);
@@ -591,10 +621,9 @@ impl Engine {
                     half.rewind();
                 }
                 let more = half.held().offset - before;
-                if more > 0
-                    && let Some(peer) = self.peers.get_mut(peer)
-                {
-                    peer.pace.held(now, more);
+                if more > 0 {
+                    self.peers.entry(peer.clone()).or_default().pace.held(now, more);
+                    self.renew(now, id);
                 }
                 self.reindex(id);
                 self.end_if_over(id);
@@ -610,9 +639,15 @@ impl Engine {
                 let Some(exchange) = self.exchanges.get_mut(&id) else { return };
                 if exchange.to.as_ref() == Some(&side) && exchange.response.have().is_whole {
                     self.unindex(id);
-                    self.exchanges.entry(id).and_modify(|exchange| exchange.to = None);
+                    if let Some(exchange) = self.exchanges.get_mut(&id) {
+                        exchange.to = None;
+                        // Whoever has forgotten it had all of it.
+                        let have = exchange.request.have();
+                        exchange.request.set_held(have);
+                    }
                     self.count(&side, false);
                     self.reindex(id);
+                    self.end_if_over(id);
                 } else if exchange.to.as_ref() == Some(&side) {
                     self.fail(id, 502, &format!("{peer} has lost it"));
                 } else if exchange.from == side {
@@ -637,7 +672,7 @@ impl Engine {
         if self.ended_for(id, peer).is_some() {
             return self.unknown(peer, id);
         }
-        match self.add(id, side, Half::awaiting_head(), now + left.min(LONGEST), account) {
+        match self.add(id, side, Half::awaiting_head(), (now, left.min(LONGEST)), account) {
             Ok(()) => self.out.push_back(Output::Begun { id, peer: peer.clone() }),
             Err(reason) => self.say(peer, Record::Gone { id, status: 503, reason: reason.to_owned() }),
         }
@@ -690,7 +725,9 @@ impl Engine {
     /// Where whoever it came from has all of its response, nothing is left to be done. A neighbour that it went to still
     /// waits to hear that the response is held.
     fn end_if_over(&mut self, id: ExchangeId) {
-        if !self.exchanges.get(&id).is_some_and(|exchange| exchange.response.is_over()) {
+        let is_over =
+            |exchange: &Exchange| exchange.response.is_over() && (!exchange.is_tunnel || exchange.request.is_over());
+        if !self.exchanges.get(&id).is_some_and(is_over) {
             return;
         }
         let Some(mut exchange) = self.remove(id) else { return };

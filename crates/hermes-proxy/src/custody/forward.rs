@@ -8,6 +8,8 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use bytes::Bytes;
+use hermes_model::facts::Kind;
 use hermes_model::snapshot::Custody;
 use hermes_wire::custody::{ExchangeId, Part};
 use http::{Method, Response, StatusCode};
@@ -15,12 +17,13 @@ use http_body::Body as _;
 
 use super::message::{CustodyBody, Reading, Unwritten, Uploading, Writing, request_head, response, with_end};
 use super::office::{Failure, Office};
+use super::tunnel::CustodyStream;
 use crate::body::{Body, settle_length};
 use crate::error::Error;
 use crate::live::Entry;
-use crate::request::Request;
-use crate::service::forward::{Forward, is_idempotent};
+use crate::request::{Ask, Request};
 use crate::service::forward::head::Outgoing;
+use crate::service::forward::{Forward, is_idempotent};
 use crate::upstream::UpstreamState;
 use crate::worker::Worker;
 
@@ -60,23 +63,13 @@ pub(crate) async fn forward(
 ) -> Result<Response<Body>, Error> {
     let (worker, entry) = (forward.worker, forward.entry);
     let office = &worker.shared.custody;
-    // Whether one is up now says little of where a path will be.
-    let chosen = upstream.choose(&entry.facts, worker.shared.now(), worker.random().1, &[]);
-    let peer = upstream.endpoints[chosen.unwrap_or_default()].label.clone();
-    *entry.peer.borrow_mut() = Some(peer.clone());
-    entry.tries.set(1);
-    let head = request_head(Outgoing::new(entry, &forward.dress, true)?);
-    entry.set_held(true);
+    let (peer, head) = towards(forward, upstream)?;
     if let Some(Arrived { id, theirs }) = arrived {
-        office.lead(id, &peer, &forward.route.name, theirs, head);
+        let is_tunnel = entry.facts.kind == Kind::Tcp;
+        office.lead(id, (&peer, is_tunnel), &forward.route.name, theirs, head);
         return onward(forward, id, &peer).await;
     }
-    let (random, _) = worker.random();
-    let id = ExchangeId(random.to_be_bytes());
-    office.begin(id, &peer, custody.deadline, &forward.route.name).map_err(|_| {
-        worker.shared.metrics.limit("custody-exchanges");
-        Error::Limit("exchanges in custody")
-    })?;
+    let id = begin(forward, &peer, custody, false)?;
     let mut awaited = Awaited { office: office.clone(), id, is_done: false };
     let body = forward.body.attempt();
     let uploading = if body.is_end_stream() {
@@ -131,16 +124,65 @@ pub(crate) async fn forward(
     Ok(response.map(|()| Body::Custody(Box::new(body))))
 }
 
+/// A stream whose bytes are carried in custody, to one endpoint of the upstream. It is open at once.
+///
+/// # Errors
+/// No room for it here.
+pub(crate) fn tunnel(
+    forward: &Forward<'_>,
+    upstream: &UpstreamState,
+    custody: &Custody,
+) -> Result<CustodyStream, Error> {
+    let (peer, head) = towards(forward, upstream)?;
+    let id = begin(forward, &peer, custody, true)?;
+    let office = &forward.worker.shared.custody;
+    let reads = CustodyBody::new(office.clone(), id, Part::Response, Reading::new(forward.worker), peer);
+    Ok(CustodyStream::new(office.clone(), id, Part::Request, head, reads))
+}
+
+/// The endpoint, and what it is asked.
+fn towards(forward: &Forward<'_>, upstream: &UpstreamState) -> Result<(Arc<str>, Bytes), Error> {
+    let (worker, entry) = (forward.worker, forward.entry);
+    // Whether one is up now says little of where a path will be.
+    let chosen = upstream.choose(&entry.facts, worker.shared.now(), worker.random().1, &[]);
+    let peer = upstream.endpoints[chosen.unwrap_or_default()].label.clone();
+    *entry.peer.borrow_mut() = Some(peer.clone());
+    entry.tries.set(1);
+    let mut outgoing = Outgoing::new(entry, &forward.dress, true)?;
+    if entry.facts.kind == Kind::Tcp {
+        // Whatever it came as.
+        outgoing.method = Method::CONNECT;
+    }
+    entry.set_held(true);
+    Ok((peer, request_head(outgoing)))
+}
+
+fn begin(forward: &Forward<'_>, peer: &Arc<str>, custody: &Custody, is_tunnel: bool) -> Result<ExchangeId, Error> {
+    let (random, _) = forward.worker.random();
+    let id = ExchangeId(random.to_be_bytes());
+    let shared = &forward.worker.shared;
+    let begun = shared.custody.begin(id, peer, custody.deadline, &forward.route.name, is_tunnel);
+    begun.map_err(|_| {
+        shared.metrics.limit("custody-exchanges");
+        Error::Limit("exchanges in custody")
+    })?;
+    Ok(id)
+}
+
 /// What arrived in custody and is not to be done twice is about to go to its origin: first that is made known to this node
 /// after a restart.
 ///
 /// # Errors
 /// It came to nothing meanwhile.
 pub(crate) async fn intend(worker: &Worker, entry: &Rc<Entry>, request: &Request<'_>) -> Result<(), Error> {
-    let Some(Arrived { id, .. }) = request.arrived.filter(|_| !is_idempotent(&entry.facts.method)) else { return Ok(()) };
+    let Some(Arrived { id, .. }) =
+        request.arrived.filter(|_| request.ask == Ask::Response && !is_idempotent(&entry.facts.method))
+    else {
+        return Ok(());
+    };
     let office = &worker.shared.custody;
     entry.set_held(true);
-    office.take_in(id);
+    office.take_in(id, false);
     let intended = poll_fn(|cx| office.poll_intent(cx, id)).await;
     entry.set_held(false);
     intended.map_err(|failure| Error::ClientGone(failure.reason.to_string()))
@@ -157,11 +199,7 @@ async fn onward(forward: &Forward<'_>, id: ExchangeId, peer: &Arc<str>) -> Resul
 ///
 /// # Errors
 /// It came to nothing.
-pub(super) async fn await_head(
-    worker: &Worker,
-    id: ExchangeId,
-    peer: &Arc<str>,
-) -> Result<(Response<()>, u64), Error> {
+pub(super) async fn await_head(worker: &Worker, id: ExchangeId, peer: &Arc<str>) -> Result<(Response<()>, u64), Error> {
     let office = &worker.shared.custody;
     let mut reading = Reading::new(worker);
     loop {

@@ -23,7 +23,7 @@ pub(super) enum Note {
     /// There is an exchange. Its deadline is in milliseconds since 1970: a restart forgets all other clocks.
     Begin { from: Side, account: Arc<str>, deadline: u64 },
     /// It goes there.
-    Lead { to: Side, account: Arc<str> },
+    Lead { to: Side, account: Arc<str>, is_tunnel: bool },
     /// Its string begins with this, where the one before had so many bytes.
     Head { part: Part, theirs: u64, bytes: Bytes },
     /// Its string goes on with this.
@@ -40,6 +40,7 @@ const HEAD: u8 = 2;
 const BYTES: u8 = 3;
 const INTENT: u8 = 4;
 const FORGET: u8 = 5;
+const LEAD_TUNNEL: u8 = 6;
 
 const OF_RESPONSE: u8 = 1;
 const LAST: u8 = 2;
@@ -56,8 +57,8 @@ pub(super) fn put(id: ExchangeId, note: &Note, out: &mut BytesMut) -> usize {
             put_side(from, out);
             put_text(account, out);
         }
-        Note::Lead { to, account } => {
-            head(LEAD, id, out);
+        Note::Lead { to, account, is_tunnel } => {
+            head(if *is_tunnel { LEAD_TUNNEL } else { LEAD }, id, out);
             put_side(to, out);
             put_text(account, out);
         }
@@ -140,7 +141,9 @@ pub(super) fn first(bytes: &Bytes) -> Option<Found> {
             let deadline = number(&mut payload)?;
             Note::Begin { deadline, from: side(&mut payload)?, account: text(&mut payload)? }
         }
-        LEAD => Note::Lead { to: side(&mut payload)?, account: text(&mut payload)? },
+        LEAD | LEAD_TUNNEL => {
+            Note::Lead { to: side(&mut payload)?, account: text(&mut payload)?, is_tunnel: kind == LEAD_TUNNEL }
+        }
         HEAD | BYTES if !payload.is_empty() => {
             let flags = payload.get_u8();
             let part = if flags & OF_RESPONSE == 0 { Part::Request } else { Part::Response };
@@ -192,7 +195,8 @@ mod tests {
         vec![
             Note::Begin { from: peer(), account: Arc::from("route"), deadline: 1_700_000_000_000 },
             Note::Begin { from: Side::Here, account: Arc::from(""), deadline: 0 },
-            Note::Lead { to: peer(), account: Arc::from("route") },
+            Note::Lead { to: peer(), account: Arc::from("route"), is_tunnel: false },
+            Note::Lead { to: Side::Here, account: Arc::from(""), is_tunnel: true },
             Note::Head { part: Part::Response, theirs: 70, bytes: Bytes::from_static(b"head") },
             Note::Bytes { part: Part::Request, offset: 1 << 40, is_last: true, bytes: Bytes::new() },
             Note::Bytes { part: Part::Response, offset: 4, is_last: false, bytes: Bytes::from(vec![5; 100_000]) },

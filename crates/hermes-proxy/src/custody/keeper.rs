@@ -25,10 +25,10 @@ use super::channel::{Channel, LINE};
 use super::office::Office;
 use crate::error::Error;
 use crate::stream::ByteStream;
+use crate::upstream::UpstreamState;
 use crate::upstream::connect::{Destination, addresses, count};
 use crate::upstream::exchange::{self, Place};
 use crate::upstream::pool::{Lease, Pool, Wish};
-use crate::upstream::UpstreamState;
 use crate::worker::Worker;
 
 /// So often a link that is dark is tried: at 10 Mbit/s its packets are 0.3 % of what it carries.
@@ -246,7 +246,10 @@ impl Keeper {
     ) -> Result<(ByteStream, Rc<crate::upstream::pool::SharedConnection>), Error> {
         let connection = lease.connection.clone();
         if !connection.takes_extended_connect() {
-            return Err(Error::Incapable { peer: self.label.clone(), reason: "does not offer extended CONNECT (RFC 8441)" });
+            return Err(Error::Incapable {
+                peer: self.label.clone(),
+                reason: "does not offer extended CONNECT (RFC 8441)",
+            });
         }
         let place = Place {
             worker: self.worker.clone(),
@@ -319,6 +322,7 @@ fn uri(destination: &Destination<'_>) -> Result<Uri, String> {
         _ => destination.host.to_owned(),
     };
     let scheme = if destination.tls.is_some() { "https" } else { "http" };
-    let uri = Uri::builder().scheme(scheme).authority(format!("{host}:{}", destination.port)).path_and_query(wire::PATH);
+    let uri =
+        Uri::builder().scheme(scheme).authority(format!("{host}:{}", destination.port)).path_and_query(wire::PATH);
     uri.build().map_err(|error| error.to_string())
 }

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{BufMut, Bytes, BytesMut};
-use hermes_wire::binary_http::{BinaryHttpError, Control, Decoder, Field, Part as Piece, put_chunk_head, put_end, put_head};
+use hermes_wire::binary_http::{
+    BinaryHttpError, Control, Decoder, Field, Part as Piece, put_chunk_head, put_end, put_head,
+};
 use hermes_wire::custody::{ExchangeId, Part};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
 use http_body::{Body as HttpBody, Frame, SizeHint};
@@ -27,11 +29,14 @@ const READ: usize = 64 << 10;
 /// The string that a request begins with.
 pub(super) fn request_head(outgoing: Outgoing) -> Bytes {
     let bytes = |text: &str| Bytes::copy_from_slice(text.as_bytes());
+    // CONNECT has neither (RFC 9292, section 3.4).
+    let is_connect = outgoing.method == Method::CONNECT;
+    let unless_connect = |text: &str| if is_connect { Bytes::new() } else { bytes(text) };
     let control = Control::Request {
         method: bytes(outgoing.method.as_str()),
-        scheme: bytes(outgoing.scheme.as_str()),
+        scheme: unless_connect(outgoing.scheme.as_str()),
         authority: Bytes::copy_from_slice(outgoing.host.as_bytes()),
-        path: bytes(outgoing.path.as_str()),
+        path: unless_connect(outgoing.path.as_str()),
     };
     put(&control, &outgoing.fields)
 }
@@ -59,6 +64,14 @@ pub(super) fn request(control: Control, fields: Vec<Field>) -> Result<http::requ
     let Control::Request { method, scheme, authority, path } = control else {
         return Err("it is a response".to_owned());
     };
+    if method == Method::CONNECT.as_str() {
+        let (mut parts, ()) = Request::new(()).into_parts();
+        parts.method = Method::CONNECT;
+        parts.uri = Uri::try_from(&authority[..]).map_err(|error| error.to_string())?;
+        parts.version = Version::HTTP_2;
+        parts.headers = headers(fields)?;
+        return Ok(parts);
+    }
     let text = |bytes: &Bytes| String::from_utf8(bytes.to_vec()).map_err(|_| "its target is no text".to_owned());
     let uri = Uri::builder().scheme(text(&scheme)?.as_str()).authority(text(&authority)?).path_and_query(text(&path)?);
     let (mut parts, ()) = Request::new(()).into_parts();
@@ -186,6 +199,12 @@ impl CustodyBody {
         self
     }
 
+    /// That the exchange ends here is known already.
+    pub(super) fn taken_in(mut self) -> Self {
+        self.is_taken_in = true;
+        self
+    }
+
     /// This piece was read before.
     pub(super) fn behind(mut self, ahead: Option<Piece>) -> Self {
         self.ahead = ahead;
@@ -215,7 +234,7 @@ impl CustodyBody {
     }
 
     /// The next piece of the message; `None` behind its end.
-    fn poll_piece(&mut self, cx: &Context<'_>) -> Poll<Option<Result<Piece, Error>>> {
+    pub(super) fn poll_piece(&mut self, cx: &Context<'_>) -> Poll<Option<Result<Piece, Error>>> {
         if let Some(piece) = self.ahead.take() {
             return Poll::Ready(Some(Ok(piece)));
         }
@@ -227,7 +246,7 @@ impl CustodyBody {
                 Err(error) => return Poll::Ready(Some(Err(self.malformed(&error.to_string())))),
             }
             if !std::mem::replace(&mut self.is_taken_in, true) {
-                self.office.take_in(self.id);
+                self.office.take_in(self.id, false);
             }
             let read = self.office.poll_read(cx, self.id, self.part, READ);
             if let Some(entry) = self.entry.get() {

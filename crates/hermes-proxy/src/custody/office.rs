@@ -209,7 +209,8 @@ impl Office {
                 line.channel += 1;
                 state.woken.extend(line.carrier.take());
             }
-            let gone = Failure { status: 503, reason: Arc::from("this node is being replaced by another process of it") };
+            let gone =
+                Failure { status: 503, reason: Arc::from("this node is being replaced by another process of it") };
             for end in state.ends.values_mut() {
                 end.failure.get_or_insert_with(|| gone.clone());
                 state.woken.extend(end.readers.iter_mut().filter_map(Option::take));
@@ -294,22 +295,30 @@ impl Office {
         to: &Arc<str>,
         left: Duration,
         account: &Arc<str>,
+        is_tunnel: bool,
     ) -> Result<(), &'static str> {
         self.act(|state, now| {
-            state.engine.begin(now, id, Side::Peer(to.clone()), left, account)?;
+            state.engine.begin(now, id, Side::Peer(to.clone()), left, account, is_tunnel)?;
             state.ends.insert(id, End::default());
             Ok(())
         })
     }
 
     /// An exchange that has arrived ends here.
-    pub(crate) fn take_in(&self, id: ExchangeId) {
-        self.act(|state, _| state.engine.take_in(id, &self.arrivals));
+    pub(crate) fn take_in(&self, id: ExchangeId, is_tunnel: bool) {
+        self.act(|state, _| state.engine.take_in(id, &self.arrivals, is_tunnel));
     }
 
     /// An exchange that has arrived goes on.
-    pub(crate) fn lead(&self, id: ExchangeId, to: &Arc<str>, account: &Arc<str>, theirs: u64, head: Bytes) {
-        self.act(|state, _| state.engine.lead(id, Side::Peer(to.clone()), account, theirs, head));
+    pub(crate) fn lead(
+        &self,
+        id: ExchangeId,
+        (to, is_tunnel): (&Arc<str>, bool),
+        account: &Arc<str>,
+        theirs: u64,
+        head: Bytes,
+    ) {
+        self.act(|state, _| state.engine.lead(id, (Side::Peer(to.clone()), is_tunnel), account, theirs, head));
     }
 
     /// The head of its response, as this node has it.
@@ -529,19 +538,23 @@ impl State {
 
     /// What was held before this process is held again.
     fn restore(&mut self, now: Duration, id: ExchangeId, held: Held) {
-        let Held { from, to, account, deadline, is_intended, halves } = held;
+        let Held { from, to, account, deadline, is_intended, is_tunnel, halves } = held;
         let left = Duration::from_millis(deadline.saturating_sub(date()));
         let Some(to) = to.filter(|_| !left.is_zero()) else { return self.engine.discard(id) };
         let peer = match &from {
             Side::Peer(peer) => Some(peer.clone()),
             Side::Here => None,
         };
+        // What it was to the socket beside it is not known any more.
+        let ends_here = is_tunnel && (from == Side::Here || to == Side::Here);
         let former = |HeldHalf { head, pieces }| Former { head, pieces };
-        if let Err(error) = self.engine.restore(id, (from, to), now + left, &account, halves.map(former)) {
+        let (sides, time) = ((from, to), (now, left));
+        if let Err(error) = self.engine.restore(id, sides, time, &account, is_tunnel, halves.map(former)) {
             tracing::warn!(%id, error, "an exchange of before is not held any more");
             return self.engine.discard(id);
         }
         match peer {
+            Some(_) if ends_here => self.engine.fail(id, 502, "the node at its far end was restarted"),
             Some(peer) => {
                 self.resumed.entry(peer).or_default().push(id);
                 if is_intended {
@@ -595,7 +608,7 @@ impl State {
                 let deadline = date().saturating_add(millis(deadline.saturating_sub(now)));
                 Note::Begin { from, account, deadline }
             }
-            Entry::Lead { to, account } => Note::Lead { to, account },
+            Entry::Lead { to, account, is_tunnel } => Note::Lead { to, account, is_tunnel },
             Entry::Head { part, theirs, head } => Note::Head { part, theirs, bytes: head },
             Entry::Bytes { part, offset, bytes, is_last } => Note::Bytes { part, offset, is_last, bytes },
             Entry::Forget => Note::Forget,

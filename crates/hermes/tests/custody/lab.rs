@@ -2,6 +2,7 @@
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -14,7 +15,9 @@ use hermes_testkit::{
     origin::{self, Origin, http::Version},
     overlay::{Draft, Node, Overlay},
     skip::needs_root,
+    tls,
 };
+use nix::sys::signal::Signal;
 
 /// Bits a second, as in the papers.
 pub(crate) const RATE: u64 = 10_000_000;
@@ -22,10 +25,14 @@ pub(crate) const SECOND: Duration = Duration::from_secs(1);
 const PORT: u16 = 9443;
 
 const FIRST: &str = "
+workers: 2
+state: $STATE
 listeners:
 - {name: apps, bind: '127.0.0.1:0', protocol: http}
 ";
 const DOOR: &str = "
+workers: 2
+state: $STATE
 listeners:
 - {name: door, bind: '$AT', protocol: http, tls: {client: required}}
 ";
@@ -37,19 +44,25 @@ upstreams:
 ";
 const LAST: &str = "
 routes:
-- {name: all, upstream: origin}
+- {name: secure, match: {kind: tcp, authority: 'SECURE:443'}, terminate: {tcp: '$SECURE'}}
+- {name: closed, match: {kind: tcp, authority: 'CLOSED:443'}, terminate: {tcp: '127.0.0.1:1'}}
+- {name: all, match: {kind: http}, upstream: origin}
 upstreams:
 - {name: origin, protocol: h1, endpoints: ['$ORIGIN']}
 ";
 
 /// A chain of nodes.
 pub(crate) struct Chain {
-    pub(crate) namespaces: Vec<Namespace>,
+    pub(crate) namespaces: Vec<Arc<Namespace>>,
     pub(crate) _links: Vec<Link>,
     pub(crate) epoch: Instant,
     pub(crate) overlay: Overlay,
     pub(crate) nodes: Vec<Node>,
     pub(crate) origin: Origin,
+    secure: Origin,
+    killed: usize,
+    /// How often a node went on with what it held before it was killed.
+    pub(crate) resumed: usize,
 }
 
 /// The two ends of a link.
@@ -70,7 +83,7 @@ pub(crate) fn in_turns(of: usize) -> impl Fn(usize) -> Conditions {
 impl Chain {
     /// So many links, each under its conditions. The client is where the first node is.
     pub(crate) async fn start(links: usize, conditions: impl Fn(usize) -> Conditions) -> Self {
-        let namespaces: Vec<_> = (0..=links).map(|_| Namespace::new().unwrap()).collect();
+        let namespaces: Vec<_> = (0..=links).map(|_| Arc::new(Namespace::new().unwrap())).collect();
         let epoch = Instant::now();
         let joined = (0..links).map(|number| {
             let ([near, far], both) = (ends(number), conditions(number));
@@ -81,8 +94,23 @@ impl Chain {
         let at_origin = async { origin::listen(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap() };
         let listener = namespaces[links].run(at_origin).await.unwrap();
         let origin = origin::http::serve(listener, Version::H1, Bytes::from_static(b"origin")).unwrap();
+        let at_secure = async { origin::listen(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap() };
+        let listener = namespaces[links].run(at_secure).await.unwrap();
         let overlay = Overlay::new(env!("CARGO_BIN_EXE_hermes")).unwrap();
-        let mut chain = Self { namespaces, _links: joined, epoch, overlay, nodes: Vec::new(), origin };
+        let identity = overlay.authority().issue(&Subject::server("secure")).unwrap();
+        let config = tls::server(&identity, None, &["http/1.1"]).unwrap();
+        let secure = origin::http::serve_tls(listener, config, Bytes::from_static(b"secure")).unwrap();
+        let mut chain = Self {
+            namespaces,
+            _links: joined,
+            epoch,
+            overlay,
+            nodes: Vec::new(),
+            origin,
+            secure,
+            killed: 0,
+            resumed: 0,
+        };
         for number in (0..=links).rev() {
             let node = chain.draft(number).start().await.unwrap();
             chain.nodes.insert(0, node);
@@ -100,7 +128,9 @@ impl Chain {
         if number > 0 {
             draft = draft.with("AT", SocketAddr::from((ends(number - 1)[1], PORT)));
         }
+        draft = draft.with("STATE", self.overlay.dir().join(format!("state-{name}")).display());
         draft = draft.with("NAME", format!("n{}", number + 1)).with("ORIGIN", self.origin.address());
+        draft = draft.with("SECURE", self.secure.address());
         let subject = Subject::node(&name).with_dns(NODE_NAME);
         draft.identity(&subject).unwrap().within(&self.namespaces[number])
     }
@@ -114,14 +144,35 @@ impl Chain {
 
     /// What curl says of a GET: status, bytes and seconds.
     pub(crate) async fn curl(&self, path: &str) -> (u16, u64, f64) {
-        let apps = self.nodes[0].address("apps");
-        let url = format!("http://{apps}{path}");
+        self.timed(&[&format!("http://{}{path}", self.nodes[0].address("apps"))]).await
+    }
+
+    /// The same of TLS with the origin itself, by a tunnel.
+    pub(crate) async fn curl_through(&self, path: &str) -> (u16, u64, f64) {
+        let proxy = format!("http://{}", self.nodes[0].address("apps"));
+        self.timed(&["-k", "-p", "-x", &proxy, &format!("https://SECURE{path}")]).await
+    }
+
+    async fn timed(&self, words: &[&str]) -> (u16, u64, f64) {
         let form = "%{http_code} %{size_download} %{time_total}";
-        let words = ["curl", "-sS", "-o", "/dev/null", "-w", form, "--max-time", "400", &url];
+        let words = [&["curl", "-sS", "-o", "/dev/null", "-w", form, "--max-time", "400"], words].concat();
         let said = self.namespaces[0].output(&words).await.unwrap();
         let mut said = said.split(' ');
         let mut next = || said.next().unwrap();
         (next().parse().unwrap(), next().parse().unwrap(), next().parse().unwrap())
+    }
+
+    /// Kills a node as a lack of memory would, and starts it again.
+    pub(crate) async fn kill(&mut self, number: usize, pause: Duration) {
+        let node = self.nodes.remove(number);
+        node.signal(Signal::SIGKILL).unwrap();
+        node.ended().await;
+        tokio::time::sleep(pause).await;
+        let name = format!("n{number}-{}", self.killed);
+        self.killed += 1;
+        let again = self.draft(number).called(&name).start().await.unwrap();
+        self.resumed += usize::from(again.log().contains("goes on with what was held before"));
+        self.nodes.insert(number, again);
     }
 
     pub(crate) fn logs(&self) -> String {

@@ -4,6 +4,30 @@ use std::time::Duration;
 
 use crate::lab::{Chain, SECOND, as_root, in_turns};
 
+/// The papers' second mode: the bytes of a TLS stream are in custody, and nobody between its ends reads them.
+#[tokio::test]
+async fn a_tls_stream_climbs_them_too() {
+    if !as_root("a_tls_stream_climbs_them_too") {
+        return;
+    }
+    let chain = Chain::start(3, in_turns(3)).await;
+    for size in [46_080, 1 << 20] {
+        for phase in 0..3_u32 {
+            chain.phase(phase * SECOND + Duration::from_millis(500), 3 * SECOND).await;
+            let (status, bytes, took) = chain.curl_through(&format!("/bytes/{size}")).await;
+            println!("CONNECT {size} {phase}: {status} {bytes} {took}");
+            assert_eq!((status, bytes), (200, size), "{}", chain.logs());
+        }
+    }
+    // It was open before anybody knew that nothing listens there.
+    let proxy = format!("http://{}", chain.nodes[0].address("apps"));
+    let words = ["curl", "-sS", "-k", "-p", "-x", &proxy, "--max-time", "60", "https://CLOSED/"];
+    let error = chain.namespaces[0].output(&words).await.unwrap_err().to_string();
+    assert!(!error.contains("timed out"), "{error}");
+    let record = chain.nodes[0].record(|record| record["authority"] == "closed:443").await;
+    assert!(record["reason"].as_str().unwrap().contains("could not be reached: status 502"), "{record}");
+}
+
 #[tokio::test]
 async fn an_object_climbs_links_that_are_up_in_turns() {
     if !as_root("an_object_climbs_links_that_are_up_in_turns") {
@@ -12,10 +36,10 @@ async fn an_object_climbs_links_that_are_up_in_turns() {
     let chain = Chain::start(3, in_turns(3)).await;
     for size in [46_080, 512_000, 1 << 20, 5 << 20] {
         for phase in 0..3_u32 {
-        chain.phase(phase * SECOND + Duration::from_millis(333), 3 * SECOND).await;
-        let (status, bytes, took) = chain.curl(&format!("/bytes/{size}")).await;
-        println!("{size} {phase}: {status} {bytes} {took}");
-        assert_eq!((status, bytes), (200, size), "{}", chain.logs());
+            chain.phase(phase * SECOND + Duration::from_millis(500), 3 * SECOND).await;
+            let (status, bytes, took) = chain.curl(&format!("/bytes/{size}")).await;
+            println!("{size} {phase}: {status} {bytes} {took}");
+            assert_eq!((status, bytes), (200, size), "{}", chain.logs());
         }
     }
 }

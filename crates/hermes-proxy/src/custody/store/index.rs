@@ -50,6 +50,7 @@ pub(in crate::custody) struct Held {
     /// In milliseconds since 1970.
     pub(in crate::custody) deadline: u64,
     pub(in crate::custody) is_intended: bool,
+    pub(in crate::custody) is_tunnel: bool,
     pub(in crate::custody) halves: [HeldHalf; 2],
 }
 
@@ -208,9 +209,9 @@ impl Index {
 impl Kept {
     fn held(&self) -> Option<Held> {
         let Some(Note::Begin { from, account, deadline }) = &self.begin else { return None };
-        let (to, account) = match &self.lead {
-            Some(Note::Lead { to, account }) => (Some(to.clone()), account.clone()),
-            _ => (None, account.clone()),
+        let (to, account, is_tunnel) = match &self.lead {
+            Some(Note::Lead { to, account, is_tunnel }) => (Some(to.clone()), account.clone(), *is_tunnel),
+            _ => (None, account.clone(), false),
         };
         let half = |extents: &Vec<Extent>| {
             let mut sorted = extents.clone();
@@ -227,6 +228,7 @@ impl Kept {
             account,
             deadline: *deadline,
             is_intended: self.is_intended,
+            is_tunnel,
             halves: [half(request), half(response)],
         })
     }

@@ -34,7 +34,7 @@ fn begin(number: u8) -> [(ExchangeId, Note); 2] {
     let (from, account) = (Side::Peer(Arc::from("before")), Arc::<str>::from("route"));
     let to = Side::Peer(Arc::from("next"));
     let begin = Note::Begin { from, account: account.clone(), deadline: 7 };
-    [(id(number), begin), (id(number), Note::Lead { to, account })]
+    [(id(number), begin), (id(number), Note::Lead { to, account, is_tunnel: false })]
 }
 
 fn bytes(number: u8, offset: u64, bytes: Vec<u8>) -> (ExchangeId, Note) {
@@ -76,7 +76,8 @@ fn what_is_written_is_held_and_what_is_over_is_not() {
     notes.push(begin(3)[0].clone());
     let told = write(directory.path(), notes);
     let upto = |offset| Safe::Upto { id: id(1), part: Part::Request, upto: Upto { offset, is_whole: false } };
-    let of_the_first = |safe: &&Safe| **safe == Safe::Intent(id(1)) || matches!(safe, Safe::Upto { id: one, .. } if *one == id(1));
+    let of_the_first =
+        |safe: &&Safe| **safe == Safe::Intent(id(1)) || matches!(safe, Safe::Upto { id: one, .. } if *one == id(1));
     let safe: Vec<_> = told.safe.lock().unwrap().iter().filter(of_the_first).copied().collect();
     assert_eq!(safe, [upto(4), upto(14), upto(19), Safe::Intent(id(1))]);
     let opened = Store::open(directory.path()).unwrap();

@@ -1,0 +1,112 @@
+//! A TCP stream whose two ends may be up at different times: its bytes are in custody, each direction a string.
+//!
+//! In: bytes of the client, or of the server. Out: those of the other. The client's end is open before there is any path:
+//! what becomes of the dial at the far end is said by the response's head, when that comes. Never: a second dial; a node at
+//! either end that is restarted ends the stream, since what it was to the socket beside it is not known any more.
+
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use hermes_wire::binary_http::{Control, Part as Piece};
+use hermes_wire::custody::{ExchangeId, Part};
+
+use super::message::{CustodyBody, chunk, end};
+use super::office::Office;
+use crate::live::Entry;
+
+/// One end of such a stream.
+pub(crate) struct CustodyStream {
+    office: Arc<Office>,
+    id: ExchangeId,
+    /// Which of the strings are its own bytes.
+    writes: Part,
+    reads: CustodyBody,
+    /// What was given to it and is not taken yet.
+    pending: Option<(Bytes, bool)>,
+    has_read_end: bool,
+    has_written_end: bool,
+}
+
+impl CustodyStream {
+    /// `head` begins what it writes.
+    pub(super) fn new(office: Arc<Office>, id: ExchangeId, writes: Part, head: Bytes, reads: CustodyBody) -> Self {
+        let pending = Some((head, false));
+        Self { office, id, writes, reads, pending, has_read_end: false, has_written_end: false }
+    }
+
+    /// It is this session's.
+    pub(crate) fn bind(&self, session: &Rc<Entry>) {
+        self.reads.bind(session);
+    }
+
+    /// Writes what waits.
+    pub(crate) fn poll_pending(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let Some((bytes, is_last)) = &self.pending else { return Poll::Ready(Ok(())) };
+        let taken = self.office.poll_append(cx, self.id, self.writes, bytes, *is_last);
+        ready!(taken).map_err(|failure| broken(&failure.reason))?;
+        self.has_written_end |= *is_last;
+        self.pending = None;
+        Poll::Ready(Ok(()))
+    }
+
+    pub(crate) fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
+        while !self.has_read_end {
+            match ready!(self.reads.poll_piece(cx)) {
+                Some(Ok(Piece::Content(bytes))) => return Poll::Ready(Ok(Some(bytes))),
+                Some(Ok(Piece::Head(Control::Response { status }, _))) if !(200..300).contains(&status) => {
+                    let reason = format!("the far end could not be reached: status {status}");
+                    self.office.fail(self.id, status, &reason);
+                    return Poll::Ready(Err(broken(&reason)));
+                }
+                Some(Ok(Piece::Head(..))) => {}
+                Some(Ok(Piece::End(_))) => {
+                    // Whoever brought it hears that it is held.
+                    while let Poll::Ready(Some(Ok(_))) = self.reads.poll_piece(cx) {}
+                    self.has_read_end = true;
+                }
+                Some(Err(error)) => return Poll::Ready(Err(broken(&error.to_string()))),
+                None => return Poll::Ready(Err(broken("it is cut off"))),
+            }
+        }
+        Poll::Ready(Ok(None))
+    }
+
+    pub(crate) fn poll_write(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
+        // What was given before comes first; it may be the head.
+        ready!(self.poll_pending(cx))?;
+        if !bytes.is_empty() {
+            self.pending = Some((chunk(bytes), false));
+            bytes.clear();
+        }
+        self.poll_pending(cx)
+    }
+
+    pub(crate) fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_pending(cx))?;
+        if !self.has_written_end {
+            self.pending = Some((end(None), true));
+        }
+        self.poll_pending(cx)
+    }
+
+    pub(crate) fn abort(&mut self) {
+        if !(self.has_read_end && self.has_written_end) {
+            let who = if self.writes == Part::Request { "client" } else { "server" };
+            self.office.fail(self.id, 502, &format!("the {who} broke it off"));
+        }
+    }
+}
+
+impl Drop for CustodyStream {
+    fn drop(&mut self) {
+        self.abort();
+        self.office.part(self.id);
+    }
+}
+
+fn broken(reason: &str) -> io::Error {
+    io::Error::other(reason.to_owned())
+}
