@@ -1,0 +1,125 @@
+//! How exchanges come to their end, and who has to hear of it.
+//!
+//! In: exchanges that are through, that have come to nothing, or have had their time. Out: what their clients are told; what
+//! neighbours are told, again and again until they have heard it or its time is over too.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hermes_wire::custody::{ExchangeId, Part, Record};
+
+use super::{Ended, Engine, Entry, Exchange, Output, Side};
+
+impl Engine {
+    /// Its client or its origin, who is here, has given up, or it cannot be led anywhere.
+    pub(crate) fn fail(&mut self, id: ExchangeId, status: u16, reason: &str) {
+        self.end(id, &Side::Here, Record::Gone { id, status, reason: reason.to_owned() });
+    }
+
+    /// It has come to nothing, as `by` says: the other side is told.
+    pub(super) fn end(&mut self, id: ExchangeId, by: &Side, record: Record) {
+        let Some(exchange) = self.remove(id) else { return };
+        for side in [Some(exchange.from), exchange.to].into_iter().flatten() {
+            match side {
+                Side::Here => {
+                    if let Record::Gone { status, reason, .. } = &record {
+                        self.out.push_back(Output::Failed { id, status: *status, reason: reason.clone() });
+                    }
+                }
+                Side::Peer(peer) if *by != Side::Peer(peer.clone()) => {
+                    self.say(&peer, record.clone());
+                    self.remember_ended(id, peer, record.clone(), exchange.deadline);
+                }
+                Side::Peer(_) => {}
+            }
+        }
+        self.out.push_back(Output::Forget { id });
+    }
+
+    /// Where whoever it came from has all of its response, nothing is left to be done. A neighbour that it went to still
+    /// waits to hear that the response is held.
+    pub(super) fn end_if_over(&mut self, id: ExchangeId) {
+        let is_over =
+            |exchange: &Exchange| exchange.response.is_over() && (!exchange.is_tunnel || exchange.request.is_over());
+        if !self.exchanges.get(&id).is_some_and(is_over) {
+            return;
+        }
+        let Some(mut exchange) = self.remove(id) else { return };
+        if let Some(Side::Peer(peer)) = exchange.to.take() {
+            // What we held last, in its count.
+            exchange.response.forget_told();
+            let upto = exchange.response.news(false).map_or(0, |(said, _)| said.offset);
+            let record = Record::Held { id, part: Part::Response, upto, is_whole: true, again: false };
+            self.say(&peer, record.clone());
+            self.remember_ended(id, peer, record, exchange.deadline);
+        }
+        if let Side::Peer(peer) = exchange.from {
+            self.say(&peer, Record::Done { id });
+        }
+        self.out.push_back(Output::Forget { id });
+    }
+
+    pub(super) fn remember_ended(&mut self, id: ExchangeId, peer: Arc<str>, record: Record, until: Duration) {
+        self.forget_ended(id, &peer);
+        self.peers.entry(peer.clone()).or_default().ended += 1;
+        self.deadlines.insert((until, id));
+        self.ended.entry(id).or_default().push(Ended { peer, record, until });
+    }
+
+    /// This neighbour has heard of it.
+    pub(super) fn forget_ended(&mut self, id: ExchangeId, peer: &Arc<str>) {
+        let Some(all) = self.ended.get_mut(&id) else { return };
+        let Some(place) = all.iter().position(|ended| ended.peer == *peer) else { return };
+        let ended = all.swap_remove(place);
+        if !all.iter().any(|other| other.until == ended.until) {
+            self.deadlines.remove(&(ended.until, id));
+        }
+        if all.is_empty() {
+            self.ended.remove(&id);
+        }
+        if let Some(peer) = self.peers.get_mut(peer) {
+            peer.ended -= 1;
+        }
+    }
+
+    /// Takes an exchange out of all that knows it.
+    pub(super) fn remove(&mut self, id: ExchangeId) -> Option<Exchange> {
+        self.unindex(id);
+        let exchange = self.exchanges.remove(&id)?;
+        self.deadlines.remove(&(exchange.deadline, id));
+        self.count(&exchange.from, false);
+        if let Some(to) = &exchange.to {
+            self.count(to, false);
+        }
+        if let Some(account) = self.accounts.get_mut(&exchange.account) {
+            account.exchanges -= 1;
+        }
+        self.keep(id, Entry::Forget);
+        Some(exchange)
+    }
+
+    /// When time alone changes something next.
+    #[cfg(test)]
+    pub(crate) fn deadline(&self) -> Option<Duration> {
+        self.deadlines.first().map(|(at, _)| *at)
+    }
+
+    /// Ends what has had its time.
+    pub(crate) fn expire(&mut self, now: Duration) {
+        while let Some((at, id)) = self.deadlines.first().copied()
+            && at <= now
+        {
+            self.deadlines.pop_first();
+            if self.exchanges.contains_key(&id) {
+                self.fail(id, 504, "its time is over, and no path was there for long enough");
+            }
+            // Who has not heard of it by now knows its deadline as well as we do.
+            for ended in self.ended.remove(&id).into_iter().flatten() {
+                self.deadlines.remove(&(ended.until, id));
+                if let Some(peer) = self.peers.get_mut(&ended.peer) {
+                    peer.ended -= 1;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! What an exchange is, and what is said of one within this node.
+//!
+//! In and out: values. Never: what becomes of them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hermes_wire::custody::{ExchangeId, Part};
+
+use super::super::half::{Half, Upto};
+use super::index::Indexed;
+
+/// One side of an exchange.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Side {
+    /// A client or an origin of this node.
+    Here,
+    /// A neighbour, by its name.
+    Peer(Arc<str>),
+}
+
+impl Side {
+    pub(super) fn peer(&self) -> Option<&Arc<str>> {
+        match self {
+            Side::Here => None,
+            Side::Peer(peer) => Some(peer),
+        }
+    }
+}
+
+/// What is to be known again after this process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Entry {
+    /// There is an exchange.
+    Begin { from: Side, account: Arc<str>, deadline: Duration },
+    /// It goes there.
+    Lead { to: Side, account: Arc<str>, is_tunnel: bool },
+    /// Its string begins with this head, where the one before had so many bytes of its own.
+    Head { part: Part, theirs: u64, head: Bytes },
+    /// Its string goes on there.
+    Bytes { part: Part, offset: u64, bytes: Bytes, is_last: bool },
+    /// It is over.
+    Forget,
+}
+
+/// A half as it was before this process.
+#[derive(Debug, Default)]
+pub(crate) struct Former {
+    /// Its head: bytes of theirs, and of ours.
+    pub(crate) head: Option<(u64, u64)>,
+    /// Where pieces stand, and how long they are, from its beginning to its end. All are safe.
+    pub(crate) pieces: Vec<(Upto, u64)>,
+}
+
+impl Former {
+    pub(super) fn half(self, awaits_head: bool) -> Half {
+        let mut half = if awaits_head && self.head.is_none() { Half::awaiting_head() } else { Half::default() };
+        if let Some((theirs, length)) = self.head {
+            half.restore_head(theirs, length);
+        }
+        self.pieces.into_iter().for_each(|(at, length)| half.restore(at, length));
+        half
+    }
+}
+
+/// What is to be done by others.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Output {
+    /// A neighbour has begun an exchange that was not known: where it goes is to be said by [`Engine::lead`].
+    Begun { id: ExchangeId, peer: Arc<str> },
+    /// These bytes of a half whose head is awaited came next: [`Engine::settle`] ends that.
+    Head { id: ExchangeId, part: Part, bytes: Bytes },
+    /// This is to be made safe, in this order. Of heads and bytes [`Engine::is_safe`] is to be told.
+    Keep { id: ExchangeId, entry: Entry, is_synced: bool },
+    /// What stands there is to be read again, for [`Engine::load`].
+    Read { id: ExchangeId, part: Part, offset: u64, length: u64 },
+    /// There is something for who is here: [`Engine::read`].
+    Ready { id: ExchangeId, part: Part },
+    /// There is something for this neighbour: a channel, and [`Engine::next_record`].
+    Stir(Arc<str>),
+    /// Who was refused by [`Engine::append`] may try again.
+    Room,
+    /// It has come to nothing: its client is to be told.
+    Failed { id: ExchangeId, status: u16, reason: String },
+    /// There is nothing left to be done for it.
+    Forget { id: ExchangeId },
+}
+
+/// What one account may hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Limits {
+    /// Exchanges at once.
+    pub(crate) exchanges: usize,
+    /// Bytes of all of them in memory.
+    pub(crate) memory: u64,
+    /// And on disk. Zero: nothing is written, and what is safe is what is in memory.
+    pub(crate) disk: u64,
+    /// What is safe survives a loss of power.
+    pub(crate) is_synced: bool,
+}
+
+/// What [`Engine::append`] came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Appended {
+    Taken,
+    /// There is no room: [`Output::Room`] tells when it is to be tried again.
+    Full,
+    /// There is no such exchange any more.
+    Gone,
+}
+
+#[derive(Debug)]
+pub(super) struct Exchange {
+    /// In the order in which they came.
+    pub(super) number: u64,
+    pub(super) from: Side,
+    /// `None`: it is not known yet, or it has no more part in it.
+    pub(super) to: Option<Side>,
+    pub(super) request: Half,
+    pub(super) response: Half,
+    pub(super) deadline: Duration,
+    pub(super) account: Arc<str>,
+    /// Both its halves have to come to their end, whichever is first; and it has its time anew with each step.
+    pub(super) is_tunnel: bool,
+    /// The time that it was given.
+    pub(super) life: Duration,
+    /// The next one has heard of it, over the channel that is there.
+    pub(super) is_begun: bool,
+    /// How its halves stand in the indexes, in the order of `PARTS`.
+    pub(super) indexed: [Indexed; 2],
+}
+
+impl Exchange {
+    pub(super) fn half(&mut self, part: Part) -> &mut Half {
+        match part {
+            Part::Request => &mut self.request,
+            Part::Response => &mut self.response,
+        }
+    }
+
+    /// Where a half goes.
+    pub(super) fn sink(&self, part: Part) -> Option<&Side> {
+        match part {
+            Part::Request => self.to.as_ref(),
+            Part::Response => Some(&self.from),
+        }
+    }
+
+    /// It is the request of a response that is here: the next one may have forgotten both, and must not do it again.
+    pub(super) fn is_answered(&self, part: Part) -> bool {
+        part == Part::Request && self.response.have().is_whole && !self.is_tunnel
+    }
+
+    /// Where it comes from.
+    pub(super) fn source(&self, part: Part) -> Option<&Side> {
+        match part {
+            Part::Request => Some(&self.from),
+            Part::Response => self.to.as_ref(),
+        }
+    }
+
+    pub(super) fn is_with(&self, side: &Side) -> bool {
+        self.from == *side || self.to.as_ref() == Some(side)
+    }
+}
+
+pub(super) const PARTS: [Part; 2] = [Part::Request, Part::Response];

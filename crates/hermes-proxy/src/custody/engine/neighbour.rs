@@ -1,0 +1,240 @@
+//! What neighbours say, and what they are told.
+//!
+//! In: records, channels that come and go. Out: records, one at a time: words first, then what they wait for to forget
+//! something, then bytes, as many as the way to them takes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hermes_wire::custody::{ExchangeId, Part, Record};
+
+use super::super::half::{Half, Next, Upto};
+use super::index::Account;
+use super::{Engine, Exchange, LOAD, Output, PARTS, Side};
+
+/// Bytes in one record: small ones behind a large one wait for so much.
+const CHUNK: usize = 16 << 10;
+/// Of so many chunks one is the oldest exchange's, whoever else is ahead.
+const FOR_THE_OLDEST: u32 = 8;
+/// No neighbour asks for longer custody.
+const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Answers that wait for one neighbour. What finds no room it asks for again.
+const MOST_WORDS: usize = 4096;
+
+impl Engine {
+    /// A channel to a neighbour is there: what was under way over the one before is lost.
+    pub(crate) fn opened(&mut self, peer: &Arc<str>) {
+        let side = Side::Peer(peer.clone());
+        let state = self.peers.entry(peer.clone()).or_default();
+        state.is_open = true;
+        state.is_quiet = false;
+        state.pace.begin();
+        // Said again where it still has to be.
+        state.words.clear();
+        let ended = self.ended.values().flatten().filter(|ended| ended.peer == *peer);
+        state.words.extend(ended.map(|ended| ended.record.clone()));
+        let with: Vec<_> =
+            self.exchanges.iter().filter(|(_, exchange)| exchange.is_with(&side)).map(|(id, _)| *id).collect();
+        for id in with {
+            let Some(exchange) = self.exchanges.get_mut(&id) else { continue };
+            for part in PARTS {
+                if exchange.sink(part) == Some(&side) {
+                    exchange.half(part).rewind();
+                }
+                if exchange.source(part) == Some(&side) {
+                    exchange.half(part).forget_told();
+                }
+            }
+            if exchange.to.as_ref() == Some(&side) {
+                exchange.is_begun = false;
+            }
+            self.reindex(id);
+        }
+    }
+
+    /// It is gone.
+    pub(crate) fn closed(&mut self, peer: &Arc<str>) {
+        if let Some(peer) = self.peers.get_mut(peer) {
+            peer.is_open = false;
+        }
+    }
+
+    /// Something is to be said to this neighbour, or heard of it: a channel is wanted.
+    pub(crate) fn wants(&self, peer: &str) -> bool {
+        self.peers.get(peer).is_some_and(|peer| peer.exchanges > 0 || peer.ended > 0)
+    }
+
+    /// A neighbour says something. What it begins is counted on this account until it is led anywhere.
+    pub(crate) fn hear(&mut self, now: Duration, peer: &Arc<str>, record: Record, account: &Arc<str>) {
+        let side = Side::Peer(peer.clone());
+        match record {
+            Record::Begin { id, left } => self.hear_begin(now, peer, id, Duration::from_millis(left), account),
+            Record::Data { id, part, offset, is_last, bytes } => {
+                let comes_from = |exchange: &&mut Exchange| exchange.source(part) == Some(&side);
+                let Some(exchange) = self.exchanges.get_mut(&id).filter(comes_from) else {
+                    return self.unknown(peer, id);
+                };
+                if self.accounts.get(&exchange.account).is_some_and(|account| account.takes(bytes.len())) {
+                    self.take(id, part, offset, bytes, is_last);
+                    self.renew(now, id);
+                } else {
+                    exchange.half(part).refuse();
+                    self.reindex(id);
+                }
+            }
+            Record::Held { id, part, upto, is_whole, again } => {
+                let goes_to = |exchange: &&mut Exchange| exchange.sink(part) == Some(&side);
+                let Some(exchange) = self.exchanges.get_mut(&id).filter(goes_to) else {
+                    return self.unknown(peer, id);
+                };
+                let is_from_here = exchange.source(part) == Some(&Side::Here);
+                let half = exchange.half(part);
+                let before = half.held().offset;
+                if half.awaits_head() || (is_from_here && upto > half.have().offset) {
+                    return self.fail(id, 502, &format!("{peer} holds more of it than there was"));
+                }
+                half.set_held(Upto { offset: upto, is_whole });
+                if again {
+                    half.rewind();
+                }
+                let more = half.held().offset - before;
+                if more > 0 {
+                    self.peers.entry(peer.clone()).or_default().pace.held(now, more);
+                    self.renew(now, id);
+                }
+                self.reindex(id);
+                self.end_if_over(id);
+            }
+            Record::Gone { id, status, reason } => {
+                self.say(peer, Record::Done { id });
+                if self.exchanges.get(&id).is_some_and(|exchange| exchange.is_with(&side)) {
+                    self.end(id, &side, Record::Gone { id, status, reason });
+                }
+            }
+            Record::Done { id } => {
+                self.forget_ended(id, peer);
+                let Some(exchange) = self.exchanges.get_mut(&id) else { return };
+                if exchange.to.as_ref() == Some(&side) && exchange.response.have().is_whole {
+                    self.unindex(id);
+                    if let Some(exchange) = self.exchanges.get_mut(&id) {
+                        exchange.to = None;
+                        // Whoever has forgotten it had all of it.
+                        let have = exchange.request.have();
+                        exchange.request.set_held(have);
+                    }
+                    self.count(&side, false);
+                    self.reindex(id);
+                    self.end_if_over(id);
+                } else if exchange.to.as_ref() == Some(&side) {
+                    self.fail(id, 502, &format!("{peer} has lost it"));
+                } else if exchange.from == side {
+                    let reason = format!("{peer}, where it came from, no longer knows it");
+                    self.end(id, &side, Record::Gone { id, status: 502, reason });
+                }
+            }
+        }
+    }
+
+    pub(super) fn hear_begin(
+        &mut self,
+        now: Duration,
+        peer: &Arc<str>,
+        id: ExchangeId,
+        left: Duration,
+        account: &Arc<str>,
+    ) {
+        let side = Side::Peer(peer.clone());
+        if let Some(exchange) = self.exchanges.get_mut(&id) {
+            if exchange.from == side {
+                // It may have forgotten what it heard.
+                exchange.request.forget_told();
+                return self.reindex(id);
+            }
+            let reason = "it came to a node that has it already: its routes lead in a circle".to_owned();
+            return self.say(peer, Record::Gone { id, status: 508, reason });
+        }
+        if self.ended_for(id, peer).is_some() {
+            return self.unknown(peer, id);
+        }
+        match self.add(id, side, Half::awaiting_head(), (now, left.min(LONGEST)), account) {
+            Ok(()) => self.out.push_back(Output::Begun { id, peer: peer.clone() }),
+            Err(reason) => self.say(peer, Record::Gone { id, status: 503, reason: reason.to_owned() }),
+        }
+    }
+
+    /// What this neighbour is to hear of an exchange that is over.
+    pub(super) fn ended_for(&self, id: ExchangeId, peer: &Arc<str>) -> Option<&Record> {
+        self.ended.get(&id)?.iter().find(|ended| ended.peer == *peer).map(|ended| &ended.record)
+    }
+
+    /// A neighbour speaks of an exchange that is over here, or never was.
+    pub(super) fn unknown(&mut self, peer: &Arc<str>, id: ExchangeId) {
+        let again = self.ended_for(id, peer).cloned();
+        self.say(peer, again.unwrap_or(Record::Done { id }));
+    }
+
+    pub(super) fn say(&mut self, peer: &Arc<str>, record: Record) {
+        let state = self.peers.entry(peer.clone()).or_default();
+        if state.words.len() < MOST_WORDS {
+            state.words.push_back(record);
+            state.stir(peer, &mut self.out);
+        }
+    }
+
+    /// What this neighbour is to hear next, if it may hear anything now.
+    pub(crate) fn next_record(&mut self, now: Duration, peer: &Arc<str>) -> Option<Record> {
+        loop {
+            let state = self.peers.get_mut(peer).filter(|state| state.is_open)?;
+            if let Some(record) = state.words.pop_front() {
+                return Some(record);
+            }
+            // What it may forget by now; it waits for that with its window.
+            if let Some((id, part)) = state.news.first().copied() {
+                let exchange = self.exchanges.get_mut(&id)?;
+                let has_room = self.accounts.get(&exchange.account).is_some_and(Account::has_room);
+                let news = exchange.half(part).news(has_room);
+                self.reindex(id);
+                match news {
+                    Some((Upto { offset, is_whole }, again)) => {
+                        return Some(Record::Held { id, part, upto: offset, is_whole, again });
+                    }
+                    None => continue,
+                }
+            }
+            // Who has had least comes first: what is small is over soon, and what is large shares the rest.
+            let is_turn = state.turns + 1 >= FOR_THE_OLDEST;
+            let first = if is_turn { &state.oldest } else { &state.least }.first().copied();
+            let Some((_, id, part)) = first else {
+                state.is_quiet = true;
+                return None;
+            };
+            let exchange = self.exchanges.get_mut(&id)?;
+            let is_news = part == Part::Request && exchange.request.held() == Upto::default();
+            if is_news && !std::mem::replace(&mut exchange.is_begun, true) {
+                let left = exchange.deadline.saturating_sub(now);
+                return Some(Record::Begin { id, left: u64::try_from(left.as_millis()).unwrap_or(u64::MAX >> 2) });
+            }
+            if state.in_flight >= state.pace.window() {
+                state.is_quiet = true;
+                return None;
+            }
+            let next = exchange.half(part).send(CHUNK);
+            state.turns = if is_turn { 0 } else { state.turns + 1 };
+            let record = match next {
+                Some(Next::Bytes { offset, bytes, is_last }) => {
+                    state.pace.sent(now, bytes.len() as u64);
+                    Some(Record::Data { id, part, offset, is_last, bytes })
+                }
+                Some(Next::Away { offset, length }) => {
+                    self.out.push_back(Output::Read { id, part, offset, length: length.min(LOAD) });
+                    None
+                }
+                None => None,
+            };
+            self.reindex(id);
+            if record.is_some() {
+                return record;
+            }
+        }
+    }
+}
