@@ -264,9 +264,9 @@ limits! {
     /// Exchanges in custody, of each route; and of those that arrive for routes without `custody`, together.
     custody_exchanges / "custody-exchanges": usize as usize; 10_000, 1, 1_000_000;
     /// Bytes in memory of exchanges in custody that arrive for routes without `custody`, together.
-    custody_memory / "custody-memory": usize as Bytes, buffer; Bytes(64 * MIB), Bytes(MIB), Bytes(u32::MAX);
+    custody_memory / "custody-memory": usize as Bytes, buffer; Bytes(64 * MIB), Bytes(MIB), Bytes(2048 * MIB);
     /// Bytes on disk of those, where the node has `state`.
-    custody_disk / "custody-disk": usize as Bytes, buffer; Bytes(1024 * MIB), Bytes(MIB), Bytes(u32::MAX);
+    custody_disk / "custody-disk": usize as Bytes, buffer; Bytes(1024 * MIB), Bytes(MIB), Bytes(2048 * MIB);
 }
 
 #[cfg(test)]

@@ -23,6 +23,9 @@ mod pace;
 mod store;
 mod tunnel;
 
+/// What a reason begins with where nobody knows whether an origin has done what it was asked.
+pub(crate) const OUTCOME_UNKNOWN: &str = "outcome unknown";
+
 pub(crate) use message::CustodyBody;
 pub(crate) use office::{Failure, Office};
 pub(crate) use tunnel::CustodyStream;

@@ -13,7 +13,7 @@ use hermes_net::own;
 use hermes_net::tls::Fault;
 use http::StatusCode;
 
-use crate::custody::Failure;
+use crate::custody::{Failure, OUTCOME_UNKNOWN};
 use crate::h3::fields::Oversize;
 use crate::worker::Worker;
 
@@ -201,6 +201,20 @@ impl Error {
     pub(crate) fn custody(peer: &Arc<str>, failure: &Failure) -> Self {
         let status = StatusCode::from_u16(failure.status).unwrap_or(StatusCode::BAD_GATEWAY);
         Error::Custody { peer: peer.clone(), status, reason: failure.reason.clone() }
+    }
+
+    /// What everybody may know of it, beside its kind: it says what to do, and nothing of the network.
+    pub(crate) fn public(&self) -> Option<&'static str> {
+        match self {
+            Error::Custody { reason, .. } if reason.starts_with(OUTCOME_UNKNOWN) => Some(
+                "outcome unknown: the request went to its origin, and the node that asked was restarted before it had the \
+                 answer; see whether it was done before you send it again",
+            ),
+            Error::Custody { status: StatusCode::GATEWAY_TIMEOUT, .. } => {
+                Some("its time in custody is over: no path was there for long enough")
+            }
+            _ => None,
+        }
     }
 
     /// Who is at fault.

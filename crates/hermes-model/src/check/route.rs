@@ -30,7 +30,7 @@ pub(super) fn build(section: &section::Route, at: &str, names: &Names<'_>, repor
     // Upstreams are asked for what the URI says, whatever else was told.
     matcher.takes_told = !matches!(action, Action::Upstream(_));
     fitting_kinds(&matcher, &action, at, report);
-    fitting_treatment(section, &action, at, report);
+    fitting_treatment(section, &matcher, &action, at, report);
     Some(Route {
         name: Arc::from(section.name.as_str()),
         matcher,
@@ -262,7 +262,7 @@ fn fitting_kinds(matcher: &Matcher, action: &Action, at: &str, report: &mut Repo
 }
 
 /// What is written and has no effect.
-fn fitting_treatment(section: &section::Route, action: &Action, at: &str, report: &mut Report) {
+fn fitting_treatment(section: &section::Route, matcher: &Matcher, action: &Action, at: &str, report: &mut Report) {
     let answered = matches!(action, Action::Respond(_) | Action::Redirect(_));
     let tunnel = match action {
         Action::Terminate(terminate) => terminate.kind != TerminateKind::Http,
@@ -273,6 +273,10 @@ fn fitting_treatment(section: &section::Route, action: &Action, at: &str, report
     }
     if section.custody.is_some() {
         custody(action, &format!("{at}.custody"), report);
+        if !matcher.kinds.is_empty() && matcher.kinds.iter().all(|kind| kind.is_datagrams()) {
+            let message = "datagrams are not kept for later; leave it out, or let the route match http or tcp";
+            report.warning(format!("{at}.custody"), message);
+        }
     }
     if section.rewrite.is_some() && (answered || tunnel) {
         report.warning(format!("{at}.rewrite"), "nothing is sent on that could be rewritten; leave it out");

@@ -13,6 +13,7 @@ use hermes_wire::custody::{ExchangeId, Part};
 use http::StatusCode;
 use http_body::Body as _;
 
+use super::OUTCOME_UNKNOWN;
 use super::again::{self, Unproven};
 use super::channel::Way;
 use super::forward::{self, Arrived};
@@ -55,8 +56,8 @@ pub(super) async fn serve(worker: &Rc<Worker>, way: &Way, id: ExchangeId, is_res
             if let Some(resumed) = &resumed {
                 worker.shared.metrics.custody_repeats.inc();
                 if resumed.is_intended {
-                    let reason = "outcome unknown: this node was restarted after it had sent the request to the origin";
-                    return office.fail(id, 502, reason);
+                    let reason = "this node was restarted after it had sent the request to the origin";
+                    return office.fail(id, 502, &format!("{OUTCOME_UNKNOWN}: {reason}"));
                 }
             }
             request.arrived = Some(Arrived { id, theirs });

@@ -40,7 +40,8 @@ pub(crate) fn redirect(redirect: &Redirect, vars: &Vars<'_>) -> Result<Response<
 pub(crate) fn failure(error: &Error, node: &str, tell_all: bool) -> Response<Body> {
     let status = error.status();
     let details = tell_all || matches!(error.side(), Side::Client | Side::Policy);
-    let text = if details { error.to_string() } else { error.label().replace('_', " ") };
+    let kind = || error.public().map_or_else(|| error.label().replace('_', " "), str::to_owned);
+    let text = if details { error.to_string() } else { kind() };
     let mut response = Response::new(Body::Full(Bytes::from(format!("{node}: {text}\n"))));
     *response.status_mut() = status;
     let headers = response.headers_mut();

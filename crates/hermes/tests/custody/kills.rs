@@ -1,10 +1,18 @@
 //! Nodes that are killed while they answer for what is under way.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use hermes_testkit::{origin::http::BYTES_SEED, pattern::Pattern};
+use hermes_testkit::{
+    origin::{Origin, http::BYTES_SEED},
+    patience::until,
+    pattern::Pattern,
+};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
 
-use crate::lab::{Chain, as_root, in_turns};
+use crate::lab::{Chain, always, as_root, in_turns};
 
 const COUNT: usize = 100;
 const SIZE: usize = 45 << 10;
@@ -61,4 +69,84 @@ async fn the_one_behind_it_neither() {
 #[tokio::test]
 async fn nor_does_the_last() {
     after_a_kill_all_arrive("nor_does_the_last", 3).await;
+}
+
+/// An origin that counts what it is asked, and takes its time to answer.
+fn slow(asked: &Arc<AtomicUsize>) -> impl FnOnce(TcpListener) -> Origin {
+    let asked = asked.clone();
+    move |listener| {
+        let serve = move |mut stream: TcpStream| {
+            let asked = asked.clone();
+            async move {
+                let mut head = Vec::new();
+                while !head.windows(4).any(|end| end == b"\r\n\r\n") {
+                    let Ok(1..) = stream.read_buf(&mut head).await else { return };
+                }
+                asked.fetch_add(1, Ordering::SeqCst);
+                tokio::time::sleep(Duration::from_secs(2)).await;
+                let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\nconnection: close\r\n\r\ndone";
+                let _ = stream.write_all(answer).await;
+            }
+        };
+        Origin::accepting(listener, serve).unwrap()
+    }
+}
+
+/// What the client of this method is told where the last node is killed as its origin works; and how often that was asked.
+async fn killed_as_the_origin_works(method: &str) -> (String, usize) {
+    let asked = Arc::<AtomicUsize>::default();
+    let mut chain = Chain::before(2, always, slow(&asked)).await;
+    let url = format!("http://{}/order", chain.nodes[0].address("apps"));
+    let namespace = chain.namespaces[0].clone();
+    let words = ["curl", "-sS", "-X", method, "-d", "one of these", "-w", " %{http_code}", "--max-time", "30", &url];
+    let client = namespace.output(&words);
+    let kill = async {
+        until("the origin is asked", || async { asked.load(Ordering::SeqCst) == 1 }).await;
+        chain.kill(2, Duration::ZERO).await;
+    };
+    let (said, ()) = tokio::join!(client, kill);
+    (said.unwrap(), asked.load(Ordering::SeqCst))
+}
+
+#[tokio::test]
+async fn an_order_reaches_its_origin_once_whoever_is_killed() {
+    if !as_root("an_order_reaches_its_origin_once_whoever_is_killed") {
+        return;
+    }
+    let (said, asked) = killed_as_the_origin_works("POST").await;
+    assert!(said.contains("outcome unknown") && said.ends_with(" 502"), "{said}");
+    assert_eq!(asked, 1);
+}
+
+#[tokio::test]
+async fn what_may_be_said_twice_is_said_again() {
+    if !as_root("what_may_be_said_twice_is_said_again") {
+        return;
+    }
+    assert_eq!(killed_as_the_origin_works("PUT").await, ("done 200".to_owned(), 2));
+}
+
+/// Nothing is left of an exchange at any node when the one that its client was at is gone.
+#[tokio::test]
+async fn without_its_client_an_exchange_ends_everywhere() {
+    if !as_root("without_its_client_an_exchange_ends_everywhere") {
+        return;
+    }
+    let asked = Arc::<AtomicUsize>::default();
+    let mut chain = Chain::before(2, always, slow(&asked)).await;
+    let proxy = format!("http://{}", chain.nodes[0].address("apps"));
+    let namespace = chain.namespaces[0].clone();
+    let (request, tunnel) = (format!("{proxy}/order"), "https://SECURE/drip/100/10/100");
+    let first = ["curl", "-sS", "-d", "one of these", "--max-time", "30", &request];
+    let second = ["curl", "-sS", "-k", "-p", "-x", &proxy, "-o", "/dev/null", "--max-time", "30", tunnel];
+    let kill = async {
+        until("the origin is asked", || async { asked.load(Ordering::SeqCst) == 1 }).await;
+        chain.kill(0, Duration::ZERO).await;
+    };
+    let (first, second, ()) = tokio::join!(namespace.output(&first), namespace.output(&second), kill);
+    assert!(first.is_err() && second.is_err(), "{first:?} {second:?}");
+    for node in &chain.nodes {
+        let none = || async { node.metric("hermes_custody_exchanges", "").await.unwrap() == 0.0 };
+        until(&format!("{} holds nothing", node.name()), none).await;
+    }
 }

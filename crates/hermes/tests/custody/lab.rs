@@ -18,6 +18,7 @@ use hermes_testkit::{
     tls,
 };
 use nix::sys::signal::Signal;
+use tokio::net::TcpListener;
 
 /// Bits a second, as in the papers.
 pub(crate) const RATE: u64 = 10_000_000;
@@ -65,6 +66,11 @@ pub(crate) struct Chain {
     pub(crate) resumed: usize,
 }
 
+/// Links that are always up, at the papers' rate.
+pub(crate) fn always(_: usize) -> Conditions {
+    Conditions { rate: Some(RATE), one_way: Duration::from_millis(2), ..Conditions::default() }
+}
+
 /// The two ends of a link.
 fn ends(link: usize) -> [Ipv4Addr; 2] {
     [1, 2].map(|end| Ipv4Addr::new(10, 71, link as u8, end))
@@ -83,6 +89,16 @@ pub(crate) fn in_turns(of: usize) -> impl Fn(usize) -> Conditions {
 impl Chain {
     /// So many links, each under its conditions. The client is where the first node is.
     pub(crate) async fn start(links: usize, conditions: impl Fn(usize) -> Conditions) -> Self {
+        let serve = |listener| origin::http::serve(listener, Version::H1, Bytes::from_static(b"origin")).unwrap();
+        Self::before(links, conditions, serve).await
+    }
+
+    /// The same before another origin.
+    pub(crate) async fn before(
+        links: usize,
+        conditions: impl Fn(usize) -> Conditions,
+        serve: impl FnOnce(TcpListener) -> Origin,
+    ) -> Self {
         let namespaces: Vec<_> = (0..=links).map(|_| Arc::new(Namespace::new().unwrap())).collect();
         let epoch = Instant::now();
         let joined = (0..links).map(|number| {
@@ -93,7 +109,7 @@ impl Chain {
         let joined = joined.collect();
         let at_origin = async { origin::listen(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap() };
         let listener = namespaces[links].run(at_origin).await.unwrap();
-        let origin = origin::http::serve(listener, Version::H1, Bytes::from_static(b"origin")).unwrap();
+        let origin = serve(listener);
         let at_secure = async { origin::listen(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap() };
         let listener = namespaces[links].run(at_secure).await.unwrap();
         let overlay = Overlay::new(env!("CARGO_BIN_EXE_hermes")).unwrap();

@@ -11,13 +11,10 @@ async fn a_tls_stream_climbs_them_too() {
         return;
     }
     let chain = Chain::start(3, in_turns(3)).await;
-    for size in [46_080, 1 << 20] {
-        for phase in 0..3_u32 {
-            chain.phase(phase * SECOND + Duration::from_millis(500), 3 * SECOND).await;
-            let (status, bytes, took) = chain.curl_through(&format!("/bytes/{size}")).await;
-            println!("CONNECT {size} {phase}: {status} {bytes} {took}");
-            assert_eq!((status, bytes), (200, size), "{}", chain.logs());
-        }
+    for (size, phase) in [(46_080, 1), (1 << 20, 2)] {
+        chain.phase(phase * SECOND + Duration::from_millis(500), 3 * SECOND).await;
+        let (status, bytes, _) = chain.curl_through(&format!("/bytes/{size}")).await;
+        assert_eq!((status, bytes), (200, size), "{}", chain.logs());
     }
     // It was open before anybody knew that nothing listens there.
     let proxy = format!("http://{}", chain.nodes[0].address("apps"));
@@ -34,12 +31,9 @@ async fn an_object_climbs_links_that_are_up_in_turns() {
         return;
     }
     let chain = Chain::start(3, in_turns(3)).await;
-    for size in [46_080, 512_000, 1 << 20, 5 << 20] {
-        for phase in 0..3_u32 {
-            chain.phase(phase * SECOND + Duration::from_millis(500), 3 * SECOND).await;
-            let (status, bytes, took) = chain.curl(&format!("/bytes/{size}")).await;
-            println!("{size} {phase}: {status} {bytes} {took}");
-            assert_eq!((status, bytes), (200, size), "{}", chain.logs());
-        }
+    for (size, phase) in [(46_080, 0), (1 << 20, 1), (2 << 20, 2)] {
+        chain.phase(phase * SECOND + Duration::from_millis(500), 3 * SECOND).await;
+        let (status, bytes, _) = chain.curl(&format!("/bytes/{size}")).await;
+        assert_eq!((status, bytes), (200, size), "{}", chain.logs());
     }
 }
