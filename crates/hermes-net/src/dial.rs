@@ -38,6 +38,20 @@ pub async fn connect_session(addresses: &[IpAddr], port: u16) -> io::Result<TcpS
 /// Tries all addresses again and again, an attempt each `every`, until one is answered. None is waited for longer than
 /// `patience`, and none before is given up for the next one: the far end may be further away than `every`.
 pub async fn until_answered(addresses: &[IpAddr], port: u16, every: Duration, patience: Duration) -> TcpStream {
+    until_one_is(addresses, every, patience, |ip| connect_one(SocketAddr::new(ip, port), crate::own::spare)).await
+}
+
+/// As [`until_answered`], by whatever an attempt is.
+pub async fn until_one_is<T, F>(
+    addresses: &[IpAddr],
+    every: Duration,
+    patience: Duration,
+    mut attempt: impl FnMut(IpAddr) -> F,
+) -> T
+where
+    T: Send + 'static,
+    F: Future<Output = io::Result<T>> + Send + 'static,
+{
     // Dropping the set ends the attempts that are left.
     let mut attempts = JoinSet::new();
     let mut tick = tokio::time::interval(every);
@@ -46,13 +60,12 @@ pub async fn until_answered(addresses: &[IpAddr], port: u16, every: Duration, pa
     loop {
         tokio::select! {
             biased;
-            Some(attempt) = attempts.join_next(), if !attempts.is_empty() => if let Ok(Ok(Ok(stream))) = attempt {
-                return stream;
+            Some(ended) = attempts.join_next(), if !attempts.is_empty() => if let Ok(Ok(Ok(answered))) = ended {
+                return answered;
             },
             _ = tick.tick() => {
                 if let Some(ip) = turns.next() {
-                    let attempt = connect_one(SocketAddr::new(ip, port), crate::own::spare);
-                    attempts.spawn(tokio::time::timeout(patience, attempt));
+                    attempts.spawn(tokio::time::timeout(patience, attempt(ip)));
                 }
             }
         }

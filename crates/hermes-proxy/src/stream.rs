@@ -17,7 +17,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
-use hermes_net::Io;
+use hermes_net::{Io, quic};
 use http_body::Body as HttpBody;
 use tokio::io::AsyncWrite;
 
@@ -77,6 +77,13 @@ impl ByteStream {
             *datagrams = of_request;
         }
         self
+    }
+
+    /// Whoever uses it bounds what is under way on its connection, where that is QUIC's.
+    pub(crate) fn leave_to_user(&self) {
+        if let ByteStream::Multiplexed { send: Sender::H3(send), .. } = self {
+            quic::narrow::of(&send.link().connection).leave_to_user();
+        }
     }
 
     /// Its request may have datagrams beside it.

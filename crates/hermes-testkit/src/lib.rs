@@ -35,5 +35,6 @@ pub mod tool;
 pub mod traffic;
 pub mod transfer;
 pub mod tunnel;
+pub mod unstable;
 
 pub use error::{Error, Result};

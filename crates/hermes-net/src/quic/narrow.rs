@@ -4,11 +4,11 @@
 //! packet is on its way. Out: whether long packets are lost and none of them arrives. quinn finds that out by itself
 //! after three losses apart from each other, which takes seconds where little is sent, and stalls what waits for it;
 //! this takes two, and whoever asks sends shorter ones meanwhile.
-//! Never: another rate than that of the controller within.
+//! Never: another rate than that of the controller within; but for connections whose user bounds what is under way.
 
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
 use quinn::Connection;
@@ -19,6 +19,8 @@ use quinn_proto::RttEstimator;
 pub const BASE: u64 = 1200;
 /// Losses of long packets, and no arrival between them, after which the path is held to be narrow.
 const LOSSES: u32 = 2;
+/// Bytes that may be under way where somebody else bounds them.
+const LEFT_TO_USER: u64 = 64 << 20;
 
 /// What is known of one connection's path.
 #[derive(Debug, Default)]
@@ -26,12 +28,19 @@ pub struct Narrow {
     lost: AtomicU32,
     arrived: AtomicU64,
     answered: AtomicU64,
+    is_left_to_user: AtomicBool,
 }
 
 impl Narrow {
     /// Packets of more than [`BASE`] bytes do not arrive any more.
     pub fn is_narrow(&self) -> bool {
         self.lost.load(Ordering::Relaxed) >= LOSSES
+    }
+
+    /// From now on whoever uses the connection bounds what is under way on it, by what it knows of the link: a loss on
+    /// one that is dark at times says nothing of its rate.
+    pub fn leave_to_user(&self) {
+        self.is_left_to_user.store(true, Ordering::Relaxed);
     }
 
     /// Packets of [`BASE`] bytes or more that have arrived, since the connection began.
@@ -109,7 +118,8 @@ impl Controller for Watched {
     }
 
     fn window(&self) -> u64 {
-        self.inner.window()
+        let own = self.inner.window();
+        if self.narrow.is_left_to_user.load(Ordering::Relaxed) { own.max(LEFT_TO_USER) } else { own }
     }
 
     fn clone_box(&self) -> Box<dyn Controller> {
@@ -144,6 +154,19 @@ mod tests {
             watched.on_congestion_event(now, now, false, batches.iter().map(|(_, bytes)| bytes).sum());
         }
         watched.into_any().downcast::<Watched>().unwrap().narrow.is_narrow()
+    }
+
+    #[test]
+    fn a_loss_narrows_no_window_that_is_left_to_the_user() {
+        let now = Instant::now();
+        let mut watched = Arc::new(Factory::default()).build(now, 1200).into_any().downcast::<Watched>().unwrap();
+        let before = watched.window();
+        watched.narrow.leave_to_user();
+        for number in 1..10 {
+            watched.on_sent(now, 1200, number);
+            watched.on_congestion_event(now, now, true, 1200);
+        }
+        assert!(watched.inner.window() < before && watched.window() >= LEFT_TO_USER);
     }
 
     #[test]

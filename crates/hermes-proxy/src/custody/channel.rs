@@ -8,12 +8,14 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use hermes_model::facts::Trust;
 use hermes_wire::capsule::{Capsule, CapsuleDecoder};
 use hermes_wire::custody::{self as wire, ExchangeId, Record};
 use http::{HeaderName, StatusCode};
+use tokio::time::Instant;
 
 use super::arrived;
 use super::office::Office;
@@ -31,6 +33,8 @@ pub(super) const LINE: HeaderName = HeaderName::from_static("hermes-line");
 const MOST_LINE: usize = 256;
 /// Records are put together up to so many bytes.
 const GATHER: usize = 32 << 10;
+/// A path over which nothing was heard for so long may have been dark.
+const SILENCE: Duration = Duration::from_millis(60);
 /// Turns before other tasks of the worker have theirs.
 const TURNS: usize = 16;
 
@@ -87,6 +91,7 @@ pub(crate) struct Way {
 pub(crate) async fn carry_accepted(session: &Session, mut stream: ByteStream, way: &Rc<Way>) {
     let worker = &session.worker;
     session.entry.set_held(true);
+    stream.leave_to_user();
     let (mut channel, resumed) = Channel::begin(worker.shared.custody.clone(), way.peer.clone());
     resumed.into_iter().for_each(|id| begin(worker, way, id, true));
     let carried = poll_fn(|cx| channel.poll(cx, &mut stream, |id| begin(worker, way, id, false)));
@@ -107,8 +112,9 @@ pub(super) struct Channel {
     number: u64,
     decoder: CapsuleDecoder,
     out: Bytes,
-    /// Counts up with what is heard.
+    /// Counts up with what is heard, and when that was.
     pub(super) heard: u64,
+    heard_at: Instant,
     /// Something is to be sent though there is nothing to be said.
     pub(super) owes_ping: bool,
 }
@@ -124,7 +130,19 @@ impl Channel {
     pub(super) fn begin(office: Arc<Office>, peer: Arc<str>) -> (Self, Vec<ExchangeId>) {
         let (number, resumed) = office.open(&peer);
         let decoder = wire::decoder();
-        (Self { office, peer, number, decoder, out: Bytes::new(), heard: 0, owes_ping: false }, resumed)
+        (
+            Self {
+                office,
+                peer,
+                number,
+                decoder,
+                out: Bytes::new(),
+                heard: 0,
+                heard_at: Instant::now(),
+                owes_ping: false,
+            },
+            resumed,
+        )
     }
 
     /// Moves what can be moved. Ready when it is over; why, for people.
@@ -138,6 +156,10 @@ impl Channel {
             let has_read = match stream.poll_read(cx) {
                 Poll::Ready(Ok(Some(bytes))) => {
                     self.heard += 1;
+                    // Whatever is acknowledged tells what was lost before it: at once, and not by a timer.
+                    let now = Instant::now();
+                    self.owes_ping |= now - self.heard_at >= SILENCE;
+                    self.heard_at = now;
                     self.decoder.push(bytes);
                     if !self.hear(&mut begun) {
                         return Poll::Ready("it said what is no record of custody");

@@ -2,9 +2,9 @@
 //!
 //! In: upstreams that routes with `custody` name, and whether anything is to be said to, or heard of, their endpoints. Out:
 //! a channel to each for as long as that holds. No timer that grows decides when a link is tried: while one is wanted and
-//! dark, an attempt begins every [`BEACON`]; the first that is answered shows that it is up. A connection is disposable:
-//! what is not acknowledged within [`dark`](is_dark) is given up with it, and the next one goes on at the byte that the far
-//! end holds.
+//! dark, an attempt begins every [`BEACON`]; the first that is answered shows that it is up. A connection of TCP is
+//! disposable: what is not acknowledged within [`DARK`] is given up with it, and the next one goes on at the byte that the
+//! far end holds. One of QUIC outlives darkness: a word each [`BEACON`] tells both ends when it is over, and what was lost.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -14,8 +14,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hermes_model::snapshot::UpstreamProtocol;
 use hermes_net::tcp::{Acks, bound_backoff};
-use hermes_net::{Io, dial, tls};
+use hermes_net::{Io, dial, quic, tls};
 use hermes_wire::custody as wire;
 use http::{HeaderValue, Method, Request, Uri};
 use tokio::sync::watch;
@@ -24,6 +25,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use super::channel::{Channel, LINE};
 use super::office::Office;
 use crate::error::Error;
+use crate::generation::quic_bounds;
 use crate::stream::ByteStream;
 use crate::upstream::UpstreamState;
 use crate::upstream::connect::{Destination, addresses, count};
@@ -44,6 +46,15 @@ const LOOK_UNWANTED: Duration = Duration::from_secs(1);
 /// For TLS and the channel's head, at first. It doubles where that was not enough, up to the most.
 const BEGIN_WITHIN: Duration = Duration::from_millis(500);
 const MOST_TO_BEGIN: Duration = Duration::from_secs(8);
+const UNWANTED_ANY_MORE: &str = "nobody wants it any more";
+/// By QUIC an attempt begins so often: its first packet is 1,200 bytes long.
+const QUIC_BEACON: Duration = Duration::from_millis(50);
+/// Where TCP is answered, QUIC is waited for so much longer.
+const HEAD_START: Duration = Duration::from_millis(500);
+/// A QUIC connection is kept through darkness of so long, where its far end keeps it too.
+const KEPT: Duration = Duration::from_secs(600);
+/// Over QUIC, until a round trip is measured.
+const FIRST_RTT: Duration = Duration::from_millis(100);
 /// A name that has no address now is asked for again after so long.
 const NAME_AGAIN: Duration = Duration::from_secs(1);
 
@@ -105,6 +116,14 @@ struct Keeper {
     index: usize,
     /// Also what the engine knows the neighbour by.
     label: Arc<str>,
+    /// Where it is dialled by QUIC.
+    quic: Option<quic::ClientConfig>,
+}
+
+/// A connection that was answered.
+enum Found {
+    Quic(quic::Connection),
+    Tcp(tokio::net::TcpStream),
 }
 
 /// A connection whose path is watched.
@@ -137,7 +156,8 @@ impl Path {
 impl Keeper {
     fn new(worker: &Rc<Worker>, upstream: &Arc<UpstreamState>, index: usize) -> Self {
         let (office, label) = (worker.shared.custody.clone(), upstream.endpoints[index].label.clone());
-        Self { worker: worker.clone(), office, upstream: upstream.clone(), index, label }
+        let quic = quic_config(worker, upstream);
+        Self { worker: worker.clone(), office, upstream: upstream.clone(), index, label, quic }
     }
 
     async fn keep(self) {
@@ -170,68 +190,96 @@ impl Keeper {
     /// One channel, from the first attempt to its end.
     async fn channel(&self, within: Duration) -> Result<&'static str, Error> {
         let destination = self.destination();
-        let Some(tcp) = self.find(&destination).await? else { return Ok("nobody wants it any more") };
+        let Some(addresses) = self.addresses(&destination).await? else { return Ok(UNWANTED_ANY_MORE) };
+        let found = tokio::select! {
+            found = self.find(&destination, &addresses) => found,
+            () = self.unwanted() => return Ok(UNWANTED_ANY_MORE),
+        };
         let fault = |source| Error::Connect { peer: self.label.clone(), source: Arc::new(source) };
-        bound_backoff(&tcp);
-        let mut path = Path { acks: Acks::of(&tcp).map_err(fault)?, owed: None };
         let pool = Rc::new(Pool::new());
         let deadline = Instant::now() + within;
-        let begun = tokio::select! {
-            begun = self.begin(&pool, &destination, tcp, deadline, within) => begun,
-            () = darkness(&mut path) => return Ok("it is dark again"),
+        let late =
+            || Error::ConnectTimeout { peer: self.label.clone(), missing: "open a channel of custody", after: within };
+        let mut path = None;
+        let begun = match found {
+            Found::Quic(quic) => {
+                let begin = async {
+                    let lease = pool.adopt_quic(&self.worker, &self.wish(), quic, deadline).await?;
+                    self.ask(&pool, &destination, lease).await
+                };
+                tokio::time::timeout_at(deadline, begin).await.map_err(|_| late())?
+            }
+            Found::Tcp(tcp) => {
+                bound_backoff(&tcp);
+                let path = path.insert(Path { acks: Acks::of(&tcp).map_err(fault)?, owed: None });
+                let begin = async {
+                    let io = match destination.tls {
+                        Some(tls) => tls::connect(tls.config.clone(), &tls.name, tcp).await.map_err(fault)?,
+                        None => Io::Plain(tcp),
+                    };
+                    let wish = Wish { protocol: UpstreamProtocol::H2, ..self.wish() };
+                    let lease = pool.adopt(&self.worker, &wish, io, deadline).await?;
+                    self.ask(&pool, &destination, lease).await
+                };
+                tokio::select! {
+                    begun = tokio::time::timeout_at(deadline, begin) => begun.map_err(|_| late())?,
+                    () = darkness(path) => return Ok("it is dark again"),
+                }
+            }
         };
         count(&self.worker, &destination, begun.is_ok());
-        let (mut stream, lease) = begun?;
-        let why = self.carry(&mut stream, &mut path).await;
+        let (mut stream, connection) = begun?;
+        let why = self.carry(&mut stream, path.as_mut()).await;
         stream.abort();
         drop(stream);
-        lease.end();
+        connection.end();
         Ok(why)
     }
 
-    /// Tries until a connection is there, or is wanted no more.
-    async fn find(&self, destination: &Destination<'_>) -> Result<Option<tokio::net::TcpStream>, Error> {
-        let addresses: Vec<IpAddr> = loop {
+    /// Where the endpoint is; `None` where nobody wants to know any more.
+    async fn addresses(&self, destination: &Destination<'_>) -> Result<Option<Vec<IpAddr>>, Error> {
+        loop {
             match addresses(&self.worker, destination.host, destination.reach).await {
-                Ok(addresses) => break addresses,
+                Ok(addresses) => return Ok(Some(addresses)),
                 Err(error) if !self.office.is_wanted(&self.label) => return Err(error),
                 Err(_) => tokio::time::sleep(NAME_AGAIN).await,
             }
-        };
-        let unwanted = async {
-            let mut look = tokio::time::interval(LOOK_UNWANTED);
-            while self.office.is_wanted(&self.label) {
-                look.tick().await;
-            }
-        };
-        tokio::select! {
-            tcp = dial::until_answered(&addresses, destination.port, BEACON, PATIENCE) => Ok(Some(tcp)),
-            () = unwanted => Ok(None),
         }
     }
 
-    /// TLS, HTTP/2, and the channel's head.
-    async fn begin(
-        &self,
-        pool: &Rc<Pool>,
-        destination: &Destination<'_>,
-        tcp: tokio::net::TcpStream,
-        deadline: Instant,
-        within: Duration,
-    ) -> Result<(ByteStream, Rc<crate::upstream::pool::SharedConnection>), Error> {
-        let peer = self.label.clone();
-        let fault = |source| Error::Connect { peer: peer.clone(), source: Arc::new(source) };
-        let late = || Error::ConnectTimeout { peer: peer.clone(), missing: "open a channel of custody", after: within };
-        let begin = async {
-            let io = match destination.tls {
-                Some(tls) => tls::connect(tls.config.clone(), &tls.name, tcp).await.map_err(fault)?,
-                None => Io::Plain(tcp),
-            };
-            let wish = Wish { protocol: hermes_model::snapshot::UpstreamProtocol::H2, ..self.wish() };
-            let lease = pool.adopt(&self.worker, &wish, io, deadline).await?;
-            self.ask(pool, destination, lease).await
+    /// Ready when nobody wants a channel.
+    async fn unwanted(&self) {
+        let mut look = tokio::time::interval(LOOK_UNWANTED);
+        while self.office.is_wanted(&self.label) {
+            look.tick().await;
+        }
+    }
+
+    /// Tries until a connection is there: by QUIC where the upstream is `h3`, and by TCP where that alone is answered.
+    async fn find(&self, destination: &Destination<'_>, addresses: &[IpAddr]) -> Found {
+        let by_tcp = async {
+            let tcp = dial::until_answered(addresses, destination.port, BEACON, PATIENCE).await;
+            if self.quic.is_some() {
+                tokio::time::sleep(HEAD_START).await;
+            }
+            Found::Tcp(tcp)
         };
-        tokio::time::timeout_at(deadline, begin).await.map_err(|_| late())?
+        let Some((config, name)) = self.quic.as_ref().zip(destination.tls.map(|tls| tls.name.clone())) else {
+            return by_tcp.await;
+        };
+        let attempt = |ip: IpAddr| {
+            let (endpoint, config, name) = (self.worker.quic_client(ip.is_ipv4()), config.clone(), name.clone());
+            let address = SocketAddr::new(ip, destination.port);
+            async move { quic::connect(&endpoint?, config, address, &name).await }
+        };
+        tokio::select! {
+            quic = dial::until_one_is(addresses, QUIC_BEACON, PATIENCE, attempt) => Found::Quic(quic),
+            found = by_tcp => {
+                self.worker.shared.metrics.quic_fallbacks.inc();
+                tracing::info!(peer = %self.label, "QUIC does not get through; custody goes by HTTP/2");
+                found
+            }
+        }
     }
 
     fn wish(&self) -> Wish<'_> {
@@ -273,7 +321,9 @@ impl Keeper {
     }
 
     /// Carries a channel until its path is dark, it is over, or nobody has wanted it for long.
-    async fn carry(&self, stream: &mut ByteStream, path: &mut Path) -> &'static str {
+    /// QUIC outlives darkness: of it `path` says nothing.
+    async fn carry(&self, stream: &mut ByteStream, mut path: Option<&mut Path>) -> &'static str {
+        stream.leave_to_user();
         // What it begins is taken by nobody: it has dialled none of ours.
         let (mut channel, _) = Channel::begin(self.office.clone(), self.label.clone());
         let mut look = tokio::time::interval(BEACON);
@@ -285,14 +335,14 @@ impl Keeper {
             tokio::select! {
                 biased;
                 now = look.tick() => {
-                    let (is_dark, is_owed) = path.look();
+                    let (is_dark, is_owed) = path.as_mut().map_or((false, false), |path| path.look());
                     if is_dark {
                         return "its path is dark";
                     }
                     if self.office.is_wanted(&self.label) {
                         wanted_at = now;
                     } else if now - wanted_at >= UNWANTED {
-                        return "nobody wants it any more";
+                        return UNWANTED_ANY_MORE;
                     }
                     let pause = if wanted_at == now { BEACON } else { LOOK_UNWANTED };
                     // Where nothing is heard and nothing is owed, darkness would not be seen.
@@ -306,6 +356,15 @@ impl Keeper {
             }
         }
     }
+}
+
+/// As the upstream has it, for a connection that is to outlive darkness.
+fn quic_config(worker: &Worker, upstream: &UpstreamState) -> Option<quic::ClientConfig> {
+    let tls = upstream.tls.as_ref().filter(|_| upstream.config.protocol == UpstreamProtocol::H3)?;
+    let bounds = quic_bounds(&worker.generation().snapshot.limits);
+    let bounds = quic::Bounds { idle: KEPT, keep_alive: None, first_rtt: Some(FIRST_RTT), ..bounds };
+    let config = quic::client_config(&tls::with_alpn(&tls.config, quic::ALPN), bounds);
+    config.inspect_err(|error| tracing::error!(upstream = %upstream.config.name, %error, "no QUIC for custody")).ok()
 }
 
 /// Ready when the path is dark.

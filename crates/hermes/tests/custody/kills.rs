@@ -5,28 +5,31 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hermes_testkit::{
+    Result,
     origin::{Origin, http::BYTES_SEED},
     patience::until,
     pattern::Pattern,
+    skip::needs_root,
+    unstable::{Chain, always, in_turns},
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::lab::{Chain, always, as_root, in_turns};
+use crate::chain;
 
 const COUNT: usize = 100;
 const SIZE: usize = 45 << 10;
 
 /// Kills this node amid a hundred transfers over links in turns.
 async fn after_a_kill_all_arrive(test: &str, number: usize) {
-    if !as_root(test) {
+    if !needs_root(test) {
         return;
     }
-    let mut chain = Chain::start(3, in_turns(3)).await;
-    let apps = chain.nodes[0].address("apps");
-    let into = chain.overlay.dir().join("into");
+    let mut chain = chain(3, "h2", in_turns(3)).await;
+    let apps = chain.apps();
+    let into = chain.dir().join("into");
     std::fs::create_dir(&into).unwrap();
-    let url = format!("http://{apps}/bytes/{SIZE}?[1-{COUNT}]");
+    let url = format!("{apps}/bytes/{SIZE}?[1-{COUNT}]");
     let file = format!("{}/#1", into.display());
     let words =
         ["curl", "-sS", "-Z", "--parallel-immediate", "--parallel-max", "100", "-o", &file, "-w", "%{http_code} "];
@@ -37,7 +40,7 @@ async fn after_a_kill_all_arrive(test: &str, number: usize) {
         // Amid the first climb, and amid what comes down.
         for pause in [2500, 3200] {
             tokio::time::sleep(Duration::from_millis(pause)).await;
-            chain.kill(number, Duration::from_millis(300)).await;
+            chain.kill(number, Duration::from_millis(300)).await.unwrap();
         }
     };
     let (said, ()) = tokio::join!(transfers, kills);
@@ -71,8 +74,13 @@ async fn nor_does_the_last() {
     after_a_kill_all_arrive("nor_does_the_last", 3).await;
 }
 
+/// Three nodes before this origin.
+async fn before(origin: impl FnOnce(TcpListener) -> Result<Origin>) -> Chain {
+    Chain::before(env!("CARGO_BIN_EXE_hermes").as_ref(), 2, "h2", always, origin).await.unwrap()
+}
+
 /// An origin that counts what it is asked, and takes its time to answer.
-fn slow(asked: &Arc<AtomicUsize>) -> impl FnOnce(TcpListener) -> Origin {
+fn slow(asked: &Arc<AtomicUsize>) -> impl FnOnce(TcpListener) -> Result<Origin> {
     let asked = asked.clone();
     move |listener| {
         let serve = move |mut stream: TcpStream| {
@@ -88,21 +96,21 @@ fn slow(asked: &Arc<AtomicUsize>) -> impl FnOnce(TcpListener) -> Origin {
                 let _ = stream.write_all(answer).await;
             }
         };
-        Origin::accepting(listener, serve).unwrap()
+        Origin::accepting(listener, serve)
     }
 }
 
 /// What the client of this method is told where the last node is killed as its origin works; and how often that was asked.
 async fn killed_as_the_origin_works(method: &str) -> (String, usize) {
     let asked = Arc::<AtomicUsize>::default();
-    let mut chain = Chain::before(2, always, slow(&asked)).await;
-    let url = format!("http://{}/order", chain.nodes[0].address("apps"));
+    let mut chain = before(slow(&asked)).await;
+    let url = format!("{}/order", chain.apps());
     let namespace = chain.namespaces[0].clone();
     let words = ["curl", "-sS", "-X", method, "-d", "one of these", "-w", " %{http_code}", "--max-time", "30", &url];
     let client = namespace.output(&words);
     let kill = async {
         until("the origin is asked", || async { asked.load(Ordering::SeqCst) == 1 }).await;
-        chain.kill(2, Duration::ZERO).await;
+        chain.kill(2, Duration::ZERO).await.unwrap();
     };
     let (said, ()) = tokio::join!(client, kill);
     (said.unwrap(), asked.load(Ordering::SeqCst))
@@ -110,7 +118,7 @@ async fn killed_as_the_origin_works(method: &str) -> (String, usize) {
 
 #[tokio::test]
 async fn an_order_reaches_its_origin_once_whoever_is_killed() {
-    if !as_root("an_order_reaches_its_origin_once_whoever_is_killed") {
+    if !needs_root("an_order_reaches_its_origin_once_whoever_is_killed") {
         return;
     }
     let (said, asked) = killed_as_the_origin_works("POST").await;
@@ -120,7 +128,7 @@ async fn an_order_reaches_its_origin_once_whoever_is_killed() {
 
 #[tokio::test]
 async fn what_may_be_said_twice_is_said_again() {
-    if !as_root("what_may_be_said_twice_is_said_again") {
+    if !needs_root("what_may_be_said_twice_is_said_again") {
         return;
     }
     assert_eq!(killed_as_the_origin_works("PUT").await, ("done 200".to_owned(), 2));
@@ -129,19 +137,19 @@ async fn what_may_be_said_twice_is_said_again() {
 /// Nothing is left of an exchange at any node when the one that its client was at is gone.
 #[tokio::test]
 async fn without_its_client_an_exchange_ends_everywhere() {
-    if !as_root("without_its_client_an_exchange_ends_everywhere") {
+    if !needs_root("without_its_client_an_exchange_ends_everywhere") {
         return;
     }
     let asked = Arc::<AtomicUsize>::default();
-    let mut chain = Chain::before(2, always, slow(&asked)).await;
-    let proxy = format!("http://{}", chain.nodes[0].address("apps"));
+    let mut chain = before(slow(&asked)).await;
+    let proxy = chain.apps();
     let namespace = chain.namespaces[0].clone();
     let (request, tunnel) = (format!("{proxy}/order"), "https://SECURE/drip/100/10/100");
     let first = ["curl", "-sS", "-d", "one of these", "--max-time", "30", &request];
     let second = ["curl", "-sS", "-k", "-p", "-x", &proxy, "-o", "/dev/null", "--max-time", "30", tunnel];
     let kill = async {
         until("the origin is asked", || async { asked.load(Ordering::SeqCst) == 1 }).await;
-        chain.kill(0, Duration::ZERO).await;
+        chain.kill(0, Duration::ZERO).await.unwrap();
     };
     let (first, second, ()) = tokio::join!(namespace.output(&first), namespace.output(&second), kill);
     assert!(first.is_err() && second.is_err(), "{first:?} {second:?}");

@@ -2,5 +2,11 @@
 #![allow(clippy::unwrap_used)]
 
 mod kills;
-mod lab;
 mod turns;
+
+use hermes_testkit::{link::Conditions, unstable::Chain};
+
+/// A chain of nodes of this build.
+async fn chain(links: usize, protocol: &'static str, conditions: impl Fn(usize) -> Conditions) -> Chain {
+    Chain::start(env!("CARGO_BIN_EXE_hermes").as_ref(), links, protocol, conditions).await.unwrap()
+}

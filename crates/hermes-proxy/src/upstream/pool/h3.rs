@@ -39,6 +39,25 @@ impl Pool {
         begun
     }
 
+    /// Speaks HTTP/3 on a connection that was made elsewhere, and that nobody gives up because its path is dark. A place
+    /// on it.
+    ///
+    /// # Errors
+    /// As of a dial.
+    pub(crate) async fn adopt_quic(
+        self: &Rc<Self>,
+        worker: &Rc<Worker>,
+        wish: &Wish<'_>,
+        connection: quic::Connection,
+        deadline: Instant,
+    ) -> Result<Lease, Error> {
+        // Without TLS of its own there is no way to look for.
+        let destination = Destination { tls: None, ..wish.destination };
+        let wish = Wish { destination, ..*wish };
+        let shared = self.adopt_h3(worker, &wish, connection, Permit::take(&self.open), deadline).await?;
+        Ok(Lease::take(&shared, self, worker, false))
+    }
+
     async fn adopt_h3(
         self: &Rc<Self>,
         worker: &Rc<Worker>,

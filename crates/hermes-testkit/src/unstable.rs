@@ -1,0 +1,255 @@
+//! client - node - link - node - ... - node - origin: a chain whose links may be dark, each node in a namespace of its own.
+//!
+//! In: the links' conditions, and how nodes reach each other. Out: a running chain with an origin in the clear and one of
+//! TLS behind it; what curl says of a download. Nodes have custody of what goes through, with a journal each.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    Error, Result,
+    ca::Subject,
+    door::NODE_NAME,
+    link::{self, Conditions, Link, Up},
+    netns::Namespace,
+    origin::{self, Origin, http::Version},
+    overlay::{Draft, Node, Overlay},
+    tls,
+};
+use bytes::Bytes;
+use nix::sys::signal::Signal;
+use tokio::net::TcpListener;
+
+/// Bits a second, as in the papers.
+pub const RATE: u64 = 10_000_000;
+/// A slot of the papers' links.
+pub const SECOND: Duration = Duration::from_secs(1);
+const PORT: u16 = 9443;
+
+const FIRST: &str = "
+workers: 2
+state: $STATE
+listeners:
+- {name: apps, bind: '127.0.0.1:0', protocol: http}
+";
+const DOOR: &str = "
+workers: 2
+state: $STATE
+listeners:
+- {name: door, bind: '$AT', protocol: http, http3: true, tls: {client: required}}
+";
+const ON: &str = "
+routes:
+- {name: on, upstream: next, custody: {deadline: 5m}}
+upstreams:
+- {name: next, protocol: $PROTOCOL, endpoints: ['$NEXT'], tls: {node: $NAME}}
+";
+const LAST: &str = "
+routes:
+- {name: secure, match: {kind: tcp, authority: 'SECURE:443'}, terminate: {tcp: '$SECURE'}}
+- {name: closed, match: {kind: tcp, authority: 'CLOSED:443'}, terminate: {tcp: '127.0.0.1:1'}}
+- {name: all, match: {kind: http}, upstream: origin}
+upstreams:
+- {name: origin, protocol: h1, endpoints: ['$ORIGIN']}
+";
+
+/// A chain of nodes.
+#[derive(Debug)]
+pub struct Chain {
+    /// From the client's, where the first node is, to the origins'.
+    pub namespaces: Vec<Arc<Namespace>>,
+    links: Vec<Link>,
+    epoch: Instant,
+    overlay: Overlay,
+    /// In the same order.
+    pub nodes: Vec<Node>,
+    origin: Origin,
+    secure: Origin,
+    protocol: &'static str,
+    killed: usize,
+    /// How often a node went on with what it held before it was killed.
+    pub resumed: usize,
+}
+
+/// Links that are always up, at the papers' rate.
+pub fn always(_: usize) -> Conditions {
+    Conditions { rate: Some(RATE), one_way: Duration::from_millis(2), ..Conditions::default() }
+}
+
+/// One link of so many each second, in turns, at the papers' rate.
+pub fn in_turns(of: u32) -> impl Fn(usize) -> Conditions {
+    move |link| Conditions {
+        rate: Some(RATE),
+        one_way: Duration::from_micros(500),
+        up: Up::Turns { slot: SECOND, of, turn: link as u32 },
+        ..Conditions::default()
+    }
+}
+
+/// The two ends of a link.
+fn ends(link: usize) -> [Ipv4Addr; 2] {
+    [1, 2].map(|end| Ipv4Addr::new(10, 71, link as u8, end))
+}
+
+/// What curl says of a download.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Download {
+    /// HTTP's.
+    pub status: u16,
+    /// Of content.
+    pub bytes: u64,
+    /// From the beginning to the last byte.
+    pub seconds: f64,
+}
+
+impl Chain {
+    /// So many links, each under its conditions, between nodes of this binary that dial each other over `h2` or `h3`.
+    ///
+    /// # Errors
+    /// Without root, or when a part of it cannot be started.
+    pub async fn start(
+        hermes: &Path,
+        links: usize,
+        protocol: &'static str,
+        conditions: impl Fn(usize) -> Conditions,
+    ) -> Result<Self> {
+        let serve = |listener| origin::http::serve(listener, Version::H1, Bytes::from_static(b"origin"));
+        Self::before(hermes, links, protocol, conditions, serve).await
+    }
+
+    /// The same before an origin of the caller's.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub async fn before(
+        hermes: &Path,
+        links: usize,
+        protocol: &'static str,
+        conditions: impl Fn(usize) -> Conditions,
+        serve: impl FnOnce(TcpListener) -> Result<Origin>,
+    ) -> Result<Self> {
+        let namespaces = (0..=links).map(|_| Namespace::new().map(Arc::new)).collect::<Result<Vec<_>>>()?;
+        let epoch = Instant::now();
+        let joined = (0..links).map(|number| {
+            let ([near, far], both) = (ends(number), conditions(number));
+            let [a, b] = [&namespaces[number], &namespaces[number + 1]];
+            link::join((a, near), (b, far), [both.clone(), both], epoch)
+        });
+        let joined = joined.collect::<Result<Vec<_>>>()?;
+        let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
+        let listen = || namespaces[links].run(async move { origin::listen(loopback) });
+        let origin = serve(listen().await??)?;
+        let overlay = Overlay::new(hermes)?;
+        let identity = overlay.authority().issue(&Subject::server("secure"))?;
+        let config = tls::server(&identity, None, &["http/1.1"])?;
+        let secure = origin::http::serve_tls(listen().await??, config, Bytes::from_static(b"secure"))?;
+        let (nodes, killed, resumed) = (Vec::new(), 0, 0);
+        let mut chain =
+            Self { namespaces, links: joined, epoch, overlay, nodes, origin, secure, protocol, killed, resumed };
+        for number in (0..=links).rev() {
+            let node = chain.draft(number)?.start().await?;
+            chain.nodes.insert(0, node);
+        }
+        Ok(chain)
+    }
+
+    fn draft(&self, number: usize) -> Result<Draft<'_>> {
+        let last = self.namespaces.len() - 1;
+        let comes_in = if number == 0 { FIRST } else { DOOR };
+        let goes_on = if number == last { LAST } else { ON };
+        let name = format!("n{number}");
+        let next = SocketAddr::from((ends(number)[1], PORT));
+        let mut draft = self.overlay.node(&name).document(&format!("{comes_in}{goes_on}")).with("NEXT", next);
+        if number > 0 {
+            draft = draft.with("AT", SocketAddr::from((ends(number - 1)[1], PORT)));
+        }
+        draft = draft.with("STATE", self.state(number).display()).with("PROTOCOL", self.protocol);
+        draft = draft.with("NAME", format!("n{}", number + 1)).with("ORIGIN", self.origin.address());
+        draft = draft.with("SECURE", self.secure.address());
+        let subject = Subject::node(&name).with_dns(NODE_NAME);
+        Ok(draft.identity(&subject)?.within(&self.namespaces[number]))
+    }
+
+    /// Where a node keeps what outlives it.
+    pub fn state(&self, number: usize) -> std::path::PathBuf {
+        self.overlay.dir().join(format!("state-n{number}"))
+    }
+
+    /// Where files of the whole may be.
+    pub fn dir(&self) -> &Path {
+        self.overlay.dir()
+    }
+
+    /// What went over its links.
+    pub fn links(&self) -> &[Link] {
+        &self.links
+    }
+
+    /// Waits until the links are so far in their turns.
+    pub async fn phase(&self, phase: Duration, turn: Duration) {
+        let passed = self.epoch.elapsed().as_nanos() % turn.as_nanos();
+        let left = (phase.as_nanos() + turn.as_nanos() - passed) % turn.as_nanos();
+        tokio::time::sleep(Duration::from_nanos(left as u64)).await;
+    }
+
+    /// Where the first node takes requests, of a proxy too.
+    pub fn apps(&self) -> String {
+        format!("http://{}", self.nodes[0].address("apps"))
+    }
+
+    /// GET, by curl.
+    ///
+    /// # Errors
+    /// What curl complains of.
+    pub async fn curl(&self, path: &str) -> Result<Download> {
+        self.timed(&[&format!("{}{path}", self.apps())]).await
+    }
+
+    /// The same of TLS 1.3 with the origin itself, by a tunnel.
+    ///
+    /// # Errors
+    /// What curl complains of.
+    pub async fn curl_through(&self, path: &str) -> Result<Download> {
+        self.timed(&["-k", "-p", "-x", &self.apps(), &format!("https://SECURE{path}")]).await
+    }
+
+    async fn timed(&self, words: &[&str]) -> Result<Download> {
+        let form = "%{http_code} %{size_download} %{time_total}";
+        let words = [&["curl", "-sS", "-o", "/dev/null", "-w", form, "--max-time", "400"], words].concat();
+        let said = self.namespaces[0].output(&words).await?;
+        let all: Vec<_> = said.split(' ').collect();
+        let parsed = match all[..] {
+            [status, bytes, seconds] => (status.parse().ok()).zip(bytes.parse().ok()).zip(seconds.parse().ok()),
+            _ => None,
+        };
+        let unreadable = || Error::Command { command: "curl".to_owned(), output: said.clone() };
+        let ((status, bytes), seconds) = parsed.ok_or_else(unreadable)?;
+        Ok(Download { status, bytes, seconds })
+    }
+
+    /// Kills a node as a lack of memory would, and starts it again.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub async fn kill(&mut self, number: usize, pause: Duration) -> Result<()> {
+        let node = self.nodes.remove(number);
+        node.signal(Signal::SIGKILL)?;
+        node.ended().await;
+        tokio::time::sleep(pause).await;
+        let name = format!("n{number}-{}", self.killed);
+        self.killed += 1;
+        let again = self.draft(number)?.called(&name).start().await?;
+        self.resumed += usize::from(again.log().contains("goes on with what was held before"));
+        self.nodes.insert(number, again);
+        Ok(())
+    }
+
+    /// What all nodes say.
+    pub fn logs(&self) -> String {
+        self.nodes.iter().map(|node| format!("--- {}\n{}\n", node.name(), node.log())).collect()
+    }
+}
