@@ -105,6 +105,7 @@ pub(crate) struct Metrics {
     pub(crate) datagrams_dropped: Family<ReasonLabels, Counter>,
     pub(crate) retries: Counter,
     pub(crate) custody_repeats: Counter,
+    pub(crate) custody_joins: Counter,
     pub(crate) custody_exchanges: Gauge,
     pub(crate) custody_held: Family<TierLabels, Gauge>,
     pub(crate) upstream_connects: Family<EndpointLabels, Counter>,
@@ -146,6 +147,7 @@ impl Default for Metrics {
             datagrams_dropped: Family::default(),
             retries: Counter::default(),
             custody_repeats: Counter::default(),
+            custody_joins: Counter::default(),
             custody_exchanges: Gauge::default(),
             custody_held: Family::default(),
             upstream_connects: Family::default(),
@@ -211,6 +213,11 @@ impl Metrics {
             "Bytes in custody of this node, in memory and on disk",
             Unit::Bytes,
             self.custody_held.clone(),
+        );
+        registry.register(
+            "custody_joins",
+            "Clients that came back and asked the same, and were given what was in custody already",
+            self.custody_joins.clone(),
         );
         registry.register(
             "custody_repeats",

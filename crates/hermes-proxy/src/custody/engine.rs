@@ -365,6 +365,18 @@ impl Engine {
         read
     }
 
+    /// Another one who is here reads a response anew. False where what was read of it is gone, or it is over.
+    pub(crate) fn reopen(&mut self, id: ExchangeId) -> bool {
+        let Some(exchange) = self.exchanges.get_mut(&id).filter(|exchange| exchange.from == Side::Here) else {
+            return false;
+        };
+        let is_on_disk = self.accounts.get(&exchange.account).is_some_and(|account| account.limits.disk > 0);
+        let is_there = exchange.response.reopen(is_on_disk);
+        exchange.indexed[index::of(Part::Response)].is_ready_told = false;
+        self.reindex(id);
+        is_there
+    }
+
     /// So much of a half survives this process.
     pub(crate) fn is_safe(&mut self, id: ExchangeId, part: Part, offset: u64, is_whole: bool) {
         if let Some(exchange) = self.exchanges.get_mut(&id) {

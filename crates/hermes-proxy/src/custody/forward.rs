@@ -20,6 +20,7 @@ use super::office::{Failure, Office};
 use super::tunnel::CustodyStream;
 use crate::body::{Body, settle_length};
 use crate::error::Error;
+use crate::headers;
 use crate::live::Entry;
 use crate::request::{Ask, Request};
 use crate::service::forward::head::Outgoing;
@@ -35,20 +36,45 @@ pub(crate) struct Arrived {
     pub(super) theirs: u64,
 }
 
-/// An exchange whose client waits here: without it, it comes to nothing.
+/// An exchange whose client waits here: without it, it comes to nothing, or waits for one that asks the same.
 struct Awaited {
     office: Arc<Office>,
     id: ExchangeId,
+    asked: Option<Bytes>,
     is_done: bool,
 }
 
 impl Drop for Awaited {
     fn drop(&mut self) {
-        if !self.is_done {
-            self.office.fail(self.id, 499, "its client is gone");
-            self.office.part(self.id);
+        match self.asked.take() {
+            _ if self.is_done => {}
+            Some(asked) => self.office.leave(self.id, asked),
+            None => {
+                self.office.fail(self.id, 499, "its client is gone");
+                self.office.part(self.id);
+            }
         }
     }
+}
+
+/// What a client asks, where it may ask that again and have the same answer: all that its next hop hears of it but for
+/// what differs from try to try, and who asks.
+fn asked(forward: &Forward<'_>) -> Option<Bytes> {
+    let facts = &forward.entry.facts;
+    if facts.method != Method::GET || !forward.body.attempt().is_end_stream() {
+        return None;
+    }
+    let mut lines: Vec<_> = facts
+        .headers
+        .iter()
+        .filter(|(name, _)| **name != headers::TRACEPARENT && name.as_str() != "tracestate")
+        .map(|(name, value)| [name.as_str().as_bytes(), b":", value.as_bytes(), b"\n"].concat())
+        .collect();
+    lines.sort_unstable();
+    let (user, source) = (facts.user.as_deref().unwrap_or_default(), facts.source.ip());
+    let route = &forward.route.name;
+    let who = format!("{route}\n{user}\n{source}\n{}\n{}\n", facts.authority, facts.path);
+    Some([who.into_bytes(), lines.concat()].concat().into())
 }
 
 /// Has the exchange carried in custody, to one endpoint of the upstream.
@@ -69,10 +95,18 @@ pub(crate) async fn forward(
         office.lead(id, (&peer, is_tunnel), &forward.route.name, theirs, head);
         return onward(forward, id, &peer).await;
     }
-    let id = begin(forward, &peer, custody, false)?;
-    let mut awaited = Awaited { office: office.clone(), id, is_done: false };
+    let asked = asked(forward);
+    let joined = asked.as_ref().and_then(|asked| office.join(asked));
+    let id = match joined {
+        Some(id) => id,
+        None => begin(forward, &peer, custody, false)?,
+    };
+    let mut awaited = Awaited { office: office.clone(), id, asked: asked.clone(), is_done: false };
     let body = forward.body.attempt();
-    let uploading = if body.is_end_stream() {
+    let uploading = if joined.is_some() {
+        worker.shared.metrics.custody_joins.inc();
+        None
+    } else if body.is_end_stream() {
         let whole = with_end(&head);
         let brought = poll_fn(|cx| office.poll_append(cx, id, Part::Request, &whole, true)).await;
         brought.map_err(|failure| Error::custody(&peer, &failure))?;
@@ -105,8 +139,9 @@ pub(crate) async fn forward(
     };
     entry.set_held(false);
     awaited.is_done = true;
-    let mut body =
-        CustodyBody::new(office.clone(), id, Part::Response, reading, peer).having_read_all(is_read).owed(uploading);
+    let mut body = CustodyBody::new(office.clone(), id, Part::Response, reading, peer)
+        .having_read_all(is_read)
+        .owed(asked, uploading);
     let mut response = known.response;
     let length = settle_length(response.headers_mut());
     let status = response.status();

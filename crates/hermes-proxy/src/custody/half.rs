@@ -310,6 +310,20 @@ impl Half {
         self.sent = self.held;
     }
 
+    /// Who is here begins to read it anew, where what was read is on disk or was not let go. False where it is gone.
+    pub(crate) fn reopen(&mut self, is_on_disk: bool) -> bool {
+        if self.base > 0 {
+            if !is_on_disk {
+                return false;
+            }
+            self.kept.push_front(Chunk::Away(self.base));
+            self.base = 0;
+        }
+        self.held = Upto::default();
+        self.sent = Upto::default();
+        true
+    }
+
     /// There is another channel to the one before.
     pub(crate) fn forget_told(&mut self) {
         self.told = None;
@@ -605,6 +619,27 @@ mod tests {
         assert_eq!(half.send(99), next(9, "dagain", false));
         half.set_held(upto(15, false));
         assert_eq!((half.in_memory(), half.kept()), (0, 0));
+    }
+
+    #[test]
+    fn another_reader_begins_where_the_first_did() {
+        for is_on_disk in [false, true] {
+            let mut half = Half::default();
+            half.take(0, bytes("hello"), false);
+            half.take(5, bytes("world"), false);
+            half.set_safe(upto(10, false));
+            assert!(half.reopen(is_on_disk));
+            assert_eq!(half.send(5), next(0, "hello", false));
+            assert!(half.reopen(is_on_disk), "nothing was let go");
+            assert_eq!(half.send(5), next(0, "hello", false));
+            half.set_held(upto(5, false));
+            assert_eq!(half.reopen(is_on_disk), is_on_disk);
+            if is_on_disk {
+                assert_eq!(half.send(5), Some(Next::Away { offset: 0, length: 5 }));
+                half.load(0, bytes("hello"));
+                assert_eq!((half.send(9), half.send(9)), (next(0, "hello", false), next(5, "world", false)));
+            }
+        }
     }
 
     #[test]

@@ -156,8 +156,8 @@ pub(crate) struct CustodyBody {
     /// The string has been read to its end.
     is_read: bool,
     is_done: bool,
-    /// It comes to nothing where nobody reads it to its end.
-    is_owed: bool,
+    /// Somebody has to read it to its end. What its client had asked, where it may ask that again.
+    owed: Option<Option<Bytes>>,
     /// Goes with it.
     _with: Option<Uploading>,
     /// A piece that was read already.
@@ -187,7 +187,7 @@ impl CustodyBody {
             is_taken_in: part == Part::Response,
             is_read: false,
             is_done: false,
-            is_owed: false,
+            owed: None,
             _with: None,
             ahead: None,
         }
@@ -211,9 +211,10 @@ impl CustodyBody {
         self
     }
 
-    /// Of a session whose client is to have it: where the client goes, the exchange comes to nothing.
-    pub(super) fn owed(mut self, with: Option<Uploading>) -> Self {
-        (self.is_owed, self._with) = (true, with);
+    /// Of a session whose client is to have it: where the client goes, the exchange comes to nothing, or is kept for one
+    /// that asks the same.
+    pub(super) fn owed(mut self, asked: Option<Bytes>, with: Option<Uploading>) -> Self {
+        (self.owed, self._with) = (Some(asked), with);
         self
     }
 
@@ -314,11 +315,15 @@ impl CustodyBody {
 
 impl Drop for CustodyBody {
     fn drop(&mut self) {
-        if self.is_owed {
-            if !self.is_done {
-                self.office.fail(self.id, 499, "its client is gone");
+        match self.owed.take() {
+            Some(Some(asked)) if !self.is_done => self.office.leave(self.id, asked),
+            Some(_) => {
+                if !self.is_done {
+                    self.office.fail(self.id, 499, "its client is gone");
+                }
+                self.office.part(self.id);
             }
-            self.office.part(self.id);
+            None => {}
         }
     }
 }

@@ -21,6 +21,9 @@ use super::half::Upto;
 use super::journal::Note;
 use super::store::{Held, HeldHalf, Job, Reader, Safe, Store};
 
+/// Responses that are kept for clients that are gone.
+const MOST_LEFT: usize = 256;
+
 /// Why an exchange came to nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
@@ -56,6 +59,8 @@ struct State {
     intended: HashSet<ExchangeId>,
     /// What was said of a disk that takes nothing.
     trouble: Option<Arc<str>>,
+    /// Responses whose client is gone, by what it had asked, the oldest first.
+    left: VecDeque<(Bytes, ExchangeId)>,
 }
 
 /// Where what is to be safe goes.
@@ -147,6 +152,7 @@ impl Office {
             resumed: HashMap::new(),
             intended: HashSet::new(),
             trouble: None,
+            left: VecDeque::new(),
         };
         Self { state: Mutex::new(state), epoch: Instant::now(), arrivals: Arc::from("") }
     }
@@ -298,7 +304,12 @@ impl Office {
         is_tunnel: bool,
     ) -> Result<(), &'static str> {
         self.act(|state, now| {
-            state.engine.begin(now, id, Side::Peer(to.clone()), left, account, is_tunnel)?;
+            let begin =
+                |state: &mut State| state.engine.begin(now, id, Side::Peer(to.clone()), left, account, is_tunnel);
+            if begin(state).is_err() {
+                state.leave_for_good();
+                begin(state)?;
+            }
             state.ends.insert(id, End::default());
             Ok(())
         })
@@ -362,6 +373,8 @@ impl Office {
         self.act(|state, _| match state.engine.append(id, part, bytes.clone(), is_last) {
             Appended::Taken => Poll::Ready(Ok(())),
             Appended::Full => {
+                // Who waits comes before who is gone.
+                state.leave_for_good();
                 state.crowd.push(cx.waker().clone());
                 Poll::Pending
             }
@@ -383,6 +396,35 @@ impl Office {
     /// It comes to nothing, by who is here.
     pub(crate) fn fail(&self, id: ExchangeId, status: u16, reason: &str) {
         self.act(|state, _| state.engine.fail(id, status, reason));
+    }
+
+    /// Its client is gone, and may come back and ask the same. Until its deadline it goes on.
+    pub(crate) fn leave(&self, id: ExchangeId, asked: Bytes) {
+        self.act(|state, _| {
+            state.ends.remove(&id);
+            // It may have ended meanwhile.
+            if state.engine.have(id, Part::Response).is_some() {
+                state.left.push_back((asked, id));
+            }
+            if state.left.len() > MOST_LEFT {
+                state.leave_for_good();
+            }
+        });
+    }
+
+    /// An exchange whose client is gone and that had asked this: it is the caller's from now on, who reads its response
+    /// from the beginning.
+    pub(crate) fn join(&self, asked: &Bytes) -> Option<ExchangeId> {
+        self.act(|state, _| {
+            let place = state.left.iter().position(|(other, _)| other == asked)?;
+            let (_, id) = state.left.remove(place)?;
+            if !state.engine.reopen(id) {
+                state.engine.fail(id, 499, "its client is gone");
+                return None;
+            }
+            state.ends.insert(id, End::default());
+            Some(id)
+        })
     }
 
     /// Nobody here has part in it any more.
@@ -527,6 +569,13 @@ impl State {
         self.lines.get(peer).is_some_and(|line| line.channel == channel)
     }
 
+    /// The oldest response whose client is gone comes to nothing.
+    fn leave_for_good(&mut self) {
+        if let Some((_, id)) = self.left.pop_front() {
+            self.engine.fail(id, 499, "its client is gone");
+        }
+    }
+
     fn is_ready(&self) -> bool {
         matches!(self.store, Storing::Memory | Storing::Journal(_))
     }
@@ -596,6 +645,7 @@ impl State {
                 }
                 Output::Forget { id } => {
                     self.intended.remove(&id);
+                    self.left.retain(|(_, left)| *left != id);
                     self.end(id, None);
                 }
             }

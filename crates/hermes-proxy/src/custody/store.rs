@@ -14,7 +14,7 @@ use std::io::{self, Read as _};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -137,6 +137,23 @@ pub(super) struct Segment {
     length: u64,
 }
 
+/// What is to be written.
+#[derive(Default)]
+struct Pending {
+    notes: Vec<(ExchangeId, Note)>,
+    bytes: usize,
+    is_synced: bool,
+    /// The disk took it not.
+    is_stuck: bool,
+}
+
+fn size(note: &Note) -> usize {
+    match note {
+        Note::Head { bytes, .. } | Note::Bytes { bytes, .. } => bytes.len(),
+        _ => 0,
+    }
+}
+
 /// The thread's own.
 struct Files {
     directory: PathBuf,
@@ -191,63 +208,84 @@ impl Files {
     }
 
     fn run(&mut self, todo: &Receiver<Job>, reader: &Weak<dyn Reader>, is_over: &AtomicBool) {
-        let mut batch = Vec::new();
-        while let Ok(job) = todo.recv() {
-            let mut size = 0;
-            let mut next = Some(job);
+        let mut pending = Pending::default();
+        loop {
+            // A disk that takes nothing is tried again, and meanwhile read.
+            let job = match pending.is_stuck {
+                true => todo.recv_timeout(AGAIN),
+                false => todo.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            };
+            let mut next = match job {
+                Ok(job) => Some(job),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => break,
+            };
+            let mut reads = Vec::new();
             while let Some(job) = next.take() {
                 match job {
-                    Job::Read { id, part, offset, length, back } => {
-                        // It may be among what is not written yet.
-                        self.write(&mut batch, reader, is_over);
-                        let bytes = self.index.read(id, part, offset, length);
-                        if let Err(error) = &bytes {
-                            tracing::error!(%id, %error, "what is in custody cannot be read again");
-                        }
-                        match back {
-                            // Who asked may have gone.
-                            Some(back) => drop(back.send(bytes.ok())),
-                            None => drop(reader.upgrade().inspect(|one| one.is_read(id, part, offset, bytes.ok()))),
-                        }
-                    }
-                    Job::Keep { id, note, is_synced } => {
-                        size += match &note {
-                            Note::Head { bytes, .. } | Note::Bytes { bytes, .. } => bytes.len(),
-                            _ => 0,
-                        };
-                        batch.push((id, note, is_synced));
-                    }
+                    Job::Keep { id, note, is_synced } => self.take(&mut pending, id, note, is_synced),
+                    read @ Job::Read { .. } => reads.push(read),
                 }
-                if size < BATCH {
+                if pending.bytes < BATCH {
                     next = todo.try_recv().ok();
                 }
             }
-            self.write(&mut batch, reader, is_over);
+            self.write(&mut pending, reader);
+            reads.into_iter().for_each(|job| self.read(job, reader));
+            if pending.is_stuck && is_over.load(Ordering::Relaxed) {
+                break;
+            }
         }
     }
 
-    /// Writes a batch, however often it takes: nobody hears that it is safe before.
-    fn write(&mut self, batch: &mut Vec<(ExchangeId, Note, bool)>, reader: &Weak<dyn Reader>, is_over: &AtomicBool) {
-        if batch.is_empty() {
+    /// Puts a note to those that wait. Of what is over nothing has to be written that was not yet; and where nothing was, not
+    /// even that it is over.
+    fn take(&mut self, pending: &mut Pending, id: ExchangeId, note: Note, is_synced: bool) {
+        if note == Note::Forget {
+            pending.notes.retain(|(other, _)| *other != id);
+            if !self.index.has(id) {
+                return;
+            }
+            self.index.forget(id);
+        }
+        pending.bytes += size(&note);
+        pending.is_synced |= is_synced;
+        pending.notes.push((id, note));
+    }
+
+    fn read(&self, job: Job, reader: &Weak<dyn Reader>) {
+        let Job::Read { id, part, offset, length, back } = job else { return };
+        let bytes = self.index.read(id, part, offset, length);
+        if let Err(error) = &bytes {
+            tracing::error!(%id, %error, "what is in custody cannot be read again");
+        }
+        match back {
+            // Who asked may have gone.
+            Some(back) => drop(back.send(bytes.ok())),
+            None => drop(reader.upgrade().inspect(|reader| reader.is_read(id, part, offset, bytes.ok()))),
+        }
+    }
+
+    /// Writes what waits, if the disk takes it: nobody hears that it is safe before.
+    fn write(&mut self, pending: &mut Pending, reader: &Weak<dyn Reader>) {
+        if pending.notes.is_empty() {
             return;
         }
-        let is_synced = batch.iter().any(|(_, _, is_synced)| *is_synced);
-        let notes: Vec<_> = batch.drain(..).map(|(id, note, _)| (id, note)).collect();
-        let mut was_stuck = false;
-        while let Err(error) = self.append(&notes, is_synced) {
-            let Some(reader) = reader.upgrade().filter(|_| !is_over.load(Ordering::Relaxed)) else { return };
-            was_stuck = true;
-            reader.is_stuck(Some(&error));
-            drop(reader);
-            #[allow(clippy::disallowed_methods, reason = "a thread of its own, and nothing tells of room on a disk")]
-            std::thread::sleep(AGAIN);
+        let written = self.append(&pending.notes, pending.is_synced);
+        let reader = reader.upgrade();
+        if let Err(error) = written {
+            pending.is_stuck = true;
+            reader.inspect(|reader| reader.is_stuck(Some(&error)));
+            // What is over meanwhile may make room.
+            return self.tidy();
         }
-        let Some(reader) = reader.upgrade() else { return };
-        if was_stuck {
-            reader.is_stuck(None);
+        let Pending { notes, is_stuck, .. } = std::mem::take(pending);
+        if let Some(reader) = reader {
+            if is_stuck {
+                reader.is_stuck(None);
+            }
+            reader.are_safe(notes.iter().filter_map(|(id, note)| safe(*id, note)).collect());
         }
-        reader.are_safe(notes.iter().filter_map(|(id, note)| safe(*id, note)).collect());
-        drop(reader);
         self.tidy();
     }
 
@@ -281,7 +319,7 @@ impl Files {
         Ok(())
     }
 
-    /// Removes what nobody needs any more.
+    /// Removes what nobody needs any more. What says of an exchange that it is over goes after all else of it.
     fn tidy(&mut self) {
         while self.index.segments.len() > 1
             && let Some(oldest) = self.index.segments.front()
@@ -300,6 +338,13 @@ impl Files {
             {
                 tracing::warn!(path = %oldest.path.display(), %error, "a segment of custody's journal is not removed");
             }
+        }
+        if self.index.live_in_all() == 0
+            && let Some(last) = self.index.segments.back_mut()
+            && last.length > 0
+            && last.file.set_len(0).is_ok()
+        {
+            last.length = 0;
         }
     }
 

@@ -1,6 +1,8 @@
 //! Custody, hop by hop, over links that are never all up at one instant.
 #![allow(clippy::unwrap_used)]
 
+mod clients;
+mod hard;
 mod kills;
 mod turns;
 

@@ -112,7 +112,13 @@ impl Index {
         *self.live.entry(segment).or_default() += length;
     }
 
-    fn forget(&mut self, id: ExchangeId) {
+    /// Whether anything of it was written.
+    pub(super) fn has(&self, id: ExchangeId) -> bool {
+        self.exchanges.contains_key(&id)
+    }
+
+    /// It is over.
+    pub(super) fn forget(&mut self, id: ExchangeId) {
         for (segment, bytes) in self.exchanges.remove(&id).into_iter().flat_map(|kept| kept.bytes) {
             self.release(segment, bytes);
         }

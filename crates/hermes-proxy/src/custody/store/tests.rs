@@ -109,6 +109,18 @@ fn what_was_not_written_whole_is_not_there_and_what_follows_is() {
 }
 
 #[test]
+fn when_nothing_is_held_nothing_is_there() {
+    let directory = tempfile::tempdir().unwrap();
+    write(directory.path(), begin(1).into_iter().chain([bytes(1, 0, vec![1; 1000])]));
+    assert!(size(directory.path()) > 1000);
+    write(directory.path(), [(id(1), Note::Forget)]);
+    assert_eq!(size(directory.path()), 0);
+    // What begins and ends before it was written never is.
+    write(directory.path(), begin(2).into_iter().chain([bytes(2, 0, vec![1; 1000]), (id(2), Note::Forget)]));
+    assert_eq!((size(directory.path()), held(directory.path())), (0, vec![]));
+}
+
+#[test]
 fn an_old_exchange_does_not_keep_all_that_came_after_it() {
     let directory = tempfile::tempdir().unwrap();
     let piece = 1 << 20;

@@ -22,6 +22,7 @@ mod row;
 mod run;
 mod settings;
 mod table;
+mod unstable;
 
 #[cfg(test)]
 mod tests;
@@ -52,6 +53,8 @@ enum Command {
     Layer3(Options),
     /// Table VII: echoes to a far and to a near site.
     Table7(Options),
+    /// Downloads over three links that are up in turns, in custody, beside what physics allows.
+    Unstable(unstable::UnstableOptions),
     /// Writes table and picture again from the JSON files.
     Report(Options),
     /// The origins' process; prints its addresses and serves until standard input ends.
@@ -114,6 +117,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Delayed(options) => run::run(&options, &["delayed"]),
         Command::Layer3(options) => run::run(&options, &["layer3"]),
         Command::Table7(options) => run::run(&options, &["table7"]),
+        Command::Unstable(options) => Ok(if unstable::run(&options)? { ExitCode::SUCCESS } else { ExitCode::FAILURE }),
         Command::Report(options) => run::report(&options.out).map(|()| ExitCode::SUCCESS),
     }
 }

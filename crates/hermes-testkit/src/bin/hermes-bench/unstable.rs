@@ -1,0 +1,243 @@
+//! `unstable`: downloads over three links that are up in turns, beside what physics allows.
+//!
+//! In: the binary. Out: a JSON file with every run, and a line a case. Cases run beside each other, each on a chain of its
+//! own: at 10 Mbit/s a chain leaves the machine idle. Each run is held against the limit of its own phase.
+
+use std::{path::PathBuf, thread, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Args;
+use hermes_testkit::{
+    limits::raise_open_files,
+    link::Conditions,
+    unstable::{Chain, RATE, SECOND, in_turns},
+};
+use serde::Serialize;
+
+/// Of the links' rate so much is left for bytes: frames of 1,514 bytes carry 1,448.
+const SHARE: f64 = 1448.0 / 1514.0;
+const LINKS: u32 = 3;
+/// What an object is: 45 KB, 500 KB, 1 MB and 5 MB, binary.
+const SIZES: [u64; 4] = [45 << 10, 500 << 10, 1 << 20, 5 << 20];
+const MANY: usize = 100;
+
+/// What is measured.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct UnstableOptions {
+    /// Where the JSON goes.
+    #[arg(long, default_value = "bench/results")]
+    out: PathBuf,
+    /// The binary to measure.
+    #[arg(long, default_value = "target/release/hermes")]
+    hermes: PathBuf,
+    /// Phases of the links at which a download begins.
+    #[arg(long, default_value_t = 10)]
+    phases: u32,
+    /// Only cases whose name has this in it.
+    #[arg(long)]
+    only: Option<String>,
+}
+
+/// How a client asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Mode {
+    /// HTTP to the first node: a round trip.
+    Plain,
+    /// TLS 1.3 through CONNECT: two.
+    Connect,
+    /// A hundred at once, in the clear.
+    Many,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct Case {
+    name: String,
+    mode: Mode,
+    protocol: &'static str,
+    size: u64,
+    /// Round trip of a link in milliseconds, and the share of frames that are lost.
+    rtt_ms: u64,
+    loss: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Run {
+    phase: f64,
+    seconds: f64,
+    limit: f64,
+    is_whole: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Measured {
+    #[serde(flatten)]
+    case: Case,
+    runs: Vec<Run>,
+    median_ratio: f64,
+    worst_ratio: f64,
+    success: f64,
+}
+
+fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let mut add = |mode, protocol, size, rtt_ms, loss| {
+        let word = match mode {
+            Mode::Plain => "plain",
+            Mode::Connect => "connect",
+            Mode::Many => "many",
+        };
+        let link = if rtt_ms > 1 { "-far-lossy" } else { "" };
+        let name = format!("{word}-{protocol}-{}K{link}", size >> 10);
+        cases.push(Case { name, mode, protocol, size, rtt_ms, loss });
+    };
+    for protocol in ["h2", "h3"] {
+        for size in SIZES {
+            add(Mode::Plain, protocol, size, 1, 0.0);
+            add(Mode::Connect, protocol, size, 1, 0.0);
+            add(Mode::Plain, protocol, size, 40, 0.01);
+        }
+        add(Mode::Many, protocol, SIZES[0], 1, 0.0);
+    }
+    cases
+}
+
+/// When so many bytes that are at the origin at `from` are with the client, at the earliest; in seconds.
+fn down(from: f64, bytes: f64) -> f64 {
+    const STEP: f64 = 0.001;
+    let links = LINKS as usize;
+    // What is behind each link, the last one's first.
+    let mut held = vec![0.0; links + 1];
+    held[links] = bytes;
+    let (mut now, each) = (from, RATE as f64 / 8.0 * SHARE * STEP);
+    while held[0] < bytes - 0.5 {
+        let up = now.rem_euclid(f64::from(LINKS)) as usize;
+        let moved = held[up + 1].min(each);
+        held[up + 1] -= moved;
+        held[up] += moved;
+        now += STEP;
+    }
+    now
+}
+
+/// When a word from the client is at the origin.
+fn up(from: f64) -> f64 {
+    (0..LINKS).fold(from, |now, link| {
+        let turn = now.rem_euclid(f64::from(LINKS));
+        let wait = (f64::from(link) - turn).rem_euclid(f64::from(LINKS));
+        if turn >= f64::from(link) && turn < f64::from(link + 1) { now } else { now + wait }
+    })
+}
+
+/// What physics allows from this phase on, in seconds.
+fn limit(case: &Case, phase: f64) -> f64 {
+    let bytes = case.size as f64 * if case.mode == Mode::Many { MANY as f64 } else { 1.0 };
+    let begin = if case.mode == Mode::Connect { down(up(phase), 1500.0) } else { phase };
+    down(up(begin), bytes) - phase
+}
+
+/// Measures what is asked for.
+///
+/// # Errors
+/// Without root, or when a chain cannot be started.
+pub(crate) fn run(options: &UnstableOptions) -> Result<bool> {
+    raise_open_files()?;
+    let wanted = |case: &Case| options.only.as_ref().is_none_or(|only| case.name.contains(only.as_str()));
+    let cases: Vec<_> = cases().into_iter().filter(wanted).collect();
+    ensure!(!cases.is_empty(), "no case has that in its name");
+    let began = cases.into_iter().map(|case| {
+        let options = options.clone();
+        thread::spawn(move || measure(&options, case))
+    });
+    let mut all = Vec::new();
+    for thread in began.collect::<Vec<_>>() {
+        let measured = thread.join().map_err(|_| anyhow::anyhow!("a case panicked"))??;
+        let Measured { case, runs, median_ratio, worst_ratio, success } = &measured;
+        let seconds = runs.iter().map(|run| run.seconds).sum::<f64>() / runs.len().max(1) as f64;
+        let limit = runs.iter().map(|run| run.limit).sum::<f64>() / runs.len().max(1) as f64;
+        println!(
+            "{:28} {:3.0} %  mean {seconds:6.2} s of {limit:6.2}  median {median_ratio:.3}  worst {worst_ratio:.3}",
+            case.name,
+            100.0 * success
+        );
+        all.push(measured);
+    }
+    std::fs::create_dir_all(&options.out)?;
+    let file = options.out.join("unstable.json");
+    std::fs::write(&file, serde_json::to_string_pretty(&all)? + "\n").context(file.display().to_string())?;
+    Ok(all.iter().all(|measured| measured.success == 1.0))
+}
+
+fn measure(options: &UnstableOptions, case: Case) -> Result<Measured> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let turns = in_turns(LINKS);
+    let conditions = |link| {
+        let one_way = Duration::from_micros(500 * case.rtt_ms);
+        Conditions { one_way, loss: case.loss, ..turns(link) }
+    };
+    let mut runs = Vec::new();
+    runtime.block_on(async {
+        let chain = Chain::start(&options.hermes, LINKS as usize, case.protocol, conditions).await?;
+        for number in 0..options.phases {
+            let phase = f64::from(LINKS) * (f64::from(number) + 0.5) / f64::from(options.phases);
+            chain.phase(Duration::from_secs_f64(phase), LINKS * SECOND).await;
+            let (seconds, is_whole) = download(&chain, &case).await;
+            runs.push(Run { phase, seconds, limit: limit(&case, phase), is_whole });
+            eprintln!("{} {phase:.2}: {seconds:.2} s", case.name);
+        }
+        anyhow::Ok(())
+    })?;
+    let mut ratios: Vec<_> = runs.iter().map(|run| run.seconds / run.limit).collect();
+    ratios.sort_by(f64::total_cmp);
+    let median = (ratios[(ratios.len() - 1) / 2] + ratios[ratios.len() / 2]) / 2.0;
+    let success = runs.iter().filter(|run| run.is_whole).count() as f64 / runs.len() as f64;
+    let worst = ratios.last().copied().unwrap_or_default();
+    Ok(Measured { case, runs, median_ratio: median, worst_ratio: worst, success })
+}
+
+/// Seconds, and whether all of it came.
+async fn download(chain: &Chain, case: &Case) -> (f64, bool) {
+    let path = format!("/bytes/{}", case.size);
+    let done = match case.mode {
+        Mode::Plain => chain.curl(&path).await,
+        Mode::Connect => chain.curl_through(&path).await,
+        Mode::Many => {
+            let began = std::time::Instant::now();
+            let url = format!("{}{path}?[1-{MANY}]", chain.apps());
+            let form = "%{http_code}:%{size_download} ";
+            let words = ["curl", "-sS", "-Z", "--parallel-immediate", "--parallel-max", "100", "-w", form];
+            let words = [&words[..], &["-o", "/dev/null", "--max-time", "300", &url]].concat();
+            let said = chain.namespaces[0].output(&words).await.unwrap_or_default();
+            let right = format!("200:{}", case.size);
+            let whole = said.split_whitespace().filter(|one| **one == *right).count();
+            return (began.elapsed().as_secs_f64(), whole == MANY);
+        }
+    };
+    match done {
+        Ok(done) => (done.seconds, done.status == 200 && done.bytes == case.size),
+        Err(error) => {
+            eprintln!("{}: {error}", case.name);
+            (0.0, false)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What was computed of these links before: the design's `hop-transport`.
+    #[test]
+    fn the_limit_is_that_of_the_design() {
+        let mean = |mode, size| {
+            let case = Case { name: String::new(), mode, protocol: "h2", size, rtt_ms: 1, loss: 0.0 };
+            (0..30).map(|number| limit(&case, 0.05 + 0.1 * f64::from(number))).sum::<f64>() / 30.0
+        };
+        let known = [6.54, 6.93, 7.37, 18.85].into_iter().zip([12.5, 12.9, 13.4, 24.9]);
+        for (size, (plain, connect)) in SIZES.into_iter().zip(known) {
+            let (one, two) = (mean(Mode::Plain, size), mean(Mode::Connect, size));
+            assert!((one - plain).abs() < 0.06, "{size}: {one} and not {plain}");
+            assert!((two - connect).abs() < 0.1, "{size}: {two} and not {connect}");
+        }
+    }
+}
