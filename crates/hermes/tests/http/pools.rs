@@ -220,6 +220,8 @@ async fn a_dial_for_all_that_fails_is_told_of_by_who_is_there() {
     first.shutdown().await;
     assert_eq!(others.join_all().await, [504; 2]);
     assert_eq!(origin.ever.load(Ordering::SeqCst), 1, "connections");
+    // The log has a thread of its own.
+    node.says("rests").await;
     assert_eq!(node.log().matches("rests").count(), 1, "{}", node.log());
 }
 
