@@ -66,6 +66,13 @@ pub enum Part {
     Response,
 }
 
+impl Part {
+    /// Where it stands in a pair of them.
+    pub fn index(self) -> usize {
+        usize::from(self == Part::Response)
+    }
+}
+
 /// One record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Record {

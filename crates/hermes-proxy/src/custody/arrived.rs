@@ -20,7 +20,7 @@ use super::forward::{self, Arrived};
 use super::message::{CustodyBody, Reading, Unwritten, Writing, request, response_head, with_end};
 use super::office::{Office, Resumed};
 use super::tunnel::CustodyStream;
-use crate::body::{Body, RequestBody};
+use crate::body::{Body, RequestBody, settle_length};
 use crate::error::Error;
 use crate::live::Entry;
 use crate::request::{Origin, Rejected, Request, from_head};
@@ -158,13 +158,14 @@ async fn read_head(worker: &Rc<Worker>, way: &Way, id: ExchangeId, is_resumed: b
     let theirs = reading.read();
     let next = reading.next();
     let is_bare = matches!(next, Ok(Some(Piece::End(_))));
-    let parts = match request(control, fields) {
+    let mut parts = match request(control, fields) {
         Ok(parts) => parts,
         Err(why) => {
             office.fail(id, 400, &format!("what came is no request: {why}"));
             return None;
         }
     };
+    let length = settle_length(&mut parts.headers);
     let generation = worker.generation();
     let Some(listener) = generation.listener(&way.listener) else {
         office.fail(id, 503, "the listener that it came to is gone");
@@ -177,7 +178,9 @@ async fn read_head(worker: &Rc<Worker>, way: &Way, id: ExchangeId, is_resumed: b
         let reading = if is_resumed { reading } else { Reading::new(worker) };
         let content = CustodyBody::new(office.clone(), id, Part::Request, reading, way.peer.clone());
         let ahead = next.ok().flatten().filter(|_| is_resumed);
-        RequestBody::new(worker, Body::Custody(Box::new(content.having_read_all(is_read).behind(ahead))))
+        let mut content = content.having_read_all(is_read).behind(ahead);
+        content.expect(length);
+        RequestBody::new(worker, Body::Custody(Box::new(content)))
     };
     let origin = Origin { worker, listener, source: way.source, trust: &way.trust, secure: true };
     Some((from_head(&origin, parts, body), theirs))

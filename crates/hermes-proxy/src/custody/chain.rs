@@ -9,9 +9,9 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use hermes_wire::custody::{ExchangeId, Part, Record};
 
-use super::engine::{Appended, Engine, Entry, Limits, Output, Side};
+use super::engine::{Appended, Engine, Entry, Limits, Output, Side, Survives};
 
-const LIMITS: Limits = Limits { exchanges: 1000, memory: 1 << 30, disk: 0, is_synced: false };
+const LIMITS: Limits = Limits { exchanges: 1000, memory: 1 << 30, disk: 0, survives: Survives::Nothing };
 /// Bytes a microsecond: 10 Mbit/s.
 const RATE: f64 = 1.25;
 /// What records cost beside their bytes: their own head, TCP's and IP's.
@@ -276,6 +276,33 @@ fn what_has_had_its_time_comes_to_nothing_everywhere() {
     assert!(chain.nodes.iter().all(|node| node.engine.deadline().is_none() && node.engine.kept() == (0, 0)));
 }
 
+/// An hour in which nothing passes, amid a transfer, and time for more.
+#[test]
+fn after_an_hour_of_darkness_it_goes_on_where_it_was() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let is_up: IsUp = |link, at| !(Duration::from_secs(6)..HOUR).contains(&at) && in_turns(link, at);
+    let mut chain = Chain::new(4, 1 << 20, Duration::ZERO, is_up);
+    let id = ExchangeId([7; 16]);
+    let engine = &mut chain.nodes[0].engine;
+    engine.begin(Duration::ZERO, id, Side::Peer(name(1)), 2 * HOUR, &account(), false).unwrap();
+    assert_eq!(engine.append(id, Part::Request, content(id, 200), true), Appended::Taken);
+    for _ in 0..6500 {
+        chain.tick();
+    }
+    let has_come = |chain: &Chain| chain.nodes[2].engine.kept().0;
+    let before = has_come(&chain);
+    assert!(before > 0, "some of it is on its way");
+    chain.now = HOUR - TICK;
+    for index in 0..4 {
+        let now = chain.now;
+        chain.nodes[index].engine.expire(now);
+        chain.act(index);
+    }
+    assert_eq!(has_come(&chain), before);
+    chain.run(1, Duration::from_secs(20));
+    assert!(chain.nodes[0].failed.is_empty());
+}
+
 /// Up a tenth of the time, by chance.
 fn seldom(link: usize, at: Duration) -> bool {
     let slot = at.as_millis() as u64 / 200 + 1;
@@ -346,7 +373,7 @@ fn small_ones_come_first_and_large_ones_are_not_starved() {
 fn a_node_without_room_loses_nothing() {
     let first_up: IsUp = |link, at| link == 1 || at.as_secs() % 2 == 1;
     let mut chain = Chain::new(3, 1 << 20, Duration::ZERO, first_up);
-    chain.nodes[1].engine = engine(Limits { exchanges: 10, memory: 100_000, disk: 0, is_synced: false });
+    chain.nodes[1].engine = engine(Limits { exchanges: 10, memory: 100_000, disk: 0, survives: Survives::Nothing });
     for number in 0..3 {
         chain.begin(number);
     }

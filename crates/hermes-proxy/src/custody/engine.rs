@@ -20,11 +20,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use hermes_wire::custody::{ExchangeId, Part, Record};
 
-pub(crate) use self::exchange::{Appended, Entry, Former, Limits, Output, Side};
+pub(crate) use self::exchange::{Appended, Entry, Former, Limits, Output, Side, Survives};
 use self::exchange::{Exchange, PARTS};
 use self::index::{Account, Indexed, Peer};
 use super::half::{Half, Next, Upto};
 
+/// Bytes in one record: small ones behind a large one wait for so much.
+const CHUNK: usize = 16 << 10;
 /// Bytes that are read from disk at once.
 const LOAD: u64 = 256 << 10;
 
@@ -84,14 +86,14 @@ impl Engine {
     }
 
     fn keep(&mut self, id: ExchangeId, entry: Entry) {
-        let is_synced = self.is_synced(id);
-        self.out.push_back(Output::Keep { id, entry, is_synced });
+        let survives = self.survives(id);
+        self.out.push_back(Output::Keep { id, entry, survives });
     }
 
-    /// Whether what is safe of it survives a loss of power.
-    pub(crate) fn is_synced(&self, id: ExchangeId) -> bool {
+    /// What bytes of it survive that are safe.
+    pub(crate) fn survives(&self, id: ExchangeId) -> Survives {
         let account = self.exchanges.get(&id).and_then(|exchange| self.accounts.get(&exchange.account));
-        account.is_some_and(|account| account.limits.is_synced)
+        account.map(|account| account.limits.survives).unwrap_or_default()
     }
 
     /// On which account it is.
@@ -163,7 +165,7 @@ impl Engine {
         state.exchanges += 1;
         let number = self.next;
         self.next += 1;
-        self.count(&from, true);
+        self.enter(id, &from);
         let deadline = now + left;
         self.deadlines.insert((deadline, id));
         let exchange = Exchange {
@@ -177,6 +179,7 @@ impl Engine {
             is_tunnel: false,
             life: left,
             is_begun: false,
+            is_restored: false,
             indexed: <[Indexed; 2]>::default(),
         };
         self.exchanges.insert(id, exchange);
@@ -203,8 +206,9 @@ impl Engine {
             exchange.response = response.half(has_head);
             exchange.to = Some(to.clone());
             exchange.is_tunnel = is_tunnel;
+            exchange.is_restored = true;
         }
-        self.count(&to, true);
+        self.enter(id, &to);
         self.reindex(id);
         Ok(())
     }
@@ -214,18 +218,21 @@ impl Engine {
         self.keep(id, Entry::Forget);
     }
 
-    /// Counts an exchange with a neighbour.
-    fn count(&mut self, side: &Side, is_more: bool) {
+    /// A neighbour has part in an exchange.
+    fn enter(&mut self, id: ExchangeId, side: &Side) {
         let Some(name) = side.peer() else { return };
         let peer = self.peers.entry(name.clone()).or_default();
-        if is_more {
-            peer.exchanges += 1;
-            // A channel is wanted, where none was.
-            if peer.exchanges == 1 {
-                self.out.push_back(Output::Stir(name.clone()));
-            }
-        } else {
-            peer.exchanges -= 1;
+        peer.exchanges.insert(id);
+        // A channel is wanted, where none was.
+        if peer.exchanges.len() == 1 {
+            self.out.push_back(Output::Stir(name.clone()));
+        }
+    }
+
+    /// It has none any more.
+    fn leave(&mut self, id: ExchangeId, side: &Side) {
+        if let Some(peer) = side.peer().and_then(|name| self.peers.get_mut(name)) {
+            peer.exchanges.remove(&id);
         }
     }
 
@@ -239,7 +246,7 @@ impl Engine {
         }
         let entry = Entry::Lead { to: to.clone(), account: account.clone(), is_tunnel };
         self.keep(id, entry);
-        self.count(&to, true);
+        self.enter(id, &to);
     }
 
     /// An exchange that a neighbour began ends here: its request is read as it came.
@@ -342,6 +349,11 @@ impl Engine {
         }
     }
 
+    /// So much of what is on disk is read at once: where memory is scarce no more than is sent next.
+    fn to_load(account: Option<&Account>, length: u64) -> u64 {
+        length.min(if account.is_some_and(Account::is_tight) { CHUNK as u64 } else { LOAD })
+    }
+
     /// The next bytes for who is here, at most so many; `None` where there are none yet.
     pub(crate) fn read(&mut self, id: ExchangeId, part: Part, most: usize) -> Option<(Bytes, bool)> {
         let exchange = self.exchanges.get_mut(&id).filter(|exchange| exchange.sink(part) == Some(&Side::Here))?;
@@ -352,13 +364,18 @@ impl Engine {
                 Some((bytes, is_last))
             }
             Some(Next::Away { offset, length }) => {
-                self.out.push_back(Output::Read { id, part, offset, length: length.min(LOAD) });
+                self.out.push_back(Output::Read {
+                    id,
+                    part,
+                    offset,
+                    length: Self::to_load(self.accounts.get(&exchange.account), length),
+                });
                 None
             }
             None => None,
         };
         if read.is_none() {
-            exchange.indexed[index::of(part)].is_ready_told = false;
+            exchange.indexed[part.index()].is_ready_told = false;
         }
         self.reindex(id);
         self.end_if_over(id);
@@ -370,9 +387,9 @@ impl Engine {
         let Some(exchange) = self.exchanges.get_mut(&id).filter(|exchange| exchange.from == Side::Here) else {
             return false;
         };
-        let is_on_disk = self.accounts.get(&exchange.account).is_some_and(|account| account.limits.disk > 0);
+        let is_on_disk = self.accounts.get(&exchange.account).is_some_and(Account::is_on_disk);
         let is_there = exchange.response.reopen(is_on_disk);
-        exchange.indexed[index::of(Part::Response)].is_ready_told = false;
+        exchange.indexed[Part::Response.index()].is_ready_told = false;
         self.reindex(id);
         is_there
     }

@@ -13,6 +13,7 @@ use hermes_wire::binary_http::{
     BinaryHttpError, Control, Decoder, Field, Part as Piece, put_chunk_head, put_end, put_head,
 };
 use hermes_wire::custody::{ExchangeId, Part};
+use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 
@@ -69,7 +70,7 @@ pub(super) fn request(control: Control, fields: Vec<Field>) -> Result<http::requ
         parts.method = Method::CONNECT;
         parts.uri = Uri::try_from(&authority[..]).map_err(|error| error.to_string())?;
         parts.version = Version::HTTP_2;
-        parts.headers = headers(fields)?;
+        parts.headers = head_fields(fields)?;
         return Ok(parts);
     }
     let text = |bytes: &Bytes| String::from_utf8(bytes.to_vec()).map_err(|_| "its target is no text".to_owned());
@@ -78,8 +79,21 @@ pub(super) fn request(control: Control, fields: Vec<Field>) -> Result<http::requ
     parts.method = Method::from_bytes(&method).map_err(|error| error.to_string())?;
     parts.uri = uri.build().map_err(|error| error.to_string())?;
     parts.version = Version::HTTP_2;
-    parts.headers = headers(fields)?;
+    parts.headers = head_fields(fields)?;
     Ok(parts)
+}
+
+/// A head's fields. What they say of a length is one number, or nobody could tell where the message ends.
+fn head_fields(fields: Vec<Field>) -> Result<HeaderMap, String> {
+    let headers = headers(fields)?;
+    let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
+    if let Some(first) = lengths.next() {
+        let is_number = !first.is_empty() && first.as_bytes().iter().all(u8::is_ascii_digit);
+        if !is_number || lengths.any(|other| other != first) {
+            return Err("its lengths differ, or are none".to_owned());
+        }
+    }
+    Ok(headers)
 }
 
 fn headers(fields: Vec<Field>) -> Result<HeaderMap, String> {
@@ -133,7 +147,7 @@ pub(super) fn response(piece: Option<Piece>, reading: &Reading) -> Result<Option
             let mut response = Response::new(());
             *response.status_mut() = StatusCode::from_u16(status).map_err(|error| error.to_string())?;
             *response.version_mut() = Version::HTTP_2;
-            *response.headers_mut() = headers(fields)?;
+            *response.headers_mut() = head_fields(fields)?;
             Ok(Some(ResponseHead { response, length: reading.read() }))
         }
         Some(Piece::Head(Control::Request { .. }, _)) => Err("it is a request".to_owned()),
@@ -282,12 +296,18 @@ impl CustodyBody {
             match ready!(self.poll_piece(cx)) {
                 Some(Ok(Piece::Content(bytes))) => {
                     if let Some(left) = &mut self.length {
-                        *left = left.saturating_sub(bytes.len() as u64);
+                        match left.checked_sub(bytes.len() as u64) {
+                            Some(less) => *left = less,
+                            None => return Poll::Ready(Some(Err(self.malformed("it is longer than it says")))),
+                        }
                     }
                     return Poll::Ready(Some(Ok(Frame::data(bytes))));
                 }
                 // Its own head, where it was read before by others.
                 Some(Ok(Piece::Head(..))) => {}
+                Some(Ok(Piece::End(_))) if self.length.is_some_and(|left| left > 0) => {
+                    return Poll::Ready(Some(Err(self.malformed("it is shorter than it says"))));
+                }
                 Some(Ok(Piece::End(fields))) => {
                     // Whoever brought it hears that it is held.
                     while let Poll::Ready(Some(Ok(_))) = self.poll_piece(cx) {}

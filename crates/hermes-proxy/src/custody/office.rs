@@ -3,23 +3,25 @@
 //! In: what clients and origins bring, what channels hear, what is safe. Out: bytes for those who wait for them, records
 //! for channels, and whose task goes on. A lock is held for a record or a chunk, and never over I/O.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+mod state;
+
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use bytes::Bytes;
-use hermes_model::snapshot::{Durable, Snapshot};
+use hermes_model::snapshot::{Custody, Durable, Snapshot};
 use hermes_wire::custody::{ExchangeId, Part, Record};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::engine::{Appended, Engine, Entry, Former, Limits, Output, Side};
+use self::state::{End, State, Storing};
+use super::engine::{Appended, Limits, Side, Survives};
 use super::half::Upto;
 use super::journal::Note;
-use super::store::{Held, HeldHalf, Job, Reader, Safe, Store};
+use super::store::{Job, Reader, Safe, Store};
 
 /// Responses that are kept for clients that are gone.
 const MOST_LEFT: usize = 256;
@@ -41,59 +43,6 @@ pub(crate) struct Office {
     arrivals: Arc<str>,
 }
 
-struct State {
-    engine: Engine,
-    /// Who is here and has part in an exchange.
-    ends: HashMap<ExchangeId, End>,
-    lines: HashMap<Arc<str>, Line>,
-    /// Who was refused for want of room.
-    crowd: Vec<Waker>,
-    /// Exchanges that neighbours began, and nobody has looked at yet.
-    begun: VecDeque<(ExchangeId, Arc<str>)>,
-    /// To be woken once the lock is free.
-    woken: Vec<Waker>,
-    store: Storing,
-    /// Exchanges of before this process, by the neighbour that they came from: they are looked at when it is back.
-    resumed: HashMap<Arc<str>, Vec<ExchangeId>>,
-    /// Of those, the ones whose request may have gone to an origin that must not have it twice.
-    intended: HashSet<ExchangeId>,
-    /// What was said of a disk that takes nothing.
-    trouble: Option<Arc<str>>,
-    /// Responses whose client is gone, by what it had asked, the oldest first.
-    left: VecDeque<(Bytes, ExchangeId)>,
-}
-
-/// Where what is to be safe goes.
-enum Storing {
-    /// Nowhere: it is safe as long as the process is.
-    Memory,
-    /// To a journal that another process still has. Until then it waits, and nobody is heard.
-    Awaited(Vec<Job>),
-    Journal(Store),
-    /// Nowhere any more: another process has it.
-    Over,
-}
-
-impl Storing {
-    fn ask(&mut self, job: Job) {
-        match self {
-            Storing::Memory | Storing::Over => {}
-            Storing::Awaited(jobs) => jobs.push(job),
-            Storing::Journal(store) => store.ask(job),
-        }
-    }
-}
-
-/// Milliseconds since 1970.
-fn date() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
-fn millis(period: Duration) -> u64 {
-    u64::try_from(period.as_millis()).unwrap_or(u64::MAX)
-}
-
 /// An exchange of before this process, for who looks at it.
 pub(crate) struct Resumed {
     /// It ends here.
@@ -106,55 +55,9 @@ pub(crate) struct Resumed {
     pub(crate) response: Upto,
 }
 
-/// Somebody's part in an exchange.
-#[derive(Default)]
-struct End {
-    /// Bytes of heads that are awaited, in the order of the parts.
-    heads: [VecDeque<Bytes>; 2],
-    readers: [Option<Waker>; 2],
-    /// That its request goes out is written.
-    is_intended: bool,
-    failure: Option<Failure>,
-    is_over: bool,
-}
-
-/// The way to a neighbour.
-#[derive(Default)]
-struct Line {
-    /// Counts its channels: the last one holds.
-    channel: u64,
-    /// Whoever carries it.
-    carrier: Option<Waker>,
-    /// Whoever makes a channel when one is wanted.
-    keeper: Option<Waker>,
-}
-
-fn place(part: Part) -> usize {
-    usize::from(part == Part::Response)
-}
-
-impl End {
-    fn wake(&mut self, part: Part, woken: &mut Vec<Waker>) {
-        woken.extend(self.readers[place(part)].take());
-    }
-}
-
 impl Office {
     pub(crate) fn new() -> Self {
-        let state = State {
-            engine: Engine::new(),
-            ends: HashMap::new(),
-            lines: HashMap::new(),
-            crowd: Vec::new(),
-            begun: VecDeque::new(),
-            woken: Vec::new(),
-            store: Storing::Memory,
-            resumed: HashMap::new(),
-            intended: HashSet::new(),
-            trouble: None,
-            left: VecDeque::new(),
-        };
-        Self { state: Mutex::new(state), epoch: Instant::now(), arrivals: Arc::from("") }
+        Self { state: Mutex::new(State::new()), epoch: Instant::now(), arrivals: Arc::from("") }
     }
 
     /// What may be held from now on.
@@ -162,17 +65,24 @@ impl Office {
         let limits = &snapshot.limits;
         self.act(|state, _| {
             let is_stored = !matches!(state.store, Storing::Memory);
-            let disk = |disk: u64| if is_stored { disk } else { 0 };
+            let survives = |disk: u64, durable: Durable| match durable {
+                _ if !is_stored || disk == 0 => Survives::Nothing,
+                Durable::Process => Survives::Process,
+                Durable::Fsync => Survives::Power,
+            };
             let (memory, exchanges) = (limits.custody_memory as u64, limits.custody_exchanges);
             let durable = snapshot.routes.iter().filter_map(|route| route.custody).map(|custody| custody.durable);
             // What arrives for other routes is as safe as the safest of them.
-            let is_synced = durable.clone().any(|durable| durable == Durable::Fsync);
-            let own = Limits { exchanges, memory, disk: disk(limits.custody_disk as u64), is_synced };
+            let safest =
+                if durable.into_iter().any(|one| one == Durable::Fsync) { Durable::Fsync } else { Durable::Process };
+            let disk = limits.custody_disk as u64;
+            let own = Limits { exchanges, memory, disk, survives: survives(disk, safest) };
             state.engine.allow(&self.arrivals, own);
             for route in &snapshot.routes {
                 if let Some(custody) = &route.custody {
-                    let (memory, is_synced) = (custody.memory, custody.durable == Durable::Fsync);
-                    let limits = Limits { exchanges, memory, disk: disk(custody.disk), is_synced };
+                    let Custody { memory, disk, durable, .. } = custody;
+                    let limits =
+                        Limits { exchanges, memory: *memory, disk: *disk, survives: survives(*disk, *durable) };
                     state.engine.allow(&route.name, limits);
                 }
             }
@@ -263,11 +173,12 @@ impl Office {
     /// Ready when it is safe to know that the request goes to an origin that must not have it twice.
     pub(crate) fn poll_intent(&self, cx: &Context<'_>, id: ExchangeId) -> Poll<Result<(), Failure>> {
         self.act(|state, _| {
-            if matches!(state.store, Storing::Memory) || state.ends.get(&id).is_some_and(|end| end.is_intended) {
+            let survives = state.engine.survives(id);
+            if survives == Survives::Nothing || state.ends.get(&id).is_some_and(|end| end.is_intended) {
                 return Poll::Ready(Ok(()));
             }
             if state.intended.insert(id) {
-                state.store.ask(Job::Keep { id, note: Note::Intent, is_synced: state.engine.is_synced(id) });
+                state.store.ask(Job::Keep { id, note: Note::Intent, is_synced: survives == Survives::Power });
             }
             state.ends.entry(id).or_default().wait(cx, Part::Response)
         })
@@ -341,7 +252,7 @@ impl Office {
     pub(crate) fn poll_head(&self, cx: &Context<'_>, id: ExchangeId, part: Part) -> Poll<Result<Bytes, Failure>> {
         let mut state = self.lock();
         let end = state.ends.entry(id).or_default();
-        match end.heads[place(part)].pop_front() {
+        match end.heads[part.index()].pop_front() {
             Some(bytes) => Poll::Ready(Ok(bytes)),
             None => end.wait(cx, part),
         }
@@ -375,7 +286,9 @@ impl Office {
             Appended::Full => {
                 // Who waits comes before who is gone.
                 state.leave_for_good();
-                state.crowd.push(cx.waker().clone());
+                if !state.crowd.iter().any(|waker| waker.will_wake(cx.waker())) {
+                    state.crowd.push(cx.waker().clone());
+                }
                 Poll::Pending
             }
             Appended::Gone => Poll::Ready(Err(state.failure(id))),
@@ -547,141 +460,6 @@ impl Reader for Office {
                 state.trouble = None;
                 tracing::info!("the journal of custody is written again");
             }
-        }
-    }
-}
-
-impl End {
-    fn wait<T>(&mut self, cx: &Context<'_>, part: Part) -> Poll<Result<T, Failure>> {
-        if let Some(failure) = &self.failure {
-            return Poll::Ready(Err(failure.clone()));
-        }
-        if self.is_over {
-            return Poll::Ready(Err(Failure { status: 502, reason: Arc::from("it is over") }));
-        }
-        self.readers[place(part)] = Some(cx.waker().clone());
-        Poll::Pending
-    }
-}
-
-impl State {
-    fn is_last(&self, peer: &Arc<str>, channel: u64) -> bool {
-        self.lines.get(peer).is_some_and(|line| line.channel == channel)
-    }
-
-    /// The oldest response whose client is gone comes to nothing.
-    fn leave_for_good(&mut self) {
-        if let Some((_, id)) = self.left.pop_front() {
-            self.engine.fail(id, 499, "its client is gone");
-        }
-    }
-
-    fn is_ready(&self) -> bool {
-        matches!(self.store, Storing::Memory | Storing::Journal(_))
-    }
-
-    fn failure(&self, id: ExchangeId) -> Failure {
-        let known = self.ends.get(&id).and_then(|end| end.failure.clone());
-        known.unwrap_or_else(|| Failure { status: 502, reason: Arc::from("it is over") })
-    }
-
-    /// What was held before this process is held again.
-    fn restore(&mut self, now: Duration, id: ExchangeId, held: Held) {
-        let Held { from, to, account, deadline, is_intended, is_tunnel, halves } = held;
-        let left = Duration::from_millis(deadline.saturating_sub(date()));
-        let Some(to) = to.filter(|_| !left.is_zero()) else { return self.engine.discard(id) };
-        let peer = match &from {
-            Side::Peer(peer) => Some(peer.clone()),
-            Side::Here => None,
-        };
-        // What it was to the socket beside it is not known any more.
-        let ends_here = is_tunnel && (from == Side::Here || to == Side::Here);
-        let former = |HeldHalf { head, pieces }| Former { head, pieces };
-        let (sides, time) = ((from, to), (now, left));
-        if let Err(error) = self.engine.restore(id, sides, time, &account, is_tunnel, halves.map(former)) {
-            tracing::warn!(%id, error, "an exchange of before is not held any more");
-            return self.engine.discard(id);
-        }
-        match peer {
-            Some(_) if ends_here => self.engine.fail(id, 502, "the node at its far end was restarted"),
-            Some(peer) => {
-                self.resumed.entry(peer).or_default().push(id);
-                if is_intended {
-                    self.intended.insert(id);
-                }
-            }
-            None => self.engine.fail(id, 499, "its client was at a process that is no more"),
-        }
-    }
-
-    /// Does what the engine says.
-    fn settle(&mut self, now: Duration) {
-        while let Some(output) = self.engine.output() {
-            match output {
-                Output::Begun { id, peer } => self.begun.push_back((id, peer)),
-                Output::Head { id, part, bytes } => {
-                    let end = self.ends.entry(id).or_default();
-                    end.heads[place(part)].push_back(bytes);
-                    end.wake(part, &mut self.woken);
-                }
-                Output::Keep { id, entry, is_synced } => self.keep(now, id, entry, is_synced),
-                Output::Read { id, part, offset, length } => {
-                    self.store.ask(Job::Read { id, part, offset, length, back: None });
-                }
-                Output::Ready { id, part } => {
-                    if let Some(end) = self.ends.get_mut(&id) {
-                        end.wake(part, &mut self.woken);
-                    }
-                }
-                Output::Stir(peer) => {
-                    if let Some(line) = self.lines.get_mut(&peer) {
-                        self.woken.extend(line.carrier.take());
-                        self.woken.extend(line.keeper.take());
-                    }
-                }
-                Output::Room => self.woken.append(&mut self.crowd),
-                Output::Failed { id, status, reason } => {
-                    self.end(id, Some(Failure { status, reason: Arc::from(reason) }));
-                }
-                Output::Forget { id } => {
-                    self.intended.remove(&id);
-                    self.left.retain(|(_, left)| *left != id);
-                    self.end(id, None);
-                }
-            }
-        }
-    }
-
-    fn keep(&mut self, now: Duration, id: ExchangeId, entry: Entry, is_synced: bool) {
-        let note = match entry {
-            Entry::Begin { from, account, deadline } => {
-                let deadline = date().saturating_add(millis(deadline.saturating_sub(now)));
-                Note::Begin { from, account, deadline }
-            }
-            Entry::Lead { to, account, is_tunnel } => Note::Lead { to, account, is_tunnel },
-            Entry::Head { part, theirs, head } => Note::Head { part, theirs, bytes: head },
-            Entry::Bytes { part, offset, bytes, is_last } => Note::Bytes { part, offset, is_last, bytes },
-            Entry::Forget => Note::Forget,
-        };
-        if !matches!(self.store, Storing::Memory) {
-            return self.store.ask(Job::Keep { id, note, is_synced });
-        }
-        // In memory alone: what is here is safe as long as the process is.
-        match note {
-            Note::Head { part, bytes, .. } => self.engine.is_safe(id, part, bytes.len() as u64, false),
-            Note::Bytes { part, offset, bytes, is_last } => {
-                self.engine.is_safe(id, part, offset + bytes.len() as u64, is_last);
-            }
-            _ => {}
-        }
-    }
-
-    fn end(&mut self, id: ExchangeId, failure: Option<Failure>) {
-        let Some(end) = self.ends.get_mut(&id) else { return };
-        end.failure = end.failure.take().or(failure);
-        end.is_over = true;
-        for reader in &mut end.readers {
-            self.woken.extend(reader.take());
         }
     }
 }

@@ -61,7 +61,7 @@ impl Engine {
 
     pub(super) fn remember_ended(&mut self, id: ExchangeId, peer: Arc<str>, record: Record, until: Duration) {
         self.forget_ended(id, &peer);
-        self.peers.entry(peer.clone()).or_default().ended += 1;
+        self.peers.entry(peer.clone()).or_default().ended.insert(id);
         self.deadlines.insert((until, id));
         self.ended.entry(id).or_default().push(Ended { peer, record, until });
     }
@@ -78,7 +78,7 @@ impl Engine {
             self.ended.remove(&id);
         }
         if let Some(peer) = self.peers.get_mut(peer) {
-            peer.ended -= 1;
+            peer.ended.remove(&id);
         }
     }
 
@@ -87,9 +87,9 @@ impl Engine {
         self.unindex(id);
         let exchange = self.exchanges.remove(&id)?;
         self.deadlines.remove(&(exchange.deadline, id));
-        self.count(&exchange.from, false);
+        self.leave(id, &exchange.from);
         if let Some(to) = &exchange.to {
-            self.count(to, false);
+            self.leave(id, to);
         }
         if let Some(account) = self.accounts.get_mut(&exchange.account) {
             account.exchanges -= 1;
@@ -117,7 +117,7 @@ impl Engine {
             for ended in self.ended.remove(&id).into_iter().flatten() {
                 self.deadlines.remove(&(ended.until, id));
                 if let Some(peer) = self.peers.get_mut(&ended.peer) {
-                    peer.ended -= 1;
+                    peer.ended.remove(&id);
                 }
             }
         }

@@ -72,7 +72,7 @@ pub(crate) enum Output {
     /// These bytes of a half whose head is awaited came next: [`Engine::settle`] ends that.
     Head { id: ExchangeId, part: Part, bytes: Bytes },
     /// This is to be made safe, in this order. Of heads and bytes [`Engine::is_safe`] is to be told.
-    Keep { id: ExchangeId, entry: Entry, is_synced: bool },
+    Keep { id: ExchangeId, entry: Entry, survives: Survives },
     /// What stands there is to be read again, for [`Engine::load`].
     Read { id: ExchangeId, part: Part, offset: u64, length: u64 },
     /// There is something for who is here: [`Engine::read`].
@@ -94,10 +94,22 @@ pub(crate) struct Limits {
     pub(crate) exchanges: usize,
     /// Bytes of all of them in memory.
     pub(crate) memory: u64,
-    /// And on disk. Zero: nothing is written, and what is safe is what is in memory.
+    /// And on disk.
     pub(crate) disk: u64,
-    /// What is safe survives a loss of power.
-    pub(crate) is_synced: bool,
+    /// What bytes survive that are safe.
+    pub(crate) survives: Survives,
+}
+
+/// What bytes survive before anybody hears that they are held.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Survives {
+    /// Nothing: they are in memory, and nowhere else.
+    #[default]
+    Nothing,
+    /// The end of the process.
+    Process,
+    /// A loss of power.
+    Power,
 }
 
 /// What [`Engine::append`] came to.
@@ -127,6 +139,8 @@ pub(super) struct Exchange {
     pub(super) life: Duration,
     /// The next one has heard of it, over the channel that is there.
     pub(super) is_begun: bool,
+    /// It was there before this process, which may have lost what it had last.
+    pub(super) is_restored: bool,
     /// How its halves stand in the indexes, in the order of `PARTS`.
     pub(super) indexed: [Indexed; 2],
 }

@@ -2,13 +2,13 @@
 //!
 //! In: an exchange that may have changed. Out: its places in the queues of its neighbours, and in its account.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use hermes_wire::custody::{ExchangeId, Part, Record};
 
 use super::super::pace::Pace;
-use super::{Engine, Exchange, Limits, Output, PARTS, Side};
+use super::{Engine, Exchange, Limits, Output, PARTS, Side, Survives};
 
 /// A neighbour.
 #[derive(Debug, Default)]
@@ -28,9 +28,9 @@ pub(super) struct Peer {
     pub(super) in_flight: u64,
     /// Chunks since the oldest exchange had its turn.
     pub(super) turns: u32,
-    /// Exchanges that it has part in, and what it is to hear of those that are over.
-    pub(super) exchanges: usize,
-    pub(super) ended: usize,
+    /// Exchanges that it has part in, and those of whose end it is to hear.
+    pub(super) exchanges: HashSet<ExchangeId>,
+    pub(super) ended: HashSet<ExchangeId>,
 }
 
 impl Peer {
@@ -57,27 +57,32 @@ pub(super) struct Account {
 
 impl Default for Account {
     fn default() -> Self {
-        let limits = Limits { exchanges: 0, memory: 0, disk: 0, is_synced: false };
+        let limits = Limits { exchanges: 0, memory: 0, disk: 0, survives: Survives::Nothing };
         Self { limits, exchanges: 0, memory: 0, disk: 0, has_refused: false, lacking: BTreeSet::new() }
     }
 }
 
 impl Account {
+    /// What it holds is written.
+    pub(super) fn is_on_disk(&self) -> bool {
+        self.limits.survives != Survives::Nothing
+    }
+
     /// So many bytes more.
     pub(super) fn takes(&self, bytes: usize) -> bool {
         let fits = |kept: u64, limit: u64| kept + bytes as u64 <= limit;
-        fits(self.memory, self.limits.memory) && (self.limits.disk == 0 || fits(self.disk, self.limits.disk))
+        fits(self.memory, self.limits.memory) && (!self.is_on_disk() || fits(self.disk, self.limits.disk))
     }
 
     /// With a quarter to spare, or who is told to send again would be refused again.
     pub(super) fn has_room(&self) -> bool {
         let has = |kept: u64, limit: u64| kept <= limit / 4 * 3;
-        has(self.memory, self.limits.memory) && (self.limits.disk == 0 || has(self.disk, self.limits.disk))
+        has(self.memory, self.limits.memory) && (!self.is_on_disk() || has(self.disk, self.limits.disk))
     }
 
     /// What can be on disk alone had better be.
     pub(super) fn is_tight(&self) -> bool {
-        self.limits.disk > 0 && self.memory > self.limits.memory / 2
+        self.is_on_disk() && self.memory > self.limits.memory / 2
     }
 }
 
@@ -92,11 +97,6 @@ pub(super) struct Indexed {
     disk: u64,
     /// Who is here was told of it.
     pub(super) is_ready_told: bool,
-}
-
-/// Where a part stands in `PARTS`.
-pub(super) fn of(part: Part) -> usize {
-    usize::from(part == Part::Response)
 }
 
 /// An exchange is another account's now.
@@ -130,8 +130,8 @@ impl Engine {
         let account = self.accounts.entry(exchange.account.clone()).or_default();
         let had_room = account.has_room();
         for part in PARTS {
-            let before = exchange.indexed[of(part)];
-            let now = if goes { Indexed::default() } else { stand(exchange, part, had_room, account.limits.disk > 0) };
+            let before = exchange.indexed[part.index()];
+            let now = if goes { Indexed::default() } else { stand(exchange, part, had_room, account.is_on_disk()) };
             account.memory = account.memory + now.memory - before.memory;
             account.disk = account.disk + now.disk - before.disk;
             let number = exchange.number;
@@ -168,7 +168,7 @@ impl Engine {
             if now.is_ready_told && !before.is_ready_told {
                 self.out.push_back(Output::Ready { id, part });
             }
-            exchange.indexed[of(part)] = now;
+            exchange.indexed[part.index()] = now;
         }
         let lacks = !goes && (exchange.request.is_lacking() || exchange.response.is_lacking());
         if lacks {
@@ -191,7 +191,7 @@ impl Engine {
 
 /// How a half should stand.
 fn stand(exchange: &mut Exchange, part: Part, has_room: bool, on_disk: bool) -> Indexed {
-    let before = exchange.indexed[of(part)];
+    let before = exchange.indexed[part.index()];
     let is_answered = exchange.is_answered(part);
     let sink = match exchange.sink(part) {
         Some(Side::Peer(_)) => Some(true),

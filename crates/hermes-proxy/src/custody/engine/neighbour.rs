@@ -10,10 +10,8 @@ use hermes_wire::custody::{ExchangeId, Part, Record};
 
 use super::super::half::{Half, Next, Upto};
 use super::index::Account;
-use super::{Engine, Exchange, LOAD, Output, PARTS, Side};
+use super::{CHUNK, Engine, Exchange, Output, PARTS, Side};
 
-/// Bytes in one record: small ones behind a large one wait for so much.
-const CHUNK: usize = 16 << 10;
 /// Of so many chunks one is the oldest exchange's, whoever else is ahead.
 const FOR_THE_OLDEST: u32 = 8;
 /// No neighbour asks for longer custody.
@@ -31,10 +29,11 @@ impl Engine {
         state.pace.begin();
         // Said again where it still has to be.
         state.words.clear();
-        let ended = self.ended.values().flatten().filter(|ended| ended.peer == *peer);
-        state.words.extend(ended.map(|ended| ended.record.clone()));
-        let with: Vec<_> =
-            self.exchanges.iter().filter(|(_, exchange)| exchange.is_with(&side)).map(|(id, _)| *id).collect();
+        for id in &state.ended {
+            let ended = self.ended.get(id).into_iter().flatten().filter(|ended| ended.peer == *peer);
+            state.words.extend(ended.map(|ended| ended.record.clone()));
+        }
+        let with: Vec<_> = state.exchanges.iter().copied().collect();
         for id in with {
             let Some(exchange) = self.exchanges.get_mut(&id) else { continue };
             for part in PARTS {
@@ -61,7 +60,7 @@ impl Engine {
 
     /// Something is to be said to this neighbour, or heard of it: a channel is wanted.
     pub(crate) fn wants(&self, peer: &str) -> bool {
-        self.peers.get(peer).is_some_and(|peer| peer.exchanges > 0 || peer.ended > 0)
+        self.peers.get(peer).is_some_and(|peer| !peer.exchanges.is_empty() || !peer.ended.is_empty())
     }
 
     /// A neighbour says something. What it begins is counted on this account until it is led anywhere.
@@ -87,10 +86,11 @@ impl Engine {
                 let Some(exchange) = self.exchanges.get_mut(&id).filter(goes_to) else {
                     return self.unknown(peer, id);
                 };
-                let is_from_here = exchange.source(part) == Some(&Side::Here);
+                // Only a process that was killed may have sent more than it still has.
+                let may_have_lost = exchange.is_restored && exchange.source(part) != Some(&Side::Here);
                 let half = exchange.half(part);
                 let before = half.held().offset;
-                if half.awaits_head() || (is_from_here && upto > half.have().offset) {
+                if half.awaits_head() || (!may_have_lost && upto > half.have().offset) {
                     return self.fail(id, 502, &format!("{peer} holds more of it than there was"));
                 }
                 half.set_held(Upto { offset: upto, is_whole });
@@ -122,7 +122,7 @@ impl Engine {
                         let have = exchange.request.have();
                         exchange.request.set_held(have);
                     }
-                    self.count(&side, false);
+                    self.leave(id, &side);
                     self.reindex(id);
                     self.end_if_over(id);
                 } else if exchange.to.as_ref() == Some(&side) {
@@ -226,7 +226,12 @@ impl Engine {
                     Some(Record::Data { id, part, offset, is_last, bytes })
                 }
                 Some(Next::Away { offset, length }) => {
-                    self.out.push_back(Output::Read { id, part, offset, length: length.min(LOAD) });
+                    self.out.push_back(Output::Read {
+                        id,
+                        part,
+                        offset,
+                        length: Self::to_load(self.accounts.get(&exchange.account), length),
+                    });
                     None
                 }
                 None => None,

@@ -63,10 +63,6 @@ pub(in crate::custody) struct HeldHalf {
     pub(in crate::custody) pieces: Vec<(Upto, u64)>,
 }
 
-fn place(part: Part) -> usize {
-    usize::from(part == Part::Response)
-}
-
 /// All of it.
 #[derive(Default)]
 pub(super) struct Index {
@@ -97,11 +93,11 @@ impl Index {
             Note::Head { part, theirs, bytes } => {
                 let length = bytes.len() as u64;
                 let extent = Extent { offset: 0, length, theirs: Some(*theirs), is_last: false, segment, at };
-                kept.halves[place(*part)].push(extent);
+                kept.halves[part.index()].push(extent);
             }
             Note::Bytes { part, offset, is_last, bytes } => {
                 let (offset, length, is_last) = (*offset, bytes.len() as u64, *is_last);
-                kept.halves[place(*part)].push(Extent { offset, length, theirs: None, is_last, segment, at });
+                kept.halves[part.index()].push(Extent { offset, length, theirs: None, is_last, segment, at });
             }
             Note::Forget => {}
         }
@@ -158,7 +154,7 @@ impl Index {
     pub(super) fn read(&self, id: ExchangeId, part: Part, offset: u64, length: u64) -> io::Result<Bytes> {
         let gone = || io::Error::new(io::ErrorKind::NotFound, "it is not in the journal");
         let kept = self.exchanges.get(&id).ok_or_else(gone)?;
-        let mut extents: Vec<_> = kept.halves[place(part)].iter().filter(|one| one.length > 0).collect();
+        let mut extents: Vec<_> = kept.halves[part.index()].iter().filter(|one| one.length > 0).collect();
         extents.sort_unstable_by_key(|one| one.offset);
         let mut out = BytesMut::with_capacity(usize::try_from(length).unwrap_or_default());
         let (mut at, end) = (offset, offset + length);
@@ -190,7 +186,7 @@ impl Index {
             let mut notes: Vec<Note> = kept.begin.iter().chain(&kept.lead).cloned().collect();
             notes.extend(kept.is_intended.then_some(Note::Intent));
             for part in [Part::Request, Part::Response] {
-                for extent in kept.halves[place(part)].iter().filter(|one| one.segment == segment) {
+                for extent in kept.halves[part.index()].iter().filter(|one| one.segment == segment) {
                     let bytes = self.read(*id, part, extent.offset, extent.length)?;
                     notes.push(match extent.theirs {
                         Some(theirs) => Note::Head { part, theirs, bytes },

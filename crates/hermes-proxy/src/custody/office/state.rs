@@ -1,0 +1,251 @@
+//! What is behind the office's lock.
+//!
+//! In: what the engine says is to be done. Out: wakers, entries for the journal, and who failed for which reason.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use hermes_wire::custody::{ExchangeId, Part};
+
+use super::super::engine::{Engine, Entry, Former, Output, Side, Survives};
+use super::super::journal::Note;
+use super::super::store::{Held, HeldHalf, Job, Store};
+use super::Failure;
+
+/// All of it.
+pub(super) struct State {
+    pub(super) engine: Engine,
+    /// Who is here and has part in an exchange.
+    pub(super) ends: HashMap<ExchangeId, End>,
+    pub(super) lines: HashMap<Arc<str>, Line>,
+    /// Who was refused for want of room.
+    pub(super) crowd: Vec<Waker>,
+    /// Exchanges that neighbours began, and nobody has looked at yet.
+    pub(super) begun: VecDeque<(ExchangeId, Arc<str>)>,
+    /// To be woken once the lock is free.
+    pub(super) woken: Vec<Waker>,
+    pub(super) store: Storing,
+    /// Exchanges of before this process, by the neighbour that they came from: they are looked at when it is back.
+    pub(super) resumed: HashMap<Arc<str>, Vec<ExchangeId>>,
+    /// Of those, the ones whose request may have gone to an origin that must not have it twice.
+    pub(super) intended: HashSet<ExchangeId>,
+    /// What was said of a disk that takes nothing.
+    pub(super) trouble: Option<Arc<str>>,
+    /// Responses whose client is gone, by what it had asked, the oldest first.
+    pub(super) left: VecDeque<(Bytes, ExchangeId)>,
+}
+
+/// Where what is to be safe goes.
+pub(super) enum Storing {
+    /// Nowhere: it is safe as long as the process is.
+    Memory,
+    /// To a journal that another process still has. Until then it waits, and nobody is heard.
+    Awaited(Vec<Job>),
+    Journal(Store),
+    /// Nowhere any more: another process has it.
+    Over,
+}
+
+impl Storing {
+    pub(super) fn ask(&mut self, job: Job) {
+        match self {
+            Storing::Memory | Storing::Over => {}
+            Storing::Awaited(jobs) => jobs.push(job),
+            Storing::Journal(store) => store.ask(job),
+        }
+    }
+}
+
+/// Milliseconds since 1970.
+pub(super) fn date() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+pub(super) fn millis(period: Duration) -> u64 {
+    u64::try_from(period.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Somebody's part in an exchange.
+#[derive(Default)]
+pub(super) struct End {
+    /// Bytes of heads that are awaited, in the order of the parts.
+    pub(super) heads: [VecDeque<Bytes>; 2],
+    pub(super) readers: [Option<Waker>; 2],
+    /// That its request goes out is written.
+    pub(super) is_intended: bool,
+    pub(super) failure: Option<Failure>,
+    pub(super) is_over: bool,
+}
+
+/// The way to a neighbour.
+#[derive(Default)]
+pub(super) struct Line {
+    /// Counts its channels: the last one holds.
+    pub(super) channel: u64,
+    /// Whoever carries it.
+    pub(super) carrier: Option<Waker>,
+    /// Whoever makes a channel when one is wanted.
+    pub(super) keeper: Option<Waker>,
+}
+
+impl End {
+    pub(super) fn wake(&mut self, part: Part, woken: &mut Vec<Waker>) {
+        woken.extend(self.readers[part.index()].take());
+    }
+}
+
+impl End {
+    pub(super) fn wait<T>(&mut self, cx: &Context<'_>, part: Part) -> Poll<Result<T, Failure>> {
+        if let Some(failure) = &self.failure {
+            return Poll::Ready(Err(failure.clone()));
+        }
+        if self.is_over {
+            return Poll::Ready(Err(Failure { status: 502, reason: Arc::from("it is over") }));
+        }
+        self.readers[part.index()] = Some(cx.waker().clone());
+        Poll::Pending
+    }
+}
+
+impl State {
+    pub(super) fn new() -> Self {
+        Self {
+            engine: Engine::new(),
+            ends: HashMap::new(),
+            lines: HashMap::new(),
+            crowd: Vec::new(),
+            begun: VecDeque::new(),
+            woken: Vec::new(),
+            store: Storing::Memory,
+            resumed: HashMap::new(),
+            intended: HashSet::new(),
+            trouble: None,
+            left: VecDeque::new(),
+        }
+    }
+
+    pub(super) fn is_last(&self, peer: &Arc<str>, channel: u64) -> bool {
+        self.lines.get(peer).is_some_and(|line| line.channel == channel)
+    }
+
+    /// The oldest response whose client is gone comes to nothing.
+    pub(super) fn leave_for_good(&mut self) {
+        if let Some((_, id)) = self.left.pop_front() {
+            self.engine.fail(id, 499, "its client is gone");
+        }
+    }
+
+    pub(super) fn is_ready(&self) -> bool {
+        matches!(self.store, Storing::Memory | Storing::Journal(_))
+    }
+
+    pub(super) fn failure(&self, id: ExchangeId) -> Failure {
+        let known = self.ends.get(&id).and_then(|end| end.failure.clone());
+        known.unwrap_or_else(|| Failure { status: 502, reason: Arc::from("it is over") })
+    }
+
+    /// What was held before this process is held again.
+    pub(super) fn restore(&mut self, now: Duration, id: ExchangeId, held: Held) {
+        let Held { from, to, account, deadline, is_intended, is_tunnel, halves } = held;
+        let left = Duration::from_millis(deadline.saturating_sub(date()));
+        let Some(to) = to.filter(|_| !left.is_zero()) else { return self.engine.discard(id) };
+        let peer = match &from {
+            Side::Peer(peer) => Some(peer.clone()),
+            Side::Here => None,
+        };
+        // What it was to the socket beside it is not known any more.
+        let ends_here = is_tunnel && (from == Side::Here || to == Side::Here);
+        let former = |HeldHalf { head, pieces }| Former { head, pieces };
+        let (sides, time) = ((from, to), (now, left));
+        if let Err(error) = self.engine.restore(id, sides, time, &account, is_tunnel, halves.map(former)) {
+            tracing::warn!(%id, error, "an exchange of before is not held any more");
+            return self.engine.discard(id);
+        }
+        match peer {
+            Some(_) if ends_here => self.engine.fail(id, 502, "the node at its far end was restarted"),
+            Some(peer) => {
+                self.resumed.entry(peer).or_default().push(id);
+                if is_intended {
+                    self.intended.insert(id);
+                }
+            }
+            None => self.engine.fail(id, 499, "its client was at a process that is no more"),
+        }
+    }
+
+    /// Does what the engine says.
+    pub(super) fn settle(&mut self, now: Duration) {
+        while let Some(output) = self.engine.output() {
+            match output {
+                Output::Begun { id, peer } => self.begun.push_back((id, peer)),
+                Output::Head { id, part, bytes } => {
+                    let end = self.ends.entry(id).or_default();
+                    end.heads[part.index()].push_back(bytes);
+                    end.wake(part, &mut self.woken);
+                }
+                Output::Keep { id, entry, survives } => self.keep(now, id, entry, survives),
+                Output::Read { id, part, offset, length } => {
+                    self.store.ask(Job::Read { id, part, offset, length, back: None });
+                }
+                Output::Ready { id, part } => {
+                    if let Some(end) = self.ends.get_mut(&id) {
+                        end.wake(part, &mut self.woken);
+                    }
+                }
+                Output::Stir(peer) => {
+                    if let Some(line) = self.lines.get_mut(&peer) {
+                        self.woken.extend(line.carrier.take());
+                        self.woken.extend(line.keeper.take());
+                    }
+                }
+                Output::Room => self.woken.append(&mut self.crowd),
+                Output::Failed { id, status, reason } => {
+                    self.end(id, Some(Failure { status, reason: Arc::from(reason) }));
+                }
+                Output::Forget { id } => {
+                    self.intended.remove(&id);
+                    self.left.retain(|(_, left)| *left != id);
+                    self.end(id, None);
+                }
+            }
+        }
+    }
+
+    pub(super) fn keep(&mut self, now: Duration, id: ExchangeId, entry: Entry, survives: Survives) {
+        let note = match entry {
+            Entry::Begin { from, account, deadline } => {
+                let deadline = date().saturating_add(millis(deadline.saturating_sub(now)));
+                Note::Begin { from, account, deadline }
+            }
+            Entry::Lead { to, account, is_tunnel } => Note::Lead { to, account, is_tunnel },
+            Entry::Head { part, theirs, head } => Note::Head { part, theirs, bytes: head },
+            Entry::Bytes { part, offset, bytes, is_last } => Note::Bytes { part, offset, is_last, bytes },
+            Entry::Forget => Note::Forget,
+        };
+        // That it is over is said of all: who has nothing of it writes nothing.
+        if survives != Survives::Nothing || note == Note::Forget {
+            return self.store.ask(Job::Keep { id, note, is_synced: survives == Survives::Power });
+        }
+        // In memory alone: what is here is safe as long as the process is.
+        match note {
+            Note::Head { part, bytes, .. } => self.engine.is_safe(id, part, bytes.len() as u64, false),
+            Note::Bytes { part, offset, bytes, is_last } => {
+                self.engine.is_safe(id, part, offset + bytes.len() as u64, is_last);
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn end(&mut self, id: ExchangeId, failure: Option<Failure>) {
+        let Some(end) = self.ends.get_mut(&id) else { return };
+        end.failure = end.failure.take().or(failure);
+        end.is_over = true;
+        for reader in &mut end.readers {
+            self.woken.extend(reader.take());
+        }
+    }
+}
