@@ -289,7 +289,7 @@ fn after_an_hour_of_darkness_it_goes_on_where_it_was() {
     for _ in 0..6500 {
         chain.tick();
     }
-    let has_come = |chain: &Chain| chain.nodes[2].engine.kept().0;
+    let has_come = |chain: &Chain| chain.nodes[1].engine.kept().0;
     let before = has_come(&chain);
     assert!(before > 0, "some of it is on its way");
     chain.now = HOUR - TICK;
