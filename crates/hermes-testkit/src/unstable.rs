@@ -18,7 +18,7 @@ use crate::{
     netns::Namespace,
     origin::{self, Origin, http::Version},
     overlay::{Draft, Node, Overlay},
-    tls,
+    process, tls,
 };
 use bytes::Bytes;
 use nix::sys::signal::Signal;
@@ -44,7 +44,7 @@ listeners:
 ";
 const ON: &str = "
 routes:
-- {name: on, upstream: next, custody: {deadline: 5m}}
+- {name: on, upstream: next$CUSTODY}
 upstreams:
 - {name: next, protocol: $PROTOCOL, endpoints: ['$NEXT'], tls: {node: $NAME}}
 ";
@@ -56,6 +56,22 @@ routes:
 upstreams:
 - {name: origin, protocol: h1, endpoints: ['$ORIGIN']}
 ";
+
+/// What is between two nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Between {
+    /// `h2` or `h3`.
+    pub protocol: &'static str,
+    /// They have custody of what goes through.
+    pub has_custody: bool,
+}
+
+impl Between {
+    /// Custody over this version.
+    pub fn custody(protocol: &'static str) -> Self {
+        Self { protocol, has_custody: true }
+    }
+}
 
 /// A chain of nodes.
 #[derive(Debug)]
@@ -69,7 +85,7 @@ pub struct Chain {
     pub nodes: Vec<Node>,
     origin: Origin,
     secure: Origin,
-    protocol: &'static str,
+    between: Between,
     killed: usize,
     /// How often a node went on with what it held before it was killed.
     pub resumed: usize,
@@ -107,18 +123,18 @@ pub struct Download {
 }
 
 impl Chain {
-    /// So many links, each under its conditions, between nodes of this binary that dial each other over `h2` or `h3`.
+    /// So many links, each under its conditions, between nodes of this binary.
     ///
     /// # Errors
     /// Without root, or when a part of it cannot be started.
     pub async fn start(
         hermes: &Path,
         links: usize,
-        protocol: &'static str,
+        between: Between,
         conditions: impl Fn(usize) -> Conditions,
     ) -> Result<Self> {
         let serve = |listener| origin::http::serve(listener, Version::H1, Bytes::from_static(b"origin"));
-        Self::before(hermes, links, protocol, conditions, serve).await
+        Self::before(hermes, links, between, conditions, serve).await
     }
 
     /// The same before an origin of the caller's.
@@ -128,7 +144,7 @@ impl Chain {
     pub async fn before(
         hermes: &Path,
         links: usize,
-        protocol: &'static str,
+        between: Between,
         conditions: impl Fn(usize) -> Conditions,
         serve: impl FnOnce(TcpListener) -> Result<Origin>,
     ) -> Result<Self> {
@@ -149,7 +165,7 @@ impl Chain {
         let secure = origin::http::serve_tls(listen().await??, config, Bytes::from_static(b"secure"))?;
         let (nodes, killed, resumed) = (Vec::new(), 0, 0);
         let mut chain =
-            Self { namespaces, links: joined, epoch, overlay, nodes, origin, secure, protocol, killed, resumed };
+            Self { namespaces, links: joined, epoch, overlay, nodes, origin, secure, between, killed, resumed };
         for number in (0..=links).rev() {
             let node = chain.draft(number)?.start().await?;
             chain.nodes.insert(0, node);
@@ -167,7 +183,8 @@ impl Chain {
         if number > 0 {
             draft = draft.with("AT", SocketAddr::from((ends(number - 1)[1], PORT)));
         }
-        draft = draft.with("STATE", self.state(number).display()).with("PROTOCOL", self.protocol);
+        draft = draft.with("STATE", self.state(number).display()).with("PROTOCOL", self.between.protocol);
+        draft = draft.with("CUSTODY", if self.between.has_custody { ", custody: {deadline: 5m}" } else { "" });
         draft = draft.with("NAME", format!("n{}", number + 1)).with("ORIGIN", self.origin.address());
         draft = draft.with("SECURE", self.secure.address());
         let subject = Subject::node(&name).with_dns(NODE_NAME);
@@ -246,6 +263,16 @@ impl Chain {
         self.resumed += usize::from(again.log().contains("goes on with what was held before"));
         self.nodes.insert(number, again);
         Ok(())
+    }
+
+    /// CPU seconds of all nodes so far.
+    ///
+    /// # Errors
+    /// When the system does not say.
+    pub fn cpu(&self) -> Result<f64> {
+        let weigh = Error::io("weighing the nodes".to_owned());
+        let of = |node: &Node| process::Usage::of_tree(node.pid()).map(|usage| usage.cpu.as_secs_f64());
+        self.nodes.iter().map(of).sum::<std::io::Result<f64>>().map_err(weigh)
     }
 
     /// What all nodes say.

@@ -30,7 +30,7 @@ pub struct Memory {
 
 impl Usage {
     /// Sums over `pid` and its descendants.
-    pub(super) fn of_tree(pid: u32) -> io::Result<Self> {
+    pub(crate) fn of_tree(pid: u32) -> io::Result<Self> {
         let mut sum = Self { cpu: cpu_of(pid)?, memory: memory_of(pid)? };
         for member in family(pid).into_iter().skip(1) {
             // A child may end between the two looks; then it uses nothing any more.

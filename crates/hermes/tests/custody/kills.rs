@@ -10,7 +10,7 @@ use hermes_testkit::{
     patience::until,
     pattern::Pattern,
     skip::needs_root,
-    unstable::{Chain, always, in_turns},
+    unstable::{Between, Chain, always, in_turns},
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -76,7 +76,7 @@ async fn nor_does_the_last() {
 
 /// Three nodes before this origin.
 async fn before(origin: impl FnOnce(TcpListener) -> Result<Origin>) -> Chain {
-    Chain::before(env!("CARGO_BIN_EXE_hermes").as_ref(), 2, "h2", always, origin).await.unwrap()
+    Chain::before(env!("CARGO_BIN_EXE_hermes").as_ref(), 2, Between::custody("h2"), always, origin).await.unwrap()
 }
 
 /// An origin that counts what it is asked, and takes its time to answer.

@@ -10,7 +10,7 @@ use clap::Args;
 use hermes_testkit::{
     limits::raise_open_files,
     link::Conditions,
-    unstable::{Chain, RATE, SECOND, in_turns},
+    unstable::{Between, Chain, RATE, SECOND, in_turns},
 };
 use serde::Serialize;
 
@@ -36,6 +36,9 @@ pub(crate) struct UnstableOptions {
     /// Only cases whose name has this in it.
     #[arg(long)]
     only: Option<String>,
+    /// What custody costs where nothing stands in the way, instead: rounds with it and without, in turns.
+    #[arg(long)]
+    good: bool,
 }
 
 /// How a client asks.
@@ -136,12 +139,71 @@ fn limit(case: &Case, phase: f64) -> f64 {
     down(up(begin), bytes) - phase
 }
 
+/// What a round on a good link came to.
+#[derive(Debug, Serialize)]
+struct Good {
+    link: &'static str,
+    protocol: &'static str,
+    has_custody: bool,
+    /// Of 256 MiB in one download.
+    gbit_s: f64,
+    /// From request to answer, of 2,000 one after the other on one connection; the median.
+    request_us: f64,
+    /// CPU seconds of all nodes for the download.
+    cpu_s: f64,
+}
+
+/// Custody, and without it, on a link of 1 Gbit/s and 5 ms and on one that is a cable, in turns.
+async fn good(options: &UnstableOptions) -> Result<Vec<Good>> {
+    let gigabit = Conditions {
+        rate: Some(1_000_000_000),
+        one_way: Duration::from_micros(2500),
+        queue: Duration::from_millis(20),
+        ..Conditions::default()
+    };
+    let mut rounds = Vec::new();
+    for (link, conditions) in [("1 Gbit/s, 5 ms", gigabit), ("a cable", Conditions::default())] {
+        for protocol in ["h2", "h3"] {
+            let mut chains = Vec::new();
+            for has_custody in [false, true] {
+                let between = Between { protocol, has_custody };
+                chains.push(Chain::start(&options.hermes, 1, between, |_| conditions.clone()).await?);
+            }
+            for _ in 0..options.phases {
+                for (chain, has_custody) in chains.iter().zip([false, true]) {
+                    let path = format!("{}/bytes/128?[1-2000]", chain.apps());
+                    let words = ["curl", "-sS", "-o", "/dev/null", "-w", "%{time_total} ", &path];
+                    let said = chain.namespaces[0].output(&words).await?;
+                    let mut times: Vec<f64> = said.split_whitespace().filter_map(|time| time.parse().ok()).collect();
+                    times.sort_by(f64::total_cmp);
+                    ensure!(times.len() == 2000, "{} answers", times.len());
+                    let before = chain.cpu()?;
+                    let done = chain.curl(&format!("/bytes/{}", 256 << 20)).await?;
+                    ensure!(done.status == 200 && done.bytes == 256 << 20, "{done:?}");
+                    let (gbit_s, cpu_s) = (8e-9 * done.bytes as f64 / done.seconds, chain.cpu()? - before);
+                    let round = Good { link, protocol, has_custody, gbit_s, request_us: 1e6 * times[1000], cpu_s };
+                    println!("{}", serde_json::to_string(&round)?);
+                    rounds.push(round);
+                }
+            }
+        }
+    }
+    Ok(rounds)
+}
+
 /// Measures what is asked for.
 ///
 /// # Errors
 /// Without root, or when a chain cannot be started.
 pub(crate) fn run(options: &UnstableOptions) -> Result<bool> {
     raise_open_files()?;
+    std::fs::create_dir_all(&options.out)?;
+    if options.good {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let rounds = runtime.block_on(good(options))?;
+        std::fs::write(options.out.join("custody.json"), serde_json::to_string_pretty(&rounds)? + "\n")?;
+        return Ok(true);
+    }
     let wanted = |case: &Case| options.only.as_ref().is_none_or(|only| case.name.contains(only.as_str()));
     let cases: Vec<_> = cases().into_iter().filter(wanted).collect();
     ensure!(!cases.is_empty(), "no case has that in its name");
@@ -162,7 +224,6 @@ pub(crate) fn run(options: &UnstableOptions) -> Result<bool> {
         );
         all.push(measured);
     }
-    std::fs::create_dir_all(&options.out)?;
     let file = options.out.join("unstable.json");
     std::fs::write(&file, serde_json::to_string_pretty(&all)? + "\n").context(file.display().to_string())?;
     Ok(all.iter().all(|measured| measured.success == 1.0))
@@ -177,7 +238,7 @@ fn measure(options: &UnstableOptions, case: Case) -> Result<Measured> {
     };
     let mut runs = Vec::new();
     runtime.block_on(async {
-        let chain = Chain::start(&options.hermes, LINKS as usize, case.protocol, conditions).await?;
+        let chain = Chain::start(&options.hermes, LINKS as usize, Between::custody(case.protocol), conditions).await?;
         for number in 0..options.phases {
             let phase = f64::from(LINKS) * (f64::from(number) + 0.5) / f64::from(options.phases);
             chain.phase(Duration::from_secs_f64(phase), LINKS * SECOND).await;
