@@ -35,6 +35,7 @@ workers: 2
 state: $STATE
 listeners:
 - {name: apps, bind: '127.0.0.1:0', protocol: http}
+- {name: raw, bind: '127.0.0.1:0', protocol: tcp, authority: 'SECURE:443'}
 ";
 const DOOR: &str = "
 workers: 2

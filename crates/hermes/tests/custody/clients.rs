@@ -2,7 +2,13 @@
 
 use std::time::Duration;
 
-use hermes_testkit::{origin::http::BYTES_SEED, pattern::Pattern, skip::needs_root, unstable::in_turns};
+use hermes_testkit::{
+    origin::http::BYTES_SEED,
+    patience::until,
+    pattern::Pattern,
+    skip::needs_root,
+    unstable::{always, in_turns},
+};
 
 use crate::chain;
 
@@ -55,4 +61,25 @@ async fn wget_and_a_browser_s_connections_work() {
     sizes.sort_unstable();
     assert!(page.split_whitespace().all(|one| one.starts_with("200:")), "{page}");
     assert_eq!(sizes, (0..24).map(|part| 4_000 + 3_000 * part).collect::<Vec<_>>());
+}
+
+/// A program that knows of no proxy, whose connection is taken as it is.
+#[tokio::test]
+async fn so_does_a_bare_tls_client() {
+    if !needs_root("so_does_a_bare_tls_client") {
+        return;
+    }
+    let chain = chain(2, "h2", always).await;
+    let to = format!("SECURE:443:{}", chain.nodes[0].address("raw"));
+    let file = chain.dir().join("raw").display().to_string();
+    let url = format!("https://SECURE/bytes/{SIZE}");
+    let words = ["curl", "-sS", "-k", "--connect-to", &to, "--max-time", "60", "-o", &file, &url];
+    chain.namespaces[0].output(&words).await.unwrap();
+    let bytes = std::fs::read(&file).unwrap();
+    assert!(bytes.len() == SIZE && Pattern::new(BYTES_SEED).mismatch(0, &bytes).is_none());
+    // Nothing is left of it, once both sides have closed.
+    for node in &chain.nodes {
+        let none = || async { node.metric("hermes_custody_exchanges", "").await.unwrap() == 0.0 };
+        until(&format!("{} holds nothing", node.name()), none).await;
+    }
 }
