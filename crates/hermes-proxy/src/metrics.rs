@@ -66,6 +66,42 @@ pub(crate) struct ResultLabels {
     pub(crate) result: &'static str,
 }
 
+/// What became of a request at the cache of a route.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct CacheLabels {
+    pub(crate) route: Arc<str>,
+    pub(crate) outcome: &'static str,
+}
+
+/// Where a cache keeps something.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct TierLabels {
+    pub(crate) route: Arc<str>,
+    pub(crate) tier: &'static str,
+}
+
+/// What the cache of a route counts.
+pub(crate) struct CacheMetrics {
+    pub(crate) hits: Counter,
+    pub(crate) missed: Counter,
+    pub(crate) revalidated: Counter,
+    pub(crate) stale: Counter,
+    pub(crate) collapsed: Counter,
+    pub(crate) bypassed: Counter,
+    pub(crate) memory: Gauge,
+    pub(crate) disk: Gauge,
+    pub(crate) evictions_memory: Counter,
+    pub(crate) evictions_disk: Counter,
+    limits: Family<LimitLabels, Counter>,
+}
+
+impl CacheMetrics {
+    /// Counts a bound that was hit.
+    pub(crate) fn limit(&self, limit: &'static str) {
+        self.limits.get_or_create(&LimitLabels { limit }).inc();
+    }
+}
+
 /// What one (listener, route, kind, outcome) counts. Handles are cached a worker: no lock a session.
 #[derive(Clone)]
 pub(crate) struct SessionMetrics {
@@ -98,6 +134,9 @@ pub(crate) struct Metrics {
     pub(crate) quic_lost: Counter,
     pub(crate) datagrams_dropped: Family<ReasonLabels, Counter>,
     pub(crate) retries: Counter,
+    cache_requests: Family<CacheLabels, Counter>,
+    cache_bytes: Family<TierLabels, Gauge>,
+    cache_evictions: Family<TierLabels, Counter>,
     pub(crate) upstream_connects: Family<EndpointLabels, Counter>,
     pub(crate) upstream_connect_failures: Family<EndpointLabels, Counter>,
     pub(crate) upstream_healthy: Family<EndpointLabels, Gauge>,
@@ -136,6 +175,9 @@ impl Default for Metrics {
             quic_lost: Counter::default(),
             datagrams_dropped: Family::default(),
             retries: Counter::default(),
+            cache_requests: Family::default(),
+            cache_bytes: Family::default(),
+            cache_evictions: Family::default(),
             upstream_connects: Family::default(),
             upstream_connect_failures: Family::default(),
             upstream_healthy: Family::default(),
@@ -193,6 +235,13 @@ impl Metrics {
         );
         registry.register("datagrams_dropped", "Datagrams dropped, by reason", self.datagrams_dropped.clone());
         registry.register("retries", "Requests tried again", self.retries.clone());
+        registry.register(
+            "cache_requests",
+            "Requests of routes with a cache, by what became of them there",
+            self.cache_requests.clone(),
+        );
+        registry.register_with_unit("cache", "Kept by caches", Unit::Bytes, self.cache_bytes.clone());
+        registry.register("cache_evictions", "Objects that had to go for others", self.cache_evictions.clone());
         registry.register("upstream_connects", "Connections made", self.upstream_connects.clone());
         registry.register(
             "upstream_connect_failures",
@@ -229,6 +278,26 @@ impl Metrics {
     /// Counts a bound that was hit.
     pub(crate) fn limit(&self, limit: &'static str) {
         self.limits.get_or_create(&LimitLabels { limit }).inc();
+    }
+
+    /// Handles for the cache of a route.
+    pub(crate) fn cache(&self, route: &Arc<str>) -> CacheMetrics {
+        let requests =
+            |outcome| self.cache_requests.get_or_create(&CacheLabels { route: route.clone(), outcome }).clone();
+        let tier = |tier| TierLabels { route: route.clone(), tier };
+        CacheMetrics {
+            hits: requests("hit"),
+            missed: requests("miss"),
+            revalidated: requests("revalidated"),
+            stale: requests("stale"),
+            collapsed: requests("collapsed"),
+            bypassed: requests("bypass"),
+            memory: self.cache_bytes.get_or_create(&tier("memory")).clone(),
+            disk: self.cache_bytes.get_or_create(&tier("disk")).clone(),
+            evictions_memory: self.cache_evictions.get_or_create(&tier("memory")).clone(),
+            evictions_disk: self.cache_evictions.get_or_create(&tier("disk")).clone(),
+            limits: self.limits.clone(),
+        }
     }
 
     /// Counts dropped datagrams.

@@ -29,7 +29,7 @@ use crate::service::forward::tunnel::Opened;
 use crate::service::{max_forwards, respond, terminate};
 use crate::stream::ByteStream;
 use crate::worker::Worker;
-use crate::{copy, custody, headers, upgrade};
+use crate::{cache, copy, custody, headers, upgrade};
 
 /// What became of a request.
 pub(crate) enum Served {
@@ -234,11 +234,15 @@ async fn to_upstream(
         .ok_or_else(|| Error::Internal(format!("upstream {} has no state", upstream.name)))?;
     let interim = interim(&mut request);
     let early = request.early.take();
-    let forward = forward(worker, generation, &session.entry, route, &request, interim);
+    let mut forward = forward(worker, generation, &session.entry, route, &request, interim);
     if request.ask == Ask::Response {
-        let mut response = match &route.custody {
-            Some(custody) => Box::pin(custody::forward::forward(&forward, state, custody, request.arrived)).await?,
-            None => forward.to_upstream(state).await?,
+        let source = match &route.custody {
+            Some(custody) => cache::Source::Custody(state, custody, request.arrived),
+            None => cache::Source::Upstream(state),
+        };
+        let mut response = match worker.shared.caches.of(route) {
+            Some(cache) => Box::pin(cache::serve(&cache, &mut forward, &source)).await?,
+            None => source.fetch(&forward).await?,
         };
         // To our clients we are the origin (RFC 9110, 3.7). What the one behind us says of itself leads them to ports of
         // ours where it is not, or past us (RFC 7838, 2: only the origin itself may say where else it is).
@@ -277,9 +281,13 @@ async fn to_origin(
     }
     let place = terminate::place(terminate, &session.entry.facts, route)?;
     let interim = interim(&mut request);
-    let forward = forward(worker, generation, &session.entry, route, &request, interim);
-    let owner = generation.route_owner(route);
-    let response = forward.to_origin(&place.destination(terminate, None), owner).await?;
+    let mut forward = forward(worker, generation, &session.entry, route, &request, interim);
+    let destination = place.destination(terminate, None);
+    let source = cache::Source::Origin(&destination, generation.route_owner(route));
+    let response = match worker.shared.caches.of(route) {
+        Some(cache) => cache::serve(&cache, &mut forward, &source).await?,
+        None => source.fetch(&forward).await?,
+    };
     respond_with(generation, session, route, response)
 }
 
@@ -307,6 +315,7 @@ fn forward<'a>(
         scheme: &request.scheme,
         host: &request.host,
         trace: request.trace,
+        amend: None,
     };
     Forward { worker, entry, route, dress, body, interim }
 }
