@@ -284,7 +284,9 @@ impl Metrics {
     pub(crate) fn cache(&self, route: &Arc<str>) -> CacheMetrics {
         let requests =
             |outcome| self.cache_requests.get_or_create(&CacheLabels { route: route.clone(), outcome }).clone();
-        let tier = |tier| TierLabels { route: route.clone(), tier };
+        // Each handle in a statement of its own: the table stays locked while one is being taken.
+        let bytes = |tier| self.cache_bytes.get_or_create(&TierLabels { route: route.clone(), tier }).clone();
+        let evictions = |tier| self.cache_evictions.get_or_create(&TierLabels { route: route.clone(), tier }).clone();
         CacheMetrics {
             hits: requests("hit"),
             missed: requests("miss"),
@@ -292,10 +294,10 @@ impl Metrics {
             stale: requests("stale"),
             collapsed: requests("collapsed"),
             bypassed: requests("bypass"),
-            memory: self.cache_bytes.get_or_create(&tier("memory")).clone(),
-            disk: self.cache_bytes.get_or_create(&tier("disk")).clone(),
-            evictions_memory: self.cache_evictions.get_or_create(&tier("memory")).clone(),
-            evictions_disk: self.cache_evictions.get_or_create(&tier("disk")).clone(),
+            memory: bytes("memory"),
+            disk: bytes("disk"),
+            evictions_memory: evictions("memory"),
+            evictions_disk: evictions("disk"),
             limits: self.limits.clone(),
         }
     }
