@@ -56,7 +56,7 @@ EOF
 start_nginx() {
   mkdir -p "$work/nginx"
   cat >"$work/nginx.conf" <<EOF
-daemon off; worker_processes 1; pid $work/nginx.pid; error_log $work/nginx.log; 
+daemon off; $([ "$(id -u)" = 0 ] && echo 'user root;') worker_processes 1; pid $work/nginx.pid; error_log $work/nginx.log;
 events {}
 http {
   access_log off; client_body_temp_path $work/nginx/body; proxy_temp_path $work/nginx/temp;

@@ -39,7 +39,6 @@ pub(super) fn answer(head: &Head, total: Option<u64>, ask: &Ask, supply: Supply,
     if let Some(age) = head.age_at(now) {
         headers.insert(AGE, HeaderValue::from(age / 1000));
     }
-    headers.remove(CONTENT_RANGE);
     if ask.is_met(head) {
         not_modified(&mut headers);
         *response.status_mut() = StatusCode::NOT_MODIFIED;

@@ -34,8 +34,8 @@ pub(crate) struct Ask {
     pub(crate) may_join: bool,
 }
 
-/// What of a flight a request reads: by whom, of what, how long that is, and which part of it.
-pub(crate) type Joined = (FlightReader, Arc<Head>, Option<u64>, Option<Range<u64>>);
+/// Reading along: with what, of what, and how long that is.
+pub(crate) type Joined = (FlightReader, Arc<Head>, Option<u64>);
 
 impl Ask {
     /// `user`: whose it is, in a cache that keeps users apart.
@@ -105,6 +105,6 @@ impl Ask {
             None | Some(Resolved::Whole) => None,
         };
         let reader = flight.join(part.as_ref())?;
-        Some((reader, head, total, part))
+        Some((reader, head, total))
     }
 }

@@ -96,12 +96,6 @@ struct Visit<'a> {
     node: &'a str,
 }
 
-/// A request on its way to its origin.
-struct Journey {
-    miss: Miss,
-    is_collapsed: bool,
-}
-
 /// How an origin is asked.
 enum Plan {
     /// As the client asked.
@@ -144,11 +138,11 @@ impl Visit<'_> {
             let now = millis();
             let may_wait = waits < MOST_WAITS && !source.is_led();
             let found = self.cache.look(&self.ask, now, may_wait);
-            if self.ask.says.only_if_cached && !matches!(found, Found::Hit(..)) {
+            if self.ask.says.only_if_cached && !matches!(found, Found::Hit(_)) {
                 return Ok(self.not_there());
             }
             match found {
-                Found::Hit(stored, _) => {
+                Found::Hit(stored) => {
                     let Some(supply) = self.supply(&stored, &stored.head).await else { continue };
                     let mut response = answer(&stored.head, Some(stored.shape.total), &self.ask, supply, now);
                     let ttl = stored.head.ttl(now);
@@ -160,7 +154,7 @@ impl Visit<'_> {
                     self.cache.metrics.hits.inc();
                     return Ok(response);
                 }
-                Found::Join { reader, head, total, miss, .. } => {
+                Found::Join { reader, head, total, miss } => {
                     let mut response = answer(&head, total, &self.ask, Supply::Coming(reader), now);
                     let note = self.note().forwarded(first.unwrap_or(miss).as_str()).collapsed().ttl(head.ttl(now));
                     note.write(response.headers_mut());
@@ -176,8 +170,7 @@ impl Visit<'_> {
                     }
                 }
                 Found::Ask { stored, miss, lead } => {
-                    let journey = Journey { miss, is_collapsed: false };
-                    return self.ask_origin(forward, source, stored, journey, lead).await;
+                    return self.ask_origin(forward, source, stored, miss, lead).await;
                 }
             }
         }
@@ -238,7 +231,7 @@ impl Visit<'_> {
         forward: &mut Forward<'_>,
         source: &Source<'_>,
         stored: Option<Stored>,
-        journey: Journey,
+        miss: Miss,
         mut lead: Option<Lead>,
     ) -> Result<Response<Body>, Error> {
         let mut plan = if source.is_led() { Plan::Plain } else { self.plan(stored.as_ref()).await };
@@ -251,7 +244,7 @@ impl Visit<'_> {
                 Ok(response) => response,
                 Err(error) => {
                     let unreachable = (error.side() == Side::Upstream).then_some(self.cache.settings.stale);
-                    return match self.stand_in(stored.as_ref(), &journey, unreachable, None, times.came).await {
+                    return match self.stand_in(stored.as_ref(), miss, unreachable, None, times.came).await {
                         Some(response) if error.side() == Side::Upstream => Ok(response),
                         _ => Err(error),
                     };
@@ -263,7 +256,7 @@ impl Visit<'_> {
                 let is_proxys = status.as_u16() != 500 && response.headers().contains_key(PROXY_STATUS);
                 let unreachable = is_proxys.then_some(self.cache.settings.stale);
                 let stands_in =
-                    self.stand_in(stored.as_ref(), &journey, unreachable, Some(status), times.came).await;
+                    self.stand_in(stored.as_ref(), miss, unreachable, Some(status), times.came).await;
                 if let Some(kept) = stands_in {
                     return Ok(kept);
                 }
@@ -271,7 +264,7 @@ impl Visit<'_> {
             match (&plan, stored.as_ref()) {
                 (Plan::Validate, Some(stored)) if status == StatusCode::NOT_MODIFIED => {
                     strip_hop_by_hop(response.headers_mut());
-                    if let Some(response) = self.validated(stored, response.headers(), times, &journey).await {
+                    if let Some(response) = self.validated(stored, response.headers(), times, miss).await {
                         return Ok(response);
                     }
                 }
@@ -283,14 +276,14 @@ impl Visit<'_> {
                         None => None,
                     };
                     if let Some((mut response, ttl)) = completed {
-                        let note = self.note().forwarded(journey.miss.as_str()).status(status).stored().ttl(ttl);
+                        let note = self.note().forwarded(miss.as_str()).status(status).stored().ttl(ttl);
                         note.write(response.headers_mut());
                         self.cache.metrics.missed.inc();
                         return Ok(response);
                     }
                     self.cache.drop_one(&self.ask.key, stored.id);
                 }
-                _ => return Ok(self.take_in(forward, response, stored.as_ref(), times, &journey, lead)),
+                _ => return Ok(self.take_in(forward, response, stored.as_ref(), times, miss, lead)),
             }
             // What is kept is of another one, or gone: the client's own question is left.
             plan = Plan::Plain;
@@ -321,7 +314,7 @@ impl Visit<'_> {
     async fn stand_in(
         &self,
         stored: Option<&Stored>,
-        journey: &Journey,
+        miss: Miss,
         unreachable: Option<Duration>,
         status: Option<StatusCode>,
         now: Millis,
@@ -333,7 +326,7 @@ impl Visit<'_> {
         }
         let supply = self.supply(stored, head).await?;
         let mut response = answer(head, Some(stored.shape.total), &self.ask, supply, now);
-        let mut note = self.note().forwarded(journey.miss.as_str());
+        let mut note = self.note().forwarded(miss.as_str());
         if let Some(status) = status {
             note = note.status(status);
         }
@@ -348,7 +341,7 @@ impl Visit<'_> {
         stored: &Stored,
         by: &HeaderMap,
         times: Times,
-        journey: &Journey,
+        miss: Miss,
     ) -> Option<Response<Body>> {
         let fresh = freshened(&stored.head, by, times).map(Arc::new);
         if let Some(head) = &fresh {
@@ -357,7 +350,7 @@ impl Visit<'_> {
         let head = fresh.as_ref().unwrap_or(&stored.head);
         let supply = self.supply(stored, head).await?;
         let mut response = answer(head, Some(stored.shape.total), &self.ask, supply, times.came);
-        let note = self.note().forwarded(journey.miss.as_str()).status(StatusCode::NOT_MODIFIED);
+        let note = self.note().forwarded(miss.as_str()).status(StatusCode::NOT_MODIFIED);
         note.ttl(head.ttl(times.came)).write(response.headers_mut());
         self.cache.metrics.revalidated.inc();
         Some(response)
@@ -423,11 +416,10 @@ impl Visit<'_> {
         mut response: Response<Body>,
         stored: Option<&Stored>,
         times: Times,
-        journey: &Journey,
+        miss: Miss,
         lead: Option<Lead>,
     ) -> Response<Body> {
-        let note = self.note().forwarded(journey.miss.as_str()).status(response.status());
-        let note = if journey.is_collapsed { note.collapsed() } else { note };
+        let note = self.note().forwarded(miss.as_str()).status(response.status());
         self.cache.metrics.missed.inc();
         if self.ask.is_head {
             if let Some(stored) = stored {

@@ -4,7 +4,6 @@
 //! variants a target; what was used longest ago goes first. One lock, held for a look at the index and never over I/O.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -87,9 +86,9 @@ pub(crate) enum Miss {
 /// What a look at the store found.
 pub(crate) enum Found {
     /// It may be given.
-    Hit(Stored, Use),
-    /// It is on its way; its part, where one was asked for, and how long it is.
-    Join { reader: FlightReader, head: Arc<Head>, total: Option<u64>, part: Option<Range<u64>>, miss: Miss },
+    Hit(Stored),
+    /// It is on its way; and how long it is.
+    Join { reader: FlightReader, head: Arc<Head>, total: Option<u64>, miss: Miss },
     /// Somebody asks for it: it may be the same.
     Wait(Arc<Flight>, Miss),
     /// Its origin has to be asked. `lead`: others may wait for the answer.
@@ -193,7 +192,7 @@ impl Cache {
             match judged {
                 Use::Fresh | Use::StaleAllowed if is_enough => {
                     state.touch(&(ask.key.clone(), *id));
-                    return Found::Hit(stored.clone(), judged);
+                    return Found::Hit(stored.clone());
                 }
                 Use::Fresh | Use::StaleAllowed => miss = Miss::Partial,
                 Use::Stale => miss = Miss::Stale,
@@ -202,8 +201,8 @@ impl Cache {
         }
         let flights = state.flights.get(&ask.key).map_or(&[][..], Vec::as_slice);
         for flight in flights.iter().filter(|_| ask.may_join) {
-            if let Some((reader, head, total, part)) = ask.join(flight, now) {
-                return Found::Join { reader, head, total, part, miss };
+            if let Some((reader, head, total)) = ask.join(flight, now) {
+                return Found::Join { reader, head, total, miss };
             }
         }
         let stored = best.map(|(_, stored)| stored);
