@@ -55,12 +55,11 @@ impl Caches {
             let of = identity(route);
             let directory = root.as_ref().map(|root| root.join(folder(route, &of)));
             used.extend(directory.clone());
-            let kept = before.get(&route.name).filter(|old| {
-                old.settings == settings && old.of == of && old.directory == directory
-            });
-            let cache = kept.cloned().unwrap_or_else(|| {
-                Cache::new(settings, of, metrics.cache(&route.name), directory)
-            });
+            let kept = before
+                .get(&route.name)
+                .filter(|old| old.settings == settings && old.of == of && old.directory == directory);
+            let cache =
+                kept.cloned().unwrap_or_else(|| Cache::new(settings, of, metrics.cache(&route.name), directory));
             Some((route.name.clone(), cache))
         });
         let caches = caches.collect();
@@ -93,7 +92,8 @@ fn folder(route: &Route, of: &str) -> String {
 /// What routes have kept that are there no more goes, at leisure.
 fn forget_others(root: &Path, used: HashSet<PathBuf>) {
     let Ok(entries) = std::fs::read_dir(root) else { return };
-    let others: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(|path| !used.contains(path)).collect();
+    let others: Vec<PathBuf> =
+        entries.flatten().map(|entry| entry.path()).filter(|path| !used.contains(path)).collect();
     if others.is_empty() {
         return;
     }

@@ -9,7 +9,9 @@ use crate::document::route as section;
 use crate::facts::Kind;
 use crate::matcher::{Matcher, list};
 use crate::reach::Reach;
-use crate::snapshot::{Action, Endpoint, Gateway, OnChange, Redirect, Respond, Route, Target, Terminate, TerminateKind, UpstreamProtocol};
+use crate::snapshot::{
+    Action, Endpoint, Gateway, OnChange, Redirect, Respond, Route, Target, Terminate, TerminateKind, UpstreamProtocol,
+};
 
 const ACTIONS: &str = "upstream, terminate, respond, redirect";
 
@@ -276,7 +278,8 @@ fn fitting_treatment(section: &section::Route, action: &Action, at: &str, report
     }
     let keeps = matches!(action, Action::Upstream(_) | Action::Terminate(Terminate { kind: TerminateKind::Http, .. }));
     if section.cache.is_some() && !keeps {
-        let message = "there are no answers of others to keep; leave it out, or name an upstream or terminate: {http: ...}";
+        let message =
+            "there are no answers of others to keep; leave it out, or name an upstream or terminate: {http: ...}";
         report.problem(format!("{at}.cache"), message);
     }
     if section.rewrite.is_some() && (answered || tunnel) {

@@ -27,10 +27,26 @@ const MOST_JOBS: usize = 1024;
 pub(crate) type FileId = u64;
 
 enum Job {
-    Keep { key: Arc<str>, id: u64, head: Arc<Head>, content: Arc<Content> },
-    Patch { file: FileId, key: Arc<str>, head: Arc<Head> },
-    Load { file: FileId, reply: oneshot::Sender<Option<Arc<Content>>> },
-    Remove { file: FileId },
+    /// Tell what is there.
+    Look,
+    Keep {
+        key: Arc<str>,
+        id: u64,
+        head: Arc<Head>,
+        content: Arc<Content>,
+    },
+    Patch {
+        file: FileId,
+        key: Arc<str>,
+        head: Arc<Head>,
+    },
+    Load {
+        file: FileId,
+        reply: oneshot::Sender<Option<Arc<Content>>>,
+    },
+    Remove {
+        file: FileId,
+    },
 }
 
 /// The way to the thread, which ends with it.
@@ -40,7 +56,7 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// Begins, with what is in the directory. `None` where there can be no such directory.
+    /// Begins. `None` where there can be no such directory.
     pub(super) fn start(directory: PathBuf, cache: Weak<Cache>) -> Option<Self> {
         if let Err(error) = fs::create_dir_all(&directory) {
             tracing::warn!(directory = %directory.display(), %error, "the cache has no disk: make the directory writable");
@@ -50,7 +66,6 @@ impl Disk {
         let pending = Arc::new(AtomicUsize::new(0));
         let mut clerk = Clerk { directory, cache, pending: pending.clone(), layouts: HashMap::new() };
         let run = move || {
-            clerk.look();
             while let Ok(job) = todo.recv() {
                 clerk.work(job);
             }
@@ -58,6 +73,11 @@ impl Disk {
         let started = std::thread::Builder::new().name("cache-disk".to_owned()).spawn(run);
         started.inspect_err(|error| tracing::warn!(%error, "the cache has no disk: no thread is to be had")).ok()?;
         Some(Self { jobs, pending })
+    }
+
+    /// Tells the cache what is in the directory. Once, when the cache is there to be told.
+    pub(super) fn look(&self) {
+        let _ = self.push(Job::Look);
     }
 
     /// Writes a content. False where too much waits already.
@@ -107,6 +127,7 @@ impl Clerk {
     fn work(&mut self, job: Job) {
         self.pending.fetch_sub(1, Ordering::Relaxed);
         match job {
+            Job::Look => self.look(),
             Job::Keep { key, id, head, content } => self.keep(&key, id, &head, &content),
             Job::Patch { file, key, head } => {
                 let path = self.path(file);
@@ -153,7 +174,9 @@ impl Clerk {
     fn load(&self, file: FileId) -> Option<Arc<Content>> {
         let cache = self.cache.upgrade()?;
         let read = self.layouts.get(&file)?.read(&self.path(file), |bytes| cache.room(bytes));
-        read.inspect_err(|error| tracing::warn!(%error, "an object of the cache cannot be read; it is dropped")).ok().map(Arc::new)
+        read.inspect_err(|error| tracing::warn!(%error, "an object of the cache cannot be read; it is dropped"))
+            .ok()
+            .map(Arc::new)
     }
 
     fn remove(&mut self, file: FileId) {

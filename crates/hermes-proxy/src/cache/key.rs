@@ -170,11 +170,13 @@ mod tests {
         for star in ["*", "*, *", ", *", "foo, *", "*, foo", "f oo"] {
             assert_eq!(vary(&[("vary", star)], &[]), None, "{star}");
         }
-        let many: HeaderMap =
-            (0..=MOST_FIELDS).map(|at| (VARY, format!("f{at}").parse().unwrap())).fold(HeaderMap::new(), |mut all, line| {
+        let many: HeaderMap = (0..=MOST_FIELDS).map(|at| (VARY, format!("f{at}").parse().unwrap())).fold(
+            HeaderMap::new(),
+            |mut all, line| {
                 all.append(line.0, line.1);
                 all
-            });
+            },
+        );
         assert_eq!(Vary::of(&many, &HeaderMap::new()), None);
     }
 

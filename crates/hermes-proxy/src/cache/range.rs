@@ -186,10 +186,15 @@ mod tests {
     fn parts_say_what_they_are_of() {
         let read = |text| content_range(Some(&HeaderValue::from_static(text)));
         assert_eq!(read("bytes 4-9/10"), Some((4..10, 10)));
-        for text in ["bytes 4-9/*", "bytes */10", "bytes 9-4/10", "bytes 4-10/10", "bytes 4-9", "items 4-9/10", "bytes -9/10"] {
+        for text in
+            ["bytes 4-9/*", "bytes */10", "bytes 9-4/10", "bytes 4-10/10", "bytes 4-9", "items 4-9/10", "bytes -9/10"]
+        {
             assert_eq!(read(text), None, "{text}");
         }
         assert_eq!(to_content_range(&(4..10), 10), "bytes 4-9/10");
-        assert_eq!((to_range(&(4..9), 10), to_range(&(4..10), 10)), ("bytes=4-8".parse().unwrap(), "bytes=4-".parse().unwrap()));
+        assert_eq!(
+            (to_range(&(4..9), 10), to_range(&(4..10), 10)),
+            ("bytes=4-8".parse().unwrap(), "bytes=4-".parse().unwrap())
+        );
     }
 }

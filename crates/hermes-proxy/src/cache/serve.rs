@@ -131,7 +131,8 @@ impl Visit<'_> {
     }
 
     async fn read(&self, forward: &mut Forward<'_>, source: &Source<'_>) -> Result<Response<Body>, Error> {
-        let deadline = Instant::now() + WAIT;
+        // Its own question has to be answered within what is left of the session's time.
+        let deadline = Instant::now() + WAIT.min(forward.route.timeout.progress / 2);
         let mut waits = 0;
         let mut first = None;
         loop {
@@ -255,8 +256,7 @@ impl Visit<'_> {
                 // A proxy behind us says that it did not reach the origin either.
                 let is_proxys = status.as_u16() != 500 && response.headers().contains_key(PROXY_STATUS);
                 let unreachable = is_proxys.then_some(self.cache.settings.stale);
-                let stands_in =
-                    self.stand_in(stored.as_ref(), miss, unreachable, Some(status), times.came).await;
+                let stands_in = self.stand_in(stored.as_ref(), miss, unreachable, Some(status), times.came).await;
                 if let Some(kept) = stands_in {
                     return Ok(kept);
                 }
@@ -336,13 +336,7 @@ impl Visit<'_> {
     }
 
     /// What is kept still holds.
-    async fn validated(
-        &self,
-        stored: &Stored,
-        by: &HeaderMap,
-        times: Times,
-        miss: Miss,
-    ) -> Option<Response<Body>> {
+    async fn validated(&self, stored: &Stored, by: &HeaderMap, times: Times, miss: Miss) -> Option<Response<Body>> {
         let fresh = freshened(&stored.head, by, times).map(Arc::new);
         if let Some(head) = &fresh {
             self.cache.freshen(&self.ask.key, stored.id, head);
@@ -386,9 +380,9 @@ impl Visit<'_> {
             until: Some(range.end),
         };
         lead.flight.open(opening);
-        lead.is_open = true;
         let wanted = self.ask.wanted(&head, total);
         let reader = lead.flight.join(Some(&wanted))?;
+        lead.is_open = true;
         self.spawn(forward, &lead, head.clone(), body, Some(range.end - range.start));
         let response = answer(&head, Some(total), &self.ask, Supply::Coming(reader), times.came);
         Some((response, head.ttl(times.came)))
@@ -458,7 +452,8 @@ impl Visit<'_> {
             return Err("not-kept");
         }
         let owed = length(response);
-        let part = (status == StatusCode::PARTIAL_CONTENT).then(|| content_range(response.headers().get(CONTENT_RANGE)));
+        let part =
+            (status == StatusCode::PARTIAL_CONTENT).then(|| content_range(response.headers().get(CONTENT_RANGE)));
         let (status, start, until, total) = match &part {
             None => (status, 0, owed, owed),
             // Several of them, or nobody knows which.
@@ -488,9 +483,9 @@ impl Visit<'_> {
             return Ok(ttl);
         }
         lead.flight.open(Opening { head: head.clone(), total, base: None, start, until });
-        lead.is_open = true;
         let range = part.flatten().map(|(range, _)| range);
         let Some(reader) = lead.flight.join(range.as_ref()) else { return Err("not-kept") };
+        lead.is_open = true;
         let body = std::mem::replace(response.body_mut(), Body::Empty);
         self.spawn(forward, &lead, head.clone(), body, owed);
         let coming = super::body::CachedBody::Coming { reader, left: owed };
@@ -517,7 +512,8 @@ impl Visit<'_> {
         let (by, head) = (response.headers(), &stored.head);
         let differs = |name| by.get(&name).is_some_and(|value| head.headers.get(&name).is_some_and(|own| own != value));
         let length = by.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-        let is_other = differs(ETAG) || differs(LAST_MODIFIED) || length.is_some_and(|length: u64| length != stored.shape.total);
+        let is_other =
+            differs(ETAG) || differs(LAST_MODIFIED) || length.is_some_and(|length: u64| length != stored.shape.total);
         let mut by = by.clone();
         strip_hop_by_hop(&mut by);
         match freshened(head, &by, times).filter(|_| !is_other) {

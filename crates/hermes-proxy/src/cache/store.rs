@@ -8,13 +8,14 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use http::HeaderMap;
 use super::content::{Charge, Content, Shape, Tier};
 use super::disk::{Disk, FileId};
 use super::flight::{Flight, FlightReader};
 use super::head::{Head, Millis, Use};
 use super::look::Ask;
+use crate::error::Error;
 use crate::metrics::CacheMetrics;
+use http::HeaderMap;
 
 /// Responses to one target that are kept beside each other: who asks with ever other fields gets no more room.
 const MOST_VARIANTS: usize = 32;
@@ -107,6 +108,9 @@ impl Drop for Lead {
     fn drop(&mut self) {
         if !self.is_open {
             self.cache.land(&self.key, &self.flight);
+            // Whoever has joined meanwhile waits for nothing.
+            let gone = Error::Internal("what was read along came to nothing; ask again".to_owned());
+            let _ = self.flight.finish(Err(gone));
         }
     }
 }
@@ -118,12 +122,16 @@ impl Cache {
         metrics: CacheMetrics,
         directory: Option<PathBuf>,
     ) -> Arc<Self> {
-        Arc::new_cyclic(|this| {
+        let cache = Arc::new_cyclic(|this| {
             let on_disk = directory.clone().filter(|_| settings.disk > 0);
             let disk = on_disk.and_then(|at| Disk::start(at, this.clone()));
             let tier = Tier::new(settings.memory, metrics.memory.clone());
             Self { settings, of, directory, tier, state: Mutex::default(), disk, metrics }
-        })
+        });
+        if let Some(disk) = &cache.disk {
+            disk.look();
+        }
+        cache
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -232,6 +240,7 @@ impl Cache {
         let mut job = None;
         {
             let mut state = self.lock();
+            state.solitary.remove(key);
             if let Some(flight) = flight {
                 state.land(key, flight);
             }
@@ -356,8 +365,7 @@ impl Cache {
             let charge = is_new.then(|| self.tier.take(head.cost() + key.len())).flatten();
             let is_wanted = charge.is_some();
             if let Some(charge) = charge {
-                let (_, oldest) =
-                    state.insert(key, head.clone(), charge, Arc::new(shape), None, Some((file, bytes)));
+                let (_, oldest) = state.insert(key, head.clone(), charge, Arc::new(shape), None, Some((file, bytes)));
                 gone.extend(oldest);
                 state.on_disk += bytes;
                 self.shrink(&mut state, &mut gone);

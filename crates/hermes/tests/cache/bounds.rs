@@ -34,7 +34,7 @@ async fn the_disk_has_an_end_as_well() {
     for number in 0..40 {
         get(&node, &format!("/{number}")).await;
     }
-    node.metric_reaches("hermes_cache_evictions_total", "route=\"all\",tier=\"disk\"", 15.0).await;
+    node.metric_reaches("hermes_cache_evictions_total", "route=\"all\",tier=\"disk\"", 3.0).await;
     assert!(bytes(&node, "disk").await <= f64::from(2 << 20));
 }
 

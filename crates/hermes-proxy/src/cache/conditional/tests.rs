@@ -45,7 +45,10 @@ fn a_client_that_has_it_is_told_so() {
     assert!(met(&[("if-modified-since", LATER)], &[("date", THEN)]));
     assert!(!met(&[("if-modified-since", THEN)], &[("date", LATER)]));
     // A date counts only where there is no tag.
-    assert!(!met(&[("if-none-match", "\"b\""), ("if-modified-since", LATER)], &[("etag", "\"a\""), ("last-modified", THEN)]));
+    assert!(!met(
+        &[("if-none-match", "\"b\""), ("if-modified-since", LATER)],
+        &[("etag", "\"a\""), ("last-modified", THEN)]
+    ));
     assert!(!met(&[("if-modified-since", "yesterday")], &[("last-modified", THEN)]));
 }
 
@@ -63,13 +66,28 @@ fn a_part_is_of_the_one_that_the_client_has() {
 
 #[test]
 fn what_still_holds_has_the_fields_of_now() {
-    let lines =
-        [("etag", "\"a\""), ("age", "50"), ("a", "1"), ("b", "1"), ("content-length", "5"), ("content-encoding", "gzip")];
+    let lines = [
+        ("etag", "\"a\""),
+        ("age", "50"),
+        ("a", "1"),
+        ("b", "1"),
+        ("content-length", "5"),
+        ("content-encoding", "gzip"),
+    ];
     let old = head(&lines);
     let times = Times { asked: NOW + 5000, came: NOW + 5000 };
-    let by = [("etag", "\"a\""), ("a", "2"), ("a", "3"), ("content-length", "0"), ("content-encoding", "br"), ("cache-control", "max-age=7")];
+    let by = [
+        ("etag", "\"a\""),
+        ("a", "2"),
+        ("a", "3"),
+        ("content-length", "0"),
+        ("content-encoding", "br"),
+        ("cache-control", "max-age=7"),
+    ];
     let new = freshened(&old, &fields(&by), times).unwrap();
-    let all = |name: &str| new.headers.get_all(name).iter().map(|value| value.to_str().unwrap().to_owned()).collect::<Vec<_>>();
+    let all = |name: &str| {
+        new.headers.get_all(name).iter().map(|value| value.to_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
     assert_eq!((all("a"), all("b")), (vec!["2".to_owned(), "3".to_owned()], vec!["1".to_owned()]));
     assert_eq!((all("content-length"), all("content-encoding")), (vec!["5".to_owned()], vec!["gzip".to_owned()]));
     assert_eq!((all("age"), new.ttl(times.came)), (Vec::new(), 7));

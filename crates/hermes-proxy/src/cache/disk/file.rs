@@ -181,7 +181,8 @@ impl Written {
             let value = STANDARD_NO_PAD.decode(value).ok()?;
             headers.append(name, HeaderValue::from_bytes(&value).ok()?);
         }
-        let vary = self.vary.into_iter().map(|(name, value)| Some((HeaderName::from_bytes(name.as_bytes()).ok()?, value)));
+        let vary =
+            self.vary.into_iter().map(|(name, value)| Some((HeaderName::from_bytes(name.as_bytes()).ok()?, value)));
         let vary = Vary(vary.collect::<Option<_>>()?);
         let version = *VERSIONS.get(usize::from(self.version))?;
         let times = Times { asked: self.asked, came: self.came };

@@ -71,15 +71,19 @@ fn a_response_is_fresh_for_as_long_as_it_says() {
 
 #[test]
 fn what_may_be_kept() {
-    let kept = |status, lines: &[_], request: &[_], shared| {
-        head_of(status, lines, shared).may_be_kept(&fields(request), NOW)
-    };
+    let kept =
+        |status, lines: &[_], request: &[_], shared| head_of(status, lines, shared).may_be_kept(&fields(request), NOW);
     for (lines, request, kept_by_many, kept_by_one) in [
         (&[("cache-control", "max-age=60")][..], &[][..], Ok(()), Ok(())),
         (&[("cache-control", "no-store, max-age=60")], &[], Err("no-store"), Err("no-store")),
         (&[("cache-control", "private, max-age=60")], &[], Err("private"), Ok(())),
         (&[("cache-control", "private=\"x\", max-age=60")], &[], Ok(()), Ok(())),
-        (&[("cache-control", "max-age=60")], &[("cache-control", "no-store")], Err("request-no-store"), Err("request-no-store")),
+        (
+            &[("cache-control", "max-age=60")],
+            &[("cache-control", "no-store")],
+            Err("request-no-store"),
+            Err("request-no-store"),
+        ),
         (&[("cache-control", "max-age=60")], &[("authorization", "x")], Err("authorization"), Ok(())),
         (&[("cache-control", "max-age=60, public")], &[("authorization", "x")], Ok(()), Ok(())),
         (&[("cache-control", "max-age=60, must-revalidate")], &[("authorization", "x")], Ok(()), Ok(())),
@@ -161,7 +165,12 @@ fn what_is_stale_stands_in_where_nobody_forbids_it() {
 
 #[test]
 fn fields_for_one_are_not_kept_for_many() {
-    let lines = &[("cache-control", "max-age=9, private=\"a\", no-cache=\"b, set-cookie\""), ("a", "1"), ("b", "1"), ("c", "1")];
+    let lines = &[
+        ("cache-control", "max-age=9, private=\"a\", no-cache=\"b, set-cookie\""),
+        ("a", "1"),
+        ("b", "1"),
+        ("c", "1"),
+    ];
     let names = |shared| {
         let mut head = head_of(200, lines, shared);
         head.strip();
