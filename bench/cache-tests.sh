@@ -29,9 +29,9 @@ fi
 free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 await() { for _ in $(seq 100); do (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null && return; sleep 0.1; done; echo "$2 does not listen" >&2; exit 1; }
 
-# The suite reads its settings where npm puts them.
-export npm_config_protocol=http npm_config_id=${1:-} npm_package_config_id= npm_package_config_base=
-run() { (cd "$tests" && npm_config_base="http://127.0.0.1:$1" timeout 1200 node --no-warnings cli.mjs); }
+run() { timeout 1200 node --no-warnings bench/cache/run.mjs "$tests" "http://127.0.0.1:$1" "${2:-}"; }
+# The suite's origin reads its settings where npm puts them.
+export npm_config_protocol=http
 origin_port=$(free_port)
 (cd "$tests" && npm_config_port=$origin_port npm_config_pidfile=$work/origin.pid exec node --no-warnings server/server.mjs) >"$work/origin.log" 2>&1 &
 pids+=($!)
@@ -110,7 +110,7 @@ for name in hermes nginx envoy; do
   port=$(free_port)
   "start_$name" "$port"
   await "$port" "$name"
-  if [ -n "${1:-}" ]; then run "$port"; exit; fi
+  if [ -n "${1:-}" ]; then run "$port" "$1"; exit; fi
   run "$port" >"$work/$name.json"
   ran+=("$name=$work/$name.json")
 done

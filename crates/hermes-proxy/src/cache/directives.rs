@@ -118,7 +118,7 @@ pub(crate) fn seconds(value: &[u8]) -> Option<u64> {
 }
 
 /// Reads a line directive by directive. What stands in quotes is a value, whatever it looks like.
-fn each(mut line: &[u8], take: &mut dyn FnMut(&[u8], Option<&[u8]>)) {
+fn each(mut line: &[u8], take: &mut impl FnMut(&[u8], Option<&[u8]>)) {
     loop {
         line = line.trim_ascii_start();
         while let Some(rest) = line.strip_prefix(b",") {

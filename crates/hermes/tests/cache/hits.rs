@@ -36,7 +36,9 @@ async fn what_is_stale_is_asked_about() {
     let mut origin = Scripted::new(|request, _| {
         let fields = "cache-control: max-age=0\netag: \"a\"\nx-seen: again";
         vec![Step::Send(match request.header("if-none-match") {
-            Some(tag) if tag == "\"a\"" => format!("HTTP/1.1 304 Same\r\n{}\r\n\r\n", fields.replace('\n', "\r\n")).into(),
+            Some(tag) if tag == "\"a\"" => {
+                format!("HTTP/1.1 304 Same\r\n{}\r\n\r\n", fields.replace('\n', "\r\n")).into()
+            }
             _ => response(200, "cache-control: max-age=0\netag: \"a\"\nx-kept: yes", b"body"),
         })]
     });
@@ -137,7 +139,9 @@ async fn what_nobody_names_has_no_say() {
     let node = node(&overlay, "", origin.origin.address()).await;
     get(&node, "/x").await;
     // Not interpreted here, and no key: what it does at an origin that does not name it, is the origin's.
-    let evil = ask(&node, "GET", "/x", &["x-forwarded-host: evil", "x-original-url: /other", "x-http-method-override: PUT"]).await;
+    let evil =
+        ask(&node, "GET", "/x", &["x-forwarded-host: evil", "x-original-url: /other", "x-http-method-override: PUT"])
+            .await;
     assert!(evil.is_hit() && evil.data.is_empty());
     let german = ask(&node, "GET", "/x", &["accept-language: de"]).await;
     assert!(german.says().contains("fwd=vary-miss"), "{}", german.says());

@@ -88,7 +88,8 @@ async fn what_is_too_large_without_saying_so_passes_by_and_is_not_kept() {
     let whole = body(3 << 20);
     let sent = whole.clone();
     let mut origin = Scripted::new(move |_, _| {
-        let mut bytes = b"HTTP/1.1 200 Said\r\ntransfer-encoding: chunked\r\ncache-control: max-age=600\r\n\r\n".to_vec();
+        let mut bytes =
+            b"HTTP/1.1 200 Said\r\ntransfer-encoding: chunked\r\ncache-control: max-age=600\r\n\r\n".to_vec();
         for chunk in sent.chunks(50_000) {
             bytes.extend_from_slice(format!("{:x}\r\n", chunk.len()).as_bytes());
             bytes.extend_from_slice(chunk);
