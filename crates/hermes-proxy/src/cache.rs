@@ -3,7 +3,7 @@
 //! In: a decided request, and how its origin is asked. Out: its response, from what is kept where that may be given. One
 //! cache a route and node; all workers share it, and it outlives a reload that leaves its settings as they are.
 //! `look`, `head`, `key`, `range`, `conditional` and `content` are pure; `store` holds, `flight` and `fetch` bring in,
-//! `disk` keeps over a restart, `serve` is the session's side. Never: an answer that its origin has kept for one user to
+//! `disk` keeps over a restart, `serve` and `take` are the session's side. Never: an answer that its origin has kept for one user to
 //! another one; a field of a request that its origin does not name in `Vary` has no say in what is given.
 
 mod answer;
@@ -20,6 +20,7 @@ mod look;
 mod range;
 mod serve;
 mod store;
+mod take;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;

@@ -3,11 +3,13 @@
 //! In: heads and contents. Out: the same again, for whoever may have them. Bounded by bytes, heads included, and by
 //! variants a target; what was used longest ago goes first. One lock, held for a look at the index and never over I/O.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+mod index;
+
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use self::index::{State, Variant};
 use super::content::{Charge, Content, Shape, Tier};
 use super::disk::{Disk, FileId};
 use super::flight::{Flight, FlightReader};
@@ -17,14 +19,8 @@ use crate::error::Error;
 use crate::metrics::CacheMetrics;
 use http::HeaderMap;
 
-/// Responses to one target that are kept beside each other: who asks with ever other fields gets no more room.
-const MOST_VARIANTS: usize = 32;
 /// An object has at most this share of the memory: one alone shall not push all others out.
 const LARGEST_SHARE: u64 = 4;
-/// Targets known to have answers that are nobody else's, for so long: nobody waits for those.
-const MOST_SOLITARY: usize = 4096;
-const SOLITARY_FOR: u64 = 60_000;
-
 /// A route's cache.
 pub(crate) struct Cache {
     pub(crate) settings: hermes_model::snapshot::Cache,
@@ -35,33 +31,6 @@ pub(crate) struct Cache {
     state: Mutex<State>,
     disk: Option<Disk>,
     pub(crate) metrics: CacheMetrics,
-}
-
-#[derive(Default)]
-struct State {
-    targets: HashMap<Arc<str>, Vec<Variant>>,
-    /// Those with content in memory, by when they were used.
-    warm: BTreeMap<u64, Place>,
-    /// Those with a file.
-    filed: BTreeMap<u64, Place>,
-    flights: HashMap<Arc<str>, Vec<Arc<Flight>>>,
-    solitary: HashMap<Arc<str>, Millis>,
-    solitary_turns: VecDeque<Arc<str>>,
-    /// Counts uses, and names variants.
-    turn: u64,
-    on_disk: u64,
-}
-
-type Place = (Arc<str>, u64);
-
-struct Variant {
-    id: u64,
-    used: u64,
-    head: Arc<Head>,
-    _charge: Charge,
-    shape: Arc<Shape>,
-    content: Option<Arc<Content>>,
-    file: Option<(FileId, u64)>,
 }
 
 /// A kept response, as a session has it.
@@ -286,7 +255,7 @@ impl Cache {
             let Some(charge) = self.room_within(&mut state, head.cost() + key.len(), &mut gone) else { return };
             state.touch(&(key.clone(), id));
             if let Some(variant) = state.find(&(key.clone(), id)) {
-                (variant.head, variant._charge) = (head.clone(), charge);
+                (variant.head, variant.charge_of_head) = (head.clone(), charge);
                 file = variant.file;
             }
         }
@@ -319,15 +288,7 @@ impl Cache {
 
     /// Its answers are for those who asked alone: nobody waits for another one's for a while.
     pub(crate) fn is_solitary(&self, key: &Arc<str>, now: Millis) {
-        let mut state = self.lock();
-        if state.solitary.insert(key.clone(), now + SOLITARY_FOR).is_none() {
-            state.solitary_turns.push_back(key.clone());
-        }
-        while state.solitary_turns.len() > MOST_SOLITARY {
-            if let Some(first) = state.solitary_turns.pop_front() {
-                state.solitary.remove(&first);
-            }
-        }
+        self.lock().is_solitary(key, now);
     }
 }
 
@@ -413,118 +374,6 @@ fn combined(old: &Variant, head: &Head, content: Content) -> Content {
             Content::new(content.runs().iter().chain(known.runs()).cloned(), total)
         }
         _ => content,
-    }
-}
-
-impl Variant {
-    fn stored(&self) -> Stored {
-        let (head, shape, content) = (self.head.clone(), self.shape.clone(), self.content.clone());
-        Stored { id: self.id, head, shape, content, file: self.file.map(|(file, _)| file) }
-    }
-}
-
-impl State {
-    fn find(&mut self, (key, id): &Place) -> Option<&mut Variant> {
-        self.targets.get_mut(key)?.iter_mut().find(|variant| variant.id == *id)
-    }
-
-    fn touch(&mut self, place: &Place) {
-        self.turn += 1;
-        let turn = self.turn;
-        let Some(variant) = self.find(place) else { return };
-        let before = std::mem::replace(&mut variant.used, turn);
-        if self.warm.remove(&before).is_some() {
-            self.warm.insert(turn, place.clone());
-        }
-        if self.filed.remove(&before).is_some() {
-            self.filed.insert(turn, place.clone());
-        }
-    }
-
-    /// Puts one in, and returns its name, and the file of one that had to go.
-    fn insert(
-        &mut self,
-        key: &Arc<str>,
-        head: Arc<Head>,
-        charge: Charge,
-        shape: Arc<Shape>,
-        content: Option<Arc<Content>>,
-        file: Option<(FileId, u64)>,
-    ) -> (u64, Option<FileId>) {
-        self.turn += 1;
-        let id = self.turn;
-        let place = (key.clone(), id);
-        if content.is_some() {
-            self.warm.insert(id, place.clone());
-        }
-        if file.is_some() {
-            self.filed.insert(id, place);
-        }
-        let variants = self.targets.entry(key.clone()).or_default();
-        variants.push(Variant { id, used: id, head, _charge: charge, shape, content, file });
-        let crowded = variants.len() > MOST_VARIANTS;
-        let oldest = variants.iter().min_by_key(|variant| variant.used).map(|variant| variant.id);
-        let gone = oldest.filter(|_| crowded).and_then(|oldest| self.remove(&(key.clone(), oldest)));
-        (id, gone)
-    }
-
-    /// Takes it out, and returns its file.
-    fn remove(&mut self, place: &Place) -> Option<FileId> {
-        let variants = self.targets.get_mut(&place.0)?;
-        let at = variants.iter().position(|variant| variant.id == place.1)?;
-        let variant = variants.swap_remove(at);
-        if variants.is_empty() {
-            self.targets.remove(&place.0);
-        }
-        self.warm.remove(&variant.used);
-        self.filed.remove(&variant.used);
-        let (file, bytes) = variant.file?;
-        self.on_disk = self.on_disk.saturating_sub(bytes);
-        Some(file)
-    }
-
-    /// Takes out the one that was chosen by the same fields.
-    fn take_like(&mut self, key: &Arc<str>, vary: &super::key::Vary) -> Option<Variant> {
-        let variants = self.targets.get_mut(key)?;
-        let at = variants.iter().position(|variant| variant.head.vary == *vary)?;
-        let variant = variants.swap_remove(at);
-        if variants.is_empty() {
-            self.targets.remove(key);
-        }
-        self.warm.remove(&variant.used);
-        self.filed.remove(&variant.used);
-        Some(variant)
-    }
-
-    /// It leaves memory; where it is nowhere else, it is gone.
-    fn cool(&mut self, place: &Place) {
-        let has_file = self.find(place).is_some_and(|variant| {
-            variant.content = None;
-            variant.file.is_some()
-        });
-        if !has_file {
-            self.remove(place);
-        }
-    }
-
-    /// It leaves the disk; where it is nowhere else, it is gone.
-    fn unfile(&mut self, place: &Place) -> Option<FileId> {
-        let variant = self.find(place)?;
-        if variant.content.is_none() {
-            return self.remove(place);
-        }
-        let (file, bytes) = variant.file.take()?;
-        self.on_disk = self.on_disk.saturating_sub(bytes);
-        Some(file)
-    }
-
-    fn land(&mut self, key: &Arc<str>, flight: &Arc<Flight>) {
-        if let Some(flights) = self.flights.get_mut(key) {
-            flights.retain(|other| !Arc::ptr_eq(other, flight));
-            if flights.is_empty() {
-                self.flights.remove(key);
-            }
-        }
     }
 }
 

@@ -1,6 +1,9 @@
 //! What is given again, what is asked for again, and what stands in.
 
-use crate::lab::{Scripted, Step, ask, get, node, overlay, response};
+use hermes_testkit::door::Door;
+use http::Request;
+
+use crate::lab::{DOCUMENT, Scripted, Step, ask, body, get, node, overlay, response};
 
 fn always(fields: &'static str) -> Scripted {
     Scripted::new(move |_, number| vec![Step::Send(response(200, fields, format!("{number}").as_bytes()))])
@@ -147,5 +150,47 @@ async fn what_nobody_names_has_no_say() {
     assert!(german.says().contains("fwd=vary-miss"), "{}", german.says());
     assert!(ask(&node, "GET", "/x", &["accept-language: DE"]).await.is_hit());
     assert!(get(&node, "/x").await.is_hit());
+    assert_eq!(origin.seen().len(), 2);
+}
+
+#[tokio::test]
+async fn clients_of_http_2_get_the_same() {
+    let whole = body(400_000);
+    let sent = whole.clone();
+    let mut origin =
+        Scripted::new(move |_, _| vec![Step::Send(response(200, "cache-control: max-age=600\netag: \"a\"", &sent))]);
+    let overlay = overlay();
+    let node = node(&overlay, "", origin.origin.address()).await;
+    let mut client = Door::plain(node.address("in")).h2().await.unwrap();
+    for round in 0..3 {
+        let request = Request::get("http://WEB/x").body(()).unwrap();
+        let answer = client.ask(request, b"").await.unwrap();
+        assert!(answer.status == 200 && answer.data == whole, "round {round}");
+        let said = answer.header("cache-status").unwrap();
+        assert_eq!(said.starts_with("edge; hit"), round > 0, "{said}");
+    }
+    let request = Request::get("http://WEB/x").header("range", "bytes=399990-").body(()).unwrap();
+    let part = client.ask(request, b"").await.unwrap();
+    assert_eq!((part.status, &part.data[..]), (206, &whole[399_990..]));
+    let request = Request::get("http://WEB/x").header("if-none-match", "\"a\"").body(()).unwrap();
+    assert_eq!(client.ask(request, b"").await.unwrap().status, 304);
+    assert!(get(&node, "/x").await.data == whole);
+    assert_eq!(origin.seen().len(), 1);
+}
+
+#[tokio::test]
+async fn a_reload_keeps_what_is_kept_unless_the_cache_is_another_one() {
+    let mut origin = always("cache-control: max-age=600");
+    let overlay = overlay();
+    let mut node = node(&overlay, "disk: 0B", origin.origin.address()).await;
+    get(&node, "/x").await;
+    for (cache, is_kept) in [("disk: 0B", true), ("disk: 0B, memory: 2MiB", false)] {
+        let document = format!("{DOCUMENT}# {is_kept}\n");
+        let state = overlay.dir().join("state").display().to_string();
+        let origin = origin.origin.address().to_string();
+        let values = [("CACHE", cache.to_owned()), ("STATE", state), ("ORIGIN", origin)];
+        node.reload(&document, &values).await.unwrap();
+        assert_eq!(get(&node, "/x").await.is_hit(), is_kept, "{cache}");
+    }
     assert_eq!(origin.seen().len(), 2);
 }

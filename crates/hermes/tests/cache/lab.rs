@@ -107,7 +107,7 @@ pub(crate) fn overlay() -> Overlay {
     Overlay::new(env!("CARGO_BIN_EXE_hermes")).unwrap()
 }
 
-const DOCUMENT: &str = "
+pub(crate) const DOCUMENT: &str = "
 state: '$STATE'
 listeners:
 - {name: in, bind: '127.0.0.1:0', protocol: http}
