@@ -35,8 +35,8 @@ pub(crate) struct Fetch {
     pub(crate) body: Body,
     /// Bytes that are owed, if that is known.
     pub(crate) owed: Option<u64>,
-    /// Bytes come within that.
-    pub(crate) progress: Duration,
+    /// So long the origin may be silent, as in any session.
+    pub(crate) idle: Duration,
     pub(crate) is_done: bool,
 }
 
@@ -65,8 +65,8 @@ impl Fetch {
                 Poll::Ready(frame) => Poll::Ready(Ok(frame)),
                 Poll::Pending => flight.poll_deserted(cx).map(|()| Err(deserted())),
             });
-            let frame = tokio::time::timeout(self.progress, frame).await;
-            let Some(frame) = frame.map_err(|_| Error::NoProgress(self.progress))?? else { break };
+            let frame = tokio::time::timeout(self.idle, frame).await;
+            let Some(frame) = frame.map_err(|_| Error::Idle(self.idle))?? else { break };
             if let Ok(data) = frame?.into_data() {
                 came += data.len() as u64;
                 self.put(data, came);

@@ -149,6 +149,10 @@ impl Cache {
     }
 
     fn unlink(&self, files: Vec<FileId>) {
+        if files.is_empty() {
+            return;
+        }
+        self.metrics.disk.set(self.lock().on_disk as i64);
         if let Some(disk) = &self.disk {
             files.into_iter().for_each(|file| disk.remove(file));
         }

@@ -6,6 +6,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use hermes_model::facts::Kind;
 use http::header::{CONTENT_LENGTH, CONTENT_RANGE, ETAG, LAST_MODIFIED};
 use http::{HeaderValue, Response, StatusCode};
 use http_body::Body as _;
@@ -72,7 +73,7 @@ impl Visit<'_> {
             head,
             body,
             owed,
-            progress: forward.route.timeout.progress,
+            idle: forward.route.timeout.idle_of(Kind::Http),
             is_done: false,
         };
         forward.worker.spawn(fetch.run());
@@ -150,6 +151,7 @@ impl Visit<'_> {
             return Err("size");
         }
         let ttl = head.ttl(times.came);
+        let full = head.clone();
         let mut head = head;
         head.strip();
         let head = Arc::new(head);
@@ -169,11 +171,7 @@ impl Visit<'_> {
         if range.is_none() && forward.dress.amend.is_some() && (ask.asked != Asked::Whole || ask.is_met(&head)) {
             let part = total.map(|total| ask.wanted(&head, total));
             if let Some(reader) = part.and_then(|part| lead.flight.join(Some(&part))) {
-                let status_headers = response.headers().clone();
-                *response = answer(&head, total, ask, Supply::Coming(reader), times.came);
-                for (name, value) in &status_headers {
-                    response.headers_mut().entry(name).or_insert_with(|| value.clone());
-                }
+                *response = answer(&full, total, ask, Supply::Coming(reader), times.came);
             }
         }
         Ok(ttl)
