@@ -2,8 +2,8 @@
 //! (RFC 9111, 3, 4.2, 5.2; RFC 5861; RFC 8246; RFC 9213).
 //!
 //! In: a response's status and fields, what its request said, times. Out: answers. Pure: time is given.
-//! `http-cache-semantics` was looked at for this: it knows neither parts of a representation, nor `Vary` lines that are
-//! the same in other words, nor what is malformed; and it keeps the request with each response.
+//! Not `http-cache-semantics` (3.0.0): it reads directives out of quoted values, compares one line of what `Vary` names,
+//! knows neither parts nor `stale-if-error` nor targeted fields, and keeps the request's head with each response.
 
 use std::time::Duration;
 
