@@ -354,6 +354,8 @@ pub struct Route {
     pub retry: Option<Retry>,
     /// Nodes answer for it, hop by hop, until it is through.
     pub custody: Option<Custody>,
+    /// What is kept of its answers.
+    pub cache: Option<Cache>,
     /// How long to wait for what.
     pub timeout: Timeouts,
     /// What a changed route does to live sessions.
@@ -579,6 +581,19 @@ pub enum Durable {
     Process,
     /// The loss of power: they are on the disk.
     Fsync,
+}
+
+/// What a node keeps of the answers of a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cache {
+    /// Bytes in memory, heads included.
+    pub memory: u64,
+    /// Bytes on disk; zero where the node has no `state`.
+    pub disk: u64,
+    /// One for all users; else each has its own part.
+    pub shared: bool,
+    /// How long something stale is given while nobody behind can be reached.
+    pub stale: Duration,
 }
 
 /// What may be tried again.

@@ -20,6 +20,7 @@ use hyper::body::Incoming;
 pub(crate) use self::channel::{ChannelBody, ChannelSender, channel};
 pub(crate) use self::interim::Interim;
 pub(crate) use self::request::{Attempt, RequestBody};
+use crate::cache::body::CachedBody;
 use crate::custody::CustodyBody;
 use crate::error::Error;
 use crate::live::{Entry, Phase, Session};
@@ -43,6 +44,8 @@ pub(crate) enum Body {
     Channel(ChannelBody),
     /// From others who had it in custody.
     Custody(Box<CustodyBody>),
+    /// Of a cache.
+    Cached(Box<CachedBody>),
     /// Behind a head of so many bytes it goes on in custody, by itself: nothing of it comes by.
     Led { theirs: u64 },
 }
@@ -54,7 +57,7 @@ impl Body {
             Body::Stream(body) => body.bind(session),
             Body::Exchange(body) => body.bind(session),
             Body::Custody(body) => body.bind(session),
-            Body::Empty | Body::Full(_) | Body::H1(_) | Body::Channel(_) | Body::Led { .. } => {}
+            Body::Empty | Body::Full(_) | Body::H1(_) | Body::Channel(_) | Body::Cached(_) | Body::Led { .. } => {}
         }
     }
 }
@@ -67,6 +70,7 @@ impl HttpBody for Body {
         match self.get_mut() {
             Body::Empty | Body::Led { .. } => Poll::Ready(None),
             Body::Custody(body) => body.poll_frame(cx),
+            Body::Cached(body) => body.poll_frame(cx),
             Body::Full(bytes) if bytes.is_empty() => Poll::Ready(None),
             Body::Full(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
             Body::H1(incoming) => {
@@ -82,6 +86,7 @@ impl HttpBody for Body {
         match self {
             Body::Empty | Body::Led { .. } => true,
             Body::Custody(body) => body.is_done(),
+            Body::Cached(body) => body.is_end_stream(),
             Body::Full(bytes) => bytes.is_empty(),
             Body::H1(incoming) => incoming.is_end_stream(),
             Body::Stream(body) => body.is_end_stream(),
@@ -94,6 +99,7 @@ impl HttpBody for Body {
         match self {
             Body::Empty | Body::Led { .. } => SizeHint::with_exact(0),
             Body::Custody(body) => body.size_hint(),
+            Body::Cached(body) => body.size_hint(),
             Body::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
             Body::H1(incoming) => incoming.size_hint(),
             Body::Stream(body) => body.size_hint(),

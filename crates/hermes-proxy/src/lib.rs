@@ -10,6 +10,7 @@ pub mod admin;
 pub mod assist;
 mod body;
 mod budget;
+mod cache;
 mod copy;
 mod custody;
 mod datagram;

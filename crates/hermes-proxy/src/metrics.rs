@@ -49,9 +49,9 @@ pub(crate) struct ReasonLabels {
     pub(crate) reason: &'static str,
 }
 
-/// Where bytes are held.
+/// Where bytes in custody are.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub(crate) struct TierLabels {
+pub(crate) struct HeldLabels {
     pub(crate) tier: &'static str,
 }
 
@@ -70,6 +70,42 @@ pub(crate) struct PathLabels {
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub(crate) struct ResultLabels {
     pub(crate) result: &'static str,
+}
+
+/// What became of a request at the cache of a route.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct CacheLabels {
+    pub(crate) route: Arc<str>,
+    pub(crate) outcome: &'static str,
+}
+
+/// Where a cache keeps something.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct TierLabels {
+    pub(crate) route: Arc<str>,
+    pub(crate) tier: &'static str,
+}
+
+/// What the cache of a route counts.
+pub(crate) struct CacheMetrics {
+    pub(crate) hits: Counter,
+    pub(crate) missed: Counter,
+    pub(crate) revalidated: Counter,
+    pub(crate) stale: Counter,
+    pub(crate) collapsed: Counter,
+    pub(crate) bypassed: Counter,
+    pub(crate) memory: Gauge,
+    pub(crate) disk: Gauge,
+    pub(crate) evictions_memory: Counter,
+    pub(crate) evictions_disk: Counter,
+    limits: Family<LimitLabels, Counter>,
+}
+
+impl CacheMetrics {
+    /// Counts a bound that was hit.
+    pub(crate) fn limit(&self, limit: &'static str) {
+        self.limits.get_or_create(&LimitLabels { limit }).inc();
+    }
 }
 
 /// What one (listener, route, kind, outcome) counts. Handles are cached a worker: no lock a session.
@@ -107,7 +143,10 @@ pub(crate) struct Metrics {
     pub(crate) custody_repeats: Counter,
     pub(crate) custody_joins: Counter,
     pub(crate) custody_exchanges: Gauge,
-    pub(crate) custody_held: Family<TierLabels, Gauge>,
+    pub(crate) custody_held: Family<HeldLabels, Gauge>,
+    cache_requests: Family<CacheLabels, Counter>,
+    cache_bytes: Family<TierLabels, Gauge>,
+    cache_evictions: Family<TierLabels, Counter>,
     pub(crate) upstream_connects: Family<EndpointLabels, Counter>,
     pub(crate) upstream_connect_failures: Family<EndpointLabels, Counter>,
     pub(crate) upstream_healthy: Family<EndpointLabels, Gauge>,
@@ -150,6 +189,9 @@ impl Default for Metrics {
             custody_joins: Counter::default(),
             custody_exchanges: Gauge::default(),
             custody_held: Family::default(),
+            cache_requests: Family::default(),
+            cache_bytes: Family::default(),
+            cache_evictions: Family::default(),
             upstream_connects: Family::default(),
             upstream_connect_failures: Family::default(),
             upstream_healthy: Family::default(),
@@ -224,6 +266,13 @@ impl Metrics {
             "Requests in custody that an origin was asked for once more, after this node was restarted",
             self.custody_repeats.clone(),
         );
+        registry.register(
+            "cache_requests",
+            "Requests of routes with a cache, by what became of them there",
+            self.cache_requests.clone(),
+        );
+        registry.register_with_unit("cache", "Kept by caches", Unit::Bytes, self.cache_bytes.clone());
+        registry.register("cache_evictions", "Objects that had to go for others", self.cache_evictions.clone());
         registry.register("upstream_connects", "Connections made", self.upstream_connects.clone());
         registry.register(
             "upstream_connect_failures",
@@ -266,7 +315,29 @@ impl Metrics {
     pub(crate) fn set_custody(&self, (exchanges, memory, disk): (usize, u64, u64)) {
         self.custody_exchanges.set(i64::try_from(exchanges).unwrap_or(i64::MAX));
         for (tier, bytes) in [("memory", memory), ("disk", disk)] {
-            self.custody_held.get_or_create(&TierLabels { tier }).set(i64::try_from(bytes).unwrap_or(i64::MAX));
+            self.custody_held.get_or_create(&HeldLabels { tier }).set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// Handles for the cache of a route.
+    pub(crate) fn cache(&self, route: &Arc<str>) -> CacheMetrics {
+        let requests =
+            |outcome| self.cache_requests.get_or_create(&CacheLabels { route: route.clone(), outcome }).clone();
+        // Each handle in a statement of its own: the table stays locked while one is being taken.
+        let bytes = |tier| self.cache_bytes.get_or_create(&TierLabels { route: route.clone(), tier }).clone();
+        let evictions = |tier| self.cache_evictions.get_or_create(&TierLabels { route: route.clone(), tier }).clone();
+        CacheMetrics {
+            hits: requests("hit"),
+            missed: requests("miss"),
+            revalidated: requests("revalidated"),
+            stale: requests("stale"),
+            collapsed: requests("collapsed"),
+            bypassed: requests("bypass"),
+            memory: bytes("memory"),
+            disk: bytes("disk"),
+            evictions_memory: evictions("memory"),
+            evictions_disk: evictions("disk"),
+            limits: self.limits.clone(),
         }
     }
 

@@ -29,7 +29,7 @@ use crate::service::forward::tunnel::Opened;
 use crate::service::{max_forwards, respond, terminate};
 use crate::stream::ByteStream;
 use crate::worker::Worker;
-use crate::{copy, custody, headers, upgrade};
+use crate::{cache, copy, custody, headers, upgrade};
 
 /// What became of a request.
 pub(crate) enum Served {
@@ -237,11 +237,18 @@ async fn to_upstream(
     if route.custody.is_none() {
         custody::forward::intend(worker, &session.entry, &request).await?;
     }
-    let forward = forward(worker, generation, &session.entry, route, &request, interim);
+    let mut forward = forward(worker, generation, &session.entry, route, &request, interim);
     if request.ask == Ask::Response {
-        let mut response = match &route.custody {
-            Some(custody) => Box::pin(custody::forward::forward(&forward, state, custody, request.arrived)).await?,
-            None => forward.to_upstream(state).await?,
+        let cache = worker.shared.caches.of(route);
+        // What is to be kept has to come by here: it arrives, and another exchange brings it.
+        let is_kept = cache.is_some() && matches!(session.entry.facts.method, Method::GET | Method::HEAD);
+        let source = match &route.custody {
+            Some(custody) => cache::Source::Custody(state, custody, request.arrived.filter(|_| !is_kept)),
+            None => cache::Source::Upstream(state),
+        };
+        let mut response = match cache {
+            Some(cache) => Box::pin(cache::serve(&cache, &mut forward, &source)).await?,
+            None => source.fetch(&forward).await?,
         };
         // To our clients we are the origin (RFC 9110, 3.7). What the one behind us says of itself leads them to ports of
         // ours where it is not, or past us (RFC 7838, 2: only the origin itself may say where else it is).
@@ -291,9 +298,13 @@ async fn to_origin(
     let place = terminate::place(terminate, &session.entry.facts, route)?;
     custody::forward::intend(worker, &session.entry, &request).await?;
     let interim = interim(&mut request);
-    let forward = forward(worker, generation, &session.entry, route, &request, interim);
-    let owner = generation.route_owner(route);
-    let response = forward.to_origin(&place.destination(terminate, None), owner).await?;
+    let mut forward = forward(worker, generation, &session.entry, route, &request, interim);
+    let destination = place.destination(terminate, None);
+    let source = cache::Source::Origin(&destination, generation.route_owner(route));
+    let response = match worker.shared.caches.of(route) {
+        Some(cache) => cache::serve(&cache, &mut forward, &source).await?,
+        None => source.fetch(&forward).await?,
+    };
     respond_with(generation, session, route, response)
 }
 
@@ -321,6 +332,7 @@ fn forward<'a>(
         scheme: &request.scheme,
         host: &request.host,
         trace: request.trace,
+        amend: None,
     };
     Forward { worker, entry, route, dress, body, interim }
 }

@@ -254,7 +254,7 @@ fn is_key(step: Option<&Step>, name: &str) -> bool {
 const LATER: [(&str, &[&str]); 5] = [
     ("", &["dns", "custody", "cache", "relay", "channels", "objectives"]),
     ("listeners", &["mtu", "dns", "h3"]),
-    ("routes", &["relay", "broadcast", "cache", "policy", "dns"]),
+    ("routes", &["relay", "broadcast", "policy", "dns"]),
     ("routes.terminate", &["ndn"]),
     ("upstreams", &["node", "http3", "h3", "custody"]),
 ];

@@ -23,6 +23,7 @@ pub(super) fn build(section: &section::Route, at: &str, names: &Names<'_>, repor
     let mut matcher = build_match(&section.matching, &format!("{at}.match"), names, report);
     let retry = section.retry.as_ref().map(|retry| treatment::retry(retry, &format!("{at}.retry"), report));
     let custody = section.custody.map(|custody| treatment::custody(custody, &format!("{at}.custody"), names, report));
+    let cache = section.cache.map(|cache| treatment::cache(cache, &format!("{at}.cache"), names, report));
     let rewrite = section.rewrite.as_ref().map(|rewrite| treatment::rewrite(rewrite, &format!("{at}.rewrite"), report));
     let timeout = treatment::timeouts(section.timeout, &format!("{at}.timeout"), report);
     on_change(section, &matcher, at, report);
@@ -38,6 +39,7 @@ pub(super) fn build(section: &section::Route, at: &str, names: &Names<'_>, repor
         rewrite,
         retry,
         custody,
+        cache,
         timeout,
         on_change: section.on_change,
         early_data: section.early_data.unwrap_or(true),
@@ -277,6 +279,12 @@ fn fitting_treatment(section: &section::Route, matcher: &Matcher, action: &Actio
             let message = "datagrams are not kept for later; leave it out, or let the route match http or tcp";
             report.warning(format!("{at}.custody"), message);
         }
+    }
+    let keeps = matches!(action, Action::Upstream(_) | Action::Terminate(Terminate { kind: TerminateKind::Http, .. }));
+    if section.cache.is_some() && !keeps {
+        let message =
+            "there are no answers of others to keep; leave it out, or name an upstream or terminate: {http: ...}";
+        report.problem(format!("{at}.cache"), message);
     }
     if section.rewrite.is_some() && (answered || tunnel) {
         report.warning(format!("{at}.rewrite"), "nothing is sent on that could be rewritten; leave it out");

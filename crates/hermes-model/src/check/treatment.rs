@@ -1,4 +1,4 @@
-//! Checks how a route treats its sessions: `rewrite`, `retry`, `custody`, `timeout`.
+//! Checks how a route treats its sessions: `rewrite`, `retry`, `custody`, `cache`, `timeout`.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -10,10 +10,11 @@ use crate::document::scalar::Size;
 use crate::document::treatment as section;
 use crate::document::treatment::RetryOn;
 use crate::rewrite::{PathRewrite, QueryRewrite, Rewrite, Template};
-use crate::snapshot::{Custody, Durable, Retry, Timeouts};
+use crate::snapshot::{Cache, Custody, Durable, Retry, Timeouts};
 
 const MS: Duration = Duration::from_millis(1);
 const HOUR: Duration = Duration::from_secs(3600);
+const MIB: u64 = 1 << 20;
 
 pub(super) fn timeouts(section: section::Timeout, at: &str, report: &mut Report) -> Timeouts {
     let default = Timeouts::default();
@@ -56,23 +57,41 @@ pub(super) fn retry(section: &section::Retry, at: &str, report: &mut Report) -> 
     }
 }
 
-pub(super) fn custody(section: section::Custody, at: &str, names: &Names<'_>, report: &mut Report) -> Custody {
-    const MIB: u64 = 1 << 20;
-    let week = 7 * 24 * HOUR;
-    let mut size = |key: &str, written: Option<Size>, default: u64, range: RangeInclusive<u64>| {
-        let size = written.map_or(default, |size| size.0);
-        if !range.contains(&size) {
-            let (least, most) = (Size(*range.start()), Size(*range.end()));
-            report.problem(format!("{at}.{key}"), format!("{} is out of range; write {least} to {most}", Size(size)));
-        }
-        size
-    };
-    let memory = size("memory", section.memory, 64 * MIB, MIB..=1 << 40);
-    let disk = size("disk", section.disk, if names.has_state { 1 << 30 } else { 0 }, 0..=1 << 50);
+/// Bytes of a thing that a route has.
+fn size(at: String, written: Option<Size>, default: u64, range: RangeInclusive<u64>, report: &mut Report) -> u64 {
+    let size = written.map_or(default, |size| size.0);
+    if !range.contains(&size) {
+        let (least, most) = (Size(*range.start()), Size(*range.end()));
+        report.problem(at, format!("{} is out of range; write {least} to {most}", Size(size)));
+    }
+    size
+}
+
+/// Bytes on disk, which needs a place.
+fn disk(written: Option<Size>, at: &str, names: &Names<'_>, report: &mut Report) -> u64 {
+    let default = if names.has_state { 1 << 30 } else { 0 };
+    let disk = size(format!("{at}.disk"), written, default, 0..=1 << 50, report);
     if disk > 0 && !names.has_state {
         let message = "there is no place for it; name a directory at `state`, or leave this out";
         report.problem(format!("{at}.disk"), message);
     }
+    disk
+}
+
+pub(super) fn cache(section: section::Cache, at: &str, names: &Names<'_>, report: &mut Report) -> Cache {
+    let month = 31 * 24 * HOUR;
+    Cache {
+        memory: size(format!("{at}.memory"), section.memory, 64 * MIB, MIB..=1 << 40, report),
+        disk: disk(section.disk, at, names, report),
+        shared: section.shared.unwrap_or(true),
+        stale: duration(&format!("{at}.stale"), section.stale, HOUR, Duration::ZERO..=month, report),
+    }
+}
+
+pub(super) fn custody(section: section::Custody, at: &str, names: &Names<'_>, report: &mut Report) -> Custody {
+    let week = 7 * 24 * HOUR;
+    let memory = size(format!("{at}.memory"), section.memory, 64 * MIB, MIB..=1 << 40, report);
+    let disk = disk(section.disk, at, names, report);
     if section.durable == Durable::Fsync && disk == 0 {
         let message = "memory survives no power loss; name a directory at `state`, or leave this out";
         report.problem(format!("{at}.durable"), message);

@@ -1,4 +1,4 @@
-//! How a route treats its sessions: `rewrite`, `retry`, `custody`, `timeout`.
+//! How a route treats its sessions: `rewrite`, `retry`, `custody`, `cache`, `timeout`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -156,6 +156,24 @@ pub struct Custody {
     /// What it survives.
     #[serde(default, skip_serializing_if = "is_default")]
     pub durable: Durable,
+}
+
+/// `cache`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Cache {
+    /// Default 64 MiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Size>,
+    /// Default 1 GiB, where the node has `state`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<Size>,
+    /// One for all users, which is the default; or one a user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared: Option<bool>,
+    /// How long something stale is given while nobody behind can be reached. Default 1 h.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stale: Option<Period>,
 }
 
 /// What is tried again.

@@ -21,6 +21,7 @@ fn route(at: usize, matcher: Matcher) -> Arc<Route> {
         rewrite: None,
         retry: None,
         custody: None,
+        cache: None,
         timeout: Timeouts::default(),
         on_change: OnChange::default(),
         early_data: true,

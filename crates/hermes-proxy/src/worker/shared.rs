@@ -14,6 +14,7 @@ use http::StatusCode;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use super::Command;
+use crate::cache::Caches;
 use crate::custody::Office;
 use crate::ip::Given;
 use crate::metrics::Metrics;
@@ -48,6 +49,8 @@ pub(crate) struct Shared {
     pub(crate) strangers: Seldom,
     /// Addresses that were asked for and are others'.
     pub(crate) refused_addresses: Seldom,
+    /// What routes keep of their answers.
+    pub(crate) caches: Caches,
     /// What this node answers for.
     pub(crate) custody: Arc<Office>,
     /// What clients of devices were given.
@@ -75,6 +78,7 @@ impl Shared {
             unanswered: Seldom::default(),
             strangers: Seldom::default(),
             refused_addresses: Seldom::default(),
+            caches: Caches::default(),
             custody: Arc::new(Office::new()),
             given: Arc::default(),
             lost_lines: OnceLock::new(),

@@ -9,7 +9,7 @@
 use hermes_model::authority::Authority;
 use hermes_model::rewrite::{Head, Rewrite, Vars};
 use hermes_wire::traceparent::Traceparent;
-use http::header::{COOKIE, HOST, HeaderValue};
+use http::header::{COOKIE, HOST, HeaderName, HeaderValue};
 use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderMap, Method, Request as HttpRequest, Uri, Version};
 
@@ -32,6 +32,14 @@ pub(crate) struct Dress<'a> {
     /// The authority as the client spelled it.
     pub(crate) host: &'a HeaderValue,
     pub(crate) trace: Traceparent,
+    /// What a cache asks in the client's place.
+    pub(crate) amend: Option<Amend>,
+}
+
+/// Fields that a cache asks with, instead of the client's.
+pub(crate) struct Amend {
+    pub(crate) remove: [HeaderName; 4],
+    pub(crate) set: Vec<(HeaderName, HeaderValue)>,
 }
 
 /// A head on its way out.
@@ -75,6 +83,10 @@ impl Outgoing {
         };
         if let Some(rewrite) = dress.rewrite {
             this.rewrite(rewrite, entry, dress.node)?;
+        }
+        if let Some(amend) = &dress.amend {
+            amend.remove.iter().for_each(|name| drop(this.fields.remove(name)));
+            this.fields.extend(amend.set.iter().cloned());
         }
         Ok(this)
     }

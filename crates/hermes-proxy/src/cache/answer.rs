@@ -1,0 +1,166 @@
+//! Answers made of what is kept, and what `Cache-Status` says of each (RFC 9211).
+//!
+//! In: a head, where its bytes are, what was asked. Out: a response: the whole, a part, 304 or 416.
+
+use std::fmt::Write as _;
+use std::ops::Range;
+use std::sync::Arc;
+
+use http::header::{AGE, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HeaderName};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
+
+use super::body::CachedBody;
+use super::conditional::not_modified;
+use super::content::Content;
+use super::flight::FlightReader;
+use super::head::{Head, Millis};
+use super::look::Ask;
+use super::range::{Resolved, to_content_range, unsatisfied};
+use super::store::Miss;
+use crate::body::Body;
+
+const CACHE_STATUS: HeaderName = HeaderName::from_static("cache-status");
+
+/// Where the bytes are.
+pub(super) enum Supply {
+    Kept(Arc<Content>),
+    /// A reader of what was asked for, whole or part, as it was told when it joined.
+    Coming(FlightReader),
+    /// None are needed.
+    Nothing,
+}
+
+/// An answer with this head. `total` is the length of the whole, where that is known.
+pub(super) fn answer(head: &Head, total: Option<u64>, ask: &Ask, supply: Supply, now: Millis) -> Response<Body> {
+    let mut response = Response::new(Body::Empty);
+    *response.status_mut() = head.status;
+    *response.version_mut() = head.version;
+    let mut headers = head.headers.clone();
+    if let Some(age) = head.age_at(now) {
+        headers.insert(AGE, HeaderValue::from(age / 1000));
+    }
+    if ask.is_met(head) {
+        not_modified(&mut headers);
+        *response.status_mut() = StatusCode::NOT_MODIFIED;
+        *response.headers_mut() = headers;
+        return response;
+    }
+    let part = match total {
+        Some(total) if !ask.is_head => ask.part(head, total),
+        _ => Resolved::Whole,
+    };
+    let range = match (part, total) {
+        (Resolved::Part(range), Some(total)) => {
+            *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+            headers.insert(CONTENT_RANGE, to_content_range(&range, total));
+            Some(range)
+        }
+        (Resolved::Unsatisfiable, Some(total)) => {
+            *response.status_mut() = StatusCode::RANGE_NOT_SATISFIABLE;
+            not_modified(&mut headers);
+            headers.remove(CONTENT_TYPE);
+            headers.insert(CONTENT_RANGE, unsatisfied(total));
+            headers.insert(CONTENT_LENGTH, HeaderValue::from(0));
+            *response.headers_mut() = headers;
+            return response;
+        }
+        (_, total) => total.map(|total| 0..total),
+    };
+    if let Some(range) = &range
+        && may_have_length(head.status)
+    {
+        headers.insert(CONTENT_LENGTH, HeaderValue::from(range.end - range.start));
+    }
+    *response.headers_mut() = headers;
+    if !ask.is_head {
+        *response.body_mut() = body(supply, range);
+    }
+    response
+}
+
+fn body(supply: Supply, range: Option<Range<u64>>) -> Body {
+    let left = range.as_ref().map(|range| range.end - range.start);
+    match (supply, range) {
+        (_, Some(range)) if range.is_empty() => Body::Empty,
+        (Supply::Kept(content), Some(rest)) => Body::Cached(Box::new(CachedBody::Kept { content, rest })),
+        (Supply::Coming(reader), _) => Body::Cached(Box::new(CachedBody::Coming { reader, left })),
+        (Supply::Kept(_) | Supply::Nothing, _) => Body::Empty,
+    }
+}
+
+fn may_have_length(status: StatusCode) -> bool {
+    status != StatusCode::NO_CONTENT
+}
+
+/// What `Cache-Status` says of an answer.
+pub(super) struct Note(String);
+
+impl Note {
+    /// Of this node.
+    pub(super) fn of(node: &str) -> Self {
+        // A token begins with a letter, or it has to be quoted (RFC 8941, 3.3).
+        let is_token = node.starts_with(|c: char| c.is_ascii_alphabetic())
+            && node.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
+        Self(if is_token { node.to_owned() } else { format!("\"{}\"", node.replace(['"', '\\'], "")) })
+    }
+
+    pub(super) fn hit(mut self, ttl: i64) -> Self {
+        let _ = write!(self.0, "; hit; ttl={ttl}");
+        self
+    }
+
+    /// It went on for this reason.
+    pub(super) fn forwarded(mut self, why: &str) -> Self {
+        let _ = write!(self.0, "; fwd={why}");
+        self
+    }
+
+    pub(super) fn status(mut self, status: StatusCode) -> Self {
+        let _ = write!(self.0, "; fwd-status={}", status.as_u16());
+        self
+    }
+
+    pub(super) fn ttl(mut self, ttl: i64) -> Self {
+        let _ = write!(self.0, "; ttl={ttl}");
+        self
+    }
+
+    pub(super) fn stored(self) -> Self {
+        self.word("stored")
+    }
+
+    pub(super) fn collapsed(self) -> Self {
+        self.word("collapsed")
+    }
+
+    /// Behind the rest, in words of ours.
+    pub(super) fn detail(mut self, detail: &str) -> Self {
+        let _ = write!(self.0, "; detail={detail}");
+        self
+    }
+
+    fn word(mut self, word: &str) -> Self {
+        let _ = write!(self.0, "; {word}");
+        self
+    }
+
+    /// Says so, behind what caches before us have said.
+    pub(super) fn write(self, headers: &mut HeaderMap) {
+        if let Ok(value) = HeaderValue::try_from(self.0) {
+            headers.append(CACHE_STATUS, value);
+        }
+    }
+}
+
+impl Miss {
+    /// As RFC 9211, 2.2, has it.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Miss::Uri => "uri-miss",
+            Miss::Vary => "vary-miss",
+            Miss::Stale => "stale",
+            Miss::Partial => "partial",
+            Miss::Request => "request",
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! The body of an answer from a cache: of what is kept, or of what is on its way.
+//!
+//! In: a content or a flight, and which part of it. Out: chunks.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+
+use super::content::Content;
+use super::flight::FlightReader;
+use crate::error::Error;
+
+/// The body of an answer from a cache.
+pub(crate) enum CachedBody {
+    /// It is there.
+    Kept { content: Arc<Content>, rest: Range<u64> },
+    /// It comes. `left` where its length is known.
+    Coming { reader: FlightReader, left: Option<u64> },
+}
+
+impl CachedBody {
+    pub(crate) fn poll_frame(&mut self, cx: &Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        match self {
+            Self::Kept { rest, .. } if rest.is_empty() => Poll::Ready(None),
+            Self::Kept { content, rest } => {
+                let Some(mut bytes) = content.slice(rest.start) else {
+                    return Poll::Ready(Some(Err(Error::Internal("the cache has a gap".to_owned()))));
+                };
+                bytes.truncate((rest.end - rest.start).min(bytes.len() as u64) as usize);
+                rest.start += bytes.len() as u64;
+                Poll::Ready(Some(Ok(Frame::data(bytes))))
+            }
+            Self::Coming { reader, left } => reader.poll(cx).map(|next| {
+                next.map(|bytes| {
+                    let bytes = bytes?;
+                    if let Some(left) = left {
+                        *left = left.saturating_sub(bytes.len() as u64);
+                    }
+                    Ok(Frame::data(bytes))
+                })
+            }),
+        }
+    }
+
+    pub(crate) fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Kept { rest, .. } => rest.is_empty(),
+            Self::Coming { left, .. } => *left == Some(0),
+        }
+    }
+
+    pub(crate) fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Kept { rest, .. } => SizeHint::with_exact(rest.end.saturating_sub(rest.start)),
+            Self::Coming { left, .. } => left.map_or_else(SizeHint::default, SizeHint::with_exact),
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! `Cache-Control` and its like, of requests and responses.
+//!
+//! In: field lines. Out: what they say. What is malformed counts as the careful reading of it: a lifetime that is no
+//! number is no lifetime, and of several the shortest holds (RFC 9111, 4.2.1).
+
+use http::header::HeaderName;
+use http::{HeaderMap, HeaderValue};
+
+/// No more than 68 years: what is more counts as that (RFC 9111, 1.2.2).
+const MOST_SECONDS: u64 = (1 << 31) - 1;
+
+/// A directive that may be about certain fields alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// It is not there.
+    #[default]
+    None,
+    /// It is about these.
+    Fields(Vec<HeaderName>),
+    /// It is about the whole response.
+    All,
+}
+
+/// What the lines say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Directives {
+    pub(crate) no_store: bool,
+    pub(crate) no_cache: Scope,
+    pub(crate) private: Scope,
+    pub(crate) public: bool,
+    pub(crate) must_revalidate: bool,
+    pub(crate) proxy_revalidate: bool,
+    pub(crate) must_understand: bool,
+    pub(crate) immutable: bool,
+    pub(crate) only_if_cached: bool,
+    pub(crate) max_age: Option<u64>,
+    pub(crate) s_maxage: Option<u64>,
+    pub(crate) stale_if_error: Option<u64>,
+    pub(crate) min_fresh: Option<u64>,
+    /// Without a value it is any staleness.
+    pub(crate) max_stale: Option<u64>,
+}
+
+impl Directives {
+    /// Of all lines of a field.
+    pub(crate) fn of(headers: &HeaderMap, name: &HeaderName) -> Self {
+        let mut this = Self::default();
+        headers.get_all(name).iter().for_each(|line| each(line.as_bytes(), &mut |name, value| this.take(name, value)));
+        this
+    }
+
+    /// Of a request. `Pragma` counts where nothing else is said, as for caches of HTTP/1.0.
+    pub(crate) fn of_request(headers: &HeaderMap) -> Self {
+        let mut this = Self::of(headers, &http::header::CACHE_CONTROL);
+        let is_old = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"no-cache");
+        if !headers.contains_key(http::header::CACHE_CONTROL)
+            && headers.get_all(http::header::PRAGMA).iter().any(is_old)
+        {
+            this.no_cache = Scope::All;
+        }
+        this
+    }
+
+    fn take(&mut self, name: &[u8], value: Option<&[u8]>) {
+        let name = name.to_ascii_lowercase();
+        match &name[..] {
+            b"no-store" => self.no_store = true,
+            b"no-cache" => self.no_cache.add(value),
+            b"private" => self.private.add(value),
+            b"public" => self.public = true,
+            b"must-revalidate" => self.must_revalidate = true,
+            b"proxy-revalidate" => self.proxy_revalidate = true,
+            b"must-understand" => self.must_understand = true,
+            b"immutable" => self.immutable = true,
+            b"only-if-cached" => self.only_if_cached = true,
+            b"max-age" => shortest(&mut self.max_age, value),
+            b"s-maxage" => shortest(&mut self.s_maxage, value),
+            b"stale-if-error" => shortest(&mut self.stale_if_error, value),
+            b"min-fresh" => shortest(&mut self.min_fresh, value),
+            b"max-stale" if value.is_none() => self.max_stale = self.max_stale.or(Some(u64::MAX)),
+            b"max-stale" => shortest(&mut self.max_stale, value),
+            _ => {}
+        }
+    }
+}
+
+impl Scope {
+    fn add(&mut self, value: Option<&[u8]>) {
+        let Some(list) = value else { return *self = Scope::All };
+        let named: Option<Vec<HeaderName>> = list
+            .split(|byte| *byte == b',')
+            .map(<[u8]>::trim_ascii)
+            .filter(|name| !name.is_empty())
+            .map(|name| HeaderName::from_bytes(name).ok())
+            .collect();
+        match (named, &mut *self) {
+            (_, Scope::All) => {}
+            (Some(more), Scope::Fields(names)) => names.extend(more),
+            (Some(names), Scope::None) => *self = Scope::Fields(names),
+            // What is no list of fields was meant for something.
+            (None, _) => *self = Scope::All,
+        }
+    }
+}
+
+fn shortest(known: &mut Option<u64>, value: Option<&[u8]>) {
+    let seconds = value.and_then(seconds).unwrap_or(0);
+    *known = Some(known.map_or(seconds, |known| known.min(seconds)));
+}
+
+/// Digits alone are a number of seconds.
+pub(crate) fn seconds(value: &[u8]) -> Option<u64> {
+    if value.is_empty() || !value.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let add = |sum: u64, digit: &u8| sum.saturating_mul(10).saturating_add(u64::from(digit - b'0'));
+    Some(value.iter().fold(0, add).min(MOST_SECONDS))
+}
+
+/// Reads a line directive by directive. What stands in quotes is a value, whatever it looks like.
+fn each(mut line: &[u8], take: &mut impl FnMut(&[u8], Option<&[u8]>)) {
+    loop {
+        line = line.trim_ascii_start();
+        while let Some(rest) = line.strip_prefix(b",") {
+            line = rest.trim_ascii_start();
+        }
+        if line.is_empty() {
+            return;
+        }
+        let end = line.iter().position(|byte| matches!(byte, b',' | b'=')).unwrap_or(line.len());
+        let (name, rest) = line.split_at(end);
+        let Some(behind) = rest.strip_prefix(b"=") else {
+            take(name.trim_ascii_end(), None);
+            line = rest;
+            continue;
+        };
+        if let Some(quoted) = behind.strip_prefix(b"\"") {
+            let (value, rest) = unquote(quoted);
+            let is_whole = rest.trim_ascii_start().first().is_none_or(|byte| *byte == b',');
+            take(name, Some(if is_whole { &value } else { b"?" }));
+            line = &rest[rest.iter().position(|byte| *byte == b',').unwrap_or(rest.len())..];
+        } else {
+            let end = behind.iter().position(|byte| *byte == b',').unwrap_or(behind.len());
+            take(name, Some(behind[..end].trim_ascii_end()));
+            line = &behind[end..];
+        }
+    }
+}
+
+/// What stands before the closing quote, and what behind it.
+fn unquote(text: &[u8]) -> (Vec<u8>, &[u8]) {
+    let mut value = Vec::new();
+    let mut at = 0;
+    while let Some(byte) = text.get(at) {
+        match byte {
+            b'"' => return (value, &text[at + 1..]),
+            b'\\' => {
+                value.extend(text.get(at + 1));
+                at += 2;
+            }
+            byte => {
+                value.push(*byte);
+                at += 1;
+            }
+        }
+    }
+    (value, &[])
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn parsed(lines: &[&str]) -> Directives {
+        let mut headers = HeaderMap::new();
+        for line in lines {
+            headers.append(http::header::CACHE_CONTROL, HeaderValue::from_str(line).unwrap());
+        }
+        Directives::of(&headers, &http::header::CACHE_CONTROL)
+    }
+
+    #[test]
+    fn lifetimes_are_read_with_care() {
+        for (line, seconds) in [
+            ("max-age=3600", Some(3600)),
+            ("MaX-aGe=3600", Some(3600)),
+            ("max-age=\"3600\"", Some(3600)),
+            ("max-age=003600", Some(3600)),
+            ("max-age=99999999999999999999", Some(MOST_SECONDS)),
+            ("max-age='3600'", Some(0)),
+            ("max-age=-1", Some(0)),
+            ("max-age=3600.0", Some(0)),
+            ("max-age=a100", Some(0)),
+            ("max-age", Some(0)),
+            ("max-age= 3600", Some(0)),
+            ("max-age =3600", None),
+            ("extension=\"max-age=3600\", max-age=1", Some(1)),
+            ("max-age=1, extension=\"max-age=3600\"", Some(1)),
+            ("extension=\"a\\\"max-age=7\", max-age=1", Some(1)),
+            ("max-age=1800, max-age=1", Some(1)),
+            ("max-age=1, max-age=1800", Some(1)),
+            (", ,,max-age=5,", Some(5)),
+            ("x-max-age=5", None),
+            ("", None),
+        ] {
+            assert_eq!(parsed(&[line]).max_age, seconds, "{line}");
+        }
+        assert_eq!(parsed(&["max-age=9", "max-age=8"]).max_age, Some(8));
+    }
+
+    #[test]
+    fn directives_may_be_about_fields() {
+        assert_eq!(parsed(&["private"]).private, Scope::All);
+        let names = vec![HeaderName::from_static("a"), HeaderName::from_static("b")];
+        assert_eq!(parsed(&["private=\"a, B\""]).private, Scope::Fields(names.clone()));
+        assert_eq!(parsed(&["no-cache=\"a\"", "no-cache=b"]).no_cache, Scope::Fields(names));
+        assert_eq!(parsed(&["no-cache=\"a\", no-cache"]).no_cache, Scope::All);
+        assert_eq!(parsed(&["no-cache=\"a b\""]).no_cache, Scope::All);
+    }
+
+    #[test]
+    fn a_request_may_take_what_is_stale() {
+        assert_eq!(parsed(&["max-stale"]).max_stale, Some(u64::MAX));
+        assert_eq!(parsed(&["max-stale=7"]).max_stale, Some(7));
+        let mut headers = HeaderMap::new();
+        headers.insert(http::header::PRAGMA, HeaderValue::from_static("no-cache"));
+        assert_eq!(Directives::of_request(&headers).no_cache, Scope::All);
+        headers.insert(http::header::CACHE_CONTROL, HeaderValue::from_static("max-stale"));
+        assert_eq!(Directives::of_request(&headers).no_cache, Scope::None);
+    }
+}

@@ -1,0 +1,301 @@
+//! The head of a kept response: how long it is fresh, whether it may be kept, who may be given it when
+//! (RFC 9111, 3, 4.2, 5.2; RFC 5861; RFC 8246; RFC 9213).
+//!
+//! In: a response's status and fields, what its request said, times. Out: answers. Pure: time is given.
+//! Not `http-cache-semantics` (3.0.0): it reads directives out of quoted values, compares one line of what `Vary` names,
+//! knows neither parts nor `stale-if-error` nor targeted fields, and keeps the request's head with each response.
+
+use std::time::Duration;
+
+use http::header::{AGE, AUTHORIZATION, CACHE_CONTROL, DATE, ETAG, EXPIRES, HeaderName, LAST_MODIFIED, SET_COOKIE};
+use http::{HeaderMap, HeaderValue, StatusCode, Version};
+
+use super::directives::{Directives, Scope, seconds};
+use super::key::Vary;
+
+/// What the origin says to caches that serve many (RFC 9213).
+const TARGETED: HeaderName = HeaderName::from_static("cdn-cache-control");
+/// Where nobody says how long, a tenth of a response's age at its origin is taken, and no more than a day.
+const GUESS_SHARE: u64 = 10;
+const MOST_GUESSED: u64 = 24 * 3600;
+/// A head costs this beside its bytes, about.
+const HEAD_COST: usize = 512;
+
+/// Milliseconds of Unix time.
+pub(crate) type Millis = u64;
+
+/// When a response was asked for, and when its head came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Times {
+    pub(crate) asked: Millis,
+    pub(crate) came: Millis,
+}
+
+/// The head of a kept response.
+#[derive(Clone, Debug)]
+pub(crate) struct Head {
+    /// Of a part it is 200: which part, its content knows.
+    pub(crate) status: StatusCode,
+    pub(crate) version: Version,
+    pub(crate) headers: HeaderMap,
+    pub(crate) vary: Vary,
+    pub(crate) times: Times,
+    /// Its rules are those of a cache for many.
+    pub(crate) shared: bool,
+    says: Directives,
+    /// Milliseconds for which it is fresh, from its origin on.
+    lifetime: u64,
+    /// Milliseconds that it had when it came. `None`: what it says of that cannot be read.
+    age: Option<u64>,
+}
+
+/// May it be given to a request?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// As it is.
+    Fresh,
+    /// It is stale, and the request takes that.
+    StaleAllowed,
+    /// Its origin has to be asked, since it is stale.
+    Stale,
+    /// Its origin has to be asked, since the request, or the response itself, wants that.
+    Asked,
+}
+
+impl Head {
+    /// Of a response whose hop-by-hop fields are gone. `None` where it hangs on more than can be told.
+    pub(crate) fn new(
+        status: StatusCode,
+        version: Version,
+        mut headers: HeaderMap,
+        request: &HeaderMap,
+        times: Times,
+        shared: bool,
+    ) -> Option<Self> {
+        let vary = Vary::of(&headers, request)?;
+        if !headers.contains_key(DATE) {
+            // RFC 9110, 6.6.1: whoever keeps it says when it came.
+            headers.insert(DATE, date(times.came));
+        }
+        Some(Self::again(status, version, headers, vary, times, shared))
+    }
+
+    /// Of one that was known before.
+    pub(crate) fn again(
+        status: StatusCode,
+        version: Version,
+        headers: HeaderMap,
+        vary: Vary,
+        times: Times,
+        shared: bool,
+    ) -> Self {
+        let name = if shared && headers.contains_key(&TARGETED) { TARGETED } else { CACHE_CONTROL };
+        let is_targeted = name == TARGETED;
+        let says = Directives::of(&headers, &name);
+        let mut this = Self { status, version, headers, vary, times, shared, says, lifetime: 0, age: None };
+        this.lifetime = this.lifetime(is_targeted).saturating_mul(1000);
+        this.age = this.age();
+        this
+    }
+
+    fn lifetime(&self, is_targeted: bool) -> u64 {
+        if let Some(seconds) = self.says.s_maxage.filter(|_| self.shared).or(self.says.max_age) {
+            return seconds;
+        }
+        let sent = instant(&self.headers, &DATE).unwrap_or(self.times.came / 1000);
+        if self.headers.contains_key(EXPIRES) && !is_targeted {
+            // One that cannot be read is in the past.
+            return instant(&self.headers, &EXPIRES).map_or(0, |end| end.saturating_sub(sent));
+        }
+        if !(is_understood(self.status) || self.says.public) {
+            return 0;
+        }
+        let changed = instant(&self.headers, &LAST_MODIFIED);
+        changed.map_or(0, |changed| (sent.saturating_sub(changed) / GUESS_SHARE).min(MOST_GUESSED))
+    }
+
+    fn age(&self) -> Option<u64> {
+        let mut lines = self.headers.get_all(AGE).iter();
+        let said = match (lines.next(), lines.next()) {
+            (None, _) => 0,
+            (Some(line), None) => seconds(line.as_bytes())?,
+            (Some(_), Some(_)) => return None,
+        };
+        let came = self.times.came;
+        let sent = instant(&self.headers, &DATE).unwrap_or(came / 1000);
+        let apparent = (came / 1000).saturating_sub(sent) * 1000;
+        let corrected = said * 1000 + came.saturating_sub(self.times.asked);
+        Some(apparent.max(corrected))
+    }
+
+    /// How old it is, in milliseconds. `None`: nobody can tell.
+    pub(crate) fn age_at(&self, now: Millis) -> Option<u64> {
+        self.age.map(|age| age + now.saturating_sub(self.times.came))
+    }
+
+    /// Seconds that it is fresh for; negative where it has been stale for so many.
+    pub(crate) fn ttl(&self, now: Millis) -> i64 {
+        let Some(age) = self.age_at(now) else { return -(self.lifetime as i64 / 1000) };
+        (self.lifetime as i64 - age as i64).div_euclid(1000)
+    }
+
+    fn is_fresh(&self, now: Millis) -> bool {
+        self.age_at(now).is_some_and(|age| age < self.lifetime)
+    }
+
+    /// Milliseconds since when it is stale; at most the largest number.
+    fn staleness(&self, now: Millis) -> u64 {
+        self.age_at(now).map_or(u64::MAX, |age| age.saturating_sub(self.lifetime))
+    }
+
+    /// May it be kept, as the answer to a GET with these fields?
+    ///
+    /// # Errors
+    /// Why not, as a word for `Cache-Status`.
+    pub(crate) fn may_be_kept(&self, request: &HeaderMap, now: Millis) -> Result<(), &'static str> {
+        let says = &self.says;
+        let is_understood = is_understood(self.status);
+        if says.must_understand && !is_understood {
+            return Err("must-understand");
+        }
+        // Whoever knows the status need not heed what is for those who do not (RFC 9111, 5.2.2.3).
+        if says.no_store && !says.must_understand {
+            return Err("no-store");
+        }
+        if Directives::of_request(request).no_store {
+            return Err("request-no-store");
+        }
+        let is_public = says.public || says.s_maxage.is_some();
+        if self.shared {
+            if says.private == Scope::All {
+                return Err("private");
+            }
+            if request.contains_key(AUTHORIZATION) && !is_public && !says.must_revalidate {
+                return Err("authorization");
+            }
+            // Who sets a cookie has somebody in mind, unless it says otherwise.
+            if self.headers.contains_key(SET_COOKIE) && !is_public {
+                return Err("set-cookie");
+            }
+        }
+        let is_explicit = says.public
+            || says.max_age.is_some()
+            || (self.shared && says.s_maxage.is_some())
+            || (!self.shared && says.private == Scope::All)
+            || self.headers.contains_key(EXPIRES);
+        if !is_explicit && !is_understood {
+            return Err("status");
+        }
+        // What can neither be given nor asked about is of no use.
+        if !self.is_fresh(now) && !self.has_validator() && says.stale_if_error.is_none() {
+            return Err("stale");
+        }
+        Ok(())
+    }
+
+    /// Takes away the fields that are not for those who come later.
+    pub(crate) fn strip(&mut self) {
+        let mut names = Vec::new();
+        if let Scope::Fields(fields) = &self.says.no_cache {
+            names.extend(fields.iter().cloned());
+        }
+        if let Scope::Fields(fields) = &self.says.private
+            && self.shared
+        {
+            names.extend(fields.iter().cloned());
+        }
+        names.iter().for_each(|name| drop(self.headers.remove(name)));
+    }
+
+    /// May it be given to a request that says this?
+    pub(crate) fn judge(&self, request: &Directives, now: Millis) -> Use {
+        if request.no_cache == Scope::All || self.says.no_cache == Scope::All {
+            return Use::Asked;
+        }
+        let age = self.age_at(now).unwrap_or(u64::MAX);
+        let is_fresh = self.is_fresh(now);
+        // A reload asks with `max-age=0`; what never changes need not be asked for (RFC 8246).
+        let is_reload = request.max_age == Some(0) && self.says.immutable && is_fresh;
+        let is_too_old = |seconds: u64| age > seconds * 1000 || seconds == 0;
+        let left = self.lifetime.saturating_sub(age);
+        if request.min_fresh.is_some_and(|seconds| left < seconds * 1000) {
+            return Use::Asked;
+        }
+        if is_fresh {
+            let is_refused = request.max_age.is_some_and(is_too_old) && !is_reload;
+            return if is_refused { Use::Asked } else { Use::Fresh };
+        }
+        let staleness = self.staleness(now);
+        let is_taken = request.max_stale.is_some_and(|seconds| staleness / 1000 <= seconds);
+        if is_taken && self.may_be_stale() && !request.max_age.is_some_and(is_too_old) {
+            return Use::StaleAllowed;
+        }
+        Use::Stale
+    }
+
+    fn may_be_stale(&self) -> bool {
+        let says = &self.says;
+        let is_for_many = self.shared && (says.proxy_revalidate || says.s_maxage.is_some());
+        !says.must_revalidate && !is_for_many && says.no_cache != Scope::All && self.age.is_some()
+    }
+
+    /// May it be given where the origin failed? `unreachable` for how long, where nobody said anything: without a path
+    /// to the origin that is allowed (RFC 9111, 4.2.4); `None` where the origin was reached and failed.
+    pub(crate) fn may_stand_in(&self, request: &Directives, unreachable: Option<Duration>, now: Millis) -> bool {
+        if !self.may_be_stale() || request.no_cache == Scope::All {
+            return false;
+        }
+        let staleness = self.staleness(now);
+        let said = self.says.stale_if_error.or(request.stale_if_error).map(|seconds| seconds * 1000);
+        let most = said.or_else(|| unreachable.map(|stale| stale.as_millis() as u64));
+        most.is_some_and(|most| staleness < most || (staleness == 0 && self.is_fresh(now)))
+    }
+
+    /// Its origin can be asked whether it still holds.
+    pub(crate) fn has_validator(&self) -> bool {
+        self.headers.contains_key(ETAG) || self.headers.contains_key(LAST_MODIFIED)
+    }
+
+    /// What says byte by byte what it is.
+    pub(crate) fn strong_etag(&self) -> Option<&HeaderValue> {
+        strong_etag(&self.headers)
+    }
+
+    /// Bytes that it costs to keep it.
+    pub(crate) fn cost(&self) -> usize {
+        let lines: usize = self.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 32).sum();
+        HEAD_COST + lines + self.vary.len()
+    }
+}
+
+/// An entity tag that is strong.
+pub(crate) fn strong_etag(headers: &HeaderMap) -> Option<&HeaderValue> {
+    headers.get(ETAG).filter(|tag| tag.as_bytes().starts_with(b"\""))
+}
+
+/// Statuses whose meaning for caches is known; of these a lifetime may be guessed (RFC 9110, 15.1).
+fn is_understood(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 200 | 203 | 204 | 206 | 300 | 301 | 308 | 404 | 405 | 410 | 414 | 501)
+}
+
+/// Seconds of Unix time that a field says. Two lines say nothing.
+pub(crate) fn instant(headers: &HeaderMap, name: &HeaderName) -> Option<u64> {
+    let mut lines = headers.get_all(name).iter();
+    let (first, second) = (lines.next()?, lines.next());
+    second.is_none().then_some(first).and_then(seconds_of_date)
+}
+
+/// Seconds of Unix time that a date says, in any of the three forms.
+pub(crate) fn seconds_of_date(value: &HeaderValue) -> Option<u64> {
+    let time = httpdate::parse_http_date(value.to_str().ok()?).ok()?;
+    Some(time.duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs()))
+}
+
+/// As a field's value.
+pub(crate) fn date(millis: Millis) -> HeaderValue {
+    let text = httpdate::fmt_http_date(std::time::UNIX_EPOCH + Duration::from_millis(millis));
+    HeaderValue::try_from(text).unwrap_or_else(|_| unreachable!("words and numbers"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,212 @@
+//! Under what a response is kept: the target, and what `Vary` names (RFC 9111, 2 and 4.1).
+//!
+//! In: the head of a request as it goes on, rewritten by its route: what the origin is asked is what the answer hangs
+//! on, and nothing else of the request is looked at. Out: keys, and whether a response was chosen by the same fields.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use hermes_model::authority::Authority;
+use http::header::{ACCEPT_ENCODING, ACCEPT_LANGUAGE, HeaderName, VARY};
+use http::uri::{PathAndQuery, Scheme};
+use http::{HeaderMap, Uri};
+
+use crate::service::forward::head::Outgoing;
+
+/// A response that hangs on more fields than that would hardly be chosen twice.
+const MOST_FIELDS: usize = 16;
+
+/// What is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    /// Whose part of a private cache it is in.
+    user: Option<Arc<str>>,
+    scheme: Scheme,
+    authority: Authority,
+    path: PathAndQuery,
+}
+
+impl Target {
+    /// Of a request. `user` where the cache keeps users apart.
+    pub(crate) fn new(outgoing: &Outgoing, user: Option<Arc<str>>) -> Self {
+        let (scheme, authority) = (outgoing.scheme.clone(), outgoing.authority.clone());
+        Self { user, scheme, authority, path: outgoing.path.clone() }
+    }
+
+    /// No two targets have the same. A user may have any name: its length says where that ends.
+    pub(crate) fn key(&self) -> Arc<str> {
+        let mut key = String::with_capacity(64);
+        if let Some(user) = &self.user {
+            let _ = write!(key, "{}:{user} ", user.len());
+        }
+        let _ = write!(key, "{}://{}{}", self.scheme, self.authority, self.path);
+        key.into()
+    }
+
+    /// What a response to it names as another target, where that is of the same origin: of no other one may it say
+    /// anything (RFC 9111, 4.4).
+    pub(crate) fn named(&self, reference: &str) -> Option<Self> {
+        let reference = reference.split('#').next().unwrap_or_default();
+        let path = if let Some(rest) = reference.strip_prefix("//") {
+            return self.named(&format!("{}://{rest}", self.scheme));
+        } else if reference.contains("://") {
+            let uri: Uri = reference.parse().ok()?;
+            let authority = Authority::parse(uri.authority()?.as_str(), None).ok()?;
+            if uri.scheme() != Some(&self.scheme) || !self.is_at(&authority) {
+                return None;
+            }
+            uri.path_and_query()?.clone()
+        } else if reference.starts_with('/') {
+            reference.parse().ok()?
+        } else if reference.is_empty() || reference.starts_with('?') {
+            format!("{}{reference}", self.path.path()).parse().ok()?
+        } else {
+            let folder = self.path.path().rsplit_once('/').map_or("", |(folder, _)| folder);
+            format!("{folder}/{reference}").parse().ok()?
+        };
+        Some(Self { path, ..self.clone() })
+    }
+
+    fn is_at(&self, authority: &Authority) -> bool {
+        let default = if self.scheme == Scheme::HTTPS { 443 } else { 80 };
+        let port = |authority: &Authority| authority.port().unwrap_or(default);
+        self.authority.host().eq_ignore_ascii_case(authority.host()) && port(&self.authority) == port(authority)
+    }
+}
+
+/// The fields of a request that a response was chosen by, and what they said.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Vary(pub(crate) Vec<(HeaderName, Option<String>)>);
+
+impl Vary {
+    /// `None` where it hangs on more than fields say, or on too many.
+    pub(crate) fn of(response: &HeaderMap, request: &HeaderMap) -> Option<Self> {
+        let mut names = Vec::new();
+        for line in response.get_all(VARY) {
+            for name in line.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii) {
+                if name == b"*" {
+                    return None;
+                }
+                if !name.is_empty() {
+                    names.push(HeaderName::from_bytes(name).ok()?);
+                }
+            }
+        }
+        names.sort_by(|a, b| a.as_str().cmp(b.as_str()));
+        names.dedup();
+        if names.len() > MOST_FIELDS {
+            return None;
+        }
+        Some(Self(names.into_iter().map(|name| (name.clone(), said(request, &name))).collect()))
+    }
+
+    /// Would this request have chosen the same?
+    pub(crate) fn is_met_by(&self, request: &HeaderMap) -> bool {
+        self.0.iter().all(|(name, value)| said(request, name) == *value)
+    }
+
+    /// Bytes of it.
+    pub(crate) fn len(&self) -> usize {
+        self.0.iter().map(|(name, value)| name.as_str().len() + value.as_ref().map_or(0, String::len) + 32).sum()
+    }
+}
+
+/// What a request says in a field: its lines as one, with the space around commas taken off, as it may be.
+fn said(request: &HeaderMap, name: &HeaderName) -> Option<String> {
+    if !request.contains_key(name) {
+        return None;
+    }
+    let lines = request.get_all(name).iter().map(|line| String::from_utf8_lossy(line.as_bytes()));
+    let mut text = String::new();
+    for line in lines {
+        for part in line.split(',') {
+            if !text.is_empty() {
+                text.push(',');
+            }
+            text.push_str(part.trim());
+        }
+    }
+    if *name == ACCEPT_LANGUAGE || *name == ACCEPT_ENCODING {
+        // They compare without regard to case, and browsers differ in it.
+        text.make_ascii_lowercase();
+        text.retain(|c| c != ' ');
+    }
+    Some(text)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
+        lines.iter().map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap())).fold(
+            HeaderMap::new(),
+            |mut all, (name, value)| {
+                all.append(name, value);
+                all
+            },
+        )
+    }
+
+    fn target(user: Option<&str>, path: &'static str) -> Target {
+        let authority = Authority::parse("web:80", None).unwrap();
+        Target { user: user.map(Arc::from), scheme: Scheme::HTTP, authority, path: PathAndQuery::from_static(path) }
+    }
+
+    #[test]
+    fn fields_choose_a_response() {
+        let vary = |response: &[_], request: &[_]| Vary::of(&headers(response), &headers(request));
+        let foo = vary(&[("vary", "Foo, bar"), ("vary", ""), ("vary", "foo")], &[("foo", "1")]).unwrap();
+        assert!(foo.is_met_by(&headers(&[("foo", "1"), ("other", "2")])));
+        assert!(!foo.is_met_by(&headers(&[("foo", "2")])));
+        assert!(!foo.is_met_by(&headers(&[])));
+        assert!(!foo.is_met_by(&headers(&[("foo", "1"), ("bar", "")])));
+        let two = vary(&[("vary", "foo")], &[("foo", "1, 2")]).unwrap();
+        assert!(two.is_met_by(&headers(&[("foo", "1"), ("foo", "2")])));
+        assert!(!two.is_met_by(&headers(&[("foo", "2"), ("foo", "1")])));
+        let language = vary(&[("vary", "accept-language")], &[("accept-language", "en, De")]).unwrap();
+        assert!(language.is_met_by(&headers(&[("accept-language", "EN,de")])));
+        for star in ["*", "*, *", ", *", "foo, *", "*, foo", "f oo"] {
+            assert_eq!(vary(&[("vary", star)], &[]), None, "{star}");
+        }
+        let many: HeaderMap = (0..=MOST_FIELDS).map(|at| (VARY, format!("f{at}").parse().unwrap())).fold(
+            HeaderMap::new(),
+            |mut all, line| {
+                all.append(line.0, line.1);
+                all
+            },
+        );
+        assert_eq!(Vary::of(&many, &HeaderMap::new()), None);
+    }
+
+    #[test]
+    fn users_have_keys_of_their_own() {
+        assert_ne!(target(None, "/").key(), target(Some("a"), "/").key());
+        assert_ne!(target(Some("a"), "/").key(), target(Some("b"), "/").key());
+        // A name that looks like a part of the key is none.
+        assert_ne!(target(Some("a http://web:80/ 1:b"), "/").key(), target(Some("a"), "/").key());
+        assert_ne!(target(None, "/?a").key(), target(None, "/?b").key());
+    }
+
+    #[test]
+    fn a_response_speaks_of_its_own_origin() {
+        let base = target(None, "/a/b?c");
+        let named = |reference| base.named(reference).map(|target| target.path.to_string());
+        for (reference, path) in [
+            ("/x?y#z", Some("/x?y")),
+            ("x", Some("/a/x")),
+            ("?d", Some("/a/b?d")),
+            ("", Some("/a/b")),
+            ("http://web/x", Some("/x")),
+            ("http://WEB:80/x", Some("/x")),
+            ("//web/x", Some("/x")),
+            ("https://web/x", None),
+            ("http://other/x", None),
+            ("http://web:81/x", None),
+            ("http://", None),
+        ] {
+            assert_eq!(named(reference).as_deref(), path, "{reference}");
+        }
+    }
+}

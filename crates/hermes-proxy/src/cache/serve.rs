@@ -1,0 +1,365 @@
+//! A session whose route has a cache: answered from what is kept, or asked of its origin and kept.
+//!
+//! In: a decided request, and how its origin is asked. Out: the response. Of the same request under way for another
+//! client it waits for the head, for a while, and reads along if it may; else it asks by itself. What is kept of a
+//! response comes by a task of its own (`fetch.rs`).
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use hermes_model::snapshot::Custody;
+use http::header::{CONTENT_LENGTH, CONTENT_LOCATION, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, LOCATION, RANGE};
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
+use tokio::time::Instant;
+
+use super::answer::{Note, Supply, answer};
+use super::conditional::{freshened, validators};
+use super::content::Content;
+use super::head::{Head, Millis, Times};
+use super::look::Ask;
+use super::range::to_range;
+use super::store::{Cache, Found, Lead, Miss, Stored, WAIT};
+use crate::body::{Body, RequestBody};
+use crate::custody;
+use crate::custody::forward::Arrived;
+use crate::error::{Error, Side};
+use crate::headers::{PROXY_STATUS, strip_hop_by_hop};
+use crate::service::forward::Forward;
+use crate::service::forward::head::{Amend, Outgoing};
+use crate::upstream::UpstreamState;
+use crate::upstream::connect::Destination;
+
+/// Others' answers that are waited for before one asks by oneself.
+const MOST_WAITS: u32 = 3;
+/// Where something may stand in, its origin has this share of the time that a session has, so that it still can.
+const SHARE: f64 = 0.75;
+
+/// How an origin is asked.
+pub(crate) enum Source<'a> {
+    Upstream(&'a Arc<UpstreamState>),
+    Custody(&'a Arc<UpstreamState>, &'a Custody, Option<Arrived>),
+    Origin(&'a Destination<'a>, u64),
+}
+
+impl Source<'_> {
+    /// Asks it.
+    ///
+    /// # Errors
+    /// As whoever is asked by.
+    pub(crate) async fn fetch(&self, forward: &Forward<'_>) -> Result<Response<Body>, Error> {
+        match self {
+            Source::Upstream(upstream) => forward.to_upstream(upstream).await,
+            Source::Custody(upstream, custody, arrived) => {
+                Box::pin(custody::forward::forward(forward, upstream, custody, *arrived)).await
+            }
+            Source::Origin(destination, owner) => forward.to_origin(destination, *owner).await,
+        }
+    }
+
+    /// What comes goes on by itself, and nothing of it comes by here.
+    fn is_led(&self) -> bool {
+        matches!(self, Source::Custody(_, _, Some(_)))
+    }
+}
+
+/// Serves a request of a route with a cache.
+///
+/// # Errors
+/// As whoever asks the origin.
+pub(crate) async fn serve(
+    cache: &Arc<Cache>,
+    forward: &mut Forward<'_>,
+    source: &Source<'_>,
+) -> Result<Response<Body>, Error> {
+    let facts = &forward.entry.facts;
+    let user = facts.user.clone();
+    let ask = Ask::new(Outgoing::new(forward.entry, &forward.dress, true)?, cache.settings.shared, user);
+    let is_read = matches!(facts.method, Method::GET | Method::HEAD);
+    let is_bare = matches!(forward.body, RequestBody::Empty);
+    let visit = Visit { cache, ask, node: forward.dress.node };
+    if !is_read || !is_bare || visit.ask.is_for_the_origin() {
+        return visit.pass(forward, source, if is_read { "bypass" } else { "method" }).await;
+    }
+    visit.read(forward, source).await
+}
+
+/// One request at the cache.
+pub(super) struct Visit<'a> {
+    pub(super) cache: &'a Arc<Cache>,
+    pub(super) ask: Ask,
+    node: &'a str,
+}
+
+/// How an origin is asked.
+enum Plan {
+    /// As the client asked.
+    Plain,
+    /// Whether what is kept still holds.
+    Validate,
+    /// For what is missing of it.
+    Complete { missing: std::ops::Range<u64>, content: Arc<Content> },
+}
+
+impl Visit<'_> {
+    pub(super) fn note(&self) -> Note {
+        Note::of(self.node)
+    }
+
+    /// Past the cache. What changes something at its origin ends what is kept of it (RFC 9111, 4.4).
+    async fn pass(&self, forward: &Forward<'_>, source: &Source<'_>, why: &str) -> Result<Response<Body>, Error> {
+        self.cache.metrics.bypassed.inc();
+        let mut response = source.fetch(forward).await?;
+        let method = &forward.entry.facts.method;
+        let status = response.status();
+        if !method.is_safe() && (status.is_success() || status.is_redirection()) {
+            self.cache.forget(&self.ask.key);
+            for name in [LOCATION, CONTENT_LOCATION] {
+                let reference = response.headers().get(name).and_then(|value| value.to_str().ok());
+                if let Some(other) = reference.and_then(|reference| self.ask.target.named(reference)) {
+                    self.cache.forget(&other.key());
+                }
+            }
+        }
+        self.note().forwarded(why).write(response.headers_mut());
+        Ok(response)
+    }
+
+    async fn read(&self, forward: &mut Forward<'_>, source: &Source<'_>) -> Result<Response<Body>, Error> {
+        // Its own question has to be answered within what is left of the session's time.
+        let deadline = Instant::now() + WAIT.min(forward.route.timeout.progress / 2);
+        let mut waits = 0;
+        let mut first = None;
+        loop {
+            let now = millis();
+            let may_wait = waits < MOST_WAITS && !source.is_led();
+            let found = self.cache.look(&self.ask, now, may_wait);
+            if self.ask.says.only_if_cached && !matches!(found, Found::Hit(_)) {
+                return Ok(self.not_there());
+            }
+            match found {
+                Found::Hit(stored) => {
+                    let Some(supply) = self.supply(&stored, &stored.head).await else { continue };
+                    let mut response = answer(&stored.head, Some(stored.shape.total), &self.ask, supply, now);
+                    let ttl = stored.head.ttl(now);
+                    let note = match first {
+                        Some(miss) => self.note().forwarded(Miss::as_str(miss)).collapsed().ttl(ttl),
+                        None => self.note().hit(ttl),
+                    };
+                    note.write(response.headers_mut());
+                    self.cache.metrics.hits.inc();
+                    return Ok(response);
+                }
+                Found::Join { reader, head, total, miss } => {
+                    let mut response = answer(&head, total, &self.ask, Supply::Coming(reader), now);
+                    let note = self.note().forwarded(first.unwrap_or(miss).as_str()).collapsed().ttl(head.ttl(now));
+                    note.write(response.headers_mut());
+                    self.cache.metrics.collapsed.inc();
+                    return Ok(response);
+                }
+                Found::Wait(flight, miss) => {
+                    first = first.or(Some(miss));
+                    waits += 1;
+                    if tokio::time::timeout_at(deadline, flight.settled()).await.is_err() {
+                        self.cache.hit_limit("cache-wait");
+                        waits = MOST_WAITS;
+                    }
+                }
+                Found::Ask { stored, miss, lead } => {
+                    return self.ask_origin(forward, source, stored, miss, lead).await;
+                }
+            }
+        }
+    }
+
+    /// The request wants nothing else (RFC 9111, 5.2.1.7).
+    fn not_there(&self) -> Response<Body> {
+        let mut response = Response::new(Body::Empty);
+        *response.status_mut() = StatusCode::GATEWAY_TIMEOUT;
+        response.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(0));
+        self.note().detail("only-if-cached").write(response.headers_mut());
+        response
+    }
+
+    /// Where the bytes of a kept response are; read from the disk, where they are there alone. `None`: they are gone.
+    async fn supply(&self, stored: &Stored, head: &Head) -> Option<Supply> {
+        let ask = &self.ask;
+        if ask.is_head || ask.is_met(head) || ask.wanted(head, stored.shape.total).is_empty() {
+            return Some(Supply::Nothing);
+        }
+        self.content(stored).await.map(Supply::Kept)
+    }
+
+    async fn content(&self, stored: &Stored) -> Option<Arc<Content>> {
+        if let Some(content) = &stored.content {
+            return Some(content.clone());
+        }
+        let loaded = match (self.cache.disk(), stored.file) {
+            (Some(disk), Some(file)) => disk.load(file).await,
+            _ => None,
+        };
+        match &loaded {
+            Some(content) => self.cache.warmed(&self.ask.key, stored.id, content),
+            None => self.cache.drop_one(&self.ask.key, stored.id),
+        }
+        loaded
+    }
+
+    async fn plan(&self, stored: Option<&Stored>) -> Plan {
+        let Some(stored) = stored.filter(|_| !self.ask.is_head) else { return Plan::Plain };
+        let head = &stored.head;
+        if self.ask.is_served_by(head, &stored.shape) {
+            return if head.has_validator() { Plan::Validate } else { Plan::Plain };
+        }
+        let wanted = self.ask.wanted(head, stored.shape.total);
+        let missing = stored.shape.missing(&wanted).filter(|_| head.strong_etag().is_some());
+        match missing {
+            Some(missing) => match self.content(stored).await {
+                Some(content) => Plan::Complete { missing, content },
+                None => Plan::Plain,
+            },
+            None => Plan::Plain,
+        }
+    }
+
+    async fn ask_origin(
+        &self,
+        forward: &mut Forward<'_>,
+        source: &Source<'_>,
+        stored: Option<Stored>,
+        miss: Miss,
+        mut lead: Option<Lead>,
+    ) -> Result<Response<Body>, Error> {
+        let mut plan = if source.is_led() { Plan::Plain } else { self.plan(stored.as_ref()).await };
+        loop {
+            forward.dress.amend = stored.as_ref().and_then(|stored| amend(&plan, stored));
+            let asked = millis();
+            let fetched = self.fetch(forward, source, stored.as_ref()).await;
+            let times = Times { asked, came: millis() };
+            let mut response = match fetched {
+                Ok(response) => response,
+                Err(error) => {
+                    let unreachable = (error.side() == Side::Upstream).then_some(self.cache.settings.stale);
+                    return match self.stand_in(stored.as_ref(), miss, unreachable, None, times.came).await {
+                        Some(response) if error.side() == Side::Upstream => Ok(response),
+                        _ => Err(error),
+                    };
+                }
+            };
+            let status = response.status();
+            if matches!(status.as_u16(), 500 | 502 | 503 | 504) {
+                // A proxy behind us says that it did not reach the origin either.
+                let is_proxys = status.as_u16() != 500 && response.headers().contains_key(PROXY_STATUS);
+                let unreachable = is_proxys.then_some(self.cache.settings.stale);
+                let stands_in = self.stand_in(stored.as_ref(), miss, unreachable, Some(status), times.came).await;
+                if let Some(kept) = stands_in {
+                    return Ok(kept);
+                }
+            }
+            match (&plan, stored.as_ref()) {
+                (Plan::Validate, Some(stored)) if status == StatusCode::NOT_MODIFIED => {
+                    strip_hop_by_hop(response.headers_mut());
+                    if let Some(response) = self.validated(stored, response.headers(), times, miss).await {
+                        return Ok(response);
+                    }
+                }
+                (Plan::Complete { missing, content }, Some(stored))
+                    if status == StatusCode::PARTIAL_CONTENT || status == StatusCode::RANGE_NOT_SATISFIABLE =>
+                {
+                    let completed = match &lead {
+                        Some(_) => self.complete(forward, response, stored, (missing, content), times, &mut lead),
+                        None => None,
+                    };
+                    if let Some((mut response, ttl)) = completed {
+                        let note = self.note().forwarded(miss.as_str()).status(status).stored().ttl(ttl);
+                        note.write(response.headers_mut());
+                        self.cache.metrics.missed.inc();
+                        return Ok(response);
+                    }
+                    self.cache.drop_one(&self.ask.key, stored.id);
+                }
+                _ => return Ok(self.take_in(forward, response, stored.as_ref(), times, miss, lead)),
+            }
+            // What is kept is of another one, or gone: the client's own question is left.
+            plan = Plan::Plain;
+        }
+    }
+
+    /// In the time that there is. Where something could stand in, some of that is left for it.
+    async fn fetch(
+        &self,
+        forward: &Forward<'_>,
+        source: &Source<'_>,
+        stored: Option<&Stored>,
+    ) -> Result<Response<Body>, Error> {
+        let stale = self.cache.settings.stale;
+        let now = millis();
+        let has_other = stored.is_some_and(|stored| {
+            let head = &stored.head;
+            self.ask.is_served_by(head, &stored.shape) && head.may_stand_in(&self.ask.says, Some(stale), now)
+        });
+        if !has_other || matches!(source, Source::Custody(..)) {
+            return source.fetch(forward).await;
+        }
+        let within = forward.route.timeout.progress.mul_f64(SHARE);
+        tokio::time::timeout(within, source.fetch(forward)).await.unwrap_or(Err(Error::NoProgress(within)))
+    }
+
+    /// What is kept, in the place of an origin that failed.
+    async fn stand_in(
+        &self,
+        stored: Option<&Stored>,
+        miss: Miss,
+        unreachable: Option<Duration>,
+        status: Option<StatusCode>,
+        now: Millis,
+    ) -> Option<Response<Body>> {
+        let stored = stored?;
+        let head = &stored.head;
+        if !self.ask.is_served_by(head, &stored.shape) || !head.may_stand_in(&self.ask.says, unreachable, now) {
+            return None;
+        }
+        let supply = self.supply(stored, head).await?;
+        let mut response = answer(head, Some(stored.shape.total), &self.ask, supply, now);
+        let mut note = self.note().forwarded(miss.as_str());
+        if let Some(status) = status {
+            note = note.status(status);
+        }
+        note.ttl(head.ttl(now)).detail("stale-if-error").write(response.headers_mut());
+        self.cache.metrics.stale.inc();
+        Some(response)
+    }
+
+    /// What is kept still holds.
+    async fn validated(&self, stored: &Stored, by: &HeaderMap, times: Times, miss: Miss) -> Option<Response<Body>> {
+        let fresh = freshened(&stored.head, by, times).map(Arc::new);
+        if let Some(head) = &fresh {
+            self.cache.freshen(&self.ask.key, stored.id, head);
+        }
+        let head = fresh.as_ref().unwrap_or(&stored.head);
+        let supply = self.supply(stored, head).await?;
+        let mut response = answer(head, Some(stored.shape.total), &self.ask, supply, times.came);
+        let note = self.note().forwarded(miss.as_str()).status(StatusCode::NOT_MODIFIED);
+        note.ttl(head.ttl(times.came)).write(response.headers_mut());
+        self.cache.metrics.revalidated.inc();
+        Some(response)
+    }
+}
+
+/// What the origin is asked in the client's place. `None`: what the client asks.
+fn amend(plan: &Plan, stored: &Stored) -> Option<Amend> {
+    let remove = [IF_NONE_MATCH, IF_MODIFIED_SINCE, RANGE, IF_RANGE];
+    match plan {
+        Plan::Plain => None,
+        Plan::Validate => Some(Amend { remove, set: validators(&stored.head) }),
+        Plan::Complete { missing, .. } => {
+            let tag = stored.head.strong_etag()?.clone();
+            Some(Amend { remove, set: vec![(RANGE, to_range(missing, stored.shape.total)), (IF_RANGE, tag)] })
+        }
+    }
+}
+
+/// Unix time. It may jump; what is kept for longer or shorter by that is asked for again at the worst.
+fn millis() -> Millis {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis() as Millis)
+}

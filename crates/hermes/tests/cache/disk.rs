@@ -1,0 +1,111 @@
+//! The disk tier: what is found again, and what is not given.
+
+use std::{fs, path::PathBuf};
+
+use hermes_testkit::overlay::{Node, Overlay};
+use nix::sys::signal::Signal;
+
+use crate::lab::{Scripted, Step, ask, body, get, node, overlay, response};
+
+fn files(overlay: &Overlay) -> Vec<PathBuf> {
+    let folders = fs::read_dir(overlay.dir().join("state/cache")).unwrap().flatten();
+    let files = folders.flat_map(|folder| fs::read_dir(folder.path()).unwrap().flatten());
+    files.map(|file| file.path()).filter(|path| path.extension().is_some_and(|e| e == "object")).collect()
+}
+
+async fn on_disk(node: &Node, bytes: f64) {
+    node.metric_reaches("hermes_cache_bytes", "route=\"all\",tier=\"disk\"", bytes).await;
+}
+
+async fn end(node: Node) {
+    node.signal(Signal::SIGTERM).unwrap();
+    node.ended().await;
+}
+
+#[tokio::test]
+async fn a_restart_finds_what_was_kept() {
+    let whole = body(300_000);
+    let sent = whole.clone();
+    let mut origin = Scripted::new(move |request, _| {
+        let fields = match request.target() {
+            "/stale" => "cache-control: max-age=0\netag: \"a\"",
+            _ => "cache-control: max-age=600\netag: \"a\"",
+        };
+        vec![Step::Send(match request.header("if-none-match") {
+            Some(_) => b"HTTP/1.1 304 Same\r\netag: \"a\"\r\n\r\n".to_vec(),
+            None => response(200, fields, &sent),
+        })]
+    });
+    let overlay = overlay();
+    let before = node(&overlay, "", origin.origin.address()).await;
+    for path in ["/x", "/stale", "/changed"] {
+        assert!(get(&before, path).await.data == whole);
+    }
+    on_disk(&before, 900_000.0).await;
+    ask(&before, "POST", "/changed", &["content-length: 0"]).await;
+    end(before).await;
+    assert_eq!(origin.seen().len(), 4);
+    let after = node(&overlay, "", origin.origin.address()).await;
+    on_disk(&after, 600_000.0).await;
+    let got = get(&after, "/x").await;
+    assert!(got.is_hit() && got.data == whole, "{:?}", got.head);
+    assert!(ask(&after, "GET", "/x", &["range: bytes=299990-"]).await.data == whole[299_990..]);
+    assert_eq!(origin.seen().len(), 0);
+    let got = get(&after, "/stale").await;
+    assert!(got.says().contains("fwd-status=304") && got.data == whole, "{:?}", got.head);
+    // What was ended stays so.
+    assert!(get(&after, "/changed").await.says().contains("fwd=uri-miss"));
+}
+
+#[tokio::test]
+async fn files_that_are_not_what_was_written_were_never_there() {
+    let whole = body(100_000);
+    let sent = whole.clone();
+    let mut origin = Scripted::new(move |_, _| vec![Step::Send(response(200, "cache-control: max-age=600", &sent))]);
+    let overlay = overlay();
+    let before = node(&overlay, "", origin.origin.address()).await;
+    for path in ["/a", "/b", "/c"] {
+        get(&before, path).await;
+    }
+    on_disk(&before, 300_000.0).await;
+    end(before).await;
+    let files = files(&overlay);
+    assert_eq!(files.len(), 3);
+    // Cut, changed in its head, and changed in its bytes.
+    let bytes = fs::read(&files[0]).unwrap();
+    fs::write(&files[0], &bytes[..bytes.len() - 1]).unwrap();
+    for (file, from_end) in [(&files[1], bytes.len() - 100), (&files[2], 10)] {
+        let mut bytes = fs::read(file).unwrap();
+        let at = bytes.len() - from_end;
+        bytes[at] ^= 1;
+        fs::write(file, bytes).unwrap();
+    }
+    origin.seen();
+    let after = node(&overlay, "", origin.origin.address()).await;
+    on_disk(&after, 100_000.0).await;
+    for path in ["/a", "/b", "/c"] {
+        assert!(get(&after, path).await.data == whole, "{path}");
+    }
+    assert_eq!(origin.seen().len(), 3);
+}
+
+#[tokio::test]
+async fn what_leaves_memory_is_read_from_the_disk() {
+    let whole = body(200_000);
+    let sent = whole.clone();
+    let mut origin = Scripted::new(move |_, _| vec![Step::Send(response(200, "cache-control: max-age=600", &sent))]);
+    let overlay = overlay();
+    let node = node(&overlay, "memory: 1MiB, disk: 8MiB", origin.origin.address()).await;
+    for number in 0..12 {
+        get(&node, &format!("/{number}")).await;
+        on_disk(&node, 200_000.0 * f64::from(number + 1)).await;
+    }
+    let memory = node.metric("hermes_cache_bytes", "route=\"all\",tier=\"memory\"").await.unwrap();
+    assert!(memory <= f64::from(1 << 20), "{memory}");
+    origin.seen();
+    for number in 0..12 {
+        let got = get(&node, &format!("/{number}")).await;
+        assert!(got.is_hit() && got.data == whole, "{number}: {:?}", got.head);
+    }
+    assert_eq!(origin.seen().len(), 0);
+}

@@ -1,0 +1,10 @@
+//! The cache of a route: real nodes before an origin that does what a test says, and real clients.
+#![allow(clippy::unwrap_used)]
+
+mod bounds;
+mod disk;
+mod hits;
+mod lab;
+mod ranges;
+mod together;
+mod users;
