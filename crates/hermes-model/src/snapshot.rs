@@ -354,6 +354,8 @@ pub struct Route {
     pub retry: Option<Retry>,
     /// Nodes answer for it, hop by hop, until it is through.
     pub custody: Option<Custody>,
+    /// What the service refuses for its rate waits here.
+    pub pace: Option<Pace>,
     /// How long to wait for what.
     pub timeout: Timeouts,
     /// What a changed route does to live sessions.
@@ -569,6 +571,15 @@ pub struct Custody {
     pub disk: u64,
     /// When bytes count as safe.
     pub durable: Durable,
+}
+
+/// How requests of a route wait for the rate that its service allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// None waits longer, whatever the service says.
+    pub deadline: Duration,
+    /// Requests that wait at a time.
+    pub queue: usize,
 }
 
 /// What bytes in custody survive before anybody hears that they are held.

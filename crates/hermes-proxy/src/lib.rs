@@ -25,6 +25,7 @@ mod live;
 mod metrics;
 mod names;
 mod node;
+mod pace;
 mod pipe;
 mod record;
 mod request;

@@ -5,6 +5,7 @@
 //! what a client sent: a stranger cannot make the table grow.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -25,6 +26,18 @@ pub(crate) struct SessionLabels {
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub(crate) struct ListenerLabels {
     pub(crate) listener: Arc<str>,
+}
+
+/// What became of requests that had to wait for a rate.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct PaceLabels {
+    pub(crate) route: Arc<str>,
+    pub(crate) event: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct RouteLabels {
+    pub(crate) route: Arc<str>,
 }
 
 /// What became of a question to a DNS listener.
@@ -98,6 +111,9 @@ pub(crate) struct Metrics {
     pub(crate) quic_lost: Counter,
     pub(crate) datagrams_dropped: Family<ReasonLabels, Counter>,
     pub(crate) retries: Counter,
+    pub(crate) paced: Family<PaceLabels, Counter>,
+    pub(crate) pace_rate: Family<RouteLabels, Gauge<f64, AtomicU64>>,
+    pub(crate) pace_waits: Family<RouteLabels, Histogram, fn() -> Histogram>,
     pub(crate) upstream_connects: Family<EndpointLabels, Counter>,
     pub(crate) upstream_connect_failures: Family<EndpointLabels, Counter>,
     pub(crate) upstream_healthy: Family<EndpointLabels, Gauge>,
@@ -136,6 +152,9 @@ impl Default for Metrics {
             quic_lost: Counter::default(),
             datagrams_dropped: Family::default(),
             retries: Counter::default(),
+            paced: Family::default(),
+            pace_rate: Family::default(),
+            pace_waits: Family::new_with_constructor(histogram),
             upstream_connects: Family::default(),
             upstream_connect_failures: Family::default(),
             upstream_healthy: Family::default(),
@@ -193,6 +212,14 @@ impl Metrics {
         );
         registry.register("datagrams_dropped", "Datagrams dropped, by reason", self.datagrams_dropped.clone());
         registry.register("retries", "Requests tried again", self.retries.clone());
+        registry.register("paced_requests", "Requests within a service's rate, by what became of them", self.paced.clone());
+        registry.register("pace_rate", "Requests a second that a service allows", self.pace_rate.clone());
+        registry.register_with_unit(
+            "pace_wait",
+            "What requests waited for a service's rate",
+            Unit::Seconds,
+            self.pace_waits.clone(),
+        );
         registry.register("upstream_connects", "Connections made", self.upstream_connects.clone());
         registry.register(
             "upstream_connect_failures",
@@ -229,6 +256,11 @@ impl Metrics {
     /// Counts a bound that was hit.
     pub(crate) fn limit(&self, limit: &'static str) {
         self.limits.get_or_create(&LimitLabels { limit }).inc();
+    }
+
+    /// Counts what becomes of a request within the rate of a route's service.
+    pub(crate) fn paced(&self, route: &Arc<str>, event: &'static str) {
+        self.paced.get_or_create(&PaceLabels { route: route.clone(), event }).inc();
     }
 
     /// Counts dropped datagrams.

@@ -29,7 +29,7 @@ use crate::service::forward::tunnel::Opened;
 use crate::service::{max_forwards, respond, terminate};
 use crate::stream::ByteStream;
 use crate::worker::Worker;
-use crate::{copy, custody, headers, upgrade};
+use crate::{copy, custody, headers, pace, upgrade};
 
 /// What became of a request.
 pub(crate) enum Served {
@@ -238,7 +238,10 @@ async fn to_upstream(
     if request.ask == Ask::Response {
         let mut response = match &route.custody {
             Some(custody) => Box::pin(custody::forward::forward(&forward, state, custody, request.arrived)).await?,
-            None => forward.to_upstream(state).await?,
+            None => match &route.pace {
+                Some(pace) => Box::pin(pace::forward::forward(&forward, state, pace)).await?,
+                None => forward.to_upstream(state).await?,
+            },
         };
         // To our clients we are the origin (RFC 9110, 3.7). What the one behind us says of itself leads them to ports of
         // ours where it is not, or past us (RFC 7838, 2: only the origin itself may say where else it is).
@@ -297,7 +300,7 @@ fn forward<'a>(
     interim: Option<Arc<Interim>>,
 ) -> Forward<'a> {
     let body = if request.ask == Ask::Response { request.body.clone() } else { RequestBody::Empty };
-    let keep = if route.retry.is_some() { generation.snapshot.limits.request_body_buffer } else { 0 };
+    let keep = if route.retry.is_some() || route.pace.is_some() { generation.snapshot.limits.request_body_buffer } else { 0 };
     body.prepare(entry, keep, interim.clone().filter(|_| request.expects_continue()));
     let dress = Dress {
         node: &generation.snapshot.node,

@@ -21,6 +21,7 @@ pub(super) fn build(section: &section::Route, at: &str, names: &Names<'_>, repor
     let mut matcher = build_match(&section.matching, &format!("{at}.match"), names, report);
     let retry = section.retry.as_ref().map(|retry| treatment::retry(retry, &format!("{at}.retry"), report));
     let custody = section.custody.map(|custody| treatment::custody(custody, &format!("{at}.custody"), names, report));
+    let pace = section.pace.map(|pace| treatment::pace(pace, &format!("{at}.pace"), report));
     let rewrite = section.rewrite.as_ref().map(|rewrite| treatment::rewrite(rewrite, &format!("{at}.rewrite"), report));
     let timeout = treatment::timeouts(section.timeout, &format!("{at}.timeout"), report);
     on_change(section, &matcher, at, report);
@@ -36,6 +37,7 @@ pub(super) fn build(section: &section::Route, at: &str, names: &Names<'_>, repor
         rewrite,
         retry,
         custody,
+        pace,
         timeout,
         on_change: section.on_change,
         early_data: section.early_data.unwrap_or(true),
@@ -272,6 +274,9 @@ fn fitting_treatment(section: &section::Route, action: &Action, at: &str, report
     if section.custody.is_some() {
         custody(action, &format!("{at}.custody"), report);
     }
+    if section.pace.is_some() {
+        pace(section, action, &format!("{at}.pace"), report);
+    }
     if section.rewrite.is_some() && (answered || tunnel) {
         report.warning(format!("{at}.rewrite"), "nothing is sent on that could be rewritten; leave it out");
     }
@@ -293,6 +298,15 @@ fn custody(action: &Action, at: &str, report: &mut Report) {
     if upstream.endpoints.iter().any(|endpoint| matches!(endpoint, Endpoint::Node(_))) {
         let message = format!("upstream {name} has a node that cannot be dialled; custody goes to addresses");
         report.problem(at, message);
+    }
+}
+
+/// There has to be a service that may refuse, and whose refusals come by here.
+fn pace(section: &section::Route, action: &Action, at: &str, report: &mut Report) {
+    if !matches!(action, Action::Upstream(_)) {
+        report.problem(at, "the rate is that of an upstream; name one as the action, or leave this out");
+    } else if section.custody.is_some() {
+        report.problem(at, "what is in custody goes when a link is up, not when a service has room; keep one of them");
     }
 }
 

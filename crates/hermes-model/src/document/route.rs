@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::is_default;
 use super::scalar::{DeviceName, HostAddress, Many, Prefix, text_scalar};
-use super::treatment::{Custody, Retry, Rewrite, Timeout};
+use super::treatment::{Custody, Pace, Retry, Rewrite, Timeout};
 use super::word::ProxyVersion;
 use crate::facts::Kind;
 use crate::pattern::{AuthorityPattern, PathPattern, UserPattern, ValuePattern};
@@ -48,6 +48,9 @@ pub struct Route {
     /// Taken custody of, hop by hop, until it is through.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub custody: Option<Custody>,
+    /// Kept within the rate that the service allows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pace: Option<Pace>,
     /// How long to wait for what.
     #[serde(default, skip_serializing_if = "is_default")]
     pub timeout: Timeout,

@@ -1,4 +1,4 @@
-//! How a route treats its sessions: `rewrite`, `retry`, `custody`, `timeout`.
+//! How a route treats its sessions: `rewrite`, `retry`, `custody`, `pace`, `timeout`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -156,6 +156,18 @@ pub struct Custody {
     /// What it survives.
     #[serde(default, skip_serializing_if = "is_default")]
     pub durable: Durable,
+}
+
+/// `pace`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Pace {
+    /// Default 1 min.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<Period>,
+    /// Requests that wait at a time. Default 1024.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue: Option<u32>,
 }
 
 /// What is tried again.

@@ -17,6 +17,7 @@ use super::Command;
 use crate::custody::Office;
 use crate::ip::Given;
 use crate::metrics::Metrics;
+use crate::pace::Paces;
 use crate::reverse::Presence;
 use crate::reverse::arrival::{Arrived, Question};
 use crate::seldom::Seldom;
@@ -50,6 +51,8 @@ pub(crate) struct Shared {
     pub(crate) refused_addresses: Seldom,
     /// What this node answers for.
     pub(crate) custody: Arc<Office>,
+    /// Rates of services, as their answers have shown.
+    pub(crate) paces: Paces,
     /// What clients of devices were given.
     pub(crate) given: Arc<Given>,
     /// Who knows how many lines of the log were lost.
@@ -76,6 +79,7 @@ impl Shared {
             strangers: Seldom::default(),
             refused_addresses: Seldom::default(),
             custody: Arc::new(Office::new()),
+            paces: Paces::default(),
             given: Arc::default(),
             lost_lines: OnceLock::new(),
         }
