@@ -20,6 +20,8 @@ fn route(at: usize, matcher: Matcher) -> Arc<Route> {
         action: Action::Respond(respond),
         rewrite: None,
         retry: None,
+        custody: None,
+        pace: None,
         timeout: Timeouts::default(),
         on_change: OnChange::default(),
         early_data: true,

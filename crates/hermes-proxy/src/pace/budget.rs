@@ -18,12 +18,18 @@ use super::queue::{Client, Pushed, Queue, Ticket};
 const MARGIN: f64 = 0.985;
 /// A slot may be used so much later than it was due without being lost. Less than the margin leaves of a second.
 const LATENESS: Duration = Duration::from_millis(10);
+/// And so much later where others wait and the last second has room: a machine that is busy does not lose all that it was
+/// late with.
+const CAUGHT_UP: Duration = Duration::from_millis(200);
 /// A window that nothing is said of.
 const WINDOW: Duration = Duration::from_secs(1);
 /// Nor is one longer, or shorter, than this.
 const LONGEST: Duration = Duration::from_secs(60);
 /// After a refusal at a rate that had been measured, without a probe: the limit has come down, or others share it.
 const DECREASE: f64 = 0.93;
+/// Unless it took as much as this of the rate before, and has not refused so for as long as that.
+const ENOUGH: f64 = 0.9;
+const SELDOM: Duration = Duration::from_secs(10);
 /// How much higher a probe is.
 const PROBE: f64 = 1.25;
 /// And in the beginning: what was taken in one burst may be far less than what is taken all the time. Where it was, the
@@ -97,6 +103,8 @@ struct Limit {
     stated: Option<f64>,
     /// What is made of that: where it refuses in spite of it there is more that it does not say.
     share: f64,
+    /// When it was last refused without a probe.
+    refused_before: Duration,
     /// When somebody waited last.
     waited_at: Duration,
 }
@@ -121,7 +129,7 @@ impl Budget {
         if self.limit.as_ref().is_some_and(|limit| limit.is_forgotten(now)) && self.queue.is_empty() {
             self.limit = None;
         }
-        if self.queue.is_empty() && self.take_slot(now) {
+        if self.queue.is_empty() && self.take_slot(now, LATENESS) {
             return Entered::Goes;
         }
         if let Some(limit) = &mut self.limit {
@@ -141,7 +149,7 @@ impl Budget {
 
     /// The next one that goes now.
     pub(super) fn release(&mut self, now: Duration) -> Option<Ticket> {
-        if self.queue.is_empty() || !self.take_slot(now) {
+        if self.queue.is_empty() || !self.take_slot(now, CAUGHT_UP) {
             return None;
         }
         let ticket = self.queue.pop();
@@ -184,7 +192,7 @@ impl Budget {
     }
 
     /// True where a request may go now, and does.
-    fn take_slot(&mut self, now: Duration) -> bool {
+    fn take_slot(&mut self, now: Duration, lateness: Duration) -> bool {
         if let Some(limit) = &mut self.limit {
             if now < limit.closed_until || now < limit.due {
                 return false;
@@ -192,7 +200,15 @@ impl Budget {
             if let Some(window) = limit.unmeasured.take() {
                 limit.measure(now, window, &self.went);
             }
-            limit.due = limit.due.max(now.saturating_sub(LATENESS)) + Duration::from_secs_f64(limit.rate.recip());
+            // Opened just now, or late: the slots since then are still there, as far as the last second has room.
+            limit.due = limit.due.max(limit.closed_until).max(now.saturating_sub(lateness));
+            if now.saturating_sub(limit.due) > LATENESS {
+                let in_a_second = rate_before(&self.went, now, WINDOW.div_f64(MARGIN)) / MARGIN;
+                if in_a_second + 0.5 > limit.rate / MARGIN {
+                    limit.due = now.saturating_sub(LATENESS);
+                }
+            }
+            limit.due += Duration::from_secs_f64(limit.rate.recip());
         }
         if self.went.len() >= NOTED {
             self.went.pop_front();
@@ -221,6 +237,7 @@ impl Limit {
             has_grown: false,
             stated: None,
             share: 1.0,
+            refused_before: now,
             waited_at: now,
         }
     }
@@ -285,6 +302,13 @@ impl Limit {
         // Where nothing went that was not refused, one in the time that it asks for is a beginning.
         let measured = MARGIN * rate_before(went, self.refused_at, window).max(window.as_secs_f64().recip());
         let is_first = self.rate.is_infinite();
+        // What the service took was as much as ever: one request too many came by chance. Twice is no chance.
+        let is_chance = !is_first && measured >= ENOUGH * self.rate && now > self.refused_before + SELDOM;
+        self.refused_before = now;
+        if is_chance {
+            self.probe_at = self.probe_at.max(now + self.trial());
+            return;
+        }
         let long = if went.front().is_some_and(|first| *first + LONG_RUN <= self.refused_at) {
             MARGIN * rate_before(went, self.refused_at, LONG_RUN)
         } else {
