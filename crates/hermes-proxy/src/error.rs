@@ -223,7 +223,9 @@ impl Error {
             Error::Denied { .. } | Error::Unreachable { .. } | Error::Reconfigured(_) | Error::Unsuitable { .. } => {
                 Side::Policy
             }
-            Error::Limit(_) | Error::Paced { .. } | Error::DeviceGone { .. } | Error::Internal(_) | Error::Draining => Side::Local,
+            Error::Limit(_) | Error::Paced { .. } | Error::DeviceGone { .. } | Error::Internal(_) | Error::Draining => {
+                Side::Local
+            }
             _ => Side::Upstream,
         }
     }

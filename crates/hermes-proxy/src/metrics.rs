@@ -212,7 +212,11 @@ impl Metrics {
         );
         registry.register("datagrams_dropped", "Datagrams dropped, by reason", self.datagrams_dropped.clone());
         registry.register("retries", "Requests tried again", self.retries.clone());
-        registry.register("paced_requests", "Requests within a service's rate, by what became of them", self.paced.clone());
+        registry.register(
+            "paced_requests",
+            "Requests within a service's rate, by what became of them",
+            self.paced.clone(),
+        );
         registry.register("pace_rate", "Requests a second that a service allows", self.pace_rate.clone());
         registry.register_with_unit(
             "pace_wait",

@@ -300,7 +300,8 @@ fn forward<'a>(
     interim: Option<Arc<Interim>>,
 ) -> Forward<'a> {
     let body = if request.ask == Ask::Response { request.body.clone() } else { RequestBody::Empty };
-    let keep = if route.retry.is_some() || route.pace.is_some() { generation.snapshot.limits.request_body_buffer } else { 0 };
+    let may_be_sent_again = route.retry.is_some() || route.pace.is_some();
+    let keep = if may_be_sent_again { generation.snapshot.limits.request_body_buffer } else { 0 };
     body.prepare(entry, keep, interim.clone().filter(|_| request.expects_continue()));
     let dress = Dress {
         node: &generation.snapshot.node,

@@ -56,7 +56,10 @@ pub(crate) async fn forward(
                     metrics.paced(route, "released");
                     let labels = RouteLabels { route: route.clone() };
                     metrics.pace_waits.get_or_create(&labels).observe(began.elapsed().as_secs_f64());
-                    metrics.pace_rate.get_or_create(&labels).set(pacer.rate().unwrap_or(f64::INFINITY));
+                    let rate = metrics.pace_rate.get_or_create(&labels);
+                    if let Some(found) = pacer.rate() {
+                        rate.set(found);
+                    }
                 }
                 went_at
             }

@@ -19,6 +19,10 @@ async fn clients_see_no_refusal_and_the_service_makes_few() {
     assert!(tally.passed.load(Ordering::SeqCst) == 120);
     let released = edge.metric("hermes_paced_requests_total", "event=\"released\"").await.unwrap();
     assert!(released >= 60.0, "{released}");
+    let waited = edge.metric("hermes_pace_wait_seconds_count", "route=\"service\"").await.unwrap();
+    assert!((waited - released).abs() < 0.5, "{waited} {released}");
+    let rate = edge.metric("hermes_pace_rate", "route=\"service\"").await.unwrap();
+    assert!((10.0..80.0).contains(&rate), "{rate}");
     let told = edge.metric("hermes_paced_requests_total", "event=\"refused\"").await.unwrap();
     assert!((told - refused as f64).abs() < 0.5, "{told} {refused}");
 }
