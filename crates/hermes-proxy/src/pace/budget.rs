@@ -30,6 +30,8 @@ const DECREASE: f64 = 0.93;
 /// Unless it took as much as this of the rate before, and has not refused so for as long as that.
 const ENOUGH: f64 = 0.9;
 const SELDOM: Duration = Duration::from_secs(10);
+/// The second time.
+const MORE_MARGIN: f64 = 0.98;
 /// How much higher a probe is.
 const PROBE: f64 = 1.25;
 /// And in the beginning: what was taken in one burst may be far less than what is taken all the time. Where it was, the
@@ -104,7 +106,9 @@ struct Limit {
     /// What is made of that: where it refuses in spite of it there is more that it does not say.
     share: f64,
     /// When it was last refused without a probe.
-    refused_before: Duration,
+    refused_before: Option<Duration>,
+    /// How often in short succession, beside the first time.
+    chances: u32,
     /// When somebody waited last.
     waited_at: Duration,
 }
@@ -237,7 +241,8 @@ impl Limit {
             has_grown: false,
             stated: None,
             share: 1.0,
-            refused_before: now,
+            refused_before: None,
+            chances: 0,
             waited_at: now,
         }
     }
@@ -302,12 +307,17 @@ impl Limit {
         // Where nothing went that was not refused, one in the time that it asks for is a beginning.
         let measured = MARGIN * rate_before(went, self.refused_at, window).max(window.as_secs_f64().recip());
         let is_first = self.rate.is_infinite();
-        // What the service took was as much as ever: one request too many came by chance. Twice is no chance.
-        let is_chance = !is_first && measured >= ENOUGH * self.rate && now > self.refused_before + SELDOM;
-        self.refused_before = now;
-        if is_chance {
-            self.probe_at = self.probe_at.max(now + self.trial());
-            return;
+        // Where the service took as much as ever, one request too many came by chance. Twice, and the margin is too small
+        // for this network; more often is no chance.
+        if !is_first && measured >= ENOUGH * self.rate {
+            let is_seldom = self.refused_before.is_none_or(|before| now > before + SELDOM);
+            self.chances = if is_seldom { 0 } else { self.chances + 1 };
+            self.refused_before = Some(now);
+            if self.chances < 2 {
+                self.rate = if self.chances == 0 { self.rate } else { self.rate * MORE_MARGIN };
+                self.probe_at = self.probe_at.max(now + self.trial());
+                return;
+            }
         }
         let long = if went.front().is_some_and(|first| *first + LONG_RUN <= self.refused_at) {
             MARGIN * rate_before(went, self.refused_at, LONG_RUN)

@@ -19,7 +19,7 @@ const MEMORY: f64 = 3.0;
 const CLEAR: &str = "\r\x1b[2K";
 /// A terminal has so many columns at least; what is longer is cut.
 const COLUMNS: usize = 79;
-const BAR: usize = 20;
+const BAR: usize = 14;
 
 /// How it is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -217,6 +217,7 @@ async fn tell(picture: Arc<Mutex<Picture>>, on_stderr: bool) {
 struct Rate {
     per_second: f64,
     last: Option<(u64, Instant)>,
+    looks: u32,
 }
 
 impl Rate {
@@ -224,7 +225,9 @@ impl Rate {
         if let Some((before, then)) = self.last {
             let passed = (now - then).as_secs_f64().max(1e-3);
             let current = held.saturating_sub(before) as f64 / passed;
-            let share = (passed / MEMORY).min(1.0);
+            // In the beginning it is the mean, and not what nothing has grown to.
+            self.looks += 1;
+            let share = (passed / MEMORY).max(f64::from(self.looks).recip()).min(1.0);
             self.per_second += share * (current - self.per_second);
         }
         self.last = Some((held, now));
@@ -303,7 +306,7 @@ mod tests {
         let mut picture = Picture { held: 45, total: Some(100), attempt: 3, ..Picture::default() };
         picture.deadline = Some(now + Duration::from_secs(61));
         let drawn = line(&picture, 2000.0, now);
-        assert_eq!(drawn, "[#########-----------]  45%  45 B of 100 B  2.0 kB/s  try 3, 1:01 min left");
+        assert_eq!(drawn, "[######--------]  45%  45 B of 100 B  2.0 kB/s  try 3, 1:01 min left");
         picture.until = Some(now + Duration::from_secs(2));
         picture.doing = "503 Service Unavailable; 45 B of 100 B".into();
         let drawn = line(&picture, 0.0, now);
