@@ -356,6 +356,8 @@ pub struct Route {
     pub custody: Option<Custody>,
     /// What is kept of its answers.
     pub cache: Option<Cache>,
+    /// What the service refuses for its rate waits here.
+    pub pace: Option<Pace>,
     /// How long to wait for what.
     pub timeout: Timeouts,
     /// What a changed route does to live sessions.
@@ -571,6 +573,15 @@ pub struct Custody {
     pub disk: u64,
     /// When bytes count as safe.
     pub durable: Durable,
+}
+
+/// How requests of a route wait for the rate that its service allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// None waits longer, whatever the service says.
+    pub deadline: Duration,
+    /// Requests that wait at a time.
+    pub queue: usize,
 }
 
 /// What bytes in custody survive before anybody hears that they are held.

@@ -118,6 +118,24 @@ impl Roots {
         }
         Ok(Self(Arc::new(store)))
     }
+
+    /// Those that this machine trusts for servers anywhere: its package of CA certificates, or what `SSL_CERT_FILE` and
+    /// `SSL_CERT_DIR` name.
+    ///
+    /// # Errors
+    /// The machine has none that can be used.
+    pub fn system() -> Result<Self, TlsError> {
+        let found = rustls_native_certs::load_native_certs();
+        let mut store = RootCertStore::empty();
+        // Among hundreds there may be one that rustls does not take, which is no reason to trust none.
+        let (taken, _) = store.add_parsable_certificates(found.certs);
+        if taken == 0 {
+            let reasons: Vec<_> = found.errors.iter().map(ToString::to_string).collect();
+            let why = if reasons.is_empty() { "there is none".to_owned() } else { reasons.join("; ") };
+            return Err(TlsError::Configuration { what: "CA certificates of this machine", reason: why });
+        }
+        Ok(Self(Arc::new(store)))
+    }
 }
 
 fn load_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {

@@ -150,6 +150,14 @@ pub(crate) enum Error {
     /// No byte in either direction.
     #[error("idle for {0:?}")]
     Idle(Duration),
+    /// The rate that its service allows lets it not through.
+    #[error("the rate that the service of route {route} allows: {why}")]
+    Paced {
+        /// The route.
+        route: Arc<str>,
+        /// What it met.
+        why: &'static str,
+    },
     /// What others had in custody has come to nothing.
     #[error("in custody of {peer}: {reason}")]
     Custody {
@@ -229,7 +237,9 @@ impl Error {
             Error::Denied { .. } | Error::Unreachable { .. } | Error::Reconfigured(_) | Error::Unsuitable { .. } => {
                 Side::Policy
             }
-            Error::Limit(_) | Error::DeviceGone { .. } | Error::Internal(_) | Error::Draining => Side::Local,
+            Error::Limit(_) | Error::Paced { .. } | Error::DeviceGone { .. } | Error::Internal(_) | Error::Draining => {
+                Side::Local
+            }
             _ => Side::Upstream,
         }
     }
@@ -256,6 +266,7 @@ impl Error {
             Error::NoEndpoint { .. }
             | Error::NotConnected { .. }
             | Error::Limit(_)
+            | Error::Paced { .. }
             | Error::Draining
             | Error::Reconfigured(_) => StatusCode::SERVICE_UNAVAILABLE,
             Error::Unsuitable { .. } | Error::Coding(_) => StatusCode::NOT_IMPLEMENTED,
@@ -291,7 +302,7 @@ impl Error {
             Error::Custody { .. } => "destination_unavailable",
             Error::NoProgress(_) => "http_response_timeout",
             Error::Idle(_) => "connection_read_timeout",
-            Error::Limit(_) => "connection_limit_reached",
+            Error::Limit(_) | Error::Paced { .. } => "connection_limit_reached",
             Error::Reconfigured(_) => "proxy_configuration_error",
             Error::Draining => "proxy_internal_response",
             Error::Internal(_) => "proxy_internal_error",

@@ -26,6 +26,7 @@ mod live;
 mod metrics;
 mod names;
 mod node;
+mod pace;
 mod pipe;
 mod record;
 mod request;

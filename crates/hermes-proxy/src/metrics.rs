@@ -5,6 +5,7 @@
 //! what a client sent: a stranger cannot make the table grow.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -25,6 +26,18 @@ pub(crate) struct SessionLabels {
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub(crate) struct ListenerLabels {
     pub(crate) listener: Arc<str>,
+}
+
+/// What became of requests that had to wait for a rate.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct PaceLabels {
+    pub(crate) route: Arc<str>,
+    pub(crate) event: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct RouteLabels {
+    pub(crate) route: Arc<str>,
 }
 
 /// What became of a question to a DNS listener.
@@ -147,6 +160,9 @@ pub(crate) struct Metrics {
     cache_requests: Family<CacheLabels, Counter>,
     cache_bytes: Family<TierLabels, Gauge>,
     cache_evictions: Family<TierLabels, Counter>,
+    pub(crate) paced: Family<PaceLabels, Counter>,
+    pub(crate) pace_rate: Family<RouteLabels, Gauge<f64, AtomicU64>>,
+    pub(crate) pace_waits: Family<RouteLabels, Histogram, fn() -> Histogram>,
     pub(crate) upstream_connects: Family<EndpointLabels, Counter>,
     pub(crate) upstream_connect_failures: Family<EndpointLabels, Counter>,
     pub(crate) upstream_healthy: Family<EndpointLabels, Gauge>,
@@ -192,6 +208,9 @@ impl Default for Metrics {
             cache_requests: Family::default(),
             cache_bytes: Family::default(),
             cache_evictions: Family::default(),
+            paced: Family::default(),
+            pace_rate: Family::default(),
+            pace_waits: Family::new_with_constructor(histogram),
             upstream_connects: Family::default(),
             upstream_connect_failures: Family::default(),
             upstream_healthy: Family::default(),
@@ -208,6 +227,46 @@ impl Default for Metrics {
 }
 
 impl Metrics {
+    /// What custody, caches and kept rates count.
+    fn register_treatments(&self, registry: &mut Registry) {
+        registry.register("custody_exchanges", "Exchanges in custody of this node", self.custody_exchanges.clone());
+        registry.register_with_unit(
+            "custody_held",
+            "Bytes in custody of this node, in memory and on disk",
+            Unit::Bytes,
+            self.custody_held.clone(),
+        );
+        registry.register(
+            "custody_joins",
+            "Clients that came back and asked the same, and were given what was in custody already",
+            self.custody_joins.clone(),
+        );
+        registry.register(
+            "custody_repeats",
+            "Requests in custody that an origin was asked for once more, after this node was restarted",
+            self.custody_repeats.clone(),
+        );
+        registry.register(
+            "cache_requests",
+            "Requests of routes with a cache, by what became of them there",
+            self.cache_requests.clone(),
+        );
+        registry.register_with_unit("cache", "Kept by caches", Unit::Bytes, self.cache_bytes.clone());
+        registry.register("cache_evictions", "Objects that had to go for others", self.cache_evictions.clone());
+        registry.register(
+            "paced_requests",
+            "Requests within a service's rate, by what became of them",
+            self.paced.clone(),
+        );
+        registry.register("pace_rate", "Requests a second that a service allows", self.pace_rate.clone());
+        registry.register_with_unit(
+            "pace_wait",
+            "What requests waited for a service's rate",
+            Unit::Seconds,
+            self.pace_waits.clone(),
+        );
+    }
+
     fn register(&self, registry: &mut Registry) {
         registry.register("sessions", "Sessions that ended", self.sessions.clone());
         registry.register_with_unit("session_received", "Bytes from clients", Unit::Bytes, self.received.clone());
@@ -249,30 +308,7 @@ impl Metrics {
         );
         registry.register("datagrams_dropped", "Datagrams dropped, by reason", self.datagrams_dropped.clone());
         registry.register("retries", "Requests tried again", self.retries.clone());
-        registry.register("custody_exchanges", "Exchanges in custody of this node", self.custody_exchanges.clone());
-        registry.register_with_unit(
-            "custody_held",
-            "Bytes in custody of this node, in memory and on disk",
-            Unit::Bytes,
-            self.custody_held.clone(),
-        );
-        registry.register(
-            "custody_joins",
-            "Clients that came back and asked the same, and were given what was in custody already",
-            self.custody_joins.clone(),
-        );
-        registry.register(
-            "custody_repeats",
-            "Requests in custody that an origin was asked for once more, after this node was restarted",
-            self.custody_repeats.clone(),
-        );
-        registry.register(
-            "cache_requests",
-            "Requests of routes with a cache, by what became of them there",
-            self.cache_requests.clone(),
-        );
-        registry.register_with_unit("cache", "Kept by caches", Unit::Bytes, self.cache_bytes.clone());
-        registry.register("cache_evictions", "Objects that had to go for others", self.cache_evictions.clone());
+        self.register_treatments(registry);
         registry.register("upstream_connects", "Connections made", self.upstream_connects.clone());
         registry.register(
             "upstream_connect_failures",
@@ -339,6 +375,11 @@ impl Metrics {
             evictions_disk: evictions("disk"),
             limits: self.limits.clone(),
         }
+    }
+
+    /// Counts what becomes of a request within the rate of a route's service.
+    pub(crate) fn paced(&self, route: &Arc<str>, event: &'static str) {
+        self.paced.get_or_create(&PaceLabels { route: route.clone(), event }).inc();
     }
 
     /// Counts dropped datagrams.

@@ -244,7 +244,7 @@ async fn to_upstream(
         let is_kept = cache.is_some() && matches!(session.entry.facts.method, Method::GET | Method::HEAD);
         let source = match &route.custody {
             Some(custody) => cache::Source::Custody(state, custody, request.arrived.filter(|_| !is_kept)),
-            None => cache::Source::Upstream(state),
+            None => cache::Source::Upstream(state, route.pace.as_ref()),
         };
         let mut response = match cache {
             Some(cache) => Box::pin(cache::serve(&cache, &mut forward, &source)).await?,
@@ -322,7 +322,8 @@ fn forward<'a>(
     interim: Option<Arc<Interim>>,
 ) -> Forward<'a> {
     let body = if request.ask == Ask::Response { request.body.clone() } else { RequestBody::Empty };
-    let keep = if route.retry.is_some() { generation.snapshot.limits.request_body_buffer } else { 0 };
+    let may_be_sent_again = route.retry.is_some() || route.pace.is_some();
+    let keep = if may_be_sent_again { generation.snapshot.limits.request_body_buffer } else { 0 };
     body.prepare(entry, keep, interim.clone().filter(|_| request.expects_continue()));
     let dress = Dress {
         node: &generation.snapshot.node,

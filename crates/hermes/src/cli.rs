@@ -7,6 +7,7 @@ mod completions;
 mod demo;
 mod doctor;
 mod explain;
+mod fetch;
 mod proxy;
 mod tun;
 
@@ -30,6 +31,7 @@ enum Verb {
     Tun(tun::Tun),
     Check(check::Check),
     Explain(explain::Explain),
+    Fetch(fetch::Fetch),
     Demo(demo::Demo),
     Doctor(doctor::Doctor),
     Completions(completions::Completions),
@@ -43,6 +45,7 @@ impl Hermes {
             Verb::Tun(verb) => verb.run(),
             Verb::Check(verb) => verb.run(),
             Verb::Explain(verb) => verb.run(),
+            Verb::Fetch(verb) => verb.run(),
             Verb::Demo(verb) => verb.run(),
             Verb::Doctor(verb) => verb.run(),
             Verb::Completions(verb) => verb.run(),

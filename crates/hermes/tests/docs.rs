@@ -103,6 +103,7 @@ fn the_guide_works() {
     assert!(line("alt-svc").contains("h3=\":21443\""), "{printed}");
     assert!(printed.contains("a datagram through three nodes\n"), "{printed}");
     assert!(printed.contains("FILES is 198.18.") && printed.contains("and that is files."), "{printed}");
+    assert!(printed.contains("fetched what is there\n"), "{printed}");
     assert_eq!(printed.matches("\nhello\n").count(), 2, "{printed}");
     assert!(printed.contains("\"user\":\"alice\""), "{printed}");
     assert!(printed.contains("responds"), "{printed}");

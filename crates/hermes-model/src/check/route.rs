@@ -24,6 +24,7 @@ pub(super) fn build(section: &section::Route, at: &str, names: &Names<'_>, repor
     let retry = section.retry.as_ref().map(|retry| treatment::retry(retry, &format!("{at}.retry"), report));
     let custody = section.custody.map(|custody| treatment::custody(custody, &format!("{at}.custody"), names, report));
     let cache = section.cache.map(|cache| treatment::cache(cache, &format!("{at}.cache"), names, report));
+    let pace = section.pace.map(|pace| treatment::pace(pace, &format!("{at}.pace"), report));
     let rewrite = section.rewrite.as_ref().map(|rewrite| treatment::rewrite(rewrite, &format!("{at}.rewrite"), report));
     let timeout = treatment::timeouts(section.timeout, &format!("{at}.timeout"), report);
     on_change(section, &matcher, at, report);
@@ -40,6 +41,7 @@ pub(super) fn build(section: &section::Route, at: &str, names: &Names<'_>, repor
         retry,
         custody,
         cache,
+        pace,
         timeout,
         on_change: section.on_change,
         early_data: section.early_data.unwrap_or(true),
@@ -286,6 +288,9 @@ fn fitting_treatment(section: &section::Route, matcher: &Matcher, action: &Actio
             "there are no answers of others to keep; leave it out, or name an upstream or terminate: {http: ...}";
         report.problem(format!("{at}.cache"), message);
     }
+    if section.pace.is_some() {
+        pace(section, action, &format!("{at}.pace"), report);
+    }
     if section.rewrite.is_some() && (answered || tunnel) {
         report.warning(format!("{at}.rewrite"), "nothing is sent on that could be rewritten; leave it out");
     }
@@ -307,6 +312,15 @@ fn custody(action: &Action, at: &str, report: &mut Report) {
     if upstream.endpoints.iter().any(|endpoint| matches!(endpoint, Endpoint::Node(_))) {
         let message = format!("upstream {name} has a node that cannot be dialled; custody goes to addresses");
         report.problem(at, message);
+    }
+}
+
+/// There has to be a service that may refuse, and whose refusals come by here.
+fn pace(section: &section::Route, action: &Action, at: &str, report: &mut Report) {
+    if !matches!(action, Action::Upstream(_)) {
+        report.problem(at, "the rate is that of an upstream; name one as the action, or leave this out");
+    } else if section.custody.is_some() {
+        report.problem(at, "what is in custody goes when a link is up, not when a service has room; keep one of them");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Checks how a route treats its sessions: `rewrite`, `retry`, `custody`, `cache`, `timeout`.
+//! Checks how a route treats its sessions: `rewrite`, `retry`, `custody`, `cache`, `pace`, `timeout`.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::document::scalar::Size;
 use crate::document::treatment as section;
 use crate::document::treatment::RetryOn;
 use crate::rewrite::{PathRewrite, QueryRewrite, Rewrite, Template};
-use crate::snapshot::{Cache, Custody, Durable, Retry, Timeouts};
+use crate::snapshot::{Cache, Custody, Durable, Pace, Retry, Timeouts};
 
 const MS: Duration = Duration::from_millis(1);
 const HOUR: Duration = Duration::from_secs(3600);
@@ -98,6 +98,17 @@ pub(super) fn custody(section: section::Custody, at: &str, names: &Names<'_>, re
     }
     let deadline = duration(&format!("{at}.deadline"), section.deadline, 15 * HOUR / 60, HOUR / 3600..=week, report);
     Custody { deadline, memory, disk, durable: section.durable }
+}
+
+pub(super) fn pace(section: section::Pace, at: &str, report: &mut Report) -> Pace {
+    const QUEUE: RangeInclusive<u32> = 1..=100_000;
+    let queue = section.queue.unwrap_or(1024);
+    if !QUEUE.contains(&queue) {
+        let (least, most) = (QUEUE.start(), QUEUE.end());
+        report.problem(format!("{at}.queue"), format!("{queue} is out of range; write {least} to {most} requests"));
+    }
+    let deadline = duration(&format!("{at}.deadline"), section.deadline, HOUR / 60, 100 * MS..=24 * HOUR, report);
+    Pace { deadline, queue: queue as usize }
 }
 
 pub(super) fn rewrite(section: &section::Rewrite, at: &str, report: &mut Report) -> Rewrite {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::is_default;
 use super::scalar::{DeviceName, HostAddress, Many, Prefix, text_scalar};
-use super::treatment::{Cache, Custody, Retry, Rewrite, Timeout};
+use super::treatment::{Cache, Custody, Pace, Retry, Rewrite, Timeout};
 use super::word::ProxyVersion;
 use crate::facts::Kind;
 use crate::pattern::{AuthorityPattern, PathPattern, UserPattern, ValuePattern};
@@ -51,6 +51,9 @@ pub struct Route {
     /// Answers that are kept, and given again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<Cache>,
+    /// Kept within the rate that the service allows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pace: Option<Pace>,
     /// How long to wait for what.
     #[serde(default, skip_serializing_if = "is_default")]
     pub timeout: Timeout,

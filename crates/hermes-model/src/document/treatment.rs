@@ -1,4 +1,4 @@
-//! How a route treats its sessions: `rewrite`, `retry`, `custody`, `cache`, `timeout`.
+//! How a route treats its sessions: `rewrite`, `retry`, `custody`, `cache`, `pace`, `timeout`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -174,6 +174,18 @@ pub struct Cache {
     /// How long something stale is given while nobody behind can be reached. Default 1 h.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stale: Option<Period>,
+}
+
+/// `pace`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Pace {
+    /// Default 1 min.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<Period>,
+    /// Requests that wait at a time. Default 1024.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue: Option<u32>,
 }
 
 /// What is tried again.

@@ -22,6 +22,7 @@ fn route(at: usize, matcher: Matcher) -> Arc<Route> {
         retry: None,
         custody: None,
         cache: None,
+        pace: None,
         timeout: Timeouts::default(),
         on_change: OnChange::default(),
         early_data: true,

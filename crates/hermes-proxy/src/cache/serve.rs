@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use hermes_model::snapshot::Custody;
+use hermes_model::snapshot::{Custody, Pace};
 use http::header::{CONTENT_LENGTH, CONTENT_LOCATION, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, LOCATION, RANGE};
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use tokio::time::Instant;
@@ -24,6 +24,7 @@ use crate::custody;
 use crate::custody::forward::Arrived;
 use crate::error::{Error, Side};
 use crate::headers::{PROXY_STATUS, strip_hop_by_hop};
+use crate::pace;
 use crate::service::forward::Forward;
 use crate::service::forward::head::{Amend, Outgoing};
 use crate::upstream::UpstreamState;
@@ -36,7 +37,7 @@ const SHARE: f64 = 0.75;
 
 /// How an origin is asked.
 pub(crate) enum Source<'a> {
-    Upstream(&'a Arc<UpstreamState>),
+    Upstream(&'a Arc<UpstreamState>, Option<&'a Pace>),
     Custody(&'a Arc<UpstreamState>, &'a Custody, Option<Arrived>),
     Origin(&'a Destination<'a>, u64),
 }
@@ -48,7 +49,8 @@ impl Source<'_> {
     /// As whoever is asked by.
     pub(crate) async fn fetch(&self, forward: &Forward<'_>) -> Result<Response<Body>, Error> {
         match self {
-            Source::Upstream(upstream) => forward.to_upstream(upstream).await,
+            Source::Upstream(upstream, None) => forward.to_upstream(upstream).await,
+            Source::Upstream(upstream, Some(pace)) => Box::pin(pace::forward::forward(forward, upstream, pace)).await,
             Source::Custody(upstream, custody, arrived) => {
                 Box::pin(custody::forward::forward(forward, upstream, custody, *arrived)).await
             }
@@ -126,7 +128,14 @@ impl Visit<'_> {
 
     async fn read(&self, forward: &mut Forward<'_>, source: &Source<'_>) -> Result<Response<Body>, Error> {
         // Its own question has to be answered within what is left of the session's time.
-        let deadline = Instant::now() + WAIT.min(forward.route.timeout.progress / 2);
+        let deadline = match source {
+            // A path may be dark for long, to everybody.
+            Source::Custody(_, custody, _) => {
+                forward.entry.set_held(true);
+                Instant::now() + custody.deadline
+            }
+            _ => Instant::now() + WAIT.min(forward.route.timeout.progress / 2),
+        };
         let mut waits = 0;
         let mut first = None;
         loop {

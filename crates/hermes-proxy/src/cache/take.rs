@@ -73,7 +73,10 @@ impl Visit<'_> {
             head,
             body,
             owed,
-            idle: forward.route.timeout.idle_of(Kind::Http),
+            idle: match &forward.route.custody {
+                Some(custody) => custody.deadline,
+                None => forward.route.timeout.idle_of(Kind::Http),
+            },
             is_done: false,
         };
         forward.worker.spawn(fetch.run());

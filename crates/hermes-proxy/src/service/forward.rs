@@ -19,6 +19,7 @@ use self::head::{Dress, Outgoing};
 use crate::body::{Body, Interim, RequestBody};
 use crate::error::{Error, Retry};
 use crate::live::Entry;
+use crate::pace::hint;
 use crate::upstream::connect::Destination;
 use crate::upstream::exchange::{self, ExchangeBody, Place};
 use crate::upstream::pool::{ADDED_BYTES, ADDED_LINES, Failed, Leased, Pool, PoolKey, Wish};
@@ -275,6 +276,8 @@ impl Forward<'_> {
     /// Tells the endpoint's passive health what happened.
     fn judge(&self, upstream: &UpstreamState, index: usize, attempted: &Attempted) {
         let failed = match attempted {
+            // It works, and has enough of us.
+            Attempted::Response(response) if self.is_paced(response) => false,
             Attempted::Response(response) => {
                 let is_failure = matches!(response.status().as_u16(), 502..=504);
                 if is_failure && response.headers().contains_key(crate::headers::PROXY_STATUS) {
@@ -304,6 +307,11 @@ impl Forward<'_> {
         }
     }
 
+    /// Refused for the rate, which the route keeps by itself.
+    fn is_paced(&self, response: &Response<ExchangeBody>) -> bool {
+        self.route.pace.is_some() && hint::is_refusal(response.status(), response.headers())
+    }
+
     /// May the request be sent once more after this error, as far as its nature goes?
     fn may_repeat(&self, error: &Error) -> bool {
         if !self.body.can_be_sent() {
@@ -319,6 +327,8 @@ impl Forward<'_> {
     fn wants_retry(&self, tries: u32, attempted: &Attempted) -> bool {
         let Some(policy) = &self.route.retry else { return false };
         let wanted = match attempted {
+            // It waits for its turn with all others.
+            Attempted::Response(response) if self.is_paced(response) => false,
             Attempted::Response(response) => {
                 retries_status(policy, response.status())
                     && self.body.can_be_sent()

@@ -18,6 +18,7 @@ use crate::cache::Caches;
 use crate::custody::Office;
 use crate::ip::Given;
 use crate::metrics::Metrics;
+use crate::pace::Paces;
 use crate::reverse::Presence;
 use crate::reverse::arrival::{Arrived, Question};
 use crate::seldom::Seldom;
@@ -53,6 +54,8 @@ pub(crate) struct Shared {
     pub(crate) caches: Caches,
     /// What this node answers for.
     pub(crate) custody: Arc<Office>,
+    /// Rates of services, as their answers have shown.
+    pub(crate) paces: Paces,
     /// What clients of devices were given.
     pub(crate) given: Arc<Given>,
     /// Who knows how many lines of the log were lost.
@@ -80,6 +83,7 @@ impl Shared {
             refused_addresses: Seldom::default(),
             caches: Caches::default(),
             custody: Arc::new(Office::new()),
+            paces: Paces::default(),
             given: Arc::default(),
             lost_lines: OnceLock::new(),
         }

@@ -172,13 +172,16 @@ async fn every_session_has_one_record_with_the_fields_of_the_reference() {
     looks(flow, &[("listener", "video".into()), ("received", 7.into()), ("sent", 7.into())]);
 }
 
-/// Families that have a line only where their listeners are, or their caches: the tests of these read them.
-const OF_OTHER_NODES: [&str; 5] = [
+/// Families that have a line only where their listeners or routes are: the tests of these read them.
+const OF_OTHER_NODES: [&str; 8] = [
     "hermes_cache_bytes",
     "hermes_cache_evictions_total",
     "hermes_cache_requests_total",
     "hermes_dns_questions_total",
     "hermes_reverse_connections",
+    "hermes_paced_requests_total",
+    "hermes_pace_wait_seconds",
+    "hermes_pace_rate",
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,0 +1,163 @@
+//! What a response says of a limit.
+//!
+//! In: a status and fields. Out: whether it refuses for the rate, until when, and how much is allowed in which time.
+//! `Retry-After` (RFC 9110), `RateLimit` and `RateLimit-Policy` (draft-ietf-httpapi-ratelimit-headers, its newer form and
+//! the older ones), `X-RateLimit-Remaining` and `-Reset`, which have no specification and two meanings.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use http::header::{DATE, HeaderMap, RETRY_AFTER};
+use http::{Method, StatusCode};
+
+use crate::headers::PROXY_STATUS;
+
+/// A number of seconds beyond this is a point in time: it would be thirty years.
+const EPOCH_FROM: f64 = 1e9;
+/// Waits that are longer mean nothing: every deadline is over before.
+const MOST: f64 = 1e8;
+
+/// What a response says.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Hint {
+    /// Come again then.
+    pub(crate) after: Option<Duration>,
+    /// So many in so long.
+    pub(crate) quota: Option<(f64, Duration)>,
+}
+
+/// Whether a response refuses for the rate. A 503 that does not say when to come again is about something else, and so is
+/// one of a proxy that tells what has failed behind it.
+pub(crate) fn is_refusal(status: StatusCode, headers: &HeaderMap) -> bool {
+    let is_503 = status == StatusCode::SERVICE_UNAVAILABLE;
+    let is_asked_back = || headers.contains_key(RETRY_AFTER) && !headers.contains_key(PROXY_STATUS);
+    status == StatusCode::TOO_MANY_REQUESTS || (is_503 && is_asked_back())
+}
+
+/// Whether what was refused may be sent again: with 429 nothing was done, with 503 that is not known.
+pub(crate) fn may_repeat(status: StatusCode, method: &Method) -> bool {
+    status == StatusCode::TOO_MANY_REQUESTS || crate::service::forward::is_idempotent(method)
+}
+
+impl Hint {
+    pub(crate) fn read(headers: &HeaderMap, now: SystemTime) -> Self {
+        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        let number = |name: &str| text(name).and_then(first_number);
+        let current = text("ratelimit").unwrap_or_default();
+        let remaining = param(current, &["r", "remaining"])
+            .or_else(|| number("ratelimit-remaining"))
+            .or_else(|| number("x-ratelimit-remaining"));
+        let reset = param(current, &["t", "reset"])
+            .or_else(|| number("ratelimit-reset"))
+            .or_else(|| number("x-ratelimit-reset").map(|reset| from_epoch(reset, now)));
+        let after = text("retry-after").and_then(|after| retry_after(after, headers, now));
+        // Nothing remains, and it says when there will be something.
+        let by_reset = reset.filter(|_| remaining.is_some_and(|remaining| remaining < 1.0)).and_then(seconds);
+        Self { after: after.or(by_reset), quota: text("ratelimit-policy").and_then(quota) }
+    }
+}
+
+fn seconds(number: f64) -> Option<Duration> {
+    (number >= 0.0).then(|| Duration::from_secs_f64(number.min(MOST)))
+}
+
+fn from_epoch(reset: f64, now: SystemTime) -> f64 {
+    if reset < EPOCH_FROM {
+        return reset;
+    }
+    let now = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+    (reset - now).max(0.0)
+}
+
+/// Seconds, or a date by the clock of whoever wrote it.
+fn retry_after(text: &str, headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+    if let Ok(number) = text.trim().parse::<u64>() {
+        return seconds(number as f64);
+    }
+    let date = |text: &str| httpdate::parse_http_date(text.trim()).ok();
+    let theirs = headers.get(DATE).and_then(|value| value.to_str().ok()).and_then(date).unwrap_or(now);
+    Some(date(text)?.duration_since(theirs).unwrap_or_default())
+}
+
+/// The number at the beginning: `100`, or `100, 100;w=60` of the older drafts.
+fn first_number(text: &str) -> Option<f64> {
+    let digits = text.trim().split([',', ';', ' ']).next()?;
+    digits.parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0)
+}
+
+/// A parameter of the first item: `"name";r=5;t=1`, or `limit=5, remaining=1, reset=1` of the older drafts.
+fn param(text: &str, names: &[&str]) -> Option<f64> {
+    // Several items are several policies; the first that says so is as good as any.
+    text.split([',', ';']).find_map(|part| {
+        let (name, value) = part.split_once('=')?;
+        names.contains(&name.trim()).then(|| first_number(value))?
+    })
+}
+
+/// Of several policies that of the shortest window: longer ones refuse by themselves when they are used up.
+fn quota(text: &str) -> Option<(f64, Duration)> {
+    let policies = text.split(',').filter_map(|item| {
+        let window = param(item, &["w"]).filter(|window| *window > 0.0 && *window < MOST)?;
+        let count = param(item, &["q"]).or_else(|| first_number(item)).filter(|count| *count > 0.0)?;
+        Some((count, Duration::from_secs_f64(window)))
+    });
+    policies.min_by_key(|(_, window)| *window)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test")]
+mod tests {
+    use super::*;
+
+    fn hint(fields: &[(&'static str, &str)]) -> Hint {
+        let mut headers = HeaderMap::new();
+        for (name, value) in fields {
+            headers.append(*name, value.parse().unwrap());
+        }
+        Hint::read(&headers, UNIX_EPOCH + Duration::from_secs(2_000_000_000))
+    }
+
+    fn after(fields: &[(&'static str, &str)]) -> Option<f64> {
+        hint(fields).after.map(|after| after.as_secs_f64())
+    }
+
+    #[test]
+    fn when_to_come_again_is_read_in_all_its_forms() {
+        assert_eq!(after(&[("retry-after", "7")]), Some(7.0));
+        let date = ("date", "Sun, 06 Nov 1994 08:49:37 GMT");
+        assert_eq!(after(&[date, ("retry-after", "Sun, 06 Nov 1994 08:49:47 GMT")]), Some(10.0));
+        assert_eq!(after(&[date, ("retry-after", "Sun, 06 Nov 1994 08:00:00 GMT")]), Some(0.0));
+        assert_eq!(after(&[("retry-after", "never")]), None);
+        assert_eq!(after(&[("retry-after", "18446744073709551615")]), Some(MOST));
+        assert_eq!(after(&[("ratelimit", "\"default\";r=0;t=5")]), Some(5.0));
+        assert_eq!(after(&[("ratelimit", "limit=10, remaining=0, reset=4")]), Some(4.0));
+        assert_eq!(after(&[("ratelimit", "\"default\";r=3;t=5")]), None, "something remains");
+        assert_eq!(after(&[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "9")]), Some(9.0));
+        assert_eq!(after(&[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "2000000030")]), Some(30.0));
+        assert_eq!(after(&[("x-ratelimit-remaining", "-1"), ("x-ratelimit-reset", "nan")]), None);
+    }
+
+    #[test]
+    fn how_much_is_allowed_is_read_from_a_policy() {
+        let quota = |text: &str| hint(&[("ratelimit-policy", text)]).quota;
+        let of = |count: f64, seconds: u64| Some((count, Duration::from_secs(seconds)));
+        assert_eq!(quota("\"burst\";q=100;w=60,\"daily\";q=1000;w=86400"), of(100.0, 60));
+        assert_eq!(quota("10;w=1, 50;w=60"), of(10.0, 1));
+        for nothing in ["", "\"x\";q=5", "\"x\";w=5", "\"x\";q=0;w=5", "\"x\";q=5;w=0", "10;w=inf"] {
+            assert_eq!(quota(nothing), None, "{nothing}");
+        }
+    }
+
+    #[test]
+    fn a_503_is_about_the_rate_only_where_it_says_when_to_come_again() {
+        let mut headers = HeaderMap::new();
+        assert!(is_refusal(StatusCode::TOO_MANY_REQUESTS, &headers));
+        assert!(!is_refusal(StatusCode::SERVICE_UNAVAILABLE, &headers));
+        headers.insert(RETRY_AFTER, "1".parse().unwrap());
+        assert!(is_refusal(StatusCode::SERVICE_UNAVAILABLE, &headers) && !is_refusal(StatusCode::OK, &headers));
+        headers.insert(PROXY_STATUS, "node; error=destination_unavailable".parse().unwrap());
+        assert!(!is_refusal(StatusCode::SERVICE_UNAVAILABLE, &headers));
+        assert!(may_repeat(StatusCode::TOO_MANY_REQUESTS, &Method::POST));
+        assert!(!may_repeat(StatusCode::SERVICE_UNAVAILABLE, &Method::POST));
+        assert!(may_repeat(StatusCode::SERVICE_UNAVAILABLE, &Method::PUT));
+    }
+}

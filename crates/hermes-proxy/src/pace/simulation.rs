@@ -1,0 +1,320 @@
+//! A hundred uncoordinated clients before limiters of each kind, in computed time.
+//!
+//! Each client asks for its objects one after the other. Without the budget it tries again by itself what was refused, as
+//! clients do: when it was told to, with a little jitter. The clock jumps from event to event; the network's delays are dice
+//! with a seed.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::time::Duration;
+
+use rand::rngs::SmallRng;
+use rand::{Rng as _, SeedableRng as _};
+
+use super::budget::{Budget, Entered};
+use super::hint::Hint;
+use super::queue::{Client, Ticket};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A limiter as services have it.
+#[derive(Clone, Debug)]
+pub(super) enum Limiter {
+    /// So many in each window of the clock; `offset` is where the first one began.
+    Fixed { limit: usize, window: Duration, offset: Duration, current: u128, taken: usize },
+    /// So many in any window.
+    Sliding { limit: usize, window: Duration, taken: VecDeque<Duration> },
+    /// A bucket that is filled with so many a second, up to a depth.
+    Bucket { rate: f64, depth: f64, level: f64, at: Duration },
+}
+
+impl Limiter {
+    fn fixed(limit: usize, window: Duration, offset: Duration) -> Self {
+        Self::Fixed { limit, window, offset, current: 0, taken: 0 }
+    }
+
+    fn sliding(limit: usize, window: Duration) -> Self {
+        Self::Sliding { limit, window, taken: VecDeque::new() }
+    }
+
+    fn bucket(rate: f64, depth: f64) -> Self {
+        Self::Bucket { rate, depth, level: depth, at: Duration::ZERO }
+    }
+
+    /// Takes a request, or says how long there will be no room.
+    fn take(&mut self, now: Duration) -> Result<(), Duration> {
+        match self {
+            Self::Fixed { limit, window, offset, current, taken } => {
+                let shifted = now + *offset;
+                let number = shifted.as_nanos() / window.as_nanos();
+                if number != *current {
+                    (*current, *taken) = (number, 0);
+                }
+                if *taken < *limit {
+                    *taken += 1;
+                    return Ok(());
+                }
+                Err(window.saturating_sub(Duration::from_nanos(
+                    u64::try_from(shifted.as_nanos() % window.as_nanos()).unwrap_or_default(),
+                )))
+            }
+            Self::Sliding { limit, window, taken } => {
+                taken.retain(|at| *at + *window > now);
+                match taken.front() {
+                    Some(first) if taken.len() >= *limit => Err(*first + *window - now),
+                    _ => {
+                        taken.push_back(now);
+                        Ok(())
+                    }
+                }
+            }
+            Self::Bucket { rate, depth, level, at } => {
+                *level = (*level + *rate * now.saturating_sub(*at).as_secs_f64()).min(*depth);
+                *at = now;
+                if *level >= 1.0 {
+                    *level -= 1.0;
+                    return Ok(());
+                }
+                Err(Duration::from_secs_f64((1.0 - *level) / *rate))
+            }
+        }
+    }
+
+    /// When the last of so many could be through at the earliest.
+    fn ideal(&self, requests: usize) -> Duration {
+        match self {
+            Self::Fixed { limit, window, offset, .. } => {
+                let windows = u32::try_from(requests.div_ceil(*limit) - 1).unwrap_or(u32::MAX);
+                let first =
+                    Duration::from_nanos(u64::try_from(offset.as_nanos() % window.as_nanos()).unwrap_or_default());
+                (*window * windows).saturating_sub(first)
+            }
+            Self::Sliding { limit, window, .. } => {
+                *window * u32::try_from(requests.div_ceil(*limit) - 1).unwrap_or(u32::MAX)
+            }
+            Self::Bucket { rate, depth, .. } => Duration::from_secs_f64((requests as f64 - depth) / rate),
+        }
+    }
+}
+
+/// What a refusal says of when to come again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Says {
+    /// `Retry-After`, in whole seconds, as it must be.
+    Seconds,
+    Nothing,
+    /// A policy too.
+    Policy(u32, Duration),
+}
+
+impl Says {
+    fn hint(self, wait: Duration) -> Hint {
+        let after = Some(Duration::from_secs(wait.as_secs_f64().ceil().max(1.0) as u64));
+        match self {
+            Self::Seconds => Hint { after, quota: None },
+            Self::Nothing => Hint::default(),
+            Self::Policy(count, window) => Hint { after, quota: Some((f64::from(count), window)) },
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    /// A client wants to ask; how often it was refused already.
+    Wants(usize, u32),
+    /// A request is at the service.
+    Arrives(usize, Duration, u32),
+    /// Its answer is back: refused with this wait, or passed.
+    Answered(usize, Duration, u32, Option<Duration>),
+    /// Somebody may go.
+    Release,
+}
+
+/// What came of it.
+#[derive(Debug, Default)]
+pub(super) struct Outcome {
+    /// When the last one was through.
+    pub(super) ended: Duration,
+    /// What the service refused.
+    pub(super) refused: usize,
+    /// Of them, what applications saw.
+    pub(super) seen: usize,
+    /// When each client was through.
+    pub(super) done: Vec<Duration>,
+}
+
+pub(super) struct Case {
+    pub(super) clients: usize,
+    pub(super) each: usize,
+    pub(super) limiter: Limiter,
+    pub(super) says: Says,
+    pub(super) seed: u64,
+}
+
+impl Case {
+    /// Plays it to its end, with the budget or without.
+    pub(super) fn play(&self, is_paced: bool) -> Outcome {
+        let mut random = SmallRng::seed_from_u64(self.seed);
+        let mut limiter = self.limiter.clone();
+        let mut budget = Budget::new(4096);
+        let mut events = BinaryHeap::new();
+        let mut left = vec![self.each; self.clients];
+        let mut waiting: HashMap<Ticket, usize> = HashMap::new();
+        let mut outcome = Outcome { done: vec![Duration::ZERO; self.clients], ..Outcome::default() };
+        for client in 0..self.clients {
+            events.push(Reverse((Duration::from_micros(random.random_range(0..20_000)), 0, Event::Wants(client, 0))));
+        }
+        let (mut number, mut ticket, mut timer) = (0u64, 0, None);
+        let mut push = |events: &mut BinaryHeap<_>, at: Duration, event| {
+            number += 1;
+            events.push(Reverse((at, number, event)));
+        };
+        while let Some(Reverse((now, _, event))) = events.pop() {
+            // Through two nodes and a network: some milliseconds, never twice the same.
+            let mut delay = || Duration::from_micros(random.random_range(2_000..6_000));
+            match event {
+                Event::Wants(client, tries) => {
+                    if !is_paced {
+                        push(&mut events, now + delay(), Event::Arrives(client, now, tries));
+                        continue;
+                    }
+                    ticket += 1;
+                    match budget.enter(now, &name(client), ticket, tries > 0) {
+                        Entered::Goes => push(&mut events, now + delay(), Event::Arrives(client, now, tries)),
+                        Entered::Waits => drop(waiting.insert(ticket, client)),
+                        other => panic!("{other:?}"),
+                    }
+                }
+                Event::Release => {
+                    timer = None;
+                    while let Some(ticket) = budget.release(now) {
+                        let client = waiting.remove(&ticket).unwrap_or_default();
+                        push(&mut events, now + delay(), Event::Arrives(client, now, 1));
+                    }
+                }
+                Event::Arrives(client, went, tries) => {
+                    let wait = limiter.take(now).err();
+                    outcome.refused += usize::from(wait.is_some());
+                    push(&mut events, now + delay(), Event::Answered(client, went, tries, wait));
+                }
+                Event::Answered(client, went, tries, Some(wait)) => {
+                    let hint = self.says.hint(wait);
+                    if is_paced {
+                        budget.refused(now, went, &hint);
+                        push(&mut events, now, Event::Wants(client, tries + 1));
+                    } else {
+                        outcome.seen += 1;
+                        // Who is told nothing doubles its waits.
+                        let told = hint.after.unwrap_or(SECOND / 10 * (1 << tries.min(8)));
+                        let jitter = Duration::from_secs_f64(random.random_range(0.0..0.1) * told.as_secs_f64());
+                        push(&mut events, now + told + jitter, Event::Wants(client, tries + 1));
+                    }
+                }
+                Event::Answered(client, went, _, None) => {
+                    budget.passed(went, || match self.says {
+                        Says::Policy(..) => self.says.hint(Duration::ZERO),
+                        _ => Hint::default(),
+                    });
+                    left[client] -= 1;
+                    outcome.ended = now;
+                    outcome.done[client] = now;
+                    if left[client] > 0 {
+                        push(&mut events, now, Event::Wants(client, 0));
+                    }
+                }
+            }
+            if let Some(at) = budget.next_at().filter(|at| timer != Some(*at)) {
+                timer = Some(at);
+                // A timer is late by up to a millisecond or two.
+                let late = Duration::from_micros(random.random_range(100..2_000));
+                push(&mut events, at.max(now) + late, Event::Release);
+            }
+        }
+        assert_eq!(left.iter().sum::<usize>(), 0);
+        outcome
+    }
+}
+
+fn name(client: usize) -> Client {
+    Client::User(client.to_string().into())
+}
+
+/// The limit, by each kind of limiter, wherever in a window it begins.
+fn limiters() -> Vec<Limiter> {
+    let phases = [0.0, 0.3, 0.6, 0.99].map(|phase| Limiter::fixed(20, SECOND, SECOND.mul_f64(phase)));
+    let others = [Limiter::sliding(20, SECOND), Limiter::bucket(20.0, 20.0)];
+    phases.into_iter().chain(others).collect()
+}
+
+fn case(limiter: &Limiter, says: Says, seed: u64) -> Case {
+    Case { clients: 100, each: 20, limiter: limiter.clone(), says, seed }
+}
+
+#[test]
+fn a_hundred_clients_are_through_within_5_percent_of_the_ideal_and_see_no_refusal() {
+    for says in [Says::Seconds, Says::Nothing, Says::Policy(20, SECOND)] {
+        for limiter in limiters() {
+            for seed in 1..=5 {
+                let case = case(&limiter, says, seed);
+                let (with, without) = (case.play(true), case.play(false));
+                let ideal = limiter.ideal(case.clients * case.each);
+                let beyond = with.ended.as_secs_f64() / ideal.as_secs_f64() - 1.0;
+                println!(
+                    "{says:?} {limiter:?} {seed}: {:.1} s, {:+.1} %, {} refused; without {:.1} s, {} refused",
+                    with.ended.as_secs_f64(),
+                    100.0 * beyond,
+                    with.refused,
+                    without.ended.as_secs_f64(),
+                    without.refused
+                );
+                assert!(beyond < 0.05, "{says:?} {limiter:?} {seed}: {beyond}");
+                // Even of what the node has refused, and clients do not see, there is little.
+                assert!(with.seen == 0 && with.refused * 10 < without.refused, "{} {}", with.refused, without.refused);
+            }
+        }
+    }
+}
+
+#[test]
+fn clients_are_through_together_and_not_one_after_the_other() {
+    let outcome = case(&Limiter::sliding(20, SECOND), Says::Seconds, 1).play(true);
+    let first = outcome.done.iter().min().copied().unwrap_or_default();
+    assert!(first > outcome.ended.mul_f64(0.9), "{first:?} {:?}", outcome.ended);
+}
+
+#[test]
+fn a_rate_far_above_the_first_burst_is_found() {
+    for says in [Says::Seconds, Says::Nothing] {
+        let limiter = Limiter::bucket(20.0, 5.0);
+        let outcome = case(&limiter, says, 1).play(true);
+        let beyond = outcome.ended.as_secs_f64() / limiter.ideal(2000).as_secs_f64() - 1.0;
+        assert!(beyond < 0.15, "{says:?} {beyond}");
+    }
+}
+
+#[test]
+fn a_limit_that_goes_down_is_followed_and_one_that_nobody_waits_for_forgotten() {
+    let mut budget = Budget::new(10);
+    let client = name(0);
+    let ms = Duration::from_millis;
+    let again = Hint { after: Some(SECOND), quota: None };
+    for number in 0..20 {
+        assert_eq!(budget.enter(ms(number), &client, number, false), Entered::Goes);
+    }
+    budget.refused(ms(30), ms(19), &again);
+    assert_eq!(budget.enter(ms(40), &client, 50, true), Entered::Waits);
+    assert_eq!((budget.release(ms(500)), budget.next_at()), (None, Some(ms(1030))));
+    assert_eq!(budget.release(ms(1030)), Some(50));
+    let before = budget.rate().unwrap_or_default();
+    assert!((18.0..20.0).contains(&before), "{before}");
+    // The same again, of one that went before the refusal: nothing new.
+    budget.passed(ms(1030), Hint::default);
+    budget.refused(ms(1040), ms(18), &Hint::default());
+    assert_eq!(budget.rate(), Some(before));
+    budget.refused(ms(1100), ms(1030), &again);
+    assert_eq!(budget.enter(ms(1100), &client, 51, true), Entered::Waits);
+    assert_eq!(budget.release(ms(2100)), Some(51));
+    assert!(budget.rate().is_some_and(|rate| rate < 0.95 * before), "{:?}", budget.rate());
+    assert_eq!(budget.enter(ms(70_000), &client, 52, false), Entered::Goes);
+    assert_eq!(budget.rate(), None);
+}

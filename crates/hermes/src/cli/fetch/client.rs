@@ -1,0 +1,258 @@
+//! One request and its response over HTTP/1.1: directly or through a forward proxy, in the clear or by TLS.
+//!
+//! In: a URL and fields. Out: a head, then content piece by piece, or what went wrong and whether that may pass. Bounded:
+//! nothing is waited for longer than the patience, and no time is set for all of it.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use bytes::Bytes;
+use hermes_net::resolve::Resolver;
+use hermes_net::tls::{self, Fault, Roots, RustlsClientConfig, ServerIdentity};
+use hermes_net::{Io, dial};
+use http::header::{ACCEPT_ENCODING, AUTHORIZATION, COOKIE, HOST, IF_RANGE, PROXY_AUTHORIZATION, RANGE, USER_AGENT};
+use http::response::Parts;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri};
+use http_body_util::{BodyExt as _, Empty};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+
+use super::download::Ask;
+use super::{authority, digest, remedy};
+
+/// What went wrong.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// Another time it may go well.
+    Passing { why: String, after: Option<Duration> },
+    /// It will not.
+    Lasting { why: String, remedy: &'static str },
+}
+
+impl Trouble {
+    fn passing(why: impl Into<String>) -> Self {
+        Self::Passing { why: why.into(), after: None }
+    }
+}
+
+/// Who asks.
+pub(super) struct Client {
+    resolver: Resolver,
+    tls: OnceLock<Arc<RustlsClientConfig>>,
+    pub(super) proxy: Option<Uri>,
+    pub(super) ca: Option<PathBuf>,
+    pub(super) headers: HeaderMap,
+    pub(super) patience: Duration,
+}
+
+/// A response on its way.
+pub(super) struct Exchange {
+    pub(super) head: Parts,
+    body: Incoming,
+    patience: Duration,
+    /// Drives the connection, and ends with this.
+    _connection: JoinSet<()>,
+}
+
+/// A piece of a response's content.
+pub(super) enum Piece {
+    Data(Bytes),
+    Trailers(HeaderMap),
+}
+
+impl Client {
+    pub(super) fn new(proxy: Option<Uri>, ca: Option<PathBuf>, headers: HeaderMap, patience: Duration) -> Self {
+        Self { resolver: Resolver::from_system(), tls: OnceLock::new(), proxy, ca, headers, patience }
+    }
+
+    /// Asks. To an origin that the user has not named go no fields that prove who the user is.
+    ///
+    /// # Errors
+    /// There is no response.
+    pub(super) async fn send(&self, url: &Uri, ask: &Ask, is_named: bool) -> Result<Exchange, Trouble> {
+        let is_tls = url.scheme_str() == Some("https");
+        let tcp = self.dial(self.proxy.as_ref().unwrap_or(url)).await?;
+        let mut connection = JoinSet::new();
+        let io = if is_tls {
+            let tcp = if self.proxy.is_some() { self.tunnel(tcp, url).await? } else { tcp };
+            self.secure(tcp, url).await?
+        } else {
+            Io::Plain(tcp)
+        };
+        let sender = self.speak(io, &mut connection).await?;
+        let request = self.request(url, ask, is_named, !is_tls && self.proxy.is_some());
+        let (head, body) = self.exchange(sender, request).await?.into_parts();
+        Ok(Exchange { head, body, patience: self.patience, _connection: connection })
+    }
+
+    async fn dial(&self, to: &Uri) -> Result<TcpStream, Trouble> {
+        let (host, port) = authority(to);
+        let addresses = self.patiently(format!("{host} to be resolved"), self.resolver.resolve(host)).await?;
+        let addresses = addresses.map_err(|error| Trouble::passing(error.to_string()))?;
+        let dialled = self.patiently(format!("{host}:{port} to be connected"), dial::connect(&addresses, port)).await?;
+        dialled.map_err(|error| Trouble::passing(format!("{host}:{port} cannot be connected: {error}")))
+    }
+
+    /// A tunnel through the proxy.
+    async fn tunnel(&self, tcp: TcpStream, url: &Uri) -> Result<TcpStream, Trouble> {
+        let (host, port) = authority(url);
+        let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+        let to = format!("{host}:{port}");
+        let mut connection = JoinSet::new();
+        let sender = self.speak(Io::Plain(tcp), &mut connection).await?;
+        let mut request = Request::builder().method(Method::CONNECT).uri(&to).header(HOST, &to);
+        if let Some(proof) = self.headers.get(PROXY_AUTHORIZATION) {
+            request = request.header(PROXY_AUTHORIZATION, proof);
+        }
+        let request = request.body(Empty::new()).map_err(|error| Trouble::passing(error.to_string()))?;
+        let response = self.exchange(sender, request).await?;
+        if !response.status().is_success() {
+            let (head, _) = response.into_parts();
+            return Err(remedy::of_proxy(&head));
+        }
+        let broken = |why: &dyn std::fmt::Display| Trouble::passing(format!("the proxy's tunnel broke: {why}"));
+        let upgraded = hyper::upgrade::on(response).await.map_err(|error| broken(&error))?;
+        let parts = upgraded.downcast::<TokioIo<Io>>().map_err(|_| broken(&"it is no stream of ours"))?;
+        match parts.io.into_inner() {
+            // In TLS it is the client who speaks first.
+            Io::Plain(tcp) if parts.read_buf.is_empty() => Ok(tcp),
+            _ => Err(broken(&"it brings bytes that nobody asked for")),
+        }
+    }
+
+    async fn secure(&self, tcp: TcpStream, url: &Uri) -> Result<Io, Trouble> {
+        let (host, _) = authority(url);
+        let config = match self.tls.get() {
+            Some(config) => config.clone(),
+            None => {
+                let config = self.tls_config().map_err(|error| Trouble::Lasting {
+                    why: format!("{error:#}"),
+                    remedy: "name a file of CA certificates with --ca",
+                })?;
+                self.tls.get_or_init(|| config).clone()
+            }
+        };
+        let shaken = self.patiently(format!("TLS of {host}"), tls::connect(config, host, tcp)).await?;
+        shaken.map_err(|error| match Fault::of(&error) {
+            Some(Fault::Certificate) => Trouble::Lasting {
+                why: format!("{host} does not prove who it is: {error}"),
+                remedy: "where you trust its CA, name it with --ca",
+            },
+            Some(Fault::Protocol) => Trouble::Lasting {
+                why: format!("{host} does not speak TLS as we do: {error}"),
+                remedy: "look at the URL's scheme and port",
+            },
+            None => Trouble::passing(format!("TLS of {host} broke off: {error}")),
+        })
+    }
+
+    fn tls_config(&self) -> anyhow::Result<Arc<RustlsClientConfig>> {
+        let roots = match &self.ca {
+            Some(file) => Roots::load(file).context("--ca")?,
+            None => Roots::system()?,
+        };
+        Ok(tls::client_config(None, ServerIdentity::Name(roots), &[b"http/1.1"])?)
+    }
+
+    async fn speak(&self, io: Io, driver: &mut JoinSet<()>) -> Result<SendRequest<Empty<Bytes>>, Trouble> {
+        let (sender, connection) =
+            http1::handshake(TokioIo::new(io)).await.map_err(|error| Trouble::passing(error.to_string()))?;
+        driver.spawn(async move {
+            // What goes wrong with it the exchange hears of.
+            let _ = connection.with_upgrades().await;
+        });
+        Ok(sender)
+    }
+
+    fn request(&self, url: &Uri, ask: &Ask, is_named: bool, absolute: bool) -> Request<Empty<Bytes>> {
+        let target = if absolute { url.clone() } else { url.path_and_query().cloned().unwrap_or_else(root).into() };
+        let mut request = Request::new(Empty::new());
+        *request.uri_mut() = target;
+        let headers = request.headers_mut();
+        let text = |text: &str| HeaderValue::from_str(text).ok();
+        let own = [
+            (HOST, url.authority().and_then(|authority| text(authority.as_str()))),
+            (USER_AGENT, text(concat!("hermes/", env!("CARGO_PKG_VERSION")))),
+            // What is stored is the representation itself: ranges of an encoding made on the way fit no other one's.
+            (ACCEPT_ENCODING, text("identity")),
+            (http::HeaderName::from_static(digest::WANT.0), text(digest::WANT.1)),
+        ];
+        headers.extend(own.into_iter().filter_map(|(name, value)| Some((name, value?))));
+        for name in self.headers.keys() {
+            let proves = name == AUTHORIZATION || name == COOKIE;
+            // The tunnel was asked for with it; behind that it is nobody's.
+            let is_the_proxys = name == PROXY_AUTHORIZATION && !absolute;
+            if (proves && !is_named) || is_the_proxys {
+                continue;
+            }
+            headers.remove(name);
+            for value in self.headers.get_all(name) {
+                headers.append(name, value.clone());
+            }
+        }
+        if let Ask::From(first, validator) = ask {
+            headers.extend(text(&format!("bytes={first}-")).map(|value| (RANGE, value)));
+            headers
+                .extend(validator.as_ref().and_then(|validator| text(validator.text())).map(|value| (IF_RANGE, value)));
+        }
+        request
+    }
+
+    async fn exchange(
+        &self,
+        mut sender: SendRequest<Empty<Bytes>>,
+        request: Request<Empty<Bytes>>,
+    ) -> Result<Response<Incoming>, Trouble> {
+        let answered = self.patiently("an answer".to_owned(), sender.send_request(request)).await?;
+        answered.map_err(|error| broken("there is no answer", &error))
+    }
+
+    async fn patiently<F: Future>(&self, what: String, future: F) -> Result<F::Output, Trouble> {
+        patiently(self.patience, &what, future).await
+    }
+}
+
+impl Exchange {
+    /// The next piece; `None` at the orderly end.
+    ///
+    /// # Errors
+    /// It broke off, or nothing came for too long.
+    pub(super) async fn next(&mut self) -> Result<Option<Piece>, Trouble> {
+        match patiently(self.patience, "more of it", self.body.frame()).await? {
+            None => Ok(None),
+            Some(Err(error)) => Err(broken("it broke off", &error)),
+            Some(Ok(frame)) => Ok(Some(match frame.into_data() {
+                Ok(data) => Piece::Data(data),
+                Err(frame) => Piece::Trailers(frame.into_trailers().unwrap_or_default()),
+            })),
+        }
+    }
+}
+
+async fn patiently<F: Future>(patience: Duration, what: &str, future: F) -> Result<F::Output, Trouble> {
+    let waited = tokio::time::timeout(patience, future).await;
+    waited.map_err(|_| Trouble::passing(format!("waited {} s for {what}", patience.as_secs_f32())))
+}
+
+/// hyper's words for what is behind it are general.
+fn broken(what: &str, error: &hyper::Error) -> Trouble {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    let why = match cause.downcast_ref::<io::Error>().map(io::Error::kind) {
+        Some(io::ErrorKind::UnexpectedEof) => "the connection ended".to_owned(),
+        _ => cause.to_string(),
+    };
+    Trouble::passing(format!("{what}: {why}"))
+}
+
+fn root() -> http::uri::PathAndQuery {
+    http::uri::PathAndQuery::from_static("/")
+}

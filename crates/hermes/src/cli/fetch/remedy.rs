@@ -1,0 +1,49 @@
+//! What may be done about answers that will not change.
+//!
+//! In: a status, or the head with which a proxy refuses a tunnel. Out: words, and whether it may pass.
+
+use std::time::SystemTime;
+
+use http::response::Parts;
+
+use super::answer::Answer;
+use super::client::Trouble;
+
+/// The next step of whoever got this.
+pub(super) fn of(status: u16) -> &'static str {
+    match status {
+        401 => "it asks who you are: write --header 'authorization: ...'",
+        403 => "whoever answered does not let you have it: `hermes explain` says what a node of yours decides",
+        404 | 410 => "nothing is there: look at the URL, and whether --proxy is missing",
+        407 => "the proxy asks who you are: write --header 'proxy-authorization: ...'",
+        204 | 205 => "there is no content to hold: look at the URL",
+        300..=399 => "it is to be had somewhere else, and the answer does not say where: look at the URL",
+        501 | 505 => "the origin cannot do this, now or later: look at the URL and at --proxy",
+        _ => "the same request will have the same answer: look at the URL and at --header",
+    }
+}
+
+/// Whether another time the answer may be another.
+pub(super) fn may_pass(status: u16) -> bool {
+    matches!(status, 408 | 425 | 429 | 500 | 502 | 503 | 504)
+}
+
+/// What an answer says, in a line.
+pub(super) fn said(answer: &Answer) -> String {
+    let status = http::StatusCode::from_u16(answer.status).unwrap_or_default();
+    let mut text = format!("{} {}", answer.status, status.canonical_reason().unwrap_or_default()).trim_end().to_owned();
+    if let Some(by) = &answer.proxy_status {
+        text.push_str(&format!(" ({by})"));
+    }
+    text
+}
+
+/// A proxy that opens no tunnel.
+pub(super) fn of_proxy(head: &Parts) -> Trouble {
+    let answer = Answer::read(head, SystemTime::now());
+    let why = format!("the proxy opens no tunnel: {}", said(&answer));
+    if may_pass(answer.status) {
+        return Trouble::Passing { why, after: answer.retry_after };
+    }
+    Trouble::Lasting { why, remedy: of(answer.status) }
+}

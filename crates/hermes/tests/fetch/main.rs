@@ -1,0 +1,9 @@
+//! `hermes fetch`, before origins that do all that origins do.
+
+#![allow(clippy::unwrap_used)]
+
+mod broken;
+mod lab;
+mod lasting;
+mod refusals;
+mod through;

@@ -1,0 +1,7 @@
+//! Rate limits of services, kept by a real node for real clients: `pace`.
+
+#![allow(clippy::unwrap_used)]
+
+mod clients;
+mod lab;
+mod refusals;
