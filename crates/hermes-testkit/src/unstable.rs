@@ -45,7 +45,7 @@ listeners:
 ";
 const ON: &str = "
 routes:
-- {name: on, upstream: next$CUSTODY}
+- {name: on, upstream: next$TREATMENT}
 upstreams:
 - {name: next, protocol: $PROTOCOL, endpoints: ['$NEXT'], tls: {node: $NAME}}
 ";
@@ -63,14 +63,24 @@ upstreams:
 pub struct Between {
     /// `h2` or `h3`.
     pub protocol: &'static str,
-    /// They have custody of what goes through.
-    pub has_custody: bool,
+    /// What a route has beside its upstream, with a comma before it.
+    pub treatment: &'static str,
 }
 
 impl Between {
     /// Custody over this version.
     pub fn custody(protocol: &'static str) -> Self {
-        Self { protocol, has_custody: true }
+        Self { protocol, treatment: ", custody: {deadline: 5m}" }
+    }
+
+    /// The same, and what has come is kept.
+    pub fn custody_and_cache(protocol: &'static str) -> Self {
+        Self { protocol, treatment: ", custody: {deadline: 5m}, cache: {}" }
+    }
+
+    /// Nothing of the kind.
+    pub fn nothing(protocol: &'static str) -> Self {
+        Self { protocol, treatment: "" }
     }
 }
 
@@ -185,7 +195,7 @@ impl Chain {
             draft = draft.with("AT", SocketAddr::from((ends(number - 1)[1], PORT)));
         }
         draft = draft.with("STATE", self.state(number).display()).with("PROTOCOL", self.between.protocol);
-        draft = draft.with("CUSTODY", if self.between.has_custody { ", custody: {deadline: 5m}" } else { "" });
+        draft = draft.with("TREATMENT", self.between.treatment);
         draft = draft.with("NAME", format!("n{}", number + 1)).with("ORIGIN", self.origin.address());
         draft = draft.with("SECURE", self.secure.address());
         let subject = Subject::node(&name).with_dns(NODE_NAME);

@@ -1,13 +1,24 @@
 //! Clients as they are: several at once, those that give up and come back, and programs that know nothing of all this.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use hermes_testkit::{
-    origin::http::BYTES_SEED,
+    Result,
+    origin::{Origin, http::BYTES_SEED},
     patience::until,
     pattern::Pattern,
     skip::needs_root,
-    unstable::{always, in_turns},
+    unstable::{Between, Chain, always, in_turns},
+};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
 };
 
 use crate::chain;
@@ -82,4 +93,53 @@ async fn so_does_a_bare_tls_client() {
         let none = || async { node.metric("hermes_custody_exchanges", "").await.unwrap() == 0.0 };
         until(&format!("{} holds nothing", node.name()), none).await;
     }
+}
+
+/// An object that may be kept, and how often its origin was asked for it.
+fn keepable(asked: &Arc<AtomicUsize>) -> impl FnOnce(TcpListener) -> Result<Origin> {
+    let asked = asked.clone();
+    move |listener| {
+        let serve = move |mut stream: TcpStream| {
+            let asked = asked.clone();
+            async move {
+                let mut head = Vec::new();
+                while !head.windows(4).any(|end| end == b"\r\n\r\n") {
+                    let Ok(1..) = stream.read_buf(&mut head).await else { return };
+                }
+                asked.fetch_add(1, Ordering::SeqCst);
+                let fields = "cache-control: max-age=600\r\netag: \"one\"\r\nconnection: close";
+                let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {SIZE}\r\n{fields}\r\n\r\n");
+                let _ = stream.write_all(head.as_bytes()).await;
+                let _ = stream.write_all(&Pattern::new(BYTES_SEED).bytes(SIZE)).await;
+            }
+        };
+        Origin::accepting(listener, serve)
+    }
+}
+
+/// The second user's copy costs no link anything; and two at once cost one.
+#[tokio::test]
+async fn what_has_come_once_is_there_for_the_next() {
+    if !needs_root("what_has_come_once_is_there_for_the_next") {
+        return;
+    }
+    let asked = Arc::<AtomicUsize>::default();
+    let hermes = env!("CARGO_BIN_EXE_hermes").as_ref();
+    let between = Between::custody_and_cache("h2");
+    let chain = Chain::before(hermes, 3, between, in_turns(3), keepable(&asked)).await.unwrap();
+    let url = format!("{}/kept", chain.apps());
+    let file = |name: &str| chain.dir().join(name).display().to_string();
+    let get = async |name: &str, agent: &str| {
+        let to = file(name);
+        let words = ["curl", "-sS", "-f", "-A", agent, "--max-time", "60", "-D", "-", "-o", &to, &url];
+        let head = chain.namespaces[0].output(&words).await.unwrap();
+        let bytes = std::fs::read(&to).unwrap();
+        assert!(bytes.len() == SIZE && Pattern::new(BYTES_SEED).mismatch(0, &bytes).is_none(), "{head}");
+        head
+    };
+    tokio::join!(get("first", "one"), get("second", "another"));
+    let third = get("third", "a third").await;
+    assert!(third.contains("n0; hit"), "{third}");
+    assert_eq!(asked.load(Ordering::SeqCst), 1);
+    assert_eq!(chain.nodes[1].metric("hermes_custody_exchanges", "").await.unwrap(), 0.0);
 }

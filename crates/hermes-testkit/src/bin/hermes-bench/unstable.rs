@@ -166,7 +166,7 @@ async fn good(options: &UnstableOptions) -> Result<Vec<Good>> {
         for protocol in ["h2", "h3"] {
             let mut chains = Vec::new();
             for has_custody in [false, true] {
-                let between = Between { protocol, has_custody };
+                let between = if has_custody { Between::custody(protocol) } else { Between::nothing(protocol) };
                 chains.push(Chain::start(&options.hermes, 1, between, |_| conditions.clone()).await?);
             }
             for _ in 0..options.phases {
