@@ -99,7 +99,7 @@ pub(crate) async fn forward(
     let joined = asked.as_ref().and_then(|asked| office.join(asked));
     let id = match joined {
         Some(id) => id,
-        None => begin(forward, &peer, custody, false)?,
+        None => begin(forward, &peer, custody, false, asked.as_ref())?,
     };
     let mut awaited = Awaited { office: office.clone(), id, asked: asked.clone(), is_done: false };
     let body = forward.body.attempt();
@@ -169,7 +169,7 @@ pub(crate) fn tunnel(
     custody: &Custody,
 ) -> Result<CustodyStream, Error> {
     let (peer, head) = towards(forward, upstream)?;
-    let id = begin(forward, &peer, custody, true)?;
+    let id = begin(forward, &peer, custody, true, None)?;
     let office = &forward.worker.shared.custody;
     let reads = CustodyBody::new(office.clone(), id, Part::Response, Reading::new(forward.worker), peer);
     Ok(CustodyStream::new(office.clone(), id, Part::Request, head, reads))
@@ -192,11 +192,17 @@ fn towards(forward: &Forward<'_>, upstream: &UpstreamState) -> Result<(Arc<str>,
     Ok((peer, request_head(outgoing)))
 }
 
-fn begin(forward: &Forward<'_>, peer: &Arc<str>, custody: &Custody, is_tunnel: bool) -> Result<ExchangeId, Error> {
+fn begin(
+    forward: &Forward<'_>,
+    peer: &Arc<str>,
+    custody: &Custody,
+    is_tunnel: bool,
+    asked: Option<&Bytes>,
+) -> Result<ExchangeId, Error> {
     let (random, _) = forward.worker.random();
     let id = ExchangeId(random.to_be_bytes());
     let shared = &forward.worker.shared;
-    let begun = shared.custody.begin(id, peer, custody.deadline, &forward.route.name, is_tunnel);
+    let begun = shared.custody.begin(id, peer, custody.deadline, &forward.route.name, is_tunnel, asked);
     begun.map_err(|_| {
         shared.metrics.limit("custody-exchanges");
         Error::Limit("exchanges in custody")

@@ -30,6 +30,8 @@ pub(super) enum Note {
     Bytes { part: Part, offset: u64, is_last: bool, bytes: Bytes },
     /// Its request goes to an origin that must not have it twice.
     Intent,
+    /// Its client was here, and asked this: one that asks the same may have its response.
+    Asked { bytes: Bytes },
     /// It is over.
     Forget,
 }
@@ -41,6 +43,7 @@ const BYTES: u8 = 3;
 const INTENT: u8 = 4;
 const FORGET: u8 = 5;
 const LEAD_TUNNEL: u8 = 6;
+const ASKED: u8 = 7;
 
 const OF_RESPONSE: u8 = 1;
 const LAST: u8 = 2;
@@ -75,6 +78,10 @@ pub(super) fn put(id: ExchangeId, note: &Note, out: &mut BytesMut) -> usize {
             data = Some(bytes);
         }
         Note::Intent => head(INTENT, id, out),
+        Note::Asked { bytes } => {
+            head(ASKED, id, out);
+            data = Some(bytes);
+        }
         Note::Forget => head(FORGET, id, out),
     }
     let at = out.len() - start;
@@ -156,11 +163,12 @@ pub(super) fn first(bytes: &Bytes) -> Option<Found> {
             }
         }
         INTENT => Note::Intent,
+        ASKED => Note::Asked { bytes: std::mem::take(&mut payload) },
         FORGET => Note::Forget,
         _ => return None,
     };
     let data = match &note {
-        Note::Head { bytes, .. } | Note::Bytes { bytes, .. } => bytes.len(),
+        Note::Head { bytes, .. } | Note::Bytes { bytes, .. } | Note::Asked { bytes } => bytes.len(),
         _ => 0,
     };
     payload.is_empty().then_some(Found { id, note, at: FRAME + whole - data, length: FRAME + whole })
@@ -201,6 +209,7 @@ mod tests {
             Note::Bytes { part: Part::Request, offset: 1 << 40, is_last: true, bytes: Bytes::new() },
             Note::Bytes { part: Part::Response, offset: 4, is_last: false, bytes: Bytes::from(vec![5; 100_000]) },
             Note::Intent,
+            Note::Asked { bytes: Bytes::from_static(b"GET /") },
             Note::Forget,
         ]
     }

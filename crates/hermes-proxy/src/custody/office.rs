@@ -213,6 +213,7 @@ impl Office {
         left: Duration,
         account: &Arc<str>,
         is_tunnel: bool,
+        asked: Option<&Bytes>,
     ) -> Result<(), &'static str> {
         self.act(|state, now| {
             let begin =
@@ -222,6 +223,13 @@ impl Office {
                 begin(state)?;
             }
             state.ends.insert(id, End::default());
+            let survives = state.engine.survives(id);
+            if let Some(asked) = asked.filter(|_| survives != Survives::Nothing) {
+                // Behind what the engine says of it, which is told first.
+                state.settle(now);
+                let note = Note::Asked { bytes: asked.clone() };
+                state.store.ask(Job::Keep { id, note, is_synced: survives == Survives::Power });
+            }
             Ok(())
         })
     }

@@ -371,6 +371,6 @@ fn safe(id: ExchangeId, note: &Note) -> Option<Safe> {
             Some(Safe::Upto { id, part: *part, upto })
         }
         Note::Intent => Some(Safe::Intent(id)),
-        Note::Begin { .. } | Note::Lead { .. } | Note::Forget => None,
+        Note::Begin { .. } | Note::Lead { .. } | Note::Asked { .. } | Note::Forget => None,
     }
 }

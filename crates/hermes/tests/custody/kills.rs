@@ -158,3 +158,39 @@ async fn without_its_client_an_exchange_ends_everywhere() {
         until(&format!("{} holds nothing", node.name()), none).await;
     }
 }
+
+/// What the first node had in custody for a client it goes on with; who asks again is given it, and the origin is not asked
+/// again.
+#[tokio::test]
+async fn the_first_node_goes_on_and_its_client_comes_back() {
+    if !needs_root("the_first_node_goes_on_and_its_client_comes_back") {
+        return;
+    }
+    let mut chain = chain(3, "h2", in_turns(3)).await;
+    let file = chain.dir().join("file").display().to_string();
+    let namespace = chain.namespaces[0].clone();
+    let get = async |apps: String| {
+        let url = format!("{apps}/bytes/{}", 1 << 20);
+        let words = ["curl", "-sS", "-f", "-H", "host: web", "--max-time", "60", "-o", &file, &url];
+        namespace.output(&words).await
+    };
+    // Amid the response, some of which the client has.
+    chain.phase(Duration::from_millis(100), Duration::from_secs(3)).await;
+    let before = get(chain.apps());
+    let kill = async {
+        tokio::time::sleep(Duration::from_millis(6300)).await;
+        chain.kill(0, Duration::from_millis(200)).await.unwrap();
+    };
+    let (before, ()) = tokio::join!(before, kill);
+    assert!(before.is_err());
+    get(chain.apps()).await.unwrap();
+    let bytes = std::fs::read(&file).unwrap();
+    assert!(bytes.len() == 1 << 20 && Pattern::new(BYTES_SEED).mismatch(0, &bytes).is_none());
+    assert_eq!(chain.nodes[0].metric("hermes_custody_joins_total", "").await.unwrap(), 1.0, "{}", chain.logs());
+    let of_origin = |record: &serde_json::Value| record["path"] == format!("/bytes/{}", 1 << 20);
+    assert_eq!(
+        chain.nodes[3].records().iter().filter(|record| of_origin(record)).count(),
+        1,
+        "the origin is asked once"
+    );
+}

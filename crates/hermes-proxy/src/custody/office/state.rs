@@ -13,7 +13,7 @@ use hermes_wire::custody::{ExchangeId, Part};
 use super::super::engine::{Engine, Entry, Former, Output, Side, Survives};
 use super::super::journal::Note;
 use super::super::store::{Held, HeldHalf, Job, Store};
-use super::Failure;
+use super::{Failure, MOST_LEFT};
 
 /// All of it.
 pub(super) struct State {
@@ -150,7 +150,7 @@ impl State {
 
     /// What was held before this process is held again.
     pub(super) fn restore(&mut self, now: Duration, id: ExchangeId, held: Held) {
-        let Held { from, to, account, deadline, is_intended, is_tunnel, halves } = held;
+        let Held { from, to, account, deadline, is_intended, is_tunnel, asked, halves } = held;
         let left = Duration::from_millis(deadline.saturating_sub(date()));
         let Some(to) = to.filter(|_| !left.is_zero()) else { return self.engine.discard(id) };
         let peer = match &from {
@@ -173,7 +173,10 @@ impl State {
                     self.intended.insert(id);
                 }
             }
-            None => self.engine.fail(id, 499, "its client was at a process that is no more"),
+            None => match asked.filter(|_| self.left.len() < MOST_LEFT) {
+                Some(asked) => self.left.push_back((asked, id)),
+                None => self.engine.fail(id, 499, "its client was at a process that is no more"),
+            },
         }
     }
 

@@ -35,6 +35,7 @@ struct Kept {
     begin: Option<Note>,
     lead: Option<Note>,
     is_intended: bool,
+    asked: Option<Bytes>,
     /// Of its strings, in the order in which they came.
     halves: [Vec<Extent>; 2],
     /// Bytes of its records, by segment.
@@ -51,6 +52,8 @@ pub(in crate::custody) struct Held {
     pub(in crate::custody) deadline: u64,
     pub(in crate::custody) is_intended: bool,
     pub(in crate::custody) is_tunnel: bool,
+    /// What its client had asked, where one may ask it again.
+    pub(in crate::custody) asked: Option<Bytes>,
     pub(in crate::custody) halves: [HeldHalf; 2],
 }
 
@@ -90,6 +93,7 @@ impl Index {
             Note::Begin { .. } => kept.begin = Some(note.clone()),
             Note::Lead { .. } => kept.lead = Some(note.clone()),
             Note::Intent => kept.is_intended = true,
+            Note::Asked { bytes } => kept.asked = Some(bytes.clone()),
             Note::Head { part, theirs, bytes } => {
                 let length = bytes.len() as u64;
                 let extent = Extent { offset: 0, length, theirs: Some(*theirs), is_last: false, segment, at };
@@ -185,6 +189,7 @@ impl Index {
             }
             let mut notes: Vec<Note> = kept.begin.iter().chain(&kept.lead).cloned().collect();
             notes.extend(kept.is_intended.then_some(Note::Intent));
+            notes.extend(kept.asked.clone().map(|bytes| Note::Asked { bytes }));
             for part in [Part::Request, Part::Response] {
                 for extent in kept.halves[part.index()].iter().filter(|one| one.segment == segment) {
                     let bytes = self.read(*id, part, extent.offset, extent.length)?;
@@ -231,6 +236,7 @@ impl Kept {
             deadline: *deadline,
             is_intended: self.is_intended,
             is_tunnel,
+            asked: self.asked.clone(),
             halves: [half(request), half(response)],
         })
     }
