@@ -297,6 +297,10 @@ impl CustodyBody {
                 Some(Ok(Piece::Content(bytes))) => {
                     if let Some(left) = &mut self.length {
                         match left.checked_sub(bytes.len() as u64) {
+                            Some(0) => {
+                                *left = 0;
+                                self.read_end(cx);
+                            }
                             Some(less) => *left = less,
                             None => return Poll::Ready(Some(Err(self.malformed("it is longer than it says")))),
                         }
@@ -327,6 +331,20 @@ impl CustodyBody {
         Poll::Ready(None)
     }
 
+    /// Its content is whole, and nobody may ask for more of it: its end is taken along, if it is there.
+    fn read_end(&mut self, cx: &Context<'_>) {
+        if let Poll::Ready(Some(Ok(piece))) = self.poll_piece(cx) {
+            match piece {
+                // There is nothing behind it; whoever brought it hears that it is held.
+                Piece::End(fields) if fields.is_empty() => {
+                    while let Poll::Ready(Some(Ok(_))) = self.poll_piece(cx) {}
+                    self.is_done = true;
+                }
+                other => self.ahead = Some(other),
+            }
+        }
+    }
+
     /// All of it was read.
     pub(crate) fn is_done(&self) -> bool {
         self.is_done
@@ -335,8 +353,10 @@ impl CustodyBody {
 
 impl Drop for CustodyBody {
     fn drop(&mut self) {
+        // Of a content that is whole nothing is missing but its end, which nobody waits for.
+        let is_whole = self.is_done || self.length == Some(0);
         match self.owed.take() {
-            Some(Some(asked)) if !self.is_done => self.office.leave(self.id, asked),
+            Some(Some(asked)) if !is_whole => self.office.leave(self.id, asked),
             Some(_) => {
                 if !self.is_done {
                     self.office.fail(self.id, 499, "its client is gone");
@@ -398,6 +418,8 @@ impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> Writing<B> {
             self.next = Some(match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) if data.is_empty() => continue,
+                    // With its end, where that is known: who reads so far knows that it is whole.
+                    Ok(data) if self.body.is_end_stream() => ([chunk(&data), end(None)].concat().into(), true),
                     Ok(data) => (chunk(&data), false),
                     Err(frame) => (end(frame.trailers_ref()), true),
                 },

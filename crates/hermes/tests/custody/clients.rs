@@ -143,3 +143,25 @@ async fn what_has_come_once_is_there_for_the_next() {
     assert_eq!(asked.load(Ordering::SeqCst), 1);
     assert_eq!(chain.nodes[1].metric("hermes_custody_exchanges", "").await.unwrap(), 0.0);
 }
+
+/// What was given whole is kept for nobody: that is a cache's to do, by a cache's rules.
+#[tokio::test]
+async fn who_asks_the_same_again_asks_the_origin() {
+    if !needs_root("who_asks_the_same_again_asks_the_origin") {
+        return;
+    }
+    let chain = chain(1, "h2", always).await;
+    for path in ["/bytes/46080", "/bytes/1", "/drip/3/1000/1", "/bytes/0"] {
+        for _ in 0..2 {
+            assert_eq!(chain.curl(path).await.unwrap().status, 200);
+        }
+        let asked = || async { chain.nodes[1].records().iter().filter(|record| record["path"] == path).count() == 2 };
+        until(&format!("{path} was asked for twice"), asked).await;
+    }
+    for node in &chain.nodes {
+        let none = || async { node.metric("hermes_custody_exchanges", "").await.unwrap() == 0.0 };
+        until(&format!("{} holds nothing", node.name()), none).await;
+    }
+    let gone = chain.nodes[0].records().iter().filter(|record| !record["error"].is_null()).count();
+    assert_eq!((gone, chain.nodes[0].metric("hermes_custody_joins_total", "").await.unwrap()), (0, 0.0));
+}
