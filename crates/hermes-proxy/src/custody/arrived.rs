@@ -166,6 +166,10 @@ async fn read_head(worker: &Rc<Worker>, way: &Way, id: ExchangeId, is_resumed: b
         }
     };
     let length = settle_length(&mut parts.headers);
+    if is_bare && length.is_some_and(|length| length > 0) {
+        office.fail(id, 400, "what came is no request: it is shorter than it says");
+        return None;
+    }
     let generation = worker.generation();
     let Some(listener) = generation.listener(&way.listener) else {
         office.fail(id, 503, "the listener that it came to is gone");

@@ -61,7 +61,9 @@ impl Drop for Awaited {
 /// what differs from try to try, and who asks.
 fn asked(forward: &Forward<'_>) -> Option<Bytes> {
     let facts = &forward.entry.facts;
-    if facts.method != Method::GET || !forward.body.attempt().is_end_stream() {
+    // What a cache asks beside is another question.
+    let is_amended = forward.dress.amend.is_some();
+    if facts.method != Method::GET || is_amended || !forward.body.attempt().is_end_stream() {
         return None;
     }
     let mut lines: Vec<_> = facts
@@ -73,7 +75,8 @@ fn asked(forward: &Forward<'_>) -> Option<Bytes> {
     lines.sort_unstable();
     let (user, source) = (facts.user.as_deref().unwrap_or_default(), facts.source.ip());
     let route = &forward.route.name;
-    let who = format!("{route}\n{user}\n{source}\n{}\n{}\n", facts.authority, facts.path);
+    let scheme = forward.dress.scheme;
+    let who = format!("{route}\n{user}\n{source}\n{scheme}\n{}\n{}\n", facts.authority, facts.path);
     Some([who.into_bytes(), lines.concat()].concat().into())
 }
 

@@ -88,7 +88,8 @@ fn head_fields(fields: Vec<Field>) -> Result<HeaderMap, String> {
     let headers = headers(fields)?;
     let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
     if let Some(first) = lengths.next() {
-        let is_number = !first.is_empty() && first.as_bytes().iter().all(u8::is_ascii_digit);
+        let digits = first.to_str().ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+        let is_number = digits.is_some_and(|text| text.parse::<u64>().is_ok());
         if !is_number || lengths.any(|other| other != first) {
             return Err("its lengths differ, or are none".to_owned());
         }

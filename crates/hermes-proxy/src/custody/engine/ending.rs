@@ -13,6 +13,8 @@ use super::{Ended, Engine, Entry, Exchange, Output, Side};
 impl Engine {
     /// Its client or its origin, who is here, has given up, or it cannot be led anywhere.
     pub(crate) fn fail(&mut self, id: ExchangeId, status: u16, reason: &str) {
+        // Neighbours know no other: what was answered as something else is no answer here.
+        let status = if (400..600).contains(&status) { status } else { 502 };
         self.end(id, &Side::Here, Record::Gone { id, status, reason: reason.to_owned() });
     }
 
