@@ -323,9 +323,11 @@ impl Office {
     pub(crate) fn leave(&self, id: ExchangeId, asked: Bytes) {
         self.act(|state, _| {
             state.ends.remove(&id);
-            // It may have ended meanwhile.
-            if state.engine.have(id, Part::Response).is_some() {
-                state.left.push_back((asked, id));
+            match state.engine.have(id, Part::Request) {
+                Some(request) if request.is_whole => state.left.push_back((asked, id)),
+                // Nobody brings the rest of it.
+                Some(_) => state.engine.fail(id, 499, "its client is gone"),
+                None => {}
             }
             if state.left.len() > MOST_LEFT {
                 state.leave_for_good();

@@ -59,6 +59,11 @@ impl Storing {
     }
 }
 
+/// Nobody brings the rest of a request whose client is gone.
+fn is_asked_whole(engine: &Engine, id: ExchangeId) -> bool {
+    engine.have(id, Part::Request).is_some_and(|request| request.is_whole)
+}
+
 /// Milliseconds since 1970.
 pub(super) fn date() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -173,7 +178,7 @@ impl State {
                     self.intended.insert(id);
                 }
             }
-            None => match asked.filter(|_| self.left.len() < MOST_LEFT) {
+            None => match asked.filter(|_| self.left.len() < MOST_LEFT && is_asked_whole(&self.engine, id)) {
                 Some(asked) => self.left.push_back((asked, id)),
                 None => self.engine.fail(id, 499, "its client was at a process that is no more"),
             },

@@ -148,8 +148,7 @@ impl Index {
 
     /// What is held, of those that go anywhere: of all others nothing was acknowledged.
     pub(super) fn held(&mut self) -> Vec<(ExchangeId, Held)> {
-        let aimless: Vec<_> =
-            self.exchanges.iter().filter(|(_, kept)| kept.lead.is_none()).map(|(id, _)| *id).collect();
+        let aimless: Vec<_> = self.exchanges.iter().filter(|(_, kept)| kept.is_aimless()).map(|(id, _)| *id).collect();
         aimless.into_iter().for_each(|id| self.forget(id));
         self.exchanges.iter().filter_map(|(id, kept)| Some((*id, kept.held()?))).collect()
     }
@@ -214,6 +213,18 @@ impl Index {
 }
 
 impl Kept {
+    /// Nobody knows where it goes, or with which head of ours: a process ended before it had said so.
+    fn is_aimless(&self) -> bool {
+        let is_peer = |side: &Side| matches!(side, Side::Peer(_));
+        match (&self.begin, &self.lead) {
+            (Some(Note::Begin { from, .. }), Some(Note::Lead { to, .. })) => {
+                let has_head = self.halves[Part::Request.index()].iter().any(|one| one.theirs.is_some());
+                is_peer(from) && is_peer(to) && !has_head
+            }
+            _ => true,
+        }
+    }
+
     fn held(&self) -> Option<Held> {
         let Some(Note::Begin { from, account, deadline }) = &self.begin else { return None };
         let (to, account, is_tunnel) = match &self.lead {

@@ -32,7 +32,7 @@ fn id(number: u8) -> ExchangeId {
 
 fn begin(number: u8) -> [(ExchangeId, Note); 2] {
     let (from, account) = (Side::Peer(Arc::from("before")), Arc::<str>::from("route"));
-    let to = Side::Peer(Arc::from("next"));
+    let to = Side::Here;
     let begin = Note::Begin { from, account: account.clone(), deadline: 7 };
     [(id(number), begin), (id(number), Note::Lead { to, account, is_tunnel: false })]
 }
@@ -72,8 +72,11 @@ fn what_is_written_is_held_and_what_is_over_is_not() {
     let mut notes: Vec<_> = begin(1).into_iter().chain([(id(1), head), bytes(1, 4, vec![1; 10])]).collect();
     notes.extend(begin(2));
     notes.extend([bytes(2, 0, vec![2; 5]), (id(2), Note::Forget), bytes(1, 14, vec![3; 5]), (id(1), Note::Intent)]);
-    // Nobody knows where this one goes: nothing of it was acknowledged.
+    // Nobody knows where this one goes, nor with which head the next one does: nothing of them was acknowledged.
     notes.push(begin(3)[0].clone());
+    let to = Side::Peer(Arc::from("next"));
+    let lead = Note::Lead { to, account: Arc::from("route"), is_tunnel: false };
+    notes.extend([begin(4)[0].clone(), (id(4), lead), bytes(4, 0, vec![4; 9])]);
     let told = write(directory.path(), notes);
     let upto = |offset| Safe::Upto { id: id(1), part: Part::Request, upto: Upto { offset, is_whole: false } };
     let of_the_first =
@@ -83,7 +86,7 @@ fn what_is_written_is_held_and_what_is_over_is_not() {
     let opened = Store::open(directory.path()).unwrap();
     let [(found, held)] = &opened.held[..] else { panic!("{:?}", opened.held) };
     assert_eq!((*found, held.deadline, held.is_intended), (id(1), 7, true));
-    assert_eq!((&held.from, &held.to), (&Side::Peer(Arc::from("before")), &Some(Side::Peer(Arc::from("next")))));
+    assert_eq!((&held.from, &held.to), (&Side::Peer(Arc::from("before")), &Some(Side::Here)));
     assert_eq!(held.halves[0].head, Some((3, 4)));
     assert_eq!(opened.files.index.read(id(1), Part::Request, 2, 15).unwrap(), [&b"ad"[..], &[1; 10], &[3; 3]].concat());
     assert!(opened.files.index.read(id(1), Part::Request, 18, 2).is_err(), "beyond its end");
