@@ -14,7 +14,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use hermes_model::facts::Facts;
+use hermes_model::facts::{Facts, Kind};
 use hermes_model::snapshot::Route;
 use hermes_wire::traceparent::Traceparent;
 use slab::Slab;
@@ -157,7 +157,9 @@ impl Entry {
     }
 
     fn limit(&self) -> Duration {
-        if self.is_held.get() {
+        // A client that takes nothing of an answer is waited for as any.
+        let is_reader_s = self.facts.kind == Kind::Http && self.phase() == Phase::Blocked;
+        if self.is_held.get() && !is_reader_s {
             return Duration::MAX;
         }
         let timeouts = self.route.borrow().as_ref().map(|route| route.timeout);

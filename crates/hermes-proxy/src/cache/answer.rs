@@ -10,7 +10,7 @@ use http::header::{AGE, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HeaderName}
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 
 use super::body::CachedBody;
-use super::conditional::not_modified;
+use super::conditional::{CONTENT_DIGEST, CONTENT_MD5, not_modified};
 use super::content::Content;
 use super::flight::FlightReader;
 use super::head::{Head, Millis};
@@ -53,6 +53,9 @@ pub(super) fn answer(head: &Head, total: Option<u64>, ask: &Ask, supply: Supply,
         (Resolved::Part(range), Some(total)) => {
             *response.status_mut() = StatusCode::PARTIAL_CONTENT;
             headers.insert(CONTENT_RANGE, to_content_range(&range, total));
+            // They are of all of it.
+            headers.remove(CONTENT_DIGEST);
+            headers.remove(CONTENT_MD5);
             Some(range)
         }
         (Resolved::Unsatisfiable, Some(total)) => {

@@ -5,14 +5,14 @@
 
 use http::header::{
     AGE, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, DATE, ETAG, HeaderName, IF_MODIFIED_SINCE, IF_NONE_MATCH,
-    IF_RANGE, LAST_MODIFIED,
+    IF_RANGE, LAST_MODIFIED, VARY,
 };
 use http::{HeaderMap, HeaderValue};
 
 use super::head::{Head, Times, instant, seconds_of_date, strong_etag};
 
-const CONTENT_MD5: HeaderName = HeaderName::from_static("content-md5");
-const CONTENT_DIGEST: HeaderName = HeaderName::from_static("content-digest");
+pub(crate) const CONTENT_MD5: HeaderName = HeaderName::from_static("content-md5");
+pub(crate) const CONTENT_DIGEST: HeaderName = HeaderName::from_static("content-digest");
 
 /// The fields of a request that a cache answers by itself.
 #[derive(Clone, Debug, Default)]
@@ -106,6 +106,10 @@ pub(crate) fn validators(head: &Head) -> Vec<(HeaderName, HeaderValue)> {
 /// says is of another representation.
 pub(crate) fn freshened(head: &Head, by: &HeaderMap, times: Times) -> Option<Head> {
     if strong_etag(by).is_some_and(|tag| head.strong_etag().is_some_and(|own| own != tag)) {
+        return None;
+    }
+    // Who may be given it hangs on other fields than it was kept by.
+    if by.contains_key(VARY) && !head.vary.is_of(by) {
         return None;
     }
     let mut headers = head.headers.clone();

@@ -7,7 +7,8 @@
 mod file;
 
 use std::collections::HashMap;
-use std::fs;
+use std::fs::{self, DirBuilder};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak, mpsc};
@@ -58,7 +59,7 @@ pub(crate) struct Disk {
 impl Disk {
     /// Begins. `None` where there can be no such directory.
     pub(super) fn start(directory: PathBuf, cache: Weak<Cache>) -> Option<Self> {
-        if let Err(error) = fs::create_dir_all(&directory) {
+        if let Err(error) = DirBuilder::new().recursive(true).mode(0o700).create(&directory) {
             tracing::warn!(directory = %directory.display(), %error, "the cache has no disk: make the directory writable");
             return None;
         }

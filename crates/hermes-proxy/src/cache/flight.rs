@@ -37,6 +37,8 @@ pub(crate) struct Flight {
 struct State {
     /// Nobody has to wait for its head any more.
     is_settled: bool,
+    /// Something was changed meanwhile.
+    is_forgotten: bool,
     open: Option<Open>,
 }
 
@@ -110,6 +112,7 @@ impl Flight {
     pub(crate) fn open(&self, opening: Opening) {
         let Opening { head, total, base, start, until } = opening;
         let base = base.map_or_else(Vec::new, |base| base.runs().to_vec());
+        let mut state = self.lock();
         let open = Open {
             head,
             total,
@@ -117,12 +120,13 @@ impl Flight {
             run: Run::at(start),
             tail: None,
             until,
-            is_kept: true,
+            is_kept: !state.is_forgotten,
             ended: None,
             readers: Slab::new(),
             fetcher: None,
         };
-        self.lock().open = Some(open);
+        state.open = Some(open);
+        drop(state);
         self.settle();
     }
 
@@ -213,6 +217,17 @@ impl Flight {
         }
         open.wake_readers();
         data
+    }
+
+    /// What it brings may be of before something was changed.
+    pub(crate) fn forget(&self) {
+        self.lock().is_forgotten = true;
+        self.give_up();
+    }
+
+    /// See [`Flight::forget`].
+    pub(crate) fn is_forgotten(&self) -> bool {
+        self.lock().is_forgotten
     }
 
     /// It is too large to be kept, or there is no room for it. Returns whether it was kept until now.

@@ -89,9 +89,10 @@ impl Head {
         times: Times,
         shared: bool,
     ) -> Self {
-        let name = if shared && headers.contains_key(&TARGETED) { TARGETED } else { CACHE_CONTROL };
-        let is_targeted = name == TARGETED;
-        let says = Directives::of(&headers, &name);
+        // One that says nothing is not there (RFC 9213, section 2.2).
+        let targeted = Directives::of(&headers, &TARGETED);
+        let is_targeted = shared && targeted != Directives::default();
+        let says = if is_targeted { targeted } else { Directives::of(&headers, &CACHE_CONTROL) };
         let mut this = Self { status, version, headers, vary, times, shared, says, lifetime: 0, age: None };
         this.lifetime = this.lifetime(is_targeted).saturating_mul(1000);
         this.age = this.age();

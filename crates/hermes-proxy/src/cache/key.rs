@@ -100,6 +100,14 @@ impl Vary {
         Some(Self(names.into_iter().map(|name| (name.clone(), said(request, &name))).collect()))
     }
 
+    /// Whether a response with these fields hangs on the same ones.
+    pub(crate) fn is_of(&self, headers: &HeaderMap) -> bool {
+        Self::of(headers, &HeaderMap::new()).is_some_and(|other| {
+            let names = |vary: &Self| vary.0.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+            names(&other) == names(self)
+        })
+    }
+
     /// Would this request have chosen the same?
     pub(crate) fn is_met_by(&self, request: &HeaderMap) -> bool {
         self.0.iter().all(|(name, value)| said(request, name) == *value)
@@ -116,7 +124,9 @@ fn said(request: &HeaderMap, name: &HeaderName) -> Option<String> {
     if !request.contains_key(name) {
         return None;
     }
-    let lines = request.get_all(name).iter().map(|line| String::from_utf8_lossy(line.as_bytes()));
+    // A character a byte: what differs in bytes differs here.
+    let lines = request.get_all(name).iter().map(|line| line.as_bytes().iter().map(|byte| char::from(*byte)));
+    let lines = lines.map(Iterator::collect::<String>);
     let mut text = String::new();
     for line in lines {
         for part in line.split(',') {

@@ -147,6 +147,7 @@ impl Visit<'_> {
             }
             match found {
                 Found::Hit(stored) => {
+                    forward.entry.set_held(false);
                     let Some(supply) = self.supply(&stored, &stored.head).await else { continue };
                     let mut response = answer(&stored.head, Some(stored.shape.total), &self.ask, supply, now);
                     let ttl = stored.head.ttl(now);
@@ -239,6 +240,10 @@ impl Visit<'_> {
         mut lead: Option<Lead>,
     ) -> Result<Response<Body>, Error> {
         let mut plan = if source.is_led() { Plan::Plain } else { self.plan(stored.as_ref()).await };
+        if lead.is_none() && matches!(plan, Plan::Complete { .. }) {
+            // Nobody may put it together.
+            plan = Plan::Plain;
+        }
         loop {
             forward.dress.amend = stored.as_ref().and_then(|stored| amend(&plan, stored));
             let asked = millis();
@@ -338,15 +343,27 @@ impl Visit<'_> {
         Some(response)
     }
 
+    /// Gives what is kept this head, if that may be given to those who come later: an origin may say more to who asked.
+    pub(super) fn renew(&self, stored: &Stored, head: &Arc<Head>, times: Times) {
+        match head.may_be_kept(&self.ask.fields, times.came) {
+            Ok(()) => self.cache.freshen(&self.ask.key, stored.id, head),
+            // It is not to be kept any more, whoever asks.
+            Err("private" | "no-store" | "must-understand") => self.cache.drop_one(&self.ask.key, stored.id),
+            // This answer was for who asked; the next one asks anew.
+            Err(_) => {}
+        }
+    }
+
     /// What is kept still holds.
     async fn validated(&self, stored: &Stored, by: &HeaderMap, times: Times, miss: Miss) -> Option<Response<Body>> {
-        let fresh = freshened(&stored.head, by, times).map(Arc::new);
-        if let Some(head) = &fresh {
-            self.cache.freshen(&self.ask.key, stored.id, head);
-        }
-        let head = fresh.as_ref().unwrap_or(&stored.head);
-        let supply = self.supply(stored, head).await?;
-        let mut response = answer(head, Some(stored.shape.total), &self.ask, supply, times.came);
+        let Some(head) = freshened(&stored.head, by, times).map(Arc::new) else {
+            // It is of another one: what is kept is no answer to anybody any more.
+            self.cache.drop_one(&self.ask.key, stored.id);
+            return None;
+        };
+        self.renew(stored, &head, times);
+        let supply = self.supply(stored, &head).await?;
+        let mut response = answer(&head, Some(stored.shape.total), &self.ask, supply, times.came);
         let note = self.note().forwarded(miss.as_str()).status(StatusCode::NOT_MODIFIED);
         note.ttl(head.ttl(times.came)).write(response.headers_mut());
         self.cache.metrics.revalidated.inc();

@@ -278,7 +278,7 @@ impl Cache {
         let flights = state.flights.remove(key).unwrap_or_default();
         drop(state);
         flights.iter().for_each(|flight| {
-            flight.give_up();
+            flight.forget();
             flight.settle();
         });
         self.unlink(gone);

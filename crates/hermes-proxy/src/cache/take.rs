@@ -13,7 +13,7 @@ use http_body::Body as _;
 
 use super::answer::{Supply, answer};
 use super::body::CachedBody;
-use super::conditional::freshened;
+use super::conditional::{CONTENT_DIGEST, CONTENT_MD5, freshened};
 use super::content::Content;
 use super::fetch::Fetch;
 use super::flight::Opening;
@@ -125,7 +125,7 @@ impl Visit<'_> {
         times: Times,
         lead: Option<Lead>,
     ) -> Result<i64, &'static str> {
-        let Some(mut lead) = lead else { return Err("not-kept") };
+        let Some(mut lead) = lead.filter(|lead| !lead.flight.is_forgotten()) else { return Err("not-kept") };
         let (ask, status) = (&self.ask, response.status());
         if matches!(response.body(), Body::Led { .. }) || status == StatusCode::NOT_MODIFIED {
             return Err("not-kept");
@@ -145,6 +145,9 @@ impl Visit<'_> {
         let mut headers = response.headers().clone();
         if let (Some(_), Some(total)) = (&part, total) {
             headers.remove(CONTENT_RANGE);
+            // They are of the part's bytes (RFC 9530, section 2), which are given out in other parts, or in the whole.
+            headers.remove(CONTENT_DIGEST);
+            headers.remove(CONTENT_MD5);
             headers.insert(CONTENT_LENGTH, HeaderValue::from(total));
         }
         let head = Head::new(status, response.version(), headers, &ask.fields, times, ask.shared).ok_or("vary")?;
@@ -193,7 +196,7 @@ impl Visit<'_> {
         let mut by = by.clone();
         strip_hop_by_hop(&mut by);
         match freshened(head, &by, times).filter(|_| !is_other) {
-            Some(head) => self.cache.freshen(&self.ask.key, stored.id, &Arc::new(head)),
+            Some(head) => self.renew(stored, &Arc::new(head), times),
             None => self.cache.drop_one(&self.ask.key, stored.id),
         }
     }

@@ -71,6 +71,15 @@ pub(super) async fn serve(worker: &Rc<Worker>, way: &Way, id: ExchangeId, is_res
     };
     let (parts, mut body) = response.into_parts();
     let entry = body.entry().clone();
+    if !matches!(body.body, Body::Led { .. }) && office.is_led(id) {
+        // Its session ended before there was an answer. A process that goes leaves the exchange to the next one.
+        let is_going = matches!(entry.end.get(), Some(Error::Draining));
+        if !is_going {
+            let why = entry.failure().map_or_else(|| "it was ended".to_owned(), |error| error.to_string());
+            office.fail(id, parts.status.as_u16(), &why);
+        }
+        return;
+    }
     if let Body::Led { theirs } = body.body {
         office.settle_response(id, theirs, response_head(parts.status, &parts.headers));
         return until_over(office, way, id, &entry).await;
@@ -123,7 +132,9 @@ async fn until_over(office: &Office, way: &Way, id: ExchangeId, entry: &Rc<Entry
         ended = &mut over => if let Err(failure) = ended {
             entry.fail(&Error::custody(&way.peer, &failure));
         },
-        _ = entry.end.wait() => {}
+        error = entry.end.wait() => if !matches!(error, Error::Draining) {
+            office.fail(id, error.status().as_u16(), &error.to_string());
+        },
     }
 }
 

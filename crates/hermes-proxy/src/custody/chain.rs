@@ -276,6 +276,45 @@ fn what_has_had_its_time_comes_to_nothing_everywhere() {
     assert!(chain.nodes.iter().all(|node| node.engine.deadline().is_none() && node.engine.kept() == (0, 0)));
 }
 
+/// What a neighbour hears of an engine's exchange that has come to nothing.
+fn gone(engine: &mut Engine, peer: &Arc<str>) -> Option<u16> {
+    engine.opened(peer);
+    while let Some(record) = engine.next_record(Duration::ZERO, peer) {
+        if let Record::Gone { status, .. } = record {
+            return Some(status);
+        }
+    }
+    None
+}
+
+#[test]
+fn what_comes_to_nothing_has_a_status_that_every_neighbour_knows() {
+    for (said, heard) in [(302, 502), (101, 502), (404, 404), (504, 504), (700, 502)] {
+        let mut engine = engine(LIMITS);
+        let id = ExchangeId([1; 16]);
+        engine.hear(Duration::ZERO, &name(0), Record::Begin { id, left: 1000 }, &account());
+        engine.fail(id, said, "so it is");
+        assert_eq!(gone(&mut engine, &name(0)), Some(heard), "{said}");
+    }
+}
+
+#[test]
+fn a_route_that_holds_what_it_may_takes_nothing_that_arrives() {
+    let mut engine = engine(LIMITS);
+    let small: Arc<str> = Arc::from("small");
+    engine.allow(&small, Limits { exchanges: 1, memory: 1000, disk: 0, survives: Survives::Nothing });
+    for (number, length, is_taken) in [(1, 10, true), (2, 10, false), (3, 2000, false)] {
+        let id = ExchangeId([number; 16]);
+        engine.hear(Duration::ZERO, &name(0), Record::Begin { id, left: 1000 }, &account());
+        let bytes = content(id, length);
+        let data = Record::Data { id, part: Part::Request, offset: 0, is_last: true, bytes };
+        engine.hear(Duration::ZERO, &name(0), data, &account());
+        engine.lead(id, (Side::Peer(name(1)), false), &small, 1, Bytes::from_static(b"n"));
+        assert_eq!(engine.is_led(id), is_taken, "{number}");
+    }
+    assert_eq!(gone(&mut engine, &name(0)), Some(503));
+}
+
 /// An hour in which nothing passes, amid a transfer, and time for more.
 #[test]
 fn after_an_hour_of_darkness_it_goes_on_where_it_was() {

@@ -113,6 +113,11 @@ impl Engine {
         self.exchanges.get(&id).is_some_and(|exchange| exchange.response.awaits_head())
     }
 
+    /// Whether it goes on from here.
+    pub(crate) fn is_led(&self, id: ExchangeId) -> bool {
+        self.exchanges.get(&id).is_some_and(|exchange| matches!(exchange.to, Some(Side::Peer(_))))
+    }
+
     /// Whether it ends here.
     pub(crate) fn is_for_here(&self, id: ExchangeId) -> bool {
         self.exchanges.get(&id).is_some_and(|exchange| exchange.to == Some(Side::Here))
@@ -268,6 +273,11 @@ impl Engine {
         head: Bytes,
     ) {
         let Some(exchange) = self.exchanges.get_mut(&id).filter(|exchange| exchange.to.is_none()) else { return };
+        let bytes = usize::try_from(exchange.request.kept()).unwrap_or(usize::MAX);
+        let has_room = |account: &Account| account.exchanges < account.limits.exchanges && account.takes(bytes);
+        if exchange.account != *account && !self.accounts.get(account).is_some_and(has_room) {
+            return self.fail(id, 503, "this node holds as much for its route as it may");
+        }
         exchange.response = Half::awaiting_head();
         self.go(id, to, account, is_tunnel);
         self.settle(id, Part::Request, theirs, head);

@@ -14,6 +14,7 @@ mod tests;
 use std::collections::VecDeque;
 
 use bytes::Bytes;
+use hermes_wire::varint;
 
 /// How far a string of bytes has come: so many of them, and whether its end is known to be there.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -252,7 +253,8 @@ impl Half {
         let Head::Settled { length, theirs } = self.head else { return None };
         // What the next one holds is safe too.
         let safe = if self.held.offset > self.safe.offset || self.held.is_whole { self.held } else { self.safe };
-        let offset = safe.offset.checked_sub(length).map_or(0, |behind| theirs + behind);
+        // Whoever says that it holds more than there can be is not passed on.
+        let offset = safe.offset.checked_sub(length).map_or(0, |behind| theirs.saturating_add(behind).min(varint::MAX));
         let said = Upto { offset, is_whole: safe.is_whole };
         if self.lacks && has_room && safe.offset == self.have.offset {
             return Some((said, true));

@@ -46,6 +46,8 @@ const LOOK_UNWANTED: Duration = Duration::from_secs(1);
 /// For TLS and the channel's head, at first. It doubles where that was not enough, up to the most.
 const BEGIN_WITHIN: Duration = Duration::from_millis(500);
 const MOST_TO_BEGIN: Duration = Duration::from_secs(8);
+/// Whoever refuses a channel is asked again after so long.
+const REFUSED_AGAIN: Duration = Duration::from_millis(500);
 const UNWANTED_ANY_MORE: &str = "nobody wants it any more";
 /// By QUIC an attempt begins so often: its first packet is 1,200 bytes long.
 const QUIC_BEACON: Duration = Duration::from_millis(50);
@@ -173,6 +175,10 @@ impl Keeper {
                 }
                 Err(error) => {
                     within = (2 * within).min(MOST_TO_BEGIN);
+                    // Who says no says it again: that is asked for now and then.
+                    if !matches!(error, Error::ConnectTimeout { .. }) {
+                        tokio::time::sleep(REFUSED_AGAIN).await;
+                    }
                     if !std::mem::replace(&mut is_told, true) {
                         tracing::warn!(peer = %self.label, %error, "a channel of custody did not begin; trying again");
                     }
@@ -331,7 +337,10 @@ impl Keeper {
         let mut heard = 0;
         let (mut wanted_at, mut asked_at) = (Instant::now(), Instant::now());
         loop {
-            let refused = |id| self.office.fail(id, 501, "nothing is taken by a channel that this node has dialled");
+            let refused = |id| {
+                self.office.fail(id, 501, "nothing is taken by a channel that this node has dialled");
+                self.office.part(id);
+            };
             tokio::select! {
                 biased;
                 now = look.tick() => {

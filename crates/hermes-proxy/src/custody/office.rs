@@ -131,6 +131,7 @@ impl Office {
                 end.failure.get_or_insert_with(|| gone.clone());
                 state.woken.extend(end.readers.iter_mut().filter_map(Option::take));
             }
+            state.wake_crowd(|_| true);
             std::mem::replace(&mut state.store, Storing::Over)
         });
         // Waits for what is under way; not under the lock, which its thread needs.
@@ -180,7 +181,7 @@ impl Office {
             if state.intended.insert(id) {
                 state.store.ask(Job::Keep { id, note: Note::Intent, is_synced: survives == Survives::Power });
             }
-            state.ends.entry(id).or_default().wait(cx, Part::Response)
+            state.wait(cx, id, Part::Response)
         })
     }
 
@@ -259,11 +260,10 @@ impl Office {
     /// The next bytes of a head that is awaited.
     pub(crate) fn poll_head(&self, cx: &Context<'_>, id: ExchangeId, part: Part) -> Poll<Result<Bytes, Failure>> {
         let mut state = self.lock();
-        let end = state.ends.entry(id).or_default();
-        match end.heads[part.index()].pop_front() {
-            Some(bytes) => Poll::Ready(Ok(bytes)),
-            None => end.wait(cx, part),
+        if let Some(bytes) = state.ends.get_mut(&id).and_then(|end| end.heads[part.index()].pop_front()) {
+            return Poll::Ready(Ok(bytes));
         }
+        state.wait(cx, id, part)
     }
 
     /// The next bytes for who is here, at most so many; and whether they are the last.
@@ -276,7 +276,7 @@ impl Office {
     ) -> Poll<Result<(Bytes, bool), Failure>> {
         self.act(|state, _| match state.engine.read(id, part, most) {
             Some(read) => Poll::Ready(Ok(read)),
-            None => state.ends.entry(id).or_default().wait(cx, part),
+            None => state.wait(cx, id, part),
         })
     }
 
@@ -294,8 +294,8 @@ impl Office {
             Appended::Full => {
                 // Who waits comes before who is gone.
                 state.leave_for_good();
-                if !state.crowd.iter().any(|waker| waker.will_wake(cx.waker())) {
-                    state.crowd.push(cx.waker().clone());
+                if !state.crowd.iter().any(|(other, waker)| *other == id && waker.will_wake(cx.waker())) {
+                    state.crowd.push((id, cx.waker().clone()));
                 }
                 Poll::Pending
             }
@@ -306,12 +306,12 @@ impl Office {
     /// Ready when it is over, in whatever way.
     pub(crate) fn poll_over(&self, cx: &Context<'_>, id: ExchangeId) -> Poll<Result<(), Failure>> {
         let mut state = self.lock();
-        let end = state.ends.entry(id).or_default();
-        match &end.failure {
-            Some(failure) => Poll::Ready(Err(failure.clone())),
-            None if end.is_over => Poll::Ready(Ok(())),
-            None => end.wait(cx, Part::Response).map(|_: Result<(), _>| Ok(())),
+        match state.ends.get(&id) {
+            Some(End { failure: Some(failure), .. }) => return Poll::Ready(Err(failure.clone())),
+            Some(end) if end.is_over => return Poll::Ready(Ok(())),
+            _ => {}
         }
+        state.wait(cx, id, Part::Response).map(|_: Result<(), _>| Ok(()))
     }
 
     /// It comes to nothing, by who is here.
@@ -348,6 +348,12 @@ impl Office {
             state.ends.insert(id, End::default());
             Some(id)
         })
+    }
+
+    /// It goes on from here, and nobody here answers it.
+    pub(crate) fn is_led(&self, id: ExchangeId) -> bool {
+        let state = self.lock();
+        state.engine.have(id, Part::Request).is_some() && state.engine.is_led(id)
     }
 
     /// Nobody here has part in it any more.
@@ -442,9 +448,10 @@ impl Reader for Office {
                 match safe {
                     Safe::Upto { id, part, upto } => state.engine.is_safe(id, part, upto.offset, upto.is_whole),
                     Safe::Intent(id) => {
-                        let end = state.ends.entry(id).or_default();
-                        end.is_intended = true;
-                        end.wake(Part::Response, &mut state.woken);
+                        if let Some(end) = state.ends.get_mut(&id) {
+                            end.is_intended = true;
+                            end.wake(Part::Response, &mut state.woken);
+                        }
                     }
                 }
             }

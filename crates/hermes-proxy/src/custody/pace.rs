@@ -59,8 +59,8 @@ impl Pace {
 
     /// The neighbour holds so many bytes more.
     pub(crate) fn held(&mut self, now: Duration, bytes: u64) {
-        self.delivered += bytes;
-        self.acknowledged = (self.acknowledged + bytes).min(self.sent);
+        self.delivered = self.delivered.saturating_add(bytes);
+        self.acknowledged = self.acknowledged.saturating_add(bytes).min(self.sent);
         let mut newest = None;
         while self.under_way.front().is_some_and(|sample| sample.upto <= self.acknowledged) {
             newest = self.under_way.pop_front();

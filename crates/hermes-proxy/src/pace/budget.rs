@@ -183,7 +183,8 @@ impl Budget {
             limit.refused(now, hint);
         }
         let wait = hint.after.unwrap_or_else(|| if is_same { Duration::ZERO } else { limit.wait() });
-        limit.closed_until = limit.closed_until.max(now.saturating_add(wait));
+        // Nobody's word closes it for longer: then one goes and sees.
+        limit.closed_until = limit.closed_until.max(now.saturating_add(wait.min(LONGEST)));
     }
 
     /// A request that went then passed.

@@ -18,6 +18,7 @@ use super::queue::Client;
 use super::{Admitted, Denied};
 use crate::body::Body;
 use crate::error::Error;
+use crate::live::Entry;
 use crate::metrics::RouteLabels;
 use crate::service::forward::Forward;
 use crate::upstream::UpstreamState;
@@ -46,9 +47,9 @@ pub(crate) async fn forward(
     loop {
         let began = Instant::now();
         // The route says how long it may wait here.
-        entry.set_held(true);
+        let held = Held::begin(entry);
         let admitted = pacer.admit(worker, &client, last.is_some(), pace.queue, until).await;
-        entry.set_held(false);
+        drop(held);
         entry.add_sent(worker, 0);
         let went_at = match admitted {
             Ok(Admitted { went_at, has_waited }) => {
@@ -89,6 +90,22 @@ pub(crate) async fn forward(
         }
         metrics.paced(route, "queued");
         last = Some(small(response).await);
+    }
+}
+
+/// A session that waits its turn, and not for its peer: however that ends.
+struct Held<'e>(&'e Entry);
+
+impl<'e> Held<'e> {
+    fn begin(entry: &'e Entry) -> Self {
+        entry.set_held(true);
+        Self(entry)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.set_held(false);
     }
 }
 

@@ -1,6 +1,6 @@
 //! What is one user's is nobody else's.
 
-use crate::lab::{Scripted, Step, ask_at, node, overlay, response};
+use crate::lab::{Scripted, Step, ask_at, head, node, overlay, response};
 
 /// Tells whom it answers, by a field that it does not name.
 fn telling(fields: &'static str) -> Scripted {
@@ -65,4 +65,36 @@ async fn a_private_cache_has_a_part_for_each_user() {
     // Who has no name is one of many.
     assert_eq!((text("in").await.as_str(), text("in").await.as_str()), ("2", "3"));
     assert_eq!(origin.seen().len(), 4);
+}
+
+/// A 304, and an answer to HEAD, say more than what is kept: to who asked, and to nobody else.
+#[tokio::test]
+async fn what_an_origin_adds_for_one_when_it_is_asked_again_is_for_one() {
+    for added in ["set-cookie: sid=$N\ncache-control: max-age=600", "x-for: $N\ncache-control: private, max-age=600"] {
+        for again in ["GET", "HEAD"] {
+            let mut origin = Scripted::new(move |request, number| {
+                let fields = format!("etag: \"one\"\n{}", added.replace("$N", &number.to_string()));
+                let is_conditional = request.header("if-none-match").is_some();
+                let bytes = match number {
+                    0 => response(200, "etag: \"one\"\ncache-control: max-age=0", b"kept"),
+                    _ if is_conditional => {
+                        format!("HTTP/1.1 304 Same\r\n{}\r\n\r\n", fields.replace('\n', "\r\n")).into()
+                    }
+                    _ if request.method() == "HEAD" => head(200, &fields, 4),
+                    _ => response(200, &fields, b"kept"),
+                };
+                vec![Step::Send(bytes)]
+            });
+            let overlay = overlay();
+            let node = node(&overlay, "", origin.origin.address()).await;
+            ask_at(&node, "alice", "GET", "/x", &[]).await;
+            ask_at(&node, "alice", again, "/x", &["cache-control: no-cache"]).await;
+            let bob = ask_at(&node, "bob", "GET", "/x", &[]).await;
+            let of_alice = ["set-cookie", "x-for"].map(|name| bob.head.header(name)).into_iter().flatten();
+            let of_alice: Vec<_> = of_alice.filter(|value| value.ends_with('1')).collect();
+            assert!(of_alice.is_empty(), "{added}, {again}: {of_alice:?}, {}", bob.says());
+            assert_eq!(bob.text(), "kept");
+            assert_eq!(origin.seen().len(), 3, "{added}, {again}: {}", bob.says());
+        }
+    }
 }

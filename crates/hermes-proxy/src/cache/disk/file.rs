@@ -6,6 +6,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -74,7 +75,8 @@ impl Layout {
         let head = this.head(key, head)?;
         // Room to grow: an origin's next answer may have a longer date, and a field more.
         this.area = (FIXED + head.len() + AREA / 2).next_multiple_of(AREA);
-        let mut file = File::create_new(path)?;
+        // It may be one user's alone.
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         file.write_all(&this.area(&head))?;
         for block in blocks(&this.shape) {
             file.write_all(&gather(content, &block))?;

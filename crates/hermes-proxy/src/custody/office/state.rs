@@ -22,7 +22,7 @@ pub(super) struct State {
     pub(super) ends: HashMap<ExchangeId, End>,
     pub(super) lines: HashMap<Arc<str>, Line>,
     /// Who was refused for want of room.
-    pub(super) crowd: Vec<Waker>,
+    pub(super) crowd: Vec<(ExchangeId, Waker)>,
     /// Exchanges that neighbours began, and nobody has looked at yet.
     pub(super) begun: VecDeque<(ExchangeId, Arc<str>)>,
     /// To be woken once the lock is free.
@@ -189,7 +189,10 @@ impl State {
     pub(super) fn settle(&mut self, now: Duration) {
         while let Some(output) = self.engine.output() {
             match output {
-                Output::Begun { id, peer } => self.begun.push_back((id, peer)),
+                Output::Begun { id, peer } => {
+                    self.ends.entry(id).or_default();
+                    self.begun.push_back((id, peer));
+                }
                 Output::Head { id, part, bytes } => {
                     let end = self.ends.entry(id).or_default();
                     end.heads[part.index()].push_back(bytes);
@@ -210,12 +213,13 @@ impl State {
                         self.woken.extend(line.keeper.take());
                     }
                 }
-                Output::Room => self.woken.append(&mut self.crowd),
+                Output::Room => self.wake_crowd(|_| true),
                 Output::Failed { id, status, reason } => {
                     self.end(id, Some(Failure { status, reason: Arc::from(reason) }));
                 }
                 Output::Forget { id } => {
                     self.intended.remove(&id);
+                    self.forget_resumed(id);
                     self.left.retain(|(_, left)| *left != id);
                     self.end(id, None);
                 }
@@ -248,7 +252,33 @@ impl State {
         }
     }
 
+    /// Those in the crowd who wait for one of these.
+    pub(super) fn wake_crowd(&mut self, is_theirs: impl Fn(&ExchangeId) -> bool) {
+        let woken = self.crowd.extract_if(.., |(id, _)| is_theirs(id)).map(|(_, waker)| waker);
+        self.woken.extend(woken);
+    }
+
+    /// Waits for something of an exchange that there is.
+    pub(super) fn wait<T>(&mut self, cx: &Context<'_>, id: ExchangeId, part: Part) -> Poll<Result<T, Failure>> {
+        if !self.ends.contains_key(&id) && self.engine.have(id, part).is_none() {
+            return Poll::Ready(Err(self.failure(id)));
+        }
+        self.ends.entry(id).or_default().wait(cx, part)
+    }
+
+    /// Nobody has looked at it, nor will: its neighbour was not back before it was over.
+    fn forget_resumed(&mut self, id: ExchangeId) {
+        let is_unseen = self.resumed.values_mut().any(|ids| {
+            let place = ids.iter().position(|one| *one == id);
+            place.map(|place| ids.swap_remove(place)).is_some()
+        });
+        if is_unseen {
+            self.ends.remove(&id);
+        }
+    }
+
     pub(super) fn end(&mut self, id: ExchangeId, failure: Option<Failure>) {
+        self.wake_crowd(|one| *one == id);
         let Some(end) = self.ends.get_mut(&id) else { return };
         end.failure = end.failure.take().or(failure);
         end.is_over = true;

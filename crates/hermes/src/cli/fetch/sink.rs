@@ -201,8 +201,10 @@ impl Sink {
         match self {
             Self::Part(part) => part.write(data),
             Self::Pipe(pipe) => {
-                pipe.out.write_all(data).await?;
-                pipe.out.flush().await?;
+                // In words: who takes no more of it has not all of it, and that is a failure here.
+                let broken = |error: io::Error| anyhow::anyhow!("writing to standard output: {error}");
+                pipe.out.write_all(data).await.map_err(broken)?;
+                pipe.out.flush().await.map_err(broken)?;
                 pipe.hashes.update(data);
                 Ok(())
             }
