@@ -193,7 +193,7 @@ impl Node {
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                     Err(error) => {
                         tracing::error!(%error, "the journal of custody cannot be read; nothing is taken into custody");
-                        return;
+                        return custody.give_up();
                     }
                     Ok(()) => return,
                 }

@@ -230,7 +230,7 @@ async fn lead_on(worker: &Rc<Worker>, way: &Way, id: ExchangeId) {
 /// The request of an exchange, as this node has led it on.
 async fn own_request(worker: &Rc<Worker>, way: &Way, id: ExchangeId) -> Option<Request<'static>> {
     let office = &worker.shared.custody;
-    let length = office.length(id, Part::Request)?.min(worker.generation().snapshot.limits.header_bytes as u64 * 2);
+    let length = office.head_length(id, Part::Request)?;
     let mut reading = Reading::new(worker);
     reading.push(office.read_back(id, Part::Request, 0, length).await?);
     let Ok(Some(Piece::Head(control, fields))) = reading.next() else { return None };

@@ -50,6 +50,8 @@ struct Ended {
     peer: Arc<str>,
     record: Record,
     until: Duration,
+    /// In the order in which they ended.
+    number: u64,
 }
 
 impl Engine {
@@ -108,6 +110,22 @@ impl Engine {
         Some(half.have())
     }
 
+    /// Whether the beginning of a half is gone: nobody can read it from there.
+    pub(crate) fn is_torn(&self, id: ExchangeId, part: Part) -> bool {
+        let half = |exchange: &Exchange| match part {
+            Part::Request => exchange.request.is_torn(),
+            Part::Response => exchange.response.is_torn(),
+        };
+        self.exchanges.get(&id).is_some_and(half)
+    }
+
+    /// Bytes of the head that this node gave a half.
+    pub(crate) fn head_length(&self, id: ExchangeId, part: Part) -> Option<u64> {
+        let exchange = self.exchanges.get(&id)?;
+        let half = if part == Part::Request { &exchange.request } else { &exchange.response };
+        Some(half.head_length())
+    }
+
     /// Whether its response waits for a head of ours.
     pub(crate) fn awaits_head(&self, id: ExchangeId) -> bool {
         self.exchanges.get(&id).is_some_and(|exchange| exchange.response.awaits_head())
@@ -141,6 +159,8 @@ impl Engine {
         Ok(())
     }
 
+    /// # Errors
+    /// There are as many as may be.
     fn add(
         &mut self,
         id: ExchangeId,
@@ -149,7 +169,11 @@ impl Engine {
         (now, left): (Duration, Duration),
         account: &Arc<str>,
     ) -> Result<(), &'static str> {
-        self.insert(id, from.clone(), request, (now, left), account)?;
+        let state = self.accounts.entry(account.clone()).or_default();
+        if state.exchanges >= state.limits.exchanges {
+            return Err("this node holds as many exchanges as it may");
+        }
+        self.insert(id, from.clone(), request, (now, left), account);
         let entry = Entry::Begin { from, account: account.clone(), deadline: now + left };
         self.keep(id, entry);
         Ok(())
@@ -162,12 +186,8 @@ impl Engine {
         request: Half,
         (now, left): (Duration, Duration),
         account: &Arc<str>,
-    ) -> Result<(), &'static str> {
-        let state = self.accounts.entry(account.clone()).or_default();
-        if state.exchanges >= state.limits.exchanges || self.ended.len() >= 2 * state.limits.exchanges {
-            return Err("this node holds as many exchanges as it may");
-        }
-        state.exchanges += 1;
+    ) {
+        self.accounts.entry(account.clone()).or_default().exchanges += 1;
         let number = self.next;
         self.next += 1;
         self.enter(id, &from);
@@ -184,17 +204,15 @@ impl Engine {
             is_tunnel: false,
             life: left,
             is_begun: false,
+            is_known: false,
             is_restored: false,
             indexed: <[Indexed; 2]>::default(),
         };
         self.exchanges.insert(id, exchange);
-        Ok(())
     }
 
-    /// What was held before this process is held again. Its request goes on where it was led to.
-    ///
-    /// # Errors
-    /// There are as many as may be.
+    /// What was held before this process is held again, however many there may be by now. Its request goes on where it was
+    /// led to.
     pub(crate) fn restore(
         &mut self,
         id: ExchangeId,
@@ -203,19 +221,19 @@ impl Engine {
         account: &Arc<str>,
         is_tunnel: bool,
         [request, response]: [Former; 2],
-    ) -> Result<(), &'static str> {
+    ) {
         // What the next one sends for who is not here has a head of ours.
         let has_head = matches!((&from, &to), (Side::Peer(_), Side::Peer(_)));
-        self.insert(id, from, request.half(false), (now, left), account)?;
+        self.insert(id, from, request.half(false), (now, left), account);
         if let Some(exchange) = self.exchanges.get_mut(&id) {
             exchange.response = response.half(has_head);
             exchange.to = Some(to.clone());
             exchange.is_tunnel = is_tunnel;
             exchange.is_restored = true;
+            exchange.is_known = true;
         }
         self.enter(id, &to);
         self.reindex(id);
-        Ok(())
     }
 
     /// It is not held again, and not to be found once more.
@@ -327,8 +345,8 @@ impl Engine {
             return Appended::Full;
         }
         // Who begins anew behind us, after us, must not find another head.
-        if at == 0 && part == Part::Response {
-            exchange.response.send_after(bytes.len() as u64);
+        if part == Part::Response {
+            exchange.response.send_what_is_safe();
         }
         self.take(id, part, at, bytes, is_last);
         Appended::Taken
@@ -346,6 +364,7 @@ impl Engine {
             }
         }
         self.reindex(id);
+        self.make_room(id);
     }
 
     /// A tunnel has its time anew with each step; not at each of them, which would cost more than it is worth.
@@ -359,9 +378,13 @@ impl Engine {
         }
     }
 
-    /// So much of what is on disk is read at once: where memory is scarce no more than is sent next.
-    fn to_load(account: Option<&Account>, length: u64) -> u64 {
-        length.min(if account.is_some_and(Account::is_tight) { CHUNK as u64 } else { LOAD })
+    /// Has so many bytes of a half read that are on disk: where memory is scarce, no more than is sent next.
+    fn have_read(&mut self, id: ExchangeId, part: Part, offset: u64, length: u64) {
+        let Some(exchange) = self.exchanges.get_mut(&id) else { return };
+        let is_tight = self.accounts.get(&exchange.account).is_some_and(Account::is_tight);
+        let length = length.min(if is_tight { CHUNK as u64 } else { LOAD });
+        exchange.half(part).ask(length);
+        self.out.push_back(Output::Read { id, part, offset, length });
     }
 
     /// The next bytes for who is here, at most so many; `None` where there are none yet.
@@ -374,17 +397,14 @@ impl Engine {
                 Some((bytes, is_last))
             }
             Some(Next::Away { offset, length }) => {
-                self.out.push_back(Output::Read {
-                    id,
-                    part,
-                    offset,
-                    length: Self::to_load(self.accounts.get(&exchange.account), length),
-                });
+                self.have_read(id, part, offset, length);
                 None
             }
             None => None,
         };
-        if read.is_none() {
+        if read.is_none()
+            && let Some(exchange) = self.exchanges.get_mut(&id)
+        {
             exchange.indexed[part.index()].is_ready_told = false;
         }
         self.reindex(id);

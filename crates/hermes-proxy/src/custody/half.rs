@@ -8,6 +8,7 @@
 //! the same: what is held, sent and written counts from the beginning of our string, and only what is said to the one
 //! before, and by it, from the beginning of its own.
 
+mod disk;
 #[cfg(test)]
 mod tests;
 
@@ -15,6 +16,10 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 use hermes_wire::varint;
+
+/// Of more chunks than these, those that are not longer are put together: each of them costs more than its bytes.
+const FEW: usize = 8;
+const SMALL: usize = 4 << 10;
 
 /// How far a string of bytes has come: so many of them, and whether its end is known to be there.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -72,18 +77,24 @@ pub(crate) struct Half {
     safe: Upto,
     /// What the one before has heard of that, over the channel that is there; in its count.
     told: Option<Upto>,
+    /// It is to hear even that there is nothing: who knows of no such exchange says so.
+    greets: bool,
     /// Bytes came for which there was no room, or behind such: they are to be sent again.
     lacks: bool,
     /// From where that was asked for last.
     asked_again: Option<u64>,
-    /// Nothing goes out before so much is safe: who begins anew behind us must find the same head.
+    /// Before so much is safe nothing goes out that is not: who begins anew behind us must find the same head.
     first: u64,
+    /// From there on it is on disk still.
+    floor: u64,
+    /// Pieces that it is written in, from there on.
+    pieces: u64,
     /// What went out over the channel that is there.
     sent: Upto,
     /// What the next one holds.
     held: Upto,
-    /// Bytes that are on disk are on their way back.
-    is_loading: bool,
+    /// So many bytes that are on disk were asked for.
+    loading: u64,
 }
 
 impl Default for Half {
@@ -97,12 +108,15 @@ impl Default for Half {
             have: Upto::default(),
             safe: Upto::default(),
             told: None,
+            greets: false,
             lacks: false,
             asked_again: None,
             first: 0,
+            floor: 0,
+            pieces: 0,
             sent: Upto::default(),
             held: Upto::default(),
-            is_loading: false,
+            loading: 0,
         }
     }
 }
@@ -111,6 +125,14 @@ impl Half {
     /// One whose head is read first, by [`Half::settle`].
     pub(crate) fn awaiting_head() -> Self {
         Self { head: Head::Awaited, ..Self::default() }
+    }
+
+    /// Bytes of a head of ours.
+    pub(crate) fn head_length(&self) -> u64 {
+        match self.head {
+            Head::Awaited => 0,
+            Head::Settled { length, .. } => length,
+        }
     }
 
     /// Whether its head is not known yet.
@@ -148,15 +170,30 @@ impl Half {
         let new = bytes.split_off(known);
         let at = self.have.offset;
         self.have = Upto { offset: at + new.len() as u64, is_whole: is_last };
+        self.pieces += 1;
         self.keep(new.clone());
         Some((at, new))
     }
 
-    fn keep(&mut self, bytes: Bytes) {
-        if !bytes.is_empty() {
-            self.in_memory += bytes.len() as u64;
-            self.kept.push_back(Chunk::Here(bytes));
+    fn keep(&mut self, mut bytes: Bytes) {
+        if bytes.is_empty() {
+            return;
         }
+        self.in_memory += bytes.len() as u64;
+        if bytes.len() <= SMALL {
+            // Part of a large buffer would keep all of it.
+            bytes = Bytes::copy_from_slice(&bytes);
+        }
+        // Like with like, so that no byte is copied often.
+        while self.kept.len() >= FEW
+            && let Some(Chunk::Here(last)) = self.kept.back()
+            && last.len() <= 2 * bytes.len()
+            && last.len() + bytes.len() <= SMALL
+        {
+            bytes = [&last[..], &bytes].concat().into();
+            self.kept.pop_back();
+        }
+        self.kept.push_back(Chunk::Here(bytes));
     }
 
     /// Where the one before had so many bytes of a head, this one stands. What came behind is returned: it is to be
@@ -176,6 +213,7 @@ impl Half {
         let length = head.len() as u64;
         self.head = Head::Settled { length, theirs };
         self.in_memory = 0;
+        self.pieces = 1 + behind.len() as u64;
         self.have.offset = self.have.offset - theirs + length;
         self.first = length;
         self.keep(head);
@@ -183,35 +221,9 @@ impl Half {
         behind
     }
 
-    /// Nothing is sent before so much of it is safe.
-    pub(crate) fn send_after(&mut self, offset: u64) {
-        self.first = offset;
-    }
-
-    /// As it was before this process: a head in the place of so many bytes of the one before, and what followed, all of it
-    /// on disk. Entries come in their order; one behind a gap says that the next one had all before.
-    pub(crate) fn restore_head(&mut self, theirs: u64, length: u64) {
-        self.head = Head::Settled { length, theirs };
-        self.restore(Upto { offset: 0, is_whole: false }, length);
-    }
-
-    /// See [`Half::restore_head`].
-    pub(crate) fn restore(&mut self, at: Upto, length: u64) {
-        if at.offset > self.have.offset {
-            self.kept.clear();
-            self.base = at.offset;
-        }
-        let end = at.offset + length;
-        let new = end.saturating_sub(self.have.offset.max(self.base));
-        match self.kept.back_mut() {
-            Some(Chunk::Away(before)) => *before += new,
-            _ if new > 0 => self.kept.push_back(Chunk::Away(new)),
-            _ => {}
-        }
-        self.have = Upto { offset: end.max(self.have.offset), is_whole: at.is_whole || self.have.is_whole };
-        self.safe = self.have;
-        self.sent = Upto { offset: self.base, is_whole: false };
-        self.held = self.sent;
+    /// Nothing is sent that is not safe: of what goes out once, all is known after a restart too.
+    pub(crate) fn send_what_is_safe(&mut self) {
+        self.first = u64::MAX;
     }
 
     /// So much of it survives us.
@@ -241,6 +253,7 @@ impl Half {
             self.asked_again = Some(self.have.offset);
         }
         self.told = Some(said);
+        self.greets = false;
         Some((said, again))
     }
 
@@ -250,7 +263,9 @@ impl Half {
     }
 
     fn to_say(&self, has_room: bool) -> Option<(Upto, bool)> {
-        let Head::Settled { length, theirs } = self.head else { return None };
+        let Head::Settled { length, theirs } = self.head else {
+            return self.greets.then_some((Upto::default(), false));
+        };
         // What the next one holds is safe too.
         let safe = if self.held.offset > self.safe.offset || self.held.is_whole { self.held } else { self.safe };
         // Whoever says that it holds more than there can be is not passed on.
@@ -260,7 +275,7 @@ impl Half {
             return Some((said, true));
         }
         // Who knows of none of it is told nothing new by that.
-        (said != self.told.unwrap_or_default()).then_some((said, false))
+        (self.greets || said != self.told.unwrap_or_default()).then_some((said, false))
     }
 
     /// The next one holds so much. What that is no longer needed here; what it has not is sent again.
@@ -315,23 +330,14 @@ impl Half {
         self.sent = self.held;
     }
 
-    /// Who is here begins to read it anew, where what was read is on disk or was not let go. False where it is gone.
-    pub(crate) fn reopen(&mut self, is_on_disk: bool) -> bool {
-        if self.base > 0 {
-            if !is_on_disk {
-                return false;
-            }
-            self.kept.push_front(Chunk::Away(self.base));
-            self.base = 0;
-        }
-        self.held = Upto::default();
-        self.sent = Upto::default();
-        true
-    }
-
     /// There is another channel to the one before.
     pub(crate) fn forget_told(&mut self) {
         self.told = None;
+    }
+
+    /// The same, and it hears of it in any case.
+    pub(crate) fn greet(&mut self) {
+        (self.told, self.greets) = (None, true);
     }
 
     /// The next bytes for the next one, at most so many.
@@ -339,6 +345,7 @@ impl Half {
         if !self.is_sendable() {
             return None;
         }
+        let limit = self.limit();
         let at = self.sent.offset;
         let mut before = at - self.base;
         for chunk in &self.kept {
@@ -349,14 +356,14 @@ impl Half {
             let chunk = match chunk {
                 Chunk::Here(chunk) => chunk,
                 Chunk::Away(length) => {
-                    self.is_loading = true;
                     return Some(Next::Away { offset: at, length: length - before });
                 }
             };
             let start = before as usize;
+            let most = most.min(usize::try_from(limit.offset.saturating_sub(at)).unwrap_or(usize::MAX));
             let bytes = chunk.slice(start..chunk.len().min(start.saturating_add(most)));
             self.sent.offset += bytes.len() as u64;
-            let is_last = self.have.is_whole && self.sent.offset == self.have.offset;
+            let is_last = limit.is_whole && self.sent.offset == limit.offset;
             self.sent.is_whole = is_last;
             return Some(Next::Bytes { offset: at, bytes, is_last });
         }
@@ -364,65 +371,16 @@ impl Half {
         Some(Next::Bytes { offset: at, bytes: Bytes::new(), is_last: true })
     }
 
-    /// What was away stands there again.
-    pub(crate) fn load(&mut self, offset: u64, mut bytes: Bytes) {
-        self.is_loading = false;
-        let mut begin = self.base;
-        for index in 0..self.kept.len() {
-            let end = begin + self.kept[index].len();
-            if offset.max(self.base) < end {
-                let Chunk::Away(length) = self.kept[index] else { return };
-                // Some of it may be the next one's meanwhile.
-                let over = usize::try_from(begin.saturating_sub(offset)).unwrap_or(usize::MAX).min(bytes.len());
-                let mut bytes = bytes.split_off(over);
-                let before = offset.saturating_sub(begin);
-                bytes.truncate(usize::try_from(length - before).unwrap_or(usize::MAX));
-                let behind = length - before - bytes.len() as u64;
-                self.in_memory += bytes.len() as u64;
-                let put = [Chunk::Away(before), Chunk::Here(bytes), Chunk::Away(behind)];
-                self.kept.remove(index);
-                for chunk in put.into_iter().rev().filter(|chunk| chunk.len() > 0) {
-                    self.kept.insert(index, chunk);
-                }
-                return;
-            }
-            begin = end;
-        }
-    }
-
-    /// What is safe, and not about to be sent, need not be in memory.
-    pub(crate) fn evict(&mut self) {
-        let mut end = self.base + self.kept.iter().map(Chunk::len).sum::<u64>();
-        let mut away = 0;
-        let mut index = self.kept.len();
-        while index > 0 {
-            let begin = end - self.kept[index - 1].len();
-            if begin < self.sent.offset {
-                break;
-            }
-            let is_safe = end <= self.safe.offset;
-            if let (Chunk::Here(bytes), true) = (&self.kept[index - 1], is_safe) {
-                self.in_memory -= bytes.len() as u64;
-                self.kept[index - 1] = Chunk::Away(end - begin);
-            }
-            if let Chunk::Away(length) = self.kept[index - 1] {
-                if away > 0 {
-                    self.kept.remove(index);
-                    self.kept[index - 1] = Chunk::Away(length + away);
-                }
-                away += length;
-            } else {
-                away = 0;
-            }
-            end = begin;
-            index -= 1;
-        }
-    }
-
     /// There is something that may be sent.
     pub(crate) fn is_sendable(&self) -> bool {
-        let is_settled = !self.awaits_head() && !self.is_loading && self.safe.offset >= self.first;
-        is_settled && (self.sent.offset < self.have.offset || (self.have.is_whole && !self.sent.is_whole))
+        let limit = self.limit();
+        let is_there = self.sent.offset < limit.offset || (limit.is_whole && !self.sent.is_whole);
+        !self.awaits_head() && self.loading == 0 && is_there
+    }
+
+    /// What may be sent.
+    fn limit(&self) -> Upto {
+        if self.safe.offset < self.first { self.safe } else { self.have }
     }
 
     /// Bytes under way.

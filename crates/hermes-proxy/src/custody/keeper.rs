@@ -60,13 +60,13 @@ const FIRST_RTT: Duration = Duration::from_millis(100);
 /// A name that has no address now is asked for again after so long.
 const NAME_AGAIN: Duration = Duration::from_secs(1);
 
-/// What a worker keeps, by upstream.
+/// What a worker keeps, by the endpoint's label.
 #[derive(Default)]
 pub(crate) struct Keepers(RefCell<HashMap<Arc<str>, Kept>>);
 
 struct Kept {
     upstream: u64,
-    /// Those who dial stop with it.
+    /// Who dials stops with it.
     _stop: watch::Sender<()>,
 }
 
@@ -86,27 +86,30 @@ pub(crate) fn follow(worker: &Rc<Worker>) {
     let names: HashSet<&Arc<str>> = generation.snapshot.routes.iter().filter_map(|route| route.custody_of()).collect();
     let mut wanted: Vec<_> = names.into_iter().filter_map(|name| generation.upstream(name)).collect();
     wanted.sort_by(|one, other| one.config.name.cmp(&other.config.name));
+    let endpoints = wanted.into_iter().flat_map(|state| (0..state.endpoints.len()).map(move |index| (state, index)));
+    let by_label: HashMap<_, _> = endpoints
+        .enumerate()
+        .map(|(number, (state, index))| (&state.endpoints[index].label, (number, state, index)))
+        .collect();
     let mut running = worker.keepers.0.borrow_mut();
-    running.retain(|name, kept| wanted.iter().any(|state| state.config.name == *name && state.id == kept.upstream));
-    let mut number = 0;
-    for state in wanted {
-        let endpoints = number..number + state.endpoints.len();
-        number = endpoints.end;
-        running.entry(state.config.name.clone()).or_insert_with(|| {
-            let stop = watch::Sender::new(());
-            let own = |number: &usize| number % worker.shared.workers.max(1) == worker.number;
-            for index in endpoints.clone().filter(own).map(|number| number - endpoints.start) {
-                let keeper = Keeper::new(worker, state, index);
-                let mut stopped = stop.subscribe();
-                worker.spawn(async move {
-                    tokio::select! {
-                        () = keeper.keep() => {}
-                        _ = stopped.changed() => {}
-                    }
-                });
+    // What is in custody for an endpoint that the document names no more is brought there all the same.
+    running.retain(|label, kept| match by_label.get(label) {
+        Some((_, state, _)) => state.id == kept.upstream,
+        None => worker.shared.custody.is_wanted(label),
+    });
+    for (label, (number, state, index)) in by_label {
+        if number % worker.shared.workers.max(1) != worker.number || running.contains_key(label) {
+            continue;
+        }
+        let stop = watch::Sender::new(());
+        let (keeper, mut stopped) = (Keeper::new(worker, state, index), stop.subscribe());
+        worker.spawn(async move {
+            tokio::select! {
+                () = keeper.keep() => {}
+                _ = stopped.changed() => {}
             }
-            Kept { upstream: state.id, _stop: stop }
         });
+        running.insert(label.clone(), Kept { upstream: state.id, _stop: stop });
     }
 }
 

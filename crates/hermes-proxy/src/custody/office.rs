@@ -122,7 +122,7 @@ impl Office {
     pub(crate) fn stop(&self) {
         let store = self.act(|state, _| {
             for line in state.lines.values_mut() {
-                line.channel += 1;
+                line.channel = 0;
                 state.woken.extend(line.carrier.take());
             }
             let gone =
@@ -136,6 +136,11 @@ impl Office {
         });
         // Waits for what is under way; not under the lock, which its thread needs.
         drop(store);
+    }
+
+    /// Its journal cannot be had: nothing is taken into custody.
+    pub(crate) fn give_up(&self) {
+        self.act(|state, _| state.store = Storing::Over);
     }
 
     /// Neighbours are heard, and dialled.
@@ -159,9 +164,9 @@ impl Office {
         self.lock().engine.account(id).cloned()
     }
 
-    /// Bytes of a half that have come.
-    pub(crate) fn length(&self, id: ExchangeId, part: Part) -> Option<u64> {
-        self.lock().engine.have(id, part).map(|have| have.offset)
+    /// Bytes of the head that this node gave a half.
+    pub(crate) fn head_length(&self, id: ExchangeId, part: Part) -> Option<u64> {
+        self.lock().engine.head_length(id, part)
     }
 
     /// Reads again what is safe of a half. `None`: it is not to be had.
@@ -219,8 +224,11 @@ impl Office {
         self.act(|state, now| {
             let begin =
                 |state: &mut State| state.engine.begin(now, id, Side::Peer(to.clone()), left, account, is_tunnel);
+            if matches!(state.store, Storing::Over) {
+                return Err("another process of this node has its journal of custody, or nobody can read it");
+            }
             if begin(state).is_err() {
-                state.leave_for_good();
+                state.leave_for_good(account);
                 begin(state)?;
             }
             state.ends.insert(id, End::default());
@@ -293,7 +301,9 @@ impl Office {
             Appended::Taken => Poll::Ready(Ok(())),
             Appended::Full => {
                 // Who waits comes before who is gone.
-                state.leave_for_good();
+                if let Some(account) = state.engine.account(id).cloned() {
+                    state.leave_for_good(&account);
+                }
                 if !state.crowd.iter().any(|(other, waker)| *other == id && waker.will_wake(cx.waker())) {
                     state.crowd.push((id, cx.waker().clone()));
                 }
@@ -329,8 +339,10 @@ impl Office {
                 Some(_) => state.engine.fail(id, 499, "its client is gone"),
                 None => {}
             }
-            if state.left.len() > MOST_LEFT {
-                state.leave_for_good();
+            if state.left.len() > MOST_LEFT
+                && let Some((_, oldest)) = state.left.pop_front()
+            {
+                state.engine.fail(oldest, 499, "its client is gone");
             }
         });
     }
@@ -339,6 +351,9 @@ impl Office {
     /// from the beginning.
     pub(crate) fn join(&self, asked: &Bytes) -> Option<ExchangeId> {
         self.act(|state, _| {
+            if matches!(state.store, Storing::Over) {
+                return None;
+            }
             let place = state.left.iter().position(|(other, _)| other == asked)?;
             let (_, id) = state.left.remove(place)?;
             if !state.engine.reopen(id) {
@@ -365,10 +380,11 @@ impl Office {
     /// the neighbour began, for the caller to look at.
     pub(crate) fn open(&self, peer: &Arc<str>) -> (u64, Vec<ExchangeId>) {
         self.act(|state, _| {
+            state.channels += 1;
+            let number = state.channels;
             let line = state.lines.entry(peer.clone()).or_default();
-            line.channel += 1;
+            line.channel = number;
             state.woken.extend(line.carrier.take());
-            let number = line.channel;
             state.engine.opened(peer);
             (number, state.resumed.remove(peer).unwrap_or_default())
         })
@@ -379,6 +395,8 @@ impl Office {
         self.act(|state, _| {
             if state.is_last(peer, channel) {
                 state.engine.closed(peer);
+                // Whom nobody dials is known by a name of its own choice.
+                state.lines.retain(|name, line| name != peer || line.keeper.is_some());
             }
         });
     }

@@ -42,6 +42,8 @@ const AGAIN: Duration = Duration::from_millis(200);
 pub(super) enum Job {
     /// To be made safe.
     Keep { id: ExchangeId, note: Note, is_synced: bool },
+    /// Up to there nobody needs what is safe of it, but for its head and its end.
+    Release { id: ExchangeId, part: Part, upto: u64 },
     /// To be read.
     Read { id: ExchangeId, part: Part, offset: u64, length: u64, back: Option<oneshot::Sender<Option<Bytes>>> },
 }
@@ -145,6 +147,8 @@ struct Pending {
     is_synced: bool,
     /// The disk took it not.
     is_stuck: bool,
+    /// Something is no longer of use.
+    has_released: bool,
 }
 
 fn size(note: &Note) -> usize {
@@ -224,6 +228,7 @@ impl Files {
             while let Some(job) = next.take() {
                 match job {
                     Job::Keep { id, note, is_synced } => self.take(&mut pending, id, note, is_synced),
+                    Job::Release { id, part, upto } => self.release(&mut pending, id, part, upto),
                     read @ Job::Read { .. } => reads.push(read),
                 }
                 if pending.bytes < BATCH {
@@ -253,6 +258,17 @@ impl Files {
         pending.notes.push((id, note));
     }
 
+    /// What was not written yet has not to be.
+    fn release(&mut self, pending: &mut Pending, id: ExchangeId, part: Part, upto: u64) {
+        pending.notes.retain(|(other, note)| {
+            let is_before = matches!(note, Note::Bytes { part: of, offset, is_last: false, bytes }
+                if *of == part && offset + bytes.len() as u64 <= upto);
+            *other != id || !is_before
+        });
+        self.index.release(id, part, upto);
+        pending.has_released = true;
+    }
+
     fn read(&self, job: Job, reader: &Weak<dyn Reader>) {
         let Job::Read { id, part, offset, length, back } = job else { return };
         let bytes = self.index.read(id, part, offset, length);
@@ -269,7 +285,9 @@ impl Files {
     /// Writes what waits, if the disk takes it: nobody hears that it is safe before.
     fn write(&mut self, pending: &mut Pending, reader: &Weak<dyn Reader>) {
         if pending.notes.is_empty() {
-            return;
+            return if std::mem::take(&mut pending.has_released) {
+                self.tidy()
+            };
         }
         let written = self.append(&pending.notes, pending.is_synced);
         let reader = reader.upgrade();
@@ -324,12 +342,12 @@ impl Files {
         while self.index.segments.len() > 1
             && let Some(oldest) = self.index.segments.front()
         {
-            let (number, length) = (oldest.number, oldest.length);
+            let number = oldest.number;
             if self.index.live(number) > 0 {
                 let all: u64 = self.index.segments.iter().map(|segment| segment.length).sum();
                 let is_long = all > 2 * self.index.live_in_all() + SLACK;
                 // What is held in it goes to the end.
-                if !is_long || self.index.live(number) == length || self.move_on(number).is_err() {
+                if !is_long || self.move_on(number).is_err() {
                     return;
                 }
             }

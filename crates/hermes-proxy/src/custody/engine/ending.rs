@@ -10,6 +10,9 @@ use hermes_wire::custody::{ExchangeId, Part, Record};
 
 use super::{Ended, Engine, Entry, Exchange, Output, Side};
 
+/// Ends that one neighbour is told of again. Of older ones it hears only that they are over.
+const MOST_ENDED: usize = 16 << 10;
+
 impl Engine {
     /// Its client or its origin, who is here, has given up, or it cannot be led anywhere.
     pub(crate) fn fail(&mut self, id: ExchangeId, status: u16, reason: &str) {
@@ -20,7 +23,11 @@ impl Engine {
 
     /// It has come to nothing, as `by` says: the other side is told.
     pub(super) fn end(&mut self, id: ExchangeId, by: &Side, record: Record) {
-        let Some(exchange) = self.remove(id) else { return };
+        let Some(mut exchange) = self.remove(id) else { return };
+        if !exchange.is_known {
+            // Whom it would have gone to has never heard of it.
+            exchange.to = exchange.to.filter(|to| *to == Side::Here);
+        }
         for side in [Some(exchange.from), exchange.to].into_iter().flatten() {
             match side {
                 Side::Here => {
@@ -57,15 +64,27 @@ impl Engine {
         }
         if let Side::Peer(peer) = exchange.from {
             self.say(&peer, Record::Done { id });
+            if exchange.is_tunnel {
+                // Who is restarted before it has heard that would begin it anew, and it would be dialled twice.
+                self.remember_ended(id, peer, Record::Done { id }, exchange.deadline);
+            }
         }
         self.out.push_back(Output::Forget { id });
     }
 
     pub(super) fn remember_ended(&mut self, id: ExchangeId, peer: Arc<str>, record: Record, until: Duration) {
         self.forget_ended(id, &peer);
-        self.peers.entry(peer.clone()).or_default().ended.insert(id);
+        let number = self.next;
+        self.next += 1;
+        let state = self.peers.entry(peer.clone()).or_default();
+        let known = if matches!(record, Record::Done { .. }) { &mut state.through } else { &mut state.ended };
+        known.insert(number, id);
+        let oldest = if known.len() > MOST_ENDED { known.first_key_value().map(|(_, id)| *id) } else { None };
         self.deadlines.insert((until, id));
-        self.ended.entry(id).or_default().push(Ended { peer, record, until });
+        self.ended.entry(id).or_default().push(Ended { peer: peer.clone(), record, until, number });
+        if let Some(oldest) = oldest {
+            self.forget_ended(oldest, &peer);
+        }
     }
 
     /// This neighbour has heard of it.
@@ -80,7 +99,7 @@ impl Engine {
             self.ended.remove(&id);
         }
         if let Some(peer) = self.peers.get_mut(peer) {
-            peer.ended.remove(&id);
+            peer.forget(ended.number);
         }
     }
 
@@ -98,6 +117,12 @@ impl Engine {
         }
         self.keep(id, Entry::Forget);
         Some(exchange)
+    }
+
+    /// Ends that this neighbour has not heard of.
+    #[cfg(test)]
+    pub(crate) fn ended_of(&self, peer: &str) -> usize {
+        self.peers.get(peer).map_or(0, |peer| peer.ended.len())
     }
 
     /// When time alone changes something next.
@@ -119,7 +144,7 @@ impl Engine {
             for ended in self.ended.remove(&id).into_iter().flatten() {
                 self.deadlines.remove(&(ended.until, id));
                 if let Some(peer) = self.peers.get_mut(&ended.peer) {
-                    peer.ended.remove(&id);
+                    peer.forget(ended.number);
                 }
             }
         }

@@ -73,6 +73,10 @@ pub(crate) enum Output {
     Head { id: ExchangeId, part: Part, bytes: Bytes },
     /// This is to be made safe, in this order. Of heads and bytes [`Engine::is_safe`] is to be told.
     Keep { id: ExchangeId, entry: Entry, survives: Survives },
+    /// Up to there nobody needs any more what is safe of it, but for its head and its end.
+    Release { id: ExchangeId, part: Part, upto: u64 },
+    /// This account has no room for what a neighbour brings.
+    Scarce(Arc<str>),
     /// What stands there is to be read again, for [`Engine::load`].
     Read { id: ExchangeId, part: Part, offset: u64, length: u64 },
     /// There is something for who is here: [`Engine::read`].
@@ -139,6 +143,8 @@ pub(super) struct Exchange {
     pub(super) life: Duration,
     /// The next one has heard of it, over the channel that is there.
     pub(super) is_begun: bool,
+    /// It may have, over any.
+    pub(super) is_known: bool,
     /// It was there before this process, which may have lost what it had last.
     pub(super) is_restored: bool,
     /// How its halves stand in the indexes, in the order of `PARTS`.
@@ -164,6 +170,13 @@ impl Exchange {
     /// It is the request of a response that is here: the next one may have forgotten both, and must not do it again.
     pub(super) fn is_answered(&self, part: Part) -> bool {
         part == Part::Request && self.response.have().is_whole && !self.is_tunnel
+    }
+
+    /// What was read of a half may be read again: by who asks its origin once more, compares what that says, or is a client
+    /// that comes back. All else the next one answers for.
+    pub(super) fn is_read_again(&self, part: Part) -> bool {
+        let is_of_origin = part == Part::Response && self.source(part) == Some(&Side::Here);
+        !self.is_tunnel && (is_of_origin || self.sink(part) == Some(&Side::Here))
     }
 
     /// Where it comes from.

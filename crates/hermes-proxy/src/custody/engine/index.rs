@@ -2,7 +2,7 @@
 //!
 //! In: an exchange that may have changed. Out: its places in the queues of its neighbours, and in its account.
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use hermes_wire::custody::{ExchangeId, Part, Record};
@@ -24,16 +24,30 @@ pub(super) struct Peer {
     /// Halves that have something for it: by what they have had, and by their age.
     pub(super) least: BTreeSet<(u64, ExchangeId, Part)>,
     pub(super) oldest: BTreeSet<(u64, ExchangeId, Part)>,
-    /// Bytes under way to it.
+    /// Bytes under way to it, and those that are read from disk for it.
     pub(super) in_flight: u64,
+    pub(super) loading: u64,
     /// Chunks since the oldest exchange had its turn.
     pub(super) turns: u32,
-    /// Exchanges that it has part in, and those of whose end it is to hear.
+    /// Exchanges that it has part in, and those of whose end it is to hear, the oldest first.
     pub(super) exchanges: HashSet<ExchangeId>,
-    pub(super) ended: HashSet<ExchangeId>,
+    pub(super) ended: BTreeMap<u64, ExchangeId>,
+    /// Those of which it hears only when it speaks of them.
+    pub(super) through: BTreeMap<u64, ExchangeId>,
 }
 
 impl Peer {
+    /// There is nothing that it should hear, or be heard of.
+    pub(super) fn is_idle(&self) -> bool {
+        self.exchanges.is_empty() && self.ended.is_empty()
+    }
+
+    /// It has heard of an end, or need not any more.
+    pub(super) fn forget(&mut self, ended: u64) {
+        self.ended.remove(&ended);
+        self.through.remove(&ended);
+    }
+
     /// There is something for it.
     pub(super) fn stir(&mut self, name: &Arc<str>, out: &mut VecDeque<Output>) {
         if std::mem::take(&mut self.is_quiet) {
@@ -49,6 +63,9 @@ pub(super) struct Account {
     pub(super) exchanges: usize,
     pub(super) memory: u64,
     pub(super) disk: u64,
+    /// Bytes on disk that are kept while there is room, and whose, the most first at the end.
+    pub(super) spare: u64,
+    pub(super) spares: BTreeSet<(u64, ExchangeId, Part)>,
     /// Who was refused is to be told of room.
     pub(super) has_refused: bool,
     /// Halves whose neighbour was refused.
@@ -58,7 +75,16 @@ pub(super) struct Account {
 impl Default for Account {
     fn default() -> Self {
         let limits = Limits { exchanges: 0, memory: 0, disk: 0, survives: Survives::Nothing };
-        Self { limits, exchanges: 0, memory: 0, disk: 0, has_refused: false, lacking: BTreeSet::new() }
+        Self {
+            limits,
+            exchanges: 0,
+            memory: 0,
+            disk: 0,
+            spare: 0,
+            spares: BTreeSet::new(),
+            has_refused: false,
+            lacking: BTreeSet::new(),
+        }
     }
 }
 
@@ -93,8 +119,10 @@ pub(super) struct Indexed {
     sent: Option<u64>,
     has_news: bool,
     in_flight: u64,
+    loading: u64,
     memory: u64,
     disk: u64,
+    spare: u64,
     /// Who is here was told of it.
     pub(super) is_ready_told: bool,
 }
@@ -108,6 +136,7 @@ pub(super) fn move_account(accounts: &mut HashMap<Arc<str>, Account>, exchange: 
         old.memory -= memory;
         old.disk -= disk;
     }
+    // Nothing was read of what goes nowhere yet, and so nothing is to spare.
     let new = accounts.entry(exchange.account.clone()).or_default();
     new.exchanges += 1;
     new.memory += memory;
@@ -125,21 +154,47 @@ impl Engine {
         self.put(id, true);
     }
 
+    /// What is kept in case that it is read again gives way to what has to be kept.
+    pub(super) fn make_room(&mut self, id: ExchangeId) {
+        let Some(account) = self.exchanges.get(&id).map(|exchange| exchange.account.clone()) else { return };
+        while let Some(state) = self.accounts.get(&account)
+            && state.disk + state.spare > state.limits.disk
+            && let Some((_, id, part)) = state.spares.last().copied()
+            && let Some(exchange) = self.exchanges.get_mut(&id)
+        {
+            let upto = exchange.half(part).let_go();
+            self.out.push_back(Output::Release { id, part, upto });
+            self.reindex(id);
+        }
+    }
+
     fn put(&mut self, id: ExchangeId, goes: bool) {
         let Some(exchange) = self.exchanges.get_mut(&id) else { return };
         let account = self.accounts.entry(exchange.account.clone()).or_default();
         let had_room = account.has_room();
         for part in PARTS {
+            if account.is_on_disk() && !exchange.is_read_again(part) && exchange.half(part).spare() >= LET_GO {
+                let upto = exchange.half(part).let_go();
+                self.out.push_back(Output::Release { id, part, upto });
+            }
             let before = exchange.indexed[part.index()];
             let now = if goes { Indexed::default() } else { stand(exchange, part, had_room, account.is_on_disk()) };
             account.memory = account.memory + now.memory - before.memory;
             account.disk = account.disk + now.disk - before.disk;
+            if now.spare != before.spare {
+                account.spare = account.spare + now.spare - before.spare;
+                account.spares.remove(&(before.spare, id, part));
+                if now.spare > 0 {
+                    account.spares.insert((now.spare, id, part));
+                }
+            }
             let number = exchange.number;
             if let Some(Side::Peer(name)) = exchange.sink(part)
                 && let Some(peer) = self.peers.get_mut(name)
             {
-                let frees = now.in_flight < before.in_flight;
+                let frees = now.in_flight + now.loading < before.in_flight + before.loading;
                 peer.in_flight = peer.in_flight + now.in_flight - before.in_flight;
+                peer.loading = peer.loading + now.loading - before.loading;
                 if now.sent != before.sent {
                     before.sent.map(|sent| peer.least.remove(&(sent, id, part)));
                     now.sent.map(|sent| peer.least.insert((sent, id, part)));
@@ -189,6 +244,12 @@ impl Engine {
     }
 }
 
+/// So many bytes that nobody needs are let go at once.
+const LET_GO: u64 = 256 << 10;
+/// What a piece that is written takes, beside its bytes: in memory, where it stands; on disk, its record's head.
+const IN_MEMORY: u64 = 96;
+const ON_DISK: u64 = 48;
+
 /// How a half should stand.
 fn stand(exchange: &mut Exchange, part: Part, has_room: bool, on_disk: bool) -> Indexed {
     let before = exchange.indexed[part.index()];
@@ -199,15 +260,19 @@ fn stand(exchange: &mut Exchange, part: Part, has_room: bool, on_disk: bool) -> 
         None => None,
     };
     let comes_from_peer = matches!(exchange.source(part), Some(Side::Peer(_)));
+    let is_read_again = exchange.is_read_again(part);
     let half = exchange.half(part);
+    let is_written = on_disk && !half.awaits_head();
+    let pieces = if is_written { half.pieces() } else { 0 };
     let may_go = half.is_sendable() && !is_answered;
-    let awaits_head = half.awaits_head();
     Indexed {
         sent: (may_go && sink == Some(true)).then(|| half.sent()),
         has_news: comes_from_peer && half.has_news(has_room),
         in_flight: if sink == Some(true) { half.in_flight() } else { 0 },
-        memory: half.in_memory(),
-        disk: if on_disk && !awaits_head { half.kept() } else { 0 },
+        loading: if sink == Some(true) { half.loading() } else { 0 },
+        memory: half.in_memory() + pieces * IN_MEMORY,
+        disk: if is_written { half.kept() + pieces * ON_DISK } else { 0 },
+        spare: if is_written && is_read_again { half.spare() } else { 0 },
         is_ready_told: before.is_ready_told || (half.is_sendable() && sink == Some(false)),
     }
 }

@@ -29,7 +29,7 @@ impl Engine {
         state.pace.begin();
         // Said again where it still has to be.
         state.words.clear();
-        for id in &state.ended {
+        for id in state.ended.values() {
             let ended = self.ended.get(id).into_iter().flatten().filter(|ended| ended.peer == *peer);
             state.words.extend(ended.map(|ended| ended.record.clone()));
         }
@@ -46,21 +46,40 @@ impl Engine {
             }
             if exchange.to.as_ref() == Some(&side) {
                 exchange.is_begun = false;
+                // It has all of the request, and may have lost it: nothing else would tell.
+                if exchange.request.is_over() {
+                    exchange.response.greet();
+                }
             }
             self.reindex(id);
         }
     }
 
-    /// It is gone.
+    /// It is gone. What was read from disk to be sent need not be in memory meanwhile.
     pub(crate) fn closed(&mut self, peer: &Arc<str>) {
-        if let Some(peer) = self.peers.get_mut(peer) {
-            peer.is_open = false;
+        let Some(state) = self.peers.get_mut(peer) else { return };
+        state.is_open = false;
+        if state.is_idle() && state.through.is_empty() {
+            self.peers.remove(peer);
+            return;
+        }
+        let side = Side::Peer(peer.clone());
+        let with: Vec<_> = state.exchanges.iter().copied().collect();
+        for id in with {
+            let Some(exchange) = self.exchanges.get_mut(&id) else { continue };
+            if self.accounts.get(&exchange.account).is_some_and(Account::is_tight) {
+                for part in PARTS.into_iter().filter(|part| exchange.sink(*part) == Some(&side)).collect::<Vec<_>>() {
+                    exchange.half(part).rewind();
+                    exchange.half(part).evict();
+                }
+                self.reindex(id);
+            }
         }
     }
 
     /// Something is to be said to this neighbour, or heard of it: a channel is wanted.
     pub(crate) fn wants(&self, peer: &str) -> bool {
-        self.peers.get(peer).is_some_and(|peer| !peer.exchanges.is_empty() || !peer.ended.is_empty())
+        self.peers.get(peer).is_some_and(|peer| !peer.is_idle())
     }
 
     /// A neighbour says something. What it begins is counted on this account until it is led anywhere.
@@ -77,6 +96,9 @@ impl Engine {
                     self.take(id, part, offset, bytes, is_last);
                     self.renew(now, id);
                 } else {
+                    if !exchange.half(part).is_lacking() {
+                        self.out.push_back(Output::Scarce(exchange.account.clone()));
+                    }
                     exchange.half(part).refuse();
                     self.reindex(id);
                 }
@@ -90,16 +112,27 @@ impl Engine {
                 let may_have_lost = exchange.is_restored && exchange.source(part) != Some(&Side::Here);
                 let half = exchange.half(part);
                 let before = half.held().offset;
+                if half.awaits_head() && upto == 0 && !is_whole {
+                    // Of what we have not begun to say it has nothing.
+                    return;
+                }
                 if half.awaits_head() || (!may_have_lost && upto > half.have().offset) {
                     return self.fail(id, 502, &format!("{peer} holds more of it than there was"));
                 }
                 half.set_held(Upto { offset: upto, is_whole });
+                let more = half.held().offset - before;
                 if again {
                     half.rewind();
                 }
-                let more = half.held().offset - before;
+                let pace = &mut self.peers.entry(peer.clone()).or_default().pace;
                 if more > 0 {
-                    self.peers.entry(peer.clone()).or_default().pace.held(now, more);
+                    pace.held(now, more);
+                }
+                if again {
+                    // What was under way will never be held.
+                    pace.begin();
+                }
+                if more > 0 {
                     self.renew(now, id);
                 }
                 self.reindex(id);
@@ -211,10 +244,11 @@ impl Engine {
             let exchange = self.exchanges.get_mut(&id)?;
             let is_news = part == Part::Request && exchange.request.held() == Upto::default();
             if is_news && !std::mem::replace(&mut exchange.is_begun, true) {
+                exchange.is_known = true;
                 let left = exchange.deadline.saturating_sub(now);
                 return Some(Record::Begin { id, left: u64::try_from(left.as_millis()).unwrap_or(u64::MAX >> 2) });
             }
-            if state.in_flight >= state.pace.window() {
+            if state.in_flight + state.loading >= state.pace.window() {
                 state.is_quiet = true;
                 return None;
             }
@@ -226,12 +260,7 @@ impl Engine {
                     Some(Record::Data { id, part, offset, is_last, bytes })
                 }
                 Some(Next::Away { offset, length }) => {
-                    self.out.push_back(Output::Read {
-                        id,
-                        part,
-                        offset,
-                        length: Self::to_load(self.accounts.get(&exchange.account), length),
-                    });
+                    self.have_read(id, part, offset, length);
                     None
                 }
                 None => None,

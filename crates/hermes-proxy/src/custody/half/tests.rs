@@ -154,12 +154,14 @@ fn what_is_on_disk_is_read_again_when_it_is_to_be_sent() {
     half.evict();
     assert_eq!((half.in_memory(), half.kept()), (5, 15));
     assert_eq!(half.send(4), Some(Next::Away { offset: 5, length: 10 }));
-    assert_eq!(half.send(4), None, "it is on its way");
+    half.ask(10);
+    assert_eq!((half.send(4), half.loading()), (None, 10), "it is on its way");
     half.set_held(upto(6, false));
     half.load(5, bytes("worl"));
     assert_eq!((half.in_memory(), half.kept()), (3, 9));
     assert_eq!(half.send(99), next(6, "orl", false));
     assert_eq!(half.send(99), Some(Next::Away { offset: 9, length: 6 }));
+    half.ask(6);
     half.load(9, bytes("dagain"));
     assert_eq!(half.send(99), next(9, "dagain", false));
     half.set_held(upto(15, false));
@@ -205,4 +207,33 @@ fn what_was_there_before_this_process_goes_on() {
     half.restore(upto(0, false), 5);
     half.restore(upto(8, false), 2);
     assert_eq!((half.have(), half.kept(), half.held()), (upto(10, false), 2, upto(8, false)));
+}
+
+#[test]
+fn what_is_let_go_is_gone_for_good() {
+    let mut half = Half::default();
+    half.take(0, bytes("hello"), false);
+    half.take(5, bytes("world"), true);
+    half.set_safe(upto(10, true));
+    half.send(7);
+    half.set_held(upto(7, false));
+    assert_eq!((half.spare(), half.is_torn(), half.pieces()), (7, false, 2));
+    assert_eq!(half.let_go(), 7);
+    assert_eq!((half.spare(), half.is_torn(), half.pieces()), (0, true, 1));
+    assert!(!half.reopen(true));
+}
+
+#[test]
+fn small_chunks_are_put_together() {
+    let mut half = Half::default();
+    let text = "0123456789".repeat(2000);
+    for at in 0..text.len() {
+        half.take(at as u64, Bytes::copy_from_slice(&text.as_bytes()[at..=at]), false);
+    }
+    assert!(half.kept.len() < 24, "{}", half.kept.len());
+    let mut sent = Vec::new();
+    while let Some(Next::Bytes { bytes, .. }) = half.send(1000) {
+        sent.extend_from_slice(&bytes);
+    }
+    assert!(sent == text.as_bytes());
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use hermes_wire::custody::{ExchangeId, Part};
 
+use super::super::OUTCOME_UNKNOWN;
 use super::super::engine::{Engine, Entry, Former, Output, Side, Survives};
 use super::super::journal::Note;
 use super::super::store::{Held, HeldHalf, Job, Store};
@@ -21,6 +22,8 @@ pub(super) struct State {
     /// Who is here and has part in an exchange.
     pub(super) ends: HashMap<ExchangeId, End>,
     pub(super) lines: HashMap<Arc<str>, Line>,
+    /// Counts channels, of all neighbours.
+    pub(super) channels: u64,
     /// Who was refused for want of room.
     pub(super) crowd: Vec<(ExchangeId, Waker)>,
     /// Exchanges that neighbours began, and nobody has looked at yet.
@@ -89,7 +92,7 @@ pub(super) struct End {
 /// The way to a neighbour.
 #[derive(Default)]
 pub(super) struct Line {
-    /// Counts its channels: the last one holds.
+    /// The last of its channels, which holds.
     pub(super) channel: u64,
     /// Whoever carries it.
     pub(super) carrier: Option<Waker>,
@@ -122,6 +125,7 @@ impl State {
             engine: Engine::new(),
             ends: HashMap::new(),
             lines: HashMap::new(),
+            channels: 0,
             crowd: Vec::new(),
             begun: VecDeque::new(),
             woken: Vec::new(),
@@ -137,9 +141,10 @@ impl State {
         self.lines.get(peer).is_some_and(|line| line.channel == channel)
     }
 
-    /// The oldest response whose client is gone comes to nothing.
-    pub(super) fn leave_for_good(&mut self) {
-        if let Some((_, id)) = self.left.pop_front() {
+    /// The oldest response whose client is gone, of those on this account, comes to nothing.
+    pub(super) fn leave_for_good(&mut self, account: &Arc<str>) {
+        let is_its = |(_, id): &(Bytes, ExchangeId)| self.engine.account(*id) == Some(account);
+        if let Some((_, id)) = self.left.iter().position(is_its).and_then(|place| self.left.remove(place)) {
             self.engine.fail(id, 499, "its client is gone");
         }
     }
@@ -166,12 +171,19 @@ impl State {
         let ends_here = is_tunnel && (from == Side::Here || to == Side::Here);
         let former = |HeldHalf { head, pieces }| Former { head, pieces };
         let (sides, time) = ((from, to), (now, left));
-        if let Err(error) = self.engine.restore(id, sides, time, &account, is_tunnel, halves.map(former)) {
-            tracing::warn!(%id, error, "an exchange of before is not held any more");
-            return self.engine.discard(id);
-        }
+        let is_for_here = sides.1 == Side::Here;
+        self.engine.restore(id, sides, time, &account, is_tunnel, halves.map(former));
+        // More came than may be kept, and nobody can ask its origin once more.
+        let is_lost = is_for_here
+            && self.engine.is_torn(id, Part::Request)
+            && !self.engine.have(id, Part::Response).is_some_and(|response| response.is_whole);
         match peer {
             Some(_) if ends_here => self.engine.fail(id, 502, "the node at its far end was restarted"),
+            Some(_) if is_lost => {
+                let unknown = if is_intended { format!("{OUTCOME_UNKNOWN}: ") } else { String::new() };
+                let reason = "the node at its origin was restarted, and the request was longer than its custody holds";
+                self.engine.fail(id, 502, &format!("{unknown}{reason}"));
+            }
             Some(peer) => {
                 self.resumed.entry(peer).or_default().push(id);
                 if is_intended {
@@ -213,6 +225,8 @@ impl State {
                         self.woken.extend(line.keeper.take());
                     }
                 }
+                Output::Release { id, part, upto } => self.store.ask(Job::Release { id, part, upto }),
+                Output::Scarce(account) => self.leave_for_good(&account),
                 Output::Room => self.wake_crowd(|_| true),
                 Output::Failed { id, status, reason } => {
                     self.end(id, Some(Failure { status, reason: Arc::from(reason) }));

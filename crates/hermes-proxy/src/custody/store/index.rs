@@ -3,7 +3,7 @@
 //! In: entries as they were written, and where. Out: what is held of each exchange, its bytes, and how much of a segment is
 //! still of use.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
@@ -26,6 +26,14 @@ struct Extent {
     is_last: bool,
     segment: u64,
     at: u64,
+    /// Bytes of its record.
+    record: u64,
+}
+
+impl Extent {
+    fn end(&self) -> u64 {
+        self.offset + self.length
+    }
 }
 
 /// An exchange's entries.
@@ -36,10 +44,10 @@ struct Kept {
     lead: Option<Note>,
     is_intended: bool,
     asked: Option<Bytes>,
-    /// Of its strings, in the order in which they came.
-    halves: [Vec<Extent>; 2],
+    /// Of its strings, by where they begin. Of two that begin at one place the first is empty, or was written again.
+    halves: [BTreeMap<u64, Extent>; 2],
     /// Bytes of its records, by segment.
-    bytes: Vec<(u64, u64)>,
+    bytes: BTreeMap<u64, u64>,
 }
 
 /// What is held of an exchange.
@@ -89,27 +97,41 @@ impl Index {
             return;
         }
         let kept = self.exchanges.entry(id).or_default();
+        let data = match note {
+            Note::Head { part, theirs, bytes } => Some((*part, 0, bytes.len(), Some(*theirs), false)),
+            Note::Bytes { part, offset, is_last, bytes } => Some((*part, *offset, bytes.len(), None, *is_last)),
+            _ => None,
+        };
+        *kept.bytes.entry(segment).or_default() += length;
+        *self.live.entry(segment).or_default() += length;
         match note {
             Note::Begin { .. } => kept.begin = Some(note.clone()),
             Note::Lead { .. } => kept.lead = Some(note.clone()),
             Note::Intent => kept.is_intended = true,
             Note::Asked { bytes } => kept.asked = Some(bytes.clone()),
-            Note::Head { part, theirs, bytes } => {
-                let length = bytes.len() as u64;
-                let extent = Extent { offset: 0, length, theirs: Some(*theirs), is_last: false, segment, at };
-                kept.halves[part.index()].push(extent);
-            }
-            Note::Bytes { part, offset, is_last, bytes } => {
-                let (offset, length, is_last) = (*offset, bytes.len() as u64, *is_last);
-                kept.halves[part.index()].push(Extent { offset, length, theirs: None, is_last, segment, at });
-            }
-            Note::Forget => {}
+            Note::Head { .. } | Note::Bytes { .. } | Note::Forget => {}
         }
-        match kept.bytes.iter_mut().find(|(number, _)| *number == segment) {
-            Some((_, bytes)) => *bytes += length,
-            None => kept.bytes.push((segment, length)),
+        let Some((part, offset, of_data, theirs, is_last)) = data else { return };
+        let extent = Extent { offset, length: of_data as u64, theirs, is_last, segment, at, record: length };
+        if let Some(before) = kept.halves[part.index()].insert(offset, extent) {
+            self.drop_record(id, &before);
         }
-        *self.live.entry(segment).or_default() += length;
+    }
+
+    /// Up to there nobody needs what is held of a string, but for its head and its end.
+    pub(super) fn release(&mut self, id: ExchangeId, part: Part, upto: u64) {
+        let Some(kept) = self.exchanges.get_mut(&id) else { return };
+        let is_over = |one: &Extent| one.end() <= upto && one.theirs.is_none() && !one.is_last;
+        let gone: Vec<_> = kept.halves[part.index()].extract_if(..upto, |_, one| is_over(one)).collect();
+        gone.iter().for_each(|(_, extent)| self.drop_record(id, extent));
+    }
+
+    /// A record of an exchange is of no use any more.
+    fn drop_record(&mut self, id: ExchangeId, extent: &Extent) {
+        if let Some(bytes) = self.exchanges.get_mut(&id).and_then(|kept| kept.bytes.get_mut(&extent.segment)) {
+            *bytes = bytes.saturating_sub(extent.record);
+        }
+        self.free(extent.segment, extent.record);
     }
 
     /// Whether anything of it was written.
@@ -120,11 +142,11 @@ impl Index {
     /// It is over.
     pub(super) fn forget(&mut self, id: ExchangeId) {
         for (segment, bytes) in self.exchanges.remove(&id).into_iter().flat_map(|kept| kept.bytes) {
-            self.release(segment, bytes);
+            self.free(segment, bytes);
         }
     }
 
-    fn release(&mut self, segment: u64, bytes: u64) {
+    fn free(&mut self, segment: u64, bytes: u64) {
         if let Some(live) = self.live.get_mut(&segment) {
             *live = live.saturating_sub(bytes);
             if *live == 0 {
@@ -157,19 +179,15 @@ impl Index {
     pub(super) fn read(&self, id: ExchangeId, part: Part, offset: u64, length: u64) -> io::Result<Bytes> {
         let gone = || io::Error::new(io::ErrorKind::NotFound, "it is not in the journal");
         let kept = self.exchanges.get(&id).ok_or_else(gone)?;
-        let mut extents: Vec<_> = kept.halves[part.index()].iter().filter(|one| one.length > 0).collect();
-        extents.sort_unstable_by_key(|one| one.offset);
+        let extents = &kept.halves[part.index()];
+        let first = extents.range(..=offset).next_back().map_or(offset, |(begin, _)| *begin);
         let mut out = BytesMut::with_capacity(usize::try_from(length).unwrap_or_default());
         let (mut at, end) = (offset, offset + length);
-        for extent in extents {
-            let after = extent.offset + extent.length;
-            if after <= at || at >= end {
-                continue;
-            }
+        for extent in extents.range(first..end).map(|(_, extent)| extent).filter(|extent| extent.end() > offset) {
             if extent.offset > at {
                 return Err(gone());
             }
-            let take = after.min(end) - at;
+            let take = extent.end().min(end).saturating_sub(at);
             let file = &self.segments.iter().find(|one| one.number == extent.segment).ok_or_else(gone)?.file;
             let begin = out.len();
             out.resize(begin + take as usize, 0);
@@ -183,14 +201,14 @@ impl Index {
     pub(super) fn moving(&self, segment: u64) -> io::Result<Vec<(ExchangeId, Vec<Note>)>> {
         let mut moving = Vec::new();
         for (id, kept) in &self.exchanges {
-            if !kept.bytes.iter().any(|(number, _)| *number == segment) {
+            if !kept.bytes.contains_key(&segment) {
                 continue;
             }
             let mut notes: Vec<Note> = kept.begin.iter().chain(&kept.lead).cloned().collect();
             notes.extend(kept.is_intended.then_some(Note::Intent));
             notes.extend(kept.asked.clone().map(|bytes| Note::Asked { bytes }));
             for part in [Part::Request, Part::Response] {
-                for extent in kept.halves[part.index()].iter().filter(|one| one.segment == segment) {
+                for extent in kept.halves[part.index()].values().filter(|one| one.segment == segment) {
                     let bytes = self.read(*id, part, extent.offset, extent.length)?;
                     notes.push(match extent.theirs {
                         Some(theirs) => Note::Head { part, theirs, bytes },
@@ -206,9 +224,10 @@ impl Index {
     /// What of an exchange stands in a segment stands elsewhere now, or soon.
     pub(super) fn forget_in(&mut self, id: ExchangeId, segment: u64) {
         let Some(kept) = self.exchanges.get_mut(&id) else { return };
-        kept.halves.iter_mut().for_each(|half| half.retain(|one| one.segment != segment));
-        let gone: HashSet<_> = kept.bytes.extract_if(.., |(number, _)| *number == segment).collect();
-        gone.into_iter().for_each(|(segment, bytes)| self.release(segment, bytes));
+        kept.halves.iter_mut().for_each(|half| half.retain(|_, one| one.segment != segment));
+        if let Some(bytes) = kept.bytes.remove(&segment) {
+            self.free(segment, bytes);
+        }
     }
 }
 
@@ -218,7 +237,7 @@ impl Kept {
         let is_peer = |side: &Side| matches!(side, Side::Peer(_));
         match (&self.begin, &self.lead) {
             (Some(Note::Begin { from, .. }), Some(Note::Lead { to, .. })) => {
-                let has_head = self.halves[Part::Request.index()].iter().any(|one| one.theirs.is_some());
+                let has_head = self.halves[Part::Request.index()].values().any(|one| one.theirs.is_some());
                 is_peer(from) && is_peer(to) && !has_head
             }
             _ => true,
@@ -231,11 +250,9 @@ impl Kept {
             Some(Note::Lead { to, account, is_tunnel }) => (Some(to.clone()), account.clone(), *is_tunnel),
             _ => (None, account.clone(), false),
         };
-        let half = |extents: &Vec<Extent>| {
-            let mut sorted = extents.clone();
-            sorted.sort_by_key(|one| (one.offset, one.is_last));
-            let head = sorted.iter().find_map(|one| Some((one.theirs?, one.length)));
-            let pieces = sorted.iter().filter(|one| one.theirs.is_none());
+        let half = |extents: &BTreeMap<u64, Extent>| {
+            let head = extents.values().find_map(|one| Some((one.theirs?, one.length)));
+            let pieces = extents.values().filter(|one| one.theirs.is_none());
             let pieces = pieces.map(|one| (Upto { offset: one.offset, is_whole: one.is_last }, one.length));
             HeldHalf { head, pieces: pieces.collect() }
         };

@@ -139,3 +139,35 @@ fn an_old_exchange_does_not_keep_all_that_came_after_it() {
     assert_eq!(opened.files.index.read(id(1), Part::Request, 0, 1000).unwrap(), vec![1; 1000]);
     assert!(opened.files.index.segments.front().unwrap().number > 0, "the first segment is gone");
 }
+
+/// A long transfer that passes by, beside one that stays.
+#[test]
+fn what_has_passed_makes_room() {
+    let directory = tempfile::tempdir().unwrap();
+    let told = Arc::<Told>::default();
+    let reader: Arc<dyn Reader> = told.clone();
+    let store = Store::open(directory.path()).unwrap().start(Arc::downgrade(&reader)).unwrap();
+    let piece = 1 << 20;
+    let keep = |(id, note)| store.ask(Job::Keep { id, note, is_synced: false });
+    begin(1).into_iter().chain((0..16).map(|at| bytes(1, at * piece, vec![1; 1 << 20]))).for_each(keep);
+    let head = Note::Head { part: Part::Request, theirs: 3, bytes: Bytes::from_static(b"head") };
+    begin(2).into_iter().chain([(id(2), head)]).for_each(keep);
+    for at in 0..300 {
+        keep(bytes(2, 4 + at * piece, vec![2; 1 << 20]));
+        store.ask(Job::Release { id: id(2), part: Part::Request, upto: 4 + at * piece });
+        if at % 8 == 0 {
+            // What is waited for is written.
+            while told.safe.lock().unwrap().len() < 17 + at as usize {
+                std::thread::yield_now();
+            }
+        }
+    }
+    drop(store);
+    assert!(size(directory.path()) <= SLACK + 5 * SEGMENT, "{}", size(directory.path()));
+    let opened = Store::open(directory.path()).unwrap();
+    let read = |number, offset, length| opened.files.index.read(id(number), Part::Request, offset, length);
+    assert_eq!(read(2, 0, 4).unwrap(), &b"head"[..]);
+    assert_eq!(read(2, 4 + 299 * piece, 9).unwrap(), vec![2; 9]);
+    assert_eq!(read(1, 15 * piece, 9).unwrap(), vec![1; 9]);
+    assert!(read(2, 4, 9).is_err(), "it has passed");
+}
