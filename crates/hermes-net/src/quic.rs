@@ -9,6 +9,7 @@ mod apart;
 mod gather;
 mod group;
 mod id;
+mod known;
 pub mod narrow;
 mod passage;
 mod reset;

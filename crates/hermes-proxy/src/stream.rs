@@ -14,9 +14,11 @@ pub(crate) mod unread;
 use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
+use hermes_net::quic::narrow::Narrow;
 use hermes_net::{Io, quic};
 use http_body::Body as HttpBody;
 use tokio::io::AsyncWrite;
@@ -79,11 +81,12 @@ impl ByteStream {
         self
     }
 
-    /// Whoever uses it bounds what is under way on its connection, where that is QUIC's.
-    pub(crate) fn leave_to_user(&self) {
-        if let ByteStream::Multiplexed { send: Sender::H3(send), .. } = self {
-            quic::narrow::of(&send.link().connection).leave_to_user();
-        }
+    /// Its link may be dark at times, where it is QUIC's. What is known of that.
+    pub(crate) fn is_dark_at_times(&self) -> Option<Arc<Narrow>> {
+        let ByteStream::Multiplexed { send: Sender::H3(send), .. } = self else { return None };
+        let narrow = quic::narrow::of(&send.link().connection);
+        narrow.is_dark_at_times();
+        Some(narrow)
     }
 
     /// Its request may have datagrams beside it.

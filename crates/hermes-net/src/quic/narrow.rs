@@ -4,7 +4,7 @@
 //! packet is on its way. Out: whether long packets are lost and none of them arrives. quinn finds that out by itself
 //! after three losses apart from each other, which takes seconds where little is sent, and stalls what waits for it;
 //! this takes two, and whoever asks sends shorter ones meanwhile.
-//! Never: another rate than that of the controller within; but for connections whose user bounds what is under way.
+//! Never: another rate than that of the controller within; but for connections of custody, whose link is known.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use quinn::Connection;
 use quinn::congestion::{Controller, ControllerFactory, CubicConfig};
 use quinn_proto::RttEstimator;
 
+use super::known::Link;
+
 /// Packets of so many bytes every path of QUIC carries (RFC 9000, section 14).
 pub const BASE: u64 = 1200;
 /// Losses of long packets, and no arrival between them, after which the path is held to be narrow.
 const LOSSES: u32 = 2;
-/// Bytes that may be under way where somebody else bounds them.
-const LEFT_TO_USER: u64 = 64 << 20;
 
 /// What is known of one connection's path.
 #[derive(Debug, Default)]
@@ -28,7 +28,8 @@ pub struct Narrow {
     lost: AtomicU32,
     arrived: AtomicU64,
     answered: AtomicU64,
-    is_left_to_user: AtomicBool,
+    is_dark_at_times: AtomicBool,
+    in_order: AtomicU64,
 }
 
 impl Narrow {
@@ -37,10 +38,15 @@ impl Narrow {
         self.lost.load(Ordering::Relaxed) >= LOSSES
     }
 
-    /// From now on whoever uses the connection bounds what is under way on it, by what it knows of the link: a loss on
-    /// one that is dark at times says nothing of its rate.
-    pub fn leave_to_user(&self) {
-        self.is_left_to_user.store(true, Ordering::Relaxed);
+    /// From now on the window is that of a link that is there for us and dark at times, whatever is lost.
+    pub fn is_dark_at_times(&self) {
+        self.is_dark_at_times.store(true, Ordering::Relaxed);
+    }
+
+    /// So many bytes of one string may be sent beyond what of it has arrived in order. `None`: nothing is known of the
+    /// link yet, or it is like any.
+    pub fn in_order(&self) -> Option<u64> {
+        Some(self.in_order.load(Ordering::Relaxed)).filter(|bytes| *bytes > 0)
     }
 
     /// Packets of [`BASE`] bytes or more that have arrived, since the connection began.
@@ -67,13 +73,15 @@ pub(super) struct Factory(Arc<CubicConfig>);
 impl ControllerFactory for Factory {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
         let inner = self.0.clone().build(now, current_mtu);
-        Box::new(Watched { inner, narrow: Arc::default(), last_sent: 0, has_sent_long: false })
+        Box::new(Watched { inner, narrow: Arc::default(), known: Link::default(), last_sent: 0, has_sent_long: false })
     }
 }
 
 struct Watched {
     inner: Box<dyn Controller>,
     narrow: Arc<Narrow>,
+    /// Of a link that is dark at times.
+    known: Link,
     /// The number of the packet that was sent last.
     last_sent: u64,
     /// One of more than [`BASE`] bytes may be on its way.
@@ -98,6 +106,10 @@ impl Controller for Watched {
             self.narrow.arrived.fetch_add(1, Ordering::Relaxed);
         }
         self.narrow.answered.fetch_add(1, Ordering::Relaxed);
+        if self.narrow.is_dark_at_times.load(Ordering::Relaxed) {
+            self.known.arrived(now, sent, bytes, rtt.min());
+            self.narrow.in_order.store(self.known.in_order().unwrap_or_default(), Ordering::Relaxed);
+        }
         self.inner.on_ack(now, sent, bytes, app_limited, rtt);
     }
 
@@ -110,6 +122,7 @@ impl Controller for Watched {
             // It stays far below what would wrap: at `LOSSES` long packets are no longer sent.
             self.narrow.lost.fetch_add(1, Ordering::Relaxed);
         }
+        self.known.lost(sent, lost_bytes);
         self.inner.on_congestion_event(now, sent, is_persistent, lost_bytes);
     }
 
@@ -118,12 +131,19 @@ impl Controller for Watched {
     }
 
     fn window(&self) -> u64 {
-        let own = self.inner.window();
-        if self.narrow.is_left_to_user.load(Ordering::Relaxed) { own.max(LEFT_TO_USER) } else { own }
+        if self.narrow.is_dark_at_times.load(Ordering::Relaxed) {
+            return self.known.window(Instant::now());
+        }
+        self.inner.window()
     }
 
     fn clone_box(&self) -> Box<dyn Controller> {
-        Box::new(Self { inner: self.inner.clone_box(), narrow: self.narrow.clone(), ..*self })
+        Box::new(Self {
+            inner: self.inner.clone_box(),
+            narrow: self.narrow.clone(),
+            known: self.known.clone(),
+            ..*self
+        })
     }
 
     fn initial_window(&self) -> u64 {
@@ -157,16 +177,16 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_narrows_no_window_that_is_left_to_the_user() {
+    fn a_loss_narrows_no_window_of_a_link_that_is_dark_at_times() {
         let now = Instant::now();
         let mut watched = Arc::new(Factory::default()).build(now, 1200).into_any().downcast::<Watched>().unwrap();
         let before = watched.window();
-        watched.narrow.leave_to_user();
+        watched.narrow.is_dark_at_times();
         for number in 1..10 {
             watched.on_sent(now, 1200, number);
             watched.on_congestion_event(now, now, true, 1200);
         }
-        assert!(watched.inner.window() < before && watched.window() >= LEFT_TO_USER);
+        assert!(watched.inner.window() < before && watched.window() >= 64 << 10);
     }
 
     #[test]

@@ -188,7 +188,7 @@ impl Chain {
                     continue;
                 }
                 while way.busy_until <= now + TICK
-                    && let Some(record) = self.nodes[*node].engine.next_record(now, peer)
+                    && let Some(record) = self.nodes[*node].engine.next_record(now, peer, None)
                 {
                     let bytes = if let Record::Data { bytes, .. } = &record { bytes.len() } else { 0 };
                     let heads = HEAD * bytes.div_ceil(1400).max(1);
@@ -280,7 +280,7 @@ fn what_has_had_its_time_comes_to_nothing_everywhere() {
 /// What a neighbour hears of an engine's exchange that has come to nothing.
 fn gone(engine: &mut Engine, peer: &Arc<str>) -> Option<u16> {
     engine.opened(peer);
-    while let Some(record) = engine.next_record(Duration::ZERO, peer) {
+    while let Some(record) = engine.next_record(Duration::ZERO, peer, None) {
         if let Record::Gone { status, .. } = record {
             return Some(status);
         }
@@ -471,7 +471,7 @@ mod alone {
     }
 
     fn say(engine: &mut Engine, peer: usize) -> Vec<Record> {
-        std::iter::from_fn(|| engine.next_record(NOW, &name(peer))).collect()
+        std::iter::from_fn(|| engine.next_record(NOW, &name(peer), None)).collect()
     }
 
     #[test]

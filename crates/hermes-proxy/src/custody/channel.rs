@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use hermes_model::facts::Trust;
+use hermes_net::quic::narrow::Narrow;
 use hermes_wire::capsule::{Capsule, CapsuleDecoder};
 use hermes_wire::custody::{self as wire, ExchangeId, Record};
 use http::{HeaderName, StatusCode};
@@ -91,8 +92,8 @@ pub(crate) struct Way {
 pub(crate) async fn carry_accepted(session: &Session, mut stream: ByteStream, way: &Rc<Way>) {
     let worker = &session.worker;
     session.entry.set_held(true);
-    stream.leave_to_user();
-    let (mut channel, resumed) = Channel::begin(worker.shared.custody.clone(), way.peer.clone());
+    let link = stream.is_dark_at_times();
+    let (mut channel, resumed) = Channel::begin(worker.shared.custody.clone(), way.peer.clone(), link);
     resumed.into_iter().for_each(|id| begin(worker, way, id, true));
     let carried = poll_fn(|cx| channel.poll(cx, &mut stream, |id| begin(worker, way, id, false)));
     tokio::select! {
@@ -112,6 +113,8 @@ pub(super) struct Channel {
     number: u64,
     decoder: CapsuleDecoder,
     out: Bytes,
+    /// What QUIC knows of its link.
+    link: Option<Arc<Narrow>>,
     /// Counts up with what is heard, and when that was.
     pub(super) heard: u64,
     heard_at: Instant,
@@ -127,7 +130,7 @@ impl Drop for Channel {
 
 impl Channel {
     /// Begins; with the exchanges of before this process that the neighbour had begun.
-    pub(super) fn begin(office: Arc<Office>, peer: Arc<str>) -> (Self, Vec<ExchangeId>) {
+    pub(super) fn begin(office: Arc<Office>, peer: Arc<str>, link: Option<Arc<Narrow>>) -> (Self, Vec<ExchangeId>) {
         let (number, resumed) = office.open(&peer);
         let decoder = wire::decoder();
         (
@@ -137,6 +140,7 @@ impl Channel {
                 number,
                 decoder,
                 out: Bytes::new(),
+                link,
                 heard: 0,
                 heard_at: Instant::now(),
                 owes_ping: false,
@@ -216,8 +220,9 @@ impl Channel {
     /// Puts together what is to be said. True where another channel says it.
     fn gather(&mut self, cx: &mut Context<'_>) -> bool {
         let mut out = BytesMut::new();
+        let window = self.link.as_ref().and_then(|link| link.in_order());
         while out.len() < GATHER {
-            match self.office.poll_record(cx, &self.peer, self.number) {
+            match self.office.poll_record(cx, &self.peer, self.number, window) {
                 Poll::Ready(Some(record)) => record.put(&mut out),
                 Poll::Ready(None) => return true,
                 Poll::Pending => break,

@@ -23,10 +23,10 @@ use hermes_wire::custody::{ExchangeId, Part, Record};
 pub(crate) use self::exchange::{Appended, Entry, Former, Limits, Output, Side, Survives};
 use self::exchange::{Exchange, PARTS};
 use self::index::{Account, Indexed, Peer};
-use super::half::{Half, Next, Upto};
+use super::half::{Half, Next, RECORD, Upto};
 
 /// Bytes in one record: small ones behind a large one wait for so much.
-const CHUNK: usize = 16 << 10;
+const CHUNK: usize = RECORD as usize;
 /// Bytes that are read from disk at once.
 const LOAD: u64 = 256 << 10;
 

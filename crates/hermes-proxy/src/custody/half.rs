@@ -21,6 +21,9 @@ use hermes_wire::varint;
 const FEW: usize = 8;
 const SMALL: usize = 4 << 10;
 
+/// A record carries so many bytes.
+pub(crate) const RECORD: u64 = 16 << 10;
+
 /// How far a string of bytes has come: so many of them, and whether its end is known to be there.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Upto {
@@ -380,7 +383,9 @@ impl Half {
 
     /// What may be sent.
     fn limit(&self) -> Upto {
-        if self.safe.offset < self.first { self.safe } else { self.have }
+        // What is one record is there as a whole or not at all: nobody can have a part of it that would differ later.
+        let is_one = self.have.is_whole && self.base == 0 && self.kept.len() == 1 && self.have.offset <= RECORD;
+        if self.safe.offset < self.first && !is_one { self.safe } else { self.have }
     }
 
     /// Bytes under way.

@@ -332,9 +332,9 @@ impl Keeper {
     /// Carries a channel until its path is dark, it is over, or nobody has wanted it for long.
     /// QUIC outlives darkness: of it `path` says nothing.
     async fn carry(&self, stream: &mut ByteStream, mut path: Option<&mut Path>) -> &'static str {
-        stream.leave_to_user();
+        let link = stream.is_dark_at_times();
         // What it begins is taken by nobody: it has dialled none of ours.
-        let (mut channel, _) = Channel::begin(self.office.clone(), self.label.clone());
+        let (mut channel, _) = Channel::begin(self.office.clone(), self.label.clone(), link);
         let mut look = tokio::time::interval(BEACON);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut heard = 0;

@@ -375,6 +375,8 @@ pub(super) struct Writing<B> {
     id: ExchangeId,
     part: Part,
     body: B,
+    /// Goes before what comes next of the body, if that is there: what is small is one piece.
+    head: Option<Bytes>,
     /// What is to be taken next, and whether that is the end.
     next: Option<(Bytes, bool)>,
     is_over: bool,
@@ -392,8 +394,7 @@ pub(super) enum Unwritten {
 impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> Writing<B> {
     /// What comes first is this head.
     pub(super) fn new(office: Arc<Office>, id: ExchangeId, part: Part, head: Bytes, body: B) -> Self {
-        let next = Some((head, false));
-        Self { office, id, part, body, next, is_over: false, entry: None }
+        Self { office, id, part, body, head: Some(head), next: None, is_over: false, entry: None }
     }
 
     /// It is this session's, which has patience.
@@ -416,17 +417,28 @@ impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> Writing<B> {
             if self.is_over {
                 return Poll::Ready(Ok(()));
             }
-            self.next = Some(match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
-                Some(Ok(frame)) => match frame.into_data() {
-                    Ok(data) if data.is_empty() => continue,
-                    // With its end, where that is known: who reads so far knows that it is whole.
-                    Ok(data) if self.body.is_end_stream() => ([chunk(&data), end(None)].concat().into(), true),
-                    Ok(data) => (chunk(&data), false),
-                    Err(frame) => (end(frame.trailers_ref()), true),
-                },
-                None => (end(None), true),
-                Some(Err(error)) => return Poll::Ready(Err(Unwritten::Body(error))),
+            let (bytes, is_last) = match Pin::new(&mut self.body).poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) if frame.data_ref().is_some_and(Bytes::is_empty) => continue,
+                Poll::Ready(Some(Ok(frame))) => self.framed(frame),
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(Unwritten::Body(error))),
+                Poll::Ready(None) => (end(None), true),
+                Poll::Pending if self.head.is_none() => return Poll::Pending,
+                Poll::Pending => (Bytes::new(), false),
+            };
+            self.next = Some(match self.head.take() {
+                Some(head) => ([&head[..], &bytes].concat().into(), is_last),
+                None => (bytes, is_last),
             });
+        }
+    }
+
+    /// A piece of the body, and whether it is the last one.
+    fn framed(&self, frame: Frame<Bytes>) -> (Bytes, bool) {
+        match frame.into_data() {
+            // With its end, where that is known: who reads so far knows that it is whole.
+            Ok(data) if self.body.is_end_stream() => ([chunk(&data), end(None)].concat().into(), true),
+            Ok(data) => (chunk(&data), false),
+            Err(frame) => (end(frame.trailers_ref()), true),
         }
     }
 }

@@ -413,13 +413,20 @@ impl Office {
         begun.into_iter().map(|(id, _)| id).collect()
     }
 
-    /// What a neighbour is to hear next; `None` where another channel has taken its place.
-    pub(crate) fn poll_record(&self, cx: &Context<'_>, peer: &Arc<str>, channel: u64) -> Poll<Option<Record>> {
+    /// What a neighbour is to hear next; `None` where another channel has taken its place. `window`: so much may be under
+    /// way to it, where that is known better than by what it says to hold.
+    pub(crate) fn poll_record(
+        &self,
+        cx: &Context<'_>,
+        peer: &Arc<str>,
+        channel: u64,
+        window: Option<u64>,
+    ) -> Poll<Option<Record>> {
         self.act(|state, now| {
             if !state.is_last(peer, channel) {
                 return Poll::Ready(None);
             }
-            match state.engine.next_record(now, peer) {
+            match state.engine.next_record(now, peer, window) {
                 Some(record) => Poll::Ready(Some(record)),
                 None => {
                     if let Some(line) = state.lines.get_mut(peer) {

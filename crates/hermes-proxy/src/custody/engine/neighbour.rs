@@ -108,8 +108,8 @@ impl Engine {
                 let Some(exchange) = self.exchanges.get_mut(&id).filter(goes_to) else {
                     return self.unknown(peer, id);
                 };
-                // Only a process that was killed may have sent more than it still has.
-                let may_have_lost = exchange.is_restored && exchange.source(part) != Some(&Side::Here);
+                // Only a process that was killed may have sent more than it still has; of its own origin's answer, all of it.
+                let may_have_lost = exchange.is_restored && (is_whole || exchange.source(part) != Some(&Side::Here));
                 let half = exchange.half(part);
                 let before = half.held().offset;
                 if half.awaits_head() && upto == 0 && !is_whole {
@@ -140,24 +140,18 @@ impl Engine {
             }
             Record::Gone { id, status, reason } => {
                 self.say(peer, Record::Done { id });
-                if self.exchanges.get(&id).is_some_and(|exchange| exchange.is_with(&side)) {
-                    self.end(id, &side, Record::Gone { id, status, reason });
+                let Some(exchange) = self.exchanges.get(&id).filter(|exchange| exchange.is_with(&side)) else { return };
+                if exchange.to.as_ref() == Some(&side) && exchange.is_answered(Part::Request) {
+                    // What became of it there afterwards is nobody's concern.
+                    return self.go_on_alone(id, &side);
                 }
+                self.end(id, &side, Record::Gone { id, status, reason });
             }
             Record::Done { id } => {
                 self.forget_ended(id, peer);
                 let Some(exchange) = self.exchanges.get_mut(&id) else { return };
                 if exchange.to.as_ref() == Some(&side) && exchange.response.have().is_whole {
-                    self.unindex(id);
-                    if let Some(exchange) = self.exchanges.get_mut(&id) {
-                        exchange.to = None;
-                        // Whoever has forgotten it had all of it.
-                        let have = exchange.request.have();
-                        exchange.request.set_held(have);
-                    }
-                    self.leave(id, &side);
-                    self.reindex(id);
-                    self.end_if_over(id);
+                    self.go_on_alone(id, &side);
                 } else if exchange.to.as_ref() == Some(&side) {
                     self.fail(id, 502, &format!("{peer} has lost it"));
                 } else if exchange.from == side {
@@ -166,6 +160,20 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// The next one has no part in it any more, and all of its response is here.
+    fn go_on_alone(&mut self, id: ExchangeId, next: &Side) {
+        self.unindex(id);
+        if let Some(exchange) = self.exchanges.get_mut(&id) {
+            exchange.to = None;
+            // Whoever has forgotten it had all of it.
+            let have = exchange.request.have();
+            exchange.request.set_held(have);
+        }
+        self.leave(id, next);
+        self.reindex(id);
+        self.end_if_over(id);
     }
 
     pub(super) fn hear_begin(
@@ -214,8 +222,9 @@ impl Engine {
         }
     }
 
-    /// What this neighbour is to hear next, if it may hear anything now.
-    pub(crate) fn next_record(&mut self, now: Duration, peer: &Arc<str>) -> Option<Record> {
+    /// What this neighbour is to hear next, if it may hear anything now. `window`: so much may be under way to it, where that
+    /// is known of its link.
+    pub(crate) fn next_record(&mut self, now: Duration, peer: &Arc<str>, window: Option<u64>) -> Option<Record> {
         loop {
             let state = self.peers.get_mut(peer).filter(|state| state.is_open)?;
             if let Some(record) = state.words.pop_front() {
@@ -248,7 +257,7 @@ impl Engine {
                 let left = exchange.deadline.saturating_sub(now);
                 return Some(Record::Begin { id, left: u64::try_from(left.as_millis()).unwrap_or(u64::MAX >> 2) });
             }
-            if state.in_flight + state.loading >= state.pace.window() {
+            if state.in_flight + state.loading >= window.unwrap_or_else(|| state.pace.window()) {
                 state.is_quiet = true;
                 return None;
             }

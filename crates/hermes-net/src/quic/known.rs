@@ -1,0 +1,211 @@
+//! How much may be under way on a link that is there for us, and dark at times.
+//!
+//! In: what arrives and what is lost. Out: a window in bytes: what the link carries in a round trip, and a little more. A
+//! loss by itself says nothing of the rate, and none does that the dark has caused; where many are lost while it is bright,
+//! less waits in the link's queue, and in the end less than was believed to be its rate is under way. Time is given.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// Beyond a round trip so much time's worth may be under way: who has to acknowledge takes some of it.
+const BEYOND: Duration = Duration::from_millis(30);
+/// Where much is lost it is halved, down to this.
+const LEAST_BEYOND: Duration = Duration::from_millis(2);
+/// What is sent as one string arrives in order: behind a lost packet so many round trips of it wait, and a little longer.
+const IN_ORDER: u32 = 3;
+const ORDER_TAKES: Duration = Duration::from_millis(10);
+/// A window is not smaller: of a link of 10 Mbit/s that is 50 ms.
+const LEAST: u64 = 64 << 10;
+/// Nor larger; and as large in the dark, when what is under way is lost, and a word has to go through at once.
+pub(super) const MOST: u64 = 64 << 20;
+/// Nothing was heard for so long, and for so many round trips: it is dark.
+const SILENCE: Duration = Duration::from_millis(100);
+const SILENT_TRIPS: u32 = 3;
+/// The highest rate is believed for so long.
+const REMEMBERED: Duration = Duration::from_secs(10);
+/// What had arrived when: so often, and so many of them.
+const GRAIN: Duration = Duration::from_millis(1);
+const MOST_MARKS: usize = 1024;
+/// Losses are counted over so many bytes at least. More than this share of them is more than chance.
+const ROUND: u64 = 96 << 10;
+const MANY: f64 = 0.05;
+
+/// What is known of a link.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Link {
+    arrived: u64,
+    /// How much had arrived when.
+    marks: VecDeque<(Instant, u64)>,
+    /// The highest rate, in bytes a second, and when it was seen.
+    rate: Option<(f64, Instant)>,
+    trip: Duration,
+    heard: Option<Instant>,
+    /// What was sent before this was sent into the dark.
+    bright_since: Option<Instant>,
+    /// How often [`BEYOND`] was halved.
+    halvings: u32,
+    /// Of the round of now: since when, what arrived, and what was lost.
+    round: Option<(Instant, u64)>,
+    lost: u64,
+}
+
+impl Link {
+    /// So many bytes, sent at `sent`, have arrived. `trip`: the shortest round trip.
+    pub(super) fn arrived(&mut self, now: Instant, sent: Instant, bytes: u64, trip: Duration) {
+        self.trip = trip;
+        if self.is_dark(now) {
+            self.bright_since = Some(now);
+            (self.round, self.lost) = (None, 0);
+        }
+        self.heard = Some(now);
+        // What had arrived when it was sent. Where nobody remembers, there was darkness between.
+        let mark = self.marks.partition_point(|(at, _)| *at <= sent).checked_sub(1).map(|index| self.marks[index]);
+        self.arrived += bytes;
+        match self.marks.back_mut() {
+            Some((at, upto)) if now.saturating_duration_since(*at) < GRAIN => *upto = self.arrived,
+            _ => self.marks.push_back((now, self.arrived)),
+        }
+        if self.marks.len() > MOST_MARKS {
+            self.marks.pop_front();
+        }
+        if let Some((at, before)) = mark
+            && self.bright_since.is_none_or(|since| sent >= since)
+        {
+            let took = now.saturating_duration_since(at).max(GRAIN);
+            self.saw(now, (self.arrived - before) as f64 / took.as_secs_f64());
+        }
+        let (since, of_round) = *self.round.get_or_insert((now, self.arrived));
+        let arrived = self.arrived - of_round;
+        if arrived + self.lost >= ROUND && now.saturating_duration_since(since) >= trip {
+            self.judge(arrived, now.saturating_duration_since(since));
+            (self.round, self.lost) = (Some((now, self.arrived)), 0);
+        }
+    }
+
+    /// So many bytes are lost that were sent no later than `sent`.
+    pub(super) fn lost(&mut self, sent: Instant, bytes: u64) {
+        if self.bright_since.is_none_or(|since| sent >= since) {
+            self.lost += bytes;
+        }
+    }
+
+    fn saw(&mut self, now: Instant, rate: f64) {
+        let is_old = |seen: Instant| now.saturating_duration_since(seen) > REMEMBERED;
+        if self.rate.is_none_or(|(highest, seen)| rate >= highest || is_old(seen)) {
+            self.rate = Some((rate, now));
+        }
+    }
+
+    /// A round is over, in which so much arrived.
+    fn judge(&mut self, arrived: u64, took: Duration) {
+        if self.lost as f64 <= MANY * (arrived + self.lost) as f64 {
+            self.halvings = self.halvings.saturating_sub(1);
+        } else if self.beyond() > LEAST_BEYOND {
+            self.halvings += 1;
+        } else if let Some((rate, _)) = &mut self.rate {
+            *rate = rate.min(arrived as f64 / took.max(GRAIN).as_secs_f64());
+        }
+    }
+
+    fn beyond(&self) -> Duration {
+        (BEYOND / 2_u32.saturating_pow(self.halvings)).max(LEAST_BEYOND)
+    }
+
+    fn is_dark(&self, now: Instant) -> bool {
+        let since = self.heard.map(|heard| now.saturating_duration_since(heard));
+        since.is_some_and(|silent| silent > SILENCE.max(SILENT_TRIPS * self.trip))
+    }
+
+    fn carries(&self, during: Duration) -> Option<u64> {
+        self.rate.map(|(rate, _)| ((rate * during.as_secs_f64()) as u64).clamp(LEAST, MOST))
+    }
+
+    /// So many bytes may be under way.
+    pub(super) fn window(&self, now: Instant) -> u64 {
+        if self.is_dark(now) {
+            return MOST;
+        }
+        self.carries(self.trip + self.beyond()).unwrap_or(LEAST)
+    }
+
+    /// So many bytes of a string may be sent beyond what of it has arrived in order. `None`: the link is not known yet.
+    pub(super) fn in_order(&self) -> Option<u64> {
+        self.carries(IN_ORDER * self.trip + self.beyond() + ORDER_TAKES)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+    const PACKET: u64 = 1250;
+
+    /// A link of so many packets a millisecond, with a queue for so many, that loses one of so many by chance; always full.
+    /// What it comes to: the window, and the share that is lost.
+    fn after(seconds: u32, rate: u64, trip: u32, queue: usize, loses: u64) -> (u64, f64) {
+        let start = Instant::now();
+        let (mut link, mut under_way, mut waiting) = (Link::default(), VecDeque::new(), VecDeque::new());
+        let (mut in_flight, mut number, mut sent, mut lost) = (0, 0_u64, 0_u64, 0_u64);
+        for tick in 0..seconds * 1000 {
+            let now = start + MS * tick;
+            while let Some((at, when, is_lost)) = under_way.front().copied()
+                && at <= now
+            {
+                under_way.pop_front();
+                in_flight -= PACKET;
+                if is_lost { link.lost(when, PACKET) } else { link.arrived(now, when, PACKET, MS * trip) }
+            }
+            while in_flight + PACKET <= link.window(now) {
+                number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let is_lost = waiting.len() >= queue || (loses > 0 && (number >> 33) % loses == 0);
+                sent += 1;
+                lost += u64::from(is_lost);
+                in_flight += PACKET;
+                if is_lost {
+                    under_way.push_back((now + MS * trip, now, true));
+                } else {
+                    waiting.push_back(now);
+                }
+            }
+            for _ in 0..rate {
+                under_way.extend(waiting.pop_front().map(|when| (now + MS * trip, when, false)));
+            }
+        }
+        (link.window(start + MS * seconds * 1000), lost as f64 / sent as f64)
+    }
+
+    #[test]
+    fn a_window_is_what_the_link_carries_in_a_trip_and_a_little_more() {
+        // 10 Mbit/s and 1 ms: the least. 100 Mbit/s and 40 ms: 12.5 kB for each of some 70 ms.
+        assert_eq!(after(2, 1, 1, 1000, 0).0, LEAST);
+        let (wide, _) = after(2, 10, 40, 10_000, 0);
+        assert!((700_000..1_100_000).contains(&wide), "{wide}");
+        let (lossy, _) = after(5, 10, 40, 10_000, 100);
+        assert!((700_000..1_100_000).contains(&lossy), "one of a hundred is chance: {lossy}");
+    }
+
+    #[test]
+    fn a_short_queue_is_not_overrun() {
+        // Five milliseconds of a link of 100 Mbit/s.
+        let (window, lost) = after(5, 10, 40, 50, 0);
+        assert!((400_000..650_000).contains(&window) && lost < 0.05, "{window} {lost}");
+    }
+
+    #[test]
+    fn what_the_dark_took_says_nothing() {
+        let (start, mut link) = (Instant::now(), Link::default());
+        let sent = |at: u32| start + MS * at;
+        for at in 0..500 {
+            link.arrived(sent(at + 10), sent(at), 2 * PACKET, MS * 10);
+        }
+        let bright = link.window(sent(510));
+        assert_eq!(link.window(sent(700)), MOST, "a word goes through");
+        link.arrived(sent(2000), sent(1990), 50, MS * 10);
+        (0..100).for_each(|at| link.lost(sent(500 + at), 100 * PACKET));
+        for at in 2000..2100 {
+            link.arrived(sent(at + 10), sent(at), 2 * PACKET, MS * 10);
+        }
+        assert_eq!(link.window(sent(2110)), bright);
+    }
+}
