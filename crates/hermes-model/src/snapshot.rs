@@ -24,7 +24,9 @@ use crate::pattern::HostPattern;
 use crate::reach::Reach;
 use crate::rewrite::{Rewrite, Template};
 
-pub use upstream::{Balance, Endpoint, Health, Outlier, TunnelMethod, Upstream, UpstreamProtocol, UpstreamTls};
+pub use upstream::{
+    Balance, Contact, Endpoint, Health, Outlier, TunnelMethod, Upstream, UpstreamProtocol, UpstreamTls,
+};
 
 /// One whole, validated configuration.
 #[derive(Debug)]

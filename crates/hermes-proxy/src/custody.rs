@@ -12,11 +12,13 @@ mod arrived;
 #[allow(clippy::unwrap_used, reason = "a test")]
 mod chain;
 pub(crate) mod channel;
+mod contact;
 mod engine;
 pub(crate) mod forward;
 mod half;
 mod journal;
 pub(crate) mod keeper;
+mod link;
 mod message;
 mod office;
 mod pace;

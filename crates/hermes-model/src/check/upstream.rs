@@ -9,7 +9,7 @@ use super::{Context, Report, header};
 use crate::authority::Authority;
 use crate::document::upstream as section;
 use crate::pattern::PathPattern;
-use crate::snapshot::{Balance, Endpoint, Health, Outlier, Upstream, UpstreamProtocol, UpstreamTls};
+use crate::snapshot::{Balance, Contact, Endpoint, Health, Outlier, Upstream, UpstreamProtocol, UpstreamTls};
 
 const MAX_ENDPOINTS: usize = 10_000;
 
@@ -33,6 +33,7 @@ pub(super) fn build(
         tls,
         proxy_protocol: section.proxy_protocol.is_some(),
         overlay: section.overlay,
+        contact: section.contact.map(|contact| build_contact(contact, &format!("{at}.contact"), report)),
         endpoints,
     })
 }
@@ -68,6 +69,14 @@ fn endpoints(section: &section::Upstream, at: &str, report: &mut Report) -> Vec<
     endpoints
 }
 
+fn build_contact(section: section::Contact, at: &str, report: &mut Report) -> Contact {
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+    let every = duration(&format!("{at}.every"), Some(section.every), DAY, Contact::SHORTEST..=7 * DAY, report);
+    let most = every.saturating_sub(Duration::from_millis(1));
+    let from = duration(&format!("{at}.from"), section.from, Duration::ZERO, Duration::ZERO..=most, report);
+    Contact { every, from }
+}
+
 /// What an upstream of nodes that dial cannot have: the connection is theirs.
 fn only_nodes(section: &section::Upstream, has_addresses: bool, list: &str, report: &mut Report) {
     let at = list.rsplit_once('.').map_or(list, |(at, _)| at);
@@ -91,6 +100,7 @@ fn only_nodes(section: &section::Upstream, has_addresses: bool, list: &str, repo
         section.tls.is_some(),
         "a node that keeps a connection to this one has proven its name by it, at the listener's tls; leave tls out",
     );
+    no("contact", section.contact.is_some(), "who dials knows when its link comes; write contact there");
     no("overlay", section.overlay == Some(false), "the far end is a node, which has proven that; leave overlay out");
 }
 
@@ -115,6 +125,12 @@ fn fitting_keys(section: &section::Upstream, at: &str, report: &mut Report) {
         "proxy-protocol",
         section.proxy_protocol.is_some() && shares,
         "connections are shared between clients, so that no one source stands for them; use protocol h1 or tcp, or leave it out",
+    );
+    let makes_requests = matches!(protocol, UpstreamProtocol::H2 | UpstreamProtocol::H3);
+    only(
+        "contact",
+        section.contact.is_some() && !makes_requests,
+        "custody goes to nodes, by h2 or h3, and nobody else uses this; leave contact out",
     );
     let dials =
         section.node.is_empty() && section.endpoints.iter().all(|one| matches!(one, section::Endpoint::Address(_)));

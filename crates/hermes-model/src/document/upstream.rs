@@ -46,6 +46,20 @@ pub struct Upstream {
     /// Whether the far end is a node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overlay: Option<bool>,
+    /// When the link to it comes, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contact: Option<Contact>,
+}
+
+/// `contact` of an upstream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Contact {
+    /// It comes so often.
+    pub every: Period,
+    /// So long after each of these periods has begun; the first began with 1970. Default 0 s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<Period>,
 }
 
 /// `HOST:PORT`, or `{node: NAME}`.

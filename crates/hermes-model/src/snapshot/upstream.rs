@@ -34,6 +34,30 @@ pub struct Upstream {
     /// Whether the far end is a node, which is sent the overlay's headers. `None`: a node where
     /// the connection proved it (`identity` TLS), or plaintext h2 that offers extended CONNECT.
     pub overlay: Option<bool>,
+    /// When the link to it comes; `None` is found out.
+    pub contact: Option<Contact>,
+}
+
+/// A link that comes in order: `from` after each period has begun, of which the first began with 1970 (UTC).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Contact {
+    /// The period, at least [`Contact::SHORTEST`].
+    pub every: Duration,
+    /// Less than a period.
+    pub from: Duration,
+}
+
+impl Contact {
+    /// What comes more often has no order that is of use: whoever tries does so more often.
+    pub const SHORTEST: Duration = Duration::from_millis(300);
+
+    /// How long until it comes. `now`: since 1970.
+    pub fn wait(&self, now: Duration) -> Duration {
+        let into = now.as_nanos() % self.every.as_nanos();
+        let from = self.from.as_nanos();
+        let wait = if into < from { from - into } else { from + self.every.as_nanos() - into };
+        Duration::from_nanos(u64::try_from(wait).unwrap_or(u64::MAX))
+    }
 }
 
 /// One place that an upstream's sessions may go to.

@@ -16,11 +16,8 @@ const IN_ORDER: u32 = 3;
 const ORDER_TAKES: Duration = Duration::from_millis(10);
 /// A window is not smaller: of a link of 10 Mbit/s that is 50 ms.
 const LEAST: u64 = 64 << 10;
-/// Nor larger; and as large in the dark, when what is under way is lost, and a word has to go through at once.
+/// Nor larger; and as large in the dark, when what is under way is lost, and a word has to go out at once.
 pub(super) const MOST: u64 = 64 << 20;
-/// Nothing was heard for so long, and for so many round trips: it is dark.
-const SILENCE: Duration = Duration::from_millis(100);
-const SILENT_TRIPS: u32 = 3;
 /// The highest rate is believed for so long.
 const REMEMBERED: Duration = Duration::from_secs(10);
 /// What had arrived when: so often, and so many of them.
@@ -39,7 +36,6 @@ pub(super) struct Link {
     /// The highest rate, in bytes a second, and when it was seen.
     rate: Option<(f64, Instant)>,
     trip: Duration,
-    heard: Option<Instant>,
     /// What was sent before this was sent into the dark.
     bright_since: Option<Instant>,
     /// How often [`BEYOND`] was halved.
@@ -50,14 +46,15 @@ pub(super) struct Link {
 }
 
 impl Link {
+    /// It was dark until now.
+    pub(super) fn rose(&mut self, now: Instant) {
+        self.bright_since = Some(now);
+        (self.round, self.lost) = (None, 0);
+    }
+
     /// So many bytes, sent at `sent`, have arrived. `trip`: the shortest round trip.
     pub(super) fn arrived(&mut self, now: Instant, sent: Instant, bytes: u64, trip: Duration) {
         self.trip = trip;
-        if self.is_dark(now) {
-            self.bright_since = Some(now);
-            (self.round, self.lost) = (None, 0);
-        }
-        self.heard = Some(now);
         // What had arrived when it was sent. Where nobody remembers, there was darkness between.
         let mark = self.marks.partition_point(|(at, _)| *at <= sent).checked_sub(1).map(|index| self.marks[index]);
         self.arrived += bytes;
@@ -111,20 +108,12 @@ impl Link {
         (BEYOND / 2_u32.saturating_pow(self.halvings)).max(LEAST_BEYOND)
     }
 
-    fn is_dark(&self, now: Instant) -> bool {
-        let since = self.heard.map(|heard| now.saturating_duration_since(heard));
-        since.is_some_and(|silent| silent > SILENCE.max(SILENT_TRIPS * self.trip))
-    }
-
     fn carries(&self, during: Duration) -> Option<u64> {
         self.rate.map(|(rate, _)| ((rate * during.as_secs_f64()) as u64).clamp(LEAST, MOST))
     }
 
     /// So many bytes may be under way.
-    pub(super) fn window(&self, now: Instant) -> u64 {
-        if self.is_dark(now) {
-            return MOST;
-        }
+    pub(super) fn window(&self) -> u64 {
         self.carries(self.trip + self.beyond()).unwrap_or(LEAST)
     }
 
@@ -156,7 +145,7 @@ mod tests {
                 in_flight -= PACKET;
                 if is_lost { link.lost(when, PACKET) } else { link.arrived(now, when, PACKET, MS * trip) }
             }
-            while in_flight + PACKET <= link.window(now) {
+            while in_flight + PACKET <= link.window() {
                 number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 let is_lost = waiting.len() >= queue || (loses > 0 && (number >> 33) % loses == 0);
                 sent += 1;
@@ -172,7 +161,7 @@ mod tests {
                 under_way.extend(waiting.pop_front().map(|when| (now + MS * trip, when, false)));
             }
         }
-        (link.window(start + MS * seconds * 1000), lost as f64 / sent as f64)
+        (link.window(), lost as f64 / sent as f64)
     }
 
     #[test]
@@ -199,13 +188,13 @@ mod tests {
         for at in 0..500 {
             link.arrived(sent(at + 10), sent(at), 2 * PACKET, MS * 10);
         }
-        let bright = link.window(sent(510));
-        assert_eq!(link.window(sent(700)), MOST, "a word goes through");
+        let bright = link.window();
+        link.rose(sent(2000));
         link.arrived(sent(2000), sent(1990), 50, MS * 10);
         (0..100).for_each(|at| link.lost(sent(500 + at), 100 * PACKET));
         for at in 2000..2100 {
             link.arrived(sent(at + 10), sent(at), 2 * PACKET, MS * 10);
         }
-        assert_eq!(link.window(sent(2110)), bright);
+        assert_eq!(link.window(), bright);
     }
 }

@@ -7,20 +7,24 @@
 //! Never: another rate than that of the controller within; but for connections of custody, whose link is known.
 
 use std::any::Any;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::Instant;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use quinn::Connection;
 use quinn::congestion::{Controller, ControllerFactory, CubicConfig};
 use quinn_proto::RttEstimator;
 
-use super::known::Link;
+use super::known::{self, Link};
 
 /// Packets of so many bytes every path of QUIC carries (RFC 9000, section 14).
 pub const BASE: u64 = 1200;
 /// Losses of long packets, and no arrival between them, after which the path is held to be narrow.
 const LOSSES: u32 = 2;
+
+/// What is not answered for so long, and for so many round trips, was sent into the dark.
+const SILENCE: Duration = Duration::from_millis(100);
+const SILENT_TRIPS: u32 = 3;
 
 /// What is known of one connection's path.
 #[derive(Debug, Default)]
@@ -30,6 +34,21 @@ pub struct Narrow {
     answered: AtomicU64,
     is_dark_at_times: AtomicBool,
     in_order: AtomicU64,
+    trip: AtomicU64,
+    /// Since when an answer is owed. Times are nanoseconds since [`epoch`]; 0 is never.
+    asked: AtomicU64,
+    /// When it came back last, and nobody has asked about that.
+    rose: AtomicU64,
+}
+
+/// Before all times of connections.
+fn epoch() -> Instant {
+    static EPOCH: OnceLock<Instant> = OnceLock::new();
+    *EPOCH.get_or_init(Instant::now)
+}
+
+fn nanos(at: Instant) -> u64 {
+    u64::try_from(at.saturating_duration_since(epoch()).as_nanos()).unwrap_or(u64::MAX).max(1)
 }
 
 impl Narrow {
@@ -47,6 +66,39 @@ impl Narrow {
     /// link yet, or it is like any.
     pub fn in_order(&self) -> Option<u64> {
         Some(self.in_order.load(Ordering::Relaxed)).filter(|bytes| *bytes > 0)
+    }
+
+    /// From then on an answer is owed, if none was before.
+    pub fn asked(&self, at: Instant) {
+        let _ = self.asked.compare_exchange(0, nanos(at), Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// The shortest round trip; nothing, where none is known.
+    pub fn trip(&self) -> Duration {
+        Duration::from_nanos(self.trip.load(Ordering::Relaxed))
+    }
+
+    /// What was sent is not answered: the link is dark.
+    pub fn is_dark(&self, now: Instant) -> bool {
+        let patience = SILENCE.max(SILENT_TRIPS * self.trip());
+        let asked = self.asked.load(Ordering::Relaxed);
+        asked > 0 && nanos(now).saturating_sub(asked) > u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Something was heard from the far end. True where it was dark until now.
+    pub fn heard(&self, now: Instant) -> bool {
+        let was_dark = self.is_dark(now);
+        if was_dark {
+            self.rose.store(nanos(now), Ordering::Relaxed);
+        }
+        self.asked.store(0, Ordering::Relaxed);
+        was_dark
+    }
+
+    /// When something was heard after it had been dark, if nobody has asked since.
+    pub fn take_rise(&self) -> Option<Instant> {
+        let rose = Some(self.rose.swap(0, Ordering::Relaxed)).filter(|rose| *rose > 0)?;
+        Some(epoch() + Duration::from_nanos(rose))
     }
 
     /// Packets of [`BASE`] bytes or more that have arrived, since the connection began.
@@ -107,6 +159,10 @@ impl Controller for Watched {
         }
         self.narrow.answered.fetch_add(1, Ordering::Relaxed);
         if self.narrow.is_dark_at_times.load(Ordering::Relaxed) {
+            if self.narrow.heard(now) {
+                self.known.rose(now);
+            }
+            self.narrow.trip.store(u64::try_from(rtt.min().as_nanos()).unwrap_or_default(), Ordering::Relaxed);
             self.known.arrived(now, sent, bytes, rtt.min());
             self.narrow.in_order.store(self.known.in_order().unwrap_or_default(), Ordering::Relaxed);
         }
@@ -132,7 +188,7 @@ impl Controller for Watched {
 
     fn window(&self) -> u64 {
         if self.narrow.is_dark_at_times.load(Ordering::Relaxed) {
-            return self.known.window(Instant::now());
+            return if self.narrow.is_dark(Instant::now()) { known::MOST } else { self.known.window() };
         }
         self.inner.window()
     }
@@ -195,5 +251,19 @@ mod tests {
         assert!(!is_narrow(&[(10, 2000)]), "together");
         assert!(is_narrow(&[(1, 1400)]));
         assert!(is_narrow(&[(1, 200), (2, 1400 + 60), (1, 200)]), "one of several");
+    }
+
+    #[test]
+    fn what_is_not_answered_was_sent_into_the_dark() {
+        let (narrow, start) = (Narrow::default(), Instant::now());
+        let at = |millis| start + Duration::from_millis(millis);
+        assert!(!narrow.is_dark(at(5000)), "nothing is owed");
+        narrow.asked(at(5000));
+        narrow.asked(at(5090));
+        assert!(!narrow.is_dark(at(5100)) && narrow.is_dark(at(5101)));
+        assert!(narrow.heard(at(7000)) && !narrow.is_dark(at(9000)));
+        narrow.asked(at(9000));
+        assert!(!narrow.heard(at(9010)));
+        assert_eq!((narrow.take_rise(), narrow.take_rise()), (Some(at(7000)), None));
     }
 }

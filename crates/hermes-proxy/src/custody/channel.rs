@@ -12,13 +12,15 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use hermes_model::facts::Trust;
-use hermes_net::quic::narrow::Narrow;
+use hermes_model::snapshot::Contact as Plan;
 use hermes_wire::capsule::{Capsule, CapsuleDecoder};
 use hermes_wire::custody::{self as wire, ExchangeId, Record};
 use http::{HeaderName, StatusCode};
 use tokio::time::Instant;
 
 use super::arrived;
+use super::contact;
+use super::link::Link;
 use super::office::Office;
 use crate::error::Error;
 use crate::live::Session;
@@ -64,7 +66,13 @@ pub(crate) fn accept(worker: &Rc<Worker>, request: &Request<'_>) -> Served {
     *session.entry.peer.borrow_mut() = Some(peer.clone());
     let head = upgrade::accepted(&request.ask, request.version, facts, None);
     session.entry.status.set(head.status().as_u16());
-    let way = Way { listener: facts.listener.clone(), source: facts.source, trust: facts.trust.clone(), peer };
+    let way = Way {
+        listener: facts.listener.clone(),
+        source: facts.source,
+        trust: facts.trust.clone(),
+        peer,
+        plan: contact::told(&facts.headers),
+    };
     Served::Tunnel(Box::new(Tunnel { head, far: Far::Custody(Rc::new(way)), session, body: None }))
 }
 
@@ -86,13 +94,15 @@ pub(crate) struct Way {
     pub(super) source: SocketAddr,
     pub(super) trust: Trust,
     pub(super) peer: Arc<str>,
+    /// What it says of the link between us.
+    plan: Option<Plan>,
 }
 
 /// Carries a channel that was accepted, until it is over or another one takes its place.
 pub(crate) async fn carry_accepted(session: &Session, mut stream: ByteStream, way: &Rc<Way>) {
     let worker = &session.worker;
     session.entry.set_held(true);
-    let link = stream.is_dark_at_times();
+    let link = stream.is_dark_at_times().map(|known| Link::accepted(known, way.plan));
     let (mut channel, resumed) = Channel::begin(worker.shared.custody.clone(), way.peer.clone(), link);
     resumed.into_iter().for_each(|id| begin(worker, way, id, true));
     let carried = poll_fn(|cx| channel.poll(cx, &mut stream, |id| begin(worker, way, id, false)));
@@ -113,8 +123,8 @@ pub(super) struct Channel {
     number: u64,
     decoder: CapsuleDecoder,
     out: Bytes,
-    /// What QUIC knows of its link.
-    link: Option<Arc<Narrow>>,
+    /// Its link, where that is QUIC's.
+    link: Option<Link>,
     /// Counts up with what is heard, and when that was.
     pub(super) heard: u64,
     heard_at: Instant,
@@ -130,7 +140,7 @@ impl Drop for Channel {
 
 impl Channel {
     /// Begins; with the exchanges of before this process that the neighbour had begun.
-    pub(super) fn begin(office: Arc<Office>, peer: Arc<str>, link: Option<Arc<Narrow>>) -> (Self, Vec<ExchangeId>) {
+    pub(super) fn begin(office: Arc<Office>, peer: Arc<str>, link: Option<Link>) -> (Self, Vec<ExchangeId>) {
         let (number, resumed) = office.open(&peer);
         let decoder = wire::decoder();
         (
@@ -164,6 +174,9 @@ impl Channel {
                     let now = Instant::now();
                     self.owes_ping |= now - self.heard_at >= SILENCE;
                     self.heard_at = now;
+                    if let Some(link) = &mut self.link {
+                        link.heard(now);
+                    }
                     self.decoder.push(bytes);
                     if !self.hear(&mut begun) {
                         return Poll::Ready("it said what is no record of custody");
@@ -184,7 +197,11 @@ impl Channel {
                 continue;
             }
             match stream.poll_write(cx, &mut self.out) {
-                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Ok(())) => {
+                    if let Some(link) = &self.link {
+                        link.known.asked(std::time::Instant::now());
+                    }
+                }
                 Poll::Ready(Err(_)) => return Poll::Ready("it broke"),
                 Poll::Pending if has_read => {}
                 Poll::Pending => return Poll::Pending,
@@ -220,7 +237,7 @@ impl Channel {
     /// Puts together what is to be said. True where another channel says it.
     fn gather(&mut self, cx: &mut Context<'_>) -> bool {
         let mut out = BytesMut::new();
-        let window = self.link.as_ref().and_then(|link| link.in_order());
+        let window = self.link.as_mut().and_then(|link| link.window(cx));
         while out.len() < GATHER {
             match self.office.poll_record(cx, &self.peer, self.number, window) {
                 Poll::Ready(Some(record)) => record.put(&mut out),
@@ -228,8 +245,11 @@ impl Channel {
                 Poll::Pending => break,
             }
         }
-        if std::mem::take(&mut self.owes_ping) && out.is_empty() {
+        let owes_ping = std::mem::take(&mut self.owes_ping);
+        if out.is_empty() && (owes_ping || self.link.as_mut().is_some_and(|link| link.poll_tail(cx))) {
             wire::put_ping(&mut out);
+        } else if let Some(link) = self.link.as_mut().filter(|_| !out.is_empty()) {
+            link.sends();
         }
         self.out = out.freeze();
         false

@@ -23,6 +23,8 @@ use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::channel::{Channel, LINE};
+use super::contact::{self, Contact, since_1970};
+use super::link::Link;
 use super::office::Office;
 use crate::error::Error;
 use crate::generation::quic_bounds;
@@ -123,6 +125,8 @@ struct Keeper {
     label: Arc<str>,
     /// Where it is dialled by QUIC.
     quic: Option<quic::ClientConfig>,
+    /// When its link came.
+    contact: Rc<RefCell<Contact>>,
 }
 
 /// A connection that was answered.
@@ -162,7 +166,7 @@ impl Keeper {
     fn new(worker: &Rc<Worker>, upstream: &Arc<UpstreamState>, index: usize) -> Self {
         let (office, label) = (worker.shared.custody.clone(), upstream.endpoints[index].label.clone());
         let quic = quic_config(worker, upstream);
-        Self { worker: worker.clone(), office, upstream: upstream.clone(), index, label, quic }
+        Self { worker: worker.clone(), office, upstream: upstream.clone(), index, label, quic, contact: Rc::default() }
     }
 
     async fn keep(self) {
@@ -256,6 +260,18 @@ impl Keeper {
         }
     }
 
+    /// Ready when the link comes, if that is known.
+    async fn expected(&self) {
+        let next = match &self.upstream.config.contact {
+            Some(plan) => Some(Instant::now() + plan.wait(since_1970())),
+            None => self.contact.borrow().next(Instant::now()),
+        };
+        match next {
+            Some(next) => tokio::time::sleep_until(next).await,
+            None => std::future::pending().await,
+        }
+    }
+
     /// Ready when nobody wants a channel.
     async fn unwanted(&self) {
         let mut look = tokio::time::interval(LOOK_UNWANTED);
@@ -267,7 +283,16 @@ impl Keeper {
     /// Tries until a connection is there: by QUIC where the upstream is `h3`, and by TCP where that alone is answered.
     async fn find(&self, destination: &Destination<'_>, addresses: &[IpAddr]) -> Found {
         let by_tcp = async {
-            let tcp = dial::until_answered(addresses, destination.port, BEACON, PATIENCE).await;
+            let dial = || dial::until_answered(addresses, destination.port, BEACON, PATIENCE);
+            let began = Instant::now();
+            let tcp = tokio::select! {
+                tcp = dial() => tcp,
+                // Just in time, and then as often again.
+                tcp = async { self.expected().await; dial().await } => tcp,
+            };
+            if began.elapsed() > DARK {
+                self.contact.borrow_mut().came(Instant::now());
+            }
             if self.quic.is_some() {
                 tokio::time::sleep(HEAD_START).await;
             }
@@ -322,6 +347,9 @@ impl Keeper {
         if let Ok(line) = HeaderValue::from_str(&self.label) {
             request.headers_mut().insert(LINE, line);
         }
+        if let Some(plan) = &self.upstream.config.contact {
+            contact::tell(plan, request.headers_mut());
+        }
         let (response, send, lease, _) = exchange::open(lease, request, &place, None, false).await?;
         if !response.status().is_success() {
             return Err(Error::Refused { peer: self.label.clone(), status: response.status() });
@@ -332,7 +360,8 @@ impl Keeper {
     /// Carries a channel until its path is dark, it is over, or nobody has wanted it for long.
     /// QUIC outlives darkness: of it `path` says nothing.
     async fn carry(&self, stream: &mut ByteStream, mut path: Option<&mut Path>) -> &'static str {
-        let link = stream.is_dark_at_times();
+        let plan = self.upstream.config.contact;
+        let link = stream.is_dark_at_times().map(|known| Link::dialled(known, plan, self.contact.clone()));
         // What it begins is taken by nobody: it has dialled none of ours.
         let (mut channel, _) = Channel::begin(self.office.clone(), self.label.clone(), link);
         let mut look = tokio::time::interval(BEACON);
@@ -357,8 +386,10 @@ impl Keeper {
                         return UNWANTED_ANY_MORE;
                     }
                     let pause = if wanted_at == now { BEACON } else { LOOK_UNWANTED };
-                    // Where nothing is heard and nothing is owed, darkness would not be seen.
-                    if !is_owed && channel.heard == heard && now - asked_at >= pause {
+                    // Where nothing is heard and nothing is owed, darkness would not be seen; QUIC need not see it unless
+                    // it is wanted.
+                    let is_asked = wanted_at == now || path.is_some();
+                    if is_asked && !is_owed && channel.heard == heard && now - asked_at >= pause {
                         asked_at = now;
                         channel.owes_ping = true;
                     }

@@ -83,7 +83,8 @@ impl Store {
     pub(super) fn open(directory: &Path) -> io::Result<Opened> {
         fs::create_dir_all(directory)?;
         let lock = Lock::take(&directory.join("lock"))?;
-        let mut files = Files { directory: directory.to_owned(), index: Index::default(), _lock: lock };
+        let mut files =
+            Files { directory: directory.to_owned(), index: Index::default(), out: BytesMut::new(), _lock: lock };
         files.read_all()?;
         let held = files.index.held();
         Ok(Opened { files, held })
@@ -162,6 +163,8 @@ fn size(note: &Note) -> usize {
 struct Files {
     directory: PathBuf,
     index: Index,
+    /// What is written next is put together here.
+    out: BytesMut,
     _lock: Lock,
 }
 
@@ -315,14 +318,15 @@ impl Files {
             self.index.segments.push_back(segment);
         }
         let Some(segment) = self.index.segments.back_mut() else { return Ok(()) };
-        let mut out = BytesMut::new();
+        let out = &mut self.out;
+        out.clear();
         let mut put = Vec::with_capacity(notes.len());
         for (id, note) in notes {
             let begin = out.len() as u64;
-            let at = segment.length + begin + journal::put(*id, note, &mut out) as u64;
+            let at = segment.length + begin + journal::put(*id, note, out) as u64;
             put.push(Put { id: *id, note: note.clone(), at, length: out.len() as u64 - begin });
         }
-        let written = segment.file.write_all_at(&out, segment.length);
+        let written = segment.file.write_all_at(out, segment.length);
         let synced = written.and_then(|()| if is_synced { segment.file.sync_data() } else { Ok(()) });
         if let Err(error) = synced {
             // What stands behind the end is written over; a restart must not read it.

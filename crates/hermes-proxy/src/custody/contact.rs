@@ -1,0 +1,178 @@
+//! When a link that comes and goes will be there next, where that has an order.
+//!
+//! In: when it came. Out: when it comes again; `None` where no order was found. What was said by this costs nothing if it
+//! is wrong: what goes into the dark is sent again. Time is given.
+
+use std::collections::VecDeque;
+use std::time::{Duration, SystemTime};
+
+use hermes_model::snapshot::Contact as Plan;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use tokio::time::Instant;
+
+/// By which a node that dials tells the other what its document says of the link between them.
+const CONTACT: HeaderName = HeaderName::from_static("hermes-contact");
+
+/// What the clock says; a plan counts from there.
+pub(super) fn since_1970() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+}
+
+/// Tells of a plan: a period and its offset, in milliseconds.
+pub(super) fn tell(plan: &Plan, headers: &mut HeaderMap) {
+    let value = format!("{} {}", plan.every.as_millis(), plan.from.as_millis());
+    headers.extend(HeaderValue::from_str(&value).ok().map(|value| (CONTACT, value)));
+}
+
+/// What was told of a plan. `None`: nothing, or no plan.
+pub(super) fn told(headers: &HeaderMap) -> Option<Plan> {
+    let (every, from) = headers.get(CONTACT)?.to_str().ok()?.split_once(' ')?;
+    let [every, from] =
+        [every, from].map(|millis| millis.parse::<u32>().ok().map(u64::from).map(Duration::from_millis));
+    let plan = Plan { every: every?, from: from? };
+    (plan.every >= Plan::SHORTEST && plan.from < plan.every).then_some(plan)
+}
+
+/// So many times are remembered, and so many of them have to fit.
+const REMEMBERED: usize = 8;
+const ENOUGH: usize = 3;
+/// A link is heard of this much later than it came: whoever speaks over it does so each 20 ms.
+const LATE: Duration = Duration::from_millis(30);
+/// What comes more often than this has no order that is of use.
+const SHORTEST: Duration = Duration::from_millis(300);
+/// Between two times it may have come unheard so often.
+const MISSED: u32 = 8;
+
+/// What is known of a link's order.
+#[derive(Debug)]
+pub(super) struct Contact {
+    /// Times are counted from there.
+    epoch: Instant,
+    came: VecDeque<Duration>,
+    order: Option<Order>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Order {
+    period: Duration,
+    /// When it came last that fits, as early in its period as was seen.
+    last: Duration,
+    /// How many fit.
+    fits: usize,
+}
+
+impl Default for Contact {
+    fn default() -> Self {
+        Self { epoch: Instant::now(), came: VecDeque::new(), order: None }
+    }
+}
+
+impl Contact {
+    /// It has come; or it was not used before, and nobody knows.
+    pub(super) fn came(&mut self, at: Instant) {
+        let at = at.saturating_duration_since(self.epoch);
+        if self.came.len() == REMEMBERED {
+            self.came.pop_front();
+        }
+        self.came.push_back(at);
+        self.order = self.find();
+    }
+
+    /// The order that fits most of what is remembered; of two, the longer one. Its period was seen once at least.
+    fn find(&self) -> Option<Order> {
+        let pairs = self.came.iter().enumerate().flat_map(|(index, one)| {
+            self.came.iter().skip(index + 1).map(move |other| (*one, other.saturating_sub(*one)))
+        });
+        let orders = pairs.filter(|(_, period)| *period >= SHORTEST).map(|(one, period)| self.order(one, period));
+        orders.filter(|order| order.fits >= ENOUGH).max_by_key(|order| (order.fits, order.period))
+    }
+
+    /// How much fits this period, from this time on.
+    fn order(&self, begin: Duration, period: Duration) -> Order {
+        let (begin, of_period, late) = (begin.as_secs_f64(), period.as_secs_f64(), LATE.as_secs_f64());
+        let (mut fitting, mut periods) = (Vec::with_capacity(REMEMBERED), 1.0);
+        for at in self.came.iter().map(Duration::as_secs_f64) {
+            let count = ((at - begin) / of_period).round();
+            if count >= 0.0 && (at - begin - count * of_period).abs() <= late {
+                fitting.push((at, count));
+                periods = count.max(1.0);
+            }
+        }
+        // Over all of them it is known better than by two.
+        let whole = fitting.last().map_or(of_period, |(at, _)| (at - begin) / periods);
+        let early = fitting.iter().map(|(at, count)| at - begin - count * whole).fold(0.0, f64::min);
+        let last = Duration::from_secs_f64((begin + early + periods * whole).max(0.0));
+        Order { period: Duration::from_secs_f64(whole), last, fits: fitting.len() }
+    }
+
+    /// When it comes next, after this.
+    pub(super) fn next(&self, now: Instant) -> Option<Instant> {
+        let Order { period, last, .. } = self.order?;
+        let last = self.epoch + last;
+        let Some(since) = now.checked_duration_since(last) else { return Some(last) };
+        let periods = u32::try_from(since.as_nanos() / period.as_nanos()).ok()?;
+        // Whoever was not heard for long has another order by now, or none.
+        (periods < MISSED).then(|| last + period * (periods + 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn after(times: &[u64]) -> Contact {
+        let mut contact = Contact::default();
+        let epoch = contact.epoch;
+        times.iter().for_each(|at| contact.came(epoch + Duration::from_millis(*at)));
+        contact
+    }
+
+    fn next(times: &[u64], now: u64) -> Option<u64> {
+        let contact = after(times);
+        let next = contact.next(contact.epoch + Duration::from_millis(now))?;
+        Some((next - contact.epoch).as_millis() as u64)
+    }
+
+    #[test]
+    fn a_plan_is_told_and_only_a_plan() {
+        let mut headers = HeaderMap::new();
+        let plan = Plan { every: Duration::from_secs(3), from: Duration::from_millis(1500) };
+        tell(&plan, &mut headers);
+        assert_eq!(told(&headers), Some(plan));
+        assert_eq!(plan.wait(Duration::from_millis(10_000)), Duration::from_millis(500));
+        assert_eq!(plan.wait(Duration::from_millis(10_500)), Duration::from_secs(3));
+        for no in ["", "3000", "3000 3000", "0 0", "1 0", "3000 -1", "99999999999 1"] {
+            headers.insert(CONTACT, HeaderValue::from_static(no));
+            assert_eq!(told(&headers), None, "{no}");
+        }
+    }
+
+    fn is_near(found: Option<u64>, at: u64) -> bool {
+        found.is_some_and(|found| found.abs_diff(at) <= 8)
+    }
+
+    #[test]
+    fn what_comes_in_order_is_expected() {
+        let seen = [5, 3010, 6000, 9015];
+        assert!(is_near(next(&seen, 9020), 12_003), "{:?}", next(&seen, 9020));
+        assert!(is_near(next(&seen, 12_500), 15_004), "{:?}", next(&seen, 12_500));
+        // Nobody listened in between.
+        assert!(is_near(next(&[0, 3000, 12_000, 15_000], 15_100), 18_000));
+        // It was there when it was used again.
+        assert!(is_near(next(&[1234, 3000, 6000, 9000, 13_300, 15_010], 15_100), 18_000));
+    }
+
+    #[test]
+    fn what_comes_by_chance_is_not() {
+        assert_eq!(next(&[0, 3000], 3100), None, "too few");
+        assert_eq!(next(&[0, 3000, 7700], 7800), None);
+        assert_eq!(next(&[0, 100, 200, 290, 400], 410), None, "too often");
+        assert_eq!(next(&[0, 3000, 6000, 9000], 100_000), None, "long ago");
+    }
+
+    #[test]
+    fn an_order_that_changes_is_found_anew() {
+        let seen = [0, 3000, 6000, 9000, 10_500, 12_500, 14_500, 16_500, 18_500, 20_500];
+        assert!(is_near(next(&seen, 20_600), 22_500), "{:?}", next(&seen, 20_600));
+    }
+}
