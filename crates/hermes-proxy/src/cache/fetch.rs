@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use http_body::Body as _;
 
-use super::content::Paid;
+use super::content::{CHUNK_COST, Paid};
 use super::flight::Flight;
 use super::head::Head;
 use super::store::Cache;
@@ -94,7 +94,8 @@ impl Fetch {
                 None if before == 0 => FIRST.max(rest.len().min(CHUNK)),
                 None => CHUNK,
             };
-            let room = self.cache.room(wanted).map(|charge| Paid { bytes: Vec::with_capacity(wanted), charge });
+            let room =
+                self.cache.room(wanted + CHUNK_COST).map(|charge| Paid { bytes: Vec::with_capacity(wanted), charge });
             if room.is_none() && self.flight.give_up() {
                 self.cache.hit_limit("cache-memory");
             }

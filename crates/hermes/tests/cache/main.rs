@@ -6,5 +6,6 @@ mod disk;
 mod hits;
 mod lab;
 mod ranges;
+mod reload;
 mod together;
 mod users;
