@@ -49,6 +49,8 @@ pub(crate) enum Loaded {
 }
 
 enum Job {
+    /// The cache is there to be told.
+    Begin,
     Keep {
         key: Arc<str>,
         id: u64,
@@ -130,6 +132,11 @@ impl Disk {
         Some(Self { jobs, pending, loading, stage, ended: Mutex::new(Some(Ended(ended))) })
     }
 
+    /// The cache is there, and hears of what is in the directory. Before all else, and once.
+    pub(super) fn begin(&self) {
+        let _ = self.jobs.send(Job::Begin);
+    }
+
     /// Has nothing more to do: the directory is for another one. Returns who tells when it is free; once.
     pub(super) fn retire(&self) -> Option<Ended> {
         self.stage.store(RETIRED, Ordering::Release);
@@ -199,6 +206,8 @@ struct Clerk {
 
 impl Clerk {
     fn run(mut self, place: Place, todo: mpsc::Receiver<Job>) {
+        // The first one.
+        let Ok(Job::Begin) = todo.recv() else { return };
         if let Some(former) = place.former {
             former.wait();
         }
@@ -273,8 +282,8 @@ impl Clerk {
     fn work(&mut self, job: Job) {
         self.pending.fetch_sub(1, Ordering::Relaxed);
         match job {
-            // The loop ends with it.
-            Job::Retire => {}
+            // One is the first, and with the other one the loop ends.
+            Job::Begin | Job::Retire => {}
             Job::Keep { key, id, head, content } => self.keep(&key, id, &head, &content),
             Job::Patch { file, key, head } => {
                 let path = self.path(file);

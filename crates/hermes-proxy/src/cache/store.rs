@@ -101,14 +101,16 @@ impl Cache {
         place: Option<Place>,
     ) -> Arc<Self> {
         let directory = place.as_ref().map(|place| place.directory.clone());
-        Arc::new_cyclic(|this| {
+        let cache = Arc::new_cyclic(|this| {
             let place = place.filter(|_| settings.disk > 0);
             let disk = place.and_then(|place| Disk::start(place, this.clone()));
             let of_heads = settings.memory / HEADS_SHARE;
             let heads = Tier::new(of_heads, metrics.memory.clone());
             let tier = Tier::new(settings.memory - of_heads, metrics.memory.clone());
             Self { settings, of, directory, tier, heads, state: Mutex::default(), disk, metrics }
-        })
+        });
+        cache.disk.iter().for_each(Disk::begin);
+        cache
     }
 
     /// Its directory is for another one: from now on it has its memory alone. Returns which, and who tells when it is free.

@@ -75,13 +75,20 @@ impl Visit<'_> {
     }
 
     fn spawn(&self, forward: &Forward<'_>, lead: &Lead, head: Arc<Head>, body: Body, owed: Option<u64>) {
-        body.bind(forward.entry);
+        // The session that asked may end before the others who read.
+        let entry = forward.entry.apart(forward.worker);
+        body.bind(&entry);
+        if forward.route.custody.is_some() {
+            // Who reads along waits as long as who asked: the path may be dark to all of them.
+            forward.entry.set_held(true);
+        }
         let fetch = Fetch {
             cache: self.cache.clone(),
             key: self.ask.key.clone(),
             flight: lead.flight.clone(),
             head,
             body,
+            entry,
             owed,
             idle: match &forward.route.custody {
                 Some(custody) => custody.deadline,
