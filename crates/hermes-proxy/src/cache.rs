@@ -165,3 +165,7 @@ fn hex(text: &str, bytes: usize) -> String {
     }
     hex
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

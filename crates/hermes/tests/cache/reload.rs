@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hermes_testkit::overlay::{Node, Overlay};
 use tokio::sync::Notify;
 
-use crate::lab::{Scripted, Step, ask_at, get, overlay, response};
+use crate::lab::{Scripted, Step, ask_at, begin, get, overlay, response};
 
 const DOCUMENT: &str = "
 state: '$STATE'
@@ -123,17 +123,12 @@ async fn an_answer_of_before_is_none_of_now() {
     let overlay = overlay();
     let mut lab =
         Lab::new(&overlay, "upstream: origin, cache: {}", origin.origin.address(), other.origin.address()).await;
-    let address = lab.node.address("in");
-    let slow = tokio::spawn(async move {
-        let mut dialog = hermes_testkit::dialog::Dialog::connect(address).await.unwrap();
-        dialog.send("GET /x HTTP/1.1\r\nhost: WEB\r\n\r\n").await.unwrap();
-        let head = dialog.head().await.unwrap();
-        dialog.body(&head).await.unwrap().data
-    });
+    let mut slow = begin(&lab.node, "in", "GET", "/x", &[]).await.unwrap();
     origin.next().await;
     lab.becomes("upstream: other, cache: {}", "upstream: other").await;
     released.notify_one();
-    assert_eq!(slow.await.unwrap(), b"before");
+    let head = slow.head().await.unwrap();
+    assert_eq!(slow.body(&head).await.unwrap().data, b"before");
     assert_eq!(get(&lab.node, "/x").await.text(), "other 0");
     assert_eq!(ask_at(&lab.node, "alice", "GET", "/x", &[]).await.text(), "other 0");
 }
