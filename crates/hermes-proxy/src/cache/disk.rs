@@ -213,6 +213,9 @@ impl Clerk {
         }
         if let Some(_lock) = self.take(&place.root, &todo) {
             self.look();
+            if let Some(cache) = self.cache.upgrade() {
+                cache.has_looked();
+            }
             while let Ok(job) = todo.recv() {
                 match job {
                     Job::Retire => break,

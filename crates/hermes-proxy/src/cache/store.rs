@@ -8,6 +8,7 @@
 mod index;
 mod merge;
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -109,7 +110,10 @@ impl Cache {
             let tier = Tier::new(settings.memory - of_heads, metrics.memory.clone());
             Self { settings, of, directory, tier, heads, state: Mutex::default(), disk, metrics }
         });
-        cache.disk.iter().for_each(Disk::begin);
+        if let Some(disk) = &cache.disk {
+            cache.lock().ended = Some(index::Outdated::These(HashSet::new()));
+            disk.begin();
+        }
         cache
     }
 
@@ -248,6 +252,7 @@ impl Cache {
     /// Nothing that is kept of it may be given any more.
     pub(crate) fn forget(&self, key: &Arc<str>) {
         let mut state = self.lock();
+        state.ends(key);
         let ids: Vec<u64> = state.targets.get(key).into_iter().flatten().map(|variant| variant.id).collect();
         let gone: Vec<FileId> = ids.into_iter().filter_map(|id| state.remove(&(key.clone(), id))).collect();
         // What is on its way may be of before.
@@ -314,7 +319,7 @@ impl Cache {
         let mut gone = Vec::new();
         let mut state = self.lock();
         let like = state.like(key, &head.vary).map(|variant| (variant.id, variant.head.times.came));
-        if like.is_some_and(|(_, came)| came >= head.times.came) {
+        if like.is_some_and(|(_, came)| came >= head.times.came) || !state.is_valid(key) {
             return false;
         }
         if let Some((id, _)) = like {
@@ -334,6 +339,11 @@ impl Cache {
         drop(state);
         self.unlink(gone);
         is_wanted
+    }
+
+    /// All that is on disk is found.
+    pub(super) fn has_looked(&self) {
+        self.lock().ended = None;
     }
 
     fn shrink(&self, state: &mut State, gone: &mut Vec<FileId>) {

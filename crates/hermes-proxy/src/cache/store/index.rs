@@ -3,7 +3,7 @@
 //! In: what a cache puts in, takes out and touches, under its lock. Out: the same; and the files that nobody needs any
 //! more. What is in memory, and what is on disk, is each in the order of its use. Never: I/O.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 
@@ -20,6 +20,8 @@ const MOST_VARIANTS: usize = 32;
 /// Targets known to have answers that are nobody else's, for so long: nobody waits for those.
 const MOST_SOLITARY: usize = 4096;
 const SOLITARY_FOR: Millis = 60_000;
+/// Keys that end before what is on disk is found; of more nothing that is found is of use.
+const MOST_ENDED: usize = 65_536;
 /// Contents that are looked at for one that may leave memory.
 const MOST_LOOKS: usize = 256;
 
@@ -34,6 +36,8 @@ pub(super) struct State {
     /// Of their keys the hashes, which are small whatever clients ask for. Two that have the same do not wait for each
     /// other, which is all that comes of it.
     solitary: HashMap<u64, Millis>,
+    /// What may not be given any more of what is on disk and not found yet. `None`: all of that is found.
+    pub(super) ended: Option<Outdated>,
     hasher: RandomState,
     /// Counts uses, and names variants.
     pub(super) turn: u64,
@@ -41,6 +45,13 @@ pub(super) struct State {
 }
 
 pub(super) type Place = (Arc<str>, u64);
+
+/// Keys by their hashes.
+pub(super) enum Outdated {
+    These(HashSet<u64>),
+    /// There were too many.
+    All,
+}
 
 pub(super) struct Variant {
     pub(super) id: u64,
@@ -232,5 +243,25 @@ impl State {
     pub(super) fn was_kept(&mut self, key: &str) {
         let key = self.hasher.hash_one(key);
         self.solitary.remove(&key);
+    }
+
+    /// What is on disk of it may not be given any more.
+    pub(super) fn ends(&mut self, key: &str) {
+        let key = self.hasher.hash_one(key);
+        if let Some(Outdated::These(keys)) = &mut self.ended {
+            keys.insert(key);
+            if keys.len() > MOST_ENDED {
+                self.ended = Some(Outdated::All);
+            }
+        }
+    }
+
+    /// What is found of it on disk may be given.
+    pub(super) fn is_valid(&self, key: &str) -> bool {
+        match &self.ended {
+            None => true,
+            Some(Outdated::These(keys)) => !keys.contains(&self.hasher.hash_one(key)),
+            Some(Outdated::All) => false,
+        }
     }
 }

@@ -86,7 +86,10 @@ impl Cache {
     }
 
     fn merged(&self, known: Option<&Known>, content: &Arc<Content>) -> Merged {
-        let Some(known) = known else { return Merged::Alone(content.clone()) };
+        // What is whole needs nothing of before; and who asked for all of it anew shall have that on disk as well.
+        let Some(known) = known.filter(|_| !content.shape().covers(&(0..content.total()))) else {
+            return Merged::Alone(content.clone());
+        };
         let Some(there) = &known.content else {
             let is_more = content.shape().len() >= known.length;
             return if is_more { Merged::Alone(content.clone()) } else { Merged::Not("cache-parts") };

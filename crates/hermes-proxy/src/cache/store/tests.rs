@@ -201,7 +201,7 @@ fn ranges_beside_each_other_are_put_together() {
 #[test]
 fn a_file_is_written_anew_when_it_has_grown() {
     let store = store(16 << 20, 64 << 20);
-    let (mut files, each) = (std::collections::HashSet::new(), 10_000);
+    let (mut files, each) = (HashSet::new(), 10_000);
     for number in 0..200 {
         store.keep("/x", number * each..(number + 1) * each, 200 * each);
         let place = (ask("/x").key, store.stored("/x").unwrap().id);
@@ -237,4 +237,38 @@ fn keys_of_answers_for_one_alone_cost_little() {
     }
     assert!(!state.is_for_many("9999", NOW));
     assert!(state.is_for_many("0", NOW) && state.is_for_many("other", NOW));
+}
+
+/// Another process has the directory for a while; meanwhile something is changed at the origin.
+#[test]
+fn what_ended_before_it_was_found_is_not_given() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = || directory.path().join("cache");
+    let first = Store { cache: at(place(), 1 << 20, 1 << 20), _directory: tempfile::tempdir().unwrap() };
+    for path in ["/x", "/y"] {
+        first.keep(path, 0..10, 10);
+        first.filed(path);
+    }
+    drop(first);
+    let lock = || hermes_net::lock::Lock::take(&directory.path().join("lock"));
+    until("the first one has let go", || lock().is_ok());
+    let others = lock().unwrap();
+    let second = Store { cache: at(place(), 1 << 20, 1 << 20), _directory: directory };
+    second.cache.forget(&ask("/x").key);
+    drop(others);
+    second.filed("/y");
+    assert!(second.stored("/x").is_none());
+    until("all is found", || second.cache.lock().ended.is_none());
+    second.keep("/x", 0..10, 10);
+    second.filed("/x");
+}
+
+/// The same tag, and other bytes: who asks for all of it has the last word, on disk as well.
+#[tokio::test]
+async fn the_whole_is_written_anew() {
+    let store = store(1 << 20, 1 << 20);
+    store.keep("/x", 0..100, 100);
+    let before = store.filed("/x").file;
+    store.keep("/x", 0..100, 100);
+    assert_ne!(store.filed("/x").file, before);
 }
