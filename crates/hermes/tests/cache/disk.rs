@@ -188,3 +188,36 @@ async fn one_process_at_a_time_has_the_directory() {
     end(first).await;
     second.says("the cache found what it had kept").await;
 }
+
+/// A successor has the directory as soon as it has the listeners, while the one before it finishes what it carries.
+#[tokio::test]
+async fn a_takeover_takes_what_is_kept() {
+    let sent = body(1000);
+    let mut origin = Scripted::new(move |request, _| match request.target() {
+        "/slow" => vec![Step::Await(std::sync::Arc::default())],
+        _ => vec![Step::Send(response(200, "cache-control: max-age=600", &sent))],
+    });
+    let overlay = overlay();
+    let (state, socket) = (overlay.dir().join("state"), overlay.dir().join("takeover.sock"));
+    // What is handed over is told by its address.
+    let ports: Vec<_> = (0..3).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    let document = ports.iter().fold(crate::lab::DOCUMENT.to_owned(), |document, port| {
+        document.replacen("127.0.0.1:0", &port.local_addr().unwrap().to_string(), 1)
+    });
+    drop(ports);
+    let draft = |name: &str| {
+        let draft = overlay.node("edge").called(name).document(&document).with("CACHE", "");
+        let draft = draft.with("STATE", state.display()).with("ORIGIN", origin.origin.address());
+        draft.args(&["--takeover", socket.to_str().unwrap()])
+    };
+    let first = draft("edge-1").start().await.unwrap();
+    get(&first, "/x").await;
+    on_disk(&first, 1000.0).await;
+    let busy = crate::lab::begin(&first, "in", "GET", "/slow", &[]).await.unwrap();
+    let second = draft("edge-2").start().await.unwrap();
+    second.says("the cache found what it had kept").await;
+    assert!(get(&second, "/x").await.is_hit());
+    drop(busy);
+    first.ended().await;
+    origin.seen();
+}

@@ -77,7 +77,7 @@ pub(super) struct Filed {
 
 impl Variant {
     /// To let go of its content would free nothing: somebody writes it, or reads it.
-    fn is_busy(&self) -> bool {
+    pub(super) fn is_busy(&self) -> bool {
         self.writes > 0 || self.content.as_ref().is_some_and(|content| Arc::strong_count(content) > 1)
     }
 

@@ -88,6 +88,9 @@ impl Store {
     /// Waits until it is in a file.
     fn filed(&self, path: &str) -> Stored {
         until("it is written", || self.stored(path).is_some_and(|stored| stored.file.is_some()));
+        let place = (ask(path).key, self.stored(path).unwrap().id);
+        // Whoever wrote it holds it for a moment.
+        until("it is let go", || self.cache.lock().find(&place).is_none_or(|variant| !variant.is_busy()));
         self.stored(path).unwrap()
     }
 
