@@ -137,6 +137,10 @@ async fn who_wants_the_same_file_has_it_read_once() {
     drop(store.exhaust());
     let (key, stored) = (ask("/x").key, store.stored("/x").unwrap());
     assert!(stored.content.is_none());
+    // The disk has to do something else first, while they come.
+    for other in ["/a", "/b"] {
+        store.keep(other, 0..200_000, 200_000);
+    }
     let load = || store.cache.content(&key, &stored);
     let (one, two, three) = tokio::join!(load(), load(), load());
     let contents = [one, two, three].map(|loaded| match loaded {
