@@ -1,13 +1,22 @@
-//! A file that one process at a time has.
+//! Files that are a process's own: that one at a time has, and that no link stands for.
 //!
-//! In: its path. Out: a lock, until it is dropped or the process ends, in whatever way. Never: what it stands for.
+//! In: paths. Out: a lock, until it is dropped or the process ends, in whatever way; or an open file. Never: what they
+//! stand for.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-use nix::fcntl::{Flock, FlockArg};
+use nix::fcntl::{Flock, FlockArg, OFlag};
+
+/// Opens a file that must be there itself: where its name is a link, what that leads to is somebody else's.
+///
+/// # Errors
+/// It is a link, is not there, or may not be opened.
+pub fn open_own(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    options.custom_flags(OFlag::O_NOFOLLOW.bits()).open(path)
+}
 
 /// A file that nobody else has.
 #[derive(Debug)]
@@ -21,7 +30,13 @@ impl Lock {
     /// # Errors
     /// It cannot be made, or another process has it (`WouldBlock`).
     pub fn take(path: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)?;
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .custom_flags(OFlag::O_NOFOLLOW.bits())
+            .open(path)?;
         let file = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| io::Error::from(error))?;
         Ok(Self { _file: file })
     }

@@ -1,7 +1,8 @@
 //! An HTTP cache (RFC 9111): what routes with `cache` keep of their answers.
 //!
 //! In: a decided request, and how its origin is asked. Out: its response, from what is kept where that may be given. One
-//! cache a route and node; all workers share it, and it outlives a reload that leaves its settings as they are.
+//! cache a route and node; all workers share it, and it outlives a reload that leaves its settings, and what its answers
+//! hang on, as they are.
 //! `look`, `head`, `key`, `range`, `conditional` and `content` are pure; `store` holds, `flight` and `fetch` bring in,
 //! `disk` keeps over a restart, `serve` and `take` are the session's side. Never: an answer that its origin has kept for one user to
 //! another one; a field of a request that its origin does not name in `Vary` has no say in what is given.
@@ -22,90 +23,149 @@ mod serve;
 mod store;
 mod take;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use aws_lc_rs::digest::{SHA256, digest};
+use hermes_model::rewrite::Rewrite;
 use hermes_model::snapshot::{Action, Route, Snapshot};
 
+use self::disk::root::Root;
+use self::disk::{Ended, Place};
 pub(crate) use self::serve::{Source, serve};
 pub(crate) use self::store::Cache;
 use crate::metrics::Metrics;
 
 /// The caches of a node, by route.
 #[derive(Default)]
-pub(crate) struct Caches(ArcSwap<HashMap<Arc<str>, Arc<Cache>>>);
+pub(crate) struct Caches(ArcSwap<Known>);
+
+#[derive(Default)]
+struct Known {
+    by_route: HashMap<Arc<str>, OfRoute>,
+    /// Where they have their directories.
+    root: Option<Arc<Root>>,
+}
+
+struct OfRoute {
+    cache: Arc<Cache>,
+    /// As the latest document has it.
+    route: Arc<Route>,
+}
 
 impl Caches {
-    /// The one of a route.
-    pub(crate) fn of(&self, route: &Route) -> Option<Arc<Cache>> {
+    /// The one of a route. A session may go by a route of an earlier document, or of one that is about to hold: it has
+    /// the cache only where both mean the same, or its answer would be given to those who are led elsewhere.
+    pub(crate) fn of(&self, route: &Arc<Route>) -> Option<Arc<Cache>> {
         route.cache.as_ref()?;
-        self.0.load().get(&route.name).cloned()
+        let known = self.0.load();
+        let OfRoute { cache, route: current } = known.by_route.get(&route.name)?;
+        let is_same = Arc::ptr_eq(current, route) || cache.of == identity(route);
+        is_same.then(|| cache.clone())
     }
 
     /// Has those that the snapshot asks for, from now on.
     pub(crate) fn follow(&self, snapshot: &Snapshot, metrics: &Metrics) {
-        let before = self.0.load();
-        let root = snapshot.state.as_ref().map(|state| state.join("cache"));
-        let mut used = HashSet::new();
-        let caches = snapshot.routes.iter().filter_map(|route| {
-            let settings = route.cache?;
-            let of = identity(route);
-            let directory = root.as_ref().map(|root| root.join(folder(route, &of)));
-            used.extend(directory.clone());
-            let kept = before
-                .get(&route.name)
-                .filter(|old| old.settings == settings && old.of == of && old.directory == directory);
-            let cache =
-                kept.cloned().unwrap_or_else(|| Cache::new(settings, of, metrics.cache(&route.name), directory));
-            Some((route.name.clone(), cache))
+        let before = self.0.load_full();
+        let path = snapshot.state.as_ref().map(|state| state.join("cache"));
+        let root = path.map(|path| match &before.root {
+            Some(root) if root.path() == path => root.clone(),
+            _ => Root::new(path),
         });
-        let caches = caches.collect();
-        if let Some(root) = root {
-            forget_others(&root, used);
+        let wanted: Vec<Wanted> =
+            snapshot.routes.iter().filter_map(|route| Wanted::of(route, root.as_deref())).collect();
+        if let Some(root) = &root {
+            root.uses(wanted.iter().filter_map(|wanted| wanted.directory.clone()).collect());
         }
-        self.0.store(Arc::new(caches));
+        // Two caches at once in one directory would each write what the other one does not know of.
+        let stays = |name: &str, cache: &Cache| {
+            wanted.iter().any(|wanted| *wanted.route.name == *name && wanted.is_met_by(cache))
+        };
+        let leaving = before.by_route.iter().filter(|(name, of_route)| !stays(name, &of_route.cache));
+        let mut former: HashMap<PathBuf, Ended> = leaving.filter_map(|(_, of_route)| of_route.cache.retire()).collect();
+        let caches = wanted.into_iter().map(|wanted| {
+            let kept = before.by_route.get(&wanted.route.name).map(|of_route| &of_route.cache);
+            let cache = match kept.filter(|cache| wanted.is_met_by(cache)) {
+                Some(cache) => cache.clone(),
+                None => wanted.begin(root.as_ref(), metrics, &mut former),
+            };
+            (wanted.route.name.clone(), OfRoute { cache, route: wanted.route })
+        });
+        let by_route = caches.collect();
+        if let Some(root) = &root {
+            root.sweep(former.into_values().collect());
+        }
+        self.0.store(Arc::new(Known { by_route, root }));
+    }
+
+    /// Another process has what is on disk from now on.
+    pub(crate) fn hand_over(&self) {
+        for of_route in self.0.load().by_route.values() {
+            drop(of_route.cache.retire());
+        }
     }
 }
 
-/// Whose answers a route gives.
-fn identity(route: &Route) -> String {
-    match &route.action {
-        Action::Upstream(upstream) => format!("upstream {}", upstream.name),
-        _ => "origins".to_owned(),
+/// A cache that a document asks for.
+struct Wanted {
+    route: Arc<Route>,
+    settings: hermes_model::snapshot::Cache,
+    of: String,
+    directory: Option<PathBuf>,
+}
+
+impl Wanted {
+    fn of(route: &Arc<Route>, root: Option<&Root>) -> Option<Self> {
+        let settings = route.cache?;
+        let of = identity(route);
+        let directory = root.map(|root| root.path().join(folder(&route.name, &of)));
+        Some(Self { route: route.clone(), settings, of, directory })
     }
+
+    fn is_met_by(&self, cache: &Cache) -> bool {
+        cache.settings == self.settings && cache.of == self.of && cache.directory == self.directory
+    }
+
+    fn begin(&self, root: Option<&Arc<Root>>, metrics: &Metrics, former: &mut HashMap<PathBuf, Ended>) -> Arc<Cache> {
+        let place = root.zip(self.directory.clone()).map(|(root, directory)| {
+            let former = former.remove(&directory);
+            Place { root: root.clone(), directory, former }
+        });
+        Cache::new(self.settings, self.of.clone(), metrics.cache(&self.route.name), place)
+    }
+}
+
+/// On what the answers of a route hang beside the requests, as a digest: who is let in, what its origin is asked, and
+/// who that is. An upstream is known by its name: its endpoints come and go.
+fn identity(route: &Route) -> String {
+    let action = match &route.action {
+        Action::Upstream(upstream) => format!("upstream {}", upstream.name),
+        other => format!("{other:?}"),
+    };
+    // What is changed of responses is changed behind the cache.
+    let Rewrite { authority, path, query, headers, response: _ } = route.rewrite.clone().unwrap_or_default();
+    let asked = format!("{authority:?} {path:?} {query:?} {headers:?}");
+    let shared = route.cache.is_some_and(|cache| cache.shared);
+    hex(&format!("{:?}\n{action}\n{asked}\n{shared}", route.matcher), 16)
 }
 
 /// The folder of a route: readable, and no other one's.
-fn folder(route: &Route, of: &str) -> String {
-    let shared = route.cache.is_some_and(|cache| cache.shared);
-    let mut name: String = route.name.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(40).collect();
-    let whole = format!("{} {of} {shared}", route.name);
-    for byte in &digest(&SHA256, whole.as_bytes()).as_ref()[..4] {
-        let _ = write!(name, "{}{byte:02x}", if name.is_empty() { "" } else { "." });
-    }
-    name
+fn folder(route: &str, of: &str) -> String {
+    let readable: String = route.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(40).collect();
+    format!("{readable}.{}", hex(&format!("{route} {of}"), 8))
 }
 
-/// What routes have kept that are there no more goes, at leisure.
-fn forget_others(root: &Path, used: HashSet<PathBuf>) {
-    let Ok(entries) = std::fs::read_dir(root) else { return };
-    let others: Vec<PathBuf> =
-        entries.flatten().map(|entry| entry.path()).filter(|path| !used.contains(path)).collect();
-    if others.is_empty() {
-        return;
+fn hex(text: &str, bytes: usize) -> String {
+    let mut hex = String::new();
+    for byte in &digest(&SHA256, text.as_bytes()).as_ref()[..bytes] {
+        let _ = write!(hex, "{byte:02x}");
     }
-    let remove = move || {
-        for path in others {
-            if let Err(error) = std::fs::remove_dir_all(&path) {
-                tracing::warn!(path = %path.display(), %error, "what a route that is gone has kept is still there");
-            }
-        }
-    };
-    if let Err(error) = std::thread::Builder::new().name("cache-sweep".to_owned()).spawn(remove) {
-        tracing::warn!(%error, "what routes that are gone have kept stays for now: no thread is to be had");
-    }
+    hex
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

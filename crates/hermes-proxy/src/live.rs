@@ -73,6 +73,39 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
+    fn new(worker: &Worker, facts: Rc<Facts>, connection: Option<Rc<Connection>>, trace: Traceparent) -> Self {
+        Self {
+            id: worker.next_id(),
+            facts,
+            route: RefCell::new(None),
+            status: Cell::new(0),
+            tries: Cell::new(0),
+            peer: RefCell::new(None),
+            end: Signal::default(),
+            moved: RefCell::new(None),
+            ahead: Cell::default(),
+            trace,
+            connection,
+            is_tunnel: Cell::new(false),
+            is_held: Cell::new(false),
+            idle: Cell::new(None),
+            key: Cell::new(0),
+            started: Instant::now(),
+            started_at: SystemTime::now(),
+            received: Cell::new(0),
+            sent: Cell::new(0),
+            touched: Cell::new(worker.now()),
+            phase: Cell::new(Phase::Opening),
+            error: RefCell::new(None),
+        }
+    }
+
+    /// For work that goes on whatever becomes of this session, which began it: it is in no table, has no record, and ends
+    /// where too much of it lies unread.
+    pub(crate) fn apart(&self, worker: &Worker) -> Rc<Self> {
+        Rc::new(Self::new(worker, self.facts.clone(), None, self.trace))
+    }
+
     /// The address that really connected, whatever a PROXY header says. A flow has but one.
     pub(crate) fn accepted_from(&self) -> SocketAddr {
         self.connection.as_ref().map_or(self.facts.source, |connection| connection.source.get())
@@ -188,30 +221,7 @@ impl Session {
         connection: Option<Rc<Connection>>,
         trace: Traceparent,
     ) -> Self {
-        let entry = Rc::new(Entry {
-            id: worker.next_id(),
-            facts,
-            route: RefCell::new(None),
-            status: Cell::new(0),
-            tries: Cell::new(0),
-            peer: RefCell::new(None),
-            end: Signal::default(),
-            moved: RefCell::new(None),
-            ahead: Cell::default(),
-            trace,
-            connection,
-            is_tunnel: Cell::new(false),
-            is_held: Cell::new(false),
-            idle: Cell::new(None),
-            key: Cell::new(0),
-            started: Instant::now(),
-            started_at: SystemTime::now(),
-            received: Cell::new(0),
-            sent: Cell::new(0),
-            touched: Cell::new(worker.now()),
-            phase: Cell::new(Phase::Opening),
-            error: RefCell::new(None),
-        });
+        let entry = Rc::new(Entry::new(worker, facts, connection, trace));
         entry.key.set(worker.live.sessions.borrow_mut().insert(entry.clone()));
         worker.shared.metrics.sessions_open.inc();
         if let Some(connection) = &entry.connection {

@@ -478,6 +478,7 @@ impl Node {
         }
         self.all_do(|done| Command::Close { handed, passages: passages.pop().unwrap_or_default(), done }).await;
         if handed {
+            self.shared.caches.hand_over();
             let custody = self.shared.custody.clone();
             // Waits for what is being written.
             let _ = tokio::task::spawn_blocking(move || custody.stop()).await;

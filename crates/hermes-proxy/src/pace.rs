@@ -5,7 +5,9 @@
 //! a service refuses for the first time.
 //!
 //! `budget` knows when who may go, and is pure; `hint` reads what responses say of a limit; `queue` is fair; `forward` is how
-//! sessions come by. Here is where workers meet: a budget a route, behind a lock that nobody holds while waiting.
+//! sessions come by. Here is where workers meet: a budget a route and upstream, behind a lock that nobody holds while
+//! waiting. Who may go is released by a task of one of the workers, of any where somebody waits: where its worker ends it
+//! before the others, the first of those who wait begins it anew.
 
 mod budget;
 pub(crate) mod forward;
@@ -19,7 +21,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use self::budget::{Budget, Entered};
@@ -27,14 +29,19 @@ use self::hint::Hint;
 use self::queue::{Client, Ticket};
 use crate::worker::Worker;
 
-/// The budgets of a node, by route.
+/// The budgets of a node, by route and upstream: what was measured of one service says nothing of another one.
 #[derive(Default)]
-pub(crate) struct Paces(Mutex<HashMap<Arc<str>, Arc<Pacer>>>);
+pub(crate) struct Paces(Mutex<HashMap<Service, Arc<Pacer>>>);
+
+/// A route, and the upstream that it leads to.
+type Service = (Arc<str>, Arc<str>);
 
 /// The budget of a route, as all workers have it.
 pub(crate) struct Pacer {
     epoch: Instant,
     state: Mutex<State>,
+    /// Whoever released is gone, and some wait.
+    left_alone: Notify,
 }
 
 struct State {
@@ -57,21 +64,17 @@ pub(crate) enum Denied {
 
 impl Paces {
     /// That of a route. A document that names it no more, and then again, finds what was known.
-    fn of(&self, route: &Arc<str>, most: usize) -> Arc<Pacer> {
+    fn of(&self, route: &Arc<str>, upstream: &Arc<str>, most: usize) -> Arc<Pacer> {
         let mut paces = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(pacer) = paces.get(route) {
-            return pacer.clone();
-        }
-        let pacer = Arc::new(Pacer::new(most));
-        paces.insert(route.clone(), pacer.clone());
-        pacer
+        let key = (route.clone(), upstream.clone());
+        paces.entry(key).or_insert_with(|| Arc::new(Pacer::new(most))).clone()
     }
 }
 
 impl Pacer {
     fn new(most: usize) -> Self {
         let state = State { budget: Budget::new(most), waiting: HashMap::new(), last: 0, is_driven: false };
-        Self { epoch: Instant::now(), state: Mutex::new(state) }
+        Self { epoch: Instant::now(), state: Mutex::new(state), left_alone: Notify::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -92,7 +95,7 @@ impl Pacer {
         most: usize,
         until: Instant,
     ) -> Result<Admitted, Denied> {
-        let (ticket, released) = {
+        let (ticket, mut released) = {
             let mut state = self.lock();
             state.budget.bound(most);
             state.last += 1;
@@ -109,11 +112,19 @@ impl Pacer {
             (ticket, released)
         };
         let _place = Place { pacer: self, client, ticket };
-        self.drive(worker);
-        match tokio::time::timeout_at(until, released).await {
-            Ok(Ok(went_at)) => Ok(Admitted { went_at, has_waited: true }),
-            Ok(Err(_)) => Err(Denied::Full),
-            Err(_) => Err(Denied::Late),
+        loop {
+            let left_alone = self.left_alone.notified();
+            if let Some(driver) = self.driver() {
+                worker.spawn(driver);
+            }
+            tokio::select! {
+                biased;
+                released = &mut released => {
+                    return released.map(|went_at| Admitted { went_at, has_waited: true }).map_err(|_| Denied::Full);
+                }
+                () = tokio::time::sleep_until(until) => return Err(Denied::Late),
+                () = left_alone => {}
+            }
         }
     }
 
@@ -132,17 +143,12 @@ impl Pacer {
         self.lock().budget.rate()
     }
 
-    /// Sees to it that somebody releases who may go, as long as anybody waits.
-    fn drive(self: &Arc<Self>, worker: &Worker) {
+    /// Releases who may go, as long as anybody waits. `None` where somebody does already.
+    fn driver(self: &Arc<Self>) -> Option<impl Future<Output = ()> + use<>> {
         if std::mem::replace(&mut self.lock().is_driven, true) {
-            return;
+            return None;
         }
-        let driving = Driving(self.clone());
-        worker.spawn(async move {
-            while let Some(at) = driving.0.release() {
-                tokio::time::sleep_until(driving.0.epoch + at).await;
-            }
-        });
+        Some(Driving { pacer: self.clone(), is_done: false }.run())
     }
 
     /// Lets go who may; when to look again, or `None` where nobody waits, and the driver is one no more.
@@ -183,14 +189,60 @@ impl Drop for Place<'_> {
     }
 }
 
-/// The task that releases. Its worker may end it while requests of others wait: whoever comes next finds the place free.
-struct Driving(Arc<Pacer>);
+/// The task that releases. Its worker may end it while requests of others wait: one of those takes its place.
+struct Driving {
+    pacer: Arc<Pacer>,
+    is_done: bool,
+}
+
+impl Driving {
+    async fn run(mut self) {
+        while let Some(at) = self.pacer.release() {
+            tokio::time::sleep_until(self.pacer.epoch + at).await;
+        }
+        // Since then another one may have begun.
+        self.is_done = true;
+    }
+}
 
 impl Drop for Driving {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
-        if state.budget.next_at().is_some() {
-            state.is_driven = false;
+        if !self.is_done {
+            self.pacer.lock().is_driven = false;
+            // All of them: who would be told alone may just leave.
+            self.pacer.left_alone.notify_waiters();
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_upstream_has_a_budget_of_its_own() {
+        let (paces, route) = (Paces::default(), Arc::from("route"));
+        let of = |upstream: &str| paces.of(&route, &Arc::from(upstream), 1);
+        assert!(Arc::ptr_eq(&of("a"), &of("a")));
+        assert!(!Arc::ptr_eq(&of("a"), &of("b")));
+    }
+
+    #[tokio::test]
+    async fn who_waits_takes_the_place_of_a_driver_that_is_gone() {
+        let pacer = Arc::new(Pacer::new(10));
+        let client = Client::of(None, "192.0.2.1".parse().unwrap());
+        {
+            let mut state = pacer.lock();
+            state.budget.refused(pacer.now(), Duration::ZERO, &Hint::default());
+            assert_eq!(state.budget.enter(pacer.now(), &client, 1, false), Entered::Waits);
+        }
+        let driver = pacer.driver().unwrap();
+        assert!(pacer.driver().is_none());
+        let mut left_alone = Box::pin(pacer.left_alone.notified());
+        assert!(!left_alone.as_mut().enable());
+        drop(driver);
+        left_alone.await;
+        assert!(pacer.driver().is_some());
     }
 }

@@ -164,6 +164,7 @@ impl Miss {
             Miss::Stale => "stale",
             Miss::Partial => "partial",
             Miss::Request => "request",
+            Miss::Busy => "miss",
         }
     }
 }

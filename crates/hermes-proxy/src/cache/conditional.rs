@@ -105,7 +105,7 @@ pub(crate) fn validators(head: &Head) -> Vec<(HeaderName, HeaderValue)> {
 /// The head as an origin says that it is now: of a 304, a 206 that completes it, or a 200 to HEAD. `None` where what it
 /// says is of another representation.
 pub(crate) fn freshened(head: &Head, by: &HeaderMap, times: Times) -> Option<Head> {
-    if strong_etag(by).is_some_and(|tag| head.strong_etag().is_some_and(|own| own != tag)) {
+    if is_of_another(&head.headers, by) {
         return None;
     }
     // Who may be given it hangs on other fields than it was kept by.
@@ -132,6 +132,19 @@ pub(crate) fn freshened(head: &Head, by: &HeaderMap, times: Times) -> Option<Hea
     let mut fresh = Head::again(head.status, head.version, headers, head.vary.clone(), times, head.shared);
     fresh.strip();
     Some(fresh)
+}
+
+/// What is said names another representation (RFC 9111, 4.3.4): by its tag, or without one by its date. A strong tag
+/// that was not asked by names one that is not known.
+fn is_of_another(own: &HeaderMap, by: &HeaderMap) -> bool {
+    let tags = (own.get(ETAG), by.get(ETAG));
+    match tags {
+        (Some(own), Some(tag)) if strong_etag(by).is_none() => opaque(own.as_bytes()) != opaque(tag.as_bytes()),
+        (Some(own), Some(tag)) => own != tag,
+        (None, Some(_)) if strong_etag(by).is_some() && own.get(LAST_MODIFIED) != by.get(LAST_MODIFIED) => true,
+        (None, _) => matches!((own.get(LAST_MODIFIED), by.get(LAST_MODIFIED)), (Some(own), Some(date)) if own != date),
+        (Some(_), None) => false,
+    }
 }
 
 /// What a 304 says of what the client has: which one it is, and how long it holds.

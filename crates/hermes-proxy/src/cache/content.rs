@@ -10,6 +10,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use prometheus_client::metrics::gauge::Gauge;
 
+/// An object that is known in more pieces is not worth them: each costs a look with each request.
+pub(crate) const MOST_RUNS: usize = 64;
+/// What a chunk costs beside its bytes, about: who asks for a byte at a time shall not hold more than is counted.
+pub(crate) const CHUNK_COST: usize = 192;
+/// Chunks that are put together have as many bytes.
+const GATHERED: usize = 64 << 10;
+
 /// Bytes that may be held together.
 pub(crate) struct Tier {
     used: AtomicU64,
@@ -29,11 +36,6 @@ impl Tier {
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).ok()?;
         self.gauge.inc_by(bytes as i64);
         Some(Charge { tier: self.clone(), bytes })
-    }
-
-    /// Bytes that may be held.
-    pub(crate) fn most(&self) -> u64 {
-        self.most
     }
 }
 
@@ -186,12 +188,13 @@ impl Content {
     }
 
     fn add(&mut self, run: &Run) {
-        let mut gaps = vec![run.range()];
+        let mut gaps = Vec::from_iter((!run.range().is_empty()).then(|| run.range()));
         for known in &self.runs {
             let known = known.range();
-            gaps = gaps.into_iter().flat_map(|gap| without(gap, &known)).collect();
+            // Each look makes two of one: those that are empty would be as many as there are numbers.
+            gaps = gaps.into_iter().flat_map(|gap| without(gap, &known)).filter(|gap| !gap.is_empty()).collect();
         }
-        self.runs.extend(gaps.iter().filter(|gap| !gap.is_empty()).map(|gap| run.within(gap)));
+        self.runs.extend(gaps.iter().map(|gap| run.within(gap)));
     }
 
     pub(crate) fn shape(&self) -> Shape {
@@ -200,6 +203,39 @@ impl Content {
 
     pub(crate) fn runs(&self) -> &[Run] {
         &self.runs
+    }
+
+    pub(crate) fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// It lies in far more chunks than its bytes need.
+    pub(crate) fn is_scattered(&self) -> bool {
+        let chunks: usize = self.runs.iter().map(|run| run.chunks.len()).sum();
+        chunks > 2 * MOST_RUNS + 2 * (self.shape().len() / GATHERED as u64) as usize
+    }
+
+    /// The same in as few chunks as there may be. `None` where there is no room to put them together.
+    pub(crate) fn gathered(&self, room: impl Fn(usize) -> Option<Charge>) -> Option<Self> {
+        let mut runs = Vec::with_capacity(self.runs.len());
+        for scattered in &self.runs {
+            let Range { start: mut at, end } = scattered.range();
+            let mut run = Run::at(at);
+            while at < end {
+                let length = (end - at).min(GATHERED as u64) as usize;
+                let charge = room(length + CHUNK_COST)?;
+                let mut bytes = Vec::with_capacity(length);
+                while bytes.len() < length {
+                    let slice = scattered.slice(at)?;
+                    let most = slice.len().min(length - bytes.len());
+                    bytes.extend_from_slice(&slice[..most]);
+                    at += most as u64;
+                }
+                run.push(Paid { bytes, charge }.into_chunk());
+            }
+            runs.push(run);
+        }
+        Some(Self { runs, total: self.total })
     }
 
     /// What lies there: the rest of one chunk.

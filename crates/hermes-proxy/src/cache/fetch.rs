@@ -6,18 +6,20 @@
 
 use std::future::poll_fn;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use http_body::Body as _;
 
-use super::content::Paid;
+use super::content::{CHUNK_COST, Paid};
 use super::flight::Flight;
 use super::head::Head;
 use super::store::Cache;
 use crate::body::Body;
 use crate::error::Error;
+use crate::live::Entry;
 
 /// Chunks that are kept. A body that is shorter has one of its own length.
 const CHUNK: usize = 64 << 10;
@@ -33,6 +35,8 @@ pub(crate) struct Fetch {
     pub(crate) flight: Arc<Flight>,
     pub(crate) head: Arc<Head>,
     pub(crate) body: Body,
+    /// Whose the body is: nobody's who reads it.
+    pub(crate) entry: Rc<Entry>,
     /// Bytes that are owed, if that is known.
     pub(crate) owed: Option<u64>,
     /// So long the origin may be silent, as in any session.
@@ -49,10 +53,12 @@ impl Fetch {
     async fn bring(&mut self) -> Result<(), Error> {
         let mut came = 0;
         loop {
-            let room = poll_fn(|cx| self.flight.poll_room(cx));
+            let room = poll_fn(|cx| match self.entry.end.poll(cx) {
+                Poll::Ready(error) => Poll::Ready(Err(error)),
+                Poll::Pending => self.flight.poll_room(cx).map_err(|()| deserted()),
+            });
             match tokio::time::timeout(PATIENCE, room).await {
-                Ok(Ok(())) => {}
-                Ok(Err(())) => return Err(deserted()),
+                Ok(room) => room?,
                 Err(_) => {
                     for _ in 0..self.flight.cut_laggards() {
                         self.cache.hit_limit("cache-laggards");
@@ -60,10 +66,11 @@ impl Fetch {
                     continue;
                 }
             }
-            let (flight, body) = (&self.flight, &mut self.body);
-            let frame = poll_fn(|cx| match Pin::new(&mut *body).poll_frame(cx) {
-                Poll::Ready(frame) => Poll::Ready(Ok(frame)),
-                Poll::Pending => flight.poll_deserted(cx).map(|()| Err(deserted())),
+            let (flight, body, entry) = (&self.flight, &mut self.body, &self.entry);
+            let frame = poll_fn(|cx| match (Pin::new(&mut *body).poll_frame(cx), entry.end.poll(cx)) {
+                (Poll::Ready(frame), _) => Poll::Ready(Ok(frame)),
+                (Poll::Pending, Poll::Ready(error)) => Poll::Ready(Err(error)),
+                (Poll::Pending, Poll::Pending) => flight.poll_deserted(cx).map(|()| Err(deserted())),
             });
             let frame = tokio::time::timeout(self.idle, frame).await;
             let Some(frame) = frame.map_err(|_| Error::Idle(self.idle))?? else { break };
@@ -94,7 +101,8 @@ impl Fetch {
                 None if before == 0 => FIRST.max(rest.len().min(CHUNK)),
                 None => CHUNK,
             };
-            let room = self.cache.room(wanted).map(|charge| Paid { bytes: Vec::with_capacity(wanted), charge });
+            let room =
+                self.cache.room(wanted + CHUNK_COST).map(|charge| Paid { bytes: Vec::with_capacity(wanted), charge });
             if room.is_none() && self.flight.give_up() {
                 self.cache.hit_limit("cache-memory");
             }

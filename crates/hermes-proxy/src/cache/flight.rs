@@ -185,6 +185,13 @@ impl Open {
         }
     }
 
+    /// Nobody reads it, and it is not nearly there for those who come.
+    fn is_deserted(&self) -> bool {
+        let left = self.until.or(self.total).map(|end| end.saturating_sub(self.edge()));
+        let is_worth_it = self.is_kept && left.is_some_and(|left| left <= WINDOW);
+        self.readers.is_empty() && !is_worth_it
+    }
+
     fn wake_readers(&mut self) {
         self.readers.iter_mut().filter_map(|(_, reader)| reader.waker.take()).for_each(Waker::wake);
     }
@@ -244,11 +251,8 @@ impl Flight {
     pub(crate) fn poll_room(&self, cx: &Context<'_>) -> Poll<Result<(), ()>> {
         let mut state = self.lock();
         let Some(open) = &mut state.open else { return Poll::Ready(Err(())) };
-        if open.readers.is_empty() {
-            let left = open.until.or(open.total).map(|end| end.saturating_sub(open.edge()));
-            // What is nearly there is fetched for those who come.
-            let is_worth_it = open.is_kept && left.is_some_and(|left| left <= WINDOW);
-            return Poll::Ready(if is_worth_it { Ok(()) } else { Err(()) });
+        if open.is_deserted() {
+            return Poll::Ready(Err(()));
         }
         open.forget();
         if open.is_kept || open.edge().saturating_sub(open.run.range().start) < WINDOW {
@@ -260,12 +264,10 @@ impl Flight {
 
     /// Ready when nobody reads any more and it is not worth going on.
     pub(crate) fn poll_deserted(&self, cx: &Context<'_>) -> Poll<()> {
-        if let Poll::Ready(Err(())) = self.poll_room(cx) {
-            return Poll::Ready(());
-        }
-        if let Some(open) = &mut self.lock().open {
-            open.fetcher = Some(cx.waker().clone());
-        }
+        let mut state = self.lock();
+        let Some(open) = state.open.as_mut().filter(|open| !open.is_deserted()) else { return Poll::Ready(()) };
+        // Under one lock with the look: the last reader may go at any moment, on another thread.
+        open.fetcher = Some(cx.waker().clone());
         Poll::Pending
     }
 

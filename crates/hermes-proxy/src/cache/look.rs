@@ -11,7 +11,7 @@ use http::{HeaderMap, Method, StatusCode};
 
 use super::conditional::Conditions;
 use super::content::Shape;
-use super::directives::Directives;
+use super::directives::{Directives, Scope};
 use super::flight::{Flight, FlightReader};
 use super::head::{Head, Millis, Use};
 use super::key::Target;
@@ -57,6 +57,12 @@ impl Ask {
             says,
             fields,
         }
+    }
+
+    /// What others have asked for may do for it. Who wants it from the origin itself, and now, would wait for nothing: what
+    /// was asked for before is too old. Nor is anything given to HEAD before all of it is there.
+    pub(crate) fn may_wait(&self) -> bool {
+        self.may_join && !self.is_head && self.says.no_cache != Scope::All && self.says.max_age != Some(0)
     }
 
     /// It has conditions that only its origin can judge.

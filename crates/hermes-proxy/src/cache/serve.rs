@@ -15,10 +15,12 @@ use tokio::time::Instant;
 use super::answer::{Note, Supply, answer};
 use super::conditional::{freshened, validators};
 use super::content::Content;
+use super::disk::Loaded;
 use super::head::{Head, Millis, Times};
 use super::look::Ask;
 use super::range::to_range;
 use super::store::{Cache, Found, Lead, Miss, Stored, WAIT};
+use super::take::Unfit;
 use crate::body::{Body, RequestBody};
 use crate::custody;
 use crate::custody::forward::Arrived;
@@ -102,6 +104,15 @@ enum Plan {
     Complete { missing: std::ops::Range<u64>, content: Arc<Content> },
 }
 
+/// Whether the bytes of a kept response can be given.
+enum Supplied {
+    With(Supply),
+    /// They are there, and cannot be read for now.
+    Busy,
+    /// They are not there any more.
+    Gone,
+}
+
 impl Visit<'_> {
     pub(super) fn note(&self) -> Note {
         Note::of(self.node)
@@ -148,7 +159,15 @@ impl Visit<'_> {
             match found {
                 Found::Hit(stored) => {
                     forward.entry.set_held(false);
-                    let Some(supply) = self.supply(&stored, &stored.head).await else { continue };
+                    let supply = match self.supply(&stored, &stored.head).await {
+                        Supplied::With(supply) => supply,
+                        Supplied::Gone => continue,
+                        // It stays for those who come later; who comes now is not kept waiting for room.
+                        Supplied::Busy if self.ask.says.only_if_cached => return Ok(self.not_there()),
+                        Supplied::Busy => {
+                            return self.ask_origin(forward, source, None, first.unwrap_or(Miss::Busy), None).await;
+                        }
+                    };
                     let mut response = answer(&stored.head, Some(stored.shape.total), &self.ask, supply, now);
                     let ttl = stored.head.ttl(now);
                     let note = match first {
@@ -190,42 +209,34 @@ impl Visit<'_> {
         response
     }
 
-    /// Where the bytes of a kept response are; read from the disk, where they are there alone. `None`: they are gone.
-    async fn supply(&self, stored: &Stored, head: &Head) -> Option<Supply> {
+    /// Where the bytes of a kept response are; read from the disk, where they are there alone.
+    async fn supply(&self, stored: &Stored, head: &Head) -> Supplied {
         let ask = &self.ask;
         if ask.is_head || ask.is_met(head) || ask.wanted(head, stored.shape.total).is_empty() {
-            return Some(Supply::Nothing);
+            return Supplied::With(Supply::Nothing);
         }
-        self.content(stored).await.map(Supply::Kept)
+        match self.cache.content(&ask.key, stored).await {
+            Loaded::Content(content) => Supplied::With(Supply::Kept(content)),
+            Loaded::Busy => Supplied::Busy,
+            Loaded::Gone => Supplied::Gone,
+        }
     }
 
-    async fn content(&self, stored: &Stored) -> Option<Arc<Content>> {
-        if let Some(content) = &stored.content {
-            return Some(content.clone());
-        }
-        let loaded = match (self.cache.disk(), stored.file) {
-            (Some(disk), Some(file)) => disk.load(file).await,
-            _ => None,
-        };
-        match &loaded {
-            Some(content) => self.cache.warmed(&self.ask.key, stored.id, content),
-            None => self.cache.drop_one(&self.ask.key, stored.id),
-        }
-        loaded
-    }
-
-    async fn plan(&self, stored: Option<&Stored>) -> Plan {
+    /// `leads`: others may be given what comes.
+    async fn plan(&self, stored: Option<&Stored>, leads: bool) -> Plan {
         let Some(stored) = stored.filter(|_| !self.ask.is_head) else { return Plan::Plain };
         let head = &stored.head;
         if self.ask.is_served_by(head, &stored.shape) {
             return if head.has_validator() { Plan::Validate } else { Plan::Plain };
         }
         let wanted = self.ask.wanted(head, stored.shape.total);
-        let missing = stored.shape.missing(&wanted).filter(|_| head.strong_etag().is_some());
+        // Nobody may put it together whose answer may not be kept.
+        let may_be = leads && head.strong_etag().is_some() && head.may_be_kept(&self.ask.fields, millis()).is_ok();
+        let missing = stored.shape.missing(&wanted).filter(|_| may_be);
         match missing {
-            Some(missing) => match self.content(stored).await {
-                Some(content) => Plan::Complete { missing, content },
-                None => Plan::Plain,
+            Some(missing) => match self.cache.content(&self.ask.key, stored).await {
+                Loaded::Content(content) => Plan::Complete { missing, content },
+                Loaded::Busy | Loaded::Gone => Plan::Plain,
             },
             None => Plan::Plain,
         }
@@ -239,11 +250,8 @@ impl Visit<'_> {
         miss: Miss,
         mut lead: Option<Lead>,
     ) -> Result<Response<Body>, Error> {
-        let mut plan = if source.is_led() { Plan::Plain } else { self.plan(stored.as_ref()).await };
-        if lead.is_none() && matches!(plan, Plan::Complete { .. }) {
-            // Nobody may put it together.
-            plan = Plan::Plain;
-        }
+        let leads = lead.is_some();
+        let mut plan = if source.is_led() { Plan::Plain } else { self.plan(stored.as_ref(), leads).await };
         loop {
             forward.dress.amend = stored.as_ref().and_then(|stored| amend(&plan, stored));
             let asked = millis();
@@ -279,17 +287,16 @@ impl Visit<'_> {
                 (Plan::Complete { missing, content }, Some(stored))
                     if status == StatusCode::PARTIAL_CONTENT || status == StatusCode::RANGE_NOT_SATISFIABLE =>
                 {
-                    let completed = match &lead {
-                        Some(_) => self.complete(forward, response, stored, (missing, content), times, &mut lead),
-                        None => None,
-                    };
-                    if let Some((mut response, ttl)) = completed {
-                        let note = self.note().forwarded(miss.as_str()).status(status).stored().ttl(ttl);
-                        note.write(response.headers_mut());
-                        self.cache.metrics.missed.inc();
-                        return Ok(response);
+                    match self.complete(forward, response, stored, (missing, content), times, &mut lead) {
+                        Ok((mut response, ttl)) => {
+                            let note = self.note().forwarded(miss.as_str()).status(status).stored().ttl(ttl);
+                            note.write(response.headers_mut());
+                            self.cache.metrics.missed.inc();
+                            return Ok(response);
+                        }
+                        Err(Unfit::Other) => self.cache.drop_one(&self.ask.key, stored.id),
+                        Err(Unfit::ForOne) => {}
                     }
-                    self.cache.drop_one(&self.ask.key, stored.id);
                 }
                 _ => return Ok(self.take_in(forward, response, stored.as_ref(), times, miss, lead)),
             }
@@ -332,7 +339,7 @@ impl Visit<'_> {
         if !self.ask.is_served_by(head, &stored.shape) || !head.may_stand_in(&self.ask.says, unreachable, now) {
             return None;
         }
-        let supply = self.supply(stored, head).await?;
+        let Supplied::With(supply) = self.supply(stored, head).await else { return None };
         let mut response = answer(head, Some(stored.shape.total), &self.ask, supply, now);
         let mut note = self.note().forwarded(miss.as_str());
         if let Some(status) = status {
@@ -347,8 +354,7 @@ impl Visit<'_> {
     pub(super) fn renew(&self, stored: &Stored, head: &Arc<Head>, times: Times) {
         match head.may_be_kept(&self.ask.fields, times.came) {
             Ok(()) => self.cache.freshen(&self.ask.key, stored.id, head),
-            // It is not to be kept any more, whoever asks.
-            Err("private" | "no-store" | "must-understand") => self.cache.drop_one(&self.ask.key, stored.id),
+            Err(why) if is_for_nobody(why) => self.cache.drop_one(&self.ask.key, stored.id),
             // This answer was for who asked; the next one asks anew.
             Err(_) => {}
         }
@@ -362,13 +368,18 @@ impl Visit<'_> {
             return None;
         };
         self.renew(stored, &head, times);
-        let supply = self.supply(stored, &head).await?;
+        let Supplied::With(supply) = self.supply(stored, &head).await else { return None };
         let mut response = answer(&head, Some(stored.shape.total), &self.ask, supply, times.came);
         let note = self.note().forwarded(miss.as_str()).status(StatusCode::NOT_MODIFIED);
         note.ttl(head.ttl(times.came)).write(response.headers_mut());
         self.cache.metrics.revalidated.inc();
         Some(response)
     }
+}
+
+/// It is not to be kept any more, whoever asks.
+pub(super) fn is_for_nobody(why: &str) -> bool {
+    matches!(why, "private" | "no-store" | "must-understand")
 }
 
 /// What the origin is asked in the client's place. `None`: what the client asks.

@@ -1,17 +1,21 @@
 //! What is kept: the index of a cache, its memory tier, and who is on the way for what.
 //!
 //! In: heads and contents. Out: the same again, for whoever may have them. Bounded by bytes, heads included, and by
-//! variants a target; what was used longest ago goes first. One lock, held for a look at the index and never over I/O.
+//! variants a target; what was used longest ago goes first. Heads have a share of their own: those of what is on disk
+//! alone are no room for bodies, and memory that is full of bodies costs nothing of what is on disk. One lock, held for a
+//! look at the index and never over I/O.
 
 mod index;
+mod merge;
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use self::index::{State, Variant};
+use self::index::{Filed, State};
 use super::content::{Charge, Content, Shape, Tier};
-use super::disk::{Disk, FileId};
+use super::disk::{Disk, Ended, FileId, Loaded, Place};
 use super::flight::{Flight, FlightReader};
 use super::head::{Head, Millis, Use};
 use super::look::Ask;
@@ -21,6 +25,9 @@ use http::HeaderMap;
 
 /// An object has at most this share of the memory: one alone shall not push all others out.
 const LARGEST_SHARE: u64 = 4;
+/// Heads have this share of it.
+const HEADS_SHARE: u64 = 4;
+
 /// A route's cache.
 pub(crate) struct Cache {
     pub(crate) settings: hermes_model::snapshot::Cache,
@@ -28,6 +35,7 @@ pub(crate) struct Cache {
     pub(super) of: String,
     pub(super) directory: Option<PathBuf>,
     tier: Arc<Tier>,
+    heads: Arc<Tier>,
     state: Mutex<State>,
     disk: Option<Disk>,
     pub(crate) metrics: CacheMetrics,
@@ -51,6 +59,8 @@ pub(crate) enum Miss {
     Stale,
     Partial,
     Request,
+    /// It is there, and cannot be read for now.
+    Busy,
 }
 
 /// What a look at the store found.
@@ -89,18 +99,28 @@ impl Cache {
         settings: hermes_model::snapshot::Cache,
         of: String,
         metrics: CacheMetrics,
-        directory: Option<PathBuf>,
+        place: Option<Place>,
     ) -> Arc<Self> {
+        let directory = place.as_ref().map(|place| place.directory.clone());
         let cache = Arc::new_cyclic(|this| {
-            let on_disk = directory.clone().filter(|_| settings.disk > 0);
-            let disk = on_disk.and_then(|at| Disk::start(at, this.clone()));
-            let tier = Tier::new(settings.memory, metrics.memory.clone());
-            Self { settings, of, directory, tier, state: Mutex::default(), disk, metrics }
+            let place = place.filter(|_| settings.disk > 0);
+            let disk = place.and_then(|place| Disk::start(place, this.clone()));
+            let of_heads = settings.memory / HEADS_SHARE;
+            let heads = Tier::new(of_heads, metrics.memory.clone());
+            let tier = Tier::new(settings.memory - of_heads, metrics.memory.clone());
+            Self { settings, of, directory, tier, heads, state: Mutex::default(), disk, metrics }
         });
         if let Some(disk) = &cache.disk {
-            disk.look();
+            cache.lock().ended = Some(index::Outdated::These(HashSet::new()));
+            disk.begin();
         }
         cache
+    }
+
+    /// Its directory is for another one: from now on it has its memory alone. Returns which, and who tells when it is free.
+    pub(super) fn retire(&self) -> Option<(PathBuf, Ended)> {
+        let ended = self.disk.as_ref()?.retire()?;
+        Some((self.directory.clone()?, ended))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -110,41 +130,38 @@ impl Cache {
 
     /// Bytes that one object may have.
     pub(crate) fn largest(&self) -> u64 {
-        self.tier.most() / LARGEST_SHARE
+        self.settings.memory / LARGEST_SHARE
     }
 
     pub(crate) fn hit_limit(&self, name: &'static str) {
         self.metrics.limit(name);
     }
 
-    pub(super) fn disk(&self) -> Option<&Disk> {
-        self.disk.as_ref()
-    }
-
-    /// Room in memory, of which others may have to go. `None`: what is there is being read.
+    /// Room in memory for a body, for which others may have to leave it. `None`: what is there is being read, or written.
     pub(crate) fn room(&self, bytes: usize) -> Option<Charge> {
-        if let Some(charge) = self.tier.take(bytes) {
-            return Some(charge);
-        }
-        let mut gone = Vec::new();
-        let charge = self.room_within(&mut self.lock(), bytes, &mut gone);
-        self.unlink(gone);
-        charge
-    }
-
-    fn room_within(&self, state: &mut State, bytes: usize, gone: &mut Vec<FileId>) -> Option<Charge> {
         loop {
             if let Some(charge) = self.tier.take(bytes) {
                 return Some(charge);
             }
-            self.metrics.evictions_memory.inc();
-            if let Some((_, place)) = state.warm.pop_first() {
-                state.cool(&place);
-            } else if let Some((_, place)) = state.filed.pop_first() {
-                gone.extend(state.remove(&place));
-            } else {
+            if !self.lock().cool_oldest() {
                 return None;
             }
+            self.metrics.evictions_memory.inc();
+        }
+    }
+
+    /// Room for a head, for which others may have to go, with their files.
+    fn room_for_head(&self, state: &mut State, bytes: usize, gone: &mut Vec<FileId>) -> Option<Charge> {
+        loop {
+            if let Some(charge) = self.heads.take(bytes) {
+                return Some(charge);
+            }
+            let Some(file) = state.remove_oldest() else {
+                self.hit_limit("cache-memory");
+                return None;
+            };
+            self.metrics.evictions_memory.inc();
+            gone.extend(file);
         }
     }
 
@@ -187,7 +204,7 @@ impl Cache {
             }
         }
         let stored = best.map(|(_, stored)| stored);
-        if waits && ask.may_join && state.solitary.get(&ask.key).is_none_or(|until| *until <= now) {
+        if waits && ask.may_wait() && state.is_for_many(&ask.key, now) {
             let known = state.targets.get(&ask.key).and_then(|variants| variants.first());
             let is_same = |flight: &&Arc<Flight>| {
                 let names = known.map(|variant| &variant.head.vary);
@@ -206,44 +223,6 @@ impl Cache {
         Found::Ask { stored, miss, lead }
     }
 
-    /// Keeps a response, in the place of the one that it stands for; and lets go of the flight that brought it, so that
-    /// everybody finds the one or the other.
-    pub(crate) fn keep(&self, key: &Arc<str>, head: &Arc<Head>, content: Content, flight: Option<&Arc<Flight>>) {
-        let mut gone = Vec::new();
-        let mut job = None;
-        {
-            let mut state = self.lock();
-            state.solitary.remove(key);
-            if let Some(flight) = flight {
-                state.land(key, flight);
-            }
-            let before = state.take_like(key, &head.vary);
-            let content = match &before {
-                Some(old) => combined(old, head, content),
-                None => content,
-            };
-            if let Some((file, bytes)) = before.and_then(|old| old.file) {
-                state.on_disk = state.on_disk.saturating_sub(bytes);
-                gone.push(file);
-            }
-            if let Some(charge) = self.room_within(&mut state, head.cost() + key.len(), &mut gone) {
-                let (shape, content) = (Arc::new(content.shape()), Arc::new(content));
-                let (id, oldest) = state.insert(key, head.clone(), charge, shape, Some(content.clone()), None);
-                gone.extend(oldest);
-                job = Some((id, content));
-            } else {
-                self.hit_limit("cache-memory");
-            }
-        }
-        self.unlink(gone);
-        if let (Some(disk), Some((id, content))) = (&self.disk, job)
-            && content.shape().len() + head.cost() as u64 <= self.settings.disk / LARGEST_SHARE
-            && !disk.keep(key, id, head, content)
-        {
-            self.hit_limit("cache-disk-queue");
-        }
-    }
-
     /// A fetch is over, or will be read by those alone who read it already.
     pub(crate) fn land(&self, key: &Arc<str>, flight: &Arc<Flight>) {
         self.lock().land(key, flight);
@@ -256,15 +235,16 @@ impl Cache {
         let mut file = None;
         {
             let mut state = self.lock();
-            let Some(charge) = self.room_within(&mut state, head.cost() + key.len(), &mut gone) else { return };
+            // So that it is not the one that goes.
             state.touch(&(key.clone(), id));
-            if let Some(variant) = state.find(&(key.clone(), id)) {
+            let charge = self.room_for_head(&mut state, head.cost() + key.len(), &mut gone);
+            if let (Some(charge), Some(variant)) = (charge, state.find(&(key.clone(), id))) {
                 (variant.head, variant.charge_of_head) = (head.clone(), charge);
-                file = variant.file;
+                file = variant.file.as_ref().map(|file| file.id);
             }
         }
         self.unlink(gone);
-        if let (Some(disk), Some((file, _))) = (&self.disk, file) {
+        if let (Some(disk), Some(file)) = (&self.disk, file) {
             disk.patch(file, key, head);
         }
     }
@@ -272,6 +252,7 @@ impl Cache {
     /// Nothing that is kept of it may be given any more.
     pub(crate) fn forget(&self, key: &Arc<str>) {
         let mut state = self.lock();
+        state.ends(key);
         let ids: Vec<u64> = state.targets.get(key).into_iter().flatten().map(|variant| variant.id).collect();
         let gone: Vec<FileId> = ids.into_iter().filter_map(|id| state.remove(&(key.clone(), id))).collect();
         // What is on its way may be of before.
@@ -298,48 +279,71 @@ impl Cache {
 
 /// For the disk tier.
 impl Cache {
-    /// A response is in a file now. False where it is not kept any more: then nobody needs that.
-    pub(super) fn filed(&self, key: &Arc<str>, id: u64, file: FileId, bytes: u64) -> bool {
+    /// A response is in a file now. Returns its head, which may be a newer one; `None` where it is not kept any more: then
+    /// nobody needs the file.
+    pub(super) fn filed(&self, key: &Arc<str>, id: u64, file: FileId, bytes: u64, shape: Shape) -> Option<Arc<Head>> {
         let mut gone = Vec::new();
-        let is_wanted = {
-            let mut state = self.lock();
-            let place = (key.clone(), id);
-            let found = state.find(&place).map(|variant| {
-                variant.file = Some((file, bytes));
-                variant.used
-            });
-            if let Some(used) = found {
-                state.filed.insert(used, place);
-                state.on_disk += bytes;
-                self.shrink(&mut state, &mut gone);
+        let mut state = self.lock();
+        let place = (key.clone(), id);
+        let filed = Filed { id: file, bytes, shape: Arc::new(shape) };
+        let found = state.find(&place).map(|variant| {
+            variant.writes = variant.writes.saturating_sub(1);
+            (variant.used, variant.head.clone(), variant.file.replace(filed))
+        });
+        let head = found.map(|(used, head, before)| {
+            state.filed.insert(used, place);
+            state.on_disk += bytes;
+            if let Some(before) = before {
+                state.on_disk = state.on_disk.saturating_sub(before.bytes);
+                gone.push(before.id);
             }
-            self.metrics.disk.set(state.on_disk as i64);
-            found.is_some()
-        };
+            self.shrink(&mut state, &mut gone);
+            head
+        });
+        self.metrics.disk.set(state.on_disk as i64);
+        drop(state);
         self.unlink(gone);
-        is_wanted
+        head
+    }
+
+    /// It could not be written.
+    pub(super) fn unwritten(&self, key: &Arc<str>, id: u64) {
+        if let Some(variant) = self.lock().find(&(key.clone(), id)) {
+            variant.writes = variant.writes.saturating_sub(1);
+            variant.written = variant.file.as_ref().map_or(0, |file| file.shape.len());
+        }
     }
 
     /// A response was found in a file. False where there is no use for it.
     pub(super) fn found(&self, key: &Arc<str>, head: &Arc<Head>, shape: Shape, file: FileId, bytes: u64) -> bool {
         let mut gone = Vec::new();
-        let is_wanted = {
-            let mut state = self.lock();
-            let known = state.targets.get(key).into_iter().flatten();
-            let is_new = !known.into_iter().any(|variant| variant.head.vary == head.vary);
-            let charge = is_new.then(|| self.tier.take(head.cost() + key.len())).flatten();
-            let is_wanted = charge.is_some();
-            if let Some(charge) = charge {
-                let (_, oldest) = state.insert(key, head.clone(), charge, Arc::new(shape), None, Some((file, bytes)));
-                gone.extend(oldest);
-                state.on_disk += bytes;
-                self.shrink(&mut state, &mut gone);
-            }
-            self.metrics.disk.set(state.on_disk as i64);
-            is_wanted
-        };
+        let mut state = self.lock();
+        let like = state.like(key, &head.vary).map(|variant| (variant.id, variant.head.times.came));
+        if like.is_some_and(|(_, came)| came >= head.times.came) || !state.is_valid(key) {
+            return false;
+        }
+        if let Some((id, _)) = like {
+            gone.extend(state.remove(&(key.clone(), id)));
+        }
+        let charge = self.room_for_head(&mut state, head.cost() + key.len(), &mut gone);
+        let is_wanted = charge.is_some();
+        if let Some(charge) = charge {
+            let shape = Arc::new(shape);
+            let filed = Filed { id: file, bytes, shape: shape.clone() };
+            let (_, oldest) = state.insert(key, head.clone(), charge, shape, None, Some(filed));
+            gone.extend(oldest);
+            state.on_disk += bytes;
+            self.shrink(&mut state, &mut gone);
+        }
+        self.metrics.disk.set(state.on_disk as i64);
+        drop(state);
         self.unlink(gone);
         is_wanted
+    }
+
+    /// All that is on disk is found.
+    pub(super) fn has_looked(&self) {
+        self.lock().ended = None;
     }
 
     fn shrink(&self, state: &mut State, gone: &mut Vec<FileId>) {
@@ -350,17 +354,49 @@ impl Cache {
         }
     }
 
-    /// Its content is in memory again.
-    pub(crate) fn warmed(&self, key: &Arc<str>, id: u64, content: &Arc<Content>) {
+    /// The content of a kept response; read from the disk, where it is there alone.
+    pub(crate) async fn content(&self, key: &Arc<str>, stored: &Stored) -> Loaded {
+        if let Some(content) = &stored.content {
+            return Loaded::Content(content.clone());
+        }
+        let (Some(disk), Some(file)) = (&self.disk, stored.file) else { return Loaded::Gone };
+        let loaded = disk.load(file).await;
+        match &loaded {
+            Loaded::Content(content) => self.warmed(key, stored.id, file, content),
+            Loaded::Busy => self.hit_limit("cache-load"),
+            Loaded::Gone => self.lost(key, stored.id, file),
+        }
+        loaded
+    }
+
+    /// The content of its file is in memory again.
+    fn warmed(&self, key: &Arc<str>, id: u64, file: FileId, content: &Arc<Content>) {
         let mut state = self.lock();
         let place = (key.clone(), id);
-        let found = state.find(&place).map(|variant| {
+        let cold = state.find(&place).filter(|variant| {
+            // More of it may have come meanwhile.
+            variant.content.is_none() && variant.file.as_ref().is_some_and(|filed| filed.id == file)
+        });
+        let used = cold.map(|variant| {
             variant.content = Some(content.clone());
             variant.used
         });
-        if let Some(used) = found {
+        if let Some(used) = used {
             state.warm.insert(used, place);
         }
+    }
+
+    /// Its file is not there any more, or not what was written.
+    fn lost(&self, key: &Arc<str>, id: u64, file: FileId) {
+        let mut state = self.lock();
+        let place = (key.clone(), id);
+        let used = state.find(&place).filter(|variant| variant.file.as_ref().is_some_and(|filed| filed.id == file));
+        let gone = used.map(|variant| variant.used).and_then(|used| {
+            state.filed.remove(&used);
+            state.unfile(&place)
+        });
+        drop(state);
+        self.unlink(gone.into_iter().collect());
     }
 }
 
@@ -369,17 +405,9 @@ fn same(ask: &Ask, flight: &Flight, name: &http::HeaderName) -> bool {
     all(&ask.fields) == all(&flight.fields)
 }
 
-/// What came, with what was there where both are sure to be of the same.
-fn combined(old: &Variant, head: &Head, content: Content) -> Content {
-    let is_same = old.head.strong_etag().is_some() && old.head.strong_etag() == head.strong_etag();
-    match &old.content {
-        Some(known) if is_same && old.shape.total == content.shape().total => {
-            let total = old.shape.total;
-            Content::new(content.runs().iter().chain(known.runs()).cloned(), total)
-        }
-        _ => content,
-    }
-}
-
 /// How long somebody waits for what another one asks for.
 pub(crate) const WAIT: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::single_range_in_vec_init)]
+mod tests;

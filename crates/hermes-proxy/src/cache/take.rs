@@ -19,14 +19,25 @@ use super::fetch::Fetch;
 use super::flight::Opening;
 use super::head::{Head, Times};
 use super::range::{Asked, content_range};
-use super::serve::Visit;
+use super::serve::{Visit, is_for_nobody};
 use super::store::{Lead, Miss, Stored};
 use crate::body::Body;
 use crate::headers::strip_hop_by_hop;
 use crate::service::forward::Forward;
 
+/// Why what came does not complete what is kept.
+pub(super) enum Unfit {
+    /// It is of another one: what is kept is no answer to anybody any more.
+    Other,
+    /// It is for who asked alone: what is kept stays for the others.
+    ForOne,
+}
+
 impl Visit<'_> {
-    /// What was missing comes: the answer is of both. `None` where they do not fit.
+    /// What was missing comes: the answer is of both.
+    ///
+    /// # Errors
+    /// They do not fit.
     pub(super) fn complete(
         &self,
         forward: &Forward<'_>,
@@ -35,19 +46,18 @@ impl Visit<'_> {
         (missing, content): (&Range<u64>, &Arc<Content>),
         times: Times,
         lead: &mut Option<Lead>,
-    ) -> Option<(Response<Body>, i64)> {
+    ) -> Result<(Response<Body>, i64), Unfit> {
         let (mut parts, body) = response.into_parts();
         strip_hop_by_hop(&mut parts.headers);
-        let (range, total) = content_range(parts.headers.get(CONTENT_RANGE))?;
+        let (range, total) = content_range(parts.headers.get(CONTENT_RANGE)).ok_or(Unfit::Other)?;
         let is_same = parts.headers.get(ETAG) == stored.head.strong_etag() && total == stored.shape.total;
         if !is_same || range != *missing {
-            return None;
+            return Err(Unfit::Other);
         }
-        let head = Arc::new(freshened(&stored.head, &parts.headers, times)?);
-        if head.may_be_kept(&self.ask.fields, times.came).is_err() {
-            return None;
-        }
-        let mut lead = lead.take()?;
+        let head = Arc::new(freshened(&stored.head, &parts.headers, times).ok_or(Unfit::Other)?);
+        let may_be = head.may_be_kept(&self.ask.fields, times.came);
+        may_be.map_err(|why| if is_for_nobody(why) { Unfit::Other } else { Unfit::ForOne })?;
+        let mut lead = lead.take().ok_or(Unfit::ForOne)?;
         let opening = Opening {
             head: head.clone(),
             total: Some(total),
@@ -57,21 +67,28 @@ impl Visit<'_> {
         };
         lead.flight.open(opening);
         let wanted = self.ask.wanted(&head, total);
-        let reader = lead.flight.join(Some(&wanted))?;
+        let reader = lead.flight.join(Some(&wanted)).ok_or(Unfit::ForOne)?;
         lead.is_open = true;
         self.spawn(forward, &lead, head.clone(), body, Some(range.end - range.start));
         let response = answer(&head, Some(total), &self.ask, Supply::Coming(reader), times.came);
-        Some((response, head.ttl(times.came)))
+        Ok((response, head.ttl(times.came)))
     }
 
     fn spawn(&self, forward: &Forward<'_>, lead: &Lead, head: Arc<Head>, body: Body, owed: Option<u64>) {
-        body.bind(forward.entry);
+        // The session that asked may end before the others who read.
+        let entry = forward.entry.apart(forward.worker);
+        body.bind(&entry);
+        if forward.route.custody.is_some() {
+            // Who reads along waits as long as who asked: the path may be dark to all of them.
+            forward.entry.set_held(true);
+        }
         let fetch = Fetch {
             cache: self.cache.clone(),
             key: self.ask.key.clone(),
             flight: lead.flight.clone(),
             head,
             body,
+            entry,
             owed,
             idle: match &forward.route.custody {
                 Some(custody) => custody.deadline,

@@ -6,7 +6,6 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use hermes_model::facts::Facts;
 use hermes_model::snapshot::Pace;
 use http::header::CONTENT_LENGTH;
 use http::{HeaderValue, Response};
@@ -39,8 +38,8 @@ pub(crate) async fn forward(
 ) -> Result<Response<Body>, Error> {
     let (worker, entry, route) = (forward.worker, forward.entry, &forward.route.name);
     let metrics = &worker.shared.metrics;
-    let pacer = worker.shared.paces.of(route, pace.queue);
-    let client = client(&entry.facts);
+    let pacer = worker.shared.paces.of(route, &upstream.config.name, pace.queue);
+    let client = Client::of(entry.facts.user.as_ref(), entry.facts.source.ip());
     let arrived = Instant::now();
     let until = arrived + pace.deadline;
     let mut last: Option<Response<Body>> = None;
@@ -106,14 +105,6 @@ impl<'e> Held<'e> {
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         self.0.set_held(false);
-    }
-}
-
-/// Who is treated as one: a user, however many devices she has; else an address.
-fn client(facts: &Facts) -> Client {
-    match &facts.user {
-        Some(user) => Client::User(user.clone()),
-        None => Client::Address(facts.source.ip()),
     }
 }
 

@@ -7,11 +7,21 @@ use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use crate::stream::unread::network;
+
 /// Whose request it is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Client {
     User(Arc<str>),
-    Address(IpAddr),
+    /// An address of IPv4, or a network of IPv6: who has one of those has as many addresses as turns are to be had.
+    Network(IpAddr),
+}
+
+impl Client {
+    /// Who is treated as one: a user, however many devices she has; else a place.
+    pub(crate) fn of(user: Option<&Arc<str>>, address: IpAddr) -> Self {
+        user.map_or_else(|| Self::Network(network(address)), |user| Self::User(user.clone()))
+    }
 }
 
 /// A request that waits.
@@ -105,6 +115,7 @@ impl Queue {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
@@ -136,6 +147,17 @@ mod tests {
         assert_eq!(queue.push(&client("one"), 11, false), Pushed::Full, "neither has more than the other would");
         let order: Vec<_> = std::iter::from_fn(|| queue.pop()).collect();
         assert_eq!(order, [0, 10, 1]);
+    }
+
+    #[test]
+    fn a_network_of_ipv6_is_one_client() {
+        let at = |address: &str| Client::of(None, address.parse().unwrap());
+        assert_eq!(at("2001:db8::1"), at("2001:db8::ffff:1"));
+        assert_ne!(at("2001:db8::1"), at("2001:db8:0:1::1"));
+        assert_ne!(at("192.0.2.1"), at("192.0.2.2"));
+        assert_eq!(at("192.0.2.1"), at("::ffff:192.0.2.1"));
+        let alice: Arc<str> = "alice".into();
+        assert_eq!(Client::of(Some(&alice), "::1".parse().unwrap()), client("alice"));
     }
 
     #[test]

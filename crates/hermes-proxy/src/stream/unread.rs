@@ -219,7 +219,7 @@ pub(crate) fn sweep(worker: &Worker) {
 }
 
 /// One client: an address of IPv4, or a network of IPv6, of which each has many addresses.
-fn network(address: IpAddr) -> IpAddr {
+pub(crate) fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX))),
         v4 => v4,

@@ -63,7 +63,8 @@ pub(super) struct Fetch {
     /// How long nothing may come before a try is over. A whole try may take any time.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = period)]
     patience: Duration,
-    /// A header of the request; may be there several times.
+    /// A header of the request; may be there several times. To another origin, by a redirection, go those alone that say
+    /// nothing of the user: accept, accept-language, cache-control, pragma, user-agent.
     #[arg(long = "header", value_name = "NAME: VALUE", value_parser = header)]
     headers: Vec<(HeaderName, HeaderValue)>,
     /// What the object must come to, beside what the origin says: sha-256=:BASE64: or sha-256=HEX, or sha-512.

@@ -1,10 +1,12 @@
 //! The cache of a route: real nodes before an origin that does what a test says, and real clients.
 #![allow(clippy::unwrap_used)]
 
+mod apart;
 mod bounds;
 mod disk;
 mod hits;
 mod lab;
 mod ranges;
+mod reload;
 mod together;
 mod users;

@@ -143,3 +143,33 @@ async fn parts_of_two_are_never_put_together() {
     ask(&node, "GET", "/x", &["range: bytes=0-499"]).await;
     assert!(get(&node, "/x").await.data == old);
 }
+
+/// Who may not have its answer kept takes nothing from those who may.
+#[tokio::test]
+async fn who_may_not_be_kept_costs_no_part() {
+    let whole = body(100_000);
+    for (mine, added, asked) in [
+        ("authorization: Basic YTpi", "", 2),
+        ("cache-control: no-store", "", 2),
+        // That it is for one alone is seen when it is there: then it is asked for as that one asked.
+        ("x-of: me", "set-cookie: a=b\n", 3),
+    ] {
+        let sent = whole.clone();
+        let mut origin = Scripted::new(move |request, _| {
+            let mut bytes = by_range(request, "\"a\"", &sent);
+            if request.header("x-of").is_some() {
+                let at = bytes.windows(2).position(|pair| pair == b"\r\n").unwrap() + 2;
+                bytes.splice(at..at, added.replace('\n', "\r\n").into_bytes());
+            }
+            vec![Step::Send(bytes)]
+        });
+        let overlay = overlay();
+        let node = node(&overlay, "", origin.origin.address()).await;
+        ask(&node, "GET", "/x", &["range: bytes=0-49999"]).await;
+        let got = ask(&node, "GET", "/x", &["range: bytes=40000-69999", mine]).await;
+        assert!(got.status() == 206 && got.data == whole[40_000..70_000], "{mine}: {:?}", got.head);
+        let got = ask(&node, "GET", "/x", &["range: bytes=10000-19999"]).await;
+        assert!(got.is_hit() && got.data == whole[10_000..20_000], "{mine}: {}", got.says());
+        assert_eq!(origin.seen().len(), asked, "{mine}");
+    }
+}

@@ -70,6 +70,23 @@ async fn a_first_one_that_is_slow_blocks_nobody_for_long() {
     assert_eq!(get(&node, "/x").await.text(), "second");
 }
 
+/// What another one has asked for is too old for it, whatever comes of that.
+#[tokio::test]
+async fn who_wants_it_from_the_origin_waits_for_nobody() {
+    for field in ["cache-control: no-cache", "cache-control: max-age=0", "pragma: no-cache"] {
+        let mut origin = Scripted::new(|_, number| match number {
+            0 => vec![Step::Await(Arc::default())],
+            _ => vec![Step::Send(response(200, "cache-control: max-age=600", b"second"))],
+        });
+        let overlay = overlay();
+        let node = node(&overlay, "", origin.origin.address()).await;
+        let _leader = begin(&node, "in", "GET", "/x", &[]).await.unwrap();
+        origin.next().await;
+        assert_eq!(crate::lab::ask(&node, "GET", "/x", &[field]).await.text(), "second");
+        assert!(node.metric("hermes_limit_hits_total", "limit=\"cache-wait\"").await.unwrap() < 0.5, "{field}");
+    }
+}
+
 #[tokio::test]
 async fn a_client_that_reads_nothing_holds_up_nobody() {
     let whole = body(3_000_000);

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod broken;
+mod ends;
 mod lab;
 mod lasting;
 mod refusals;

@@ -63,13 +63,19 @@ async fn a_redirection_is_followed_and_no_password_given_to_strangers() {
     let room = tempfile::tempdir().unwrap();
     let file = room.path().join("object");
     let url = format!("http://{}/a", here.address());
-    let secret = ["--header", "authorization: Basic secret", "--header", "x-kind: tea"];
+    let secret = ["authorization: Basic secret", "cookie: a=b", "x-api-key: secret", "host: HERE", "accept: text/tea"];
+    let secret: Vec<&str> = secret.iter().flat_map(|header| ["--header", header]).collect();
     let (status, events_) = events(&url, &file, &secret).await;
     assert_eq!(status, 0, "{events_:?}");
     assert_eq!(std::fs::read(&file).unwrap(), b"moved here");
     assert!(seen_here.fields("authorization").iter().all(Option::is_some));
-    assert_eq!(seen_there.fields("authorization"), [None]);
-    assert_eq!(seen_there.fields("x-kind"), [Some("tea".to_owned())]);
+    for name in ["authorization", "cookie", "x-api-key"] {
+        assert_eq!(seen_there.fields(name), [None], "{name}");
+        assert!(seen_here.fields(name).iter().all(Option::is_some), "{name}");
+    }
+    assert_eq!(seen_there.fields("host"), [Some(there.address().to_string())]);
+    assert_eq!(seen_here.fields("host"), [Some("HERE".to_owned()), Some("HERE".to_owned())]);
+    assert_eq!(seen_there.fields("accept"), [Some("text/tea".to_owned())]);
     let before = seen_here.count();
     let (status, events_) = events(&format!("http://{}/loop", here.address()), &file, &[]).await;
     assert_eq!((status, seen_here.count() - before), (1, 11), "{events_:?}");

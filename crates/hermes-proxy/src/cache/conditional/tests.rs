@@ -102,3 +102,24 @@ fn the_origin_is_asked_by_what_it_said() {
     assert_eq!(asked, expected.map(|(name, value)| (name, HeaderValue::from_static(value))));
     assert!(validators(&head(&[])).is_empty());
 }
+
+#[test]
+fn what_names_another_one_says_nothing_of_this_one() {
+    let times = Times { asked: NOW, came: NOW };
+    for (own, by, is_same) in [
+        (&[("etag", "W/\"a\"")][..], &[("etag", "W/\"b\"")][..], false),
+        (&[("etag", "W/\"a\"")], &[("etag", "W/\"a\"")], true),
+        (&[("etag", "\"a\"")], &[("etag", "W/\"b\"")], false),
+        (&[("etag", "\"a\"")], &[("etag", "W/\"a\"")], true),
+        (&[("etag", "W/\"a\"")], &[("etag", "\"b\"")], false),
+        // It was asked by its date, and has a tag now; or is another one.
+        (&[("last-modified", THEN)], &[("etag", "\"b\""), ("last-modified", THEN)], true),
+        (&[("last-modified", THEN)], &[("etag", "\"b\"")], false),
+        (&[("last-modified", THEN)], &[("last-modified", LATER)], false),
+        (&[("last-modified", THEN)], &[], true),
+        (&[("etag", "\"a\""), ("last-modified", THEN)], &[("etag", "\"a\""), ("last-modified", LATER)], true),
+        (&[("etag", "\"a\"")], &[], true),
+    ] {
+        assert_eq!(freshened(&head(own), &fields(by), times).is_some(), is_same, "{own:?} {by:?}");
+    }
+}

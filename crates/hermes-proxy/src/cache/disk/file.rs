@@ -3,7 +3,7 @@
 //! In: a response. Out: the same, or an error. All of it is under digests: of the head one, of the bytes one a block, so
 //! that what is cut, torn or rotten is noticed when it is read, and never given to anybody.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -13,11 +13,12 @@ use std::sync::Arc;
 use aws_lc_rs::digest::{SHA256, digest};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
+use hermes_net::lock::open_own;
 use http::header::HeaderName;
 use http::{HeaderMap, HeaderValue, StatusCode, Version};
 use serde::{Deserialize, Serialize};
 
-use super::super::content::{Charge, Content, Paid, Run, Shape};
+use super::super::content::{CHUNK_COST, Charge, Content, Paid, Run, Shape};
 use super::super::head::{Head, Times};
 use super::super::key::Vary;
 
@@ -90,12 +91,12 @@ impl Layout {
         if FIXED + head.len() > self.area {
             return Err(io::Error::other("it has grown too long for its place"));
         }
-        OpenOptions::new().write(true).open(path)?.write_all(&self.area(&head))
+        open_own(OpenOptions::new().write(true), path)?.write_all(&self.area(&head))
     }
 
     /// Reads a file's head.
     pub(super) fn open(path: &Path) -> io::Result<(Self, Arc<str>, Head)> {
-        let mut file = File::open(path)?;
+        let mut file = open_own(OpenOptions::new().read(true), path)?;
         let mut fixed = [0; FIXED];
         file.read_exact(&mut fixed)?;
         let number = |at: usize| u32::from_le_bytes([fixed[at], fixed[at + 1], fixed[at + 2], fixed[at + 3]]) as usize;
@@ -121,14 +122,14 @@ impl Layout {
         Ok((this, key, head))
     }
 
-    /// Reads a file's bytes, as far as there is room.
+    /// Reads a file's bytes. [`io::ErrorKind::OutOfMemory`] where there is no room for them.
     pub(super) fn read(&self, path: &Path, room: impl Fn(usize) -> Option<Charge>) -> io::Result<Content> {
-        let mut file = File::open(path)?;
+        let mut file = open_own(OpenOptions::new().read(true), path)?;
         file.seek(SeekFrom::Start(self.area as u64))?;
         let mut runs: Vec<Run> = Vec::new();
         for (block, expected) in blocks(&self.shape).zip(&self.sums) {
             let length = (block.end - block.start) as usize;
-            let charge = room(length).ok_or_else(|| io::Error::other("there is no room in memory"))?;
+            let charge = room(length + CHUNK_COST).ok_or(io::ErrorKind::OutOfMemory)?;
             let mut bytes = vec![0; length];
             file.read_exact(&mut bytes)?;
             if sum(&bytes) != *expected {

@@ -3,7 +3,8 @@
 //! In: what a cache puts in, takes out and touches, under its lock. Out: the same; and the files that nobody needs any
 //! more. What is in memory, and what is on disk, is each in the order of its use. Never: I/O.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 
 use super::super::content::{Charge, Content, Shape};
@@ -12,12 +13,17 @@ use super::super::flight::Flight;
 use super::super::head::{Head, Millis};
 use super::super::key::Vary;
 use super::Stored;
+use super::merge::Known;
 
 /// Responses to one target that are kept beside each other: who asks with ever other fields gets no more room.
 const MOST_VARIANTS: usize = 32;
 /// Targets known to have answers that are nobody else's, for so long: nobody waits for those.
 const MOST_SOLITARY: usize = 4096;
 const SOLITARY_FOR: Millis = 60_000;
+/// Keys that end before what is on disk is found; of more nothing that is found is of use.
+const MOST_ENDED: usize = 65_536;
+/// Contents that are looked at for one that may leave memory.
+const MOST_LOOKS: usize = 256;
 
 #[derive(Default)]
 pub(super) struct State {
@@ -27,14 +33,25 @@ pub(super) struct State {
     /// Those with a file.
     pub(super) filed: BTreeMap<u64, Place>,
     pub(super) flights: HashMap<Arc<str>, Vec<Arc<Flight>>>,
-    pub(super) solitary: HashMap<Arc<str>, Millis>,
-    pub(super) solitary_turns: VecDeque<Arc<str>>,
+    /// Of their keys the hashes, which are small whatever clients ask for. Two that have the same do not wait for each
+    /// other, which is all that comes of it.
+    solitary: HashMap<u64, Millis>,
+    /// What may not be given any more of what is on disk and not found yet. `None`: all of that is found.
+    pub(super) ended: Option<Outdated>,
+    hasher: RandomState,
     /// Counts uses, and names variants.
     pub(super) turn: u64,
     pub(super) on_disk: u64,
 }
 
 pub(super) type Place = (Arc<str>, u64);
+
+/// Keys by their hashes.
+pub(super) enum Outdated {
+    These(HashSet<u64>),
+    /// There were too many.
+    All,
+}
 
 pub(super) struct Variant {
     pub(super) id: u64,
@@ -43,13 +60,30 @@ pub(super) struct Variant {
     pub(super) charge_of_head: Charge,
     pub(super) shape: Arc<Shape>,
     pub(super) content: Option<Arc<Content>>,
-    pub(super) file: Option<(FileId, u64)>,
+    pub(super) file: Option<Filed>,
+    /// Writes that are under way; what is written is nowhere but in memory until then.
+    pub(super) writes: u32,
+    /// Bytes that it had when it was given to be written last.
+    pub(super) written: u64,
+}
+
+/// A file of the disk tier.
+pub(super) struct Filed {
+    pub(super) id: FileId,
+    pub(super) bytes: u64,
+    /// What is in it, which may be less than what is in memory.
+    pub(super) shape: Arc<Shape>,
 }
 
 impl Variant {
+    /// To let go of its content would free nothing: somebody writes it, or reads it.
+    pub(super) fn is_busy(&self) -> bool {
+        self.writes > 0 || self.content.as_ref().is_some_and(|content| Arc::strong_count(content) > 1)
+    }
+
     pub(super) fn stored(&self) -> Stored {
         let (head, shape, content) = (self.head.clone(), self.shape.clone(), self.content.clone());
-        Stored { id: self.id, head, shape, content, file: self.file.map(|(file, _)| file) }
+        Stored { id: self.id, head, shape, content, file: self.file.as_ref().map(|file| file.id) }
     }
 }
 
@@ -79,7 +113,7 @@ impl State {
         charge: Charge,
         shape: Arc<Shape>,
         content: Option<Arc<Content>>,
-        file: Option<(FileId, u64)>,
+        file: Option<Filed>,
     ) -> (u64, Option<FileId>) {
         self.turn += 1;
         let id = self.turn;
@@ -91,7 +125,9 @@ impl State {
             self.filed.insert(id, place);
         }
         let variants = self.targets.entry(key.clone()).or_default();
-        variants.push(Variant { id, used: id, head, charge_of_head: charge, shape, content, file });
+        let written = file.as_ref().map_or(0, |file| file.shape.len());
+        let (used, charge_of_head) = (id, charge);
+        variants.push(Variant { id, used, head, charge_of_head, shape, content, file, writes: 0, written });
         let crowded = variants.len() > MOST_VARIANTS;
         let oldest = variants.iter().min_by_key(|variant| variant.used).map(|variant| variant.id);
         let gone = oldest.filter(|_| crowded).and_then(|oldest| self.remove(&(key.clone(), oldest)));
@@ -108,33 +144,60 @@ impl State {
         }
         self.warm.remove(&variant.used);
         self.filed.remove(&variant.used);
-        let (file, bytes) = variant.file?;
-        self.on_disk = self.on_disk.saturating_sub(bytes);
-        Some(file)
+        let file = variant.file?;
+        self.on_disk = self.on_disk.saturating_sub(file.bytes);
+        Some(file.id)
     }
 
-    /// Takes out the one that was chosen by the same fields.
-    pub(super) fn take_like(&mut self, key: &Arc<str>, vary: &Vary) -> Option<Variant> {
-        let variants = self.targets.get_mut(key)?;
-        let at = variants.iter().position(|variant| variant.head.vary == *vary)?;
-        let variant = variants.swap_remove(at);
-        if variants.is_empty() {
-            self.targets.remove(key);
+    /// The one that was chosen by the same fields.
+    pub(super) fn like(&self, key: &Arc<str>, vary: &Vary) -> Option<&Variant> {
+        self.targets.get(key)?.iter().find(|variant| variant.head.vary == *vary)
+    }
+
+    /// What is known of the same representation, of so many bytes.
+    pub(super) fn known(&self, key: &Arc<str>, head: &Head, total: u64) -> Option<Known> {
+        let variant = self.like(key, &head.vary)?;
+        let is_same = head.strong_etag().is_some() && head.strong_etag() == variant.head.strong_etag();
+        let is_same = is_same && variant.shape.total == total;
+        is_same.then(|| Known { id: variant.id, content: variant.content.clone(), length: variant.shape.len() })
+    }
+
+    /// Whichever content was used longest ago leaves memory, but for those that are busy, which count as used. False
+    /// where there is none.
+    pub(super) fn cool_oldest(&mut self) -> bool {
+        for _ in 0..MOST_LOOKS.min(self.warm.len()) {
+            let Some(place) = self.warm.first_key_value().map(|(_, place)| place.clone()) else { break };
+            if self.find(&place).is_some_and(|variant| variant.is_busy()) {
+                self.touch(&place);
+                continue;
+            }
+            self.warm.pop_first();
+            self.cool(&place);
+            return true;
         }
-        self.warm.remove(&variant.used);
-        self.filed.remove(&variant.used);
-        Some(variant)
+        false
     }
 
     /// It leaves memory; where it is nowhere else, it is gone.
-    pub(super) fn cool(&mut self, place: &Place) {
+    fn cool(&mut self, place: &Place) {
         let has_file = self.find(place).is_some_and(|variant| {
             variant.content = None;
-            variant.file.is_some()
+            variant.file.as_ref().is_some_and(|file| {
+                variant.shape = file.shape.clone();
+                true
+            })
         });
         if !has_file {
             self.remove(place);
         }
+    }
+
+    /// Whichever was used longest ago is gone. `None` where there is none; else its file, if it has one.
+    pub(super) fn remove_oldest(&mut self) -> Option<Option<FileId>> {
+        let (warm, filed) = (self.warm.first_key_value(), self.filed.first_key_value());
+        let oldest = [warm, filed].into_iter().flatten().min_by_key(|(used, _)| **used);
+        let place = oldest.map(|(_, place)| place.clone())?;
+        Some(self.remove(&place))
     }
 
     /// It leaves the disk; where it is nowhere else, it is gone.
@@ -143,9 +206,10 @@ impl State {
         if variant.content.is_none() {
             return self.remove(place);
         }
-        let (file, bytes) = variant.file.take()?;
-        self.on_disk = self.on_disk.saturating_sub(bytes);
-        Some(file)
+        let file = variant.file.take()?;
+        variant.written = 0;
+        self.on_disk = self.on_disk.saturating_sub(file.bytes);
+        Some(file.id)
     }
 
     pub(super) fn land(&mut self, key: &Arc<str>, flight: &Arc<Flight>) {
@@ -158,14 +222,46 @@ impl State {
     }
 
     /// Nobody waits for another one's answer for a while.
-    pub(super) fn is_solitary(&mut self, key: &Arc<str>, now: Millis) {
-        if self.solitary.insert(key.clone(), now + SOLITARY_FOR).is_none() {
-            self.solitary_turns.push_back(key.clone());
+    pub(super) fn is_solitary(&mut self, key: &str, now: Millis) {
+        if self.solitary.len() >= MOST_SOLITARY {
+            self.solitary.retain(|_, until| *until > now);
         }
-        while self.solitary_turns.len() > MOST_SOLITARY {
-            if let Some(first) = self.solitary_turns.pop_front() {
-                self.solitary.remove(&first);
+        if self.solitary.len() >= MOST_SOLITARY {
+            // Of so many at once each is asked for by few.
+            self.solitary.clear();
+        }
+        let key = self.hasher.hash_one(key);
+        self.solitary.insert(key, now + SOLITARY_FOR);
+    }
+
+    /// It may be waited for.
+    pub(super) fn is_for_many(&self, key: &str, now: Millis) -> bool {
+        self.solitary.get(&self.hasher.hash_one(key)).is_none_or(|until| *until <= now)
+    }
+
+    /// It was for many.
+    pub(super) fn was_kept(&mut self, key: &str) {
+        let key = self.hasher.hash_one(key);
+        self.solitary.remove(&key);
+    }
+
+    /// What is on disk of it may not be given any more.
+    pub(super) fn ends(&mut self, key: &str) {
+        let key = self.hasher.hash_one(key);
+        if let Some(Outdated::These(keys)) = &mut self.ended {
+            keys.insert(key);
+            if keys.len() > MOST_ENDED {
+                self.ended = Some(Outdated::All);
             }
+        }
+    }
+
+    /// What is found of it on disk may be given.
+    pub(super) fn is_valid(&self, key: &str) -> bool {
+        match &self.ended {
+            None => true,
+            Some(Outdated::These(keys)) => !keys.contains(&self.hasher.hash_one(key)),
+            Some(Outdated::All) => false,
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use http::header::{
     CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, DATE, ETAG, HeaderMap, HeaderName, LAST_MODIFIED, LOCATION,
-    RETRY_AFTER,
+    RETRY_AFTER, TRANSFER_ENCODING,
 };
 use http::response::Parts;
 use serde::{Deserialize, Serialize};
@@ -50,6 +50,8 @@ pub(super) struct Answer {
     pub(super) status: u16,
     /// What `Content-Length` says.
     pub(super) length: Option<u64>,
+    /// Nothing but the connection's end says where its content ends: a cut looks the same.
+    pub(super) is_endless: bool,
     pub(super) part: Option<Part>,
     /// Several parts in one: not asked for, and nothing that we read.
     pub(super) is_multipart: bool,
@@ -72,6 +74,7 @@ impl Answer {
         let modified = text(LAST_MODIFIED);
         Self {
             status: head.status.as_u16(),
+            is_endless: !headers.contains_key(CONTENT_LENGTH) && !headers.contains_key(TRANSFER_ENCODING),
             length: text(CONTENT_LENGTH).and_then(|length| length.parse().ok()),
             part: text(CONTENT_RANGE).as_deref().and_then(part),
             is_multipart: text(CONTENT_TYPE)

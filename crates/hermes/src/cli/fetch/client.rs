@@ -13,7 +13,10 @@ use bytes::Bytes;
 use hermes_net::resolve::Resolver;
 use hermes_net::tls::{self, Fault, Roots, RustlsClientConfig, ServerIdentity};
 use hermes_net::{Io, dial};
-use http::header::{ACCEPT_ENCODING, AUTHORIZATION, COOKIE, HOST, IF_RANGE, PROXY_AUTHORIZATION, RANGE, USER_AGENT};
+use http::header::{
+    ACCEPT, ACCEPT_ENCODING, ACCEPT_LANGUAGE, CACHE_CONTROL, HOST, HeaderName, IF_RANGE, PRAGMA, PROXY_AUTHORIZATION,
+    RANGE, USER_AGENT,
+};
 use http::response::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri};
 use http_body_util::{BodyExt as _, Empty};
@@ -25,6 +28,11 @@ use tokio::task::JoinSet;
 
 use super::download::Ask;
 use super::{authority, digest, remedy};
+
+/// What the user writes in these is for whoever has the object. All else may be a secret between the user and the origin
+/// that the user has named, whatever its name (`x-api-key`), or name that origin (`host`): curl, which keeps back
+/// `authorization` and `cookie` alone, cannot know either.
+const FOR_ANYBODY: [HeaderName; 5] = [ACCEPT, ACCEPT_LANGUAGE, CACHE_CONTROL, PRAGMA, USER_AGENT];
 
 /// What went wrong.
 #[derive(Debug)]
@@ -71,7 +79,7 @@ impl Client {
         Self { resolver: Resolver::from_system(), tls: OnceLock::new(), proxy, ca, headers, patience }
     }
 
-    /// Asks. To an origin that the user has not named go no fields that prove who the user is.
+    /// Asks. To an origin that the user has not named go no fields that may be meant for the other one.
     ///
     /// # Errors
     /// There is no response.
@@ -181,14 +189,16 @@ impl Client {
             (USER_AGENT, text(concat!("hermes/", env!("CARGO_PKG_VERSION")))),
             // What is stored is the representation itself: ranges of an encoding made on the way fit no other one's.
             (ACCEPT_ENCODING, text("identity")),
-            (http::HeaderName::from_static(digest::WANT.0), text(digest::WANT.1)),
+            (HeaderName::from_static(digest::WANT.0), text(digest::WANT.1)),
         ];
         headers.extend(own.into_iter().filter_map(|(name, value)| Some((name, value?))));
         for name in self.headers.keys() {
-            let proves = name == AUTHORIZATION || name == COOKIE;
-            // The tunnel was asked for with it; behind that it is nobody's.
-            let is_the_proxys = name == PROXY_AUTHORIZATION && !absolute;
-            if (proves && !is_named) || is_the_proxys {
+            let is_for_it = match name {
+                // A tunnel was asked for with it; behind that it is nobody's.
+                name if name == PROXY_AUTHORIZATION => absolute,
+                name => is_named || FOR_ANYBODY.contains(name),
+            };
+            if !is_for_it {
                 continue;
             }
             headers.remove(name);

@@ -101,13 +101,27 @@ pub(super) struct Download {
     whole_only: bool,
     /// What is held came in more than one answer.
     is_pieced: bool,
+    /// Only the connection's end says where the content that comes ends.
+    is_endless: bool,
+    /// So much was held when such a content ended, and whether there is more was asked for.
+    doubted: Option<u64>,
     mismatches: u32,
 }
 
 impl Download {
     pub(super) fn new(demanded: Digests, is_final: bool) -> Self {
         let known = Known::default();
-        Self { held: 0, known, demanded, is_final, whole_only: false, is_pieced: false, mismatches: 0 }
+        Self {
+            held: 0,
+            known,
+            demanded,
+            is_final,
+            whole_only: false,
+            is_pieced: false,
+            is_endless: false,
+            doubted: None,
+            mismatches: 0,
+        }
     }
 
     /// Goes on where an earlier run was.
@@ -168,6 +182,7 @@ impl Download {
 
     /// All of it.
     fn whole(&mut self, answer: &Answer) -> Take {
+        self.is_endless = answer.is_endless;
         let is_same = self.held > 0
             && self.known.validator.is_some()
             && self.known.validator == answer.validator
@@ -267,6 +282,11 @@ impl Download {
             Some(total) if status == 206 && self.held < total => Ok(End::More),
             Some(total) => Err(format!("it ended after {} of {total} bytes", self.held)),
             None if status == 206 => Ok(End::More),
+            // It may have been cut. Where the origin can be asked for what is behind that, it says so; once for each end.
+            None if self.is_endless && self.known.validator.is_some() && self.doubted != Some(self.held) => {
+                self.doubted = Some(self.held);
+                Ok(End::More)
+            }
             None => {
                 self.known.total = Some(self.held);
                 Ok(End::Whole)

@@ -177,11 +177,13 @@ impl Part {
     fn finish(&self) -> anyhow::Result<()> {
         let publish = || -> io::Result<()> {
             self.file.sync_all()?;
-            fs::rename(&self.path, &self.target)?;
-            let folder = self.target.parent().filter(|folder| !folder.as_os_str().is_empty());
-            File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+            fs::rename(&self.path, &self.target)
         };
         publish().with_context(|| format!("{} cannot be made of its part", self.target.display()))?;
+        // It is there and whole. A folder that may be written and not read, or a file system that syncs no folders, costs
+        // at most its name, should the machine fail now: then the part is there.
+        let folder = self.target.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let _ = File::open(folder.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all());
         // Of no use to anybody, and of no harm.
         let _ = fs::remove_file(&self.sidecar);
         Ok(())

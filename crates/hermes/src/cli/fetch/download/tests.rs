@@ -212,3 +212,32 @@ fn a_part_that_nobody_asked_for_is_fine_where_it_is_all() {
     let mut download = Download::new(Digests::default(), false);
     assert!(matches!(download.read(&Ask::Whole, &part("\"a\"", 0, 9, 100)), Meaning::Later { .. }));
 }
+
+/// Its end may be a cut: what is behind it is asked for, and whoever has nothing there says so.
+#[test]
+fn a_content_that_ends_with_its_connection_is_doubted_once() {
+    let endless = Answer { length: None, is_endless: true, ..ok("\"a\"", 0) };
+    let begun = |answer: &Answer| {
+        let mut download = Download::new(Digests::default(), false);
+        assert!(matches!(download.read(&Ask::Whole, answer), Meaning::Content(_)));
+        download.took(40);
+        let ended = download.ended(200);
+        (download, ended)
+    };
+    let (mut download, ended) = begun(&endless);
+    assert_eq!((ended, download.ask()), (Ok(End::More), rest()));
+    let beyond = Answer { status: 416, part: Some(Part { bytes: None, of: Some(40) }), ..ok("\"a\"", 0) };
+    assert_eq!(download.read(&rest(), &beyond), Meaning::Whole);
+    // It was cut.
+    let (mut download, _) = begun(&endless);
+    assert!(matches!(download.read(&rest(), &part("\"a\"", 40, 99, 100)), Meaning::Content(_)));
+    // It knows no ranges, and comes to the same again.
+    let (mut download, _) = begun(&endless);
+    assert!(matches!(download.read(&rest(), &endless), Meaning::Content(Take { skip: 40, .. })));
+    assert_eq!(download.ended(200), Ok(End::Whole));
+    // Chunks say where they end; and nothing could be asked of what has no validator.
+    let (_, ended) = begun(&Answer { is_endless: false, ..endless.clone() });
+    assert_eq!(ended, Ok(End::Whole));
+    let (_, ended) = begun(&Answer { validator: None, etag: None, ..endless });
+    assert_eq!(ended, Ok(End::Whole));
+}
