@@ -246,4 +246,22 @@ mod tests {
             }
         }
     }
+
+    proptest::proptest! {
+        /// A record whose frame is right, whatever is in it: it is an entry as long as it says, or none.
+        #[test]
+        fn whatever_is_framed_is_an_entry_or_none(payload: Vec<u8>, kind in 0..9_u8, behind: Vec<u8>) {
+            for payload in [payload.clone(), [&[kind][..], &[7; 16], &payload].concat()] {
+                let mut record = (payload.len() as u32).to_le_bytes().to_vec();
+                record.extend(crc32fast::hash(&payload).to_le_bytes());
+                record.extend(&payload);
+                let length = record.len();
+                record.extend(&behind);
+                if let Some(found) = first(&record.into()) {
+                    proptest::prop_assert_eq!(found.length, length);
+                    proptest::prop_assert!((FRAME..=length).contains(&found.at));
+                }
+            }
+        }
+    }
 }
