@@ -19,7 +19,7 @@ const HANDSHAKE: f64 = 1500.0;
 const STEP: f64 = 0.001;
 
 /// One link of so many each slot, in turns, at the papers' rate. The first is the client's.
-pub fn in_turns(of: u32) -> impl Fn(usize) -> Conditions {
+pub fn in_turns(of: u32) -> impl Fn(usize) -> Conditions + Copy {
     move |link| Conditions { up: Up::Turns { slot: SLOT, of, turn: link as u32 }, ..steady() }
 }
 
