@@ -247,3 +247,63 @@ fn intro(paint: Paint) -> String {
         )
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::Extent;
+    use super::*;
+
+    fn download(seconds: f64, failed: Option<&str>) -> Download {
+        Download { phase: 0.5, seconds, bytes: 46_080, failed: failed.map(str::to_owned) }
+    }
+
+    fn row(way: Way, failed: Option<&str>) -> Row {
+        let tried = |seconds, failed| Try { download: download(seconds, failed), limit: 5.0 };
+        let first = vec![tried(5.0, None), tried(60.0, failed), tried(5.5, None)];
+        Row { way, size: 45 << 10, steady: Some(download(0.1, None)), first, again: Vec::new() }
+    }
+
+    fn figures(rows: Vec<Row>) -> Figures {
+        let (sizes, tries, patience) = Extent::Quick.defaults();
+        let options = Options {
+            protocol: Protocol::H2,
+            sizes,
+            tries,
+            hopeless_tries: 1,
+            patience: Duration::from_secs(patience),
+            ways: Way::ALL.to_vec(),
+            envoy: None,
+            json: false,
+            picture: None,
+            files: None,
+        };
+        let missing = vec![(Way::Envoy, "there is none".to_owned())];
+        Figures::of(&options, &Played { rows, missing, drawn: Vec::new() })
+    }
+
+    #[test]
+    fn a_median_is_the_middle() {
+        assert_eq!(median([3.0, 1.0, 2.0].into_iter()), Some(2.0));
+        assert_eq!(median([4.0, 1.0, 2.0, 3.0].into_iter()), Some(2.5));
+        assert_eq!(median(std::iter::empty()), None);
+    }
+
+    #[test]
+    fn what_hermes_does_not_bring_is_a_failure_that_is_told() {
+        let paint = Paint::for_stdout();
+        let whole = figures(vec![row(Way::Direct, Some("dark")), row(Way::Hermes, None)]);
+        assert!(whole.is_whole());
+        assert_eq!(whole.lines[0].cells(10.0)[1..5], ["2 of 3", "5.25 s", "5.00 s", "1.05"]);
+        let text = whole.text(paint, 1.0);
+        assert!(text.contains("not run; there is none") && text.contains("17 s, 100 %"), "{text}");
+        let broken = figures(vec![row(Way::Hermes, Some("the stream broke"))]);
+        assert!(!broken.is_whole());
+        let text = broken.text(paint, 1.0);
+        assert!(
+            text.contains("the stream broke") && text.contains("of 3 downloads through Hermes 1 did not"),
+            "{text}"
+        );
+    }
+}

@@ -142,3 +142,26 @@ impl Scale {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::chain::{Download, Trace};
+    use super::super::play::Try;
+    use super::super::way::Way;
+    use super::*;
+
+    #[test]
+    fn slots_are_shaded_where_their_link_is_up() {
+        let download = Download { phase: 0.5, seconds: 6.0, bytes: 100, failed: None };
+        let samples = vec![(0.0, [0; LINKS]), (6.0, [100; LINKS])];
+        let trace = Trace { phase: 0.5, samples };
+        let one = Drawn { way: Way::Hermes, size: 1 << 20, tried: Try { download, limit: 5.5 }, trace };
+        let svg = svg(&[one]);
+        // From 0.5 to 6.5: the client's link in 0.5-1, 3-4 and 6-6.5, each other one twice.
+        assert_eq!(svg.matches("opacity=\"0.14\"").count(), 7, "{svg}");
+        assert!(svg.contains("limit 5.50 s") && svg.ends_with("</svg>\n"), "{svg}");
+        let x = |at: f64| FIELD.0 + FIELD.1 * at / 6.0;
+        let first = format!("<rect x=\"{:.1}\"", x(0.0));
+        assert!(svg.contains(&first), "{svg}");
+    }
+}

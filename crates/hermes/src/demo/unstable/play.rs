@@ -121,19 +121,21 @@ pub(super) fn estimate(options: &Options) -> Duration {
 /// What keeps a network or a node of Hermes from its start.
 pub(super) async fn play(options: &Options, setting: &Setting, progress: &Progress) -> anyhow::Result<Played> {
     let lacking = |way: &Way| setting.lacks(*way).map(|why| (*way, why));
-    let missing: Vec<_> = options.ways.iter().filter_map(lacking).collect();
-    let ways: Vec<_> = options.ways.iter().copied().filter(|way| setting.lacks(*way).is_none()).collect();
+    let mut missing: Vec<_> = options.ways.iter().filter_map(lacking).collect();
+    let mut ways: Vec<_> = options.ways.iter().copied().filter(|way| setting.lacks(*way).is_none()).collect();
     let board = Arc::new(Board::default());
 
     let mut steady = JoinSet::new();
-    for chain in start(setting, &ways, 0, |_| turns::steady(), progress).await? {
+    for chain in start(setting, &ways, 0, |_| turns::steady(), (progress, &mut missing)).await? {
         steady.spawn(measure_steady(chain, options.sizes.clone(), board.clone()));
     }
     let mut rows: Vec<_> =
         finish(steady, "without outage", &board, progress, None).await?.into_iter().flatten().collect();
 
     let mut turning = JoinSet::new();
-    for chain in start(setting, &ways, ways.len(), turns::in_turns(LINKS as u32), progress).await? {
+    let used = ways.len();
+    ways.retain(|way| missing.iter().all(|(lacking, _)| lacking != way));
+    for chain in start(setting, &ways, used, turns::in_turns(LINKS as u32), (progress, &mut missing)).await? {
         let mine = rows.extract_if(.., |row: &mut Row| row.way == chain.way).collect();
         turning.spawn(measure_turning(chain, mine, options.clone(), board.clone()));
     }
@@ -144,23 +146,27 @@ pub(super) async fn play(options: &Options, setting: &Setting, progress: &Progre
         drawn.extend(traced);
     }
     rows.sort_by_key(|row: &Row| (row.size, row.way));
-    drawn.sort_by_key(|drawn: &Drawn| drawn.way);
+    // Ours first.
+    drawn.sort_by_key(|drawn: &Drawn| drawn.way.is_envoy());
     Ok(Played { rows, missing, drawn })
 }
 
-/// Starts a chain for each way, one after the other.
+/// Starts a chain for each way, one after the other. An Envoy that does not start is none of ours: its way is missing.
 async fn start(
     setting: &Setting,
     ways: &[Way],
     first: usize,
     conditions: impl Fn(usize) -> Conditions + Copy,
-    progress: &Progress,
+    (progress, missing): (&Progress, &mut Vec<(Way, String)>),
 ) -> anyhow::Result<Vec<Chain>> {
     let mut chains = Vec::new();
     for (number, way) in ways.iter().enumerate() {
         progress.step(&format!("four machines, three links: {}", way.name()));
-        let chain = Chain::start(setting, *way, first + number, conditions).await;
-        chains.push(chain.with_context(|| way.name())?);
+        match Chain::start(setting, *way, first + number, conditions).await {
+            Ok(chain) => chains.push(chain),
+            Err(error) if way.is_envoy() => missing.push((*way, format!("{error:#}"))),
+            Err(error) => return Err(error.context(way.name())),
+        }
     }
     Ok(chains)
 }
