@@ -98,7 +98,7 @@ impl Line {
 
     fn cells(&self, patience: f64) -> Vec<String> {
         let name = if self.again { "  the same again, by another client" } else { self.way.name() };
-        let number = |number: Option<f64>| number.map_or("-".to_owned(), |number| format!("{number:.2}"));
+        let number = |number: Option<f64>| number.map_or("-".to_owned(), |number| format!("{number:.3}"));
         let never = || format!("not in {patience:.0} s");
         vec![
             name.to_owned(),
@@ -225,7 +225,7 @@ impl Figures {
         let worst = ratios.fold(0.0, f64::max);
         let said = if self.is_whole() {
             paint.good(&format!(
-                "✓ all {tried} downloads through Hermes whole, the slowest kind at {worst:.2} of the limit"
+                "✓ all {tried} downloads through Hermes whole, the slowest kind at {worst:.3} of the limit"
             ))
         } else if tried == arrived {
             paint.bad("✗ a download through Hermes did not arrive without outage")
@@ -295,7 +295,7 @@ mod tests {
         let paint = Paint::for_stdout();
         let whole = figures(vec![row(Way::Direct, Some("dark")), row(Way::Hermes, None)]);
         assert!(whole.is_whole());
-        assert_eq!(whole.lines[0].cells(10.0)[1..5], ["2 of 3", "5.25 s", "5.00 s", "1.05"]);
+        assert_eq!(whole.lines[0].cells(10.0)[1..5], ["2 of 3", "5.25 s", "5.00 s", "1.050"]);
         let text = whole.text(paint, 1.0);
         assert!(text.contains("not run; there is none") && text.contains("17 s, 100 %"), "{text}");
         let broken = figures(vec![row(Way::Hermes, Some("the stream broke"))]);
