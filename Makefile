@@ -2,8 +2,10 @@
 
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
+# Where `make setup` puts it; nothing as long as it did not.
+ENVOY = $(wildcard $(TARGET)/tools/envoy/envoy/_bin/envoy)
 
-.PHONY: help build release demo demo-video demo-ip test lint setup bench bench-quick bench-video fuzz deny docs clean
+.PHONY: help build release demo demo-video demo-ip demo-unstable test lint setup bench bench-quick bench-video fuzz deny docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -22,6 +24,9 @@ demo-video: release ## the paper's video case in network namespaces (root, ffmpe
 
 demo-ip: release ## the paper's IP case in network namespaces (root): a user's ingress and server move
 	$(TARGET)/release/hermes demo ip --picture $(TARGET)/demo-ip.svg
+
+demo-unstable: release ## the papers' unstable case in network namespaces (root): links that are up in turns
+	$(TARGET)/release/hermes demo unstable --picture $(TARGET)/demo-unstable.svg $(addprefix --envoy ,$(ENVOY))
 
 setup: ## what the tests need beside Rust: peers from the package registries
 	./scripts/setup.sh

@@ -5,6 +5,7 @@
 
 mod link;
 mod road;
+pub mod turns;
 
 pub use link::{Counters, End, Link};
 pub use road::{Arrival, Conditions, Dropped, Road, Up};

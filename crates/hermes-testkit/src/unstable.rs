@@ -14,20 +14,18 @@ use crate::{
     Error, Result,
     ca::Subject,
     door::NODE_NAME,
-    link::{self, Conditions, Link, Up},
+    link::{self, Conditions, Link},
     netns::Namespace,
     origin::{self, Origin, http::Version},
     overlay::{Draft, Node, Overlay},
     process, tls,
 };
 use bytes::Bytes;
+use hermes_lab::turns;
+pub use hermes_lab::turns::{RATE, SLOT as SECOND, in_turns};
 use nix::sys::signal::Signal;
 use tokio::net::TcpListener;
 
-/// Bits a second, as in the papers.
-pub const RATE: u64 = 10_000_000;
-/// A slot of the papers' links.
-pub const SECOND: Duration = Duration::from_secs(1);
 const PORT: u16 = 9443;
 
 const FIRST: &str = "
@@ -104,17 +102,7 @@ pub struct Chain {
 
 /// Links that are always up, at the papers' rate.
 pub fn always(_: usize) -> Conditions {
-    Conditions { rate: Some(RATE), one_way: Duration::from_millis(2), ..Conditions::default() }
-}
-
-/// One link of so many each second, in turns, at the papers' rate.
-pub fn in_turns(of: u32) -> impl Fn(usize) -> Conditions {
-    move |link| Conditions {
-        rate: Some(RATE),
-        one_way: Duration::from_micros(500),
-        up: Up::Turns { slot: SECOND, of, turn: link as u32 },
-        ..Conditions::default()
-    }
+    Conditions { one_way: Duration::from_millis(2), ..turns::steady() }
 }
 
 /// The two ends of a link.

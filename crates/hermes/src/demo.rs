@@ -20,6 +20,7 @@ mod program;
 mod report;
 mod terminal;
 mod traffic;
+pub(crate) mod unstable;
 pub(crate) mod video;
 
 use std::process::ExitCode;

@@ -229,14 +229,14 @@ fn namespaces(prefix: &str, pid: u32) -> Vec<String> {
     names.filter(|name| name.starts_with(&begin)).collect()
 }
 
-/// Whether the IP case can run here; says loudly where it cannot.
+/// Whether cases with namespaces and TUN or TAP devices can run here; says loudly where they cannot.
 fn can_run_ip() -> bool {
     let missing = if !nix::unistd::geteuid().is_root() {
-        "the IP case makes network namespaces, and that takes root"
+        "this case makes network namespaces, and that takes root"
     } else if !has("ip", "-V") {
-        "the IP case needs ip"
+        "this case needs ip"
     } else if !Path::new("/dev/net/tun").exists() {
-        "the IP case needs TUN devices"
+        "this case needs TUN devices"
     } else {
         return true;
     };
@@ -301,20 +301,98 @@ fn the_ip_case_overwrites_no_file() {
 }
 
 #[test]
-fn ctrl_c_takes_the_network_of_the_ip_case_down() {
+fn ctrl_c_takes_the_network_of_a_case_down() {
     if !can_run_ip() {
         return;
     }
+    for (case, running_by, prefix, machines) in [
+        (&["ip"][..], "(a) ingress and server", "hermes-ip-", 12),
+        (&["unstable", "--cases", "direct,hermes"], "one link up at a time", "hermes-unstable-", 8),
+    ] {
+        let temporary = tempfile::tempdir().unwrap();
+        let mut running = Running::start(demo(temporary.path(), case).stdout(Stdio::null()).stderr(Stdio::piped()));
+        let pid = running.0.id();
+        let mut lines = BufReader::new(running.0.stderr.take().unwrap()).lines().map(Result::unwrap);
+        assert!(lines.any(|line| line.contains(running_by)), "{case:?} did not begin");
+        assert_eq!(namespaces(prefix, pid).len(), machines, "{case:?}");
+        running.signal(Signal::SIGINT);
+        assert_eq!(running.wait().code(), Some(128 + 2));
+        assert_nothing_is_left(temporary.path());
+        assert_eq!(namespaces(prefix, pid), Vec::<String>::new());
+    }
+}
+
+/// Runs the unstable case to its end; its figures, and what it said besides.
+fn unstable(arguments: &[&str]) -> (serde_json::Value, String) {
     let temporary = tempfile::tempdir().unwrap();
-    let mut running = Running::start(demo(temporary.path(), &["ip"]).stdout(Stdio::null()).stderr(Stdio::piped()));
-    let pid = running.0.id();
-    let mut lines = BufReader::new(running.0.stderr.take().unwrap()).lines().map(Result::unwrap);
-    assert!(lines.any(|line| line.contains("(a) ingress and server")), "the pings did not begin");
-    assert!(namespaces("hermes-ip-", pid).len() > 10);
-    running.signal(Signal::SIGINT);
-    assert_eq!(running.wait().code(), Some(128 + 2));
+    let arguments = [&["unstable", "--json"], arguments].concat();
+    let child = demo(temporary.path(), &arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let pid = child.id();
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}");
     assert_nothing_is_left(temporary.path());
-    assert_eq!(namespaces("hermes-ip-", pid), Vec::<String>::new());
+    assert_eq!(namespaces("hermes-unstable-", pid), Vec::<String>::new());
+    (serde_json::from_slice(&output.stdout).unwrap(), said)
+}
+
+#[test]
+fn over_links_in_turns_downloads_arrive_by_hermes_and_not_directly() {
+    if !can_run_ip() {
+        return;
+    }
+    if !has("curl", "-V") {
+        return skip("the unstable case needs curl");
+    }
+    let picture = tempfile::NamedTempFile::new().unwrap();
+    let path = picture.path().to_str().unwrap();
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+    let envoy = hermes_testkit::envoy::find(target).map_err(|error| skip(&error.to_string())).unwrap_or_default();
+    let (figures, said) = unstable(&["--quick", "--picture", path, "--envoy", envoy.to_str().unwrap()]);
+    let lines = figures["lines"].as_array().unwrap();
+    let by = |way: &str, again: bool| {
+        lines
+            .iter()
+            .find(|line| line["way"] == way && line["again"] == again)
+            .unwrap_or_else(|| panic!("{way}: {said}"))
+    };
+    // There is a way, but never at once: what arrives without outage does not with it.
+    assert_eq!(by("direct", false)["arrived"], 0, "{said}");
+    assert!(by("direct", false)["without_outage_s"].is_number(), "{said}");
+    for way in ["hermes", "hermes-cache", "hermes-connect"] {
+        let line = by(way, false);
+        assert_eq!(line["arrived"], 1, "{said}");
+        // Nobody is faster than physics, unless the links were up when they should not.
+        assert!(line["ratio"].as_f64() > Some(0.99), "{said}");
+        assert_eq!(line["runs"][0]["bytes"], 45 << 10, "{said}");
+    }
+    assert_eq!(by("hermes-cache", true)["arrived"], 1, "{said}");
+    assert!(by("hermes-cache", true)["ratio"].as_f64() < Some(0.9), "from a cache, no link has to be up: {said}");
+    assert_eq!(by("hermes", false)["published"]["seconds"], 41.0, "{said}");
+    assert_eq!(figures["ndn"][0]["seconds"], 17.0, "{said}");
+    if figures["missing"].as_array().unwrap().is_empty() {
+        assert!(by("envoy", false)["without_outage_s"].is_number(), "{said}");
+        assert!(by("envoy-tuned", false)["without_outage_s"].is_number(), "{said}");
+    }
+    let picture = std::fs::read_to_string(path).unwrap();
+    assert!(picture.contains("Hermes, hop by hop: 45 KB, whole after") && picture.ends_with("</svg>\n"), "{picture}");
+}
+
+#[test]
+fn without_envoy_the_unstable_case_runs_and_says_so() {
+    if !can_run_ip() {
+        return;
+    }
+    if !has("curl", "-V") {
+        return skip("the unstable case needs curl");
+    }
+    let arguments = ["--quick", "--protocol", "h3", "--cases", "hermes,envoy-tuned", "--envoy", "/no/envoy"];
+    let (figures, said) = unstable(&arguments);
+    let lines = figures["lines"].as_array().unwrap();
+    assert_eq!((lines.len(), &lines[0]["way"], &lines[0]["arrived"]), (1, &"hermes".into(), &1.into()), "{said}");
+    let missing = &figures["missing"];
+    assert_eq!(missing[0]["way"], "envoy-tuned", "{said}");
+    assert_eq!(missing[0]["why"], "/no/envoy is no file", "{said}");
 }
 
 #[test]
@@ -327,7 +405,7 @@ fn without_root_a_case_says_what_it_takes() {
     std::fs::copy(env!("CARGO_BIN_EXE_hermes"), &binary).unwrap();
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(place.path(), open).unwrap();
-    for case in ["video", "ip"] {
+    for case in ["video", "ip", "unstable"] {
         let output = Command::new("setpriv")
             .args(["--reuid", "65534", "--clear-groups"])
             .arg(&binary)

@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 
-use crate::demo::{self, Options, ip, video};
+use crate::demo::unstable::Extent;
+use crate::demo::unstable::way::{Way, parse_size};
+use crate::demo::{self, Options, ip, unstable, video};
 
 /// Runs an overlay on this machine and shows what it does.
 ///
@@ -74,6 +76,11 @@ enum Case {
         #[arg(long, value_name = "DIRECTORY")]
         files: Option<PathBuf>,
     },
+    /// Downloads over three links of which one is up at a time: directly, by Envoy, by Hermes.
+    ///
+    /// The papers' intermittent case in network namespaces of its own, beside their figures and what physics allows; takes
+    /// root, TUN/TAP devices, iproute2 and curl, and some four minutes. Envoy takes part where it is installed.
+    Unstable(Unstable),
     /// Runs a command that ends with its parent.
     #[command(name = demo::leash::VERB, hide = true)]
     Leash {
@@ -81,6 +88,72 @@ enum Case {
         #[arg(last = true, required = true)]
         command: Vec<OsString>,
     },
+}
+
+#[derive(Debug, Args)]
+struct Unstable {
+    /// What nodes of Hermes speak to each other.
+    #[arg(long, value_enum, default_value = "h2")]
+    protocol: unstable::Protocol,
+    /// What is downloaded, up to 8M; binary. [default: 45K,500K,1M]
+    #[arg(long, value_delimiter = ',', value_name = "SIZES", value_parser = parse_size)]
+    sizes: Option<Vec<u64>>,
+    /// Downloads of each size, spread over the links' turns; once where nothing is expected to arrive. [default: 3]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100))]
+    phases: Option<u32>,
+    /// Seconds that a client waits for what does not come by Hermes. [default: 60]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    patience: Option<u64>,
+    /// Which ways are gone; by default all.
+    #[arg(long, value_delimiter = ',', value_enum)]
+    cases: Option<Vec<Way>>,
+    /// Envoy's binary, where it is not on the path.
+    #[arg(long, value_name = "PATH")]
+    envoy: Option<PathBuf>,
+    /// 45 KB once, and 10 seconds of patience.
+    #[arg(long, conflicts_with = "full")]
+    quick: bool,
+    /// All four sizes, 10 phases, 300 seconds of patience: up to an hour.
+    #[arg(long)]
+    full: bool,
+    /// Prints the result as JSON.
+    #[arg(long)]
+    json: bool,
+    /// Writes the bytes at each hop over time as a picture (SVG).
+    #[arg(long, value_name = "FILE")]
+    picture: Option<PathBuf>,
+    /// Keeps documents and logs in this empty directory.
+    #[arg(long, value_name = "DIRECTORY")]
+    files: Option<PathBuf>,
+}
+
+impl Unstable {
+    fn options(self) -> unstable::Options {
+        let extent = match (self.quick, self.full) {
+            (true, _) => Extent::Quick,
+            (_, true) => Extent::Full,
+            _ => Extent::Usual,
+        };
+        let (sizes, tries, patience) = extent.defaults();
+        let mut ways = self.cases.unwrap_or(Way::ALL.to_vec());
+        ways.sort_unstable();
+        ways.dedup();
+        let mut sizes = self.sizes.unwrap_or(sizes);
+        sizes.sort_unstable();
+        sizes.dedup();
+        unstable::Options {
+            protocol: self.protocol,
+            sizes,
+            tries: self.phases.unwrap_or(tries),
+            hopeless_tries: if self.full { 3 } else { 1 },
+            patience: Duration::from_secs(self.patience.unwrap_or(patience)),
+            ways,
+            envoy: self.envoy,
+            json: self.json,
+            picture: self.picture,
+            files: self.files,
+        }
+    }
 }
 
 impl Demo {
@@ -96,6 +169,7 @@ impl Demo {
                 let phase = Duration::from_secs(seconds);
                 ip::run(&ip::Options { protocol, phase, runs: runs.into(), json, picture, files })
             }
+            Some(Case::Unstable(unstable)) => unstable::run(&unstable.options()),
             None => demo::run(Options { keep: self.keep, json: self.json }),
         }
     }

@@ -9,9 +9,11 @@ use bytes::Bytes;
 use rand::rngs::SmallRng;
 use rand::{RngCore, SeedableRng};
 
-const POOL: usize = 4 << 20;
+const POOL: usize = 16 << 20;
 /// The longest content.
-pub(crate) const MOST: usize = 2 << 20;
+pub(crate) const MOST: usize = 8 << 20;
+/// What is long for one that comes over loopback.
+pub(crate) const LONG: usize = 2 << 20;
 /// Odd, so that neighbouring seeds lie far apart and no two among millions share a stretch.
 const STRIDE: u64 = 1_000_003;
 

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::CONTENT_TYPE;
-use http::{Method, Request, Response, StatusCode};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -25,11 +25,13 @@ use super::content::{self, content};
 use super::ports::loopback;
 
 const CONNECTIONS: usize = 256;
+/// Of content, which never changes: as the papers' server says it.
+const FRESH: HeaderValue = HeaderValue::from_static("public, max-age=900");
 /// After an error of accepting that more tries at once would only repeat.
 const PAUSE: Duration = Duration::from_millis(50);
 
 type Body = Either<Full<Bytes>, Incoming>;
-type ServerTls = Arc<hermes_net::tls::RustlsServerConfig>;
+pub(super) type ServerTls = Arc<hermes_net::tls::RustlsServerConfig>;
 
 /// Services under way; all end with this value.
 pub(crate) struct Origins {
@@ -68,7 +70,7 @@ impl Origins {
         };
         tasks.spawn(accept(blue, |stream| serve_http(stream, "blue")));
         tasks.spawn(accept(green, |stream| serve_http(stream, "green")));
-        tasks.spawn(accept(bank, move |stream| serve_https(stream, bank_tls.clone())));
+        tasks.spawn(accept(bank, move |stream| serve_https(stream, bank_tls.clone(), "bank")));
         tasks.spawn(accept(database, echo));
         tasks.spawn(echo_datagrams(call));
         Ok(Self { _tasks: tasks, ..this })
@@ -79,7 +81,8 @@ async fn listen() -> io::Result<TcpListener> {
     TcpListener::bind(loopback(0)).await
 }
 
-async fn accept<F>(listener: TcpListener, serve: impl Fn(TcpStream) -> F)
+/// Serves what connects, each connection by a task of its own; ends with the future.
+pub(super) async fn accept<F>(listener: TcpListener, serve: impl Fn(TcpStream) -> F)
 where
     F: Future<Output = ()> + Send + 'static,
 {
@@ -98,14 +101,16 @@ where
     }
 }
 
-async fn serve_https(stream: TcpStream, tls: ServerTls) {
+/// HTTP over TLS.
+pub(super) async fn serve_https(stream: TcpStream, tls: ServerTls, name: &'static str) {
     // Who cannot shake hands is told so by TLS.
     if let Ok(stream) = hermes_net::tls::accept(tls, stream).await {
-        serve_http(stream, "bank").await;
+        serve_http(stream, name).await;
     }
 }
 
-async fn serve_http(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, name: &'static str) {
+/// HTTP/1.1, by a server of this name.
+pub(super) async fn serve_http(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, name: &'static str) {
     let service = service_fn(move |request| async move { Ok::<_, Infallible>(answer(request, name)) });
     let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
 }
@@ -119,7 +124,11 @@ fn answer(request: Request<Incoming>, name: &'static str) -> Response<Body> {
         Method::GET if path == "/whoami" => text(StatusCode::OK, name.to_owned()),
         Method::GET if path == "/" => text(StatusCode::OK, format!("hello from the {name} server\n")),
         Method::GET => match asked_content(path) {
-            Some(bytes) => Response::new(Either::Left(Full::new(bytes))),
+            Some(bytes) => {
+                let mut response = Response::new(Either::Left(Full::new(bytes)));
+                response.headers_mut().insert(CACHE_CONTROL, FRESH);
+                response
+            }
             None => text(StatusCode::NOT_FOUND, "try / or /whoami\n".to_owned()),
         },
         _ => text(StatusCode::METHOD_NOT_ALLOWED, "try GET / or POST /echo\n".to_owned()),
@@ -135,7 +144,7 @@ fn asked_content(path: &str) -> Option<Bytes> {
 fn text(status: StatusCode, text: String) -> Response<Body> {
     let mut response = Response::new(Either::Left(Full::new(text.into())));
     *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, http::HeaderValue::from_static("text/plain"));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain"));
     response
 }
 

@@ -21,6 +21,8 @@ use super::program::{self, Program};
 pub(crate) const OVERLAY: &str = "demo";
 /// The nodes, in the order of the way.
 pub(crate) const NODES: [&str; 3] = ["alice-laptop", "router", "server"];
+/// Where a node's admin endpoint says that it is ready.
+pub(crate) const READY: &str = "/readyz";
 /// How long a node may take to start.
 const START: Duration = Duration::from_secs(10);
 const STOP: Duration = Duration::from_secs(3);
@@ -98,7 +100,7 @@ impl Overlay {
             self.programs.push(start_node(self.directory.path(), name, &config, &[])?);
         }
         for (program, port) in self.programs.iter_mut().zip(self.ports.admin) {
-            wait_ready(program, || Client::connect(loopback(port))).await?;
+            wait_ready(program, READY, || Client::connect(loopback(port))).await?;
         }
         Ok(())
     }
@@ -233,18 +235,18 @@ pub(crate) fn start_node(directory: &Path, name: &str, config: &Path, prefix: &[
     Program::start(name, &directory.join(format!("{name}.log")), &command)
 }
 
-/// Waits until a node says that it is ready. `dial` connects to its admin endpoint.
+/// Waits until a node says that it is ready, by 200 for this path. `dial` connects to its admin endpoint.
 ///
 /// # Errors
 /// It ended, or is not ready in time; with its last lines.
-pub(crate) async fn wait_ready<F>(program: &mut Program, dial: impl Fn() -> F) -> anyhow::Result<()>
+pub(crate) async fn wait_ready<F>(program: &mut Program, path: &str, dial: impl Fn() -> F) -> anyhow::Result<()>
 where
     F: Future<Output = anyhow::Result<Client>>,
 {
     let until = Instant::now() + START;
     loop {
         if let Ok(mut client) = dial().await
-            && client.get("/readyz").await.is_ok()
+            && client.get(path).await.is_ok()
         {
             return Ok(());
         }

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpSocket, UdpSocket};
 
 /// Of every connection: the paper's machines had it, and this machine may have another default.
-const CONGESTION_CONTROL: &str = "cubic";
+pub(crate) const CONGESTION_CONTROL: &str = "cubic";
 /// Kernel buffer of UDP sockets: seconds of video.
 const UDP_BUFFER: usize = 16 << 20;
 
@@ -62,6 +62,11 @@ impl Place {
         let this = Self { name, address };
         this.ip("link set lo up\n")?;
         Ok(this)
+    }
+
+    /// Its name, as `ip netns` has it.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
     }
 
     /// Gives a place a link of its own to this router, which has the first address of the place's /24. `link` is what

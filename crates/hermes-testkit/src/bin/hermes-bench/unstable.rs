@@ -7,15 +7,14 @@ use std::{path::PathBuf, thread, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
+use hermes_lab::turns;
 use hermes_testkit::{
     limits::raise_open_files,
     link::Conditions,
-    unstable::{Between, Chain, RATE, SECOND, in_turns},
+    unstable::{Between, Chain, SECOND, in_turns},
 };
 use serde::Serialize;
 
-/// Of the links' rate so much is left for bytes: frames of 1,514 bytes carry 1,448.
-const SHARE: f64 = 1448.0 / 1514.0;
 const LINKS: u32 = 3;
 /// What an object is: 45 KB, 500 KB, 1 MB and 5 MB, binary.
 const SIZES: [u64; 4] = [45 << 10, 500 << 10, 1 << 20, 5 << 20];
@@ -105,38 +104,10 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// When so many bytes that are at the origin at `from` are with the client, at the earliest; in seconds.
-fn down(from: f64, bytes: f64) -> f64 {
-    const STEP: f64 = 0.001;
-    let links = LINKS as usize;
-    // What is behind each link, the last one's first.
-    let mut held = vec![0.0; links + 1];
-    held[links] = bytes;
-    let (mut now, each) = (from, RATE as f64 / 8.0 * SHARE * STEP);
-    while held[0] < bytes - 0.5 {
-        let up = now.rem_euclid(f64::from(LINKS)) as usize;
-        let moved = held[up + 1].min(each);
-        held[up + 1] -= moved;
-        held[up] += moved;
-        now += STEP;
-    }
-    now
-}
-
-/// When a word from the client is at the origin.
-fn up(from: f64) -> f64 {
-    (0..LINKS).fold(from, |now, link| {
-        let turn = now.rem_euclid(f64::from(LINKS));
-        let wait = (f64::from(link) - turn).rem_euclid(f64::from(LINKS));
-        if turn >= f64::from(link) && turn < f64::from(link + 1) { now } else { now + wait }
-    })
-}
-
 /// What physics allows from this phase on, in seconds.
 fn limit(case: &Case, phase: f64) -> f64 {
-    let bytes = case.size as f64 * if case.mode == Mode::Many { MANY as f64 } else { 1.0 };
-    let begin = if case.mode == Mode::Connect { down(up(phase), 1500.0) } else { phase };
-    down(up(begin), bytes) - phase
+    let bytes = case.size * if case.mode == Mode::Many { MANY as u64 } else { 1 };
+    turns::limit(LINKS, bytes, if case.mode == Mode::Connect { 2 } else { 1 }, phase)
 }
 
 /// What a round on a good link came to.
@@ -279,26 +250,6 @@ async fn download(chain: &Chain, case: &Case) -> (f64, bool) {
         Err(error) => {
             eprintln!("{}: {error}", case.name);
             (0.0, false)
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// What was computed of these links before: the design's `hop-transport`.
-    #[test]
-    fn the_limit_is_that_of_the_design() {
-        let mean = |mode, size| {
-            let case = Case { name: String::new(), mode, protocol: "h2", size, rtt_ms: 1, loss: 0.0 };
-            (0..30).map(|number| limit(&case, 0.05 + 0.1 * f64::from(number))).sum::<f64>() / 30.0
-        };
-        let known = [6.54, 6.93, 7.37, 18.85].into_iter().zip([12.5, 12.9, 13.4, 24.9]);
-        for (size, (plain, connect)) in SIZES.into_iter().zip(known) {
-            let (one, two) = (mean(Mode::Plain, size), mean(Mode::Connect, size));
-            assert!((one - plain).abs() < 0.06, "{size}: {one} and not {plain}");
-            assert!((two - connect).abs() < 0.1, "{size}: {two} and not {connect}");
         }
     }
 }

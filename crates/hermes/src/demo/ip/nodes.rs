@@ -19,7 +19,7 @@ use super::lab::Lab;
 use super::ping;
 use crate::demo::ca::{Authority, Proof};
 use crate::demo::client::Client;
-use crate::demo::overlay::{start_node, wait_ready};
+use crate::demo::overlay::{READY, start_node, wait_ready};
 use crate::demo::place::Place;
 use crate::demo::program::{self, Program};
 
@@ -97,7 +97,7 @@ impl Nodes {
             admins.push(place);
         }
         for (program, place) in self.programs.iter_mut().zip(admins) {
-            wait_ready(program, || dial(place)).await?;
+            wait_ready(program, READY, || dial(place)).await?;
         }
         Ok(self)
     }

@@ -16,7 +16,7 @@ use crate::demo::content::{self, content};
 
 const MESSAGES: u64 = 150;
 const MESSAGE_BYTES: usize = 64;
-const STREAM_BYTES: usize = content::MOST;
+const STREAM_BYTES: usize = content::LONG;
 
 /// Sends messages, each after the last came back, then a stream.
 pub(super) async fn echo(database: SocketAddr, number: u64) -> anyhow::Result<Tally> {

@@ -22,7 +22,7 @@ use crate::demo::content::{self, content};
 const SMALL: u64 = 150;
 const SMALL_BYTES: usize = 8 << 10;
 /// And one upload that comes back.
-const UPLOAD_BYTES: usize = content::MOST;
+const UPLOAD_BYTES: usize = content::LONG;
 /// A CONNECT's answer is shorter.
 const MAX_HEAD: usize = 8 << 10;
 

@@ -18,7 +18,7 @@ use super::lab::Lab;
 use super::server;
 use crate::demo::ca::{Authority, Proof};
 use crate::demo::client::Client;
-use crate::demo::overlay::{start_node, wait_ready};
+use crate::demo::overlay::{READY, start_node, wait_ready};
 use crate::demo::place::Place;
 use crate::demo::program::{self, Program};
 
@@ -80,7 +80,7 @@ impl Nodes {
             this.programs.push(start_node(directory, name, &config, &place.prefix())?);
         }
         for (program, place) in this.programs.iter_mut().zip(places(lab)) {
-            wait_ready(program, || dial(place)).await?;
+            wait_ready(program, READY, || dial(place)).await?;
         }
         Ok(this)
     }

@@ -1,0 +1,96 @@
+//! Links in a row that are up in turns, as in the papers, and what physics allows over them.
+//!
+//! In: how many links, how many bytes, when it begins. Out: the links' conditions; the earliest time at which a download
+//! can be whole. Pure.
+
+use std::time::Duration;
+
+use crate::{Conditions, Up};
+
+/// Bits a second of each link, as in the papers.
+pub const RATE: u64 = 10_000_000;
+/// How long one link is up, before it is the next one's turn.
+pub const SLOT: Duration = Duration::from_secs(1);
+/// Of the rate so much is left for bytes: frames of 1,514 bytes carry 1,448.
+const SHARE: f64 = 1448.0 / 1514.0;
+/// What a TLS handshake's longer half has.
+const HANDSHAKE: f64 = 1500.0;
+/// How finely a download is computed.
+const STEP: f64 = 0.001;
+
+/// One link of so many each slot, in turns, at the papers' rate. The first is the client's.
+pub fn in_turns(of: u32) -> impl Fn(usize) -> Conditions + Copy {
+    move |link| Conditions { up: Up::Turns { slot: SLOT, of, turn: link as u32 }, ..steady() }
+}
+
+/// The same link without outage.
+pub fn steady() -> Conditions {
+    Conditions { rate: Some(RATE), one_way: Duration::from_micros(500), ..Conditions::default() }
+}
+
+/// Seconds in which such a link carries so many bytes, at least.
+pub fn at_full_rate(bytes: u64) -> f64 {
+    bytes as f64 * 8.0 / (RATE as f64 * SHARE)
+}
+
+/// What physics allows a download over links in turns, in seconds, when it begins so many seconds after a slot of the
+/// client's link began. One round trip is HTTP's; one more is a TLS handshake with the far end.
+pub fn limit(links: u32, bytes: u64, round_trips: u32, phase: f64) -> f64 {
+    let begin = (1..round_trips).fold(phase, |now, _| down(links, up(links, now), HANDSHAKE));
+    down(links, up(links, begin), bytes as f64) - phase
+}
+
+/// When so many bytes that are at the far end at `from` are with the client, at the earliest.
+fn down(links: u32, from: f64, bytes: f64) -> f64 {
+    let count = links as usize;
+    // What is behind each link, the far end's last.
+    let mut held = vec![0.0; count + 1];
+    held[count] = bytes;
+    let (mut now, each) = (from, RATE as f64 / 8.0 * SHARE * STEP);
+    while held[0] < bytes - 0.5 {
+        let up = now.rem_euclid(f64::from(links)) as usize;
+        let moved = held[up + 1].min(each);
+        held[up + 1] -= moved;
+        held[up] += moved;
+        now += STEP;
+    }
+    now
+}
+
+/// When a word from the client is at the far end.
+fn up(links: u32, from: f64) -> f64 {
+    (0..links).fold(from, |now, link| {
+        let turn = now.rem_euclid(f64::from(links));
+        let wait = (f64::from(link) - turn).rem_euclid(f64::from(links));
+        if turn >= f64::from(link) && turn < f64::from(link + 1) { now } else { now + wait }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Computed once before, by another program: 45 KB, 500 KB, 1 MB and 5 MB, by one round trip and by two.
+    #[test]
+    fn the_limit_is_what_was_computed_before() {
+        let mean = |size, round_trips| {
+            (0..30).map(|number| limit(3, size, round_trips, 0.05 + 0.1 * f64::from(number))).sum::<f64>() / 30.0
+        };
+        let known = [(45 << 10, 6.54, 12.5), (500 << 10, 6.93, 12.9), (1 << 20, 7.37, 13.4), (5 << 20, 18.85, 24.9)];
+        for (size, plain, connect) in known {
+            let (one, two) = (mean(size, 1), mean(size, 2));
+            assert!((one - plain).abs() < 0.06, "{size}: {one} and not {plain}");
+            assert!((two - connect).abs() < 0.1, "{size}: {two} and not {connect}");
+        }
+    }
+
+    #[test]
+    fn each_link_has_its_turn_and_no_two_at_once() {
+        let links: Vec<_> = (0..3).map(in_turns(3)).collect();
+        for tenth in 0..60 {
+            let at = Duration::from_millis(100 * tenth + 50);
+            let up: Vec<_> = (0..3).filter(|link| links[*link].up.is_up(at)).collect();
+            assert_eq!(up, [tenth as usize / 10 % 3]);
+        }
+    }
+}
