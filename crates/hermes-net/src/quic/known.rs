@@ -12,7 +12,7 @@ const BEYOND: Duration = Duration::from_millis(30);
 /// Where much is lost it is halved, down to this.
 const LEAST_BEYOND: Duration = Duration::from_millis(2);
 /// What is sent as one string arrives in order: behind a lost packet so many round trips of it wait, and a little longer.
-const IN_ORDER: u32 = 3;
+const IN_ORDER: u32 = 5;
 const ORDER_TAKES: Duration = Duration::from_millis(10);
 /// A window is not smaller: of a link of 10 Mbit/s that is 50 ms.
 const LEAST: u64 = 64 << 10;
@@ -52,8 +52,9 @@ impl Link {
         (self.round, self.lost) = (None, 0);
     }
 
-    /// So many bytes, sent at `sent`, have arrived. `trip`: the shortest round trip.
-    pub(super) fn arrived(&mut self, now: Instant, sent: Instant, bytes: u64, trip: Duration) {
+    /// So many bytes, sent at `sent`, have arrived. `trip`: the shortest round trip; `is_idle`: there was not enough to
+    /// send to fill it, so that it may carry more.
+    pub(super) fn arrived(&mut self, now: Instant, sent: Instant, bytes: u64, trip: Duration, is_idle: bool) {
         self.trip = trip;
         // What had arrived when it was sent. Where nobody remembers, there was darkness between.
         let mark = self.marks.partition_point(|(at, _)| *at <= sent).checked_sub(1).map(|index| self.marks[index]);
@@ -69,7 +70,7 @@ impl Link {
             && self.bright_since.is_none_or(|since| sent >= since)
         {
             let took = now.saturating_duration_since(at).max(GRAIN);
-            self.saw(now, (self.arrived - before) as f64 / took.as_secs_f64());
+            self.saw(now, (self.arrived - before) as f64 / took.as_secs_f64(), is_idle);
         }
         let (since, of_round) = *self.round.get_or_insert((now, self.arrived));
         let arrived = self.arrived - of_round;
@@ -86,8 +87,8 @@ impl Link {
         }
     }
 
-    fn saw(&mut self, now: Instant, rate: f64) {
-        let is_old = |seen: Instant| now.saturating_duration_since(seen) > REMEMBERED;
+    fn saw(&mut self, now: Instant, rate: f64, is_idle: bool) {
+        let is_old = |seen: Instant| !is_idle && now.saturating_duration_since(seen) > REMEMBERED;
         if self.rate.is_none_or(|(highest, seen)| rate >= highest || is_old(seen)) {
             self.rate = Some((rate, now));
         }
@@ -143,7 +144,7 @@ mod tests {
             {
                 under_way.pop_front();
                 in_flight -= PACKET;
-                if is_lost { link.lost(when, PACKET) } else { link.arrived(now, when, PACKET, MS * trip) }
+                if is_lost { link.lost(when, PACKET) } else { link.arrived(now, when, PACKET, MS * trip, false) }
             }
             while in_flight + PACKET <= link.window() {
                 number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -186,14 +187,19 @@ mod tests {
         let (start, mut link) = (Instant::now(), Link::default());
         let sent = |at: u32| start + MS * at;
         for at in 0..500 {
-            link.arrived(sent(at + 10), sent(at), 2 * PACKET, MS * 10);
+            link.arrived(sent(at + 10), sent(at), 2 * PACKET, MS * 10, false);
         }
         let bright = link.window();
         link.rose(sent(2000));
-        link.arrived(sent(2000), sent(1990), 50, MS * 10);
+        link.arrived(sent(2000), sent(1990), 50, MS * 10, true);
         (0..100).for_each(|at| link.lost(sent(500 + at), 100 * PACKET));
         for at in 2000..2100 {
-            link.arrived(sent(at + 10), sent(at), 2 * PACKET, MS * 10);
+            link.arrived(sent(at + 10), sent(at), 2 * PACKET, MS * 10, false);
+        }
+        assert_eq!(link.window(), bright);
+        // Words alone say nothing of the rate.
+        for at in (3000..30_000).step_by(20) {
+            link.arrived(sent(at + 10), sent(at), 50, MS * 10, true);
         }
         assert_eq!(link.window(), bright);
     }

@@ -163,7 +163,7 @@ impl Controller for Watched {
                 self.known.rose(now);
             }
             self.narrow.trip.store(u64::try_from(rtt.min().as_nanos()).unwrap_or_default(), Ordering::Relaxed);
-            self.known.arrived(now, sent, bytes, rtt.min());
+            self.known.arrived(now, sent, bytes, rtt.min(), app_limited);
             self.narrow.in_order.store(self.known.in_order().unwrap_or_default(), Ordering::Relaxed);
         }
         self.inner.on_ack(now, sent, bytes, app_limited, rtt);

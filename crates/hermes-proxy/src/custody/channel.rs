@@ -102,7 +102,7 @@ pub(crate) struct Way {
 pub(crate) async fn carry_accepted(session: &Session, mut stream: ByteStream, way: &Rc<Way>) {
     let worker = &session.worker;
     session.entry.set_held(true);
-    let link = stream.is_dark_at_times().map(|known| Link::accepted(known, way.plan));
+    let link = Link::accepted(&mut stream, way.plan);
     let (mut channel, resumed) = Channel::begin(worker.shared.custody.clone(), way.peer.clone(), link);
     resumed.into_iter().for_each(|id| begin(worker, way, id, true));
     let carried = poll_fn(|cx| channel.poll(cx, &mut stream, |id| begin(worker, way, id, false)));
@@ -167,16 +167,13 @@ impl Channel {
         mut begun: impl FnMut(ExchangeId),
     ) -> Poll<&'static str> {
         for _ in 0..TURNS {
+            let has_word = self.link.as_mut().is_some_and(|link| link.poll_words(cx));
+            if has_word {
+                self.hears();
+            }
             let has_read = match stream.poll_read(cx) {
                 Poll::Ready(Ok(Some(bytes))) => {
-                    self.heard += 1;
-                    // Whatever is acknowledged tells what was lost before it: at once, and not by a timer.
-                    let now = Instant::now();
-                    self.owes_ping |= now - self.heard_at >= SILENCE;
-                    self.heard_at = now;
-                    if let Some(link) = &mut self.link {
-                        link.heard(now);
-                    }
+                    self.hears();
                     self.decoder.push(bytes);
                     if !self.hear(&mut begun) {
                         return Poll::Ready("it said what is no record of custody");
@@ -185,7 +182,7 @@ impl Channel {
                 }
                 Poll::Ready(Ok(None)) => return Poll::Ready("it was ended"),
                 Poll::Ready(Err(_)) => return Poll::Ready("it broke"),
-                Poll::Pending => false,
+                Poll::Pending => has_word,
             };
             if self.out.is_empty() && self.gather(cx) {
                 return Poll::Ready("another one has taken its place");
@@ -209,6 +206,18 @@ impl Channel {
         }
         cx.waker().wake_by_ref();
         Poll::Pending
+    }
+
+    /// Something has come.
+    fn hears(&mut self) {
+        self.heard += 1;
+        // Whatever is acknowledged tells what was lost before it: at once, and not by a timer.
+        let now = Instant::now();
+        self.owes_ping |= now - self.heard_at >= SILENCE;
+        self.heard_at = now;
+        if let Some(link) = &mut self.link {
+            link.heard(now);
+        }
     }
 
     /// False where it is no record.
@@ -247,7 +256,9 @@ impl Channel {
         }
         let owes_ping = std::mem::take(&mut self.owes_ping);
         if out.is_empty() && (owes_ping || self.link.as_mut().is_some_and(|link| link.poll_tail(cx))) {
-            wire::put_ping(&mut out);
+            if !self.link.as_mut().is_some_and(|link| link.say_word(cx)) {
+                wire::put_ping(&mut out);
+            }
         } else if let Some(link) = self.link.as_mut().filter(|_| !out.is_empty()) {
             link.sends();
         }

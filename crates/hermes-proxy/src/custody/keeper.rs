@@ -350,18 +350,19 @@ impl Keeper {
         if let Some(plan) = &self.upstream.config.contact {
             contact::tell(plan, request.headers_mut());
         }
-        let (response, send, lease, _) = exchange::open(lease, request, &place, None, false).await?;
+        let (response, send, lease, datagrams) = exchange::open(lease, request, &place, None, true).await?;
         if !response.status().is_success() {
             return Err(Error::Refused { peer: self.label.clone(), status: response.status() });
         }
-        Ok((ByteStream::multiplexed(response.into_body(), send, Some(lease), None), connection))
+        let stream = ByteStream::multiplexed(response.into_body(), send, Some(lease), None);
+        Ok((stream.with_datagrams(datagrams), connection))
     }
 
     /// Carries a channel until its path is dark, it is over, or nobody has wanted it for long.
     /// QUIC outlives darkness: of it `path` says nothing.
     async fn carry(&self, stream: &mut ByteStream, mut path: Option<&mut Path>) -> &'static str {
         let plan = self.upstream.config.contact;
-        let link = stream.is_dark_at_times().map(|known| Link::dialled(known, plan, self.contact.clone()));
+        let link = Link::dialled(stream, plan, self.contact.clone());
         // What it begins is taken by nobody: it has dialled none of ours.
         let (mut channel, _) = Channel::begin(self.office.clone(), self.label.clone(), link);
         let mut look = tokio::time::interval(BEACON);

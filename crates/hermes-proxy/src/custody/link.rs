@@ -5,6 +5,7 @@
 //! is believed to be back in time, before anything could be heard.
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -16,12 +17,16 @@ use hermes_net::quic::narrow::Narrow;
 use tokio::time::{Instant, Sleep};
 
 use super::contact::{Contact, since_1970};
+use crate::h3::Datagrams;
+use crate::stream::ByteStream;
 
 /// Whoever dials says a word so often, as long as it wants anything.
 const WORD: Duration = Duration::from_millis(20);
 /// A link that is believed to be back is believed so long, and so many round trips.
 const BELIEVED: Duration = Duration::from_millis(60);
 const BELIEVED_TRIPS: u32 = 3;
+/// Of a link that is not known yet QUIC itself bounds what is under way.
+const AT_FIRST: u64 = 256 << 10;
 /// Behind the last of the data so many words show at once whether it was lost, where a round trip is as long as that.
 const TAIL: u32 = 3;
 const FAR: Duration = Duration::from_millis(10);
@@ -31,6 +36,7 @@ const TAIL_SHARE: u32 = 8;
 /// The link of a channel.
 pub(super) struct Link {
     pub(super) known: Arc<Narrow>,
+    words: Option<Datagrams>,
     /// The far end says words unasked.
     is_spoken_to: bool,
     /// When it comes: as the document says, or as was found out.
@@ -45,19 +51,44 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Of one that this node has dialled, for whom `contact` goes on.
-    pub(super) fn dialled(known: Arc<Narrow>, plan: Option<Plan>, contact: Rc<RefCell<Contact>>) -> Self {
-        Self::new(known, false, plan, contact)
+    /// Of a channel that this node has dialled, for whom `contact` goes on; `None` where it is not QUIC's.
+    pub(super) fn dialled(stream: &mut ByteStream, plan: Option<Plan>, contact: Rc<RefCell<Contact>>) -> Option<Self> {
+        Self::new(stream, false, plan, contact)
     }
 
-    /// Of one that was accepted.
-    pub(super) fn accepted(known: Arc<Narrow>, plan: Option<Plan>) -> Self {
-        Self::new(known, true, plan, Rc::default())
+    /// Of a channel that was accepted.
+    pub(super) fn accepted(stream: &mut ByteStream, plan: Option<Plan>) -> Option<Self> {
+        Self::new(stream, true, plan, Rc::default())
     }
 
-    fn new(known: Arc<Narrow>, is_spoken_to: bool, plan: Option<Plan>, contact: Rc<RefCell<Contact>>) -> Self {
+    fn new(
+        stream: &mut ByteStream,
+        is_spoken_to: bool,
+        plan: Option<Plan>,
+        contact: Rc<RefCell<Contact>>,
+    ) -> Option<Self> {
+        let (known, words) = (stream.is_dark_at_times()?, stream.take_datagrams());
         let due = Box::pin(tokio::time::sleep(Duration::ZERO));
-        Self { known, is_spoken_to, plan, contact, expected: None, believed_until: None, tail: 0, due }
+        Some(Self { known, words, is_spoken_to, plan, contact, expected: None, believed_until: None, tail: 0, due })
+    }
+
+    /// Whether words of the far end have come.
+    pub(super) fn poll_words(&mut self, cx: &Context<'_>) -> bool {
+        let mut batch = VecDeque::new();
+        self.words.as_ref().is_some_and(|words| words.poll_take(cx, &mut batch).is_ready())
+    }
+
+    /// Says a word: an empty datagram. In the stream all that follows one that was lost would wait for it. False where the
+    /// far end takes none.
+    pub(super) fn say_word(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(words) = &mut self.words else { return false };
+        if words.holds_unsent() || words.most().is_none() {
+            return words.holds_unsent();
+        }
+        // If it broke the stream tells.
+        let _ = words.poll_send(cx, &[], &[]);
+        self.known.asked(std::time::Instant::now());
+        true
     }
 
     /// The far end has said something.
@@ -77,13 +108,13 @@ impl Link {
         }
     }
 
-    /// So many bytes may be under way; `None`: QUIC knows nothing of it yet.
+    /// So many bytes may be under way.
     pub(super) fn window(&mut self, cx: &mut Context<'_>) -> Option<u64> {
         let now = Instant::now();
         if self.known.is_dark(now.into_std()) && !self.is_believed(cx, now) {
             return Some(0);
         }
-        self.known.in_order()
+        Some(self.known.in_order().unwrap_or(AT_FIRST))
     }
 
     fn is_believed(&mut self, cx: &mut Context<'_>, now: Instant) -> bool {

@@ -368,7 +368,9 @@ fn fate_of(fault: Option<Fault>) -> Option<Fate> {
 
 fn carries_datagrams(parts: &Parts) -> bool {
     let protocol = parts.extensions.get::<::h2::ext::Protocol>();
-    protocol.is_some_and(|protocol| ["connect-udp", "connect-ip"].contains(&protocol.as_str()))
+    protocol.is_some_and(|protocol| {
+        ["connect-udp", "connect-ip", hermes_wire::custody::PROTOCOL].contains(&protocol.as_str())
+    })
 }
 
 /// One length, or none: h2 looks itself.
