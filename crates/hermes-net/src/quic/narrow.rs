@@ -80,9 +80,14 @@ impl Narrow {
 
     /// What was sent is not answered: the link is dark.
     pub fn is_dark(&self, now: Instant) -> bool {
-        let patience = SILENCE.max(SILENT_TRIPS * self.trip());
         let asked = self.asked.load(Ordering::Relaxed);
-        asked > 0 && nanos(now).saturating_sub(asked) > u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX)
+        let patience = u64::try_from(self.patience().as_nanos()).unwrap_or(u64::MAX);
+        asked > 0 && nanos(now).saturating_sub(asked) > patience
+    }
+
+    /// An answer is waited for no longer.
+    fn patience(&self) -> Duration {
+        SILENCE.max(SILENT_TRIPS * self.trip())
     }
 
     /// Something was heard from the far end. True where it was dark until now.
@@ -125,7 +130,14 @@ pub(super) struct Factory(Arc<CubicConfig>);
 impl ControllerFactory for Factory {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
         let inner = self.0.clone().build(now, current_mtu);
-        Box::new(Watched { inner, narrow: Arc::default(), known: Link::default(), last_sent: 0, has_sent_long: false })
+        Box::new(Watched {
+            inner,
+            narrow: Arc::default(),
+            known: Link::default(),
+            unacknowledged: None,
+            last_sent: 0,
+            has_sent_long: false,
+        })
     }
 }
 
@@ -134,6 +146,8 @@ struct Watched {
     narrow: Arc<Narrow>,
     /// Of a link that is dark at times.
     known: Link,
+    /// The first packet since the last acknowledgement.
+    unacknowledged: Option<Instant>,
     /// The number of the packet that was sent last.
     last_sent: u64,
     /// One of more than [`BASE`] bytes may be on its way.
@@ -146,6 +160,7 @@ impl Controller for Watched {
         let packets = last_packet_number.saturating_sub(self.last_sent).max(1);
         self.last_sent = last_packet_number;
         self.has_sent_long |= bytes > BASE * (packets - 1).max(1);
+        self.unacknowledged.get_or_insert(now);
         self.inner.on_sent(now, bytes, last_packet_number);
     }
 
@@ -158,6 +173,7 @@ impl Controller for Watched {
             self.narrow.arrived.fetch_add(1, Ordering::Relaxed);
         }
         self.narrow.answered.fetch_add(1, Ordering::Relaxed);
+        self.unacknowledged = None;
         if self.narrow.is_dark_at_times.load(Ordering::Relaxed) {
             if self.narrow.heard(now) {
                 self.known.rose(now);
@@ -188,7 +204,9 @@ impl Controller for Watched {
 
     fn window(&self) -> u64 {
         if self.narrow.is_dark_at_times.load(Ordering::Relaxed) {
-            return if self.narrow.is_dark(Instant::now()) { known::MOST } else { self.known.window() };
+            // What the dark took stays counted until something is acknowledged, and that has to be sent first.
+            let is_stale = self.unacknowledged.is_some_and(|since| since.elapsed() > self.narrow.patience());
+            return if is_stale { known::MOST } else { self.known.window() };
         }
         self.inner.window()
     }
@@ -251,6 +269,20 @@ mod tests {
         assert!(!is_narrow(&[(10, 2000)]), "together");
         assert!(is_narrow(&[(1, 1400)]));
         assert!(is_narrow(&[(1, 200), (2, 1400 + 60), (1, 200)]), "one of several");
+    }
+
+    #[test]
+    fn what_the_dark_took_stands_in_nobodys_way() {
+        let now = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
+        let mut watched = Arc::new(Factory::default()).build(now, 1200).into_any().downcast::<Watched>().unwrap();
+        watched.narrow.is_dark_at_times();
+        watched.on_sent(Instant::now(), 1200, 1);
+        assert_eq!(watched.window(), 64 << 10);
+        watched.unacknowledged = Some(now);
+        let asked = Instant::now();
+        watched.narrow.asked(asked);
+        assert!(watched.narrow.heard(asked + Duration::from_secs(1)), "a word was heard, which says nothing of what is under way");
+        assert_eq!(watched.window(), known::MOST);
     }
 
     #[test]
