@@ -281,7 +281,10 @@ mod tests {
         watched.unacknowledged = Some(now);
         let asked = Instant::now();
         watched.narrow.asked(asked);
-        assert!(watched.narrow.heard(asked + Duration::from_secs(1)), "a word was heard, which says nothing of what is under way");
+        assert!(
+            watched.narrow.heard(asked + Duration::from_secs(1)),
+            "a word was heard, which says nothing of what is under way"
+        );
         assert_eq!(watched.window(), known::MOST);
     }
 
