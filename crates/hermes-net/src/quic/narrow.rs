@@ -39,6 +39,8 @@ pub struct Narrow {
     asked: AtomicU64,
     /// When it came back last, and nobody has asked about that.
     rose: AtomicU64,
+    /// It came back, and nothing was acknowledged since.
+    has_risen: AtomicBool,
 }
 
 /// Before all times of connections.
@@ -95,6 +97,7 @@ impl Narrow {
         let was_dark = self.is_dark(now);
         if was_dark {
             self.rose.store(nanos(now), Ordering::Relaxed);
+            self.has_risen.store(true, Ordering::Relaxed);
         }
         self.asked.store(0, Ordering::Relaxed);
         was_dark
@@ -175,7 +178,9 @@ impl Controller for Watched {
         self.narrow.answered.fetch_add(1, Ordering::Relaxed);
         self.unacknowledged = None;
         if self.narrow.is_dark_at_times.load(Ordering::Relaxed) {
-            if self.narrow.heard(now) {
+            // It may have been heard by words before.
+            if self.narrow.heard(now) || self.narrow.has_risen.swap(false, Ordering::Relaxed) {
+                self.narrow.has_risen.store(false, Ordering::Relaxed);
                 self.known.rose(now);
             }
             self.narrow.trip.store(u64::try_from(rtt.min().as_nanos()).unwrap_or_default(), Ordering::Relaxed);
@@ -186,6 +191,10 @@ impl Controller for Watched {
     }
 
     fn on_end_acks(&mut self, now: Instant, in_flight: u64, app_limited: bool, largest: Option<u64>) {
+        if in_flight > 0 {
+            // An answer is owed to what is still under way, though nothing may be sent beside it.
+            self.narrow.asked(now);
+        }
         self.inner.on_end_acks(now, in_flight, app_limited, largest);
     }
 

@@ -519,6 +519,32 @@ mod alone {
     }
 
     #[test]
+    fn small_pieces_that_were_read_are_in_nobodys_way() {
+        let mut engine = begun(DISK, Side::Here);
+        for at in 0..50_000 {
+            engine.hear(NOW, &name(0), data(Part::Request, 10 + at, 1, false), &account());
+            write(&mut engine);
+            while engine.read(ID, Part::Request, usize::MAX).is_some() {}
+        }
+        assert_eq!(engine.have(ID, Part::Request).unwrap().offset, 50_010);
+    }
+
+    #[test]
+    fn what_the_next_one_has_need_not_be_read() {
+        let mut engine = begun(Limits { memory: 40_000, ..DISK }, Side::Peer(name(1)));
+        engine.hear(NOW, &name(0), data(Part::Request, 10, 30_000, false), &account());
+        write(&mut engine);
+        engine.closed(&name(1));
+        engine.opened(&name(1));
+        say(&mut engine, 1);
+        engine.hear(NOW, &name(1), held(Part::Request, 20_000, false), &account());
+        engine.is_unreadable(ID, Part::Request, 4);
+        assert_eq!(engine.len(), 1, "it has passed");
+        engine.is_unreadable(ID, Part::Request, 20_004);
+        assert_eq!(engine.len(), 0);
+    }
+
+    #[test]
     fn of_an_origins_answer_nothing_goes_out_that_is_not_safe() {
         let mut engine = begun(DISK, Side::Here);
         assert_eq!(engine.append(ID, Part::Response, vec![1; 100].into(), false), Appended::Taken);

@@ -213,7 +213,9 @@ impl Channel {
         self.heard += 1;
         // Whatever is acknowledged tells what was lost before it: at once, and not by a timer.
         let now = Instant::now();
-        self.owes_ping |= now - self.heard_at >= SILENCE;
+        // A word that answers a word is no silence.
+        let silence = self.link.as_ref().map_or(SILENCE, |link| SILENCE.max(2 * link.known.trip()));
+        self.owes_ping |= now - self.heard_at >= silence;
         self.heard_at = now;
         if let Some(link) = &mut self.link {
             link.heard(now);

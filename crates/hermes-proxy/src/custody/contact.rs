@@ -70,7 +70,7 @@ impl Default for Contact {
 impl Contact {
     /// It has come; or it was not used before, and nobody knows.
     pub(super) fn came(&mut self, at: Instant) {
-        let at = at.saturating_duration_since(self.epoch);
+        let at = at.saturating_duration_since(self.epoch).max(self.came.back().copied().unwrap_or_default());
         if self.came.len() == REMEMBERED {
             self.came.pop_front();
         }
@@ -84,7 +84,8 @@ impl Contact {
             self.came.iter().skip(index + 1).map(move |other| (*one, other.saturating_sub(*one)))
         });
         let orders = pairs.filter(|(_, period)| *period >= SHORTEST).map(|(one, period)| self.order(one, period));
-        orders.filter(|order| order.fits >= ENOUGH).max_by_key(|order| (order.fits, order.period))
+        let is_one = |order: &Order| order.fits >= ENOUGH && order.period >= SHORTEST;
+        orders.filter(is_one).max_by_key(|order| (order.fits, order.period))
     }
 
     /// How much fits this period, from this time on.
@@ -102,7 +103,7 @@ impl Contact {
         let whole = fitting.last().map_or(of_period, |(at, _)| (at - begin) / periods);
         let early = fitting.iter().map(|(at, count)| at - begin - count * whole).fold(0.0, f64::min);
         let last = Duration::from_secs_f64((begin + early + periods * whole).max(0.0));
-        Order { period: Duration::from_secs_f64(whole), last, fits: fitting.len() }
+        Order { period: Duration::from_secs_f64(whole.max(0.0)), last, fits: fitting.len() }
     }
 
     /// When it comes next, after this.

@@ -70,6 +70,7 @@ impl Engine {
     /// What an account may hold from now on. What it holds already it may keep.
     pub(crate) fn allow(&mut self, account: &Arc<str>, limits: Limits) {
         self.accounts.entry(account.clone()).or_default().limits = limits;
+        self.tell_room(account);
     }
 
     /// What is to be done next.
@@ -266,6 +267,10 @@ impl Engine {
         if exchange.account != *account {
             let before = std::mem::replace(&mut exchange.account, account.clone());
             index::move_account(&mut self.accounts, exchange, &before);
+            if let Some(old) = self.accounts.get_mut(&before) {
+                old.lacking.remove(&id);
+            }
+            self.tell_room(&before);
         }
         let entry = Entry::Lead { to: to.clone(), account: account.clone(), is_tunnel };
         self.keep(id, entry);
@@ -435,6 +440,15 @@ impl Engine {
             }
             self.reindex(id);
         }
+    }
+
+    /// What was to be read is not to be had: it is on its way out, unless the next one has it by now.
+    pub(crate) fn is_unreadable(&mut self, id: ExchangeId, part: Part, offset: u64) {
+        let Some(exchange) = self.exchanges.get_mut(&id) else { return };
+        if exchange.half(part).held().offset > offset {
+            return self.load(id, part, offset, Bytes::new());
+        }
+        self.fail(id, 500, "what was held of it cannot be read again");
     }
 
     /// What was to be read.

@@ -295,6 +295,8 @@ impl Half {
             self.kept.clear();
             self.in_memory = 0;
             self.base = upto.offset;
+            // What came behind the gap was dropped, and whoever sent it does not know that.
+            (self.lacks, self.asked_again) = (!self.have.is_whole, None);
         }
         self.held = Upto { is_whole: upto.is_whole && self.have.is_whole && upto.offset == self.have.offset, ..upto };
         if self.sent.offset < upto.offset || self.held.is_whole {

@@ -163,7 +163,8 @@ pub(super) fn first(bytes: &Bytes) -> Option<Found> {
             }
         }
         INTENT => Note::Intent,
-        ASKED => Note::Asked { bytes: std::mem::take(&mut payload) },
+        // It is kept for long; part of a segment would keep all of it.
+        ASKED => Note::Asked { bytes: Bytes::copy_from_slice(&std::mem::take(&mut payload)) },
         FORGET => Note::Forget,
         _ => return None,
     };

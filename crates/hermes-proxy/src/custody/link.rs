@@ -82,8 +82,11 @@ impl Link {
     /// far end takes none.
     pub(super) fn say_word(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(words) = &mut self.words else { return false };
-        if words.holds_unsent() || words.most().is_none() {
-            return words.holds_unsent();
+        if words.holds_unsent() && words.poll_flush(cx).is_pending() {
+            return true;
+        }
+        if words.most().is_none() {
+            return false;
         }
         // If it broke the stream tells.
         let _ = words.poll_send(cx, &[], &[]);

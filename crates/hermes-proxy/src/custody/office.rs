@@ -486,7 +486,7 @@ impl Reader for Office {
     fn is_read(&self, id: ExchangeId, part: Part, offset: u64, bytes: Option<Bytes>) {
         self.act(|state, _| match bytes {
             Some(bytes) => state.engine.load(id, part, offset, bytes),
-            None => state.engine.fail(id, 500, "what was held of it cannot be read again"),
+            None => state.engine.is_unreadable(id, part, offset),
         });
     }
 

@@ -367,17 +367,19 @@ impl Files {
             && last.file.set_len(0).is_ok()
         {
             last.length = 0;
+            self.index.over.clear();
         }
     }
 
     /// Writes anew what is held in a segment.
     fn move_on(&mut self, number: u64) -> io::Result<()> {
-        for (id, notes) in self.index.moving(number)? {
-            let notes: Vec<_> = notes.into_iter().map(|note| (id, note)).collect();
-            // First there, then no more here: on a disk that is full it stays where it is.
-            self.append(&notes, true)?;
-            self.index.forget_in(id, number);
-        }
+        let moving = self.index.moving(number)?;
+        let ids: Vec<_> = moving.iter().map(|(id, _)| *id).collect();
+        let notes: Vec<_> =
+            moving.into_iter().flat_map(|(id, notes)| notes.into_iter().map(move |note| (id, note))).collect();
+        // First there, then no more here: on a disk that is full it stays where it is.
+        self.append(&notes, true)?;
+        ids.into_iter().for_each(|id| self.index.forget_in(id, number));
         Ok(())
     }
 }

@@ -145,6 +145,9 @@ impl Engine {
                 self.deadlines.remove(&(ended.until, id));
                 if let Some(peer) = self.peers.get_mut(&ended.peer) {
                     peer.forget(ended.number);
+                    if !peer.is_open && peer.is_idle() && peer.through.is_empty() {
+                        self.peers.remove(&ended.peer);
+                    }
                 }
             }
         }

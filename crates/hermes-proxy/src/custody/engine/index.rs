@@ -65,6 +65,8 @@ pub(super) struct Account {
     pub(super) disk: u64,
     /// Bytes on disk that are kept while there is room, and whose, the most first at the end.
     pub(super) spare: u64,
+    /// Bytes of memory for where pieces stand on disk.
+    pub(super) places: u64,
     pub(super) spares: BTreeSet<(u64, ExchangeId, Part)>,
     /// Who was refused is to be told of room.
     pub(super) has_refused: bool,
@@ -81,6 +83,7 @@ impl Default for Account {
             memory: 0,
             disk: 0,
             spare: 0,
+            places: 0,
             spares: BTreeSet::new(),
             has_refused: false,
             lacking: BTreeSet::new(),
@@ -123,24 +126,27 @@ pub(super) struct Indexed {
     memory: u64,
     disk: u64,
     spare: u64,
+    places: u64,
     /// Who is here was told of it.
     pub(super) is_ready_told: bool,
 }
 
 /// An exchange is another account's now.
 pub(super) fn move_account(accounts: &mut HashMap<Arc<str>, Account>, exchange: &Exchange, before: &Arc<str>) {
-    let [memory, disk] = [|one: &Indexed| one.memory, |one: &Indexed| one.disk]
+    let [memory, disk, places] = [|one: &Indexed| one.memory, |one: &Indexed| one.disk, |one: &Indexed| one.places]
         .map(|of: fn(&Indexed) -> u64| exchange.indexed.iter().map(of).sum::<u64>());
     if let Some(old) = accounts.get_mut(before) {
         old.exchanges -= 1;
         old.memory -= memory;
         old.disk -= disk;
+        old.places -= places;
     }
     // Nothing was read of what goes nowhere yet, and so nothing is to spare.
     let new = accounts.entry(exchange.account.clone()).or_default();
     new.exchanges += 1;
     new.memory += memory;
     new.disk += disk;
+    new.places += places;
 }
 
 impl Engine {
@@ -158,7 +164,7 @@ impl Engine {
     pub(super) fn make_room(&mut self, id: ExchangeId) {
         let Some(account) = self.exchanges.get(&id).map(|exchange| exchange.account.clone()) else { return };
         while let Some(state) = self.accounts.get(&account)
-            && state.disk + state.spare > state.limits.disk
+            && (state.disk + state.spare > state.limits.disk || state.places > state.limits.memory / 4)
             && let Some((_, id, part)) = state.spares.last().copied()
             && let Some(exchange) = self.exchanges.get_mut(&id)
         {
@@ -168,12 +174,23 @@ impl Engine {
         }
     }
 
+    /// Whoever was refused hears of room that came otherwise than by what it waits for.
+    pub(super) fn tell_room(&mut self, account: &Arc<str>) {
+        let Some(state) = self.accounts.get_mut(account).filter(|state| state.has_room()) else { return };
+        if std::mem::take(&mut state.has_refused) {
+            self.out.push_back(Output::Room);
+        }
+        let waiting: Vec<_> = state.lacking.iter().copied().collect();
+        waiting.into_iter().for_each(|one| self.put(one, false));
+    }
+
     fn put(&mut self, id: ExchangeId, goes: bool) {
         let Some(exchange) = self.exchanges.get_mut(&id) else { return };
         let account = self.accounts.entry(exchange.account.clone()).or_default();
         let had_room = account.has_room();
         for part in PARTS {
-            if account.is_on_disk() && !exchange.is_read_again(part) && exchange.half(part).spare() >= LET_GO {
+            let is_kept = !account.is_on_disk() || exchange.is_read_again(part);
+            if !is_kept && exchange.half(part).costs() >= LET_GO && exchange.half(part).spare() > 0 {
                 let upto = exchange.half(part).let_go();
                 self.out.push_back(Output::Release { id, part, upto });
             }
@@ -181,6 +198,7 @@ impl Engine {
             let now = if goes { Indexed::default() } else { stand(exchange, part, had_room, account.is_on_disk()) };
             account.memory = account.memory + now.memory - before.memory;
             account.disk = account.disk + now.disk - before.disk;
+            account.places = account.places + now.places - before.places;
             if now.spare != before.spare {
                 account.spare = account.spare + now.spare - before.spare;
                 account.spares.remove(&(before.spare, id, part));
@@ -271,6 +289,7 @@ fn stand(exchange: &mut Exchange, part: Part, has_room: bool, on_disk: bool) -> 
         in_flight: if sink == Some(true) { half.in_flight() } else { 0 },
         loading: if sink == Some(true) { half.loading() } else { 0 },
         memory: half.in_memory() + pieces * IN_MEMORY,
+        places: pieces * IN_MEMORY,
         disk: if is_written { half.kept() + pieces * ON_DISK } else { 0 },
         spare: if is_written && is_read_again { half.spare() } else { 0 },
         is_ready_told: before.is_ready_told || (half.is_sendable() && sink == Some(false)),

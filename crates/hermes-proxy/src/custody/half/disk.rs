@@ -39,6 +39,11 @@ impl Half {
         self.base.saturating_sub(self.floor)
     }
 
+    /// What it would save to let them go: bytes, and what pieces cost beside.
+    pub(crate) fn costs(&self) -> u64 {
+        self.spare() + self.pieces * 128
+    }
+
     /// They are not on disk any more, up to where that says.
     pub(crate) fn let_go(&mut self) -> u64 {
         let (written, left) = (self.have.offset - self.floor, self.have.offset - self.base);

@@ -72,7 +72,7 @@ fn what_the_next_one_holds_need_not_come_again() {
     let mut half = Half::default();
     half.take(0, bytes("hel"), false);
     half.set_held(upto(5, false));
-    assert_eq!((half.kept(), half.have(), half.news(true)), (0, upto(5, false), Some((upto(5, false), false))));
+    assert_eq!((half.kept(), half.have(), half.news(true)), (0, upto(5, false), Some((upto(5, false), true))));
     assert_eq!(half.take(5, bytes("!"), true), Some((5, bytes("!"))));
     assert_eq!(half.send(9), next(5, "!", true));
 }
@@ -236,4 +236,17 @@ fn small_chunks_are_put_together() {
         sent.extend_from_slice(&bytes);
     }
     assert!(sent == text.as_bytes());
+}
+
+/// A node was killed before all was written of what the next one had of it, and the one before knew that.
+#[test]
+fn what_came_behind_a_gap_is_asked_for_once_the_gap_is_gone() {
+    let mut half = Half::default();
+    half.restore(upto(0, false), 5);
+    assert_eq!(half.take(8, bytes("x"), true), None);
+    assert_eq!(half.news(true), Some((upto(5, false), true)));
+    assert_eq!(half.take(8, bytes("x"), true), None);
+    half.set_held(upto(8, false));
+    assert_eq!(half.news(true), Some((upto(8, false), true)));
+    assert_eq!(half.take(8, bytes("x"), true), Some((8, bytes("x"))));
 }

@@ -56,7 +56,13 @@ impl Storing {
     pub(super) fn ask(&mut self, job: Job) {
         match self {
             Storing::Memory | Storing::Over => {}
-            Storing::Awaited(jobs) => jobs.push(job),
+            Storing::Awaited(jobs) => {
+                // What is over before anything was written of it need not be.
+                if let Job::Keep { id, note: Note::Forget, .. } = &job {
+                    jobs.retain(|job| !matches!(job, Job::Keep { id: other, .. } if other == id));
+                }
+                jobs.push(job);
+            }
             Storing::Journal(store) => store.ask(job),
         }
     }

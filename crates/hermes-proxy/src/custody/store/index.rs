@@ -80,7 +80,7 @@ pub(super) struct Index {
     pub(super) segments: VecDeque<Segment>,
     exchanges: HashMap<ExchangeId, Kept>,
     /// Exchanges that are over, while older segments may have entries of them; by the segment that says so.
-    over: HashMap<ExchangeId, u64>,
+    pub(super) over: HashMap<ExchangeId, u64>,
     /// Bytes of records that are of use, by segment.
     live: HashMap<u64, u64>,
 }
