@@ -360,6 +360,10 @@ pub struct Route {
     pub cache: Option<Cache>,
     /// What the service refuses for its rate waits here.
     pub pace: Option<Pace>,
+    /// It is asked for until it is there.
+    pub retrieve: Option<Retrieve>,
+    /// Its origin does once what comes twice with one `Idempotency-Key`.
+    pub trusts_keys: bool,
     /// How long to wait for what.
     pub timeout: Timeouts,
     /// What a changed route does to live sessions.
@@ -584,6 +588,13 @@ pub struct Pace {
     pub deadline: Duration,
     /// Requests that wait at a time.
     pub queue: usize,
+}
+
+/// How answers of a route are asked for until they are there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retrieve {
+    /// How long nothing may come of it: each byte begins it anew.
+    pub deadline: Duration,
 }
 
 /// What bytes in custody survive before anybody hears that they are held.

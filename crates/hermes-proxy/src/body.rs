@@ -6,6 +6,7 @@
 mod channel;
 mod interim;
 mod request;
+mod small;
 
 use std::pin::Pin;
 use std::rc::Rc;
@@ -24,6 +25,7 @@ use crate::cache::body::CachedBody;
 use crate::custody::CustodyBody;
 use crate::error::Error;
 use crate::live::{Entry, Phase, Session};
+use crate::retrieve::RetrievedBody;
 use crate::stream::{Receiver, StreamError};
 use crate::upstream::exchange::ExchangeBody;
 use crate::worker::Worker;
@@ -46,6 +48,8 @@ pub(crate) enum Body {
     Custody(Box<CustodyBody>),
     /// Of a cache.
     Cached(Box<CachedBody>),
+    /// One that goes on where it broke off.
+    Retrieved(Box<RetrievedBody>),
     /// Behind a head of so many bytes it goes on in custody, by itself: nothing of it comes by.
     Led { theirs: u64 },
 }
@@ -54,6 +58,7 @@ impl Body {
     /// It is this session's, which ends where too much of it lies unread.
     pub(crate) fn bind(&self, session: &Rc<Entry>) {
         match self {
+            Body::Retrieved(body) => body.bind(session),
             Body::Stream(body) => body.bind(session),
             Body::Exchange(body) => body.bind(session),
             Body::Custody(body) => body.bind(session),
@@ -71,6 +76,7 @@ impl HttpBody for Body {
             Body::Empty | Body::Led { .. } => Poll::Ready(None),
             Body::Custody(body) => body.poll_frame(cx),
             Body::Cached(body) => body.poll_frame(cx),
+            Body::Retrieved(body) => body.poll_frame(cx),
             Body::Full(bytes) if bytes.is_empty() => Poll::Ready(None),
             Body::Full(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
             Body::H1(incoming) => {
@@ -87,6 +93,7 @@ impl HttpBody for Body {
             Body::Empty | Body::Led { .. } => true,
             Body::Custody(body) => body.is_done(),
             Body::Cached(body) => body.is_end_stream(),
+            Body::Retrieved(body) => body.is_end_stream(),
             Body::Full(bytes) => bytes.is_empty(),
             Body::H1(incoming) => incoming.is_end_stream(),
             Body::Stream(body) => body.is_end_stream(),
@@ -100,6 +107,7 @@ impl HttpBody for Body {
             Body::Empty | Body::Led { .. } => SizeHint::with_exact(0),
             Body::Custody(body) => body.size_hint(),
             Body::Cached(body) => body.size_hint(),
+            Body::Retrieved(body) => body.size_hint(),
             Body::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
             Body::H1(incoming) => incoming.size_hint(),
             Body::Stream(body) => body.size_hint(),

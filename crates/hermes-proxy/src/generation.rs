@@ -15,13 +15,14 @@ use std::time::{Duration, SystemTime};
 use hermes_model::facts::Peer;
 use hermes_model::limits::Limits;
 use hermes_model::pattern::HostPattern;
-use hermes_model::snapshot::{ClientAuth, Endpoint, Listener, ListenerProtocol, Reserved, Route, Snapshot};
+use hermes_model::snapshot::{ClientAuth, Endpoint, Listener, ListenerProtocol, Reserved, Route, Snapshot, Upstream};
 use hermes_model::trust;
 use hermes_net::keyed::Keyed;
 use hermes_net::quic;
 use hermes_net::tls::{CertifiedKey, RustlsServerConfig};
 
 use self::builder::Builder;
+use crate::error::Error;
 use crate::headers::Via;
 use crate::names::NameTable;
 use crate::reverse::Presence;
@@ -175,6 +176,14 @@ impl Generation {
 
     pub(crate) fn upstream(&self, name: &str) -> Option<&Arc<UpstreamState>> {
         self.upstreams.get(name)
+    }
+
+    /// The state of a route's upstream.
+    ///
+    /// # Errors
+    /// It has none, which is a fault of ours: the route is of another document.
+    pub(crate) fn state_of(&self, upstream: &Upstream) -> Result<&Arc<UpstreamState>, Error> {
+        self.upstream(&upstream.name).ok_or_else(|| Error::Internal(format!("upstream {} has no state", upstream.name)))
     }
 
     pub(crate) fn upstreams(&self) -> impl Iterator<Item = &Arc<UpstreamState>> {

@@ -30,6 +30,7 @@ mod pace;
 mod pipe;
 mod record;
 mod request;
+pub mod retrieve;
 mod reverse;
 mod seldom;
 mod service;

@@ -207,6 +207,25 @@ impl Entry {
     }
 }
 
+/// A session that waits for something other than its peer, however that ends.
+pub(crate) struct Held<'e> {
+    entry: &'e Entry,
+    /// As it was before.
+    was: bool,
+}
+
+impl<'e> Held<'e> {
+    pub(crate) fn begin(entry: &'e Entry) -> Self {
+        Self { entry, was: entry.is_held.replace(true) }
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.entry.is_held.set(self.was);
+    }
+}
+
 /// A session's guard: its drop is its end.
 pub(crate) struct Session {
     pub(crate) worker: Rc<Worker>,

@@ -28,9 +28,9 @@ pub(crate) struct ListenerLabels {
     pub(crate) listener: Arc<str>,
 }
 
-/// What became of requests that had to wait for a rate.
+/// What became of requests that are not passed on at once, or once.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub(crate) struct PaceLabels {
+pub(crate) struct EventLabels {
     pub(crate) route: Arc<str>,
     pub(crate) event: &'static str,
 }
@@ -160,7 +160,8 @@ pub(crate) struct Metrics {
     cache_requests: Family<CacheLabels, Counter>,
     cache_bytes: Family<TierLabels, Gauge>,
     cache_evictions: Family<TierLabels, Counter>,
-    pub(crate) paced: Family<PaceLabels, Counter>,
+    pub(crate) paced: Family<EventLabels, Counter>,
+    pub(crate) retrieved: Family<EventLabels, Counter>,
     pub(crate) pace_rate: Family<RouteLabels, Gauge<f64, AtomicU64>>,
     pub(crate) pace_waits: Family<RouteLabels, Histogram, fn() -> Histogram>,
     pub(crate) upstream_connects: Family<EndpointLabels, Counter>,
@@ -209,6 +210,7 @@ impl Default for Metrics {
             cache_bytes: Family::default(),
             cache_evictions: Family::default(),
             paced: Family::default(),
+            retrieved: Family::default(),
             pace_rate: Family::default(),
             pace_waits: Family::new_with_constructor(histogram),
             upstream_connects: Family::default(),
@@ -257,6 +259,11 @@ impl Metrics {
             "paced_requests",
             "Requests within a service's rate, by what became of them",
             self.paced.clone(),
+        );
+        registry.register(
+            "retrieved_requests",
+            "Requests of routes that retrieve: tried again, their rest asked for, given up",
+            self.retrieved.clone(),
         );
         registry.register("pace_rate", "Requests a second that a service allows", self.pace_rate.clone());
         registry.register_with_unit(
@@ -379,7 +386,12 @@ impl Metrics {
 
     /// Counts what becomes of a request within the rate of a route's service.
     pub(crate) fn paced(&self, route: &Arc<str>, event: &'static str) {
-        self.paced.get_or_create(&PaceLabels { route: route.clone(), event }).inc();
+        self.paced.get_or_create(&EventLabels { route: route.clone(), event }).inc();
+    }
+
+    /// Counts what becomes of a request whose route retrieves.
+    pub(crate) fn retrieved(&self, route: &Arc<str>, event: &'static str) {
+        self.retrieved.get_or_create(&EventLabels { route: route.clone(), event }).inc();
     }
 
     /// Counts dropped datagrams.

@@ -229,13 +229,11 @@ async fn to_upstream(
     upstream: &Upstream,
     mut request: Request<'_>,
 ) -> Result<Acted, Error> {
-    let state = generation
-        .upstream(&upstream.name)
-        .ok_or_else(|| Error::Internal(format!("upstream {} has no state", upstream.name)))?;
+    let state = generation.state_of(upstream)?;
     let interim = interim(&mut request);
     let early = request.early.take();
     if route.custody.is_none() {
-        custody::forward::intend(worker, &session.entry, &request).await?;
+        custody::forward::intend(worker, &session.entry, route, &request).await?;
     }
     let mut forward = forward(worker, generation, &session.entry, route, &request, interim);
     if request.ask == Ask::Response {
@@ -296,7 +294,7 @@ async fn to_origin(
         return Err(Error::Unsuitable { route: route.name.clone(), kind: "upgrade" });
     }
     let place = terminate::place(terminate, &session.entry.facts, route)?;
-    custody::forward::intend(worker, &session.entry, &request).await?;
+    custody::forward::intend(worker, &session.entry, route, &request).await?;
     let interim = interim(&mut request);
     let mut forward = forward(worker, generation, &session.entry, route, &request, interim);
     let destination = place.destination(terminate, None);
@@ -313,7 +311,8 @@ fn interim(request: &mut Request<'_>) -> Option<Arc<Interim>> {
     request.interim.take().or_else(|| request.expects_continue().then(Arc::default))
 }
 
-fn forward<'a>(
+/// What is forwarded of a request.
+pub(crate) fn forward<'a>(
     worker: &'a Rc<Worker>,
     generation: &'a Generation,
     entry: &'a Rc<Entry>,
@@ -322,7 +321,7 @@ fn forward<'a>(
     interim: Option<Arc<Interim>>,
 ) -> Forward<'a> {
     let body = if request.ask == Ask::Response { request.body.clone() } else { RequestBody::Empty };
-    let may_be_sent_again = route.retry.is_some() || route.pace.is_some();
+    let may_be_sent_again = route.retry.is_some() || route.pace.is_some() || route.retrieve.is_some();
     let keep = if may_be_sent_again { generation.snapshot.limits.request_body_buffer } else { 0 };
     body.prepare(entry, keep, interim.clone().filter(|_| request.expects_continue()));
     let dress = Dress {
@@ -429,9 +428,7 @@ async fn reopen(worker: &Rc<Worker>, entry: &Rc<Entry>, route: &Arc<Route>, said
             Ok(Reopened { port, told: false })
         }
         Action::Upstream(upstream) => {
-            let state = generation
-                .upstream(&upstream.name)
-                .ok_or_else(|| Error::Internal(format!("upstream {} has no state", upstream.name)))?;
+            let state = generation.state_of(upstream)?;
             let request = Request::again(entry);
             let forward = forward(worker, &generation, entry, route, &request, None);
             let has_words = !said.is_empty();

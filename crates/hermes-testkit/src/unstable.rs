@@ -51,7 +51,7 @@ const LAST: &str = "
 routes:
 - {name: secure, match: {kind: tcp, authority: 'SECURE:443'}, terminate: {tcp: '$SECURE'}}
 - {name: closed, match: {kind: tcp, authority: 'CLOSED:443'}, terminate: {tcp: '127.0.0.1:1'}}
-- {name: all, match: {kind: http}, upstream: origin}
+- {name: all, match: {kind: http}, upstream: origin$LAST}
 upstreams:
 - {name: origin, protocol: h1, endpoints: ['$ORIGIN']}
 ";
@@ -63,22 +63,24 @@ pub struct Between {
     pub protocol: &'static str,
     /// What a route has beside its upstream, with a comma before it.
     pub treatment: &'static str,
+    /// The same of the route to the origin.
+    pub last: &'static str,
 }
 
 impl Between {
     /// Custody over this version.
     pub fn custody(protocol: &'static str) -> Self {
-        Self { protocol, treatment: ", custody: {deadline: 5m}" }
+        Self { protocol, treatment: ", custody: {deadline: 5m}", last: "" }
     }
 
     /// The same, and what has come is kept.
     pub fn custody_and_cache(protocol: &'static str) -> Self {
-        Self { protocol, treatment: ", custody: {deadline: 5m}, cache: {}" }
+        Self { treatment: ", custody: {deadline: 5m}, cache: {}", ..Self::custody(protocol) }
     }
 
     /// Nothing of the kind.
     pub fn nothing(protocol: &'static str) -> Self {
-        Self { protocol, treatment: "" }
+        Self { treatment: "", ..Self::custody(protocol) }
     }
 }
 
@@ -183,7 +185,7 @@ impl Chain {
             draft = draft.with("AT", SocketAddr::from((ends(number - 1)[1], PORT)));
         }
         draft = draft.with("STATE", self.state(number).display()).with("PROTOCOL", self.between.protocol);
-        draft = draft.with("TREATMENT", self.between.treatment);
+        draft = draft.with("TREATMENT", self.between.treatment).with("LAST", self.between.last);
         draft = draft.with("NAME", format!("n{}", number + 1)).with("ORIGIN", self.origin.address());
         draft = draft.with("SECURE", self.secure.address());
         let subject = Subject::node(&name).with_dns(NODE_NAME);

@@ -25,6 +25,7 @@ pub(super) fn build(section: &section::Route, at: &str, names: &Names<'_>, repor
     let custody = section.custody.map(|custody| treatment::custody(custody, &format!("{at}.custody"), names, report));
     let cache = section.cache.map(|cache| treatment::cache(cache, &format!("{at}.cache"), names, report));
     let pace = section.pace.map(|pace| treatment::pace(pace, &format!("{at}.pace"), report));
+    let retrieve = section.retrieve.map(|retrieve| treatment::retrieve(retrieve, &format!("{at}.retrieve"), report));
     let rewrite = section.rewrite.as_ref().map(|rewrite| treatment::rewrite(rewrite, &format!("{at}.rewrite"), report));
     let timeout = treatment::timeouts(section.timeout, &format!("{at}.timeout"), report);
     on_change(section, &matcher, at, report);
@@ -42,6 +43,8 @@ pub(super) fn build(section: &section::Route, at: &str, names: &Names<'_>, repor
         custody,
         cache,
         pace,
+        retrieve,
+        trusts_keys: section.idempotency_key,
         timeout,
         on_change: section.on_change,
         early_data: section.early_data.unwrap_or(true),
@@ -290,6 +293,17 @@ fn fitting_treatment(section: &section::Route, matcher: &Matcher, action: &Actio
     }
     if section.pace.is_some() {
         pace(section, action, &format!("{at}.pace"), report);
+    }
+    if section.retrieve.is_some() && !keeps {
+        let message = "there is nobody to ask again; leave it out, or name an upstream or terminate: {http: ...}";
+        report.problem(format!("{at}.retrieve"), message);
+    } else if section.retrieve.is_some() && section.custody.is_some() {
+        let message = "what is in custody is brought by the nodes that have it; keep one of them";
+        report.problem(format!("{at}.retrieve"), message);
+    }
+    if section.idempotency_key && !keeps {
+        let message = "nothing is sent twice where no request is sent on; leave it out";
+        report.warning(format!("{at}.idempotency-key"), message);
     }
     if section.rewrite.is_some() && (answered || tunnel) {
         report.warning(format!("{at}.rewrite"), "nothing is sent on that could be rewritten; leave it out");

@@ -1,4 +1,4 @@
-//! Checks how a route treats its sessions: `rewrite`, `retry`, `custody`, `cache`, `pace`, `timeout`.
+//! Checks how a route treats its sessions: `rewrite`, `retry`, `custody`, `cache`, `pace`, `retrieve`, `timeout`.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::document::scalar::Size;
 use crate::document::treatment as section;
 use crate::document::treatment::RetryOn;
 use crate::rewrite::{PathRewrite, QueryRewrite, Rewrite, Template};
-use crate::snapshot::{Cache, Custody, Durable, Pace, Retry, Timeouts};
+use crate::snapshot::{Cache, Custody, Durable, Pace, Retrieve, Retry, Timeouts};
 
 const MS: Duration = Duration::from_millis(1);
 const HOUR: Duration = Duration::from_secs(3600);
@@ -109,6 +109,11 @@ pub(super) fn pace(section: section::Pace, at: &str, report: &mut Report) -> Pac
     }
     let deadline = duration(&format!("{at}.deadline"), section.deadline, HOUR / 60, 100 * MS..=24 * HOUR, report);
     Pace { deadline, queue: queue as usize }
+}
+
+pub(super) fn retrieve(section: section::Retrieve, at: &str, report: &mut Report) -> Retrieve {
+    let day = 24 * HOUR;
+    Retrieve { deadline: duration(&format!("{at}.deadline"), section.deadline, HOUR / 6, HOUR / 3600..=day, report) }
 }
 
 pub(super) fn rewrite(section: &section::Rewrite, at: &str, report: &mut Report) -> Rewrite {

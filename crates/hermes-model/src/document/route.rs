@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::is_default;
 use super::scalar::{DeviceName, HostAddress, Many, Prefix, text_scalar};
-use super::treatment::{Cache, Custody, Pace, Retry, Rewrite, Timeout};
+use super::treatment::{Cache, Custody, Pace, Retrieve, Retry, Rewrite, Timeout};
 use super::word::ProxyVersion;
 use crate::facts::Kind;
 use crate::pattern::{AuthorityPattern, PathPattern, UserPattern, ValuePattern};
@@ -54,6 +54,12 @@ pub struct Route {
     /// Kept within the rate that the service allows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pace: Option<Pace>,
+    /// Asked for until it is there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retrieve: Option<Retrieve>,
+    /// Whether its origin does once what comes twice with one `Idempotency-Key`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub idempotency_key: bool,
     /// How long to wait for what.
     #[serde(default, skip_serializing_if = "is_default")]
     pub timeout: Timeout,

@@ -1,4 +1,4 @@
-//! How a route treats its sessions: `rewrite`, `retry`, `custody`, `cache`, `pace`, `timeout`.
+//! How a route treats its sessions: `rewrite`, `retry`, `custody`, `cache`, `pace`, `retrieve`, `timeout`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -186,6 +186,15 @@ pub struct Pace {
     /// Requests that wait at a time. Default 1024.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<u32>,
+}
+
+/// `retrieve`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Retrieve {
+    /// How long nothing may come of it. Default 10 min.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<Period>,
 }
 
 /// What is tried again.

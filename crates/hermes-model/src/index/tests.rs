@@ -23,6 +23,8 @@ fn route(at: usize, matcher: Matcher) -> Arc<Route> {
         custody: None,
         cache: None,
         pace: None,
+        retrieve: None,
+        trusts_keys: false,
         timeout: Timeouts::default(),
         on_change: OnChange::default(),
         early_data: true,

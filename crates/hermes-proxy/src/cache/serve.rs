@@ -26,11 +26,11 @@ use crate::custody;
 use crate::custody::forward::Arrived;
 use crate::error::{Error, Side};
 use crate::headers::{PROXY_STATUS, strip_hop_by_hop};
-use crate::pace;
 use crate::service::forward::Forward;
 use crate::service::forward::head::{Amend, Outgoing};
 use crate::upstream::UpstreamState;
 use crate::upstream::connect::Destination;
+use crate::{pace, retrieve};
 
 /// Others' answers that are waited for before one asks by oneself.
 const MOST_WAITS: u32 = 3;
@@ -45,11 +45,22 @@ pub(crate) enum Source<'a> {
 }
 
 impl Source<'_> {
-    /// Asks it.
+    /// Asks it, until there is an answer where the route says so.
     ///
     /// # Errors
     /// As whoever is asked by.
     pub(crate) async fn fetch(&self, forward: &Forward<'_>) -> Result<Response<Body>, Error> {
+        match forward.route.retrieve {
+            Some(retrieve) => Box::pin(retrieve::forward(forward, self, retrieve)).await,
+            None => self.ask(forward).await,
+        }
+    }
+
+    /// Asks it once.
+    ///
+    /// # Errors
+    /// As whoever is asked by.
+    pub(crate) async fn ask(&self, forward: &Forward<'_>) -> Result<Response<Body>, Error> {
         match self {
             Source::Upstream(upstream, None) => forward.to_upstream(upstream).await,
             Source::Upstream(upstream, Some(pace)) => Box::pin(pace::forward::forward(forward, upstream, pace)).await,

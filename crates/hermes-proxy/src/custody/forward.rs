@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use hermes_model::facts::Kind;
-use hermes_model::snapshot::Custody;
+use hermes_model::snapshot::{Custody, Route};
 use hermes_wire::custody::{ExchangeId, Part};
 use http::{Method, Response, StatusCode};
 use http_body::Body as _;
@@ -218,9 +218,14 @@ fn begin(
 ///
 /// # Errors
 /// It came to nothing meanwhile.
-pub(crate) async fn intend(worker: &Worker, entry: &Rc<Entry>, request: &Request<'_>) -> Result<(), Error> {
+pub(crate) async fn intend(
+    worker: &Worker,
+    entry: &Rc<Entry>,
+    route: &Route,
+    request: &Request<'_>,
+) -> Result<(), Error> {
     let Some(Arrived { id, .. }) =
-        request.arrived.filter(|_| request.ask == Ask::Response && !is_idempotent(&entry.facts.method))
+        request.arrived.filter(|_| request.ask == Ask::Response && !is_idempotent(entry, route))
     else {
         return Ok(());
     };

@@ -4,12 +4,10 @@
 //! may be and can be, until the route's `deadline`; then the client gets the last answer. Holds of that answer what is small.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use hermes_model::snapshot::Pace;
-use http::header::CONTENT_LENGTH;
-use http::{HeaderValue, Response};
-use http_body_util::{BodyExt as _, Limited};
+use http::Response;
 use tokio::time::Instant;
 
 use super::hint::{self, Hint};
@@ -17,15 +15,10 @@ use super::queue::Client;
 use super::{Admitted, Denied};
 use crate::body::Body;
 use crate::error::Error;
-use crate::live::Entry;
+use crate::live::Held;
 use crate::metrics::RouteLabels;
 use crate::service::forward::Forward;
 use crate::upstream::UpstreamState;
-
-/// What is kept of a refusal's content; of what is larger the head.
-const KEPT: usize = 16 << 10;
-/// How long that may take: the connection is held up by it.
-const READ_WITHIN: Duration = Duration::from_secs(2);
 
 /// Forwards it as soon as the service has room.
 ///
@@ -83,38 +76,11 @@ pub(crate) async fn forward(
         }
         metrics.paced(route, "refused");
         pacer.refused(went_at, &Hint::read(headers, SystemTime::now()));
-        let may_repeat = hint::may_repeat(status, &entry.facts.method) && forward.body.can_be_sent();
+        let may_repeat = hint::may_repeat(status, forward.is_idempotent()) && forward.body.can_be_sent();
         if !may_repeat || Instant::now() >= until {
             return Ok(response);
         }
         metrics.paced(route, "queued");
-        last = Some(small(response).await);
+        last = Some(Body::small(response).await);
     }
-}
-
-/// A session that waits its turn, and not for its peer: however that ends.
-struct Held<'e>(&'e Entry);
-
-impl<'e> Held<'e> {
-    fn begin(entry: &'e Entry) -> Self {
-        entry.set_held(true);
-        Self(entry)
-    }
-}
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        self.0.set_held(false);
-    }
-}
-
-/// The same response, off its connection, which others need.
-async fn small(response: Response<Body>) -> Response<Body> {
-    let (mut head, body) = response.into_parts();
-    let collected = tokio::time::timeout(READ_WITHIN, Limited::new(body, KEPT).collect()).await;
-    if let Ok(Ok(collected)) = collected {
-        return Response::from_parts(head, Body::Full(collected.to_bytes()));
-    }
-    head.headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
-    Response::from_parts(head, Body::Empty)
 }

@@ -6,8 +6,8 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use http::StatusCode;
 use http::header::{DATE, HeaderMap, RETRY_AFTER};
-use http::{Method, StatusCode};
 
 use crate::headers::PROXY_STATUS;
 
@@ -34,8 +34,8 @@ pub(crate) fn is_refusal(status: StatusCode, headers: &HeaderMap) -> bool {
 }
 
 /// Whether what was refused may be sent again: with 429 nothing was done, with 503 that is not known.
-pub(crate) fn may_repeat(status: StatusCode, method: &Method) -> bool {
-    status == StatusCode::TOO_MANY_REQUESTS || crate::service::forward::is_idempotent(method)
+pub(crate) fn may_repeat(status: StatusCode, is_idempotent: bool) -> bool {
+    status == StatusCode::TOO_MANY_REQUESTS || is_idempotent
 }
 
 impl Hint {
@@ -156,8 +156,8 @@ mod tests {
         assert!(is_refusal(StatusCode::SERVICE_UNAVAILABLE, &headers) && !is_refusal(StatusCode::OK, &headers));
         headers.insert(PROXY_STATUS, "node; error=destination_unavailable".parse().unwrap());
         assert!(!is_refusal(StatusCode::SERVICE_UNAVAILABLE, &headers));
-        assert!(may_repeat(StatusCode::TOO_MANY_REQUESTS, &Method::POST));
-        assert!(!may_repeat(StatusCode::SERVICE_UNAVAILABLE, &Method::POST));
-        assert!(may_repeat(StatusCode::SERVICE_UNAVAILABLE, &Method::PUT));
+        assert!(may_repeat(StatusCode::TOO_MANY_REQUESTS, false));
+        assert!(!may_repeat(StatusCode::SERVICE_UNAVAILABLE, false));
+        assert!(may_repeat(StatusCode::SERVICE_UNAVAILABLE, true));
     }
 }

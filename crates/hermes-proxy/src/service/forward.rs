@@ -12,12 +12,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use hermes_model::facts::Facts;
 use hermes_model::snapshot::{Retry as RetryPolicy, Route, UpstreamProtocol};
 use http::{HeaderMap, Method, Response, StatusCode};
 
 use self::head::{Dress, Outgoing};
 use crate::body::{Body, Interim, RequestBody};
 use crate::error::{Error, Retry};
+use crate::headers::IDEMPOTENCY_KEY;
 use crate::live::Entry;
 use crate::pace::hint;
 use crate::upstream::connect::Destination;
@@ -312,14 +314,19 @@ impl Forward<'_> {
         self.route.pace.is_some() && hint::is_refusal(response.status(), response.headers())
     }
 
+    /// Its origin may have it twice.
+    pub(crate) fn is_idempotent(&self) -> bool {
+        is_idempotent(self.entry, self.route)
+    }
+
     /// May the request be sent once more after this error, as far as its nature goes?
-    fn may_repeat(&self, error: &Error) -> bool {
+    pub(crate) fn may_repeat(&self, error: &Error) -> bool {
         if !self.body.can_be_sent() {
             return false;
         }
         match error.retry() {
             Retry::Always => true,
-            Retry::IfNothingWasSent => is_idempotent(&self.entry.facts.method),
+            Retry::IfNothingWasSent => self.is_idempotent(),
             Retry::Never => false,
         }
     }
@@ -332,7 +339,7 @@ impl Forward<'_> {
             Attempted::Response(response) => {
                 retries_status(policy, response.status())
                     && self.body.can_be_sent()
-                    && (is_idempotent(&self.entry.facts.method) || response.status() == StatusCode::TOO_MANY_REQUESTS)
+                    && (self.is_idempotent() || response.status() == StatusCode::TOO_MANY_REQUESTS)
             }
             Attempted::Failed { error, .. } => {
                 let named = match error {
@@ -372,9 +379,12 @@ impl Forward<'_> {
     }
 }
 
-/// RFC 9110, 9.2.2.
-pub(crate) fn is_idempotent(method: &Method) -> bool {
+/// By its method (RFC 9110, 9.2.2), or since the origin knows it by a key, as its route says.
+pub(crate) fn is_idempotent(entry: &Entry, route: &Route) -> bool {
+    let Facts { method, headers, .. } = &*entry.facts;
+    let by_key = || headers.get(IDEMPOTENCY_KEY).is_some_and(|key| !key.is_empty());
     matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE | Method::PUT | Method::DELETE)
+        || (route.trusts_keys && by_key())
 }
 
 fn retries_status(policy: &RetryPolicy, status: StatusCode) -> bool {

@@ -3,15 +3,12 @@
 //! In: a URL. Out: a file that is whole and verified, or standard output written once. `download` knows what is held and what
 //! an answer means; `client` asks; `sink` keeps; `effort` puts them together.
 
-mod answer;
 mod client;
-mod digest;
 mod download;
 mod effort;
 mod redirect;
 mod remedy;
 mod report;
-mod retry;
 mod sink;
 
 use std::path::{Path, PathBuf};
@@ -22,13 +19,14 @@ use anyhow::{Context as _, bail};
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser};
 use hermes_model::document::scalar::Period;
+use hermes_proxy::retrieve::digest::{self, Digests};
+use hermes_proxy::retrieve::{answer, pause};
 use http::header::{ACCEPT_ENCODING, CONNECTION, CONTENT_LENGTH, IF_RANGE, RANGE, TE, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use serde_json::json;
 use tokio::time::Instant;
 
 use self::client::Client;
-use self::digest::Digests;
 use self::download::Download;
 use self::effort::Effort;
 use self::report::{Mode, Report};

@@ -74,9 +74,10 @@ async fn nor_does_the_last() {
     after_a_kill_all_arrive("nor_does_the_last", 3).await;
 }
 
-/// Three nodes before this origin.
-async fn before(origin: impl FnOnce(TcpListener) -> Result<Origin>) -> Chain {
-    Chain::before(env!("CARGO_BIN_EXE_hermes").as_ref(), 2, Between::custody("h2"), always, origin).await.unwrap()
+/// Three nodes before this origin, to which the last one's route leads so.
+async fn before(last: &'static str, origin: impl FnOnce(TcpListener) -> Result<Origin>) -> Chain {
+    let between = Between { last, ..Between::custody("h2") };
+    Chain::before(env!("CARGO_BIN_EXE_hermes").as_ref(), 2, between, always, origin).await.unwrap()
 }
 
 /// An origin that counts what it is asked, and takes its time to answer.
@@ -101,12 +102,13 @@ fn slow(asked: &Arc<AtomicUsize>) -> impl FnOnce(TcpListener) -> Result<Origin> 
 }
 
 /// What the client of this method is told where the last node is killed as its origin works; and how often that was asked.
-async fn killed_as_the_origin_works(method: &str) -> (String, usize) {
+async fn killed_as_the_origin_works(method: &str, field: &str, last: &'static str) -> (String, usize) {
     let asked = Arc::<AtomicUsize>::default();
-    let mut chain = before(slow(&asked)).await;
+    let mut chain = before(last, slow(&asked)).await;
     let url = format!("{}/order", chain.apps());
     let namespace = chain.namespaces[0].clone();
-    let words = ["curl", "-sS", "-X", method, "-d", "one of these", "-w", " %{http_code}", "--max-time", "30", &url];
+    let words = ["curl", "-sS", "-X", method, "-H", field, "-d", "one of these", "-w", " %{http_code}"];
+    let words = [&words[..], &["--max-time", "30", &url]].concat();
     let client = namespace.output(&words);
     let kill = async {
         until("the origin is asked", || async { asked.load(Ordering::SeqCst) == 1 }).await;
@@ -121,9 +123,29 @@ async fn an_order_reaches_its_origin_once_whoever_is_killed() {
     if !needs_root("an_order_reaches_its_origin_once_whoever_is_killed") {
         return;
     }
-    let (said, asked) = killed_as_the_origin_works("POST").await;
+    // Whatever its client says of it, where the route does not say that its origin knows keys.
+    let (said, asked) = killed_as_the_origin_works("POST", "idempotency-key: \"k\"", "").await;
     assert!(said.contains("outcome unknown") && said.ends_with(" 502"), "{said}");
     assert_eq!(asked, 1);
+}
+
+#[tokio::test]
+async fn an_order_without_a_key_reaches_its_origin_once_though_its_route_trusts_keys() {
+    if !needs_root("an_order_without_a_key_reaches_its_origin_once_though_its_route_trusts_keys") {
+        return;
+    }
+    let (said, asked) = killed_as_the_origin_works("POST", "x: y", ", idempotency-key: true").await;
+    assert!(said.contains("outcome unknown") && said.ends_with(" 502"), "{said}");
+    assert_eq!(asked, 1);
+}
+
+#[tokio::test]
+async fn an_order_with_a_key_that_its_route_trusts_is_sent_again() {
+    if !needs_root("an_order_with_a_key_that_its_route_trusts_is_sent_again") {
+        return;
+    }
+    let told = killed_as_the_origin_works("POST", "idempotency-key: \"k\"", ", idempotency-key: true").await;
+    assert_eq!(told, ("done 200".to_owned(), 2));
 }
 
 #[tokio::test]
@@ -131,7 +153,7 @@ async fn what_may_be_said_twice_is_said_again() {
     if !needs_root("what_may_be_said_twice_is_said_again") {
         return;
     }
-    assert_eq!(killed_as_the_origin_works("PUT").await, ("done 200".to_owned(), 2));
+    assert_eq!(killed_as_the_origin_works("PUT", "x: y", "").await, ("done 200".to_owned(), 2));
 }
 
 /// Nothing is left of an exchange at any node when the one that its client was at is gone.
@@ -141,7 +163,7 @@ async fn without_its_client_an_exchange_ends_everywhere() {
         return;
     }
     let asked = Arc::<AtomicUsize>::default();
-    let mut chain = before(slow(&asked)).await;
+    let mut chain = before("", slow(&asked)).await;
     let proxy = chain.apps();
     let namespace = chain.namespaces[0].clone();
     let (request, tunnel) = (format!("{proxy}/order"), "https://SECURE/drip/100/10/100");

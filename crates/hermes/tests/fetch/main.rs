@@ -6,5 +6,6 @@ mod broken;
 mod ends;
 mod lab;
 mod lasting;
+mod node;
 mod refusals;
 mod through;

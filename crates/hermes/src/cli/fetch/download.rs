@@ -173,9 +173,7 @@ impl Download {
             301 | 302 | 303 | 307 | 308 if answer.location.is_some() => {
                 Meaning::Elsewhere(answer.location.clone().unwrap_or_default())
             }
-            status if remedy::may_pass(status) => {
-                Meaning::Later { why: remedy::said(answer), after: answer.retry_after }
-            }
+            _ if answer.may_pass() => Meaning::Later { why: remedy::said(answer), after: answer.retry_after },
             status => Meaning::Never { why: remedy::said(answer), remedy: remedy::of(status) },
         }
     }

@@ -16,10 +16,12 @@ use super::digest::{self, Algorithm, Digests, Hashes};
 use super::download::{Ask, Download, End, Meaning, Take, Verdict};
 use super::report::{Event, Report};
 use super::sink::Sink;
-use super::{redirect, retry};
+use super::{pause, redirect};
 
 /// Redirections in a row; more is a loop (browsers allow twenty, curl thirty).
 const REDIRECTIONS: usize = 10;
+/// The longest pause between two tries, where the origin asks for none that is longer.
+const LONGEST: Duration = Duration::from_secs(30);
 /// Said of content that has another digest than it should have.
 const MISMATCH: &str = "what came is not what its digest says";
 
@@ -88,7 +90,7 @@ impl Effort<'_> {
 
     async fn rest(&self, fruitless: u32, after: Option<Duration>, why: &str) {
         let left = self.deadline.saturating_duration_since(Instant::now());
-        let pause = retry::pause(fruitless, after, left, rand::rng().random());
+        let pause = pause::pause(fruitless, after, left, LONGEST, rand::rng().random());
         self.report.event(&Event::Waits { why, pause });
         tokio::time::sleep(pause).await;
     }

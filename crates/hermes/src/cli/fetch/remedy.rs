@@ -1,6 +1,6 @@
 //! What may be done about answers that will not change.
 //!
-//! In: a status, or the head with which a proxy refuses a tunnel. Out: words, and whether it may pass.
+//! In: a status, or the head with which a proxy refuses a tunnel. Out: words.
 
 use std::time::SystemTime;
 
@@ -23,11 +23,6 @@ pub(super) fn of(status: u16) -> &'static str {
     }
 }
 
-/// Whether another time the answer may be another.
-pub(super) fn may_pass(status: u16) -> bool {
-    matches!(status, 408 | 425 | 429 | 500 | 502 | 503 | 504)
-}
-
 /// What an answer says, in a line.
 pub(super) fn said(answer: &Answer) -> String {
     let status = http::StatusCode::from_u16(answer.status).unwrap_or_default();
@@ -42,7 +37,7 @@ pub(super) fn said(answer: &Answer) -> String {
 pub(super) fn of_proxy(head: &Parts) -> Trouble {
     let answer = Answer::read(head, SystemTime::now());
     let why = format!("the proxy opens no tunnel: {}", said(&answer));
-    if may_pass(answer.status) {
+    if answer.may_pass() {
         return Trouble::Passing { why, after: answer.retry_after };
     }
     Trouble::Lasting { why, remedy: of(answer.status) }

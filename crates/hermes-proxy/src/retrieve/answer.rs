@@ -21,7 +21,7 @@ const SETTLED: Duration = Duration::from_secs(60);
 /// What two representations have in common only if they are the same, byte for byte.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Validator {
+pub enum Validator {
     /// A strong entity tag, with its quotes.
     Etag(String),
     /// A date, as the origin writes it.
@@ -30,7 +30,7 @@ pub(super) enum Validator {
 
 impl Validator {
     /// As If-Range has it.
-    pub(super) fn text(&self) -> &str {
+    pub fn text(&self) -> &str {
         match self {
             Self::Etag(text) | Self::Modified(text) => text,
         }
@@ -39,35 +39,45 @@ impl Validator {
 
 /// `Content-Range`: which bytes, of how many where that is known. A 416 has the latter alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Part {
-    pub(super) bytes: Option<(u64, u64)>,
-    pub(super) of: Option<u64>,
+pub struct Part {
+    /// The first and the last one, from 0.
+    pub bytes: Option<(u64, u64)>,
+    /// So many all of them are.
+    pub of: Option<u64>,
 }
 
 /// What a response's head says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Answer {
-    pub(super) status: u16,
+pub struct Answer {
+    /// HTTP's.
+    pub status: u16,
     /// What `Content-Length` says.
-    pub(super) length: Option<u64>,
+    pub length: Option<u64>,
     /// Nothing but the connection's end says where its content ends: a cut looks the same.
-    pub(super) is_endless: bool,
-    pub(super) part: Option<Part>,
+    pub is_endless: bool,
+    /// Which bytes it has, where it is a part.
+    pub part: Option<Part>,
     /// Several parts in one: not asked for, and nothing that we read.
-    pub(super) is_multipart: bool,
-    pub(super) validator: Option<Validator>,
-    /// Both as they are: for seeing that what was a validator has changed, whatever it is worth now.
-    pub(super) etag: Option<String>,
-    pub(super) modified: Option<String>,
-    pub(super) digests: Digests,
-    pub(super) retry_after: Option<Duration>,
-    pub(super) location: Option<String>,
+    pub is_multipart: bool,
+    /// By what another answer is known as of the same.
+    pub validator: Option<Validator>,
+    /// As it is: for seeing that what was a validator has changed, whatever it is worth now.
+    pub etag: Option<String>,
+    /// `Last-Modified`, for the same.
+    pub modified: Option<String>,
+    /// Of the whole representation (`Repr-Digest`).
+    pub digests: Digests,
+    /// When to come again.
+    pub retry_after: Option<Duration>,
+    /// Where it is to be had instead.
+    pub location: Option<String>,
     /// What a proxy says of a failure (RFC 9209).
-    pub(super) proxy_status: Option<String>,
+    pub proxy_status: Option<String>,
 }
 
 impl Answer {
-    pub(super) fn read(head: &Parts, now: SystemTime) -> Self {
+    /// Reads a head that came at this time.
+    pub fn read(head: &Parts, now: SystemTime) -> Self {
         let headers = &head.headers;
         let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
         let etag = text(ETAG);
@@ -89,8 +99,13 @@ impl Answer {
         }
     }
 
+    /// Whether another time the answer may be another.
+    pub fn may_pass(&self) -> bool {
+        matches!(self.status, 408 | 425 | 429 | 500 | 502 | 503 | 504)
+    }
+
     /// Whether it is of another representation than the one that has this validator, as far as it tells.
-    pub(super) fn contradicts(&self, validator: &Validator) -> bool {
+    pub fn contradicts(&self, validator: &Validator) -> bool {
         match validator {
             Validator::Etag(ours) => self.etag.as_ref().is_some_and(|theirs| theirs != ours),
             Validator::Modified(ours) => self.modified.as_ref().is_some_and(|theirs| theirs != ours),

@@ -14,25 +14,29 @@ use http::{HeaderMap, HeaderName};
 use serde::{Deserialize, Serialize};
 
 /// Of the whole representation, whatever part of it a message has.
-pub(super) const REPR: HeaderName = HeaderName::from_static("repr-digest");
+pub const REPR: HeaderName = HeaderName::from_static("repr-digest");
 /// Of a message's content alone.
-pub(super) const CONTENT: HeaderName = HeaderName::from_static("content-digest");
+pub const CONTENT: HeaderName = HeaderName::from_static("content-digest");
 /// What we ask for. The one algorithm costs half of the other, and nothing more is won.
-pub(super) const WANT: (&str, &str) = ("want-repr-digest", "sha-256=10, sha-512=3");
+pub const WANT: (&str, &str) = ("want-repr-digest", "sha-256=10, sha-512=3");
 
 /// An algorithm of RFC 9530's registry that is not deprecated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub(super) enum Algorithm {
+pub enum Algorithm {
+    /// `sha-256`
     #[serde(rename = "sha-256")]
     Sha256,
+    /// `sha-512`
     #[serde(rename = "sha-512")]
     Sha512,
 }
 
 impl Algorithm {
-    pub(super) const ALL: [Self; 2] = [Self::Sha256, Self::Sha512];
+    /// The cheaper one first.
+    pub const ALL: [Self; 2] = [Self::Sha256, Self::Sha512];
 
-    pub(super) fn name(self) -> &'static str {
+    /// As fields have it.
+    pub fn name(self) -> &'static str {
         match self {
             Self::Sha256 => "sha-256",
             Self::Sha512 => "sha-512",
@@ -46,7 +50,8 @@ impl Algorithm {
         }
     }
 
-    pub(super) fn start(self) -> Context {
+    /// A hash of nothing so far.
+    pub fn start(self) -> Context {
         Context::new(match self {
             Self::Sha256 => &SHA256,
             Self::Sha512 => &SHA512,
@@ -57,12 +62,12 @@ impl Algorithm {
 /// Digests of one thing, by algorithm. As text it is the field's value.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub(super) struct Digests(BTreeMap<Algorithm, Vec<u8>>);
+pub struct Digests(BTreeMap<Algorithm, Vec<u8>>);
 
 impl Digests {
     /// What a message says of them; nothing where it says nothing that can be read. A field that is broken is no proof of
     /// broken content.
-    pub(super) fn of(headers: &HeaderMap, field: &HeaderName) -> Self {
+    pub fn of(headers: &HeaderMap, field: &HeaderName) -> Self {
         let mut all = BTreeMap::new();
         for line in headers.get_all(field) {
             let members = line.to_str().unwrap_or_default().split(',');
@@ -71,21 +76,23 @@ impl Digests {
         Self(all)
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    /// Nothing is said.
+    pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (Algorithm, &[u8])> {
+    /// All that are said.
+    pub fn iter(&self) -> impl Iterator<Item = (Algorithm, &[u8])> {
         self.0.iter().map(|(algorithm, value)| (*algorithm, &**value))
     }
 
     /// Whether both say something of one algorithm, and it is not the same.
-    pub(super) fn contradicts(&self, other: &Self) -> bool {
+    pub fn contradicts(&self, other: &Self) -> bool {
         self.0.iter().any(|(algorithm, value)| other.0.get(algorithm).is_some_and(|theirs| theirs != value))
     }
 
     /// Takes in what the other one knows beside.
-    pub(super) fn join(&mut self, other: &Self) {
+    pub fn join(&mut self, other: &Self) {
         for (algorithm, value) in &other.0 {
             self.0.entry(*algorithm).or_insert_with(|| value.clone());
         }
@@ -163,24 +170,26 @@ impl From<Digests> for String {
 
 /// Hashes that run along with what comes.
 #[derive(Clone)]
-pub(super) struct Hashes(Vec<(Algorithm, Context)>);
+pub struct Hashes(Vec<(Algorithm, Context)>);
 
 impl Hashes {
     /// Of nothing so far.
-    pub(super) fn start(algorithms: impl IntoIterator<Item = Algorithm>) -> Self {
+    pub fn start(algorithms: impl IntoIterator<Item = Algorithm>) -> Self {
         Self(algorithms.into_iter().map(|algorithm| (algorithm, algorithm.start())).collect())
     }
 
-    pub(super) fn update(&mut self, data: &[u8]) {
+    /// These bytes came next.
+    pub fn update(&mut self, data: &[u8]) {
         self.0.iter_mut().for_each(|(_, context)| context.update(data));
     }
 
-    pub(super) fn has(&self, algorithm: Algorithm) -> bool {
+    /// It runs along.
+    pub fn has(&self, algorithm: Algorithm) -> bool {
         self.0.iter().any(|(running, _)| *running == algorithm)
     }
 
     /// The digests of all so far.
-    pub(super) fn so_far(&self) -> Digests {
+    pub fn so_far(&self) -> Digests {
         let finished = |context: &Context| context.clone().finish().as_ref().to_vec();
         Digests(self.0.iter().map(|(algorithm, context)| (*algorithm, finished(context))).collect())
     }

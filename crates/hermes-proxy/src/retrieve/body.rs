@@ -1,0 +1,305 @@
+//! The content of a response that goes on where it broke off.
+//!
+//! In: a body, and how to ask for what of it is missing. Out: all of it, in order, each byte once; an error where nothing has
+//! come for the route's `deadline`, where the origin has another one now, or where all of it is not what its digest says
+//! (`Repr-Digest`, RFC 9530): then the last bytes are kept back, so that nobody takes it for whole.
+
+use std::cell::RefCell;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use hermes_model::snapshot::Retrieve;
+use http::Response;
+use http_body::{Body as _, Frame, SizeHint};
+use tokio::time::{Instant, Sleep};
+
+use super::again::{Manner, ask};
+use super::answer::Answer;
+use super::digest::{Digests, Hashes};
+use super::resume::{Rest, Resumable};
+use super::{REFUSED, pause, rests};
+use crate::body::Body;
+use crate::error::Error;
+use crate::live::Entry;
+use crate::worker::Worker;
+
+type Asking = Pin<Box<dyn Future<Output = Result<Response<Body>, Error>>>>;
+
+/// Where it stands.
+enum State {
+    /// Bytes come.
+    Reading(Body),
+    /// Not yet.
+    Resting,
+    /// The rest is asked for.
+    Asking(Asking),
+    /// That was all.
+    Done,
+}
+
+/// A body that does not end before it is whole.
+pub(crate) struct RetrievedBody {
+    worker: Rc<Worker>,
+    entry: Rc<Entry>,
+    /// Whose it is now, to be told to the bodies that follow.
+    session: RefCell<Option<Rc<Entry>>>,
+    manner: Manner,
+    retrieve: Retrieve,
+    rest: Resumable,
+    state: State,
+    /// Bytes of what comes that were there before.
+    skip: u64,
+    /// What all of it must come to.
+    proof: Option<(Digests, Hashes)>,
+    /// When a byte came last.
+    came: Instant,
+    /// Until when something has to happen, in the state that it is in.
+    timer: Pin<Box<Sleep>>,
+    fruitless: u32,
+}
+
+impl RetrievedBody {
+    pub(super) fn new(
+        worker: Rc<Worker>,
+        entry: Rc<Entry>,
+        (manner, retrieve): (Manner, Retrieve),
+        (body, rest, answer): (Body, Resumable, &Answer),
+    ) -> Self {
+        // It is of the whole, whatever part comes here.
+        let digests = Some(&answer.digests).filter(|digests| answer.status != 206 && !digests.is_empty());
+        let proof = digests.map(|digests| (digests.clone(), Hashes::start(digests.iter().map(|(which, _)| which))));
+        let now = Instant::now();
+        let timer = Box::pin(tokio::time::sleep(patience(&entry)));
+        let state = State::Reading(body);
+        Self {
+            worker,
+            entry,
+            session: RefCell::new(None),
+            manner,
+            retrieve,
+            rest,
+            state,
+            skip: 0,
+            proof,
+            came: now,
+            timer,
+            fruitless: 0,
+        }
+    }
+
+    /// It is this session's.
+    pub(crate) fn bind(&self, session: &Rc<Entry>) {
+        if let State::Reading(body) = &self.state {
+            body.bind(session);
+        }
+        *self.session.borrow_mut() = Some(session.clone());
+    }
+
+    pub(crate) fn is_end_stream(&self) -> bool {
+        matches!(self.state, State::Done)
+    }
+
+    pub(crate) fn size_hint(&self) -> SizeHint {
+        self.rest.missing().map_or_else(SizeHint::default, SizeHint::with_exact)
+    }
+
+    pub(crate) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        let polled = self.poll(cx);
+        // While its client reads, the time that it takes is its own.
+        self.entry.set_held(polled.is_pending());
+        if matches!(polled, Poll::Ready(None | Some(Err(_)))) {
+            self.state = State::Done;
+        }
+        polled
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        loop {
+            match &mut self.state {
+                State::Done => return Poll::Ready(None),
+                State::Reading(body) => {
+                    let frame = match Pin::new(body).poll_frame(cx) {
+                        Poll::Ready(frame) => frame,
+                        Poll::Pending => {
+                            ready!(self.timer.as_mut().poll(cx));
+                            Some(Err(Error::NoProgress(patience(&self.entry))))
+                        }
+                    };
+                    if let Some(frame) = self.take(frame).transpose() {
+                        return Poll::Ready(frame.transpose());
+                    }
+                }
+                State::Resting => {
+                    ready!(self.timer.as_mut().poll(cx));
+                    self.ask()?;
+                }
+                State::Asking(asking) => {
+                    let asked = match asking.as_mut().poll(cx) {
+                        Poll::Ready(asked) => asked,
+                        Poll::Pending => {
+                            ready!(self.timer.as_mut().poll(cx));
+                            Err(Error::NoProgress(patience(&self.entry)))
+                        }
+                    };
+                    self.go_on(asked)?;
+                }
+            }
+        }
+    }
+
+    /// What to do with what came: a frame to give; `Some(None)` is the end; `None` to look again.
+    fn take(&mut self, frame: Option<Result<Frame<Bytes>, Error>>) -> Result<Option<Option<Frame<Bytes>>>, Error> {
+        let missing = self.rest.missing();
+        match frame {
+            Some(Ok(frame)) => match frame.into_data() {
+                Ok(data) => self.take_data(data),
+                // They are of the whole, or of a part that is not all.
+                Err(trailers) if missing.unwrap_or(0) == 0 => {
+                    self.verify()?;
+                    Ok(Some(Some(trailers)))
+                }
+                Err(_) => Ok(None),
+            },
+            None if missing.unwrap_or(0) == 0 && self.skip == 0 => {
+                self.verify()?;
+                Ok(Some(None))
+            }
+            None => {
+                let reason = "it ended before all of it had come".to_owned();
+                self.broke(Error::Broken { peer: self.peer(), reason, unprocessed: false })
+            }
+            // Whatever broke, nothing is missing.
+            Some(Err(_)) if missing == Some(0) => Ok(Some(None)),
+            Some(Err(error)) => self.broke(error),
+        }
+    }
+
+    fn take_data(&mut self, mut data: Bytes) -> Result<Option<Option<Frame<Bytes>>>, Error> {
+        let before = usize::try_from(self.skip).unwrap_or(usize::MAX).min(data.len());
+        drop(data.split_to(before));
+        self.skip -= before as u64;
+        // More than was announced is nobody's.
+        let most = self.rest.missing().map_or(usize::MAX, |missing| usize::try_from(missing).unwrap_or(usize::MAX));
+        data.truncate(most);
+        // Bytes that are skipped are no progress of the client's, but they are one of the path.
+        self.wait(patience(&self.entry));
+        if data.is_empty() {
+            return Ok(None);
+        }
+        (self.came, self.fruitless) = (Instant::now(), 0);
+        self.rest.took(data.len());
+        if let Some((_, hashes)) = &mut self.proof {
+            hashes.update(&data);
+        }
+        if self.rest.missing() == Some(0) {
+            self.verify()?;
+        }
+        Ok(Some(Some(Frame::data(data))))
+    }
+
+    /// It broke off.
+    fn broke(&mut self, error: Error) -> Result<Option<Option<Frame<Bytes>>>, Error> {
+        tracing::debug!(peer = %self.peer(), %error, "a response broke off, and its rest is asked for");
+        if self.rest.fields().is_none() {
+            return Err(error);
+        }
+        self.rest_for(error, None, super::UNREACHED)?;
+        Ok(None)
+    }
+
+    /// Leaves its origin alone for a while, unless its time is over.
+    fn rest_for(&mut self, error: Error, after: Option<Duration>, most: Duration) -> Result<(), Error> {
+        let left = self.retrieve.deadline.saturating_sub(self.came.elapsed());
+        if left.is_zero() {
+            self.note("expired");
+            return Err(error);
+        }
+        // The first time it is asked at once: most of what breaks is a connection.
+        let pause = match self.fruitless {
+            0 if after.is_none() => Duration::ZERO,
+            fruitless => pause::pause(fruitless, after, left, most, rand::random()),
+        };
+        self.fruitless += 1;
+        self.wait(pause);
+        self.state = State::Resting;
+        Ok(())
+    }
+
+    fn ask(&mut self) -> Result<(), Error> {
+        let fields = self.rest.fields().ok_or_else(|| Error::Internal("a range that is no field".to_owned()))?;
+        let (worker, entry, manner) = (self.worker.clone(), self.entry.clone(), self.manner.clone());
+        self.note("resumed");
+        self.wait(patience(&self.entry));
+        self.state = State::Asking(Box::pin(async move { ask(&worker, &entry, manner, fields).await }));
+        Ok(())
+    }
+
+    /// Goes on with what was asked for.
+    fn go_on(&mut self, asked: Result<Response<Body>, Error>) -> Result<(), Error> {
+        let response = match asked {
+            Ok(response) => response,
+            Err(error) => {
+                return match rests(&error, true) {
+                    Some(most) => self.rest_for(error, None, most),
+                    None => Err(error),
+                };
+            }
+        };
+        let (parts, body) = response.into_parts();
+        let peer = self.peer();
+        let broken = |reason: String| Error::Broken { peer, reason, unprocessed: false };
+        match self.rest.judge(&Answer::read(&parts, SystemTime::now())) {
+            Rest::Behind(skip) => {
+                if let Some(session) = &*self.session.borrow() {
+                    body.bind(session);
+                }
+                self.skip = skip;
+                self.wait(patience(&self.entry));
+                self.state = State::Reading(body);
+                Ok(())
+            }
+            Rest::Nothing => {
+                self.verify()?;
+                self.state = State::Done;
+                Ok(())
+            }
+            Rest::Later(after) => {
+                let error = broken(format!("asked for the rest it answers {}", parts.status));
+                self.rest_for(error, after, REFUSED)
+            }
+            Rest::Never(why) => Err(broken(format!("{why} ({})", parts.status))),
+        }
+    }
+
+    fn verify(&mut self) -> Result<(), Error> {
+        match self.proof.take() {
+            Some((expected, hashes)) if expected.contradicts(&hashes.so_far()) => {
+                let reason = "what came is not what its digest says (Repr-Digest)".to_owned();
+                Err(Error::Broken { peer: self.peer(), reason, unprocessed: false })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn wait(&mut self, time: Duration) {
+        self.timer.as_mut().reset(Instant::now() + time);
+    }
+
+    fn note(&self, event: &'static str) {
+        if let Some(route) = &*self.entry.route.borrow() {
+            self.worker.shared.metrics.retrieved(&route.name, event);
+        }
+    }
+
+    fn peer(&self) -> std::sync::Arc<str> {
+        self.entry.peer.borrow().clone().unwrap_or_else(|| "the origin".into())
+    }
+}
+
+/// How long a try may bring nothing.
+fn patience(entry: &Entry) -> Duration {
+    entry.route.borrow().as_ref().map(|route| route.timeout).unwrap_or_default().progress
+}
