@@ -69,7 +69,7 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    fn transport(self) -> Arc<TransportConfig> {
+    fn transport(self, controllers: narrow::Factory) -> Arc<TransportConfig> {
         let (initial, largest) = self.mtu;
         let mut discovery = MtuDiscoveryConfig::default();
         discovery.upper_bound(largest);
@@ -86,7 +86,7 @@ impl Bounds {
             .datagram_send_buffer_size(self.datagrams)
             .max_idle_timeout(IdleTimeout::try_from(self.idle).ok())
             .keep_alive_interval(self.keep_alive)
-            .congestion_controller_factory(Arc::new(narrow::Factory::default()))
+            .congestion_controller_factory(Arc::new(controllers))
             .mtu_discovery_config(Some(discovery));
         if let Some(rtt) = self.first_rtt {
             config.initial_rtt(rtt);
@@ -114,7 +114,7 @@ pub fn server_config(
     let crypto = QuicServerConfig::try_from(tls)
         .map_err(|error| TlsError::Configuration { what: "QUIC of a listener", reason: error.to_string() })?;
     let mut config = ServerConfig::with_crypto(Arc::new(crypto));
-    config.transport_config(bounds.transport()).max_incoming(MOST_INCOMING);
+    config.transport_config(bounds.transport(narrow::Factory::default())).max_incoming(MOST_INCOMING);
     config.incoming_buffer_size(INCOMING_BUFFER).incoming_buffer_size_total(16 * INCOMING_BUFFER);
     if early_data {
         let mut tokens = ValidationTokenConfig::default();
@@ -122,6 +122,14 @@ pub fn server_config(
         config.validation_token_config(tokens);
     }
     Ok(config)
+}
+
+/// The same for one connection alone: what is known of its path, and what was asked of it, stays where its client moves to
+/// another address.
+pub fn for_one(config: &ServerConfig, bounds: Bounds) -> ServerConfig {
+    let mut config = config.clone();
+    config.transport_config(bounds.transport(narrow::Factory::of_one()));
+    config
 }
 
 /// Bytes of a datagram that everybody takes: those of Ethernet, without the headers of IPv4 and UDP.
@@ -139,7 +147,7 @@ pub fn client_config(tls: &Arc<rustls::ClientConfig>, bounds: Bounds) -> Result<
     let crypto = QuicClientConfig::try_from(tls.clone())
         .map_err(|error| TlsError::Configuration { what: "QUIC of an upstream", reason: error.to_string() })?;
     let mut config = ClientConfig::new(Arc::new(crypto));
-    config.transport_config(bounds.transport());
+    config.transport_config(bounds.transport(narrow::Factory::default()));
     Ok(config)
 }
 

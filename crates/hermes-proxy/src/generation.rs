@@ -101,6 +101,7 @@ pub(crate) struct ListenerState {
 #[derive(Clone)]
 pub(crate) struct QuicState {
     pub(crate) config: quic::ServerConfig,
+    pub(crate) bounds: quic::Bounds,
     /// By which it ends connections of a process before it that died.
     pub(crate) reset: quic::ResetKey,
 }

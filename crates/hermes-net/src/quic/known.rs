@@ -18,7 +18,7 @@ const ORDER_TAKES: Duration = Duration::from_millis(10);
 const LEAST: u64 = 64 << 10;
 /// Nor larger; and as large in the dark, when what is under way is lost, and a word has to go out at once.
 pub(super) const MOST: u64 = 64 << 20;
-/// The highest rate is believed for so long.
+/// The highest rate is believed for so long, and the shortest round trip looked for anew so often.
 const REMEMBERED: Duration = Duration::from_secs(10);
 /// What had arrived when: so often, and so many of them.
 const GRAIN: Duration = Duration::from_millis(1);
@@ -36,6 +36,8 @@ pub(super) struct Link {
     /// The highest rate, in bytes a second, and when it was seen.
     rate: Option<(f64, Instant)>,
     trip: Duration,
+    /// The shortest one since then.
+    shortest: Option<(Instant, Duration)>,
     /// What was sent before this was sent into the dark.
     bright_since: Option<Instant>,
     /// How often [`BEYOND`] was halved.
@@ -52,10 +54,10 @@ impl Link {
         (self.round, self.lost) = (None, 0);
     }
 
-    /// So many bytes, sent at `sent`, have arrived. `trip`: the shortest round trip; `is_idle`: there was not enough to
-    /// send to fill it, so that it may carry more.
+    /// So many bytes, sent at `sent`, have arrived. `trip`: the shortest round trip that there was; `is_idle`: there was not
+    /// enough to send to fill it, so that it may carry more.
     pub(super) fn arrived(&mut self, now: Instant, sent: Instant, bytes: u64, trip: Duration, is_idle: bool) {
-        self.trip = trip;
+        self.took(now, sent, trip);
         // What had arrived when it was sent. Where nobody remembers, there was darkness between.
         let mark = self.marks.partition_point(|(at, _)| *at <= sent).checked_sub(1).map(|index| self.marks[index]);
         self.arrived += bytes;
@@ -74,10 +76,37 @@ impl Link {
         }
         let (since, of_round) = *self.round.get_or_insert((now, self.arrived));
         let arrived = self.arrived - of_round;
-        if arrived + self.lost >= ROUND && now.saturating_duration_since(since) >= trip {
+        if arrived + self.lost >= ROUND && now.saturating_duration_since(since) >= self.trip {
             self.judge(arrived, now.saturating_duration_since(since));
             (self.round, self.lost) = (Some((now, self.arrived)), 0);
         }
+    }
+
+    /// A path may become longer while it is used. What waits in it is not only others': so it is believed to be longer where
+    /// all that came in a while took longer than what we let wait there ourselves explains.
+    fn took(&mut self, now: Instant, sent: Instant, shortest_ever: Duration) {
+        if self.trip.is_zero() || shortest_ever > self.trip {
+            self.trip = shortest_ever;
+        }
+        if self.bright_since.is_some_and(|since| sent < since) {
+            return;
+        }
+        let took = now.saturating_duration_since(sent);
+        self.trip = self.trip.min(took.max(shortest_ever));
+        let (since, shortest) = self.shortest.get_or_insert((now, took));
+        *shortest = took.min(*shortest);
+        if now.saturating_duration_since(*since) > REMEMBERED {
+            let shortest = *shortest;
+            self.shortest = None;
+            if shortest > self.trip + 2 * BEYOND {
+                self.trip = shortest.saturating_sub(BEYOND);
+            }
+        }
+    }
+
+    /// The round trip without what waits on its way.
+    pub(super) fn trip(&self) -> Duration {
+        self.trip
     }
 
     /// So many bytes are lost that were sent no later than `sent`.
@@ -134,17 +163,24 @@ mod tests {
     /// A link of so many packets a millisecond, with a queue for so many, that loses one of so many by chance; always full.
     /// What it comes to: the window, and the share that is lost.
     fn after(seconds: u32, rate: u64, trip: u32, queue: usize, loses: u64) -> (u64, f64) {
+        along(seconds, rate, |_| trip, queue, loses)
+    }
+
+    /// The same where the way takes longer or shorter as time goes by, in milliseconds both.
+    fn along(seconds: u32, rate: u64, trip: impl Fn(u32) -> u32, queue: usize, loses: u64) -> (u64, f64) {
         let start = Instant::now();
         let (mut link, mut under_way, mut waiting) = (Link::default(), VecDeque::new(), VecDeque::new());
         let (mut in_flight, mut number, mut sent, mut lost) = (0, 0_u64, 0_u64, 0_u64);
+        let mut shortest = u32::MAX;
         for tick in 0..seconds * 1000 {
-            let now = start + MS * tick;
+            let (now, trip) = (start + MS * tick, trip(tick));
+            shortest = shortest.min(trip);
             while let Some((at, when, is_lost)) = under_way.front().copied()
                 && at <= now
             {
                 under_way.pop_front();
                 in_flight -= PACKET;
-                if is_lost { link.lost(when, PACKET) } else { link.arrived(now, when, PACKET, MS * trip, false) }
+                if is_lost { link.lost(when, PACKET) } else { link.arrived(now, when, PACKET, MS * shortest, false) }
             }
             while in_flight + PACKET <= link.window() {
                 number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -180,6 +216,18 @@ mod tests {
         // Five milliseconds of a link of 100 Mbit/s.
         let (window, lost) = after(5, 10, 40, 50, 0);
         assert!((400_000..650_000).contains(&window) && lost < 0.05, "{window} {lost}");
+    }
+
+    #[test]
+    fn a_way_that_becomes_longer_is_filled_again() {
+        // 100 Mbit/s: 12.5 kB for each of 240 and some milliseconds; then of 40 and some again.
+        let (long, _) = along(60, 10, |at| if at < 3_000 { 40 } else { 240 }, 10_000, 0);
+        assert!((2_700_000..3_900_000).contains(&long), "{long}");
+        let (short, _) = along(60, 10, |at| if (3_000..30_000).contains(&at) { 240 } else { 40 }, 10_000, 0);
+        assert!((700_000..1_100_000).contains(&short), "{short}");
+        // What waits there by our own doing makes it no longer.
+        let (full, _) = after(120, 10, 40, 10_000, 0);
+        assert!((700_000..1_100_000).contains(&full), "{full}");
     }
 
     #[test]

@@ -128,14 +128,29 @@ pub fn of(connection: &Connection) -> Arc<Narrow> {
 
 /// Makes controllers that watch.
 #[derive(Debug, Default)]
-pub(super) struct Factory(Arc<CubicConfig>);
+pub(super) struct Factory {
+    cubic: Arc<CubicConfig>,
+    /// Of the one connection that it is for. `None`: it is for many.
+    narrow: Option<Arc<Narrow>>,
+}
+
+impl Factory {
+    /// For one connection: all of its paths, one after the other, are told of in one place.
+    pub(super) fn of_one() -> Self {
+        Self { narrow: Some(Arc::default()), ..Self::default() }
+    }
+}
 
 impl ControllerFactory for Factory {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
-        let inner = self.0.clone().build(now, current_mtu);
+        let inner = self.cubic.clone().build(now, current_mtu);
+        let narrow = self.narrow.clone().unwrap_or_default();
+        // Another path: how wide it is, and how far, has to be found out.
+        narrow.lost.store(0, Ordering::Relaxed);
+        narrow.in_order.store(0, Ordering::Relaxed);
         Box::new(Watched {
             inner,
-            narrow: Arc::default(),
+            narrow,
             known: Link::default(),
             unacknowledged: None,
             last_sent: 0,
@@ -183,8 +198,8 @@ impl Controller for Watched {
                 self.narrow.has_risen.store(false, Ordering::Relaxed);
                 self.known.rose(now);
             }
-            self.narrow.trip.store(u64::try_from(rtt.min().as_nanos()).unwrap_or_default(), Ordering::Relaxed);
             self.known.arrived(now, sent, bytes, rtt.min(), app_limited);
+            self.narrow.trip.store(u64::try_from(self.known.trip().as_nanos()).unwrap_or_default(), Ordering::Relaxed);
             self.narrow.in_order.store(self.known.in_order().unwrap_or_default(), Ordering::Relaxed);
         }
         self.inner.on_ack(now, sent, bytes, app_limited, rtt);

@@ -194,7 +194,7 @@ impl<'a> Builder<'a> {
         let over_quic = tls::server_config(&key, &clients, alpn).map_err(refused)?;
         let bounds = server_bounds(&self.snapshot.limits, listener);
         let quic = quic::server_config(&over_quic, bounds, listener.early_data).map_err(refused)?;
-        Ok((config, Some(QuicState { config: quic, reset: quic::ResetKey::of(&key) })))
+        Ok((config, Some(QuicState { config: quic, bounds, reset: quic::ResetKey::of(&key) })))
     }
 
     fn upstreams(&mut self) -> HashMap<Arc<str>, Arc<UpstreamState>> {
