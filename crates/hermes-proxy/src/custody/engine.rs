@@ -105,25 +105,22 @@ impl Engine {
 
     /// How far a half has come.
     pub(crate) fn have(&self, id: ExchangeId, part: Part) -> Option<Upto> {
-        let exchange = self.exchanges.get(&id)?;
-        let half = if part == Part::Request { &exchange.request } else { &exchange.response };
-        Some(half.have())
+        self.half(id, part).map(Half::have)
     }
 
     /// Whether the beginning of a half is gone: nobody can read it from there.
     pub(crate) fn is_torn(&self, id: ExchangeId, part: Part) -> bool {
-        let half = |exchange: &Exchange| match part {
-            Part::Request => exchange.request.is_torn(),
-            Part::Response => exchange.response.is_torn(),
-        };
-        self.exchanges.get(&id).is_some_and(half)
+        self.half(id, part).is_some_and(Half::is_torn)
     }
 
     /// Bytes of the head that this node gave a half.
     pub(crate) fn head_length(&self, id: ExchangeId, part: Part) -> Option<u64> {
+        self.half(id, part).map(Half::head_length)
+    }
+
+    fn half(&self, id: ExchangeId, part: Part) -> Option<&Half> {
         let exchange = self.exchanges.get(&id)?;
-        let half = if part == Part::Request { &exchange.request } else { &exchange.response };
-        Some(half.head_length())
+        Some(if part == Part::Request { &exchange.request } else { &exchange.response })
     }
 
     /// Whether its response waits for a head of ours.
