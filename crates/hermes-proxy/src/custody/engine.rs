@@ -29,6 +29,7 @@ use super::half::{Half, RECORD, Upto};
 
 /// Bytes in one record: small ones behind a large one wait for so much.
 const CHUNK: usize = RECORD as usize;
+
 /// The exchanges of a node.
 #[derive(Debug)]
 pub(crate) struct Engine {
