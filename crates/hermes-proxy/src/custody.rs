@@ -8,9 +8,6 @@
 
 mod again;
 mod arrived;
-#[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "a test")]
-mod chain;
 pub(crate) mod channel;
 mod contact;
 mod engine;
@@ -23,6 +20,9 @@ mod message;
 mod office;
 mod pace;
 mod store;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test")]
+mod tests;
 mod tunnel;
 
 /// What a reason begins with where nobody knows whether an origin has done what it was asked.

@@ -125,6 +125,8 @@ fn next_owner() -> u64 {
 
 /// Bytes of datagrams that wait in a QUIC connection, each way.
 const DATAGRAMS: usize = 1 << 20;
+/// Between neighbours, until a round trip is measured: a first packet that is lost is missed in 300 ms and not in a second.
+const FIRST_RTT: Duration = Duration::from_millis(100);
 
 impl Generation {
     /// Makes a snapshot ready.
@@ -263,6 +265,11 @@ pub(crate) fn quic_bounds(limits: &Limits) -> quic::Bounds {
         first_rtt: None,
         mtu: (limits.quic_initial_mtu, limits.quic_largest_mtu),
     }
+}
+
+/// As [`quic_bounds`], of a connection that this node keeps to a neighbour, in use or not.
+pub(crate) fn kept_bounds(limits: &Limits, idle: Duration, keep_alive: Option<Duration>) -> quic::Bounds {
+    quic::Bounds { idle, keep_alive, first_rtt: Some(FIRST_RTT), ..quic_bounds(limits) }
 }
 
 /// Who cannot show who it is has an anonymous client's windows. Where it may, that of the connection is

@@ -4,28 +4,28 @@
 //! whole or not at all: certificates are loaded, addresses bound and the log opened before the
 //! first worker hears of it.
 
+mod background;
 mod devices;
+mod leaving;
 mod orphans;
 mod sockets;
 mod view;
 
 use std::collections::{HashMap, HashSet};
-use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::{Duration, SystemTime};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use hermes_model::snapshot::Snapshot;
-use hermes_net::handover::{Handed, read_text, rewrite_text};
-use hermes_net::own::watch::Watch;
+use hermes_net::handover::{Handed, read_text};
 use hermes_net::quic::Group;
 use hermes_net::{tun, udp};
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::JoinSet;
 
+use self::background::Probers;
 use self::devices::{Former, HeldDevice};
 use self::orphans::Orphan;
 use self::sockets::{Socket, SocketKey, deal, steer_quic};
@@ -33,31 +33,20 @@ pub use self::view::NodeView;
 use crate::generation::{Generation, Unready};
 use crate::ip::{Hold, Share};
 use crate::listener::{ListeningSocket, Transport};
-use crate::metrics::{PathLabels, ResultLabels};
+use crate::metrics::ResultLabels;
 use crate::record::{self, LogWriter};
-use crate::upstream::{UpstreamState, health};
 use crate::worker::{self, Command, Shared};
 
 /// Commands that wait for a worker.
 const COMMANDS: usize = 64;
-/// A drain looks so often whether it is done.
+/// Where nothing tells of a change it is looked for so often.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
-/// Changes of the network come in swarms, and each swarm is looked at once.
-const CHANGES_APART: Duration = Duration::from_millis(20);
 /// What addresses of clients wait for their owners, in a handover.
 const RESTING: &str = "resting addresses";
-/// The machine's addresses are read again so often.
-const ADDRESSES_EVERY: Duration = Duration::from_secs(5);
 
 struct WorkerHandle {
     commands: mpsc::Sender<Command>,
     thread: Option<std::thread::JoinHandle<()>>,
-}
-
-/// The health checks of one upstream.
-struct Probers {
-    state: Arc<UpstreamState>,
-    tasks: Vec<AbortHandle>,
 }
 
 /// What a generation needs to run.
@@ -173,35 +162,6 @@ impl Node {
         Ok(node)
     }
 
-    /// What was in custody before goes on. A process before this one may have its journal until it stops to listen.
-    fn begin_custody(&mut self, snapshot: &Snapshot) -> std::io::Result<()> {
-        let Some(state) = &snapshot.state else { return Ok(()) };
-        let (custody, directory) = (self.shared.custody.clone(), state.join("custody"));
-        custody.will_store();
-        custody.follow(snapshot);
-        match custody.store_in(&directory) {
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            other => return other,
-        }
-        tracing::info!("another process has the journal of custody; waiting for it to go");
-        self.background.spawn(async move {
-            // Nothing tells of a lock that is free.
-            let mut again = tokio::time::interval(LOOK_AGAIN);
-            loop {
-                again.tick().await;
-                match custody.store_in(&directory) {
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                    Err(error) => {
-                        tracing::error!(%error, "the journal of custody cannot be read; nothing is taken into custody");
-                        return custody.give_up();
-                    }
-                    Ok(()) => return,
-                }
-            }
-        });
-        Ok(())
-    }
-
     /// Who knows how many lines of the program's log were lost, for the metrics.
     pub fn count_lost_lines(&self, lost: impl Fn() -> usize + Send + Sync + 'static) {
         // Once a process: there is one log.
@@ -293,19 +253,12 @@ impl Node {
         self.part_with_unused();
         self.current.store(generation.clone());
         self.shared.metrics.generation.set(generation.number as i64);
-        let mut waits = Vec::new();
-        let mut queues = queues.into_iter();
-        for (worker, sockets) in self.workers.iter().zip(for_worker) {
-            let (done, wait) = oneshot::channel();
-            let devices = queues.next().unwrap_or_default();
-            let apply = Command::Apply { generation: generation.clone(), sockets, devices, done };
-            if worker.commands.send(apply).await.is_ok() {
-                waits.push(wait);
-            }
-        }
-        for wait in waits {
-            let _ = wait.await;
-        }
+        let (mut sockets, mut queues) = (for_worker.into_iter(), queues.into_iter());
+        let apply = |done| {
+            let (sockets, devices) = (sockets.next().unwrap_or_default(), queues.next().unwrap_or_default());
+            Command::Apply { generation: generation.clone(), sockets, devices, done }
+        };
+        self.all_do(apply).await;
         drop(former);
         self.watch_health(&generation);
         self.tell_certificates(&generation);
@@ -341,66 +294,6 @@ impl Node {
         Ok(Prepared { opened, made, queues, for_worker, bound })
     }
 
-    /// In the metrics until when each is good, in the log those that are not for long.
-    fn tell_certificates(&self, generation: &Generation) {
-        let ends = &self.shared.metrics.certificates;
-        ends.clear();
-        for certificate in generation.certificates() {
-            ends.get_or_create(&PathLabels { path: certificate.path.clone() }).set(certificate.not_after);
-            if let Some(warning) = certificate.warning(SystemTime::now()) {
-                tracing::warn!("{}: {warning}", certificate.path);
-            }
-        }
-    }
-
-    /// Checks the health of this generation's upstreams. Checks of those that are kept go on: to begin
-    /// anew with every reload would be to never come to a result.
-    fn watch_health(&mut self, generation: &Generation) {
-        let current: HashSet<u64> = generation.upstreams().map(|state| state.id).collect();
-        let gone: Vec<u64> = self.probers.keys().filter(|id| !current.contains(id)).copied().collect();
-        for probers in gone.iter().filter_map(|id| self.probers.remove(id)) {
-            probers.tasks.iter().for_each(AbortHandle::abort);
-            health::forget(&self.shared.metrics, &probers.state);
-        }
-        for state in generation.upstreams() {
-            let Some(check) = state.config.health.as_ref().filter(|_| !self.probers.contains_key(&state.id)) else {
-                continue;
-            };
-            let probe = |index| health::probe_forever(state.clone(), index, check.clone(), self.shared.clone());
-            let tasks = (0..state.endpoints.len()).map(|index| self.background.spawn(probe(index))).collect();
-            self.probers.insert(state.id, Probers { state: state.clone(), tasks });
-        }
-        // Those that were aborted before.
-        while self.background.try_join_next().is_some() {}
-    }
-
-    /// Looks at our own addresses whenever the network changes, and now and then.
-    fn watch_addresses(&mut self) {
-        let shared = self.shared.clone();
-        self.background.spawn(async move {
-            let mut every = tokio::time::interval(ADDRESSES_EVERY);
-            let mut changes = Watch::new().inspect_err(|error| {
-                tracing::warn!(%error, "changes of the network are seen only now and then");
-            });
-            loop {
-                // Where nothing tells, or it broke, the clock does.
-                let heard = async {
-                    let Ok(changes) = &mut changes else { return std::future::pending().await };
-                    if changes.next().await.is_err() {
-                        std::future::pending::<()>().await;
-                    }
-                };
-                tokio::select! {
-                    _ = every.tick() => {}
-                    () = heard => {}
-                }
-                shared.refresh_own_addresses();
-                shared.network.send_replace(());
-                tokio::time::sleep(CHANGES_APART).await;
-            }
-        });
-    }
-
     /// Where the listeners really listen.
     pub fn addresses(&self) -> Vec<Bound> {
         let generation = self.current.load();
@@ -418,79 +311,6 @@ impl Node {
         all
     }
 
-    /// The listening sockets with their labels, for another process.
-    ///
-    /// # Errors
-    /// No descriptor is left to duplicate them.
-    pub fn handover(&self) -> std::io::Result<Vec<Handed>> {
-        let mut all = Vec::new();
-        for (key, sockets) in &self.sockets {
-            for socket in sockets {
-                socket.hand_over(&key.label(), &mut all)?;
-            }
-        }
-        for orphan in &self.orphans {
-            Socket::Quic(orphan.group.clone(), 0).hand_over(&orphan.label, &mut all)?;
-        }
-        for held in self.devices.values().filter(|held| held.is_there()) {
-            held.hand_over(&mut all)?;
-        }
-        // Written when nothing of it changes any more.
-        let resting = Handed::text(RESTING.to_owned(), "")?;
-        let kept = resting.fd.try_clone()?;
-        *self.resting_here.lock().unwrap_or_else(PoisonError::into_inner) = Some(kept);
-        all.push(resting);
-        Ok(all)
-    }
-
-    /// The process that got what [`Node::handover`] returned is refused: this one goes on as before. Once more when that
-    /// one has ended.
-    pub fn take_back(&self) {
-        self.resting_here.lock().unwrap_or_else(PoisonError::into_inner).take();
-        self.take_devices_back();
-    }
-
-    /// What the admin endpoint sees.
-    pub fn view(&self) -> NodeView {
-        NodeView {
-            shared: self.shared.clone(),
-            current: self.current.clone(),
-            workers: self.workers.iter().map(|worker| worker.commands.clone()).collect(),
-        }
-    }
-
-    /// The running generation.
-    pub fn generation(&self) -> Arc<Generation> {
-        self.current.load_full()
-    }
-
-    /// Accepts no more; what runs goes on. With `handed` another process has the sockets: what
-    /// waits in their queues is its to serve, from the moment at which this is done.
-    pub async fn close(&mut self, handed: bool) {
-        self.closed = true;
-        if !handed {
-            self.sockets.values().flatten().for_each(Socket::make_way);
-        }
-        let mut passages = if handed { self.part_with_devices() } else { Vec::new() };
-        let resting = self.resting_here.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(Err(error)) = resting.filter(|_| handed).map(|fd| rewrite_text(&fd, &self.shared.given.resting())) {
-            tracing::warn!(%error, "the successor does not hear which addresses wait for their owners");
-        }
-        self.all_do(|done| Command::Close { handed, passages: passages.pop().unwrap_or_default(), done }).await;
-        if handed {
-            self.shared.caches.hand_over();
-            let custody = self.shared.custody.clone();
-            // Waits for what is being written.
-            let _ = tokio::task::spawn_blocking(move || custody.stop()).await;
-        }
-        self.sockets.clear();
-        // Only now: who is told to go comes back at once, and another worker would still take it.
-        self.all_do(|done| Command::Drain { done }).await;
-        self.orphans.drain(..).for_each(|orphan| orphan.stop());
-        self.bound.clear();
-        self.leave_devices();
-    }
-
     /// Waits until every worker has done what it is told.
     async fn all_do(&self, mut told: impl FnMut(oneshot::Sender<()>) -> Command) {
         let mut waits = Vec::new();
@@ -505,37 +325,18 @@ impl Node {
         }
     }
 
-    /// Waits until no session and no connection is left, and no process before this one that gets packets by it.
-    pub async fn emptied(&self) {
-        // Sessions end on other threads; there is no single event to await.
-        let mut every = tokio::time::interval(LOOK_AGAIN);
-        let view = self.view();
-        loop {
-            every.tick().await;
-            let elders = self.shared.elders.load(Ordering::Relaxed);
-            if view.open_sessions() + view.open_connections() + elders == 0 {
-                return;
-            }
+    /// What the admin endpoint sees.
+    pub fn view(&self) -> NodeView {
+        NodeView {
+            shared: self.shared.clone(),
+            current: self.current.clone(),
+            workers: self.workers.iter().map(|worker| worker.commands.clone()).collect(),
         }
     }
 
-    /// Ends what is left, and tells how much that was.
-    pub async fn end(mut self) -> usize {
-        let left = self.view().open_sessions();
-        self.stop().await;
-        left
-    }
-
-    async fn stop(&mut self) {
-        self.background.shutdown().await;
-        for worker in &self.workers {
-            let _ = worker.commands.send(Command::Stop).await;
-        }
-        for worker in &mut self.workers {
-            if let Some(thread) = worker.thread.take() {
-                let _ = tokio::task::spawn_blocking(move || thread.join()).await;
-            }
-        }
+    /// The running generation.
+    pub fn generation(&self) -> Arc<Generation> {
+        self.current.load_full()
     }
 }
 

@@ -6,6 +6,7 @@
 //! Never: root, a fixed port, a file outside of one temporary directory, or anything left behind.
 
 mod ca;
+mod case;
 mod change;
 mod client;
 mod content;

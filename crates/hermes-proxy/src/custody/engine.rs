@@ -8,8 +8,10 @@
 //! Each exchange has a side that it came from and one that it goes to; its request goes the one way, its response the
 //! other. Where the next one holds a half, it is its own: this node forgets it.
 
+mod disk;
 mod ending;
 mod exchange;
+mod here;
 mod index;
 mod neighbour;
 
@@ -23,12 +25,10 @@ use hermes_wire::custody::{ExchangeId, Part, Record};
 pub(crate) use self::exchange::{Appended, Entry, Former, Limits, Output, Side, Survives};
 use self::exchange::{Exchange, PARTS};
 use self::index::{Account, Indexed, Peer};
-use super::half::{Half, Next, RECORD, Upto};
+use super::half::{Half, RECORD, Upto};
 
 /// Bytes in one record: small ones behind a large one wait for so much.
 const CHUNK: usize = RECORD as usize;
-/// Bytes that are read from disk at once.
-const LOAD: u64 = 256 << 10;
 
 /// The exchanges of a node.
 #[derive(Debug)]
@@ -106,25 +106,22 @@ impl Engine {
 
     /// How far a half has come.
     pub(crate) fn have(&self, id: ExchangeId, part: Part) -> Option<Upto> {
-        let exchange = self.exchanges.get(&id)?;
-        let half = if part == Part::Request { &exchange.request } else { &exchange.response };
-        Some(half.have())
+        self.half(id, part).map(Half::have)
     }
 
     /// Whether the beginning of a half is gone: nobody can read it from there.
     pub(crate) fn is_torn(&self, id: ExchangeId, part: Part) -> bool {
-        let half = |exchange: &Exchange| match part {
-            Part::Request => exchange.request.is_torn(),
-            Part::Response => exchange.response.is_torn(),
-        };
-        self.exchanges.get(&id).is_some_and(half)
+        self.half(id, part).is_some_and(Half::is_torn)
     }
 
     /// Bytes of the head that this node gave a half.
     pub(crate) fn head_length(&self, id: ExchangeId, part: Part) -> Option<u64> {
+        self.half(id, part).map(Half::head_length)
+    }
+
+    fn half(&self, id: ExchangeId, part: Part) -> Option<&Half> {
         let exchange = self.exchanges.get(&id)?;
-        let half = if part == Part::Request { &exchange.request } else { &exchange.response };
-        Some(half.head_length())
+        Some(if part == Part::Request { &exchange.request } else { &exchange.response })
     }
 
     /// Whether its response waits for a head of ours.
@@ -336,27 +333,6 @@ impl Engine {
         self.reindex(id);
     }
 
-    /// Bytes of a client or an origin that is here. What is not taken is to be brought again.
-    pub(crate) fn append(&mut self, id: ExchangeId, part: Part, bytes: Bytes, is_last: bool) -> Appended {
-        let Some(exchange) = self.exchanges.get_mut(&id) else { return Appended::Gone };
-        if exchange.source(part) != Some(&Side::Here) {
-            return Appended::Gone;
-        }
-        let at = exchange.half(part).have().offset;
-        if let Some(account) = self.accounts.get_mut(&exchange.account)
-            && !account.takes(bytes.len())
-        {
-            account.has_refused = true;
-            return Appended::Full;
-        }
-        // Who begins anew behind us, after us, must not find another head.
-        if part == Part::Response {
-            exchange.response.send_what_is_safe();
-        }
-        self.take(id, part, at, bytes, is_last);
-        Appended::Taken
-    }
-
     fn take(&mut self, id: ExchangeId, part: Part, offset: u64, bytes: Bytes, is_last: bool) {
         let Some(exchange) = self.exchanges.get_mut(&id) else { return };
         let half = exchange.half(part);
@@ -380,82 +356,6 @@ impl Engine {
             self.deadlines.remove(&(exchange.deadline, id));
             self.deadlines.insert((deadline, id));
             exchange.deadline = deadline;
-        }
-    }
-
-    /// Has so many bytes of a half read that are on disk: where memory is scarce, no more than is sent next.
-    fn have_read(&mut self, id: ExchangeId, part: Part, offset: u64, length: u64) {
-        let Some(exchange) = self.exchanges.get_mut(&id) else { return };
-        let is_tight = self.accounts.get(&exchange.account).is_some_and(Account::is_tight);
-        let length = length.min(if is_tight { CHUNK as u64 } else { LOAD });
-        exchange.half(part).ask(length);
-        self.out.push_back(Output::Read { id, part, offset, length });
-    }
-
-    /// The next bytes for who is here, at most so many; `None` where there are none yet.
-    pub(crate) fn read(&mut self, id: ExchangeId, part: Part, most: usize) -> Option<(Bytes, bool)> {
-        let exchange = self.exchanges.get_mut(&id).filter(|exchange| exchange.sink(part) == Some(&Side::Here))?;
-        let half = exchange.half(part);
-        let read = match half.send(most) {
-            Some(Next::Bytes { offset, bytes, is_last }) => {
-                half.set_held(Upto { offset: offset + bytes.len() as u64, is_whole: is_last });
-                Some((bytes, is_last))
-            }
-            Some(Next::Away { offset, length }) => {
-                self.have_read(id, part, offset, length);
-                None
-            }
-            None => None,
-        };
-        if read.is_none()
-            && let Some(exchange) = self.exchanges.get_mut(&id)
-        {
-            exchange.indexed[part.index()].is_ready_told = false;
-        }
-        self.reindex(id);
-        self.end_if_over(id);
-        read
-    }
-
-    /// Another one who is here reads a response anew. False where what was read of it is gone, or it is over.
-    pub(crate) fn reopen(&mut self, id: ExchangeId) -> bool {
-        let Some(exchange) = self.exchanges.get_mut(&id).filter(|exchange| exchange.from == Side::Here) else {
-            return false;
-        };
-        let is_on_disk = self.accounts.get(&exchange.account).is_some_and(Account::is_on_disk);
-        let is_there = exchange.response.reopen(is_on_disk);
-        exchange.indexed[Part::Response.index()].is_ready_told = false;
-        self.reindex(id);
-        is_there
-    }
-
-    /// So much of a half survives this process.
-    pub(crate) fn is_safe(&mut self, id: ExchangeId, part: Part, offset: u64, is_whole: bool) {
-        if let Some(exchange) = self.exchanges.get_mut(&id) {
-            let is_tight = self.accounts.get(&exchange.account).is_some_and(Account::is_tight);
-            let half = exchange.half(part);
-            half.set_safe(Upto { offset, is_whole });
-            if is_tight {
-                half.evict();
-            }
-            self.reindex(id);
-        }
-    }
-
-    /// What was to be read is not to be had: it is on its way out, unless the next one has it by now.
-    pub(crate) fn is_unreadable(&mut self, id: ExchangeId, part: Part, offset: u64) {
-        let Some(exchange) = self.exchanges.get_mut(&id) else { return };
-        if exchange.half(part).held().offset > offset {
-            return self.load(id, part, offset, Bytes::new());
-        }
-        self.fail(id, 500, "what was held of it cannot be read again");
-    }
-
-    /// What was to be read.
-    pub(crate) fn load(&mut self, id: ExchangeId, part: Part, offset: u64, bytes: Bytes) {
-        if let Some(exchange) = self.exchanges.get_mut(&id) {
-            exchange.half(part).load(offset, bytes);
-            self.reindex(id);
         }
     }
 }

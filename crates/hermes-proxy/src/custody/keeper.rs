@@ -27,7 +27,7 @@ use super::contact::{self, Contact, since_1970};
 use super::link::Link;
 use super::office::Office;
 use crate::error::Error;
-use crate::generation::quic_bounds;
+use crate::generation::kept_bounds;
 use crate::stream::ByteStream;
 use crate::upstream::UpstreamState;
 use crate::upstream::connect::{Destination, addresses, count};
@@ -57,8 +57,6 @@ const QUIC_BEACON: Duration = Duration::from_millis(50);
 const HEAD_START: Duration = Duration::from_millis(500);
 /// A QUIC connection is kept through darkness of so long, where its far end keeps it too.
 const KEPT: Duration = Duration::from_secs(600);
-/// Over QUIC, until a round trip is measured.
-const FIRST_RTT: Duration = Duration::from_millis(100);
 /// A name that has no address now is asked for again after so long.
 const NAME_AGAIN: Duration = Duration::from_secs(1);
 
@@ -405,8 +403,7 @@ impl Keeper {
 /// As the upstream has it, for a connection that is to outlive darkness.
 fn quic_config(worker: &Worker, upstream: &UpstreamState) -> Option<quic::ClientConfig> {
     let tls = upstream.tls.as_ref().filter(|_| upstream.config.protocol == UpstreamProtocol::H3)?;
-    let bounds = quic_bounds(&worker.generation().snapshot.limits);
-    let bounds = quic::Bounds { idle: KEPT, keep_alive: None, first_rtt: Some(FIRST_RTT), ..bounds };
+    let bounds = kept_bounds(&worker.generation().snapshot.limits, KEPT, None);
     let config = quic::client_config(&tls::with_alpn(&tls.config, quic::ALPN), bounds);
     config.inspect_err(|error| tracing::error!(upstream = %upstream.config.name, %error, "no QUIC for custody")).ok()
 }

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use super::pulse::{DEAD, UNUSED};
 use super::{ALPN, ALPN_H3, Bundle, Carrier, Line, MovesOn};
 use crate::error::{Error, NO_CONNECTION};
-use crate::generation::quic_bounds;
+use crate::generation::kept_bounds;
 use crate::listener::http::{Client, Watched};
 use crate::listener::{h2, h3, trust_of};
 use crate::live::{Connection, ConnectionGuard};
@@ -30,8 +30,6 @@ use crate::upstream::connect::{Destination, connect};
 use crate::upstream::{ClientTls, Target, UpstreamState, pool};
 use crate::worker::Worker;
 
-/// Over QUIC, until one is measured: a first packet that is lost is missed in 300 ms and not in a second.
-const FIRST_RTT: Duration = Duration::from_millis(100);
 /// Endpoints of one listener's upstream that connections are kept to; more are counted as a limit.
 const MOST_ENDPOINTS: usize = 16;
 /// For a new connection: dial and TLS; and then again, until the far end has taken it.
@@ -132,8 +130,7 @@ fn tls_of(worker: &Worker, upstream: &UpstreamState) -> Result<ClientTls, Error>
     if upstream.config.protocol != UpstreamProtocol::H3 {
         return Ok(over_tcp);
     }
-    let bounds = quic_bounds(&worker.generation().snapshot.limits);
-    let bounds = quic::Bounds { idle: DEAD, keep_alive: Some(UNUSED), first_rtt: Some(FIRST_RTT), ..bounds };
+    let bounds = kept_bounds(&worker.generation().snapshot.limits, DEAD, Some(UNUSED));
     let quic = quic::client_config(&tls::with_alpn(&tls.config, ALPN_H3), bounds);
     Ok(ClientTls { quic: Some(quic.map_err(|error| Error::Internal(error.to_string()))?), ..over_tcp })
 }

@@ -17,18 +17,20 @@ mod typing;
 mod wire;
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::interrupt::Interrupt;
-use super::place;
+use super::case::Case;
 use super::report::print;
 use super::terminal::{Paint, Progress};
 use figures::Figures;
+
+const CASE: Case =
+    Case { name: "ip", prefix: lab::PREFIX, devices: Some("TUN"), programs: &[("ip", "-V", "iproute2")] };
 
 /// How the case is run.
 #[derive(Clone)]
@@ -81,39 +83,8 @@ impl Protocol {
 /// # Errors
 /// What is missing on this machine, or what failed.
 pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
-    requirements()?;
-    place::sweep(lab::PREFIX);
-    let (_temporary, directory) = place::directory("hermes-ip-", options.files.as_deref())?;
-    // One thread, the main one: children are on the leash of the thread that starts them.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let mut interrupt = Interrupt::listen()?;
-        tokio::select! {
-            biased;
-            status = interrupt.next() => Ok(status),
-            shown = show(options, &directory) => shown.context("demo ip"),
-        }
-    })
-    // What the future held went with it: processes, then their namespaces; then the directory.
-}
-
-/// Looks for what the case needs beside Hermes.
-fn requirements() -> anyhow::Result<()> {
-    ensure!(
-        nix::unistd::geteuid().is_root(),
-        "demo ip makes network namespaces and TUN devices, and that takes root: run it as root (sudo hermes demo ip); \
-         `hermes doctor` tells what else this machine lacks"
-    );
-    let has_ip = Command::new("ip").arg("-V").output().is_ok_and(|output| output.status.success());
-    ensure!(has_ip, "demo ip needs ip: install it (Debian, Ubuntu: apt-get install iproute2)");
-    let driver = Path::new(hermes_net::tun::DRIVER);
-    ensure!(
-        driver.exists(),
-        "demo ip needs TUN devices, and there is no {}: load the kernel's module (modprobe tun), or give a container \
-         `--device {0}`; `hermes doctor` tells more",
-        driver.display()
-    );
-    Ok(())
+    CASE.requirements()?;
+    CASE.stage(options.files.as_deref(), async |directory| show(options, directory).await)
 }
 
 async fn show(options: &Options, directory: &Path) -> anyhow::Result<ExitCode> {

@@ -15,20 +15,26 @@ mod play;
 pub(crate) mod way;
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::interrupt::Interrupt;
-use super::place;
+use super::case::Case;
 use super::report::print;
 use super::terminal::{Paint, Progress};
 use chain::Setting;
 use figures::Figures;
 use way::Way;
+
+const CASE: Case = Case {
+    name: "unstable",
+    prefix: lab::PREFIX,
+    devices: Some("TAP"),
+    programs: &[("ip", "-V", "iproute2"), ("curl", "-V", "curl")],
+};
 
 /// How the case is run.
 #[derive(Clone)]
@@ -111,41 +117,8 @@ impl Options {
 /// # Errors
 /// What is missing on this machine, or what failed.
 pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
-    requirements()?;
-    place::sweep(lab::PREFIX);
-    let (_temporary, directory) = place::directory("hermes-unstable-", options.files.as_deref())?;
-    // One thread, the main one: children are on the leash of the thread that starts them.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let mut interrupt = Interrupt::listen()?;
-        tokio::select! {
-            biased;
-            status = interrupt.next() => Ok(status),
-            shown = show(options, &directory) => shown.context("demo unstable"),
-        }
-    })
-    // The runtime goes first and with it every process and its namespaces; then the directory.
-}
-
-/// Looks for what the case needs beside Hermes.
-fn requirements() -> anyhow::Result<()> {
-    ensure!(
-        nix::unistd::geteuid().is_root(),
-        "demo unstable makes network namespaces and TAP devices, and that takes root: run it as root \
-         (sudo hermes demo unstable); `hermes doctor` tells what else this machine lacks"
-    );
-    for (program, argument, package) in [("ip", "-V", "iproute2"), ("curl", "-V", "curl")] {
-        let found = Command::new(program).arg(argument).output().is_ok_and(|output| output.status.success());
-        ensure!(found, "demo unstable needs {program}: install it (Debian, Ubuntu: apt-get install {package})");
-    }
-    let driver = Path::new(hermes_net::tun::DRIVER);
-    ensure!(
-        driver.exists(),
-        "demo unstable needs TAP devices, and there is no {}: load the kernel's module (modprobe tun), or give a \
-         container `--device {0}`; `hermes doctor` tells more",
-        driver.display()
-    );
-    Ok(())
+    CASE.requirements()?;
+    CASE.stage(options.files.as_deref(), async |directory| show(options, directory).await)
 }
 
 async fn show(options: &Options, directory: &Path) -> anyhow::Result<ExitCode> {

@@ -25,8 +25,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use tokio::task::JoinSet;
 
-use super::interrupt::Interrupt;
-use super::place;
+use super::case::Case;
 use super::report::print;
 use super::terminal::{Paint, Progress, grouped};
 use clip::Clip;
@@ -34,6 +33,18 @@ use figures::Figures;
 use round::{Board, Round};
 
 const LOOK: Duration = Duration::from_millis(500);
+
+const CASE: Case = Case {
+    name: "video",
+    prefix: lab::PREFIX,
+    devices: None,
+    programs: &[
+        ("ffmpeg", "-version", "ffmpeg"),
+        ("ip", "-V", "iproute2"),
+        ("tc", "-V", "iproute2"),
+        ("nft", "-v", "nftables"),
+    ],
+};
 
 /// How the case is run.
 #[derive(Clone)]
@@ -55,20 +66,9 @@ pub(crate) struct Options {
 /// # Errors
 /// What is missing on this machine, or what kept a stream from its end.
 pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
-    clip::requirements()?;
-    place::sweep(lab::PREFIX);
-    let (_temporary, directory) = place::directory("hermes-video-", options.files.as_deref())?;
-    // One thread, the main one: children are on the leash of the thread that starts them.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let mut interrupt = Interrupt::listen()?;
-        tokio::select! {
-            biased;
-            status = interrupt.next() => Ok(status),
-            shown = show(options, &directory) => shown.context("demo video"),
-        }
-    })
-    // The runtime goes first and with it every process, then the directory.
+    CASE.requirements()?;
+    clip::can_encode()?;
+    CASE.stage(options.files.as_deref(), async |directory| show(options, directory).await)
 }
 
 async fn show(options: &Options, directory: &Path) -> anyhow::Result<ExitCode> {

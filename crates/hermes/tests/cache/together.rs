@@ -2,19 +2,40 @@
 
 use std::sync::Arc;
 
+use hermes_testkit::overlay::{Node, Overlay};
 use tokio::sync::Notify;
 
 use crate::lab::{Scripted, Step, begin, body, get, head, node, overlay, response};
 
-#[tokio::test]
-async fn many_who_ask_at_once_cost_one_request() {
-    let (released, whole) = (Arc::new(Notify::new()), body(500_000));
-    let (hold, sent) = (released.clone(), whole.clone());
-    let mut origin = Scripted::new(move |_, _| {
-        let head = head(200, "cache-control: max-age=600", sent.len());
-        let (first, rest) = sent.split_at(100_000);
+/// An origin that stops amid its answer, after so many bytes of it, until it is released.
+fn stopping_at(at: usize, whole: &[u8]) -> (Scripted, Arc<Notify>) {
+    let released = Arc::new(Notify::new());
+    let (hold, whole) = (released.clone(), whole.to_vec());
+    let origin = Scripted::new(move |_, _| {
+        let head = head(200, "cache-control: max-age=600", whole.len());
+        let (first, rest) = whole.split_at(at);
         vec![Step::Send(head), Step::Send(first.to_vec()), Step::Await(hold.clone()), Step::Send(rest.to_vec())]
     });
+    (origin, released)
+}
+
+/// A node whose first client has asked for `/x` and never gets an answer, while the origin has one for all others; and
+/// what must stay for that.
+async fn behind_one_that_is_slow(overlay: &Overlay) -> (Node, impl Sized) {
+    let mut origin = Scripted::new(|_, number| match number {
+        0 => vec![Step::Await(Arc::default())],
+        _ => vec![Step::Send(response(200, "cache-control: max-age=600", b"second"))],
+    });
+    let node = node(overlay, "", origin.origin.address()).await;
+    let first = begin(&node, "in", "GET", "/x", &[]).await.unwrap();
+    origin.next().await;
+    (node, (origin, first))
+}
+
+#[tokio::test]
+async fn many_who_ask_at_once_cost_one_request() {
+    let whole = body(500_000);
+    let (mut origin, released) = stopping_at(100_000, &whole);
     let overlay = overlay();
     let node = node(&overlay, "", origin.origin.address()).await;
     let clients: Vec<_> = (0..30).map(|_| get(&node, "/x")).collect();
@@ -32,13 +53,8 @@ async fn many_who_ask_at_once_cost_one_request() {
 
 #[tokio::test]
 async fn the_first_one_takes_nothing_along_when_it_leaves() {
-    let (released, whole) = (Arc::new(Notify::new()), body(2_000_000));
-    let (hold, sent) = (released.clone(), whole.clone());
-    let mut origin = Scripted::new(move |_, _| {
-        let head = head(200, "cache-control: max-age=600", sent.len());
-        let (first, rest) = sent.split_at(1000);
-        vec![Step::Send(head), Step::Send(first.to_vec()), Step::Await(hold.clone()), Step::Send(rest.to_vec())]
-    });
+    let whole = body(2_000_000);
+    let (mut origin, released) = stopping_at(1000, &whole);
     let overlay = overlay();
     let node = node(&overlay, "", origin.origin.address()).await;
     let mut leader = begin(&node, "in", "GET", "/x", &[]).await.unwrap();
@@ -59,14 +75,8 @@ async fn the_first_one_takes_nothing_along_when_it_leaves() {
 
 #[tokio::test]
 async fn a_first_one_that_is_slow_blocks_nobody_for_long() {
-    let mut origin = Scripted::new(|_, number| match number {
-        0 => vec![Step::Await(Arc::default())],
-        _ => vec![Step::Send(response(200, "cache-control: max-age=600", b"second"))],
-    });
     let overlay = overlay();
-    let node = node(&overlay, "", origin.origin.address()).await;
-    let _leader = begin(&node, "in", "GET", "/x", &[]).await.unwrap();
-    origin.next().await;
+    let (node, _slow) = behind_one_that_is_slow(&overlay).await;
     assert_eq!(get(&node, "/x").await.text(), "second");
 }
 
@@ -74,14 +84,8 @@ async fn a_first_one_that_is_slow_blocks_nobody_for_long() {
 #[tokio::test]
 async fn who_wants_it_from_the_origin_waits_for_nobody() {
     for field in ["cache-control: no-cache", "cache-control: max-age=0", "pragma: no-cache"] {
-        let mut origin = Scripted::new(|_, number| match number {
-            0 => vec![Step::Await(Arc::default())],
-            _ => vec![Step::Send(response(200, "cache-control: max-age=600", b"second"))],
-        });
         let overlay = overlay();
-        let node = node(&overlay, "", origin.origin.address()).await;
-        let _leader = begin(&node, "in", "GET", "/x", &[]).await.unwrap();
-        origin.next().await;
+        let (node, _slow) = behind_one_that_is_slow(&overlay).await;
         assert_eq!(crate::lab::ask(&node, "GET", "/x", &[field]).await.text(), "second");
         assert!(node.metric("hermes_limit_hits_total", "limit=\"cache-wait\"").await.unwrap() < 0.5, "{field}");
     }

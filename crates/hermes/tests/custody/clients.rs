@@ -16,12 +16,9 @@ use hermes_testkit::{
     skip::needs_root,
     unstable::{Between, Chain, always, in_turns},
 };
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpListener, TcpStream},
-};
+use tokio::net::TcpListener;
 
-use crate::chain;
+use crate::{chain, counting};
 
 const SIZE: usize = 1 << 20;
 
@@ -95,26 +92,11 @@ async fn so_does_a_bare_tls_client() {
     }
 }
 
-/// An object that may be kept, and how often its origin was asked for it.
+/// An origin of an object that may be kept.
 fn keepable(asked: &Arc<AtomicUsize>) -> impl FnOnce(TcpListener) -> Result<Origin> {
-    let asked = asked.clone();
-    move |listener| {
-        let serve = move |mut stream: TcpStream| {
-            let asked = asked.clone();
-            async move {
-                let mut head = Vec::new();
-                while !head.windows(4).any(|end| end == b"\r\n\r\n") {
-                    let Ok(1..) = stream.read_buf(&mut head).await else { return };
-                }
-                asked.fetch_add(1, Ordering::SeqCst);
-                let fields = "cache-control: max-age=600\r\netag: \"one\"\r\nconnection: close";
-                let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {SIZE}\r\n{fields}\r\n\r\n");
-                let _ = stream.write_all(head.as_bytes()).await;
-                let _ = stream.write_all(&Pattern::new(BYTES_SEED).bytes(SIZE)).await;
-            }
-        };
-        Origin::accepting(listener, serve)
-    }
+    let fields = "cache-control: max-age=600\r\netag: \"one\"\r\nconnection: close";
+    let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {SIZE}\r\n{fields}\r\n\r\n");
+    counting(asked, Duration::ZERO, [head.as_bytes(), &Pattern::new(BYTES_SEED).bytes(SIZE)].concat())
 }
 
 /// The second user's copy costs no link anything; and two at once cost one.

@@ -12,10 +12,9 @@ use hermes_testkit::{
     skip::needs_root,
     unstable::{Between, Chain, always, in_turns},
 };
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 
-use crate::chain;
+use crate::{chain, counting};
 
 const COUNT: usize = 100;
 const SIZE: usize = 45 << 10;
@@ -80,25 +79,10 @@ async fn before(last: &'static str, origin: impl FnOnce(TcpListener) -> Result<O
     Chain::before(env!("CARGO_BIN_EXE_hermes").as_ref(), 2, between, always, origin).await.unwrap()
 }
 
-/// An origin that counts what it is asked, and takes its time to answer.
+/// An origin that takes its time to answer.
 fn slow(asked: &Arc<AtomicUsize>) -> impl FnOnce(TcpListener) -> Result<Origin> {
-    let asked = asked.clone();
-    move |listener| {
-        let serve = move |mut stream: TcpStream| {
-            let asked = asked.clone();
-            async move {
-                let mut head = Vec::new();
-                while !head.windows(4).any(|end| end == b"\r\n\r\n") {
-                    let Ok(1..) = stream.read_buf(&mut head).await else { return };
-                }
-                asked.fetch_add(1, Ordering::SeqCst);
-                tokio::time::sleep(Duration::from_secs(2)).await;
-                let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\nconnection: close\r\n\r\ndone";
-                let _ = stream.write_all(answer).await;
-            }
-        };
-        Origin::accepting(listener, serve)
-    }
+    let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\nconnection: close\r\n\r\ndone";
+    counting(asked, Duration::from_secs(2), answer.to_vec())
 }
 
 /// What the client of this method is told where the last node is killed as its origin works; and how often that was asked.

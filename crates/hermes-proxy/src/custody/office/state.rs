@@ -14,7 +14,8 @@ use super::super::OUTCOME_UNKNOWN;
 use super::super::engine::{Engine, Entry, Former, Output, Side, Survives};
 use super::super::journal::Note;
 use super::super::store::{Held, HeldHalf, Job, Store};
-use super::{Failure, MOST_LEFT};
+use super::Failure;
+use super::left::MOST_LEFT;
 
 /// All of it.
 pub(super) struct State {
@@ -145,14 +146,6 @@ impl State {
 
     pub(super) fn is_last(&self, peer: &Arc<str>, channel: u64) -> bool {
         self.lines.get(peer).is_some_and(|line| line.channel == channel)
-    }
-
-    /// The oldest response whose client is gone, of those on this account, comes to nothing.
-    pub(super) fn leave_for_good(&mut self, account: &Arc<str>) {
-        let is_its = |(_, id): &(Bytes, ExchangeId)| self.engine.account(*id) == Some(account);
-        if let Some((_, id)) = self.left.iter().position(is_its).and_then(|place| self.left.remove(place)) {
-            self.engine.fail(id, 499, "its client is gone");
-        }
     }
 
     pub(super) fn is_ready(&self) -> bool {

@@ -3,15 +3,14 @@
 //! In: sizes, links, phases. Out: when the response was there, against what the links allow. Every byte is compared.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use hermes_wire::custody::{ExchangeId, Part, Record};
 
-use super::engine::{Appended, Engine, Entry, Limits, Output, Side, Survives};
+use super::super::engine::{Appended, Engine, Entry, Limits, Output, Side, Survives};
+use super::{LIMITS, account, content, engine, name};
 
-const LIMITS: Limits = Limits { exchanges: 1000, memory: 1 << 30, disk: 0, survives: Survives::Nothing };
 /// Bytes a microsecond: 10 Mbit/s.
 const RATE: f64 = 1.25;
 /// What records cost beside their bytes: their own head, TCP's and IP's.
@@ -20,11 +19,6 @@ const TICK: Duration = Duration::from_millis(1);
 /// So often it is tried whether a link is up, and so long nothing is heard where it is not.
 const BEACON: u128 = 20;
 const SILENCE: Duration = Duration::from_millis(100);
-
-/// The bytes at this place of a response of this exchange.
-fn content(id: ExchangeId, length: usize) -> Bytes {
-    (0..length).map(|at| (at as u32).wrapping_mul(2_654_435_761).to_be_bytes()[0] ^ id.0[0]).collect()
-}
 
 /// One direction of a link.
 #[derive(Default)]
@@ -42,16 +36,6 @@ struct Node {
     failed: Vec<ExchangeId>,
 }
 
-fn account() -> Arc<str> {
-    Arc::from("all")
-}
-
-fn engine(limits: Limits) -> Engine {
-    let mut engine = Engine::new();
-    engine.allow(&account(), limits);
-    engine
-}
-
 /// When a link is up.
 type IsUp = fn(link: usize, at: Duration) -> bool;
 
@@ -63,10 +47,6 @@ struct Chain {
     now: Duration,
     is_up: IsUp,
     size: usize,
-}
-
-fn name(node: usize) -> Arc<str> {
-    Arc::from(format!("n{node}"))
 }
 
 impl Chain {
@@ -277,45 +257,6 @@ fn what_has_had_its_time_comes_to_nothing_everywhere() {
     assert!(chain.nodes.iter().all(|node| node.engine.deadline().is_none() && node.engine.kept() == (0, 0)));
 }
 
-/// What a neighbour hears of an engine's exchange that has come to nothing.
-fn gone(engine: &mut Engine, peer: &Arc<str>) -> Option<u16> {
-    engine.opened(peer);
-    while let Some(record) = engine.next_record(Duration::ZERO, peer, None) {
-        if let Record::Gone { status, .. } = record {
-            return Some(status);
-        }
-    }
-    None
-}
-
-#[test]
-fn what_comes_to_nothing_has_a_status_that_every_neighbour_knows() {
-    for (said, heard) in [(302, 502), (101, 502), (404, 404), (504, 504), (700, 502)] {
-        let mut engine = engine(LIMITS);
-        let id = ExchangeId([1; 16]);
-        engine.hear(Duration::ZERO, &name(0), Record::Begin { id, left: 1000 }, &account());
-        engine.fail(id, said, "so it is");
-        assert_eq!(gone(&mut engine, &name(0)), Some(heard), "{said}");
-    }
-}
-
-#[test]
-fn a_route_that_holds_what_it_may_takes_nothing_that_arrives() {
-    let mut engine = engine(LIMITS);
-    let small: Arc<str> = Arc::from("small");
-    engine.allow(&small, Limits { exchanges: 1, memory: 1000, disk: 0, survives: Survives::Nothing });
-    for (number, length, is_taken) in [(1, 10, true), (2, 10, false), (3, 2000, false)] {
-        let id = ExchangeId([number; 16]);
-        engine.hear(Duration::ZERO, &name(0), Record::Begin { id, left: 1000 }, &account());
-        let bytes = content(id, length);
-        let data = Record::Data { id, part: Part::Request, offset: 0, is_last: true, bytes };
-        engine.hear(Duration::ZERO, &name(0), data, &account());
-        engine.lead(id, (Side::Peer(name(1)), false), &small, 1, Bytes::from_static(b"n"));
-        assert_eq!(engine.is_led(id), is_taken, "{number}");
-    }
-    assert_eq!(gone(&mut engine, &name(0)), Some(503));
-}
-
 /// An hour in which nothing passes, amid a transfer, and time for more.
 #[test]
 fn after_an_hour_of_darkness_it_goes_on_where_it_was() {
@@ -418,225 +359,4 @@ fn a_node_without_room_loses_nothing() {
         chain.begin(number);
     }
     chain.run(3, Duration::from_secs(100));
-}
-
-/// A node alone: two neighbours, and nothing that is carried out.
-mod alone {
-    use super::*;
-
-    const DISK: Limits = Limits { exchanges: 1000, memory: 1 << 20, disk: 1 << 20, survives: Survives::Process };
-    const ID: ExchangeId = ExchangeId([1; 16]);
-    const NOW: Duration = Duration::ZERO;
-
-    /// Does what is to be done: what is written is safe. What is released.
-    fn write(engine: &mut Engine) -> Vec<(Part, u64)> {
-        let mut released = Vec::new();
-        while let Some(output) = engine.output() {
-            match output {
-                Output::Keep { id, entry: Entry::Bytes { part, offset, bytes, is_last }, .. } => {
-                    engine.is_safe(id, part, offset + bytes.len() as u64, is_last);
-                }
-                Output::Keep { id, entry: Entry::Head { part, head, .. }, .. } => {
-                    engine.is_safe(id, part, head.len() as u64, false);
-                }
-                Output::Release { part, upto, .. } => released.push((part, upto)),
-                _ => {}
-            }
-        }
-        released
-    }
-
-    fn data(part: Part, offset: u64, length: usize, is_last: bool) -> Record {
-        Record::Data { id: ID, part, offset, is_last, bytes: vec![7; length].into() }
-    }
-
-    fn held(part: Part, upto: u64, is_whole: bool) -> Record {
-        Record::Held { id: ID, part, upto, is_whole, again: false }
-    }
-
-    /// One that came from n0, and goes on to n1 if it goes anywhere.
-    fn begun(limits: Limits, to: Side) -> Engine {
-        let mut engine = engine(limits);
-        for peer in [name(0), name(1)] {
-            engine.opened(&peer);
-        }
-        engine.hear(NOW, &name(0), Record::Begin { id: ID, left: 1_000_000 }, &account());
-        engine.hear(NOW, &name(0), data(Part::Request, 0, 10, false), &account());
-        match to {
-            Side::Here => engine.take_in(ID, &account(), false),
-            to => engine.lead(ID, (to, false), &account(), 10, Bytes::from_static(b"head")),
-        }
-        write(&mut engine);
-        engine
-    }
-
-    fn say(engine: &mut Engine, peer: usize) -> Vec<Record> {
-        std::iter::from_fn(|| engine.next_record(NOW, &name(peer), None)).collect()
-    }
-
-    #[test]
-    fn what_has_passed_is_not_kept_on_disk() {
-        let mut engine = begun(DISK, Side::Peer(name(1)));
-        let (mut released, mut at) = (0, 4);
-        // Sixteen times what it may hold.
-        for piece in 0..1024 {
-            engine.hear(NOW, &name(0), data(Part::Request, 10 + piece * 16_384, 16_384, piece == 1023), &account());
-            released = write(&mut engine).into_iter().map(|(_, upto)| upto).max().unwrap_or(released);
-            say(&mut engine, 1);
-            at += 16_384;
-            engine.hear(NOW, &name(1), held(Part::Request, at, piece == 1023), &account());
-            released = write(&mut engine).into_iter().map(|(_, upto)| upto).max().unwrap_or(released);
-            assert!(at - released <= 256 << 10, "{at} {released}");
-        }
-        assert!(engine.have(ID, Part::Request).unwrap().is_whole);
-    }
-
-    #[test]
-    fn what_may_be_read_again_gives_way_to_what_has_to_be_kept() {
-        let mut engine = begun(DISK, Side::Here);
-        let mut released = Vec::new();
-        for piece in 0..100 {
-            engine.hear(NOW, &name(0), data(Part::Request, 10 + piece * 16_384, 16_384, false), &account());
-            released.extend(write(&mut engine));
-            while engine.read(ID, Part::Request, usize::MAX).is_some() {}
-            assert_eq!(engine.have(ID, Part::Request).unwrap().offset, 10 + (piece + 1) * 16_384, "refused");
-            assert_eq!(engine.is_torn(ID, Part::Request), !released.is_empty());
-        }
-        assert!((1..10).contains(&released.len()), "{released:?}");
-    }
-
-    #[test]
-    fn small_pieces_are_counted_for_what_they_take() {
-        let mut engine = begun(DISK, Side::Peer(name(1)));
-        for at in 0..100_000 {
-            engine.hear(NOW, &name(0), data(Part::Request, 10 + at, 1, false), &account());
-            write(&mut engine);
-        }
-        let (memory, disk) = engine.kept();
-        // The last one may cost more than its byte.
-        assert!(memory <= (1 << 20) + 200 && disk <= 1 << 20, "{memory} {disk}");
-        assert!(engine.have(ID, Part::Request).unwrap().offset < 20_000);
-    }
-
-    #[test]
-    fn small_pieces_that_were_read_are_in_nobodys_way() {
-        let mut engine = begun(DISK, Side::Here);
-        for at in 0..50_000 {
-            engine.hear(NOW, &name(0), data(Part::Request, 10 + at, 1, false), &account());
-            write(&mut engine);
-            while engine.read(ID, Part::Request, usize::MAX).is_some() {}
-        }
-        assert_eq!(engine.have(ID, Part::Request).unwrap().offset, 50_010);
-    }
-
-    #[test]
-    fn what_the_next_one_has_need_not_be_read() {
-        let mut engine = begun(Limits { memory: 40_000, ..DISK }, Side::Peer(name(1)));
-        engine.hear(NOW, &name(0), data(Part::Request, 10, 30_000, false), &account());
-        write(&mut engine);
-        engine.closed(&name(1));
-        engine.opened(&name(1));
-        say(&mut engine, 1);
-        engine.hear(NOW, &name(1), held(Part::Request, 20_000, false), &account());
-        engine.is_unreadable(ID, Part::Request, 4);
-        assert_eq!(engine.len(), 1, "it has passed");
-        engine.is_unreadable(ID, Part::Request, 20_004);
-        assert_eq!(engine.len(), 0);
-    }
-
-    #[test]
-    fn of_an_origins_answer_nothing_goes_out_that_is_not_safe() {
-        let mut engine = begun(DISK, Side::Here);
-        assert_eq!(engine.append(ID, Part::Response, vec![1; 100].into(), false), Appended::Taken);
-        write(&mut engine);
-        assert_eq!(engine.append(ID, Part::Response, vec![2; 50].into(), true), Appended::Taken);
-        let sent = |records: Vec<Record>| {
-            records
-                .into_iter()
-                .filter_map(|record| match record {
-                    Record::Data { bytes, is_last, .. } => Some((bytes.len(), is_last)),
-                    _ => None,
-                })
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(sent(say(&mut engine, 0)), [(100, false)]);
-        write(&mut engine);
-        assert_eq!(sent(say(&mut engine, 0)), [(50, true)]);
-    }
-
-    /// A neighbour without a journal is restarted: it knows nothing of what it had answered for.
-    #[test]
-    fn what_a_neighbour_has_lost_is_found_out() {
-        let mut engine = begun(LIMITS, Side::Peer(name(1)));
-        engine.hear(NOW, &name(0), data(Part::Request, 10, 20, true), &account());
-        write(&mut engine);
-        say(&mut engine, 1);
-        engine.hear(NOW, &name(1), held(Part::Request, 24, true), &account());
-        engine.closed(&name(1));
-        engine.opened(&name(1));
-        let words = say(&mut engine, 1);
-        assert_eq!(words, [held(Part::Response, 0, false)]);
-        // As long as the answer has not begun, its neighbour says nothing to that.
-        let mut next = begun(LIMITS, Side::Here);
-        next.hear(NOW, &name(0), words[0].clone(), &account());
-        assert!(next.is_for_here(ID));
-        let mut next = super::engine(LIMITS);
-        next.opened(&name(0));
-        next.hear(NOW, &name(0), words[0].clone(), &account());
-        for record in say(&mut next, 0) {
-            engine.hear(NOW, &name(1), record, &account());
-        }
-        assert_eq!(gone(&mut engine, &name(0)), Some(502));
-    }
-
-    #[test]
-    fn a_tunnel_that_is_over_is_not_begun_anew() {
-        let mut engine = begun(LIMITS, Side::Here);
-        engine.fail(ID, 502, "to begin with");
-        let mut engine = super::engine(LIMITS);
-        engine.opened(&name(0));
-        engine.hear(NOW, &name(0), Record::Begin { id: ID, left: 1_000_000 }, &account());
-        engine.hear(NOW, &name(0), data(Part::Request, 0, 10, true), &account());
-        engine.take_in(ID, &account(), true);
-        write(&mut engine);
-        while engine.read(ID, Part::Request, 99).is_some() {}
-        engine.append(ID, Part::Response, vec![1; 10].into(), true);
-        write(&mut engine);
-        say(&mut engine, 0);
-        engine.hear(NOW, &name(0), held(Part::Response, 10, true), &account());
-        assert_eq!(engine.len(), 0);
-        // Whoever was restarted before it heard that.
-        engine.opened(&name(0));
-        assert_eq!(say(&mut engine, 0), [], "it is not said unasked");
-        engine.hear(NOW, &name(0), Record::Begin { id: ID, left: 1_000_000 }, &account());
-        assert_eq!(engine.len(), 0);
-        assert_eq!(say(&mut engine, 0), [Record::Done { id: ID }]);
-        engine.expire(Duration::from_secs(2000));
-        assert_eq!(engine.deadline(), None);
-    }
-
-    #[test]
-    fn a_neighbour_that_hears_nothing_costs_the_others_nothing() {
-        let mut engine = engine(Limits { exchanges: 10, ..LIMITS });
-        engine.opened(&name(0));
-        engine.opened(&name(9));
-        for number in 0..40_000_u32 {
-            let mut id = [0; 16];
-            id[..4].copy_from_slice(&number.to_be_bytes());
-            let id = ExchangeId(id);
-            engine.begin(NOW, id, Side::Peer(name(9)), Duration::from_secs(1), &account(), false).unwrap();
-            // It had heard of each.
-            if number % 2 == 0 {
-                engine.append(id, Part::Request, vec![1; 10].into(), true);
-                write(&mut engine);
-                say(&mut engine, 9);
-            }
-            engine.fail(id, 499, "its client is gone");
-        }
-        assert!(engine.ended_of(&name(9)) <= 16 << 10, "{}", engine.ended_of(&name(9)));
-        engine.hear(NOW, &name(0), Record::Begin { id: ID, left: 1_000_000 }, &account());
-        assert_eq!(engine.len(), 1);
-        engine.expire(Duration::from_secs(2));
-        assert_eq!(engine.ended_of(&name(9)), 0);
-    }
 }

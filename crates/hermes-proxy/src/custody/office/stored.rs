@@ -1,0 +1,165 @@
+//! The office and its journal: what outlives this process, and what was there before it.
+//!
+//! In: a directory, once it is free; what its thread has written and read. Out: exchanges of before, that what was to be
+//! safe is, and bytes that were read again. Never: a wait for the disk under the lock.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use hermes_wire::custody::{ExchangeId, Part};
+use tokio::sync::oneshot;
+
+use super::super::engine::Survives;
+use super::super::half::Upto;
+use super::super::journal::Note;
+use super::super::store::{Job, Reader, Safe, Store};
+use super::state::Storing;
+use super::{Failure, Office};
+
+/// An exchange of before this process, for who looks at it.
+pub(crate) struct Resumed {
+    /// It ends here.
+    pub(crate) is_for_here: bool,
+    /// It goes on, and the head of its response was not there yet.
+    pub(crate) awaits_head: bool,
+    /// Its request may have gone to an origin.
+    pub(crate) is_intended: bool,
+    /// How far its response had come.
+    pub(crate) response: Upto,
+}
+
+impl Office {
+    /// What is held from now on is written to a journal in this directory, once it is free.
+    pub(crate) fn will_store(&self) {
+        self.act(|state, _| state.store = Storing::Awaited(Vec::new()));
+    }
+
+    /// Goes on with what the journal in this directory answers for, and writes it.
+    ///
+    /// # Errors
+    /// It cannot be had: `WouldBlock`, where another process has it.
+    pub(crate) fn store_in(self: &Arc<Self>, directory: &Path) -> io::Result<()> {
+        let opened = Store::open(directory)?;
+        let reader: Arc<dyn Reader> = self.clone();
+        self.act(|state, now| {
+            let mut opened = opened;
+            let held = std::mem::take(&mut opened.held);
+            let store = opened.start(Arc::downgrade(&reader))?;
+            if let Storing::Awaited(jobs) = std::mem::replace(&mut state.store, Storing::Journal(store)) {
+                jobs.into_iter().for_each(|job| state.store.ask(job));
+            }
+            if !held.is_empty() {
+                tracing::info!(exchanges = held.len(), "custody goes on with what was held before");
+            }
+            held.into_iter().for_each(|(id, held)| state.restore(now, id, held));
+            // Whoever dials has waited for that.
+            state.woken.extend(state.lines.values_mut().filter_map(|line| line.keeper.take()));
+            Ok(())
+        })
+    }
+
+    /// Another process may have what is held: nobody is heard here any more, and whoever waits here hears that.
+    pub(crate) fn stop(&self) {
+        let store = self.act(|state, _| {
+            for line in state.lines.values_mut() {
+                line.channel = 0;
+                state.woken.extend(line.carrier.take());
+            }
+            let gone =
+                Failure { status: 503, reason: Arc::from("this node is being replaced by another process of it") };
+            for end in state.ends.values_mut() {
+                end.failure.get_or_insert_with(|| gone.clone());
+                state.woken.extend(end.readers.iter_mut().filter_map(Option::take));
+            }
+            state.wake_crowd(|_| true);
+            std::mem::replace(&mut state.store, Storing::Over)
+        });
+        // Waits for what is under way; not under the lock, which its thread needs.
+        drop(store);
+    }
+
+    /// Its journal cannot be had: nothing is taken into custody.
+    pub(crate) fn give_up(&self) {
+        self.act(|state, _| state.store = Storing::Over);
+    }
+
+    /// Neighbours are heard, and dialled.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.lock().is_ready()
+    }
+
+    /// What is to be known of an exchange of before this process.
+    pub(crate) fn resumed(&self, id: ExchangeId) -> Option<Resumed> {
+        let state = self.lock();
+        Some(Resumed {
+            is_for_here: state.engine.is_for_here(id),
+            awaits_head: state.engine.awaits_head(id),
+            is_intended: state.intended.contains(&id),
+            response: state.engine.have(id, Part::Response)?,
+        })
+    }
+
+    /// Reads again what is safe of a half. `None`: it is not to be had.
+    pub(crate) async fn read_back(&self, id: ExchangeId, part: Part, offset: u64, length: u64) -> Option<Bytes> {
+        let (back, answer) = oneshot::channel();
+        self.lock().store.ask(Job::Read { id, part, offset, length, back: Some(back) });
+        answer.await.ok().flatten()
+    }
+
+    /// Ready when it is safe to know that the request goes to an origin that must not have it twice.
+    pub(crate) fn poll_intent(&self, cx: &Context<'_>, id: ExchangeId) -> Poll<Result<(), Failure>> {
+        self.act(|state, _| {
+            let survives = state.engine.survives(id);
+            if survives == Survives::Nothing || state.ends.get(&id).is_some_and(|end| end.is_intended) {
+                return Poll::Ready(Ok(()));
+            }
+            if state.intended.insert(id) {
+                state.store.ask(Job::Keep { id, note: Note::Intent, is_synced: survives == Survives::Power });
+            }
+            state.wait(cx, id, Part::Response)
+        })
+    }
+}
+
+impl Reader for Office {
+    fn are_safe(&self, safe: Vec<Safe>) {
+        self.act(|state, _| {
+            for safe in safe {
+                match safe {
+                    Safe::Upto { id, part, upto } => state.engine.is_safe(id, part, upto.offset, upto.is_whole),
+                    Safe::Intent(id) => {
+                        if let Some(end) = state.ends.get_mut(&id) {
+                            end.is_intended = true;
+                            end.wake(Part::Response, &mut state.woken);
+                        }
+                    }
+                }
+            }
+        });
+    }
+
+    fn is_read(&self, id: ExchangeId, part: Part, offset: u64, bytes: Option<Bytes>) {
+        self.act(|state, _| match bytes {
+            Some(bytes) => state.engine.load(id, part, offset, bytes),
+            None => state.engine.is_unreadable(id, part, offset),
+        });
+    }
+
+    fn is_stuck(&self, why: Option<&io::Error>) {
+        let mut state = self.lock();
+        match why {
+            Some(error) if state.trouble.is_none() => {
+                tracing::error!(%error, "the journal of custody cannot be written; trying again");
+                state.trouble = Some(Arc::from(error.to_string()));
+            }
+            Some(_) => {}
+            None => {
+                state.trouble = None;
+                tracing::info!("the journal of custody is written again");
+            }
+        }
+    }
+}
