@@ -5,6 +5,7 @@
 //! exchange keeps an old one, what is held in it is written anew. Never: a write on a worker's thread.
 
 mod index;
+mod queue;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;
@@ -13,8 +14,6 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -26,11 +25,14 @@ use tokio::sync::oneshot;
 
 use self::index::Index;
 pub(super) use self::index::{Held, HeldHalf};
-use super::half::Upto;
+use self::queue::Queue;
+use super::half::{RECORD, Upto};
 use super::journal::{self, Note};
 
 /// A segment is closed when it is so long.
 const SEGMENT: u64 = 16 << 20;
+/// What is whole and not longer is passed on before it is safe.
+const SMALL: usize = RECORD as usize;
 /// So many bytes are written at once.
 const BATCH: usize = 1 << 20;
 /// Beyond twice what is held, the journal may be so much longer.
@@ -39,6 +41,7 @@ const SLACK: u64 = 4 * SEGMENT;
 const AGAIN: Duration = Duration::from_millis(200);
 
 /// What the thread is asked for.
+#[derive(Debug)]
 pub(super) enum Job {
     /// To be made safe.
     Keep { id: ExchangeId, note: Note, is_synced: bool },
@@ -69,9 +72,7 @@ pub(super) enum Safe {
 
 /// The journal of a node.
 pub(super) struct Store {
-    jobs: Option<Sender<Job>>,
-    /// A disk that takes nothing is waited for no more.
-    is_over: Arc<AtomicBool>,
+    jobs: Arc<Queue>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -92,17 +93,13 @@ impl Store {
 
     /// For who asks it for nothing: it is safe where it was put.
     pub(super) fn ask(&self, job: Job) {
-        if let Some(jobs) = &self.jobs {
-            // The thread ends with us alone.
-            let _ = jobs.send(job);
-        }
+        self.jobs.ask(job);
     }
 }
 
 impl Drop for Store {
     fn drop(&mut self) {
-        drop(self.jobs.take());
-        self.is_over.store(true, Ordering::Relaxed);
+        self.jobs.end();
         // Its own thread may be the last that knows its office.
         if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id()) {
             let _ = thread.join();
@@ -123,12 +120,11 @@ impl Opened {
     /// # Errors
     /// There is no thread for it.
     pub(super) fn start(self, reader: Weak<dyn Reader>) -> io::Result<Store> {
-        let (jobs, todo) = channel();
-        let (mut files, is_over) = (self.files, Arc::<AtomicBool>::default());
-        let over = is_over.clone();
+        let (mut files, jobs) = (self.files, Arc::new(Queue::new()));
+        let todo = jobs.clone();
         let named = std::thread::Builder::new().name("custody".to_owned());
-        let thread = named.spawn(move || files.run(&todo, &reader, &over))?;
-        Ok(Store { jobs: Some(jobs), is_over, thread: Some(thread) })
+        let thread = named.spawn(move || files.run(&todo, &reader))?;
+        Ok(Store { jobs, thread: Some(thread) })
     }
 }
 
@@ -214,33 +210,24 @@ impl Files {
         Ok(Segment { number, path, file: Arc::new(file), length: 0 })
     }
 
-    fn run(&mut self, todo: &Receiver<Job>, reader: &Weak<dyn Reader>, is_over: &AtomicBool) {
+    fn run(&mut self, todo: &Queue, reader: &Weak<dyn Reader>) {
         let mut pending = Pending::default();
-        loop {
-            // A disk that takes nothing is tried again, and meanwhile read.
-            let job = match pending.is_stuck {
-                true => todo.recv_timeout(AGAIN),
-                false => todo.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            };
-            let mut next = match job {
-                Ok(job) => Some(job),
-                Err(RecvTimeoutError::Timeout) => None,
-                Err(RecvTimeoutError::Disconnected) => break,
-            };
+        // A disk that takes nothing is tried again, and meanwhile read.
+        while let Some(jobs) = todo.take(pending.is_stuck.then_some(AGAIN)) {
             let mut reads = Vec::new();
-            while let Some(job) = next.take() {
+            for job in jobs {
                 match job {
                     Job::Keep { id, note, is_synced } => self.take(&mut pending, id, note, is_synced),
                     Job::Release { id, part, upto } => self.release(&mut pending, id, part, upto),
                     read @ Job::Read { .. } => reads.push(read),
                 }
-                if pending.bytes < BATCH {
-                    next = todo.try_recv().ok();
+                if pending.bytes >= BATCH && !pending.is_stuck {
+                    self.write(&mut pending, reader);
                 }
             }
             self.write(&mut pending, reader);
             reads.into_iter().for_each(|job| self.read(job, reader));
-            if pending.is_stuck && is_over.load(Ordering::Relaxed) {
+            if pending.is_stuck && todo.is_over() {
                 break;
             }
         }

@@ -135,6 +135,10 @@ async fn good(options: &UnstableOptions) -> Result<Vec<Good>> {
     let mut rounds = Vec::new();
     for (link, conditions) in [("1 Gbit/s, 5 ms", gigabit), ("a cable", Conditions::default())] {
         for protocol in ["h2", "h3"] {
+            let name = format!("{link}, {protocol}");
+            if options.only.as_ref().is_some_and(|only| !name.contains(only.as_str())) {
+                continue;
+            }
             let mut chains = Vec::new();
             for has_custody in [false, true] {
                 let between = if has_custody { Between::custody(protocol) } else { Between::nothing(protocol) };

@@ -1,0 +1,251 @@
+//! What the journal's thread is asked for, and when it looks.
+//!
+//! In: jobs, and how long each may wait. Out: all of them at once, in their order. Who asks wakes the thread only where it
+//! would look too late: what nobody waits for lies until something else is written, and most of what is small is over before
+//! that, so that nothing of it is written at all.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::super::journal::Note;
+use super::{Job, SMALL};
+
+/// What is passed on in bulk is written so often, and at once where that is longer ago.
+const SOON: Duration = Duration::from_millis(1);
+/// What nobody waits for.
+const WHENEVER: Duration = Duration::from_millis(10);
+/// So many bytes wait no longer.
+const MANY: usize = 256 << 10;
+/// After so long without a job the thread does not look by itself any more.
+const RESTS: Duration = Duration::from_secs(1);
+
+/// How long a job may wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Haste {
+    Whenever,
+    Soon,
+    Now,
+}
+
+impl Haste {
+    fn of(job: &Job) -> Self {
+        match job {
+            Job::Release { .. } => Haste::Whenever,
+            Job::Read { .. } => Haste::Now,
+            Job::Keep { note, .. } => match note {
+                Note::Begin { .. } | Note::Lead { .. } | Note::Asked { .. } | Note::Forget => Haste::Whenever,
+                // It is sent on when it is safe; but for that of who is here, which is empty.
+                Note::Head { bytes, .. } if bytes.is_empty() => Haste::Whenever,
+                Note::Intent | Note::Head { .. } => Haste::Now,
+                // A small whole is passed on without waiting; what is longer waits for its beginning, and for its end.
+                Note::Bytes { offset: 0, is_last: true, bytes, .. } if bytes.len() <= SMALL => Haste::Whenever,
+                Note::Bytes { offset: 0, .. } | Note::Bytes { is_last: true, .. } => Haste::Now,
+                Note::Bytes { .. } => Haste::Soon,
+            },
+        }
+    }
+}
+
+fn size(job: &Job) -> usize {
+    match job {
+        Job::Keep { note, .. } => super::size(note),
+        _ => 0,
+    }
+}
+
+/// When the thread looks again.
+#[derive(Debug, Clone, Copy)]
+enum Sleep {
+    /// When it is done with what it has.
+    Busy,
+    Until(Instant),
+    /// When it is woken.
+    Deep,
+}
+
+#[derive(Debug)]
+struct Inner {
+    jobs: Vec<Job>,
+    bytes: usize,
+    /// When the first of them came.
+    since: Instant,
+    haste: Haste,
+    /// When the thread had some last.
+    taken: Instant,
+    sleep: Sleep,
+    is_over: bool,
+}
+
+impl Inner {
+    /// When they are to be taken; `None`: there are none.
+    fn due(&self, now: Instant) -> Option<Instant> {
+        if self.jobs.is_empty() {
+            return None;
+        }
+        Some(match self.haste {
+            Haste::Now => now,
+            _ if self.bytes >= MANY || self.is_over => now,
+            Haste::Soon => now.max(self.taken + SOON),
+            Haste::Whenever => self.since + WHENEVER,
+        })
+    }
+}
+
+/// The jobs of a thread.
+#[derive(Debug)]
+pub(super) struct Queue {
+    inner: Mutex<Inner>,
+    bell: Condvar,
+}
+
+impl Queue {
+    pub(super) fn new() -> Self {
+        let now = Instant::now();
+        let inner = Inner {
+            jobs: Vec::new(),
+            bytes: 0,
+            since: now,
+            haste: Haste::Whenever,
+            taken: now,
+            sleep: Sleep::Deep,
+            is_over: false,
+        };
+        Self { inner: Mutex::new(inner), bell: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn ask(&self, job: Job) {
+        let now = Instant::now();
+        let mut inner = self.lock();
+        if inner.jobs.is_empty() {
+            (inner.since, inner.haste) = (now, Haste::Whenever);
+        }
+        inner.haste = inner.haste.max(Haste::of(&job));
+        inner.bytes += size(&job);
+        inner.jobs.push(job);
+        let is_late = match inner.sleep {
+            Sleep::Busy => false,
+            Sleep::Until(at) => inner.due(now).is_some_and(|due| due < at),
+            Sleep::Deep => true,
+        };
+        if is_late {
+            // Once is enough.
+            inner.sleep = Sleep::Busy;
+            drop(inner);
+            self.bell.notify_one();
+        }
+    }
+
+    /// No more come.
+    pub(super) fn end(&self) {
+        self.lock().is_over = true;
+        self.bell.notify_one();
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.lock().is_over
+    }
+
+    /// Waits until there are some that should be taken; with `most`, no longer than that. `None`: no more come.
+    pub(super) fn take(&self, most: Option<Duration>) -> Option<Vec<Job>> {
+        let began = Instant::now();
+        let mut inner = self.lock();
+        loop {
+            let now = Instant::now();
+            let due = inner.due(now);
+            let is_late = most.is_some_and(|most| now >= began + most);
+            if due.is_some_and(|due| due <= now) || is_late {
+                (inner.sleep, inner.bytes, inner.taken) = (Sleep::Busy, 0, now);
+                return Some(std::mem::take(&mut inner.jobs));
+            }
+            if inner.is_over {
+                return None;
+            }
+            let look = [due, most.map(|most| began + most)].into_iter().flatten().min();
+            let is_awake = || now < inner.taken + RESTS;
+            match look.or_else(|| is_awake().then(|| now + WHENEVER)) {
+                Some(at) => {
+                    inner.sleep = Sleep::Until(at);
+                    let waited = self.bell.wait_timeout(inner, at - now);
+                    inner = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
+                None => {
+                    inner.sleep = Sleep::Deep;
+                    inner = self.bell.wait(inner).unwrap_or_else(PoisonError::into_inner);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use bytes::Bytes;
+    use hermes_wire::custody::{ExchangeId, Part};
+
+    use super::*;
+
+    fn keep(note: Note) -> Job {
+        Job::Keep { id: ExchangeId([1; 16]), note, is_synced: false }
+    }
+
+    fn bytes(offset: u64, length: usize, is_last: bool) -> Job {
+        let bytes = Bytes::from(vec![0; length]);
+        keep(Note::Bytes { part: Part::Response, offset, is_last, bytes })
+    }
+
+    #[test]
+    fn what_somebody_waits_for_is_taken_at_once() {
+        for job in [keep(Note::Intent), bytes(0, 1, false), bytes(100, 0, true), bytes(0, SMALL + 1, true)] {
+            assert_eq!(Haste::of(&job), Haste::Now);
+        }
+        assert_eq!(Haste::of(&bytes(100, 100, false)), Haste::Soon);
+        for job in [keep(Note::Forget), bytes(0, SMALL, true)] {
+            assert_eq!(Haste::of(&job), Haste::Whenever);
+        }
+    }
+
+    #[test]
+    fn what_may_wait_is_taken_with_what_may_not() {
+        let queue = Queue::new();
+        let now = Instant::now();
+        queue.ask(keep(Note::Forget));
+        assert!(queue.lock().due(now).unwrap() > now);
+        queue.ask(bytes(100, 100, false));
+        assert!(queue.lock().due(now).unwrap() <= now + SOON);
+        queue.ask(bytes(200, MANY, false));
+        assert_eq!(queue.lock().due(now), Some(now));
+        assert_eq!(queue.take(None).unwrap().len(), 3);
+        assert_eq!(queue.lock().due(now), None);
+    }
+
+    #[test]
+    fn what_may_wait_is_taken_by_itself_and_all_at_the_end() {
+        let queue = Queue::new();
+        queue.ask(keep(Note::Forget));
+        assert_eq!(queue.take(None).unwrap().len(), 1);
+        assert!(queue.take(Some(Duration::from_millis(1))).unwrap().is_empty(), "a disk that takes nothing is tried again");
+        queue.ask(keep(Note::Forget));
+        queue.end();
+        assert_eq!(queue.take(None).map(|jobs| jobs.len()), Some(1));
+        assert!(queue.take(None).is_none());
+    }
+
+    #[test]
+    fn who_sleeps_is_woken() {
+        let queue = Queue::new();
+        queue.lock().taken = Instant::now().checked_sub(2 * RESTS).unwrap();
+        std::thread::scope(|scope| {
+            let taken = scope.spawn(|| queue.take(None).unwrap().len());
+            while !matches!(queue.lock().sleep, Sleep::Deep) {
+                std::thread::yield_now();
+            }
+            queue.ask(keep(Note::Forget));
+            assert_eq!(taken.join().unwrap(), 1);
+        });
+    }
+}
