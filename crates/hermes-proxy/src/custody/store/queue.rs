@@ -228,7 +228,10 @@ mod tests {
         let queue = Queue::new();
         queue.ask(keep(Note::Forget));
         assert_eq!(queue.take(None).unwrap().len(), 1);
-        assert!(queue.take(Some(Duration::from_millis(1))).unwrap().is_empty(), "a disk that takes nothing is tried again");
+        assert!(
+            queue.take(Some(Duration::from_millis(1))).unwrap().is_empty(),
+            "a disk that takes nothing is tried again"
+        );
         queue.ask(keep(Note::Forget));
         queue.end();
         assert_eq!(queue.take(None).map(|jobs| jobs.len()), Some(1));
