@@ -5,6 +5,7 @@
 
 mod link;
 mod road;
+pub mod seldom;
 pub mod turns;
 
 pub use link::{Counters, End, Link};

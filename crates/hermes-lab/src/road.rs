@@ -3,6 +3,7 @@
 //! In: a frame's length, and when it came. Out: when it arrives and how often, or why it does not. Pure: time is given in
 //! durations since an epoch that the links of one lab share, chance is seeded, so that a run can be had once more.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use rand::rngs::SmallRng;
@@ -70,19 +71,31 @@ pub enum Up {
     },
     /// From here to there, both since the epoch.
     Between(Duration, Duration),
+    /// From each first to its second, in order and since the epoch; when `of` is over, again.
+    Listed {
+        /// One behind the other.
+        times: Arc<[(Duration, Duration)]>,
+        /// How long it is until they begin anew.
+        of: Duration,
+    },
 }
 
 impl Up {
     /// Whether anything passes then.
     pub fn is_up(&self, at: Duration) -> bool {
-        match *self {
+        match self {
             Up::Always => true,
-            Up::Turns { slot, of, turn } => number(at, slot) % u128::from(of.max(1)) == u128::from(turn),
-            Up::Chance { slot, share, seed } => {
+            &Up::Turns { slot, of, turn } => number(at, slot) % u128::from(of.max(1)) == u128::from(turn),
+            &Up::Chance { slot, share, seed } => {
                 let number = number(at, slot) as u64;
                 SmallRng::seed_from_u64(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15)).random_bool(bounded(share))
             }
-            Up::Between(from, to) => (from..to).contains(&at),
+            Up::Between(from, to) => (*from..*to).contains(&at),
+            Up::Listed { times, of } => {
+                let at = Duration::from_nanos((at.as_nanos() % of.as_nanos().max(1)) as u64);
+                let begun = times.partition_point(|(from, _)| *from <= at);
+                times[..begun].last().is_some_and(|(_, to)| at < *to)
+            }
         }
     }
 }
@@ -189,6 +202,13 @@ mod tests {
         assert!(road.take(1998 * MS, 1000).is_ok());
         // Half of it would be sent behind the slot.
         assert_eq!(road.take(1999 * MS, 1500), Err(Dropped::Dark));
+    }
+
+    #[test]
+    fn what_is_listed_is_up_then_and_then_again() {
+        let up = Up::Listed { times: [(2 * MS, 4 * MS), (7 * MS, 8 * MS)].into(), of: 10 * MS };
+        let ups: Vec<_> = (0..20).filter(|at| up.is_up(*at * MS)).collect();
+        assert_eq!(ups, [2, 3, 7, 12, 13, 17]);
     }
 
     #[test]

@@ -12,11 +12,11 @@ pub const RATE: u64 = 10_000_000;
 /// How long one link is up, before it is the next one's turn.
 pub const SLOT: Duration = Duration::from_secs(1);
 /// Of the rate so much is left for bytes: frames of 1,514 bytes carry 1,448.
-const SHARE: f64 = 1448.0 / 1514.0;
+pub(crate) const SHARE: f64 = 1448.0 / 1514.0;
 /// What a TLS handshake's longer half has.
 const HANDSHAKE: f64 = 1500.0;
 /// How finely a download is computed.
-const STEP: f64 = 0.001;
+pub(crate) const STEP: f64 = 0.001;
 
 /// One link of so many each slot, in turns, at the papers' rate. The first is the client's.
 pub fn in_turns(of: u32) -> impl Fn(usize) -> Conditions + Copy {

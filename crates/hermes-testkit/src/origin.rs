@@ -15,6 +15,7 @@ use crate::{Error, Result};
 
 pub mod datagram;
 pub mod http;
+pub mod ledger;
 pub mod scripted;
 pub mod services;
 pub mod slow;

@@ -21,10 +21,14 @@ use crate::{
     process, tls,
 };
 use bytes::Bytes;
+pub use hermes_lab::seldom::{limit, seldom};
 use hermes_lab::turns;
 pub use hermes_lab::turns::{RATE, SLOT as SECOND, in_turns};
 use nix::sys::signal::Signal;
 use tokio::net::TcpListener;
+
+/// Of [`Between::custody_or_soon`]: what has to be through soon has to be within this.
+pub const SOON: Duration = Duration::from_secs(12);
 
 const PORT: u16 = 9443;
 
@@ -76,6 +80,13 @@ impl Between {
     /// The same, and what has come is kept.
     pub fn custody_and_cache(protocol: &'static str) -> Self {
         Self { treatment: ", custody: {deadline: 5m}, cache: {}", ..Self::custody(protocol) }
+    }
+
+    /// Custody; what is under `/soon/` has [`SOON`] for it.
+    pub fn custody_or_soon(protocol: &'static str) -> Self {
+        let treatment = ", match: {path: '/soon/*'}, custody: {deadline: 12s}}
+- {name: late, upstream: next, custody: {deadline: 5m}";
+        Self { protocol, treatment }
     }
 
     /// Nothing of the kind.
@@ -205,6 +216,11 @@ impl Chain {
     /// What went over its links.
     pub fn links(&self) -> &[Link] {
         &self.links
+    }
+
+    /// How long its links have been there: their times count from there.
+    pub fn elapsed(&self) -> Duration {
+        self.epoch.elapsed()
     }
 
     /// Waits until the links are so far in their turns.

@@ -39,7 +39,7 @@ const STREAMS: u32 = 4096;
 /// Flow-control windows: larger than any bandwidth-delay product here, so that the origin is not the brake.
 const WINDOW: u32 = 16 << 20;
 
-type Body = BoxBody<Bytes, hyper::Error>;
+pub(super) type Body = BoxBody<Bytes, hyper::Error>;
 
 /// Which HTTP a connection in the clear speaks. Over TLS, ALPN decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,7 +114,12 @@ async fn answer(request: Request<Incoming>, payload: Bytes) -> std::result::Resu
     })
 }
 
-fn whole(payload: Bytes) -> Body {
+/// What a path that ends with `/bytes/N` asks for.
+pub(super) fn length(path: &str) -> Option<u64> {
+    path.rsplit_once("/bytes/")?.1.parse().ok()
+}
+
+pub(super) fn whole(payload: Bytes) -> Body {
     Full::new(payload).map_err(|never| match never {}).boxed()
 }
 
@@ -139,7 +144,7 @@ async fn digest(mut body: Incoming) -> Response<Body> {
     Response::new(whole(Bytes::from(text)))
 }
 
-fn generated(length: u64) -> Response<Body> {
+pub(super) fn generated(length: u64) -> Response<Body> {
     let pattern = Pattern::new(BYTES_SEED);
     let pieces = (0..length.div_ceil(PIECE)).map(move |i| {
         let start = i * PIECE;

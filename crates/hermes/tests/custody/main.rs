@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod clients;
+mod eight;
 mod hard;
 mod kills;
 mod turns;

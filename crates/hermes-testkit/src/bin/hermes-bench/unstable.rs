@@ -1,4 +1,5 @@
-//! `unstable`: downloads over three links that are up in turns, beside what physics allows.
+//! `unstable`: downloads over three links that are up in turns, and over eight that are up by chance, beside what physics
+//! allows.
 //!
 //! In: the binary. Out: a JSON file with every run, and a line a case. Cases run beside each other, each on a chain of its
 //! own: at 10 Mbit/s a chain leaves the machine idle. Each run is held against the limit of its own phase.
@@ -11,7 +12,7 @@ use hermes_lab::turns;
 use hermes_testkit::{
     limits::raise_open_files,
     link::Conditions,
-    unstable::{Between, Chain, SECOND, in_turns},
+    unstable::{self, Between, Chain, SECOND, in_turns, seldom},
 };
 use serde::Serialize;
 
@@ -19,6 +20,12 @@ const LINKS: u32 = 3;
 /// What an object is: 45 KB, 500 KB, 1 MB and 5 MB, binary.
 const SIZES: [u64; 4] = [45 << 10, 500 << 10, 1 << 20, 5 << 20];
 const MANY: usize = 100;
+/// Links that are up a tenth of the time, for how long in the mean, and which times those are.
+const EIGHT: usize = 8;
+const UP: Duration = Duration::from_millis(300);
+const SEED: u64 = 8;
+/// A link that is dark is tried so often: for so long it may be up before anybody knows.
+const BEACON: Duration = Duration::from_millis(20);
 
 /// What is measured.
 #[derive(Debug, Clone, Args)]
@@ -50,6 +57,8 @@ enum Mode {
     Connect,
     /// A hundred at once, in the clear.
     Many,
+    /// A round trip over eight links that are up by chance.
+    Eight,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -68,6 +77,9 @@ struct Run {
     phase: f64,
     seconds: f64,
     limit: f64,
+    /// The same for who has to notice first that a link is up.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit_noticed: Option<f64>,
     is_whole: bool,
 }
 
@@ -78,6 +90,9 @@ struct Measured {
     runs: Vec<Run>,
     median_ratio: f64,
     worst_ratio: f64,
+    /// To `limit_noticed`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    median_noticed: Option<f64>,
     success: f64,
 }
 
@@ -88,6 +103,7 @@ fn cases() -> Vec<Case> {
             Mode::Plain => "plain",
             Mode::Connect => "connect",
             Mode::Many => "many",
+            Mode::Eight => "eight",
         };
         let link = if rtt_ms > 1 { "-far-lossy" } else { "" };
         let name = format!("{word}-{protocol}-{}K{link}", size >> 10);
@@ -100,11 +116,33 @@ fn cases() -> Vec<Case> {
             add(Mode::Plain, protocol, size, 40, 0.01);
         }
         add(Mode::Many, protocol, SIZES[0], 1, 0.0);
+        add(Mode::Eight, protocol, SIZES[0], 1, 0.0);
+        add(Mode::Eight, protocol, SIZES[2], 1, 0.0);
     }
     cases
 }
 
-/// What physics allows from this phase on, in seconds.
+/// The links of a case, from the client's on.
+fn links(case: &Case) -> Vec<Conditions> {
+    let (turns, seldom) = (in_turns(LINKS), seldom(UP, SEED));
+    let links = match case.mode {
+        Mode::Eight => (0..EIGHT).map(seldom).collect::<Vec<_>>(),
+        _ => (0..LINKS as usize).map(turns).collect(),
+    };
+    let one_way = Duration::from_micros(500 * case.rtt_ms);
+    links.into_iter().map(|link| Conditions { one_way, loss: case.loss, ..link }).collect()
+}
+
+/// What physics allows from this phase on, in seconds, and where nobody knows when a link is up.
+fn limits(case: &Case, phase: f64) -> (f64, Option<f64>) {
+    if case.mode == Mode::Eight {
+        let (links, from) = (links(case), Duration::from_secs_f64(phase));
+        let limit = |unnoticed| unstable::limit(&links, case.size, from, unnoticed);
+        return (limit(Duration::ZERO), Some(limit(BEACON)));
+    }
+    (limit(case, phase), None)
+}
+
 fn limit(case: &Case, phase: f64) -> f64 {
     let bytes = case.size * if case.mode == Mode::Many { MANY as u64 } else { 1 };
     turns::limit(LINKS, bytes, if case.mode == Mode::Connect { 2 } else { 1 }, phase)
@@ -189,11 +227,12 @@ pub(crate) fn run(options: &UnstableOptions) -> Result<bool> {
     let mut all = Vec::new();
     for thread in began.collect::<Vec<_>>() {
         let measured = thread.join().map_err(|_| anyhow::anyhow!("a case panicked"))??;
-        let Measured { case, runs, median_ratio, worst_ratio, success } = &measured;
+        let Measured { case, runs, median_ratio, worst_ratio, median_noticed, success } = &measured;
+        let noticed = median_noticed.map(|ratio| format!("  to who has to notice {ratio:.3}")).unwrap_or_default();
         let seconds = runs.iter().map(|run| run.seconds).sum::<f64>() / runs.len().max(1) as f64;
         let limit = runs.iter().map(|run| run.limit).sum::<f64>() / runs.len().max(1) as f64;
         println!(
-            "{:28} {:3.0} %  mean {seconds:6.2} s of {limit:6.2}  median {median_ratio:.3}  worst {worst_ratio:.3}",
+            "{:28} {:3.0} %  mean {seconds:6.2} s of {limit:6.2}  median {median_ratio:.3}  worst {worst_ratio:.3}{noticed}",
             case.name,
             100.0 * success
         );
@@ -206,36 +245,52 @@ pub(crate) fn run(options: &UnstableOptions) -> Result<bool> {
 
 fn measure(options: &UnstableOptions, case: Case) -> Result<Measured> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let turns = in_turns(LINKS);
-    let conditions = |link| {
-        let one_way = Duration::from_micros(500 * case.rtt_ms);
-        Conditions { one_way, loss: case.loss, ..turns(link) }
-    };
+    let links = links(&case);
     let mut runs = Vec::new();
     runtime.block_on(async {
-        let chain = Chain::start(&options.hermes, LINKS as usize, Between::custody(case.protocol), conditions).await?;
+        let between = Between::custody(case.protocol);
+        let chain = Chain::start(&options.hermes, links.len(), between, |link| links[link].clone()).await?;
         for number in 0..options.phases {
-            let phase = f64::from(LINKS) * (f64::from(number) + 0.5) / f64::from(options.phases);
-            chain.phase(Duration::from_secs_f64(phase), LINKS * SECOND).await;
+            let phase = begin(&chain, &case, number, options.phases).await;
             let (seconds, is_whole) = download(&chain, &case).await;
-            runs.push(Run { phase, seconds, limit: limit(&case, phase), is_whole });
+            let (limit, limit_noticed) = limits(&case, phase);
+            runs.push(Run { phase, seconds, limit, limit_noticed, is_whole });
             eprintln!("{} {phase:.2}: {seconds:.2} s", case.name);
         }
         anyhow::Ok(())
     })?;
-    let mut ratios: Vec<_> = runs.iter().map(|run| run.seconds / run.limit).collect();
-    ratios.sort_by(f64::total_cmp);
-    let median = (ratios[(ratios.len() - 1) / 2] + ratios[ratios.len() / 2]) / 2.0;
+    let (median, worst) = middle_and_most(runs.iter().map(|run| run.seconds / run.limit));
+    let noticed: Vec<_> = runs.iter().filter_map(|run| Some(run.seconds / run.limit_noticed?)).collect();
+    let noticed = (!noticed.is_empty()).then(|| middle_and_most(noticed.into_iter()).0);
     let success = runs.iter().filter(|run| run.is_whole).count() as f64 / runs.len() as f64;
-    let worst = ratios.last().copied().unwrap_or_default();
-    Ok(Measured { case, runs, median_ratio: median, worst_ratio: worst, success })
+    Ok(Measured { case, runs, median_ratio: median, worst_ratio: worst, median_noticed: noticed, success })
+}
+
+/// The median, and the largest.
+fn middle_and_most(ratios: impl Iterator<Item = f64>) -> (f64, f64) {
+    let mut ratios: Vec<_> = ratios.collect();
+    ratios.sort_by(f64::total_cmp);
+    let count = ratios.len().max(1);
+    let at = |index: usize| ratios.get(index).copied().unwrap_or_default();
+    ((at((count - 1) / 2) + at(count / 2)) / 2.0, at(count - 1))
+}
+
+/// Waits for the moment at which a download begins, in seconds after the links' epoch: each part of a turn is one's; what
+/// comes by chance has no turns.
+async fn begin(chain: &Chain, case: &Case, number: u32, of: u32) -> f64 {
+    if case.mode == Mode::Eight {
+        return chain.elapsed().as_secs_f64();
+    }
+    let phase = f64::from(LINKS) * (f64::from(number) + 0.5) / f64::from(of);
+    chain.phase(Duration::from_secs_f64(phase), LINKS * SECOND).await;
+    phase
 }
 
 /// Seconds, and whether all of it came.
 async fn download(chain: &Chain, case: &Case) -> (f64, bool) {
     let path = format!("/bytes/{}", case.size);
     let done = match case.mode {
-        Mode::Plain => chain.curl(&path).await,
+        Mode::Plain | Mode::Eight => chain.curl(&path).await,
         Mode::Connect => chain.curl_through(&path).await,
         Mode::Many => {
             let began = std::time::Instant::now();

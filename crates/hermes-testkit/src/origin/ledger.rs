@@ -1,0 +1,96 @@
+//! An origin that writes down what it was asked, and what came of each body: who is asked twice shows, and bytes that come twice.
+//!
+//! In: HTTP/1.1. Out: what a path that ends with `/bytes/N` asks for, as [`super::http`]'s; to all else the length and digest of its body as JSON; a ledger.
+//! Bodies are streamed. Entries are kept for as long as the test runs, which bounds them.
+
+use std::{
+    convert::Infallible,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use hyper::{Request, Response, body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpListener;
+
+use super::{
+    Origin,
+    http::{Body, generated, length, whole},
+};
+use crate::{Result, pattern::Digest};
+
+/// A request as its origin saw it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// `METHOD path?query`.
+    pub what: String,
+    /// Of the body, so far as it has come.
+    pub bytes: u64,
+    /// Of all of it; `None` where its end has not come.
+    pub digest: Option<String>,
+}
+
+/// All requests, in the order in which their heads came.
+#[derive(Debug, Clone, Default)]
+pub struct Ledger(Arc<Mutex<Vec<Entry>>>);
+
+impl Ledger {
+    /// An origin that writes into this one.
+    ///
+    /// # Errors
+    /// When the listener has no address.
+    pub fn serve(&self, listener: TcpListener) -> Result<Origin> {
+        let ledger = self.clone();
+        Origin::accepting(listener, move |stream| {
+            let ledger = ledger.clone();
+            async move {
+                let service = service_fn(move |request| answer(request, ledger.clone()));
+                // How a connection ends is for the client to judge.
+                let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+            }
+        })
+    }
+
+    /// What was asked so far in these words.
+    pub fn of(&self, what: &str) -> Vec<Entry> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.iter().filter(|entry| entry.what == what).cloned().collect()
+    }
+
+    fn write(&self, what: String) -> usize {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.push(Entry { what, bytes: 0, digest: None });
+        all.len() - 1
+    }
+
+    fn came(&self, entry: usize, bytes: u64, digest: Option<String>) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = &mut all[entry];
+        entry.bytes += bytes;
+        entry.digest = digest;
+    }
+}
+
+async fn answer(request: Request<Incoming>, ledger: Ledger) -> std::result::Result<Response<Body>, Infallible> {
+    let of_bytes = length(request.uri().path());
+    let entry = ledger.write(format!("{} {}", request.method(), request.uri()));
+    let (mut body, mut digest, mut bytes) = (request.into_body(), Digest::default(), 0);
+    while let Some(frame) = body.frame().await {
+        // It stays without a digest; the answer goes to nobody.
+        let Ok(frame) = frame else { return Ok(Response::new(whole(Bytes::new()))) };
+        if let Some(data) = frame.data_ref() {
+            digest.update(data);
+            bytes += data.len() as u64;
+            ledger.came(entry, data.len() as u64, None);
+        }
+    }
+    ledger.came(entry, 0, Some(digest.hex()));
+    Ok(match of_bytes {
+        Some(length) => generated(length),
+        None => {
+            let said = serde_json::json!({"bytes": bytes, "digest": digest.hex()}).to_string();
+            Response::new(whole(Bytes::from(said)))
+        }
+    })
+}
