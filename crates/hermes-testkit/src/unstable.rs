@@ -86,7 +86,7 @@ impl Between {
     pub fn custody_or_soon(protocol: &'static str) -> Self {
         let treatment = ", match: {path: '/soon/*'}, custody: {deadline: 12s}}
 - {name: late, upstream: next, custody: {deadline: 5m}";
-        Self { protocol, treatment }
+        Self { treatment, ..Self::custody(protocol) }
     }
 
     /// Nothing of the kind.

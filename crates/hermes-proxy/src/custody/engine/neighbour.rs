@@ -265,6 +265,10 @@ impl Engine {
             state.turns = if is_turn { 0 } else { state.turns + 1 };
             let record = match next {
                 Some(Next::Bytes { offset, bytes, is_last }) => {
+                    if state.in_flight == 0 {
+                        // What ended otherwise than by being held is not waited for.
+                        state.pace.begin();
+                    }
                     state.pace.sent(now, bytes.len() as u64);
                     Some(Record::Data { id, part, offset, is_last, bytes })
                 }
