@@ -99,7 +99,7 @@ impl Link {
             let shortest = *shortest;
             self.shortest = None;
             if shortest > self.trip + 2 * BEYOND {
-                self.trip = shortest.saturating_sub(BEYOND);
+                self.trip = shortest;
             }
         }
     }
@@ -224,7 +224,8 @@ mod tests {
         let (long, _) = along(60, 10, |at| if at < 3_000 { 40 } else { 240 }, 10_000, 0);
         assert!((2_700_000..3_900_000).contains(&long), "{long}");
         let (short, _) = along(60, 10, |at| if (3_000..30_000).contains(&at) { 240 } else { 40 }, 10_000, 0);
-        assert!((700_000..1_100_000).contains(&short), "{short}");
+        // As long as it is full, what waits there hides some of how short it is.
+        assert!((700_000..1_500_000).contains(&short), "{short}");
         // What waits there by our own doing makes it no longer.
         let (full, _) = after(120, 10, 40, 10_000, 0);
         assert!((700_000..1_100_000).contains(&full), "{full}");
