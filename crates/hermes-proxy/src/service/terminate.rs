@@ -99,15 +99,15 @@ pub(crate) async fn tcp(
 /// The end of an `ip` session at a device.
 ///
 /// # Errors
-/// The device is not there on this worker, or the session asks for what the route has not, or for a name that
+/// The device is not there in time, or the session asks for what the route has not, or for a name that
 /// leads nowhere.
 pub(crate) async fn device(worker: &Worker, entry: &Entry, gateway: &Gateway, route: &Route) -> Result<Port, Error> {
     let facts = &entry.facts;
     *entry.peer.borrow_mut() = Some(Arc::from(format!("{}/{}", route.name, gateway.device)));
-    let local = worker
-        .devices
-        .get(&gateway.device)
-        .ok_or_else(|| Error::Internal(format!("device {} is not open on this worker", gateway.device)))?;
+    let within = route.timeout.connect + FAR_ENDS;
+    let late = |missing| Error::ConnectTimeout { peer: gateway.device.clone(), missing, after: within };
+    let local = worker.devices.get_within(&gateway.device, within).await;
+    let local = local.ok_or_else(|| late("come back after somebody had deleted it"))?;
     // While we take over, it is not sooner ours than what we capture has far ends. One that has its far end here is not
     // to wait for itself.
     if !*local.device.reads.borrow()
@@ -115,13 +115,8 @@ pub(crate) async fn device(worker: &Worker, entry: &Entry, gateway: &Gateway, ro
     {
         captured.device.answered.send_modify(|count| *count += 1);
     }
-    let within = route.timeout.connect + FAR_ENDS;
     if !local.device.is_read_within(within).await {
-        return Err(Error::ConnectTimeout {
-            peer: gateway.device.clone(),
-            missing: "come from the process before this one",
-            after: within,
-        });
+        return Err(late("come from the process before this one"));
     }
     if !local.device.net().is_ours() {
         // Another process gives its addresses now.

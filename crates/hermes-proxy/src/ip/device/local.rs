@@ -10,10 +10,12 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_net::tun::{IdleQueue, Queue, ReceiveBuffer};
 use hermes_wire::ip::{self, Trouble};
+use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use super::Device;
@@ -50,7 +52,11 @@ impl Share {
 
 /// The devices of one worker.
 #[derive(Default)]
-pub(crate) struct Devices(RefCell<HashMap<Arc<str>, Rc<LocalDevice>>>);
+pub(crate) struct Devices {
+    here: RefCell<HashMap<Arc<str>, Rc<LocalDevice>>>,
+    /// There is another one.
+    came: Notify,
+}
 
 impl Devices {
     /// Begins to read queues.
@@ -67,7 +73,8 @@ impl Devices {
                     let reading = worker.spawn(read(device.clone(), Rc::downgrade(&local), worker.clone()));
                     // It was empty.
                     let _ = local.reading.set(reading);
-                    self.0.borrow_mut().insert(device.name.clone(), local);
+                    self.here.borrow_mut().insert(device.name.clone(), local);
+                    self.came.notify_waiters();
                     let here = worker.clone();
                     worker.spawn(async move {
                         device.unheld().await;
@@ -83,7 +90,7 @@ impl Devices {
     /// has one for any more goes back by them.
     pub(crate) fn part(&self, worker: &Rc<Worker>, passages: Vec<(Arc<str>, IdleQueue)>) {
         // Others are devices that no document names: they are not handed over, and are read for the sessions that are left.
-        for local in self.0.borrow().values().filter(|local| !local.device.net.is_ours()) {
+        for local in self.here.borrow().values().filter(|local| !local.device.net.is_ours()) {
             local.end_reading();
             let (device, shared) = (local.device.clone(), worker.shared.clone());
             worker.spawn(async move {
@@ -115,12 +122,27 @@ impl Devices {
 
     /// There may be another one of its name already.
     fn forget(&self, device: &Arc<Device>) {
-        self.0.borrow_mut().retain(|_, local| !Arc::ptr_eq(&local.device, device));
+        self.here.borrow_mut().retain(|_, local| !Arc::ptr_eq(&local.device, device));
     }
 
     /// The device of this name.
     pub(crate) fn get(&self, name: &str) -> Option<Rc<LocalDevice>> {
-        self.0.borrow().get(name).cloned()
+        self.here.borrow().get(name).cloned()
+    }
+
+    /// The device of this name, also where somebody has just deleted it and it is not made again yet. None: it was not
+    /// by then.
+    pub(crate) async fn get_within(&self, name: &str, within: Duration) -> Option<Rc<LocalDevice>> {
+        let come = async {
+            loop {
+                let came = self.came.notified();
+                if let Some(local) = self.get(name) {
+                    return local;
+                }
+                came.await;
+            }
+        };
+        tokio::time::timeout(within, come).await.ok()
     }
 }
 
