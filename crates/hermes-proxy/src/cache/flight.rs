@@ -130,20 +130,18 @@ impl Flight {
         self.settle();
     }
 
-    /// What others may know of it, while they may join: the head, the length, and whether it will be whole.
+    /// What others may know of it, while they may join: the head, and the length. So they may when all of it has come,
+    /// until what it brought is found by itself: nobody is to find neither.
     pub(crate) fn view(&self) -> Option<(Arc<Head>, Option<u64>)> {
         let state = self.lock();
-        let open = state.open.as_ref().filter(|open| open.is_kept && open.ended.is_none())?;
+        let open = state.open.as_ref().filter(|open| open.may_be_joined())?;
         Some((open.head.clone(), open.total))
     }
 
     /// Begins to read this part of it, or all of it. `None` where it will not have that, or not soon.
     pub(crate) fn join(self: &Arc<Self>, range: Option<&Range<u64>>) -> Option<FlightReader> {
         let mut state = self.lock();
-        let open = state.open.as_mut().filter(|open| open.is_kept)?;
-        if open.ended.as_ref().is_some_and(Result::is_err) {
-            return None;
-        }
+        let open = state.open.as_mut().filter(|open| open.may_be_joined())?;
         let wanted = range.cloned().unwrap_or(0..open.total.unwrap_or(u64::MAX));
         let mut at = wanted.start;
         while let Some(run) = open.base.iter().find(|run| run.range().contains(&at)) {
@@ -164,6 +162,10 @@ impl Flight {
 }
 
 impl Open {
+    fn may_be_joined(&self) -> bool {
+        self.is_kept && !matches!(self.ended, Some(Err(_)))
+    }
+
     /// Where the next byte goes.
     fn edge(&self) -> u64 {
         self.run.end() + self.tail.as_ref().map_or(0, |tail| tail.bytes.len() as u64)
