@@ -120,8 +120,7 @@ impl Engine {
     }
 
     fn half(&self, id: ExchangeId, part: Part) -> Option<&Half> {
-        let exchange = self.exchanges.get(&id)?;
-        Some(if part == Part::Request { &exchange.request } else { &exchange.response })
+        self.exchanges.get(&id).map(|exchange| exchange.half_of(part))
     }
 
     /// Whether its response waits for a head of ours.

@@ -85,6 +85,8 @@ pub(crate) enum Output {
     Stir(Arc<str>),
     /// Who was refused by [`Engine::append`] may try again.
     Room,
+    /// So may whoever brings this one.
+    Onward { id: ExchangeId },
     /// It has come to nothing: its client is to be told.
     Failed { id: ExchangeId, status: u16, reason: String },
     /// There is nothing left to be done for it.
@@ -120,7 +122,8 @@ pub(crate) enum Survives {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Appended {
     Taken,
-    /// There is no room: [`Output::Room`] tells when it is to be tried again.
+    /// There is no room, or it is far ahead of what its path takes: [`Output::Room`] or [`Output::Onward`] tells when it
+    /// is to be tried again.
     Full,
     /// There is no such exchange any more.
     Gone,
@@ -156,6 +159,13 @@ impl Exchange {
         match part {
             Part::Request => &mut self.request,
             Part::Response => &mut self.response,
+        }
+    }
+
+    pub(super) fn half_of(&self, part: Part) -> &Half {
+        match part {
+            Part::Request => &self.request,
+            Part::Response => &self.response,
         }
     }
 

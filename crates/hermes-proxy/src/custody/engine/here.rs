@@ -9,6 +9,11 @@ use super::super::half::{Next, Upto};
 use super::index::Account;
 use super::{Appended, Engine, Side};
 
+/// While there is a channel to the next one, no more is taken of who is here than this beyond what was sent: what is brought
+/// faster than the path takes it would cost time that its sending needs, and room. Where the path is dark, all is taken
+/// that there is room for.
+pub(super) const AHEAD: u64 = 1 << 20;
+
 impl Engine {
     /// Bytes of a client or an origin that is here. What is not taken is to be brought again.
     pub(crate) fn append(&mut self, id: ExchangeId, part: Part, bytes: Bytes, is_last: bool) -> Appended {
@@ -23,12 +28,27 @@ impl Engine {
             account.has_refused = true;
             return Appended::Full;
         }
+        if self.is_ahead(id, part, AHEAD) {
+            if let Some(exchange) = self.exchanges.get_mut(&id) {
+                exchange.indexed[part.index()].is_held_up = true;
+            }
+            return Appended::Full;
+        }
+        let Some(exchange) = self.exchanges.get_mut(&id) else { return Appended::Gone };
         // Who begins anew behind us, after us, must not find another head.
         if part == Part::Response {
             exchange.response.send_what_is_safe();
         }
         self.take(id, part, at, bytes, is_last);
         Appended::Taken
+    }
+
+    /// Who is here has brought that much more than was sent, to a neighbour that there is a channel to.
+    pub(super) fn is_ahead(&self, id: ExchangeId, part: Part, bytes: u64) -> bool {
+        let Some(exchange) = self.exchanges.get(&id) else { return false };
+        let is_open = exchange.sink(part).and_then(Side::peer).and_then(|peer| self.peers.get(peer));
+        let half = exchange.half_of(part);
+        is_open.is_some_and(|peer| peer.is_open) && half.have().offset - half.sent() > bytes
     }
 
     /// The next bytes for who is here, at most so many; `None` where there are none yet.

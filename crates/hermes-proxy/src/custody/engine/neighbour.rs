@@ -72,8 +72,8 @@ impl Engine {
                     exchange.half(part).rewind();
                     exchange.half(part).evict();
                 }
-                self.reindex(id);
             }
+            self.reindex(id);
         }
     }
 

@@ -227,6 +227,7 @@ impl State {
                 Output::Release { id, part, upto } => self.store.ask(Job::Release { id, part, upto }),
                 Output::Scarce(account) => self.leave_for_good(&account),
                 Output::Room => self.wake_crowd(|_| true),
+                Output::Onward { id } => self.wake_crowd(|one| *one == id),
                 Output::Failed { id, status, reason } => {
                     self.end(id, Some(Failure { status, reason: Arc::from(reason) }));
                 }

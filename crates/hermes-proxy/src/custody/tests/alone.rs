@@ -100,6 +100,48 @@ fn a_route_that_holds_what_it_may_takes_nothing_that_arrives() {
     assert_eq!(gone(&mut engine, &name(0)), Some(503));
 }
 
+/// Brings as much as is taken. How much, and whether whoever brings it waits.
+fn bring(engine: &mut Engine) -> (u64, bool) {
+    let piece = Bytes::from(vec![7; 16_384]);
+    for count in 0..1000 {
+        match engine.append(ID, Part::Response, piece.clone(), false) {
+            Appended::Taken => {}
+            Appended::Full => return (16_384 * count, true),
+            Appended::Gone => unreachable!(),
+        }
+    }
+    (16_384 * 1000, false)
+}
+
+/// Whether whoever brings it may go on.
+fn is_let_on(engine: &mut Engine) -> bool {
+    std::iter::from_fn(|| engine.output()).filter(|output| matches!(output, Output::Onward { id: ID })).count() > 0
+}
+
+#[test]
+fn what_is_brought_is_not_far_ahead_of_a_path_that_is_up() {
+    let mut engine = begun(LIMITS, Side::Here);
+    assert_eq!(bring(&mut engine), ((1 << 20) + 16_384, true));
+    let mut at = 0;
+    let whole = (1 << 20) + 16_384;
+    while at < whole {
+        write(&mut engine);
+        let sent: u64 = say(&mut engine, 0)
+            .into_iter()
+            .map(|record| if let Record::Data { bytes, .. } = record { bytes.len() as u64 } else { 0 })
+            .sum();
+        at += sent;
+        assert!(sent > 0);
+        assert_eq!(is_let_on(&mut engine), at >= whole - (1 << 19) && at - sent < whole - (1 << 19), "{at}");
+        engine.hear(NOW, &name(0), held(Part::Response, at, false), &account());
+    }
+    assert_eq!(bring(&mut engine), (whole, true));
+    // It is dark from here on, and there is room for all.
+    engine.closed(&name(0));
+    assert!(is_let_on(&mut engine));
+    assert_eq!(bring(&mut engine), (16_384 * 1000, false));
+}
+
 #[test]
 fn what_has_passed_is_not_kept_on_disk() {
     let mut engine = begun(DISK, Side::Peer(name(1)));

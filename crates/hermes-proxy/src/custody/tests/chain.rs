@@ -78,7 +78,8 @@ impl Chain {
         let node = &mut self.nodes[index];
         while let Some(output) = node.engine.output() {
             match output {
-                Output::Begun { .. } | Output::Read { .. } | Output::Stir(_) | Output::Room => {}
+                Output::Begun { .. } | Output::Read { .. } | Output::Stir(_) | Output::Room | Output::Onward { .. } => {
+                }
                 Output::Release { .. } | Output::Scarce(_) => {}
                 // A head is what comes first, and each node but the last has its own.
                 Output::Head { id, part: Part::Request, .. } if index == last => {
