@@ -1,19 +1,23 @@
-//! A request of a live session, asked once more by the way that its route leads now.
+//! A request of a live session, asked once more: it is decided anew, by the document of now.
 //!
-//! In: what is known of the session, and fields that ask for a part. Out: the answer to that.
+//! In: what is known of the session, and what is asked. Out: the answer to that; the session's route is the one that it
+//! came by.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
+use hermes_model::decide::{Decision, decide};
 use hermes_model::snapshot::{Action, Terminate, TerminateKind};
 use http::header::{IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, RANGE};
 use http::uri::Scheme;
 use http::{HeaderValue, Response, Version};
 
-use crate::body::Body;
+use crate::body::{Body, Interim, RequestBody};
 use crate::cache::Source;
 use crate::error::Error;
 use crate::live::Entry;
 use crate::request::Request;
+use crate::service::forward::Forward;
 use crate::service::forward::head::{Amend, Dress};
 use crate::service::terminate;
 use crate::session;
@@ -33,27 +37,56 @@ impl Manner {
     }
 }
 
-/// Asks for a part of it: `Range`, `If-Range`.
+/// What is asked.
+pub(super) struct Question {
+    manner: Manner,
+    body: RequestBody,
+    interim: Option<Arc<Interim>>,
+    amend: Option<Amend>,
+}
+
+impl Question {
+    /// The same once more.
+    pub(super) fn of(forward: &Forward<'_>) -> Self {
+        Self {
+            manner: Manner::of(&forward.dress),
+            body: forward.body.clone(),
+            interim: forward.interim.clone(),
+            amend: forward.dress.amend.clone(),
+        }
+    }
+
+    /// For a part of it: `Range`, `If-Range`.
+    pub(super) fn for_part(manner: Manner, (range, of): (HeaderValue, HeaderValue)) -> Self {
+        let remove = [RANGE, IF_RANGE, IF_NONE_MATCH, IF_MODIFIED_SINCE];
+        let amend = Some(Amend { remove, set: vec![(RANGE, range), (IF_RANGE, of)] });
+        Self { manner, body: RequestBody::Empty, interim: None, amend }
+    }
+}
+
+/// Asks.
 ///
 /// # Errors
-/// As whoever is asked by; the route does not lead to anybody any more.
-pub(super) async fn ask(
-    worker: &Rc<Worker>,
-    entry: &Rc<Entry>,
-    manner: Manner,
-    (range, of): (HeaderValue, HeaderValue),
-) -> Result<Response<Body>, Error> {
+/// As whoever is asked by; no route takes it any more, or one that leads to nobody.
+pub(super) async fn ask(worker: &Rc<Worker>, entry: &Rc<Entry>, question: Question) -> Result<Response<Body>, Error> {
     let generation = worker.generation();
-    let route = entry.route.borrow().clone().ok_or_else(|| Error::Internal("a session without a route".to_owned()))?;
-    let Manner { version, scheme, host } = manner;
+    let route = match decide(&entry.facts, &generation.snapshot) {
+        Decision::Act(route) => route,
+        Decision::Deny(deny) => return Err(Error::Reconfigured(deny.reason.to_string())),
+    };
+    *entry.route.borrow_mut() = Some(route.clone());
+    let Question { manner: Manner { version, scheme, host }, body, interim, amend } = question;
     let request = Request { version, scheme, host, ..Request::again(entry) };
-    let mut forward = session::forward(worker, &generation, entry, &route, &request, None);
-    let remove = [RANGE, IF_RANGE, IF_NONE_MATCH, IF_MODIFIED_SINCE];
-    forward.dress.amend = Some(Amend { remove, set: vec![(RANGE, range), (IF_RANGE, of)] });
+    let mut forward = session::forward(worker, &generation, entry, &route, &request, interim);
+    (forward.body, forward.dress.amend) = (body, amend);
     match &route.action {
         Action::Upstream(upstream) => {
             let state = generation.state_of(upstream)?;
-            Source::Upstream(state, route.pace.as_ref()).ask(&forward).await
+            let source = match &route.custody {
+                Some(custody) => Source::Custody(state, custody, None),
+                None => Source::Upstream(state, route.pace.as_ref()),
+            };
+            source.ask(&forward).await
         }
         Action::Terminate(terminate @ Terminate { kind: TerminateKind::Http, .. }) => {
             let place = terminate::place(terminate, &entry.facts, &route)?;

@@ -16,7 +16,7 @@ use http::Response;
 use http_body::{Body as _, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
-use super::again::{Manner, ask};
+use super::again::{Manner, Question, ask};
 use super::answer::Answer;
 use super::digest::{Digests, Hashes};
 use super::resume::{Rest, Resumable};
@@ -25,6 +25,9 @@ use crate::body::Body;
 use crate::error::Error;
 use crate::live::Entry;
 use crate::worker::Worker;
+
+/// An origin is asked for the rest of one response no more often than this, however much it gives each time.
+const APART: Duration = Duration::from_millis(200);
 
 type Asking = Pin<Box<dyn Future<Output = Result<Response<Body>, Error>>>>;
 
@@ -59,6 +62,8 @@ pub(crate) struct RetrievedBody {
     /// Until when something has to happen, in the state that it is in.
     timer: Pin<Box<Sleep>>,
     fruitless: u32,
+    /// When its rest was asked for last.
+    asked: Option<Instant>,
 }
 
 impl RetrievedBody {
@@ -87,6 +92,7 @@ impl RetrievedBody {
             came: now,
             timer,
             fruitless: 0,
+            asked: None,
         }
     }
 
@@ -217,9 +223,10 @@ impl RetrievedBody {
             self.note("expired");
             return Err(error);
         }
-        // The first time it is asked at once: most of what breaks is a connection.
+        // The first time it is asked at once: most of what breaks is a connection. So it is where something came, but
+        // one that gives a byte to each who asks is not asked for each of them without a pause.
         let pause = match self.fruitless {
-            0 if after.is_none() => Duration::ZERO,
+            0 if after.is_none() => self.asked.map_or(Duration::ZERO, |asked| APART.saturating_sub(asked.elapsed())),
             fruitless => pause::pause(fruitless, after, left, most, rand::random()),
         };
         self.fruitless += 1;
@@ -232,8 +239,10 @@ impl RetrievedBody {
         let fields = self.rest.fields().ok_or_else(|| Error::Internal("a range that is no field".to_owned()))?;
         let (worker, entry, manner) = (self.worker.clone(), self.entry.clone(), self.manner.clone());
         self.note("resumed");
+        self.asked = Some(Instant::now());
         self.wait(patience(&self.entry));
-        self.state = State::Asking(Box::pin(async move { ask(&worker, &entry, manner, fields).await }));
+        let question = Question::for_part(manner, fields);
+        self.state = State::Asking(Box::pin(async move { ask(&worker, &entry, question).await }));
         Ok(())
     }
 

@@ -10,7 +10,7 @@ use http::{Method, Response};
 use http_body::Body as _;
 use tokio::time::Instant;
 
-use super::again::Manner;
+use super::again::{Manner, Question, ask};
 use super::answer::Answer;
 use super::body::RetrievedBody;
 use super::resume::Resumable;
@@ -41,7 +41,14 @@ pub(crate) async fn forward(
         if forward.body.is_taken() {
             held.get_or_insert_with(|| Held::begin(entry));
         }
-        let asked = tokio::time::timeout(within, source.ask(forward)).await;
+        let asking = async {
+            match fruitless {
+                0 => source.ask(forward).await,
+                // The document may have changed, and most of all because nobody could be reached by the one before.
+                _ => Box::pin(ask(worker, entry, Question::of(forward))).await,
+            }
+        };
+        let asked = tokio::time::timeout(within, asking).await;
         let tried = asked.unwrap_or(Err(Error::NoProgress(within)));
         let (outcome, most, after) = match tried {
             Ok(response) => {
@@ -75,6 +82,6 @@ pub(crate) async fn forward(
         worker.shared.metrics.retrieved(&forward.route.name, "retried");
         let dice = rand::random();
         tokio::time::sleep(pause::pause(fruitless, after, left, most, dice)).await;
-        fruitless += 1;
+        fruitless = fruitless.saturating_add(1);
     }
 }

@@ -262,6 +262,50 @@ async fn it_goes_on_where_its_route_leads_now() {
     assert_eq!(start(&seen.fields("range")[0].clone().unwrap()), 50_000);
 }
 
+/// Who waits for an origin that cannot be reached goes where the document leads once somebody has changed it.
+#[tokio::test]
+async fn who_waits_for_an_answer_gets_it_from_where_the_document_leads_by_then() {
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (there, seen) = origin(|_, head| Reply::of(b"it is here now", "\"one\"", head));
+    let overlay = overlay();
+    let mut node = node(&overlay, "retrieve: {}", nobody).await;
+    let dialog = async || {
+        let mut dialog = Door::plain(node.address("in")).h1().await.unwrap();
+        dialog.send("POST / HTTP/1.1\r\nhost: site\r\ncontent-length: 5\r\n\r\norder").await.unwrap();
+        dialog
+    };
+    let mut dialog = dialog().await;
+    node.metric_reaches("hermes_retrieved_requests_total", "route=\"site\",event=\"retried\"", 2.0).await;
+    // By another route, another upstream, and with another head.
+    let elsewhere = DOCUMENT
+        .replace("{name: site, upstream: origin,", "{name: other, upstream: new, rewrite: {set-headers: {x-by: new}},")
+        .replace("name: origin,", "name: new,");
+    let values = [("TREATMENT", "retrieve: {}".to_owned()), ("ORIGIN", there.address().to_string())];
+    node.reload(&elsewhere, &values).await.unwrap();
+    let head = dialog.head().await.unwrap();
+    let content = dialog.body(&head).await.unwrap().data;
+    assert_eq!((head.status(), content), (200, b"it is here now".to_vec()));
+    assert_eq!(seen.fields("x-by"), [Some("new".to_owned())]);
+    assert_eq!(seen.fields("content-length"), [Some("5".to_owned())]);
+    let record = node.record(|record| record["path"] == "/").await;
+    assert_eq!(record["route"], "other");
+}
+
+/// An origin that gives a little to each who asks is not asked for it all the time.
+#[tokio::test]
+async fn what_comes_in_crumbs_is_asked_for_at_intervals() {
+    let content = Pattern::new(8).bytes(10);
+    let from = content.clone();
+    let (origin, seen) = origin(move |_, head| Reply::of(&from, "\"one\"", head).cut(1));
+    let overlay = overlay();
+    let node = node(&overlay, "retrieve: {}", origin.address()).await;
+    let began = std::time::Instant::now();
+    assert_eq!(ask(&node, "GET / HTTP/1.1", "").await.1.unwrap(), content);
+    assert_eq!(seen.count(), 10);
+    // The second one at once, and the others 200 ms apart.
+    assert!(began.elapsed() >= std::time::Duration::from_millis(1600), "{:?}", began.elapsed());
+}
+
 /// What was put together is kept as if it had come in one piece.
 #[tokio::test]
 async fn a_cache_keeps_what_was_retrieved() {

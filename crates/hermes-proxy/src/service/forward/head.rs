@@ -37,6 +37,7 @@ pub(crate) struct Dress<'a> {
 }
 
 /// Fields that a cache asks with, instead of the client's.
+#[derive(Clone)]
 pub(crate) struct Amend {
     pub(crate) remove: [HeaderName; 4],
     pub(crate) set: Vec<(HeaderName, HeaderValue)>,
