@@ -292,6 +292,7 @@ impl Half {
             self.have.offset = upto.offset;
             self.have.is_whole |= upto.is_whole;
             self.sent = Upto { offset: upto.offset, is_whole: false };
+            self.safe.offset = upto.offset;
             self.kept.clear();
             self.in_memory = 0;
             self.base = upto.offset;
@@ -400,9 +401,10 @@ impl Half {
         self.have.offset - self.base
     }
 
-    /// Bytes in memory.
-    pub(crate) fn in_memory(&self) -> u64 {
-        self.in_memory
+    /// Bytes in memory. Where they are written, those that are not yet are, though the next one may hold them.
+    pub(crate) fn in_memory(&self, is_written: bool) -> u64 {
+        let unwritten = if is_written { self.base.saturating_sub(self.safe.offset) } else { 0 };
+        self.in_memory + unwritten
     }
 
     pub(crate) fn sent(&self) -> u64 {

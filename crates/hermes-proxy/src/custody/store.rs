@@ -1,7 +1,7 @@
 //! Where the journal of custody is: segments in a directory, written by a thread of its own.
 //!
 //! In: entries, in their order, and places that are to be read again. Out: what is safe by now, and bytes. Entries that
-//! come together are written together. Segments go from the oldest on, when nothing in them is held any more; where one
+//! come together are written together; of what has passed by before its turn came nothing is written. Segments go from the oldest on, when nothing in them is held any more; where one
 //! exchange keeps an old one, what is held in it is written anew. Never: a write on a worker's thread.
 
 mod index;
@@ -140,7 +140,8 @@ pub(super) struct Segment {
 #[derive(Default)]
 struct Pending {
     notes: Vec<(ExchangeId, Note)>,
-    bytes: usize,
+    /// What need not be written any more, since the next one holds it: to be told of as safe.
+    passed: Vec<Safe>,
     is_synced: bool,
     /// The disk took it not.
     is_stuck: bool,
@@ -221,9 +222,6 @@ impl Files {
                     Job::Release { id, part, upto } => self.release(&mut pending, id, part, upto),
                     read @ Job::Read { .. } => reads.push(read),
                 }
-                if pending.bytes >= BATCH && !pending.is_stuck {
-                    self.write(&mut pending, reader);
-                }
             }
             self.write(&mut pending, reader);
             reads.into_iter().for_each(|job| self.read(job, reader));
@@ -243,18 +241,21 @@ impl Files {
             }
             self.index.forget(id);
         }
-        pending.bytes += size(&note);
         pending.is_synced |= is_synced;
         pending.notes.push((id, note));
     }
 
-    /// What was not written yet has not to be.
+    /// What was not written yet has not to be: a disk that is slower than the path has the less to do.
     fn release(&mut self, pending: &mut Pending, id: ExchangeId, part: Part, upto: u64) {
+        let before = pending.notes.len();
         pending.notes.retain(|(other, note)| {
             let is_before = matches!(note, Note::Bytes { part: of, offset, is_last: false, bytes }
                 if *of == part && offset + bytes.len() as u64 <= upto);
             *other != id || !is_before
         });
+        if pending.notes.len() < before {
+            pending.passed.push(Safe::Upto { id, part, upto: Upto { offset: upto, is_whole: false } });
+        }
         self.index.release(id, part, upto);
         pending.has_released = true;
     }
@@ -274,27 +275,39 @@ impl Files {
 
     /// Writes what waits, if the disk takes it: nobody hears that it is safe before.
     fn write(&mut self, pending: &mut Pending, reader: &Weak<dyn Reader>) {
-        if pending.notes.is_empty() {
-            return if std::mem::take(&mut pending.has_released) {
-                self.tidy()
-            };
-        }
-        let written = self.append(&pending.notes, pending.is_synced);
         let reader = reader.upgrade();
-        if let Err(error) = written {
-            pending.is_stuck = true;
-            reader.inspect(|reader| reader.is_stuck(Some(&error)));
-            // What is over meanwhile may make room.
-            return self.tidy();
-        }
-        let Pending { notes, is_stuck, .. } = std::mem::take(pending);
-        if let Some(reader) = reader {
-            if is_stuck {
-                reader.is_stuck(None);
+        let tell = |safe: Vec<Safe>| {
+            if let Some(reader) = reader.as_ref().filter(|_| !safe.is_empty()) {
+                reader.are_safe(safe);
             }
-            reader.are_safe(notes.iter().filter_map(|(id, note)| safe(*id, note)).collect());
+        };
+        tell(std::mem::take(&mut pending.passed));
+        let is_idle = pending.notes.is_empty() && !std::mem::take(&mut pending.has_released);
+        while !pending.notes.is_empty() {
+            let (mut count, mut bytes) = (0, 0);
+            while count < pending.notes.len() && bytes < BATCH {
+                bytes += size(&pending.notes[count].1);
+                count += 1;
+            }
+            if let Err(error) = self.append(&pending.notes[..count], pending.is_synced) {
+                pending.is_stuck = true;
+                reader.as_ref().inspect(|reader| reader.is_stuck(Some(&error)));
+                // What is over meanwhile may make room.
+                break;
+            }
+            if std::mem::take(&mut pending.is_stuck) {
+                reader.as_ref().inspect(|reader| reader.is_stuck(None));
+            }
+            let rest = pending.notes.split_off(count);
+            let written = std::mem::replace(&mut pending.notes, rest);
+            tell(written.iter().filter_map(|(id, note)| safe(*id, note)).collect());
         }
-        self.tidy();
+        if pending.notes.is_empty() {
+            pending.is_synced = false;
+        }
+        if !is_idle {
+            self.tidy();
+        }
     }
 
     fn append(&mut self, notes: &[(ExchangeId, Note)], is_synced: bool) -> io::Result<()> {

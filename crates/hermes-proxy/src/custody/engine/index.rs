@@ -308,7 +308,7 @@ fn stand(exchange: &mut Exchange, part: Part, has_room: bool, on_disk: bool) -> 
         has_news: comes_from_peer && half.has_news(has_room),
         in_flight: if sink == Some(true) { half.in_flight() } else { 0 },
         loading: if sink == Some(true) { half.loading() } else { 0 },
-        memory: half.in_memory() + pieces * IN_MEMORY,
+        memory: half.in_memory(is_written) + pieces * IN_MEMORY,
         places: pieces * IN_MEMORY,
         disk: if is_written { half.kept() + pieces * ON_DISK } else { 0 },
         spare: if is_written && is_read_again { half.spare() } else { 0 },

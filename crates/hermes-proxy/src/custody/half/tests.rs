@@ -64,7 +64,7 @@ fn it_is_sent_in_pieces_and_again_from_where_the_next_one_holds_it() {
     half.set_held(upto(1, false));
     assert_eq!(half.held(), upto(4, false));
     half.set_held(upto(10, true));
-    assert!(half.is_over() && half.kept() == 0 && !half.is_sendable() && half.in_memory() == 0);
+    assert!(half.is_over() && half.kept() == 0 && !half.is_sendable() && half.in_memory(false) == 0);
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn another_head_stands_in_the_place_of_theirs() {
     assert_eq!((half.send(99), half.news(true)), (None, None));
     // "header+" of theirs.
     assert_eq!(half.settle(7, bytes("HD+")), [bytes("body")]);
-    assert_eq!((half.have(), half.in_memory()), (upto(7, false), 7));
+    assert_eq!((half.have(), half.in_memory(false)), (upto(7, false), 7));
     assert_eq!(half.send(99), None, "its head has to be safe first");
     half.set_safe(upto(3, false));
     assert_eq!(half.news(true), Some((upto(7, false), false)));
@@ -149,23 +149,23 @@ fn what_is_on_disk_is_read_again_when_it_is_to_be_sent() {
     half.set_safe(upto(12, false));
     assert_eq!(half.send(5), next(0, "hello", false));
     half.evict();
-    assert_eq!((half.in_memory(), half.kept()), (10, 15), "what is under way stays, and what is not safe");
+    assert_eq!((half.in_memory(false), half.kept()), (10, 15), "what is under way stays, and what is not safe");
     half.set_safe(upto(15, false));
     half.evict();
-    assert_eq!((half.in_memory(), half.kept()), (5, 15));
+    assert_eq!((half.in_memory(false), half.kept()), (5, 15));
     assert_eq!(half.send(4), Some(Next::Away { offset: 5, length: 10 }));
     half.ask(10);
     assert_eq!((half.send(4), half.loading()), (None, 10), "it is on its way");
     half.set_held(upto(6, false));
     half.load(5, bytes("worl"));
-    assert_eq!((half.in_memory(), half.kept()), (3, 9));
+    assert_eq!((half.in_memory(false), half.kept()), (3, 9));
     assert_eq!(half.send(99), next(6, "orl", false));
     assert_eq!(half.send(99), Some(Next::Away { offset: 9, length: 6 }));
     half.ask(6);
     half.load(9, bytes("dagain"));
     assert_eq!(half.send(99), next(9, "dagain", false));
     half.set_held(upto(15, false));
-    assert_eq!((half.in_memory(), half.kept()), (0, 0));
+    assert_eq!((half.in_memory(false), half.kept()), (0, 0));
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn what_was_there_before_this_process_goes_on() {
     half.restore_head(4, 6);
     half.restore(upto(6, false), 10);
     half.restore(upto(16, true), 0);
-    assert_eq!((half.have(), half.in_memory(), half.kept()), (upto(16, true), 0, 16));
+    assert_eq!((half.have(), half.in_memory(false), half.kept()), (upto(16, true), 0, 16));
     assert_eq!(half.news(true), Some((upto(14, true), false)));
     assert_eq!(half.send(20), Some(Next::Away { offset: 0, length: 16 }));
     // The next one had some of it before.

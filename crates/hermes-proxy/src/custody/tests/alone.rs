@@ -100,6 +100,27 @@ fn a_route_that_holds_what_it_may_takes_nothing_that_arrives() {
     assert_eq!(gone(&mut engine, &name(0)), Some(503));
 }
 
+#[test]
+fn what_passes_by_a_disk_that_does_not_keep_up_is_bounded() {
+    let mut engine = begun(DISK, Side::Peer(name(1)));
+    let piece = |at| data(Part::Request, 10 + at * 16_384, 16_384, false);
+    for at in 0..200 {
+        engine.hear(NOW, &name(0), piece(at), &account());
+        say(&mut engine, 1);
+        let upto = engine.have(ID, Part::Request).unwrap().offset;
+        engine.hear(NOW, &name(1), held(Part::Request, upto, false), &account());
+    }
+    let had = engine.have(ID, Part::Request).unwrap().offset;
+    assert!((900_000..=1 << 20).contains(&had), "{had}");
+    say(&mut engine, 0);
+    // It is written by now: who was refused sends again.
+    write(&mut engine);
+    let again = Record::Held { id: ID, part: Part::Request, upto: had - 4 + 10, is_whole: false, again: true };
+    assert_eq!(say(&mut engine, 0), [again]);
+    engine.hear(NOW, &name(0), piece((had - 4) / 16_384), &account());
+    assert_eq!(engine.have(ID, Part::Request).unwrap().offset, had + 16_384);
+}
+
 /// Brings as much as is taken. How much, and whether whoever brings it waits.
 fn bring(engine: &mut Engine) -> (u64, bool) {
     let piece = Bytes::from(vec![7; 16_384]);
