@@ -24,6 +24,7 @@ use hermes_wire::custody::{ExchangeId, Part, Record};
 
 pub(crate) use self::exchange::{Appended, Entry, Former, Limits, Output, Side, Survives};
 use self::exchange::{Exchange, PARTS};
+use self::here::HeldUp;
 use self::index::{Account, Indexed, Peer};
 use super::half::{Half, RECORD, Upto};
 
@@ -40,6 +41,8 @@ pub(crate) struct Engine {
     peers: HashMap<Arc<str>, Peer>,
     /// Of exchanges, and of what has ended.
     deadlines: BTreeSet<(Duration, ExchangeId)>,
+    /// Who is here and far ahead of its path.
+    held_up: HashMap<(ExchangeId, Part), HeldUp>,
     out: VecDeque<Output>,
     next: u64,
 }
@@ -62,6 +65,7 @@ impl Engine {
             accounts: HashMap::new(),
             peers: HashMap::new(),
             deadlines: BTreeSet::new(),
+            held_up: HashMap::new(),
             out: VecDeque::new(),
             next: 0,
         }

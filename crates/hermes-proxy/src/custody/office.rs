@@ -178,9 +178,11 @@ impl Office {
     ) -> Poll<Result<(), Failure>> {
         self.act(|state, _| match state.engine.append(id, part, bytes.clone(), is_last) {
             Appended::Taken => Poll::Ready(Ok(())),
-            Appended::Full => {
+            refused @ (Appended::Full | Appended::Ahead) => {
                 // Who waits comes before who is gone.
-                if let Some(account) = state.engine.account(id).cloned() {
+                if refused == Appended::Full
+                    && let Some(account) = state.engine.account(id).cloned()
+                {
                     state.leave_for_good(&account);
                 }
                 if !state.crowd.iter().any(|(other, waker)| *other == id && waker.will_wake(cx.waker())) {

@@ -131,8 +131,9 @@ impl Engine {
         self.deadlines.first().map(|(at, _)| *at)
     }
 
-    /// Ends what has had its time.
+    /// Ends what has had its time, and what has been waited for long enough.
     pub(crate) fn expire(&mut self, now: Duration) {
+        self.let_on_late(now);
         while let Some((at, id)) = self.deadlines.first().copied()
             && at <= now
         {

@@ -122,9 +122,10 @@ pub(crate) enum Survives {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Appended {
     Taken,
-    /// There is no room, or it is far ahead of what its path takes: [`Output::Room`] or [`Output::Onward`] tells when it
-    /// is to be tried again.
+    /// There is no room: [`Output::Room`] tells when it is to be tried again.
     Full,
+    /// It is far ahead of what its path takes: [`Output::Onward`] tells.
+    Ahead,
     /// There is no such exchange any more.
     Gone,
 }

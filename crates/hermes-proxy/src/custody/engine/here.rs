@@ -2,17 +2,30 @@
 //!
 //! In: bytes as they come, and who asks for more. Out: bytes as they stand in their string; what is read counts as held.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use hermes_wire::custody::{ExchangeId, Part};
 
 use super::super::half::{Next, Upto};
 use super::index::Account;
-use super::{Appended, Engine, Side};
+use super::{Appended, Engine, Output, PARTS, Side};
 
 /// While there is a channel to the next one, no more is taken of who is here than this beyond what was sent: what is brought
-/// faster than the path takes it would cost time that its sending needs, and room. Where the path is dark, all is taken
-/// that there is room for.
-pub(super) const AHEAD: u64 = 1 << 20;
+/// faster than the path takes it would cost time that its sending needs, and room.
+const AHEAD: u64 = 1 << 20;
+/// Nobody waits longer for the path to take of that: it is slow, or dark, and all is taken that there is room for. An origin
+/// may not have patience.
+const LONG: Duration = Duration::from_secs(1);
+
+/// Who is here has brought that much.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum HeldUp {
+    /// It waits, since then; `None`: nobody has looked at a clock yet.
+    Waits(Option<Duration>),
+    /// It has waited for long enough.
+    GoesOn,
+}
 
 impl Engine {
     /// Bytes of a client or an origin that is here. What is not taken is to be brought again.
@@ -28,11 +41,10 @@ impl Engine {
             account.has_refused = true;
             return Appended::Full;
         }
-        if self.is_ahead(id, part, AHEAD) {
-            if let Some(exchange) = self.exchanges.get_mut(&id) {
-                exchange.indexed[part.index()].is_held_up = true;
-            }
-            return Appended::Full;
+        if self.is_ahead(id, part, AHEAD)
+            && *self.held_up.entry((id, part)).or_insert(HeldUp::Waits(None)) != HeldUp::GoesOn
+        {
+            return Appended::Ahead;
         }
         let Some(exchange) = self.exchanges.get_mut(&id) else { return Appended::Gone };
         // Who begins anew behind us, after us, must not find another head.
@@ -44,11 +56,39 @@ impl Engine {
     }
 
     /// Who is here has brought that much more than was sent, to a neighbour that there is a channel to.
-    pub(super) fn is_ahead(&self, id: ExchangeId, part: Part, bytes: u64) -> bool {
+    fn is_ahead(&self, id: ExchangeId, part: Part, bytes: u64) -> bool {
         let Some(exchange) = self.exchanges.get(&id) else { return false };
         let is_open = exchange.sink(part).and_then(Side::peer).and_then(|peer| self.peers.get(peer));
         let half = exchange.half_of(part);
         is_open.is_some_and(|peer| peer.is_open) && half.have().offset - half.sent() > bytes
+    }
+
+    /// Whoever waits for its path goes on once that has taken half of what there was, or is gone.
+    pub(super) fn let_on(&mut self, id: ExchangeId) {
+        if self.held_up.is_empty() {
+            return;
+        }
+        for part in PARTS {
+            if !self.is_ahead(id, part, AHEAD / 2)
+                && let Some(HeldUp::Waits(_)) = self.held_up.remove(&(id, part))
+            {
+                self.out.push_back(Output::Onward { id });
+            }
+        }
+    }
+
+    /// Whoever has waited for long goes on.
+    pub(super) fn let_on_late(&mut self, now: Duration) {
+        for ((id, _), state) in &mut self.held_up {
+            match *state {
+                HeldUp::Waits(None) => *state = HeldUp::Waits(Some(now)),
+                HeldUp::Waits(Some(since)) if now >= since + LONG => {
+                    *state = HeldUp::GoesOn;
+                    self.out.push_back(Output::Onward { id: *id });
+                }
+                HeldUp::Waits(_) | HeldUp::GoesOn => {}
+            }
+        }
     }
 
     /// The next bytes for who is here, at most so many; `None` where there are none yet.

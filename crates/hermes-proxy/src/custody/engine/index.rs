@@ -8,7 +8,6 @@ use std::sync::Arc;
 use hermes_wire::custody::{ExchangeId, Part, Record};
 
 use super::super::pace::Pace;
-use super::here::AHEAD;
 use super::{Engine, Exchange, Limits, Output, PARTS, Side, Survives};
 
 /// A neighbour.
@@ -130,8 +129,6 @@ pub(super) struct Indexed {
     places: u64,
     /// Who is here was told of it.
     pub(super) is_ready_told: bool,
-    /// Who is here has more, and waits until the path has taken of what there is.
-    pub(super) is_held_up: bool,
 }
 
 /// An exchange is another account's now.
@@ -162,6 +159,9 @@ impl Engine {
     /// It goes: takes it out of all indexes.
     pub(super) fn unindex(&mut self, id: ExchangeId) {
         self.put(id, true);
+        if PARTS.map(|part| self.held_up.remove(&(id, part)).is_some()).contains(&true) {
+            self.out.push_back(Output::Onward { id });
+        }
     }
 
     /// What is kept in case that it is read again gives way to what has to be kept.
@@ -186,19 +186,6 @@ impl Engine {
         }
         let waiting: Vec<_> = state.lacking.iter().copied().collect();
         waiting.into_iter().for_each(|one| self.put(one, false));
-    }
-
-    /// Whoever waits for its path goes on once that has taken half of what there was, or is dark.
-    fn let_on(&mut self, id: ExchangeId) {
-        for part in PARTS {
-            let is_held_up = |one: &&mut Exchange| one.indexed[part.index()].is_held_up;
-            if !self.is_ahead(id, part, AHEAD / 2)
-                && let Some(exchange) = self.exchanges.get_mut(&id).filter(is_held_up)
-            {
-                exchange.indexed[part.index()].is_held_up = false;
-                self.out.push_back(Output::Onward { id });
-            }
-        }
     }
 
     fn put(&mut self, id: ExchangeId, goes: bool) {
@@ -258,9 +245,6 @@ impl Engine {
             if now.is_ready_told && !before.is_ready_told {
                 self.out.push_back(Output::Ready { id, part });
             }
-            if before.is_held_up && goes {
-                self.out.push_back(Output::Onward { id });
-            }
             exchange.indexed[part.index()] = now;
         }
         let lacks = !goes && (exchange.request.is_lacking() || exchange.response.is_lacking());
@@ -313,6 +297,5 @@ fn stand(exchange: &mut Exchange, part: Part, has_room: bool, on_disk: bool) -> 
         disk: if is_written { half.kept() + pieces * ON_DISK } else { 0 },
         spare: if is_written && is_read_again { half.spare() } else { 0 },
         is_ready_told: before.is_ready_told || (half.is_sendable() && sink == Some(false)),
-        is_held_up: before.is_held_up,
     }
 }

@@ -127,8 +127,8 @@ fn bring(engine: &mut Engine) -> (u64, bool) {
     for count in 0..1000 {
         match engine.append(ID, Part::Response, piece.clone(), false) {
             Appended::Taken => {}
-            Appended::Full => return (16_384 * count, true),
-            Appended::Gone => unreachable!(),
+            Appended::Ahead => return (16_384 * count, true),
+            Appended::Full | Appended::Gone => unreachable!(),
         }
     }
     (16_384 * 1000, false)
@@ -160,6 +160,19 @@ fn what_is_brought_is_not_far_ahead_of_a_path_that_is_up() {
     // It is dark from here on, and there is room for all.
     engine.closed(&name(0));
     assert!(is_let_on(&mut engine));
+    assert_eq!(bring(&mut engine), (16_384 * 1000, false));
+}
+
+/// The path is dark, and nobody knows: or it is so slow that an origin would lose its patience.
+#[test]
+fn nobody_waits_for_long_for_a_path_that_takes_nothing() {
+    let mut engine = begun(LIMITS, Side::Here);
+    assert_eq!(bring(&mut engine), ((1 << 20) + 16_384, true));
+    let mut late = |millis| {
+        engine.expire(Duration::from_millis(millis));
+        is_let_on(&mut engine)
+    };
+    assert_eq!([100, 1000, 1100, 2000].map(&mut late), [false, false, true, false]);
     assert_eq!(bring(&mut engine), (16_384 * 1000, false));
 }
 
