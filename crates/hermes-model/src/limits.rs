@@ -261,6 +261,8 @@ limits! {
     upstream_idle_connections / "upstream-idle-connections": usize as usize; 1024, 1, 1_000_000;
     /// Requests under way below which retries need no budget: a lone request may always be retried.
     retry_floor / "retry-floor": u32 as u32; 3, 0, 10_000;
+    /// Requests of one worker that wait for another try (`retrieve`).
+    retrievals / "retrievals": usize as usize; 4096, 1, 1_000_000;
     /// Exchanges in custody, of each route; and of those that arrive for routes without `custody`, together.
     custody_exchanges / "custody-exchanges": usize as usize; 10_000, 1, 1_000_000;
     /// Bytes in memory of exchanges in custody that arrive for routes without `custody`, together.

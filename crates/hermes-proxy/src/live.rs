@@ -60,6 +60,8 @@ pub(crate) struct Entry {
     is_tunnel: Cell<bool>,
     /// It waits for others who have its bytes in custody: their deadline is its own.
     is_held: Cell<bool>,
+    /// What it waited for at an endpoint is given up for its silence.
+    pub(crate) is_starved: Cell<bool>,
     /// How long it may be silent, where its route does not say.
     idle: Cell<Option<Duration>>,
     key: Cell<usize>,
@@ -88,6 +90,7 @@ impl Entry {
             connection,
             is_tunnel: Cell::new(false),
             is_held: Cell::new(false),
+            is_starved: Cell::new(false),
             idle: Cell::new(None),
             key: Cell::new(0),
             started: Instant::now(),

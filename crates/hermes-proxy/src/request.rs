@@ -94,7 +94,8 @@ impl Request<'_> {
         Some((Facts { kind: Kind::Udp, authority, ..facts.clone() }, host))
     }
 
-    /// The request of a live flow of datagrams, to open its tunnel anew.
+    /// The request of a live session: of a flow of datagrams, to open its tunnel anew. Of another one its content and its
+    /// manner are to be said beside.
     pub(crate) fn again(entry: &Entry) -> Self {
         let protocol = if entry.facts.kind == Kind::Ip { "connect-ip" } else { "connect-udp" };
         Self {

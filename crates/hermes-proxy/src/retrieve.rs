@@ -13,11 +13,13 @@ mod forward;
 pub mod pause;
 mod resume;
 
+use std::rc::Rc;
 use std::time::Duration;
 
 pub(crate) use self::body::RetrievedBody;
 pub(crate) use self::forward::forward;
 use crate::error::Error;
+use crate::worker::Worker;
 
 /// The longest pause where nothing reached the origin: it has no trouble with it, and a path may be there for a second.
 const UNREACHED: Duration = Duration::from_secs(1);
@@ -25,13 +27,41 @@ const UNREACHED: Duration = Duration::from_secs(1);
 const REFUSED: Duration = Duration::from_secs(30);
 
 /// How long to leave it alone at the most after this error; `None` where no other try can help.
-fn rests(error: &Error, may_repeat: bool) -> Option<Duration> {
+fn rests(error: &Error) -> Option<Duration> {
     let is_passing = match error {
-        // Not a byte was sent.
-        Error::NoEndpoint { .. } | Error::Resolve(_) => true,
-        Error::NoProgress(_) | Error::Connect { .. } | Error::ConnectTimeout { .. } => may_repeat,
-        Error::NotConnected { .. } | Error::Broken { .. } => may_repeat,
-        _ => false,
+        Error::NoProgress(_) | Error::Connect { .. } | Error::ConnectTimeout { .. } => true,
+        Error::NotConnected { .. } | Error::Broken { .. } => true,
+        _ => !is_sent(error),
     };
     is_passing.then_some(UNREACHED)
+}
+
+/// Whether its origin may have had something of the request that ended so.
+fn is_sent(error: &Error) -> bool {
+    let is_unreached = matches!(error, Error::NoEndpoint { .. } | Error::Resolve(_) | Error::Limit(_));
+    let is_unconnected =
+        matches!(error, Error::Connect { .. } | Error::ConnectTimeout { .. } | Error::NotConnected { .. });
+    !is_unreached && !is_unconnected && !matches!(error, Error::Broken { unprocessed: true, .. })
+}
+
+/// One of those that wait for another try, on a worker.
+struct Waiting(Rc<Worker>);
+
+impl Waiting {
+    /// `None`: there are as many as may be.
+    fn begin(worker: &Rc<Worker>) -> Option<Self> {
+        let count = worker.retrievals.get();
+        if count >= worker.generation().snapshot.limits.retrievals {
+            worker.shared.metrics.limit("retrievals");
+            return None;
+        }
+        worker.retrievals.set(count + 1);
+        Some(Self(worker.clone()))
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.retrievals.set(self.0.retrievals.get() - 1);
+    }
 }

@@ -345,7 +345,10 @@ fn respond_with(
 ) -> Result<Acted, Error> {
     let (mut parts, body) = response.into_parts();
     let vars = Vars { facts: &session.entry.facts, node: &generation.snapshot.node };
-    clean_response(&mut parts, &generation.via, route.rewrite.as_ref(), &vars)?;
+    // It may have been asked for by another one than at first.
+    let led = session.entry.route.borrow().clone();
+    let rewrite = led.as_deref().unwrap_or(route).rewrite.as_ref();
+    clean_response(&mut parts, &generation.via, rewrite, &vars)?;
     Ok(Acted::Response(Response::from_parts(parts, body)))
 }
 

@@ -103,6 +103,8 @@ pub(crate) struct Worker {
     rng: RefCell<SmallRng>,
     clock: Cell<u64>,
     draining: Cell<bool>,
+    /// Requests of routes with `retrieve` that wait for another try.
+    pub(crate) retrievals: Cell<usize>,
     /// Connections that this node keeps to others.
     pub(crate) uplinks: Uplinks,
     /// Channels of custody to others.
@@ -143,6 +145,7 @@ impl Worker {
             devices: Devices::default(),
             answers: Budget::default(),
             dns_clients: Shares::default(),
+            retrievals: Cell::new(0),
             rng: RefCell::new(SmallRng::from_os_rng()),
             draining: Cell::new(false),
             uplinks: Uplinks::default(),

@@ -150,13 +150,17 @@ impl Visit<'_> {
 
     async fn read(&self, forward: &mut Forward<'_>, source: &Source<'_>) -> Result<Response<Body>, Error> {
         // Its own question has to be answered within what is left of the session's time.
-        let deadline = match source {
+        let patience = match source {
             // A path may be dark for long, to everybody.
-            Source::Custody(_, custody, _) => {
+            Source::Custody(_, custody, _) => Some(custody.deadline),
+            _ => forward.route.retrieve.map(|retrieve| retrieve.deadline),
+        };
+        let deadline = match patience {
+            Some(patience) => {
                 forward.entry.set_held(true);
-                Instant::now() + custody.deadline
+                Instant::now() + patience
             }
-            _ => Instant::now() + WAIT.min(forward.route.timeout.progress / 2),
+            None => Instant::now() + WAIT.min(forward.route.timeout.progress / 2),
         };
         let mut waits = 0;
         let mut first = None;
@@ -205,6 +209,8 @@ impl Visit<'_> {
                     }
                 }
                 Found::Ask { stored, miss, lead } => {
+                    // Whoever asks has its own patience.
+                    forward.entry.set_held(false);
                     return self.ask_origin(forward, source, stored, miss, lead).await;
                 }
             }

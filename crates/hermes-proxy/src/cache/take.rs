@@ -78,7 +78,7 @@ impl Visit<'_> {
         // The session that asked may end before the others who read.
         let entry = forward.entry.apart(forward.worker);
         body.bind(&entry);
-        if forward.route.custody.is_some() {
+        if forward.route.custody.is_some() || forward.route.retrieve.is_some() {
             // Who reads along waits as long as who asked: the path may be dark to all of them.
             forward.entry.set_held(true);
         }
@@ -90,9 +90,10 @@ impl Visit<'_> {
             body,
             entry,
             owed,
-            idle: match &forward.route.custody {
-                Some(custody) => custody.deadline,
-                None => forward.route.timeout.idle_of(Kind::Http),
+            idle: match (&forward.route.custody, &forward.route.retrieve) {
+                (Some(custody), _) => custody.deadline,
+                (None, Some(retrieve)) => retrieve.deadline + forward.route.timeout.progress,
+                (None, None) => forward.route.timeout.idle_of(Kind::Http),
             },
             is_done: false,
         };

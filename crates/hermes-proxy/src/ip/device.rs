@@ -20,6 +20,7 @@ use hermes_net::tun::{self, IdleQueue, TunError};
 use hermes_wire::ip;
 use ipnet::IpNet;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use self::local::Elsewhere;
 pub(crate) use self::local::{Devices, LocalDevice, Share};
@@ -115,9 +116,9 @@ impl Device {
     }
 
     /// Waits until the process before us has parted. False where it has not in time.
-    pub(crate) async fn is_read_within(&self, within: Duration) -> bool {
+    pub(crate) async fn is_read_by(&self, by: Instant) -> bool {
         let mut reads = self.reads.subscribe();
-        matches!(tokio::time::timeout(within, reads.wait_for(|reads| *reads)).await, Ok(Ok(_)))
+        matches!(tokio::time::timeout_at(by, reads.wait_for(|reads| *reads)).await, Ok(Ok(_)))
     }
 
     /// Waits until somebody deletes it. A reader is not woken by that: to epoll it is an error, and nothing to be read.

@@ -147,10 +147,7 @@ async fn finish(worker: Rc<Worker>, door: Rc<Door>, mut known: Known) {
 
 fn begin(worker: &Rc<Worker>, known: &mut Known, incoming: Incoming) {
     let Some((state, is_there)) = known.current(worker) else { return incoming.ignore() };
-    // Not the configuration that the endpoint had when the client's first packet came.
-    let Some(config) = state.quic.as_ref().map(|quic| quic::for_one(&quic.config, quic.bounds)) else {
-        return incoming.refuse();
-    };
+    let Some(quic) = &state.quic else { return incoming.refuse() };
     let has_many = worker.quic_handshakes.get() >= worker.generation().snapshot.limits.handshakes;
     if has_many && !incoming.remote_address_validated() && incoming.may_retry() {
         worker.shared.metrics.limit("handshakes");
@@ -166,7 +163,9 @@ fn begin(worker: &Rc<Worker>, known: &mut Known, incoming: Incoming) {
     }
     let labels = ListenerLabels { listener: state.listener.name.clone() };
     worker.shared.metrics.connections.get_or_create(&labels).inc();
-    // Counted from here: many may come before the first of them runs.
+    // Counted from here: many may come before the first of them runs. Not the configuration that the endpoint had when
+    // the client's first packet came.
+    let config = quic::for_one(&quic.config, quic.bounds);
     let handshake = Handshake::begin(worker, incoming, config);
     worker.spawn(serve(worker.clone(), guard, handshake));
 }

@@ -1,12 +1,13 @@
 //! A request of a live session, asked once more: it is decided anew, by the document of now.
 //!
-//! In: what is known of the session, and what is asked. Out: the answer to that; the session's route is the one that it
-//! came by.
+//! In: what is known of the session, and what is asked. Out: the answer to that; and the route that led to it is the
+//! session's from then on.
 
 use std::rc::Rc;
 use std::sync::Arc;
 
 use hermes_model::decide::{Decision, decide};
+use hermes_model::rewrite::Vars;
 use hermes_model::snapshot::{Action, Terminate, TerminateKind};
 use http::header::{IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, RANGE};
 use http::uri::Scheme;
@@ -17,9 +18,9 @@ use crate::cache::Source;
 use crate::error::Error;
 use crate::live::Entry;
 use crate::request::Request;
-use crate::service::forward::Forward;
 use crate::service::forward::head::{Amend, Dress};
-use crate::service::terminate;
+use crate::service::forward::{Forward, is_idempotent};
+use crate::service::{respond, terminate};
 use crate::session;
 use crate::worker::Worker;
 
@@ -43,24 +44,27 @@ pub(super) struct Question {
     body: RequestBody,
     interim: Option<Arc<Interim>>,
     amend: Option<Amend>,
+    /// Its origin may have had it.
+    was_sent: bool,
 }
 
 impl Question {
     /// The same once more.
-    pub(super) fn of(forward: &Forward<'_>) -> Self {
+    pub(super) fn of(forward: &Forward<'_>, was_sent: bool) -> Self {
         Self {
             manner: Manner::of(&forward.dress),
             body: forward.body.clone(),
             interim: forward.interim.clone(),
             amend: forward.dress.amend.clone(),
+            was_sent,
         }
     }
 
-    /// For a part of it: `Range`, `If-Range`.
+    /// For a part of what a request without content brings: `Range`, `If-Range`.
     pub(super) fn for_part(manner: Manner, (range, of): (HeaderValue, HeaderValue)) -> Self {
         let remove = [RANGE, IF_RANGE, IF_NONE_MATCH, IF_MODIFIED_SINCE];
         let amend = Some(Amend { remove, set: vec![(RANGE, range), (IF_RANGE, of)] });
-        Self { manner, body: RequestBody::Empty, interim: None, amend }
+        Self { manner, body: RequestBody::Empty, interim: None, amend, was_sent: false }
     }
 }
 
@@ -74,8 +78,12 @@ pub(super) async fn ask(worker: &Rc<Worker>, entry: &Rc<Entry>, question: Questi
         Decision::Act(route) => route,
         Decision::Deny(deny) => return Err(Error::Reconfigured(deny.reason.to_string())),
     };
+    let Question { manner: Manner { version, scheme, host }, body, interim, amend, was_sent } = question;
+    if was_sent && !is_idempotent(entry, &route) {
+        let reason = format!("route {} takes it now, which does not say that it may be sent twice", route.name);
+        return Err(Error::Reconfigured(reason));
+    }
     *entry.route.borrow_mut() = Some(route.clone());
-    let Question { manner: Manner { version, scheme, host }, body, interim, amend } = question;
     let request = Request { version, scheme, host, ..Request::again(entry) };
     let mut forward = session::forward(worker, &generation, entry, &route, &request, interim);
     (forward.body, forward.dress.amend) = (body, amend);
@@ -92,6 +100,10 @@ pub(super) async fn ask(worker: &Rc<Worker>, entry: &Rc<Entry>, question: Questi
             let place = terminate::place(terminate, &entry.facts, &route)?;
             let destination = place.destination(terminate, None);
             Source::Origin(&destination, generation.route_owner(&route)).ask(&forward).await
+        }
+        Action::Respond(answer) => Ok(respond::respond(answer)),
+        Action::Redirect(redirect) => {
+            respond::redirect(redirect, &Vars { facts: &entry.facts, node: &generation.snapshot.node })
         }
         _ => Err(Error::Unsuitable { route: route.name.clone(), kind: entry.facts.kind.as_str() }),
     }

@@ -20,7 +20,7 @@ use super::again::{Manner, Question, ask};
 use super::answer::Answer;
 use super::digest::{Digests, Hashes};
 use super::resume::{Rest, Resumable};
-use super::{REFUSED, pause, rests};
+use super::{REFUSED, Waiting, pause, rests};
 use crate::body::Body;
 use crate::error::Error;
 use crate::live::Entry;
@@ -64,6 +64,10 @@ pub(crate) struct RetrievedBody {
     fruitless: u32,
     /// When its rest was asked for last.
     asked: Option<Instant>,
+    /// While it waits for more.
+    waiting: Option<Waiting>,
+    /// Its client has had all that came, and has not asked for more yet.
+    is_given: bool,
 }
 
 impl RetrievedBody {
@@ -77,7 +81,8 @@ impl RetrievedBody {
         let digests = Some(&answer.digests).filter(|digests| answer.status != 206 && !digests.is_empty());
         let proof = digests.map(|digests| (digests.clone(), Hashes::start(digests.iter().map(|(which, _)| which))));
         let now = Instant::now();
-        let timer = Box::pin(tokio::time::sleep(patience(&entry)));
+        // It is set as its client asks for the first of it.
+        let timer = Box::pin(tokio::time::sleep(Duration::ZERO));
         let state = State::Reading(body);
         Self {
             worker,
@@ -93,6 +98,8 @@ impl RetrievedBody {
             timer,
             fruitless: 0,
             asked: None,
+            waiting: None,
+            is_given: true,
         }
     }
 
@@ -113,8 +120,15 @@ impl RetrievedBody {
     }
 
     pub(crate) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        if std::mem::take(&mut self.is_given) {
+            // While its client reads, the time that it takes is its own.
+            self.came = Instant::now();
+            if let State::Reading(_) = self.state {
+                self.wait(self.patience(false));
+            }
+        }
         let polled = self.poll(cx);
-        // While its client reads, the time that it takes is its own.
+        self.is_given = polled.is_ready();
         self.entry.set_held(polled.is_pending());
         if matches!(polled, Poll::Ready(None | Some(Err(_)))) {
             self.state = State::Done;
@@ -131,7 +145,7 @@ impl RetrievedBody {
                         Poll::Ready(frame) => frame,
                         Poll::Pending => {
                             ready!(self.timer.as_mut().poll(cx));
-                            Some(Err(Error::NoProgress(patience(&self.entry))))
+                            Some(Err(Error::NoProgress(self.patience(false))))
                         }
                     };
                     if let Some(frame) = self.take(frame).transpose() {
@@ -147,7 +161,9 @@ impl RetrievedBody {
                         Poll::Ready(asked) => asked,
                         Poll::Pending => {
                             ready!(self.timer.as_mut().poll(cx));
-                            Err(Error::NoProgress(patience(&self.entry)))
+                            // For whoever judges the endpoint, as the try is dropped.
+                            self.entry.is_starved.set(true);
+                            Err(Error::NoProgress(self.patience(true)))
                         }
                     };
                     self.go_on(asked)?;
@@ -191,11 +207,12 @@ impl RetrievedBody {
         let most = self.rest.missing().map_or(usize::MAX, |missing| usize::try_from(missing).unwrap_or(usize::MAX));
         data.truncate(most);
         // Bytes that are skipped are no progress of the client's, but they are one of the path.
-        self.wait(patience(&self.entry));
+        self.wait(self.patience(false));
         if data.is_empty() {
             return Ok(None);
         }
         (self.came, self.fruitless) = (Instant::now(), 0);
+        self.waiting = None;
         self.rest.took(data.len());
         if let Some((_, hashes)) = &mut self.proof {
             hashes.update(&data);
@@ -218,16 +235,23 @@ impl RetrievedBody {
 
     /// Leaves its origin alone for a while, unless its time is over.
     fn rest_for(&mut self, error: Error, after: Option<Duration>, most: Duration) -> Result<(), Error> {
-        let left = self.retrieve.deadline.saturating_sub(self.came.elapsed());
+        let left = self.left();
         if left.is_zero() {
             self.note("expired");
             return Err(error);
         }
+        if self.waiting.is_none() {
+            self.waiting = Waiting::begin(&self.worker);
+        }
+        if self.waiting.is_none() {
+            return Err(error);
+        }
         // The first time it is asked at once: most of what breaks is a connection. So it is where something came, but
         // one that gives a byte to each who asks is not asked for each of them without a pause.
+        let apart = self.asked.map_or(Duration::ZERO, |asked| APART.saturating_sub(asked.elapsed()));
         let pause = match self.fruitless {
-            0 if after.is_none() => self.asked.map_or(Duration::ZERO, |asked| APART.saturating_sub(asked.elapsed())),
-            fruitless => pause::pause(fruitless, after, left, most, rand::random()),
+            0 if after.is_none() => apart,
+            fruitless => pause::pause(fruitless, after, left, most, rand::random()).max(apart),
         };
         self.fruitless += 1;
         self.wait(pause);
@@ -240,7 +264,8 @@ impl RetrievedBody {
         let (worker, entry, manner) = (self.worker.clone(), self.entry.clone(), self.manner.clone());
         self.note("resumed");
         self.asked = Some(Instant::now());
-        self.wait(patience(&self.entry));
+        self.entry.is_starved.set(false);
+        self.wait(self.patience(true));
         let question = Question::for_part(manner, fields);
         self.state = State::Asking(Box::pin(async move { ask(&worker, &entry, question).await }));
         Ok(())
@@ -251,7 +276,12 @@ impl RetrievedBody {
         let response = match asked {
             Ok(response) => response,
             Err(error) => {
-                return match rests(&error, true) {
+                let most = match error {
+                    // It was not its turn in time.
+                    Error::Paced { .. } => Some(REFUSED),
+                    _ => rests(&error),
+                };
+                return match most {
                     Some(most) => self.rest_for(error, None, most),
                     None => Err(error),
                 };
@@ -266,7 +296,7 @@ impl RetrievedBody {
                     body.bind(session);
                 }
                 self.skip = skip;
-                self.wait(patience(&self.entry));
+                self.wait(self.patience(false));
                 self.state = State::Reading(body);
                 Ok(())
             }
@@ -293,6 +323,18 @@ impl RetrievedBody {
         }
     }
 
+    fn left(&self) -> Duration {
+        self.retrieve.deadline.saturating_sub(self.came.elapsed())
+    }
+
+    /// How long a try may bring nothing. `with_turn`: it may have to wait for its turn.
+    fn patience(&self, with_turn: bool) -> Duration {
+        let route = self.entry.route.borrow();
+        let timeouts = route.as_ref().map(|route| route.timeout).unwrap_or_default();
+        let turn = route.as_ref().filter(|_| with_turn).and_then(|route| route.pace).map(|pace| pace.deadline);
+        (timeouts.progress + turn.unwrap_or_default()).min(self.left())
+    }
+
     fn wait(&mut self, time: Duration) {
         self.timer.as_mut().reset(Instant::now() + time);
     }
@@ -306,9 +348,4 @@ impl RetrievedBody {
     fn peer(&self) -> std::sync::Arc<str> {
         self.entry.peer.borrow().clone().unwrap_or_else(|| "the origin".into())
     }
-}
-
-/// How long a try may bring nothing.
-fn patience(entry: &Entry) -> Duration {
-    entry.route.borrow().as_ref().map(|route| route.timeout).unwrap_or_default().progress
 }

@@ -3,9 +3,10 @@
 //! In: a decided request, and how its origin is asked. Out: its response: the first one that is worth giving, or the last one
 //! that there was when its time was over.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use hermes_model::snapshot::Retrieve;
+use http::response::Parts;
 use http::{Method, Response};
 use http_body::Body as _;
 use tokio::time::Instant;
@@ -14,74 +15,134 @@ use super::again::{Manner, Question, ask};
 use super::answer::Answer;
 use super::body::RetrievedBody;
 use super::resume::Resumable;
-use super::{REFUSED, pause, rests};
-use crate::body::Body;
+use super::{REFUSED, Waiting, is_sent, pause, rests};
+use crate::body::{Body, RequestBody};
 use crate::cache::Source;
 use crate::error::Error;
 use crate::live::Held;
-use crate::service::forward::Forward;
+use crate::service::forward::{Forward, is_idempotent};
 
 /// Asks until there is an answer.
 ///
 /// # Errors
-/// The last try's, where no other one can help or its time is over.
+/// The last try's, where no other one can help, or as many wait as may, or its time is over.
 pub(crate) async fn forward(
     forward: &Forward<'_>,
     source: &Source<'_>,
     retrieve: Retrieve,
 ) -> Result<Response<Body>, Error> {
-    let (worker, entry) = (forward.worker, forward.entry);
+    let (worker, entry, metrics) = (forward.worker, forward.entry, &forward.worker.shared.metrics);
     let until = Instant::now() + retrieve.deadline;
-    let waits = forward.route.pace.map(|pace| pace.deadline).unwrap_or_default();
-    let within = forward.route.timeout.progress + waits;
-    // Its own patience holds, not that of any session; and a client that sends its request slowly is not waited for.
-    let mut held = None;
-    let mut fruitless = 0;
+    let left = || until.saturating_duration_since(Instant::now());
+    // Its own patience holds, not that of any session: each try is watched here.
+    let _held = Held::begin(entry);
+    let mut waiting = None;
+    let mut last = None;
+    let (mut fruitless, mut was_sent) = (0_u32, false);
     loop {
-        if forward.body.is_taken() {
-            held.get_or_insert_with(|| Held::begin(entry));
-        }
         let asking = async {
             match fruitless {
                 0 => source.ask(forward).await,
                 // The document may have changed, and most of all because nobody could be reached by the one before.
-                _ => Box::pin(ask(worker, entry, Question::of(forward))).await,
+                _ => Box::pin(ask(worker, entry, Question::of(forward, was_sent))).await,
             }
         };
-        let asked = tokio::time::timeout(within, asking).await;
-        let tried = asked.unwrap_or(Err(Error::NoProgress(within)));
+        let tried = watched(forward, left(), asking).await;
+        was_sent |= tried.as_ref().err().is_none_or(is_sent);
+        let may_repeat = || {
+            let route = entry.route.borrow();
+            let is_harmless = !was_sent || is_idempotent(entry, route.as_deref().unwrap_or(forward.route));
+            is_harmless && forward.body.can_be_sent() && !forward.body.waits_for_client()
+        };
+        let is_over = left().is_zero();
         let (outcome, most, after) = match tried {
             Ok(response) => {
                 let (parts, body) = response.into_parts();
                 let answer = Answer::read(&parts, SystemTime::now());
-                if !answer.may_pass() || !forward.is_idempotent() || !forward.body.can_be_sent() {
-                    let body = match Resumable::of(&answer).filter(|_| entry.facts.method == Method::GET) {
-                        Some(rest) if !body.is_end_stream() => Body::Retrieved(Box::new(RetrievedBody::new(
-                            worker.clone(),
-                            entry.clone(),
-                            (Manner::of(&forward.dress), retrieve),
-                            (body, rest, &answer),
-                        ))),
-                        _ => body,
-                    };
-                    return Ok(Response::from_parts(parts, body));
+                if !answer.may_pass() || !may_repeat() || is_over {
+                    return Ok(resumable(forward, retrieve, (parts, body), &answer));
                 }
                 // Off its connection, which others need meanwhile.
                 (Ok(Body::small(Response::from_parts(parts, body)).await), REFUSED, answer.retry_after)
             }
-            Err(error) => match rests(&error, forward.may_repeat(&error)) {
+            // It had no more time than was left, and says nothing.
+            Err(Error::NoProgress(_)) if is_over && let Some(last) = last.take() => {
+                metrics.retrieved(&forward.route.name, "expired");
+                return last;
+            }
+            Err(error) => match rests(&error).filter(|_| may_repeat()) {
                 Some(most) => (Err(error), most, None),
                 None => return Err(error),
             },
         };
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            worker.shared.metrics.retrieved(&forward.route.name, "expired");
+        if is_over {
+            metrics.retrieved(&forward.route.name, "expired");
             return outcome;
         }
-        worker.shared.metrics.retrieved(&forward.route.name, "retried");
-        let dice = rand::random();
-        tokio::time::sleep(pause::pause(fruitless, after, left, most, dice)).await;
-        fruitless = fruitless.saturating_add(1);
+        if waiting.is_none() {
+            waiting = Waiting::begin(worker);
+        }
+        if waiting.is_none() {
+            return outcome;
+        }
+        metrics.retrieved(&forward.route.name, "retried");
+        tokio::time::sleep(pause::pause(fruitless, after, left(), most, rand::random())).await;
+        (fruitless, last) = (fruitless.saturating_add(1), Some(outcome));
     }
+}
+
+/// One try, which ends where it has been silent for as long as the route allows, or for what is left.
+async fn watched(
+    forward: &Forward<'_>,
+    left: Duration,
+    asking: impl Future<Output = Result<Response<Body>, Error>>,
+) -> Result<Response<Body>, Error> {
+    let (worker, entry) = (forward.worker, forward.entry);
+    entry.add_sent(worker, 0);
+    entry.is_starved.set(false);
+    let patience = || {
+        let route = entry.route.borrow();
+        let route = route.as_deref().unwrap_or(forward.route);
+        (route.timeout.progress + route.pace.map(|pace| pace.deadline).unwrap_or_default()).min(left)
+    };
+    let watch = async {
+        while let Some(rest) = patience().checked_sub(Duration::from_millis(entry.silence(worker)))
+            && !rest.is_zero()
+        {
+            tokio::time::sleep(rest.max(LOOK)).await;
+        }
+        // For whoever judges the endpoint that the try was at, as it is dropped.
+        entry.is_starved.set(true);
+    };
+    let tried = tokio::select! {
+        biased;
+        tried = asking => tried,
+        () = watch => Err(Error::NoProgress(patience())),
+    };
+    entry.add_sent(worker, 0);
+    tried
+}
+
+/// A worker's clock is no finer.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// A response whose rest can be asked for, where it breaks off.
+fn resumable(
+    forward: &Forward<'_>,
+    retrieve: Retrieve,
+    (parts, body): (Parts, Body),
+    answer: &Answer,
+) -> Response<Body> {
+    // What has content may mean another thing by each of its bytes, and they are not there any more.
+    let is_bare = forward.entry.facts.method == Method::GET && matches!(forward.body, RequestBody::Empty);
+    let body = match Resumable::of(answer).filter(|_| is_bare) {
+        Some(rest) if !body.is_end_stream() => Body::Retrieved(Box::new(RetrievedBody::new(
+            forward.worker.clone(),
+            forward.entry.clone(),
+            (Manner::of(&forward.dress), retrieve),
+            (body, rest, answer),
+        ))),
+        _ => body,
+    };
+    Response::from_parts(parts, body)
 }

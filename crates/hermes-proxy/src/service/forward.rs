@@ -95,9 +95,12 @@ impl<'a> Debt<'a> {
 
 impl Drop for Debt<'_> {
     fn drop(&mut self) {
-        // The sweep ends a session in the midst of an attempt, and nobody judges that.
+        // The sweep ends a session in the midst of an attempt, or the retriever gives it up, and nobody judges that.
         let forward = self.forward;
-        let starved = || matches!(forward.entry.end.get(), Some(Error::NoProgress(_)));
+        let starved = || {
+            let entry = forward.entry;
+            entry.is_starved.get() || matches!(entry.end.get(), Some(Error::NoProgress(_)))
+        };
         if !self.is_settled && starved() && !forward.body.waits_for_client() {
             forward.blame(self.upstream, self.index);
         }

@@ -17,6 +17,7 @@ use hermes_net::udp::{self, UdpSocket};
 use hermes_wire::connect_ip::{self, Scope};
 use http::StatusCode;
 use ipnet::IpNet;
+use tokio::time::Instant;
 
 use crate::datagram::Port;
 use crate::error::Error;
@@ -106,8 +107,9 @@ pub(crate) async fn device(worker: &Worker, entry: &Entry, gateway: &Gateway, ro
     *entry.peer.borrow_mut() = Some(Arc::from(format!("{}/{}", route.name, gateway.device)));
     let within = route.timeout.connect + FAR_ENDS;
     let late = |missing| Error::ConnectTimeout { peer: gateway.device.clone(), missing, after: within };
-    let local = worker.devices.get_within(&gateway.device, within).await;
-    let local = local.ok_or_else(|| late("come back after somebody had deleted it"))?;
+    let by = Instant::now() + within;
+    let local = worker.devices.get_by(&gateway.device, by).await;
+    let local = local.ok_or_else(|| late("open on this worker: somebody deleted it, or its queue cannot be read"))?;
     // While we take over, it is not sooner ours than what we capture has far ends. One that has its far end here is not
     // to wait for itself.
     if !*local.device.reads.borrow()
@@ -115,7 +117,7 @@ pub(crate) async fn device(worker: &Worker, entry: &Entry, gateway: &Gateway, ro
     {
         captured.device.answered.send_modify(|count| *count += 1);
     }
-    if !local.device.is_read_within(within).await {
+    if !local.device.is_read_by(by).await {
         return Err(late("come from the process before this one"));
     }
     if !local.device.net().is_ours() {

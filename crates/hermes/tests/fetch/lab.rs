@@ -22,11 +22,17 @@ pub(crate) struct Reply {
     pub(crate) cut: Option<usize>,
     /// Says nothing more then, and stays.
     pub(crate) stalls: bool,
+    /// Says nothing at all.
+    pub(crate) is_mute: bool,
 }
 
 impl Reply {
     pub(crate) fn status(status: u16) -> Self {
         Self { status, ..Self::default() }
+    }
+
+    pub(crate) fn mute() -> Self {
+        Self { is_mute: true, stalls: true, ..Self::default() }
     }
 
     /// The range that was asked for, where it was one of this; else all.
@@ -99,13 +105,18 @@ pub(crate) fn origin(reply: impl FnMut(usize, &Head) -> Reply + Send + 'static) 
         let (told, reply) = (told.clone(), reply.clone());
         async move {
             let head = dialog.head().await?;
+            if head.header("content-length").is_some_and(|length| length != "0") {
+                dialog.body(&head).await?;
+            }
             let reply = {
                 let mut seen = told.0.lock().unwrap();
                 seen.push(head);
                 let number = seen.len() - 1;
                 (reply.lock().unwrap())(number, &seen[number])
             };
-            dialog.send(reply.head()).await?;
+            if !reply.is_mute {
+                dialog.send(reply.head()).await?;
+            }
             dialog.send(&reply.content[..reply.cut.unwrap_or(reply.content.len())]).await?;
             if reply.stalls {
                 dialog.is_ended().await;

@@ -9,3 +9,4 @@ mod lasting;
 mod node;
 mod refusals;
 mod through;
+mod waits;

@@ -14,8 +14,8 @@ use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 
 use crate::lab::{Reply, origin, sha256};
 
-const LENGTH: usize = 300_000;
-const DOCUMENT: &str = "
+pub(crate) const LENGTH: usize = 300_000;
+pub(crate) const DOCUMENT: &str = "
 workers: 2
 listeners:
 - {name: in, bind: '127.0.0.1:0', protocol: http}
@@ -25,17 +25,17 @@ upstreams:
 - {name: origin, protocol: h1, overlay: false, endpoints: ['$ORIGIN'], outlier: {failures: 0}}
 ";
 
-fn overlay() -> Overlay {
+pub(crate) fn overlay() -> Overlay {
     Overlay::new(env!("CARGO_BIN_EXE_hermes")).unwrap()
 }
 
-async fn node(overlay: &Overlay, treatment: &str, origin: SocketAddr) -> Node {
+pub(crate) async fn node(overlay: &Overlay, treatment: &str, origin: SocketAddr) -> Node {
     let draft = overlay.node("device").document(DOCUMENT).with("TREATMENT", treatment).with("ORIGIN", origin);
     draft.start().await.unwrap()
 }
 
 /// One request of a client that knows of nothing, and all that it gets; `Err` where that is cut off.
-async fn ask(node: &Node, head: &str, content: &str) -> (Head, io::Result<Vec<u8>>) {
+pub(crate) async fn ask(node: &Node, head: &str, content: &str) -> (Head, io::Result<Vec<u8>>) {
     let mut dialog = Door::plain(node.address("in")).h1().await.unwrap();
     let length = content.len();
     dialog.send(format!("{head}\r\nhost: site\r\ncontent-length: {length}\r\n\r\n{content}")).await.unwrap();
@@ -44,7 +44,7 @@ async fn ask(node: &Node, head: &str, content: &str) -> (Head, io::Result<Vec<u8
     (head, content)
 }
 
-async fn events(node: &Node, event: &str) -> f64 {
+pub(crate) async fn events(node: &Node, event: &str) -> f64 {
     let labels = format!("route=\"site\",event=\"{event}\"");
     node.metric("hermes_retrieved_requests_total", &labels).await.unwrap()
 }
@@ -85,10 +85,11 @@ fn start(range: &str) -> u64 {
 async fn an_origin_that_is_not_there_yet_is_waited_for() {
     let place = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let overlay = overlay();
-    let node = node(&overlay, "retrieve: {}", place).await;
+    // Longer than any session may make no progress.
+    let node = node(&overlay, "retrieve: {}, timeout: {progress: 1s}", place).await;
     let labels = "route=\"site\",event=\"retried\"";
     let begin = async {
-        node.metric_reaches("hermes_retrieved_requests_total", labels, 3.0).await;
+        node.metric_reaches("hermes_retrieved_requests_total", labels, 16.0).await;
         let listener = tokio::net::TcpListener::bind(place).await.unwrap();
         Origin::accepting(listener, |mut stream| async move {
             use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -210,14 +211,15 @@ async fn an_origin_that_falls_silent_is_left() {
     let from = content.clone();
     let (origin, seen) = origin(move |number, head| match number {
         // Not a word; then some of it, and not a word more.
-        0 => Reply::of(&from, "\"one\"", head).stalling().cut(1000),
-        1 => Reply::of(&from, "\"one\"", head).cut(0).stalling(),
+        0 | 2 => Reply::mute(),
+        1 => Reply::of(&from, "\"one\"", head).stalling().cut(1000),
+        3 => Reply::of(&from, "\"one\"", head).cut(0).stalling(),
         _ => Reply::of(&from, "\"one\"", head),
     });
     let overlay = overlay();
     let node = node(&overlay, "retrieve: {}, timeout: {progress: 1s}", origin.address()).await;
     let (head, got) = ask(&node, "GET / HTTP/1.1", "").await;
-    assert_eq!((head.status(), seen.count()), (200, 3));
+    assert_eq!((head.status(), seen.count()), (200, 5));
     assert_eq!(got.unwrap(), content);
 }
 

@@ -241,6 +241,8 @@ mod tests {
     #[test]
     fn who_sleeps_is_woken() {
         let queue = Queue::new();
+        // Its thread says when it sleeps.
+        queue.lock().sleep = Sleep::Busy;
         queue.lock().taken = Instant::now().checked_sub(2 * RESTS).unwrap();
         std::thread::scope(|scope| {
             let taken = scope.spawn(|| queue.take(None).unwrap().len());

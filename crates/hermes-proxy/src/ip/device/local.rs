@@ -10,13 +10,13 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_net::tun::{IdleQueue, Queue, ReceiveBuffer};
 use hermes_wire::ip::{self, Trouble};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
+use tokio::time::Instant;
 
 use super::Device;
 use crate::signal::Signal;
@@ -130,9 +130,9 @@ impl Devices {
         self.here.borrow().get(name).cloned()
     }
 
-    /// The device of this name, also where somebody has just deleted it and it is not made again yet. None: it was not
+    /// The device of this name, also where somebody has just deleted it and it is not made again yet. `None`: it was not
     /// by then.
-    pub(crate) async fn get_within(&self, name: &str, within: Duration) -> Option<Rc<LocalDevice>> {
+    pub(crate) async fn get_by(&self, name: &str, by: Instant) -> Option<Rc<LocalDevice>> {
         let come = async {
             loop {
                 let came = self.came.notified();
@@ -142,7 +142,7 @@ impl Devices {
                 came.await;
             }
         };
-        tokio::time::timeout(within, come).await.ok()
+        tokio::time::timeout_at(by, come).await.ok()
     }
 }
 

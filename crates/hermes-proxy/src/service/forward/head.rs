@@ -36,7 +36,7 @@ pub(crate) struct Dress<'a> {
     pub(crate) amend: Option<Amend>,
 }
 
-/// Fields that a cache asks with, instead of the client's.
+/// Fields that a cache asks with, or who asks for the rest of an answer, instead of the client's.
 #[derive(Clone)]
 pub(crate) struct Amend {
     pub(crate) remove: [HeaderName; 4],

@@ -1,0 +1,119 @@
+//! What bounds the retriever within a node, and what it keeps its hands off.
+
+use std::time::Duration;
+
+use hermes_testkit::door::Door;
+use hermes_testkit::pattern::Pattern;
+
+use crate::lab::{Reply, origin};
+use crate::node::{DOCUMENT, LENGTH, ask, events, node, overlay};
+
+/// What came of a request with content may be of that content, which is not there any more: its rest is nobody's to ask
+/// for, and its head must not go out without it.
+#[tokio::test]
+async fn what_was_asked_with_content_is_not_gone_on_with() {
+    let content = Pattern::new(9).bytes(LENGTH);
+    let (origin, seen) = origin(move |_, head| Reply::of(&content, "\"one\"", head).cut(50_000));
+    let overlay = overlay();
+    let node = node(&overlay, "retrieve: {}", origin.address()).await;
+    let mut dialog = Door::plain(node.address("in")).h1().await.unwrap();
+    dialog.send("GET / HTTP/1.1\r\nhost: site\r\ncontent-length: 10\r\n\r\na question").await.unwrap();
+    let got = match dialog.head().await {
+        Ok(head) => dialog.body(&head).await.map(|content| content.data.len()),
+        Err(error) => Err(error),
+    };
+    got.unwrap_err();
+    assert_eq!((seen.count(), events(&node, "resumed").await as usize), (1, 0));
+}
+
+/// It moves all the time, for longer than it may stand still.
+#[tokio::test]
+async fn a_long_upload_is_no_silence() {
+    let (origin, seen) = origin(|_, head| Reply::of(b"thanks", "\"one\"", head));
+    let overlay = overlay();
+    let node = node(&overlay, "retrieve: {}, timeout: {progress: 1s}", origin.address()).await;
+    let mut dialog = Door::plain(node.address("in")).h1().await.unwrap();
+    dialog.send("PUT / HTTP/1.1\r\nhost: site\r\ncontent-length: 300000\r\n\r\n").await.unwrap();
+    for _ in 0..30 {
+        dialog.send([7; 10_000]).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let head = dialog.head().await.unwrap();
+    assert_eq!((head.status(), seen.count()), (200, 1));
+}
+
+#[tokio::test]
+async fn a_client_that_stops_in_the_midst_of_its_request_is_not_waited_for() {
+    let (origin, seen) = origin(|_, head| Reply::of(b"thanks", "\"one\"", head));
+    let overlay = overlay();
+    let node = node(&overlay, "retrieve: {}, timeout: {progress: 1s}", origin.address()).await;
+    let mut dialog = Door::plain(node.address("in")).h1().await.unwrap();
+    dialog.send("PUT / HTTP/1.1\r\nhost: site\r\ncontent-length: 300000\r\n\r\nonly this").await.unwrap();
+    assert_eq!(dialog.head().await.unwrap().status(), 504);
+    assert_eq!((seen.count(), events(&node, "retried").await as usize), (0, 0));
+}
+
+/// And whose silence it was is known.
+#[tokio::test]
+async fn its_time_is_shorter_than_what_a_try_may_take() {
+    let (origin, seen) = origin(|_, _| Reply::mute());
+    let overlay = overlay();
+    let document = DOCUMENT.replace("failures: 0", "failures: 1");
+    let draft = overlay.node("device").document(&document).with("TREATMENT", "retrieve: {deadline: 1s}");
+    let node = draft.with("ORIGIN", origin.address()).start().await.unwrap();
+    let (head, _) = ask(&node, "GET / HTTP/1.1", "").await;
+    assert_eq!((head.status(), seen.count()), (504, 1));
+    node.says("the endpoint failed several times in a row and rests").await;
+}
+
+#[tokio::test]
+async fn no_more_wait_than_may() {
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let overlay = overlay();
+    let document = format!("{}limits: {{retrievals: 1}}\n", DOCUMENT.replace("workers: 2", "workers: 1"));
+    let draft = overlay.node("device").document(&document).with("TREATMENT", "retrieve: {}");
+    let node = draft.with("ORIGIN", nobody).start().await.unwrap();
+    let mut first = Door::plain(node.address("in")).h1().await.unwrap();
+    first.send("GET / HTTP/1.1\r\nhost: site\r\n\r\n").await.unwrap();
+    node.metric_reaches("hermes_retrieved_requests_total", "route=\"site\",event=\"retried\"", 1.0).await;
+    assert_eq!(ask(&node, "GET / HTTP/1.1", "").await.0.status(), 502);
+    node.metric_reaches("hermes_limit_hits_total", "limit=\"retrievals\"", 1.0).await;
+    // Whoever leaves makes room.
+    drop(first);
+    let mut third = Door::plain(node.address("in")).h1().await.unwrap();
+    let waits = events(&node, "retried").await;
+    third.send("GET / HTTP/1.1\r\nhost: site\r\n\r\n").await.unwrap();
+    node.metric_reaches("hermes_retrieved_requests_total", "route=\"site\",event=\"retried\"", waits + 3.0).await;
+}
+
+#[tokio::test]
+async fn who_waits_hears_what_the_document_answers_by_now() {
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let overlay = overlay();
+    let mut node = node(&overlay, "retrieve: {}", nobody).await;
+    let mut dialog = Door::plain(node.address("in")).h1().await.unwrap();
+    dialog.send("GET / HTTP/1.1\r\nhost: site\r\n\r\n").await.unwrap();
+    node.metric_reaches("hermes_retrieved_requests_total", "route=\"site\",event=\"retried\"", 1.0).await;
+    let elsewhere = DOCUMENT.replace("upstream: origin, $TREATMENT", "redirect: {location: 'https://elsewhere/'}");
+    node.reload(&elsewhere, &[("ORIGIN", nobody.to_string())]).await.unwrap();
+    let head = dialog.head().await.unwrap();
+    assert_eq!(head.header("location").as_deref(), Some("https://elsewhere/"));
+}
+
+/// The route that it comes by next does not say that its origin knows keys.
+#[tokio::test]
+async fn an_order_is_not_sent_again_by_a_route_that_does_not_say_that_it_may() {
+    let (origin, seen) = origin(|_, _| Reply::status(503).with("retry-after", 1));
+    let overlay = overlay();
+    let mut node = node(&overlay, "retrieve: {}, idempotency-key: true", origin.address()).await;
+    let mut dialog = Door::plain(node.address("in")).h1().await.unwrap();
+    let order = "POST / HTTP/1.1\r\nhost: site\r\nidempotency-key: \"k\"\r\ncontent-length: 5\r\n\r\norder";
+    dialog.send(order).await.unwrap();
+    node.metric_reaches("hermes_retrieved_requests_total", "route=\"site\",event=\"retried\"", 1.0).await;
+    let values = [("TREATMENT", "retrieve: {}".to_owned()), ("ORIGIN", origin.address().to_string())];
+    node.reload(DOCUMENT, &values).await.unwrap();
+    let head = dialog.head().await.unwrap();
+    let said = String::from_utf8(dialog.body(&head).await.unwrap().data).unwrap();
+    assert!(head.status() == 503 && said.contains("may be sent twice"), "{said}");
+    assert_eq!(seen.count(), 1);
+}
