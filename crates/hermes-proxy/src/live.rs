@@ -60,6 +60,10 @@ pub(crate) struct Entry {
     is_tunnel: Cell<bool>,
     /// It waits for others who have its bytes in custody: their deadline is its own.
     is_held: Cell<bool>,
+    /// Whoever asks for it has a patience of its own.
+    is_watched: Cell<bool>,
+    /// Its origin may have had something of its request.
+    pub(crate) was_sent: Cell<bool>,
     /// What it waited for at an endpoint is given up for its silence.
     pub(crate) is_starved: Cell<bool>,
     /// How long it may be silent, where its route does not say.
@@ -90,6 +94,8 @@ impl Entry {
             connection,
             is_tunnel: Cell::new(false),
             is_held: Cell::new(false),
+            is_watched: Cell::new(false),
+            was_sent: Cell::new(false),
             is_starved: Cell::new(false),
             idle: Cell::new(None),
             key: Cell::new(0),
@@ -195,7 +201,7 @@ impl Entry {
     fn limit(&self) -> Duration {
         // A client that takes nothing of an answer is waited for as any.
         let is_reader_s = self.facts.kind == Kind::Http && self.phase() == Phase::Blocked;
-        if self.is_held.get() && !is_reader_s {
+        if (self.is_held.get() || self.is_watched.get()) && !is_reader_s {
             return Duration::MAX;
         }
         let timeouts = self.route.borrow().as_ref().map(|route| route.timeout);
@@ -226,6 +232,22 @@ impl<'e> Held<'e> {
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         self.entry.is_held.set(self.was);
+    }
+}
+
+/// A session whose silence somebody else looks at than the sweep.
+pub(crate) struct Watched<'e>(&'e Entry);
+
+impl<'e> Watched<'e> {
+    pub(crate) fn begin(entry: &'e Entry) -> Self {
+        entry.is_watched.set(true);
+        Self(entry)
+    }
+}
+
+impl Drop for Watched<'_> {
+    fn drop(&mut self) {
+        self.0.is_watched.set(false);
     }
 }
 

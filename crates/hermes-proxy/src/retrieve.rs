@@ -29,6 +29,8 @@ const REFUSED: Duration = Duration::from_secs(30);
 /// How long to leave it alone at the most after this error; `None` where no other try can help.
 fn rests(error: &Error) -> Option<Duration> {
     let is_passing = match error {
+        // It was not its turn in time.
+        Error::Paced { .. } => return Some(REFUSED),
         Error::NoProgress(_) | Error::Connect { .. } | Error::ConnectTimeout { .. } => true,
         Error::NotConnected { .. } | Error::Broken { .. } => true,
         _ => !is_sent(error),
@@ -38,7 +40,8 @@ fn rests(error: &Error) -> Option<Duration> {
 
 /// Whether its origin may have had something of the request that ended so.
 fn is_sent(error: &Error) -> bool {
-    let is_unreached = matches!(error, Error::NoEndpoint { .. } | Error::Resolve(_) | Error::Limit(_));
+    let is_unreached =
+        matches!(error, Error::NoEndpoint { .. } | Error::Resolve(_) | Error::Limit(_) | Error::Paced { .. });
     let is_unconnected =
         matches!(error, Error::Connect { .. } | Error::ConnectTimeout { .. } | Error::NotConnected { .. });
     !is_unreached && !is_unconnected && !matches!(error, Error::Broken { unprocessed: true, .. })

@@ -150,17 +150,13 @@ impl Visit<'_> {
 
     async fn read(&self, forward: &mut Forward<'_>, source: &Source<'_>) -> Result<Response<Body>, Error> {
         // Its own question has to be answered within what is left of the session's time.
-        let patience = match source {
+        let deadline = match source {
             // A path may be dark for long, to everybody.
-            Source::Custody(_, custody, _) => Some(custody.deadline),
-            _ => forward.route.retrieve.map(|retrieve| retrieve.deadline),
-        };
-        let deadline = match patience {
-            Some(patience) => {
+            Source::Custody(_, custody, _) => {
                 forward.entry.set_held(true);
-                Instant::now() + patience
+                Instant::now() + custody.deadline
             }
-            None => Instant::now() + WAIT.min(forward.route.timeout.progress / 2),
+            _ => Instant::now() + WAIT.min(forward.route.timeout.progress / 2),
         };
         let mut waits = 0;
         let mut first = None;
@@ -209,8 +205,6 @@ impl Visit<'_> {
                     }
                 }
                 Found::Ask { stored, miss, lead } => {
-                    // Whoever asks has its own patience.
-                    forward.entry.set_held(false);
                     return self.ask_origin(forward, source, stored, miss, lead).await;
                 }
             }

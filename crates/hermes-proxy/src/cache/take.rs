@@ -78,7 +78,8 @@ impl Visit<'_> {
         // The session that asked may end before the others who read.
         let entry = forward.entry.apart(forward.worker);
         body.bind(&entry);
-        if forward.route.custody.is_some() || forward.route.retrieve.is_some() {
+        let retrieve = forward.route.retrieve.filter(|_| matches!(body, Body::Retrieved(_)));
+        if forward.route.custody.is_some() || retrieve.is_some() {
             // Who reads along waits as long as who asked: the path may be dark to all of them.
             forward.entry.set_held(true);
         }
@@ -90,7 +91,7 @@ impl Visit<'_> {
             body,
             entry,
             owed,
-            idle: match (&forward.route.custody, &forward.route.retrieve) {
+            idle: match (&forward.route.custody, retrieve) {
                 (Some(custody), _) => custody.deadline,
                 (None, Some(retrieve)) => retrieve.deadline + forward.route.timeout.progress,
                 (None, None) => forward.route.timeout.idle_of(Kind::Http),

@@ -248,9 +248,10 @@ impl Half {
     }
 
     /// What the one before is to be told, if it has not heard that yet; and whether it is to send again what comes behind
-    /// that, for which there is room by now.
-    pub(crate) fn news(&mut self, has_room: bool) -> Option<(Upto, bool)> {
-        let (said, again) = self.to_say(has_room)?;
+    /// that, for which there is room by now. `is_read_again`: what was read of it may have to be read after a restart too,
+    /// so that nobody but the disk holds it.
+    pub(crate) fn news(&mut self, has_room: bool, is_read_again: bool) -> Option<(Upto, bool)> {
+        let (said, again) = self.to_say(has_room, is_read_again)?;
         if again {
             self.lacks = false;
             self.asked_again = Some(self.have.offset);
@@ -261,16 +262,17 @@ impl Half {
     }
 
     /// Whether [`Half::news`] has any.
-    pub(crate) fn has_news(&self, has_room: bool) -> bool {
-        self.to_say(has_room).is_some()
+    pub(crate) fn has_news(&self, has_room: bool, is_read_again: bool) -> bool {
+        self.to_say(has_room, is_read_again).is_some()
     }
 
-    fn to_say(&self, has_room: bool) -> Option<(Upto, bool)> {
+    fn to_say(&self, has_room: bool, is_read_again: bool) -> Option<(Upto, bool)> {
         let Head::Settled { length, theirs } = self.head else {
             return self.greets.then_some((Upto::default(), false));
         };
         // What the next one holds is safe too.
-        let safe = if self.held.offset > self.safe.offset || self.held.is_whole { self.held } else { self.safe };
+        let is_held = !is_read_again && (self.held.offset > self.safe.offset || self.held.is_whole);
+        let safe = if is_held { self.held } else { self.safe };
         // Whoever says that it holds more than there can be is not passed on.
         let offset = safe.offset.checked_sub(length).map_or(0, |behind| theirs.saturating_add(behind).min(varint::MAX));
         let said = Upto { offset, is_whole: safe.is_whole };

@@ -44,19 +44,20 @@ pub(super) struct Question {
     body: RequestBody,
     interim: Option<Arc<Interim>>,
     amend: Option<Amend>,
-    /// Its origin may have had it.
-    was_sent: bool,
 }
+
+/// An answer that the document gives itself, not an origin's.
+#[derive(Clone)]
+pub(super) struct OfDocument;
 
 impl Question {
     /// The same once more.
-    pub(super) fn of(forward: &Forward<'_>, was_sent: bool) -> Self {
+    pub(super) fn of(forward: &Forward<'_>) -> Self {
         Self {
             manner: Manner::of(&forward.dress),
             body: forward.body.clone(),
             interim: forward.interim.clone(),
             amend: forward.dress.amend.clone(),
-            was_sent,
         }
     }
 
@@ -64,7 +65,7 @@ impl Question {
     pub(super) fn for_part(manner: Manner, (range, of): (HeaderValue, HeaderValue)) -> Self {
         let remove = [RANGE, IF_RANGE, IF_NONE_MATCH, IF_MODIFIED_SINCE];
         let amend = Some(Amend { remove, set: vec![(RANGE, range), (IF_RANGE, of)] });
-        Self { manner, body: RequestBody::Empty, interim: None, amend, was_sent: false }
+        Self { manner, body: RequestBody::Empty, interim: None, amend }
     }
 }
 
@@ -78,8 +79,20 @@ pub(super) async fn ask(worker: &Rc<Worker>, entry: &Rc<Entry>, question: Questi
         Decision::Act(route) => route,
         Decision::Deny(deny) => return Err(Error::Reconfigured(deny.reason.to_string())),
     };
-    let Question { manner: Manner { version, scheme, host }, body, interim, amend, was_sent } = question;
-    if was_sent && !is_idempotent(entry, &route) {
+    let Question { manner: Manner { version, scheme, host }, body, interim, amend } = question;
+    let own = match &route.action {
+        Action::Respond(answer) => Some(respond::respond(answer)),
+        Action::Redirect(redirect) => {
+            Some(respond::redirect(redirect, &Vars { facts: &entry.facts, node: &generation.snapshot.node })?)
+        }
+        _ => None,
+    };
+    if let Some(mut own) = own {
+        *entry.route.borrow_mut() = Some(route);
+        own.extensions_mut().insert(OfDocument);
+        return Ok(own);
+    }
+    if entry.was_sent.get() && !is_idempotent(entry, &route) {
         let reason = format!("route {} takes it now, which does not say that it may be sent twice", route.name);
         return Err(Error::Reconfigured(reason));
     }
@@ -100,10 +113,6 @@ pub(super) async fn ask(worker: &Rc<Worker>, entry: &Rc<Entry>, question: Questi
             let place = terminate::place(terminate, &entry.facts, &route)?;
             let destination = place.destination(terminate, None);
             Source::Origin(&destination, generation.route_owner(&route)).ask(&forward).await
-        }
-        Action::Respond(answer) => Ok(respond::respond(answer)),
-        Action::Redirect(redirect) => {
-            respond::redirect(redirect, &Vars { facts: &entry.facts, node: &generation.snapshot.node })
         }
         _ => Err(Error::Unsuitable { route: route.name.clone(), kind: entry.facts.kind.as_str() }),
     }

@@ -19,6 +19,7 @@ use tokio::time::{Instant, Sleep};
 use super::again::{Manner, Question, ask};
 use super::answer::Answer;
 use super::digest::{Digests, Hashes};
+use super::forward::FAIR;
 use super::resume::{Rest, Resumable};
 use super::{REFUSED, Waiting, pause, rests};
 use crate::body::Body;
@@ -162,7 +163,7 @@ impl RetrievedBody {
                         Poll::Pending => {
                             ready!(self.timer.as_mut().poll(cx));
                             // For whoever judges the endpoint, as the try is dropped.
-                            self.entry.is_starved.set(true);
+                            self.entry.is_starved.set(self.asked.is_some_and(|asked| asked.elapsed() >= FAIR));
                             Err(Error::NoProgress(self.patience(true)))
                         }
                     };
@@ -251,7 +252,7 @@ impl RetrievedBody {
         let apart = self.asked.map_or(Duration::ZERO, |asked| APART.saturating_sub(asked.elapsed()));
         let pause = match self.fruitless {
             0 if after.is_none() => apart,
-            fruitless => pause::pause(fruitless, after, left, most, rand::random()).max(apart),
+            fruitless => pause::pause(fruitless, after, left, most, rand::random()).max(apart.min(left.mul_f64(0.9))),
         };
         self.fruitless += 1;
         self.wait(pause);
@@ -276,12 +277,7 @@ impl RetrievedBody {
         let response = match asked {
             Ok(response) => response,
             Err(error) => {
-                let most = match error {
-                    // It was not its turn in time.
-                    Error::Paced { .. } => Some(REFUSED),
-                    _ => rests(&error),
-                };
-                return match most {
+                return match rests(&error) {
                     Some(most) => self.rest_for(error, None, most),
                     None => Err(error),
                 };

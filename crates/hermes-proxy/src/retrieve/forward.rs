@@ -11,7 +11,7 @@ use http::{Method, Response};
 use http_body::Body as _;
 use tokio::time::Instant;
 
-use super::again::{Manner, Question, ask};
+use super::again::{Manner, OfDocument, Question, ask};
 use super::answer::Answer;
 use super::body::RetrievedBody;
 use super::resume::Resumable;
@@ -19,7 +19,7 @@ use super::{REFUSED, Waiting, is_sent, pause, rests};
 use crate::body::{Body, RequestBody};
 use crate::cache::Source;
 use crate::error::Error;
-use crate::live::Held;
+use crate::live::Watched;
 use crate::service::forward::{Forward, is_idempotent};
 
 /// Asks until there is an answer.
@@ -35,27 +35,30 @@ pub(crate) async fn forward(
     let until = Instant::now() + retrieve.deadline;
     let left = || until.saturating_duration_since(Instant::now());
     // Its own patience holds, not that of any session: each try is watched here.
-    let _held = Held::begin(entry);
+    let _watched = Watched::begin(entry);
     let mut waiting = None;
     let mut last = None;
-    let (mut fruitless, mut was_sent) = (0_u32, false);
+    let mut fruitless = 0_u32;
     loop {
         let asking = async {
             match fruitless {
                 0 => source.ask(forward).await,
                 // The document may have changed, and most of all because nobody could be reached by the one before.
-                _ => Box::pin(ask(worker, entry, Question::of(forward, was_sent))).await,
+                _ => Box::pin(ask(worker, entry, Question::of(forward))).await,
             }
         };
         let tried = watched(forward, left(), asking).await;
-        was_sent |= tried.as_ref().err().is_none_or(is_sent);
+        if tried.as_ref().err().is_none_or(is_sent) {
+            entry.was_sent.set(true);
+        }
         let may_repeat = || {
             let route = entry.route.borrow();
-            let is_harmless = !was_sent || is_idempotent(entry, route.as_deref().unwrap_or(forward.route));
-            is_harmless && forward.body.can_be_sent() && !forward.body.waits_for_client()
+            let is_harmless = !entry.was_sent.get() || is_idempotent(entry, route.as_deref().unwrap_or(forward.route));
+            is_harmless && forward.body.can_be_sent()
         };
         let is_over = left().is_zero();
         let (outcome, most, after) = match tried {
+            Ok(response) if response.extensions().get::<OfDocument>().is_some() => return Ok(response),
             Ok(response) => {
                 let (parts, body) = response.into_parts();
                 let answer = Answer::read(&parts, SystemTime::now());
@@ -65,6 +68,8 @@ pub(crate) async fn forward(
                 // Off its connection, which others need meanwhile.
                 (Ok(Body::small(Response::from_parts(parts, body)).await), REFUSED, answer.retry_after)
             }
+            // It is its client's silence.
+            Err(error @ Error::NoProgress(_)) if forward.body.waits_for_client() => return Err(error),
             // It had no more time than was left, and says nothing.
             Err(Error::NoProgress(_)) if is_over && let Some(last) = last.take() => {
                 metrics.retrieved(&forward.route.name, "expired");
@@ -103,7 +108,9 @@ async fn watched(
     let patience = || {
         let route = entry.route.borrow();
         let route = route.as_deref().unwrap_or(forward.route);
-        (route.timeout.progress + route.pace.map(|pace| pace.deadline).unwrap_or_default()).min(left)
+        let turn = route.pace.map(|pace| pace.deadline).unwrap_or_default();
+        let custody = route.custody.map(|custody| custody.deadline).unwrap_or_default();
+        (route.timeout.progress + turn + custody).min(left)
     };
     let watch = async {
         while let Some(rest) = patience().checked_sub(Duration::from_millis(entry.silence(worker)))
@@ -112,7 +119,7 @@ async fn watched(
             tokio::time::sleep(rest.max(LOOK)).await;
         }
         // For whoever judges the endpoint that the try was at, as it is dropped.
-        entry.is_starved.set(true);
+        entry.is_starved.set(patience() >= FAIR);
     };
     let tried = tokio::select! {
         biased;
@@ -125,6 +132,9 @@ async fn watched(
 
 /// A worker's clock is no finer.
 const LOOK: Duration = Duration::from_millis(100);
+
+/// An endpoint that had less time than this is not to blame for its silence.
+pub(super) const FAIR: Duration = Duration::from_millis(500);
 
 /// A response whose rest can be asked for, where it breaks off.
 fn resumable(

@@ -186,6 +186,8 @@ impl Forward<'_> {
             Ok(outgoing) => outgoing,
             Err(error) => return Attempted::failed(error),
         };
+        // Whatever becomes of it, and of this future.
+        let was_sent = self.entry.was_sent.replace(true);
         let (result, stale, tells_nothing) = match leased {
             Leased::H1(connection) => {
                 let stale = connection.reused;
@@ -202,6 +204,9 @@ impl Forward<'_> {
                 (result, reused && is_closed, is_node && !is_closed)
             }
         };
+        if matches!(result, Err(Error::Broken { unprocessed: true, .. })) {
+            self.entry.was_sent.set(was_sent);
+        }
         match result {
             // Nobody asked to switch (RFC 9110, 15.2.2): the client would take what follows for its own.
             Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {

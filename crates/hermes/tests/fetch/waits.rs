@@ -31,10 +31,10 @@ async fn what_was_asked_with_content_is_not_gone_on_with() {
 async fn a_long_upload_is_no_silence() {
     let (origin, seen) = origin(|_, head| Reply::of(b"thanks", "\"one\"", head));
     let overlay = overlay();
-    let node = node(&overlay, "retrieve: {}, timeout: {progress: 1s}", origin.address()).await;
+    let node = node(&overlay, "retrieve: {}, timeout: {progress: 3s}", origin.address()).await;
     let mut dialog = Door::plain(node.address("in")).h1().await.unwrap();
-    dialog.send("PUT / HTTP/1.1\r\nhost: site\r\ncontent-length: 300000\r\n\r\n").await.unwrap();
-    for _ in 0..30 {
+    dialog.send("PUT / HTTP/1.1\r\nhost: site\r\ncontent-length: 450000\r\n\r\n").await.unwrap();
+    for _ in 0..45 {
         dialog.send([7; 10_000]).await.unwrap();
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
@@ -103,7 +103,7 @@ async fn who_waits_hears_what_the_document_answers_by_now() {
 /// The route that it comes by next does not say that its origin knows keys.
 #[tokio::test]
 async fn an_order_is_not_sent_again_by_a_route_that_does_not_say_that_it_may() {
-    let (origin, seen) = origin(|_, _| Reply::status(503).with("retry-after", 1));
+    let (origin, seen) = origin(|_, _| Reply::status(503).with("retry-after", 5));
     let overlay = overlay();
     let mut node = node(&overlay, "retrieve: {}, idempotency-key: true", origin.address()).await;
     let mut dialog = Door::plain(node.address("in")).h1().await.unwrap();

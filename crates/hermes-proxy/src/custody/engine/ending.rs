@@ -57,7 +57,7 @@ impl Engine {
         if let Some(Side::Peer(peer)) = exchange.to.take() {
             // What we held last, in its count.
             exchange.response.forget_told();
-            let upto = exchange.response.news(false).map_or(0, |(said, _)| said.offset);
+            let upto = exchange.response.news(false, false).map_or(0, |(said, _)| said.offset);
             let record = Record::Held { id, part: Part::Response, upto, is_whole: true, again: false };
             self.say(&peer, record.clone());
             self.remember_ended(id, peer, record, exchange.deadline);

@@ -172,7 +172,8 @@ impl Engine {
             && let Some((_, id, part)) = state.spares.last().copied()
             && let Some(exchange) = self.exchanges.get_mut(&id)
         {
-            let upto = exchange.half(part).let_go();
+            let is_read_again = exchange.is_read_again(part);
+            let upto = exchange.half(part).let_go(is_read_again);
             self.out.push_back(Output::Release { id, part, upto });
             self.reindex(id);
         }
@@ -194,8 +195,8 @@ impl Engine {
         let had_room = account.has_room();
         for part in PARTS {
             let is_kept = !account.is_on_disk() || exchange.is_read_again(part);
-            if !is_kept && exchange.half(part).costs() >= LET_GO && exchange.half(part).spare() > 0 {
-                let upto = exchange.half(part).let_go();
+            if !is_kept && exchange.half(part).costs() >= LET_GO && exchange.half(part).spare(false) > 0 {
+                let upto = exchange.half(part).let_go(false);
                 self.out.push_back(Output::Release { id, part, upto });
             }
             let before = exchange.indexed[part.index()];
@@ -289,13 +290,13 @@ fn stand(exchange: &mut Exchange, part: Part, has_room: bool, on_disk: bool) -> 
     let may_go = half.is_sendable() && !is_answered;
     Indexed {
         sent: (may_go && sink == Some(true)).then(|| half.sent()),
-        has_news: comes_from_peer && half.has_news(has_room),
+        has_news: comes_from_peer && half.has_news(has_room, is_read_again && is_written),
         in_flight: if sink == Some(true) { half.in_flight() } else { 0 },
         loading: if sink == Some(true) { half.loading() } else { 0 },
         memory: half.in_memory(is_written) + pieces * IN_MEMORY,
         places: pieces * IN_MEMORY,
         disk: if is_written { half.kept() + pieces * ON_DISK } else { 0 },
-        spare: if is_written && is_read_again { half.spare() } else { 0 },
+        spare: if is_written && is_read_again { half.spare(true) } else { 0 },
         is_ready_told: before.is_ready_told || (half.is_sendable() && sink == Some(false)),
     }
 }

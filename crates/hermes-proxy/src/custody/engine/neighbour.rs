@@ -234,7 +234,9 @@ impl Engine {
             if let Some((id, part)) = state.news.first().copied() {
                 let exchange = self.exchanges.get_mut(&id)?;
                 let has_room = self.accounts.get(&exchange.account).is_some_and(Account::has_room);
-                let news = exchange.half(part).news(has_room);
+                let is_written = self.accounts.get(&exchange.account).is_some_and(Account::is_on_disk);
+                let is_read_again = is_written && exchange.is_read_again(part);
+                let news = exchange.half(part).news(has_room, is_read_again);
                 self.reindex(id);
                 match news {
                     Some((Upto { offset, is_whole }, again)) => {

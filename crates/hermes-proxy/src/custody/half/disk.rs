@@ -34,22 +34,29 @@ impl Half {
         self.held = self.sent;
     }
 
-    /// Bytes that the next one holds, and that are on disk nevertheless.
-    pub(crate) fn spare(&self) -> u64 {
-        self.base.saturating_sub(self.floor)
+    /// Bytes that the next one holds, and that are on disk nevertheless; or are to be, where `is_read_again` is false.
+    pub(crate) fn spare(&self, is_read_again: bool) -> u64 {
+        self.may_go(is_read_again).saturating_sub(self.floor)
+    }
+
+    /// Up to there none of it is needed. What was read here is no more than that before it is written: the one before must
+    /// not be told that it is held.
+    fn may_go(&self, is_read_again: bool) -> u64 {
+        if is_read_again { self.base.min(self.safe.offset) } else { self.base }
     }
 
     /// What it would save to let them go: bytes, and what pieces cost beside.
     pub(crate) fn costs(&self) -> u64 {
-        self.spare() + self.pieces * 128
+        self.spare(false) + self.pieces * 128
     }
 
     /// They are not on disk any more, up to where that says.
-    pub(crate) fn let_go(&mut self) -> u64 {
-        let (written, left) = (self.have.offset - self.floor, self.have.offset - self.base);
+    pub(crate) fn let_go(&mut self, is_read_again: bool) -> u64 {
+        let upto = self.may_go(is_read_again).max(self.floor);
+        let (written, left) = (self.have.offset - self.floor, self.have.offset - upto);
         // About as many as there are: their lengths are not known here.
         self.pieces = (self.pieces * left).div_ceil(written.max(1));
-        self.floor = self.base;
+        self.floor = upto;
         self.floor
     }
 

@@ -30,20 +30,20 @@ fn what_comes_twice_is_taken_once_and_behind_a_gap_nothing() {
 fn nothing_is_told_before_it_is_safe() {
     let mut half = Half::default();
     half.take(0, bytes("hello"), true);
-    assert_eq!(half.news(true), None);
+    assert_eq!(half.news(true, false), None);
     half.set_safe(upto(3, false));
-    assert_eq!(half.news(true), Some((upto(3, false), false)));
+    assert_eq!(half.news(true, false), Some((upto(3, false), false)));
     half.set_safe(upto(5, true));
-    assert_eq!(half.news(true), Some((upto(5, true), false)));
-    assert_eq!(half.news(true), None);
+    assert_eq!(half.news(true, false), Some((upto(5, true), false)));
+    assert_eq!(half.news(true, false), None);
     half.forget_told();
-    assert_eq!(half.news(true), Some((upto(5, true), false)));
+    assert_eq!(half.news(true, false), Some((upto(5, true), false)));
     // Or by the next one's custody.
     let mut half = Half::default();
     half.take(0, bytes("hello"), true);
     half.send(100);
     half.set_held(upto(5, true));
-    assert_eq!(half.news(true), Some((upto(5, true), false)));
+    assert_eq!(half.news(true, false), Some((upto(5, true), false)));
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn what_the_next_one_holds_need_not_come_again() {
     let mut half = Half::default();
     half.take(0, bytes("hel"), false);
     half.set_held(upto(5, false));
-    assert_eq!((half.kept(), half.have(), half.news(true)), (0, upto(5, false), Some((upto(5, false), true))));
+    assert_eq!((half.kept(), half.have(), half.news(true, false)), (0, upto(5, false), Some((upto(5, false), true))));
     assert_eq!(half.take(5, bytes("!"), true), Some((5, bytes("!"))));
     assert_eq!(half.send(9), next(5, "!", true));
 }
@@ -84,12 +84,12 @@ fn what_there_was_no_room_for_is_asked_for_once_there_is() {
     half.set_safe(upto(3, false));
     half.refuse();
     assert_eq!(half.take(5, bytes("!"), true), None);
-    assert_eq!(half.news(false), Some((upto(3, false), false)));
-    assert_eq!(half.news(false), None);
-    assert_eq!(half.news(true), Some((upto(3, false), true)));
+    assert_eq!(half.news(false, false), Some((upto(3, false), false)));
+    assert_eq!(half.news(false, false), None);
+    assert_eq!(half.news(true, false), Some((upto(3, false), true)));
     // More that was under way.
     assert_eq!(half.take(5, bytes("!"), true), None);
-    assert_eq!(half.news(true), None);
+    assert_eq!(half.news(true, false), None);
     assert_eq!(half.take(3, bytes("lo!"), true), Some((3, bytes("lo!"))));
 }
 
@@ -111,22 +111,22 @@ fn another_head_stands_in_the_place_of_theirs() {
     let mut half = Half::awaiting_head();
     assert_eq!(half.take(0, bytes("head"), false), Some((0, bytes("head"))));
     assert_eq!(half.take(4, bytes("er+body"), false), Some((4, bytes("er+body"))));
-    assert_eq!((half.send(99), half.news(true)), (None, None));
+    assert_eq!((half.send(99), half.news(true, false)), (None, None));
     // "header+" of theirs.
     assert_eq!(half.settle(7, bytes("HD+")), [bytes("body")]);
     assert_eq!((half.have(), half.in_memory(false)), (upto(7, false), 7));
     assert_eq!(half.send(99), None, "its head has to be safe first");
     half.set_safe(upto(3, false));
-    assert_eq!(half.news(true), Some((upto(7, false), false)));
+    assert_eq!(half.news(true, false), Some((upto(7, false), false)));
     assert_eq!(half.send(99), next(0, "HD+", false));
     assert_eq!(half.send(99), next(3, "body", false));
     // Bytes of the head that come again say nothing.
     assert_eq!(half.take(0, bytes("header"), false), None);
     assert_eq!(half.take(5, bytes("r+body!"), true), Some((7, bytes("!"))));
     half.set_held(upto(5, false));
-    assert_eq!(half.news(true), Some((upto(9, false), false)));
+    assert_eq!(half.news(true, false), Some((upto(9, false), false)));
     half.set_held(upto(8, true));
-    assert_eq!(half.news(true), Some((upto(12, true), false)));
+    assert_eq!(half.news(true, false), Some((upto(12, true), false)));
 }
 
 #[test]
@@ -135,9 +135,9 @@ fn a_part_of_a_head_is_none_for_the_one_before() {
     half.take(0, bytes("hd"), false);
     half.settle(2, bytes("a longer head"));
     half.set_safe(upto(5, false));
-    assert_eq!(half.news(true), None);
+    assert_eq!(half.news(true, false), None);
     half.set_safe(upto(13, false));
-    assert_eq!(half.news(true), Some((upto(2, false), false)));
+    assert_eq!(half.news(true, false), Some((upto(2, false), false)));
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn what_was_there_before_this_process_goes_on() {
     half.restore(upto(6, false), 10);
     half.restore(upto(16, true), 0);
     assert_eq!((half.have(), half.in_memory(false), half.kept()), (upto(16, true), 0, 16));
-    assert_eq!(half.news(true), Some((upto(14, true), false)));
+    assert_eq!(half.news(true, false), Some((upto(14, true), false)));
     assert_eq!(half.send(20), Some(Next::Away { offset: 0, length: 16 }));
     // The next one had some of it before.
     half.set_held(upto(9, false));
@@ -209,6 +209,21 @@ fn what_was_there_before_this_process_goes_on() {
     assert_eq!((half.have(), half.kept(), half.held()), (upto(10, false), 2, upto(8, false)));
 }
 
+/// Who is here has read it, and will have to read it again where this process is killed.
+#[test]
+fn what_was_read_here_is_safe_on_disk_alone() {
+    let mut half = Half::default();
+    half.take(0, bytes("hello"), true);
+    half.send(100);
+    half.set_held(upto(5, true));
+    assert_eq!((half.news(true, true), half.spare(true), half.let_go(true)), (None, 0, 0));
+    half.set_safe(upto(3, false));
+    assert_eq!(half.news(true, true), Some((upto(3, false), false)));
+    assert_eq!((half.spare(true), half.let_go(true), half.spare(true)), (3, 3, 0));
+    half.set_safe(upto(5, true));
+    assert_eq!((half.news(true, true), half.spare(true)), (Some((upto(5, true), false)), 2));
+}
+
 #[test]
 fn what_is_let_go_is_gone_for_good() {
     let mut half = Half::default();
@@ -217,9 +232,9 @@ fn what_is_let_go_is_gone_for_good() {
     half.set_safe(upto(10, true));
     half.send(7);
     half.set_held(upto(7, false));
-    assert_eq!((half.spare(), half.is_torn(), half.pieces()), (7, false, 2));
-    assert_eq!(half.let_go(), 7);
-    assert_eq!((half.spare(), half.is_torn(), half.pieces()), (0, true, 1));
+    assert_eq!((half.spare(false), half.is_torn(), half.pieces()), (7, false, 2));
+    assert_eq!(half.let_go(false), 7);
+    assert_eq!((half.spare(false), half.is_torn(), half.pieces()), (0, true, 1));
     assert!(!half.reopen(true));
 }
 
@@ -244,9 +259,9 @@ fn what_came_behind_a_gap_is_asked_for_once_the_gap_is_gone() {
     let mut half = Half::default();
     half.restore(upto(0, false), 5);
     assert_eq!(half.take(8, bytes("x"), true), None);
-    assert_eq!(half.news(true), Some((upto(5, false), true)));
+    assert_eq!(half.news(true, false), Some((upto(5, false), true)));
     assert_eq!(half.take(8, bytes("x"), true), None);
     half.set_held(upto(8, false));
-    assert_eq!(half.news(true), Some((upto(8, false), true)));
+    assert_eq!(half.news(true, false), Some((upto(8, false), true)));
     assert_eq!(half.take(8, bytes("x"), true), Some((8, bytes("x"))));
 }

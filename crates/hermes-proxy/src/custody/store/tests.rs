@@ -15,7 +15,9 @@ struct Told {
 impl Told {
     /// Waits until so many are safe. What nobody waits for need not be written.
     fn until(&self, count: usize) {
+        let began = std::time::Instant::now();
         while self.safe.lock().unwrap().len() < count {
+            assert!(began.elapsed() < Duration::from_secs(60), "{count} are not safe");
             std::thread::yield_now();
         }
     }
