@@ -1,8 +1,11 @@
 //! What bounds the retriever within a node, and what it keeps its hands off.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hermes_testkit::door::Door;
+use hermes_testkit::origin::scripted;
 use hermes_testkit::pattern::Pattern;
 
 use crate::lab::{Reply, origin};
@@ -88,16 +91,47 @@ async fn no_more_wait_than_may() {
 
 #[tokio::test]
 async fn who_waits_hears_what_the_document_answers_by_now() {
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let overlay = overlay();
-    let mut node = node(&overlay, "retrieve: {}", nobody).await;
+    let answers = [("redirect: {location: 'https://elsewhere/'}", 308), ("respond: {status: 503, body: closed}", 503)];
+    for (answer, status) in answers {
+        let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let overlay = overlay();
+        let mut node = node(&overlay, "retrieve: {}", nobody).await;
+        let mut dialog = Door::plain(node.address("in")).h1().await.unwrap();
+        dialog.send("GET / HTTP/1.1\r\nhost: site\r\n\r\n").await.unwrap();
+        node.metric_reaches("hermes_retrieved_requests_total", "route=\"site\",event=\"retried\"", 1.0).await;
+        let document = DOCUMENT.replace("upstream: origin, $TREATMENT", answer);
+        node.reload(&document, &[("ORIGIN", nobody.to_string())]).await.unwrap();
+        let head = dialog.head().await.unwrap();
+        assert_eq!(head.status(), status, "{answer}");
+    }
+}
+
+/// The origin says no before it has all of a request whose client is slow: what came of it is there for another try.
+#[tokio::test]
+async fn what_is_refused_in_the_midst_of_its_content_is_sent_again() {
+    let whole = Arc::<AtomicBool>::default();
+    let got = whole.clone();
+    let origin = scripted::h1(move |mut dialog| {
+        let got = got.clone();
+        async move {
+            let head = dialog.head().await?;
+            if !got.swap(true, Ordering::SeqCst) {
+                dialog.send("HTTP/1.1 503 Busy\r\nconnection: close\r\ncontent-length: 0\r\n\r\n").await?;
+                return dialog.finish().await;
+            }
+            let content = dialog.body(&head).await?.data;
+            dialog.send(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", content.len())).await?;
+            dialog.send(content).await
+        }
+    });
+    let (overlay, origin) = (overlay(), origin.unwrap());
+    let node = node(&overlay, "retrieve: {}", origin.address()).await;
     let mut dialog = Door::plain(node.address("in")).h1().await.unwrap();
-    dialog.send("GET / HTTP/1.1\r\nhost: site\r\n\r\n").await.unwrap();
+    dialog.send("PUT / HTTP/1.1\r\nhost: site\r\ncontent-length: 10\r\n\r\nfirst").await.unwrap();
     node.metric_reaches("hermes_retrieved_requests_total", "route=\"site\",event=\"retried\"", 1.0).await;
-    let elsewhere = DOCUMENT.replace("upstream: origin, $TREATMENT", "redirect: {location: 'https://elsewhere/'}");
-    node.reload(&elsewhere, &[("ORIGIN", nobody.to_string())]).await.unwrap();
+    dialog.send("other").await.unwrap();
     let head = dialog.head().await.unwrap();
-    assert_eq!(head.header("location").as_deref(), Some("https://elsewhere/"));
+    assert_eq!((head.status(), dialog.body(&head).await.unwrap().data), (200, b"firstother".to_vec()));
 }
 
 /// The route that it comes by next does not say that its origin knows keys.
