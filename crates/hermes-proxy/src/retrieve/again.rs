@@ -104,7 +104,10 @@ pub(super) async fn ask(worker: &Rc<Worker>, entry: &Rc<Entry>, question: Questi
         Action::Upstream(upstream) => {
             let state = generation.state_of(upstream)?;
             let source = match &route.custody {
-                Some(custody) => Source::Custody(state, custody, None),
+                Some(custody) => {
+                    entry.was_sent.set(true);
+                    Source::Custody(state, custody, None)
+                }
                 None => Source::Upstream(state, route.pace.as_ref()),
             };
             source.ask(&forward).await

@@ -65,6 +65,8 @@ pub(crate) struct RetrievedBody {
     fruitless: u32,
     /// When its rest was asked for last.
     asked: Option<Instant>,
+    /// How the try before ended.
+    last: Option<Error>,
     /// While it waits for more.
     waiting: Option<Waiting>,
     /// Its client has had all that came, and has not asked for more yet.
@@ -99,6 +101,7 @@ impl RetrievedBody {
             timer,
             fruitless: 0,
             asked: None,
+            last: None,
             waiting: None,
             is_given: true,
         }
@@ -180,13 +183,13 @@ impl RetrievedBody {
             Some(Ok(frame)) => match frame.into_data() {
                 Ok(data) => self.take_data(data),
                 // They are of the whole, or of a part that is not all.
-                Err(trailers) if missing.unwrap_or(0) == 0 => {
+                Err(trailers) if self.skip == 0 && self.rest.may_end() => {
                     self.verify()?;
                     Ok(Some(Some(trailers)))
                 }
                 Err(_) => Ok(None),
             },
-            None if missing.unwrap_or(0) == 0 && self.skip == 0 => {
+            None if self.skip == 0 && self.rest.may_end() => {
                 self.verify()?;
                 Ok(Some(None))
             }
@@ -213,7 +216,7 @@ impl RetrievedBody {
             return Ok(None);
         }
         (self.came, self.fruitless) = (Instant::now(), 0);
-        self.waiting = None;
+        (self.waiting, self.last) = (None, None);
         self.rest.took(data.len());
         if let Some((_, hashes)) = &mut self.proof {
             hashes.update(&data);
@@ -239,7 +242,9 @@ impl RetrievedBody {
         let left = self.left();
         if left.is_zero() {
             self.note("expired");
-            return Err(error);
+            // The last one had no more time than was left, and says nothing.
+            let last = self.last.take().filter(|_| matches!(error, Error::NoProgress(_)));
+            return Err(last.unwrap_or(error));
         }
         if self.waiting.is_none() {
             self.waiting = Waiting::begin(&self.worker);
@@ -255,6 +260,7 @@ impl RetrievedBody {
             fruitless => pause::pause(fruitless, after, left, most, rand::random()).max(apart.min(left.mul_f64(0.9))),
         };
         self.fruitless += 1;
+        self.last = Some(error);
         self.wait(pause);
         self.state = State::Resting;
         Ok(())

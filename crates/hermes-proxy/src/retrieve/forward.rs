@@ -48,7 +48,8 @@ pub(crate) async fn forward(
             }
         };
         let tried = watched(forward, left(), asking).await;
-        if tried.as_ref().err().is_none_or(is_sent) {
+        // Of a silence the exchange itself has noted whether anything went out before it.
+        if tried.as_ref().err().is_none_or(|error| is_sent(error) && !matches!(error, Error::NoProgress(_))) {
             entry.was_sent.set(true);
         }
         let may_repeat = || {
@@ -62,7 +63,11 @@ pub(crate) async fn forward(
             Ok(response) => {
                 let (parts, body) = response.into_parts();
                 let answer = Answer::read(&parts, SystemTime::now());
-                if !answer.may_pass() || !may_repeat() || is_over {
+                let is_asked_again = answer.may_pass() && may_repeat();
+                if is_asked_again && is_over {
+                    metrics.retrieved(&forward.route.name, "expired");
+                }
+                if !is_asked_again || is_over {
                     return Ok(resumable(forward, retrieve, (parts, body), &answer));
                 }
                 // Off its connection, which others need meanwhile.

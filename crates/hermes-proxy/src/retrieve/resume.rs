@@ -20,6 +20,8 @@ pub(super) struct Resumable {
     /// It was asked for in part: no more is asked for than it has.
     is_part: bool,
     total: Option<u64>,
+    /// What comes is a part of nobody knows how many bytes: its end is not that of the whole.
+    is_amid: bool,
 }
 
 /// What an answer for the rest is worth.
@@ -40,9 +42,16 @@ impl Resumable {
     pub(super) fn of(answer: &Answer) -> Option<Self> {
         let validator = answer.validator.clone()?;
         match (answer.status, answer.part) {
-            (200 | 203, _) => Some(Self { validator, at: 0, end: answer.length, is_part: false, total: answer.length }),
-            (206, Some(Part { bytes: Some((first, last)), of })) if !answer.is_multipart => {
-                Some(Self { validator, at: first, end: Some(last + 1), is_part: true, total: of })
+            (200 | 203, _) => Some(Self {
+                validator,
+                at: 0,
+                end: answer.length,
+                is_part: false,
+                total: answer.length,
+                is_amid: false,
+            }),
+            (206, Some(Part { bytes: Some((first, last)), of })) if is_one_part(answer, first, last) => {
+                Some(Self { validator, at: first, end: Some(last + 1), is_part: true, total: of, is_amid: false })
             }
             _ => None,
         }
@@ -63,7 +72,7 @@ impl Resumable {
         let differs =
             |theirs: Option<u64>| matches!((self.total, theirs), (Some(ours), Some(theirs)) if ours != theirs);
         match (answer.status, answer.part) {
-            (206, Some(Part { bytes: Some((first, last)), of })) if !answer.is_multipart => {
+            (206, Some(Part { bytes: Some((first, last)), of })) if is_one_part(answer, first, last) => {
                 if answer.contradicts(&self.validator) || differs(of) {
                     return Rest::Never("it changed at the origin meanwhile");
                 }
@@ -73,19 +82,29 @@ impl Resumable {
                 // A first answer without a length did not tell.
                 self.total = self.total.or(of);
                 self.end = self.end.or(of);
+                self.is_amid = self.end.is_none();
                 Rest::Behind(self.at - first)
             }
             // Its end alone had not come.
             (416, Some(Part { bytes: None, of })) if of == Some(self.at) && !answer.contradicts(&self.validator) => {
                 Rest::Nothing
             }
+            // It does not say how much there is; there is nothing behind what has come.
+            (416, None) if self.is_amid && !answer.contradicts(&self.validator) => Rest::Nothing,
             // The whole of it: ranges are not for everybody.
             (200 | 203, _) if answer.validator.as_ref() == Some(&self.validator) && !differs(answer.length) => {
+                self.end = self.end.or(answer.length);
+                self.is_amid = false;
                 Rest::Behind(self.at)
             }
             (200 | 203 | 412 | 416, _) => Rest::Never("it changed at the origin meanwhile"),
             _ => Rest::Never("the origin does not give the rest of it"),
         }
+    }
+
+    /// Whether what comes may end here.
+    pub(super) fn may_end(&self) -> bool {
+        self.missing().map_or(!self.is_amid, |missing| missing == 0)
     }
 
     /// Bytes that are missing, where that is known.
@@ -97,6 +116,12 @@ impl Resumable {
     pub(super) fn took(&mut self, bytes: usize) {
         self.at += bytes as u64;
     }
+}
+
+/// One part, of as many bytes as it says: of what contradicts itself nobody knows where it ends, and the one who put
+/// it under the other's length would put bytes of the origin's choice in the place of the next response.
+fn is_one_part(answer: &Answer, first: u64, last: u64) -> bool {
+    !answer.is_multipart && answer.length.is_none_or(|length| last - first == length.wrapping_sub(1))
 }
 
 #[cfg(test)]
@@ -167,6 +192,30 @@ mod tests {
         assert!(matches!(endless.judge(&answer(416, &[("content-range", "bytes */30")])), Rest::Never(_)));
         assert_eq!(endless.judge(&answer(206, &[("content-range", "bytes 40-59/60")])), Rest::Behind(0));
         assert_eq!(endless.missing(), Some(20));
+    }
+
+    #[test]
+    fn a_part_of_nobody_knows_how_much_is_not_the_end() {
+        let mut endless = Resumable::of(&answer(200, &[TAG])).unwrap();
+        endless.took(40);
+        assert!(endless.may_end());
+        assert_eq!(endless.judge(&answer(206, &[("content-range", "bytes 40-59/*")])), Rest::Behind(0));
+        endless.took(20);
+        assert!(!endless.may_end());
+        assert_eq!(endless.judge(&answer(416, &[])), Rest::Nothing);
+        assert_eq!(endless.judge(&answer(206, &[("content-range", "bytes 60-69/70")])), Rest::Behind(0));
+        endless.took(10);
+        assert!(endless.may_end());
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_no_part() {
+        for (length, is_part) in [("10", true), ("9", false), ("11", false), ("0", false)] {
+            let fields = [TAG, ("content-range", "bytes 0-9/100"), ("content-length", length)];
+            assert_eq!(Resumable::of(&answer(206, &fields)).is_some(), is_part, "{length}");
+            let fields = [TAG, ("content-range", "bytes 40-49/100"), ("content-length", length)];
+            assert_eq!(matches!(whole().judge(&answer(206, &fields)), Rest::Behind(0)), is_part, "{length}");
+        }
     }
 
     #[test]

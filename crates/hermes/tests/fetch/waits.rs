@@ -1,7 +1,7 @@
 //! What bounds the retriever within a node, and what it keeps its hands off.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hermes_testkit::door::Door;
@@ -27,6 +27,58 @@ async fn what_was_asked_with_content_is_not_gone_on_with() {
     };
     got.unwrap_err();
     assert_eq!((seen.count(), events(&node, "resumed").await as usize), (1, 0));
+}
+
+/// The rest of such a part would stand where its client, or another one on that connection, looks for the next response.
+#[tokio::test]
+async fn a_part_that_is_longer_than_it_says_brings_nothing_beyond_its_length() {
+    let (origin, seen) = origin(|_, _| {
+        let reply = Reply { content: b"short".to_vec(), ..Reply::status(206) };
+        reply.with("etag", "\"one\"").with("content-range", "bytes 0-50/1000000")
+    });
+    let overlay = overlay();
+    let node = node(&overlay, "retrieve: {}", origin.address()).await;
+    let mut dialog = Door::plain(node.address("in")).h1().await.unwrap();
+    for asked in 1..3 {
+        dialog.send("GET / HTTP/1.1\r\nhost: site\r\nrange: bytes=0-\r\n\r\n").await.unwrap();
+        let head = dialog.head().await.unwrap();
+        assert_eq!((head.status(), dialog.body(&head).await.unwrap().data), (206, b"short".to_vec()));
+        assert_eq!(seen.count(), asked);
+    }
+}
+
+/// An origin may give less than it is asked for, and not know how much there is.
+#[tokio::test]
+async fn parts_of_nobody_knows_how_much_are_asked_for_to_the_end() {
+    let content = Pattern::new(10).bytes(104);
+    let from = content.clone();
+    let number = Arc::<AtomicUsize>::default();
+    let origin = scripted::h1(move |mut dialog| {
+        let (from, number) = (from.clone(), number.fetch_add(1, Ordering::SeqCst));
+        async move {
+            dialog.head().await?;
+            let part = |first: usize, last: usize, of: &str| {
+                let head =
+                    format!("HTTP/1.1 206 Part\r\netag: \"one\"\r\ncontent-range: bytes {first}-{last}/{of}\r\n");
+                let head = format!("{head}content-length: {}\r\n\r\n", last + 1 - first);
+                [head.as_bytes(), &from[first..=last]].concat()
+            };
+            let whole = b"HTTP/1.1 200 OK\r\netag: \"one\"\r\ntransfer-encoding: chunked\r\n\r\n28\r\n";
+            dialog
+                .send(match number {
+                    0 => [whole, &from[..40], b"\r\n"].concat(),
+                    1 => part(40, 59, "*"),
+                    2 => part(60, 103, "*"),
+                    _ => b"HTTP/1.1 416 Beyond\r\ncontent-range: bytes */104\r\ncontent-length: 0\r\n\r\n".to_vec(),
+                })
+                .await?;
+            dialog.finish().await
+        }
+    });
+    let (overlay, origin) = (overlay(), origin.unwrap());
+    let node = node(&overlay, "retrieve: {}", origin.address()).await;
+    let (head, got) = ask(&node, "GET / HTTP/1.1", "").await;
+    assert_eq!((head.status(), got.unwrap()), (200, content));
 }
 
 /// It moves all the time, for longer than it may stand still.
