@@ -73,6 +73,18 @@ impl Part {
     }
 }
 
+/// What becomes of bytes that were sent and are not held yet.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Behind {
+    /// They will be.
+    #[default]
+    Taken,
+    /// They found no room, and are lost: they wait with who sent them.
+    NoRoom,
+    /// There is room by now: they are to be sent again.
+    Again,
+}
+
 /// One record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Record {
@@ -106,8 +118,8 @@ pub enum Record {
         upto: u64,
         /// That is all of it, its end too.
         is_whole: bool,
-        /// What was sent behind that found no room, and is to be sent again.
-        again: bool,
+        /// What becomes of what was sent behind that.
+        behind: Behind,
     },
     /// The exchange comes to nothing, on either side of this stream.
     Gone {
@@ -151,8 +163,9 @@ pub enum CustodyError {
 /// Flags of `Data` and `Held`.
 const OF_RESPONSE: u8 = 1;
 const WHOLE: u8 = 2;
-/// Of `Held` alone.
+/// Of `Held` alone, and not both.
 const AGAIN: u8 = 4;
+const NO_ROOM: u8 = 8;
 
 impl Record {
     /// As a capsule.
@@ -175,9 +188,14 @@ impl Record {
                 varint::encode(*offset, out);
                 out.put_slice(bytes);
             }
-            Record::Held { id, part, upto, is_whole, again } => {
+            Record::Held { id, part, upto, is_whole, behind } => {
                 head(HELD, id, 1 + varint::len(*upto), out);
-                out.put_u8(flags(*part, *is_whole) | if *again { AGAIN } else { 0 });
+                let behind = match behind {
+                    Behind::Taken => 0,
+                    Behind::NoRoom => NO_ROOM,
+                    Behind::Again => AGAIN,
+                };
+                out.put_u8(flags(*part, *is_whole) | behind);
                 varint::encode(*upto, out);
             }
             Record::Gone { id, status, reason } => {
@@ -204,9 +222,9 @@ impl Record {
         let record = match kind {
             BEGIN => Record::Begin { id, left: number(&mut payload).ok_or_else(wrong)? },
             DATA => {
-                let (part, is_last, again) = flags(&mut payload, kind)?;
-                if again {
-                    return Err(CustodyError::Flags(AGAIN));
+                let (part, is_last, behind) = flags(&mut payload, kind)?;
+                if behind != 0 {
+                    return Err(CustodyError::Flags(behind));
                 }
                 let offset = number(&mut payload).ok_or_else(wrong)?;
                 let bytes = std::mem::take(&mut payload);
@@ -219,8 +237,14 @@ impl Record {
                 Record::Data { id, part, offset, is_last, bytes }
             }
             HELD => {
-                let (part, is_whole, again) = flags(&mut payload, kind)?;
-                Record::Held { id, part, upto: number(&mut payload).ok_or_else(wrong)?, is_whole, again }
+                let (part, is_whole, behind) = flags(&mut payload, kind)?;
+                let behind = match behind {
+                    0 => Behind::Taken,
+                    NO_ROOM => Behind::NoRoom,
+                    AGAIN => Behind::Again,
+                    both => return Err(CustodyError::Flags(both)),
+                };
+                Record::Held { id, part, upto: number(&mut payload).ok_or_else(wrong)?, is_whole, behind }
             }
             GONE => {
                 let status = number(&mut payload).ok_or_else(wrong)?;
@@ -261,16 +285,17 @@ fn number(payload: &mut Bytes) -> Option<u64> {
     Some(value)
 }
 
-fn flags(payload: &mut Bytes, kind: u64) -> Result<(Part, bool, bool), CustodyError> {
+/// Which string, whether that is all, and what there is beside.
+fn flags(payload: &mut Bytes, kind: u64) -> Result<(Part, bool, u8), CustodyError> {
     if payload.is_empty() {
         return Err(CustodyError::Length(kind));
     }
     let flags = payload.get_u8();
-    if flags & !(OF_RESPONSE | WHOLE | AGAIN) != 0 {
+    if flags & !(OF_RESPONSE | WHOLE | AGAIN | NO_ROOM) != 0 {
         return Err(CustodyError::Flags(flags));
     }
     let part = if flags & OF_RESPONSE == 0 { Part::Request } else { Part::Response };
-    Ok((part, flags & WHOLE != 0, flags & AGAIN != 0))
+    Ok((part, flags & WHOLE != 0, flags & (AGAIN | NO_ROOM)))
 }
 
 /// Writes what says nothing.
@@ -304,8 +329,9 @@ mod tests {
             Record::Begin { id: ID, left: 900_000 },
             data(0, false, b"hello"),
             data(1 << 40, true, b""),
-            Record::Held { id: ID, part: Part::Request, upto: 5, is_whole: false, again: true },
-            Record::Held { id: ID, part: Part::Response, upto: varint::MAX, is_whole: true, again: false },
+            Record::Held { id: ID, part: Part::Request, upto: 5, is_whole: false, behind: Behind::Again },
+            Record::Held { id: ID, part: Part::Request, upto: 5, is_whole: false, behind: Behind::NoRoom },
+            Record::Held { id: ID, part: Part::Response, upto: varint::MAX, is_whole: true, behind: Behind::Taken },
             Record::Gone { id: ID, status: 504, reason: "its time is over".to_owned() },
             Record::Done { id: ID },
         ]
@@ -346,6 +372,8 @@ mod tests {
             (DATA, id(&long), CustodyError::Length(DATA)),
             (DATA, id(&far), CustodyError::TooFar),
             (HELD, id(&[0, 1, 1]), CustodyError::Length(HELD)),
+            (HELD, id(&[12, 1]), CustodyError::Flags(12)),
+            (HELD, id(&[16, 1]), CustodyError::Flags(16)),
             (GONE, id(&[0x40, 200]), CustodyError::Status(200)),
             (GONE, id(&[0x41, 0xf8, 0xff]), CustodyError::Reason),
             (DONE, id(&[0]), CustodyError::Length(DONE)),

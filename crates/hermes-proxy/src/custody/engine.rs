@@ -297,7 +297,7 @@ impl Engine {
     ) {
         let Some(exchange) = self.exchanges.get_mut(&id).filter(|exchange| exchange.to.is_none()) else { return };
         let bytes = usize::try_from(exchange.request.kept()).unwrap_or(usize::MAX);
-        let has_room = |account: &Account| account.exchanges < account.limits.exchanges && account.takes(bytes);
+        let has_room = |account: &Account| account.exchanges < account.limits.exchanges && account.takes_at_all(bytes);
         if exchange.account != *account && !self.accounts.get(account).is_some_and(has_room) {
             return self.fail(id, 503, "this node holds as much for its route as it may");
         }

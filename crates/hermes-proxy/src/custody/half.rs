@@ -15,6 +15,7 @@ mod tests;
 use std::collections::VecDeque;
 
 use bytes::Bytes;
+use hermes_wire::custody::Behind;
 use hermes_wire::varint;
 
 /// Of more chunks than these, those that are not longer are put together: each of them costs more than its bytes.
@@ -84,6 +85,8 @@ pub(crate) struct Half {
     greets: bool,
     /// Bytes came for which there was no room, or behind such: they are to be sent again.
     lacks: bool,
+    /// The one before knows that.
+    told_no_room: bool,
     /// From where that was asked for last.
     asked_again: Option<u64>,
     /// Before so much is safe nothing goes out that is not: who begins anew behind us must find the same head.
@@ -96,6 +99,8 @@ pub(crate) struct Half {
     sent: Upto,
     /// What the next one holds.
     held: Upto,
+    /// It has no room for more, and will say when it has.
+    waits: bool,
     /// So many bytes that are on disk were asked for.
     loading: u64,
 }
@@ -113,12 +118,14 @@ impl Default for Half {
             told: None,
             greets: false,
             lacks: false,
+            told_no_room: false,
             asked_again: None,
             first: 0,
             floor: 0,
             pieces: 0,
             sent: Upto::default(),
             held: Upto::default(),
+            waits: false,
             loading: 0,
         }
     }
@@ -250,15 +257,16 @@ impl Half {
     /// What the one before is to be told, if it has not heard that yet; and whether it is to send again what comes behind
     /// that, for which there is room by now. `is_read_again`: what was read of it may have to be read after a restart too,
     /// so that nobody but the disk holds it.
-    pub(crate) fn news(&mut self, has_room: bool, is_read_again: bool) -> Option<(Upto, bool)> {
-        let (said, again) = self.to_say(has_room, is_read_again)?;
-        if again {
-            self.lacks = false;
+    pub(crate) fn news(&mut self, has_room: bool, is_read_again: bool) -> Option<(Upto, Behind)> {
+        let (said, behind) = self.to_say(has_room, is_read_again)?;
+        self.told_no_room |= behind == Behind::NoRoom;
+        if behind == Behind::Again {
+            (self.lacks, self.told_no_room) = (false, false);
             self.asked_again = Some(self.have.offset);
         }
         self.told = Some(said);
         self.greets = false;
-        Some((said, again))
+        Some((said, behind))
     }
 
     /// Whether [`Half::news`] has any.
@@ -266,9 +274,9 @@ impl Half {
         self.to_say(has_room, is_read_again).is_some()
     }
 
-    fn to_say(&self, has_room: bool, is_read_again: bool) -> Option<(Upto, bool)> {
+    fn to_say(&self, has_room: bool, is_read_again: bool) -> Option<(Upto, Behind)> {
         let Head::Settled { length, theirs } = self.head else {
-            return self.greets.then_some((Upto::default(), false));
+            return self.greets.then_some((Upto::default(), Behind::Taken));
         };
         // What the next one holds is safe too.
         let is_held = !is_read_again && (self.held.offset > self.safe.offset || self.held.is_whole);
@@ -277,10 +285,14 @@ impl Half {
         let offset = safe.offset.checked_sub(length).map_or(0, |behind| theirs.saturating_add(behind).min(varint::MAX));
         let said = Upto { offset, is_whole: safe.is_whole };
         if self.lacks && has_room && safe.offset == self.have.offset {
-            return Some((said, true));
+            return Some((said, Behind::Again));
+        }
+        if self.lacks && !has_room && !self.told_no_room {
+            // What was lost is not to be waited for as if it were under way.
+            return Some((said, Behind::NoRoom));
         }
         // Who knows of none of it is told nothing new by that.
-        (self.greets || said != self.told.unwrap_or_default()).then_some((said, false))
+        (self.greets || said != self.told.unwrap_or_default()).then_some((said, Behind::Taken))
     }
 
     /// The next one holds so much. What that is no longer needed here; what it has not is sent again.
@@ -335,17 +347,23 @@ impl Half {
 
     /// The next one says that it is where it was: what is under way behind that was lost.
     pub(crate) fn rewind(&mut self) {
-        self.sent = self.held;
+        (self.sent, self.waits) = (self.held, false);
+    }
+
+    /// The next one has no room for what is under way behind that, and will say when it has.
+    pub(crate) fn wait(&mut self) {
+        (self.sent, self.waits) = (self.held, true);
     }
 
     /// There is another channel to the one before.
     pub(crate) fn forget_told(&mut self) {
-        self.told = None;
+        (self.told, self.told_no_room) = (None, false);
     }
 
     /// The same, and it hears of it in any case.
     pub(crate) fn greet(&mut self) {
-        (self.told, self.greets) = (None, true);
+        self.forget_told();
+        self.greets = true;
     }
 
     /// The next bytes for the next one, at most so many.
@@ -383,7 +401,7 @@ impl Half {
     pub(crate) fn is_sendable(&self) -> bool {
         let limit = self.limit();
         let is_there = self.sent.offset < limit.offset || (limit.is_whole && !self.sent.is_whole);
-        !self.awaits_head() && self.loading == 0 && is_there
+        !self.awaits_head() && self.loading == 0 && !self.waits && is_there
     }
 
     /// What may be sent.

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hermes_wire::custody::{ExchangeId, Part, Record};
+use hermes_wire::custody::{Behind, ExchangeId, Part, Record};
 
 use super::{Ended, Engine, Entry, Exchange, Output, Side};
 
@@ -58,7 +58,7 @@ impl Engine {
             // What we held last, in its count.
             exchange.response.forget_told();
             let upto = exchange.response.news(false, false).map_or(0, |(said, _)| said.offset);
-            let record = Record::Held { id, part: Part::Response, upto, is_whole: true, again: false };
+            let record = Record::Held { id, part: Part::Response, upto, is_whole: true, behind: Behind::Taken };
             self.say(&peer, record.clone());
             self.remember_ended(id, peer, record, exchange.deadline);
         }

@@ -36,7 +36,7 @@ impl Engine {
         }
         let at = exchange.half(part).have().offset;
         if let Some(account) = self.accounts.get_mut(&exchange.account)
-            && !account.takes(bytes.len())
+            && !account.takes(bytes.len(), part, &exchange.indexed[part.index()])
         {
             account.has_refused = true;
             return Appended::Full;

@@ -63,6 +63,8 @@ pub(super) struct Account {
     pub(super) exchanges: usize,
     pub(super) memory: u64,
     pub(super) disk: u64,
+    /// Of both, by direction, in the order of `PARTS`.
+    of_part: [[u64; 2]; 2],
     /// Bytes on disk that are kept while there is room, and whose, the most first at the end.
     pub(super) spare: u64,
     /// Bytes of memory for where pieces stand on disk.
@@ -82,6 +84,7 @@ impl Default for Account {
             exchanges: 0,
             memory: 0,
             disk: 0,
+            of_part: [[0; 2]; 2],
             spare: 0,
             places: 0,
             spares: BTreeSet::new(),
@@ -97,21 +100,57 @@ impl Account {
         self.limits.survives != Survives::Nothing
     }
 
-    /// So many bytes more.
-    pub(super) fn takes(&self, bytes: usize) -> bool {
+    /// So many bytes more of anybody.
+    pub(super) fn takes_at_all(&self, bytes: usize) -> bool {
         let fits = |kept: u64, limit: u64| kept + bytes as u64 <= limit;
         fits(self.memory, self.limits.memory) && (!self.is_on_disk() || fits(self.disk, self.limits.disk))
     }
 
-    /// With a quarter to spare, or who is told to send again would be refused again.
-    pub(super) fn has_room(&self) -> bool {
-        let has = |kept: u64, limit: u64| kept <= limit / 4 * 3;
-        has(self.memory, self.limits.memory) && (!self.is_on_disk() || has(self.disk, self.limits.disk))
+    /// So many bytes more of a half that uses so much. It may have as much as is left free, so that one that does not move
+    /// leaves half of the room to others, and two of them a third; and a direction three quarters, so that neither
+    /// waits for the other.
+    pub(super) fn takes(&self, bytes: usize, part: Part, used: &Indexed) -> bool {
+        let fits = |tier: usize, kept: u64, of_half: u64, limit: u64| {
+            let (bytes, free) = (bytes as u64, limit.saturating_sub(kept));
+            let of_part = self.of_part[part.index()][tier];
+            bytes <= free && of_half + bytes <= free.max(LEAST) && of_part + bytes <= limit / 4 * 3
+        };
+        fits(MEMORY, self.memory, used.memory, self.limits.memory)
+            && (!self.is_on_disk() || fits(DISK, self.disk, used.disk, self.limits.disk))
     }
 
-    /// What can be on disk alone had better be.
+    /// With some to spare, or who is told to send again would be refused again. `now`: what the half uses, of which
+    /// `counted` is counted here.
+    pub(super) fn has_room(&self, part: Part, counted: &Indexed, now: &Indexed) -> bool {
+        let has = |tier: usize, kept: u64, of_half: u64, limit: u64, change: [u64; 2]| {
+            let changed = |sum: u64| sum + change[1] - change[0];
+            let (spare, free) = (limit / 16, limit.saturating_sub(changed(kept)));
+            let of_part = changed(self.of_part[part.index()][tier]);
+            spare <= free && of_half + spare <= free && of_part + spare <= limit / 4 * 3
+        };
+        let (memory, disk) = ([counted.memory, now.memory], [counted.disk, now.disk]);
+        has(MEMORY, self.memory, now.memory, self.limits.memory, memory)
+            && (!self.is_on_disk() || has(DISK, self.disk, now.disk, self.limits.disk, disk))
+    }
+
+    /// How full it is, coarsely: who was refused looks again where that has become less.
+    fn level(&self) -> (u64, u64) {
+        let of = |kept: u64, limit: u64| kept.checked_div(limit / LEVELS).unwrap_or_default();
+        (of(self.memory, self.limits.memory), if self.is_on_disk() { of(self.disk, self.limits.disk) } else { 0 })
+    }
+
+    /// What can be on disk alone had better be: before a half has all the memory that it may.
     pub(super) fn is_tight(&self) -> bool {
-        self.is_on_disk() && self.memory > self.limits.memory / 2
+        self.is_on_disk() && self.memory > self.limits.memory / 4
+    }
+
+    fn count(&mut self, part: Part, before: &Indexed, now: &Indexed) {
+        self.memory = self.memory + now.memory - before.memory;
+        self.disk = self.disk + now.disk - before.disk;
+        self.places = self.places + now.places - before.places;
+        let of_part = &mut self.of_part[part.index()];
+        of_part[MEMORY] = of_part[MEMORY] + now.memory - before.memory;
+        of_part[DISK] = of_part[DISK] + now.disk - before.disk;
     }
 }
 
@@ -133,20 +172,15 @@ pub(super) struct Indexed {
 
 /// An exchange is another account's now.
 pub(super) fn move_account(accounts: &mut HashMap<Arc<str>, Account>, exchange: &Exchange, before: &Arc<str>) {
-    let [memory, disk, places] = [|one: &Indexed| one.memory, |one: &Indexed| one.disk, |one: &Indexed| one.places]
-        .map(|of: fn(&Indexed) -> u64| exchange.indexed.iter().map(of).sum::<u64>());
+    let none = Indexed::default();
     if let Some(old) = accounts.get_mut(before) {
         old.exchanges -= 1;
-        old.memory -= memory;
-        old.disk -= disk;
-        old.places -= places;
+        PARTS.into_iter().for_each(|part| old.count(part, &exchange.indexed[part.index()], &none));
     }
     // Nothing was read of what goes nowhere yet, and so nothing is to spare.
     let new = accounts.entry(exchange.account.clone()).or_default();
     new.exchanges += 1;
-    new.memory += memory;
-    new.disk += disk;
-    new.places += places;
+    PARTS.into_iter().for_each(|part| new.count(part, &none, &exchange.indexed[part.index()]));
 }
 
 impl Engine {
@@ -181,7 +215,7 @@ impl Engine {
 
     /// Whoever was refused hears of room that came otherwise than by what it waits for.
     pub(super) fn tell_room(&mut self, account: &Arc<str>) {
-        let Some(state) = self.accounts.get_mut(account).filter(|state| state.has_room()) else { return };
+        let Some(state) = self.accounts.get_mut(account) else { return };
         if std::mem::take(&mut state.has_refused) {
             self.out.push_back(Output::Room);
         }
@@ -192,7 +226,7 @@ impl Engine {
     fn put(&mut self, id: ExchangeId, goes: bool) {
         let Some(exchange) = self.exchanges.get_mut(&id) else { return };
         let account = self.accounts.entry(exchange.account.clone()).or_default();
-        let had_room = account.has_room();
+        let level = account.level();
         for part in PARTS {
             let is_kept = !account.is_on_disk() || exchange.is_read_again(part);
             if !is_kept && exchange.half(part).costs() >= LET_GO && exchange.half(part).spare(false) > 0 {
@@ -200,10 +234,8 @@ impl Engine {
                 self.out.push_back(Output::Release { id, part, upto });
             }
             let before = exchange.indexed[part.index()];
-            let now = if goes { Indexed::default() } else { stand(exchange, part, had_room, account.is_on_disk()) };
-            account.memory = account.memory + now.memory - before.memory;
-            account.disk = account.disk + now.disk - before.disk;
-            account.places = account.places + now.places - before.places;
+            let now = if goes { Indexed::default() } else { stand(exchange, part, account) };
+            account.count(part, &before, &now);
             if now.spare != before.spare {
                 account.spare = account.spare + now.spare - before.spare;
                 account.spares.remove(&(before.spare, id, part));
@@ -254,19 +286,24 @@ impl Engine {
         } else {
             account.lacking.remove(&id);
         }
-        if account.has_room() {
+        let now = account.level();
+        if now.0 < level.0 || now.1 < level.1 {
             if std::mem::take(&mut account.has_refused) {
                 self.out.push_back(Output::Room);
             }
-            if !had_room {
-                // Neighbours that were refused may be told to send again. No deeper than this: there is room by now.
-                let waiting: Vec<_> = account.lacking.iter().copied().collect();
-                waiting.into_iter().for_each(|one| self.put(one, false));
-            }
+            // Neighbours that were refused may be told to send again. No deeper than this: that frees nothing.
+            let waiting: Vec<_> = account.lacking.iter().copied().collect();
+            waiting.into_iter().for_each(|one| self.put(one, false));
         }
     }
 }
 
+/// A half may have so much, where that is there at all: a record, and where it stands.
+const LEAST: u64 = 32 << 10;
+/// Of the room.
+const LEVELS: u64 = 32;
+const MEMORY: usize = 0;
+const DISK: usize = 1;
 /// So many bytes that nobody needs are let go at once.
 const LET_GO: u64 = 256 << 10;
 /// What a piece that is written takes, beside its bytes: in memory, where it stands; on disk, its record's head.
@@ -274,7 +311,8 @@ const IN_MEMORY: u64 = 96;
 const ON_DISK: u64 = 48;
 
 /// How a half should stand.
-fn stand(exchange: &mut Exchange, part: Part, has_room: bool, on_disk: bool) -> Indexed {
+fn stand(exchange: &mut Exchange, part: Part, account: &Account) -> Indexed {
+    let on_disk = account.is_on_disk();
     let before = exchange.indexed[part.index()];
     let is_answered = exchange.is_answered(part);
     let sink = match exchange.sink(part) {
@@ -288,9 +326,9 @@ fn stand(exchange: &mut Exchange, part: Part, has_room: bool, on_disk: bool) -> 
     let is_written = on_disk && !half.awaits_head();
     let pieces = if is_written { half.pieces() } else { 0 };
     let may_go = half.is_sendable() && !is_answered;
-    Indexed {
+    let mut now = Indexed {
         sent: (may_go && sink == Some(true)).then(|| half.sent()),
-        has_news: comes_from_peer && half.has_news(has_room, is_read_again && is_written),
+        has_news: false,
         in_flight: if sink == Some(true) { half.in_flight() } else { 0 },
         loading: if sink == Some(true) { half.loading() } else { 0 },
         memory: half.in_memory(is_written) + pieces * IN_MEMORY,
@@ -298,5 +336,7 @@ fn stand(exchange: &mut Exchange, part: Part, has_room: bool, on_disk: bool) -> 
         disk: if is_written { half.kept() + pieces * ON_DISK } else { 0 },
         spare: if is_written && is_read_again { half.spare(true) } else { 0 },
         is_ready_told: before.is_ready_told || (half.is_sendable() && sink == Some(false)),
-    }
+    };
+    now.has_news = comes_from_peer && half.has_news(account.has_room(part, &before, &now), is_read_again && is_written);
+    now
 }

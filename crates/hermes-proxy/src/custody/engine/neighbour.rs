@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hermes_wire::custody::{ExchangeId, Part, Record};
+use hermes_wire::custody::{Behind, ExchangeId, Part, Record};
 
 use super::super::half::{Half, Next, Upto};
 use super::index::Account;
@@ -92,7 +92,8 @@ impl Engine {
                 let Some(exchange) = self.exchanges.get_mut(&id).filter(comes_from) else {
                     return self.unknown(peer, id);
                 };
-                if self.accounts.get(&exchange.account).is_some_and(|account| account.takes(bytes.len())) {
+                let used = exchange.indexed[part.index()];
+                if self.accounts.get(&exchange.account).is_some_and(|account| account.takes(bytes.len(), part, &used)) {
                     self.take(id, part, offset, bytes, is_last);
                     self.renew(now, id);
                 } else {
@@ -103,7 +104,7 @@ impl Engine {
                     self.reindex(id);
                 }
             }
-            Record::Held { id, part, upto, is_whole, again } => {
+            Record::Held { id, part, upto, is_whole, behind } => {
                 let goes_to = |exchange: &&mut Exchange| exchange.sink(part) == Some(&side);
                 let Some(exchange) = self.exchanges.get_mut(&id).filter(goes_to) else {
                     return self.unknown(peer, id);
@@ -121,14 +122,16 @@ impl Engine {
                 }
                 half.set_held(Upto { offset: upto, is_whole });
                 let more = half.held().offset - before;
-                if again {
-                    half.rewind();
+                match behind {
+                    Behind::Taken => {}
+                    Behind::NoRoom => half.wait(),
+                    Behind::Again => half.rewind(),
                 }
                 let pace = &mut self.peers.entry(peer.clone()).or_default().pace;
                 if more > 0 {
                     pace.held(now, more);
                 }
-                if again {
+                if behind != Behind::Taken {
                     // What was under way will never be held.
                     pace.begin();
                 }
@@ -233,14 +236,16 @@ impl Engine {
             // What it may forget by now; it waits for that with its window.
             if let Some((id, part)) = state.news.first().copied() {
                 let exchange = self.exchanges.get_mut(&id)?;
-                let has_room = self.accounts.get(&exchange.account).is_some_and(Account::has_room);
-                let is_written = self.accounts.get(&exchange.account).is_some_and(Account::is_on_disk);
+                let account = self.accounts.get(&exchange.account);
+                let used = exchange.indexed[part.index()];
+                let has_room = account.is_some_and(|account| account.has_room(part, &used, &used));
+                let is_written = account.is_some_and(Account::is_on_disk);
                 let is_read_again = is_written && exchange.is_read_again(part);
                 let news = exchange.half(part).news(has_room, is_read_again);
                 self.reindex(id);
                 match news {
-                    Some((Upto { offset, is_whole }, again)) => {
-                        return Some(Record::Held { id, part, upto: offset, is_whole, again });
+                    Some((Upto { offset, is_whole }, behind)) => {
+                        return Some(Record::Held { id, part, upto: offset, is_whole, behind });
                     }
                     None => continue,
                 }

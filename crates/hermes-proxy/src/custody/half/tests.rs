@@ -32,18 +32,18 @@ fn nothing_is_told_before_it_is_safe() {
     half.take(0, bytes("hello"), true);
     assert_eq!(half.news(true, false), None);
     half.set_safe(upto(3, false));
-    assert_eq!(half.news(true, false), Some((upto(3, false), false)));
+    assert_eq!(half.news(true, false), Some((upto(3, false), Behind::Taken)));
     half.set_safe(upto(5, true));
-    assert_eq!(half.news(true, false), Some((upto(5, true), false)));
+    assert_eq!(half.news(true, false), Some((upto(5, true), Behind::Taken)));
     assert_eq!(half.news(true, false), None);
     half.forget_told();
-    assert_eq!(half.news(true, false), Some((upto(5, true), false)));
+    assert_eq!(half.news(true, false), Some((upto(5, true), Behind::Taken)));
     // Or by the next one's custody.
     let mut half = Half::default();
     half.take(0, bytes("hello"), true);
     half.send(100);
     half.set_held(upto(5, true));
-    assert_eq!(half.news(true, false), Some((upto(5, true), false)));
+    assert_eq!(half.news(true, false), Some((upto(5, true), Behind::Taken)));
 }
 
 #[test]
@@ -72,7 +72,10 @@ fn what_the_next_one_holds_need_not_come_again() {
     let mut half = Half::default();
     half.take(0, bytes("hel"), false);
     half.set_held(upto(5, false));
-    assert_eq!((half.kept(), half.have(), half.news(true, false)), (0, upto(5, false), Some((upto(5, false), true))));
+    assert_eq!(
+        (half.kept(), half.have(), half.news(true, false)),
+        (0, upto(5, false), Some((upto(5, false), Behind::Again)))
+    );
     assert_eq!(half.take(5, bytes("!"), true), Some((5, bytes("!"))));
     assert_eq!(half.send(9), next(5, "!", true));
 }
@@ -84,9 +87,9 @@ fn what_there_was_no_room_for_is_asked_for_once_there_is() {
     half.set_safe(upto(3, false));
     half.refuse();
     assert_eq!(half.take(5, bytes("!"), true), None);
-    assert_eq!(half.news(false, false), Some((upto(3, false), false)));
+    assert_eq!(half.news(false, false), Some((upto(3, false), Behind::NoRoom)));
     assert_eq!(half.news(false, false), None);
-    assert_eq!(half.news(true, false), Some((upto(3, false), true)));
+    assert_eq!(half.news(true, false), Some((upto(3, false), Behind::Again)));
     // More that was under way.
     assert_eq!(half.take(5, bytes("!"), true), None);
     assert_eq!(half.news(true, false), None);
@@ -117,16 +120,16 @@ fn another_head_stands_in_the_place_of_theirs() {
     assert_eq!((half.have(), half.in_memory(false)), (upto(7, false), 7));
     assert_eq!(half.send(99), None, "its head has to be safe first");
     half.set_safe(upto(3, false));
-    assert_eq!(half.news(true, false), Some((upto(7, false), false)));
+    assert_eq!(half.news(true, false), Some((upto(7, false), Behind::Taken)));
     assert_eq!(half.send(99), next(0, "HD+", false));
     assert_eq!(half.send(99), next(3, "body", false));
     // Bytes of the head that come again say nothing.
     assert_eq!(half.take(0, bytes("header"), false), None);
     assert_eq!(half.take(5, bytes("r+body!"), true), Some((7, bytes("!"))));
     half.set_held(upto(5, false));
-    assert_eq!(half.news(true, false), Some((upto(9, false), false)));
+    assert_eq!(half.news(true, false), Some((upto(9, false), Behind::Taken)));
     half.set_held(upto(8, true));
-    assert_eq!(half.news(true, false), Some((upto(12, true), false)));
+    assert_eq!(half.news(true, false), Some((upto(12, true), Behind::Taken)));
 }
 
 #[test]
@@ -137,7 +140,7 @@ fn a_part_of_a_head_is_none_for_the_one_before() {
     half.set_safe(upto(5, false));
     assert_eq!(half.news(true, false), None);
     half.set_safe(upto(13, false));
-    assert_eq!(half.news(true, false), Some((upto(2, false), false)));
+    assert_eq!(half.news(true, false), Some((upto(2, false), Behind::Taken)));
 }
 
 #[test]
@@ -196,7 +199,7 @@ fn what_was_there_before_this_process_goes_on() {
     half.restore(upto(6, false), 10);
     half.restore(upto(16, true), 0);
     assert_eq!((half.have(), half.in_memory(false), half.kept()), (upto(16, true), 0, 16));
-    assert_eq!(half.news(true, false), Some((upto(14, true), false)));
+    assert_eq!(half.news(true, false), Some((upto(14, true), Behind::Taken)));
     assert_eq!(half.send(20), Some(Next::Away { offset: 0, length: 16 }));
     // The next one had some of it before.
     half.set_held(upto(9, false));
@@ -218,10 +221,10 @@ fn what_was_read_here_is_safe_on_disk_alone() {
     half.set_held(upto(5, true));
     assert_eq!((half.news(true, true), half.spare(true), half.let_go(true)), (None, 0, 0));
     half.set_safe(upto(3, false));
-    assert_eq!(half.news(true, true), Some((upto(3, false), false)));
+    assert_eq!(half.news(true, true), Some((upto(3, false), Behind::Taken)));
     assert_eq!((half.spare(true), half.let_go(true), half.spare(true)), (3, 3, 0));
     half.set_safe(upto(5, true));
-    assert_eq!((half.news(true, true), half.spare(true)), (Some((upto(5, true), false)), 2));
+    assert_eq!((half.news(true, true), half.spare(true)), (Some((upto(5, true), Behind::Taken)), 2));
 }
 
 #[test]
@@ -259,9 +262,9 @@ fn what_came_behind_a_gap_is_asked_for_once_the_gap_is_gone() {
     let mut half = Half::default();
     half.restore(upto(0, false), 5);
     assert_eq!(half.take(8, bytes("x"), true), None);
-    assert_eq!(half.news(true, false), Some((upto(5, false), true)));
+    assert_eq!(half.news(true, false), Some((upto(5, false), Behind::Again)));
     assert_eq!(half.take(8, bytes("x"), true), None);
     half.set_held(upto(8, false));
-    assert_eq!(half.news(true, false), Some((upto(8, false), true)));
+    assert_eq!(half.news(true, false), Some((upto(8, false), Behind::Again)));
     assert_eq!(half.take(8, bytes("x"), true), Some((8, bytes("x"))));
 }
