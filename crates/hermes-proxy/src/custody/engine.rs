@@ -8,6 +8,7 @@
 //! Each exchange has a side that it came from and one that it goes to; its request goes the one way, its response the
 //! other. Where the next one holds a half, it is its own: this node forgets it.
 
+mod account;
 mod disk;
 mod ending;
 mod exchange;
@@ -22,10 +23,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use hermes_wire::custody::{ExchangeId, Part, Record};
 
+use self::account::Account;
 pub(crate) use self::exchange::{Appended, Entry, Former, Limits, Output, Side, Survives};
 use self::exchange::{Exchange, PARTS};
 use self::here::HeldUp;
-use self::index::{Account, Indexed, Peer};
+use self::index::{Indexed, Peer};
 use super::half::{Half, RECORD, Upto};
 
 /// Bytes in one record: small ones behind a large one wait for so much.
@@ -266,7 +268,7 @@ impl Engine {
         exchange.is_tunnel = is_tunnel;
         if exchange.account != *account {
             let before = std::mem::replace(&mut exchange.account, account.clone());
-            index::move_account(&mut self.accounts, exchange, &before);
+            account::move_account(&mut self.accounts, exchange, &before);
             if let Some(old) = self.accounts.get_mut(&before) {
                 old.lacking.remove(&id);
             }

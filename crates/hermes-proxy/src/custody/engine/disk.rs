@@ -7,7 +7,7 @@ use bytes::Bytes;
 use hermes_wire::custody::{ExchangeId, Part};
 
 use super::super::half::Upto;
-use super::index::Account;
+use super::account::Account;
 use super::{CHUNK, Engine, Output};
 
 /// Bytes that are read from disk at once.

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use hermes_wire::custody::{ExchangeId, Part};
 
 use super::super::half::{Next, Upto};
-use super::index::Account;
+use super::account::Account;
 use super::{Appended, Engine, Output, PARTS, Side};
 
 /// While there is a channel to the next one, no more is taken of who is here than this beyond what was sent: what is brought

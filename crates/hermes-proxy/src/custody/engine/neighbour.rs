@@ -9,7 +9,7 @@ use std::time::Duration;
 use hermes_wire::custody::{Behind, ExchangeId, Part, Record};
 
 use super::super::half::{Half, Next, Upto};
-use super::index::Account;
+use super::account::Account;
 use super::{CHUNK, Engine, Exchange, Output, PARTS, Side};
 
 /// Of so many chunks one is the oldest exchange's, whoever else is ahead.

@@ -1,0 +1,130 @@
+//! What is held on somebody's behalf, and who may have how much of the room.
+//!
+//! In: what halves use, before and now. Out: whether more may be taken of one, and whether it is worth to ask for more.
+//! Never: whose it is.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use hermes_wire::custody::{ExchangeId, Part};
+
+use super::index::Indexed;
+use super::{Exchange, Limits, PARTS, Survives};
+
+/// A half may have so much, where that is there at all: a record, and where it stands.
+const LEAST: u64 = 32 << 10;
+/// Of the room.
+const LEVELS: u64 = 32;
+const MEMORY: usize = 0;
+const DISK: usize = 1;
+
+/// What is held on somebody's behalf.
+#[derive(Debug)]
+pub(super) struct Account {
+    pub(super) limits: Limits,
+    pub(super) exchanges: usize,
+    pub(super) memory: u64,
+    pub(super) disk: u64,
+    /// Of both, by direction, in the order of `PARTS`.
+    of_part: [[u64; 2]; 2],
+    /// Bytes on disk that are kept while there is room, and whose, the most first at the end.
+    pub(super) spare: u64,
+    /// Bytes of memory for where pieces stand on disk.
+    pub(super) places: u64,
+    pub(super) spares: BTreeSet<(u64, ExchangeId, Part)>,
+    /// Who was refused is to be told of room.
+    pub(super) has_refused: bool,
+    /// Halves whose neighbour was refused.
+    pub(super) lacking: BTreeSet<ExchangeId>,
+}
+
+impl Default for Account {
+    fn default() -> Self {
+        let limits = Limits { exchanges: 0, memory: 0, disk: 0, survives: Survives::Nothing };
+        Self {
+            limits,
+            exchanges: 0,
+            memory: 0,
+            disk: 0,
+            of_part: [[0; 2]; 2],
+            spare: 0,
+            places: 0,
+            spares: BTreeSet::new(),
+            has_refused: false,
+            lacking: BTreeSet::new(),
+        }
+    }
+}
+
+impl Account {
+    /// What it holds is written.
+    pub(super) fn is_on_disk(&self) -> bool {
+        self.limits.survives != Survives::Nothing
+    }
+
+    /// So many bytes more of anybody.
+    pub(super) fn takes_at_all(&self, bytes: usize) -> bool {
+        let fits = |kept: u64, limit: u64| kept + bytes as u64 <= limit;
+        fits(self.memory, self.limits.memory) && (!self.is_on_disk() || fits(self.disk, self.limits.disk))
+    }
+
+    /// So many bytes more of a half that uses so much. It may have as much as is left free, so that one that does not move
+    /// leaves half of the room to others, and two of them a third; and a direction three quarters, so that neither
+    /// waits for the other.
+    pub(super) fn takes(&self, bytes: usize, part: Part, used: &Indexed) -> bool {
+        let fits = |tier: usize, kept: u64, of_half: u64, limit: u64| {
+            let (bytes, free) = (bytes as u64, limit.saturating_sub(kept));
+            let of_part = self.of_part[part.index()][tier];
+            bytes <= free && of_half + bytes <= free.max(LEAST) && of_part + bytes <= limit / 4 * 3
+        };
+        fits(MEMORY, self.memory, used.memory, self.limits.memory)
+            && (!self.is_on_disk() || fits(DISK, self.disk, used.disk, self.limits.disk))
+    }
+
+    /// With some to spare, or who is told to send again would be refused again. `now`: what the half uses, of which
+    /// `counted` is counted here.
+    pub(super) fn has_room(&self, part: Part, counted: &Indexed, now: &Indexed) -> bool {
+        let has = |tier: usize, kept: u64, of_half: u64, limit: u64, change: [u64; 2]| {
+            let changed = |sum: u64| sum + change[1] - change[0];
+            let (spare, free) = (limit / 16, limit.saturating_sub(changed(kept)));
+            let of_part = changed(self.of_part[part.index()][tier]);
+            spare <= free && of_half + spare <= free && of_part + spare <= limit / 4 * 3
+        };
+        let (memory, disk) = ([counted.memory, now.memory], [counted.disk, now.disk]);
+        has(MEMORY, self.memory, now.memory, self.limits.memory, memory)
+            && (!self.is_on_disk() || has(DISK, self.disk, now.disk, self.limits.disk, disk))
+    }
+
+    /// How full it is, coarsely: who was refused looks again where that has become less.
+    pub(super) fn level(&self) -> (u64, u64) {
+        let of = |kept: u64, limit: u64| kept.checked_div(limit / LEVELS).unwrap_or_default();
+        (of(self.memory, self.limits.memory), if self.is_on_disk() { of(self.disk, self.limits.disk) } else { 0 })
+    }
+
+    /// What can be on disk alone had better be: before a half has all the memory that it may.
+    pub(super) fn is_tight(&self) -> bool {
+        self.is_on_disk() && self.memory > self.limits.memory / 4
+    }
+
+    pub(super) fn count(&mut self, part: Part, before: &Indexed, now: &Indexed) {
+        self.memory = self.memory + now.memory - before.memory;
+        self.disk = self.disk + now.disk - before.disk;
+        self.places = self.places + now.places - before.places;
+        let of_part = &mut self.of_part[part.index()];
+        of_part[MEMORY] = of_part[MEMORY] + now.memory - before.memory;
+        of_part[DISK] = of_part[DISK] + now.disk - before.disk;
+    }
+}
+
+/// An exchange is another account's now.
+pub(super) fn move_account(accounts: &mut HashMap<Arc<str>, Account>, exchange: &Exchange, before: &Arc<str>) {
+    let none = Indexed::default();
+    if let Some(old) = accounts.get_mut(before) {
+        old.exchanges -= 1;
+        PARTS.into_iter().for_each(|part| old.count(part, &exchange.indexed[part.index()], &none));
+    }
+    // Nothing was read of what goes nowhere yet, and so nothing is to spare.
+    let new = accounts.entry(exchange.account.clone()).or_default();
+    new.exchanges += 1;
+    PARTS.into_iter().for_each(|part| new.count(part, &none, &exchange.indexed[part.index()]));
+}
