@@ -1,14 +1,14 @@
 //! Files that are a process's own: that one at a time has, and that no link stands for.
 //!
-//! In: paths. Out: a lock, until it is dropped or the process ends, in whatever way; or an open file. Never: what they
-//! stand for.
+//! In: paths. Out: a lock, until it is dropped or the process ends, in whatever way; an open file; or room for one. Never:
+//! what they stand for.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::fcntl::{Flock, FlockArg, OFlag, posix_fallocate};
 
 /// Opens a file that must be there itself: where its name is a link, what that leads to is somebody else's.
 ///
@@ -16,6 +16,14 @@ use nix::fcntl::{Flock, FlockArg, OFlag};
 /// It is a link, is not there, or may not be opened.
 pub fn open_own(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     options.custom_flags(OFlag::O_NOFOLLOW.bits()).open(path)
+}
+
+/// Has the file system keep room for so many bytes of a file.
+///
+/// # Errors
+/// It has none, or cannot.
+pub fn allocate(file: &File, bytes: u64) -> io::Result<()> {
+    posix_fallocate(file, 0, i64::try_from(bytes).unwrap_or(i64::MAX)).map_err(io::Error::from)
 }
 
 /// A file that nobody else has.

@@ -288,7 +288,7 @@ impl Engine {
     }
 
     /// An exchange that a neighbour began goes on, with this head in the place of so many bytes of its request. So does
-    /// its response, once its head is known.
+    /// its response, once its head is known. Where its route has no room for what came meanwhile, it stays what it is.
     pub(crate) fn lead(
         &mut self,
         id: ExchangeId,
@@ -296,16 +296,26 @@ impl Engine {
         account: &Arc<str>,
         theirs: u64,
         head: Bytes,
-    ) {
-        let Some(exchange) = self.exchanges.get_mut(&id).filter(|exchange| exchange.to.is_none()) else { return };
+    ) -> Appended {
+        let Some(exchange) = self.exchanges.get_mut(&id).filter(|exchange| exchange.to.is_none()) else {
+            return Appended::Gone;
+        };
         let bytes = usize::try_from(exchange.request.kept()).unwrap_or(usize::MAX);
-        let has_room = |account: &Account| account.exchanges < account.limits.exchanges && account.takes_at_all(bytes);
-        if exchange.account != *account && !self.accounts.get(account).is_some_and(has_room) {
-            return self.fail(id, 503, "this node holds as much for its route as it may");
+        if exchange.account != *account {
+            let Some(its) = self.accounts.get_mut(account).filter(|its| its.exchanges < its.limits.exchanges) else {
+                self.fail(id, 503, "this node holds as many exchanges for its route as it may");
+                return Appended::Gone;
+            };
+            // One that is longer than all that there may be goes alone.
+            if its.exchanges > 0 && !its.takes_at_all(bytes) {
+                its.has_refused = true;
+                return Appended::Full;
+            }
         }
         exchange.response = Half::awaiting_head();
         self.go(id, to, account, is_tunnel);
         self.settle(id, Part::Request, theirs, head);
+        Appended::Taken
     }
 
     /// The head of a half is known: this one stands where the one before had so many bytes.

@@ -95,7 +95,9 @@ pub(crate) async fn forward(
     let (peer, head) = towards(forward, upstream)?;
     if let Some(Arrived { id, theirs }) = arrived {
         let is_tunnel = entry.facts.kind == Kind::Tcp;
-        office.lead(id, (&peer, is_tunnel), &forward.route.name, theirs, head);
+        let account = &forward.route.name;
+        let led = poll_fn(|cx| office.poll_lead(cx, id, (&peer, is_tunnel), account, theirs, &head)).await;
+        led.map_err(|failure| Error::custody(&peer, &failure))?;
         return onward(forward, id, &peer).await;
     }
     let asked = asked(forward);

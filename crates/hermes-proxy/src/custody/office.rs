@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 use self::state::{End, State, Storing};
 pub(crate) use self::stored::Resumed;
-use super::engine::{Appended, Limits, Side, Survives};
+use super::engine::{Limits, Side, Survives};
 use super::journal::Note;
 use super::store::Job;
 
@@ -127,16 +127,21 @@ impl Office {
         self.act(|state, _| state.engine.take_in(id, &self.arrivals, is_tunnel));
     }
 
-    /// An exchange that has arrived goes on.
-    pub(crate) fn lead(
+    /// Ready when an exchange that has arrived goes on: when there is room for it on its route's account.
+    pub(crate) fn poll_lead(
         &self,
+        cx: &Context<'_>,
         id: ExchangeId,
         (to, is_tunnel): (&Arc<str>, bool),
         account: &Arc<str>,
         theirs: u64,
-        head: Bytes,
-    ) {
-        self.act(|state, _| state.engine.lead(id, (Side::Peer(to.clone()), is_tunnel), account, theirs, head));
+        head: &Bytes,
+    ) -> Poll<Result<(), Failure>> {
+        self.act(|state, _| {
+            let to = (Side::Peer(to.clone()), is_tunnel);
+            let led = state.engine.lead(id, to, account, theirs, head.clone());
+            state.unless_refused(cx, id, Some(account), led)
+        })
     }
 
     /// The head of its response, as this node has it.
@@ -176,21 +181,9 @@ impl Office {
         bytes: &Bytes,
         is_last: bool,
     ) -> Poll<Result<(), Failure>> {
-        self.act(|state, _| match state.engine.append(id, part, bytes.clone(), is_last) {
-            Appended::Taken => Poll::Ready(Ok(())),
-            refused @ (Appended::Full | Appended::Ahead) => {
-                // Who waits comes before who is gone.
-                if refused == Appended::Full
-                    && let Some(account) = state.engine.account(id).cloned()
-                {
-                    state.leave_for_good(&account);
-                }
-                if !state.crowd.iter().any(|(other, waker)| *other == id && waker.will_wake(cx.waker())) {
-                    state.crowd.push((id, cx.waker().clone()));
-                }
-                Poll::Pending
-            }
-            Appended::Gone => Poll::Ready(Err(state.failure(id))),
+        self.act(|state, _| {
+            let appended = state.engine.append(id, part, bytes.clone(), is_last);
+            state.unless_refused(cx, id, None, appended)
         })
     }
 

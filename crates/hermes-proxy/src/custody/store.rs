@@ -1,11 +1,13 @@
 //! Where the journal of custody is: segments in a directory, written by a thread of its own.
 //!
 //! In: entries, in their order, and places that are to be read again. Out: what is safe by now, and bytes. Entries that
-//! come together are written together; of what has passed by before its turn came nothing is written. Segments go from the oldest on, when nothing in them is held any more; where one
-//! exchange keeps an old one, what is held in it is written anew. Never: a write on a worker's thread.
+//! come together are written together; of what has passed by before its turn came nothing is written. Segments go from the
+//! oldest on, when nothing in them is held any more; where one exchange keeps an old one, what is held in it is written anew.
+//! Never: a write on a worker's thread.
 
 mod index;
 mod queue;
+mod space;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;
@@ -84,9 +86,15 @@ impl Store {
     pub(super) fn open(directory: &Path) -> io::Result<Opened> {
         fs::create_dir_all(directory)?;
         let lock = Lock::take(&directory.join("lock"))?;
-        let mut files =
-            Files { directory: directory.to_owned(), index: Index::default(), out: BytesMut::new(), _lock: lock };
+        let mut files = Files {
+            directory: directory.to_owned(),
+            index: Index::default(),
+            out: BytesMut::new(),
+            has_reserve: false,
+            _lock: lock,
+        };
         files.read_all()?;
+        files.reserve();
         let held = files.index.held();
         Ok(Opened { files, held })
     }
@@ -162,6 +170,8 @@ struct Files {
     index: Index,
     /// What is written next is put together here.
     out: BytesMut,
+    /// Room is held for what is to be moved.
+    has_reserve: bool,
     _lock: Lock,
 }
 
@@ -290,6 +300,9 @@ impl Files {
                 count += 1;
             }
             if let Err(error) = self.append(&pending.notes[..count], pending.is_synced) {
+                if space::is_full(&error) && self.squeeze() {
+                    continue;
+                }
                 pending.is_stuck = true;
                 reader.as_ref().inspect(|reader| reader.is_stuck(Some(&error)));
                 // What is over meanwhile may make room.
@@ -304,18 +317,23 @@ impl Files {
         }
         if pending.notes.is_empty() {
             pending.is_synced = false;
+            // What it did not take is over.
+            if std::mem::take(&mut pending.is_stuck) {
+                reader.as_ref().inspect(|reader| reader.is_stuck(None));
+            }
         }
         if !is_idle {
             self.tidy();
+            if !pending.is_stuck {
+                self.reserve();
+            }
         }
     }
 
     fn append(&mut self, notes: &[(ExchangeId, Note)], is_synced: bool) -> io::Result<()> {
         let is_full = self.index.segments.back().is_none_or(|segment| segment.length >= SEGMENT);
         if is_full {
-            let number = self.index.segments.back().map_or(0, |segment| segment.number + 1);
-            let segment = self.segment(number, true)?;
-            self.index.segments.push_back(segment);
+            self.roll()?;
         }
         let Some(segment) = self.index.segments.back_mut() else { return Ok(()) };
         let out = &mut self.out;
@@ -341,6 +359,24 @@ impl Files {
         Ok(())
     }
 
+    /// Goes on in another segment.
+    fn roll(&mut self) -> io::Result<()> {
+        let number = self.index.segments.back().map_or(0, |segment| segment.number + 1);
+        let segment = self.segment(number, true)?;
+        self.index.segments.push_back(segment);
+        Ok(())
+    }
+
+    /// Removes a segment that nothing is held in.
+    fn remove(&mut self, number: u64) {
+        let Some(place) = self.index.segments.iter().position(|segment| segment.number == number) else { return };
+        if let Some(segment) = self.index.segments.remove(place)
+            && let Err(error) = fs::remove_file(&segment.path)
+        {
+            tracing::warn!(path = %segment.path.display(), %error, "a segment of custody's journal is not removed");
+        }
+    }
+
     /// Removes what nobody needs any more. What says of an exchange that it is over goes after all else of it.
     fn tidy(&mut self) {
         while self.index.segments.len() > 1
@@ -355,11 +391,7 @@ impl Files {
                     return;
                 }
             }
-            if let Some(oldest) = self.index.segments.pop_front()
-                && let Err(error) = fs::remove_file(&oldest.path)
-            {
-                tracing::warn!(path = %oldest.path.display(), %error, "a segment of custody's journal is not removed");
-            }
+            self.remove(number);
         }
         if self.index.live_in_all() == 0
             && let Some(last) = self.index.segments.back_mut()

@@ -89,3 +89,18 @@ async fn a_full_disk_stops_nothing_that_goes_through() {
     chain.nodes[1].says("the journal of custody is written again").await;
     download(&chain, 1, 45 << 10).await;
 }
+
+/// What is kept in case that somebody reads it again is in nobody's way, nor is what has been.
+#[tokio::test]
+async fn what_is_larger_than_the_disks_goes_through_and_so_does_what_comes_beside_it() {
+    if !needs_root("what_is_larger_than_the_disks_goes_through_and_so_does_what_comes_beside_it") {
+        return;
+    }
+    let mut chain = chain(2, "h2", |_| Conditions::default()).await;
+    let disks = [0, 1].map(|node| Mounted::new(chain.state(node), "40m"));
+    for node in 0..disks.len() {
+        chain.kill(node, Duration::ZERO).await.unwrap();
+    }
+    tokio::join!(download(&chain, 1, 150 << 20), download(&chain, 100, 45 << 10));
+    download(&chain, 3, 1 << 20).await;
+}

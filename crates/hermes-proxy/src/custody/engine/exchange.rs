@@ -83,7 +83,7 @@ pub(crate) enum Output {
     Ready { id: ExchangeId, part: Part },
     /// There is something for this neighbour: a channel, and [`Engine::next_record`].
     Stir(Arc<str>),
-    /// Who was refused by [`Engine::append`] may try again.
+    /// Who was refused by [`Engine::append`] or [`Engine::lead`] may try again.
     Room,
     /// So may whoever brings this one.
     Onward { id: ExchangeId },
@@ -118,7 +118,7 @@ pub(crate) enum Survives {
     Power,
 }
 
-/// What [`Engine::append`] came to.
+/// What [`Engine::append`] came to, and [`Engine::lead`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Appended {
     Taken,

@@ -91,8 +91,20 @@ impl Engine {
     /// What is kept in case that it is read again gives way to what has to be kept.
     pub(super) fn make_room(&mut self, id: ExchangeId) {
         let Some(account) = self.exchanges.get(&id).map(|exchange| exchange.account.clone()) else { return };
-        while let Some(state) = self.accounts.get(&account)
-            && (state.disk + state.spare > state.limits.disk || state.places > state.limits.memory / 4)
+        self.let_go_while(&account, |state| {
+            state.disk + state.spare > state.limits.disk || state.places > state.limits.memory / 4
+        });
+    }
+
+    /// All of that does: the disk has less room than was thought.
+    pub(crate) fn let_all_go(&mut self) {
+        let accounts: Vec<_> = self.accounts.keys().cloned().collect();
+        accounts.iter().for_each(|account| self.let_go_while(account, |_| true));
+    }
+
+    fn let_go_while(&mut self, account: &Arc<str>, is_needed: impl Fn(&Account) -> bool) {
+        while let Some(state) = self.accounts.get(account)
+            && is_needed(state)
             && let Some((_, id, part)) = state.spares.last().copied()
             && let Some(exchange) = self.exchanges.get_mut(&id)
         {

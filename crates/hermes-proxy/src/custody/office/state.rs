@@ -11,7 +11,7 @@ use bytes::Bytes;
 use hermes_wire::custody::{ExchangeId, Part};
 
 use super::super::OUTCOME_UNKNOWN;
-use super::super::engine::{Engine, Entry, Former, Output, Side, Survives};
+use super::super::engine::{Appended, Engine, Entry, Former, Output, Side, Survives};
 use super::super::journal::Note;
 use super::super::store::{Held, HeldHalf, Job, Store};
 use super::Failure;
@@ -263,6 +263,31 @@ impl State {
                 self.engine.is_safe(id, part, offset + bytes.len() as u64, is_last);
             }
             _ => {}
+        }
+    }
+
+    /// Who was refused waits. `account`: whose room it was; `None`: its own.
+    pub(super) fn unless_refused(
+        &mut self,
+        cx: &Context<'_>,
+        id: ExchangeId,
+        account: Option<&Arc<str>>,
+        appended: Appended,
+    ) -> Poll<Result<(), Failure>> {
+        match appended {
+            Appended::Taken => Poll::Ready(Ok(())),
+            Appended::Full | Appended::Ahead => {
+                // Who waits comes before who is gone.
+                let account = account.or_else(|| self.engine.account(id)).filter(|_| appended == Appended::Full);
+                if let Some(account) = account.cloned() {
+                    self.leave_for_good(&account);
+                }
+                if !self.crowd.iter().any(|(other, waker)| *other == id && waker.will_wake(cx.waker())) {
+                    self.crowd.push((id, cx.waker().clone()));
+                }
+                Poll::Pending
+            }
+            Appended::Gone => Poll::Ready(Err(self.failure(id))),
         }
     }
 

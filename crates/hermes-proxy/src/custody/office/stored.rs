@@ -149,17 +149,18 @@ impl Reader for Office {
     }
 
     fn is_stuck(&self, why: Option<&io::Error>) {
-        let mut state = self.lock();
-        match why {
-            Some(error) if state.trouble.is_none() => {
-                tracing::error!(%error, "the journal of custody cannot be written; trying again");
-                state.trouble = Some(Arc::from(error.to_string()));
+        self.act(|state, _| match why {
+            Some(error) => {
+                if state.trouble.is_none() {
+                    tracing::error!(%error, "the journal of custody cannot be written; trying again");
+                    state.trouble = Some(Arc::from(error.to_string()));
+                }
+                state.engine.let_all_go();
             }
-            Some(_) => {}
             None => {
                 state.trouble = None;
                 tracing::info!("the journal of custody is written again");
             }
-        }
+        });
     }
 }

@@ -16,6 +16,9 @@ use super::super::half::Upto;
 use super::super::journal::Note;
 use super::Segment;
 
+/// Bytes of an entry that says that an exchange is over.
+const END: u64 = 25;
+
 /// Some bytes of a string.
 #[derive(Debug, Clone, Copy)]
 struct Extent {
@@ -164,6 +167,20 @@ impl Index {
         self.live.get(&segment).copied().unwrap_or_default()
     }
 
+    /// The segment whose room is had for the least: `None`, where none has more of no use than of use.
+    pub(super) fn least(&self) -> Option<u64> {
+        let mut ends: HashMap<u64, u64> = HashMap::new();
+        self.over.values().for_each(|said_in| *ends.entry(*said_in).or_default() += END);
+        let oldest = self.segments.front()?.number;
+        let costs = self.segments.iter().map(|segment| {
+            let number = segment.number;
+            let of_ends = ends.get(&number).copied().filter(|_| number != oldest).unwrap_or_default();
+            (self.live.get(&number).copied().unwrap_or_default() + of_ends, segment)
+        });
+        let worth = costs.filter(|(cost, segment)| segment.length > 0 && 2 * cost <= segment.length);
+        worth.min_by_key(|(cost, _)| *cost).map(|(_, segment)| segment.number)
+    }
+
     pub(super) fn live_in_all(&self) -> u64 {
         self.live.values().sum()
     }
@@ -197,7 +214,8 @@ impl Index {
         if at == end { Ok(out.freeze()) } else { Err(gone()) }
     }
 
-    /// The entries that are to be written anew where this segment goes.
+    /// The entries that are to be written anew where this segment goes. What says that an exchange is over is one where an
+    /// older segment may have entries of it.
     pub(super) fn moving(&self, segment: u64) -> io::Result<Vec<(ExchangeId, Vec<Note>)>> {
         let mut moving = Vec::new();
         for (id, kept) in &self.exchanges {
@@ -217,6 +235,10 @@ impl Index {
                 }
             }
             moving.push((*id, notes));
+        }
+        if self.segments.front().is_some_and(|oldest| oldest.number != segment) {
+            let over = self.over.iter().filter(|(_, said_in)| **said_in == segment);
+            moving.extend(over.map(|(id, _)| (*id, vec![Note::Forget])));
         }
         Ok(moving)
     }

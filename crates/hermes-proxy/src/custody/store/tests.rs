@@ -76,8 +76,11 @@ fn held(directory: &Path) -> Vec<(u8, Vec<(u64, u64)>)> {
     held.into_iter().map(|(id, held)| (id.0[0], pieces(held))).collect()
 }
 
+/// Bytes of all segments.
 fn size(directory: &Path) -> u64 {
-    fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum()
+    let entries = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap());
+    let segments = entries.filter(|entry| entry.path().extension().is_some_and(|end| end == "log"));
+    segments.map(|entry| entry.metadata().unwrap().len()).sum()
 }
 
 #[test]
@@ -204,4 +207,43 @@ fn what_has_passed_makes_room() {
     assert_eq!(read(2, 4 + 299 * piece, 9).unwrap(), vec![2; 9]);
     assert_eq!(read(1, 15 * piece, 9).unwrap(), vec![1; 9]);
     assert!(read(2, 4, 9).is_err(), "it has passed");
+}
+
+/// A file system that is full: the segments that are of little use go, wherever they are, and what is over stays so.
+#[test]
+fn where_there_is_no_room_what_is_of_use_moves_together() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut files = Store::open(directory.path()).unwrap().files;
+    let piece = 1 << 20;
+    let put = |files: &mut Files, notes: &[(ExchangeId, Note)]| files.append(notes, false).unwrap();
+    let fill = |files: &mut Files, number: u8, from: u64| {
+        (from..from + 16)
+            .for_each(|at| files.append(&[bytes(number, at * piece, vec![number; 1 << 20])], false).unwrap());
+    };
+    // What stays is in the first and the third segment; the end of what is over in the second, its beginning in the first.
+    [1, 2, 3].map(begin).iter().for_each(|notes| put(&mut files, notes));
+    put(&mut files, &[bytes(2, 0, vec![2; 1000])]);
+    fill(&mut files, 1, 0);
+    put(&mut files, &[(id(2), Note::Forget), bytes(1, 16 * piece, vec![1; 1000])]);
+    fill(&mut files, 3, 0);
+    fill(&mut files, 1, 17);
+    fill(&mut files, 3, 16);
+    files.index.release(id(3), Part::Request, 31 * piece);
+    assert_eq!(files.index.segments.len(), 4);
+    assert!(files.squeeze(), "two segments are of little use");
+    assert!(!files.squeeze(), "and no more");
+    let left: Vec<_> = files.index.segments.iter().map(|segment| segment.number).collect();
+    assert_eq!(left, [0, 2, 4]);
+    assert!(size(directory.path()) < 35 * piece, "{}", size(directory.path()));
+    drop(files);
+    assert_eq!(
+        held(directory.path()).iter().map(|(number, _)| *number).collect::<Vec<_>>(),
+        [1, 3],
+        "the second is over"
+    );
+    let opened = Store::open(directory.path()).unwrap();
+    let read = |number, offset, length| opened.files.index.read(id(number), Part::Request, offset, length);
+    assert_eq!(read(1, 16 * piece, 1000).unwrap(), vec![1; 1000]);
+    assert_eq!(read(3, 31 * piece, 9).unwrap(), vec![3; 9]);
+    assert!(read(3, 30 * piece, 9).is_err(), "it has passed");
 }

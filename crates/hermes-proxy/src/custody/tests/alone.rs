@@ -51,7 +51,7 @@ fn begun(limits: Limits, to: Side) -> Engine {
     engine.hear(NOW, &name(0), data(Part::Request, 0, 10, false), &account());
     match to {
         Side::Here => engine.take_in(ID, &account(), false),
-        to => engine.lead(ID, (to, false), &account(), 10, Bytes::from_static(b"head")),
+        to => _ = engine.lead(ID, (to, false), &account(), 10, Bytes::from_static(b"head")),
     }
     write(&mut engine);
     engine
@@ -84,20 +84,46 @@ fn what_comes_to_nothing_has_a_status_that_every_neighbour_knows() {
 }
 
 #[test]
-fn a_route_that_holds_what_it_may_takes_nothing_that_arrives() {
+fn what_arrives_for_a_route_that_holds_what_it_may_waits() {
     let mut engine = engine(LIMITS);
     let small: Arc<str> = Arc::from("small");
-    engine.allow(&small, Limits { exchanges: 1, memory: 1000, disk: 0, survives: Survives::Nothing });
-    for (number, length, is_taken) in [(1, 10, true), (2, 10, false), (3, 2000, false)] {
+    engine.allow(&small, Limits { exchanges: 2, memory: 1000, disk: 0, survives: Survives::Nothing });
+    let begin = |engine: &mut Engine, number, length| {
         let id = ExchangeId([number; 16]);
         engine.hear(Duration::ZERO, &name(0), Record::Begin { id, left: 1000 }, &account());
         let bytes = content(id, length);
         let data = Record::Data { id, part: Part::Request, offset: 0, is_last: true, bytes };
         engine.hear(Duration::ZERO, &name(0), data, &account());
-        engine.lead(id, (Side::Peer(name(1)), false), &small, 1, Bytes::from_static(b"n"));
-        assert_eq!(engine.is_led(id), is_taken, "{number}");
-    }
+        id
+    };
+    let lead = |engine: &mut Engine, id| {
+        let led = engine.lead(id, (Side::Peer(name(1)), false), &small, 1, Bytes::from_static(b"n"));
+        assert_eq!(engine.is_led(id), led == Appended::Taken);
+        led
+    };
+    let [first, second, long] = [(1, 600), (2, 300), (3, 2000)].map(|(number, length)| {
+        let id = begin(&mut engine, number, length);
+        (id, lead(&mut engine, id))
+    });
+    assert_eq!(
+        [first.1, second.1, long.1],
+        [Appended::Taken, Appended::Taken, Appended::Gone],
+        "as many as there may be"
+    );
     assert_eq!(gone(&mut engine, &name(0)), Some(503));
+    engine.fail(second.0, 499, "its client is gone");
+    let waits = [(4, 600), (5, 2000)].map(|(number, length)| begin(&mut engine, number, length));
+    waits.iter().for_each(|id| assert_eq!(lead(&mut engine, *id), Appended::Full));
+    while engine.output().is_some() {}
+    let has_room = |engine: &mut Engine| std::iter::from_fn(|| engine.output()).any(|one| one == Output::Room);
+    assert!(!has_room(&mut engine));
+    engine.fail(first.0, 499, "its client is gone");
+    assert!(has_room(&mut engine));
+    // What is longer than all that there may be goes alone.
+    assert_eq!(waits.map(|id| lead(&mut engine, id)), [Appended::Taken, Appended::Full]);
+    engine.fail(waits[0], 499, "its client is gone");
+    assert!(has_room(&mut engine));
+    assert_eq!(lead(&mut engine, waits[1]), Appended::Taken);
 }
 
 #[test]
