@@ -3,13 +3,14 @@
 //! An enum and not a boxed trait object: the copy loops ask a plain socket for its readiness
 //! before they hold a buffer for it, and that question has no meaning for other streams.
 
+use std::future::Future as _;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Waker};
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
 
@@ -29,6 +30,13 @@ impl Io {
             Io::Plain(tcp) => tcp,
             Io::Tls(tls) => tls.get_ref().0,
         }
+    }
+
+    /// The other end has closed it, or it is broken, as far as its runtime has heard: known before what it sent is read.
+    pub fn is_closed_there(&self) -> bool {
+        // What is urgent is not asked for, so that nothing else is left.
+        let closed = pin!(self.tcp().ready(Interest::PRIORITY));
+        closed.poll(&mut Context::from_waker(Waker::noop())).is_ready()
     }
 
     /// Lets the current runtime watch the socket: until now that of another thread did.

@@ -189,6 +189,11 @@ impl Entry {
         }
     }
 
+    /// Nobody waits for its answer any more.
+    fn is_left(&self) -> bool {
+        self.facts.kind == Kind::Http && self.connection.as_ref().is_some_and(|connection| connection.is_left())
+    }
+
     /// A body over HTTP/1.1 is not asked for while its client takes nothing: the connection knows.
     fn phase(&self) -> Phase {
         let held_up = |connection: &Rc<Connection>| !connection.is_shared.get() && connection.is_blocked.get();
@@ -359,6 +364,10 @@ impl Live {
         for (_, entry) in self.sessions.borrow().iter() {
             let limit = entry.limit();
             let silent = Duration::from_millis(now.saturating_sub(entry.touched.get()));
+            if limit == Duration::MAX && entry.is_left() {
+                let gone = "it was gone while it was waited for";
+                entry.end_for_good(Error::ClientGone(gone.to_owned()));
+            }
             if silent < limit {
                 continue;
             }

@@ -37,6 +37,7 @@ const HYPER_BUFFER: usize = 8192;
 pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: Watched, client: Client) {
     let tunnel: Rc<Cell<Option<Box<Tunnel>>>> = Rc::default();
     let client = Rc::new(client);
+    io.is_looked_at();
     let service = service_fn(|request| {
         let (worker, connection, client, tunnel) = (worker.clone(), connection.clone(), client.clone(), tunnel.clone());
         // Boxed: hyper lets go of a connection only if its service's future can be moved.
@@ -64,7 +65,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
         tracing::debug!(source = %client.source, %error, "an HTTP/1.1 connection ended");
     }
     let parts = http.into_parts();
-    let io = parts.io.into_inner().into_io();
+    let Some(io) = parts.io.into_inner().into_io() else { return };
     match tunnel.take() {
         Some(tunnel) if result.is_ok() => {
             Box::pin(session::relay(Near::Stream(ByteStream::io(io, parts.read_buf)), *tunnel)).await;

@@ -4,6 +4,7 @@
 //! `h1` or `h2`. By ALPN where there is TLS and the client offered it; else by the first bytes:
 //! HTTP/2 begins with a preface that no HTTP/1.1 request is (RFC 9113, 3.4).
 
+use std::cell::RefCell;
 use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -41,7 +42,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, read
     if secure && connection.current_listener(worker).http3 && trust.peer().is_none_or(|peer| peer.node.is_none()) {
         advertise(connection, &io);
     }
-    let watched = Watched { io, ahead: ahead.freeze(), connection: connection.clone(), worker: worker.clone() };
+    let watched = Watched { ahead: ahead.freeze(), ..Watched::new(worker, connection, io) };
     let client = Client { source, trust, secure, line: None };
     if is_h2 {
         Box::pin(h2::serve(worker, connection, watched, client)).await;
@@ -101,7 +102,8 @@ pub(super) async fn read_first(io: &mut Io, ahead: &mut BytesMut) -> io::Result<
 /// A connection that notes when the first bytes of a request arrive, and whether its client takes
 /// what it is sent, for the sweep.
 pub(crate) struct Watched {
-    io: Io,
+    /// Looked at from aside by the sweep, which reads nothing.
+    io: Rc<RefCell<Io>>,
     ahead: Bytes,
     connection: Rc<Connection>,
     worker: Rc<Worker>,
@@ -109,12 +111,18 @@ pub(crate) struct Watched {
 
 impl Watched {
     pub(crate) fn new(worker: &Rc<Worker>, connection: &Rc<Connection>, io: Io) -> Self {
+        let io = Rc::new(RefCell::new(io));
         Self { io, ahead: Bytes::new(), connection: connection.clone(), worker: worker.clone() }
     }
 
-    /// The connection itself.
-    pub(crate) fn into_io(self) -> Io {
-        self.io
+    /// Its client is gone when it has closed, whatever of it is not read yet.
+    pub(crate) fn is_looked_at(&self) {
+        *self.connection.socket.borrow_mut() = Rc::downgrade(&self.io);
+    }
+
+    /// The connection itself; `None`: somebody else has it.
+    pub(crate) fn into_io(self) -> Option<Io> {
+        Rc::into_inner(self.io).map(RefCell::into_inner)
     }
 }
 
@@ -127,7 +135,7 @@ impl AsyncRead for Watched {
             this.ahead.advance(most);
         } else {
             let before = buf.filled().len();
-            std::task::ready!(Pin::new(&mut this.io).poll_read(cx, buf))?;
+            std::task::ready!(Pin::new(&mut *this.io.borrow_mut()).poll_read(cx, buf))?;
             if buf.filled().len() == before {
                 return Poll::Ready(Ok(()));
             }
@@ -143,7 +151,7 @@ impl AsyncRead for Watched {
 impl AsyncWrite for Watched {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        let written = Pin::new(&mut this.io).poll_write(cx, buf);
+        let written = Pin::new(&mut *this.io.borrow_mut()).poll_write(cx, buf);
         this.connection.is_blocked.set(written.is_pending());
         written
     }
@@ -154,7 +162,7 @@ impl AsyncWrite for Watched {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        let written = Pin::new(&mut this.io).poll_write_vectored(cx, bufs);
+        let written = Pin::new(&mut *this.io.borrow_mut()).poll_write_vectored(cx, bufs);
         this.connection.is_blocked.set(written.is_pending());
         written
     }
@@ -164,10 +172,10 @@ impl AsyncWrite for Watched {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_flush(cx)
+        Pin::new(&mut *self.get_mut().io.borrow_mut()).poll_flush(cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
+        Pin::new(&mut *self.get_mut().io.borrow_mut()).poll_shutdown(cx)
     }
 }

@@ -3,14 +3,15 @@
 //! In: what its listener sees of it: bytes, sessions that come and go. Out: the word to finish, or to close now, to who
 //! serves it; its place among the node's connections. Never: its bytes.
 
-use std::cell::{Cell, OnceCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::net::SocketAddr;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
 use hermes_model::limits::Limits;
 use hermes_model::snapshot::Listener;
+use hermes_net::Io;
 use http::HeaderValue;
 
 use super::Path;
@@ -70,6 +71,8 @@ pub(crate) struct Connection {
     pub(crate) is_kept: Cell<bool>,
     /// Counts up with all that is read from it.
     pub(crate) heard: Cell<u64>,
+    /// Of HTTP/1.1, until it is a tunnel: what has not been read hides that its client has closed it.
+    pub(crate) socket: RefCell<Weak<RefCell<Io>>>,
 }
 
 impl Connection {
@@ -85,6 +88,11 @@ impl Connection {
     pub(crate) fn set_stage(&self, worker: &Worker, stage: Stage) {
         self.stage.set(stage);
         self.since.set(worker.now());
+    }
+
+    /// Its client has closed it, though there may be more of it to be read.
+    pub(super) fn is_left(&self) -> bool {
+        self.socket.borrow().upgrade().is_some_and(|io| io.borrow().is_closed_there())
     }
 
     /// Tells it to finish since its listener goes.
@@ -184,6 +192,7 @@ impl ConnectionGuard {
             alternative: OnceCell::new(),
             is_kept: Cell::new(false),
             heard: Cell::new(0),
+            socket: RefCell::default(),
         });
         connection.key.set(worker.live.connections.borrow_mut().insert(connection.clone()));
         if worker.is_draining() {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use hermes_testkit::door::Door;
 use hermes_testkit::origin::scripted;
+use hermes_testkit::patience::until;
 use hermes_testkit::pattern::Pattern;
 
 use crate::lab::{Reply, origin};
@@ -139,6 +140,25 @@ async fn no_more_wait_than_may() {
     let waits = events(&node, "retried").await;
     third.send("GET / HTTP/1.1\r\nhost: site\r\n\r\n").await.unwrap();
     node.metric_reaches("hermes_retrieved_requests_total", "route=\"site\",event=\"retried\"", waits + 3.0).await;
+}
+
+/// Though what it sent is not read.
+#[tokio::test]
+async fn nobody_waits_for_who_has_left() {
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let overlay = overlay();
+    let node = node(&overlay, "retrieve: {}", nobody).await;
+    let another = "GET / HTTP/1.1\r\nhost: site\r\n\r\n".to_owned();
+    let long = format!("PUT / HTTP/1.1\r\nhost: site\r\ncontent-length: 9999999\r\n\r\n{}", "a".repeat(20_000));
+    for (number, behind) in [another, long].into_iter().enumerate() {
+        let mut dialog = Door::plain(node.address("in")).h1().await.unwrap();
+        dialog.send(format!("GET / HTTP/1.1\r\nhost: site\r\n\r\n{behind}")).await.unwrap();
+        let tries = events(&node, "retried").await + 2.0;
+        node.metric_reaches("hermes_retrieved_requests_total", "route=\"site\",event=\"retried\"", tries).await;
+        assert_eq!(node.metric("hermes_sessions_open", "").await.unwrap(), 1.0, "{number}");
+        drop(dialog);
+        until("nobody waits", async || node.metric("hermes_sessions_open", "").await.unwrap() == 0.0).await;
+    }
 }
 
 #[tokio::test]
