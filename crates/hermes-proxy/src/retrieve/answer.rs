@@ -111,6 +111,12 @@ impl Answer {
             Validator::Modified(ours) => self.modified.as_ref().is_some_and(|theirs| theirs != ours),
         }
     }
+
+    /// Whether a part is of the representation that has this validator. A part says its tag (RFC 9110, section 15.3.7),
+    /// but not when it was modified: who does not may never have looked at what it was asked for.
+    pub fn is_of(&self, validator: &Validator) -> bool {
+        !self.contradicts(validator) && (self.etag.is_some() || matches!(validator, Validator::Modified(_)))
+    }
 }
 
 /// A tag that is not weak, else a date that has settled.

@@ -222,6 +222,9 @@ impl Download {
         {
             return self.changed();
         }
+        if self.known.validator.as_ref().is_some_and(|ours| !answer.is_of(ours)) {
+            return self.lied("it answers with a part, and does not say of what");
+        }
         let is_at_end = of.or(self.known.total) == Some(self.held);
         if first > self.held || last + 1 < self.held || (last + 1 == self.held && !is_at_end) {
             return self.lied("it answers with another range than it was asked for");

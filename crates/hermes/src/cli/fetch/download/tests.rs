@@ -58,10 +58,11 @@ fn a_shorter_part_is_a_step_and_an_earlier_one_is_skipped_into() {
 fn a_range_that_was_not_asked_for_is_a_lie_and_all_is_asked_for_until_that_breaks_off() {
     let short = Answer { length: Some(7), ..part("\"a\"", 40, 99, 100) };
     let silent = Answer { part: None, ..part("\"a\"", 40, 99, 100) };
+    let nobody_s = Answer { validator: None, etag: None, ..part("\"a\"", 40, 99, 100) };
     let multipart = Answer { is_multipart: true, ..part("\"a\"", 40, 99, 100) };
     let late = part("\"a\"", 50, 99, 100);
     let early = part("\"a\"", 0, 20, 100);
-    for lie in [short, silent, multipart, late, early] {
+    for lie in [short, silent, nobody_s, multipart, late, early] {
         let mut download = begun(false);
         assert!(matches!(download.read(&rest(), &lie), Meaning::Later { after: None, .. }), "{lie:?}");
         assert_eq!((download.held(), download.ask()), (40, Ask::Whole), "what is held may be right");
