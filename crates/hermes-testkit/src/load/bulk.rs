@@ -1,7 +1,7 @@
 //! Bulk TCP one way: gigabits per second through a path.
 //!
 //! In: where to send, where to open the sink, how many connections. Out: the bytes that reached the sink within the
-//! measured time. Every chunk carries its place in the stream and one in [`VERIFY_EVERY`] is compared whole; at the
+//! measured time. Every chunk carries its place in the stream and one in `VERIFY_EVERY` is compared whole; at the
 //! end what arrived must be as much as was sent. Blocking threads: one each way is the fastest client there is.
 
 #![allow(clippy::disallowed_methods, reason = "blocking threads; no worker sleeps")]

@@ -3,7 +3,7 @@
 //! In: where to send, where to open the sink, sizes, flows and how many may be under way. Out: the datagrams that
 //! reached the sink intact within the measured time, and every one lost over the whole run, as failures. The sender
 //! keeps to a window (sent minus received), so that loss is the path's and not a flooded socket buffer's; a window
-//! that does not move for [`STALL`] is given up as lost.
+//! that does not move for `STALL` is given up as lost.
 
 #![allow(clippy::disallowed_methods, reason = "blocking threads; no worker sleeps")]
 

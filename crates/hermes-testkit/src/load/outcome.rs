@@ -123,7 +123,7 @@ impl Recorder {
         }
     }
 
-    /// Sums up. Times and CPU are left for [`super::window`].
+    /// Sums up. Times and CPU are left for `super::window`.
     pub fn outcome(mut self) -> Outcome {
         let latency = self.latency();
         Outcome {

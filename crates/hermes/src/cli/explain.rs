@@ -58,6 +58,7 @@ pub(super) struct Explain {
     /// listener that captures it.
     #[arg(long)]
     network: Option<String>,
+    #[allow(rustdoc::broken_intra_doc_links, reason = "brackets as usage lines have them")]
     /// A packet of an ip session: src=ADDRESS,dst=ADDRESS[,proto=tcp][,length=BYTES][,mtu=BYTES]. Tells whether it
     /// passes this node, or the reason that it is dropped for.
     #[arg(long, value_name = "FIELDS")]
