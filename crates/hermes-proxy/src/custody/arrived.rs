@@ -166,6 +166,7 @@ async fn read_head(worker: &Rc<Worker>, way: &Way, id: ExchangeId, is_resumed: b
             }
         }
     };
+    office.has_head(id, Part::Request);
     let theirs = reading.read();
     let next = reading.next();
     let is_bare = matches!(next, Ok(Some(Piece::End(_))));

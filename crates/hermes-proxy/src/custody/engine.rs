@@ -45,6 +45,8 @@ pub(crate) struct Engine {
     deadlines: BTreeSet<(Duration, ExchangeId)>,
     /// Who is here and far ahead of its path.
     held_up: HashMap<(ExchangeId, Part), HeldUp>,
+    /// Who may forget what it has ended once that is written here: it would begin anew what this node offers it again.
+    farewells: HashMap<ExchangeId, Arc<str>>,
     out: VecDeque<Output>,
     next: u64,
 }
@@ -68,6 +70,7 @@ impl Engine {
             peers: HashMap::new(),
             deadlines: BTreeSet::new(),
             held_up: HashMap::new(),
+            farewells: HashMap::new(),
             out: VecDeque::new(),
             next: 0,
         }
@@ -101,8 +104,7 @@ impl Engine {
 
     /// What bytes of it survive that are safe.
     pub(crate) fn survives(&self, id: ExchangeId) -> Survives {
-        let account = self.exchanges.get(&id).and_then(|exchange| self.accounts.get(&exchange.account));
-        account.map(|account| account.limits.survives).unwrap_or_default()
+        self.exchanges.get(&id).map(|exchange| exchange.survives).unwrap_or_default()
     }
 
     /// On which account it is.
@@ -190,7 +192,9 @@ impl Engine {
         (now, left): (Duration, Duration),
         account: &Arc<str>,
     ) {
-        self.accounts.entry(account.clone()).or_default().exchanges += 1;
+        let state = self.accounts.entry(account.clone()).or_default();
+        state.exchanges += 1;
+        let survives = state.limits.survives;
         let number = self.next;
         self.next += 1;
         self.enter(id, &from);
@@ -209,6 +213,10 @@ impl Engine {
             is_begun: false,
             is_known: false,
             is_restored: false,
+            is_vouched: true,
+            survives,
+            is_refused: false,
+            waits_to_go: false,
             indexed: <[Indexed; 2]>::default(),
         };
         self.exchanges.insert(id, exchange);
@@ -227,12 +235,16 @@ impl Engine {
     ) {
         // What the next one sends for who is not here has a head of ours.
         let has_head = matches!((&from, &to), (Side::Peer(_), Side::Peer(_)));
+        let is_vouched = from == Side::Here;
         self.insert(id, from, request.half(false), (now, left), account);
         if let Some(exchange) = self.exchanges.get_mut(&id) {
             exchange.response = response.half(has_head);
             exchange.to = Some(to.clone());
             exchange.is_tunnel = is_tunnel;
-            exchange.is_restored = true;
+            (exchange.is_restored, exchange.is_vouched) = (true, is_vouched);
+            if exchange.survives == Survives::Nothing {
+                exchange.survives = Survives::Process;
+            }
             exchange.is_known = true;
         }
         self.enter(id, &to);
@@ -265,8 +277,9 @@ impl Engine {
     fn go(&mut self, id: ExchangeId, to: Side, account: &Arc<str>, is_tunnel: bool) {
         let Some(exchange) = self.exchanges.get_mut(&id).filter(|exchange| exchange.to.is_none()) else { return };
         exchange.to = Some(to.clone());
-        exchange.is_tunnel = is_tunnel;
+        (exchange.is_tunnel, exchange.waits_to_go) = (is_tunnel, false);
         if exchange.account != *account {
+            exchange.survives = self.accounts.get(account).map(|its| its.limits.survives).unwrap_or_default();
             let before = std::mem::replace(&mut exchange.account, account.clone());
             account::move_account(&mut self.accounts, exchange, &before);
             if let Some(old) = self.accounts.get_mut(&before) {
@@ -309,6 +322,9 @@ impl Engine {
             // One that is longer than all that there may be goes alone.
             if its.exchanges > 0 && !its.takes_at_all(bytes) {
                 its.has_refused = true;
+                // Else it would outgrow the room that it waits for.
+                exchange.waits_to_go = true;
+                self.reindex(id);
                 return Appended::Full;
             }
         }

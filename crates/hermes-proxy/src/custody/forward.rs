@@ -257,6 +257,7 @@ pub(super) async fn await_head(worker: &Worker, id: ExchangeId, peer: &Arc<str>)
         let piece = reading.next().map_err(|error| broken(office, id, peer, &error.to_string()))?;
         let is_more_wanted = piece.is_none();
         if let Some(known) = response(piece, &reading).map_err(|why| broken(office, id, peer, &why))? {
+            office.has_head(id, Part::Response);
             return Ok((known.response, known.length));
         }
         if is_more_wanted {

@@ -276,7 +276,13 @@ impl Half {
 
     fn to_say(&self, has_room: bool, is_read_again: bool) -> Option<(Upto, Behind)> {
         let Head::Settled { length, theirs } = self.head else {
-            return self.greets.then_some((Upto::default(), Behind::Taken));
+            // Whoever was refused begins anew.
+            let behind = match (self.lacks, has_room) {
+                (true, true) => Behind::Again,
+                (true, false) if !self.told_no_room => Behind::NoRoom,
+                _ => Behind::Taken,
+            };
+            return (self.greets || behind != Behind::Taken).then_some((Upto::default(), behind));
         };
         // What the next one holds is safe too.
         let is_held = !is_read_again && (self.held.offset > self.safe.offset || self.held.is_whole);

@@ -11,6 +11,7 @@ mod neighbours;
 mod state;
 mod stored;
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -156,6 +157,13 @@ impl Office {
             return Poll::Ready(Ok(bytes));
         }
         state.wait(cx, id, part)
+    }
+
+    /// A head that was awaited is known: what comes behind it stays where it is.
+    pub(crate) fn has_head(&self, id: ExchangeId, part: Part) {
+        if let Some(end) = self.lock().ends.get_mut(&id) {
+            (end.heads[part.index()], end.has_head[part.index()]) = (VecDeque::new(), true);
+        }
     }
 
     /// The next bytes for who is here, at most so many; and whether they are the last.

@@ -3,6 +3,7 @@
 //! In: entries, in their order, and places that are to be read again. Out: what is safe by now, and bytes. Entries that
 //! come together are written together; of what has passed by before its turn came nothing is written. Segments go from the
 //! oldest on, when nothing in them is held any more; where one exchange keeps an old one, what is held in it is written anew.
+//! Where the file system is full they go in any order (`space`).
 //! Never: a write on a worker's thread.
 
 mod index;
@@ -18,7 +19,7 @@ use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use hermes_net::lock::Lock;
@@ -28,6 +29,7 @@ use tokio::sync::oneshot;
 use self::index::Index;
 pub(super) use self::index::{Held, HeldHalf};
 use self::queue::Queue;
+pub(super) use self::space::is_full;
 use super::half::{RECORD, Upto};
 use super::journal::{self, Note};
 
@@ -70,6 +72,8 @@ pub(super) enum Safe {
     Upto { id: ExchangeId, part: Part, upto: Upto },
     /// That its request goes out.
     Intent(ExchangeId),
+    /// That it is over: none of it is found again.
+    Over(ExchangeId),
 }
 
 /// The journal of a node.
@@ -142,6 +146,8 @@ pub(super) struct Segment {
     path: PathBuf,
     file: Arc<File>,
     length: u64,
+    /// That it is there survives a loss of power.
+    is_named: bool,
 }
 
 /// What is to be written.
@@ -151,8 +157,9 @@ struct Pending {
     /// What need not be written any more, since the next one holds it: to be told of as safe.
     passed: Vec<Safe>,
     is_synced: bool,
-    /// The disk took it not.
+    /// The disk took it not, and when that was looked at last.
     is_stuck: bool,
+    looked: Option<Instant>,
     /// Something is no longer of use.
     has_released: bool,
 }
@@ -218,7 +225,7 @@ impl Files {
     fn segment(&self, number: u64, is_new: bool) -> io::Result<Segment> {
         let path = self.directory.join(format!("{number:012}.log"));
         let file = OpenOptions::new().read(true).write(true).create_new(is_new).mode(0o600).open(&path)?;
-        Ok(Segment { number, path, file: Arc::new(file), length: 0 })
+        Ok(Segment { number, path, file: Arc::new(file), length: 0, is_named: !is_new })
     }
 
     fn run(&mut self, todo: &Queue, reader: &Weak<dyn Reader>) {
@@ -247,7 +254,7 @@ impl Files {
         if note == Note::Forget {
             pending.notes.retain(|(other, _)| *other != id);
             if !self.index.has(id) {
-                return;
+                return pending.passed.push(Safe::Over(id));
             }
             self.index.forget(id);
         }
@@ -300,11 +307,15 @@ impl Files {
                 count += 1;
             }
             if let Err(error) = self.append(&pending.notes[..count], pending.is_synced) {
-                if space::is_full(&error) && self.squeeze() {
+                let is_due = !pending.is_stuck || pending.looked.is_none_or(|looked| looked.elapsed() >= AGAIN);
+                if is_full(&error) && is_due && self.squeeze() {
                     continue;
                 }
                 pending.is_stuck = true;
-                reader.as_ref().inspect(|reader| reader.is_stuck(Some(&error)));
+                if is_due {
+                    pending.looked = Some(Instant::now());
+                    reader.as_ref().inspect(|reader| reader.is_stuck(Some(&error)));
+                }
                 // What is over meanwhile may make room.
                 break;
             }
@@ -345,7 +356,16 @@ impl Files {
             put.push(Put { id: *id, note: note.clone(), at, length: out.len() as u64 - begin });
         }
         let written = segment.file.write_all_at(out, segment.length);
-        let synced = written.and_then(|()| if is_synced { segment.file.sync_data() } else { Ok(()) });
+        let synced = written.and_then(|()| {
+            if !is_synced {
+                return Ok(());
+            }
+            segment.file.sync_data()?;
+            if !std::mem::replace(&mut segment.is_named, true) {
+                File::open(&self.directory)?.sync_all()?;
+            }
+            Ok(())
+        });
         if let Err(error) = synced {
             // What stands behind the end is written over; a restart must not read it.
             let _ = segment.file.set_len(segment.length);
@@ -367,14 +387,17 @@ impl Files {
         Ok(())
     }
 
-    /// Removes a segment that nothing is held in.
-    fn remove(&mut self, number: u64) {
-        let Some(place) = self.index.segments.iter().position(|segment| segment.number == number) else { return };
-        if let Some(segment) = self.index.segments.remove(place)
-            && let Err(error) = fs::remove_file(&segment.path)
-        {
-            tracing::warn!(path = %segment.path.display(), %error, "a segment of custody's journal is not removed");
+    /// Removes a segment that nothing is held in. False where it cannot be: what says that something in it is over has to
+    /// stay as long.
+    fn remove(&mut self, number: u64) -> bool {
+        let Some(place) = self.index.segments.iter().position(|segment| segment.number == number) else { return false };
+        let path = &self.index.segments[place].path;
+        if let Err(error) = fs::remove_file(path) {
+            tracing::warn!(path = %path.display(), %error, "a segment of custody's journal is not removed");
+            return false;
         }
+        self.index.segments.remove(place);
+        true
     }
 
     /// Removes what nobody needs any more. What says of an exchange that it is over goes after all else of it.
@@ -391,7 +414,9 @@ impl Files {
                     return;
                 }
             }
-            self.remove(number);
+            if !self.remove(number) {
+                return;
+            }
         }
         if self.index.live_in_all() == 0
             && let Some(last) = self.index.segments.back_mut()
@@ -427,6 +452,7 @@ fn safe(id: ExchangeId, note: &Note) -> Option<Safe> {
             Some(Safe::Upto { id, part: *part, upto })
         }
         Note::Intent => Some(Safe::Intent(id)),
-        Note::Begin { .. } | Note::Lead { .. } | Note::Asked { .. } | Note::Forget => None,
+        Note::Forget => Some(Safe::Over(id)),
+        Note::Begin { .. } | Note::Lead { .. } | Note::Asked { .. } => None,
     }
 }

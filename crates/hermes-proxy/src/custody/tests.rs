@@ -1,10 +1,13 @@
-//! Engines in time that is computed, without a socket: one with two neighbours (`alone`), and chains of them (`chain`).
+//! Engines in time that is computed, without a socket: one with two neighbours (`alone`, `room`,
+//! `restart`), and chains of them (`chain`).
 //!
 //! In: what an account may hold, or the number of a node or an exchange. Out: the engine, name and bytes that both have
 //! for it.
 
 mod alone;
 mod chain;
+mod restart;
+mod room;
 
 use std::sync::Arc;
 

@@ -13,7 +13,7 @@ use super::{Exchange, Limits, PARTS, Survives};
 
 /// A half may have so much, where that is there at all: a record, and where it stands.
 const LEAST: u64 = 32 << 10;
-/// Of the room.
+/// Whoever was refused looks again where such a part of the room has become free.
 const LEVELS: u64 = 32;
 const MEMORY: usize = 0;
 const DISK: usize = 1;
@@ -32,6 +32,8 @@ pub(super) struct Account {
     /// Bytes of memory for where pieces stand on disk.
     pub(super) places: u64,
     pub(super) spares: BTreeSet<(u64, ExchangeId, Part)>,
+    /// What was used most of it since whoever was refused looked last.
+    peak: Used,
     /// Who was refused is to be told of room.
     pub(super) has_refused: bool,
     /// Halves whose neighbour was refused.
@@ -50,6 +52,7 @@ impl Default for Account {
             spare: 0,
             places: 0,
             spares: BTreeSet::new(),
+            peak: Used::default(),
             has_refused: false,
             lacking: BTreeSet::new(),
         }
@@ -69,13 +72,14 @@ impl Account {
     }
 
     /// So many bytes more of a half that uses so much. It may have as much as is left free, so that one that does not move
-    /// leaves half of the room to others, and two of them a third; and a direction three quarters, so that neither
-    /// waits for the other.
+    /// leaves half of the room to others; and a direction three quarters, with what is small seven eighths, so that
+    /// neither waits for the other.
     pub(super) fn takes(&self, bytes: usize, part: Part, used: &Indexed) -> bool {
         let fits = |tier: usize, kept: u64, of_half: u64, limit: u64| {
             let (bytes, free) = (bytes as u64, limit.saturating_sub(kept));
-            let of_part = self.of_part[part.index()][tier];
-            bytes <= free && of_half + bytes <= free.max(LEAST) && of_part + bytes <= limit / 4 * 3
+            let of_part = self.of_part[part.index()][tier] + bytes;
+            let is_small = of_half + bytes <= LEAST;
+            bytes <= free && (is_small || of_half + bytes <= free) && of_part <= of_direction(limit, is_small)
         };
         fits(MEMORY, self.memory, used.memory, self.limits.memory)
             && (!self.is_on_disk() || fits(DISK, self.disk, used.disk, self.limits.disk))
@@ -86,19 +90,48 @@ impl Account {
     pub(super) fn has_room(&self, part: Part, counted: &Indexed, now: &Indexed) -> bool {
         let has = |tier: usize, kept: u64, of_half: u64, limit: u64, change: [u64; 2]| {
             let changed = |sum: u64| sum + change[1] - change[0];
-            let (spare, free) = (limit / 16, limit.saturating_sub(changed(kept)));
-            let of_part = changed(self.of_part[part.index()][tier]);
-            spare <= free && of_half + spare <= free && of_part + spare <= limit / 4 * 3
+            let free = limit.saturating_sub(changed(kept));
+            let is_small = of_half <= LEAST / 2;
+            let spare = if is_small { (limit / 16).min(LEAST / 2) } else { limit / 16 };
+            let of_part = changed(self.of_part[part.index()][tier]) + spare;
+            spare <= free && (is_small || of_half + spare <= free) && of_part <= of_direction(limit, is_small)
         };
         let (memory, disk) = ([counted.memory, now.memory], [counted.disk, now.disk]);
         has(MEMORY, self.memory, now.memory, self.limits.memory, memory)
             && (!self.is_on_disk() || has(DISK, self.disk, now.disk, self.limits.disk, disk))
     }
 
-    /// How full it is, coarsely: who was refused looks again where that has become less.
-    pub(super) fn level(&self) -> (u64, u64) {
-        let of = |kept: u64, limit: u64| kept.checked_div(limit / LEVELS).unwrap_or_default();
-        (of(self.memory, self.limits.memory), if self.is_on_disk() { of(self.disk, self.limits.disk) } else { 0 })
+    /// Somebody waits for room.
+    fn is_waited_for(&self) -> bool {
+        self.has_refused || !self.lacking.is_empty()
+    }
+
+    fn used(&self) -> Used {
+        let of_part = |tier: usize| [self.of_part[0][tier], self.of_part[1][tier]];
+        let [[a, b], [c, d]] = [of_part(MEMORY), of_part(DISK)];
+        [[self.memory, a, b], [self.disk, c, d]]
+    }
+
+    /// So much has become free that who waits for room had better look again, or anything at all. Who was refused may wait
+    /// for the whole of it, or for one direction's part.
+    pub(super) fn is_freed(&mut self, at_all: bool) -> bool {
+        let used = self.used();
+        if !self.is_waited_for() {
+            self.peak = used;
+            return false;
+        }
+        let mut is_freed = false;
+        for (tier, limit) in [(MEMORY, self.limits.memory), (DISK, self.limits.disk)] {
+            let least = if at_all { 1 } else { (limit / LEVELS).max(1) };
+            for (peak, used) in self.peak[tier].iter_mut().zip(used[tier]) {
+                *peak = (*peak).max(used);
+                is_freed |= *peak - used >= least;
+            }
+        }
+        if is_freed {
+            self.peak = used;
+        }
+        is_freed
     }
 
     /// What can be on disk alone had better be: before a half has all the memory that it may.
@@ -114,6 +147,14 @@ impl Account {
         of_part[MEMORY] = of_part[MEMORY] + now.memory - before.memory;
         of_part[DISK] = of_part[DISK] + now.disk - before.disk;
     }
+}
+
+/// Bytes of memory and of disk: in all, and of each direction.
+type Used = [[u64; 3]; 2];
+
+/// So much of the room is one direction's; with what is small, which shall not wait for what is not.
+fn of_direction(limit: u64, is_small: bool) -> u64 {
+    if is_small { limit - limit / 8 } else { limit / 4 * 3 }
 }
 
 /// An exchange is another account's now.

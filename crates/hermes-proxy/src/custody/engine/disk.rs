@@ -4,7 +4,7 @@
 //! leaves it.
 
 use bytes::Bytes;
-use hermes_wire::custody::{ExchangeId, Part};
+use hermes_wire::custody::{ExchangeId, Part, Record};
 
 use super::super::half::Upto;
 use super::account::Account;
@@ -27,12 +27,20 @@ impl Engine {
     pub(crate) fn is_safe(&mut self, id: ExchangeId, part: Part, offset: u64, is_whole: bool) {
         if let Some(exchange) = self.exchanges.get_mut(&id) {
             let is_tight = self.accounts.get(&exchange.account).is_some_and(Account::is_tight);
+            let is_on_disk = exchange.is_on_disk();
             let half = exchange.half(part);
             half.set_safe(Upto { offset, is_whole });
-            if is_tight {
+            if is_tight && is_on_disk {
                 half.evict();
             }
             self.reindex(id);
+        }
+    }
+
+    /// That it is over is written.
+    pub(crate) fn is_forgotten(&mut self, id: ExchangeId) {
+        if let Some(peer) = self.farewells.remove(&id) {
+            self.say(&peer, Record::Done { id });
         }
     }
 

@@ -138,6 +138,10 @@ impl Engine {
     /// Ends what has had its time, and what has been waited for long enough.
     pub(crate) fn expire(&mut self, now: Duration) {
         self.let_on_late(now);
+        // What was freed since, and was not worth a look by itself.
+        let freed = self.accounts.iter_mut().filter_map(|(name, account)| account.is_freed(true).then(|| name.clone()));
+        let freed: Vec<_> = freed.collect();
+        freed.iter().for_each(|account| self.tell_room(account));
         while let Some((at, id)) = self.deadlines.first().copied()
             && at <= now
         {

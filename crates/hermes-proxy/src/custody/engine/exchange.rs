@@ -151,6 +151,15 @@ pub(super) struct Exchange {
     pub(super) is_known: bool,
     /// It was there before this process, which may have lost what it had last.
     pub(super) is_restored: bool,
+    /// Whoever it came from knows it. Of one of before this process nobody can tell here whether it was over: its request
+    /// goes nowhere until then, or it might be done twice.
+    pub(super) is_vouched: bool,
+    /// As it was when it came, or was led anywhere: what is in memory alone cannot be read again, whatever is said later.
+    pub(super) survives: Survives,
+    /// Who is here was refused what it brought.
+    pub(super) is_refused: bool,
+    /// Its route has no room for what has come of its request. No more of it is taken meanwhile.
+    pub(super) waits_to_go: bool,
     /// How its halves stand in the indexes, in the order of `PARTS`.
     pub(super) indexed: [Indexed; 2],
 }
@@ -170,6 +179,11 @@ impl Exchange {
         }
     }
 
+    /// What it holds is written.
+    pub(super) fn is_on_disk(&self) -> bool {
+        self.survives != Survives::Nothing
+    }
+
     /// Where a half goes.
     pub(super) fn sink(&self, part: Part) -> Option<&Side> {
         match part {
@@ -181,6 +195,11 @@ impl Exchange {
     /// It is the request of a response that is here: the next one may have forgotten both, and must not do it again.
     pub(super) fn is_answered(&self, part: Part) -> bool {
         part == Part::Request && self.response.have().is_whole && !self.is_tunnel
+    }
+
+    /// What is there of a half may go further than this.
+    pub(super) fn may_go_on(&self, part: Part) -> bool {
+        part == Part::Response || self.is_vouched
     }
 
     /// What was read of a half may be read again: by who asks its origin once more, compares what that says, or is a client

@@ -8,8 +8,7 @@ use bytes::Bytes;
 use hermes_wire::custody::{ExchangeId, Part};
 
 use super::super::half::{Next, Upto};
-use super::account::Account;
-use super::{Appended, Engine, Output, PARTS, Side};
+use super::{Appended, Engine, Exchange, Output, PARTS, Side};
 
 /// While there is a channel to the next one, no more is taken of who is here than this beyond what was sent: what is brought
 /// faster than the path takes it would cost time that its sending needs, and room.
@@ -38,7 +37,7 @@ impl Engine {
         if let Some(account) = self.accounts.get_mut(&exchange.account)
             && !account.takes(bytes.len(), part, &exchange.indexed[part.index()])
         {
-            account.has_refused = true;
+            (account.has_refused, exchange.is_refused) = (true, true);
             return Appended::Full;
         }
         if self.is_ahead(id, part, AHEAD)
@@ -93,7 +92,8 @@ impl Engine {
 
     /// The next bytes for who is here, at most so many; `None` where there are none yet.
     pub(crate) fn read(&mut self, id: ExchangeId, part: Part, most: usize) -> Option<(Bytes, bool)> {
-        let exchange = self.exchanges.get_mut(&id).filter(|exchange| exchange.sink(part) == Some(&Side::Here))?;
+        let is_here = |exchange: &&mut Exchange| exchange.sink(part) == Some(&Side::Here) && exchange.may_go_on(part);
+        let exchange = self.exchanges.get_mut(&id).filter(is_here)?;
         let half = exchange.half(part);
         let read = match half.send(most) {
             Some(Next::Bytes { offset, bytes, is_last }) => {
@@ -121,7 +121,7 @@ impl Engine {
         let Some(exchange) = self.exchanges.get_mut(&id).filter(|exchange| exchange.from == Side::Here) else {
             return false;
         };
-        let is_on_disk = self.accounts.get(&exchange.account).is_some_and(Account::is_on_disk);
+        let is_on_disk = exchange.is_on_disk();
         let is_there = exchange.response.reopen(is_on_disk);
         exchange.indexed[Part::Response.index()].is_ready_told = false;
         self.reindex(id);

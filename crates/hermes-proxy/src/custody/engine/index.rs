@@ -128,9 +128,8 @@ impl Engine {
     fn put(&mut self, id: ExchangeId, goes: bool) {
         let Some(exchange) = self.exchanges.get_mut(&id) else { return };
         let account = self.accounts.entry(exchange.account.clone()).or_default();
-        let level = account.level();
         for part in PARTS {
-            let is_kept = !account.is_on_disk() || exchange.is_read_again(part);
+            let is_kept = !exchange.is_on_disk() || exchange.is_read_again(part);
             if !is_kept && exchange.half(part).costs() >= LET_GO && exchange.half(part).spare(false) > 0 {
                 let upto = exchange.half(part).let_go(false);
                 self.out.push_back(Output::Release { id, part, upto });
@@ -180,6 +179,11 @@ impl Engine {
             if now.is_ready_told && !before.is_ready_told {
                 self.out.push_back(Output::Ready { id, part });
             }
+            if exchange.is_refused && (now.memory < before.memory || now.disk < before.disk) {
+                // Its own has become less, whatever others have.
+                exchange.is_refused = false;
+                self.out.push_back(Output::Onward { id });
+            }
             exchange.indexed[part.index()] = now;
         }
         let lacks = !goes && (exchange.request.is_lacking() || exchange.response.is_lacking());
@@ -188,14 +192,10 @@ impl Engine {
         } else {
             account.lacking.remove(&id);
         }
-        let now = account.level();
-        if now.0 < level.0 || now.1 < level.1 {
-            if std::mem::take(&mut account.has_refused) {
-                self.out.push_back(Output::Room);
-            }
-            // Neighbours that were refused may be told to send again. No deeper than this: that frees nothing.
-            let waiting: Vec<_> = account.lacking.iter().copied().collect();
-            waiting.into_iter().for_each(|one| self.put(one, false));
+        if account.is_freed(false) {
+            // No deeper than this: to be told to send again frees nothing.
+            let account = exchange.account.clone();
+            self.tell_room(&account);
         }
     }
 }
@@ -208,9 +208,10 @@ const ON_DISK: u64 = 48;
 
 /// How a half should stand.
 fn stand(exchange: &mut Exchange, part: Part, account: &Account) -> Indexed {
-    let on_disk = account.is_on_disk();
+    let on_disk = exchange.is_on_disk();
     let before = exchange.indexed[part.index()];
     let is_answered = exchange.is_answered(part);
+    let (may_go_on, waits_to_go) = (exchange.may_go_on(part), exchange.waits_to_go);
     let sink = match exchange.sink(part) {
         Some(Side::Peer(_)) => Some(true),
         Some(Side::Here) => Some(false),
@@ -221,7 +222,7 @@ fn stand(exchange: &mut Exchange, part: Part, account: &Account) -> Indexed {
     let half = exchange.half(part);
     let is_written = on_disk && !half.awaits_head();
     let pieces = if is_written { half.pieces() } else { 0 };
-    let may_go = half.is_sendable() && !is_answered;
+    let may_go = half.is_sendable() && may_go_on && !is_answered;
     let mut now = Indexed {
         sent: (may_go && sink == Some(true)).then(|| half.sent()),
         has_news: false,
@@ -231,8 +232,9 @@ fn stand(exchange: &mut Exchange, part: Part, account: &Account) -> Indexed {
         places: pieces * IN_MEMORY,
         disk: if is_written { half.kept() + pieces * ON_DISK } else { 0 },
         spare: if is_written && is_read_again { half.spare(true) } else { 0 },
-        is_ready_told: before.is_ready_told || (half.is_sendable() && sink == Some(false)),
+        is_ready_told: before.is_ready_told || (half.is_sendable() && may_go_on && sink == Some(false)),
     };
-    now.has_news = comes_from_peer && half.has_news(account.has_room(part, &before, &now), is_read_again && is_written);
+    let has_room = !waits_to_go && account.has_room(part, &before, &now);
+    now.has_news = comes_from_peer && half.has_news(has_room, is_read_again && is_written);
     now
 }

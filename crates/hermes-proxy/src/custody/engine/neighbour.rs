@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use hermes_wire::custody::{Behind, ExchangeId, Part, Record};
 
 use super::super::half::{Half, Next, Upto};
@@ -18,6 +19,8 @@ const FOR_THE_OLDEST: u32 = 8;
 const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Answers that wait for one neighbour. What finds no room it asks for again.
 const MOST_WORDS: usize = 4096;
+/// Ends that wait for the disk before whoever told them may forget them. What finds no room is told at once.
+const MOST_FAREWELLS: usize = 16 << 10;
 
 impl Engine {
     /// A channel to a neighbour is there: what was under way over the one before is lost.
@@ -46,8 +49,8 @@ impl Engine {
             }
             if exchange.to.as_ref() == Some(&side) {
                 exchange.is_begun = false;
-                // It has all of the request, and may have lost it: nothing else would tell.
-                if exchange.request.is_over() {
+                // It may have lost what it has of the request, or wait for us to know it: nothing else would tell.
+                if exchange.request.held() != Upto::default() {
                     exchange.response.greet();
                 }
             }
@@ -67,7 +70,8 @@ impl Engine {
         let with: Vec<_> = state.exchanges.iter().copied().collect();
         for id in with {
             let Some(exchange) = self.exchanges.get_mut(&id) else { continue };
-            if self.accounts.get(&exchange.account).is_some_and(Account::is_tight) {
+            let is_tight = self.accounts.get(&exchange.account).is_some_and(Account::is_tight);
+            if is_tight && exchange.is_on_disk() {
                 for part in PARTS.into_iter().filter(|part| exchange.sink(*part) == Some(&side)).collect::<Vec<_>>() {
                     exchange.half(part).rewind();
                     exchange.half(part).evict();
@@ -85,24 +89,13 @@ impl Engine {
     /// A neighbour says something. What it begins is counted on this account until it is led anywhere.
     pub(crate) fn hear(&mut self, now: Duration, peer: &Arc<str>, record: Record, account: &Arc<str>) {
         let side = Side::Peer(peer.clone());
+        if let Record::Begin { id, .. } | Record::Data { id, .. } | Record::Held { id, .. } = record {
+            self.vouch(id, &side);
+        }
         match record {
             Record::Begin { id, left } => self.hear_begin(now, peer, id, Duration::from_millis(left), account),
             Record::Data { id, part, offset, is_last, bytes } => {
-                let comes_from = |exchange: &&mut Exchange| exchange.source(part) == Some(&side);
-                let Some(exchange) = self.exchanges.get_mut(&id).filter(comes_from) else {
-                    return self.unknown(peer, id);
-                };
-                let used = exchange.indexed[part.index()];
-                if self.accounts.get(&exchange.account).is_some_and(|account| account.takes(bytes.len(), part, &used)) {
-                    self.take(id, part, offset, bytes, is_last);
-                    self.renew(now, id);
-                } else {
-                    if !exchange.half(part).is_lacking() {
-                        self.out.push_back(Output::Scarce(exchange.account.clone()));
-                    }
-                    exchange.half(part).refuse();
-                    self.reindex(id);
-                }
+                self.hear_data(now, peer, (id, part), offset, bytes, is_last);
             }
             Record::Held { id, part, upto, is_whole, behind } => {
                 let goes_to = |exchange: &&mut Exchange| exchange.sink(part) == Some(&side);
@@ -141,15 +134,7 @@ impl Engine {
                 self.reindex(id);
                 self.end_if_over(id);
             }
-            Record::Gone { id, status, reason } => {
-                self.say(peer, Record::Done { id });
-                let Some(exchange) = self.exchanges.get(&id).filter(|exchange| exchange.is_with(&side)) else { return };
-                if exchange.to.as_ref() == Some(&side) && exchange.is_answered(Part::Request) {
-                    // What became of it there afterwards is nobody's concern.
-                    return self.go_on_alone(id, &side);
-                }
-                self.end(id, &side, Record::Gone { id, status, reason });
-            }
+            Record::Gone { id, status, reason } => self.hear_gone(peer, id, status, reason),
             Record::Done { id } => {
                 self.forget_ended(id, peer);
                 let Some(exchange) = self.exchanges.get_mut(&id) else { return };
@@ -162,6 +147,60 @@ impl Engine {
                     self.end(id, &side, Record::Gone { id, status: 502, reason });
                 }
             }
+        }
+    }
+
+    fn hear_data(
+        &mut self,
+        now: Duration,
+        peer: &Arc<str>,
+        (id, part): (ExchangeId, Part),
+        offset: u64,
+        bytes: Bytes,
+        is_last: bool,
+    ) {
+        let side = Side::Peer(peer.clone());
+        let comes_from = |exchange: &&mut Exchange| exchange.source(part) == Some(&side);
+        let Some(exchange) = self.exchanges.get_mut(&id).filter(comes_from) else {
+            return self.unknown(peer, id);
+        };
+        let used = exchange.indexed[part.index()];
+        let account = self.accounts.get(&exchange.account).filter(|_| !exchange.waits_to_go);
+        if account.is_some_and(|account| account.takes(bytes.len(), part, &used)) {
+            self.take(id, part, offset, bytes, is_last);
+            self.renew(now, id);
+        } else {
+            if !exchange.half(part).is_lacking() {
+                self.out.push_back(Output::Scarce(exchange.account.clone()));
+            }
+            exchange.half(part).refuse();
+            self.reindex(id);
+        }
+    }
+
+    fn hear_gone(&mut self, peer: &Arc<str>, id: ExchangeId, status: u16, reason: String) {
+        let side = Side::Peer(peer.clone());
+        let Some(exchange) = self.exchanges.get(&id).filter(|exchange| exchange.is_with(&side)) else {
+            return self.say(peer, Record::Done { id });
+        };
+        if exchange.is_on_disk() && exchange.from != side && self.farewells.len() < MOST_FAREWELLS {
+            self.farewells.insert(id, peer.clone());
+        } else {
+            self.say(peer, Record::Done { id });
+        }
+        let Some(exchange) = self.exchanges.get(&id) else { return };
+        if exchange.to.as_ref() == Some(&side) && exchange.is_answered(Part::Request) {
+            // What became of it there afterwards is nobody's concern.
+            return self.go_on_alone(id, &side);
+        }
+        self.end(id, &side, Record::Gone { id, status, reason });
+    }
+
+    /// Whoever it came from speaks of it, and so knows it.
+    fn vouch(&mut self, id: ExchangeId, side: &Side) {
+        if let Some(exchange) = self.exchanges.get_mut(&id).filter(|one| !one.is_vouched && one.from == *side) {
+            exchange.is_vouched = true;
+            self.reindex(id);
         }
     }
 
@@ -238,9 +277,9 @@ impl Engine {
                 let exchange = self.exchanges.get_mut(&id)?;
                 let account = self.accounts.get(&exchange.account);
                 let used = exchange.indexed[part.index()];
+                let account = account.filter(|_| !exchange.waits_to_go);
                 let has_room = account.is_some_and(|account| account.has_room(part, &used, &used));
-                let is_written = account.is_some_and(Account::is_on_disk);
-                let is_read_again = is_written && exchange.is_read_again(part);
+                let is_read_again = exchange.is_on_disk() && exchange.is_read_again(part);
                 let news = exchange.half(part).news(has_room, is_read_again);
                 self.reindex(id);
                 match news {

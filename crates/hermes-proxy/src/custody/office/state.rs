@@ -26,7 +26,7 @@ pub(super) struct State {
     /// Counts channels, of all neighbours.
     pub(super) channels: u64,
     /// Who was refused for want of room.
-    pub(super) crowd: Vec<(ExchangeId, Waker)>,
+    pub(super) crowd: HashMap<ExchangeId, Waker>,
     /// Exchanges that neighbours began, and nobody has looked at yet.
     pub(super) begun: VecDeque<(ExchangeId, Arc<str>)>,
     /// To be woken once the lock is free.
@@ -87,8 +87,9 @@ pub(super) fn millis(period: Duration) -> u64 {
 /// Somebody's part in an exchange.
 #[derive(Default)]
 pub(super) struct End {
-    /// Bytes of heads that are awaited, in the order of the parts.
+    /// Bytes of heads that are awaited, in the order of the parts; and whether they are known by now.
     pub(super) heads: [VecDeque<Bytes>; 2],
+    pub(super) has_head: [bool; 2],
     pub(super) readers: [Option<Waker>; 2],
     /// That its request goes out is written.
     pub(super) is_intended: bool,
@@ -133,7 +134,7 @@ impl State {
             ends: HashMap::new(),
             lines: HashMap::new(),
             channels: 0,
-            crowd: Vec::new(),
+            crowd: HashMap::new(),
             begun: VecDeque::new(),
             woken: Vec::new(),
             store: Storing::Memory,
@@ -206,8 +207,10 @@ impl State {
                 }
                 Output::Head { id, part, bytes } => {
                     let end = self.ends.entry(id).or_default();
-                    end.heads[part.index()].push_back(bytes);
-                    end.wake(part, &mut self.woken);
+                    if !end.has_head[part.index()] {
+                        end.heads[part.index()].push_back(bytes);
+                        end.wake(part, &mut self.woken);
+                    }
                 }
                 Output::Keep { id, entry, survives } => self.keep(now, id, entry, survives),
                 Output::Read { id, part, offset, length } => {
@@ -226,8 +229,8 @@ impl State {
                 }
                 Output::Release { id, part, upto } => self.store.ask(Job::Release { id, part, upto }),
                 Output::Scarce(account) => self.leave_for_good(&account),
-                Output::Room => self.wake_crowd(|_| true),
-                Output::Onward { id } => self.wake_crowd(|one| *one == id),
+                Output::Room => self.woken.extend(self.crowd.drain().map(|(_, waker)| waker)),
+                Output::Onward { id } => self.woken.extend(self.crowd.remove(&id)),
                 Output::Failed { id, status, reason } => {
                     self.end(id, Some(Failure { status, reason: Arc::from(reason) }));
                 }
@@ -282,19 +285,11 @@ impl State {
                 if let Some(account) = account.cloned() {
                     self.leave_for_good(&account);
                 }
-                if !self.crowd.iter().any(|(other, waker)| *other == id && waker.will_wake(cx.waker())) {
-                    self.crowd.push((id, cx.waker().clone()));
-                }
+                self.crowd.insert(id, cx.waker().clone());
                 Poll::Pending
             }
             Appended::Gone => Poll::Ready(Err(self.failure(id))),
         }
-    }
-
-    /// Those in the crowd who wait for one of these.
-    pub(super) fn wake_crowd(&mut self, is_theirs: impl Fn(&ExchangeId) -> bool) {
-        let woken = self.crowd.extract_if(.., |(id, _)| is_theirs(id)).map(|(_, waker)| waker);
-        self.woken.extend(woken);
     }
 
     /// Waits for something of an exchange that there is.
@@ -317,7 +312,7 @@ impl State {
     }
 
     pub(super) fn end(&mut self, id: ExchangeId, failure: Option<Failure>) {
-        self.wake_crowd(|one| *one == id);
+        self.woken.extend(self.crowd.remove(&id));
         let Some(end) = self.ends.get_mut(&id) else { return };
         end.failure = end.failure.take().or(failure);
         end.is_over = true;

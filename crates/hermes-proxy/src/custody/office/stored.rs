@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use super::super::engine::Survives;
 use super::super::half::Upto;
 use super::super::journal::Note;
-use super::super::store::{Job, Reader, Safe, Store};
+use super::super::store::{Job, Reader, Safe, Store, is_full};
 use super::state::Storing;
 use super::{Failure, Office};
 
@@ -74,7 +74,7 @@ impl Office {
                 end.failure.get_or_insert_with(|| gone.clone());
                 state.woken.extend(end.readers.iter_mut().filter_map(Option::take));
             }
-            state.wake_crowd(|_| true);
+            state.woken.extend(state.crowd.drain().map(|(_, waker)| waker));
             std::mem::replace(&mut state.store, Storing::Over)
         });
         // Waits for what is under way; not under the lock, which its thread needs.
@@ -130,6 +130,7 @@ impl Reader for Office {
             for safe in safe {
                 match safe {
                     Safe::Upto { id, part, upto } => state.engine.is_safe(id, part, upto.offset, upto.is_whole),
+                    Safe::Over(id) => state.engine.is_forgotten(id),
                     Safe::Intent(id) => {
                         if let Some(end) = state.ends.get_mut(&id) {
                             end.is_intended = true;
@@ -155,7 +156,9 @@ impl Reader for Office {
                     tracing::error!(%error, "the journal of custody cannot be written; trying again");
                     state.trouble = Some(Arc::from(error.to_string()));
                 }
-                state.engine.let_all_go();
+                if is_full(error) {
+                    state.engine.let_all_go();
+                }
             }
             None => {
                 state.trouble = None;

@@ -13,11 +13,12 @@ use hermes_wire::custody::{ExchangeId, Part};
 
 use super::super::engine::Side;
 use super::super::half::Upto;
-use super::super::journal::Note;
+use super::super::journal::{self, Note};
 use super::Segment;
 
-/// Bytes of an entry that says that an exchange is over.
-const END: u64 = 25;
+/// Bytes of an entry that says that an exchange is over; and about those that say what it is, which go wherever some of it does.
+const END: u64 = journal::FRAME as u64 + 17;
+const BEGIN: u64 = 300;
 
 /// Some bytes of a string.
 #[derive(Debug, Clone, Copy)]
@@ -131,8 +132,13 @@ impl Index {
 
     /// A record of an exchange is of no use any more.
     fn drop_record(&mut self, id: ExchangeId, extent: &Extent) {
-        if let Some(bytes) = self.exchanges.get_mut(&id).and_then(|kept| kept.bytes.get_mut(&extent.segment)) {
+        if let Some(kept) = self.exchanges.get_mut(&id)
+            && let Some(bytes) = kept.bytes.get_mut(&extent.segment)
+        {
             *bytes = bytes.saturating_sub(extent.record);
+            if *bytes == 0 {
+                kept.bytes.remove(&extent.segment);
+            }
         }
         self.free(extent.segment, extent.record);
     }
@@ -171,11 +177,15 @@ impl Index {
     pub(super) fn least(&self) -> Option<u64> {
         let mut ends: HashMap<u64, u64> = HashMap::new();
         self.over.values().for_each(|said_in| *ends.entry(*said_in).or_default() += END);
+        let mut begins: HashMap<u64, u64> = HashMap::new();
+        let parts = self.exchanges.values().flat_map(|kept| kept.bytes.keys());
+        parts.for_each(|segment| *begins.entry(*segment).or_default() += BEGIN);
         let oldest = self.segments.front()?.number;
         let costs = self.segments.iter().map(|segment| {
             let number = segment.number;
-            let of_ends = ends.get(&number).copied().filter(|_| number != oldest).unwrap_or_default();
-            (self.live.get(&number).copied().unwrap_or_default() + of_ends, segment)
+            let of_ends = if number == oldest { 0 } else { ends.get(&number).copied().unwrap_or_default() };
+            let of = |all: &HashMap<u64, u64>| all.get(&number).copied().unwrap_or_default();
+            (of(&self.live) + of(&begins) + of_ends, segment)
         });
         let worth = costs.filter(|(cost, segment)| segment.length > 0 && 2 * cost <= segment.length);
         worth.min_by_key(|(cost, _)| *cost).map(|(_, segment)| segment.number)

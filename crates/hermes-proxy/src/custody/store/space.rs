@@ -17,7 +17,7 @@ const RESERVES: [u64; 3] = [1 << 20, 256 << 10, 64 << 10];
 const NAME: &str = "reserve";
 
 /// The file system has no room.
-pub(super) fn is_full(error: &io::Error) -> bool {
+pub(in crate::custody) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
@@ -34,19 +34,14 @@ impl Files {
         self.has_reserve = opened.is_ok_and(|file| RESERVES.iter().any(|bytes| allocate(&file, *bytes).is_ok()));
     }
 
-    /// Moves what is of use out of segments that are of little, the least first, and removes them. Whether that made room.
+    /// Moves what is of use out of the segment that is of least, and removes it. Whether that made room.
     pub(super) fn squeeze(&mut self) -> bool {
+        let Some(number) = self.index.least() else { return false };
         let _ = fs::remove_file(self.directory.join(NAME));
         self.has_reserve = false;
-        let mut has_room = false;
-        while let Some(number) = self.index.least() {
-            let is_last = self.index.segments.back().is_some_and(|last| last.number == number);
-            if (is_last && self.roll().is_err()) || self.move_on(number).is_err() {
-                break;
-            }
-            self.remove(number);
-            has_room = true;
-        }
+        let is_last = self.index.segments.back().is_some_and(|last| last.number == number);
+        let is_moved = (!is_last || self.roll().is_ok()) && self.move_on(number).is_ok();
+        let has_room = is_moved && self.remove(number);
         self.reserve();
         has_room
     }

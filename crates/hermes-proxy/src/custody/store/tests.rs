@@ -15,7 +15,7 @@ struct Told {
 impl Told {
     /// Waits until so many are safe. What nobody waits for need not be written.
     fn until(&self, count: usize) {
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         while self.safe.lock().unwrap().len() < count {
             assert!(began.elapsed() < Duration::from_secs(60), "{count} are not safe");
             std::thread::yield_now();
@@ -25,7 +25,7 @@ impl Told {
 
 impl Reader for Told {
     fn are_safe(&self, safe: Vec<Safe>) {
-        self.safe.lock().unwrap().extend(safe);
+        self.safe.lock().unwrap().extend(safe.into_iter().filter(|one| !matches!(one, Safe::Over(_))));
     }
 
     fn is_read(&self, _: ExchangeId, _: Part, _: u64, bytes: Option<Bytes>) {
@@ -230,8 +230,7 @@ fn where_there_is_no_room_what_is_of_use_moves_together() {
     fill(&mut files, 3, 16);
     files.index.release(id(3), Part::Request, 31 * piece);
     assert_eq!(files.index.segments.len(), 4);
-    assert!(files.squeeze(), "two segments are of little use");
-    assert!(!files.squeeze(), "and no more");
+    assert_eq!([files.squeeze(), files.squeeze(), files.squeeze()], [true, true, false], "two are of little use");
     let left: Vec<_> = files.index.segments.iter().map(|segment| segment.number).collect();
     assert_eq!(left, [0, 2, 4]);
     assert!(size(directory.path()) < 35 * piece, "{}", size(directory.path()));

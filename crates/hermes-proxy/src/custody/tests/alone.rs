@@ -9,14 +9,14 @@ use bytes::Bytes;
 use hermes_wire::custody::{Behind, ExchangeId, Part, Record};
 
 use super::super::engine::{Appended, Engine, Entry, Limits, Output, Side, Survives};
-use super::{LIMITS, account, content, engine, name};
+use super::{LIMITS, account, engine, name};
 
-const DISK: Limits = Limits { exchanges: 1000, memory: 1 << 20, disk: 1 << 20, survives: Survives::Process };
-const ID: ExchangeId = ExchangeId([1; 16]);
-const NOW: Duration = Duration::ZERO;
+pub(super) const DISK: Limits = Limits { exchanges: 1000, memory: 1 << 20, disk: 1 << 20, survives: Survives::Process };
+pub(super) const ID: ExchangeId = ExchangeId([1; 16]);
+pub(super) const NOW: Duration = Duration::ZERO;
 
 /// Does what is to be done: what is written is safe. What is released.
-fn write(engine: &mut Engine) -> Vec<(Part, u64)> {
+pub(super) fn write(engine: &mut Engine) -> Vec<(Part, u64)> {
     let mut released = Vec::new();
     while let Some(output) = engine.output() {
         match output {
@@ -33,16 +33,16 @@ fn write(engine: &mut Engine) -> Vec<(Part, u64)> {
     released
 }
 
-fn data(part: Part, offset: u64, length: usize, is_last: bool) -> Record {
+pub(super) fn data(part: Part, offset: u64, length: usize, is_last: bool) -> Record {
     Record::Data { id: ID, part, offset, is_last, bytes: vec![7; length].into() }
 }
 
-fn held(part: Part, upto: u64, is_whole: bool) -> Record {
+pub(super) fn held(part: Part, upto: u64, is_whole: bool) -> Record {
     Record::Held { id: ID, part, upto, is_whole, behind: Behind::Taken }
 }
 
 /// One that came from n0, and goes on to n1 if it goes anywhere.
-fn begun(limits: Limits, to: Side) -> Engine {
+pub(super) fn begun(limits: Limits, to: Side) -> Engine {
     let mut engine = engine(limits);
     for peer in [name(0), name(1)] {
         engine.opened(&peer);
@@ -57,12 +57,12 @@ fn begun(limits: Limits, to: Side) -> Engine {
     engine
 }
 
-fn say(engine: &mut Engine, peer: usize) -> Vec<Record> {
+pub(super) fn say(engine: &mut Engine, peer: usize) -> Vec<Record> {
     std::iter::from_fn(|| engine.next_record(NOW, &name(peer), None)).collect()
 }
 
 /// What a neighbour hears of an engine's exchange that has come to nothing.
-fn gone(engine: &mut Engine, peer: &Arc<str>) -> Option<u16> {
+pub(super) fn gone(engine: &mut Engine, peer: &Arc<str>) -> Option<u16> {
     engine.opened(peer);
     while let Some(record) = engine.next_record(Duration::ZERO, peer, None) {
         if let Record::Gone { status, .. } = record {
@@ -81,49 +81,6 @@ fn what_comes_to_nothing_has_a_status_that_every_neighbour_knows() {
         engine.fail(id, said, "so it is");
         assert_eq!(gone(&mut engine, &name(0)), Some(heard), "{said}");
     }
-}
-
-#[test]
-fn what_arrives_for_a_route_that_holds_what_it_may_waits() {
-    let mut engine = engine(LIMITS);
-    let small: Arc<str> = Arc::from("small");
-    engine.allow(&small, Limits { exchanges: 2, memory: 1000, disk: 0, survives: Survives::Nothing });
-    let begin = |engine: &mut Engine, number, length| {
-        let id = ExchangeId([number; 16]);
-        engine.hear(Duration::ZERO, &name(0), Record::Begin { id, left: 1000 }, &account());
-        let bytes = content(id, length);
-        let data = Record::Data { id, part: Part::Request, offset: 0, is_last: true, bytes };
-        engine.hear(Duration::ZERO, &name(0), data, &account());
-        id
-    };
-    let lead = |engine: &mut Engine, id| {
-        let led = engine.lead(id, (Side::Peer(name(1)), false), &small, 1, Bytes::from_static(b"n"));
-        assert_eq!(engine.is_led(id), led == Appended::Taken);
-        led
-    };
-    let [first, second, long] = [(1, 600), (2, 300), (3, 2000)].map(|(number, length)| {
-        let id = begin(&mut engine, number, length);
-        (id, lead(&mut engine, id))
-    });
-    assert_eq!(
-        [first.1, second.1, long.1],
-        [Appended::Taken, Appended::Taken, Appended::Gone],
-        "as many as there may be"
-    );
-    assert_eq!(gone(&mut engine, &name(0)), Some(503));
-    engine.fail(second.0, 499, "its client is gone");
-    let waits = [(4, 600), (5, 2000)].map(|(number, length)| begin(&mut engine, number, length));
-    waits.iter().for_each(|id| assert_eq!(lead(&mut engine, *id), Appended::Full));
-    while engine.output().is_some() {}
-    let has_room = |engine: &mut Engine| std::iter::from_fn(|| engine.output()).any(|one| one == Output::Room);
-    assert!(!has_room(&mut engine));
-    engine.fail(first.0, 499, "its client is gone");
-    assert!(has_room(&mut engine));
-    // What is longer than all that there may be goes alone.
-    assert_eq!(waits.map(|id| lead(&mut engine, id)), [Appended::Taken, Appended::Full]);
-    engine.fail(waits[0], 499, "its client is gone");
-    assert!(has_room(&mut engine));
-    assert_eq!(lead(&mut engine, waits[1]), Appended::Taken);
 }
 
 #[test]
@@ -146,47 +103,6 @@ fn what_passes_by_a_disk_that_does_not_keep_up_is_bounded() {
     assert_eq!(say(&mut engine, 0), [again]);
     engine.hear(NOW, &name(0), piece((had - 4) / 16_384), &account());
     assert_eq!(engine.have(ID, Part::Request).unwrap().offset, had + 16_384);
-}
-
-/// What a neighbour brings of an exchange that this node leads on to another one which takes nothing.
-fn fill(engine: &mut Engine, id: ExchangeId, part: Part) -> u64 {
-    let (from, whole) = (name(if part == Part::Request { 0 } else { 1 }), 64 << 20);
-    let begin = engine.have(id, part).unwrap().offset;
-    for at in (begin..whole).step_by(16_384) {
-        let bytes = vec![7; 16_384].into();
-        let offset = at - 4 + if part == Part::Request { 10 } else { 0 };
-        engine.hear(NOW, &from, Record::Data { id, part, offset, is_last: false, bytes }, &account());
-        write(engine);
-    }
-    engine.have(id, part).unwrap().offset - begin
-}
-
-fn led(engine: &mut Engine, number: u8) -> ExchangeId {
-    let id = ExchangeId([number; 16]);
-    engine.hear(NOW, &name(0), Record::Begin { id, left: 1_000_000 }, &account());
-    let head = Record::Data { id, part: Part::Request, offset: 0, is_last: false, bytes: vec![7; 10].into() };
-    engine.hear(NOW, &name(0), head, &account());
-    engine.lead(id, (Side::Peer(name(1)), false), &account(), 10, Bytes::from_static(b"head"));
-    engine.settle(id, Part::Response, 0, Bytes::from_static(b"head"));
-    write(engine);
-    id
-}
-
-#[test]
-fn what_does_not_move_leaves_room_to_what_does() {
-    for limits in [Limits { memory: 1 << 20, ..LIMITS }, DISK] {
-        let mut engine = engine(limits);
-        [name(0), name(1)].iter().for_each(|peer| engine.opened(peer));
-        let ids: Vec<_> = (1..6).map(|number| led(&mut engine, number)).collect();
-        let filled: Vec<_> = ids.iter().map(|id| fill(&mut engine, *id, Part::Request)).collect();
-        // A half, a quarter of all, and so on, and three quarters by one direction.
-        assert!(filled[0] > 450_000 && filled[1] > 200_000, "{filled:?}");
-        assert!(filled.iter().sum::<u64>() <= 3 << 18, "{filled:?}");
-        // The other direction goes on, and so does what is small.
-        assert!(fill(&mut engine, ids[0], Part::Response) > 50_000);
-        let small = led(&mut engine, 9);
-        assert_eq!(engine.have(small, Part::Request).unwrap().offset, 4);
-    }
 }
 
 #[test]
