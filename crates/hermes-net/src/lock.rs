@@ -26,6 +26,15 @@ pub fn allocate(file: &File, bytes: u64) -> io::Result<()> {
     posix_fallocate(file, 0, i64::try_from(bytes).unwrap_or(i64::MAX)).map_err(io::Error::from)
 }
 
+/// Bytes that are free for us in the file system of this path.
+///
+/// # Errors
+/// It is not there.
+pub fn available(path: &Path) -> io::Result<u64> {
+    let of = nix::sys::statvfs::statvfs(path)?;
+    Ok(of.blocks_available().saturating_mul(of.fragment_size()))
+}
+
 /// A file that nobody else has.
 #[derive(Debug)]
 pub struct Lock {

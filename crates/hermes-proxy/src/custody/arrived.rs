@@ -55,8 +55,13 @@ pub(super) async fn serve(worker: &Rc<Worker>, way: &Way, id: ExchangeId, is_res
         Ok(mut request) => {
             if let Some(resumed) = &resumed {
                 worker.shared.metrics.custody_repeats.inc();
-                if resumed.is_intended {
-                    let reason = "this node was restarted after it had sent the request to the origin";
+                let is_doubtful = resumed.is_doubtful && !request.facts.method.is_idempotent();
+                if resumed.is_intended || is_doubtful {
+                    let reason = if resumed.is_intended {
+                        "this node was restarted after it had sent the request to the origin"
+                    } else {
+                        "this node was restarted, and its journal of custody is damaged"
+                    };
                     return office.fail(id, 502, &format!("{OUTCOME_UNKNOWN}: {reason}"));
                 }
             }

@@ -47,6 +47,8 @@ pub(crate) struct Engine {
     held_up: HashMap<(ExchangeId, Part), HeldUp>,
     /// Who may forget what it has ended once that is written here: it would begin anew what this node offers it again.
     farewells: HashMap<ExchangeId, Arc<str>>,
+    /// What there is of the disk, for each account.
+    disk_there: u64,
     out: VecDeque<Output>,
     next: u64,
 }
@@ -71,6 +73,7 @@ impl Engine {
             deadlines: BTreeSet::new(),
             held_up: HashMap::new(),
             farewells: HashMap::new(),
+            disk_there: u64::MAX,
             out: VecDeque::new(),
             next: 0,
         }
@@ -78,7 +81,8 @@ impl Engine {
 
     /// What an account may hold from now on. What it holds already it may keep.
     pub(crate) fn allow(&mut self, account: &Arc<str>, limits: Limits) {
-        self.accounts.entry(account.clone()).or_default().limits = limits;
+        let state = self.accounts.entry(account.clone()).or_default();
+        (state.limits, state.disk_there) = (limits, self.disk_there);
         self.tell_room(account);
     }
 
@@ -216,7 +220,6 @@ impl Engine {
             is_vouched: true,
             survives,
             is_refused: false,
-            waits_to_go: false,
             indexed: <[Indexed; 2]>::default(),
         };
         self.exchanges.insert(id, exchange);
@@ -277,7 +280,7 @@ impl Engine {
     fn go(&mut self, id: ExchangeId, to: Side, account: &Arc<str>, is_tunnel: bool) {
         let Some(exchange) = self.exchanges.get_mut(&id).filter(|exchange| exchange.to.is_none()) else { return };
         exchange.to = Some(to.clone());
-        (exchange.is_tunnel, exchange.waits_to_go) = (is_tunnel, false);
+        exchange.is_tunnel = is_tunnel;
         if exchange.account != *account {
             exchange.survives = self.accounts.get(account).map(|its| its.limits.survives).unwrap_or_default();
             let before = std::mem::replace(&mut exchange.account, account.clone());
@@ -315,16 +318,13 @@ impl Engine {
         };
         let bytes = usize::try_from(exchange.request.kept()).unwrap_or(usize::MAX);
         if exchange.account != *account {
+            // No more of it comes than any route has room for: see `EARLY`.
             let Some(its) = self.accounts.get_mut(account).filter(|its| its.exchanges < its.limits.exchanges) else {
                 self.fail(id, 503, "this node holds as many exchanges for its route as it may");
                 return Appended::Gone;
             };
-            // One that is longer than all that there may be goes alone.
-            if its.exchanges > 0 && !its.takes_at_all(bytes) {
+            if !its.takes_at_all(bytes) {
                 its.has_refused = true;
-                // Else it would outgrow the room that it waits for.
-                exchange.waits_to_go = true;
-                self.reindex(id);
                 return Appended::Full;
             }
         }

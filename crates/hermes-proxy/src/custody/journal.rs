@@ -175,6 +175,12 @@ pub(super) fn first(bytes: &Bytes) -> Option<Found> {
     payload.is_empty().then_some(Found { id, note, at: FRAME + whole - data, length: FRAME + whole })
 }
 
+/// Whether these bytes, of which [`first`] makes nothing, are the beginning of a record: more of it was to come.
+pub(super) fn is_unfinished(bytes: &[u8]) -> bool {
+    let length = bytes.first_chunk().map(|length| u32::from_le_bytes(*length) as usize);
+    length.is_none_or(|length| length <= MOST && bytes.len() < FRAME + length)
+}
+
 fn number(payload: &mut Bytes) -> Option<u64> {
     let (value, length) = varint::decode(payload)?;
     payload.advance(length);
@@ -243,7 +249,9 @@ mod tests {
             for at in [0, 5, 9, whole.len() - 1] {
                 let mut damaged = whole.to_vec();
                 damaged[at] ^= 0x10;
+                assert!(at == 0 || !is_unfinished(&damaged), "{note:?} damaged at {at}");
                 assert_eq!(first(&damaged.into()), None, "{note:?} damaged at {at}");
+                assert!(is_unfinished(&whole[..at]), "{note:?} cut at {at}");
             }
         }
     }

@@ -7,21 +7,22 @@
 //! Never: a write on a worker's thread.
 
 mod index;
+mod opening;
 mod queue;
 mod space;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read as _};
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use bytes::{Buf as _, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use hermes_net::lock::Lock;
 use hermes_wire::custody::{ExchangeId, Part};
 use tokio::sync::oneshot;
@@ -29,6 +30,7 @@ use tokio::sync::oneshot;
 use self::index::Index;
 pub(super) use self::index::{Held, HeldHalf};
 use self::queue::Queue;
+use self::space::Seen;
 pub(super) use self::space::is_full;
 use super::half::{RECORD, Upto};
 use super::journal::{self, Note};
@@ -63,6 +65,8 @@ pub(super) trait Reader: Send + Sync {
     fn is_read(&self, id: ExchangeId, part: Part, offset: u64, bytes: Option<Bytes>);
     /// The disk takes nothing, for this reason; or it does again.
     fn is_stuck(&self, why: Option<&io::Error>);
+    /// So many bytes may be held there, by what its file system has.
+    fn is_there(&self, bytes: u64);
 }
 
 /// What is safe.
@@ -97,10 +101,10 @@ impl Store {
             has_reserve: false,
             _lock: lock,
         };
-        files.read_all()?;
+        let is_damaged = files.read_all()?;
         files.reserve();
         let held = files.index.held();
-        Ok(Opened { files, held })
+        Ok(Opened { files, held, is_damaged })
     }
 
     /// For who asks it for nothing: it is safe where it was put.
@@ -124,6 +128,8 @@ pub(super) struct Opened {
     files: Files,
     /// What it answers for.
     pub(super) held: Vec<(ExchangeId, Held)>,
+    /// Something of it cannot be read: that a request went out may have been said there.
+    pub(super) is_damaged: bool,
 }
 
 impl Opened {
@@ -160,6 +166,8 @@ struct Pending {
     /// The disk took it not, and when that was looked at last.
     is_stuck: bool,
     looked: Option<Instant>,
+    /// It took no batch: what is small may find room.
+    is_tight: bool,
     /// Something is no longer of use.
     has_released: bool,
 }
@@ -191,45 +199,9 @@ struct Put {
 }
 
 impl Files {
-    fn read_all(&mut self) -> io::Result<()> {
-        let mut numbers: Vec<u64> = Vec::new();
-        for entry in fs::read_dir(&self.directory)? {
-            let name = entry?.file_name();
-            numbers.extend(name.to_str().and_then(|name| name.strip_suffix(".log")?.parse::<u64>().ok()));
-        }
-        numbers.sort_unstable();
-        for number in numbers {
-            let mut segment = self.segment(number, false)?;
-            let mut bytes = Vec::new();
-            (&*segment.file).read_to_end(&mut bytes)?;
-            let whole = bytes.len() as u64;
-            let mut rest = Bytes::from(bytes);
-            while let Some(found) = journal::first(&rest) {
-                let at = segment.length + found.at as u64;
-                self.index.add(found.id, &found.note, number, at, found.length as u64);
-                segment.length += found.length as u64;
-                rest.advance(found.length);
-            }
-            if segment.length < whole {
-                // A process was killed as it wrote.
-                let cut = whole - segment.length;
-                tracing::warn!(path = %segment.path.display(), cut, "a journal of custody ended within a record");
-                segment.file.set_len(segment.length)?;
-            }
-            self.index.segments.push_back(segment);
-        }
-        self.tidy();
-        Ok(())
-    }
-
-    fn segment(&self, number: u64, is_new: bool) -> io::Result<Segment> {
-        let path = self.directory.join(format!("{number:012}.log"));
-        let file = OpenOptions::new().read(true).write(true).create_new(is_new).mode(0o600).open(&path)?;
-        Ok(Segment { number, path, file: Arc::new(file), length: 0, is_named: !is_new })
-    }
-
     fn run(&mut self, todo: &Queue, reader: &Weak<dyn Reader>) {
         let mut pending = Pending::default();
+        let mut seen = Seen::default();
         // A disk that takes nothing is tried again, and meanwhile read.
         while let Some(jobs) = todo.take(pending.is_stuck.then_some(AGAIN)) {
             let mut reads = Vec::new();
@@ -241,6 +213,7 @@ impl Files {
                 }
             }
             self.write(&mut pending, reader);
+            self.look(&pending, &mut seen, reader);
             reads.into_iter().for_each(|job| self.read(job, reader));
             if pending.is_stuck && todo.is_over() {
                 break;
@@ -280,7 +253,10 @@ impl Files {
     fn read(&self, job: Job, reader: &Weak<dyn Reader>) {
         let Job::Read { id, part, offset, length, back } = job else { return };
         let bytes = self.index.read(id, part, offset, length);
-        if let Err(error) = &bytes {
+        // Of what has ended meanwhile nobody needs it.
+        if let Err(error) = &bytes
+            && self.index.has(id)
+        {
             tracing::error!(%id, %error, "what is in custody cannot be read again");
         }
         match back {
@@ -302,21 +278,21 @@ impl Files {
         let is_idle = pending.notes.is_empty() && !std::mem::take(&mut pending.has_released);
         while !pending.notes.is_empty() {
             let (mut count, mut bytes) = (0, 0);
-            while count < pending.notes.len() && bytes < BATCH {
+            let most = if pending.is_tight { SMALL } else { BATCH };
+            while count < pending.notes.len() && bytes < most {
                 bytes += size(&pending.notes[count].1);
                 count += 1;
             }
             if let Err(error) = self.append(&pending.notes[..count], pending.is_synced) {
-                let is_due = !pending.is_stuck || pending.looked.is_none_or(|looked| looked.elapsed() >= AGAIN);
-                if is_full(&error) && is_due && self.squeeze() {
+                if is_full(&error) && self.is_room_made(pending) {
                     continue;
                 }
+                // What is over meanwhile may make room.
                 pending.is_stuck = true;
-                if is_due {
+                if pending.is_due() {
                     pending.looked = Some(Instant::now());
                     reader.as_ref().inspect(|reader| reader.is_stuck(Some(&error)));
                 }
-                // What is over meanwhile may make room.
                 break;
             }
             if std::mem::take(&mut pending.is_stuck) {
@@ -327,7 +303,7 @@ impl Files {
             tell(written.iter().filter_map(|(id, note)| safe(*id, note)).collect());
         }
         if pending.notes.is_empty() {
-            pending.is_synced = false;
+            (pending.is_synced, pending.is_tight) = (false, false);
             // What it did not take is over.
             if std::mem::take(&mut pending.is_stuck) {
                 reader.as_ref().inspect(|reader| reader.is_stuck(None));

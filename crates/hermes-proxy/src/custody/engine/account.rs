@@ -22,6 +22,10 @@ const DISK: usize = 1;
 #[derive(Debug)]
 pub(super) struct Account {
     pub(super) limits: Limits,
+    /// What there is of the disk, whatever it may have.
+    pub(super) disk_there: u64,
+    /// The disk takes nothing: nothing is kept there that is not needed, nor waits to be.
+    pub(super) is_stuck: bool,
     pub(super) exchanges: usize,
     pub(super) memory: u64,
     pub(super) disk: u64,
@@ -45,6 +49,8 @@ impl Default for Account {
         let limits = Limits { exchanges: 0, memory: 0, disk: 0, survives: Survives::Nothing };
         Self {
             limits,
+            disk_there: u64::MAX,
+            is_stuck: false,
             exchanges: 0,
             memory: 0,
             disk: 0,
@@ -65,24 +71,30 @@ impl Account {
         self.limits.survives != Survives::Nothing
     }
 
+    /// Bytes that it may have on disk.
+    pub(super) fn disk_limit(&self) -> u64 {
+        self.limits.disk.min(self.disk_there)
+    }
+
     /// So many bytes more of anybody.
     pub(super) fn takes_at_all(&self, bytes: usize) -> bool {
         let fits = |kept: u64, limit: u64| kept + bytes as u64 <= limit;
-        fits(self.memory, self.limits.memory) && (!self.is_on_disk() || fits(self.disk, self.limits.disk))
+        fits(self.memory, self.limits.memory) && (!self.is_on_disk() || fits(self.disk, self.disk_limit()))
     }
 
-    /// So many bytes more of a half that uses so much. It may have as much as is left free, so that one that does not move
-    /// leaves half of the room to others; and a direction three quarters, with what is small seven eighths, so that
-    /// neither waits for the other.
+    /// So many bytes more of a half that uses so much. A direction may have three quarters, so that neither waits for the
+    /// other, and with what is small seven eighths; a half as much as is left of that, so that one that does not move
+    /// leaves half of it to others, two of them a quarter, and so on.
     pub(super) fn takes(&self, bytes: usize, part: Part, used: &Indexed) -> bool {
         let fits = |tier: usize, kept: u64, of_half: u64, limit: u64| {
             let (bytes, free) = (bytes as u64, limit.saturating_sub(kept));
             let of_part = self.of_part[part.index()][tier] + bytes;
             let is_small = of_half + bytes <= LEAST;
-            bytes <= free && (is_small || of_half + bytes <= free) && of_part <= of_direction(limit, is_small)
+            let left = of_direction(limit, is_small).saturating_sub(of_part).min(free - bytes.min(free));
+            bytes <= free && of_part <= of_direction(limit, is_small) && (is_small || of_half <= left)
         };
         fits(MEMORY, self.memory, used.memory, self.limits.memory)
-            && (!self.is_on_disk() || fits(DISK, self.disk, used.disk, self.limits.disk))
+            && (!self.is_on_disk() || fits(DISK, self.disk, used.disk, self.disk_limit()))
     }
 
     /// With some to spare, or who is told to send again would be refused again. `now`: what the half uses, of which
@@ -92,13 +104,14 @@ impl Account {
             let changed = |sum: u64| sum + change[1] - change[0];
             let free = limit.saturating_sub(changed(kept));
             let is_small = of_half <= LEAST / 2;
-            let spare = if is_small { (limit / 16).min(LEAST / 2) } else { limit / 16 };
-            let of_part = changed(self.of_part[part.index()][tier]) + spare;
-            spare <= free && (is_small || of_half + spare <= free) && of_part <= of_direction(limit, is_small)
+            let of_part = changed(self.of_part[part.index()][tier]);
+            let left = of_direction(limit, is_small).saturating_sub(of_part).min(free);
+            let spare = (limit / 16).min(if is_small { LEAST / 2 } else { left / 4 }).max(1);
+            spare <= left && (is_small || of_half + spare <= left - spare)
         };
         let (memory, disk) = ([counted.memory, now.memory], [counted.disk, now.disk]);
         has(MEMORY, self.memory, now.memory, self.limits.memory, memory)
-            && (!self.is_on_disk() || has(DISK, self.disk, now.disk, self.limits.disk, disk))
+            && (!self.is_on_disk() || has(DISK, self.disk, now.disk, self.disk_limit(), disk))
     }
 
     /// Somebody waits for room.
@@ -121,7 +134,7 @@ impl Account {
             return false;
         }
         let mut is_freed = false;
-        for (tier, limit) in [(MEMORY, self.limits.memory), (DISK, self.limits.disk)] {
+        for (tier, limit) in [(MEMORY, self.limits.memory), (DISK, self.disk_limit())] {
             let least = if at_all { 1 } else { (limit / LEVELS).max(1) };
             for (peak, used) in self.peak[tier].iter_mut().zip(used[tier]) {
                 *peak = (*peak).max(used);

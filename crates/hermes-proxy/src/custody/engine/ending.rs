@@ -114,10 +114,6 @@ impl Engine {
         }
         if let Some(account) = self.accounts.get_mut(&exchange.account) {
             account.exchanges -= 1;
-            // What is too long for its route waits until it is alone.
-            if account.exchanges == 0 && std::mem::take(&mut account.has_refused) {
-                self.out.push_back(Output::Room);
-            }
         }
         self.keep(id, Entry::Forget);
         Some(exchange)

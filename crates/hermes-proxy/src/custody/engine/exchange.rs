@@ -130,6 +130,10 @@ pub(crate) enum Appended {
     Gone,
 }
 
+/// Bytes of a request that are taken before it is known where it goes: as many as come until then over a fast link, and no
+/// more than any route has room for.
+const EARLY: u64 = 256 << 10;
+
 #[derive(Debug)]
 pub(super) struct Exchange {
     /// In the order in which they came.
@@ -158,8 +162,6 @@ pub(super) struct Exchange {
     pub(super) survives: Survives,
     /// Who is here was refused what it brought.
     pub(super) is_refused: bool,
-    /// Its route has no room for what has come of its request. No more of it is taken meanwhile.
-    pub(super) waits_to_go: bool,
     /// How its halves stand in the indexes, in the order of `PARTS`.
     pub(super) indexed: [Indexed; 2],
 }
@@ -195,6 +197,11 @@ impl Exchange {
     /// It is the request of a response that is here: the next one may have forgotten both, and must not do it again.
     pub(super) fn is_answered(&self, part: Part) -> bool {
         part == Part::Request && self.response.have().is_whole && !self.is_tunnel
+    }
+
+    /// More of a half than there is and these is not taken yet: where it goes is not known, nor who has room for it.
+    pub(super) fn is_early(&self, part: Part, bytes: usize) -> bool {
+        part == Part::Request && self.to.is_none() && self.request.kept() + bytes as u64 > EARLY
     }
 
     /// What is there of a half may go further than this.

@@ -92,14 +92,28 @@ impl Engine {
     pub(super) fn make_room(&mut self, id: ExchangeId) {
         let Some(account) = self.exchanges.get(&id).map(|exchange| exchange.account.clone()) else { return };
         self.let_go_while(&account, |state| {
-            state.disk + state.spare > state.limits.disk || state.places > state.limits.memory / 4
+            state.disk + state.spare > state.disk_limit() || state.places > state.limits.memory / 4
         });
     }
 
-    /// All of that does: the disk has less room than was thought.
-    pub(crate) fn let_all_go(&mut self) {
+    /// There is so much of the disk, for each account.
+    pub(crate) fn set_disk(&mut self, bytes: u64) {
+        self.disk_there = bytes;
+        self.accounts.values_mut().for_each(|account| account.disk_there = bytes);
         let accounts: Vec<_> = self.accounts.keys().cloned().collect();
-        accounts.iter().for_each(|account| self.let_go_while(account, |_| true));
+        accounts.iter().for_each(|account| self.tell_room(account));
+    }
+
+    /// The disk is full, or not any more. As long as it is, nothing is kept there or waits for it that was read here: what
+    /// might be read again after a restart then is not, and what goes through goes on.
+    pub(crate) fn set_stuck(&mut self, is_stuck: bool) {
+        self.accounts.values_mut().for_each(|account| account.is_stuck = is_stuck);
+        if is_stuck {
+            let accounts: Vec<_> = self.accounts.keys().cloned().collect();
+            accounts.iter().for_each(|account| self.let_go_while(account, |_| true));
+            let all: Vec<_> = self.exchanges.keys().copied().collect();
+            all.into_iter().for_each(|id| self.reindex(id));
+        }
     }
 
     fn let_go_while(&mut self, account: &Arc<str>, is_needed: impl Fn(&Account) -> bool) {
@@ -129,8 +143,9 @@ impl Engine {
         let Some(exchange) = self.exchanges.get_mut(&id) else { return };
         let account = self.accounts.entry(exchange.account.clone()).or_default();
         for part in PARTS {
-            let is_kept = !exchange.is_on_disk() || exchange.is_read_again(part);
-            if !is_kept && exchange.half(part).costs() >= LET_GO && exchange.half(part).spare(false) > 0 {
+            let is_kept = !exchange.is_on_disk() || (exchange.is_read_again(part) && !account.is_stuck);
+            let worth = if account.is_stuck { 1 } else { LET_GO };
+            if !is_kept && exchange.half(part).costs() >= worth && exchange.half(part).spare(false) > 0 {
                 let upto = exchange.half(part).let_go(false);
                 self.out.push_back(Output::Release { id, part, upto });
             }
@@ -211,14 +226,14 @@ fn stand(exchange: &mut Exchange, part: Part, account: &Account) -> Indexed {
     let on_disk = exchange.is_on_disk();
     let before = exchange.indexed[part.index()];
     let is_answered = exchange.is_answered(part);
-    let (may_go_on, waits_to_go) = (exchange.may_go_on(part), exchange.waits_to_go);
+    let (may_go_on, is_early) = (exchange.may_go_on(part), exchange.is_early(part, 1));
     let sink = match exchange.sink(part) {
         Some(Side::Peer(_)) => Some(true),
         Some(Side::Here) => Some(false),
         None => None,
     };
     let comes_from_peer = matches!(exchange.source(part), Some(Side::Peer(_)));
-    let is_read_again = exchange.is_read_again(part);
+    let is_read_again = exchange.is_read_again(part) && !account.is_stuck;
     let half = exchange.half(part);
     let is_written = on_disk && !half.awaits_head();
     let pieces = if is_written { half.pieces() } else { 0 };
@@ -234,7 +249,7 @@ fn stand(exchange: &mut Exchange, part: Part, account: &Account) -> Indexed {
         spare: if is_written && is_read_again { half.spare(true) } else { 0 },
         is_ready_told: before.is_ready_told || (half.is_sendable() && may_go_on && sink == Some(false)),
     };
-    let has_room = !waits_to_go && account.has_room(part, &before, &now);
+    let has_room = !is_early && account.has_room(part, &before, &now);
     now.has_news = comes_from_peer && half.has_news(has_room, is_read_again && is_written);
     now
 }

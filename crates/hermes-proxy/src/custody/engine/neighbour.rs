@@ -165,7 +165,7 @@ impl Engine {
             return self.unknown(peer, id);
         };
         let used = exchange.indexed[part.index()];
-        let account = self.accounts.get(&exchange.account).filter(|_| !exchange.waits_to_go);
+        let account = self.accounts.get(&exchange.account).filter(|_| !exchange.is_early(part, bytes.len()));
         if account.is_some_and(|account| account.takes(bytes.len(), part, &used)) {
             self.take(id, part, offset, bytes, is_last);
             self.renew(now, id);
@@ -277,9 +277,10 @@ impl Engine {
                 let exchange = self.exchanges.get_mut(&id)?;
                 let account = self.accounts.get(&exchange.account);
                 let used = exchange.indexed[part.index()];
-                let account = account.filter(|_| !exchange.waits_to_go);
-                let has_room = account.is_some_and(|account| account.has_room(part, &used, &used));
-                let is_read_again = exchange.is_on_disk() && exchange.is_read_again(part);
+                let is_stuck = account.is_some_and(|account| account.is_stuck);
+                let has_room =
+                    !exchange.is_early(part, 1) && account.is_some_and(|account| account.has_room(part, &used, &used));
+                let is_read_again = exchange.is_on_disk() && exchange.is_read_again(part) && !is_stuck;
                 let news = exchange.half(part).news(has_room, is_read_again);
                 self.reindex(id);
                 match news {

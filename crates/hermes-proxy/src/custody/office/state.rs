@@ -36,8 +36,11 @@ pub(super) struct State {
     pub(super) resumed: HashMap<Arc<str>, Vec<ExchangeId>>,
     /// Of those, the ones whose request may have gone to an origin that must not have it twice.
     pub(super) intended: HashSet<ExchangeId>,
-    /// What was said of a disk that takes nothing.
-    pub(super) trouble: Option<Arc<str>>,
+    /// The journal of before this process is damaged.
+    pub(super) is_doubtful: bool,
+    /// When it was said of a disk that it takes nothing, and whether it is to be said that it does again.
+    pub(super) trouble: Option<Duration>,
+    pub(super) is_troubled: bool,
     /// Responses whose client is gone, by what it had asked, the oldest first.
     pub(super) left: VecDeque<(Bytes, ExchangeId)>,
 }
@@ -140,7 +143,9 @@ impl State {
             store: Storing::Memory,
             resumed: HashMap::new(),
             intended: HashSet::new(),
+            is_doubtful: false,
             trouble: None,
+            is_troubled: false,
             left: VecDeque::new(),
         }
     }

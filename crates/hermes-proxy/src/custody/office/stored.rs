@@ -7,6 +7,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_wire::custody::{ExchangeId, Part};
@@ -19,6 +20,9 @@ use super::super::store::{Job, Reader, Safe, Store, is_full};
 use super::state::Storing;
 use super::{Failure, Office};
 
+/// That a disk takes nothing is said no oftener.
+const SAID_AGAIN: Duration = Duration::from_secs(60);
+
 /// An exchange of before this process, for who looks at it.
 pub(crate) struct Resumed {
     /// It ends here.
@@ -27,6 +31,8 @@ pub(crate) struct Resumed {
     pub(crate) awaits_head: bool,
     /// Its request may have gone to an origin.
     pub(crate) is_intended: bool,
+    /// So it may though nothing says so: the journal is damaged.
+    pub(crate) is_doubtful: bool,
     /// How far its response had come.
     pub(crate) response: Upto,
 }
@@ -47,6 +53,7 @@ impl Office {
         self.act(|state, now| {
             let mut opened = opened;
             let held = std::mem::take(&mut opened.held);
+            state.is_doubtful = opened.is_damaged;
             let store = opened.start(Arc::downgrade(&reader))?;
             if let Storing::Awaited(jobs) = std::mem::replace(&mut state.store, Storing::Journal(store)) {
                 jobs.into_iter().for_each(|job| state.store.ask(job));
@@ -98,6 +105,7 @@ impl Office {
             is_for_here: state.engine.is_for_here(id),
             awaits_head: state.engine.awaits_head(id),
             is_intended: state.intended.contains(&id),
+            is_doubtful: state.is_doubtful,
             response: state.engine.have(id, Part::Response)?,
         })
     }
@@ -150,20 +158,25 @@ impl Reader for Office {
     }
 
     fn is_stuck(&self, why: Option<&io::Error>) {
-        self.act(|state, _| match why {
+        self.act(|state, now| match why {
             Some(error) => {
-                if state.trouble.is_none() {
+                // A disk that is full is so again and again.
+                if state.trouble.is_none_or(|said| now >= said + SAID_AGAIN) {
                     tracing::error!(%error, "the journal of custody cannot be written; trying again");
-                    state.trouble = Some(Arc::from(error.to_string()));
+                    (state.trouble, state.is_troubled) = (Some(now), true);
                 }
-                if is_full(error) {
-                    state.engine.let_all_go();
-                }
+                state.engine.set_stuck(is_full(error));
             }
             None => {
-                state.trouble = None;
-                tracing::info!("the journal of custody is written again");
+                state.engine.set_stuck(false);
+                if std::mem::take(&mut state.is_troubled) {
+                    tracing::info!("the journal of custody is written again");
+                }
             }
         });
+    }
+
+    fn is_there(&self, bytes: u64) {
+        self.act(|state, _| state.engine.set_disk(bytes));
     }
 }

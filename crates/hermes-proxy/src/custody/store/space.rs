@@ -6,22 +6,74 @@
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
+use std::sync::Weak;
 
-use hermes_net::lock::{allocate, open_own};
+use hermes_net::lock::{allocate, available, open_own};
 
-use super::Files;
+use super::super::journal::Note;
+use super::{AGAIN, Files, Pending, Reader};
 
 /// Held beside the segments, so that there is room to move what is of use where there is none to write: as much of it as is
 /// to be had.
 const RESERVES: [u64; 3] = [1 << 20, 256 << 10, 64 << 10];
 const NAME: &str = "reserve";
+/// With less nothing moves at all.
+const LEAST: u64 = 256 << 10;
 
 /// The file system has no room.
 pub(in crate::custody) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
+/// What was told last of the room that there is, and in which segment.
+#[derive(Default)]
+pub(super) struct Seen {
+    last: Option<Option<u64>>,
+    there: u64,
+}
+
+impl Pending {
+    /// It is not looked at oftener whether a full disk has room.
+    pub(super) fn is_due(&self) -> bool {
+        !self.is_stuck || self.looked.is_none_or(|looked| looked.elapsed() >= AGAIN)
+    }
+}
+
 impl Files {
+    /// Bytes that may be held: what is free, and what the journal has, so that there is room to move what is of use.
+    fn there(&self) -> Option<u64> {
+        let free = available(&self.directory).ok()?;
+        let own: u64 = self.index.segments.iter().map(|segment| segment.length).sum();
+        Some(((free + own) / 2).max(LEAST))
+    }
+
+    /// Where there is no room for a batch. Whether it is to be tried again: what says that something is over, or what it
+    /// is, goes first, and a few at a time; or there is room by now.
+    pub(super) fn is_room_made(&mut self, pending: &mut Pending) -> bool {
+        if !std::mem::replace(&mut pending.is_tight, true) {
+            // Of one string the order stays as it is.
+            pending.notes.sort_by_key(|(_, note)| matches!(note, Note::Head { .. } | Note::Bytes { .. }));
+            return true;
+        }
+        let is_made = pending.is_due() && self.squeeze();
+        pending.is_tight &= !is_made;
+        is_made
+    }
+
+    /// Tells how much there is, where that has changed: a segment further, or when there is none.
+    pub(super) fn look(&self, pending: &Pending, seen: &mut Seen, reader: &Weak<dyn Reader>) {
+        let last = self.index.segments.back().map(|last| last.number);
+        if !pending.is_stuck && seen.last == Some(last) {
+            return;
+        }
+        let Some(there) = self.there() else { return };
+        seen.last = Some(last);
+        if there.abs_diff(seen.there) > seen.there / 8 {
+            seen.there = there;
+            reader.upgrade().inspect(|reader| reader.is_there(there));
+        }
+    }
+
     /// Holds room, if it is not held yet and there is any.
     pub(super) fn reserve(&mut self) {
         if self.has_reserve {

@@ -35,6 +35,8 @@ impl Reader for Told {
     fn is_stuck(&self, why: Option<&io::Error>) {
         panic!("{why:?}");
     }
+
+    fn is_there(&self, _: u64) {}
 }
 
 fn id(number: u8) -> ExchangeId {
@@ -117,7 +119,7 @@ fn what_was_not_written_whole_is_not_there_and_what_follows_is() {
     write(directory.path(), begin(1).into_iter().chain([bytes(1, 0, vec![1; 1000]), bytes(1, 1000, vec![2; 1000])]));
     let file = directory.path().join(format!("{:012}.log", 0));
     let whole = fs::metadata(&file).unwrap().len();
-    OpenOptions::new().write(true).open(&file).unwrap().set_len(whole - 1).unwrap();
+    fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(whole - 1).unwrap();
     assert_eq!(held(directory.path()), [(1, vec![(0, 1000)])]);
     write(directory.path(), [bytes(1, 1000, vec![4; 7])]);
     assert_eq!(held(directory.path()), [(1, vec![(0, 1000), (1000, 7)])]);

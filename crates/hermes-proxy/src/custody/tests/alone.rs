@@ -94,7 +94,7 @@ fn what_passes_by_a_disk_that_does_not_keep_up_is_bounded() {
         engine.hear(NOW, &name(1), held(Part::Request, upto, false), &account());
     }
     let had = engine.have(ID, Part::Request).unwrap().offset;
-    assert!((480_000..=540_000).contains(&had), "half of what there is: {had}");
+    assert!((370_000..=400_000).contains(&had), "half of what its direction may have: {had}");
     say(&mut engine, 0);
     // It is written by now: who was refused sends again.
     write(&mut engine);

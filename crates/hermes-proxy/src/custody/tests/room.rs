@@ -43,14 +43,13 @@ fn what_arrives_for_a_route_that_holds_what_it_may_waits() {
     );
     assert_eq!(gone(&mut engine, &name(0)), Some(503));
     engine.fail(second.0, 499, "its client is gone");
-    let waits = [(4, 600), (5, 2000)].map(|(number, length)| begin(&mut engine, number, length));
+    let waits = [(4, 600), (5, 700)].map(|(number, length)| begin(&mut engine, number, length));
     waits.iter().for_each(|id| assert_eq!(lead(&mut engine, *id), Appended::Full));
     while engine.output().is_some() {}
     let has_room = |engine: &mut Engine| std::iter::from_fn(|| engine.output()).any(|one| one == Output::Room);
     assert!(!has_room(&mut engine));
     engine.fail(first.0, 499, "its client is gone");
     assert!(has_room(&mut engine));
-    // What is longer than all that there may be goes alone.
     assert_eq!(waits.map(|id| lead(&mut engine, id)), [Appended::Taken, Appended::Full]);
     engine.fail(waits[0], 499, "its client is gone");
     assert!(has_room(&mut engine));
@@ -93,8 +92,8 @@ fn what_does_not_move_leaves_room_to_what_does() {
         [name(0), name(1)].iter().for_each(|peer| engine.opened(peer));
         let ids: Vec<_> = (1..6).map(|number| led(&mut engine, number)).collect();
         let filled: Vec<_> = ids.iter().map(|id| fill(&mut engine, *id, Part::Request)).collect();
-        // A half, a quarter of all, and so on, and three quarters by one direction.
-        assert!(filled[0] > 450_000 && filled[1] > 200_000, "{filled:?}");
+        // A half of three quarters, a half of what is left of that, and so on.
+        assert!(filled[0] > 370_000 && filled[1] > 180_000 && filled[4] > 15_000, "{filled:?}");
         assert!(filled.iter().sum::<u64>() <= 7 << 17, "{filled:?}");
         // The other direction goes on, and so does what is small, whatever pieces the others came in.
         assert!(fill(&mut engine, ids[0], Part::Response) > 50_000);
@@ -186,12 +185,14 @@ fn what_waits_for_its_route_grows_no_more() {
     [name(0), name(1)].iter().for_each(|peer| engine.opened(peer));
     let small: Arc<str> = Arc::from("small");
     engine.allow(&small, Limits { exchanges: 100, ..SMALL });
-    let others = [(50, 400_000), (51, 300_000)].map(|(number, bytes)| {
+    let sizes = [390_000, 190_000, 95_000, 30_000, 30_000, 30_000, 30_000];
+    let others = (50..).zip(sizes).map(|(number, bytes)| {
         let id = ExchangeId([number; 16]);
         engine.begin(NOW, id, Side::Peer(name(9)), Duration::from_secs(900), &small, false).unwrap();
         assert_eq!(engine.append(id, Part::Request, vec![1; bytes].into(), false), Appended::Taken);
         id
     });
+    let others: Vec<_> = others.collect();
     engine.hear(NOW, &name(0), Record::Begin { id: ID, left: 1_000_000 }, &account());
     let bring = |engine: &mut Engine| {
         let at = engine.have(ID, Part::Request).unwrap().offset;
@@ -199,7 +200,8 @@ fn what_waits_for_its_route_grows_no_more() {
         write(engine);
         engine.have(ID, Part::Request).unwrap().offset - at
     };
-    (0..22).for_each(|_| assert_eq!(bring(&mut engine), 16_384));
+    (0..16).for_each(|_| assert_eq!(bring(&mut engine), 16_384));
+    assert_eq!(bring(&mut engine), 0, "it is not known yet where it goes");
     let lead =
         |engine: &mut Engine| engine.lead(ID, (Side::Peer(name(1)), false), &small, 10, Bytes::from_static(b"head"));
     assert_eq!((lead(&mut engine), bring(&mut engine)), (Appended::Full, 0));
@@ -207,7 +209,7 @@ fn what_waits_for_its_route_grows_no_more() {
     others.iter().for_each(|id| engine.fail(*id, 499, "its client is gone"));
     assert_eq!(lead(&mut engine), Appended::Taken);
     write(&mut engine);
-    let asks = |record: &Record| matches!(record, Record::Held { behind: Behind::Again, upto: 360_448, .. });
+    let asks = |record: &Record| matches!(record, Record::Held { behind: Behind::Again, upto: 262_144, .. });
     assert!(say(&mut engine, 0).iter().any(asks), "what was refused is asked for");
 }
 
