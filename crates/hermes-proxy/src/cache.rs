@@ -152,6 +152,12 @@ fn identity(route: &Route) -> String {
     hex(&format!("{:?}\n{action}\n{asked}\n{shared}", route.matcher), 16)
 }
 
+/// Whether both routes have one cache: what either's origin says holds for what is kept of the other.
+pub(crate) fn is_one(one: &Route, other: &Route) -> bool {
+    let are_alike = || one.name == other.name && one.cache == other.cache && identity(one) == identity(other);
+    std::ptr::eq(one, other) || are_alike()
+}
+
 /// The folder of a route: readable, and no other one's.
 fn folder(route: &str, of: &str) -> String {
     let readable: String = route.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(40).collect();

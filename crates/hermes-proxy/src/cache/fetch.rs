@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use hermes_model::snapshot::Route;
 use http_body::Body as _;
 
 use super::content::{CHUNK_COST, Paid};
@@ -37,6 +38,8 @@ pub(crate) struct Fetch {
     pub(crate) body: Body,
     /// Whose the body is: nobody's who reads it.
     pub(crate) entry: Rc<Entry>,
+    /// Of a body that is gone on with: whose session asks for its rest, and the route that led to what came last.
+    pub(crate) retrieved: Option<(Rc<Entry>, Arc<Route>)>,
     /// Bytes that are owed, if that is known.
     pub(crate) owed: Option<u64>,
     /// So long the origin may be silent, as in any session.
@@ -76,6 +79,10 @@ impl Fetch {
             let Some(frame) = frame.map_err(|_| Error::Idle(self.idle))?? else { break };
             if let Ok(data) = frame?.into_data() {
                 came += data.len() as u64;
+                if self.goes_elsewhere() {
+                    // It is for those who read it already: its tag says that it is the same, but not for whom.
+                    self.flight.give_up();
+                }
                 self.put(data, came);
             }
         }
@@ -86,6 +93,19 @@ impl Fetch {
                 Err(Error::Broken { peer, reason, unprocessed: false })
             }
             _ => Ok(()),
+        }
+    }
+
+    /// What comes from now on comes by a route with another cache, since the document changed.
+    fn goes_elsewhere(&mut self) -> bool {
+        let Some((entry, led)) = &mut self.retrieved else { return false };
+        match &*entry.route.borrow() {
+            Some(now) if !Arc::ptr_eq(now, led) => {
+                // They are compared once: it is asked with each frame.
+                let before = std::mem::replace(led, now.clone());
+                !super::is_one(now, &before)
+            }
+            _ => false,
         }
     }
 

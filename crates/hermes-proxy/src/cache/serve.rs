@@ -4,6 +4,7 @@
 //! client it waits for the head, for a while, and reads along if it may; else it asks by itself. What is kept of a
 //! response comes by a task of its own (`fetch.rs`).
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -268,6 +269,10 @@ impl Visit<'_> {
             let asked = millis();
             let fetched = self.fetch(forward, source, stored.as_ref()).await;
             let times = Times { asked, came: millis() };
+            if is_elsewhere(forward) {
+                // Who waits for it hears nothing, as the lead ends, and asks where its own route leads.
+                return fetched.map(|response| self.pass_on(response, miss));
+            }
             let mut response = match fetched {
                 Ok(response) => response,
                 Err(error) => {
@@ -333,7 +338,21 @@ impl Visit<'_> {
             return source.fetch(forward).await;
         }
         let within = forward.route.timeout.progress.mul_f64(SHARE);
-        tokio::time::timeout(within, source.fetch(forward)).await.unwrap_or(Err(Error::NoProgress(within)))
+        let mut fetching = pin!(source.fetch(forward));
+        match tokio::time::timeout(within, &mut fetching).await {
+            Ok(fetched) => fetched,
+            // Nothing that is kept here stands in for it.
+            Err(_) if is_elsewhere(forward) => fetching.await,
+            Err(_) => Err(Error::NoProgress(within)),
+        }
+    }
+
+    /// What another route has answered is its client's alone.
+    fn pass_on(&self, mut response: Response<Body>, miss: Miss) -> Response<Body> {
+        self.cache.metrics.missed.inc();
+        let note = self.note().forwarded(miss.as_str()).status(response.status());
+        note.detail("rerouted").write(response.headers_mut());
+        response
     }
 
     /// What is kept, in the place of an origin that failed.
@@ -386,6 +405,13 @@ impl Visit<'_> {
         self.cache.metrics.revalidated.inc();
         Some(response)
     }
+}
+
+/// Whether the route that led to the origin at last, where the document changed meanwhile, is one with another cache: those
+/// who are led here have nothing to do with its answers, nor those with what is kept here.
+fn is_elsewhere(forward: &Forward<'_>) -> bool {
+    let led = forward.entry.route.borrow();
+    led.as_deref().is_some_and(|led| !super::is_one(led, forward.route))
 }
 
 /// It is not to be kept any more, whoever asks.

@@ -83,6 +83,7 @@ impl Visit<'_> {
             // Who reads along waits as long as who asked: the path may be dark to all of them.
             forward.entry.set_held(true);
         }
+        let led = forward.entry.route.borrow().clone();
         let fetch = Fetch {
             cache: self.cache.clone(),
             key: self.ask.key.clone(),
@@ -90,6 +91,7 @@ impl Visit<'_> {
             head,
             body,
             entry,
+            retrieved: retrieve.and(led).map(|route| (forward.entry.clone(), route)),
             owed,
             idle: match (&forward.route.custody, retrieve) {
                 (Some(custody), _) => custody.deadline,

@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use hermes_model::decide::{Decision, decide};
 use hermes_model::rewrite::Vars;
-use hermes_model::snapshot::{Action, Terminate, TerminateKind};
+use hermes_model::snapshot::{Action, Route, Terminate, TerminateKind};
 use http::header::{IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, RANGE};
 use http::uri::Scheme;
 use http::{HeaderValue, Response, Version};
 
 use crate::body::{Body, Interim, RequestBody};
-use crate::cache::Source;
+use crate::cache::{self, Source};
 use crate::error::Error;
 use crate::live::Entry;
 use crate::request::Request;
@@ -39,25 +39,28 @@ impl Manner {
 }
 
 /// What is asked.
-pub(super) struct Question {
+pub(super) struct Question<'a> {
     manner: Manner,
     body: RequestBody,
     interim: Option<Arc<Interim>>,
     amend: Option<Amend>,
+    /// Whose cache it is that amends it. `None`: it means the same whoever is asked.
+    kept_by: Option<&'a Route>,
 }
 
 /// An answer that the document gives itself, not an origin's.
 #[derive(Clone)]
 pub(super) struct OfDocument;
 
-impl Question {
+impl<'a> Question<'a> {
     /// The same once more.
-    pub(super) fn of(forward: &Forward<'_>) -> Self {
+    pub(super) fn of(forward: &Forward<'a>) -> Self {
         Self {
             manner: Manner::of(&forward.dress),
             body: forward.body.clone(),
             interim: forward.interim.clone(),
             amend: forward.dress.amend.clone(),
+            kept_by: Some(forward.route),
         }
     }
 
@@ -65,7 +68,7 @@ impl Question {
     pub(super) fn for_part(manner: Manner, (range, of): (HeaderValue, HeaderValue)) -> Self {
         let remove = [RANGE, IF_RANGE, IF_NONE_MATCH, IF_MODIFIED_SINCE];
         let amend = Some(Amend { remove, set: vec![(RANGE, range), (IF_RANGE, of)] });
-        Self { manner, body: RequestBody::Empty, interim: None, amend }
+        Self { manner, body: RequestBody::Empty, interim: None, amend, kept_by: None }
     }
 }
 
@@ -73,13 +76,19 @@ impl Question {
 ///
 /// # Errors
 /// As whoever is asked by; no route takes it any more, or one that leads to nobody.
-pub(super) async fn ask(worker: &Rc<Worker>, entry: &Rc<Entry>, question: Question) -> Result<Response<Body>, Error> {
+pub(super) async fn ask(
+    worker: &Rc<Worker>,
+    entry: &Rc<Entry>,
+    question: Question<'_>,
+) -> Result<Response<Body>, Error> {
     let generation = worker.generation();
     let route = match decide(&entry.facts, &generation.snapshot) {
         Decision::Act(route) => route,
         Decision::Deny(deny) => return Err(Error::Reconfigured(deny.reason.to_string())),
     };
-    let Question { manner: Manner { version, scheme, host }, body, interim, amend } = question;
+    let Question { manner: Manner { version, scheme, host }, body, interim, amend, kept_by } = question;
+    // Another route's origin is not asked by what is known of this one's: it might mean its own by the same tag.
+    let amend = amend.filter(|_| kept_by.is_none_or(|by| cache::is_one(by, &route)));
     let own = match &route.action {
         Action::Respond(answer) => Some(respond::respond(answer)),
         Action::Redirect(redirect) => {

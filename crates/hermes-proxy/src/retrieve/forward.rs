@@ -76,8 +76,10 @@ pub(crate) async fn forward(
             // It is its client's silence.
             Err(error @ Error::NoProgress(_)) if forward.body.waits_for_client() => return Err(error),
             // It had no more time than was left, and says nothing.
-            Err(Error::NoProgress(_)) if is_over && let Some(last) = last.take() => {
+            Err(Error::NoProgress(_)) if is_over && let Some((last, by)) = last.take() => {
                 metrics.retrieved(&forward.route.name, "expired");
+                // Whoever looks at it has to know whose it is: the last try may have gone by another route.
+                *entry.route.borrow_mut() = by;
                 return last;
             }
             Err(error) => match rests(&error).filter(|_| may_repeat()) {
@@ -97,7 +99,8 @@ pub(crate) async fn forward(
         }
         metrics.retrieved(&forward.route.name, "retried");
         tokio::time::sleep(pause::pause(fruitless, after, left(), most, rand::random())).await;
-        (fruitless, last) = (fruitless.saturating_add(1), Some(outcome));
+        let by = entry.route.borrow().clone();
+        (fruitless, last) = (fruitless.saturating_add(1), Some((outcome, by)));
     }
 }
 

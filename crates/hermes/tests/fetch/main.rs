@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod broken;
+mod elsewhere;
 mod ends;
 mod lab;
 mod lasting;
