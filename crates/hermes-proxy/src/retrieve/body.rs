@@ -56,6 +56,8 @@ pub(crate) struct RetrievedBody {
     state: State,
     /// Bytes of what comes that were there before.
     skip: u64,
+    /// What comes goes on behind what is wanted.
+    is_wider: bool,
     /// What all of it must come to.
     proof: Option<(Digests, Hashes)>,
     /// When a byte came last.
@@ -96,6 +98,7 @@ impl RetrievedBody {
             rest,
             state,
             skip: 0,
+            is_wider: false,
             proof,
             came: now,
             timer,
@@ -209,11 +212,13 @@ impl RetrievedBody {
         self.skip -= before as u64;
         // More than was announced is nobody's.
         let most = self.rest.missing().map_or(usize::MAX, |missing| usize::try_from(missing).unwrap_or(usize::MAX));
+        self.is_wider |= data.len() > most;
         data.truncate(most);
         // Bytes that are skipped are no progress of the client's, but they are one of the path.
         self.wait(self.patience(false));
         if data.is_empty() {
-            return Ok(None);
+            let is_over = self.is_wider && self.rest.missing() == Some(0);
+            return Ok(is_over.then_some(None));
         }
         (self.came, self.fruitless) = (Instant::now(), 0);
         (self.waiting, self.last) = (None, None);
@@ -223,6 +228,10 @@ impl RetrievedBody {
         }
         if self.rest.missing() == Some(0) {
             self.verify()?;
+            if self.is_wider {
+                // It may be long, or never end, and nobody wants more of it. Else its end is near, and frees its connection.
+                self.state = State::Done;
+            }
         }
         Ok(Some(Some(Frame::data(data))))
     }
@@ -292,12 +301,13 @@ impl RetrievedBody {
         let (parts, body) = response.into_parts();
         let peer = self.peer();
         let broken = |reason: String| Error::Broken { peer, reason, unprocessed: false };
-        match self.rest.judge(&Answer::read(&parts, SystemTime::now())) {
+        let answer = Answer::read(&parts, SystemTime::now());
+        match self.rest.judge(&answer) {
             Rest::Behind(skip) => {
                 if let Some(session) = &*self.session.borrow() {
                     body.bind(session);
                 }
-                self.skip = skip;
+                (self.skip, self.is_wider) = (skip, self.rest.is_passed_by(&answer));
                 self.wait(self.patience(false));
                 self.state = State::Reading(body);
                 Ok(())

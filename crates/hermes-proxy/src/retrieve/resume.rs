@@ -102,6 +102,16 @@ impl Resumable {
         }
     }
 
+    /// Whether the answer, which it goes on with, brings more behind what is wanted.
+    pub(super) fn is_passed_by(&self, answer: &Answer) -> bool {
+        let Some(end) = self.end else { return false };
+        match answer.part {
+            Some(Part { bytes: Some((_, last)), .. }) if answer.status == 206 => last >= end,
+            // The whole ends where the part does, or nobody knows where.
+            _ => self.is_part && self.total.or(answer.length) != Some(end),
+        }
+    }
+
     /// Whether what comes may end here.
     pub(super) fn may_end(&self) -> bool {
         self.missing().map_or(!self.is_amid, |missing| missing == 0)
@@ -181,6 +191,31 @@ mod tests {
         assert_eq!(judge(206, &[TAG, ("content-range", "bytes 32-63/*")]), Rest::Behind(8));
         assert_eq!(judge(200, &[TAG, ("content-length", "100")]), Rest::Behind(40));
         assert_eq!(judge(503, &[("retry-after", "3")]), Rest::Later(Some(Duration::from_secs(3))));
+    }
+
+    #[test]
+    fn what_is_wider_than_what_is_wanted_is_known() {
+        let part = |range| Resumable::of(&answer(206, &[TAG, ("content-range", range)])).unwrap();
+        let answers: [(u16, &[_], [bool; 4]); 5] = [
+            (206, &[TAG, ("content-range", "bytes 12-19/100")], [false, true, false, false]),
+            (206, &[TAG, ("content-range", "bytes 12-20/100")], [true, true, false, true]),
+            (206, &[TAG, ("content-range", "bytes 12-99/100")], [true, true, false, true]),
+            (200, &[TAG, ("content-length", "100")], [true, true, false, true]),
+            (200, &[TAG], [true, true, false, true]),
+        ];
+        for (status, fields, is_wider) in answers {
+            let answer = answer(status, fields);
+            let of = |rest: &Resumable| rest.is_passed_by(&answer);
+            let (ten, open) = (part("bytes 10-19/100"), part("bytes 10-19/*"));
+            assert_eq!(
+                [of(&ten), of(&part("bytes 10-18/100")), of(&whole()), of(&open)],
+                is_wider,
+                "{status} {fields:?}"
+            );
+        }
+        // Its end is that of the whole.
+        assert!(!part("bytes 10-99/100").is_passed_by(&answer(200, &[TAG])));
+        assert!(!part("bytes 10-99/*").is_passed_by(&answer(200, &[TAG, ("content-length", "100")])));
     }
 
     #[test]

@@ -242,6 +242,33 @@ async fn a_part_is_gone_on_with_as_a_part() {
     assert_eq!(asked, ["bytes=100000-199999", "bytes=110000-199999", "bytes=120000-199999"]);
 }
 
+/// Whoever answers with more than the rest is left there: it may bring it for long, or no more at all.
+#[tokio::test]
+async fn a_part_is_over_when_it_is_there_though_more_is_on_the_way() {
+    let content = Pattern::new(12).bytes(LENGTH);
+    // The whole, or a wider part: it stalls at the last byte that is wanted, or behind it.
+    for (status, first, cut) in [(200, 0, 110), (200, 0, 5000), (206, 104, 6), (206, 100, 5000)] {
+        let from = content.clone();
+        let (origin, seen) = origin(move |number, _| {
+            let (status, first, last) = if number == 0 { (206, 100, 109) } else { (status, first, LENGTH - 1) };
+            let reply = Reply { content: from[first..=last].to_vec(), ..Reply::status(status) }.with("etag", "\"one\"");
+            let reply = match status {
+                206 => reply.with("content-range", format!("bytes {first}-{last}/{LENGTH}")),
+                _ => reply,
+            };
+            if number == 0 { reply.cut(4) } else { reply.cut(cut).stalling() }
+        });
+        let overlay = overlay();
+        let node = node(&overlay, "retrieve: {}", origin.address()).await;
+        // HTTP/1.1 tells the end by the length alone.
+        let mut client = Door::plain(node.address("in")).h2().await.unwrap();
+        let asked = http::Request::get("http://site/").header("range", "bytes=100-109").body(()).unwrap();
+        let got = client.ask(asked, b"").await.unwrap();
+        assert_eq!((got.status, &got.data[..]), (206, &content[100..110]));
+        assert_eq!(seen.fields("range")[1..], [Some("bytes=104-109".to_owned())]);
+    }
+}
+
 /// The way changes while a response is on it: it goes on over the new one.
 #[tokio::test]
 async fn it_goes_on_where_its_route_leads_now() {
