@@ -36,17 +36,24 @@ pub async fn connect_session(addresses: &[IpAddr], port: u16) -> io::Result<TcpS
 }
 
 /// Tries all addresses again and again, an attempt each `every`, until one is answered. None is waited for longer than
-/// `patience`, and none before is given up for the next one: the far end may be further away than `every`.
-pub async fn until_answered(addresses: &[IpAddr], port: u16, every: Duration, patience: Duration) -> TcpStream {
-    until_one_is(addresses, every, patience, |ip| connect_one(SocketAddr::new(ip, port), crate::own::spare)).await
+/// `patience`, and none before is given up for the next one: the far end may be further away than `every`. Attempts that
+/// fail in that time are told of.
+pub async fn until_answered(
+    addresses: &[IpAddr],
+    port: u16,
+    times: (Duration, Duration),
+    failed: impl FnMut(&io::Error),
+) -> TcpStream {
+    let attempt = |ip| connect_one(SocketAddr::new(ip, port), crate::own::spare);
+    until_one_is(addresses, times, attempt, failed).await
 }
 
 /// As [`until_answered`], by whatever an attempt is.
 pub async fn until_one_is<T, F>(
     addresses: &[IpAddr],
-    every: Duration,
-    patience: Duration,
+    (every, patience): (Duration, Duration),
     mut attempt: impl FnMut(IpAddr) -> F,
+    mut failed: impl FnMut(&io::Error),
 ) -> T
 where
     T: Send + 'static,
@@ -60,8 +67,11 @@ where
     loop {
         tokio::select! {
             biased;
-            Some(ended) = attempts.join_next(), if !attempts.is_empty() => if let Ok(Ok(Ok(answered))) = ended {
-                return answered;
+            Some(ended) = attempts.join_next(), if !attempts.is_empty() => match ended {
+                Ok(Ok(Ok(answered))) => return answered,
+                Ok(Ok(Err(error))) => failed(&error),
+                // It had no answer in time.
+                Ok(Err(_)) | Err(_) => {}
             },
             _ = tick.tick() => {
                 if let Some(ip) = turns.next() {

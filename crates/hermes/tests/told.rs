@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Lines};
-use std::net::TcpListener;
+use std::io::{BufRead as _, BufReader, Lines, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, ChildStderr, Command, Stdio};
 
 /// A node, and the lines of its log as they come.
@@ -81,4 +81,73 @@ fn a_node_that_cannot_start_says_why_and_nothing_else() {
     fs::write(&config, document(held.local_addr().unwrap().port())).unwrap();
     let seen = Told::start(&config).until("cannot be run").join("\n");
     assert!(!seen.contains("access log") && !seen.contains("ERROR"), "{seen}");
+}
+
+/// What a node's admin endpoint answers to a GET.
+fn asked(admin: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(admin).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: {admin}\r\nconnection: close\r\n\r\n").unwrap();
+    let mut said = String::new();
+    stream.read_to_string(&mut said).unwrap();
+    said
+}
+
+/// The address at the end of the one line that has these words.
+fn address<'l>(lines: &'l [String], words: &str) -> &'l str {
+    let line = lines.iter().find(|line| line.contains(words)).unwrap();
+    line.split("address=").nth(1).unwrap().split(' ').next().unwrap()
+}
+
+/// A node whose custody goes to this port, and where it takes requests.
+fn custodian(room: &std::path::Path, port: u16) -> (Told, String, String) {
+    let near = room.join("near.yaml");
+    let text = format!(
+        "node: near\nadmin: 127.0.0.1:0\nworkers: 1\nlisteners: [{{name: apps, bind: '127.0.0.1:0', protocol: http}}]\n\
+         routes: [{{name: on, upstream: far, custody: {{}}}}]\n\
+         upstreams: [{{name: far, protocol: h2, endpoints: ['127.0.0.1:{port}'], overlay: true}}]\n"
+    );
+    fs::write(&near, text).unwrap();
+    let mut near = Told::start(&near);
+    let lines = near.until("running");
+    let (apps, admin) = (address(&lines, "listener=apps"), address(&lines, "admin endpoint"));
+    let (apps, admin) = (apps.to_owned(), admin.to_owned());
+    (near, apps, admin)
+}
+
+/// The other end of custody, which listens at this port.
+fn taker(room: &std::path::Path, port: u16, trust: &str) -> Told {
+    let far = room.join(format!("far{}.yaml", trust.len()));
+    let text = format!(
+        "node: far\nlisteners: [{{name: door, bind: '127.0.0.1:{port}', protocol: http{trust}}}]\n\
+         routes: [{{name: all, respond: {{body: taken}}}}]\n"
+    );
+    fs::write(&far, text).unwrap();
+    let mut far = Told::start(&far);
+    far.until("running");
+    far
+}
+
+const TRUST: &str = ", trust: 127.0.0.1";
+
+#[test]
+fn custody_that_nobody_takes_is_told_of_once_and_counted() {
+    let room = tempfile::tempdir().unwrap();
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = free.local_addr().unwrap().port();
+    drop(free);
+    let (mut near, apps, admin) = custodian(room.path(), port);
+    let mut client = TcpStream::connect(apps).unwrap();
+    write!(client, "GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").unwrap();
+    let lines = near.until("custody waits: nobody takes a channel");
+    let line = lines.last().unwrap();
+    assert!(line.contains("WARN") && line.contains("Connection refused") && line.contains("exchanges=1"), "{line}");
+    let count = format!("hermes_upstream_connect_failures_total{{upstream=\"far\",endpoint=\"127.0.0.1:{port}\"}} 1\n");
+    let metrics = asked(&admin, "/metrics");
+    assert!(metrics.contains(&count), "{metrics}");
+    let _far = taker(room.path(), port, TRUST);
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains("taken"), "{answer}");
+    let lines = near.until("custody goes on: there is a channel again");
+    assert_eq!(lines.len(), 1, "{lines:?}");
 }

@@ -5,10 +5,15 @@
 //! dark, an attempt begins every [`BEACON`]; the first that is answered shows that it is up. A connection of TCP is
 //! disposable: what is not acknowledged within [`DARK`] is given up with it, and the next one goes on at the byte that the
 //! far end holds. One of QUIC outlives darkness: a word each [`BEACON`] tells both ends when it is over, and what was lost.
+//! Why attempts fail is counted once a reason, and told once exchanges have waited for long (`keeper/wait.rs`).
+
+mod path;
+mod wait;
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::future::poll_fn;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -22,6 +27,8 @@ use http::{HeaderValue, Method, Request, Uri};
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior};
 
+use self::path::Path;
+use self::wait::{Line, Wait};
 use super::channel::{Channel, LINE};
 use super::contact::{self, Contact, since_1970};
 use super::link::Link;
@@ -125,6 +132,8 @@ struct Keeper {
     quic: Option<quic::ClientConfig>,
     /// When its link came.
     contact: Rc<RefCell<Contact>>,
+    /// What is said of it while there is none.
+    wait: RefCell<Wait>,
 }
 
 /// A connection that was answered.
@@ -133,59 +142,35 @@ enum Found {
     Tcp(tokio::net::TcpStream),
 }
 
-/// A connection whose path is watched.
-struct Path {
-    acks: Acks,
-    /// Since when something is owed, and what had been acknowledged then.
-    owed: Option<(Instant, u64)>,
-}
-
-impl Path {
-    /// Whether what is owed was lost in the dark; and whether anything is owed at all.
-    fn look(&mut self) -> (bool, bool) {
-        let Ok(seen) = self.acks.look() else { return (true, true) };
-        if seen.owed_for.is_none() {
-            self.owed = None;
-            return (false, false);
-        }
-        let now = Instant::now();
-        let since = match self.owed {
-            Some((since, acknowledged)) if acknowledged == seen.acknowledged => since,
-            _ => {
-                self.owed = Some((now, seen.acknowledged));
-                now
-            }
-        };
-        (now - since >= DARK.max(TRIPS * seen.rtt), true)
-    }
-}
-
 impl Keeper {
     fn new(worker: &Rc<Worker>, upstream: &Arc<UpstreamState>, index: usize) -> Self {
         let (office, label) = (worker.shared.custody.clone(), upstream.endpoints[index].label.clone());
         let quic = quic_config(worker, upstream);
-        Self { worker: worker.clone(), office, upstream: upstream.clone(), index, label, quic, contact: Rc::default() }
+        let (worker, upstream) = (worker.clone(), upstream.clone());
+        Self { worker, office, upstream, index, label, quic, contact: Rc::default(), wait: RefCell::default() }
     }
 
     async fn keep(self) {
         let mut within = BEGIN_WITHIN;
-        let mut is_told = false;
         loop {
             poll_fn(|cx| self.office.poll_wanted(cx, &self.label)).await;
             let began = Instant::now();
             match self.channel(within).await {
                 Ok(why) => {
-                    (within, is_told) = (BEGIN_WITHIN, false);
+                    within = BEGIN_WITHIN;
                     tracing::debug!(peer = %self.label, why, "a channel of custody is over");
                 }
                 Err(error) => {
                     within = (2 * within).min(MOST_TO_BEGIN);
-                    // Who says no says it again: that is asked for now and then.
-                    if !matches!(error, Error::ConnectTimeout { .. }) {
-                        tokio::time::sleep(REFUSED_AGAIN).await;
-                    }
-                    if !std::mem::replace(&mut is_told, true) {
+                    // How long it was waited for is no other reason.
+                    let is_late = matches!(error, Error::ConnectTimeout { .. });
+                    let why = if is_late { error.label().to_owned() } else { error.to_string() };
+                    if self.wait.borrow_mut().refused(&why, Instant::now()) {
                         tracing::warn!(peer = %self.label, %error, "a channel of custody did not begin; trying again");
+                    }
+                    // Who says no says it again: that is asked for now and then.
+                    if !is_late {
+                        tokio::time::sleep(REFUSED_AGAIN).await;
                     }
                 }
             }
@@ -222,7 +207,7 @@ impl Keeper {
             }
             Found::Tcp(tcp) => {
                 bound_backoff(&tcp);
-                let path = path.insert(Path { acks: Acks::of(&tcp).map_err(fault)?, owed: None });
+                let path = path.insert(Path::new(Acks::of(&tcp).map_err(fault)?));
                 let begin = async {
                     let io = match destination.tls {
                         Some(tls) => tls::connect(tls.config.clone(), &tls.name, tcp).await.map_err(fault)?,
@@ -234,12 +219,15 @@ impl Keeper {
                 };
                 tokio::select! {
                     begun = tokio::time::timeout_at(deadline, begin) => begun.map_err(|_| late())?,
-                    () = darkness(path) => return Ok("it is dark again"),
+                    () = path.darkness() => return Ok("it is dark again"),
                 }
             }
         };
         count(&self.worker, &destination, begun.is_ok());
         let (mut stream, connection) = begun?;
+        if self.wait.borrow_mut().up() {
+            tracing::info!(peer = %self.label, "custody goes on: there is a channel again");
+        }
         let why = self.carry(&mut stream, path.as_mut()).await;
         stream.abort();
         drop(stream);
@@ -253,7 +241,11 @@ impl Keeper {
             match addresses(&self.worker, destination.host, destination.reach).await {
                 Ok(addresses) => return Ok(Some(addresses)),
                 Err(error) if !self.office.is_wanted(&self.label) => return Err(error),
-                Err(_) => tokio::time::sleep(NAME_AGAIN).await,
+                Err(error) => {
+                    self.failed(&error.to_string());
+                    self.tell();
+                    tokio::time::sleep(NAME_AGAIN).await;
+                }
             }
         }
     }
@@ -270,18 +262,54 @@ impl Keeper {
         }
     }
 
-    /// Ready when nobody wants a channel.
+    /// Ready when nobody wants a channel. Says meanwhile what there is to be said.
     async fn unwanted(&self) {
         let mut look = tokio::time::interval(LOOK_UNWANTED);
         while self.office.is_wanted(&self.label) {
+            self.tell();
             look.tick().await;
+        }
+        self.wait.borrow_mut().unwanted();
+    }
+
+    /// An attempt failed. There are fifty of them a second: a reason is counted once.
+    fn failed(&self, why: &str) {
+        if self.wait.borrow_mut().failed(why) {
+            count(&self.worker, &self.destination(), false);
+            tracing::debug!(peer = %self.label, why, "attempts to open a channel of custody fail");
+        }
+    }
+
+    /// The same by the kernel's word, or TLS's. Who says nothing may be in the dark.
+    fn failed_by(&self, error: &io::Error) {
+        if error.kind() != io::ErrorKind::TimedOut {
+            let text = error.to_string();
+            self.failed(text.split(" (os error").next().unwrap_or_default());
+        }
+    }
+
+    fn tell(&self) {
+        let (peer, exchanges) = (&self.label, self.office.waiting(&self.label));
+        match self.wait.borrow_mut().look(Instant::now(), exchanges) {
+            None => {}
+            Some(Line::No(error)) => tracing::warn!(
+                %peer, %error, exchanges,
+                "custody waits: nobody takes a channel; see whether that node runs, listens at this port, and can be reached"
+            ),
+            Some(Line::Silence) => tracing::info!(
+                %peer, exchanges,
+                "custody waits: nobody answers; it goes on when the link is up. If it is, see whether something drops packets"
+            ),
         }
     }
 
     /// Tries until a connection is there: by QUIC where the upstream is `h3`, and by TCP where that alone is answered.
     async fn find(&self, destination: &Destination<'_>, addresses: &[IpAddr]) -> Found {
         let by_tcp = async {
-            let dial = || dial::until_answered(addresses, destination.port, BEACON, PATIENCE);
+            let dial = || {
+                let failed = |error: &_| self.failed_by(error);
+                dial::until_answered(addresses, destination.port, (BEACON, PATIENCE), failed)
+            };
             let began = Instant::now();
             let tcp = tokio::select! {
                 tcp = dial() => tcp,
@@ -305,7 +333,7 @@ impl Keeper {
             async move { quic::connect(&endpoint?, config, address, &name).await }
         };
         tokio::select! {
-            quic = dial::until_one_is(addresses, QUIC_BEACON, PATIENCE, attempt) => Found::Quic(quic),
+            quic = dial::until_one_is(addresses, (QUIC_BEACON, PATIENCE), attempt, |error| self.failed_by(error)) => Found::Quic(quic),
             found = by_tcp => {
                 self.worker.shared.metrics.quic_fallbacks.inc();
                 tracing::info!(peer = %self.label, "QUIC does not get through; custody goes by HTTP/2");
@@ -406,14 +434,6 @@ fn quic_config(worker: &Worker, upstream: &UpstreamState) -> Option<quic::Client
     let bounds = kept_bounds(&worker.generation().snapshot.limits, KEPT, None);
     let config = quic::client_config(&tls::with_alpn(&tls.config, quic::ALPN), bounds);
     config.inspect_err(|error| tracing::error!(upstream = %upstream.config.name, %error, "no QUIC for custody")).ok()
-}
-
-/// Ready when the path is dark.
-async fn darkness(path: &mut Path) {
-    let mut look = tokio::time::interval(BEACON);
-    while !path.look().0 {
-        look.tick().await;
-    }
 }
 
 fn uri(destination: &Destination<'_>) -> Result<Uri, String> {

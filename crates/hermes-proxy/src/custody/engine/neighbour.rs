@@ -86,6 +86,11 @@ impl Engine {
         self.peers.get(peer).is_some_and(|peer| !peer.is_idle())
     }
 
+    /// Exchanges that this neighbour has part in.
+    pub(crate) fn waiting(&self, peer: &str) -> usize {
+        self.peers.get(peer).map_or(0, |peer| peer.exchanges.len())
+    }
+
     /// A neighbour says something. What it begins is counted on this account until it is led anywhere.
     pub(crate) fn hear(&mut self, now: Duration, peer: &Arc<str>, record: Record, account: &Arc<str>) {
         let side = Side::Peer(peer.clone());

@@ -78,6 +78,11 @@ impl Office {
         self.lock().engine.wants(peer)
     }
 
+    /// Exchanges that have something to say to this neighbour, or to hear of it.
+    pub(crate) fn waiting(&self, peer: &Arc<str>) -> usize {
+        self.lock().engine.waiting(peer)
+    }
+
     /// Ready when a channel to this neighbour is wanted.
     pub(crate) fn poll_wanted(&self, cx: &Context<'_>, peer: &Arc<str>) -> Poll<()> {
         let mut state = self.lock();

@@ -1,0 +1,181 @@
+//! What is worth a line of the log while there is no channel to a neighbour.
+//!
+//! In: why attempts failed, how many exchanges wait, when a channel is there, time. Out: lines, each once. A link that is
+//! dark for seconds at a time is what custody is for: nothing is said of it. Pure, and bounded: reasons are few.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Somebody says no: that is told when exchanges have waited for so long.
+const SOME: Duration = Duration::from_secs(5);
+/// Nobody says anything: then it is told.
+const LONG: Duration = Duration::from_secs(30);
+/// The same is not told again sooner, however often a link comes and goes.
+const QUIET: Duration = Duration::from_secs(60);
+/// Different reasons; there are not that many.
+const MOST: usize = 16;
+
+/// What is known of it.
+#[derive(Debug, Default)]
+pub(super) struct Wait {
+    /// Since when exchanges wait and there is no channel.
+    since: Option<Instant>,
+    reasons: Vec<Reason>,
+    silence: Told,
+}
+
+#[derive(Debug)]
+struct Reason {
+    why: Box<str>,
+    /// An attempt failed by it since there was a channel.
+    is_current: bool,
+    told: Told,
+}
+
+/// Whether something was said.
+#[derive(Debug, Default, Clone, Copy)]
+struct Told {
+    /// Since there was a channel.
+    is_told: bool,
+    at: Option<Instant>,
+}
+
+/// What is to be said.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Line {
+    /// Attempts fail by this.
+    No(Box<str>),
+    /// They have no answer.
+    Silence,
+}
+
+impl Told {
+    fn may_be(self, now: Instant) -> bool {
+        !self.is_told && self.at.is_none_or(|at| now.saturating_duration_since(at) >= QUIET)
+    }
+
+    fn tell(&mut self, now: Instant) {
+        *self = Self { is_told: true, at: Some(now) };
+    }
+}
+
+impl Wait {
+    /// An attempt failed. True where none has failed by that since there was a channel.
+    pub(super) fn failed(&mut self, why: &str) -> bool {
+        if let Some(reason) = self.reasons.iter_mut().find(|reason| *reason.why == *why) {
+            return !std::mem::replace(&mut reason.is_current, true);
+        }
+        let is_room = self.reasons.len() < MOST;
+        if is_room {
+            self.reasons.push(Reason { why: why.into(), is_current: true, told: Told::default() });
+        }
+        is_room
+    }
+
+    /// The same of a neighbour that has answered: that need not last. True where it is to be said.
+    pub(super) fn refused(&mut self, why: &str, now: Instant) -> bool {
+        self.failed(why);
+        let reason = self.reasons.iter_mut().find(|reason| *reason.why == *why);
+        let due = reason.filter(|reason| reason.told.may_be(now));
+        due.map(|reason| reason.told.tell(now)).is_some()
+    }
+
+    /// What is to be said now, where so many exchanges wait.
+    pub(super) fn look(&mut self, now: Instant, exchanges: usize) -> Option<Line> {
+        let waited = now.saturating_duration_since(*self.since.get_or_insert(now));
+        if exchanges == 0 || waited < SOME {
+            return None;
+        }
+        if let Some(reason) = self.reasons.iter_mut().find(|reason| reason.is_current && reason.told.may_be(now)) {
+            reason.told.tell(now);
+            return Some(Line::No(reason.why.clone()));
+        }
+        let is_silent = !self.reasons.iter().any(|reason| reason.is_current);
+        if waited < LONG || !is_silent || !self.silence.may_be(now) {
+            return None;
+        }
+        self.silence.tell(now);
+        Some(Line::Silence)
+    }
+
+    /// Nobody waits any more.
+    pub(super) fn unwanted(&mut self) {
+        self.since = None;
+    }
+
+    /// There is a channel. True where it was said that there was none.
+    pub(super) fn up(&mut self) -> bool {
+        self.since = None;
+        let mut was_told = std::mem::take(&mut self.silence.is_told);
+        for reason in &mut self.reasons {
+            reason.is_current = false;
+            was_told |= std::mem::take(&mut reason.told.is_told);
+        }
+        was_told
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NO: &str = "Connection refused";
+
+    /// What is said in so many seconds, each with the second in which it is.
+    fn said(wait: &mut Wait, from: Instant, seconds: std::ops::Range<u64>, why: Option<&str>) -> Vec<(u64, Line)> {
+        let look = |second| {
+            why.map(|why| wait.failed(why));
+            wait.look(from + Duration::from_secs(second), 1).map(|line| (second, line))
+        };
+        seconds.filter_map(look).collect()
+    }
+
+    #[test]
+    fn who_says_no_is_told_of_once_until_there_was_a_channel() {
+        let (mut wait, begin) = (Wait::default(), Instant::now());
+        assert!(wait.failed(NO) && !wait.failed(NO));
+        assert_eq!(said(&mut wait, begin, 0..500, Some(NO)), [(5, Line::No(NO.into()))]);
+        assert_eq!(said(&mut wait, begin, 500..510, Some("No route to host")).len(), 1);
+        assert!(wait.up() && !wait.up());
+        assert!(wait.failed(NO), "it is counted again");
+        assert_eq!(said(&mut wait, begin, 600..700, Some(NO)), [(605, Line::No(NO.into()))]);
+    }
+
+    #[test]
+    fn a_link_that_is_dark_for_long_is_told_of_and_one_that_comes_and_goes_is_not() {
+        let (mut wait, begin) = (Wait::default(), Instant::now());
+        assert_eq!(said(&mut wait, begin, 0..300, None), [(30, Line::Silence)]);
+        assert!(wait.up());
+        for turn in 100..200 {
+            assert_eq!(said(&mut wait, begin, turn * 4..turn * 4 + 3, Some(NO)), []);
+            assert!(!wait.up());
+        }
+        let lines: usize = (0..100)
+            .map(|turn| {
+                let lines = said(&mut wait, begin, 1000 + turn * 12..1010 + turn * 12, Some(NO));
+                assert_eq!(wait.up(), !lines.is_empty());
+                lines.len()
+            })
+            .sum();
+        assert!((2..=20).contains(&lines), "one a minute at the most: {lines}");
+    }
+
+    #[test]
+    fn where_nobody_waits_nothing_is_said() {
+        let (mut wait, begin) = (Wait::default(), Instant::now());
+        for second in 0..100 {
+            assert_eq!(wait.look(begin + Duration::from_secs(second), 0), None);
+        }
+        wait.unwanted();
+        assert_eq!(said(&mut wait, begin, 100..129, None), [], "who comes now has not waited yet");
+    }
+
+    #[test]
+    fn who_answers_and_refuses_is_told_of_at_once() {
+        let (mut wait, now) = (Wait::default(), Instant::now());
+        assert!(wait.refused("403", now) && !wait.refused("403", now) && wait.refused("501", now));
+        assert!(wait.up() && !wait.refused("403", now));
+        assert!(wait.refused("403", now + QUIET));
+    }
+}
