@@ -251,17 +251,38 @@ fn is_key(step: Option<&Step>, name: &str) -> bool {
 }
 
 /// Keys of later versions, by section.
-const LATER: [(&str, &[&str]); 5] = [
-    ("", &["dns", "custody", "cache", "relay", "channels", "objectives"]),
-    ("listeners", &["mtu", "dns", "h3"]),
-    ("routes", &["relay", "broadcast", "policy", "dns"]),
+const LATER: [(&str, &[&str]); 4] = [
+    ("", &["relay", "channels", "objectives"]),
+    ("listeners", &["mtu"]),
+    ("routes", &["relay", "broadcast", "policy"]),
     ("routes.terminate", &["ndn"]),
-    ("upstreams", &["node", "http3", "h3", "custody"]),
 ];
+
+/// What a route has, and nobody else.
+const OF_ROUTES: [&str; 4] = ["custody", "cache", "pace", "retrieve"];
+
+/// Where something is that is looked for elsewhere.
+fn elsewhere(name: &str, section: &str) -> Option<String> {
+    Some(match (section, name) {
+        ("" | "listeners" | "upstreams", name) if OF_ROUTES.contains(&name) => {
+            format!("{name} belongs to a route: write it there, at routes[N].{name}")
+        }
+        ("" | "routes", "dns") => {
+            "DNS is what a listener speaks: write {name: dns, protocol: dns, ...} at listeners".to_owned()
+        }
+        ("listeners", "dns") => "write protocol: dns".to_owned(),
+        ("listeners", "h3" | "quic") => "write http3: true beside protocol: http".to_owned(),
+        ("upstreams", "http3" | "h3" | "quic") => "write protocol: h3".to_owned(),
+        _ => return None,
+    })
+}
 
 fn unknown_field(name: &str, section: &str, expected: &[&str]) -> String {
     if LATER.iter().any(|(of, names)| *of == section && names.contains(&name)) {
         return format!("{name} is not in this version of Hermes; leave it out");
+    }
+    if let Some(remedy) = elsewhere(name, section) {
+        return format!("{name:?} is no key here; {remedy}");
     }
     match nearest(name, expected.iter().copied()) {
         Some(near) => format!("{name:?} is no key here; did you mean {near}?"),

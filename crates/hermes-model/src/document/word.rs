@@ -21,6 +21,8 @@ pub(crate) trait Word: Copy + PartialEq + 'static {
     const WORDS: &'static [(&'static str, Self)];
     /// Names of later versions.
     const LATER: &'static [&'static str];
+    /// Names of what is written otherwise, and how.
+    const OTHERWISE: &'static [(&'static str, &'static str)];
 }
 
 /// Reads a word.
@@ -36,6 +38,9 @@ pub(crate) fn parse<W: Word>(text: &str) -> Result<W, String> {
     if W::LATER.contains(&text) {
         return Err(format!("{text} is not in this version of Hermes; {choice}"));
     }
+    if let Some((_, remedy)) = W::OTHERWISE.iter().find(|(word, _)| *word == text) {
+        return Err(format!("{text:?} is no {}; {remedy}", W::WHAT));
+    }
     let hint = did_you_mean(text, words.iter().copied());
     let remedy = if hint.is_empty() { format!("; {choice}") } else { hint };
     Err(format!("{text:?} is no {}{remedy}", W::WHAT))
@@ -47,11 +52,13 @@ pub(crate) fn name<W: Word>(value: W) -> &'static str {
 }
 
 macro_rules! words {
-    ($type:ty, $what:literal, [$($word:literal = $value:expr),* $(,)?] $(, later [$($later:literal),*])?) => {
+    ($type:ty, $what:literal, [$($word:literal = $value:expr),* $(,)?] $(, later [$($later:literal),*])?
+     $(, otherwise [$($other:literal = $remedy:literal),*])?) => {
         impl Word for $type {
             const WHAT: &'static str = $what;
             const WORDS: &'static [(&'static str, Self)] = &[$(($word, $value)),*];
             const LATER: &'static [&'static str] = &[$($($later),*)?];
+            const OTHERWISE: &'static [(&'static str, &'static str)] = &[$($(($other, $remedy)),*)?];
         }
 
         impl std::str::FromStr for $type {
@@ -142,7 +149,8 @@ words!(
         "dns" = Protocol::Dns,
         "ip" = Protocol::Ip,
     ],
-    later ["transparent", "ndn", "h3"]
+    later ["transparent", "ndn"],
+    otherwise ["h3" = "write protocol: http and http3: true", "h2" = "write protocol: http, which speaks it too"]
 );
 
 /// A version of the PROXY protocol that is sent.
