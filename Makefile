@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-# Where `make setup` puts it; nothing as long as it did not.
+# Where `make setup` puts it, nothing as long as it did not; or `make demo-unstable ENVOY=PATH`.
 ENVOY = $(wildcard $(TARGET)/tools/envoy/envoy/_bin/envoy)
 
 .PHONY: help build release demo demo-video demo-ip demo-unstable test lint setup bench bench-quick bench-video fuzz deny docs clean

@@ -10,6 +10,7 @@ mod case;
 mod change;
 mod client;
 mod content;
+mod drawing;
 mod interrupt;
 pub(crate) mod ip;
 pub(crate) mod leash;

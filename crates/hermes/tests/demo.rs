@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -324,9 +325,15 @@ fn ctrl_c_takes_the_network_of_a_case_down() {
 
 /// Runs the unstable case to its end; its figures, and what it said besides.
 fn unstable(arguments: &[&str]) -> (serde_json::Value, String) {
+    unstable_by(arguments, &std::env::var_os("PATH").unwrap())
+}
+
+/// The same with this path of programs.
+fn unstable_by(arguments: &[&str], path: &OsStr) -> (serde_json::Value, String) {
     let temporary = tempfile::tempdir().unwrap();
     let arguments = [&["unstable", "--json"], arguments].concat();
-    let child = demo(temporary.path(), &arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut command = demo(temporary.path(), &arguments);
+    let child = command.env("PATH", path).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let pid = child.id();
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
@@ -348,7 +355,12 @@ fn over_links_in_turns_downloads_arrive_by_hermes_and_not_directly() {
     let path = picture.path().to_str().unwrap();
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
     let envoy = hermes_testkit::envoy::find(target).map_err(|error| skip(&error.to_string())).unwrap_or_default();
-    let (figures, said) = unstable(&["--quick", "--picture", path, "--envoy", envoy.to_str().unwrap()]);
+    let mut arguments = vec!["--quick", "--picture", path];
+    if envoy.is_file() {
+        arguments.extend(["--envoy", envoy.to_str().unwrap()]);
+    }
+    let (figures, said) = unstable(&arguments);
+    assert!(said.contains(&format!("The picture is {path}")), "{said}");
     let lines = figures["lines"].as_array().unwrap();
     let by = |way: &str, again: bool| {
         lines
@@ -386,13 +398,34 @@ fn without_envoy_the_unstable_case_runs_and_says_so() {
     if !has("curl", "-V") {
         return skip("the unstable case needs curl");
     }
-    let arguments = ["--quick", "--protocol", "h3", "--cases", "hermes,envoy-tuned", "--envoy", "/no/envoy"];
-    let (figures, said) = unstable(&arguments);
+    // All that the path has but that.
+    let path = std::env::var_os("PATH").unwrap();
+    let without = std::env::join_paths(std::env::split_paths(&path).filter(|one| !one.join("envoy").exists())).unwrap();
+    let arguments = ["--quick", "--protocol", "h3", "--cases", "hermes,envoy-tuned"];
+    let (figures, said) = unstable_by(&arguments, &without);
     let lines = figures["lines"].as_array().unwrap();
     assert_eq!((lines.len(), &lines[0]["way"], &lines[0]["arrived"]), (1, &"hermes".into(), &1.into()), "{said}");
     let missing = &figures["missing"];
     assert_eq!(missing[0]["way"], "envoy-tuned", "{said}");
-    assert_eq!(missing[0]["why"], "/no/envoy is no file", "{said}");
+    let why = missing[0]["why"].as_str().unwrap();
+    assert!(why.contains("--envoy PATH") && why.contains("`make setup`"), "{said}");
+}
+
+/// Minutes later it would be too late; and that needs no root.
+#[test]
+fn what_a_case_is_given_by_name_has_to_be_there_before_it_begins() {
+    let temporary = tempfile::tempdir().unwrap();
+    for (arguments, words) in [
+        (&["unstable", "--cases", "direct", "--envoy", "/no/envoy"][..], "--envoy /no/envoy is no file"),
+        (&["unstable", "--quick", "--picture", "/no/a.svg"], "--picture: /no/a.svg cannot be written"),
+        (&["ip", "--picture", "/no/a.svg"], "--picture: /no/a.svg cannot be written"),
+    ] {
+        let output = demo(temporary.path(), arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), said.lines().count()), (Some(1), 1), "{said}");
+        assert!(said.contains(words) && output.stdout.is_empty(), "{said}");
+        assert_nothing_is_left(temporary.path());
+    }
 }
 
 #[test]

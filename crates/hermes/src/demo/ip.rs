@@ -25,6 +25,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::case::Case;
+use super::drawing;
 use super::report::print;
 use super::terminal::{Paint, Progress};
 use figures::Figures;
@@ -83,6 +84,8 @@ impl Protocol {
 /// # Errors
 /// What is missing on this machine, or what failed.
 pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
+    // Seconds before it is written.
+    options.picture.as_deref().map(drawing::probe).transpose()?;
     CASE.requirements()?;
     CASE.stage(options.files.as_deref(), async |directory| show(options, directory).await)
 }
@@ -93,11 +96,11 @@ async fn show(options: &Options, directory: &Path) -> anyhow::Result<ExitCode> {
     let played = play::play(options, directory, &progress).await?;
     drop(progress);
     let figures = Figures::of(options, &played);
-    // First what people wait for: whoever named a path that cannot be written has it all the same.
+    // First what people wait for: what became of the picture's path meanwhile is nothing to them.
     let seconds = begun.elapsed().as_secs_f64();
     print(&if options.json { figures.json()? } else { figures.text(Paint::for_stdout(), &played, seconds) });
     if let Some(path) = &options.picture {
-        std::fs::write(path, picture::svg(&played)).with_context(|| format!("cannot write {}", path.display()))?;
+        drawing::write(path, &picture::svg(&played), options.json)?;
     }
     if options.files.is_some() {
         let path = directory.join("echoes.csv");

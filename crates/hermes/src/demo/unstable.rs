@@ -18,11 +18,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use clap::ValueEnum;
 use serde::Serialize;
 
 use super::case::Case;
+use super::drawing;
 use super::report::print;
 use super::terminal::{Paint, Progress};
 use chain::Setting;
@@ -117,25 +117,27 @@ impl Options {
 /// # Errors
 /// What is missing on this machine, or what failed.
 pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
+    // What was named on purpose is there before minutes go by.
+    let envoy = options.envoy.as_deref().map(envoy::named).transpose()?;
+    options.picture.as_deref().map(drawing::probe).transpose()?;
     CASE.requirements()?;
-    CASE.stage(options.files.as_deref(), async |directory| show(options, directory).await)
+    CASE.stage(options.files.as_deref(), async |directory| show(options, envoy, directory).await)
 }
 
-async fn show(options: &Options, directory: &Path) -> anyhow::Result<ExitCode> {
+async fn show(options: &Options, envoy: Option<PathBuf>, directory: &Path) -> anyhow::Result<ExitCode> {
     let begun = Instant::now();
     let progress = Progress::begin();
     let estimate = play::estimate(options).as_secs();
     progress.step(&format!("this takes about {}:{:02}", estimate / 60, estimate % 60));
-    let setting = Setting::new(options.protocol, options.envoy.as_deref(), directory)?;
+    let setting = Setting::new(options.protocol, envoy, directory)?;
     let played = play::play(options, &setting, &progress).await?;
     drop(progress);
     let figures = Figures::of(options, &played);
-    // First what people wait for: whoever named a path that cannot be written has it all the same.
+    // First what people wait for: what became of the picture's path meanwhile is nothing to them.
     let seconds = begun.elapsed().as_secs_f64();
     print(&if options.json { figures.json()? } else { figures.text(Paint::for_stdout(), seconds) });
     if let Some(path) = &options.picture {
-        let picture = picture::svg(&played.drawn);
-        std::fs::write(path, picture).with_context(|| format!("cannot write {}", path.display()))?;
+        drawing::write(path, &picture::svg(&played.drawn), options.json)?;
     }
     Ok(if figures.is_whole() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

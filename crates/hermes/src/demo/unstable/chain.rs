@@ -46,7 +46,7 @@ impl Setting {
     ///
     /// # Errors
     /// A file cannot be written.
-    pub(super) fn new(protocol: Protocol, named: Option<&Path>, directory: &Path) -> anyhow::Result<Self> {
+    pub(super) fn new(protocol: Protocol, envoy: Option<PathBuf>, directory: &Path) -> anyhow::Result<Self> {
         // Envoy's documents name files from wherever it runs.
         let directory = directory.canonicalize().with_context(|| directory.display().to_string())?;
         let overlay = Authority::new(&directory, "overlay-ca")?;
@@ -57,7 +57,7 @@ impl Setting {
         let identity = Authority::new(&directory, SERVER_CA)?.issue(NAME, &Proof::Server)?;
         let key = hermes_net::tls::CertifiedKey::load(&identity.cert, &identity.key)?;
         let server = hermes_net::tls::server_config(&key, &hermes_net::tls::ClientCertificates::None, &[b"http/1.1"])?;
-        let envoy = envoy::find(named).map_err(|error| format!("{error:#}"));
+        let envoy = envoy.map_or_else(envoy::on_path, Ok).map_err(|error| format!("{error:#}"));
         Ok(Self { protocol, envoy, directory, server })
     }
 

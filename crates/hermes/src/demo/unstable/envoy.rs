@@ -22,20 +22,25 @@ pub(super) const TUNED: &str = "1000";
 pub(super) const READY: &str = "/ready";
 const EXTENSIONS: &str = "type.googleapis.com/envoy.extensions";
 
-/// Looks for Envoy: the one that was named, or the first on the path that is no script.
+/// The one that was named on purpose.
+///
+/// # Errors
+/// It is not there.
+pub(super) fn named(path: &Path) -> anyhow::Result<PathBuf> {
+    ensure!(path.is_file(), "--envoy {} is no file; name Envoy's binary, or leave it out", path.display());
+    path.canonicalize().with_context(|| path.display().to_string())
+}
+
+/// Looks for Envoy: the first on the path that is no script.
 ///
 /// # Errors
 /// There is none, and what to do.
-pub(super) fn find(named: Option<&Path>) -> anyhow::Result<PathBuf> {
-    if let Some(path) = named {
-        ensure!(path.is_file(), "{} is no file", path.display());
-        return path.canonicalize().with_context(|| path.display().to_string());
-    }
+pub(super) fn on_path() -> anyhow::Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path)
-        .map(|directory| directory.join("envoy"))
-        .find(|path| is_program(path))
-        .context("there is no `envoy` on the path: install Envoy, or name its binary by --envoy PATH")
+    std::env::split_paths(&path).map(|directory| directory.join("envoy")).find(|path| is_program(path)).context(
+        "there is no `envoy` on the path: name its binary by --envoy PATH (make demo-unstable ENVOY=PATH), or have \
+             `make setup` install it, where `make demo-unstable` finds it",
+    )
 }
 
 /// Some packages put a script of this name before the program, which would outlive it.
