@@ -10,6 +10,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use hickory_resolver::net::NetError;
 use hickory_resolver::proto::op::Query;
 use hickory_resolver::proto::rr::{Name, RecordType};
 use hickory_resolver::{Hosts, Resolver as HickoryResolver, system_conf};
@@ -153,12 +154,24 @@ impl Resolver {
         let answer = resolver
             .lookup_ip(host)
             .await
-            .map_err(|error| ResolveError::NoAddress { host: host.to_owned(), reason: error.to_string() })?;
+            .map_err(|error| ResolveError::NoAddress { host: host.to_owned(), reason: words(&error) })?;
         let addresses: Vec<IpAddr> = answer.iter().collect();
         if addresses.is_empty() {
             return Err(ResolveError::NoAddress { host: host.to_owned(), reason: "an empty answer".to_owned() });
         }
         Ok(addresses)
+    }
+}
+
+/// The resolver's own words show the question as a programmer's dump.
+fn words(error: &NetError) -> String {
+    match error {
+        _ if error.is_nx_domain() => "there is no such name".to_owned(),
+        _ if error.is_no_records_found() => "the name is there, and has none".to_owned(),
+        NetError::Timeout => "its servers do not answer".to_owned(),
+        NetError::NoConnections => "no server of it can be reached; see /etc/resolv.conf".to_owned(),
+        NetError::Io(error) => format!("its servers cannot be reached: {error}"),
+        other => other.to_string(),
     }
 }
 
@@ -175,5 +188,15 @@ mod tests {
         assert_eq!([of("four"), of("FOUR."), of("six")], [["192.0.2.7"], ["192.0.2.7"], ["2001:db8::7"]]);
         assert_eq!(of("both"), ["192.0.2.7", "2001:db8::7"]);
         assert!(of("other").is_empty());
+    }
+
+    #[test]
+    fn what_dns_says_is_said_in_words() {
+        use hickory_resolver::net::{DnsError, NoRecords};
+        use hickory_resolver::proto::op::{Query, ResponseCode};
+        let said = |code| words(&DnsError::NoRecordsFound(NoRecords::new(Query::default(), code)).into());
+        assert_eq!(said(ResponseCode::NXDomain), "there is no such name");
+        assert_eq!(said(ResponseCode::NoError), "the name is there, and has none");
+        assert_eq!(words(&NetError::Timeout), "its servers do not answer");
     }
 }

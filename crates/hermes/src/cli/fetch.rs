@@ -126,11 +126,11 @@ impl Fetch {
         match got {
             Ok(Ok(found)) => {
                 let verified = download.expected();
-                let proof = if verified.is_empty() { "" } else { ", verified" };
+                let proof = if verified.is_empty() { "not verified: the origin offers no digest" } else { "verified" };
                 let what = report::size(held);
                 let tries = super::counted(attempts as usize, "request");
                 let text = format!(
-                    "{} is whole: {what}, {tries}, {}{proof}",
+                    "{} is whole: {what}, {tries}, {}, {proof}",
                     output.display(),
                     report::span(started.elapsed())
                 );
@@ -148,9 +148,9 @@ impl Fetch {
             Err(_) => {
                 // What the last try brought is to survive like that of all before.
                 let _ = sink.settle(download.known());
-                let kept = sink.kept();
+                let (kept, why) = (sink.kept(), report.reason());
                 let value = json!({"event": "deadline", "held": held, "total": download.known().total,
-                    "attempts": attempts, "seconds": seconds, "kept": kept});
+                    "attempts": attempts, "seconds": seconds, "kept": kept, "reason": why});
                 report.end(None, &value);
                 drop(report);
                 let tries = super::counted(attempts as usize, "request");
@@ -162,7 +162,8 @@ impl Fetch {
                     ),
                     None => "try later, or with a longer --deadline".to_owned(),
                 };
-                eprintln!("hermes: the deadline passed after {tries}; {next}");
+                let why = why.map(|why| format!(", the last time since {why}")).unwrap_or_default();
+                eprintln!("hermes: the deadline passed after {tries}{why}; {next}");
                 Ok(ExitCode::from(DEADLINE))
             }
         }
@@ -195,7 +196,11 @@ fn named_by(url: &Uri) -> Option<PathBuf> {
 }
 
 fn usage(text: &str) -> ! {
-    super::Hermes::command().error(ErrorKind::MissingRequiredArgument, text).exit()
+    let mut whole = super::Hermes::command();
+    // Names the verb by its whole name.
+    whole.build();
+    let verb = whole.find_subcommand("fetch").cloned();
+    verb.unwrap_or(whole).error(ErrorKind::MissingRequiredArgument, text).exit()
 }
 
 /// Host, without the brackets of an address, and port.
@@ -223,7 +228,10 @@ fn url(text: &str) -> Result<Uri, String> {
 }
 
 fn proxy(text: &str) -> Result<Uri, String> {
-    let url = url(text)?;
+    let wanted = "a proxy is spoken to by HTTP: write http://HOST:PORT, where an http listener of a node is";
+    let url = text.parse::<Uri>().ok().filter(|url| url.scheme_str().is_some_and(|scheme| scheme.starts_with("http")));
+    let url = url.ok_or(wanted)?;
+    fetchable(&url)?;
     if url.scheme_str() != Some("http") || !matches!(url.path(), "" | "/") || url.query().is_some() {
         return Err("a proxy is spoken to in the clear and has no path; write http://HOST:PORT".to_owned());
     }
@@ -263,6 +271,9 @@ mod tests {
         }
         assert!(proxy("http://127.0.0.1:8080").is_ok() && proxy("http://[::1]:8080/").is_ok());
         assert!(proxy("https://h:1").is_err() && proxy("http://h:1/x").is_err());
+        for bad in ["socks5://h:1", "h:1", "h"] {
+            assert!(proxy(bad).unwrap_err().contains("write http://HOST:PORT"), "{bad}");
+        }
         assert_eq!(header("X-A: b:c").unwrap(), ("x-a".parse().unwrap(), "b:c".parse().unwrap()));
         assert!(header("Range: bytes=0-").unwrap_err().contains("by fetch itself"));
         assert!(header("nothing").is_err() && period("0s").is_err() && period("5").is_err());

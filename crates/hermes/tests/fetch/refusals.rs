@@ -114,3 +114,27 @@ async fn a_file_that_cannot_be_written_is_said_before_anything_is_asked_for() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(!std::path::Path::new("/dev/null.part").exists());
 }
+
+/// What people are told where they see no bar.
+#[tokio::test]
+async fn who_is_told_little_is_told_what_matters() {
+    let (origin, _) = origin(|_, head| Reply::of(b"x", "\"a\"", head));
+    let room = tempfile::tempdir().unwrap();
+    let file = room.path().join("object");
+    let file = file.to_str().unwrap();
+    let url = format!("http://{}/x", origin.address());
+    let said = stderr(&fetch([&url, "-o", file]).await);
+    assert!(!said.contains("verifies") && said.ends_with(", not verified: the origin offers no digest\n"), "{said}");
+    let digest = "sha-256=2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881";
+    let said = stderr(&fetch([&url, "-o", file, "--digest", digest]).await);
+    assert!(said.contains("verifies what is held") && said.ends_with(", verified\n"), "{said}");
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let output = fetch([&format!("http://{nobody}/x"), "-q", "-o", file, "--deadline", "1s"]).await;
+    let said = stderr(&output);
+    assert_eq!((output.status.code(), said.lines().count()), (Some(3), 1), "{said}");
+    assert!(said.contains("cannot be connected: Connection refused"), "{said}");
+    let said = stderr(&fetch(["http://h/"]).await);
+    assert!(said.contains("names no file") && said.contains("Usage: hermes fetch"), "{said}");
+    let said = stderr(&fetch(["http://h/a", "--proxy", "socks5://127.0.0.1:1080"]).await);
+    assert!(said.contains("write http://HOST:PORT"), "{said}");
+}

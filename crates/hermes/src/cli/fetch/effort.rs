@@ -229,7 +229,9 @@ impl Effort<'_> {
 
     /// `None` where it has to begin anew.
     async fn verify(&mut self) -> anyhow::Result<Option<Digests>> {
-        self.report.event(&Event::Verifies);
+        if !self.download.expected().is_empty() {
+            self.report.event(&Event::Verifies);
+        }
         self.counts();
         let found = self.sink.digests(&self.download.expected())?;
         match self.download.judge(&found) {

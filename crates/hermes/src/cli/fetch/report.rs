@@ -12,14 +12,15 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 const REDRAW: Duration = Duration::from_millis(100);
-/// Between two objects of progress.
+/// Between two objects of progress, and between two lines of it.
 const TELL: Duration = Duration::from_secs(1);
+const SAY: Duration = Duration::from_secs(10);
 /// How much of the past the rate is of.
 const MEMORY: f64 = 3.0;
 const CLEAR: &str = "\r\x1b[2K";
 /// A terminal has so many columns at least; what is longer is cut.
 const COLUMNS: usize = 79;
-const BAR: usize = 14;
+const BAR: usize = 10;
 
 /// How it is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +29,7 @@ pub(super) enum Mode {
     Quiet,
     /// For programs; on standard error where standard output has the content.
     Json { on_stderr: bool },
-    /// A line an event.
+    /// A line an event, and now and then how far it is.
     Lines,
     /// A bar.
     Bar,
@@ -63,7 +64,10 @@ struct Picture {
     held: u64,
     total: Option<u64>,
     attempt: u32,
-    doing: String,
+    /// Nothing has come of the last request.
+    is_asking: bool,
+    /// Why the last try that failed did.
+    why: Option<String>,
     until: Option<Instant>,
     deadline: Option<Instant>,
 }
@@ -79,13 +83,14 @@ pub(super) struct Report {
 impl Report {
     /// Begins. Inside of a runtime.
     pub(super) fn begin(mode: Mode, deadline: Instant) -> Self {
-        let picture = Picture { deadline: Some(deadline), ..Picture::default() };
+        let picture = Picture { deadline: Some(deadline), is_asking: true, ..Picture::default() };
         let picture = Arc::new(Mutex::new(picture));
         let mut drawing = JoinSet::new();
         match mode {
             Mode::Bar => drop(drawing.spawn(draw(picture.clone()))),
             Mode::Json { on_stderr } => drop(drawing.spawn(tell(picture.clone(), on_stderr))),
-            Mode::Quiet | Mode::Lines => {}
+            Mode::Lines => drop(drawing.spawn(say_progress(picture.clone()))),
+            Mode::Quiet => {}
         }
         Self { mode, picture, _drawing: drawing }
     }
@@ -105,6 +110,13 @@ impl Report {
         self.picture().attempt
     }
 
+    /// What kept the last try from bringing all.
+    pub(super) fn reason(&self) -> Option<String> {
+        let picture = self.picture();
+        let silence = || picture.is_asking.then(|| "there was no answer".to_owned());
+        picture.why.clone().or_else(silence)
+    }
+
     pub(super) fn event(&self, event: &Event<'_>) {
         let (text, value) = {
             let mut picture = self.picture();
@@ -112,11 +124,12 @@ impl Report {
                 picture.attempt += 1;
             }
             let (text, value) = words(event, &picture);
-            picture.doing.clone_from(&text);
-            picture.until = match event {
-                Event::Waits { pause, .. } => Some(Instant::now() + *pause),
-                _ => None,
-            };
+            picture.is_asking = matches!(event, Event::Asks { .. });
+            picture.until = None;
+            if let Event::Waits { why, pause } = event {
+                picture.until = Some(Instant::now() + *pause);
+                picture.why = Some((*why).to_owned());
+            }
             (text, value)
         };
         match self.mode {
@@ -196,6 +209,24 @@ async fn draw(picture: Arc<Mutex<Picture>>) {
     }
 }
 
+async fn say_progress(picture: Arc<Mutex<Picture>>) {
+    let mut rate = Rate::default();
+    let mut ticks = tokio::time::interval(TELL);
+    let mut said = Instant::now();
+    loop {
+        let now = ticks.tick().await;
+        let line = {
+            let picture = picture.lock().unwrap_or_else(PoisonError::into_inner);
+            rate.look(picture.held, now);
+            (now - said >= SAY).then(|| standing(&picture, rate.per_second, now))
+        };
+        if let Some(line) = line {
+            said = now;
+            say(&format!("fetch: {line}"));
+        }
+    }
+}
+
 async fn tell(picture: Arc<Mutex<Picture>>, on_stderr: bool) {
     let mut rate = Rate::default();
     let mut ticks = tokio::time::interval(TELL);
@@ -240,17 +271,25 @@ fn line(picture: &Picture, per_second: f64, now: Instant) -> String {
         let full = ((done * BAR as f64) as usize).min(BAR);
         format!("[{}{}] {:3.0}%  ", "#".repeat(full), "-".repeat(BAR - full), done * 100.0)
     });
-    let left =
-        picture.deadline.map_or_else(String::new, |at| format!(", {} left", span(at.saturating_duration_since(now))));
-    let doing = match picture.until {
-        Some(until) => {
-            let why = picture.doing.split(';').next().unwrap_or_default();
-            format!("waits {} ({why})", span(until.saturating_duration_since(now)))
-        }
-        None => format!("{}/s", size(per_second as u64)),
-    };
-    let text = format!("{bar}{}  {doing}  try {}{left}", progress(picture.held, picture.total), picture.attempt);
+    let text = format!("{bar}{}", standing(picture, per_second, now));
     text.chars().take(COLUMNS).collect()
+}
+
+/// How far it is, what it does, and until when. What may be cut comes last.
+fn standing(picture: &Picture, per_second: f64, now: Instant) -> String {
+    let Picture { held, total, attempt, .. } = picture;
+    let until = |at: Instant| span(at.saturating_duration_since(now));
+    let (doing, why) = match picture.until {
+        Some(at) => (format!("{}  waits {}", size(*held), until(at)), picture.why.as_deref()),
+        None if picture.is_asking => (format!("{}  waits for an answer", size(*held)), None),
+        None if per_second < 1.0 => (format!("{}  nothing comes", size(*held)), None),
+        None => (format!("{}  {}/s", progress(*held, *total), size(per_second as u64)), None),
+    };
+    // It is no estimate: of that it is for whoever reads a bar.
+    let end = picture.deadline.map(|at| format!(", gives up in {}", until(at).trim_end_matches(" min")));
+    let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
+    // Before the first request goes out it is that one.
+    format!("{doing}  try {}{}{why}", (*attempt).max(1), end.unwrap_or_default())
 }
 
 fn progress(held: u64, total: Option<u64>) -> String {
@@ -306,12 +345,16 @@ mod tests {
         let mut picture = Picture { held: 45, total: Some(100), attempt: 3, ..Picture::default() };
         picture.deadline = Some(now + Duration::from_secs(61));
         let drawn = line(&picture, 2000.0, now);
-        assert_eq!(drawn, "[######--------]  45%  45 B of 100 B  2.0 kB/s  try 3, 1:01 min left");
+        assert_eq!(drawn, "[####------]  45%  45 B of 100 B  2.0 kB/s  try 3, gives up in 1:01");
+        picture.is_asking = true;
+        let drawn = line(&picture, 2000.0, now);
+        assert_eq!(drawn, "[####------]  45%  45 B  waits for an answer  try 3, gives up in 1:01");
         picture.until = Some(now + Duration::from_secs(2));
-        picture.doing = "503 Service Unavailable; 45 B of 100 B".into();
+        picture.why = Some("503 Service Unavailable, and much more of it that fits no line".into());
         let drawn = line(&picture, 0.0, now);
-        assert!(drawn.contains("waits 2.0 s (503 Service") && drawn.len() <= COLUMNS, "{drawn}");
-        assert!(!line(&Picture::default(), 0.0, now).contains('['), "without a total there is no bar");
+        assert!(drawn.contains("waits 2.0 s  try 3, gives up in 1:01 (503 Se") && drawn.len() <= COLUMNS, "{drawn}");
+        let first = line(&Picture { is_asking: true, ..Picture::default() }, 0.0, now);
+        assert_eq!(first, "0 B  waits for an answer  try 1", "without a total there is no bar");
     }
 
     #[test]
