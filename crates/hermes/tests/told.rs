@@ -151,3 +151,42 @@ fn custody_that_nobody_takes_is_told_of_once_and_counted() {
     let lines = near.until("custody goes on: there is a channel again");
     assert_eq!(lines.len(), 1, "{lines:?}");
 }
+
+/// Whoever runs either node sees why there is no custody between them.
+#[test]
+fn a_door_that_refuses_custody_says_why_once() {
+    let room = tempfile::tempdir().unwrap();
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = free.local_addr().unwrap().port();
+    drop(free);
+    let mut far = taker(room.path(), port, "");
+    let (mut near, apps, _) = custodian(room.path(), port);
+    let mut client = TcpStream::connect(apps).unwrap();
+    write!(client, "GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").unwrap();
+    let line = near.until("a channel of custody did not begin").pop().unwrap();
+    assert!(line.contains("403"), "{line}");
+    let line = far.until("refused custody").pop().unwrap();
+    assert!(line.contains("WARN") && line.contains("neighbour=127.0.0.1") && line.contains("`trust`"), "{line}");
+    // It is asked again and again meanwhile.
+    fs::write(room.path().join("far0.yaml"), "node: far\n").unwrap();
+    let lines = far.until("applied");
+    assert!(!lines.iter().any(|line| line.contains("refused custody")), "{lines:?}");
+}
+
+#[test]
+fn what_is_wrong_with_state_is_said_with_its_path_and_what_to_do() {
+    let room = tempfile::tempdir().unwrap();
+    let config = room.path().join("n.yaml");
+    let with = |state: &str| fs::write(&config, format!("node: n\nstate: {state}\nlisteners: []\n")).unwrap();
+    for state in ["/etc/passwd", "/proc/foo"] {
+        with(state);
+        let line = Told::start(&config).until("state").pop().unwrap();
+        assert!(line.contains(&format!("{state}/custody: ")) && line.contains("name a directory"), "{line}");
+    }
+    let state = room.path().join("state").display().to_string();
+    with(&state);
+    let mut first = Told::start(&config);
+    first.until("running");
+    let line = Told::start(&config).until("another process has the journal").pop().unwrap();
+    assert!(line.contains("WARN") && line.contains(&format!("directory={state}/custody")), "{line}");
+}

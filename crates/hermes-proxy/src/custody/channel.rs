@@ -53,6 +53,13 @@ pub(crate) fn accept(worker: &Rc<Worker>, request: &Request<'_>) -> Served {
     let facts = &request.facts;
     let session = Session::begin(worker, facts.clone(), request.connection.clone(), request.trace);
     let Some(peer) = name_of(request) else {
+        if worker.shared.custody.refuses(facts.source.ip()) {
+            tracing::warn!(
+                neighbour = %facts.source.ip(), listener = %facts.listener,
+                "a neighbour was refused custody, since it has not proven who it is: give that node an `identity` and have this \
+                 listener ask for it (tls: {{client: required}}), or list its address in the listener's `trust`"
+            );
+        }
         let reason = "only nodes of the overlay give exchanges into custody".to_owned();
         let (status, label) = (StatusCode::FORBIDDEN, "http_request_denied");
         return session::fail(session, &Error::Denied { status, reason, label });

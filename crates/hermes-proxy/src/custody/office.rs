@@ -11,7 +11,8 @@ mod neighbours;
 mod state;
 mod stored;
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -42,11 +43,21 @@ pub(crate) struct Office {
     epoch: Instant,
     /// What arrives is counted here until its route is known, and beyond where that has no `custody`.
     arrivals: Arc<str>,
+    /// Whom this node has refused a channel.
+    refused: Mutex<HashSet<IpAddr>>,
 }
+
+/// So many of those are remembered; of further ones nothing is said.
+const MOST_REFUSED: usize = 64;
 
 impl Office {
     pub(crate) fn new() -> Self {
-        Self { state: Mutex::new(State::new()), epoch: Instant::now(), arrivals: Arc::from("") }
+        Self {
+            state: Mutex::new(State::new()),
+            epoch: Instant::now(),
+            arrivals: Arc::from(""),
+            refused: Mutex::default(),
+        }
     }
 
     /// What may be held from now on.
@@ -76,6 +87,12 @@ impl Office {
                 }
             }
         });
+    }
+
+    /// Who comes from there gets no channel. True where that is to be said: once of each, and of so many.
+    pub(crate) fn refuses(&self, who: IpAddr) -> bool {
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        refused.len() < MOST_REFUSED && refused.insert(who)
     }
 
     /// On which account it is.

@@ -37,9 +37,23 @@ impl Node {
         custody.follow(snapshot);
         match custody.store_in(&directory) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            other => return other,
+            Err(error) => {
+                let text =
+                    format!("{}: {error}; name a directory that this node can make and write", directory.display());
+                return Err(std::io::Error::new(error.kind(), text));
+            }
+            Ok(()) => return Ok(()),
         }
-        tracing::info!("another process has the journal of custody; waiting for it to go");
+        let shown = directory.display();
+        if self.inherited.is_empty() {
+            tracing::warn!(
+                directory = %shown,
+                "another process has the journal of custody, and nothing is taken into custody until it has gone; a node that \
+                 is to run beside it needs another `state`"
+            );
+        } else {
+            tracing::info!(directory = %shown, "another process has the journal of custody; waiting for it to go");
+        }
         self.background.spawn(async move {
             // Nothing tells of a lock that is free.
             let mut again = tokio::time::interval(LOOK_AGAIN);
@@ -48,7 +62,11 @@ impl Node {
                 match custody.store_in(&directory) {
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                     Err(error) => {
-                        tracing::error!(%error, "the journal of custody cannot be read; nothing is taken into custody");
+                        tracing::error!(
+                            directory = %directory.display(), %error,
+                            "the journal of custody cannot be read, and nothing is taken into custody; see to that directory, \
+                             and start the node again"
+                        );
                         return custody.give_up();
                     }
                     Ok(()) => return,
