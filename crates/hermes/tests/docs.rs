@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 const GUIDE_3: &str = "docs/guide-layer3.md";
+const GUIDE_UNSTABLE: &str = "docs/guide-unstable.md";
 
 /// How long a page's commands may take, in seconds: ten times what they do.
 const LIMIT: &str = "300";
@@ -83,9 +84,6 @@ fn run_by(program: &[&str], script: &str) -> String {
 #[test]
 fn the_readme_works() {
     let script = commands("README.md", "## By hand");
-    // The page is for people, who see when the node is up.
-    let script =
-        script.replace("curl ", "curl -sf --retry 50 --retry-connrefused --retry-delay 0 --retry-max-time 20 ");
     let printed = run(&script);
     assert!(printed.contains("hello\n"), "{printed}");
     assert!(printed.contains("node.yaml: ok"), "{printed}");
@@ -140,4 +138,24 @@ fn the_guide_of_layer_3_works() {
     let answered = printed.lines().find_map(|line| line.strip_prefix("the spare machine answered "));
     let answered = answered.and_then(|rest| rest.split(' ').next()?.parse::<u32>().ok());
     assert!(answered > Some(0), "{printed}");
+}
+
+#[test]
+fn the_guide_of_custody_works() {
+    if !hermes_testkit::skip::needs_root("the guide of custody") {
+        return;
+    }
+    let own = "mkdir -p /run/netns\nmount -t tmpfs none /run/netns\n";
+    let script = format!("{own}{}", commands(GUIDE_UNSTABLE, "## By hand"));
+    let printed = run_by(&["unshare", "--net", "--mount", "bash"], &script);
+    for words in ["one came over a link that is up", "two came when the link was back", "three came by hermes fetch"] {
+        assert!(printed.contains(words), "{words}: {printed}");
+    }
+    assert!(printed.contains("\"route\": \"on\""), "of /sessions\n{printed}");
+    assert!(
+        printed.contains("WARN") && printed.contains("Network is unreachable") && printed.contains("exchanges=1"),
+        "{printed}"
+    );
+    let failures = "hermes_upstream_connect_failures_total{upstream=\"base\",endpoint=\"192.0.2.2:9080\"} ";
+    assert!(printed.contains(failures), "{printed}");
 }
