@@ -15,7 +15,8 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use clap::{Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{CommandFactory as _, Parser, Subcommand};
 
 /// A proxy overlay: proxy on devices and servers, router in between, and command line.
 #[derive(Debug, Parser)]
@@ -51,6 +52,15 @@ impl Hermes {
             Verb::Completions(verb) => verb.run(),
         }
     }
+}
+
+/// Ends the program where a verb was used as it cannot be: its usage, and status 2.
+fn misuse(verb: &str, kind: ErrorKind, text: &str) -> ! {
+    let mut whole = Hermes::command();
+    // Names the verb by its whole name.
+    whole.build();
+    let verb = whole.find_subcommand(verb).cloned();
+    verb.unwrap_or(whole).error(kind, text).exit()
 }
 
 /// Prints what a verb found, at once.

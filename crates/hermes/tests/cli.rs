@@ -40,12 +40,23 @@ fn golden(folder: &str) -> Vec<PathBuf> {
 
 #[test]
 fn usage_is_status_2_failure_1_success_0_and_errors_are_one_sentence() {
-    for args in
-        [&[][..], &["nonsense"], &["check"], &["explain"], &["proxy"], &["completions", "tcsh"], &["check", "--no"]]
-    {
+    for args in [
+        &[][..],
+        &["nonsense"],
+        &["check"],
+        &["explain"],
+        &["proxy"],
+        &["completions", "tcsh"],
+        &["check", "--no"],
+        &["proxy", "node.yaml"],
+    ] {
         let output = hermes(args);
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         assert!(output.stdout.is_empty() && stderr(&output).contains("--help"), "{args:?}: {}", stderr(&output));
+    }
+    for args in [&["proxy", "node.yaml"][..], &["proxy", "node.yaml", "--config", "other.yaml"]] {
+        let said = stderr(&hermes(args));
+        assert!(said.contains("write --config node.yaml") && said.contains("Usage: hermes proxy"), "{said}");
     }
     for args in [
         &["explain", "--config", "/nowhere.yaml"][..],

@@ -16,8 +16,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use clap::Parser;
 use clap::error::ErrorKind;
-use clap::{CommandFactory as _, Parser};
 use hermes_model::document::scalar::Period;
 use hermes_proxy::retrieve::digest::{self, Digests};
 use hermes_proxy::retrieve::{answer, pause};
@@ -196,11 +196,7 @@ fn named_by(url: &Uri) -> Option<PathBuf> {
 }
 
 fn usage(text: &str) -> ! {
-    let mut whole = super::Hermes::command();
-    // Names the verb by its whole name.
-    whole.build();
-    let verb = whole.find_subcommand("fetch").cloned();
-    verb.unwrap_or(whole).error(ErrorKind::MissingRequiredArgument, text).exit()
+    super::misuse("fetch", ErrorKind::MissingRequiredArgument, text)
 }
 
 /// Host, without the brackets of an address, and port.
