@@ -236,13 +236,30 @@ fn message(misfit: &Misfit, at: &str) -> String {
         Fault::WrongType { found, expected } if expected.starts_with("a text") => {
             format!("{found} stands where {expected} belongs; quote it if it is one")
         }
-        Fault::WrongType { found, expected } => format!("{found} stands where {expected} belongs"),
+        Fault::WrongType { found, expected } => {
+            let remedy = switched(misfit.path.last(), found).unwrap_or_default();
+            format!("{found} stands where {expected} belongs{remedy}")
+        }
         // An upstream without endpoints is none: here the key cannot be left out.
         Fault::Said(sentence) if sentence == EMPTY_LIST && is_key(misfit.path.last(), "endpoints") => {
             "the list is empty; name at least one".to_owned()
         }
         Fault::Said(sentence) => sentence.clone(),
         Fault::MissingField(field) => missing(field),
+    }
+}
+
+/// Sections that can be had with all their defaults.
+const OPTIONAL: [&str; 6] = ["custody", "cache", "pace", "retrieve", "tls", "health"];
+
+/// What to write where somebody has switched a section on or off.
+fn switched(step: Option<&Step>, found: &str) -> Option<String> {
+    let Some(Step::Key(key)) = step else { return None };
+    let is_one = OPTIONAL.contains(&key.as_str());
+    match found {
+        "the boolean true" if is_one => Some(format!("; write {key}: {{}} for its defaults")),
+        "the boolean false" if is_one => Some(format!("; leave {key} out")),
+        _ => None,
     }
 }
 

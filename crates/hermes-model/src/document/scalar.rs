@@ -101,10 +101,12 @@ impl FromStr for Period {
 impl fmt::Display for Period {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let millis = self.0.as_millis();
-        // Days are left out: people think of 36h, not of a day and a half.
-        let units = PERIOD_UNITS.iter().skip(1).map(|(unit, scale)| (unit, u128::from(*scale)));
-        let (unit, scale) =
-            units.clone().find(|(_, scale)| millis != 0 && millis.is_multiple_of(*scale)).unwrap_or((&"s", 1000));
+        let units = PERIOD_UNITS.iter().map(|(unit, scale)| (*unit, u128::from(*scale)));
+        // People think of 24h and 36h, and of 30d.
+        let is_shown = |(unit, scale): &(&str, u128)| {
+            millis != 0 && millis.is_multiple_of(*scale) && (*unit != "d" || millis >= 2 * scale)
+        };
+        let (unit, scale) = units.clone().find(is_shown).unwrap_or(("s", 1000));
         write!(f, "{}{unit}", millis / scale)
     }
 }
