@@ -9,7 +9,7 @@ use hermes_wire::custody::{ExchangeId, Part, Record};
 
 use super::super::pace::Pace;
 use super::account::Account;
-use super::{Engine, Exchange, Output, PARTS, Side};
+use super::{CHUNK, Engine, Exchange, Output, PARTS, Side};
 
 /// A neighbour.
 #[derive(Debug, Default)]
@@ -226,7 +226,7 @@ fn stand(exchange: &mut Exchange, part: Part, account: &Account) -> Indexed {
     let on_disk = exchange.is_on_disk();
     let before = exchange.indexed[part.index()];
     let is_answered = exchange.is_answered(part);
-    let (may_go_on, is_early) = (exchange.may_go_on(part), exchange.is_early(part, 1));
+    let (may_go_on, is_early) = (exchange.may_go_on(part), exchange.is_early(part, CHUNK));
     let sink = match exchange.sink(part) {
         Some(Side::Peer(_)) => Some(true),
         Some(Side::Here) => Some(false),

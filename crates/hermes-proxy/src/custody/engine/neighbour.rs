@@ -283,8 +283,8 @@ impl Engine {
                 let account = self.accounts.get(&exchange.account);
                 let used = exchange.indexed[part.index()];
                 let is_stuck = account.is_some_and(|account| account.is_stuck);
-                let has_room =
-                    !exchange.is_early(part, 1) && account.is_some_and(|account| account.has_room(part, &used, &used));
+                let has_room = !exchange.is_early(part, CHUNK)
+                    && account.is_some_and(|account| account.has_room(part, &used, &used));
                 let is_read_again = exchange.is_on_disk() && exchange.is_read_again(part) && !is_stuck;
                 let news = exchange.half(part).news(has_room, is_read_again);
                 self.reindex(id);

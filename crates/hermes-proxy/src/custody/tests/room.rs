@@ -202,6 +202,7 @@ fn what_waits_for_its_route_grows_no_more() {
     };
     (0..16).for_each(|_| assert_eq!(bring(&mut engine), 16_384));
     assert_eq!(bring(&mut engine), 0, "it is not known yet where it goes");
+    assert!(say(&mut engine, 0).iter().all(|one| !matches!(one, Record::Held { behind: Behind::Again, .. })));
     let lead =
         |engine: &mut Engine| engine.lead(ID, (Side::Peer(name(1)), false), &small, 10, Bytes::from_static(b"head"));
     assert_eq!((lead(&mut engine), bring(&mut engine)), (Appended::Full, 0));
