@@ -111,6 +111,12 @@ impl Engine {
         self.exchanges.get(&id).map(|exchange| exchange.survives).unwrap_or_default()
     }
 
+    /// How long ago it came, if it is no tunnel.
+    pub(crate) fn age(&self, now: Duration, id: ExchangeId) -> Option<Duration> {
+        let exchange = self.exchanges.get(&id)?;
+        Some((now + exchange.life).saturating_sub(exchange.deadline))
+    }
+
     /// On which account it is.
     pub(crate) fn account(&self, id: ExchangeId) -> Option<&Arc<str>> {
         self.exchanges.get(&id).map(|exchange| &exchange.account)

@@ -7,12 +7,14 @@
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_model::facts::Kind;
 use hermes_model::snapshot::{Custody, Route};
 use hermes_wire::custody::{ExchangeId, Part};
-use http::{Method, Response, StatusCode};
+use http::header::AGE;
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use http_body::Body as _;
 
 use super::message::{CustodyBody, Reading, Unwritten, Uploading, Writing, request_head, response, with_end};
@@ -148,6 +150,9 @@ pub(crate) async fn forward(
         .having_read_all(is_read)
         .owed(asked, uploading);
     let mut response = known.response;
+    if let Some(age) = joined.and_then(|id| office.age(id)) {
+        grow_older(response.headers_mut(), age);
+    }
     let length = settle_length(response.headers_mut());
     let status = response.status();
     let has_none = entry.facts.method == Method::HEAD
@@ -195,6 +200,12 @@ fn towards(forward: &Forward<'_>, upstream: &UpstreamState) -> Result<(Arc<str>,
     }
     entry.set_held(true);
     Ok((peer, request_head(outgoing)))
+}
+
+/// What was asked for that long ago is no newer than that (RFC 9111, 5.1).
+fn grow_older(headers: &mut HeaderMap, by: Duration) {
+    let theirs: u64 = headers.get(AGE).and_then(|age| age.to_str().ok()?.parse().ok()).unwrap_or_default();
+    headers.insert(AGE, HeaderValue::from(theirs.saturating_add(by.as_secs())));
 }
 
 fn begin(

@@ -244,6 +244,11 @@ impl Office {
         self.act(|state, now| state.engine.expire(now));
     }
 
+    /// How long ago it came.
+    pub(crate) fn age(&self, id: ExchangeId) -> Option<Duration> {
+        self.act(|state, now| state.engine.age(now, id))
+    }
+
     /// Exchanges that are held, and their bytes in memory and on disk.
     pub(crate) fn held(&self) -> (usize, u64, u64) {
         let state = self.lock();

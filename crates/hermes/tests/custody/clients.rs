@@ -36,7 +36,12 @@ async fn who_comes_back_is_given_what_has_come_meanwhile() {
     assert!(chain.namespaces[0].output(&within("4.2")).await.is_err(), "it cannot be whole yet");
     let some = std::fs::metadata(&file).map_or(0, |metadata| metadata.len());
     assert!(some > 0 && some < SIZE as u64, "{some}");
-    chain.namespaces[0].output(&within("60")).await.unwrap();
+    let head = chain.dir().join("head").display().to_string();
+    let words = [&within("60")[..], &["-D", &head]].concat();
+    chain.namespaces[0].output(&words).await.unwrap();
+    let head = std::fs::read_to_string(&head).unwrap().to_ascii_lowercase();
+    let age = head.lines().find_map(|line| line.strip_prefix("age: ")?.trim().parse::<u32>().ok());
+    assert!(age.is_some_and(|age| (5..60).contains(&age)), "asked for more than six seconds ago: {head}");
     let bytes = std::fs::read(&file).unwrap();
     assert!(bytes.len() == SIZE && Pattern::new(BYTES_SEED).mismatch(0, &bytes).is_none());
     assert_eq!(chain.nodes[0].metric("hermes_custody_joins_total", "").await.unwrap(), 2.0);
