@@ -49,6 +49,7 @@ pub(crate) struct Engine {
     farewells: HashMap<ExchangeId, Arc<str>>,
     /// What there is of the disk, for each account.
     disk_there: u64,
+    is_stuck: bool,
     out: VecDeque<Output>,
     next: u64,
 }
@@ -74,6 +75,7 @@ impl Engine {
             held_up: HashMap::new(),
             farewells: HashMap::new(),
             disk_there: u64::MAX,
+            is_stuck: false,
             out: VecDeque::new(),
             next: 0,
         }
@@ -82,7 +84,7 @@ impl Engine {
     /// What an account may hold from now on. What it holds already it may keep.
     pub(crate) fn allow(&mut self, account: &Arc<str>, limits: Limits) {
         let state = self.accounts.entry(account.clone()).or_default();
-        (state.limits, state.disk_there) = (limits, self.disk_there);
+        (state.limits, state.disk_there, state.is_stuck) = (limits, self.disk_there, self.is_stuck);
         self.tell_room(account);
     }
 

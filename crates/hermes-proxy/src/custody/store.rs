@@ -39,6 +39,8 @@ use super::journal::{self, Note};
 const SEGMENT: u64 = 16 << 20;
 /// What is whole and not longer is passed on before it is safe.
 const SMALL: usize = RECORD as usize;
+/// An entry without bytes has about so many.
+const FEW: usize = 64;
 /// So many bytes are written at once.
 const BATCH: usize = 1 << 20;
 /// Beyond twice what is held, the journal may be so much longer.
@@ -174,7 +176,7 @@ struct Pending {
 
 fn size(note: &Note) -> usize {
     match note {
-        Note::Head { bytes, .. } | Note::Bytes { bytes, .. } => bytes.len(),
+        Note::Head { bytes, .. } | Note::Bytes { bytes, .. } | Note::Asked { bytes } => bytes.len(),
         _ => 0,
     }
 }
@@ -203,7 +205,7 @@ impl Files {
         let mut pending = Pending::default();
         let mut seen = Seen::default();
         // A disk that takes nothing is tried again, and meanwhile read.
-        while let Some(jobs) = todo.take(pending.is_stuck.then_some(AGAIN)) {
+        while let Some(jobs) = todo.take(if pending.is_stuck { Some(AGAIN) } else { seen.looks_again() }) {
             let mut reads = Vec::new();
             for job in jobs {
                 match job {
@@ -280,7 +282,7 @@ impl Files {
             let (mut count, mut bytes) = (0, 0);
             let most = if pending.is_tight { SMALL } else { BATCH };
             while count < pending.notes.len() && bytes < most {
-                bytes += size(&pending.notes[count].1);
+                bytes += FEW + size(&pending.notes[count].1);
                 count += 1;
             }
             if let Err(error) = self.append(&pending.notes[..count], pending.is_synced) {

@@ -107,8 +107,9 @@ impl Engine {
     /// The disk is full, or not any more. As long as it is, nothing is kept there or waits for it that was read here: what
     /// might be read again after a restart then is not, and what goes through goes on.
     pub(crate) fn set_stuck(&mut self, is_stuck: bool) {
+        let was_stuck = std::mem::replace(&mut self.is_stuck, is_stuck);
         self.accounts.values_mut().for_each(|account| account.is_stuck = is_stuck);
-        if is_stuck {
+        if is_stuck && !was_stuck {
             let accounts: Vec<_> = self.accounts.keys().cloned().collect();
             accounts.iter().for_each(|account| self.let_go_while(account, |_| true));
             let all: Vec<_> = self.exchanges.keys().copied().collect();
@@ -226,6 +227,7 @@ fn stand(exchange: &mut Exchange, part: Part, account: &Account) -> Indexed {
     let on_disk = exchange.is_on_disk();
     let before = exchange.indexed[part.index()];
     let is_answered = exchange.is_answered(part);
+    let is_vouched = exchange.is_vouched;
     let (may_go_on, is_early) = (exchange.may_go_on(part), exchange.is_early(part, CHUNK));
     let sink = match exchange.sink(part) {
         Some(Side::Peer(_)) => Some(true),
@@ -250,6 +252,8 @@ fn stand(exchange: &mut Exchange, part: Part, account: &Account) -> Indexed {
         is_ready_told: before.is_ready_told || (half.is_sendable() && may_go_on && sink == Some(false)),
     };
     let has_room = !is_early && account.has_room(part, &before, &now);
-    now.has_news = comes_from_peer && half.has_news(has_room, is_read_again && is_written);
+    // Who is not vouched for itself vouches for nobody.
+    let may_speak = part == Part::Request || is_vouched;
+    now.has_news = comes_from_peer && may_speak && half.has_news(has_room, is_read_again && is_written);
     now
 }

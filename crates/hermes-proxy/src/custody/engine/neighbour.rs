@@ -186,7 +186,11 @@ impl Engine {
     fn hear_gone(&mut self, peer: &Arc<str>, id: ExchangeId, status: u16, reason: String) {
         let side = Side::Peer(peer.clone());
         let Some(exchange) = self.exchanges.get(&id).filter(|exchange| exchange.is_with(&side)) else {
-            return self.say(peer, Record::Done { id });
+            // It says so again over another channel, and waits still.
+            if self.farewells.get(&id) != Some(peer) {
+                self.say(peer, Record::Done { id });
+            }
+            return;
         };
         if exchange.is_on_disk() && exchange.from != side && self.farewells.len() < MOST_FAREWELLS {
             self.farewells.insert(id, peer.clone());

@@ -7,6 +7,7 @@ use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::sync::Weak;
+use std::time::{Duration, Instant};
 
 use hermes_net::lock::{allocate, available, open_own};
 
@@ -19,6 +20,10 @@ const RESERVES: [u64; 3] = [1 << 20, 256 << 10, 64 << 10];
 const NAME: &str = "reserve";
 /// With less nothing moves at all.
 const LEAST: u64 = 256 << 10;
+/// With less it is looked at from time to time.
+const SCARCE: u64 = 1 << 30;
+/// What others have in the file system may have become less, or more.
+const SEEN_AGAIN: Duration = Duration::from_secs(10);
 
 /// The file system has no room.
 pub(in crate::custody) fn is_full(error: &io::Error) -> bool {
@@ -29,7 +34,16 @@ pub(in crate::custody) fn is_full(error: &io::Error) -> bool {
 #[derive(Default)]
 pub(super) struct Seen {
     last: Option<Option<u64>>,
+    at: Option<Instant>,
+    was_stuck: bool,
     there: u64,
+}
+
+impl Seen {
+    /// After so long it is to be looked at again, though there is nothing to write: where there was little room.
+    pub(super) fn looks_again(&self) -> Option<Duration> {
+        (self.there > 0 && self.there < SCARCE).then_some(SEEN_AGAIN)
+    }
 }
 
 impl Pending {
@@ -63,9 +77,13 @@ impl Files {
     /// Tells how much there is, where that has changed: a segment further, or when there is none.
     pub(super) fn look(&self, pending: &Pending, seen: &mut Seen, reader: &Weak<dyn Reader>) {
         let last = self.index.segments.back().map(|last| last.number);
-        if !pending.is_stuck && seen.last == Some(last) {
+        // Once more when it goes on: then there is the more.
+        let was_stuck = std::mem::replace(&mut seen.was_stuck, pending.is_stuck);
+        let is_old = seen.at.is_none_or(|at| at.elapsed() >= SEEN_AGAIN);
+        if !pending.is_stuck && !was_stuck && !is_old && seen.last == Some(last) {
             return;
         }
+        seen.at = Some(Instant::now());
         let Some(there) = self.there() else { return };
         seen.last = Some(last);
         if there.abs_diff(seen.there) > seen.there / 8 {
