@@ -129,15 +129,23 @@ fn taker(room: &std::path::Path, port: u16, trust: &str) -> Told {
 
 const TRUST: &str = ", trust: 127.0.0.1";
 
+/// One that nobody listens at.
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn asking(apps: String) -> TcpStream {
+    let mut client = TcpStream::connect(apps).unwrap();
+    write!(client, "GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").unwrap();
+    client
+}
+
 #[test]
 fn custody_that_nobody_takes_is_told_of_once_and_counted() {
     let room = tempfile::tempdir().unwrap();
-    let free = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = free.local_addr().unwrap().port();
-    drop(free);
+    let port = free_port();
     let (mut near, apps, admin) = custodian(room.path(), port);
-    let mut client = TcpStream::connect(apps).unwrap();
-    write!(client, "GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").unwrap();
+    let mut client = asking(apps);
     let lines = near.until("custody waits: nobody takes a channel");
     let line = lines.last().unwrap();
     assert!(line.contains("WARN") && line.contains("Connection refused") && line.contains("exchanges=1"), "{line}");
@@ -156,13 +164,10 @@ fn custody_that_nobody_takes_is_told_of_once_and_counted() {
 #[test]
 fn a_door_that_refuses_custody_says_why_once() {
     let room = tempfile::tempdir().unwrap();
-    let free = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = free.local_addr().unwrap().port();
-    drop(free);
+    let port = free_port();
     let mut far = taker(room.path(), port, "");
     let (mut near, apps, _) = custodian(room.path(), port);
-    let mut client = TcpStream::connect(apps).unwrap();
-    write!(client, "GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").unwrap();
+    let _client = asking(apps);
     let line = near.until("a channel of custody did not begin").pop().unwrap();
     assert!(line.contains("403"), "{line}");
     let line = far.until("refused custody").pop().unwrap();

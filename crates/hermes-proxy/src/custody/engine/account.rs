@@ -106,7 +106,8 @@ impl Account {
             let is_small = of_half <= LEAST / 2;
             let of_part = changed(self.of_part[part.index()][tier]);
             let left = of_direction(limit, is_small).saturating_sub(of_part).min(free);
-            let spare = (limit / 16).min(if is_small { LEAST / 2 } else { left / 4 }).max(1);
+            // However little there is in all: a record has to fit, or it would be sent and refused again and again.
+            let spare = if is_small { LEAST / 2 } else { (limit / 16).min(left / 4).max(1) };
             spare <= left && (is_small || of_half + spare <= left - spare)
         };
         let (memory, disk) = ([counted.memory, now.memory], [counted.disk, now.disk]);
