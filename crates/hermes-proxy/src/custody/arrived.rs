@@ -17,6 +17,7 @@ use super::OUTCOME_UNKNOWN;
 use super::again::{self, Unproven};
 use super::channel::Way;
 use super::forward::{self, Arrived};
+use super::journal::Intent;
 use super::message::{CustodyBody, Reading, Unwritten, Writing, request, response_head, with_end};
 use super::office::{Office, Resumed};
 use super::tunnel::CustodyStream;
@@ -55,14 +56,17 @@ pub(super) async fn serve(worker: &Rc<Worker>, way: &Way, id: ExchangeId, is_res
         Ok(mut request) => {
             if let Some(resumed) = &resumed {
                 worker.shared.metrics.custody_repeats.inc();
-                let is_doubtful = resumed.is_doubtful && !request.facts.method.is_idempotent();
-                if resumed.is_intended || is_doubtful {
-                    let reason = if resumed.is_intended {
-                        "this node was restarted after it had sent the request to the origin"
-                    } else {
-                        "this node was restarted, and its journal of custody is damaged"
-                    };
-                    return office.fail(id, 502, &format!("{OUTCOME_UNKNOWN}: {reason}"));
+                let why = match resumed.intent {
+                    Some(Intent::Certain) => {
+                        Some("this node was restarted after it had sent the request to the origin")
+                    }
+                    Some(Intent::Possible) if !request.facts.method.is_idempotent() => {
+                        Some("this node was restarted, and its journal of custody is damaged")
+                    }
+                    _ => None,
+                };
+                if let Some(why) = why {
+                    return office.fail(id, 502, &format!("{OUTCOME_UNKNOWN}: {why}"));
                 }
             }
             request.arrived = Some(Arrived { id, theirs });

@@ -191,7 +191,7 @@ impl Engine {
             return Err("this node holds as many exchanges as it may");
         }
         self.insert(id, from.clone(), request, (now, left), account);
-        let entry = Entry::Begin { from, account: account.clone(), deadline: now + left };
+        let entry = Entry::Begin { from, account: account.clone(), deadline: now + left, life: left };
         self.keep(id, entry);
         Ok(())
     }
@@ -239,7 +239,7 @@ impl Engine {
         &mut self,
         id: ExchangeId,
         (from, to): (Side, Side),
-        (now, left): (Duration, Duration),
+        (now, left, life): (Duration, Duration, Duration),
         account: &Arc<str>,
         is_tunnel: bool,
         [request, response]: [Former; 2],
@@ -251,7 +251,7 @@ impl Engine {
         if let Some(exchange) = self.exchanges.get_mut(&id) {
             exchange.response = response.half(has_head);
             exchange.to = Some(to.clone());
-            exchange.is_tunnel = is_tunnel;
+            (exchange.is_tunnel, exchange.life) = (is_tunnel, life);
             (exchange.is_restored, exchange.is_vouched) = (true, is_vouched);
             if exchange.survives == Survives::Nothing {
                 exchange.survives = Survives::Process;

@@ -185,6 +185,13 @@ impl Half {
         Some((at, new))
     }
 
+    /// There is a gap before what stands there, in the count of whoever sent it, and it is not one that was made here.
+    pub(crate) fn begins_behind(&self, offset: u64) -> bool {
+        let Head::Settled { length, theirs } = self.head else { return false };
+        let is_known = self.lacks || self.asked_again == Some(self.have.offset);
+        !is_known && offset.saturating_sub(theirs) + length > self.have.offset
+    }
+
     fn keep(&mut self, mut bytes: Bytes) {
         if bytes.is_empty() {
             return;

@@ -17,11 +17,21 @@ pub(super) const FRAME: usize = 8;
 /// No record is longer. What says so is none.
 const MOST: usize = 16 << 20;
 
+/// How sure it is that a request has gone to its origin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Intent {
+    /// It was about to.
+    Certain,
+    /// Nothing says so, and what might is damaged.
+    Possible,
+}
+
 /// One entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Note {
-    /// There is an exchange. Its deadline is in milliseconds since 1970: a restart forgets all other clocks.
-    Begin { from: Side, account: Arc<str>, deadline: u64 },
+    /// There is an exchange. Its deadline is in milliseconds since 1970: a restart forgets all other clocks. So long before
+    /// that it came.
+    Begin { from: Side, account: Arc<str>, deadline: u64, life: u64 },
     /// It goes there.
     Lead { to: Side, account: Arc<str>, is_tunnel: bool },
     /// Its string begins with this, where the one before had so many bytes.
@@ -29,7 +39,7 @@ pub(super) enum Note {
     /// Its string goes on with this.
     Bytes { part: Part, offset: u64, is_last: bool, bytes: Bytes },
     /// Its request goes to an origin that must not have it twice.
-    Intent,
+    Intent(Intent),
     /// Its client was here, and asked this: one that asks the same may have its response.
     Asked { bytes: Bytes },
     /// It is over.
@@ -44,6 +54,7 @@ const INTENT: u8 = 4;
 const FORGET: u8 = 5;
 const LEAD_TUNNEL: u8 = 6;
 const ASKED: u8 = 7;
+const DOUBT: u8 = 8;
 
 const OF_RESPONSE: u8 = 1;
 const LAST: u8 = 2;
@@ -54,9 +65,10 @@ pub(super) fn put(id: ExchangeId, note: &Note, out: &mut BytesMut) -> usize {
     out.put_bytes(0, FRAME);
     let mut data = None;
     match note {
-        Note::Begin { from, account, deadline } => {
+        Note::Begin { from, account, deadline, life } => {
             head(BEGIN, id, out);
             varint::encode((*deadline).min(varint::MAX), out);
+            varint::encode((*life).min(varint::MAX), out);
             put_side(from, out);
             put_text(account, out);
         }
@@ -77,7 +89,8 @@ pub(super) fn put(id: ExchangeId, note: &Note, out: &mut BytesMut) -> usize {
             varint::encode(*offset, out);
             data = Some(bytes);
         }
-        Note::Intent => head(INTENT, id, out),
+        Note::Intent(Intent::Certain) => head(INTENT, id, out),
+        Note::Intent(Intent::Possible) => head(DOUBT, id, out),
         Note::Asked { bytes } => {
             head(ASKED, id, out);
             data = Some(bytes);
@@ -145,8 +158,8 @@ pub(super) fn first(bytes: &Bytes) -> Option<Found> {
     payload.advance(17);
     let note = match kind {
         BEGIN => {
-            let deadline = number(&mut payload)?;
-            Note::Begin { deadline, from: side(&mut payload)?, account: text(&mut payload)? }
+            let (deadline, life) = (number(&mut payload)?, number(&mut payload)?);
+            Note::Begin { deadline, life, from: side(&mut payload)?, account: text(&mut payload)? }
         }
         LEAD | LEAD_TUNNEL => {
             Note::Lead { to: side(&mut payload)?, account: text(&mut payload)?, is_tunnel: kind == LEAD_TUNNEL }
@@ -162,7 +175,8 @@ pub(super) fn first(bytes: &Bytes) -> Option<Found> {
                 Note::Bytes { part, offset: number, is_last: flags & LAST != 0, bytes }
             }
         }
-        INTENT => Note::Intent,
+        INTENT => Note::Intent(Intent::Certain),
+        DOUBT => Note::Intent(Intent::Possible),
         // It is kept for long; part of a segment would keep all of it.
         ASKED => Note::Asked { bytes: Bytes::copy_from_slice(&std::mem::take(&mut payload)) },
         FORGET => Note::Forget,
@@ -208,14 +222,15 @@ mod tests {
     fn all() -> Vec<Note> {
         let peer = || Side::Peer(Arc::from("next/10.0.0.1:443"));
         vec![
-            Note::Begin { from: peer(), account: Arc::from("route"), deadline: 1_700_000_000_000 },
-            Note::Begin { from: Side::Here, account: Arc::from(""), deadline: 0 },
+            Note::Begin { from: peer(), account: Arc::from("route"), deadline: 1_700_000_000_000, life: 900_000 },
+            Note::Begin { from: Side::Here, account: Arc::from(""), deadline: 0, life: 0 },
             Note::Lead { to: peer(), account: Arc::from("route"), is_tunnel: false },
             Note::Lead { to: Side::Here, account: Arc::from(""), is_tunnel: true },
             Note::Head { part: Part::Response, theirs: 70, bytes: Bytes::from_static(b"head") },
             Note::Bytes { part: Part::Request, offset: 1 << 40, is_last: true, bytes: Bytes::new() },
             Note::Bytes { part: Part::Response, offset: 4, is_last: false, bytes: Bytes::from(vec![5; 100_000]) },
-            Note::Intent,
+            Note::Intent(Intent::Certain),
+            Note::Intent(Intent::Possible),
             Note::Asked { bytes: Bytes::from_static(b"GET /") },
             Note::Forget,
         ]

@@ -240,6 +240,14 @@ impl Files {
     /// What was not written yet has not to be: a disk that is slower than the path has the less to do.
     fn release(&mut self, pending: &mut Pending, id: ExchangeId, part: Part, upto: u64) {
         let before = pending.notes.len();
+        for (other, note) in &mut pending.notes {
+            // Of its end no more than that it is there.
+            if let Note::Bytes { part: of, offset, is_last: true, bytes } = note
+                && (*other, *of, *offset + bytes.len() as u64) == (id, part, upto)
+            {
+                (*offset, *bytes) = (upto, Bytes::new());
+            }
+        }
         pending.notes.retain(|(other, note)| {
             let is_before = matches!(note, Note::Bytes { part: of, offset, is_last: false, bytes }
                 if *of == part && offset + bytes.len() as u64 <= upto);
@@ -429,7 +437,7 @@ fn safe(id: ExchangeId, note: &Note) -> Option<Safe> {
             let upto = Upto { offset: offset + bytes.len() as u64, is_whole: *is_last };
             Some(Safe::Upto { id, part: *part, upto })
         }
-        Note::Intent => Some(Safe::Intent(id)),
+        Note::Intent(_) => Some(Safe::Intent(id)),
         Note::Forget => Some(Safe::Over(id)),
         Note::Begin { .. } | Note::Lead { .. } | Note::Asked { .. } => None,
     }

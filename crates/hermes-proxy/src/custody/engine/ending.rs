@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use hermes_wire::custody::{Behind, ExchangeId, Part, Record};
 
-use super::{Ended, Engine, Entry, Exchange, Output, Side};
+use super::{Ended, Engine, Entry, Exchange, Output, Side, Survives};
 
 /// Ends that one neighbour is told of again. Of older ones it hears only that they are over.
 const MOST_ENDED: usize = 16 << 10;
@@ -115,7 +115,9 @@ impl Engine {
         if let Some(account) = self.accounts.get_mut(&exchange.account) {
             account.exchanges -= 1;
         }
-        self.keep(id, Entry::Forget);
+        // Who waits for that forgets it for good; to all others it would be said again.
+        let survives = if self.farewells.contains_key(&id) { exchange.survives } else { Survives::Nothing };
+        self.out.push_back(Output::Keep { id, entry: Entry::Forget, survives });
         Some(exchange)
     }
 

@@ -33,7 +33,7 @@ impl Side {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Entry {
     /// There is an exchange.
-    Begin { from: Side, account: Arc<str>, deadline: Duration },
+    Begin { from: Side, account: Arc<str>, deadline: Duration, life: Duration },
     /// It goes there.
     Lead { to: Side, account: Arc<str>, is_tunnel: bool },
     /// Its string begins with this head, where the one before had so many bytes of its own.
@@ -214,6 +214,13 @@ impl Exchange {
     pub(super) fn is_read_again(&self, part: Part) -> bool {
         let is_of_origin = part == Part::Response && self.source(part) == Some(&Side::Here);
         !self.is_tunnel && (is_of_origin || self.sink(part) == Some(&Side::Here))
+    }
+
+    /// What comes stands behind something that the one before need not bring again, and that ended with the process before
+    /// this one: while a disk takes nothing, what its origin has read counts as held.
+    pub(super) fn has_lost(&self, part: Part, offset: u64) -> bool {
+        let is_for_origin = part == Part::Request && self.to == Some(Side::Here);
+        self.is_restored && is_for_origin && self.request.begins_behind(offset)
     }
 
     /// Where it comes from.

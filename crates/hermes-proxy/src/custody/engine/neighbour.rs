@@ -9,6 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hermes_wire::custody::{Behind, ExchangeId, Part, Record};
 
+use super::super::OUTCOME_UNKNOWN;
 use super::super::half::{Half, Next, Upto};
 use super::account::Account;
 use super::{CHUNK, Engine, Exchange, Output, PARTS, Side};
@@ -169,6 +170,10 @@ impl Engine {
         let Some(exchange) = self.exchanges.get_mut(&id).filter(comes_from) else {
             return self.unknown(peer, id);
         };
+        if exchange.has_lost(part, offset) {
+            let reason = "this node was restarted, and its disk had not taken all of the request";
+            return self.fail(id, 502, &format!("{OUTCOME_UNKNOWN}: {reason}"));
+        }
         let used = exchange.indexed[part.index()];
         let account = self.accounts.get(&exchange.account).filter(|_| !exchange.is_early(part, bytes.len()));
         if account.is_some_and(|account| account.takes(bytes.len(), part, &used)) {

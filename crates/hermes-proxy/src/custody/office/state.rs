@@ -2,7 +2,7 @@
 //!
 //! In: what the engine says is to be done. Out: wakers, entries for the journal, and who failed for which reason.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, SystemTime};
@@ -12,7 +12,7 @@ use hermes_wire::custody::{ExchangeId, Part};
 
 use super::super::OUTCOME_UNKNOWN;
 use super::super::engine::{Appended, Engine, Entry, Former, Output, Side, Survives};
-use super::super::journal::Note;
+use super::super::journal::{Intent, Note};
 use super::super::store::{Held, HeldHalf, Job, Store};
 use super::Failure;
 use super::left::MOST_LEFT;
@@ -34,10 +34,8 @@ pub(super) struct State {
     pub(super) store: Storing,
     /// Exchanges of before this process, by the neighbour that they came from: they are looked at when it is back.
     pub(super) resumed: HashMap<Arc<str>, Vec<ExchangeId>>,
-    /// Of those, the ones whose request may have gone to an origin that must not have it twice.
-    pub(super) intended: HashSet<ExchangeId>,
-    /// The journal of before this process is damaged.
-    pub(super) is_doubtful: bool,
+    /// Those whose request went to an origin that must not have it twice; or may have, though nothing says so.
+    pub(super) intended: HashMap<ExchangeId, Intent>,
     /// When it was said of a disk that it takes nothing, and whether it is to be said that it does again.
     pub(super) trouble: Option<Duration>,
     pub(super) is_troubled: bool,
@@ -142,8 +140,7 @@ impl State {
             woken: Vec::new(),
             store: Storing::Memory,
             resumed: HashMap::new(),
-            intended: HashSet::new(),
-            is_doubtful: false,
+            intended: HashMap::new(),
             trouble: None,
             is_troubled: false,
             left: VecDeque::new(),
@@ -165,7 +162,7 @@ impl State {
 
     /// What was held before this process is held again.
     pub(super) fn restore(&mut self, now: Duration, id: ExchangeId, held: Held) {
-        let Held { from, to, account, deadline, is_intended, is_tunnel, asked, halves } = held;
+        let Held { from, to, account, deadline, life, intent, is_tunnel, asked, halves } = held;
         let left = Duration::from_millis(deadline.saturating_sub(date()));
         let Some(to) = to.filter(|_| !left.is_zero()) else { return self.engine.discard(id) };
         let peer = match &from {
@@ -175,7 +172,7 @@ impl State {
         // What it was to the socket beside it is not known any more.
         let ends_here = is_tunnel && (from == Side::Here || to == Side::Here);
         let former = |HeldHalf { head, pieces }| Former { head, pieces };
-        let (sides, time) = ((from, to), (now, left));
+        let (sides, time) = ((from, to), (now, left, Duration::from_millis(life)));
         let is_for_here = sides.1 == Side::Here;
         self.engine.restore(id, sides, time, &account, is_tunnel, halves.map(former));
         // More came than may be kept, and nobody can ask its origin once more.
@@ -185,14 +182,14 @@ impl State {
         match peer {
             Some(_) if ends_here => self.engine.fail(id, 502, "the node at its far end was restarted"),
             Some(_) if is_lost => {
-                let unknown = if is_intended { format!("{OUTCOME_UNKNOWN}: ") } else { String::new() };
+                let unknown = if intent.is_some() { format!("{OUTCOME_UNKNOWN}: ") } else { String::new() };
                 let reason = "the node at its origin was restarted, and the request was longer than its custody holds";
                 self.engine.fail(id, 502, &format!("{unknown}{reason}"));
             }
             Some(peer) => {
                 self.resumed.entry(peer).or_default().push(id);
-                if is_intended {
-                    self.intended.insert(id);
+                if let Some(intent) = intent {
+                    self.intended.insert(id, intent);
                 }
             }
             None => match asked.filter(|_| self.left.len() < MOST_LEFT && is_asked_whole(&self.engine, id)) {
@@ -251,9 +248,9 @@ impl State {
 
     pub(super) fn keep(&mut self, now: Duration, id: ExchangeId, entry: Entry, survives: Survives) {
         let note = match entry {
-            Entry::Begin { from, account, deadline } => {
+            Entry::Begin { from, account, deadline, life } => {
                 let deadline = date().saturating_add(millis(deadline.saturating_sub(now)));
-                Note::Begin { from, account, deadline }
+                Note::Begin { from, account, deadline, life: millis(life) }
             }
             Entry::Lead { to, account, is_tunnel } => Note::Lead { to, account, is_tunnel },
             Entry::Head { part, theirs, head } => Note::Head { part, theirs, bytes: head },

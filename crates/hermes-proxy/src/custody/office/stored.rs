@@ -13,9 +13,9 @@ use bytes::Bytes;
 use hermes_wire::custody::{ExchangeId, Part};
 use tokio::sync::oneshot;
 
-use super::super::engine::Survives;
+use super::super::engine::{Side, Survives};
 use super::super::half::Upto;
-use super::super::journal::Note;
+use super::super::journal::{Intent, Note};
 use super::super::store::{Job, Reader, Safe, Store, is_full};
 use super::state::Storing;
 use super::{Failure, Office};
@@ -30,9 +30,7 @@ pub(crate) struct Resumed {
     /// It goes on, and the head of its response was not there yet.
     pub(crate) awaits_head: bool,
     /// Its request may have gone to an origin.
-    pub(crate) is_intended: bool,
-    /// So it may though nothing says so: the journal is damaged.
-    pub(crate) is_doubtful: bool,
+    pub(crate) intent: Option<Intent>,
     /// How far its response had come.
     pub(crate) response: Upto,
 }
@@ -53,7 +51,7 @@ impl Office {
         self.act(|state, now| {
             let mut opened = opened;
             let held = std::mem::take(&mut opened.held);
-            state.is_doubtful = opened.is_damaged;
+            let is_damaged = opened.is_damaged;
             let store = opened.start(Arc::downgrade(&reader))?;
             if let Storing::Awaited(jobs) = std::mem::replace(&mut state.store, Storing::Journal(store)) {
                 jobs.into_iter().for_each(|job| state.store.ask(job));
@@ -61,7 +59,14 @@ impl Office {
             if !held.is_empty() {
                 tracing::info!(exchanges = held.len(), "custody goes on with what was held before");
             }
-            held.into_iter().for_each(|(id, held)| state.restore(now, id, held));
+            for (id, mut held) in held {
+                if is_damaged && held.intent.is_none() && held.to == Some(Side::Here) {
+                    // To be known after another restart too.
+                    held.intent = Some(Intent::Possible);
+                    state.store.ask(Job::Keep { id, note: Note::Intent(Intent::Possible), is_synced: true });
+                }
+                state.restore(now, id, held);
+            }
             // Whoever dials has waited for that.
             state.woken.extend(state.lines.values_mut().filter_map(|line| line.keeper.take()));
             Ok(())
@@ -104,8 +109,7 @@ impl Office {
         Some(Resumed {
             is_for_here: state.engine.is_for_here(id),
             awaits_head: state.engine.awaits_head(id),
-            is_intended: state.intended.contains(&id),
-            is_doubtful: state.is_doubtful,
+            intent: state.intended.get(&id).copied(),
             response: state.engine.have(id, Part::Response)?,
         })
     }
@@ -124,8 +128,9 @@ impl Office {
             if survives == Survives::Nothing || state.ends.get(&id).is_some_and(|end| end.is_intended) {
                 return Poll::Ready(Ok(()));
             }
-            if state.intended.insert(id) {
-                state.store.ask(Job::Keep { id, note: Note::Intent, is_synced: survives == Survives::Power });
+            if state.intended.insert(id, Intent::Certain) != Some(Intent::Certain) {
+                let note = Note::Intent(Intent::Certain);
+                state.store.ask(Job::Keep { id, note, is_synced: survives == Survives::Power });
             }
             state.wait(cx, id, Part::Response)
         })

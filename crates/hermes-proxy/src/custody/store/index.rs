@@ -13,7 +13,7 @@ use hermes_wire::custody::{ExchangeId, Part};
 
 use super::super::engine::Side;
 use super::super::half::Upto;
-use super::super::journal::{self, Note};
+use super::super::journal::{self, Intent, Note};
 use super::Segment;
 
 /// Bytes of an entry that says that an exchange is over; and about those that say what it is, which go wherever some of it does.
@@ -46,7 +46,7 @@ struct Kept {
     /// Those without bytes.
     begin: Option<Note>,
     lead: Option<Note>,
-    is_intended: bool,
+    intent: Option<Intent>,
     asked: Option<Bytes>,
     /// Of its strings, by where they begin. Of two that begin at one place the first is empty, or was written again.
     halves: [BTreeMap<u64, Extent>; 2],
@@ -60,9 +60,10 @@ pub(in crate::custody) struct Held {
     pub(in crate::custody) from: Side,
     pub(in crate::custody) to: Option<Side>,
     pub(in crate::custody) account: Arc<str>,
-    /// In milliseconds since 1970.
+    /// In milliseconds since 1970; and so many before that it came.
     pub(in crate::custody) deadline: u64,
-    pub(in crate::custody) is_intended: bool,
+    pub(in crate::custody) life: u64,
+    pub(in crate::custody) intent: Option<Intent>,
     pub(in crate::custody) is_tunnel: bool,
     /// What its client had asked, where one may ask it again.
     pub(in crate::custody) asked: Option<Bytes>,
@@ -111,9 +112,10 @@ impl Index {
         match note {
             Note::Begin { .. } => kept.begin = Some(note.clone()),
             Note::Lead { .. } => kept.lead = Some(note.clone()),
-            Note::Intent => kept.is_intended = true,
+            // What is certain stays so.
+            Note::Intent(intent) if kept.intent != Some(Intent::Certain) => kept.intent = Some(*intent),
             Note::Asked { bytes } => kept.asked = Some(bytes.clone()),
-            Note::Head { .. } | Note::Bytes { .. } | Note::Forget => {}
+            Note::Head { .. } | Note::Bytes { .. } | Note::Intent(_) | Note::Forget => {}
         }
         let Some((part, offset, of_data, theirs, is_last)) = data else { return };
         let extent = Extent { offset, length: of_data as u64, theirs, is_last, segment, at, record: length };
@@ -233,7 +235,7 @@ impl Index {
                 continue;
             }
             let mut notes: Vec<Note> = kept.begin.iter().chain(&kept.lead).cloned().collect();
-            notes.extend(kept.is_intended.then_some(Note::Intent));
+            notes.extend(kept.intent.map(Note::Intent));
             notes.extend(kept.asked.clone().map(|bytes| Note::Asked { bytes }));
             for part in [Part::Request, Part::Response] {
                 for extent in kept.halves[part.index()].values().filter(|one| one.segment == segment) {
@@ -277,7 +279,7 @@ impl Kept {
     }
 
     fn held(&self) -> Option<Held> {
-        let Some(Note::Begin { from, account, deadline }) = &self.begin else { return None };
+        let Some(Note::Begin { from, account, deadline, life }) = &self.begin else { return None };
         let (to, account, is_tunnel) = match &self.lead {
             Some(Note::Lead { to, account, is_tunnel }) => (Some(to.clone()), account.clone(), *is_tunnel),
             _ => (None, account.clone(), false),
@@ -294,7 +296,8 @@ impl Kept {
             to,
             account,
             deadline: *deadline,
-            is_intended: self.is_intended,
+            life: *life,
+            intent: self.intent,
             is_tunnel,
             asked: self.asked.clone(),
             halves: [half(request), half(response)],

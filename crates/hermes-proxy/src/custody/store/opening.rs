@@ -36,8 +36,10 @@ impl Files {
                 rest.advance(found.length);
             }
             if segment.length < whole {
-                // A process that is killed as it writes leaves a beginning at the end of the last one.
-                let is_cut = Some(number) == last && journal::is_unfinished(&rest);
+                // A process that is killed as it writes leaves a beginning at the end of the last one; a loss of power, room
+                // that nothing was written to.
+                let is_unfinished = journal::is_unfinished(&rest) || rest.iter().all(|byte| *byte == 0);
+                let is_cut = Some(number) == last && is_unfinished;
                 let (path, left_out) = (segment.path.display(), whole - segment.length);
                 if is_cut {
                     tracing::warn!(%path, left_out, "a journal of custody ended within a record");

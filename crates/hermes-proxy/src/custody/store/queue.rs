@@ -36,7 +36,7 @@ impl Haste {
                 Note::Begin { .. } | Note::Lead { .. } | Note::Asked { .. } | Note::Forget => Haste::Whenever,
                 // It is sent on when it is safe; but for that of who is here, which is empty.
                 Note::Head { bytes, .. } if bytes.is_empty() => Haste::Whenever,
-                Note::Intent | Note::Head { .. } => Haste::Now,
+                Note::Intent(_) | Note::Head { .. } => Haste::Now,
                 // A small whole is passed on without waiting; what is longer waits for its beginning, and for its end.
                 Note::Bytes { offset: 0, is_last: true, bytes, .. } if bytes.len() <= SMALL => Haste::Whenever,
                 Note::Bytes { offset: 0, .. } | Note::Bytes { is_last: true, .. } => Haste::Now,
@@ -188,6 +188,7 @@ mod tests {
     use hermes_wire::custody::{ExchangeId, Part};
 
     use super::*;
+    use crate::custody::journal::Intent;
 
     fn keep(note: Note) -> Job {
         Job::Keep { id: ExchangeId([1; 16]), note, is_synced: false }
@@ -200,7 +201,9 @@ mod tests {
 
     #[test]
     fn what_somebody_waits_for_is_taken_at_once() {
-        for job in [keep(Note::Intent), bytes(0, 1, false), bytes(100, 0, true), bytes(0, SMALL + 1, true)] {
+        for job in
+            [keep(Note::Intent(Intent::Certain)), bytes(0, 1, false), bytes(100, 0, true), bytes(0, SMALL + 1, true)]
+        {
             assert_eq!(Haste::of(&job), Haste::Now);
         }
         assert_eq!(Haste::of(&bytes(100, 100, false)), Haste::Soon);

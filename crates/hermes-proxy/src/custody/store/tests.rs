@@ -4,6 +4,7 @@ use std::sync::Mutex;
 
 use super::*;
 use crate::custody::engine::Side;
+use crate::custody::journal::Intent;
 
 /// Whatever it is told.
 #[derive(Default)]
@@ -46,7 +47,7 @@ fn id(number: u8) -> ExchangeId {
 fn begin(number: u8) -> [(ExchangeId, Note); 2] {
     let (from, account) = (Side::Peer(Arc::from("before")), Arc::<str>::from("route"));
     let to = Side::Here;
-    let begin = Note::Begin { from, account: account.clone(), deadline: 7 };
+    let begin = Note::Begin { from, account: account.clone(), deadline: 7, life: 9 };
     [(id(number), begin), (id(number), Note::Lead { to, account, is_tunnel: false })]
 }
 
@@ -91,7 +92,12 @@ fn what_is_written_is_held_and_what_is_over_is_not() {
     let head = Note::Head { part: Part::Request, theirs: 3, bytes: Bytes::from_static(b"head") };
     let mut notes: Vec<_> = begin(1).into_iter().chain([(id(1), head), bytes(1, 4, vec![1; 10])]).collect();
     notes.extend(begin(2));
-    notes.extend([bytes(2, 0, vec![2; 5]), (id(2), Note::Forget), bytes(1, 14, vec![3; 5]), (id(1), Note::Intent)]);
+    notes.extend([
+        bytes(2, 0, vec![2; 5]),
+        (id(2), Note::Forget),
+        bytes(1, 14, vec![3; 5]),
+        (id(1), Note::Intent(Intent::Certain)),
+    ]);
     // Nobody knows where this one goes, nor with which head the next one does: nothing of them was acknowledged.
     notes.push(begin(3)[0].clone());
     let to = Side::Peer(Arc::from("next"));
@@ -105,7 +111,7 @@ fn what_is_written_is_held_and_what_is_over_is_not() {
     assert_eq!(safe, [upto(4), upto(14), upto(19), Safe::Intent(id(1))]);
     let opened = Store::open(directory.path()).unwrap();
     let [(found, held)] = &opened.held[..] else { panic!("{:?}", opened.held) };
-    assert_eq!((*found, held.deadline, held.is_intended), (id(1), 7, true));
+    assert_eq!((*found, held.deadline, held.life, held.intent), (id(1), 7, 9, Some(Intent::Certain)));
     assert_eq!((&held.from, &held.to), (&Side::Peer(Arc::from("before")), &Some(Side::Here)));
     assert_eq!(held.halves[0].head, Some((3, 4)));
     assert_eq!(opened.files.index.read(id(1), Part::Request, 2, 15).unwrap(), [&b"ad"[..], &[1; 10], &[3; 3]].concat());
@@ -123,11 +129,17 @@ fn what_was_not_written_whole_is_not_there_and_what_follows_is() {
     assert_eq!(held(directory.path()), [(1, vec![(0, 1000)])]);
     write(directory.path(), [bytes(1, 1000, vec![4; 7])]);
     assert_eq!(held(directory.path()), [(1, vec![(0, 1000), (1000, 7)])]);
+    // Room that was made for more before the power was lost.
+    let written = fs::metadata(&file).unwrap().len();
+    fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(written + 4096).unwrap();
+    assert!(!Store::open(directory.path()).unwrap().is_damaged);
+    assert_eq!(held(directory.path()), [(1, vec![(0, 1000), (1000, 7)])]);
     // A bit that fell over.
     let mut damaged = fs::read(&file).unwrap();
     let last = damaged.len() - 1;
     damaged[last] ^= 1;
     fs::write(&file, damaged).unwrap();
+    assert!(Store::open(directory.path()).unwrap().is_damaged);
     assert_eq!(held(directory.path()), [(1, vec![(0, 1000)])]);
 }
 

@@ -2,13 +2,17 @@
 //!
 //! In: what a journal says, and what neighbours say of it. Out: what is sent on.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::BytesMut;
 use hermes_wire::custody::{Part, Record};
 
-use super::super::engine::{Engine, Former, Side};
+use super::super::engine::{Engine, Entry, Former, Limits, Output, Side, Survives};
 use super::super::half::Upto;
-use super::alone::{DISK, ID, NOW, begun, held, say, write};
+use super::super::journal::{self, Intent, Note};
+use super::super::office::Office;
+use super::alone::{DISK, ID, NOW, begun, data, gone, held, say, write};
 use super::{account, engine, name};
 
 /// One that came from n0 and goes to n1, whose request of 94 bytes is whole; nothing is known of its response.
@@ -16,10 +20,16 @@ fn restored() -> Engine {
     let mut engine = engine(DISK);
     let request = Former { head: Some((10, 4)), pieces: vec![(Upto { offset: 4, is_whole: true }, 90)] };
     let sides = (Side::Peer(name(0)), Side::Peer(name(1)));
-    let time = (NOW, Duration::from_secs(900));
+    let time = (NOW, Duration::from_secs(900), Duration::from_secs(1000));
     engine.restore(ID, sides, time, &account(), false, [request, Former::default()]);
     engine.opened(&name(1));
     engine
+}
+
+/// How long ago it came is known after a restart too.
+#[test]
+fn an_exchange_is_as_old_as_it_was() {
+    assert_eq!(restored().age(Duration::from_secs(7), ID), Some(Duration::from_secs(107)));
 }
 
 /// Whether it was over nobody can tell but whoever it came from.
@@ -67,4 +77,83 @@ fn whoever_ended_it_forgets_it_once_that_is_written() {
     assert_eq!((say(&mut engine, 1), say(&mut engine, 0)), (vec![], vec![gone]));
     engine.is_forgotten(ID);
     assert_eq!(say(&mut engine, 1), [Record::Done { id: ID }]);
+}
+
+/// One that ends here, of whose request 40 bytes are on disk.
+fn restored_here(limits: Limits) -> Engine {
+    let mut engine = engine(limits);
+    let request = Former { head: Some((0, 0)), pieces: vec![(Upto::default(), 40)] };
+    let sides = (Side::Peer(name(0)), Side::Here);
+    let time = (NOW, Duration::from_secs(900), Duration::from_secs(900));
+    engine.restore(ID, sides, time, &account(), false, [request, Former::default()]);
+    engine.opened(&name(0));
+    engine
+}
+
+/// A disk that was full took not all that the origin had read; the one before has let go of it, and would wait for ever.
+#[test]
+fn a_request_that_was_lost_with_the_process_fails_at_once() {
+    let mut engine = restored_here(DISK);
+    engine.hear(NOW, &name(0), data(Part::Request, 60, 10, false), &account());
+    assert_eq!(gone(&mut engine, &name(0)), Some(502));
+    let mut engine = restored_here(DISK);
+    engine.hear(NOW, &name(0), data(Part::Request, 40, 10, false), &account());
+    engine.hear(NOW, &name(0), data(Part::Request, 50, 10, true), &account());
+    assert_eq!((gone(&mut engine, &name(0)), engine.have(ID, Part::Request).unwrap().offset), (None, 60));
+    // What found no room is brought again, and what was under way behind it too.
+    let mut engine = restored_here(Limits { memory: 200, ..DISK });
+    engine.hear(NOW, &name(0), data(Part::Request, 40, 10_000, false), &account());
+    engine.hear(NOW, &name(0), data(Part::Request, 10_040, 10, false), &account());
+    assert_eq!((gone(&mut engine, &name(0)), engine.len()), (None, 1));
+}
+
+/// Who waits to forget an end does so for good; nobody else need be sure of it.
+#[test]
+fn an_end_that_is_waited_for_survives_what_its_bytes_do() {
+    let survives = |engine: &mut Engine| {
+        std::iter::from_fn(|| engine.output()).find_map(|output| match output {
+            Output::Keep { entry: Entry::Forget, survives, .. } => Some(survives),
+            _ => None,
+        })
+    };
+    let limits = Limits { survives: Survives::Power, ..DISK };
+    let mut engine = begun(limits, Side::Peer(name(1)));
+    let record = Record::Gone { id: ID, status: 502, reason: "so it is".to_owned() };
+    engine.hear(NOW, &name(1), record, &account());
+    assert_eq!(survives(&mut engine), Some(Survives::Power));
+    let mut engine = begun(limits, Side::Peer(name(1)));
+    engine.fail(ID, 502, "so it is");
+    assert_eq!(survives(&mut engine), Some(Survives::Nothing));
+}
+
+/// What a damaged journal may have said of an order is not known after another restart either, though what is left of it is
+/// sound by then.
+#[test]
+fn a_doubt_survives_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let _guard = runtime.enter();
+    let begin = |notes: &mut BytesMut| {
+        let (from, to, account) = (Side::Peer(name(0)), Side::Here, account());
+        let begin = Note::Begin { from, account: account.clone(), deadline: u64::MAX >> 2, life: 1000 };
+        journal::put(ID, &begin, notes);
+        journal::put(ID, &Note::Lead { to, account, is_tunnel: false }, notes);
+    };
+    let intent = || {
+        let office = Arc::new(Office::new());
+        office.will_store();
+        office.store_in(directory.path()).unwrap();
+        let intent = office.resumed(ID).unwrap().intent;
+        office.stop();
+        intent
+    };
+    let file = directory.path().join(format!("{:012}.log", 0));
+    let mut notes = BytesMut::new();
+    begin(&mut notes);
+    std::fs::write(&file, &notes).unwrap();
+    assert_eq!(intent(), None);
+    // A record of one byte, with a checksum that is none.
+    notes.extend_from_slice(&[1, 0, 0, 0, 7, 7, 7, 7, 1]);
+    std::fs::write(&file, &notes).unwrap();
+    assert_eq!([intent(), intent()], [Some(Intent::Possible); 2]);
 }
