@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 /// Beyond a round trip so much time's worth may be under way: who has to acknowledge takes some of it.
 const BEYOND: Duration = Duration::from_millis(30);
-/// Where much is lost it is halved, down to this.
+/// Where much is lost it is halved, down to this; and doubled again where little is for as long as is remembered, since a
+/// queue that was too short for it once is so the next time too.
 const LEAST_BEYOND: Duration = Duration::from_millis(2);
 /// What is sent as one string arrives in order: behind a lost packet so many round trips of it wait, and a little longer.
 const IN_ORDER: u32 = 5;
@@ -24,7 +25,7 @@ const REMEMBERED: Duration = Duration::from_secs(10);
 const GRAIN: Duration = Duration::from_millis(1);
 const MOST_MARKS: usize = 1024;
 /// Losses are counted over so many bytes at least. More than this share of them is more than chance.
-const ROUND: u64 = 96 << 10;
+const ROUND: u64 = 192 << 10;
 const MANY: f64 = 0.05;
 
 /// What is known of a link.
@@ -40,8 +41,9 @@ pub(super) struct Link {
     shortest: Option<(Instant, Duration)>,
     /// What was sent before this was sent into the dark.
     bright_since: Option<Instant>,
-    /// How often [`BEYOND`] was halved.
+    /// How often [`BEYOND`] was halved, and when that changed last.
     halvings: u32,
+    halved: Option<Instant>,
     /// Of the round of now: since when, what arrived, and what was lost.
     round: Option<(Instant, u64)>,
     lost: u64,
@@ -77,7 +79,7 @@ impl Link {
         let (since, of_round) = *self.round.get_or_insert((now, self.arrived));
         let arrived = self.arrived - of_round;
         if arrived + self.lost >= ROUND && now.saturating_duration_since(since) >= self.trip {
-            self.judge(arrived, now.saturating_duration_since(since));
+            self.judge(now, arrived, now.saturating_duration_since(since));
             (self.round, self.lost) = (Some((now, self.arrived)), 0);
         }
     }
@@ -124,11 +126,15 @@ impl Link {
     }
 
     /// A round is over, in which so much arrived.
-    fn judge(&mut self, arrived: u64, took: Duration) {
+    fn judge(&mut self, now: Instant, arrived: u64, took: Duration) {
         if self.lost as f64 <= MANY * (arrived + self.lost) as f64 {
-            self.halvings = self.halvings.saturating_sub(1);
+            if self.halved.is_some_and(|at| now.saturating_duration_since(at) > REMEMBERED) {
+                self.halvings = self.halvings.saturating_sub(1);
+                self.halved = Some(now);
+            }
         } else if self.beyond() > LEAST_BEYOND {
             self.halvings += 1;
+            self.halved = Some(now);
         } else if let Some((rate, _)) = &mut self.rate {
             *rate = rate.min(arrived as f64 / took.max(GRAIN).as_secs_f64());
         }
