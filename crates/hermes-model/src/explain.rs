@@ -17,7 +17,7 @@ use crate::facts::{Facts, Kind, Trust};
 use crate::matcher::{Condition, Matcher, list};
 use crate::path::readings;
 use crate::reach::Reach;
-use crate::snapshot::{Action, ClientAuth, Listener, Route, Snapshot, Target, Terminate, Timeouts};
+use crate::snapshot::{Action, ClientAuth, Custody, Durable, Listener, Route, Snapshot, Target, Terminate, Timeouts};
 use crate::trust::{HERMES_USER, listener_user, settle};
 
 /// At most this many routes are shown, the last of them before the match.
@@ -58,6 +58,9 @@ pub struct Explanation {
     /// The status of a denial; none where there is no request that it could answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
+    /// How nodes answer for it until it is through.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub custody: Option<String>,
     /// Why it is denied.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
@@ -172,6 +175,7 @@ fn before_routes(facts: &Facts) -> Explanation {
         action: None,
         timeouts: None,
         reach: None,
+        custody: None,
         status: None,
         reason: None,
         packet: None,
@@ -188,6 +192,7 @@ impl Explanation {
                 self.decision = "act";
                 self.reach = reach;
                 self.timeouts = Some(timeouts(route.timeout, facts));
+                self.custody = route.custody.filter(|_| matches!(facts.kind, Kind::Http | Kind::Tcp)).map(custody);
             }
             Err(reason) => {
                 self.status = Some(StatusCode::FORBIDDEN.as_u16());
@@ -296,6 +301,16 @@ fn timeouts(timeouts: Timeouts, facts: &Facts) -> EffectiveTimeouts {
     }
 }
 
+fn custody(custody: Custody) -> String {
+    let Custody { deadline, disk, durable, .. } = custody;
+    let held = match durable {
+        _ if disk == 0 => "in memory alone: a restart of this node loses it",
+        Durable::Process => "on disk",
+        Durable::Fsync => "on disk, and a loss of power is survived",
+    };
+    format!("for {} at most, held {held}", Period(deadline))
+}
+
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "session   {}", self.session)?;
@@ -323,6 +338,9 @@ impl fmt::Display for Explanation {
         }
         if let Some(t) = &self.timeouts {
             writeln!(f, "timeouts  connect {}, idle {}, progress {}", t.connect, t.idle, t.progress)?;
+        }
+        if let Some(custody) = &self.custody {
+            writeln!(f, "custody   {custody}")?;
         }
         match (self.status, &self.reason) {
             (Some(status), Some(reason)) => writeln!(f, "decision  denied with {status}: {reason}")?,

@@ -75,10 +75,10 @@ pub struct Acks(OwnedFd);
 pub struct Acknowledged {
     /// A round trip, smoothed.
     pub rtt: Duration,
-    /// Something that was sent is not acknowledged, and nothing was heard of the far end's kernel for so long.
+    /// Something that was sent is not acknowledged, or cannot be sent since there is no route any more or a filter drops it;
+    /// and nothing was heard of the far end's kernel for so long.
     pub owed_for: Option<Duration>,
-    /// The same also of what could not be sent: there is no route any more, a filter drops it, or the far end's window is
-    /// closed.
+    /// The same also where the far end's window is closed.
     pub waiting_for: Option<Duration>,
     /// Bytes that the far end has acknowledged in all.
     pub acknowledged: u64,
@@ -115,7 +115,8 @@ impl Acks {
         let silence = Duration::from_millis(info.tcpi_last_ack_recv.into());
         Ok(Acknowledged {
             rtt: Duration::from_micros(info.tcpi_rtt.into()),
-            owed_for: (info.tcpi_unacked > 0).then_some(silence),
+            // A kernel that does not say how much the far end takes says zero.
+            owed_for: (info.tcpi_unacked > 0 || (queued > 0 && info.tcpi_snd_wnd > 0)).then_some(silence),
             waiting_for: (queued > 0).then_some(silence),
             acknowledged: info.tcpi_bytes_acked,
         })
@@ -167,6 +168,12 @@ mod tests {
         near.write_all(b"hello").await.unwrap();
         becomes(&|owed_for| owed_for.is_some_and(|owed_for| owed_for >= Duration::from_millis(20))).await;
         SockRef::from(&far).detach_filter().unwrap();
+        becomes(&|owed_for| owed_for.is_none()).await;
+        // What stays here is owed too; a cork stands for a route that is gone.
+        SockRef::from(&near).set_tcp_cork(true).unwrap();
+        near.write_all(b"hello").await.unwrap();
+        becomes(&|owed_for| owed_for.is_some()).await;
+        SockRef::from(&near).set_tcp_cork(false).unwrap();
         becomes(&|owed_for| owed_for.is_none()).await;
         assert!(acks.look().unwrap().rtt > Duration::ZERO);
     }

@@ -47,6 +47,23 @@ fn the_first_failing_condition_of_each_route_is_shown() {
 }
 
 #[test]
+fn custody_is_shown_where_a_route_asks_for_it() {
+    let document = "
+node: edge
+routes: [{name: on, upstream: next, custody: {deadline: 1h}}]
+upstreams: [{name: next, protocol: h2, endpoints: ['192.0.2.1:80']}]
+";
+    let said = |document: &str, facts| explain(&facts, &snapshot(document), &|_| false).custody;
+    let held = |how: &str| Some(format!("for 1h at most, held {how}"));
+    assert_eq!(said(document, get("FILES", "/")), held("in memory alone: a restart of this node loses it"));
+    let stored = document.replace("node: edge", "node: edge\nstate: /tmp/state");
+    assert_eq!(said(&stored, connect("DB:3306")), held("on disk"));
+    let fsync = stored.replace("1h", "1h, durable: fsync");
+    assert_eq!(said(&fsync, get("FILES", "/")), held("on disk, and a loss of power is survived"));
+    assert_eq!(said(DOCUMENT, get("DB", "/")), None);
+}
+
+#[test]
 fn secrets_are_not_explained() {
     let facts = get("VIDEO:8080", "/files/a").header("authorization", "Bearer wrong").header("hermes-user", "eve");
     let text = explain(&facts, &snapshot(DOCUMENT), &|_| false).to_string();

@@ -23,7 +23,7 @@ use super::contact;
 use super::link::Link;
 use super::office::Office;
 use crate::error::Error;
-use crate::live::Session;
+use crate::live::{Phase, Session, Watched};
 use crate::request::{Ask, Request};
 use crate::session::{self, Far, Served, Tunnel};
 use crate::stream::ByteStream;
@@ -108,7 +108,8 @@ pub(crate) struct Way {
 /// Carries a channel that was accepted, until it is over or another one takes its place.
 pub(crate) async fn carry_accepted(session: &Session, mut stream: ByteStream, way: &Rc<Way>) {
     let worker = &session.worker;
-    session.entry.set_held(true);
+    session.entry.set_phase(worker, Phase::Open);
+    let _watched = Watched::begin(&session.entry);
     let link = Link::accepted(&mut stream, way.plan);
     let (mut channel, resumed) = Channel::begin(worker.shared.custody.clone(), way.peer.clone(), link);
     resumed.into_iter().for_each(|id| begin(worker, way, id, true));

@@ -34,6 +34,8 @@ pub struct SessionView {
     pub endpoint: Option<Arc<str>>,
     /// `opening`, `open` or `blocked`.
     pub phase: &'static str,
+    /// It waits for what others have in custody, or for its turn: no silence ends it.
+    pub held: bool,
     /// Bytes from the client.
     pub received: u64,
     /// Bytes to the client.
@@ -60,6 +62,7 @@ impl SessionView {
                 Phase::Open => "open",
                 Phase::Blocked => "blocked",
             },
+            held: entry.is_held.get(),
             received: entry.received.get(),
             sent: entry.sent.get(),
             age: entry.started.elapsed().as_secs_f64(),
