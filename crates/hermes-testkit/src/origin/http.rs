@@ -84,7 +84,7 @@ where
     let service = service_fn(move |request| answer(request, payload.clone()));
     // How a connection ends is for the client to judge: an origin has nobody to tell.
     let _ = match version {
-        Version::H1 => http1::Builder::new().pipeline_flush(true).serve_connection(io, service).with_upgrades().await,
+        Version::H1 => http1::Builder::new().serve_connection(io, service).with_upgrades().await,
         Version::H2 => {
             let mut builder = http2::Builder::new(TokioExecutor::new());
             builder
