@@ -112,11 +112,13 @@ impl Acks {
         if unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TIOCOUTQ, &raw mut queued) } != 0 {
             return Err(io::Error::last_os_error());
         }
+        // A window that is all but closed has less room than what is sent at once.
+        let takes = u32::try_from(queued).unwrap_or(u32::MAX).min(info.tcpi_snd_mss).max(1);
         let silence = Duration::from_millis(info.tcpi_last_ack_recv.into());
         Ok(Acknowledged {
             rtt: Duration::from_micros(info.tcpi_rtt.into()),
             // A kernel that does not say how much the far end takes says zero.
-            owed_for: (info.tcpi_unacked > 0 || (queued > 0 && info.tcpi_snd_wnd > 0)).then_some(silence),
+            owed_for: (info.tcpi_unacked > 0 || (queued > 0 && info.tcpi_snd_wnd >= takes)).then_some(silence),
             waiting_for: (queued > 0).then_some(silence),
             acknowledged: info.tcpi_bytes_acked,
         })

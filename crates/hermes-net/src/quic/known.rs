@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 
 /// Beyond a round trip so much time's worth may be under way: who has to acknowledge takes some of it.
 const BEYOND: Duration = Duration::from_millis(30);
-/// Where much is lost it is halved, down to this; and doubled again where little is for as long as is remembered, since a
-/// queue that was too short for it once is so the next time too.
+/// Where much is lost it is halved, down to this; and doubled again after each such while without, since a queue that was too
+/// short for it once is so the next round trip too.
 const LEAST_BEYOND: Duration = Duration::from_millis(2);
+const CALM: Duration = Duration::from_secs(2);
 /// What is sent as one string arrives in order: behind a lost packet so many round trips of it wait, and a little longer.
 const IN_ORDER: u32 = 5;
 const ORDER_TAKES: Duration = Duration::from_millis(10);
@@ -41,7 +42,7 @@ pub(super) struct Link {
     shortest: Option<(Instant, Duration)>,
     /// What was sent before this was sent into the dark.
     bright_since: Option<Instant>,
-    /// How often [`BEYOND`] was halved, and when that changed last.
+    /// How often [`BEYOND`] was halved, and when that was, or was taken back, last.
     halvings: u32,
     halved: Option<Instant>,
     /// Of the round of now: since when, what arrived, and what was lost.
@@ -128,13 +129,17 @@ impl Link {
     /// A round is over, in which so much arrived.
     fn judge(&mut self, now: Instant, arrived: u64, took: Duration) {
         if self.lost as f64 <= MANY * (arrived + self.lost) as f64 {
-            if self.halved.is_some_and(|at| now.saturating_duration_since(at) > REMEMBERED) {
-                self.halvings = self.halvings.saturating_sub(1);
+            let calm = self.halved.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
+            if calm > CALM {
+                let times = u32::try_from(calm.as_millis() / CALM.as_millis()).unwrap_or(u32::MAX);
+                self.halvings = self.halvings.saturating_sub(times);
                 self.halved = Some(now);
             }
-        } else if self.beyond() > LEAST_BEYOND {
+            return;
+        }
+        self.halved = Some(now);
+        if self.beyond() > LEAST_BEYOND {
             self.halvings += 1;
-            self.halved = Some(now);
         } else if let Some((rate, _)) = &mut self.rate {
             *rate = rate.min(arrived as f64 / took.max(GRAIN).as_secs_f64());
         }
@@ -222,6 +227,16 @@ mod tests {
         // Five milliseconds of a link of 100 Mbit/s.
         let (window, lost) = after(5, 10, 40, 50, 0);
         assert!((400_000..650_000).contains(&window) && lost < 0.05, "{window} {lost}");
+        // Nor is it tried again with every round trip.
+        let (window, lost) = after(60, 10, 40, 50, 0);
+        assert!((400_000..650_000).contains(&window) && lost < 0.01, "{window} {lost}");
+    }
+
+    /// Three of a hundred are often more than five of a round.
+    #[test]
+    fn a_link_that_loses_much_by_chance_keeps_its_rate() {
+        let (window, lost) = after(120, 10, 70, 10_000, 33);
+        assert!((870_000..1_400_000).contains(&window), "{window} {lost}");
     }
 
     #[test]

@@ -257,6 +257,13 @@ impl Engine {
                 exchange.survives = Survives::Process;
             }
             exchange.is_known = true;
+            for part in PARTS {
+                let comes = matches!(exchange.source(part), Some(Side::Peer(_))) && !exchange.is_answered(part);
+                let is_next_here = exchange.sink(part) == Some(&Side::Here);
+                if comes {
+                    exchange.half(part).resume(is_next_here);
+                }
+            }
         }
         self.enter(id, &to);
         self.reindex(id);

@@ -89,6 +89,8 @@ pub(crate) struct Half {
     told_no_room: bool,
     /// From where that was asked for last.
     asked_again: Option<u64>,
+    /// The next one may hold more of it than there is here, and has not said so to this process.
+    is_behind: bool,
     /// Before so much is safe nothing goes out that is not: who begins anew behind us must find the same head.
     first: u64,
     /// From there on it is on disk still.
@@ -120,6 +122,7 @@ impl Default for Half {
             lacks: false,
             told_no_room: false,
             asked_again: None,
+            is_behind: false,
             first: 0,
             floor: 0,
             pieces: 0,
@@ -170,7 +173,7 @@ impl Half {
         }
         let Some(known) = self.have.offset.checked_sub(offset) else {
             // What is under way behind those that were lost comes too; it is asked for once.
-            self.lacks |= self.asked_again != Some(self.have.offset);
+            self.lacks |= !self.is_behind && self.asked_again != Some(self.have.offset);
             return None;
         };
         let known = usize::try_from(known).unwrap_or(usize::MAX);
@@ -183,13 +186,6 @@ impl Half {
         self.pieces += 1;
         self.keep(new.clone());
         Some((at, new))
-    }
-
-    /// There is a gap before what stands there, in the count of whoever sent it, and it is not one that was made here.
-    pub(crate) fn begins_behind(&self, offset: u64) -> bool {
-        let Head::Settled { length, theirs } = self.head else { return false };
-        let is_known = self.lacks || self.asked_again == Some(self.have.offset);
-        !is_known && offset.saturating_sub(theirs) + length > self.have.offset
     }
 
     fn keep(&mut self, mut bytes: Bytes) {
@@ -297,7 +293,7 @@ impl Half {
         // Whoever says that it holds more than there can be is not passed on.
         let offset = safe.offset.checked_sub(length).map_or(0, |behind| theirs.saturating_add(behind).min(varint::MAX));
         let said = Upto { offset, is_whole: safe.is_whole };
-        if self.lacks && has_room && safe.offset == self.have.offset {
+        if self.lacks && has_room && safe.offset == self.have.offset && !self.is_behind {
             return Some((said, Behind::Again));
         }
         if self.lacks && !has_room && !self.told_no_room {
@@ -310,7 +306,10 @@ impl Half {
 
     /// The next one holds so much. What that is no longer needed here; what it has not is sent again.
     pub(crate) fn set_held(&mut self, upto: Upto) {
-        // Who has lost what it answered for cannot be helped.
+        if std::mem::take(&mut self.is_behind) {
+            // What came behind a gap meanwhile was dropped.
+            self.lacks = !self.have.is_whole;
+        }
         if upto.offset < self.held.offset || self.held.is_whole {
             return;
         }
@@ -356,6 +355,11 @@ impl Half {
                 self.in_memory -= bytes.len() as u64;
             }
         }
+    }
+
+    /// The next one asks for what it has let us forget.
+    pub(crate) fn has_gone(&self, upto: u64, is_whole: bool) -> bool {
+        upto < self.held.offset || (self.held.is_whole && !is_whole)
     }
 
     /// The next one says that it is where it was: what is under way behind that was lost.

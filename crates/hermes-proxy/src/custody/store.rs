@@ -103,10 +103,16 @@ impl Store {
             has_reserve: false,
             _lock: lock,
         };
-        let is_damaged = files.read_all()?;
+        let damaged = files.read_all()?;
+        let mut held = files.index.held();
+        if !damaged.is_empty()
+            && let Err(error) = files.doubt(&mut held, &damaged)
+        {
+            // It stays as it is, and is found to be damaged the next time too.
+            tracing::error!(%error, "what a damaged journal of custody makes doubtful cannot be written");
+        }
         files.reserve();
-        let held = files.index.held();
-        Ok(Opened { files, held, is_damaged })
+        Ok(Opened { files, held })
     }
 
     /// For who asks it for nothing: it is safe where it was put.
@@ -130,8 +136,6 @@ pub(super) struct Opened {
     files: Files,
     /// What it answers for.
     pub(super) held: Vec<(ExchangeId, Held)>,
-    /// Something of it cannot be read: that a request went out may have been said there.
-    pub(super) is_damaged: bool,
 }
 
 impl Opened {
@@ -241,8 +245,9 @@ impl Files {
     fn release(&mut self, pending: &mut Pending, id: ExchangeId, part: Part, upto: u64) {
         let before = pending.notes.len();
         for (other, note) in &mut pending.notes {
-            // Of its end no more than that it is there.
+            // Of its end no more than that it is there; what is one record may be asked for again.
             if let Note::Bytes { part: of, offset, is_last: true, bytes } = note
+                && *offset > 0
                 && (*other, *of, *offset + bytes.len() as u64) == (id, part, upto)
             {
                 (*offset, *bytes) = (upto, Bytes::new());

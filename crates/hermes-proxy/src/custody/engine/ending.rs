@@ -115,7 +115,7 @@ impl Engine {
         if let Some(account) = self.accounts.get_mut(&exchange.account) {
             account.exchanges -= 1;
         }
-        // Who waits for that forgets it for good; to all others it would be said again.
+        // Who waits for that forgets it for good. All others know of the end, or say it again.
         let survives = if self.farewells.contains_key(&id) { exchange.survives } else { Survives::Nothing };
         self.out.push_back(Output::Keep { id, entry: Entry::Forget, survives });
         Some(exchange)

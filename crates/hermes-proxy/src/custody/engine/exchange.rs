@@ -216,13 +216,6 @@ impl Exchange {
         !self.is_tunnel && (is_of_origin || self.sink(part) == Some(&Side::Here))
     }
 
-    /// What comes stands behind something that the one before need not bring again, and that ended with the process before
-    /// this one: while a disk takes nothing, what its origin has read counts as held.
-    pub(super) fn has_lost(&self, part: Part, offset: u64) -> bool {
-        let is_for_origin = part == Part::Request && self.to == Some(Side::Here);
-        self.is_restored && is_for_origin && self.request.begins_behind(offset)
-    }
-
     /// Where it comes from.
     pub(super) fn source(&self, part: Part) -> Option<&Side> {
         match part {

@@ -119,6 +119,11 @@ impl Engine {
                 if half.awaits_head() || (!may_have_lost && upto > half.have().offset) {
                     return self.fail(id, 502, &format!("{peer} holds more of it than there was"));
                 }
+                if behind == Behind::Again && half.has_gone(upto, is_whole) {
+                    // A full disk took not all that its origin had read, or its client, and that counted as held.
+                    let reason = format!("{OUTCOME_UNKNOWN}: {peer} was restarted, and has lost some of what it held");
+                    return self.fail(id, 502, &reason);
+                }
                 half.set_held(Upto { offset: upto, is_whole });
                 let more = half.held().offset - before;
                 match behind {
@@ -170,10 +175,6 @@ impl Engine {
         let Some(exchange) = self.exchanges.get_mut(&id).filter(comes_from) else {
             return self.unknown(peer, id);
         };
-        if exchange.has_lost(part, offset) {
-            let reason = "this node was restarted, and its disk had not taken all of the request";
-            return self.fail(id, 502, &format!("{OUTCOME_UNKNOWN}: {reason}"));
-        }
         let used = exchange.indexed[part.index()];
         let account = self.accounts.get(&exchange.account).filter(|_| !exchange.is_early(part, bytes.len()));
         if account.is_some_and(|account| account.takes(bytes.len(), part, &used)) {
@@ -207,7 +208,12 @@ impl Engine {
             // What became of it there afterwards is nobody's concern.
             return self.go_on_alone(id, &side);
         }
+        let (is_first, until) = (exchange.from == side, exchange.deadline);
         self.end(id, &side, Record::Gone { id, status, reason });
+        if is_first {
+            // It may be killed before it has written that, and would begin it anew.
+            self.remember_ended(id, peer.clone(), Record::Done { id }, until);
+        }
     }
 
     /// Whoever it came from speaks of it, and so knows it.

@@ -34,6 +34,13 @@ impl Half {
         self.held = self.sent;
     }
 
+    /// So much was found after a restart. What the next one holds of it, or `None` where that is who is here, is not known:
+    /// before it is, nobody is asked for what may be there already. Who is here lost what was not written, and asks at once.
+    pub(crate) fn resume(&mut self, is_next_here: bool) {
+        self.is_behind = !is_next_here;
+        self.lacks = is_next_here && !self.have.is_whole;
+    }
+
     /// Bytes that the next one holds, and that are on disk nevertheless; or are to be, where `is_read_again` is false.
     pub(crate) fn spare(&self, is_read_again: bool) -> u64 {
         self.may_go(is_read_again).saturating_sub(self.floor)

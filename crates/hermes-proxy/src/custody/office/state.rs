@@ -163,7 +163,8 @@ impl State {
     /// What was held before this process is held again.
     pub(super) fn restore(&mut self, now: Duration, id: ExchangeId, held: Held) {
         let Held { from, to, account, deadline, life, intent, is_tunnel, asked, halves } = held;
-        let left = Duration::from_millis(deadline.saturating_sub(date()));
+        // A clock that was set back gives nobody more time than it had.
+        let left = Duration::from_millis(deadline.saturating_sub(date()).min(life));
         let Some(to) = to.filter(|_| !left.is_zero()) else { return self.engine.discard(id) };
         let peer = match &from {
             Side::Peer(peer) => Some(peer.clone()),
@@ -183,7 +184,7 @@ impl State {
             Some(_) if ends_here => self.engine.fail(id, 502, "the node at its far end was restarted"),
             Some(_) if is_lost => {
                 let unknown = if intent.is_some() { format!("{OUTCOME_UNKNOWN}: ") } else { String::new() };
-                let reason = "the node at its origin was restarted, and the request was longer than its custody holds";
+                let reason = "the node at its origin was restarted, and its disk has not all of the request";
                 self.engine.fail(id, 502, &format!("{unknown}{reason}"));
             }
             Some(peer) => {

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use hermes_wire::custody::{ExchangeId, Part};
 use tokio::sync::oneshot;
 
-use super::super::engine::{Side, Survives};
+use super::super::engine::Survives;
 use super::super::half::Upto;
 use super::super::journal::{Intent, Note};
 use super::super::store::{Job, Reader, Safe, Store, is_full};
@@ -51,7 +51,6 @@ impl Office {
         self.act(|state, now| {
             let mut opened = opened;
             let held = std::mem::take(&mut opened.held);
-            let is_damaged = opened.is_damaged;
             let store = opened.start(Arc::downgrade(&reader))?;
             if let Storing::Awaited(jobs) = std::mem::replace(&mut state.store, Storing::Journal(store)) {
                 jobs.into_iter().for_each(|job| state.store.ask(job));
@@ -59,14 +58,7 @@ impl Office {
             if !held.is_empty() {
                 tracing::info!(exchanges = held.len(), "custody goes on with what was held before");
             }
-            for (id, mut held) in held {
-                if is_damaged && held.intent.is_none() && held.to == Some(Side::Here) {
-                    // To be known after another restart too.
-                    held.intent = Some(Intent::Possible);
-                    state.store.ask(Job::Keep { id, note: Note::Intent(Intent::Possible), is_synced: true });
-                }
-                state.restore(now, id, held);
-            }
+            held.into_iter().for_each(|(id, held)| state.restore(now, id, held));
             // Whoever dials has waited for that.
             state.woken.extend(state.lines.values_mut().filter_map(|line| line.keeper.take()));
             Ok(())

@@ -9,20 +9,22 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::sync::Arc;
 
 use bytes::{Buf as _, Bytes};
+use hermes_wire::custody::ExchangeId;
 
-use super::super::journal;
-use super::{Files, Segment};
+use super::super::engine::Side;
+use super::super::journal::{self, Intent, Note};
+use super::{Files, Held, Segment};
 
 impl Files {
-    /// What is there is in the index from now on. Whether something of it is damaged.
-    pub(super) fn read_all(&mut self) -> io::Result<bool> {
+    /// What is there is in the index from now on. The segments that are damaged, which stay as they are.
+    pub(super) fn read_all(&mut self) -> io::Result<Vec<u64>> {
         let mut numbers: Vec<u64> = Vec::new();
         for entry in fs::read_dir(&self.directory)? {
             let name = entry?.file_name();
             numbers.extend(name.to_str().and_then(|name| name.strip_suffix(".log")?.parse::<u64>().ok()));
         }
         numbers.sort_unstable();
-        let (last, mut is_damaged) = (numbers.last().copied(), false);
+        let (last, mut damaged) = (numbers.last().copied(), Vec::new());
         for number in numbers {
             let mut segment = self.segment(number, false)?;
             let mut bytes = Vec::new();
@@ -43,16 +45,34 @@ impl Files {
                 let (path, left_out) = (segment.path.display(), whole - segment.length);
                 if is_cut {
                     tracing::warn!(%path, left_out, "a journal of custody ended within a record");
+                    segment.file.set_len(segment.length)?;
                 } else {
-                    is_damaged = true;
+                    damaged.push(number);
                     tracing::error!(%path, left_out, "a journal of custody is damaged: look at the disk; what followed is left out");
                 }
-                segment.file.set_len(segment.length)?;
             }
             self.index.segments.push_back(segment);
         }
         self.tidy();
-        Ok(is_damaged)
+        Ok(damaged)
+    }
+
+    /// What is left of a damaged journal may lack that a request has gone to its origin. That is said of all of them, and only
+    /// then is the journal sound again.
+    pub(super) fn doubt(&mut self, held: &mut [(ExchangeId, Held)], damaged: &[u64]) -> io::Result<()> {
+        let doubtful = held.iter_mut().filter(|(_, held)| held.to == Some(Side::Here) && held.intent.is_none());
+        let notes = doubtful.map(|(id, held)| {
+            held.intent = Some(Intent::Possible);
+            (*id, Note::Intent(Intent::Possible))
+        });
+        let notes: Vec<_> = notes.collect();
+        // Behind what is damaged nothing is found.
+        self.roll()?;
+        self.append(&notes, true)?;
+        for segment in self.index.segments.iter().filter(|segment| damaged.contains(&segment.number)) {
+            segment.file.set_len(segment.length)?;
+        }
+        Ok(())
     }
 
     pub(super) fn segment(&self, number: u64, is_new: bool) -> io::Result<Segment> {

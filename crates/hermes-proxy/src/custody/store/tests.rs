@@ -132,14 +132,15 @@ fn what_was_not_written_whole_is_not_there_and_what_follows_is() {
     // Room that was made for more before the power was lost.
     let written = fs::metadata(&file).unwrap().len();
     fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(written + 4096).unwrap();
-    assert!(!Store::open(directory.path()).unwrap().is_damaged);
     assert_eq!(held(directory.path()), [(1, vec![(0, 1000), (1000, 7)])]);
+    assert_eq!(Store::open(directory.path()).unwrap().held[0].1.intent, None);
     // A bit that fell over.
     let mut damaged = fs::read(&file).unwrap();
     let last = damaged.len() - 1;
     damaged[last] ^= 1;
     fs::write(&file, damaged).unwrap();
-    assert!(Store::open(directory.path()).unwrap().is_damaged);
+    let intent = || Store::open(directory.path()).unwrap().held[0].1.intent;
+    assert_eq!([intent(), intent()], [Some(Intent::Possible); 2], "it is not known, nor will be");
     assert_eq!(held(directory.path()), [(1, vec![(0, 1000)])]);
 }
 

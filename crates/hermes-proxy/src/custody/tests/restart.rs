@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use hermes_wire::custody::{Part, Record};
+use hermes_wire::custody::{Behind, Part, Record};
 
 use super::super::engine::{Engine, Entry, Former, Limits, Output, Side, Survives};
 use super::super::half::Upto;
@@ -80,8 +80,8 @@ fn whoever_ended_it_forgets_it_once_that_is_written() {
 }
 
 /// One that ends here, of whose request 40 bytes are on disk.
-fn restored_here(limits: Limits) -> Engine {
-    let mut engine = engine(limits);
+fn restored_here() -> Engine {
+    let mut engine = engine(DISK);
     let request = Former { head: Some((0, 0)), pieces: vec![(Upto::default(), 40)] };
     let sides = (Side::Peer(name(0)), Side::Here);
     let time = (NOW, Duration::from_secs(900), Duration::from_secs(900));
@@ -92,19 +92,55 @@ fn restored_here(limits: Limits) -> Engine {
 
 /// A disk that was full took not all that the origin had read; the one before has let go of it, and would wait for ever.
 #[test]
-fn a_request_that_was_lost_with_the_process_fails_at_once() {
-    let mut engine = restored_here(DISK);
+fn what_was_lost_with_a_process_is_asked_for_and_who_has_it_no_more_says_so() {
+    let again = |upto| Record::Held { id: ID, part: Part::Request, upto, is_whole: false, behind: Behind::Again };
+    assert_eq!(say(&mut restored_here(), 0), [again(40)]);
+    for (held_before, is_whole, becomes) in
+        [(40, false, None), (20, false, None), (60, false, Some(502)), (94, true, Some(502))]
+    {
+        let mut engine = begun(DISK, Side::Peer(name(1)));
+        engine.hear(NOW, &name(0), data(Part::Request, 10, 90, true), &account());
+        write(&mut engine);
+        say(&mut engine, 1);
+        engine.hear(NOW, &name(1), held(Part::Request, held_before, is_whole), &account());
+        engine.closed(&name(1));
+        engine.opened(&name(1));
+        engine.hear(NOW, &name(1), again(40), &account());
+        assert_eq!(gone(&mut engine, &name(0)), becomes, "{held_before}");
+    }
+}
+
+/// What the next one holds is not asked for by a node that has lost it: that may be all right.
+#[test]
+fn a_node_between_waits_for_what_the_next_one_says() {
+    let mut engine = engine(DISK);
+    let request = Former { head: Some((0, 0)), pieces: vec![(Upto::default(), 40)] };
+    let sides = (Side::Peer(name(0)), Side::Peer(name(1)));
+    let time = (NOW, Duration::from_secs(900), Duration::from_secs(900));
+    engine.restore(ID, sides, time, &account(), false, [request, Former::default()]);
+    [0, 1].iter().for_each(|peer| engine.opened(&name(*peer)));
     engine.hear(NOW, &name(0), data(Part::Request, 60, 10, false), &account());
-    assert_eq!(gone(&mut engine, &name(0)), Some(502));
-    let mut engine = restored_here(DISK);
-    engine.hear(NOW, &name(0), data(Part::Request, 40, 10, false), &account());
-    engine.hear(NOW, &name(0), data(Part::Request, 50, 10, true), &account());
-    assert_eq!((gone(&mut engine, &name(0)), engine.have(ID, Part::Request).unwrap().offset), (None, 60));
-    // What found no room is brought again, and what was under way behind it too.
-    let mut engine = restored_here(Limits { memory: 200, ..DISK });
-    engine.hear(NOW, &name(0), data(Part::Request, 40, 10_000, false), &account());
-    engine.hear(NOW, &name(0), data(Part::Request, 10_040, 10, false), &account());
-    assert_eq!((gone(&mut engine, &name(0)), engine.len()), (None, 1));
+    assert_eq!(say(&mut engine, 0), [held(Part::Request, 40, false)]);
+    engine.hear(NOW, &name(1), held(Part::Request, 60, false), &account());
+    let again = |upto| Record::Held { id: ID, part: Part::Request, upto, is_whole: false, behind: Behind::Again };
+    assert_eq!(say(&mut engine, 0), [again(60)]);
+    engine.hear(NOW, &name(0), data(Part::Request, 60, 10, false), &account());
+    // What was under way behind the gap too is asked for no second time.
+    engine.hear(NOW, &name(0), data(Part::Request, 80, 10, false), &account());
+    write(&mut engine);
+    assert_eq!(say(&mut engine, 0), [again(70)]);
+}
+
+/// A node that is killed before it has written that something came to nothing begins it anew; who has heard of the end does
+/// not do it twice.
+#[test]
+fn what_has_ended_is_not_begun_again() {
+    let mut engine = begun(DISK, Side::Here);
+    engine.hear(NOW, &name(0), Record::Gone { id: ID, status: 502, reason: "so it is".to_owned() }, &account());
+    assert_eq!(say(&mut engine, 0), [Record::Done { id: ID }]);
+    engine.opened(&name(0));
+    engine.hear(NOW, &name(0), Record::Begin { id: ID, left: 1000 }, &account());
+    assert_eq!((say(&mut engine, 0), engine.len()), (vec![Record::Done { id: ID }], 0));
 }
 
 /// Who waits to forget an end does so for good; nobody else need be sure of it.
