@@ -34,8 +34,8 @@ impl Half {
         self.held = self.sent;
     }
 
-    /// So much was found after a restart. What the next one holds of it, or `None` where that is who is here, is not known:
-    /// before it is, nobody is asked for what may be there already. Who is here lost what was not written, and asks at once.
+    /// That much was found after a restart. A next node may hold more: before it has said how much, nobody is asked for what
+    /// follows. Who is here has nothing that is not found, and asks for the rest at once.
     pub(crate) fn resume(&mut self, is_next_here: bool) {
         self.is_behind = !is_next_here;
         self.lacks = is_next_here && !self.have.is_whole;
