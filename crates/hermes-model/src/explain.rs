@@ -308,7 +308,7 @@ fn custody(custody: Custody) -> String {
         Durable::Process => "on disk",
         Durable::Fsync => "on disk, and a loss of power is survived",
     };
-    format!("for {} at most, held {held}", Period(deadline))
+    format!("for {} at most, whatever the timeouts; held {held}", Period(deadline))
 }
 
 impl fmt::Display for Explanation {

@@ -27,6 +27,8 @@ mod tunnel;
 
 /// What a reason begins with where nobody knows whether an origin has done what it was asked.
 pub(crate) const OUTCOME_UNKNOWN: &str = "outcome unknown";
+/// And where it had its time while its node knew why nobody took it.
+pub(crate) const NO_CHANNEL: &str = "its time is over, and there was no channel";
 
 pub(crate) use message::CustodyBody;
 pub(crate) use office::{Failure, Office};

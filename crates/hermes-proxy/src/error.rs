@@ -13,7 +13,7 @@ use hermes_net::own;
 use hermes_net::tls::Fault;
 use http::StatusCode;
 
-use crate::custody::{Failure, OUTCOME_UNKNOWN};
+use crate::custody::{Failure, NO_CHANNEL, OUTCOME_UNKNOWN};
 use crate::h3::fields::Oversize;
 use crate::worker::Worker;
 
@@ -218,6 +218,9 @@ impl Error {
                 "outcome unknown: the request went to its origin, and the node that asked was restarted before it had the \
                  answer; see whether it was done before you send it again",
             ),
+            Error::Custody { reason, .. } if reason.starts_with(NO_CHANNEL) => {
+                Some("its time in custody is over: the next node could not be reached, or refused it")
+            }
             Error::Custody { status: StatusCode::GATEWAY_TIMEOUT, .. } => {
                 Some("its time in custody is over: no path was there for long enough")
             }

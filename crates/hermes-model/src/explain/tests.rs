@@ -54,7 +54,7 @@ routes: [{name: on, upstream: next, custody: {deadline: 1h}}]
 upstreams: [{name: next, protocol: h2, endpoints: ['192.0.2.1:80']}]
 ";
     let said = |document: &str, facts| explain(&facts, &snapshot(document), &|_| false).custody;
-    let held = |how: &str| Some(format!("for 1h at most, held {how}"));
+    let held = |how: &str| Some(format!("for 1h at most, whatever the timeouts; held {how}"));
     assert_eq!(said(document, get("FILES", "/")), held("in memory alone: a restart of this node loses it"));
     let stored = document.replace("node: edge", "node: edge\nstate: /tmp/state");
     assert_eq!(said(&stored, connect("DB:3306")), held("on disk"));

@@ -55,19 +55,15 @@ pub(super) async fn serve(worker: &Rc<Worker>, way: &Way, id: ExchangeId, is_res
     let served = match request {
         Ok(mut request) => {
             if let Some(resumed) = &resumed {
-                worker.shared.metrics.custody_repeats.inc();
-                let why = match resumed.intent {
-                    Some(Intent::Certain) => {
-                        Some("this node was restarted after it had sent the request to the origin")
-                    }
-                    Some(Intent::Possible) if !request.facts.method.is_idempotent() => {
-                        Some("this node was restarted, and its journal of custody is damaged")
-                    }
-                    _ => None,
-                };
-                if let Some(why) = why {
+                if let Some(why) = may_be_done(resumed.intent, &request) {
+                    let facts = &request.facts;
+                    tracing::warn!(
+                        %id, method = %facts.method, authority = %facts.authority, path = facts.path.path(), peer = %way.peer,
+                        "{OUTCOME_UNKNOWN}: {why}"
+                    );
                     return office.fail(id, 502, &format!("{OUTCOME_UNKNOWN}: {why}"));
                 }
+                worker.shared.metrics.custody_repeats.inc();
             }
             request.arrived = Some(Arrived { id, theirs });
             Box::pin(session::serve(worker, request)).await
@@ -118,6 +114,15 @@ pub(super) async fn serve(worker: &Rc<Worker>, way: &Way, id: ExchangeId, is_res
     let mut writing = Writing::new(office.clone(), id, Part::Response, first, body).bound(&entry);
     if let Err(Unwritten::Body(error)) = poll_fn(|cx| writing.poll(cx)).await {
         office.fail(id, 502, &format!("the answer broke off: {error}"));
+    }
+}
+
+/// Why a request of before this process may have been done already, where it must not be done twice.
+fn may_be_done(intent: Option<Intent>, request: &Request<'_>) -> Option<&'static str> {
+    match intent? {
+        Intent::Certain => Some("this node was restarted after it had sent the request to the origin"),
+        Intent::Possible if request.facts.method.is_idempotent() => None,
+        Intent::Possible => Some("this node was restarted, and its journal of custody is damaged"),
     }
 }
 

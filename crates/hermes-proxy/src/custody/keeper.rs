@@ -10,7 +10,7 @@
 mod path;
 mod wait;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::future::poll_fn;
 use std::io;
@@ -23,7 +23,7 @@ use hermes_model::snapshot::UpstreamProtocol;
 use hermes_net::tcp::{Acks, bound_backoff};
 use hermes_net::{Io, dial, quic, tls};
 use hermes_wire::custody as wire;
-use http::{HeaderValue, Method, Request, Uri};
+use http::{HeaderValue, Method, Request, StatusCode, Uri};
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior};
 
@@ -134,6 +134,8 @@ struct Keeper {
     contact: Rc<RefCell<Contact>>,
     /// What is said of it while there is none.
     wait: RefCell<Wait>,
+    /// The last one went by TCP, since QUIC did not get through.
+    is_fallback: Cell<bool>,
 }
 
 /// A connection that was answered.
@@ -147,7 +149,8 @@ impl Keeper {
         let (office, label) = (worker.shared.custody.clone(), upstream.endpoints[index].label.clone());
         let quic = quic_config(worker, upstream);
         let (worker, upstream) = (worker.clone(), upstream.clone());
-        Self { worker, office, upstream, index, label, quic, contact: Rc::default(), wait: RefCell::default() }
+        let (contact, wait, is_fallback) = Default::default();
+        Self { worker, office, upstream, index, label, quic, contact, wait, is_fallback }
     }
 
     async fn keep(self) {
@@ -165,8 +168,10 @@ impl Keeper {
                     // How long it was waited for is no other reason.
                     let is_late = matches!(error, Error::ConnectTimeout { .. });
                     let why = if is_late { error.label().to_owned() } else { error.to_string() };
+                    self.office.is_troubled(&self.label, &why);
                     if self.wait.borrow_mut().refused(&why, Instant::now()) {
-                        tracing::warn!(peer = %self.label, %error, "a channel of custody did not begin; trying again");
+                        let hint = hint(&error);
+                        tracing::warn!(peer = %self.label, %error, hint, "a channel of custody did not begin; trying again");
                     }
                     // Who says no says it again: that is asked for now and then.
                     if !is_late {
@@ -225,6 +230,13 @@ impl Keeper {
         };
         count(&self.worker, &destination, begun.is_ok());
         let (mut stream, connection) = begun?;
+        let is_fallback = path.is_some() && self.quic.is_some();
+        if self.is_fallback.replace(is_fallback) != is_fallback {
+            match is_fallback {
+                true => tracing::info!(peer = %self.label, "QUIC does not get through; custody goes by HTTP/2"),
+                false => tracing::info!(peer = %self.label, "custody goes by QUIC again"),
+            }
+        }
         if self.wait.borrow_mut().up() {
             tracing::info!(peer = %self.label, "custody goes on: there is a channel again");
         }
@@ -275,6 +287,7 @@ impl Keeper {
     /// An attempt failed. There are fifty of them a second: a reason is counted once.
     fn failed(&self, why: &str) {
         if self.wait.borrow_mut().failed(why) {
+            self.office.is_troubled(&self.label, why);
             count(&self.worker, &self.destination(), false);
             tracing::debug!(peer = %self.label, why, "attempts to open a channel of custody fail");
         }
@@ -336,7 +349,6 @@ impl Keeper {
             quic = dial::until_one_is(addresses, (QUIC_BEACON, PATIENCE), attempt, |error| self.failed_by(error)) => Found::Quic(quic),
             found = by_tcp => {
                 self.worker.shared.metrics.quic_fallbacks.inc();
-                tracing::info!(peer = %self.label, "QUIC does not get through; custody goes by HTTP/2");
                 found
             }
         }
@@ -425,6 +437,19 @@ impl Keeper {
                 why = poll_fn(|cx| channel.poll(cx, stream, refused)) => return why,
             }
         }
+    }
+}
+
+/// What may be done about it.
+fn hint(error: &Error) -> &'static str {
+    match error {
+        Error::Refused { status, .. } if *status == StatusCode::FORBIDDEN => {
+            "that node does not know this one: give both an `identity`, or list this node's address in that listener's `trust`"
+        }
+        Error::Connect { .. } | Error::Incapable { .. } => {
+            "see whether that is a node of Hermes, and whether the two believe each other's certificates (`identity`, `ca`)"
+        }
+        _ => "see that node's log",
     }
 }
 

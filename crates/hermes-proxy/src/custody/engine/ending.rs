@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use hermes_wire::custody::{Behind, ExchangeId, Part, Record};
 
+use super::super::NO_CHANNEL;
 use super::{Ended, Engine, Entry, Exchange, Output, Side, Survives};
 
 /// Ends that one neighbour is told of again. Of older ones it hears only that they are over.
@@ -133,6 +134,16 @@ impl Engine {
         self.deadlines.first().map(|(at, _)| *at)
     }
 
+    /// Why it has not come further in its time.
+    fn why_late(&self, id: ExchangeId) -> String {
+        let next = self.exchanges.get(&id).and_then(|exchange| exchange.to.as_ref()?.peer());
+        let trouble = next.and_then(|peer| Some((peer, self.peers.get(peer)?.trouble.as_ref()?)));
+        match trouble {
+            Some((peer, why)) => format!("{NO_CHANNEL} to {peer}: {why}"),
+            None => "its time is over, and no path was there for long enough".to_owned(),
+        }
+    }
+
     /// Ends what has had its time, and what has been waited for long enough.
     pub(crate) fn expire(&mut self, now: Duration) {
         self.let_on_late(now);
@@ -145,7 +156,8 @@ impl Engine {
         {
             self.deadlines.pop_first();
             if self.exchanges.contains_key(&id) {
-                self.fail(id, 504, "its time is over, and no path was there for long enough");
+                let reason = self.why_late(id);
+                self.fail(id, 504, &reason);
             }
             // Who has not heard of it by now knows its deadline as well as we do.
             for ended in self.ended.remove(&id).into_iter().flatten() {

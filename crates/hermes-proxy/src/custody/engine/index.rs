@@ -17,6 +17,8 @@ pub(super) struct Peer {
     pub(super) is_open: bool,
     /// It was asked, and had nothing to hear.
     pub(super) is_quiet: bool,
+    /// Why there is no channel, where that is known.
+    pub(super) trouble: Option<Arc<str>>,
     pub(super) pace: Pace,
     /// What is not about bytes, to be said first.
     pub(super) words: VecDeque<Record>,

@@ -30,6 +30,7 @@ impl Engine {
         let state = self.peers.entry(peer.clone()).or_default();
         state.is_open = true;
         state.is_quiet = false;
+        state.trouble = None;
         state.pace.begin();
         // Said again where it still has to be.
         state.words.clear();
@@ -79,6 +80,13 @@ impl Engine {
                 }
             }
             self.reindex(id);
+        }
+    }
+
+    /// There is no channel to a neighbour, for this reason.
+    pub(crate) fn is_troubled(&mut self, peer: &str, why: &str) {
+        if let Some(state) = self.peers.get_mut(peer).filter(|state| state.trouble.as_deref() != Some(why)) {
+            state.trouble = Some(Arc::from(why));
         }
     }
 

@@ -73,6 +73,11 @@ impl Office {
         })
     }
 
+    /// There is none to this neighbour, for this reason.
+    pub(crate) fn is_troubled(&self, peer: &str, why: &str) {
+        self.lock().engine.is_troubled(peer, why);
+    }
+
     /// Whether a channel to this neighbour is wanted now.
     pub(crate) fn is_wanted(&self, peer: &Arc<str>) -> bool {
         self.lock().engine.wants(peer)

@@ -352,3 +352,20 @@ fn a_neighbour_that_hears_nothing_costs_the_others_nothing() {
     engine.expire(Duration::from_secs(2));
     assert_eq!(engine.ended_of(&name(9)), 0);
 }
+
+/// A client that waited in vain is told what its node knows of the reason.
+#[test]
+fn who_had_no_channel_is_told_why() {
+    let reason = |trouble: Option<&str>| {
+        let mut engine = engine(LIMITS);
+        engine.begin(NOW, ID, Side::Peer(name(1)), Duration::from_secs(9), &account(), false).unwrap();
+        trouble.inspect(|why| engine.is_troubled(&name(1), why));
+        engine.expire(Duration::from_secs(9));
+        std::iter::from_fn(|| engine.output()).find_map(|output| match output {
+            Output::Failed { status: 504, reason, .. } => Some(reason),
+            _ => None,
+        })
+    };
+    assert_eq!(reason(None).unwrap(), "its time is over, and no path was there for long enough");
+    assert_eq!(reason(Some("403")).unwrap(), "its time is over, and there was no channel to n1: 403");
+}
