@@ -228,6 +228,11 @@ impl Engine {
     fn vouch(&mut self, id: ExchangeId, side: &Side) {
         if let Some(exchange) = self.exchanges.get_mut(&id).filter(|one| !one.is_vouched && one.from == *side) {
             exchange.is_vouched = true;
+            // The next one may wait for the same word, and hold all else that it could hear; or know nothing of it yet.
+            let is_known_there = exchange.request.held() != Upto::default();
+            if is_known_there && matches!(exchange.to, Some(Side::Peer(_))) {
+                exchange.response.greet();
+            }
             self.reindex(id);
         }
     }

@@ -193,3 +193,15 @@ fn a_doubt_survives_a_restart() {
     std::fs::write(&file, &notes).unwrap();
     assert_eq!([intent(), intent()], [Some(Intent::Possible); 2]);
 }
+
+/// Two nodes beside each other that were killed: the second one goes on with nothing before the first one speaks of it, which
+/// has nothing more to send.
+#[test]
+fn a_node_between_makes_the_next_one_go_on() {
+    let mut engine = restored();
+    engine.opened(&name(0));
+    engine.hear(NOW, &name(1), held(Part::Request, 94, true), &account());
+    assert_eq!(say(&mut engine, 1), []);
+    engine.hear(NOW, &name(0), held(Part::Response, 0, false), &account());
+    assert_eq!(say(&mut engine, 1), [held(Part::Response, 0, false)]);
+}
