@@ -118,6 +118,7 @@ impl Engine {
                 };
                 // Only a process that was killed may have sent more than it still has; of its own origin's answer, all of it.
                 let may_have_lost = exchange.is_restored && (is_whole || exchange.source(part) != Some(&Side::Here));
+                let is_silent = part == Part::Request && !exchange.is_begun && exchange.request.held() == Upto::default();
                 let half = exchange.half(part);
                 let before = half.held().offset;
                 if half.awaits_head() && upto == 0 && !is_whole {
@@ -149,6 +150,13 @@ impl Engine {
                 }
                 if more > 0 {
                     self.renew(now, id);
+                }
+                if is_silent
+                    && let Some(exchange) = self.exchanges.get_mut(&id)
+                    && exchange.request.held() != Upto::default()
+                {
+                    // It speaks first, and may wait for us to know it. There may be nothing left that we would send.
+                    exchange.response.greet();
                 }
                 self.reindex(id);
                 self.end_if_over(id);
@@ -228,11 +236,6 @@ impl Engine {
     fn vouch(&mut self, id: ExchangeId, side: &Side) {
         if let Some(exchange) = self.exchanges.get_mut(&id).filter(|one| !one.is_vouched && one.from == *side) {
             exchange.is_vouched = true;
-            // The next one may wait for the same word, and hold all else that it could hear; or know nothing of it yet.
-            let is_known_there = exchange.request.held() != Upto::default();
-            if is_known_there && matches!(exchange.to, Some(Side::Peer(_))) {
-                exchange.response.greet();
-            }
             self.reindex(id);
         }
     }

@@ -195,13 +195,36 @@ fn a_doubt_survives_a_restart() {
 }
 
 /// Two nodes beside each other that were killed: the second one goes on with nothing before the first one speaks of it, which
-/// has nothing more to send.
+/// has nothing more to send, whichever of them is back first.
 #[test]
 fn a_node_between_makes_the_next_one_go_on() {
-    let mut engine = restored();
-    engine.opened(&name(0));
+    let greeting = held(Part::Response, 0, false);
+    for upto in [40, 94] {
+        let all = held(Part::Request, upto, upto == 94);
+        let mut engine = restored();
+        engine.opened(&name(0));
+        engine.hear(NOW, &name(1), all.clone(), &account());
+        assert_eq!(say(&mut engine, 1), [], "nobody vouches for it");
+        engine.hear(NOW, &name(0), greeting.clone(), &account());
+        assert!(say(&mut engine, 1).contains(&greeting), "{upto}");
+
+        let mut engine = restored();
+        engine.opened(&name(0));
+        engine.hear(NOW, &name(0), greeting.clone(), &account());
+        engine.hear(NOW, &name(1), all.clone(), &account());
+        assert!(say(&mut engine, 1).contains(&greeting), "{upto}: it was back first");
+    }
+}
+
+/// A node whose word that it holds all was lost with it, and with its channel: it says it anew, and waits.
+#[test]
+fn who_had_not_heard_that_it_is_held_makes_the_next_one_go_on() {
+    let mut engine = begun(DISK, Side::Peer(name(1)));
+    engine.hear(NOW, &name(0), data(Part::Request, 10, 90, true), &account());
+    write(&mut engine);
+    say(&mut engine, 1);
+    engine.closed(&name(1));
+    engine.opened(&name(1));
     engine.hear(NOW, &name(1), held(Part::Request, 94, true), &account());
-    assert_eq!(say(&mut engine, 1), []);
-    engine.hear(NOW, &name(0), held(Part::Response, 0, false), &account());
     assert_eq!(say(&mut engine, 1), [held(Part::Response, 0, false)]);
 }
