@@ -4,6 +4,7 @@
 //! TLS behind it; what curl says of a download. Nodes have custody of what goes through, with a journal each.
 
 use std::{
+    collections::BTreeMap,
     net::{Ipv4Addr, SocketAddr},
     path::Path,
     sync::Arc,
@@ -270,15 +271,30 @@ impl Chain {
     /// # Errors
     /// When it does not start.
     pub async fn kill(&mut self, number: usize, pause: Duration) -> Result<()> {
-        let node = self.nodes.remove(number);
-        node.signal(Signal::SIGKILL)?;
-        node.ended().await;
-        tokio::time::sleep(pause).await;
-        let name = format!("n{number}-{}", self.killed);
-        self.killed += 1;
-        let again = self.draft(number)?.called(&name).start().await?;
-        self.resumed += usize::from(again.log().contains("goes on with what was held before"));
-        self.nodes.insert(number, again);
+        self.kill_all(&[number], pause).await
+    }
+
+    /// The same of several at one moment. Each is started again so long after the one before.
+    ///
+    /// # Errors
+    /// When one of them does not start.
+    pub async fn kill_all(&mut self, numbers: &[usize], pause: Duration) -> Result<()> {
+        let mut places = numbers.to_vec();
+        places.sort_unstable();
+        numbers.iter().try_for_each(|number| self.nodes[*number].signal(Signal::SIGKILL))?;
+        for number in places.iter().rev() {
+            self.nodes.remove(*number).ended().await;
+        }
+        let mut again = BTreeMap::new();
+        for number in numbers {
+            tokio::time::sleep(pause).await;
+            let name = format!("n{number}-{}", self.killed);
+            self.killed += 1;
+            let node = self.draft(*number)?.called(&name).start().await?;
+            self.resumed += usize::from(node.log().contains("goes on with what was held before"));
+            again.insert(*number, node);
+        }
+        again.into_iter().for_each(|(number, node)| self.nodes.insert(number, node));
         Ok(())
     }
 

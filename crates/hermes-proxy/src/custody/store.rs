@@ -150,6 +150,12 @@ impl Opened {
         let thread = named.spawn(move || files.run(&todo, &reader))?;
         Ok(Store { jobs, thread: Some(thread) })
     }
+
+    /// Does what its thread would with these.
+    #[cfg(test)]
+    pub(super) fn turn(&mut self, jobs: Vec<Job>, reader: &Weak<dyn Reader>) {
+        self.files.turn(jobs, &mut Pending::default(), &mut Seen::default(), reader);
+    }
 }
 
 /// One file of it.
@@ -210,21 +216,25 @@ impl Files {
         let mut seen = Seen::default();
         // A disk that takes nothing is tried again, and meanwhile read.
         while let Some(jobs) = todo.take(if pending.is_stuck { Some(AGAIN) } else { seen.looks_again() }) {
-            let mut reads = Vec::new();
-            for job in jobs {
-                match job {
-                    Job::Keep { id, note, is_synced } => self.take(&mut pending, id, note, is_synced),
-                    Job::Release { id, part, upto } => self.release(&mut pending, id, part, upto),
-                    read @ Job::Read { .. } => reads.push(read),
-                }
-            }
-            self.write(&mut pending, reader);
-            self.look(&pending, &mut seen, reader);
-            reads.into_iter().for_each(|job| self.read(job, reader));
+            self.turn(jobs, &mut pending, &mut seen, reader);
             if pending.is_stuck && todo.is_over() {
                 break;
             }
         }
+    }
+
+    fn turn(&mut self, jobs: Vec<Job>, pending: &mut Pending, seen: &mut Seen, reader: &Weak<dyn Reader>) {
+        let mut reads = Vec::new();
+        for job in jobs {
+            match job {
+                Job::Keep { id, note, is_synced } => self.take(pending, id, note, is_synced),
+                Job::Release { id, part, upto } => self.release(pending, id, part, upto),
+                read @ Job::Read { .. } => reads.push(read),
+            }
+        }
+        self.write(pending, reader);
+        self.look(pending, seen, reader);
+        reads.into_iter().for_each(|job| self.read(job, reader));
     }
 
     /// Puts a note to those that wait. Of what is over nothing has to be written that was not yet; and where nothing was, not

@@ -1,11 +1,12 @@
 //! Engines in time that is computed, without a socket: one with two neighbours (`alone`, `room`,
-//! `restart`), and chains of them (`chain`).
+//! `restart`), and chains of them (`chain`), of whose nodes some are killed (`killed`).
 //!
 //! In: what an account may hold, or the number of a node or an exchange. Out: the engine, name and bytes that both have
 //! for it.
 
 mod alone;
 mod chain;
+mod killed;
 mod restart;
 mod room;
 

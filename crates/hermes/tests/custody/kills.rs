@@ -19,8 +19,8 @@ use crate::{chain, counting};
 const COUNT: usize = 100;
 const SIZE: usize = 45 << 10;
 
-/// Kills this node amid a hundred transfers over links in turns.
-async fn after_a_kill_all_arrive(test: &str, number: usize) {
+/// Kills these nodes amid a hundred transfers over links in turns.
+async fn after_a_kill_all_arrive(test: &str, numbers: &[usize]) {
     if !needs_root(test) {
         return;
     }
@@ -39,13 +39,12 @@ async fn after_a_kill_all_arrive(test: &str, number: usize) {
         // Amid the first climb, and amid what comes down.
         for pause in [2500, 3200] {
             tokio::time::sleep(Duration::from_millis(pause)).await;
-            chain.kill(number, Duration::from_millis(300)).await.unwrap();
+            chain.kill_all(numbers, Duration::from_millis(300)).await.unwrap();
         }
     };
     let (said, ()) = tokio::join!(transfers, kills);
     let said = said.unwrap();
-    let log = chain.nodes[number].log();
-    assert!(chain.resumed > 0, "nothing was under way at n{number} when it was killed\n{log}");
+    assert!(chain.resumed > 0, "nothing was under way at {numbers:?} when they were killed\n{}", chain.logs());
     let statuses: Vec<_> = said.split_whitespace().collect();
     assert_eq!(statuses, vec!["200"; COUNT], "{}", chain.logs());
     for number in 1..=COUNT {
@@ -60,17 +59,27 @@ async fn after_a_kill_all_arrive(test: &str, number: usize) {
 
 #[tokio::test]
 async fn a_middle_node_that_is_killed_loses_nothing() {
-    after_a_kill_all_arrive("a_middle_node_that_is_killed_loses_nothing", 1).await;
+    after_a_kill_all_arrive("a_middle_node_that_is_killed_loses_nothing", &[1]).await;
 }
 
 #[tokio::test]
 async fn the_one_behind_it_neither() {
-    after_a_kill_all_arrive("the_one_behind_it_neither", 2).await;
+    after_a_kill_all_arrive("the_one_behind_it_neither", &[2]).await;
 }
 
 #[tokio::test]
 async fn nor_does_the_last() {
-    after_a_kill_all_arrive("nor_does_the_last", 3).await;
+    after_a_kill_all_arrive("nor_does_the_last", &[3]).await;
+}
+
+#[tokio::test]
+async fn nor_do_neighbours_that_are_killed_at_one_moment() {
+    after_a_kill_all_arrive("nor_do_neighbours_that_are_killed_at_one_moment", &[2, 3]).await;
+}
+
+#[tokio::test]
+async fn whichever_is_back_first() {
+    after_a_kill_all_arrive("whichever_is_back_first", &[3, 2, 1]).await;
 }
 
 /// Three nodes before this origin, to which the last one's route leads so.

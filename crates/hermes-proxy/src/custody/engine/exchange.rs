@@ -209,6 +209,12 @@ impl Exchange {
         part == Part::Response || self.is_vouched
     }
 
+    /// The next one knows of it: who is asked for a response before it has heard of the request says that it has lost it.
+    pub(super) fn is_there(&self) -> bool {
+        let nothing = Upto::default();
+        self.is_begun || self.request.held() != nothing || self.response.have() != nothing
+    }
+
     /// What was read of a half may be read again: by who asks its origin once more, compares what that says, or is a client
     /// that comes back. All else the next one answers for.
     pub(super) fn is_read_again(&self, part: Part) -> bool {

@@ -229,7 +229,8 @@ fn stand(exchange: &mut Exchange, part: Part, account: &Account) -> Indexed {
     let on_disk = exchange.is_on_disk();
     let before = exchange.indexed[part.index()];
     let is_answered = exchange.is_answered(part);
-    let is_vouched = exchange.is_vouched;
+    // Who is not vouched for itself vouches for nobody.
+    let may_speak = part == Part::Request || (exchange.is_vouched && exchange.is_there());
     let (may_go_on, is_early) = (exchange.may_go_on(part), exchange.is_early(part, CHUNK));
     let sink = match exchange.sink(part) {
         Some(Side::Peer(_)) => Some(true),
@@ -254,8 +255,6 @@ fn stand(exchange: &mut Exchange, part: Part, account: &Account) -> Indexed {
         is_ready_told: before.is_ready_told || (half.is_sendable() && may_go_on && sink == Some(false)),
     };
     let has_room = !is_early && account.has_room(part, &before, &now);
-    // Who is not vouched for itself vouches for nobody.
-    let may_speak = part == Part::Request || is_vouched;
     now.has_news = comes_from_peer && may_speak && half.has_news(has_room, is_read_again && is_written);
     now
 }

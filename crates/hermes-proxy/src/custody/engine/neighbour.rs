@@ -118,7 +118,8 @@ impl Engine {
                 };
                 // Only a process that was killed may have sent more than it still has; of its own origin's answer, all of it.
                 let may_have_lost = exchange.is_restored && (is_whole || exchange.source(part) != Some(&Side::Here));
-                let is_silent = part == Part::Request && !exchange.is_begun && exchange.request.held() == Upto::default();
+                let is_silent =
+                    part == Part::Request && !exchange.is_begun && exchange.request.held() == Upto::default();
                 let half = exchange.half(part);
                 let before = half.held().offset;
                 if half.awaits_head() && upto == 0 && !is_whole {
@@ -334,10 +335,12 @@ impl Engine {
                 return None;
             };
             let exchange = self.exchanges.get_mut(&id)?;
-            let is_news = part == Part::Request && exchange.request.held() == Upto::default();
-            if is_news && !std::mem::replace(&mut exchange.is_begun, true) {
-                exchange.is_known = true;
+            // Where it had answered it knew of it, and must not do it once more.
+            if part == Part::Request && !exchange.is_there() {
+                (exchange.is_begun, exchange.is_known) = (true, true);
                 let left = exchange.deadline.saturating_sub(now);
+                // It may be asked for the response from here on.
+                self.reindex(id);
                 return Some(Record::Begin { id, left: u64::try_from(left.as_millis()).unwrap_or(u64::MAX >> 2) });
             }
             if state.in_flight + state.loading >= window.unwrap_or_else(|| state.pace.window()) {

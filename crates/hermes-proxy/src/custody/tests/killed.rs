@@ -1,0 +1,466 @@
+//! Chains whose nodes are killed, any of them and several at once, in time that is computed; their journals are real.
+//!
+//! In: a seed, which says who is killed when, for how long, and how slow disks and channels are. Out: that every response is
+//! there, byte for byte, and that nobody keeps anything. A seed that fails is named, and fails again.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use hermes_wire::custody::{ExchangeId, Part, Record};
+
+use super::super::engine::{Appended, Engine, Entry, Former, Limits, Output, Side, Survives};
+use super::super::half::Upto;
+use super::super::journal::Note;
+use super::super::store::{HeldHalf, Job, Opened, Reader, Safe, Store};
+use super::{account, content, engine, name};
+
+const NODES: usize = 4;
+/// By their numbers in turn.
+const REQUESTS: [usize; 3] = [200, 40_000, 9_000];
+const RESPONSE: usize = 150_000;
+const EXCHANGES: u8 = 3;
+const TICK: Duration = Duration::from_millis(1);
+/// Time that each exchange has.
+const LIFE: Duration = Duration::from_secs(900);
+/// Memory for all of it, or less.
+const MEMORY: [u64; 2] = [64 << 20, 128 << 10];
+/// What a head of a node is.
+const OURS: &[u8] = b"node";
+
+/// Chance that can be had again.
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ mixed >> 31) % bound
+    }
+
+    fn millis(&mut self, bound: u64) -> Duration {
+        Duration::from_millis(self.below(bound))
+    }
+}
+
+/// What a journal says.
+#[derive(Default)]
+struct Told {
+    safe: Mutex<Vec<Safe>>,
+    read: Mutex<Vec<Read>>,
+}
+
+type Read = (ExchangeId, Part, u64, Bytes);
+
+impl Reader for Told {
+    fn are_safe(&self, safe: Vec<Safe>) {
+        self.safe.lock().unwrap().extend(safe);
+    }
+
+    fn is_read(&self, id: ExchangeId, part: Part, offset: u64, bytes: Option<Bytes>) {
+        if let Some(bytes) = bytes {
+            self.read.lock().unwrap().push((id, part, offset, bytes));
+        }
+    }
+
+    fn is_stuck(&self, why: Option<&io::Error>) {
+        panic!("{why:?}");
+    }
+
+    fn is_there(&self, _: u64) {}
+}
+
+/// What is lost with a process.
+struct Process {
+    engine: Engine,
+    journal: Opened,
+    told: Arc<Told>,
+    jobs: Vec<Job>,
+    /// When its disk has taken those.
+    writes_at: Duration,
+    /// Of requests here: what has come of them, and when the origin answers.
+    asked: BTreeMap<ExchangeId, (BytesMut, Duration)>,
+    /// Of clients here.
+    answered: BTreeMap<ExchangeId, BytesMut>,
+}
+
+struct Node {
+    process: Option<Process>,
+    /// When it is there again.
+    back_at: Duration,
+}
+
+/// One end of a link.
+#[derive(Default)]
+struct End {
+    /// Which one it speaks on.
+    channel: Option<u64>,
+    /// It will know then of another channel, or that there is none.
+    changes: VecDeque<(Duration, Option<u64>)>,
+    /// What comes over which.
+    arrivals: VecDeque<(Duration, u64, Record)>,
+    busy_until: Duration,
+}
+
+struct Chain<'a> {
+    directory: &'a Path,
+    chance: Chance,
+    room: Limits,
+    now: Duration,
+    nodes: Vec<Node>,
+    /// Both ends of each link: the one nearer to the client first.
+    links: Vec<[End; 2]>,
+    channels: u64,
+    /// Whole answers, and what came to nothing, and why.
+    whole: BTreeSet<ExchangeId>,
+    failed: BTreeMap<ExchangeId, String>,
+}
+
+/// What a request is when it has passed so many nodes: each puts its head before.
+fn request(id: ExchangeId, heads: usize) -> Bytes {
+    [&OURS.repeat(heads)[..], &content(id, REQUESTS[usize::from(id.0[0]) % 3])].concat().into()
+}
+
+fn response(id: ExchangeId, heads: usize) -> Bytes {
+    [&OURS.repeat(heads)[..], &content(id, RESPONSE)].concat().into()
+}
+
+impl<'a> Chain<'a> {
+    fn new(directory: &'a Path, seed: u64) -> Self {
+        let mut chain = Self {
+            directory,
+            chance: Chance(seed),
+            room: Limits {
+                exchanges: 100,
+                memory: MEMORY[(seed % 2) as usize],
+                disk: 64 << 20,
+                survives: Survives::Process,
+            },
+            now: Duration::ZERO,
+            nodes: Vec::new(),
+            links: (1..NODES).map(|_| Default::default()).collect(),
+            channels: 0,
+            whole: BTreeSet::new(),
+            failed: BTreeMap::new(),
+        };
+        for number in 0..NODES {
+            chain.nodes.push(Node { process: None, back_at: Duration::ZERO });
+            chain.start(number);
+        }
+        chain
+    }
+
+    /// A process of this node, which goes on with what its journal has.
+    fn start(&mut self, number: usize) {
+        let mut journal = Store::open(&self.directory.join(number.to_string())).unwrap();
+        let mut engine = engine(self.room);
+        let held = std::mem::take(&mut journal.held);
+        let mut answered = BTreeMap::new();
+        for (id, held) in held {
+            let Some(to) = held.to else {
+                engine.discard(id);
+                continue;
+            };
+            let former = |HeldHalf { head, pieces }| Former { head, pieces };
+            let is_client = held.from == Side::Here;
+            let time = (self.now, LIFE.saturating_sub(self.now), LIFE);
+            engine.restore(id, (held.from, to), time, &held.account, false, held.halves.map(former));
+            if !is_client {
+                continue;
+            }
+            // Its client asks the same again, if it had asked all of it.
+            if engine.have(id, Part::Request).unwrap().is_whole {
+                assert!(engine.reopen(id), "what its client is to have is there");
+                answered.insert(id, BytesMut::new());
+            } else {
+                engine.fail(id, 499, "its client is gone");
+            }
+        }
+        let process = Process {
+            engine,
+            journal,
+            told: Arc::default(),
+            jobs: Vec::new(),
+            writes_at: self.now,
+            asked: BTreeMap::new(),
+            answered,
+        };
+        self.nodes[number].process = Some(process);
+    }
+
+    /// The process of this node is no more, nor what was in it, nor its ends of channels; its neighbours get what it had sent
+    /// and see then that it is gone.
+    fn kill(&mut self, number: usize, pause: Duration) {
+        let node = &mut self.nodes[number];
+        let Some(process) = node.process.take() else { return };
+        if number == 0 {
+            // Who had not asked all of it, as far as its journal knows, does not come back.
+            for id in process.answered.keys().filter(|id| !self.whole.contains(id)) {
+                self.failed.entry(*id).or_insert_with(|| "its client's node was killed".to_owned());
+            }
+        }
+        node.back_at = self.now + pause;
+        drop(process);
+        for (link, end) in [(number.checked_sub(1), 1), (Some(number), 0)] {
+            let Some(link) = link.filter(|link| *link < NODES - 1) else { continue };
+            self.links[link][end] = End::default();
+            let at = self.now + self.chance.millis(60);
+            let far = &mut self.links[link][1 - end];
+            far.changes.clear();
+            if far.channel.is_some() {
+                far.changes.push_back((at, None));
+            }
+        }
+    }
+
+    fn begin(&mut self, number: u8) -> ExchangeId {
+        let id = ExchangeId([number; 16]);
+        let Some(process) = &mut self.nodes[0].process else { panic!("nobody is there to be asked") };
+        process.engine.begin(self.now, id, Side::Peer(name(1)), LIFE, &account(), false).unwrap();
+        assert_eq!(process.engine.append(id, Part::Request, request(id, 0), true), Appended::Taken);
+        process.answered.insert(id, BytesMut::new());
+        id
+    }
+
+    fn tick(&mut self) {
+        self.now += TICK;
+        for number in 0..NODES {
+            if self.nodes[number].process.is_none() && self.nodes[number].back_at <= self.now {
+                self.start(number);
+                // Clients come back to it.
+                let Some(process) = &self.nodes[number].process else { continue };
+                self.failed.retain(|id, _| number > 0 || !process.answered.contains_key(id));
+            }
+            self.act(number);
+        }
+        (0..self.links.len()).for_each(|link| self.carry(link));
+    }
+
+    fn carry(&mut self, link: usize) {
+        let sides = [(link, name(link + 1)), (link + 1, name(link))];
+        let both_up = sides.iter().all(|(node, _)| self.nodes[*node].process.is_some());
+        let is_wanted = sides
+            .iter()
+            .any(|(node, peer)| self.nodes[*node].process.as_ref().is_some_and(|process| process.engine.wants(peer)));
+        let [near, far] = &self.links[link];
+        let is_joined = near.channel.is_some() && near.channel == far.channel;
+        let changes = !near.changes.is_empty() || !far.changes.is_empty();
+        if both_up && is_wanted && !is_joined && !changes && self.chance.below(20) == 0 {
+            // Each end knows of a channel at a time of its own, and one may still have another one.
+            self.channels += 1;
+            for end in 0..2 {
+                let at = self.now + self.chance.millis(60);
+                self.links[link][end].changes.push_back((at, Some(self.channels)));
+            }
+        }
+        for (side, (node, peer)) in sides.iter().enumerate() {
+            let Some(process) = &mut self.nodes[*node].process else { continue };
+            let end = &mut self.links[link][side];
+            while let Some((_, channel)) = end.changes.pop_front_if(|(at, _)| *at <= self.now) {
+                end.channel = channel;
+                if channel.is_some() {
+                    process.engine.opened(peer);
+                } else {
+                    process.engine.closed(peer);
+                }
+            }
+            let Some(channel) = end.channel else { continue };
+            while let Some((_, by, record)) = end.arrivals.pop_front_if(|(at, by, _)| *at <= self.now && *by <= channel)
+            {
+                if by == channel {
+                    process.engine.hear(self.now, peer, record, &account());
+                }
+            }
+        }
+        for (side, (node, peer)) in sides.iter().enumerate() {
+            let Some(process) = &mut self.nodes[*node].process else { continue };
+            while let Some(channel) = self.links[link][side].channel
+                && self.links[link][side].busy_until <= self.now + TICK
+                && let Some(record) = process.engine.next_record(self.now, peer, None)
+            {
+                let bytes = if let Record::Data { bytes, .. } = &record { bytes.len() } else { 0 };
+                let end = &mut self.links[link][side];
+                end.busy_until = end.busy_until.max(self.now) + Duration::from_nanos(800 * (bytes as u64 + 80));
+                let at = end.busy_until + TICK;
+                self.links[link][1 - side].arrivals.push_back((at, channel, record));
+            }
+        }
+    }
+
+    /// What a node has to do, its journal and who is here.
+    fn act(&mut self, number: usize) {
+        let Some(process) = &mut self.nodes[number].process else { return };
+        let Process { engine, journal, told, jobs, writes_at, asked, answered } = process;
+        if *writes_at <= self.now {
+            let reader: Weak<dyn Reader> = Arc::downgrade(&(told.clone() as Arc<dyn Reader>));
+            journal.turn(std::mem::take(jobs), &reader);
+            for safe in std::mem::take(&mut *told.safe.lock().unwrap()) {
+                match safe {
+                    Safe::Upto { id, part, upto } => engine.is_safe(id, part, upto.offset, upto.is_whole),
+                    Safe::Over(id) => engine.is_forgotten(id),
+                    Safe::Intent(_) => {}
+                }
+            }
+            let read = std::mem::take(&mut *told.read.lock().unwrap());
+            read.into_iter().for_each(|(id, part, offset, bytes)| engine.load(id, part, offset, bytes));
+            *writes_at = self.now + self.chance.millis(30);
+        }
+        while let Some(output) = engine.output() {
+            match output {
+                Output::Head { id, part: Part::Request, .. } if number == NODES - 1 => {
+                    engine.take_in(id, &account(), false);
+                }
+                Output::Head { id, part: Part::Request, bytes } => {
+                    let head = [OURS, &bytes[..1]].concat();
+                    engine.lead(id, (Side::Peer(name(number + 1)), false), &account(), 1, head.into());
+                }
+                Output::Head { id, part, bytes } => engine.settle(id, part, 1, [OURS, &bytes[..1]].concat().into()),
+                Output::Keep { id, entry, .. } => jobs.push(Job::Keep { id, note: note(entry), is_synced: false }),
+                Output::Read { id, part, offset, length } => {
+                    jobs.push(Job::Read { id, part, offset, length, back: None });
+                }
+                Output::Release { id, part, upto } => jobs.push(Job::Release { id, part, upto }),
+                Output::Failed { id, status, reason } if number == 0 => {
+                    self.failed.insert(id, format!("{status}: {reason}"));
+                }
+                _ => {}
+            }
+        }
+        if self.now.as_millis().is_multiple_of(100) {
+            engine.expire(self.now);
+        }
+        for id in (0..EXCHANGES).map(|number| ExchangeId([number; 16])) {
+            if number == 0 {
+                let Some(came) = answered.get_mut(&id) else { continue };
+                while let Some((bytes, is_last)) = engine.read(id, Part::Response, usize::MAX) {
+                    came.extend_from_slice(&bytes);
+                    if is_last {
+                        assert!(came[..] == response(id, NODES - 2), "{id} is not what was sent");
+                        self.whole.insert(id);
+                    }
+                }
+                continue;
+            }
+            // An origin that was asked answers bit by bit; one of before is asked again, and only the rest of its answer counts.
+            let had = engine.have(id, Part::Response).filter(|had| engine.is_for_here(id) && !had.is_whole);
+            let Some(Upto { offset, .. }) = had else { continue };
+            let (came, answers_at) = asked.entry(id).or_default();
+            let all = request(id, NODES - 2);
+            while let Some((bytes, is_last)) = engine.read(id, Part::Request, usize::MAX) {
+                came.extend_from_slice(&bytes);
+                assert!(
+                    came[..] == all[..came.len()] && is_last == (came.len() == all.len()),
+                    "{id} was asked otherwise"
+                );
+                assert!(!self.whole.contains(&id), "{id} was asked once more when all of its answer was there");
+                *answers_at = self.now + self.chance.millis(700);
+            }
+            if came.len() == all.len() && *answers_at <= self.now {
+                let (all, from) = (content(id, RESPONSE), offset as usize);
+                let end = all.len().min(from + 9000);
+                engine.append(id, Part::Response, all.slice(from..end), end == all.len());
+            }
+        }
+    }
+
+    /// Goes on until all has come to its end, and nobody keeps anything. What is not as it should be.
+    fn run(&mut self, kills: &[(Duration, usize, Duration)]) -> Result<(), String> {
+        let mut kills = kills.to_vec();
+        let mut begun = 0;
+        while self.now < Duration::from_secs(60) {
+            let now = self.now;
+            for (_, node, pause) in kills.extract_if(.., |(at, ..)| *at <= now) {
+                self.kill(node, pause);
+            }
+            if begun < EXCHANGES && self.nodes[0].process.is_some() && self.chance.below(50) == 0 {
+                self.begin(begun);
+                begun += 1;
+            }
+            self.tick();
+            let is_idle = |node: &Node| node.process.as_ref().is_some_and(|process| process.engine.len() == 0);
+            if begun == EXCHANGES && kills.is_empty() && self.nodes.iter().all(is_idle) {
+                break;
+            }
+        }
+        // Disks are behind.
+        (0..100).for_each(|_| self.tick());
+        for number in 0..EXCHANGES {
+            let id = ExchangeId([number; 16]);
+            let why = self.failed.get(&id).map_or("it is not there", |why| why);
+            if !self.whole.contains(&id) && !why.contains("client") {
+                let states = self.nodes.iter().enumerate().map(|(number, node)| {
+                    let engine = node.process.as_ref().map(|process| &process.engine);
+                    format!("n{number}: {engine:?}\n")
+                });
+                return Err(format!("{number}: {why}\n{}", states.collect::<String>()));
+            }
+        }
+        for (number, node) in self.nodes.iter().enumerate() {
+            let kept = node.process.as_ref().map(|process| (process.engine.len(), process.engine.kept()));
+            if kept != Some((0, (0, 0))) {
+                return Err(format!("n{number} keeps {kept:?}: {:?}", node.process.as_ref().map(|one| &one.engine)));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn note(entry: Entry) -> Note {
+    match entry {
+        Entry::Begin { from, account, life, .. } => {
+            Note::Begin { from, account, deadline: 0, life: life.as_millis() as u64 }
+        }
+        Entry::Lead { to, account, is_tunnel } => Note::Lead { to, account, is_tunnel },
+        Entry::Head { part, theirs, head } => Note::Head { part, theirs, bytes: head },
+        Entry::Bytes { part, offset, bytes, is_last } => Note::Bytes { part, offset, is_last, bytes },
+        Entry::Forget => Note::Forget,
+    }
+}
+
+/// Some nodes, at once or one after the other, while it climbs, and while it comes down.
+fn kills(chance: &mut Chance) -> Vec<(Duration, usize, Duration)> {
+    let mut kills = Vec::new();
+    for _ in 0..=chance.below(3) {
+        let (at, whom, spread) = (chance.millis(2500), 1 + chance.below((1 << NODES) - 1), chance.below(80));
+        let killed = (0..NODES).filter(|number| whom >> number & 1 == 1);
+        kills.extend(killed.map(|number| (at + chance.millis(spread + 1), number, chance.millis(500))));
+    }
+    kills
+}
+
+/// What became of this seed.
+fn of_seed(seed: u64) -> Result<usize, String> {
+    let directory = tempfile::tempdir().unwrap();
+    let mut chance = Chance(seed ^ 0x5eed);
+    let kills = kills(&mut chance);
+    let mut chain = Chain::new(directory.path(), seed);
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| chain.run(&kills)));
+    let said = |panic: Box<dyn std::any::Any + Send>| format!("{:?}", panic.downcast_ref::<String>());
+    outcome.map_err(said).and_then(|ran| ran).map_err(|why| format!("seed {seed}, {kills:?}: {why}"))?;
+    drop(std::mem::take(&mut chain.nodes));
+    for number in 0..NODES {
+        let held = Store::open(&directory.path().join(number.to_string())).unwrap().held;
+        if !held.is_empty() {
+            return Err(format!("seed {seed}, {kills:?}: the journal of n{number} has {held:?}"));
+        }
+    }
+    Ok(chain.whole.len())
+}
+
+/// `HERMES_SEEDS=FROM..TO` looks at others, and more of them.
+#[test]
+fn whoever_is_killed_and_with_whom_all_of_it_comes() {
+    let seeds = std::env::var("HERMES_SEEDS").unwrap_or_else(|_| "0..30".to_owned());
+    let (from, to) = seeds.split_once("..").unwrap();
+    let (from, to): (u64, u64) = (from.parse().unwrap(), to.parse().unwrap());
+    let (whole, bad): (Vec<_>, Vec<_>) = (from..to).map(of_seed).partition(Result::is_ok);
+    let said: Vec<_> = bad.into_iter().filter_map(Result::err).collect();
+    assert!(said.is_empty(), "{} of {}\n{}", said.len(), to - from, said.join("\n"));
+    let whole: usize = whole.into_iter().flatten().sum();
+    let most = usize::from(EXCHANGES) * (to - from) as usize;
+    assert!(whole > most / 2, "{whole} of {most}: too many lost their client");
+}
