@@ -1,7 +1,8 @@
 //! Chains whose nodes are killed, any of them and several at once, in time that is computed; their journals are real.
 //!
 //! In: a seed, which says who is killed when, for how long, and how slow disks and channels are. Out: that every response is
-//! there, byte for byte, and that nobody keeps anything. A seed that fails is named, and fails again.
+//! there, byte for byte, that an order reaches its origin once at most, and that nobody keeps anything. A seed that fails is
+//! named, and fails again.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -14,7 +15,7 @@ use hermes_wire::custody::{ExchangeId, Part, Record};
 
 use super::super::engine::{Appended, Engine, Entry, Former, Limits, Output, Side, Survives};
 use super::super::half::Upto;
-use super::super::journal::Note;
+use super::super::journal::{Intent, Note};
 use super::super::store::{HeldHalf, Job, Opened, Reader, Safe, Store};
 use super::{account, content, engine, name};
 
@@ -82,10 +83,31 @@ struct Process {
     jobs: Vec<Job>,
     /// When its disk has taken those.
     writes_at: Duration,
-    /// Of requests here: what has come of them, and when the origin answers.
-    asked: BTreeMap<ExchangeId, (BytesMut, Duration)>,
+    /// Of requests here: what has come of them, and when the origin answers, once it was asked.
+    asked: BTreeMap<ExchangeId, (BytesMut, Option<Duration>)>,
+    /// Of orders here: those of which the journal knows that the origin is asked, by now, and since before this process.
+    intended: BTreeSet<ExchangeId>,
+    unknown: BTreeSet<ExchangeId>,
     /// Of clients here.
     answered: BTreeMap<ExchangeId, BytesMut>,
+}
+
+impl Process {
+    /// Its disk takes what waits for it.
+    fn write(&mut self) {
+        let Self { engine, journal, told, jobs, intended, .. } = self;
+        let reader: Weak<dyn Reader> = Arc::downgrade(&(told.clone() as Arc<dyn Reader>));
+        journal.turn(std::mem::take(jobs), &reader);
+        for safe in std::mem::take(&mut *told.safe.lock().unwrap()) {
+            match safe {
+                Safe::Upto { id, part, upto } => engine.is_safe(id, part, upto.offset, upto.is_whole),
+                Safe::Over(id) => engine.is_forgotten(id),
+                Safe::Intent(id) => _ = intended.insert(id),
+            }
+        }
+        let read = std::mem::take(&mut *told.read.lock().unwrap());
+        read.into_iter().for_each(|(id, part, offset, bytes)| engine.load(id, part, offset, bytes));
+    }
 }
 
 struct Node {
@@ -118,6 +140,13 @@ struct Chain<'a> {
     /// Whole answers, and what came to nothing, and why.
     whole: BTreeSet<ExchangeId>,
     failed: BTreeMap<ExchangeId, String>,
+    /// How often the origin was asked.
+    asked: BTreeMap<ExchangeId, usize>,
+}
+
+/// It must not be done twice.
+fn is_order(id: ExchangeId) -> bool {
+    id.0[0] % 3 == 2
 }
 
 /// What a request is when it has passed so many nodes: each puts its head before.
@@ -146,6 +175,7 @@ impl<'a> Chain<'a> {
             channels: 0,
             whole: BTreeSet::new(),
             failed: BTreeMap::new(),
+            asked: BTreeMap::new(),
         };
         for number in 0..NODES {
             chain.nodes.push(Node { process: None, back_at: Duration::ZERO });
@@ -159,7 +189,7 @@ impl<'a> Chain<'a> {
         let mut journal = Store::open(&self.directory.join(number.to_string())).unwrap();
         let mut engine = engine(self.room);
         let held = std::mem::take(&mut journal.held);
-        let mut answered = BTreeMap::new();
+        let (mut answered, mut unknown) = (BTreeMap::new(), BTreeSet::new());
         for (id, held) in held {
             let Some(to) = held.to else {
                 engine.discard(id);
@@ -167,13 +197,16 @@ impl<'a> Chain<'a> {
             };
             let former = |HeldHalf { head, pieces }| Former { head, pieces };
             let is_client = held.from == Side::Here;
+            if held.intent.is_some() {
+                unknown.insert(id);
+            }
             let time = (self.now, LIFE.saturating_sub(self.now), LIFE);
             engine.restore(id, (held.from, to), time, &held.account, false, held.halves.map(former));
             if !is_client {
                 continue;
             }
             // Its client asks the same again, if it had asked all of it.
-            if engine.have(id, Part::Request).unwrap().is_whole {
+            if engine.have(id, Part::Request).unwrap().is_whole && !is_order(id) {
                 assert!(engine.reopen(id), "what its client is to have is there");
                 answered.insert(id, BytesMut::new());
             } else {
@@ -187,6 +220,8 @@ impl<'a> Chain<'a> {
             jobs: Vec::new(),
             writes_at: self.now,
             asked: BTreeMap::new(),
+            intended: BTreeSet::new(),
+            unknown,
             answered,
         };
         self.nodes[number].process = Some(process);
@@ -294,21 +329,11 @@ impl<'a> Chain<'a> {
     /// What a node has to do, its journal and who is here.
     fn act(&mut self, number: usize) {
         let Some(process) = &mut self.nodes[number].process else { return };
-        let Process { engine, journal, told, jobs, writes_at, asked, answered } = process;
-        if *writes_at <= self.now {
-            let reader: Weak<dyn Reader> = Arc::downgrade(&(told.clone() as Arc<dyn Reader>));
-            journal.turn(std::mem::take(jobs), &reader);
-            for safe in std::mem::take(&mut *told.safe.lock().unwrap()) {
-                match safe {
-                    Safe::Upto { id, part, upto } => engine.is_safe(id, part, upto.offset, upto.is_whole),
-                    Safe::Over(id) => engine.is_forgotten(id),
-                    Safe::Intent(_) => {}
-                }
-            }
-            let read = std::mem::take(&mut *told.read.lock().unwrap());
-            read.into_iter().for_each(|(id, part, offset, bytes)| engine.load(id, part, offset, bytes));
-            *writes_at = self.now + self.chance.millis(30);
+        if process.writes_at <= self.now {
+            process.write();
+            process.writes_at = self.now + self.chance.millis(30);
         }
+        let Process { engine, jobs, asked, intended, unknown, answered, .. } = process;
         while let Some(output) = engine.output() {
             match output {
                 Output::Head { id, part: Part::Request, .. } if number == NODES - 1 => {
@@ -356,10 +381,24 @@ impl<'a> Chain<'a> {
                     came[..] == all[..came.len()] && is_last == (came.len() == all.len()),
                     "{id} was asked otherwise"
                 );
-                assert!(!self.whole.contains(&id), "{id} was asked once more when all of its answer was there");
-                *answers_at = self.now + self.chance.millis(700);
+                if is_last && is_order(id) {
+                    let note = Note::Intent(Intent::Certain);
+                    jobs.push(Job::Keep { id, note, is_synced: false });
+                }
             }
-            if came.len() == all.len() && *answers_at <= self.now {
+            if !came.is_empty() && unknown.contains(&id) {
+                engine.fail(id, 502, "outcome unknown");
+                continue;
+            }
+            if came.len() < all.len() || (is_order(id) && !intended.contains(&id)) {
+                continue;
+            }
+            let answers_at = *answers_at.get_or_insert_with(|| {
+                assert!(!self.whole.contains(&id), "{id} was asked once more when all of its answer was there");
+                *self.asked.entry(id).or_default() += 1;
+                self.now + self.chance.millis(700)
+            });
+            if answers_at <= self.now {
                 let (all, from) = (content(id, RESPONSE), offset as usize);
                 let end = all.len().min(from + 9000);
                 engine.append(id, Part::Response, all.slice(from..end), end == all.len());
@@ -391,7 +430,12 @@ impl<'a> Chain<'a> {
         for number in 0..EXCHANGES {
             let id = ExchangeId([number; 16]);
             let why = self.failed.get(&id).map_or("it is not there", |why| why);
-            if !self.whole.contains(&id) && !why.contains("client") {
+            let asked = self.asked.get(&id).copied().unwrap_or_default();
+            if is_order(id) && asked > 1 {
+                return Err(format!("an order, {number}, was done {asked} times"));
+            }
+            let is_unknown = is_order(id) && asked == 1 && why.contains("outcome unknown");
+            if !self.whole.contains(&id) && !why.contains("client") && !is_unknown {
                 let states = self.nodes.iter().enumerate().map(|(number, node)| {
                     let engine = node.process.as_ref().map(|process| &process.engine);
                     format!("n{number}: {engine:?}\n")
