@@ -16,7 +16,7 @@ mod here;
 mod index;
 mod neighbour;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ pub(crate) struct Engine {
     /// Of exchanges, and of what has ended.
     deadlines: BTreeSet<(Duration, ExchangeId)>,
     /// Who is here and far ahead of its path.
-    held_up: HashMap<(ExchangeId, Part), HeldUp>,
+    held_up: BTreeMap<(ExchangeId, Part), HeldUp>,
     /// Who may forget what it has ended once that is written here: it would begin anew what this node offers it again.
     farewells: HashMap<ExchangeId, Arc<str>>,
     /// What there is of the disk, for each account.
@@ -72,7 +72,7 @@ impl Engine {
             accounts: HashMap::new(),
             peers: HashMap::new(),
             deadlines: BTreeSet::new(),
-            held_up: HashMap::new(),
+            held_up: BTreeMap::new(),
             farewells: HashMap::new(),
             disk_there: u64::MAX,
             is_stuck: false,

@@ -2,7 +2,7 @@
 //!
 //! In: an exchange that may have changed. Out: its places in the queues of its neighbours, and in its account.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use hermes_wire::custody::{ExchangeId, Part, Record};
@@ -33,7 +33,7 @@ pub(super) struct Peer {
     /// Chunks since the oldest exchange had its turn.
     pub(super) turns: u32,
     /// Exchanges that it has part in, and those of whose end it is to hear, the oldest first.
-    pub(super) exchanges: HashSet<ExchangeId>,
+    pub(super) exchanges: BTreeSet<ExchangeId>,
     pub(super) ended: BTreeMap<u64, ExchangeId>,
     /// Those of which it hears only when it speaks of them.
     pub(super) through: BTreeMap<u64, ExchangeId>,

@@ -188,7 +188,9 @@ impl<'a> Chain<'a> {
     fn start(&mut self, number: usize) {
         let mut journal = Store::open(&self.directory.join(number.to_string())).unwrap();
         let mut engine = engine(self.room);
-        let held = std::mem::take(&mut journal.held);
+        let mut held = std::mem::take(&mut journal.held);
+        // In an order that is the same each time.
+        held.sort_by_key(|(id, _)| *id);
         let (mut answered, mut unknown) = (BTreeMap::new(), BTreeSet::new());
         for (id, held) in held {
             let Some(to) = held.to else {
