@@ -60,6 +60,8 @@ struct Ended {
     peer: Arc<str>,
     record: Record,
     until: Duration,
+    /// It may have been done, and must not be done again, whoever has heard of that.
+    is_order: bool,
     /// In the order in which they ended.
     number: u64,
 }
@@ -226,6 +228,7 @@ impl Engine {
             is_known: false,
             is_restored: false,
             is_vouched: true,
+            is_intended: false,
             survives,
             is_refused: false,
             indexed: <[Indexed; 2]>::default(),
@@ -267,6 +270,18 @@ impl Engine {
         }
         self.enter(id, &to);
         self.reindex(id);
+    }
+
+    /// Its request goes to an origin that must not have it twice, or may have gone there.
+    pub(crate) fn intend(&mut self, id: ExchangeId) {
+        if let Some(exchange) = self.exchanges.get_mut(&id) {
+            exchange.is_intended = true;
+        }
+    }
+
+    /// An order came to nothing before this process.
+    pub(crate) fn restore_end(&mut self, id: ExchangeId, peer: Arc<str>, record: Record, until: Duration) {
+        self.remember_ended(id, peer, record, until, true);
     }
 
     /// It is not held again, and not to be found once more.

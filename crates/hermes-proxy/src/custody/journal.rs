@@ -42,6 +42,9 @@ pub(super) enum Note {
     Intent(Intent),
     /// Its client was here, and asked this: one that asks the same may have its response.
     Asked { bytes: Bytes },
+    /// It has come to nothing, and must not be done again for this neighbour before that time: none of the rest counts any
+    /// more.
+    Gone { peer: Arc<str>, status: u16, reason: Arc<str>, deadline: u64 },
     /// It is over.
     Forget,
 }
@@ -55,6 +58,7 @@ const FORGET: u8 = 5;
 const LEAD_TUNNEL: u8 = 6;
 const ASKED: u8 = 7;
 const DOUBT: u8 = 8;
+const GONE: u8 = 9;
 
 const OF_RESPONSE: u8 = 1;
 const LAST: u8 = 2;
@@ -94,6 +98,13 @@ pub(super) fn put(id: ExchangeId, note: &Note, out: &mut BytesMut) -> usize {
         Note::Asked { bytes } => {
             head(ASKED, id, out);
             data = Some(bytes);
+        }
+        Note::Gone { peer, status, reason, deadline } => {
+            head(GONE, id, out);
+            out.put_u16(*status);
+            varint::encode((*deadline).min(varint::MAX), out);
+            put_text(peer, out);
+            put_text(reason, out);
         }
         Note::Forget => head(FORGET, id, out),
     }
@@ -179,6 +190,11 @@ pub(super) fn first(bytes: &Bytes) -> Option<Found> {
         DOUBT => Note::Intent(Intent::Possible),
         // It is kept for long; part of a segment would keep all of it.
         ASKED => Note::Asked { bytes: Bytes::copy_from_slice(&std::mem::take(&mut payload)) },
+        GONE if payload.len() >= 2 => {
+            let status = payload.get_u16();
+            let deadline = number(&mut payload)?;
+            Note::Gone { status, deadline, peer: text(&mut payload)?, reason: text(&mut payload)? }
+        }
         FORGET => Note::Forget,
         _ => return None,
     };
@@ -232,6 +248,7 @@ mod tests {
             Note::Intent(Intent::Certain),
             Note::Intent(Intent::Possible),
             Note::Asked { bytes: Bytes::from_static(b"GET /") },
+            Note::Gone { peer: Arc::from("n1"), status: 502, reason: Arc::from("so it is"), deadline: 7 },
             Note::Forget,
         ]
     }
@@ -274,7 +291,7 @@ mod tests {
     proptest::proptest! {
         /// A record whose frame is right, whatever is in it: it is an entry as long as it says, or none.
         #[test]
-        fn whatever_is_framed_is_an_entry_or_none(payload: Vec<u8>, kind in 0..9_u8, behind: Vec<u8>) {
+        fn whatever_is_framed_is_an_entry_or_none(payload: Vec<u8>, kind in 0..10_u8, behind: Vec<u8>) {
             for payload in [payload.clone(), [&[kind][..], &[7; 16], &payload].concat()] {
                 let mut record = (payload.len() as u32).to_le_bytes().to_vec();
                 record.extend(crc32fast::hash(&payload).to_le_bytes());

@@ -112,7 +112,8 @@ impl Store {
             tracing::error!(%error, "what a damaged journal of custody makes doubtful cannot be written");
         }
         files.reserve();
-        Ok(Opened { files, held })
+        let gone = files.index.gone();
+        Ok(Opened { files, held, gone })
     }
 
     /// For who asks it for nothing: it is safe where it was put.
@@ -136,6 +137,8 @@ pub(super) struct Opened {
     files: Files,
     /// What it answers for.
     pub(super) held: Vec<(ExchangeId, Held)>,
+    /// What has come to nothing, and must not be done again.
+    pub(super) gone: Vec<(ExchangeId, Note)>,
 }
 
 impl Opened {
@@ -246,6 +249,9 @@ impl Files {
                 return pending.passed.push(Safe::Over(id));
             }
             self.index.forget(id);
+        }
+        if matches!(note, Note::Gone { .. }) {
+            pending.notes.retain(|(other, _)| *other != id);
         }
         pending.is_synced |= is_synced;
         pending.notes.push((id, note));
@@ -453,7 +459,7 @@ fn safe(id: ExchangeId, note: &Note) -> Option<Safe> {
             Some(Safe::Upto { id, part: *part, upto })
         }
         Note::Intent(_) => Some(Safe::Intent(id)),
-        Note::Forget => Some(Safe::Over(id)),
+        Note::Gone { .. } | Note::Forget => Some(Safe::Over(id)),
         Note::Begin { .. } | Note::Lead { .. } | Note::Asked { .. } => None,
     }
 }

@@ -24,7 +24,14 @@ impl Engine {
 
     /// It has come to nothing, as `by` says: the other side is told.
     pub(super) fn end(&mut self, id: ExchangeId, by: &Side, record: Record) {
-        let Some(mut exchange) = self.remove(id) else { return };
+        let order = self.exchanges.get(&id).and_then(|exchange| exchange.order());
+        let entry = match (&order, &record) {
+            (Some((peer, until)), Record::Gone { status, reason, .. }) => {
+                Entry::Gone { peer: peer.clone(), status: *status, reason: reason.clone(), until: *until }
+            }
+            _ => Entry::Forget,
+        };
+        let Some(mut exchange) = self.remove(id, entry) else { return };
         if !exchange.is_known {
             // Whom it would have gone to has never heard of it.
             exchange.to = exchange.to.filter(|to| *to == Side::Here);
@@ -38,7 +45,13 @@ impl Engine {
                 }
                 Side::Peer(peer) if *by != Side::Peer(peer.clone()) => {
                     self.say(&peer, record.clone());
-                    self.remember_ended(id, peer, record.clone(), exchange.deadline);
+                    let is_order = order.as_ref().is_some_and(|(from, _)| *from == peer);
+                    self.remember_ended(id, peer, record.clone(), exchange.deadline, is_order);
+                }
+                // It has said so itself, and may begin it anew: it may have been killed before it had written anything.
+                Side::Peer(peer) if order.as_ref().is_some_and(|(from, _)| *from == peer) => {
+                    self.remember_ended(id, peer.clone(), record.clone(), exchange.deadline, true);
+                    self.has_heard(id, &peer);
                 }
                 Side::Peer(_) => {}
             }
@@ -54,26 +67,33 @@ impl Engine {
         if !self.exchanges.get(&id).is_some_and(is_over) {
             return;
         }
-        let Some(mut exchange) = self.remove(id) else { return };
+        let Some(mut exchange) = self.remove(id, Entry::Forget) else { return };
         if let Some(Side::Peer(peer)) = exchange.to.take() {
             // What we held last, in its count.
             exchange.response.forget_told();
             let upto = exchange.response.news(false, false).map_or(0, |(said, _)| said.offset);
             let record = Record::Held { id, part: Part::Response, upto, is_whole: true, behind: Behind::Taken };
             self.say(&peer, record.clone());
-            self.remember_ended(id, peer, record, exchange.deadline);
+            self.remember_ended(id, peer, record, exchange.deadline, false);
         }
         if let Side::Peer(peer) = exchange.from {
             self.say(&peer, Record::Done { id });
             if exchange.is_tunnel {
                 // Who is restarted before it has heard that would begin it anew, and it would be dialled twice.
-                self.remember_ended(id, peer, Record::Done { id }, exchange.deadline);
+                self.remember_ended(id, peer, Record::Done { id }, exchange.deadline, false);
             }
         }
         self.out.push_back(Output::Forget { id });
     }
 
-    pub(super) fn remember_ended(&mut self, id: ExchangeId, peer: Arc<str>, record: Record, until: Duration) {
+    pub(super) fn remember_ended(
+        &mut self,
+        id: ExchangeId,
+        peer: Arc<str>,
+        record: Record,
+        until: Duration,
+        is_order: bool,
+    ) {
         self.forget_ended(id, &peer);
         let number = self.next;
         self.next += 1;
@@ -82,17 +102,34 @@ impl Engine {
         known.insert(number, id);
         let oldest = if known.len() > MOST_ENDED { known.first_key_value().map(|(_, id)| *id) } else { None };
         self.deadlines.insert((until, id));
-        self.ended.entry(id).or_default().push(Ended { peer: peer.clone(), record, until, number });
+        self.ended.entry(id).or_default().push(Ended { peer: peer.clone(), record, until, is_order, number });
         if let Some(oldest) = oldest {
             self.forget_ended(oldest, &peer);
         }
     }
 
-    /// This neighbour has heard of it.
+    /// This neighbour has heard of it. An order is known for its time nevertheless: who says so may know nothing of it, and
+    /// be asked for it again.
+    pub(super) fn has_heard(&mut self, id: ExchangeId, peer: &Arc<str>) {
+        let all = self.ended.get(&id).into_iter().flatten();
+        let Some(number) = all.filter(|one| one.peer == *peer && one.is_order).map(|one| one.number).next() else {
+            return self.forget_ended(id, peer);
+        };
+        if let Some(state) = self.peers.get_mut(peer)
+            && state.ended.remove(&number).is_some()
+        {
+            state.through.insert(number, id);
+        }
+    }
+
+    /// It is to be known no more.
     pub(super) fn forget_ended(&mut self, id: ExchangeId, peer: &Arc<str>) {
         let Some(all) = self.ended.get_mut(&id) else { return };
         let Some(place) = all.iter().position(|ended| ended.peer == *peer) else { return };
         let ended = all.swap_remove(place);
+        if ended.is_order {
+            self.out.push_back(Output::Keep { id, entry: Entry::Forget, survives: Survives::Nothing });
+        }
         if !all.iter().any(|other| other.until == ended.until) {
             self.deadlines.remove(&(ended.until, id));
         }
@@ -105,7 +142,7 @@ impl Engine {
     }
 
     /// Takes an exchange out of all that knows it.
-    pub(super) fn remove(&mut self, id: ExchangeId) -> Option<Exchange> {
+    pub(super) fn remove(&mut self, id: ExchangeId, entry: Entry) -> Option<Exchange> {
         self.unindex(id);
         let exchange = self.exchanges.remove(&id)?;
         self.deadlines.remove(&(exchange.deadline, id));
@@ -117,8 +154,9 @@ impl Engine {
             account.exchanges -= 1;
         }
         // Who waits for that forgets it for good. All others know of the end, or say it again.
-        let survives = if self.farewells.contains_key(&id) { exchange.survives } else { Survives::Nothing };
-        self.out.push_back(Output::Keep { id, entry: Entry::Forget, survives });
+        let is_waited_for = self.farewells.contains_key(&id) || entry != Entry::Forget;
+        let survives = if is_waited_for { exchange.survives } else { Survives::Nothing };
+        self.out.push_back(Output::Keep { id, entry, survives });
         Some(exchange)
     }
 
@@ -162,6 +200,9 @@ impl Engine {
             // Who has not heard of it by now knows its deadline as well as we do.
             for ended in self.ended.remove(&id).into_iter().flatten() {
                 self.deadlines.remove(&(ended.until, id));
+                if ended.is_order {
+                    self.out.push_back(Output::Keep { id, entry: Entry::Forget, survives: Survives::Nothing });
+                }
                 if let Some(peer) = self.peers.get_mut(&ended.peer) {
                     peer.forget(ended.number);
                     if !peer.is_open && peer.is_idle() && peer.through.is_empty() {

@@ -40,6 +40,8 @@ pub(crate) enum Entry {
     Head { part: Part, theirs: u64, head: Bytes },
     /// Its string goes on there.
     Bytes { part: Part, offset: u64, bytes: Bytes, is_last: bool },
+    /// It has come to nothing, and must not be done again for this neighbour before then.
+    Gone { peer: Arc<str>, status: u16, reason: String, until: Duration },
     /// It is over.
     Forget,
 }
@@ -158,6 +160,8 @@ pub(super) struct Exchange {
     /// Whoever it came from knows it. Of one of before this process nobody can tell here whether it was over: its request
     /// goes nowhere until then, or it might be done twice.
     pub(super) is_vouched: bool,
+    /// It has gone to an origin that must not have it twice, or may have.
+    pub(super) is_intended: bool,
     /// As it was when it came, or was led anywhere: what is in memory alone cannot be read again, whatever is said later.
     pub(super) survives: Survives,
     /// Who is here was refused what it brought.
@@ -228,6 +232,12 @@ impl Exchange {
             Part::Request => Some(&self.from),
             Part::Response => self.to.as_ref(),
         }
+    }
+
+    /// Who may begin an order anew that may have been done here, and until when.
+    pub(super) fn order(&self) -> Option<(Arc<str>, Duration)> {
+        let from = self.from.peer().filter(|_| self.is_intended)?;
+        Some((from.clone(), self.deadline))
     }
 
     pub(super) fn is_with(&self, side: &Side) -> bool {

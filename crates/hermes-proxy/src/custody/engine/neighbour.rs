@@ -164,7 +164,7 @@ impl Engine {
             }
             Record::Gone { id, status, reason } => self.hear_gone(peer, id, status, reason),
             Record::Done { id } => {
-                self.forget_ended(id, peer);
+                self.has_heard(id, peer);
                 let Some(exchange) = self.exchanges.get_mut(&id) else { return };
                 if exchange.to.as_ref() == Some(&side) && exchange.response.have().is_whole {
                     self.go_on_alone(id, &side);
@@ -225,11 +225,11 @@ impl Engine {
             // What became of it there afterwards is nobody's concern.
             return self.go_on_alone(id, &side);
         }
-        let (is_first, until) = (exchange.from == side, exchange.deadline);
+        let (is_first, until) = (exchange.from == side && !exchange.is_intended, exchange.deadline);
         self.end(id, &side, Record::Gone { id, status, reason });
         if is_first {
             // It may be killed before it has written that, and would begin it anew.
-            self.remember_ended(id, peer.clone(), Record::Done { id }, until);
+            self.remember_ended(id, peer.clone(), Record::Done { id }, until, false);
         }
     }
 

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use hermes_wire::custody::{ExchangeId, Part};
+use hermes_wire::custody::{ExchangeId, Part, Record};
 
 use super::super::OUTCOME_UNKNOWN;
 use super::super::engine::{Appended, Engine, Entry, Former, Output, Side, Survives};
@@ -160,6 +160,14 @@ impl State {
         known.unwrap_or_else(|| Failure { status: 502, reason: Arc::from("it is over") })
     }
 
+    /// What came to nothing before this process is known as long as it may be asked for again.
+    pub(super) fn restore_end(&mut self, now: Duration, id: ExchangeId, note: Note) {
+        let Note::Gone { peer, status, reason, deadline } = note else { return };
+        let left = Duration::from_millis(deadline.saturating_sub(date()));
+        let record = Record::Gone { id, status, reason: reason.to_string() };
+        self.engine.restore_end(id, peer, record, now + left);
+    }
+
     /// What was held before this process is held again.
     pub(super) fn restore(&mut self, now: Duration, id: ExchangeId, held: Held) {
         let Held { from, to, account, deadline, life, intent, is_tunnel, asked, halves } = held;
@@ -190,6 +198,7 @@ impl State {
             Some(peer) => {
                 self.resumed.entry(peer).or_default().push(id);
                 if let Some(intent) = intent {
+                    self.engine.intend(id);
                     self.intended.insert(id, intent);
                 }
             }
@@ -256,6 +265,10 @@ impl State {
             Entry::Lead { to, account, is_tunnel } => Note::Lead { to, account, is_tunnel },
             Entry::Head { part, theirs, head } => Note::Head { part, theirs, bytes: head },
             Entry::Bytes { part, offset, bytes, is_last } => Note::Bytes { part, offset, is_last, bytes },
+            Entry::Gone { peer, status, reason, until } => {
+                let deadline = date().saturating_add(millis(until.saturating_sub(now)));
+                Note::Gone { peer, status, reason: Arc::from(reason), deadline }
+            }
             Entry::Forget => Note::Forget,
         };
         // That it is over is said of all: who has nothing of it writes nothing.

@@ -50,7 +50,7 @@ impl Office {
         let reader: Arc<dyn Reader> = self.clone();
         self.act(|state, now| {
             let mut opened = opened;
-            let held = std::mem::take(&mut opened.held);
+            let (held, gone) = (std::mem::take(&mut opened.held), std::mem::take(&mut opened.gone));
             let store = opened.start(Arc::downgrade(&reader))?;
             if let Storing::Awaited(jobs) = std::mem::replace(&mut state.store, Storing::Journal(store)) {
                 jobs.into_iter().for_each(|job| state.store.ask(job));
@@ -59,6 +59,7 @@ impl Office {
                 tracing::info!(exchanges = held.len(), "custody goes on with what was held before");
             }
             held.into_iter().for_each(|(id, held)| state.restore(now, id, held));
+            gone.into_iter().for_each(|(id, note)| state.restore_end(now, id, note));
             // Whoever dials has waited for that.
             state.woken.extend(state.lines.values_mut().filter_map(|line| line.keeper.take()));
             Ok(())
@@ -116,6 +117,7 @@ impl Office {
     /// Ready when it is safe to know that the request goes to an origin that must not have it twice.
     pub(crate) fn poll_intent(&self, cx: &Context<'_>, id: ExchangeId) -> Poll<Result<(), Failure>> {
         self.act(|state, _| {
+            state.engine.intend(id);
             let survives = state.engine.survives(id);
             if survives == Survives::Nothing || state.ends.get(&id).is_some_and(|end| end.is_intended) {
                 return Poll::Ready(Ok(()));

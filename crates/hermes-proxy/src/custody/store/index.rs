@@ -48,6 +48,8 @@ struct Kept {
     lead: Option<Note>,
     intent: Option<Intent>,
     asked: Option<Bytes>,
+    /// It has come to nothing: there is nothing else.
+    gone: Option<Note>,
     /// Of its strings, by where they begin. Of two that begin at one place the first is empty, or was written again.
     halves: [BTreeMap<u64, Extent>; 2],
     /// Bytes of its records, by segment.
@@ -101,6 +103,11 @@ impl Index {
         if self.over.contains_key(&id) {
             return;
         }
+        if matches!(note, Note::Gone { .. }) {
+            self.forget(id);
+        } else if self.exchanges.get(&id).is_some_and(|kept| kept.gone.is_some()) {
+            return;
+        }
         let kept = self.exchanges.entry(id).or_default();
         let data = match note {
             Note::Head { part, theirs, bytes } => Some((*part, 0, bytes.len(), Some(*theirs), false)),
@@ -115,6 +122,7 @@ impl Index {
             // What is certain stays so.
             Note::Intent(intent) if kept.intent != Some(Intent::Certain) => kept.intent = Some(*intent),
             Note::Asked { bytes } => kept.asked = Some(bytes.clone()),
+            Note::Gone { .. } => kept.gone = Some(note.clone()),
             Note::Head { .. } | Note::Bytes { .. } | Note::Intent(_) | Note::Forget => {}
         }
         let Some((part, offset, of_data, theirs, is_last)) = data else { return };
@@ -234,7 +242,7 @@ impl Index {
             if !kept.bytes.contains_key(&segment) {
                 continue;
             }
-            let mut notes: Vec<Note> = kept.begin.iter().chain(&kept.lead).cloned().collect();
+            let mut notes: Vec<Note> = kept.begin.iter().chain(&kept.lead).chain(&kept.gone).cloned().collect();
             notes.extend(kept.intent.map(Note::Intent));
             notes.extend(kept.asked.clone().map(|bytes| Note::Asked { bytes }));
             for part in [Part::Request, Part::Response] {
@@ -263,6 +271,11 @@ impl Index {
             self.free(segment, bytes);
         }
     }
+
+    /// What has come to nothing, and must not be done again.
+    pub(super) fn gone(&self) -> Vec<(ExchangeId, Note)> {
+        self.exchanges.iter().filter_map(|(id, kept)| Some((*id, kept.gone.clone()?))).collect()
+    }
 }
 
 impl Kept {
@@ -274,7 +287,7 @@ impl Kept {
                 let has_head = self.halves[Part::Request.index()].values().any(|one| one.theirs.is_some());
                 is_peer(from) && is_peer(to) && !has_head
             }
-            _ => true,
+            _ => self.gone.is_none(),
         }
     }
 

@@ -33,7 +33,9 @@ impl Haste {
             Job::Release { .. } => Haste::Whenever,
             Job::Read { .. } => Haste::Now,
             Job::Keep { note, .. } => match note {
-                Note::Begin { .. } | Note::Lead { .. } | Note::Asked { .. } | Note::Forget => Haste::Whenever,
+                Note::Begin { .. } | Note::Lead { .. } | Note::Asked { .. } | Note::Gone { .. } | Note::Forget => {
+                    Haste::Whenever
+                }
                 // It is sent on when it is safe; but for that of who is here, which is empty.
                 Note::Head { bytes, .. } if bytes.is_empty() => Haste::Whenever,
                 Note::Intent(_) | Note::Head { .. } => Haste::Now,

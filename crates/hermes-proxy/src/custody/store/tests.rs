@@ -261,3 +261,30 @@ fn where_there_is_no_room_what_is_of_use_moves_together() {
     assert_eq!(read(3, 31 * piece, 9).unwrap(), vec![3; 9]);
     assert!(read(3, 30 * piece, 9).is_err(), "it has passed");
 }
+
+/// Of what came to nothing that alone is left, wherever it goes, until it is forgotten.
+#[test]
+fn what_came_to_nothing_is_known_until_it_is_forgotten() {
+    let directory = tempfile::tempdir().unwrap();
+    let gone = |number| {
+        let (peer, reason) = (Arc::from("n1"), Arc::from("so it is"));
+        (id(number), Note::Gone { peer, status: 502, reason, deadline: 7 })
+    };
+    let found = || {
+        let mut gone = Store::open(directory.path()).unwrap().gone;
+        gone.sort_by_key(|(id, _)| *id);
+        gone
+    };
+    write(directory.path(), begin(1).into_iter().chain([bytes(1, 0, vec![5; 100]), gone(1), gone(2)]));
+    assert_eq!((held(directory.path()), found()), (vec![], vec![gone(1), gone(2)]));
+    // Many others come after it.
+    for number in 3..40 {
+        write(directory.path(), begin(number).into_iter().chain([bytes(number, 0, vec![5; 1 << 20])]));
+        write(directory.path(), [(id(number), Note::Forget)]);
+    }
+    assert_eq!(found(), [gone(1), gone(2)]);
+    write(directory.path(), [(id(1), Note::Forget)]);
+    assert_eq!(found(), [gone(2)]);
+    write(directory.path(), [(id(2), Note::Forget)]);
+    assert_eq!(found(), []);
+}

@@ -192,6 +192,11 @@ impl<'a> Chain<'a> {
         // In an order that is the same each time.
         held.sort_by_key(|(id, _)| *id);
         let (mut answered, mut unknown) = (BTreeMap::new(), BTreeSet::new());
+        for (id, note) in std::mem::take(&mut journal.gone) {
+            let Note::Gone { peer, status, reason, .. } = note else { continue };
+            let record = Record::Gone { id, status, reason: reason.to_string() };
+            engine.restore_end(id, peer, record, LIFE);
+        }
         for (id, held) in held {
             let Some(to) = held.to else {
                 engine.discard(id);
@@ -202,8 +207,12 @@ impl<'a> Chain<'a> {
             if held.intent.is_some() {
                 unknown.insert(id);
             }
+            let is_intended = held.intent.is_some();
             let time = (self.now, LIFE.saturating_sub(self.now), LIFE);
             engine.restore(id, (held.from, to), time, &held.account, false, held.halves.map(former));
+            if is_intended {
+                engine.intend(id);
+            }
             if !is_client {
                 continue;
             }
@@ -338,6 +347,8 @@ impl<'a> Chain<'a> {
         let Process { engine, jobs, asked, intended, unknown, answered, .. } = process;
         while let Some(output) = engine.output() {
             match output {
+                // Begun anew, where its beginning was all that had come, and was let go.
+                Output::Begun { id, .. } => _ = asked.remove(&id),
                 Output::Head { id, part: Part::Request, .. } if number == NODES - 1 => {
                     engine.take_in(id, &account(), false);
                 }
@@ -385,6 +396,7 @@ impl<'a> Chain<'a> {
                 );
                 if is_last && is_order(id) {
                     let note = Note::Intent(Intent::Certain);
+                    engine.intend(id);
                     jobs.push(Job::Keep { id, note, is_synced: false });
                 }
             }
@@ -463,6 +475,7 @@ fn note(entry: Entry) -> Note {
         Entry::Lead { to, account, is_tunnel } => Note::Lead { to, account, is_tunnel },
         Entry::Head { part, theirs, head } => Note::Head { part, theirs, bytes: head },
         Entry::Bytes { part, offset, bytes, is_last } => Note::Bytes { part, offset, is_last, bytes },
+        Entry::Gone { peer, status, reason, .. } => Note::Gone { peer, status, reason: Arc::from(reason), deadline: 0 },
         Entry::Forget => Note::Forget,
     }
 }

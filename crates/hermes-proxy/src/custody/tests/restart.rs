@@ -228,3 +228,41 @@ fn who_had_not_heard_that_it_is_held_makes_the_next_one_go_on() {
     engine.hear(NOW, &name(1), held(Part::Request, 94, true), &account());
     assert_eq!(say(&mut engine, 1), [held(Part::Response, 0, false)]);
 }
+
+/// An order that came to nothing when it may have been done: whoever has forgotten it, or never wrote that it had it, and asks
+/// for it again, hears how it ended; after a restart of this node too.
+#[test]
+fn an_order_that_may_have_been_done_is_not_begun_again() {
+    let gone = Record::Gone { id: ID, status: 502, reason: "so it is".to_owned() };
+    let again = Record::Begin { id: ID, left: 1000 };
+    for hears in [None, Some(gone.clone()), Some(Record::Done { id: ID })] {
+        let mut engine = begun(DISK, Side::Here);
+        engine.intend(ID);
+        let ends_here = hears.is_none();
+        match hears {
+            None => engine.fail(ID, 502, "so it is"),
+            Some(record) => engine.hear(NOW, &name(0), record, &account()),
+        }
+        let kept = std::iter::from_fn(|| engine.output()).find_map(|output| match output {
+            Output::Keep { entry: Entry::Gone { peer, status, .. }, survives, .. } => Some((peer, status, survives)),
+            _ => None,
+        });
+        assert_eq!(kept, Some((name(0), 502, Survives::Process)));
+        engine.opened(&name(0));
+        assert_eq!(say(&mut engine, 0).contains(&gone), ends_here, "it is said unasked to who has not said so itself");
+        // Who knows nothing of it says that, as one does that has heard of it.
+        engine.hear(NOW, &name(0), Record::Done { id: ID }, &account());
+        engine.hear(NOW, &name(0), again.clone(), &account());
+        assert_eq!(engine.len(), 0);
+        assert!(matches!(&say(&mut engine, 0)[..], [Record::Gone { id: ID, status: 502, .. }]));
+        engine.expire(Duration::from_secs(2000));
+        let forgets = |output| matches!(output, Output::Keep { entry: Entry::Forget, .. });
+        assert!(std::iter::from_fn(|| engine.output()).any(forgets), "it has had its time");
+    }
+    let mut engine = engine(DISK);
+    engine.restore_end(ID, name(0), gone.clone(), Duration::from_secs(9));
+    engine.opened(&name(0));
+    assert_eq!(say(&mut engine, 0), std::slice::from_ref(&gone));
+    engine.hear(NOW, &name(0), again, &account());
+    assert_eq!((say(&mut engine, 0), engine.len()), (vec![gone], 0));
+}
