@@ -24,9 +24,12 @@ impl Engine {
 
     /// It has come to nothing, as `by` says: the other side is told.
     pub(super) fn end(&mut self, id: ExchangeId, by: &Side, record: Record) {
-        let order = self.exchanges.get(&id).and_then(|exchange| exchange.order());
+        let exchange = self.exchanges.get(&id);
+        let order = exchange.and_then(Exchange::order);
+        // Where nothing more is written of it, what was before it was led anywhere is to go.
+        let is_on_disk = exchange.is_some_and(Exchange::is_on_disk);
         let entry = match (&order, &record) {
-            (Some((peer, until)), Record::Gone { status, reason, .. }) => {
+            (Some((peer, until)), Record::Gone { status, reason, .. }) if is_on_disk => {
                 Entry::Gone { peer: peer.clone(), status: *status, reason: reason.clone(), until: *until }
             }
             _ => Entry::Forget,

@@ -259,7 +259,13 @@ fn an_order_that_may_have_been_done_is_not_begun_again() {
         let forgets = |output| matches!(output, Output::Keep { entry: Entry::Forget, .. });
         assert!(std::iter::from_fn(|| engine.output()).any(forgets), "it has had its time");
     }
-    let mut engine = engine(DISK);
+    // Where its route writes nothing, what was written before that was known goes.
+    let mut engine = begun(super::LIMITS, Side::Here);
+    engine.intend(ID);
+    engine.fail(ID, 502, "so it is");
+    let forgets = |output| matches!(output, Output::Keep { entry: Entry::Forget, .. });
+    assert!(std::iter::from_fn(|| engine.output()).any(forgets));
+    let mut engine = super::engine(DISK);
     engine.restore_end(ID, name(0), gone.clone(), Duration::from_secs(9));
     engine.opened(&name(0));
     assert_eq!(say(&mut engine, 0), std::slice::from_ref(&gone));
