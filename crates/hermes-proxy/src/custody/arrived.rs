@@ -126,16 +126,20 @@ fn may_be_done(intent: Option<Intent>, request: &Request<'_>) -> Option<&'static
     }
 }
 
-/// Relays a stream whose far end is open here.
+/// Relays a stream whose far end is open here. Its server has no byte of it before this node's journal knows that: who
+/// begins it anew, since it was killed, does not get a second one, which would have those bytes once more.
 async fn join(worker: &Rc<Worker>, way: &Way, id: ExchangeId, mut tunnel: Tunnel) {
     let office = &worker.shared.custody;
     office.take_in(id, true);
+    tunnel.session.entry.set_held(true);
+    if let Err(failure) = poll_fn(|cx| office.poll_intent(cx, id)).await {
+        return tunnel.session.entry.fail(&Error::custody(&way.peer, &failure));
+    }
     let head = tunnel.head_parts();
     // A proxy may have answered as it liked; to who is before us it is open.
     let head = response_head(StatusCode::OK, head.headers());
     let reads = CustodyBody::new(office.clone(), id, Part::Request, Reading::new(worker), way.peer.clone());
     let stream = CustodyStream::new(office.clone(), id, Part::Response, head, reads.taken_in());
-    tunnel.session.entry.set_held(true);
     session::relay(Near::Stream(ByteStream::Custody(Box::new(stream))), tunnel).await;
 }
 

@@ -33,7 +33,11 @@ fn engine(limits: Limits) -> Engine {
     engine
 }
 
-/// The bytes at this place of a response of this exchange.
+/// The byte at this place of what is said in this exchange.
+fn byte_at(id: ExchangeId, at: usize) -> u8 {
+    (at as u32).wrapping_mul(2_654_435_761).to_be_bytes()[0] ^ id.0[0]
+}
+
 fn content(id: ExchangeId, length: usize) -> Bytes {
-    (0..length).map(|at| (at as u32).wrapping_mul(2_654_435_761).to_be_bytes()[0] ^ id.0[0]).collect()
+    (0..length).map(|at| byte_at(id, at)).collect()
 }

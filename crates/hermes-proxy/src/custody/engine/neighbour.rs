@@ -17,7 +17,7 @@ use super::{CHUNK, Engine, Exchange, Output, PARTS, Side};
 /// Of so many chunks one is the oldest exchange's, whoever else is ahead.
 const FOR_THE_OLDEST: u32 = 8;
 /// No neighbour asks for longer custody.
-const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
+pub(crate) const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Answers that wait for one neighbour. What finds no room it asks for again.
 const MOST_WORDS: usize = 4096;
 /// Ends that wait for the disk before whoever told them may forget them. What finds no room is told at once.

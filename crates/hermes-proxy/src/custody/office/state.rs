@@ -11,7 +11,7 @@ use bytes::Bytes;
 use hermes_wire::custody::{ExchangeId, Part, Record};
 
 use super::super::OUTCOME_UNKNOWN;
-use super::super::engine::{Appended, Engine, Entry, Former, Output, Side, Survives};
+use super::super::engine::{Appended, Engine, Entry, Former, LONGEST, Output, Side, Survives};
 use super::super::journal::{Intent, Note};
 use super::super::store::{Held, HeldHalf, Job, Store};
 use super::Failure;
@@ -163,7 +163,8 @@ impl State {
     /// What came to nothing before this process is known as long as it may be asked for again.
     pub(super) fn restore_end(&mut self, now: Duration, id: ExchangeId, note: Note) {
         let Note::Gone { peer, status, reason, deadline } = note else { return };
-        let left = Duration::from_millis(deadline.saturating_sub(date()));
+        // A clock that was set back does not have it known for ever.
+        let left = Duration::from_millis(deadline.saturating_sub(date())).min(LONGEST);
         let record = Record::Gone { id, status, reason: reason.to_string() };
         self.engine.restore_end(id, peer, record, now + left);
     }
@@ -184,6 +185,10 @@ impl State {
         let (sides, time) = ((from, to), (now, left, Duration::from_millis(life)));
         let is_for_here = sides.1 == Side::Here;
         self.engine.restore(id, sides, time, &account, is_tunnel, halves.map(former));
+        if let Some(intent) = intent {
+            self.engine.intend(id);
+            self.intended.insert(id, intent);
+        }
         // More came than may be kept, and nobody can ask its origin once more.
         let is_lost = is_for_here
             && self.engine.is_torn(id, Part::Request)
@@ -195,13 +200,7 @@ impl State {
                 let reason = "the node at its origin was restarted, and its disk has not all of the request";
                 self.engine.fail(id, 502, &format!("{unknown}{reason}"));
             }
-            Some(peer) => {
-                self.resumed.entry(peer).or_default().push(id);
-                if let Some(intent) = intent {
-                    self.engine.intend(id);
-                    self.intended.insert(id, intent);
-                }
-            }
+            Some(peer) => self.resumed.entry(peer).or_default().push(id),
             None => match asked.filter(|_| self.left.len() < MOST_LEFT && is_asked_whole(&self.engine, id)) {
                 Some(asked) => self.left.push_back((asked, id)),
                 None => self.engine.fail(id, 499, "its client was at a process that is no more"),

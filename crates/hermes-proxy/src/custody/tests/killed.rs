@@ -1,8 +1,8 @@
 //! Chains whose nodes are killed, any of them and several at once, in time that is computed; their journals are real.
 //!
 //! In: a seed, which says who is killed when, for how long, and how slow disks and channels are. Out: that every response is
-//! there, byte for byte, that an order reaches its origin once at most, and that nobody keeps anything. A seed that fails is
-//! named, and fails again.
+//! there, byte for byte, that an order reaches its origin once at most, that a tunnel has one server, and ends only where
+//! a node at one of its ends was killed, and that nobody keeps anything. A seed that fails is named, and fails again.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -17,13 +17,15 @@ use super::super::engine::{Appended, Engine, Entry, Former, Limits, Output, Side
 use super::super::half::Upto;
 use super::super::journal::{Intent, Note};
 use super::super::store::{HeldHalf, Job, Opened, Reader, Safe, Store};
-use super::{account, content, engine, name};
+use super::{account, byte_at, content, engine, name};
 
 const NODES: usize = 4;
 /// By their numbers in turn.
-const REQUESTS: [usize; 3] = [200, 40_000, 9_000];
+const REQUESTS: [usize; 4] = [200, 40_000, 9_000, 30_000];
 const RESPONSE: usize = 150_000;
-const EXCHANGES: u8 = 3;
+const EXCHANGES: u8 = 4;
+/// What each end of a tunnel says in its turn.
+const TURN: [usize; 2] = [3_000, 15_000];
 const TICK: Duration = Duration::from_millis(1);
 /// Time that each exchange has.
 const LIFE: Duration = Duration::from_secs(900);
@@ -31,6 +33,8 @@ const LIFE: Duration = Duration::from_secs(900);
 const MEMORY: [u64; 2] = [64 << 20, 128 << 10];
 /// What a head of a node is.
 const OURS: &[u8] = b"node";
+/// What those are before what has come all the way.
+const HEADS: usize = OURS.len() * (NODES - 2);
 
 /// Chance that can be had again.
 struct Chance(u64);
@@ -90,6 +94,10 @@ struct Process {
     unknown: BTreeSet<ExchangeId>,
     /// Of clients here.
     answered: BTreeMap<ExchangeId, BytesMut>,
+    /// What the client of a tunnel here has said.
+    said: usize,
+    /// Which process it is of all.
+    number: u8,
 }
 
 impl Process {
@@ -140,22 +148,40 @@ struct Chain<'a> {
     /// Whole answers, and what came to nothing, and why.
     whole: BTreeSet<ExchangeId>,
     failed: BTreeMap<ExchangeId, String>,
+    /// What is at one of its ends was killed.
+    cut: bool,
+    processes: u8,
     /// How often the origin was asked.
     asked: BTreeMap<ExchangeId, usize>,
 }
 
 /// It must not be done twice.
 fn is_order(id: ExchangeId) -> bool {
-    id.0[0] % 3 == 2
+    id.0[0] % 4 == 2
 }
 
-/// What a request is when it has passed so many nodes: each puts its head before.
-fn request(id: ExchangeId, heads: usize) -> Bytes {
-    [&OURS.repeat(heads)[..], &content(id, REQUESTS[usize::from(id.0[0]) % 3])].concat().into()
+fn is_tunnel(id: ExchangeId) -> bool {
+    id.0[0] % 4 == 3
 }
 
-fn response(id: ExchangeId, heads: usize) -> Bytes {
-    [&OURS.repeat(heads)[..], &content(id, RESPONSE)].concat().into()
+/// How long its request is.
+fn asked_of(id: ExchangeId) -> usize {
+    REQUESTS[usize::from(id.0[0]) % REQUESTS.len()]
+}
+
+/// Who says what is in a response: the server of a tunnel says each time something else.
+fn speaker(id: ExchangeId, process: u8) -> ExchangeId {
+    if is_tunnel(id) { ExchangeId([process; 16]) } else { id }
+}
+
+/// Whether this is the next of what came, of which so much are heads. Not all of it is looked at each time.
+fn is_next(came: &[u8], bytes: &[u8], heads: usize, speaker: ExchangeId) -> bool {
+    let heads = OURS.repeat(heads);
+    let expected = |at: usize| match heads.get(at) {
+        Some(byte) => *byte,
+        None => byte_at(speaker, at - heads.len()),
+    };
+    bytes.iter().zip(came.len() - bytes.len()..).all(|(byte, at)| *byte == expected(at))
 }
 
 impl<'a> Chain<'a> {
@@ -175,6 +201,8 @@ impl<'a> Chain<'a> {
             channels: 0,
             whole: BTreeSet::new(),
             failed: BTreeMap::new(),
+            cut: false,
+            processes: 0,
             asked: BTreeMap::new(),
         };
         for number in 0..NODES {
@@ -204,20 +232,24 @@ impl<'a> Chain<'a> {
             };
             let former = |HeldHalf { head, pieces }| Former { head, pieces };
             let is_client = held.from == Side::Here;
+            let is_server = held.is_tunnel && to == Side::Here;
             if held.intent.is_some() {
                 unknown.insert(id);
             }
             let is_intended = held.intent.is_some();
             let time = (self.now, LIFE.saturating_sub(self.now), LIFE);
-            engine.restore(id, (held.from, to), time, &held.account, false, held.halves.map(former));
+            engine.restore(id, (held.from, to), time, &held.account, held.is_tunnel, held.halves.map(former));
             if is_intended {
                 engine.intend(id);
+            }
+            if is_server {
+                engine.fail(id, 502, "the node at its far end was restarted");
             }
             if !is_client {
                 continue;
             }
             // Its client asks the same again, if it had asked all of it.
-            if engine.have(id, Part::Request).unwrap().is_whole && !is_order(id) {
+            if engine.have(id, Part::Request).unwrap().is_whole && !is_order(id) && !is_tunnel(id) {
                 assert!(engine.reopen(id), "what its client is to have is there");
                 answered.insert(id, BytesMut::new());
             } else {
@@ -234,7 +266,10 @@ impl<'a> Chain<'a> {
             intended: BTreeSet::new(),
             unknown,
             answered,
+            said: 0,
+            number: self.processes,
         };
+        self.processes += 1;
         self.nodes[number].process = Some(process);
     }
 
@@ -250,6 +285,10 @@ impl<'a> Chain<'a> {
             }
         }
         node.back_at = self.now + pause;
+        let has_tunnel = (0..EXCHANGES).map(|number| ExchangeId([number; 16])).any(|id| {
+            is_tunnel(id) && process.engine.have(id, Part::Request).is_some()
+        });
+        self.cut |= has_tunnel && (number == 0 || number == NODES - 1);
         drop(process);
         for (link, end) in [(number.checked_sub(1), 1), (Some(number), 0)] {
             let Some(link) = link.filter(|link| *link < NODES - 1) else { continue };
@@ -266,8 +305,10 @@ impl<'a> Chain<'a> {
     fn begin(&mut self, number: u8) -> ExchangeId {
         let id = ExchangeId([number; 16]);
         let Some(process) = &mut self.nodes[0].process else { panic!("nobody is there to be asked") };
-        process.engine.begin(self.now, id, Side::Peer(name(1)), LIFE, &account(), false).unwrap();
-        assert_eq!(process.engine.append(id, Part::Request, request(id, 0), true), Appended::Taken);
+        process.engine.begin(self.now, id, Side::Peer(name(1)), LIFE, &account(), is_tunnel(id)).unwrap();
+        if !is_tunnel(id) {
+            assert_eq!(process.engine.append(id, Part::Request, content(id, asked_of(id)), true), Appended::Taken);
+        }
         process.answered.insert(id, BytesMut::new());
         id
     }
@@ -344,17 +385,17 @@ impl<'a> Chain<'a> {
             process.write();
             process.writes_at = self.now + self.chance.millis(30);
         }
-        let Process { engine, jobs, asked, intended, unknown, answered, .. } = process;
+        let Process { engine, jobs, asked, intended, unknown, answered, said, number: by, .. } = process;
         while let Some(output) = engine.output() {
             match output {
                 // Begun anew, where its beginning was all that had come, and was let go.
                 Output::Begun { id, .. } => _ = asked.remove(&id),
                 Output::Head { id, part: Part::Request, .. } if number == NODES - 1 => {
-                    engine.take_in(id, &account(), false);
+                    engine.take_in(id, &account(), is_tunnel(id));
                 }
                 Output::Head { id, part: Part::Request, bytes } => {
                     let head = [OURS, &bytes[..1]].concat();
-                    engine.lead(id, (Side::Peer(name(number + 1)), false), &account(), 1, head.into());
+                    engine.lead(id, (Side::Peer(name(number + 1)), is_tunnel(id)), &account(), 1, head.into());
                 }
                 Output::Head { id, part, bytes } => engine.settle(id, part, 1, [OURS, &bytes[..1]].concat().into()),
                 Output::Keep { id, entry, .. } => jobs.push(Job::Keep { id, note: note(entry), is_synced: false }),
@@ -376,9 +417,20 @@ impl<'a> Chain<'a> {
                 let Some(came) = answered.get_mut(&id) else { continue };
                 while let Some((bytes, is_last)) = engine.read(id, Part::Response, usize::MAX) {
                     came.extend_from_slice(&bytes);
+                    let by = came.get(HEADS).copied().unwrap_or_default();
+                    assert!(is_next(came, &bytes, NODES - 2, speaker(id, by)), "{id} is not what was sent");
                     if is_last {
-                        assert!(came[..] == response(id, NODES - 2), "{id} is not what was sent");
+                        assert_eq!(came.len(), HEADS + RESPONSE, "{id} is not all of it");
                         self.whole.insert(id);
+                    }
+                }
+                // The client of a tunnel has its turn when the server has had its own.
+                let had = came.len().saturating_sub(HEADS) / TURN[1];
+                if is_tunnel(id) && had * TURN[0] >= *said && *said < asked_of(id) {
+                    let bytes = content(id, asked_of(id)).slice(*said..*said + TURN[0]);
+                    let is_last = *said + TURN[0] == asked_of(id);
+                    if engine.append(id, Part::Request, bytes, is_last) == Appended::Taken {
+                        *said += TURN[0];
                     }
                 }
                 continue;
@@ -387,14 +439,13 @@ impl<'a> Chain<'a> {
             let had = engine.have(id, Part::Response).filter(|had| engine.is_for_here(id) && !had.is_whole);
             let Some(Upto { offset, .. }) = had else { continue };
             let (came, answers_at) = asked.entry(id).or_default();
-            let all = request(id, NODES - 2);
+            let length = HEADS + asked_of(id);
             while let Some((bytes, is_last)) = engine.read(id, Part::Request, usize::MAX) {
                 came.extend_from_slice(&bytes);
-                assert!(
-                    came[..] == all[..came.len()] && is_last == (came.len() == all.len()),
-                    "{id} was asked otherwise"
-                );
-                if is_last && is_order(id) {
+                let is_right = is_next(came, &bytes, NODES - 2, id) && is_last == (came.len() == length);
+                assert!(is_right, "{id} was asked otherwise");
+                let begins = came.len() == bytes.len();
+                if (is_last && is_order(id)) || (begins && is_tunnel(id)) {
                     let note = Note::Intent(Intent::Certain);
                     engine.intend(id);
                     jobs.push(Job::Keep { id, note, is_synced: false });
@@ -404,7 +455,10 @@ impl<'a> Chain<'a> {
                 engine.fail(id, 502, "outcome unknown");
                 continue;
             }
-            if came.len() < all.len() || (is_order(id) && !intended.contains(&id)) {
+            let turns = came.len().saturating_sub(HEADS) / TURN[0];
+            let is_asked = if is_tunnel(id) { turns > 0 } else { came.len() == length };
+            let needs_intent = is_order(id) || is_tunnel(id);
+            if !is_asked || (needs_intent && !intended.contains(&id)) {
                 continue;
             }
             let answers_at = *answers_at.get_or_insert_with(|| {
@@ -413,9 +467,13 @@ impl<'a> Chain<'a> {
                 self.now + self.chance.millis(700)
             });
             if answers_at <= self.now {
-                let (all, from) = (content(id, RESPONSE), offset as usize);
-                let end = all.len().min(from + 9000);
-                engine.append(id, Part::Response, all.slice(from..end), end == all.len());
+                let (whose, from) = (speaker(id, *by), offset as usize);
+                let may = if is_tunnel(id) { turns * TURN[1] } else { RESPONSE };
+                let end = may.min(from + 9000);
+                if from < end {
+                    let bytes: Bytes = (from..end).map(|at| byte_at(whose, at)).collect();
+                    engine.append(id, Part::Response, bytes, end == RESPONSE);
+                }
             }
         }
     }
@@ -448,8 +506,12 @@ impl<'a> Chain<'a> {
             if is_order(id) && asked > 1 {
                 return Err(format!("an order, {number}, was done {asked} times"));
             }
+            if is_tunnel(id) && asked > 1 {
+                return Err(format!("a tunnel was dialled {asked} times: {why}"));
+            }
+            let is_cut = is_tunnel(id) && self.cut && self.failed.contains_key(&id);
             let is_unknown = is_order(id) && asked == 1 && why.contains("outcome unknown");
-            if !self.whole.contains(&id) && !why.contains("client") && !is_unknown {
+            if !self.whole.contains(&id) && !why.contains("client") && !is_unknown && !is_cut {
                 let states = self.nodes.iter().enumerate().map(|(number, node)| {
                     let engine = node.process.as_ref().map(|process| &process.engine);
                     format!("n{number}: {engine:?}\n")
