@@ -25,10 +25,10 @@ use hermes_wire::custody::{ExchangeId, Part, Record};
 
 use self::account::Account;
 pub(crate) use self::exchange::{Appended, Entry, Former, Limits, Output, Side, Survives};
-pub(crate) use self::neighbour::LONGEST;
 use self::exchange::{Exchange, PARTS};
 use self::here::HeldUp;
 use self::index::{Indexed, Peer};
+pub(crate) use self::neighbour::LONGEST;
 use super::half::{Half, RECORD, Upto};
 
 /// Bytes in one record: small ones behind a large one wait for so much.

@@ -49,6 +49,10 @@ impl Engine {
                     exchange.half(part).forget_told();
                 }
             }
+            if exchange.from == side && exchange.request.have() == Upto::default() {
+                // It may have lost it before it said more than that it begins: nothing of it will ever be held here.
+                exchange.request.greet();
+            }
             if exchange.to.as_ref() == Some(&side) {
                 exchange.is_begun = false;
                 // It may have lost what it has of the request, or wait for us to know it: nothing else would tell.

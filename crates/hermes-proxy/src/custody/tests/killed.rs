@@ -116,6 +116,72 @@ impl Process {
         let read = std::mem::take(&mut *told.read.lock().unwrap());
         read.into_iter().for_each(|(id, part, offset, bytes)| engine.load(id, part, offset, bytes));
     }
+
+    /// The client here reads what there is; that of a tunnel says something in its turn.
+    fn read_as_client(&mut self, id: ExchangeId, whole: &mut BTreeSet<ExchangeId>) {
+        let Self { engine, answered, said, .. } = self;
+        let Some(came) = answered.get_mut(&id) else { return };
+        while let Some((bytes, is_last)) = engine.read(id, Part::Response, usize::MAX) {
+            came.extend_from_slice(&bytes);
+            let by = came.get(HEADS).copied().unwrap_or_default();
+            assert!(is_next(came, &bytes, NODES - 2, speaker(id, by)), "{id} is not what was sent");
+            if is_last {
+                assert_eq!(came.len(), HEADS + RESPONSE, "{id} is not all of it");
+                whole.insert(id);
+            }
+        }
+        // Its turn comes when the server has had its own.
+        let had = came.len().saturating_sub(HEADS) / TURN[1];
+        if is_tunnel(id) && had * TURN[0] >= *said && *said < asked_of(id) {
+            let bytes = content(id, asked_of(id)).slice(*said..*said + TURN[0]);
+            let is_last = *said + TURN[0] == asked_of(id);
+            if engine.append(id, Part::Request, bytes, is_last) == Appended::Taken {
+                *said += TURN[0];
+            }
+        }
+    }
+
+    /// An origin here answers bit by bit, `until` at the earliest if it is asked now, which is what comes back. One of before
+    /// is asked again, and only the rest of its answer counts.
+    fn answer(&mut self, id: ExchangeId, (now, until): (Duration, Duration)) -> bool {
+        let Self { engine, jobs, asked, intended, unknown, number: by, .. } = self;
+        let had = engine.have(id, Part::Response).filter(|had| engine.is_for_here(id) && !had.is_whole);
+        let Some(Upto { offset, .. }) = had else { return false };
+        let (came, answers_at) = asked.entry(id).or_default();
+        let length = HEADS + asked_of(id);
+        while let Some((bytes, is_last)) = engine.read(id, Part::Request, usize::MAX) {
+            came.extend_from_slice(&bytes);
+            let is_right = is_next(came, &bytes, NODES - 2, id) && is_last == (came.len() == length);
+            assert!(is_right, "{id} was asked otherwise");
+            let begins = came.len() == bytes.len();
+            if (is_last && is_order(id)) || (begins && is_tunnel(id)) {
+                let note = Note::Intent(Intent::Certain);
+                engine.intend(id);
+                jobs.push(Job::Keep { id, note, is_synced: false });
+            }
+        }
+        if !came.is_empty() && unknown.contains(&id) {
+            engine.fail(id, 502, "outcome unknown");
+            return false;
+        }
+        let turns = came.len().saturating_sub(HEADS) / TURN[0];
+        let is_whole = if is_tunnel(id) { turns > 0 } else { came.len() == length };
+        let needs_intent = is_order(id) || is_tunnel(id);
+        if !is_whole || (needs_intent && !intended.contains(&id)) {
+            return false;
+        }
+        let is_asked = answers_at.is_none();
+        if *answers_at.get_or_insert(until) <= now {
+            let (whose, from) = (speaker(id, *by), offset as usize);
+            let may = if is_tunnel(id) { turns * TURN[1] } else { RESPONSE };
+            let end = may.min(from + 9000);
+            if from < end {
+                let bytes: Bytes = (from..end).map(|at| byte_at(whose, at)).collect();
+                engine.append(id, Part::Response, bytes, end == RESPONSE);
+            }
+        }
+        is_asked
+    }
 }
 
 struct Node {
@@ -285,9 +351,9 @@ impl<'a> Chain<'a> {
             }
         }
         node.back_at = self.now + pause;
-        let has_tunnel = (0..EXCHANGES).map(|number| ExchangeId([number; 16])).any(|id| {
-            is_tunnel(id) && process.engine.have(id, Part::Request).is_some()
-        });
+        let has_tunnel = (0..EXCHANGES)
+            .map(|number| ExchangeId([number; 16]))
+            .any(|id| is_tunnel(id) && process.engine.have(id, Part::Request).is_some());
         self.cut |= has_tunnel && (number == 0 || number == NODES - 1);
         drop(process);
         for (link, end) in [(number.checked_sub(1), 1), (Some(number), 0)] {
@@ -385,7 +451,7 @@ impl<'a> Chain<'a> {
             process.write();
             process.writes_at = self.now + self.chance.millis(30);
         }
-        let Process { engine, jobs, asked, intended, unknown, answered, said, number: by, .. } = process;
+        let Process { engine, jobs, asked, .. } = process;
         while let Some(output) = engine.output() {
             match output {
                 // Begun anew, where its beginning was all that had come, and was let go.
@@ -414,65 +480,12 @@ impl<'a> Chain<'a> {
         }
         for id in (0..EXCHANGES).map(|number| ExchangeId([number; 16])) {
             if number == 0 {
-                let Some(came) = answered.get_mut(&id) else { continue };
-                while let Some((bytes, is_last)) = engine.read(id, Part::Response, usize::MAX) {
-                    came.extend_from_slice(&bytes);
-                    let by = came.get(HEADS).copied().unwrap_or_default();
-                    assert!(is_next(came, &bytes, NODES - 2, speaker(id, by)), "{id} is not what was sent");
-                    if is_last {
-                        assert_eq!(came.len(), HEADS + RESPONSE, "{id} is not all of it");
-                        self.whole.insert(id);
-                    }
-                }
-                // The client of a tunnel has its turn when the server has had its own.
-                let had = came.len().saturating_sub(HEADS) / TURN[1];
-                if is_tunnel(id) && had * TURN[0] >= *said && *said < asked_of(id) {
-                    let bytes = content(id, asked_of(id)).slice(*said..*said + TURN[0]);
-                    let is_last = *said + TURN[0] == asked_of(id);
-                    if engine.append(id, Part::Request, bytes, is_last) == Appended::Taken {
-                        *said += TURN[0];
-                    }
-                }
-                continue;
-            }
-            // An origin that was asked answers bit by bit; one of before is asked again, and only the rest of its answer counts.
-            let had = engine.have(id, Part::Response).filter(|had| engine.is_for_here(id) && !had.is_whole);
-            let Some(Upto { offset, .. }) = had else { continue };
-            let (came, answers_at) = asked.entry(id).or_default();
-            let length = HEADS + asked_of(id);
-            while let Some((bytes, is_last)) = engine.read(id, Part::Request, usize::MAX) {
-                came.extend_from_slice(&bytes);
-                let is_right = is_next(came, &bytes, NODES - 2, id) && is_last == (came.len() == length);
-                assert!(is_right, "{id} was asked otherwise");
-                let begins = came.len() == bytes.len();
-                if (is_last && is_order(id)) || (begins && is_tunnel(id)) {
-                    let note = Note::Intent(Intent::Certain);
-                    engine.intend(id);
-                    jobs.push(Job::Keep { id, note, is_synced: false });
-                }
-            }
-            if !came.is_empty() && unknown.contains(&id) {
-                engine.fail(id, 502, "outcome unknown");
-                continue;
-            }
-            let turns = came.len().saturating_sub(HEADS) / TURN[0];
-            let is_asked = if is_tunnel(id) { turns > 0 } else { came.len() == length };
-            let needs_intent = is_order(id) || is_tunnel(id);
-            if !is_asked || (needs_intent && !intended.contains(&id)) {
-                continue;
-            }
-            let answers_at = *answers_at.get_or_insert_with(|| {
-                assert!(!self.whole.contains(&id), "{id} was asked once more when all of its answer was there");
-                *self.asked.entry(id).or_default() += 1;
-                self.now + self.chance.millis(700)
-            });
-            if answers_at <= self.now {
-                let (whose, from) = (speaker(id, *by), offset as usize);
-                let may = if is_tunnel(id) { turns * TURN[1] } else { RESPONSE };
-                let end = may.min(from + 9000);
-                if from < end {
-                    let bytes: Bytes = (from..end).map(|at| byte_at(whose, at)).collect();
-                    engine.append(id, Part::Response, bytes, end == RESPONSE);
+                process.read_as_client(id, &mut self.whole);
+            } else {
+                let until = self.now + self.chance.millis(700);
+                if process.answer(id, (self.now, until)) {
+                    assert!(!self.whole.contains(&id), "{id} was asked once more when all of its answer was there");
+                    *self.asked.entry(id).or_default() += 1;
                 }
             }
         }

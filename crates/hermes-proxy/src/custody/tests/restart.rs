@@ -272,3 +272,17 @@ fn an_order_that_may_have_been_done_is_not_begun_again() {
     engine.hear(NOW, &name(0), again, &account());
     assert_eq!((say(&mut engine, 0), engine.len()), (vec![gone], 0));
 }
+
+/// Who began an exchange, and was killed before it had said any of it, is asked, and what it knows nothing of ends.
+#[test]
+fn what_was_begun_and_no_more_is_asked_about() {
+    let mut engine = engine(DISK);
+    engine.opened(&name(0));
+    engine.hear(NOW, &name(0), Record::Begin { id: ID, left: 1000 }, &account());
+    assert_eq!((say(&mut engine, 0), engine.len()), (vec![], 1));
+    engine.closed(&name(0));
+    engine.opened(&name(0));
+    assert_eq!(say(&mut engine, 0), [held(Part::Request, 0, false)]);
+    engine.hear(NOW, &name(0), Record::Done { id: ID }, &account());
+    assert_eq!(engine.len(), 0);
+}
