@@ -18,6 +18,7 @@ pub(crate) mod packets;
 pub(crate) mod proof;
 mod read;
 mod route;
+pub mod section;
 mod shadow;
 mod treatment;
 mod tree;

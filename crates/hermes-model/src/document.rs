@@ -7,7 +7,7 @@
 //! Each key is described in `docs/reference/node-document.md`; a test compares.
 
 pub mod listener;
-pub(crate) mod nearest;
+pub mod nearest;
 pub mod redact;
 pub mod route;
 pub mod scalar;
@@ -83,6 +83,30 @@ pub struct Document {
     /// Policies of a later version: the list must be empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub policies: Vec<Later>,
+}
+
+impl Document {
+    /// A node that does nothing yet.
+    pub fn new(node: &str) -> Self {
+        Self {
+            node: node.to_owned(),
+            admin: Default::default(),
+            admin_exposed: Default::default(),
+            drain: Default::default(),
+            workers: Default::default(),
+            role: Default::default(),
+            identity: Default::default(),
+            users: Default::default(),
+            limits: Default::default(),
+            dispatch: Default::default(),
+            access_log: Default::default(),
+            state: Default::default(),
+            listeners: Default::default(),
+            routes: Default::default(),
+            upstreams: Default::default(),
+            policies: Default::default(),
+        }
+    }
 }
 
 /// Files of the node's identity.

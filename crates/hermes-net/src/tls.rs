@@ -13,7 +13,10 @@ use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
-use rustls::{ClientConfig, DigitallySignedStruct, InconsistentKeys, RootCertStore, ServerConfig, SignatureScheme};
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, InconsistentKeys, RootCertStore, ServerConfig,
+    SignatureScheme,
+};
 
 use crate::file;
 
@@ -79,6 +82,16 @@ impl CertifiedKey {
         Ok(Self { chain, key: private })
     }
 
+    /// The same from memory, where nothing of it is a file yet.
+    ///
+    /// # Errors
+    /// Either is no PEM of its kind.
+    pub fn from_pem(cert: &[u8], key: &[u8]) -> Result<Self, TlsError> {
+        let fault = |reason: String| TlsError::Configuration { what: "a certificate and its key", reason };
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| fault(format!("no private key: {error}")))?;
+        Ok(Self { chain: certificates(cert).map_err(fault)?, key })
+    }
+
     /// The private key, as the file has it.
     pub(crate) fn secret(&self) -> &[u8] {
         self.key.secret_der()
@@ -91,6 +104,12 @@ impl CertifiedKey {
             Some(parsed.validity().not_after.timestamp())
         };
         self.chain.iter().filter_map(end).min()
+    }
+
+    /// When the leaf begins, in seconds since 1970. `None` where none can be read.
+    pub fn not_before(&self) -> Option<i64> {
+        let (_, parsed) = x509_parser::parse_x509_certificate(self.chain.first()?).ok()?;
+        Some(parsed.validity().not_before.timestamp())
     }
 
     /// The URI SANs of the leaf.
@@ -119,6 +138,19 @@ impl Roots {
         Ok(Self(Arc::new(store)))
     }
 
+    /// The same from memory.
+    ///
+    /// # Errors
+    /// It is no PEM, or holds no CA certificate.
+    pub fn from_pem(pem: &[u8]) -> Result<Self, TlsError> {
+        let fault = |reason: String| TlsError::Configuration { what: "CA certificates", reason };
+        let mut store = RootCertStore::empty();
+        for certificate in certificates(pem).map_err(fault)? {
+            store.add(certificate).map_err(|error| fault(format!("not a CA certificate: {error}")))?;
+        }
+        Ok(Self(Arc::new(store)))
+    }
+
     /// Those that this machine trusts for servers anywhere: its package of CA certificates, or what `SSL_CERT_FILE` and
     /// `SSL_CERT_DIR` name.
     ///
@@ -141,13 +173,13 @@ impl Roots {
 fn load_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let fault = |reason: String| TlsError::File { path: path.to_owned(), reason };
     let pem = file::read(path, file::MOST).map_err(|error| fault(format!("cannot be read: {error}")))?;
-    let certificates = CertificateDer::pem_slice_iter(&pem)
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(|error| fault(format!("not PEM: {error}")))?;
-    if certificates.is_empty() {
-        return Err(fault("holds no certificate".to_owned()));
-    }
-    Ok(certificates)
+    certificates(&pem).map_err(fault)
+}
+
+fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let read = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();
+    let certificates = read.map_err(|error| format!("not PEM: {error}"))?;
+    if certificates.is_empty() { Err("holds no certificate".to_owned()) } else { Ok(certificates) }
 }
 
 /// Whether clients show a certificate.
@@ -207,6 +239,8 @@ pub fn server_config(
 pub enum ServerIdentity {
     /// It is a node of this overlay: chain to the roots, and a URI SAN that the predicate accepts.
     Node(Roots, NodePredicate),
+    /// The same, where no root is known yet but its SHA-256: it comes last in the chain that the server shows.
+    Pinned([u8; 32], NodePredicate),
     /// It has this DNS name or address in its certificate.
     Name(Roots),
 }
@@ -234,9 +268,14 @@ pub fn client_config(
                 .map_err(|error| fault(error.to_string()))?;
             builder.dangerous().with_custom_certificate_verifier(verifier)
         }
-        ServerIdentity::Node(roots, accepts) => builder
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(NodeVerifier { roots, accepts, provider: provider() })),
+        ServerIdentity::Node(roots, accepts) => {
+            let verifier = NodeVerifier { anchor: Anchor::Roots(roots), accepts, provider: provider() };
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
+        }
+        ServerIdentity::Pinned(digest, accepts) => {
+            let verifier = NodeVerifier { anchor: Anchor::Pin(digest), accepts, provider: provider() };
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
+        }
     };
     let mut config = match own {
         Some(own) => builder
@@ -251,9 +290,33 @@ pub fn client_config(
 /// Verifies a node by its URI SAN instead of a host name: nodes move between addresses, and an
 /// address proves nothing.
 struct NodeVerifier {
-    roots: Roots,
+    anchor: Anchor,
     accepts: NodePredicate,
     provider: Arc<CryptoProvider>,
+}
+
+/// What a chain has to lead to.
+enum Anchor {
+    /// One of these.
+    Roots(Roots),
+    /// What has this SHA-256.
+    Pin([u8; 32]),
+}
+
+impl Anchor {
+    /// The roots, of which a pinned one is found in what was shown.
+    fn roots(&self, shown: &[CertificateDer<'_>]) -> Result<Roots, rustls::Error> {
+        let pin = match self {
+            Anchor::Roots(roots) => return Ok(roots.clone()),
+            Anchor::Pin(pin) => pin,
+        };
+        let is_pinned = |certificate: &&CertificateDer<'_>| {
+            ::aws_lc_rs::digest::digest(&::aws_lc_rs::digest::SHA256, certificate).as_ref() == pin
+        };
+        let mut store = RootCertStore::empty();
+        store.add(shown.iter().find(is_pinned).ok_or(CertificateError::UnknownIssuer)?.clone().into_owned())?;
+        Ok(Roots(Arc::new(store)))
+    }
 }
 
 impl std::fmt::Debug for NodeVerifier {
@@ -274,7 +337,7 @@ impl ServerCertVerifier for NodeVerifier {
         let parsed = ParsedCertificate::try_from(end_entity)?;
         verify_server_cert_signed_by_trust_anchor(
             &parsed,
-            &self.roots.0,
+            &self.anchor.roots(intermediates)?.0,
             intermediates,
             now,
             self.provider.signature_verification_algorithms.all,
@@ -338,6 +401,14 @@ pub fn peer_uris(io: &crate::Io) -> Option<Vec<String>> {
     let crate::Io::Tls(tls) = io else { return None };
     let leaf = tls.get_ref().1.peer_certificates()?.first()?;
     Some(uris(leaf))
+}
+
+/// The public key of the peer of a finished handshake: its SubjectPublicKeyInfo (DER). `None` where it showed none.
+pub fn peer_public_key(io: &crate::Io) -> Option<Vec<u8>> {
+    let crate::Io::Tls(tls) = io else { return None };
+    let leaf = tls.get_ref().1.peer_certificates()?.first()?;
+    let (_, parsed) = x509_parser::parse_x509_certificate(leaf).ok()?;
+    Some(parsed.public_key().raw.to_vec())
 }
 
 /// The server's half of a handshake.

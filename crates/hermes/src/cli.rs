@@ -4,10 +4,12 @@
 
 mod check;
 mod completions;
+mod controller;
 mod demo;
 mod doctor;
 mod explain;
 mod fetch;
+mod overlay;
 mod proxy;
 mod tun;
 
@@ -29,6 +31,13 @@ pub(crate) struct Hermes {
 #[derive(Debug, Subcommand)]
 enum Verb {
     Proxy(proxy::Proxy),
+    Controller(controller::Run),
+    Apply(overlay::Apply),
+    Diff(overlay::Diff),
+    Get(overlay::Get),
+    Delete(overlay::Delete),
+    Token(overlay::Token),
+    Node(overlay::Node),
     Tun(tun::Tun),
     Check(check::Check),
     Explain(explain::Explain),
@@ -43,6 +52,13 @@ impl Hermes {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         match self.verb {
             Verb::Proxy(verb) => verb.run(),
+            Verb::Controller(verb) => verb.run(),
+            Verb::Apply(verb) => verb.run(),
+            Verb::Diff(verb) => verb.run(),
+            Verb::Get(verb) => verb.run(),
+            Verb::Delete(verb) => verb.run(),
+            Verb::Token(verb) => verb.run(),
+            Verb::Node(verb) => verb.run(),
             Verb::Tun(verb) => verb.run(),
             Verb::Check(verb) => verb.run(),
             Verb::Explain(verb) => verb.run(),

@@ -32,13 +32,21 @@ pub(crate) fn read_at_once(path: &Path) -> anyhow::Result<Result<Checked, Vec<Pr
 /// # Errors
 /// The file cannot be read. Problems of its content are the inner error.
 pub(crate) fn read(path: &Path) -> anyhow::Result<Result<Checked, Vec<Problem>>> {
+    Ok(check(path, &text(path)?))
+}
+
+/// Reads a document's text, which may come through a pipe.
+///
+/// # Errors
+/// The file cannot be read.
+pub(crate) fn text(path: &Path) -> anyhow::Result<String> {
     let cannot = || format!("cannot read {}", path.display());
     let file = std::fs::File::open(path).with_context(cannot)?;
     let mut text = String::new();
     // A device has no size, and no end.
     file.take(MAX_DOCUMENT + 1).read_to_string(&mut text).with_context(cannot)?;
     anyhow::ensure!(text.len() as u64 <= MAX_DOCUMENT, "{} has more than {MAX_DOCUMENT} bytes", path.display());
-    Ok(check(path, &text))
+    Ok(text)
 }
 
 /// Checks a document's text; `path` is where it came from.

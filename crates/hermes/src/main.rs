@@ -5,11 +5,13 @@
 
 #![forbid(unsafe_code)]
 
+mod agent;
 mod cli;
 mod demo;
 mod document;
 mod handover;
 mod log;
+mod operator;
 mod run;
 mod signals;
 mod tun;

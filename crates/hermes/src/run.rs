@@ -1,21 +1,24 @@
 //! The life of a node's process: read, build, listen, follow changes, drain.
 //!
-//! In: the path of a document. Out: a running node, until a signal or a successor ends it.
+//! In: the path of a document, or a controller. Out: a running node, until a signal or a successor ends it.
 //! A document that cannot be run is refused with its reasons and changes nothing.
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use hermes_model::Snapshot;
+use hermes_controller::client::Place;
+use hermes_controller::token::Ticket;
+use hermes_model::{Checked, Problem, Snapshot};
 use hermes_net::handover::Handed;
 use hermes_net::pace::Pace;
 use hermes_proxy::{Bound, Node, admin};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use crate::agent::{Agent, Home, Instruction};
 use crate::document;
 use crate::handover::{self, Successor, Successors};
 use crate::log::Log;
@@ -36,23 +39,84 @@ enum End {
     TakenOver(Successor),
 }
 
+/// Where a node's document comes from.
+pub(crate) enum Source {
+    /// A file, which is followed.
+    File(PathBuf),
+    /// A controller, whose last good document is kept.
+    Controller {
+        /// Where it is.
+        place: Place,
+        /// The node's directory.
+        state: PathBuf,
+        /// Leave to enrol.
+        ticket: Option<Ticket>,
+    },
+}
+
 /// Runs a node until it is told to end.
 ///
 /// # Errors
-/// The document cannot be read or run.
-pub(crate) fn proxy(config: &Path, takeover: Option<&Path>, log: &str) -> anyhow::Result<()> {
+/// The document cannot be read or run; or there is no controller to be had it from.
+pub(crate) fn proxy(source: Source, takeover: Option<&Path>, log: &str) -> anyhow::Result<()> {
     let log = Log::start(log)?;
     // The allocator asks for huge pages, which would double what an idle node holds. Nothing was
     // measured that they speed up here. A kernel that has none does not matter.
     let _ = nix::sys::prctl::set_thp_disable(true);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(run(config, takeover, &log))
+    runtime.block_on(async {
+        match source {
+            Source::File(config) => run(&config, &config, None, takeover, &log).await,
+            Source::Controller { place, state, ticket } => {
+                let home = Home::open(&state)?;
+                let agent = Agent::start(place, &home, ticket).await?;
+                let (agent, config) = first_document(agent, &home).await?;
+                // A document comes by the agent; of files only the certificate changes.
+                run(&config, &home.certificate(), Some(agent), takeover, &log).await
+            }
+        }
+    })
 }
 
-async fn run(config: &Path, takeover: Option<&Path>, log: &Log) -> anyhow::Result<()> {
+/// Waits for a document that can be read, where there is none of before.
+async fn first_document(mut agent: Agent, home: &Home) -> anyhow::Result<(Agent, PathBuf)> {
+    let config = home.document();
+    if std::fs::metadata(&config).is_ok_and(|file| file.len() > 0) {
+        return Ok((agent, config));
+    }
+    tracing::info!("waiting for the first document");
+    while let Some(instruction) = agent.next().await {
+        let Some(document) = instruction.document.clone() else {
+            tracing::warn!("this node is no part of the overlay; it waits until it is");
+            instruction.answer(Ok(()));
+            continue;
+        };
+        match read_document(&config, &document) {
+            Ok(_) => {
+                // Not kept before it runs: the first start may refuse it, and is told why.
+                std::fs::write(&config, &document)?;
+                instruction.answer(Ok(()));
+                return Ok((agent, config));
+            }
+            Err(error) => {
+                tracing::error!("the first document cannot be run: {error:#}");
+                instruction.answer(Err(format!("{error:#}")));
+            }
+        }
+    }
+    anyhow::bail!("there is no document to be had")
+}
+
+async fn run(
+    config: &Path,
+    followed: &Path,
+    mut agent: Option<Agent>,
+    takeover: Option<&Path>,
+    log: &Log,
+) -> anyhow::Result<()> {
     let limit = hermes_net::own::raise_descriptor_limit(DESCRIPTORS);
     // Before the document is read: a change in between must not be missed.
-    let mut watch = Watch::new(config)?;
+    let mut watch = Watch::new(followed)?;
     let snapshot = load(config)?;
     if limit < (snapshot.limits.connections as u64) * 2 {
         tracing::warn!(
@@ -77,6 +141,7 @@ async fn run(config: &Path, takeover: Option<&Path>, log: &Log) -> anyhow::Resul
                 name => break End::Signal(name),
             },
             () = watch.changed() => reload(config, &mut node, &mut watch, &mut admin).await,
+            Some(instruction) = next(&mut agent) => obey(instruction, config, &mut node, &mut watch, &mut admin).await,
             () = restoration.due(&node) => restoration.restore(config, &mut node).await,
             link = Successors::next(&mut successors) => {
                 if let Some(end) = give(link, &node, &admin, &mut signals, &mut refused).await {
@@ -205,8 +270,54 @@ async fn give(
     }
 }
 
+/// What the controller wants next. Without one, nothing ever.
+async fn next(agent: &mut Option<Agent>) -> Option<Instruction> {
+    match agent {
+        Some(agent) => agent.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Runs a document that the controller gives, or says why not and goes on with the one before.
+async fn obey(instruction: Instruction, config: &Path, node: &mut Node, watch: &mut Watch, admin: &mut Admin) {
+    let started = std::time::Instant::now();
+    let before = node.addresses();
+    // Who is no part of the overlay serves nobody, and waits.
+    let nothing = || format!("{{\"node\": \"{}\"}}", node.generation().snapshot.node).into();
+    let document = instruction.document.clone().unwrap_or_else(nothing);
+    let snapshot = read_document(config, &document);
+    let applied = match &snapshot {
+        Ok(snapshot) => apply(config, snapshot, node, admin).await,
+        Err(error) => {
+            node.refused();
+            Err(anyhow::anyhow!("{error:#}"))
+        }
+    };
+    match applied {
+        Ok(generation) => {
+            watch.follow(node.generation().files());
+            tell_addresses(node, &before);
+            tracing::info!(generation, revision = instruction.revision, took = ?started.elapsed(), "applied");
+            instruction.answer(Ok(()));
+        }
+        Err(error) => {
+            tracing::error!(revision = instruction.revision, "the running configuration stays: {error:#}");
+            instruction.answer(Err(format!("{error:#}")));
+        }
+    }
+}
+
+/// Reads a document that would stand in this file.
+fn read_document(config: &Path, document: &[u8]) -> anyhow::Result<Arc<Snapshot>> {
+    settled(config, document::check(config, std::str::from_utf8(document)?))
+}
+
 fn load(config: &Path) -> anyhow::Result<Arc<Snapshot>> {
-    match document::read_at_once(config)? {
+    settled(config, document::read_at_once(config)?)
+}
+
+fn settled(config: &Path, checked: Result<Checked, Vec<Problem>>) -> anyhow::Result<Arc<Snapshot>> {
+    match checked {
         Ok(checked) => {
             for warning in &checked.warnings {
                 tracing::warn!("{warning}");

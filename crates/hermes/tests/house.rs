@@ -17,9 +17,20 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
         ("hermes-wire", BTreeSet::new()),
         ("hermes-net", BTreeSet::new()),
         ("hermes-lab", BTreeSet::new()),
+        ("hermes-controller", BTreeSet::from(["hermes-model", "hermes-net"])),
         ("hermes-proxy", BTreeSet::from(["hermes-model", "hermes-wire", "hermes-net"])),
         ("hermes-testkit", BTreeSet::from(["hermes-lab", "hermes-model", "hermes-net"])),
-        ("hermes", BTreeSet::from(["hermes-lab", "hermes-model", "hermes-wire", "hermes-net", "hermes-proxy"])),
+        (
+            "hermes",
+            BTreeSet::from([
+                "hermes-controller",
+                "hermes-lab",
+                "hermes-model",
+                "hermes-wire",
+                "hermes-net",
+                "hermes-proxy",
+            ]),
+        ),
     ])
 }
 

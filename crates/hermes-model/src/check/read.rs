@@ -14,8 +14,11 @@ use crate::document::upstream::Upstream;
 /// The longest document, in bytes. 10,000 routes have two or three million.
 const MAX_DOCUMENT: usize = 64 * 1024 * 1024;
 
+/// Documents of one stream.
+const MAX_STREAM: usize = 200_000;
+
 /// Keys and values, in the document's order.
-type Entries = Vec<(String, Tree)>;
+pub(super) type Entries = Vec<(String, Tree)>;
 
 /// What stands for a name that is missing, so that the rest of its section can be checked.
 const UNNAMED: &str = "(unnamed)";
@@ -90,16 +93,32 @@ pub(super) fn draft(text: &str, report: &mut Report) -> Option<Draft> {
 /// Parses YAML into a tree.
 fn parse(text: &str) -> Result<Entries, Problem> {
     let whole = |message: String| Problem { path: String::new(), message };
-    if text.len() > MAX_DOCUMENT {
-        let message = format!("the document has {} bytes; at most {MAX_DOCUMENT} are read", text.len());
-        return Err(whole(message));
-    }
+    bounded(text)?;
     match serde_saphyr::from_str_with_options(text, options()) {
         Ok(Tree::Section(entries)) => Ok(entries),
         Ok(Tree::Nothing) => Err(whole("the document is empty; it needs at least `node: NAME`".to_owned())),
         Ok(_) => Err(whole("a node document is a section of keys; begin with `node: NAME`".to_owned())),
         Err(error) => Err(whole(syntax(&error))),
     }
+}
+
+/// Parses a stream of documents, each into a tree.
+pub(super) fn stream(text: &str) -> Result<Vec<Tree>, Problem> {
+    bounded(text)?;
+    let mut options = options();
+    if let Some(budget) = &mut options.budget {
+        budget.max_documents = MAX_STREAM;
+    }
+    let read = serde_saphyr::from_multiple_with_options(text, options);
+    read.map_err(|error| Problem { path: String::new(), message: syntax(&error) })
+}
+
+fn bounded(text: &str) -> Result<(), Problem> {
+    if text.len() > MAX_DOCUMENT {
+        let message = format!("the document has {} bytes; at most {MAX_DOCUMENT} are read", text.len());
+        return Err(Problem { path: String::new(), message });
+    }
+    Ok(())
 }
 
 /// Bounds for a document of [`MAX_DOCUMENT`] bytes. Aliases may stand for what a person would
@@ -177,7 +196,7 @@ fn elements<T: DeserializeOwned>(items: Vec<Tree>, key: &str, report: &mut Repor
 
 /// Reads a section. What does not fit is reported and taken out, until the rest fits; `None`
 /// where something is missing without which nothing can be said.
-fn fit<T: DeserializeOwned>(mut tree: Tree, at: &str, report: &mut Report) -> Option<T> {
+pub(super) fn fit<T: DeserializeOwned>(mut tree: Tree, at: &str, report: &mut Report) -> Option<T> {
     // Each round takes out a value, so that this ends; a section with more slips is no section.
     for _ in 0..MAX_PROBLEMS {
         let misfit = match read(&tree) {

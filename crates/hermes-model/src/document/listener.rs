@@ -76,6 +76,34 @@ pub struct Listener {
     pub peers: Many<Peer>,
 }
 
+impl Listener {
+    /// One that says no more than that.
+    pub fn new(name: &str, protocol: Protocol) -> Self {
+        Self {
+            name: name.to_owned(),
+            bind: Default::default(),
+            dial: Default::default(),
+            protocol,
+            authority: Default::default(),
+            set_headers: Default::default(),
+            tls: Default::default(),
+            trust: Default::default(),
+            proxy_protocol: Default::default(),
+            accept_post: Default::default(),
+            http3: Default::default(),
+            early_data: Default::default(),
+            device: Default::default(),
+            address: Default::default(),
+            names: Default::default(),
+            addresses: Default::default(),
+            forward: Default::default(),
+            capture: Default::default(),
+            network: Default::default(),
+            peers: Default::default(),
+        }
+    }
+}
+
 /// Who may send IP packets to an `ip` listener.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]

@@ -1,7 +1,7 @@
 //! "Did you mean": the known name that a misspelt one is nearest to.
 
 /// The name with the fewest edits to `wrong`, if those are few for its length.
-pub(crate) fn nearest<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub fn nearest<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let lower = wrong.to_ascii_lowercase().replace('_', "-");
     let allowed = (lower.chars().count() / 3).clamp(1, 3);
     known
@@ -13,7 +13,7 @@ pub(crate) fn nearest<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>)
 }
 
 /// `; did you mean X?`, or nothing.
-pub(crate) fn did_you_mean<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+pub fn did_you_mean<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     nearest(wrong, known).map(|name| format!("; did you mean {name}?")).unwrap_or_default()
 }
 

@@ -71,6 +71,30 @@ pub struct Route {
     pub early_data: Option<bool>,
 }
 
+impl Route {
+    /// One that matches anything, and does nothing yet.
+    pub fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            matching: Default::default(),
+            upstream: Default::default(),
+            terminate: Default::default(),
+            respond: Default::default(),
+            redirect: Default::default(),
+            rewrite: Default::default(),
+            retry: Default::default(),
+            custody: Default::default(),
+            cache: Default::default(),
+            pace: Default::default(),
+            retrieve: Default::default(),
+            idempotency_key: Default::default(),
+            timeout: Default::default(),
+            on_change: Default::default(),
+            early_data: Default::default(),
+        }
+    }
+}
+
 /// A conjunction; each field one value or a list, of which one must hold.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]

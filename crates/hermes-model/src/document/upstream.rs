@@ -51,6 +51,26 @@ pub struct Upstream {
     pub contact: Option<Contact>,
 }
 
+impl Upstream {
+    /// One without endpoints yet.
+    pub fn new(name: &str, protocol: UpstreamProtocol) -> Self {
+        Self {
+            name: name.to_owned(),
+            protocol,
+            endpoints: Default::default(),
+            node: Default::default(),
+            balance: Default::default(),
+            health: Default::default(),
+            outlier: Default::default(),
+            tunnel_method: Default::default(),
+            tls: Default::default(),
+            proxy_protocol: Default::default(),
+            overlay: Default::default(),
+            contact: Default::default(),
+        }
+    }
+}
+
 /// `contact` of an upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]

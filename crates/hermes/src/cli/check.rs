@@ -1,19 +1,26 @@
 //! `hermes check`: every problem of a document, with its place and the remedy.
+//!
+//! In: node documents, each for itself; and overlay documents, which belong together whatever files they stand in. Out: what is
+//! wrong with them, and of overlay documents also what would be wrong with what nodes get of them.
 
+use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
+use hermes_controller::catalog::Catalog;
+use hermes_controller::compile::compile;
+use hermes_controller::document::{self as overlay, Fault, Key, Kind, Resource};
 use hermes_model::{Checked, Problem, Snapshot};
 use hermes_net::tls::{CertifiedKey, TlsError};
 
 use crate::document;
 
-/// Checks node documents and prints every problem with its path.
+/// Checks node documents, or overlay documents, and prints every problem with its path.
 #[derive(Debug, Parser)]
 pub(super) struct Check {
-    /// Node documents (YAML).
+    /// Node documents, or the files of an overlay's documents (YAML).
     #[arg(required = true)]
     files: Vec<PathBuf>,
     /// Prints one JSON object a problem.
@@ -25,23 +32,62 @@ impl Check {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let mut text = String::new();
         let mut failed = false;
+        let mut whole = Whole::default();
         for file in &self.files {
-            failed |= !self.check(file, &mut text);
+            failed |= match document::text(file) {
+                Ok(document) if overlay::is_overlay(&document) => !whole.add(file, &document),
+                Ok(document) => !self.check(file, &document, &mut text),
+                // One file that is not there says nothing of the others.
+                Err(error) => {
+                    self.tell(
+                        &mut text,
+                        file,
+                        "error",
+                        &Problem { path: String::new(), message: format!("{error:#}") },
+                    );
+                    true
+                }
+            };
         }
+        failed |= !self.check_overlay(whole, &mut text);
         super::print(&text)?;
         Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
 
+    /// True where the overlay can be run.
+    fn check_overlay(&self, whole: Whole, text: &mut String) -> bool {
+        let Whole { catalog, files, mut faults } = whole;
+        let compiled = if faults.is_empty() && !files.is_empty() { compile(&catalog) } else { Ok(Default::default()) };
+        let is_good = faults.is_empty() && compiled.is_ok();
+        let first = self.files.first().cloned().unwrap_or_default();
+        for fault in compiled.as_ref().err().into_iter().flatten() {
+            let file = fault.key.as_ref().and_then(|key| files.get(key)).unwrap_or(&first);
+            faults.push((file.clone(), fault.clone()));
+        }
+        for (file, fault) in &faults {
+            let document = fault.key.as_ref().map(ToString::to_string);
+            self.tell_of(text, file, document.as_deref(), "error", &said(fault));
+        }
+        if is_good && !files.is_empty() && !self.json {
+            let count = |kind: Kind| catalog.iter().filter(|resource| resource.key.kind == kind).count();
+            let name = catalog.overlay().map(|(name, _)| name.to_string()).unwrap_or_default();
+            // Writing to a String cannot fail.
+            let _ = writeln!(
+                text,
+                "overlay {name}: ok, {}, {}, {}",
+                super::counted(count(Kind::Node), "node"),
+                super::counted(count(Kind::Service), "service"),
+                super::counted(count(Kind::User), "user")
+            );
+        }
+        is_good
+    }
+
     /// True where the file can be run.
-    fn check(&self, file: &Path, text: &mut String) -> bool {
-        let (problems, warnings, summary) = match document::read(file) {
-            // One file that is not there says nothing of the others.
-            Err(error) => {
-                self.tell(text, file, "error", &Problem { path: String::new(), message: format!("{error:#}") });
-                return false;
-            }
-            Ok(Err(problems)) => (problems, Vec::new(), None),
-            Ok(Ok(Checked { snapshot, mut warnings })) => {
+    fn check(&self, file: &Path, document: &str, text: &mut String) -> bool {
+        let (problems, warnings, summary) = match document::check(file, document) {
+            Err(problems) => (problems, Vec::new(), None),
+            Ok(Checked { snapshot, mut warnings }) => {
                 let mut problems = Vec::new();
                 keys(&snapshot, &mut problems, &mut warnings);
                 let summary = problems.is_empty().then(|| summary(&snapshot));
@@ -58,14 +104,71 @@ impl Check {
     }
 
     fn tell(&self, text: &mut String, file: &Path, level: &str, problem: &Problem) {
+        self.tell_of(text, file, None, level, problem);
+    }
+
+    fn tell_of(&self, text: &mut String, file: &Path, document: Option<&str>, level: &str, problem: &Problem) {
         let Problem { path, message } = problem;
         // Writing to a String cannot fail.
         let _ = if self.json {
-            let line = serde_json::json!({ "file": file, "level": level, "path": path, "message": message });
+            let mut line = serde_json::json!({ "file": file, "level": level, "path": path, "message": message });
+            if let Some(document) = document {
+                line["document"] = document.into();
+            }
             writeln!(text, "{line}")
         } else {
-            writeln!(text, "{}: {level}: {problem}", file.display())
+            let document = document.map(|document| format!("{document}: ")).unwrap_or_default();
+            writeln!(text, "{}: {level}: {document}{problem}", file.display())
         };
+    }
+}
+
+/// Overlay documents of all files.
+#[derive(Default)]
+struct Whole {
+    catalog: Catalog,
+    files: HashMap<Key, PathBuf>,
+    faults: Vec<(PathBuf, Fault)>,
+}
+
+impl Whole {
+    /// False where something is wrong with this file for itself.
+    fn add(&mut self, file: &Path, text: &str) -> bool {
+        let resources = match overlay::read(text) {
+            Ok(resources) => resources,
+            Err(faults) => {
+                self.faults.extend(faults.into_iter().map(|fault| (file.to_owned(), fault)));
+                return false;
+            }
+        };
+        let before = self.faults.len();
+        for resource in resources {
+            self.put(file, resource);
+        }
+        self.faults.len() == before
+    }
+
+    fn put(&mut self, file: &Path, resource: Resource) {
+        let key = resource.key.clone();
+        self.catalog.put(resource);
+        if let Some(other) = self.files.insert(key.clone(), file.to_owned()) {
+            let message = format!("this document stands in {} too; keep one", other.display());
+            let problem = Problem { path: String::new(), message };
+            self.faults.push((file.to_owned(), Fault { key: Some(key), number: None, problem }));
+        }
+    }
+}
+
+/// The problem, with the number of a document that has no name that could be read.
+fn said(fault: &Fault) -> Problem {
+    match (&fault.key, fault.number) {
+        (None, Some(number)) => {
+            let Problem { path, message } = &fault.problem;
+            let path =
+                if path.is_empty() { format!("document {number}") } else { format!("document {number}: {path}") };
+            Problem { path, message: message.clone() }
+        }
+        _ => fault.problem.clone(),
     }
 }
 

@@ -3,18 +3,36 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::Parser;
 use clap::error::ErrorKind;
+use hermes_controller::client::Place;
+use hermes_controller::token::Ticket;
 
-/// Runs a node from a document.
+use crate::run::Source;
+
+/// Runs a node from a document, or under a controller.
 ///
 /// SIGHUP, or a change of the document or of a certificate that it names, reloads it. SIGTERM and
 /// SIGINT drain it: no new connection, what runs may finish within the document's `drain`.
 #[derive(Debug, Parser)]
 pub(super) struct Proxy {
     /// The node document (YAML).
-    #[arg(long, value_name = "FILE", required_unless_present = "stray")]
+    #[arg(long, value_name = "FILE", required_unless_present_any = ["stray", "controller"])]
     config: Option<PathBuf>,
+    /// The controller that gives this node its identity and its document. What it gave last is kept in --state, and the node
+    /// runs from that while the controller is away.
+    #[arg(long, value_name = "URL", requires = "state", conflicts_with = "config")]
+    controller: Option<Place>,
+    /// Leave to enrol, the first time: from `hermes token create`.
+    #[arg(long, env = "HERMES_TOKEN", hide_env_values = true, value_name = "TOKEN")]
+    token: Option<String>,
+    /// A file with the token, or - for standard input.
+    #[arg(long, value_name = "FILE", requires = "controller", conflicts_with = "token")]
+    token_file: Option<PathBuf>,
+    /// The directory of this node's key, certificate and document.
+    #[arg(long, value_name = "DIR", requires = "controller")]
+    state: Option<PathBuf>,
     /// Where `check` has its files: told of, and not taken, since a second one would have no meaning.
     #[arg(hide = true)]
     stray: Option<PathBuf>,
@@ -30,12 +48,27 @@ pub(super) struct Proxy {
 
 impl Proxy {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let config = match (&self.config, &self.stray) {
-            (Some(config), None) => config,
-            (_, stray) => usage(stray.as_deref().unwrap_or(Path::new("FILE"))),
+        let source = match (&self.config, &self.stray, &self.controller, &self.state) {
+            (_, None, Some(place), Some(state)) => {
+                Source::Controller { place: place.clone(), state: state.clone(), ticket: self.ticket()? }
+            }
+            (Some(config), None, ..) => Source::File(config.clone()),
+            (_, stray, ..) => usage(stray.as_deref().unwrap_or(Path::new("FILE"))),
         };
-        crate::run::proxy(config, self.takeover.as_deref(), &self.log)?;
+        crate::run::proxy(source, self.takeover.as_deref(), &self.log)?;
         Ok(ExitCode::SUCCESS)
+    }
+
+    fn ticket(&self) -> anyhow::Result<Option<Ticket>> {
+        let text = match (&self.token, &self.token_file) {
+            (Some(token), _) => Some(token.clone()),
+            (None, Some(file)) if file == Path::new("-") => Some(std::io::read_to_string(std::io::stdin())?),
+            (None, Some(file)) => {
+                Some(std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?)
+            }
+            (None, None) => None,
+        };
+        text.map(|text| text.parse().map_err(anyhow::Error::msg)).transpose()
     }
 }
 

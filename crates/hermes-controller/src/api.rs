@@ -1,0 +1,382 @@
+//! The REST API: what people and programs do with an overlay's documents.
+//!
+//! In: HTTP requests, and who sends them. Out: JSON; whatever is wrong, as problem details (RFC 9457).
+//! Never: more than whose documents they are may see: an operator all, a provider its own.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, Extension, Path, Query, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use http::{HeaderValue, StatusCode, header};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::authority::{Office, hex};
+use crate::controller::{Controller, Outcome, Refused, Request};
+use crate::document::{self, Key, Kind, Name, Resource};
+use crate::push::{Peer, Push, Seen, sha256};
+use crate::store::Revision;
+
+/// The largest request.
+const MAX_BODY: usize = 64 << 20;
+/// Nobody waits longer for nodes.
+const MAX_WAIT: Duration = Duration::from_secs(60);
+/// How long a token lives, unless it is said.
+const TOKEN_LIFE: Duration = Duration::from_secs(24 * 3600);
+
+#[derive(Clone)]
+struct Desk {
+    controller: Arc<Controller>,
+    push: Arc<Push>,
+}
+
+/// All of its paths.
+pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>) -> Router {
+    Router::new()
+        .route("/v1/apply", post(apply))
+        .route("/v1/documents", get(list))
+        .route("/v1/documents/{*key}", get(one).delete(delete))
+        .route("/v1/nodes", get(nodes))
+        .route("/v1/tokens", post(token))
+        .fallback(async || Problem::new(StatusCode::NOT_FOUND, "there is nothing at this path"))
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .with_state(Desk { controller, push })
+}
+
+/// What is wrong, as RFC 9457 says it.
+struct Problem {
+    status: StatusCode,
+    detail: String,
+    faults: Vec<serde_json::Value>,
+}
+
+impl Problem {
+    fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+        Self { status, detail: detail.into(), faults: Vec::new() }
+    }
+}
+
+impl From<Refused> for Problem {
+    fn from(refused: Refused) -> Self {
+        let status = match &refused {
+            Refused::Faults(_) => StatusCode::UNPROCESSABLE_ENTITY,
+            Refused::Conflict { .. } => StatusCode::CONFLICT,
+            Refused::Denied(_) => StatusCode::FORBIDDEN,
+            Refused::Absent(_) => StatusCode::NOT_FOUND,
+            Refused::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        match refused {
+            Refused::Faults(faults) => Self::of_faults(&faults),
+            refused => Self::new(status, refused.to_string()),
+        }
+    }
+}
+
+impl Problem {
+    fn of_faults(faults: &[document::Fault]) -> Self {
+        let fault = |fault: &document::Fault| {
+            json!({
+                "document": fault.key.as_ref().map(ToString::to_string),
+                "number": fault.number,
+                "path": fault.problem.path,
+                "message": fault.problem.message,
+            })
+        };
+        let detail = format!("nothing was changed: {} problems", faults.len());
+        Self { status: StatusCode::UNPROCESSABLE_ENTITY, detail, faults: faults.iter().map(fault).collect() }
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let Self { status, detail, faults } = self;
+        let mut body = json!({ "title": status.canonical_reason(), "status": status.as_u16(), "detail": detail });
+        if !faults.is_empty() {
+            body["problems"] = faults.into();
+        }
+        let mut response = (status, axum::Json(body)).into_response();
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        response
+    }
+}
+
+/// Who asks.
+struct Asker {
+    /// Whose documents are theirs. `None`: all.
+    provider: Option<Name>,
+    /// As it stands in the log.
+    by: String,
+}
+
+impl Asker {
+    fn of(peer: &Peer) -> Result<Self, Problem> {
+        match Office::of(peer.uris.iter().map(String::as_str)) {
+            Some(Office::Operator { provider: None, name }) => {
+                Ok(Self { by: format!("operator/{name}"), provider: None })
+            }
+            Some(Office::Operator { provider: Some(provider), name }) => {
+                Ok(Self { by: format!("provider/{provider}/{name}"), provider: Some(provider) })
+            }
+            _ => {
+                tracing::warn!(target: "audit", uris = ?peer.uris, "a request of somebody who is no operator");
+                let detail = "only operators may ask this: show an operator's certificate, such as that in the controller's directory";
+                Err(Problem::new(StatusCode::UNAUTHORIZED, detail))
+            }
+        }
+    }
+
+    fn may_see(&self, key: &Key) -> bool {
+        self.provider.is_none() || self.provider == key.provider
+    }
+
+    fn must_own(&self, key: &Key) -> Result<(), Problem> {
+        if self.may_see(key) {
+            return Ok(());
+        }
+        let detail = format!("{key} is not yours: an administrator of {} changes what is that provider's", self.by);
+        Err(Problem::new(StatusCode::FORBIDDEN, detail))
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct ApplyOptions {
+    /// Only says what it would change.
+    #[serde(default)]
+    dry_run: bool,
+    /// Nothing that is changed may have been changed after this.
+    since: Option<Revision>,
+    /// Milliseconds to wait for nodes.
+    #[serde(default)]
+    wait: u64,
+}
+
+async fn apply(
+    State(desk): State<Desk>,
+    Extension(peer): Extension<Arc<Peer>>,
+    Query(options): Query<ApplyOptions>,
+    body: Bytes,
+) -> Result<Response, Problem> {
+    let asker = Asker::of(&peer)?;
+    let text =
+        std::str::from_utf8(&body).map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "the documents are no UTF-8"))?;
+    let put = document::read(text).map_err(|faults| Problem::of_faults(&faults))?;
+    for resource in &put {
+        asker.must_own(&resource.key)?;
+    }
+    let request =
+        Request { by: asker.by.clone(), put, since: options.since, is_dry: options.dry_run, ..Request::default() };
+    change(&desk, &asker, &request, options.wait).await
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct DeleteOptions {
+    #[serde(default)]
+    dry_run: bool,
+    since: Option<Revision>,
+    #[serde(default)]
+    wait: u64,
+}
+
+async fn delete(
+    State(desk): State<Desk>,
+    Extension(peer): Extension<Arc<Peer>>,
+    Path(key): Path<String>,
+    Query(options): Query<DeleteOptions>,
+) -> Result<Response, Problem> {
+    let asker = Asker::of(&peer)?;
+    let key: Key = key.parse().map_err(|error: String| Problem::new(StatusCode::BAD_REQUEST, error))?;
+    asker.must_own(&key)?;
+    let request = Request {
+        by: asker.by.clone(),
+        delete: vec![key],
+        since: options.since,
+        is_dry: options.dry_run,
+        ..Request::default()
+    };
+    change(&desk, &asker, &request, options.wait).await
+}
+
+async fn change(desk: &Desk, asker: &Asker, request: &Request, wait: u64) -> Result<Response, Problem> {
+    let outcome = desk.controller.apply(request).await.inspect_err(|refused| {
+        tracing::warn!(target: "audit", by = asker.by, "a change was refused: {refused}");
+    })?;
+    let is_nothing = outcome.created.is_empty() && outcome.changed.is_empty() && outcome.deleted.is_empty();
+    if !(request.is_dry || is_nothing) {
+        tracing::info!(target: "audit", by = asker.by, revision = outcome.revision, "changed");
+    }
+    let wait = Duration::from_millis(wait).min(MAX_WAIT);
+    let nodes = if request.is_dry { fates(desk, &outcome, true) } else { await_nodes(desk, &outcome, wait).await };
+    let keys = |keys: &[Key]| keys.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let mut answer = json!({
+        "revision": outcome.revision,
+        "created": keys(&outcome.created),
+        "changed": keys(&outcome.changed),
+        "deleted": keys(&outcome.deleted),
+    });
+    // Nodes are the operator's: a provider hears how many of them took it.
+    if asker.provider.is_none() {
+        answer["nodes"] = json!(nodes);
+    } else {
+        answer["nodes-touched"] = nodes.len().into();
+    }
+    Ok(axum::Json(answer).into_response())
+}
+
+/// What became of a change at one node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "state")]
+enum Fate {
+    /// It would have another document.
+    Planned,
+    /// It runs it.
+    Running,
+    /// It does not.
+    Refused { reason: String },
+    /// It has not said so yet.
+    Waiting,
+    /// It is not there; it gets what is newest when it comes back.
+    Away,
+    /// It is no part of the overlay any more.
+    Gone,
+}
+
+fn fates(desk: &Desk, outcome: &Outcome, is_dry: bool) -> BTreeMap<Name, Fate> {
+    let seen = desk.push.seen();
+    let fate = |(node, document): (&Name, &Option<Bytes>)| {
+        let fate = match (document, seen.get(node)) {
+            (None, _) => Fate::Gone,
+            _ if is_dry => Fate::Planned,
+            (Some(document), Some(seen)) if seen.running == hex(&sha256(document)) => Fate::Running,
+            (_, Some(Seen { connections: 1.., refused, tried, .. }))
+                if *tried >= outcome.revision && !refused.is_empty() =>
+            {
+                Fate::Refused { reason: refused.clone() }
+            }
+            (_, Some(Seen { connections: 1.., .. })) => Fate::Waiting,
+            _ => Fate::Away,
+        };
+        (node.clone(), fate)
+    };
+    outcome.nodes.iter().map(fate).collect()
+}
+
+async fn await_nodes(desk: &Desk, outcome: &Outcome, wait: Duration) -> BTreeMap<Name, Fate> {
+    let mut said = desk.push.said();
+    let deadline = tokio::time::Instant::now() + wait;
+    loop {
+        said.borrow_and_update();
+        let fates = fates(desk, outcome, false);
+        if !fates.values().any(|fate| *fate == Fate::Waiting) {
+            return fates;
+        }
+        match tokio::time::timeout_at(deadline, said.changed()).await {
+            Ok(Ok(())) => {}
+            _ => return fates,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct ListOptions {
+    kind: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Listed<'a> {
+    revision: Revision,
+    document: &'a Resource,
+}
+
+async fn list(
+    State(desk): State<Desk>,
+    Extension(peer): Extension<Arc<Peer>>,
+    Query(options): Query<ListOptions>,
+) -> Result<Response, Problem> {
+    let asker = Asker::of(&peer)?;
+    let kind = options.kind.map(|kind| kind.parse::<Kind>()).transpose();
+    let kind = kind.map_err(|error| Problem::new(StatusCode::BAD_REQUEST, error))?;
+    let known = desk.controller.known();
+    let state = &known.state;
+    let wanted = state
+        .catalog
+        .iter()
+        .filter(|resource| asker.may_see(&resource.key) && kind.is_none_or(|kind| kind == resource.key.kind));
+    let listed = wanted.map(|resource| Listed {
+        revision: state.changed.get(&resource.key).copied().unwrap_or_default(),
+        document: resource,
+    });
+    Ok(axum::Json(json!({ "revision": state.revision, "documents": listed.collect::<Vec<_>>() })).into_response())
+}
+
+async fn one(
+    State(desk): State<Desk>,
+    Extension(peer): Extension<Arc<Peer>>,
+    Path(key): Path<String>,
+) -> Result<Response, Problem> {
+    let asker = Asker::of(&peer)?;
+    let key: Key = key.parse().map_err(|error: String| Problem::new(StatusCode::BAD_REQUEST, error))?;
+    let known = desk.controller.known();
+    let found = known.state.catalog.get(&key).filter(|_| asker.may_see(&key));
+    let document = found.ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, format!("there is no {key}")))?;
+    let revision = known.state.changed.get(&key).copied().unwrap_or_default();
+    Ok(axum::Json(Listed { revision, document }).into_response())
+}
+
+async fn nodes(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
+    let asker = Asker::of(&peer)?;
+    if asker.provider.is_some() {
+        return Err(Problem::new(StatusCode::FORBIDDEN, "nodes are the operator's"));
+    }
+    let known = desk.controller.known();
+    let seen = desk.push.seen();
+    let node = |(name, document): (&Name, &document::Node)| {
+        let given = known.documents.get(name);
+        let wanted = given.and_then(|given| given.document.as_ref()).map(|document| hex(&sha256(document)));
+        let seen = seen.get(name).cloned().unwrap_or_default();
+        let is_current = wanted.as_ref() == Some(&seen.running);
+        json!({
+            "name": name,
+            "role": document.role,
+            "enrolled": known.state.members.contains_key(name),
+            "connected": seen.connections > 0,
+            "current": is_current,
+            "revision": given.map(|given| given.since),
+            "refused": seen.refused,
+            "version": seen.version,
+            "program": seen.program,
+        })
+    };
+    let all: Vec<_> = known.state.catalog.nodes().map(node).collect();
+    Ok(axum::Json(json!({ "revision": known.state.revision, "nodes": all })).into_response())
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct TokenRequest {
+    node: Name,
+    /// Seconds.
+    life: Option<u64>,
+}
+
+async fn token(
+    State(desk): State<Desk>,
+    Extension(peer): Extension<Arc<Peer>>,
+    axum::Json(request): axum::Json<TokenRequest>,
+) -> Result<Response, Problem> {
+    let asker = Asker::of(&peer)?;
+    if asker.provider.is_some() {
+        return Err(Problem::new(StatusCode::FORBIDDEN, "nodes are the operator's, and so are their tokens"));
+    }
+    let life = request.life.map_or(TOKEN_LIFE, Duration::from_secs);
+    let ticket = desk.controller.create_token(&asker.by, &request.node, life).await?;
+    tracing::info!(target: "audit", by = asker.by, node = %request.node, ?ticket, "a token was created");
+    Ok(axum::Json(json!({ "token": ticket.reveal() })).into_response())
+}

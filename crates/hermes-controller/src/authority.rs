@@ -1,0 +1,258 @@
+//! The overlay's certificate authority: who is a node, an operator, a controller.
+//!
+//! In: requests that carry a public key and prove that their maker has the key to it. Out: certificates that say what the
+//! overlay knows, whatever the request would like to say.
+//! Never: a key of anybody else's. Each makes its own, and keeps it.
+
+use std::net::IpAddr;
+use std::time::{Duration, SystemTime};
+
+use aws_lc_rs::digest::{SHA256, digest};
+use hermes_model::snapshot::Role;
+use rcgen::string::Ia5String;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType,
+};
+
+use crate::document::Name;
+use crate::state::Authority;
+
+/// How long a certificate authority lives.
+const LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// Clocks of others may be behind by as much.
+const SKEW: Duration = Duration::from_secs(300);
+
+/// Why a certificate is not made.
+#[derive(Debug, thiserror::Error)]
+pub enum Unissued {
+    /// What was sent is no request, or is not signed with its own key.
+    #[error("this is no certificate request (PKCS #10, DER) that is signed with its own key: {0}")]
+    Request(String),
+    /// The authority's own certificate or key is not to be used.
+    #[error("the certificate authority cannot sign: {0}")]
+    Authority(String),
+}
+
+/// Who a certificate is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Subject<'a> {
+    /// A node of an overlay.
+    Node {
+        /// The trust domain.
+        overlay: &'a Name,
+        /// Its name.
+        node: &'a Name,
+        /// Whether it may pass on what others asserted.
+        role: Role,
+    },
+    /// A controller, at these names and addresses.
+    Controller {
+        /// As clients that know nothing of overlays check them.
+        hosts: &'a [String],
+    },
+    /// Somebody who may change documents: all of them, or a provider's.
+    Operator {
+        /// Whose. `None`: all.
+        provider: Option<&'a Name>,
+        /// Under which name that stands in the log.
+        name: &'a Name,
+    },
+}
+
+/// What a URI of a certificate says of controllers and operators.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Office {
+    /// A controller.
+    Controller,
+    /// Somebody who may change documents.
+    Operator {
+        /// Whose. `None`: all.
+        provider: Option<Name>,
+        /// Under which name.
+        name: Name,
+    },
+}
+
+/// Where nodes have `spiffe://`: controllers and operators are of no trust domain, since there may be none yet.
+const SCHEME: &str = "hermes:";
+
+impl Office {
+    /// Reads the URIs of a certificate that was verified.
+    pub fn of<'u>(uris: impl IntoIterator<Item = &'u str>) -> Option<Self> {
+        uris.into_iter().find_map(|uri| {
+            let parts: Vec<_> = uri.strip_prefix(SCHEME)?.split('/').collect();
+            match parts[..] {
+                ["controller"] => Some(Office::Controller),
+                ["operator", name] => Some(Office::Operator { provider: None, name: name.parse().ok()? }),
+                ["provider", provider, name] => {
+                    Some(Office::Operator { provider: Some(provider.parse().ok()?), name: name.parse().ok()? })
+                }
+                _ => None,
+            }
+        })
+    }
+}
+
+/// An authority that signs.
+pub struct Signer {
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    /// A new one, with a key of its own.
+    ///
+    /// # Errors
+    /// The system gives no key.
+    pub fn generate(now: SystemTime) -> Result<Self, Unissued> {
+        let key = KeyPair::generate().map_err(authority)?;
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        // Two authorities that follow each other have to differ in their names, too.
+        let mark = hex(&digest(&SHA256, key.public_key_raw()).as_ref()[..4]);
+        params.distinguished_name.push(DnType::CommonName, format!("Hermes overlay CA {mark}"));
+        (params.not_before, params.not_after) = ((now - SKEW).into(), (now + LIFE).into());
+        let certificate = params.self_signed(&key).map_err(authority)?;
+        Ok(Self { certificate: certificate.pem(), key: key.serialize_pem() })
+    }
+
+    /// Ready to sign.
+    ///
+    /// # Errors
+    /// Its certificate or its key is none.
+    pub fn signer(&self) -> Result<Signer, Unissued> {
+        let key = KeyPair::from_pem(&self.key).map_err(authority)?;
+        Ok(Signer { issuer: Issuer::from_ca_cert_pem(&self.certificate, key).map_err(authority)? })
+    }
+}
+
+impl Signer {
+    /// A certificate (PEM) for the key of this request, that begins now and lives so long; and the key's digest.
+    ///
+    /// # Errors
+    /// The request is none.
+    pub fn sign(
+        &self,
+        request: &[u8],
+        subject: &Subject<'_>,
+        now: SystemTime,
+        life: Duration,
+    ) -> Result<(String, String), Unissued> {
+        let asked = CertificateSigningRequestParams::from_der(&request.into());
+        let key = asked.map_err(|error| Unissued::Request(error.to_string()))?.public_key;
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::ExplicitNoCa;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = match subject {
+            Subject::Node { .. } => vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth],
+            Subject::Controller { .. } => vec![ExtendedKeyUsagePurpose::ServerAuth],
+            Subject::Operator { .. } => vec![ExtendedKeyUsagePurpose::ClientAuth],
+        };
+        params.distinguished_name.push(DnType::CommonName, subject.common_name());
+        params.subject_alt_names = subject.names().map_err(authority)?;
+        params.use_authority_key_identifier_extension = true;
+        (params.not_before, params.not_after) = ((now - SKEW.min(life / 10)).into(), (now + life).into());
+        let certificate = params.signed_by(&key, &self.issuer).map_err(authority)?;
+        Ok((certificate.pem(), key_digest(&key.subject_public_key_info())))
+    }
+}
+
+impl Subject<'_> {
+    fn common_name(&self) -> String {
+        match self {
+            Subject::Node { node, .. } => node.to_string(),
+            Subject::Controller { .. } => "controller".to_owned(),
+            Subject::Operator { name, .. } => name.to_string(),
+        }
+    }
+
+    fn names(&self) -> Result<Vec<SanType>, rcgen::Error> {
+        let uri = |text: String| Ok(SanType::URI(Ia5String::try_from(text)?));
+        match self {
+            Subject::Node { overlay, node, role } => {
+                let domain = format!("spiffe://{overlay}");
+                let role = (*role == Role::Standalone).then(|| format!("{domain}/role/standalone"));
+                std::iter::once(format!("{domain}/node/{node}")).chain(role).map(uri).collect()
+            }
+            Subject::Controller { hosts } => {
+                let host = |host: &String| match host.parse::<IpAddr>() {
+                    Ok(address) => Ok(SanType::IpAddress(address)),
+                    Err(_) => Ok(SanType::DnsName(Ia5String::try_from(host.as_str())?)),
+                };
+                std::iter::once(uri(format!("{SCHEME}controller"))).chain(hosts.iter().map(host)).collect()
+            }
+            Subject::Operator { provider: None, name } => Ok(vec![uri(format!("{SCHEME}operator/{name}"))?]),
+            Subject::Operator { provider: Some(provider), name } => {
+                Ok(vec![uri(format!("{SCHEME}provider/{provider}/{name}"))?])
+            }
+        }
+    }
+}
+
+/// What a public key is known by: SHA-256 of its SubjectPublicKeyInfo, in hex.
+pub fn key_digest(public_key_info: &[u8]) -> String {
+    hex(digest(&SHA256, public_key_info).as_ref())
+}
+
+/// Two digits a byte.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn authority(error: rcgen::Error) -> Unissued {
+    Unissued::Authority(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::time::{Duration, SystemTime};
+
+    use hermes_model::snapshot::Role;
+    use rcgen::{CertificateParams, KeyPair, SanType};
+
+    use super::{Office, Subject};
+    use crate::state::Authority;
+
+    fn uris(pem: &str) -> Vec<String> {
+        let (_, pem) = x509_parser::pem::parse_x509_pem(pem.as_bytes()).unwrap();
+        hermes_net::tls::uris(&pem.contents.into())
+    }
+
+    #[test]
+    fn a_certificate_says_what_the_overlay_knows_and_not_what_was_asked() {
+        let (now, life) = (SystemTime::now(), Duration::from_secs(60));
+        let signer = Authority::generate(now).unwrap().signer().unwrap();
+        let key = KeyPair::generate().unwrap();
+        let mut wish = CertificateParams::default();
+        wish.subject_alt_names = vec![SanType::URI("spiffe://x/node/other".try_into().unwrap())];
+        let request = wish.serialize_request(&key).unwrap();
+        let (overlay, node) = ("x".parse().unwrap(), "a".parse().unwrap());
+        let subject = Subject::Node { overlay: &overlay, node: &node, role: Role::Standalone };
+        let (pem, digest) = signer.sign(request.der(), &subject, now, life).unwrap();
+        assert_eq!(uris(&pem), ["spiffe://x/node/a", "spiffe://x/role/standalone"]);
+        let (again, same) = signer.sign(request.der(), &subject, now, life).unwrap();
+        assert!(again != pem && same == digest, "another certificate for the same key");
+        let operator = Subject::Operator { provider: Some(&overlay), name: &node };
+        let (pem, _) = signer.sign(request.der(), &operator, now, life).unwrap();
+        let office = Office::of(uris(&pem).iter().map(String::as_str));
+        assert_eq!(office, Some(Office::Operator { provider: Some(overlay.clone()), name: node.clone() }));
+        assert_eq!(Office::of(["spiffe://x/node/a", "hermes:operator/a/b", "hermes:controller/x"]), None);
+    }
+
+    #[test]
+    fn a_request_that_its_key_has_not_signed_is_refused() {
+        let now = SystemTime::now();
+        let signer = Authority::generate(now).unwrap().signer().unwrap();
+        let request = CertificateParams::default().serialize_request(&KeyPair::generate().unwrap()).unwrap();
+        let mut forged = request.der().to_vec();
+        let last = forged.len() - 1;
+        forged[last] ^= 1;
+        let subject = Subject::Controller { hosts: &[] };
+        for wrong in [&forged[..], &forged[..20], b""] {
+            assert!(signer.sign(wrong, &subject, now, Duration::from_secs(60)).is_err());
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! One node's document, put together.
+//!
+//! In: the node, and what it has to do for which service. Out: the document that it runs.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hermes_model::document::listener::{Listener, ListenerTls};
+use hermes_model::document::route::{Match, Route, Terminate};
+use hermes_model::document::scalar::Many;
+use hermes_model::document::upstream::{Endpoint, Upstream, UpstreamTls};
+use hermes_model::document::word::Protocol;
+use hermes_model::document::{Bind, Document, Identity};
+use hermes_model::facts::Kind;
+use hermes_model::pattern::{AuthorityPattern, UserPattern};
+use hermes_model::snapshot::{ClientAuth, HostPort, UpstreamProtocol};
+
+use super::way::{Stop, Ways};
+use crate::catalog::Catalog;
+use crate::document::{App, Key, Name, Node, Service, Speech};
+
+/// The listener that other nodes dial.
+const OVERLAY: &str = "overlay";
+
+pub(super) fn document(catalog: &Catalog, ways: &Ways<'_>, name: &Name, node: &Node) -> Document {
+    let defaults = catalog.overlay().map(|(_, overlay)| overlay.nodes.clone()).unwrap_or_default();
+    let [cert, key, ca] = super::IDENTITY.map(str::to_owned);
+    let mut upstreams = BTreeMap::new();
+    let routes = routes(catalog, ways, name, &mut upstreams);
+    let mut listeners = listeners(catalog, name, node);
+    listeners.extend(uplinks(catalog, ways, name, node, &mut upstreams));
+    let bound = ways.bound.get(name).into_iter().flatten();
+    Document {
+        admin: node.admin.or(defaults.admin),
+        drain: node.drain.or(defaults.drain),
+        workers: node.workers,
+        role: node.role,
+        identity: Some(Identity { cert, key, ca }),
+        users: bound.map(|(node, users)| (node.to_string(), Many(users.iter().cloned().collect()))).collect(),
+        limits: node.limits.clone().or(defaults.limits).unwrap_or_default(),
+        dispatch: node.dispatch,
+        access_log: node.access_log.clone().or(defaults.access_log).unwrap_or_default(),
+        listeners,
+        routes,
+        upstreams: upstreams.into_values().collect(),
+        ..Document::new(name.as_str())
+    }
+}
+
+fn listeners(catalog: &Catalog, name: &Name, node: &Node) -> Vec<Listener> {
+    let overlay = node.address.as_ref().map(|address| Listener {
+        bind: node.bind.or_else(|| Some(Bind((std::net::Ipv4Addr::UNSPECIFIED, address.port).into()))),
+        tls: Some(ListenerTls { client: Some(ClientAuth::Required), ..ListenerTls::default() }),
+        http3: node.http3,
+        ..Listener::new(OVERLAY, Protocol::Http)
+    });
+    let apps = node.apps.iter().enumerate().map(|(at, app)| listener_of(catalog, name, at, app));
+    overlay.into_iter().chain(apps).chain(node.listeners.iter().cloned()).collect()
+}
+
+fn listener_of(catalog: &Catalog, node: &Name, at: usize, app: &App) -> Listener {
+    let (word, protocol) = match app.protocol {
+        Speech::Http => ("http", Protocol::Http),
+        Speech::Socks5 => ("socks5", Protocol::Socks5),
+        Speech::Tcp => ("tcp", Protocol::Tcp),
+        Speech::Udp => ("udp", Protocol::Udp),
+    };
+    let user = super::user_of_app(catalog, node, app).unwrap_or_default();
+    Listener {
+        bind: Some(app.bind),
+        authority: app.authority.clone(),
+        set_headers: user.map(|user| ("hermes-user".to_owned(), user)).into_iter().collect(),
+        ..Listener::new(&format!("app-{at}-{word}"), protocol)
+    }
+}
+
+/// Routes of a node, and the upstreams that they need. The most special ones come first, since the first that fits is taken.
+fn routes(catalog: &Catalog, ways: &Ways<'_>, name: &Name, upstreams: &mut BTreeMap<String, Upstream>) -> Vec<Route> {
+    let stops = ways.stops.get(name).into_iter().flatten();
+    let mut routes: Vec<_> = stops
+        .filter_map(|(key, stop)| {
+            let (_, service) = catalog.services().find(|(one, _)| one == key)?;
+            let route = route(catalog, (name, stop), (key, service), upstreams);
+            Some((generality(service, key), (*key).clone(), route))
+        })
+        .collect();
+    routes.sort_by(|(a, a_key, _), (b, b_key, _)| (a, a_key).cmp(&(b, b_key)));
+    routes.into_iter().map(|(.., route)| route).collect()
+}
+
+/// What sorts a service behind more special ones: wildcards after names, the wider ones last; then those of any path.
+fn generality(service: &Service, key: &Key) -> (bool, usize, bool, usize) {
+    let authorities = authorities(service, key);
+    let texts = || authorities.iter().map(ToString::to_string);
+    let is_wild = texts().any(|text| text.contains('*'));
+    let shortest = texts().map(|text| text.len()).min().unwrap_or_default();
+    let path = service.path.iter().map(|path| path.to_string().len()).min();
+    (is_wild, usize::MAX - shortest, path.is_none(), usize::MAX - path.unwrap_or_default())
+}
+
+fn authorities(service: &Service, key: &Key) -> Vec<AuthorityPattern> {
+    if service.authority.is_empty() {
+        return AuthorityPattern::parse(key.name.as_str()).into_iter().collect();
+    }
+    service.authority.0.clone()
+}
+
+fn route(
+    catalog: &Catalog,
+    (node, stop): (&Name, &Stop),
+    (key, service): (&Key, &Service),
+    upstreams: &mut BTreeMap<String, Upstream>,
+) -> Route {
+    let replica = service.at.iter().find(|replica| replica.node == *node).filter(|_| stop.next.is_empty());
+    let kinds = service.at.0.first().map(|first| {
+        let speaks =
+            [(Kind::Http, first.http.is_some()), (Kind::Tcp, first.tcp.is_some()), (Kind::Udp, first.udp.is_some())];
+        speaks.into_iter().filter(|(_, is_so)| *is_so).map(|(kind, _)| kind).collect()
+    });
+    let users = stop.users.iter().flatten();
+    let users = users.map(|user| UserPattern::Is(super::user_on_the_wire(&key.provider, user).into()));
+    let matching = Match {
+        kind: Many(kinds.unwrap_or_default()),
+        authority: Many(authorities(service, key)),
+        path: service.path.clone(),
+        method: service.method.clone(),
+        user: Many(users.collect()),
+        ..Match::default()
+    };
+    let first = stop.is_first.then_some(service);
+    let onward = replica.is_none();
+    Route {
+        matching,
+        upstream: onward.then(|| upstream(catalog, node, &stop.next, upstreams)),
+        terminate: replica.map(|replica| Terminate {
+            http: replica.http.clone(),
+            tcp: replica.tcp.clone(),
+            udp: replica.udp.clone(),
+            reach: replica.reach,
+            ..Terminate::default()
+        }),
+        rewrite: service.rewrite.clone().filter(|_| !onward),
+        retry: first.and_then(|service| service.retry.clone()).filter(|_| onward),
+        custody: service.custody.filter(|_| onward),
+        cache: first.and_then(|service| service.cache),
+        pace: first.and_then(|service| service.pace),
+        retrieve: first.and_then(|service| service.retrieve).filter(|_| onward),
+        timeout: service.timeout,
+        on_change: service.on_change,
+        ..Route::new(&match &key.provider {
+            Some(provider) => format!("{provider}/{}", key.name),
+            None => key.name.to_string(),
+        })
+    }
+}
+
+/// The upstream of these neighbours: what it is called.
+fn upstream(
+    catalog: &Catalog,
+    node: &Name,
+    next: &BTreeSet<Name>,
+    upstreams: &mut BTreeMap<String, Upstream>,
+) -> String {
+    let names: Vec<_> = next.iter().map(Name::to_string).collect();
+    let name = names.join("+");
+    upstreams.entry(name.clone()).or_insert_with(|| {
+        let nodes: Vec<_> = next.iter().filter_map(|next| Some((next, catalog.node(next)?))).collect();
+        let own = catalog.node(node);
+        let is_h3 = nodes.iter().all(|(_, node)| node.http3);
+        let endpoint = |(name, next): &(&Name, &Node)| match dialled(own, next, name) {
+            Some(address) => Endpoint::Address(address),
+            None => Endpoint::Node(name.to_string()),
+        };
+        let endpoints: Vec<_> = nodes.iter().map(endpoint).collect();
+        // Who keeps a connection to this node has proven its name by that.
+        let is_dialled = endpoints.iter().any(|endpoint| matches!(endpoint, Endpoint::Address(_)));
+        let tls = UpstreamTls { node: Many(names.clone()), ..UpstreamTls::default() };
+        Upstream {
+            endpoints: Many(endpoints),
+            tls: Some(tls).filter(|_| is_dialled),
+            ..Upstream::new(&name, if is_h3 { UpstreamProtocol::H3 } else { UpstreamProtocol::H2 })
+        }
+    });
+    name
+}
+
+/// Where a node dials a neighbour. `None`: the neighbour dials it.
+fn dialled(own: Option<&Node>, next: &Node, name: &Name) -> Option<HostPort> {
+    let is_own_link = own.is_some_and(|own| own.links.iter().any(|link| link == name));
+    let is_other_link = own.is_none_or(|own| own.address.is_some());
+    next.address.clone().filter(|_| is_own_link || !is_other_link)
+}
+
+/// Connections that a node keeps to neighbours which send it sessions and do not dial it themselves.
+fn uplinks(
+    catalog: &Catalog,
+    ways: &Ways<'_>,
+    name: &Name,
+    node: &Node,
+    upstreams: &mut BTreeMap<String, Upstream>,
+) -> Vec<Listener> {
+    let senders = ways.links.iter().filter(|(_, next)| next.contains(name)).map(|(sender, _)| *sender);
+    let kept = senders.filter(|sender| dialled(catalog.node(sender), node, name).is_none());
+    let kept: Vec<_> = kept.filter(|sender| node.links.iter().any(|link| link == *sender)).collect();
+    kept.into_iter()
+        .map(|sender| {
+            let to = upstream(catalog, name, &BTreeSet::from([sender.clone()]), upstreams);
+            Listener { dial: Some(to), ..Listener::new(&format!("uplink-{sender}"), Protocol::Http) }
+        })
+        .collect()
+}

@@ -1,0 +1,83 @@
+//! What controllers and nodes say to each other: gRPC, `hermes.control.v1.Control`.
+//!
+//! In and out: the messages, and the paths of the methods. `docs/reference/control.proto` is the same for other programs; a
+//! test compares.
+//! Never: what is done about them. That is [`crate::push`] at the controller, and the node itself.
+
+use bytes::Bytes;
+
+/// A node with a token gets its first certificate. Asked without one.
+pub const ENROL: &str = "/hermes.control.v1.Control/Enrol";
+/// A node gets a certificate in the place of its own, for the same key.
+pub const RENEW: &str = "/hermes.control.v1.Control/Renew";
+/// A node hears what it is to run, and says what it runs, for as long as both live.
+pub const FOLLOW: &str = "/hermes.control.v1.Control/Follow";
+
+/// The largest message. A document of 100,000 routes has some 30 MB.
+pub const MAX_MESSAGE: usize = 64 << 20;
+/// The largest one that a controller takes from a node.
+pub const MAX_REPORT: usize = 64 << 10;
+
+/// Asks for a first certificate.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct EnrolRequest {
+    /// The token, whole.
+    #[prost(string, tag = "1")]
+    pub token: String,
+    /// PKCS #10 (DER), signed with the node's own key.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub request: Bytes,
+}
+
+/// Asks for the next certificate.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct RenewRequest {
+    /// PKCS #10 (DER), signed with the key of the certificate that this connection shows.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub request: Bytes,
+}
+
+/// A certificate.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Issued {
+    /// Whose it is: the node's name.
+    #[prost(string, tag = "1")]
+    pub node: String,
+    /// The certificate (PEM).
+    #[prost(string, tag = "2")]
+    pub certificate: String,
+    /// Certificates of the authorities that the node is to trust (PEM).
+    #[prost(string, tag = "3")]
+    pub authorities: String,
+}
+
+/// What a node runs. The first one comes at once, the next ones whenever it has tried a document.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Report {
+    /// SHA-256 of the document that it runs; empty where it runs none.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub running: Bytes,
+    /// The revision of the document that it has tried last; 0 where there was none.
+    #[prost(uint64, tag = "2")]
+    pub tried: u64,
+    /// Why it does not run that one; empty where it does.
+    #[prost(string, tag = "3")]
+    pub refused: String,
+    /// Its version of Hermes.
+    #[prost(string, tag = "4")]
+    pub version: String,
+    /// SHA-256 of its program, as it says.
+    #[prost(bytes = "bytes", tag = "5")]
+    pub program: Bytes,
+}
+
+/// What a node is to run.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Order {
+    /// The revision of the overlay's documents.
+    #[prost(uint64, tag = "1")]
+    pub revision: u64,
+    /// The node's document (JSON). Empty where it has none any more: it is no part of the overlay.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub document: Bytes,
+}

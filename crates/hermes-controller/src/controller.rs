@@ -1,0 +1,373 @@
+//! The controller: what is in the store, what that means for each node, and the way by which it changes.
+//!
+//! In: documents to be put and deleted, by somebody. Out: what that changes at which node, or every reason against it; and for
+//! each node its document, with the revision since which that is so.
+//! Never: a document given out that is not in the store. What the store has is what there is: this process may end at any
+//! time, and another one may write beside it.
+
+mod enrol;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use tokio::sync::watch;
+
+pub use self::enrol::{CERTIFICATE_LIFE, Certificate, pin};
+use crate::catalog::Catalog;
+use crate::compile::compile;
+use crate::document::{Fault, Key, Kind, Name, Resource};
+use crate::state::{Change, Commit, State};
+use crate::store::{After, Base, Revision, Store, StoreError};
+
+/// After so many entries they are made a base: who begins reads no more than these.
+const COMPACT: u64 = 1000;
+/// A store that cannot be read is tried again after this.
+const AGAIN: Duration = Duration::from_secs(1);
+/// Other controllers may be faster so often in a row.
+const TRIES: usize = 100;
+
+/// What a node is to run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Given {
+    /// A revision at which this controller knew that it is so; the first one, unless it began later or read several at once.
+    pub since: Revision,
+    /// The document (JSON, which is YAML too). `None`: the node is no part of the overlay.
+    pub document: Option<Bytes>,
+}
+
+/// What is of concern to somebody who follows a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Watched {
+    /// What it is to run.
+    pub given: Given,
+    /// The digest of the key that it has enrolled with. `None`: it has not, or was expelled.
+    pub key: Option<String>,
+}
+
+/// Why a change is not made.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    /// The documents are wrong, or what they come to.
+    #[error("{}", lines(.0))]
+    Faults(Vec<Fault>),
+    /// Somebody else has changed a document meanwhile.
+    #[error("{key} was changed by revision {found}, after {since}; get it, and apply yours to that")]
+    Conflict {
+        /// Which one.
+        key: Box<Key>,
+        /// What whoever asks knows.
+        since: Revision,
+        /// When it was changed.
+        found: Revision,
+    },
+    /// Whoever asks must not, or what is asked for cannot be.
+    #[error("{0}")]
+    Denied(String),
+    /// It is not there.
+    #[error("there is no {0}")]
+    Absent(Box<Key>),
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+fn lines(faults: &[Fault]) -> String {
+    faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+}
+
+/// Documents to be put and deleted, together or not at all.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// Who wants it, as [`Commit::by`].
+    pub by: String,
+    /// In the place of those with their keys.
+    pub put: Vec<Resource>,
+    /// There no more.
+    pub delete: Vec<Key>,
+    /// What whoever asks knows: nothing that changes may have been changed later. `None`: that does not matter.
+    pub since: Option<Revision>,
+    /// Only says what it would change.
+    pub is_dry: bool,
+}
+
+/// What a request changed, or would.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// The revision that has it; of a dry run, and where nothing changes, the one before.
+    pub revision: Revision,
+    /// Documents that are new.
+    pub created: Vec<Key>,
+    /// Documents that say something else.
+    pub changed: Vec<Key>,
+    /// Documents that are gone.
+    pub deleted: Vec<Key>,
+    /// Nodes whose own document is another one, with it. `None`: the node is gone.
+    pub nodes: BTreeMap<Name, Option<Bytes>>,
+}
+
+/// One controller.
+pub struct Controller {
+    store: Arc<dyn Store>,
+    /// Only [`Controller::catch_up`] writes it, one at a time.
+    known: Mutex<Arc<Known>>,
+    reading: tokio::sync::Mutex<()>,
+    /// For each node somebody asked for, what it is to run.
+    nodes: Mutex<BTreeMap<Name, watch::Sender<Watched>>>,
+}
+
+/// The state and what it comes to.
+#[derive(Debug, Default)]
+pub struct Known {
+    /// What the store's entries come to.
+    pub state: State,
+    /// What each node is to run.
+    pub documents: BTreeMap<Name, Given>,
+}
+
+impl Controller {
+    /// Reads what is in a store.
+    ///
+    /// # Errors
+    /// It cannot be read, or another version wrote it.
+    pub async fn start(store: Arc<dyn Store>) -> Result<Self, StoreError> {
+        let this =
+            Self { store, known: Mutex::default(), reading: tokio::sync::Mutex::default(), nodes: Mutex::default() };
+        this.catch_up().await?;
+        Ok(this)
+    }
+
+    /// Follows the store, for as long as it is polled: what other controllers write is known here.
+    pub async fn follow(&self) {
+        loop {
+            let revision = self.known().state.revision;
+            let followed = async {
+                self.store.changed(revision).await?;
+                self.catch_up().await
+            };
+            if let Err(error) = followed.await {
+                tracing::warn!(again_in = ?AGAIN, "what other controllers write is not seen: {error}");
+                tokio::time::sleep(AGAIN).await;
+            }
+        }
+    }
+
+    /// What is known now.
+    pub fn known(&self) -> Arc<Known> {
+        lock(&self.known).clone()
+    }
+
+    /// What a node is to run, now and from now on.
+    pub fn watch(&self, node: &Name) -> watch::Receiver<Watched> {
+        let mut nodes = lock(&self.nodes);
+        // Within the lock: what is published afterwards finds it.
+        let watched = || self.known().watched(node);
+        nodes.entry(node.clone()).or_insert_with(|| watch::Sender::new(watched())).subscribe()
+    }
+
+    /// Changes documents, or says what that would change.
+    ///
+    /// # Errors
+    /// Every reason against it. Nothing is changed then; except that of a store which could not say so it is not known.
+    pub async fn apply(&self, request: &Request) -> Result<Outcome, Refused> {
+        let judge = |known: &Known| {
+            let (changes, outcome) = plan(known, request)?;
+            Ok((if request.is_dry { Vec::new() } else { changes }, outcome))
+        };
+        let (revision, outcome) = self.transact(&request.by, judge).await?;
+        Ok(Outcome { revision, ..outcome })
+    }
+
+    /// Changes what is judged right for the state as it is then; judged anew where another controller was faster. The revision
+    /// that has it: where nothing changes, the last one.
+    async fn transact<T>(
+        &self,
+        by: &str,
+        judge: impl Fn(&Known) -> Result<(Vec<Change>, T), Refused>,
+    ) -> Result<(Revision, T), Refused> {
+        for _ in 0..TRIES {
+            let known = self.known();
+            let (changes, told) = judge(&known)?;
+            if changes.is_empty() {
+                return Ok((known.state.revision, told));
+            }
+            let commit = Commit { at: now(), by: by.to_owned(), changes };
+            let bytes =
+                serde_json::to_vec(&commit).map_err(|error| StoreError::Unable("be written", error.to_string()))?;
+            match self.store.append(known.state.revision, bytes.into()).await {
+                Ok(revision) => {
+                    self.catch_up().await?;
+                    return Ok((revision, told));
+                }
+                Err(StoreError::Behind(_)) => self.catch_up().await?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(StoreError::Behind(self.known().state.revision).into())
+    }
+
+    /// Reads what is new in the store, and tells the nodes that it concerns.
+    async fn catch_up(&self) -> Result<(), StoreError> {
+        let _one = self.reading.lock().await;
+        let before = self.known();
+        let mut state = before.state.clone();
+        let mut from = state.revision;
+        loop {
+            let entries = match self.store.read(state.revision).await? {
+                After::Gone => {
+                    state = self.read_base().await?;
+                    from = state.revision;
+                    continue;
+                }
+                After::Entries(entries) if entries.is_empty() => break,
+                After::Entries(entries) => entries,
+            };
+            for entry in entries {
+                let commit = serde_json::from_slice(&entry.bytes)
+                    .map_err(|error| foreign(format!("entry {}: {error}", entry.revision)))?;
+                state.apply(entry.revision, commit);
+            }
+        }
+        if state.revision == before.state.revision {
+            return Ok(());
+        }
+        let is_long = state.revision / COMPACT > from / COMPACT;
+        let base = is_long.then(|| Base { revision: state.revision, state: state.base().into() });
+        let documents = documents(&state, &before.documents);
+        let known = Arc::new(Known { state, documents });
+        *lock(&self.known) = known.clone();
+        self.publish(&known);
+        if let Some(base) = base {
+            // What cannot be compacted is longer, and no worse.
+            let compacted = self.store.compact(base).await;
+            let _ = compacted.inspect_err(|error| tracing::warn!("the log stays as long as it is: {error}"));
+        }
+        Ok(())
+    }
+
+    async fn read_base(&self) -> Result<State, StoreError> {
+        let base = self.store.base().await?.ok_or_else(|| foreign("it begins without a base".to_owned()))?;
+        State::from_base(base.revision, &base.state).map_err(foreign)
+    }
+
+    /// Tells who follows a node whose document is another one.
+    fn publish(&self, known: &Known) {
+        let mut nodes = lock(&self.nodes);
+        // Whom nobody follows any more is looked up when somebody does.
+        nodes.retain(|_, sender| sender.receiver_count() > 0);
+        for (node, sender) in nodes.iter() {
+            let watched = known.watched(node);
+            sender.send_if_modified(|before| {
+                let is_new = *before != watched;
+                *before = watched;
+                is_new
+            });
+        }
+    }
+}
+
+fn foreign(why: String) -> StoreError {
+    StoreError::Foreign("what the store holds".to_owned(), why)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Known {
+    /// What a node is to run, and by which key it is one.
+    pub fn watched(&self, node: &Name) -> Watched {
+        let none = || Given { since: self.state.revision, document: None };
+        Watched {
+            given: self.documents.get(node).cloned().unwrap_or_else(none),
+            key: self.state.members.get(node).map(|member| member.key.clone()),
+        }
+    }
+}
+
+/// What each node is to run. What is as it was keeps its revision.
+fn documents(state: &State, before: &BTreeMap<Name, Given>) -> BTreeMap<Name, Given> {
+    let compiled = match compile(&state.catalog) {
+        Ok(compiled) => compiled,
+        Err(faults) => {
+            // An overlay without documents yet is none that could be wrong.
+            if state.catalog.iter().next().is_some() {
+                tracing::error!(
+                    "what the store holds cannot be compiled; nodes keep what they have: {}",
+                    lines(&faults)
+                );
+            }
+            return before.clone();
+        }
+    };
+    let given = |(name, document): (Name, _)| {
+        let document: Bytes = serde_json::to_vec(&document).unwrap_or_default().into();
+        let same = before.get(&name).filter(|before| before.document.as_ref() == Some(&document));
+        let given = same.cloned().unwrap_or(Given { since: state.revision, document: Some(document) });
+        (name, given)
+    };
+    compiled.into_iter().map(given).collect()
+}
+
+/// What a request comes to with this state: what is to be written, and what that changes.
+fn plan(known: &Known, request: &Request) -> Result<(Vec<Change>, Outcome), Refused> {
+    let state = &known.state;
+    let mut catalog = state.catalog.clone();
+    let mut outcome = Outcome { revision: state.revision, ..Outcome::default() };
+    let mut changes = Vec::new();
+    for key in &request.delete {
+        if catalog.remove(key).is_none() {
+            return Err(Refused::Absent(Box::new(key.clone())));
+        }
+        outcome.deleted.push(key.clone());
+        changes.push(Change::Delete(key.clone()));
+    }
+    for resource in &request.put {
+        let key = resource.key.clone();
+        match catalog.put(resource.clone()) {
+            Some(before) if *before == *resource => continue,
+            Some(_) => outcome.changed.push(key),
+            None => outcome.created.push(key),
+        }
+        changes.push(Change::Put(resource.clone()));
+    }
+    if let Some(since) = request.since {
+        for key in outcome.changed.iter().chain(&outcome.created).chain(&outcome.deleted) {
+            let found = state.changed.get(key).copied().unwrap_or_default();
+            if found > since {
+                return Err(Refused::Conflict { key: Box::new(key.clone()), since, found });
+            }
+        }
+    }
+    if !changes.is_empty() {
+        outcome.nodes = touched(&catalog, &known.documents)?;
+    }
+    Ok((changes, outcome))
+}
+
+/// Nodes whose document is another one with these overlay documents.
+fn touched(catalog: &Catalog, before: &BTreeMap<Name, Given>) -> Result<BTreeMap<Name, Option<Bytes>>, Refused> {
+    let is_empty = catalog.iter().next().is_none();
+    let compiled = if is_empty { BTreeMap::new() } else { compile(catalog).map_err(Refused::Faults)? };
+    let names: BTreeSet<_> = before.keys().chain(compiled.keys()).cloned().collect();
+    let document = |name: &Name| compiled.get(name).map(|one| Bytes::from(serde_json::to_vec(one).unwrap_or_default()));
+    let is_other = |(name, document): &(Name, Option<Bytes>)| {
+        before.get(name).and_then(|given| given.document.as_ref()) != document.as_ref()
+    };
+    Ok(names.into_iter().map(|name| (name.clone(), document(&name))).filter(is_other).collect())
+}
+
+/// Milliseconds since 1970.
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The key of a node's own document.
+pub fn node_key(name: &Name) -> Key {
+    Key { kind: Kind::Node, provider: None, name: name.clone() }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,191 @@
+//! Who becomes a node, and stays one.
+//!
+//! In: tokens that operators ask for, and the requests of nodes that have one. Out: certificates; and in the log, who enrolled
+//! with what and when.
+//! Never: two nodes by one token, at any number of controllers.
+
+use std::time::{Duration, SystemTime};
+
+use x509_parser::prelude::FromDer as _;
+
+use super::{Controller, Known, Refused, now};
+use crate::authority::{Subject, Unissued};
+use crate::document::Name;
+use crate::state::{Authority, Change, Member, Token};
+use crate::token::Ticket;
+
+/// A token lives no longer than this, whatever is asked for.
+const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
+/// Tokens that are not used yet, of one overlay.
+const MOST_TOKENS: usize = 100_000;
+/// How long a node's certificate lives, unless the overlay says otherwise.
+pub const CERTIFICATE_LIFE: Duration = Duration::from_secs(24 * 3600);
+
+/// What a node or an operator gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Certificate {
+    /// The certificate (PEM).
+    pub certificate: String,
+    /// The authorities that its holder is to trust (PEM).
+    pub authorities: String,
+}
+
+impl Controller {
+    /// The overlay's authority, which is made where there is none.
+    ///
+    /// # Errors
+    /// It cannot be made, or not be written.
+    pub async fn authority(&self) -> Result<Authority, Refused> {
+        let made = Authority::generate(SystemTime::now()).map_err(unissued)?;
+        let judge = |known: &Known| match &known.state.authority {
+            Some(there) => Ok((Vec::new(), there.clone())),
+            None => Ok((vec![Change::Authority(made.clone())], made.clone())),
+        };
+        Ok(self.transact("controller", judge).await?.1)
+    }
+
+    /// Leave for a node to enrol within this time.
+    ///
+    /// # Errors
+    /// There is no such node, or the store cannot be written.
+    pub async fn create_token(&self, by: &str, node: &Name, life: Duration) -> Result<Ticket, Refused> {
+        let authority = self.authority().await?;
+        let ticket = Ticket::generate(pin(&authority)?).map_err(Refused::Denied)?;
+        let life = u64::try_from(life.min(LONGEST).as_millis()).unwrap_or(u64::MAX);
+        let judge = |known: &Known| {
+            if known.state.catalog.node(node).is_none() {
+                return Err(Refused::Absent(Box::new(super::node_key(node))));
+            }
+            if known.state.tokens.len() >= MOST_TOKENS {
+                return Err(Refused::Denied(format!(
+                    "there are {MOST_TOKENS} tokens that nobody has used; wait until they expire"
+                )));
+            }
+            let now = now();
+            let over = known.state.tokens.values().filter(|token| token.expires <= now);
+            let mut changes: Vec<_> = over.map(|token| Change::Spent { token: token.id.clone() }).collect();
+            let token = Token {
+                id: ticket.id.clone(),
+                digest: ticket.digest(),
+                node: node.clone(),
+                expires: now.saturating_add(life),
+            };
+            changes.push(Change::Token(token));
+            Ok((changes, ()))
+        };
+        self.transact(by, judge).await?;
+        Ok(ticket)
+    }
+
+    /// A node's first certificate, for its token. The same request once more, whose answer was lost, has the same answer.
+    ///
+    /// # Errors
+    /// The token is used, expired or none; or the request is none.
+    pub async fn enrol(&self, ticket: &Ticket, request: &[u8]) -> Result<(Name, Certificate), Refused> {
+        let key = key_of(request)?;
+        let judge = |known: &Known| {
+            let again = known.state.members.values().find(|member| ticket.proves(&member.token));
+            if let Some(member) = again.filter(|member| member.key == key) {
+                return Ok((Vec::new(), member.node.clone()));
+            }
+            let token = known.state.tokens.get(&ticket.id).filter(|token| ticket.proves(&token.digest));
+            let Some(token) = token else {
+                // Whether there was one with this id is not told.
+                return Err(Refused::Denied(
+                    "this token is used, taken back, or none of this overlay; ask for another one".to_owned(),
+                ));
+            };
+            if token.expires <= now() {
+                return Err(Refused::Denied("this token has expired; ask for another one".to_owned()));
+            }
+            if known.state.catalog.node(&token.node).is_none() {
+                return Err(Refused::Denied(format!("node {} is no part of the overlay any more", token.node)));
+            }
+            let member =
+                Member { node: token.node.clone(), key: key.clone(), since: now(), token: token.digest.clone() };
+            let changes = vec![Change::Spent { token: token.id.clone() }, Change::Enrolled(member)];
+            Ok((changes, token.node.clone()))
+        };
+        let (_, node) = self.transact(&format!("token/{}", ticket.id), judge).await?;
+        let certificate = self.issue(&node, request)?;
+        Ok((node, certificate))
+    }
+
+    /// The next certificate of a node that has shown its last one.
+    ///
+    /// # Errors
+    /// It is no member any more, or the request is for another key.
+    pub fn renew(&self, node: &Name, request: &[u8]) -> Result<Certificate, Refused> {
+        let key = key_of(request)?;
+        let known = self.known();
+        if known.state.members.get(node).is_none_or(|member| member.key != key) {
+            return Err(Refused::Denied(format!("{node} has enrolled with another key; enrol it anew with a token")));
+        }
+        self.issue(node, request)
+    }
+
+    /// A node whose certificates are worth nothing from now on.
+    ///
+    /// # Errors
+    /// It is no member, or the store cannot be written.
+    pub async fn expel(&self, by: &str, node: &Name) -> Result<(), Refused> {
+        let judge = |known: &Known| match known.state.members.contains_key(node) {
+            true => Ok((vec![Change::Expelled { node: node.clone() }], ())),
+            false => Err(Refused::Denied(format!("{node} has not enrolled"))),
+        };
+        self.transact(by, judge).await.map(drop)
+    }
+
+    fn issue(&self, node: &Name, request: &[u8]) -> Result<Certificate, Refused> {
+        let known = self.known();
+        let catalog = &known.state.catalog;
+        let (overlay, document) = catalog
+            .overlay()
+            .zip(catalog.node(node))
+            .ok_or_else(|| Refused::Denied(format!("node {node} is no part of the overlay any more")))?;
+        let subject = Subject::Node { overlay: overlay.0, node, role: document.role };
+        let life = overlay.1.certificate_life.map_or(CERTIFICATE_LIFE, |life| life.0);
+        self.sign(request, &subject, life)
+    }
+
+    /// A certificate for somebody whom this controller knows.
+    ///
+    /// # Errors
+    /// There is no authority yet, or the request is none.
+    pub fn sign(&self, request: &[u8], subject: &Subject<'_>, life: Duration) -> Result<Certificate, Refused> {
+        let known = self.known();
+        let authority = known.state.authority.as_ref();
+        let authority = authority.ok_or_else(|| Refused::Denied("there is no authority yet".to_owned()))?;
+        let signer = authority.signer().map_err(unissued)?;
+        let (certificate, _) = signer.sign(request, subject, SystemTime::now(), life).map_err(unissued)?;
+        Ok(Certificate { certificate, authorities: authority.certificate.clone() })
+    }
+}
+
+fn unissued(error: Unissued) -> Refused {
+    Refused::Denied(error.to_string())
+}
+
+/// The digest of the key that a request is for. That it is signed with it is found out where it is signed.
+fn key_of(request: &[u8]) -> Result<String, Refused> {
+    let parsed = x509_parser::certification_request::X509CertificationRequest::from_der(request);
+    let (_, parsed) =
+        parsed.map_err(|error| Refused::Denied(format!("this is no certificate request (PKCS #10, DER): {error}")))?;
+    // Before anything is written for it.
+    rcgen::CertificateSigningRequestParams::from_der(&request.into()).map_err(|error| {
+        Refused::Denied(format!("this is no certificate request that is signed with its own key: {error}"))
+    })?;
+    Ok(crate::authority::key_digest(parsed.certification_request_info.subject_pki.raw))
+}
+
+/// What a token says of the authority that it is for: SHA-256 of its certificate (DER).
+///
+/// # Errors
+/// Its certificate is none.
+pub fn pin(authority: &Authority) -> Result<[u8; 32], Refused> {
+    let parsed = x509_parser::pem::parse_x509_pem(authority.certificate.as_bytes());
+    let (_, pem) =
+        parsed.map_err(|error| Refused::Denied(format!("the authority's certificate cannot be read: {error}")))?;
+    let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &pem.contents);
+    digest.as_ref().try_into().map_err(|_| Refused::Denied("SHA-256 has 32 bytes".to_owned()))
+}

@@ -1,0 +1,243 @@
+//! Changes are made whole or not at all, by one after the other, and concern whom they touch.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+
+use super::{COMPACT, Controller, Refused, Request};
+use crate::document::{Name, read};
+use crate::store::{Sqlite, Store};
+
+const OVERLAY: &str = "\
+kind: Overlay
+name: x
+---
+{kind: Node, name: a, links: hub, apps: {bind: 127.0.0.1:8080}}
+---
+{kind: Node, name: hub, role: standalone, address: \"192.0.2.1:9443\", links: [one, two]}
+---
+{kind: Node, name: one, address: \"192.0.2.2:9443\"}
+---
+{kind: Node, name: two, address: \"192.0.2.3:9443\"}
+---
+{kind: User, name: ann, nodes: a}
+---
+{kind: Service, name: A, at: {node: one, http: \"127.0.0.1:80\"}, for: {users: ann}}
+";
+const MOVED: &str = "{kind: Service, name: A, at: {node: one, http: \"127.0.0.1:81\"}, for: {users: ann}}";
+
+async fn begin(directory: &Path) -> (Arc<dyn Store>, Controller) {
+    let store: Arc<dyn Store> = Arc::new(Sqlite::open(directory).unwrap());
+    (store.clone(), Controller::start(store).await.unwrap())
+}
+
+fn put(text: &str) -> Request {
+    Request { by: "operator".to_owned(), put: read(text).unwrap(), ..Request::default() }
+}
+
+fn name(text: &str) -> Name {
+    text.parse().unwrap()
+}
+
+#[tokio::test]
+async fn a_change_concerns_whom_it_touches() {
+    let directory = tempfile::tempdir().unwrap();
+    let (_, controller) = begin(directory.path()).await;
+    let mut one = controller.watch(&name("one"));
+    assert_eq!(one.borrow_and_update().given.document, None);
+    let outcome = controller.apply(&put(OVERLAY)).await.unwrap();
+    assert_eq!((outcome.revision, outcome.created.len(), outcome.nodes.len()), (1, 7, 4));
+    assert!(one.has_changed().unwrap() && one.borrow_and_update().given.document.is_some());
+    let mut hub = controller.watch(&name("hub"));
+    let outcome = controller.apply(&put(MOVED)).await.unwrap();
+    assert_eq!(outcome.changed.iter().map(ToString::to_string).collect::<Vec<_>>(), ["Service/A"]);
+    assert_eq!(outcome.nodes.keys().collect::<Vec<_>>(), [&name("one")]);
+    assert!(one.has_changed().unwrap() && !hub.has_changed().unwrap());
+    assert_eq!((one.borrow_and_update().given.since, hub.borrow_and_update().given.since), (2, 1));
+    // The same once more changes nothing.
+    let outcome = controller.apply(&put(MOVED)).await.unwrap();
+    assert_eq!((outcome.revision, outcome.nodes.len(), one.has_changed().unwrap()), (2, 0, false));
+}
+
+#[tokio::test]
+async fn what_is_wrong_or_dry_changes_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let (_, controller) = begin(directory.path()).await;
+    controller.apply(&put(OVERLAY)).await.unwrap();
+    let wrong = put("{kind: Node, name: late}\n---\n{kind: User, name: eve, nodes: nowhere}");
+    let refused = controller.apply(&wrong).await.unwrap_err();
+    assert!(refused.to_string().contains("User/eve: nodes[0]: there is no node nowhere"), "{refused}");
+    let dry = Request { is_dry: true, ..put(MOVED) };
+    let outcome = controller.apply(&dry).await.unwrap();
+    assert_eq!((outcome.revision, outcome.nodes.len()), (1, 1));
+    let delete = |key: &str| Request { delete: vec![key.parse().unwrap()], ..Request::default() };
+    let refused = controller.apply(&delete("Node/one")).await.unwrap_err();
+    assert!(refused.to_string().contains("Service/A: at[0].node: there is no node one"), "{refused}");
+    assert!(matches!(controller.apply(&delete("Node/gone")).await, Err(Refused::Absent(_))));
+    assert_eq!(controller.known().state.revision, 1);
+    // With all that names it, it goes.
+    let outcome = controller.apply(&delete("Node/two")).await;
+    assert!(outcome.is_err(), "hub links to it");
+    let mut whole = put("{kind: Node, name: hub, role: standalone, address: \"192.0.2.1:9443\", links: one}");
+    whole.delete.push("Node/two".parse().unwrap());
+    let outcome = controller.apply(&whole).await.unwrap();
+    assert_eq!(outcome.nodes.get(&name("two")), Some(&None));
+}
+
+#[tokio::test]
+async fn who_knows_an_older_revision_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let (_, controller) = begin(directory.path()).await;
+    controller.apply(&put(OVERLAY)).await.unwrap();
+    let knowing = |revision| Request { since: Some(revision), ..put(MOVED) };
+    let refused = controller.apply(&knowing(0)).await.unwrap_err();
+    assert!(matches!(refused, Refused::Conflict { since: 0, found: 1, .. }), "{refused}");
+    controller.apply(&knowing(1)).await.unwrap();
+    assert_eq!(controller.apply(&knowing(1)).await.unwrap().revision, 2, "it is so already");
+    let back = Request { since: Some(1), ..put(OVERLAY) };
+    assert!(controller.apply(&back).await.unwrap_err().to_string().contains("Service/A was changed by revision 2"));
+}
+
+/// Two controllers at one store, as at etcd: what one writes the other one knows, and neither overwrites what it has not seen.
+#[tokio::test]
+async fn two_controllers_agree() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, one) = begin(directory.path()).await;
+    let two = Arc::new(Controller::start(store).await.unwrap());
+    let mut following = JoinSet::new();
+    following.spawn({
+        let two = two.clone();
+        async move { two.follow().await }
+    });
+    let mut watched = two.watch(&name("one"));
+    one.apply(&put(OVERLAY)).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(10), watched.wait_for(|watched| watched.given.document.is_some()))
+        .await
+        .unwrap()
+        .unwrap();
+    let user = |number: usize| put(&format!("{{kind: User, name: u{number}, nodes: one}}"));
+    for number in 0..20 {
+        let by = if number % 2 == 0 { &one } else { &*two };
+        by.apply(&user(number)).await.unwrap();
+    }
+    one.apply(&put(MOVED)).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(10), watched.wait_for(|watched| watched.given.since >= 22))
+        .await
+        .unwrap()
+        .unwrap();
+    let documents = |of: &Controller| -> Vec<_> {
+        of.known().documents.iter().map(|(name, given)| (name.clone(), given.document.clone())).collect()
+    };
+    assert_eq!(documents(&one), documents(&two));
+    following.shutdown().await;
+}
+
+/// After a restart all is as it was, with the same revisions, whether it is read from the log or from a base.
+#[tokio::test]
+async fn a_restart_changes_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let (_, controller) = begin(directory.path()).await;
+    controller.apply(&put(OVERLAY)).await.unwrap();
+    controller.apply(&put(MOVED)).await.unwrap();
+    let before = controller.known();
+    drop(controller);
+    let (store, controller) = begin(directory.path()).await;
+    assert_eq!(store.base().await.unwrap(), None);
+    let after = controller.known();
+    assert_eq!((after.state.base(), &after.state.changed), (before.state.base(), &before.state.changed));
+    assert_eq!(after.documents.keys().collect::<Vec<_>>(), before.documents.keys().collect::<Vec<_>>());
+    for number in 0..COMPACT {
+        let node = format!("{{kind: User, name: u, nodes: [{}]}}", if number % 2 == 0 { "one" } else { "one, hub" });
+        controller.apply(&put(&node)).await.unwrap();
+    }
+    let before = controller.known();
+    drop((controller, store));
+    let (store, controller) = begin(directory.path()).await;
+    assert!(store.base().await.unwrap().is_some_and(|base| base.revision == COMPACT));
+    let after = controller.known();
+    assert_eq!((after.state.base(), after.state.revision), (before.state.base(), before.state.revision));
+}
+
+mod enrolment {
+    //! Tokens are for one node, once.
+
+    use std::time::Duration;
+
+    use rcgen::{CertificateParams, KeyPair};
+
+    use super::{OVERLAY, begin, name, put};
+    use crate::controller::Controller;
+    use crate::token::Ticket;
+
+    const LIFE: Duration = Duration::from_secs(600);
+
+    fn request() -> Vec<u8> {
+        let key = KeyPair::generate().unwrap();
+        CertificateParams::default().serialize_request(&key).unwrap().der().to_vec()
+    }
+
+    async fn refused(controller: &Controller, ticket: &Ticket, request: &[u8]) -> String {
+        controller.enrol(ticket, request).await.unwrap_err().to_string()
+    }
+
+    #[tokio::test]
+    async fn a_token_is_used_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let (_, controller) = begin(directory.path()).await;
+        assert!(controller.create_token("operator", &name("a"), LIFE).await.is_err(), "there is no such node yet");
+        controller.apply(&put(OVERLAY)).await.unwrap();
+        let ticket = controller.create_token("operator", &name("a"), LIFE).await.unwrap();
+        let (mine, other) = (request(), request());
+        assert!(refused(&controller, &ticket, &mine[1..]).await.contains("PKCS #10"), "what is no request uses none");
+        let (node, first) = controller.enrol(&ticket, &mine).await.unwrap();
+        assert_eq!((node, controller.known().state.tokens.len()), (name("a"), 0));
+        // Whose answer was lost asks again.
+        let revision = controller.known().state.revision;
+        let (_, again) = controller.enrol(&ticket, &mine).await.unwrap();
+        assert_eq!((again.authorities, controller.known().state.revision), (first.authorities, revision));
+        assert!(refused(&controller, &ticket, &other).await.contains("used"));
+        let foreign = Ticket::generate(ticket.pin).unwrap();
+        assert!(refused(&controller, &foreign, &other).await.contains("none of this overlay"));
+        assert!(controller.renew(&name("a"), &mine).is_ok());
+        for (node, key) in [("a", &other), ("one", &mine)] {
+            assert!(controller.renew(&name(node), key).unwrap_err().to_string().contains("another key"));
+        }
+        controller.expel("operator", &name("a")).await.unwrap();
+        assert!(controller.renew(&name("a"), &mine).is_err());
+        assert!(
+            refused(&controller, &ticket, &mine).await.contains("used"),
+            "who was expelled does not come back by it"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_token_expires() {
+        let directory = tempfile::tempdir().unwrap();
+        let (_, controller) = begin(directory.path()).await;
+        controller.apply(&put(OVERLAY)).await.unwrap();
+        let ticket = controller.create_token("operator", &name("a"), Duration::ZERO).await.unwrap();
+        assert!(refused(&controller, &ticket, &request()).await.contains("expired"));
+        // What has expired goes when the next one comes.
+        controller.create_token("operator", &name("a"), LIFE).await.unwrap();
+        assert_eq!(controller.known().state.tokens.len(), 1);
+    }
+
+    /// Of two nodes with one token, at two controllers at the same time, one enrols.
+    #[tokio::test]
+    async fn one_token_makes_one_node_of_two() {
+        let directory = tempfile::tempdir().unwrap();
+        let (store, one) = begin(directory.path()).await;
+        let two = Controller::start(store).await.unwrap();
+        one.apply(&put(OVERLAY)).await.unwrap();
+        for _ in 0..20 {
+            let ticket = one.create_token("operator", &name("a"), LIFE).await.unwrap();
+            let (mine, other) = (request(), request());
+            let (a, b) = tokio::join!(one.enrol(&ticket, &mine), two.enrol(&ticket, &other));
+            assert!(a.is_ok() != b.is_ok(), "{a:?} {b:?}");
+        }
+    }
+}

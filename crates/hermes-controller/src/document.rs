@@ -1,0 +1,304 @@
+//! Overlay documents: what operators and providers write.
+//!
+//! In: a YAML stream, or JSON. Out: a [`Resource`] each, with its [`Key`], or every problem with its place.
+//! Never: a reference resolved. That is [`crate::catalog`].
+//!
+//! Each key is described in `docs/reference/overlay-documents.md`; a test compares.
+
+mod name;
+mod node;
+mod overlay;
+mod service;
+mod user;
+
+use std::fmt;
+use std::str::FromStr;
+
+use hermes_model::Problem;
+use hermes_model::check::section::{Section, sections};
+use serde::de::{self, Deserializer};
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::{Map, Value};
+
+pub use name::{Name, Reference};
+pub use node::{App, Node, Speech};
+pub use overlay::{Defaults, Overlay, Provider, Quota};
+pub use service::{Audience, Replica, Service};
+pub use user::{Group, User};
+
+/// What a document describes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// The overlay as a whole: there is one.
+    Overlay,
+    /// A node.
+    Node,
+    /// A name, where it lives, and for whom.
+    Service,
+    /// Somebody, and the nodes that are theirs.
+    User,
+    /// Several users.
+    Group,
+}
+
+impl Kind {
+    /// All of them, in the order in which they are shown.
+    pub const ALL: [Kind; 5] = [Kind::Overlay, Kind::Node, Kind::Service, Kind::User, Kind::Group];
+
+    /// As it is written.
+    pub fn word(self) -> &'static str {
+        match self {
+            Kind::Overlay => "Overlay",
+            Kind::Node => "Node",
+            Kind::Service => "Service",
+            Kind::User => "User",
+            Kind::Group => "Group",
+        }
+    }
+
+    /// Whether documents of this kind are a provider's, where the overlay has providers.
+    pub fn is_of_providers(self) -> bool {
+        matches!(self, Kind::Service | Kind::User | Kind::Group)
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
+    }
+}
+
+impl FromStr for Kind {
+    type Err = String;
+
+    /// Any case, singular or plural: `hermes get services` is what people write.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let singular = |kind: &Kind| kind.word().eq_ignore_ascii_case(text);
+        let plural = |kind: &Kind| text.strip_suffix('s').is_some_and(|one| kind.word().eq_ignore_ascii_case(one));
+        Self::ALL.into_iter().find(|kind| singular(kind) || plural(kind)).ok_or_else(|| {
+            let words: Vec<_> = Self::ALL.iter().map(|kind| kind.word()).collect();
+            format!("{text:?} is no kind of document; write one of {}", words.join(", "))
+        })
+    }
+}
+
+/// What one document is known by. `Service/VIDEO`, or `Service/acme/VIDEO` where it is a provider's.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    /// What it describes.
+    pub kind: Kind,
+    /// Whose it is. `None`: the operator's.
+    pub provider: Option<Name>,
+    /// Its name.
+    pub name: Name,
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.provider {
+            Some(provider) => write!(f, "{}/{provider}/{}", self.kind, self.name),
+            None => write!(f, "{}/{}", self.kind, self.name),
+        }
+    }
+}
+
+impl FromStr for Key {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts: Vec<_> = text.split('/').collect();
+        let (kind, provider, name) = match parts[..] {
+            [kind, name] => (kind, None, name),
+            [kind, provider, name] => (kind, Some(provider.parse()?), name),
+            _ => return Err(format!("{text:?} names no document; write KIND/NAME or KIND/PROVIDER/NAME")),
+        };
+        Ok(Key { kind: kind.parse()?, provider, name: name.parse()? })
+    }
+}
+
+name::text!(Key, "a text (KIND/NAME or KIND/PROVIDER/NAME)");
+
+/// A whole document.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Resource {
+    /// What it is known by.
+    pub key: Key,
+    /// What it says.
+    pub spec: Spec,
+}
+
+/// What a document says, by its kind.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Spec {
+    /// The overlay as a whole.
+    Overlay(Box<Overlay>),
+    /// A node.
+    Node(Box<Node>),
+    /// A name.
+    Service(Box<Service>),
+    /// Somebody.
+    User(User),
+    /// Several.
+    Group(Group),
+}
+
+/// Something that is wrong with a document of a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Which document, where that much could be read.
+    pub key: Option<Key>,
+    /// Its number in the stream, from 1. `None`: it is not from a stream.
+    pub number: Option<usize>,
+    /// What is wrong, and where in it.
+    pub problem: Problem,
+}
+
+impl Fault {
+    pub(crate) fn of(key: &Key, path: impl Into<String>, message: impl Into<String>) -> Self {
+        let problem = Problem { path: path.into(), message: message.into() };
+        Self { key: Some(key.clone()), number: None, problem }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.key, self.number) {
+            (Some(key), _) => write!(f, "{key}: ")?,
+            (None, Some(number)) => write!(f, "document {number}: ")?,
+            (None, None) => {}
+        }
+        self.problem.fmt(f)
+    }
+}
+
+/// Whether this text is overlay documents, rather than a node's: its first document has a `kind:`.
+pub fn is_overlay(text: &str) -> bool {
+    let is_said = |line: &str| line.starts_with("kind:") || line.starts_with("{\"kind\":");
+    text.lines().take_while(|line| !line.starts_with("node:")).any(is_said)
+}
+
+/// Reads a stream of documents.
+///
+/// # Errors
+/// Every problem of every document.
+pub fn read(text: &str) -> Result<Vec<Resource>, Vec<Fault>> {
+    let whole = |problem| vec![Fault { key: None, number: None, problem }];
+    let sections = sections(text).map_err(whole)?;
+    let mut faults = Vec::new();
+    let resources: Vec<_> = sections
+        .into_iter()
+        .enumerate()
+        .filter_map(|(at, section)| {
+            let mut problems = Vec::new();
+            let (key, resource) = resource(section, &mut problems);
+            let told = problems.into_iter().map(|problem| Fault { key: key.clone(), number: Some(at + 1), problem });
+            faults.extend(told);
+            resource
+        })
+        .collect();
+    let mut seen = std::collections::HashSet::new();
+    for resource in &resources {
+        if !seen.insert(&resource.key) {
+            faults.push(Fault::of(&resource.key, "", "this document stands here a second time; keep one"));
+        }
+    }
+    if faults.is_empty() { Ok(resources) } else { Err(faults) }
+}
+
+fn resource(mut section: Section, problems: &mut Vec<Problem>) -> (Option<Key>, Option<Resource>) {
+    let mut take = |key: &str, problems: &mut Vec<Problem>| match section.take_text(key) {
+        Ok(text) => text,
+        Err(problem) => {
+            problems.push(problem);
+            None
+        }
+    };
+    let (kind, provider, name) = (take("kind", problems), take("provider", problems), take("name", problems));
+    let mut parsed = |path: &str, error: String| problems.push(Problem { path: path.to_owned(), message: error });
+    let kind = match kind.map(|text| text.parse::<Kind>()) {
+        Some(Ok(kind)) => Some(kind),
+        Some(Err(error)) => {
+            parsed("kind", error);
+            None
+        }
+        None => {
+            parsed("kind", "every document says what it describes; add kind: Node, Service or the like".to_owned());
+            None
+        }
+    };
+    let name = match name.map(|text| text.parse::<Name>()) {
+        Some(Ok(name)) => Some(name),
+        Some(Err(error)) => {
+            parsed("name", error);
+            None
+        }
+        None => {
+            parsed("name", "this has no name; add name: and a word of its own".to_owned());
+            None
+        }
+    };
+    let provider = match provider.map(|text| text.parse::<Name>()) {
+        Some(Ok(provider)) => Some(provider),
+        Some(Err(error)) => {
+            parsed("provider", error);
+            None
+        }
+        None => None,
+    };
+    let Some(kind) = kind else { return (None, None) };
+    if provider.is_some() && !kind.is_of_providers() {
+        parsed("provider", format!("a {kind} is the operator's; leave provider out"));
+    }
+    let spec = match kind {
+        Kind::Overlay => section.read(problems).map(Box::new).map(Spec::Overlay),
+        Kind::Node => section.read(problems).map(Box::new).map(Spec::Node),
+        Kind::Service => section.read(problems).map(Box::new).map(Spec::Service),
+        Kind::User => section.read(problems).map(Spec::User),
+        Kind::Group => section.read(problems).map(Spec::Group),
+    };
+    let key = name.map(|name| Key { kind, provider, name });
+    let resource = key.clone().zip(spec).map(|(key, spec)| Resource { key, spec });
+    (key, resource)
+}
+
+impl Serialize for Resource {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let spec = match &self.spec {
+            Spec::Overlay(spec) => serde_json::to_value(spec),
+            Spec::Node(spec) => serde_json::to_value(spec),
+            Spec::Service(spec) => serde_json::to_value(spec),
+            Spec::User(spec) => serde_json::to_value(spec),
+            Spec::Group(spec) => serde_json::to_value(spec),
+        };
+        let Value::Object(spec) = spec.map_err(serde::ser::Error::custom)? else {
+            return Err(serde::ser::Error::custom("a document is a section of keys"));
+        };
+        let mut whole = Map::new();
+        whole.insert("kind".to_owned(), self.key.kind.word().into());
+        whole.insert("name".to_owned(), self.key.name.as_str().into());
+        if let Some(provider) = &self.key.provider {
+            whole.insert("provider".to_owned(), provider.as_str().into());
+        }
+        whole.extend(spec);
+        whole.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Resource {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = Value::deserialize(deserializer)?.to_string();
+        let mut resources = read(&text).map_err(|faults| {
+            let lines: Vec<_> = faults.iter().map(ToString::to_string).collect();
+            de::Error::custom(lines.join("; "))
+        })?;
+        resources.pop().ok_or_else(|| de::Error::custom("there is no document"))
+    }
+}
+
+/// Helper for `skip_serializing_if`: the value is its type's default.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,120 @@
+//! Names of documents, and references to them.
+//!
+//! In: text. Out: a name that may stand in a file's name, a URI and a header; a reference that may say whose it is.
+//! Never: the name of a host: services are known to applications by their authorities, which follow other rules.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// The longest name: as long as a label of DNS.
+const MAX_NAME: usize = 63;
+
+/// A document's name: 1 to 63 letters, digits, `-`, `_` and `.`, the first a letter or a digit.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Name(Arc<str>);
+
+impl Name {
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for Name {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let is_legal = (1..=MAX_NAME).contains(&text.len())
+            && text.starts_with(|c: char| c.is_ascii_alphanumeric())
+            && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'));
+        if is_legal {
+            return Ok(Self(Arc::from(text)));
+        }
+        let shown: String = text.chars().take(MAX_NAME).collect();
+        Err(format!(
+            "{shown:?} is no name; write 1 to {MAX_NAME} letters, digits, hyphens, underscores and dots, \
+             beginning with a letter or a digit"
+        ))
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A document of the same provider by its name, or another's as `PROVIDER/NAME`.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Reference {
+    /// Whose. `None`: the same provider's as the one who names it.
+    pub provider: Option<Name>,
+    /// Its name.
+    pub name: Name,
+}
+
+impl FromStr for Reference {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Ok(match text.split_once('/') {
+            Some((provider, name)) => Self { provider: Some(provider.parse()?), name: name.parse()? },
+            None => Self { provider: None, name: text.parse()? },
+        })
+    }
+}
+
+impl fmt::Display for Reference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.provider {
+            Some(provider) => write!(f, "{provider}/{}", self.name),
+            None => self.name.fmt(f),
+        }
+    }
+}
+
+impl fmt::Debug for Reference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Derives serde from `FromStr` and `Display`.
+macro_rules! text {
+    ($type:ty, $expecting:literal) => {
+        impl ::serde::Serialize for $type {
+            fn serialize<S: ::serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de> ::serde::Deserialize<'de> for $type {
+            fn deserialize<D: ::serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                struct Visitor;
+                impl ::serde::de::Visitor<'_> for Visitor {
+                    type Value = $type;
+
+                    fn expecting(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                        f.write_str($expecting)
+                    }
+
+                    fn visit_str<E: ::serde::de::Error>(self, text: &str) -> Result<$type, E> {
+                        text.parse().map_err(E::custom)
+                    }
+                }
+                deserializer.deserialize_str(Visitor)
+            }
+        }
+    };
+}
+pub(super) use text;
+
+text!(Name, "a text (a name)");
+text!(Reference, "a text (a name, or PROVIDER/NAME)");

@@ -1,0 +1,70 @@
+//! The overlay as a whole: what its nodes have in common, and whom it serves.
+
+use std::collections::BTreeMap;
+
+use hermes_model::document::scalar::Period;
+use hermes_model::document::{AccessLog, Bind};
+use hermes_model::limits::LimitsSection;
+use serde::{Deserialize, Serialize};
+
+use super::name::Name;
+
+/// `kind: Overlay`. Its name is that of the trust domain: certificates say `spiffe://NAME/node/...`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Overlay {
+    /// Service providers. Where there are any, services, users and groups are theirs; where there are none, the operator's.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub providers: BTreeMap<Name, Provider>,
+    /// How long a certificate of a node lives. It is renewed when two thirds of that are over. Default: a day.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate_life: Option<Period>,
+    /// What nodes have that do not say otherwise.
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub nodes: Defaults,
+}
+
+/// One that the overlay serves: none sees or names what is another's.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Provider {
+    /// How much it may have.
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub quota: Quota,
+}
+
+/// How many documents of each kind a provider may have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct Quota {
+    /// Default 100.
+    pub services: usize,
+    /// Default 10,000.
+    pub users: usize,
+    /// Default 1,000.
+    pub groups: usize,
+}
+
+impl Default for Quota {
+    fn default() -> Self {
+        Self { services: 100, users: 10_000, groups: 1000 }
+    }
+}
+
+/// Sections of a node document that nodes have in common; see `docs/reference/node-document.md`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Defaults {
+    /// Admin endpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub admin: Option<Bind>,
+    /// How long a drain waits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain: Option<Period>,
+    /// Where session records go.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub access_log: Option<AccessLog>,
+    /// Limits other than the defaults.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<LimitsSection>,
+}

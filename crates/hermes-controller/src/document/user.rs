@@ -1,0 +1,24 @@
+//! Users, and groups of them.
+
+use hermes_model::document::scalar::Many;
+use serde::{Deserialize, Serialize};
+
+use super::name::Name;
+
+/// `kind: User`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct User {
+    /// Nodes that may speak for this user.
+    #[serde(default, skip_serializing_if = "Many::is_empty")]
+    pub nodes: Many<Name>,
+}
+
+/// `kind: Group`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Group {
+    /// Who is in it: users of the same provider.
+    #[serde(default, skip_serializing_if = "Many::is_empty")]
+    pub users: Many<Name>,
+}

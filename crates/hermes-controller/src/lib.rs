@@ -1,0 +1,18 @@
+//! The control plane of an overlay: what its operator writes, and what each node gets of it.
+//!
+//! In: overlay documents. Out: every problem that they have, or a document for each node.
+//! Never: traffic.
+
+mod api;
+pub mod authority;
+pub mod catalog;
+pub mod client;
+pub mod compile;
+pub mod control;
+pub mod controller;
+pub mod document;
+pub mod push;
+pub mod server;
+pub mod state;
+pub mod store;
+pub mod token;

@@ -1,0 +1,193 @@
+//! The controller's door: one port for nodes (gRPC) and people (the REST API), over TLS.
+//!
+//! In: connections. Out: their requests, with who is at the other end, to [`crate::push`] or [`crate::api`].
+//! Never: more connections than may be, a handshake that takes its time, or a request whose sender was not made out.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use hermes_net::Io;
+use hermes_net::tls::{self, CertifiedKey, ClientCertificates, Roots};
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use hyper_util::service::TowerToHyperService;
+use rcgen::{CertificateParams, KeyPair};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tonic::body::Body;
+use tonic::server::Grpc;
+use tonic_prost::ProstCodec;
+use tower::service_fn;
+
+use crate::api;
+use crate::authority::Subject;
+use crate::control::{self, EnrolRequest, Issued, MAX_MESSAGE, MAX_REPORT, Order, RenewRequest, Report};
+use crate::controller::{Controller, Refused};
+use crate::push::{Peer, Push};
+
+/// Connections at once.
+const CONNECTIONS: usize = 50_000;
+/// A handshake takes no longer.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How often a connection is asked whether it is alive, and how long it has for the answer.
+const ALIVE: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(20));
+/// Streams of one connection: a node needs two.
+const STREAMS: u32 = 32;
+/// The controller's own certificate, which is made anew at each start and when half of its life is over.
+const LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
+/// A listener that cannot accept is tried again after this.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// Serves until it is dropped.
+///
+/// # Errors
+/// There is no certificate to be had.
+pub async fn serve(controller: Arc<Controller>, listener: TcpListener, hosts: Vec<String>) -> Result<(), Refused> {
+    let push = Push::new(controller.clone());
+    let api = api::router(controller.clone(), push.clone());
+    let slots = Arc::new(Semaphore::new(CONNECTIONS));
+    let mut connections = JoinSet::new();
+    let mut config = config(&controller, &hosts).await?;
+    let mut renewal = tokio::time::interval_at(tokio::time::Instant::now() + LIFE / 2, LIFE / 2);
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            Some(_) = connections.join_next() => continue,
+            _ = renewal.tick() => {
+                match self::config(&controller, &hosts).await {
+                    Ok(renewed) => config = renewed,
+                    Err(error) => tracing::error!("the controller's own certificate is not renewed: {error}"),
+                }
+                continue;
+            }
+        };
+        let (tcp, from) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(again_in = ?AGAIN, "no connection can be accepted: {error}");
+                tokio::time::sleep(AGAIN).await;
+                continue;
+            }
+        };
+        let Ok(slot) = slots.clone().try_acquire_owned() else {
+            tracing::warn!(%from, "refused: there are {CONNECTIONS} connections, which is the limit");
+            continue;
+        };
+        let (config, push, api) = (config.clone(), push.clone(), api.clone());
+        connections.spawn(async move {
+            converse(config, tcp, from, push, api).await;
+            drop(slot);
+        });
+    }
+}
+
+/// What the controller shows: a certificate for these names and addresses, and its authority's behind it, so that who knows
+/// only the digest of that finds it.
+async fn config(controller: &Controller, hosts: &[String]) -> Result<Arc<tls::RustlsServerConfig>, Refused> {
+    let authority = controller.authority().await?;
+    let denied = |error: String| Refused::Denied(format!("the controller's own certificate: {error}"));
+    let key = KeyPair::generate().map_err(|error| denied(error.to_string()))?;
+    let request = CertificateParams::default().serialize_request(&key).map_err(|error| denied(error.to_string()))?;
+    let signer = authority.signer().map_err(|error| denied(error.to_string()))?;
+    let subject = Subject::Controller { hosts };
+    let (own, _) =
+        signer.sign(request.der(), &subject, SystemTime::now(), LIFE).map_err(|error| denied(error.to_string()))?;
+    let chain = own + &authority.certificate;
+    let tls = |error: tls::TlsError| denied(error.to_string());
+    let own = CertifiedKey::from_pem(chain.as_bytes(), key.serialize_pem().as_bytes()).map_err(tls)?;
+    let clients = ClientCertificates::Optional(Roots::from_pem(authority.certificate.as_bytes()).map_err(tls)?);
+    tls::server_config(&own, &clients, &[b"h2", b"http/1.1"]).map_err(tls)
+}
+
+async fn converse(
+    config: Arc<tls::RustlsServerConfig>,
+    tcp: TcpStream,
+    from: SocketAddr,
+    push: Arc<Push>,
+    api: axum::Router,
+) {
+    // Small messages that wait for nobody.
+    let _ = tcp.set_nodelay(true);
+    let io = match tokio::time::timeout(HANDSHAKE, tls::accept(config, tcp)).await {
+        Ok(Ok(io)) => io,
+        Ok(Err(error)) => return tracing::debug!(%from, "no handshake: {error}"),
+        Err(_) => return tracing::debug!(%from, "no handshake within {HANDSHAKE:?}"),
+    };
+    let peer = Arc::new(peer(&io));
+    let service = service_fn(move |request: Request<Incoming>| {
+        let (push, api, peer) = (push.clone(), api.clone(), peer.clone());
+        async move { Ok::<_, Infallible>(answer(push, api, peer, request).await) }
+    });
+    let mut server = auto::Builder::new(TokioExecutor::new());
+    server
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(STREAMS)
+        .initial_connection_window_size(1 << 20)
+        .initial_stream_window_size(1 << 20)
+        .max_header_list_size(16 << 10)
+        .keep_alive_interval(ALIVE.0)
+        .keep_alive_timeout(ALIVE.1);
+    server.http1().timer(TokioTimer::new()).header_read_timeout(HANDSHAKE);
+    if let Err(error) = server.serve_connection(TokioIo::new(io), TowerToHyperService::new(service)).await {
+        tracing::debug!(%from, "a connection ended: {error}");
+    }
+}
+
+fn peer(io: &Io) -> Peer {
+    let uris = tls::peer_uris(io).unwrap_or_default();
+    let key = tls::peer_public_key(io).map(|info| crate::authority::key_digest(&info)).unwrap_or_default();
+    Peer { uris, key }
+}
+
+async fn answer(
+    push: Arc<Push>,
+    api: axum::Router,
+    peer: Arc<Peer>,
+    mut request: Request<Incoming>,
+) -> Response<axum::body::Body> {
+    let grpc: Response<Body> = match request.uri().path() {
+        control::ENROL => {
+            let mut grpc =
+                Grpc::new(ProstCodec::<Issued, EnrolRequest>::default()).max_decoding_message_size(MAX_REPORT);
+            let enrol = service_fn(move |request: tonic::Request<EnrolRequest>| {
+                let push = push.clone();
+                async move { push.enrol(request.into_inner()).await }
+            });
+            grpc.unary(enrol, request).await
+        }
+        control::RENEW => {
+            let mut grpc =
+                Grpc::new(ProstCodec::<Issued, RenewRequest>::default()).max_decoding_message_size(MAX_REPORT);
+            let renew = service_fn(move |request: tonic::Request<RenewRequest>| {
+                let (push, peer) = (push.clone(), peer.clone());
+                async move { push.renew(&peer, &request.into_inner()) }
+            });
+            grpc.unary(renew, request).await
+        }
+        control::FOLLOW => {
+            let mut grpc = Grpc::new(ProstCodec::<Order, Report>::default())
+                .max_decoding_message_size(MAX_REPORT)
+                .max_encoding_message_size(MAX_MESSAGE);
+            let follow = service_fn(move |request: tonic::Request<tonic::Streaming<Report>>| {
+                let (push, peer) = (push.clone(), peer.clone());
+                async move { push.follow(&peer, request.into_inner()).await }
+            });
+            grpc.streaming(follow, request).await
+        }
+        _ => {
+            request.extensions_mut().insert(peer);
+            let mut api = api;
+            return match tower::Service::call(&mut api, request.map(axum::body::Body::new)).await {
+                Ok(response) => response,
+                Err(never) => match never {},
+            };
+        }
+    };
+    grpc.map(axum::body::Body::new)
+}

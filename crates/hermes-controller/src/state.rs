@@ -1,0 +1,243 @@
+//! What the store's entries come to: the documents, the overlay's authority, tokens, and who has enrolled.
+//!
+//! In: commits, in the order of their revisions. Out: the state after each of them, the same at every controller.
+//! Never: a judgement. Who writes a commit has checked it against the state before; here it only takes effect.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::catalog::Catalog;
+use crate::document::{Key, Name, Resource};
+use crate::store::Revision;
+
+/// One entry of the log: what changes, all of it or nothing; and who did that.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Commit {
+    /// When, in milliseconds since 1970 by the controller's clock.
+    pub at: u64,
+    /// Who: `operator`, `provider/NAME`, `node/NAME` or `controller`.
+    pub by: String,
+    /// What changes, in this order.
+    pub changes: Vec<Change>,
+}
+
+/// Something that changes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Change {
+    /// A document is there, in the place of the one with its key.
+    Put(Resource),
+    /// A document is there no more.
+    Delete(Key),
+    /// The overlay has an authority.
+    Authority(Authority),
+    /// Somebody may enrol.
+    Token(Token),
+    /// A token is used, or taken back.
+    Spent {
+        /// Which one.
+        token: String,
+    },
+    /// A node has a certificate.
+    Enrolled(Member),
+    /// A node's certificates are worth nothing any more, and it is to be no member.
+    Expelled {
+        /// Which one.
+        node: Name,
+    },
+}
+
+/// The certificate authority of the overlay.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Authority {
+    /// Its certificate (PEM).
+    pub certificate: String,
+    /// Its key (PKCS #8, PEM).
+    pub key: String,
+}
+
+/// Keys are in no log.
+impl std::fmt::Debug for Authority {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Authority").field("certificate", &self.certificate).finish_non_exhaustive()
+    }
+}
+
+/// Leave to enrol, once.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Token {
+    /// What it is known by. The rest of it is a secret.
+    pub id: String,
+    /// SHA-256 of the secret, in hex: who reads the store cannot use it.
+    pub digest: String,
+    /// Which node may enrol with it.
+    pub node: Name,
+    /// Until when, in milliseconds since 1970.
+    pub expires: u64,
+}
+
+/// A node that has enrolled.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Member {
+    /// Its name.
+    pub node: Name,
+    /// SHA-256 of its public key, in hex: certificates are renewed for this key alone.
+    pub key: String,
+    /// When, in milliseconds since 1970.
+    pub since: u64,
+    /// The digest of the token that it enrolled with.
+    pub token: String,
+}
+
+/// All of it.
+#[derive(Clone, Debug, Default)]
+pub struct State {
+    /// The last commit's.
+    pub revision: Revision,
+    /// The documents.
+    pub catalog: Catalog,
+    /// When each document changed last.
+    pub changed: BTreeMap<Key, Revision>,
+    /// The certificate authority. `None`: there is none yet.
+    pub authority: Option<Authority>,
+    /// Tokens that are not used, some of which may have expired.
+    pub tokens: BTreeMap<String, Token>,
+    /// Nodes that have enrolled.
+    pub members: BTreeMap<Name, Member>,
+}
+
+impl State {
+    /// A commit takes effect.
+    pub fn apply(&mut self, revision: Revision, commit: Commit) {
+        self.revision = revision;
+        for change in commit.changes {
+            match change {
+                Change::Put(resource) => {
+                    self.changed.insert(resource.key.clone(), revision);
+                    self.catalog.put(resource);
+                }
+                Change::Delete(key) => {
+                    self.changed.remove(&key);
+                    self.catalog.remove(&key);
+                }
+                Change::Authority(authority) => self.authority = Some(authority),
+                Change::Token(token) => _ = self.tokens.insert(token.id.clone(), token),
+                Change::Spent { token } => _ = self.tokens.remove(&token),
+                Change::Enrolled(member) => _ = self.members.insert(member.node.clone(), member),
+                Change::Expelled { node } => _ = self.members.remove(&node),
+            }
+        }
+    }
+
+    /// What an entry becomes that begins with all of this: see [`State::from_base`].
+    pub fn base(&self) -> Vec<u8> {
+        let documents = self.catalog.iter().map(|resource| {
+            let changed = self.changed.get(&resource.key).copied().unwrap_or_default();
+            (changed, (**resource).clone())
+        });
+        let base = Base {
+            version: VERSION,
+            documents: documents.collect(),
+            authority: self.authority.clone(),
+            tokens: self.tokens.values().cloned().collect(),
+            members: self.members.values().cloned().collect(),
+        };
+        serde_json::to_vec(&base).unwrap_or_default()
+    }
+
+    /// The state that was made a base at this revision.
+    ///
+    /// # Errors
+    /// It is no such state, or another version's.
+    pub fn from_base(revision: Revision, bytes: &[u8]) -> Result<Self, String> {
+        let base: Base = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        if base.version != VERSION {
+            return Err(format!("it has version {}, and this is {VERSION}", base.version));
+        }
+        let mut state = Self { revision, authority: base.authority, ..Self::default() };
+        for (changed, resource) in base.documents {
+            state.changed.insert(resource.key.clone(), changed);
+            state.catalog.put(resource);
+        }
+        state.tokens = base.tokens.into_iter().map(|token| (token.id.clone(), token)).collect();
+        state.members = base.members.into_iter().map(|member| (member.node.clone(), member)).collect();
+        Ok(state)
+    }
+}
+
+const VERSION: u32 = 1;
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Base {
+    version: u32,
+    documents: Vec<(Revision, Resource)>,
+    authority: Option<Authority>,
+    tokens: Vec<Token>,
+    members: Vec<Member>,
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::{Authority, Change, Commit, Member, State, Token};
+    use crate::document::read;
+
+    fn commits() -> Vec<Commit> {
+        let commit = |changes| Commit { at: 7, by: "operator".to_owned(), changes };
+        let documents = read("kind: Overlay\nname: x\n---\nkind: Node\nname: a\n---\nkind: Node\nname: b\n").unwrap();
+        let token = |id: &str| {
+            let node = "a".parse().unwrap();
+            Change::Token(Token { id: id.to_owned(), digest: "00".to_owned(), node, expires: 9 })
+        };
+        let member = |node: &str| {
+            Change::Enrolled(Member {
+                node: node.parse().unwrap(),
+                key: "11".to_owned(),
+                since: 8,
+                token: "22".to_owned(),
+            })
+        };
+        let authority = Authority { certificate: "c".to_owned(), key: "secret".to_owned() };
+        vec![
+            commit(vec![Change::Authority(authority), token("one"), token("two")]),
+            commit(documents.into_iter().map(Change::Put).collect()),
+            commit(vec![member("a"), Change::Spent { token: "one".to_owned() }, member("b")]),
+            commit(vec![Change::Delete("Node/b".parse().unwrap()), Change::Expelled { node: "b".parse().unwrap() }]),
+        ]
+    }
+
+    #[test]
+    fn commits_take_effect_and_a_base_is_what_they_came_to() {
+        let mut state = State::default();
+        for (at, commit) in commits().into_iter().enumerate() {
+            let text = serde_json::to_vec(&commit).unwrap();
+            assert_eq!(serde_json::from_slice::<Commit>(&text).unwrap(), commit);
+            state.apply(at as u64 + 1, commit);
+        }
+        let again = State::from_base(4, &state.base()).unwrap();
+        for state in [&state, &again] {
+            assert_eq!(state.catalog.iter().count(), 2);
+            assert_eq!(state.changed[&"Node/a".parse().unwrap()], 2);
+            assert_eq!(state.tokens.keys().collect::<Vec<_>>(), ["two"]);
+            assert_eq!(state.members.len(), 1);
+            assert_eq!(state.revision, 4);
+        }
+        assert_eq!(again.base(), state.base());
+        assert!(!format!("{state:?}").contains("secret"));
+    }
+
+    #[test]
+    fn what_is_no_base_is_refused() {
+        assert!(State::from_base(1, b"{}").is_err());
+        let other = State::default().base();
+        let other = String::from_utf8(other).unwrap().replace("\"version\":1", "\"version\":2");
+        assert!(State::from_base(1, other.as_bytes()).unwrap_err().contains("version 2"));
+    }
+}

@@ -1,0 +1,101 @@
+//! Where the controller's state is: a log of entries, each with its revision, and a base that the first ones became.
+//!
+//! In: entries, appended by who knows all before them. Out: the same, in their order, to every controller.
+//! Never: what an entry means. State is what its entries come to ([`crate::state`]), so that all that a store has to do is
+//! to keep their order and to lose none.
+//!
+//! Appending is compare-and-set: of two controllers that both know revision 7 one appends entry 8, and the other one hears
+//! that it is behind, reads that, and tries again. That is all that transactions, single use and optimistic concurrency need.
+
+mod sqlite;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+
+pub use sqlite::Sqlite;
+
+/// How many entries there were, up to one of them; the first is 1. 0 is nothing at all.
+pub type Revision = u64;
+
+/// The largest entry: what one `apply` may come to.
+pub const MAX_ENTRY: usize = 64 << 20;
+
+/// One entry of the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its place.
+    pub revision: Revision,
+    /// What it says.
+    pub bytes: Bytes,
+}
+
+/// What the first entries came to: who begins needs none of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Base {
+    /// Up to this one.
+    pub revision: Revision,
+    /// The state then.
+    pub state: Bytes,
+}
+
+/// What was read after a revision.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum After {
+    /// Entries from the next one on, as many as are read at once; none where there are no more.
+    Entries(Vec<Entry>),
+    /// The next one is not there any more: begin at the base.
+    Gone,
+}
+
+/// Why something could not be done.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// Another entry stands there: read it first.
+    #[error("the store has entries after revision {0}; read them and try again")]
+    Behind(Revision),
+    /// It is larger than any store takes.
+    #[error("an entry of {0} bytes is larger than the {MAX_ENTRY} that are taken; apply less at once")]
+    TooLarge(usize),
+    /// Another process has it.
+    #[error("{0} is in use by another controller; end that one, or give this one a --data directory of its own")]
+    InUse(String),
+    /// It is of another version, or no store at all.
+    #[error("{0} is no store of this version of Hermes: {1}")]
+    Foreign(String, String),
+    /// It does not answer, or answers that it cannot.
+    #[error("the store cannot {0}: {1}")]
+    Unable(&'static str, String),
+}
+
+/// A log that controllers share.
+pub trait Store: Send + Sync + 'static {
+    /// What the first entries came to. `None`: the log is there from its first entry on.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    fn base(&self) -> BoxFuture<'_, Result<Option<Base>, StoreError>>;
+
+    /// Entries after this revision: at least one where there is one, and not more than fit memory.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    fn read(&self, after: Revision) -> BoxFuture<'_, Result<After, StoreError>>;
+
+    /// Appends an entry behind this revision, which is the last one. It survives whatever happens from then on.
+    ///
+    /// # Errors
+    /// Another one is the last; or the entry cannot be written, and it is not known whether it will be: read on to see.
+    fn append(&self, after: Revision, bytes: Bytes) -> BoxFuture<'_, Result<Revision, StoreError>>;
+
+    /// Waits until there may be an entry after this revision. It may end early.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    fn changed(&self, after: Revision) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// Entries up to the base's revision are not needed any more. One that is older than what is there changes nothing.
+    ///
+    /// # Errors
+    /// It cannot be written; all is as it was.
+    fn compact(&self, base: Base) -> BoxFuture<'_, Result<(), StoreError>>;
+}

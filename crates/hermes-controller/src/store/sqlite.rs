@@ -1,0 +1,180 @@
+//! The store within the controller: SQLite, in a file of its directory.
+//!
+//! In: the directory. Out: a log that survives kill -9 and power loss, for one controller.
+//! Never: a query on the runtime's threads: each runs where it may block.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use rusqlite::{Connection, OptionalExtension as _, TransactionBehavior, params};
+use tokio::sync::watch;
+
+use super::{After, Base, Entry, MAX_ENTRY, Revision, Store, StoreError};
+
+/// Its name within the directory.
+const FILE: &str = "controller.db";
+/// Says whose file it is, where `file` and the like look: "Herm".
+const APPLICATION: i64 = 0x4865_726d;
+const VERSION: i64 = 1;
+/// Bytes that are read at once, at least one entry.
+const AT_ONCE: usize = 4 << 20;
+
+/// A log in a file.
+pub struct Sqlite {
+    connection: Arc<Mutex<Connection>>,
+    /// The last revision. Nobody else writes the file.
+    last: watch::Sender<Revision>,
+}
+
+impl Sqlite {
+    /// Opens the store in this directory, or makes it.
+    ///
+    /// # Errors
+    /// Another process has it, or it is not ours.
+    pub fn open(directory: &Path) -> Result<Self, StoreError> {
+        let path = directory.join(FILE);
+        let shown = || path.display().to_string();
+        let connection = Connection::open(&path).map_err(|error| unable("open its file", &error))?;
+        prepare(&connection).map_err(|error| match error.sqlite_error_code() {
+            Some(rusqlite::ErrorCode::DatabaseBusy | rusqlite::ErrorCode::DatabaseLocked) => StoreError::InUse(shown()),
+            Some(rusqlite::ErrorCode::NotADatabase) => StoreError::Foreign(shown(), "it is no SQLite file".to_owned()),
+            _ => unable("open its file", &error),
+        })?;
+        let pragma = |name: &str| connection.query_row(&format!("PRAGMA {name}"), [], |row| row.get::<_, i64>(0));
+        let found = pragma("application_id").and_then(|id| Ok((id, pragma("user_version")?)));
+        match found.map_err(|error| unable("read its file", &error))? {
+            (APPLICATION, VERSION) => {}
+            (0, 0) => make(&connection).map_err(|error| unable("make its tables", &error))?,
+            (APPLICATION, version) => {
+                let why = format!("it has version {version}, and this is {VERSION}");
+                return Err(StoreError::Foreign(shown(), why));
+            }
+            _ => return Err(StoreError::Foreign(shown(), "it is another program's SQLite file".to_owned())),
+        }
+        let last = last(&connection).map_err(|error| unable("read its file", &error))?;
+        Ok(Self { connection: Arc::new(Mutex::new(connection)), last: watch::Sender::new(last) })
+    }
+
+    fn run<T: Send + 'static>(
+        &self,
+        what: &'static str,
+        query: impl FnOnce(&mut Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> BoxFuture<'_, Result<T, StoreError>> {
+        let connection = self.connection.clone();
+        Box::pin(async move {
+            let queried = tokio::task::spawn_blocking(move || {
+                query(&mut connection.lock().unwrap_or_else(PoisonError::into_inner))
+            });
+            let queried = queried.await.map_err(|error| StoreError::Unable(what, error.to_string()))?;
+            queried.map_err(|error| unable(what, &error))
+        })
+    }
+}
+
+/// One process has it, and what is written is on disk before anybody hears of it.
+fn prepare(connection: &Connection) -> rusqlite::Result<()> {
+    connection.busy_timeout(std::time::Duration::ZERO)?;
+    connection.pragma_update(None, "locking_mode", "exclusive")?;
+    connection.pragma_update(None, "journal_mode", "wal")?;
+    connection.pragma_update(None, "synchronous", "full")?;
+    // Takes the lock now, rather than at the first change.
+    connection.execute_batch("BEGIN IMMEDIATE; COMMIT;")
+}
+
+fn make(connection: &Connection) -> rusqlite::Result<()> {
+    connection.execute_batch(&format!(
+        "BEGIN;
+         CREATE TABLE log (revision INTEGER PRIMARY KEY, bytes BLOB NOT NULL) STRICT;
+         CREATE TABLE base (one INTEGER PRIMARY KEY CHECK (one = 1), revision INTEGER NOT NULL, state BLOB NOT NULL) STRICT;
+         PRAGMA application_id = {APPLICATION};
+         PRAGMA user_version = {VERSION};
+         COMMIT;"
+    ))
+}
+
+fn last(connection: &Connection) -> rusqlite::Result<Revision> {
+    let sql = "SELECT max(coalesce((SELECT max(revision) FROM log), 0), coalesce((SELECT revision FROM base), 0))";
+    connection.query_row(sql, [], |row| row.get(0))
+}
+
+fn unable(what: &'static str, error: &rusqlite::Error) -> StoreError {
+    StoreError::Unable(what, error.to_string())
+}
+
+impl Store for Sqlite {
+    fn base(&self) -> BoxFuture<'_, Result<Option<Base>, StoreError>> {
+        self.run("read its base", |connection| {
+            let row =
+                |row: &rusqlite::Row<'_>| Ok(Base { revision: row.get(0)?, state: row.get::<_, Vec<u8>>(1)?.into() });
+            connection.query_row("SELECT revision, state FROM base", [], row).optional()
+        })
+    }
+
+    fn read(&self, after: Revision) -> BoxFuture<'_, Result<After, StoreError>> {
+        self.run("be read", move |connection| {
+            let base: Option<Revision> =
+                connection.query_row("SELECT revision FROM base", [], |row| row.get(0)).optional()?;
+            if base.is_some_and(|base| after < base) {
+                return Ok(After::Gone);
+            }
+            let mut query =
+                connection.prepare_cached("SELECT revision, bytes FROM log WHERE revision > ?1 ORDER BY revision")?;
+            let mut rows = query.query([after])?;
+            let (mut entries, mut size) = (Vec::new(), 0);
+            while size < AT_ONCE
+                && let Some(row) = rows.next()?
+            {
+                let bytes = Bytes::from(row.get::<_, Vec<u8>>(1)?);
+                size += bytes.len();
+                entries.push(Entry { revision: row.get(0)?, bytes });
+            }
+            Ok(After::Entries(entries))
+        })
+    }
+
+    fn append(&self, after: Revision, bytes: Bytes) -> BoxFuture<'_, Result<Revision, StoreError>> {
+        Box::pin(async move {
+            if bytes.len() > MAX_ENTRY {
+                return Err(StoreError::TooLarge(bytes.len()));
+            }
+            let tell = self.last.clone();
+            let appended = self.run("be written", move |connection| {
+                let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+                let there = last(&transaction)?;
+                if there != after {
+                    return Ok(None);
+                }
+                transaction.execute("INSERT INTO log VALUES (?1, ?2)", params![after + 1, &bytes[..]])?;
+                transaction.commit()?;
+                // Here, since who waits for the answer may be gone by now.
+                tell.send_replace(after + 1);
+                Ok(Some(after + 1))
+            });
+            appended.await?.ok_or(StoreError::Behind(after))
+        })
+    }
+
+    fn changed(&self, after: Revision) -> BoxFuture<'_, Result<(), StoreError>> {
+        let mut last = self.last.subscribe();
+        Box::pin(async move {
+            let waited = last.wait_for(|last| *last > after).await;
+            waited.map(drop).map_err(|error| StoreError::Unable("be followed", error.to_string()))
+        })
+    }
+
+    fn compact(&self, Base { revision, state }: Base) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.run("be compacted", move |connection| {
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let base: Option<Revision> =
+                transaction.query_row("SELECT revision FROM base", [], |row| row.get(0)).optional()?;
+            if base.is_none_or(|base| base < revision) && revision <= last(&transaction)? {
+                transaction.execute("INSERT OR REPLACE INTO base VALUES (1, ?1, ?2)", params![revision, &state[..]])?;
+                transaction.execute("DELETE FROM log WHERE revision <= ?1", [revision])?;
+                transaction.commit()?;
+            }
+            Ok(())
+        })
+    }
+}

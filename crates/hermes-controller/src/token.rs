@@ -1,0 +1,112 @@
+//! Tokens: leave for one node to enrol, once, with the controller that it came from.
+//!
+//! In: randomness. Out: `hermes1.ID.SECRET.PIN`, of which the store keeps the id and a digest of the secret. The pin is the
+//! digest of the authority's certificate: a node that has a token talks to nobody else.
+
+use std::fmt;
+use std::str::FromStr;
+
+use aws_lc_rs::constant_time::verify_slices_are_equal;
+use aws_lc_rs::digest::{SHA256, digest};
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD as BASE64;
+
+use crate::authority::hex;
+
+const MARK: &str = "hermes1";
+const ID: usize = 8;
+const SECRET: usize = 24;
+
+/// A token, whole: whoever has it may use it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Ticket {
+    /// What it is known by.
+    pub id: String,
+    /// What proves it.
+    secret: String,
+    /// SHA-256 of the authority's certificate (DER).
+    pub pin: [u8; 32],
+}
+
+impl Ticket {
+    /// A new one, for this authority.
+    ///
+    /// # Errors
+    /// The system gives no randomness.
+    pub fn generate(pin: [u8; 32]) -> Result<Self, String> {
+        let mut random = [0; ID + SECRET];
+        aws_lc_rs::rand::fill(&mut random).map_err(|error| format!("the system gives no randomness: {error}"))?;
+        let (id, secret) = random.split_at(ID);
+        Ok(Self { id: BASE64.encode(id), secret: BASE64.encode(secret), pin })
+    }
+
+    /// What the store keeps of its secret.
+    pub fn digest(&self) -> String {
+        hex(digest(&SHA256, self.secret.as_bytes()).as_ref())
+    }
+
+    /// Whether this is the digest of its secret, found out in the same time for any other.
+    pub fn proves(&self, digest: &str) -> bool {
+        verify_slices_are_equal(self.digest().as_bytes(), digest.as_bytes()).is_ok()
+    }
+
+    /// As it is given to people.
+    pub fn reveal(&self) -> String {
+        let Self { id, secret, pin } = self;
+        format!("{MARK}.{id}.{secret}.{}", BASE64.encode(pin))
+    }
+}
+
+/// The secret is in no log.
+impl fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{MARK}.{}....", self.id)
+    }
+}
+
+impl FromStr for Ticket {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let read = || {
+            let [mark, id, secret, pin] = text.trim().split('.').collect::<Vec<_>>()[..] else { return None };
+            let length = |text: &str| BASE64.decode(text).ok().map(|bytes| bytes.len());
+            let is_one = mark == MARK && length(id) == Some(ID) && length(secret) == Some(SECRET);
+            let pin = BASE64.decode(pin).ok()?.try_into().ok()?;
+            is_one.then(|| Self { id: id.to_owned(), secret: secret.to_owned(), pin })
+        };
+        // What was given is not repeated: it may be most of one.
+        read().ok_or_else(|| {
+            format!(
+                "this is no token of this version; it begins with {MARK}. and comes from `hermes token create`, whole"
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::Ticket;
+
+    #[test]
+    fn a_token_proves_itself_and_no_other() {
+        let ticket = Ticket::generate([7; 32]).unwrap();
+        let other = Ticket::generate([7; 32]).unwrap();
+        let again: Ticket = format!("{}\n", ticket.reveal()).parse().unwrap();
+        assert!(again == ticket && again.pin == [7; 32]);
+        assert!(ticket.proves(&again.digest()) && !ticket.proves(&other.digest()) && !ticket.proves(""));
+        assert!(!format!("{ticket:?}").contains(ticket.reveal().split('.').nth(2).unwrap()));
+    }
+
+    #[test]
+    fn what_is_no_token_is_refused_without_being_repeated() {
+        let whole = Ticket::generate([7; 32]).unwrap().reveal();
+        for wrong in [&whole[1..], &whole[..whole.len() - 5], "hermes1.a.b.c", "", &whole.replace("hermes1", "hermes2")]
+        {
+            let error = wrong.parse::<Ticket>().unwrap_err();
+            assert!(wrong.len() < 10 || !error.contains(wrong), "{error}");
+        }
+    }
+}

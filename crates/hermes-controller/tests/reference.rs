@@ -1,0 +1,112 @@
+//! The reference names every key, and its example is an overlay.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use hermes_controller::catalog::Catalog;
+use hermes_controller::compile::compile;
+use hermes_controller::document::read;
+use serde_json::Value;
+
+fn reference() -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/overlay-documents.md");
+    std::fs::read_to_string(path).unwrap()
+}
+
+/// One of each kind, with every key that has no place in a node document.
+const ALL: &str = "\
+kind: Overlay
+name: x
+providers: {acme: {quota: {services: 1, users: 2, groups: 3}}}
+certificate-life: 1h
+nodes: {admin: \"127.0.0.1:9900\", drain: 1s, access-log: \"off\", limits: {connections: 100}}
+---
+kind: Node
+name: n
+role: standalone
+address: \"192.0.2.1:9443\"
+bind: \"0.0.0.0:9443\"
+http3: true
+links: m
+providers: acme
+apps: {bind: \"127.0.0.1:8080\", protocol: tcp, authority: \"DB:1\", user: acme/ann}
+listeners: [{name: a, bind: \"127.0.0.1:8081\", protocol: http}]
+admin: \"127.0.0.1:9900\"
+drain: 1s
+workers: 1
+dispatch: exclusive
+access-log: \"off\"
+limits: {connections: 100}
+---
+kind: Service
+provider: acme
+name: S
+authority: \"*.example.com\"
+path: /a
+method: GET
+at: {node: n, http: authority, tcp: authority, udp: authority, reach: any}
+for: {users: ann, groups: all}
+retry: {on: [connect-failure], attempts: 2}
+timeout: {connect: 1s}
+custody: {}
+cache: {}
+pace: {}
+retrieve: {}
+rewrite: {set-headers: {a: b}}
+on-change: move
+---
+kind: User
+provider: acme
+name: ann
+nodes: n
+---
+kind: Group
+provider: acme
+name: all
+users: ann
+";
+
+fn keys(value: &Value, depth: usize, found: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(map) => {
+            for (key, value) in map {
+                found.insert(key.clone());
+                // Sections of node documents are described there.
+                if depth > 0 && ["apps", "at", "for", "quota", "providers", "acme", "nodes"].contains(&key.as_str()) {
+                    keys(value, depth - 1, found);
+                }
+            }
+        }
+        Value::Array(list) => list.iter().for_each(|value| keys(value, depth, found)),
+        _ => {}
+    }
+}
+
+#[test]
+fn the_reference_names_every_key() {
+    let reference = reference();
+    let mut found = BTreeSet::new();
+    for resource in read(ALL).unwrap_or_else(|faults| panic!("{faults:#?}")) {
+        keys(&serde_json::to_value(&resource).unwrap(), 3, &mut found);
+    }
+    assert!(found.len() > 30, "{found:?}");
+    found.remove("acme");
+    for key in found {
+        let named = [format!("`{key}`"), format!("{key},"), format!(", {key}"), format!("{{{key}")];
+        assert!(named.iter().any(|form| reference.contains(form.as_str())), "the reference lacks {key}");
+    }
+}
+
+#[test]
+fn the_references_example_is_an_overlay() {
+    let reference = reference();
+    let example = reference.split("```yaml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let mut catalog = Catalog::default();
+    for resource in read(example).unwrap_or_else(|faults| panic!("{faults:#?}")) {
+        catalog.put(resource);
+    }
+    let documents = compile(&catalog).unwrap_or_else(|faults| panic!("{faults:#?}"));
+    assert_eq!(documents.len(), 5);
+}

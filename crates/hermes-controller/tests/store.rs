@@ -1,0 +1,142 @@
+//! What every store does: one suite, run against each of them.
+
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hermes_controller::store::{After, Base, MAX_ENTRY, Revision, Sqlite, Store, StoreError};
+use tokio::task::JoinSet;
+
+async fn all(store: &dyn Store, mut after: Revision) -> Vec<(Revision, Bytes)> {
+    let mut all = Vec::new();
+    loop {
+        match store.read(after).await.unwrap() {
+            After::Entries(entries) if entries.is_empty() => return all,
+            After::Entries(entries) => all.extend(entries.into_iter().map(|entry| (entry.revision, entry.bytes))),
+            After::Gone => panic!("revision {after} is gone"),
+        }
+        after = all.last().unwrap().0;
+    }
+}
+
+async fn entries_come_back_in_their_order(store: &dyn Store) {
+    assert_eq!((all(store, 0).await, store.base().await.unwrap()), (vec![], None));
+    for after in 0..5 {
+        assert_eq!(store.append(after, format!("entry {after}").into()).await.unwrap(), after + 1);
+    }
+    let read = all(store, 2).await;
+    assert_eq!(read.iter().map(|(revision, _)| *revision).collect::<Vec<_>>(), [3, 4, 5]);
+    assert_eq!(read[0].1, "entry 2");
+}
+
+async fn who_is_behind_hears_that(store: &dyn Store) {
+    for wrong in [0, 4, 6] {
+        let refused = store.append(wrong, "late".into()).await.unwrap_err();
+        assert!(matches!(refused, StoreError::Behind(at) if at == wrong), "{refused}");
+    }
+    assert_eq!(all(store, 0).await.len(), 5, "what was refused is not there");
+}
+
+async fn of_several_at_once_one_is_next(store: Arc<dyn Store>) {
+    let mut tasks = JoinSet::new();
+    for who in 0..8u8 {
+        let store = store.clone();
+        tasks.spawn(async move {
+            let (mut after, mut mine) = (5, Vec::new());
+            while mine.len() < 10 {
+                match store.append(after, vec![who, mine.len() as u8].into()).await {
+                    Ok(revision) => {
+                        mine.push(revision);
+                        after = revision;
+                    }
+                    Err(StoreError::Behind(_)) => after = all(&*store, after).await.last().map_or(after, |last| last.0),
+                    Err(other) => panic!("{other}"),
+                }
+            }
+            mine
+        });
+    }
+    let mut revisions: Vec<_> = tasks.join_all().await.into_iter().flatten().collect();
+    revisions.sort_unstable();
+    assert_eq!(revisions, (6..=85).collect::<Vec<_>>());
+    let read = all(&*store, 5).await;
+    for who in 0..8 {
+        let numbers: Vec<_> = read.iter().filter(|(_, bytes)| bytes[0] == who).map(|(_, bytes)| bytes[1]).collect();
+        assert_eq!(numbers, (0..10).collect::<Vec<u8>>(), "each one's are in the order in which it appended them");
+    }
+}
+
+async fn who_waits_is_woken(store: Arc<dyn Store>) {
+    let last = all(&*store, 0).await.last().unwrap().0;
+    let mut waiting = JoinSet::new();
+    waiting.spawn({
+        let store = store.clone();
+        async move { store.changed(last).await }
+    });
+    tokio::task::yield_now().await;
+    store.append(last, "news".into()).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(10), waiting.join_all()).await.unwrap().remove(0).unwrap();
+    // What is there already is not waited for.
+    tokio::time::timeout(Duration::from_secs(10), store.changed(last)).await.unwrap().unwrap();
+}
+
+async fn a_large_entry_comes_back_whole(store: &dyn Store) {
+    let last = all(store, 0).await.last().unwrap().0;
+    let large: Bytes = (0..5_000_000u32).map(|at| at.wrapping_mul(2_654_435_761).to_be_bytes()[0]).collect();
+    store.append(last, large.clone()).await.unwrap();
+    store.append(last + 1, "small".into()).await.unwrap();
+    let read = all(store, last).await;
+    assert!(read[0].1 == large && read[1].1 == "small" && read.len() == 2);
+    let refused = store.append(last + 2, vec![0; MAX_ENTRY + 1].into()).await.unwrap_err();
+    assert!(matches!(refused, StoreError::TooLarge(_)), "{refused}");
+}
+
+async fn a_base_takes_the_place_of_what_was_before(store: &dyn Store) {
+    let last = all(store, 0).await.last().unwrap().0;
+    let base = |revision| Base { revision, state: format!("up to {revision}").into() };
+    store.compact(base(last - 1)).await.unwrap();
+    // Older ones, and one of the future, change nothing.
+    for other in [3, last + 1] {
+        store.compact(base(other)).await.unwrap();
+    }
+    assert_eq!(store.base().await.unwrap(), Some(base(last - 1)));
+    assert_eq!(store.read(2).await.unwrap(), After::Gone);
+    assert_eq!(all(store, last - 1).await.len(), 1);
+    // The last entry may be in it; the next one has its number nevertheless.
+    store.compact(base(last)).await.unwrap();
+    assert_eq!(store.append(last, "next".into()).await.unwrap(), last + 1);
+    assert_eq!(all(store, last).await.len(), 1);
+}
+
+async fn conforms(store: Arc<dyn Store>) {
+    entries_come_back_in_their_order(&*store).await;
+    who_is_behind_hears_that(&*store).await;
+    of_several_at_once_one_is_next(store.clone()).await;
+    who_waits_is_woken(store.clone()).await;
+    a_large_entry_comes_back_whole(&*store).await;
+    a_base_takes_the_place_of_what_was_before(&*store).await;
+}
+
+#[tokio::test]
+async fn sqlite_does() {
+    let directory = tempfile::tempdir().unwrap();
+    let store: Arc<dyn Store> = Arc::new(Sqlite::open(directory.path()).unwrap());
+    conforms(store.clone()).await;
+    let before = (store.base().await.unwrap(), all(&*store, 87 + 1).await);
+    assert!(matches!(Sqlite::open(directory.path()), Err(StoreError::InUse(_))), "one controller has it");
+    drop(store);
+    let again = Sqlite::open(directory.path()).unwrap();
+    assert_eq!((again.base().await.unwrap(), all(&again, 87 + 1).await), before);
+}
+
+#[test]
+fn what_is_no_store_is_refused_and_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("controller.db");
+    std::fs::write(&file, "this is a letter, and a long one, of more than any header's length. ".repeat(20)).unwrap();
+    let before = std::fs::read(&file).unwrap();
+    assert!(matches!(Sqlite::open(directory.path()), Err(StoreError::Foreign(..))));
+    assert_eq!(std::fs::read(&file).unwrap(), before);
+}

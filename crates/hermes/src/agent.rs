@@ -1,0 +1,285 @@
+//! A node under a controller: its identity, its document, and the word between both.
+//!
+//! In: where the controller is, a token the first time, and a directory of the node's own. Out: documents that are to be run,
+//! one after the other, each to be answered; a certificate that is renewed before it ends.
+//! Never: a document on disk that this node did not run. What is there is the last good one, and the node starts from it
+//! without any controller, for as long as its certificate lives.
+
+use std::io::Write as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::Context as _;
+use bytes::Bytes;
+use hermes_controller::client::{Client, ClientError, Known, Place};
+use hermes_controller::control::{EnrolRequest, Issued, Order, RenewRequest, Report};
+use hermes_controller::push::sha256;
+use hermes_controller::token::Ticket;
+use hermes_net::pace::Pace;
+use hermes_net::tls::CertifiedKey;
+use rcgen::{CertificateParams, KeyPair};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+
+/// How soon a controller that is away is tried again: first, and at most.
+const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// How often is looked whether the certificate is to be renewed, at least.
+const LOOK: Duration = Duration::from_secs(60);
+/// No file of the identity is larger.
+const LARGEST: u64 = 1 << 20;
+
+/// The directory of a node that has a controller.
+#[derive(Clone, Debug)]
+pub(crate) struct Home {
+    directory: PathBuf,
+}
+
+impl Home {
+    /// Opens it, or makes it: nobody else may read it.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub(crate) fn open(directory: &Path) -> anyhow::Result<Self> {
+        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
+        made.with_context(|| format!("--state {} cannot be made", directory.display()))?;
+        Ok(Self { directory: directory.to_owned() })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// The last good document.
+    pub(crate) fn document(&self) -> PathBuf {
+        self.path("document.json")
+    }
+
+    /// The certificate, which is another one each time that it is renewed.
+    pub(crate) fn certificate(&self) -> PathBuf {
+        self.path(hermes_controller::compile::IDENTITY[0])
+    }
+
+    fn key(&self) -> PathBuf {
+        self.path(hermes_controller::compile::IDENTITY[1])
+    }
+
+    fn authorities(&self) -> PathBuf {
+        self.path(hermes_controller::compile::IDENTITY[2])
+    }
+
+    fn is_enrolled(&self) -> bool {
+        self.certificate().exists() && self.authorities().exists()
+    }
+
+    /// Puts a file there whole, in the place of the one before: it is on disk when this returns.
+    fn keep(&self, path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+        let written = || {
+            let new = path.with_extension("new");
+            let mut file =
+                std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+            file.write_all(bytes)?;
+            file.sync_all()?;
+            std::fs::rename(&new, path)?;
+            std::fs::File::open(&self.directory)?.sync_all()
+        };
+        written().with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// A request for a certificate for this node's key, which is made where there is none.
+    fn request(&self) -> anyhow::Result<Bytes> {
+        let path = self.key();
+        let key = if path.exists() {
+            let pem =
+                hermes_net::file::read(&path, LARGEST).with_context(|| format!("cannot read {}", path.display()))?;
+            KeyPair::from_pem(std::str::from_utf8(&pem)?).with_context(|| format!("{} holds no key", path.display()))?
+        } else {
+            let key = KeyPair::generate()?;
+            self.keep(&path, key.serialize_pem().as_bytes())?;
+            key
+        };
+        Ok(CertificateParams::default().serialize_request(&key)?.der().to_vec().into())
+    }
+
+    fn take(&self, issued: &Issued) -> anyhow::Result<()> {
+        self.keep(&self.authorities(), issued.authorities.as_bytes())?;
+        // Last: with it the node has enrolled.
+        self.keep(&self.certificate(), issued.certificate.as_bytes())
+    }
+
+    fn identity(&self) -> anyhow::Result<(CertifiedKey, Known)> {
+        let own = CertifiedKey::load(&self.certificate(), &self.key())?;
+        let path = self.authorities();
+        let pem = hermes_net::file::read(&path, LARGEST).with_context(|| format!("cannot read {}", path.display()))?;
+        Ok((own, Known::Authorities(String::from_utf8(pem)?)))
+    }
+}
+
+/// A document to be run, and where to say how that went.
+pub(crate) struct Instruction {
+    /// The overlay's revision.
+    pub(crate) revision: u64,
+    /// The document. `None`: the node is no part of the overlay any more, and is to serve nobody.
+    pub(crate) document: Option<Bytes>,
+    done: oneshot::Sender<Result<(), String>>,
+}
+
+impl Instruction {
+    /// Says that it runs, or why not.
+    pub(crate) fn answer(self, result: Result<(), String>) {
+        // Whose connection broke meanwhile says so over the next one.
+        let _ = self.done.send(result);
+    }
+}
+
+/// The word with the controller; it ends with this.
+pub(crate) struct Agent {
+    instructions: mpsc::Receiver<Instruction>,
+    _task: JoinSet<()>,
+}
+
+impl Agent {
+    /// Enrols where that is still to be done, and begins to follow the controller.
+    ///
+    /// # Errors
+    /// The node has not enrolled, and cannot: the token is none, or the controller is away or refuses it.
+    pub(crate) async fn start(place: Place, home: &Home, ticket: Option<Ticket>) -> anyhow::Result<Self> {
+        if !home.is_enrolled() {
+            let ticket = ticket.context(
+                "this node has not enrolled yet: give it --token, from `hermes token create` at the controller",
+            )?;
+            let client = Client::connect(&place, &Known::Pin(ticket.pin), None).await?;
+            let request = EnrolRequest { token: ticket.reveal(), request: home.request()? };
+            let issued = client.enrol(request).await?;
+            home.take(&issued)?;
+            tracing::info!(node = issued.node, controller = %place, "enrolled");
+        }
+        let (instruct, instructions) = mpsc::channel(1);
+        let mut task = JoinSet::new();
+        task.spawn(follow(place, home.clone(), instruct));
+        Ok(Self { instructions, _task: task })
+    }
+
+    /// The next document that is to be run.
+    pub(crate) async fn next(&mut self) -> Option<Instruction> {
+        self.instructions.recv().await
+    }
+}
+
+/// What this node says of itself.
+struct Standing {
+    running: Bytes,
+    tried: u64,
+    refused: String,
+    program: Bytes,
+}
+
+impl Standing {
+    fn report(&self) -> Report {
+        Report {
+            running: self.running.clone(),
+            tried: self.tried,
+            refused: self.refused.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            program: self.program.clone(),
+        }
+    }
+}
+
+async fn follow(place: Place, home: Home, instruct: mpsc::Sender<Instruction>) {
+    let program = tokio::task::spawn_blocking(|| std::fs::read("/proc/self/exe").map(|program| sha256(&program)));
+    let program = program.await.ok().and_then(Result::ok).unwrap_or_default();
+    let running = std::fs::read(home.document()).map(|document| sha256(&document)).unwrap_or_default();
+    let mut standing = Standing { running, tried: 0, refused: String::new(), program };
+    let mut pace = Pace::new(AGAIN.0, AGAIN.1);
+    loop {
+        pace.due().await;
+        let pause = pace.begin();
+        match converse(&place, &home, &instruct, &mut standing, &mut pace).await {
+            Ok(()) if instruct.is_closed() => return,
+            Ok(()) => {
+                tracing::warn!(controller = %place, again_in = ?pause, "the controller has gone; this node goes on with what it has")
+            }
+            Err(error) => {
+                tracing::warn!(controller = %place, again_in = ?pause, "the controller gives no documents; this node goes on with what it has: {error:#}")
+            }
+        }
+    }
+}
+
+/// One connection, until it ends.
+async fn converse(
+    place: &Place,
+    home: &Home,
+    instruct: &mpsc::Sender<Instruction>,
+    standing: &mut Standing,
+    pace: &mut Pace,
+) -> anyhow::Result<()> {
+    let (own, known) = home.identity()?;
+    let mut renew_at = renewal(&own);
+    let client = Client::connect(place, &known, Some(&own)).await?;
+    let (say, said) = mpsc::channel(4);
+    say.send(standing.report()).await?;
+    let reports = futures_util::stream::unfold(said, async |mut said| Some((said.recv().await?, said)));
+    let mut orders = client.follow(reports).await?;
+    tracing::info!(controller = %place, "under control");
+    // It answers: what ends this is something new.
+    *pace = Pace::new(AGAIN.0, AGAIN.1);
+    loop {
+        tokio::select! {
+            order = orders.message() => {
+                let order = order.map_err(|status| ClientError::Refused(Box::new(status)))?;
+                let Some(order) = order else { return Ok(()) };
+                obey(order, home, instruct, standing).await?;
+                say.send(standing.report()).await?;
+            }
+            () = tokio::time::sleep(until(renew_at).min(LOOK)) => if until(renew_at).is_zero() {
+                let issued = client.renew(RenewRequest { request: home.request()? }).await?;
+                home.take(&issued)?;
+                renew_at = renewal(&home.identity()?.0);
+                tracing::info!("the certificate is renewed");
+            },
+        }
+    }
+}
+
+async fn obey(
+    order: Order,
+    home: &Home,
+    instruct: &mpsc::Sender<Instruction>,
+    standing: &mut Standing,
+) -> anyhow::Result<()> {
+    let Order { revision, document } = order;
+    let (done, answer) = oneshot::channel();
+    let wanted = Some(document.clone()).filter(|document| !document.is_empty());
+    instruct.send(Instruction { revision, document: wanted, done }).await?;
+    let result = answer.await.context("this node ends")?;
+    standing.tried = revision;
+    standing.refused = result.err().unwrap_or_default();
+    if standing.refused.is_empty() {
+        // Where it cannot be kept, the node runs it nevertheless, and says that the next start will not.
+        standing.running = if document.is_empty() { Bytes::new() } else { sha256(&document) };
+        if let Err(error) = home.keep(&home.document(), &document) {
+            tracing::error!("what runs is not what the next start will run: {error:#}");
+        }
+    }
+    Ok(())
+}
+
+/// When a certificate is to be renewed, in seconds since 1970: when two thirds of its life are over.
+fn renewal(own: &CertifiedKey) -> i64 {
+    let now = seconds_now();
+    match (own.not_before(), own.not_after()) {
+        (Some(from), Some(to)) => from + (to - from) * 2 / 3,
+        _ => now,
+    }
+}
+
+fn until(second: i64) -> Duration {
+    Duration::from_secs(u64::try_from(second - seconds_now()).unwrap_or_default())
+}
+
+fn seconds_now() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,92 @@
+//! `hermes controller`: runs a controller.
+
+use std::net::SocketAddr;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use clap::Parser;
+use hermes_controller::client::{PORT, Place};
+use hermes_controller::controller;
+use hermes_controller::server;
+use hermes_controller::store::Sqlite;
+
+use crate::log::Log;
+use crate::operator::{self, Operator};
+use crate::signals::Signals;
+
+/// Runs a controller: keeps an overlay's documents, and gives each node what it is to run.
+///
+/// The first time it makes the overlay's certificate authority, and an operator's file, with which `hermes apply` and the like
+/// may change everything. It can be stopped and started at any time; nodes go on meanwhile.
+#[derive(Debug, Parser)]
+pub(super) struct Run {
+    /// Its directory: the store, and the operator's file. It is made where it is not there.
+    #[arg(long, value_name = "DIR", default_value = "hermes-controller")]
+    data: PathBuf,
+    /// Where it listens for nodes and operators.
+    #[arg(long, value_name = "ADDR", default_value_t = SocketAddr::from(([127, 0, 0, 1], PORT)))]
+    listen: SocketAddr,
+    /// Names and addresses by which it is reached, where they are others than that of --listen; for its certificate.
+    #[arg(long = "name", value_name = "HOST")]
+    names: Vec<String>,
+    /// What is logged on standard error.
+    #[arg(long, env = "HERMES_LOG", default_value = "info", value_name = "FILTER")]
+    log: String,
+}
+
+impl Run {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let _log = Log::start(&self.log)?;
+        hermes_net::own::raise_descriptor_limit(1 << 20);
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        runtime.block_on(self.serve())?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    async fn serve(self) -> anyhow::Result<()> {
+        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.data);
+        made.with_context(|| format!("--data {} cannot be made", self.data.display()))?;
+        let mut signals = Signals::new()?;
+        let store = Sqlite::open(&self.data)?;
+        let controller = Arc::new(controller::Controller::start(Arc::new(store)).await?);
+        controller.authority().await?;
+        let socket = tokio::net::TcpListener::bind(self.listen).await;
+        let socket = socket.with_context(|| format!("--listen {}: cannot listen there", self.listen))?;
+        let address = socket.local_addr()?;
+        let host = self.names.first().cloned().unwrap_or_else(|| match address.ip() {
+            any if any.is_unspecified() => "localhost".to_owned(),
+            ip => ip.to_string(),
+        });
+        let host = if host.contains(':') { format!("[{host}]") } else { host };
+        let place: Place = format!("https://{host}:{}", address.port()).parse().map_err(anyhow::Error::msg)?;
+        let operator = self.data.join(operator::FILE);
+        if !operator.exists() {
+            Operator::create(&controller, &place, &operator)?;
+            tracing::info!(file = %operator.display(), "an operator's file: `hermes apply --operator FILE -f DOCUMENTS`");
+        }
+        let mut hosts = self.names.clone();
+        hosts.extend(["localhost".to_owned(), address.ip().to_string()]);
+        tracing::info!(controller = %place, revision = controller.known().state.revision, "running");
+        let following = controller.clone();
+        tokio::select! {
+            served = server::serve(controller, socket, hosts) => served?,
+            () = following.follow() => {}
+            name = end(&mut signals) => tracing::info!(signal = name, "stopped"),
+        }
+        Ok(())
+    }
+}
+
+/// The signal that ends it.
+async fn end(signals: &mut Signals) -> &'static str {
+    loop {
+        match signals.next().await {
+            // There is nothing to be read again.
+            "SIGHUP" => {}
+            name => return name,
+        }
+    }
+}

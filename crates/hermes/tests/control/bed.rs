@@ -1,0 +1,161 @@
+//! A controller, nodes and origins, on a loopback address of their own.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use hermes_testkit::patience;
+use hermes_testkit::process::{Program, Running};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+const HERMES: &str = env!("CARGO_BIN_EXE_hermes");
+const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(crate) struct Bed {
+    pub(crate) directory: tempfile::TempDir,
+    pub(crate) address: Ipv4Addr,
+    controller: Option<Running>,
+}
+
+/// Waits until this holds.
+pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    patience::until(what, || std::future::ready(holds())).await;
+}
+
+impl Bed {
+    /// With a controller that has nothing yet.
+    pub(crate) async fn new() -> Self {
+        let [a, b, c, _] = rand::random::<[u8; 4]>();
+        let address = Ipv4Addr::new(127, a.max(1), b, c.clamp(1, 254));
+        let mut this = Self { directory: tempfile::tempdir().unwrap(), address, controller: None };
+        this.start_controller().await;
+        this
+    }
+
+    pub(crate) fn socket(&self, port: u16) -> SocketAddr {
+        (self.address, port).into()
+    }
+
+    fn state(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    pub(crate) async fn start_controller(&mut self) {
+        let listen = self.socket(9400).to_string();
+        let data = self.state("controller");
+        let program = Program::new("controller", HERMES, self.directory.path());
+        let program = program.args(["controller", "--listen", &listen, "--data"]).args([data]);
+        self.controller = Some(program.start().unwrap());
+        until("the controller listens", || {
+            TcpStream::connect(&listen).is_ok() && self.state("controller/operator.json").exists()
+        })
+        .await;
+    }
+
+    pub(crate) fn kill_controller(&mut self) {
+        let controller = self.controller.take().unwrap();
+        kill(Pid::from_raw(i32::try_from(controller.pid()).unwrap()), Signal::SIGKILL).unwrap();
+        let _ = controller.end(Duration::from_secs(5));
+    }
+
+    /// A verb of the operator.
+    pub(crate) fn hermes(&self, args: &[&str], input: &str) -> Output {
+        let mut child = Command::new(HERMES)
+            .args(args)
+            .env("HERMES_OPERATOR", self.state("controller/operator.json"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // Who needs none may be gone by now.
+        let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+        child.wait_with_output().unwrap()
+    }
+
+    /// The same, which succeeds.
+    pub(crate) fn told(&self, args: &[&str], input: &str) -> String {
+        let output = self.hermes(args, input);
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success(), "{args:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
+        text
+    }
+
+    /// What it says on standard error, where it fails.
+    pub(crate) fn refused(&self, args: &[&str], input: &str) -> String {
+        let output = self.hermes(args, input);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {}", String::from_utf8_lossy(&output.stdout));
+        String::from_utf8(output.stderr).unwrap()
+    }
+
+    pub(crate) fn token(&self, node: &str) -> String {
+        self.told(&["token", "create", "--node", node], "").trim().to_owned()
+    }
+
+    /// A node, with a token where it has none of before.
+    pub(crate) fn node(&self, name: &str, token: Option<&str>) -> Running {
+        let url = format!("https://{}", self.socket(9400));
+        let program = Program::new(name, HERMES, self.directory.path());
+        let program = program.args(["proxy", "--controller", &url, "--state"]).args([self.state(name)]);
+        match token {
+            Some(token) => program.env("HERMES_TOKEN", token).start().unwrap(),
+            None => program.start().unwrap(),
+        }
+    }
+
+    /// What the node has said so far.
+    pub(crate) fn log(&self, node: &str) -> String {
+        std::fs::read_to_string(self.state(&format!("{node}.err"))).unwrap_or_default()
+    }
+
+    /// An origin that says its name.
+    pub(crate) fn origin(&self, port: u16, name: &'static str) {
+        let listener = TcpListener::bind(self.socket(port)).unwrap();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                let mut head = [0; 4096];
+                let _ = stream.read(&mut head);
+                let length = name.len();
+                let _ =
+                    write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{name}");
+            }
+        });
+    }
+
+    /// What an application gets from a name: status and body; nothing where nobody listens.
+    pub(crate) fn get(&self, authority: &str) -> Option<(u16, String)> {
+        let mut stream = TcpStream::connect(self.socket(8080)).ok()?;
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        write!(stream, "GET / HTTP/1.1\r\nhost: {authority}\r\nconnection: close\r\n\r\n").ok()?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).ok()?;
+        let status = text.split(' ').nth(1)?.parse().ok()?;
+        Some((status, text.split("\r\n\r\n").nth(1)?.to_owned()))
+    }
+
+    pub(crate) async fn until_answers(&self, authority: &str, wanted: &str) {
+        let answers = || self.get(authority) == Some((200, wanted.to_owned()));
+        until(&format!("{authority} answers {wanted}"), answers).await;
+    }
+
+    /// Two nodes, and a service at the one that the other one's user may use.
+    pub(crate) fn documents(&self, port: u16) -> String {
+        let (overlay, apps, origin) = (self.socket(9443), self.socket(8080), self.socket(port));
+        format!(
+            "kind: Overlay\nname: test\n---\n\
+             {{kind: Node, name: laptop, links: server, apps: {{bind: \"{apps}\"}}}}\n---\n\
+             {{kind: Node, name: server, address: \"{overlay}\", bind: \"{overlay}\"}}\n---\n\
+             {{kind: User, name: ann, nodes: laptop}}\n---\n\
+             {{kind: Service, name: APP, at: {{node: server, http: \"{origin}\"}}, for: {{users: ann}}}}\n"
+        )
+    }
+}
+
+pub(crate) fn sigkill(node: Running) {
+    kill(Pid::from_raw(i32::try_from(node.pid()).unwrap()), Signal::SIGKILL).unwrap();
+    let _ = node.end(Duration::from_secs(5));
+}

@@ -1,0 +1,7 @@
+//! An overlay under a controller: from nothing to traffic, changed while it runs, and without a controller.
+
+#![allow(clippy::unwrap_used)]
+
+mod bed;
+mod path;
+mod refused;

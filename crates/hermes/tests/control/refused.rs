@@ -1,0 +1,54 @@
+//! What is refused, and said: wrong documents, and tokens that are none, used or another overlay's.
+
+use crate::bed::{Bed, until};
+
+#[tokio::test]
+async fn a_wrong_document_changes_nothing_and_all_of_it_is_told() {
+    let bed = Bed::new().await;
+    bed.told(&["apply", "-f", "-"], &bed.documents(7001));
+    let wrong = "{kind: Service, name: B, at: {node: sever, http: \"127.0.0.1:1\"}, for: {users: bob}}\n---\n{kind: User, name: eve}\n";
+    let said = bed.refused(&["apply", "-f", "-"], wrong);
+    for words in [
+        "Service/B: at[0].node: there is no node sever; did you mean server?",
+        "Service/B: for.users[0]: there is no user bob",
+    ] {
+        assert!(said.contains(words), "{said}");
+    }
+    assert!(!bed.told(&["get"], "").contains("eve"));
+    let said = bed.refused(&["apply", "-f", "-"], "kind: Nodes\nname: x\nrol: standalone\n");
+    assert!(said.contains("rol") && said.contains("did you mean role?"), "{said}");
+    let said = bed.refused(&["delete", "User/ann"], "");
+    assert!(said.contains("Service/APP: for.users[0]: there is no user ann"), "{said}");
+    let said = bed.refused(&["apply", "--since", "0", "-f", "-"], &bed.documents(7002));
+    assert!(said.contains("Service/APP was changed by revision"), "{said}");
+    // What comes out goes in again.
+    let all = bed.told(&["get"], "");
+    assert!(bed.told(&["apply", "-f", "-"], &all).contains("nothing changes"), "{all}");
+}
+
+#[tokio::test]
+async fn a_token_that_is_none_or_used_or_anothers_makes_no_node() {
+    let bed = Bed::new().await;
+    bed.told(&["apply", "-f", "-"], &bed.documents(7001));
+    let said = bed.refused(&["token", "create", "--node", "nobody"], "");
+    assert!(said.contains("there is no Node/nobody"), "{said}");
+    let refuses = async |name: &str, token: Option<&str>, words: &str| {
+        let mut node = bed.node(name, token);
+        until("it gives up", || node.exited().unwrap().is_some()).await;
+        assert!(bed.log(name).contains(words), "{}", bed.log(name));
+    };
+    refuses("a", None, "give it --token").await;
+    refuses("b", Some("hermes1.x.y.z"), "this is no token").await;
+    let other = Bed::new().await;
+    other.told(&["apply", "-f", "-"], &other.documents(7001));
+    refuses("c", Some(&other.token("laptop")), "cannot be reached").await;
+    let token = bed.token("laptop");
+    let _laptop = bed.node("laptop", Some(&token));
+    until("it has enrolled", || bed.log("laptop").contains("under control")).await;
+    refuses("d", Some(&token), "this token is used").await;
+    // Another secret for a token that is there.
+    let token = bed.token("server");
+    let mut parts: Vec<_> = token.split('.').map(str::to_owned).collect();
+    parts[2] = parts[2].chars().rev().collect();
+    refuses("e", Some(&parts.join(".")), "this token is used").await;
+}
