@@ -24,6 +24,7 @@ need haproxy haproxy
 need nginx nginx
 need python3 python3
 need wg wireguard-tools
+need etcd etcd-server
 need zsh zsh
 need fish fish
 

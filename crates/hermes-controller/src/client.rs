@@ -4,12 +4,14 @@
 //! Never: a word to a server that has not proven to be a controller of this overlay.
 
 use std::future::Future;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures_util::Stream;
+use futures_util::stream::{self, Stream, StreamExt as _};
+use hermes_net::Io;
 use hermes_net::tls::{self, CertifiedKey, Roots, ServerIdentity};
 use http::uri::PathAndQuery;
 use http::{Request, Response, Uri};
@@ -66,13 +68,16 @@ impl std::str::FromStr for Place {
     }
 }
 
+impl Place {
+    fn authority(&self) -> String {
+        let Self { host, port } = self;
+        if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+    }
+}
+
 impl std::fmt::Display for Place {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.host.contains(':') {
-            write!(f, "https://[{}]:{}", self.host, self.port)
-        } else {
-            write!(f, "https://{}:{}", self.host, self.port)
-        }
+        write!(f, "https://{}", self.authority())
     }
 }
 
@@ -87,16 +92,17 @@ pub enum ClientError {
         /// Why not.
         reason: String,
     },
+    /// It says nothing.
+    #[error("no answer within {0:?}")]
+    Silent(Duration),
     /// It answers that it will not.
-    #[error("the controller refuses: {}", .0.message())]
+    #[error("refused: {}", .0.message())]
     Refused(Box<Status>),
 }
 
 /// A connection to a controller; it ends with this.
 pub struct Client {
-    connection: Connection,
-    /// Drives it.
-    _task: JoinSet<()>,
+    line: Line,
 }
 
 impl Client {
@@ -124,29 +130,7 @@ impl Client {
             tcp.set_nodelay(true)?;
             tls::connect(config, &place.host, tcp).await
         };
-        let connected = tokio::time::timeout(CONNECT, connecting).await;
-        let io = connected.map_err(|_| unreachable(format!("no answer within {CONNECT:?}")))?;
-        let io = io.map_err(|error| unreachable(error.to_string()))?;
-        let mut builder = http2::Builder::new(TokioExecutor::new());
-        builder
-            .timer(TokioTimer::new())
-            .keep_alive_interval(ALIVE.0)
-            .keep_alive_timeout(ALIVE.1)
-            .keep_alive_while_idle(true);
-        let (sender, driver) =
-            builder.handshake(TokioIo::new(io)).await.map_err(|error| unreachable(error.to_string()))?;
-        let mut task = JoinSet::new();
-        task.spawn(async move { drop(driver.await) });
-        let authority = format!(
-            "{}:{}",
-            if place.host.contains(':') { format!("[{}]", place.host) } else { place.host.clone() },
-            place.port
-        );
-        Ok(Self { connection: Connection { sender, authority }, _task: task })
-    }
-
-    fn grpc(&self) -> Grpc<Connection> {
-        Grpc::new(self.connection.clone()).max_decoding_message_size(MAX_MESSAGE)
+        Ok(Self { line: Line::over("https", place.authority(), connecting).await? })
     }
 
     /// A node's first certificate.
@@ -154,7 +138,7 @@ impl Client {
     /// # Errors
     /// The controller refuses.
     pub async fn enrol(&self, request: EnrolRequest) -> Result<Issued, ClientError> {
-        self.unary::<EnrolRequest>(request, control::ENROL).await
+        self.line.unary(control::ENROL, request).await
     }
 
     /// The next one.
@@ -162,20 +146,7 @@ impl Client {
     /// # Errors
     /// The controller refuses.
     pub async fn renew(&self, request: RenewRequest) -> Result<Issued, ClientError> {
-        self.unary::<RenewRequest>(request, control::RENEW).await
-    }
-
-    async fn unary<M: prost::Message + Send + Sync + 'static>(
-        &self,
-        message: M,
-        path: &'static str,
-    ) -> Result<Issued, ClientError> {
-        let mut grpc = self.grpc();
-        // What connection it is, it knows already.
-        let _ = grpc.ready().await;
-        let codec = ProstCodec::<M, Issued>::default();
-        let answered = grpc.unary(tonic::Request::new(message), PathAndQuery::from_static(path), codec).await;
-        answered.map(tonic::Response::into_inner).map_err(|status| ClientError::Refused(Box::new(status)))
+        self.line.unary(control::RENEW, request).await
     }
 
     /// What the node is to run, from now on; it says what it runs by these reports.
@@ -186,12 +157,7 @@ impl Client {
         &self,
         reports: impl Stream<Item = Report> + Send + 'static,
     ) -> Result<Streaming<Order>, ClientError> {
-        let mut grpc = self.grpc();
-        let _ = grpc.ready().await;
-        let codec = ProstCodec::<Report, Order>::default();
-        let answered =
-            grpc.streaming(tonic::Request::new(reports), PathAndQuery::from_static(control::FOLLOW), codec).await;
-        answered.map(tonic::Response::into_inner).map_err(|status| ClientError::Refused(Box::new(status)))
+        self.line.stream_of(control::FOLLOW, reports).await
     }
 
     /// One request of the REST API.
@@ -199,7 +165,7 @@ impl Client {
     /// # Errors
     /// The connection broke.
     pub async fn request(&self, mut request: Request<Body>) -> Result<Response<Incoming>, ClientError> {
-        let mut connection = self.connection.clone();
+        let mut connection = self.line.connection.clone();
         let path = request.uri().path_and_query().cloned().unwrap_or(PathAndQuery::from_static("/"));
         *request.uri_mut() = connection.uri(path);
         connection.sender.send_request(request).await.map_err(|error| ClientError::Unreachable {
@@ -214,16 +180,107 @@ pub fn body(bytes: http_body_util::Full<bytes::Bytes>) -> Body {
     Body::new(bytes)
 }
 
+/// A connection over which gRPC is spoken; it ends with the last of its clones.
+#[derive(Clone)]
+pub(crate) struct Line {
+    connection: Connection,
+    /// Drives it.
+    _task: Arc<JoinSet<()>>,
+}
+
+impl Line {
+    /// A connection without TLS, to `HOST:PORT`.
+    pub(crate) async fn plain(place: &str) -> Result<Self, ClientError> {
+        let connecting = async {
+            let tcp = TcpStream::connect(place).await?;
+            tcp.set_nodelay(true)?;
+            Ok(Io::Plain(tcp))
+        };
+        Self::over("http", place.to_owned(), connecting).await
+    }
+
+    async fn over(
+        scheme: &'static str,
+        authority: String,
+        connecting: impl Future<Output = io::Result<Io>>,
+    ) -> Result<Self, ClientError> {
+        let unreachable = |reason: String| ClientError::Unreachable { place: authority.clone(), reason };
+        let connected = tokio::time::timeout(CONNECT, connecting).await;
+        let io = connected.map_err(|_| unreachable(format!("no answer within {CONNECT:?}")))?;
+        let io = io.map_err(|error| unreachable(error.to_string()))?;
+        let mut builder = http2::Builder::new(TokioExecutor::new());
+        builder
+            .timer(TokioTimer::new())
+            .keep_alive_interval(ALIVE.0)
+            .keep_alive_timeout(ALIVE.1)
+            .keep_alive_while_idle(true);
+        let made = builder.handshake(TokioIo::new(io)).await;
+        let (sender, driver) = made.map_err(|error| unreachable(error.to_string()))?;
+        let mut task = JoinSet::new();
+        task.spawn(async move { drop(driver.await) });
+        Ok(Self { connection: Connection { sender, scheme, authority }, _task: Arc::new(task) })
+    }
+
+    async fn grpc(&self) -> Result<Grpc<Connection>, ClientError> {
+        let mut grpc = Grpc::new(self.connection.clone()).max_decoding_message_size(MAX_MESSAGE);
+        let gone = |error: hyper::Error| ClientError::Unreachable {
+            place: self.connection.authority.clone(),
+            reason: error.to_string(),
+        };
+        grpc.ready().await.map_err(gone)?;
+        Ok(grpc)
+    }
+
+    /// One message, and its answer.
+    pub(crate) async fn unary<Q, A>(&self, path: &'static str, message: Q) -> Result<A, ClientError>
+    where
+        Q: prost::Message + 'static,
+        A: prost::Message + Default + 'static,
+    {
+        let mut grpc = self.grpc().await?;
+        let codec = ProstCodec::<Q, A>::default();
+        let answered = grpc.unary(tonic::Request::new(message), PathAndQuery::from_static(path), codec).await;
+        answered.map(tonic::Response::into_inner).map_err(|status| ClientError::Refused(Box::new(status)))
+    }
+
+    /// One message, and what comes of it from then on.
+    pub(crate) async fn stream<Q, A>(&self, path: &'static str, message: Q) -> Result<Streaming<A>, ClientError>
+    where
+        Q: prost::Message + 'static,
+        A: prost::Message + Default + 'static,
+    {
+        // Who ends the request ends the answers.
+        let messages = stream::iter([message]).chain(stream::pending());
+        self.stream_of(path, messages).await
+    }
+
+    async fn stream_of<Q, A>(
+        &self,
+        path: &'static str,
+        messages: impl Stream<Item = Q> + Send + 'static,
+    ) -> Result<Streaming<A>, ClientError>
+    where
+        Q: prost::Message + 'static,
+        A: prost::Message + Default + 'static,
+    {
+        let mut grpc = self.grpc().await?;
+        let codec = ProstCodec::<Q, A>::default();
+        let answered = grpc.streaming(tonic::Request::new(messages), PathAndQuery::from_static(path), codec).await;
+        answered.map(tonic::Response::into_inner).map_err(|status| ClientError::Refused(Box::new(status)))
+    }
+}
+
 /// One HTTP/2 connection, as gRPC needs it.
 #[derive(Clone)]
 struct Connection {
     sender: SendRequest<Body>,
+    scheme: &'static str,
     authority: String,
 }
 
 impl Connection {
     fn uri(&self, path: PathAndQuery) -> Uri {
-        let built = Uri::builder().scheme("https").authority(self.authority.as_str()).path_and_query(path).build();
+        let built = Uri::builder().scheme(self.scheme).authority(self.authority.as_str()).path_and_query(path).build();
         built.unwrap_or_default()
     }
 }

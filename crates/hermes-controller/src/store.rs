@@ -7,11 +7,13 @@
 //! Appending is compare-and-set: of two controllers that both know revision 7 one appends entry 8, and the other one hears
 //! that it is behind, reads that, and tries again. That is all that transactions, single use and optimistic concurrency need.
 
+mod etcd;
 mod sqlite;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 
+pub use etcd::Etcd;
 pub use sqlite::Sqlite;
 
 /// How many entries there were, up to one of them; the first is 1. 0 is nothing at all.

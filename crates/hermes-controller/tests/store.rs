@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hermes_controller::store::{After, Base, MAX_ENTRY, Revision, Sqlite, Store, StoreError};
+use hermes_controller::store::{After, Base, Etcd, MAX_ENTRY, Revision, Sqlite, Store, StoreError};
 use tokio::task::JoinSet;
 
 async fn all(store: &dyn Store, mut after: Revision) -> Vec<(Revision, Bytes)> {
@@ -129,6 +129,66 @@ async fn sqlite_does() {
     drop(store);
     let again = Sqlite::open(directory.path()).unwrap();
     assert_eq!((again.base().await.unwrap(), all(&again, 87 + 1).await), before);
+}
+
+/// A real etcd, on loopback ports of its own.
+struct Server {
+    _process: std::process::Child,
+    _directory: tempfile::TempDir,
+    client: u16,
+}
+
+impl Server {
+    async fn start() -> Self {
+        let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let (client, peer) = (free(), free());
+        let directory = tempfile::tempdir().unwrap();
+        let (client_url, peer_url) = (format!("http://127.0.0.1:{client}"), format!("http://127.0.0.1:{peer}"));
+        let process = std::process::Command::new("etcd")
+            .args(["--name", "one", "--data-dir", directory.path().to_str().unwrap()])
+            .args(["--listen-client-urls", &client_url, "--advertise-client-urls", &client_url])
+            .args(["--listen-peer-urls", &peer_url, "--initial-advertise-peer-urls", &peer_url])
+            .args(["--initial-cluster", &format!("one={peer_url}"), "--log-level", "error"])
+            .spawn()
+            .expect("etcd: `scripts/setup.sh` installs it");
+        let begun = std::time::Instant::now();
+        while tokio::net::TcpStream::connect(("127.0.0.1", client)).await.is_err() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "etcd does not listen");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Self { _process: process, _directory: directory, client }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self._process.kill();
+        let _ = self._process.wait();
+    }
+}
+
+#[tokio::test]
+async fn etcd_does() {
+    let server = Server::start().await;
+    let url = format!("etcd://127.0.0.1:{}/overlays/one", server.client);
+    let store: Arc<dyn Store> = Arc::new(Etcd::new(&url).unwrap());
+    conforms(store.clone()).await;
+    let before = (store.base().await.unwrap(), all(&*store, 87 + 1).await);
+    // Another controller knows the same, and one with another prefix nothing of it.
+    let again = Etcd::new(&url).unwrap();
+    assert_eq!((again.base().await.unwrap(), all(&again, 87 + 1).await), before);
+    let other = Etcd::new(&format!("etcd://127.0.0.1:{}", server.client)).unwrap();
+    assert_eq!((other.base().await.unwrap(), all(&other, 0).await), (None, vec![]));
+    // The second of two members answers where the first one is away.
+    let two = Etcd::new(&format!("etcd://127.0.0.1:1,127.0.0.1:{}/overlays/one", server.client)).unwrap();
+    assert_eq!(two.base().await.unwrap(), before.0);
+}
+
+#[test]
+fn what_is_no_address_of_etcd_is_refused() {
+    for wrong in ["etcd://", "http://127.0.0.1:2379", "etcd://127.0.0.1", "etcd://a:1,b", "etcd://:1"] {
+        assert!(Etcd::new(wrong).is_err(), "{wrong}");
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use clap::Parser;
 use hermes_controller::client::{PORT, Place};
 use hermes_controller::controller;
 use hermes_controller::server;
-use hermes_controller::store::Sqlite;
+use hermes_controller::store::{Etcd, Sqlite, Store};
 
 use crate::log::Log;
 use crate::operator::{self, Operator};
@@ -26,6 +26,10 @@ pub(super) struct Run {
     /// Its directory: the store, and the operator's file. It is made where it is not there.
     #[arg(long, value_name = "DIR", default_value = "hermes-controller")]
     data: PathBuf,
+    /// Where the overlay's state is: `sqlite`, a file in --data; or etcd, which several controllers share. Nothing of it is
+    /// encrypted there, the authority's key included: whoever reads the store is the operator.
+    #[arg(long, value_name = "sqlite|etcd://HOST:PORT", default_value = "sqlite")]
+    store: String,
     /// Where it listens for nodes and operators.
     #[arg(long, value_name = "ADDR", default_value_t = SocketAddr::from(([127, 0, 0, 1], PORT)))]
     listen: SocketAddr,
@@ -50,8 +54,11 @@ impl Run {
         let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.data);
         made.with_context(|| format!("--data {} cannot be made", self.data.display()))?;
         let mut signals = Signals::new()?;
-        let store = Sqlite::open(&self.data)?;
-        let controller = Arc::new(controller::Controller::start(Arc::new(store)).await?);
+        let store: Arc<dyn Store> = match &*self.store {
+            "sqlite" => Arc::new(Sqlite::open(&self.data)?),
+            url => Arc::new(Etcd::new(url).map_err(anyhow::Error::msg)?),
+        };
+        let controller = Arc::new(controller::Controller::start(store).await?);
         controller.authority().await?;
         let socket = tokio::net::TcpListener::bind(self.listen).await;
         let socket = socket.with_context(|| format!("--listen {}: cannot listen there", self.listen))?;

@@ -1,0 +1,371 @@
+//! The store that several controllers share: etcd, by its own gRPC (v3).
+//!
+//! In: where its members are. Out: a log that any number of controllers append to, and none has anything of its own.
+//! Never: an entry twice. Where the answer to an append is lost, the store is read to see what became of it.
+//!
+//! Below one prefix: `log/REVISION` has an entry, `base` what the first ones came to. What is larger than etcd takes at once is
+//! in parts beside it, which are written first; nobody knows of them before what names them is there. The last entry of a base
+//! stays in the log, so that who appends behind it can be told from who is behind.
+
+mod message;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use futures_util::future::BoxFuture;
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+
+use self::message::{
+    Compare, DeleteRangeRequest, Operation, PutRequest, RangeRequest, RangeResponse, TxnRequest, TxnResponse, Watched,
+    after_last,
+};
+use super::{After, Base, Entry, MAX_ENTRY, Revision, Store, StoreError};
+use crate::client::{ClientError, Line};
+
+/// Bytes of one part: etcd takes requests of 1.5 MiB.
+const PART: usize = 1 << 20;
+/// Bytes that are read at once, at least one entry; and entries.
+const AT_ONCE: (usize, i64) = (4 << 20, 64);
+/// A request that gets no answer is tried again, at another member, for so long.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// No answer takes longer.
+const ANSWER: Duration = Duration::from_secs(5);
+/// Between two tries.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A log in etcd.
+pub struct Etcd {
+    members: Vec<String>,
+    /// Which of them is spoken to.
+    turn: AtomicUsize,
+    line: Mutex<Option<Line>>,
+    prefix: String,
+}
+
+/// Said at once, or not at all.
+type Answer<T> = Result<T, ClientError>;
+
+impl Etcd {
+    /// The store at `etcd://HOST:PORT[,HOST:PORT...][/PREFIX]`.
+    ///
+    /// # Errors
+    /// It is no such address.
+    pub fn new(url: &str) -> Result<Self, String> {
+        let wrong = || format!("{url:?} is no store; write etcd://HOST:PORT, with several members behind commas");
+        let rest = url.strip_prefix("etcd://").ok_or_else(wrong)?;
+        let (members, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+        let members: Vec<_> = members.split(',').map(str::to_owned).collect();
+        let is_one = |member: &String| {
+            member.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+        };
+        if !members.iter().all(is_one) {
+            return Err(wrong());
+        }
+        let prefix = if prefix.is_empty() { "hermes" } else { prefix };
+        Ok(Self { members, turn: AtomicUsize::new(0), line: Mutex::default(), prefix: format!("{prefix}/") })
+    }
+
+    fn key(&self, revision: Revision) -> Bytes {
+        format!("{}log/{revision:020}", self.prefix).into()
+    }
+
+    fn base_key(&self) -> Bytes {
+        format!("{}base", self.prefix).into()
+    }
+
+    /// Parts of the entry, or base, of this revision begin with this.
+    fn parts(&self, kind: &str, revision: Revision) -> String {
+        format!("{}{kind}-part/{revision:020}/", self.prefix)
+    }
+
+    /// The connection, or a new one to the member whose turn it is.
+    async fn line(&self) -> Answer<Line> {
+        let mut line = self.line.lock().await;
+        if let Some(line) = &*line {
+            return Ok(line.clone());
+        }
+        let member = &self.members[self.turn.load(Ordering::Relaxed) % self.members.len()];
+        let made = Line::plain(member).await?;
+        *line = Some(made.clone());
+        Ok(made)
+    }
+
+    /// The next request has a new connection, to the next member.
+    async fn hang_up(&self) {
+        *self.line.lock().await = None;
+        self.turn.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Asks once.
+    async fn once<Q, A>(&self, path: &'static str, request: Q) -> Answer<A>
+    where
+        Q: prost::Message + 'static,
+        A: prost::Message + Default + 'static,
+    {
+        let asking = async { self.line().await?.unary(path, request).await };
+        let answered = tokio::time::timeout(ANSWER, asking).await;
+        let answered = answered.unwrap_or_else(|_| Err(ClientError::Silent(ANSWER)));
+        if answered.is_err() {
+            self.hang_up().await;
+        }
+        answered
+    }
+
+    /// Asks what may be asked again.
+    async fn ask<Q, A>(&self, what: &'static str, path: &'static str, request: Q) -> Result<A, StoreError>
+    where
+        Q: prost::Message + Clone + 'static,
+        A: prost::Message + Default + 'static,
+    {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.once(path, request.clone()).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) if Instant::now() > deadline => return Err(StoreError::Unable(what, error.to_string())),
+                Err(_) => tokio::time::sleep(PAUSE).await,
+            }
+        }
+    }
+
+    async fn txn(&self, what: &'static str, request: TxnRequest) -> Result<TxnResponse, StoreError> {
+        self.ask(what, message::TXN, request).await
+    }
+
+    /// Writes parts of what is too large for one request; what stands in its place.
+    async fn spread(
+        &self,
+        what: &'static str,
+        kind: &str,
+        revision: Revision,
+        bytes: &[u8],
+    ) -> Result<Bytes, StoreError> {
+        let nonce: u64 = nonce()?;
+        let mut value = BytesMut::with_capacity(9 + bytes.len().min(PART));
+        if bytes.len() <= PART {
+            value.put_u8(WHOLE);
+            value.put_u64(nonce);
+            value.put_slice(bytes);
+            return Ok(value.freeze());
+        }
+        let at = format!("{}{nonce:016x}/", self.parts(kind, revision));
+        for (number, part) in bytes.chunks(PART).enumerate() {
+            let key = Bytes::from(format!("{at}{number:06}"));
+            let put = PutRequest { key, value: Bytes::copy_from_slice(part), ..PutRequest::default() };
+            self.txn(what, TxnRequest::new([], [Operation::put(put)])).await?;
+        }
+        value.put_u8(SPREAD);
+        value.put_u64(nonce);
+        value.put_u64(bytes.len() as u64);
+        value.put_slice(at.as_bytes());
+        Ok(value.freeze())
+    }
+
+    /// What was spread.
+    async fn gather(&self, what: &'static str, mut value: Bytes) -> Result<Bytes, StoreError> {
+        let cut = || StoreError::Foreign(self.members.join(","), "an entry is cut off".to_owned());
+        if value.len() < 9 {
+            return Err(cut());
+        }
+        let tag = value.get_u8();
+        value.get_u64();
+        if tag == WHOLE {
+            return Ok(value);
+        }
+        if tag != SPREAD || value.len() < 8 {
+            return Err(cut());
+        }
+        let length = usize::try_from(value.get_u64()).map_err(|_| cut())?;
+        let mut whole = BytesMut::new();
+        for number in 0..length.div_ceil(PART) {
+            let key = [&value[..], format!("{number:06}").as_bytes()].concat();
+            let range: RangeResponse = self.ask(what, message::RANGE, RangeRequest::of(key)).await?;
+            whole.extend_from_slice(&range.kvs.first().ok_or_else(cut)?.value);
+        }
+        if whole.len() == length { Ok(whole.freeze()) } else { Err(cut()) }
+    }
+
+    async fn append_now(&self, after: Revision, bytes: Bytes) -> Result<Revision, StoreError> {
+        const WHAT: &str = "be written";
+        let next = after + 1;
+        let value = self.spread(WHAT, "log", next, &bytes).await?;
+        let mut compare = vec![Compare::is_absent(self.key(next))];
+        compare.push(match after {
+            0 => Compare::is_absent(self.base_key()),
+            after => Compare::is_there(self.key(after)),
+        });
+        let put = Operation::put(PutRequest { key: self.key(next), value: value.clone(), ..PutRequest::default() });
+        let request = TxnRequest::new(compare, [put]);
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.once::<_, TxnResponse>(message::TXN, request.clone()).await {
+                Ok(answer) if answer.succeeded => return Ok(next),
+                // It may be what was written at the try before, whose answer was lost.
+                Ok(_) => {
+                    let range: RangeResponse = self.ask(WHAT, message::RANGE, RangeRequest::of(self.key(next))).await?;
+                    return match range.kvs.first() {
+                        Some(there) if there.value == value => Ok(next),
+                        _ => Err(StoreError::Behind(after)),
+                    };
+                }
+                Err(error) if Instant::now() > deadline => return Err(StoreError::Unable(WHAT, error.to_string())),
+                Err(_) => tokio::time::sleep(PAUSE).await,
+            }
+        }
+    }
+
+    async fn read_now(&self, after: Revision) -> Result<After, StoreError> {
+        const WHAT: &str = "be read";
+        let entries = RangeRequest {
+            key: self.key(after + 1),
+            range_end: after_last(&format!("{}log/", self.prefix)),
+            limit: AT_ONCE.1,
+            ..RangeRequest::default()
+        };
+        let base = RangeRequest { limit: 1, ..RangeRequest::of(self.base_key()) };
+        // Both at one moment: a base that comes in between takes entries away.
+        let request = TxnRequest::new([], [Operation::range(base), Operation::range(entries)]);
+        let mut ranges = self.txn(WHAT, request).await?.ranges().into_iter();
+        let (base, range) = (ranges.next().unwrap_or_default(), ranges.next().unwrap_or_default());
+        let base = base.kvs.first().map(|base| revision_of(&base.value)).transpose();
+        let foreign = |why: String| StoreError::Foreign(self.members.join(","), why);
+        if base.map_err(foreign)?.is_some_and(|base| after < base) {
+            return Ok(After::Gone);
+        }
+        let (mut entries, mut size) = (Vec::new(), 0);
+        for kv in range.kvs {
+            if size >= AT_ONCE.0 {
+                break;
+            }
+            let name = kv.key.rsplit(|byte| *byte == b'/').next().and_then(|name| std::str::from_utf8(name).ok());
+            let revision = name
+                .and_then(|name| name.parse().ok())
+                .ok_or_else(|| foreign("a key of its log is no revision".to_owned()))?;
+            let bytes = self.gather(WHAT, kv.value).await?;
+            size += bytes.len();
+            entries.push(Entry { revision, bytes });
+        }
+        Ok(After::Entries(entries))
+    }
+
+    async fn base_now(&self) -> Result<Option<Base>, StoreError> {
+        const WHAT: &str = "read its base";
+        let range: RangeResponse = self.ask(WHAT, message::RANGE, RangeRequest::of(self.base_key())).await?;
+        let Some(kv) = range.kvs.into_iter().next() else { return Ok(None) };
+        let revision = revision_of(&kv.value).map_err(|why| StoreError::Foreign(self.members.join(","), why))?;
+        Ok(Some(Base { revision, state: self.gather(WHAT, kv.value.slice(8..)).await? }))
+    }
+
+    async fn changed_now(&self, after: Revision) -> Result<(), StoreError> {
+        const WHAT: &str = "be followed";
+        let unable = |error: ClientError| StoreError::Unable(WHAT, error.to_string());
+        // Any entry: where others are so far ahead that the next one is gone, there is a later one.
+        let (from, to) = (self.key(after + 1), after_last(&format!("{}log/", self.prefix)));
+        let line = self.line().await.map_err(unable)?;
+        let watching =
+            line.stream::<_, Watched>(message::WATCH, message::WatchRequest::begin(from.clone(), to.clone()));
+        let mut events = match watching.await {
+            Ok(events) => events,
+            Err(error) => {
+                self.hang_up().await;
+                return Err(unable(error));
+            }
+        };
+        let mut is_watched = false;
+        loop {
+            match events.message().await {
+                Ok(Some(said)) if said.is_news() => return Ok(()),
+                Ok(Some(said)) if said.created && !is_watched => {
+                    is_watched = true;
+                    // What was there before it was watched makes no event.
+                    let there = RangeRequest { limit: 1, range_end: to.clone(), ..RangeRequest::of(from.clone()) };
+                    let range: RangeResponse = self.ask(WHAT, message::RANGE, there).await?;
+                    if !range.kvs.is_empty() {
+                        return Ok(());
+                    }
+                }
+                Ok(Some(said)) if !said.canceled => {}
+                Ok(_) => return Ok(()),
+                Err(status) => {
+                    self.hang_up().await;
+                    return Err(unable(ClientError::Refused(Box::new(status))));
+                }
+            }
+        }
+    }
+
+    async fn compact_now(&self, Base { revision, state }: Base) -> Result<(), StoreError> {
+        const WHAT: &str = "be compacted";
+        let range: RangeResponse = self.ask(WHAT, message::RANGE, RangeRequest::of(self.base_key())).await?;
+        let before = range.kvs.into_iter().next();
+        let known = before.as_ref().map(|base| revision_of(&base.value)).transpose();
+        if known.map_err(|why| StoreError::Foreign(self.members.join(","), why))?.is_some_and(|known| known >= revision)
+        {
+            return Ok(());
+        }
+        let mut value = BytesMut::new();
+        value.put_u64(revision);
+        value.put_slice(&self.spread(WHAT, "base", revision, &state).await?);
+        let unchanged = match &before {
+            Some(before) => Compare::is_unchanged(self.base_key(), before.mod_revision),
+            None => Compare::is_absent(self.base_key()),
+        };
+        let compare = [unchanged, Compare::is_there(self.key(revision))];
+        let put = PutRequest { key: self.base_key(), value: value.freeze(), ..PutRequest::default() };
+        let old =
+            DeleteRangeRequest { key: self.key(0), range_end: self.key(revision), ..DeleteRangeRequest::default() };
+        let answer = self.txn(WHAT, TxnRequest::new(compare, [Operation::put(put), Operation::delete(old)])).await?;
+        if answer.succeeded {
+            // Parts of what is gone, and of what never came to anything.
+            for kind in ["log", "base"] {
+                let (from, to) = (self.parts(kind, 0), self.parts(kind, revision));
+                let old =
+                    DeleteRangeRequest { key: from.into(), range_end: to.into(), ..DeleteRangeRequest::default() };
+                self.txn(WHAT, TxnRequest::new([], [Operation::delete(old)])).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How a value begins: with all of it, or with where its parts are.
+const WHOLE: u8 = 0;
+const SPREAD: u8 = 1;
+
+fn nonce() -> Result<u64, StoreError> {
+    let mut random = [0; 8];
+    aws_lc_rs::rand::fill(&mut random)
+        .map_err(|error| StoreError::Unable("be written", format!("no randomness: {error}")))?;
+    Ok(u64::from_be_bytes(random))
+}
+
+/// The revision that a base begins with.
+fn revision_of(mut base: &[u8]) -> Result<Revision, String> {
+    if base.len() < 8 { Err("its base is cut off".to_owned()) } else { Ok(base.get_u64()) }
+}
+
+impl Store for Etcd {
+    fn base(&self) -> BoxFuture<'_, Result<Option<Base>, StoreError>> {
+        Box::pin(self.base_now())
+    }
+
+    fn read(&self, after: Revision) -> BoxFuture<'_, Result<After, StoreError>> {
+        Box::pin(self.read_now(after))
+    }
+
+    fn append(&self, after: Revision, bytes: Bytes) -> BoxFuture<'_, Result<Revision, StoreError>> {
+        if bytes.len() > MAX_ENTRY {
+            return Box::pin(async move { Err(StoreError::TooLarge(bytes.len())) });
+        }
+        Box::pin(self.append_now(after, bytes))
+    }
+
+    fn changed(&self, after: Revision) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(self.changed_now(after))
+    }
+
+    fn compact(&self, base: Base) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(self.compact_now(base))
+    }
+}

@@ -1,0 +1,235 @@
+//! Messages of etcd's gRPC (v3), as far as the store says them. Numbers are those of etcd's own `rpc.proto` and `kv.proto`.
+
+use bytes::Bytes;
+use prost::{Enumeration, Message, Oneof};
+
+pub(super) const RANGE: &str = "/etcdserverpb.KV/Range";
+pub(super) const TXN: &str = "/etcdserverpb.KV/Txn";
+pub(super) const WATCH: &str = "/etcdserverpb.Watch/Watch";
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct KeyValue {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub(super) key: Bytes,
+    #[prost(int64, tag = "3")]
+    pub(super) mod_revision: i64,
+    #[prost(bytes = "bytes", tag = "5")]
+    pub(super) value: Bytes,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct RangeRequest {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub(super) key: Bytes,
+    /// Empty: that key alone.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub(super) range_end: Bytes,
+    #[prost(int64, tag = "3")]
+    pub(super) limit: i64,
+}
+
+impl RangeRequest {
+    /// One key.
+    pub(super) fn of(key: impl Into<Bytes>) -> Self {
+        Self { key: key.into(), ..Self::default() }
+    }
+}
+
+/// The end of a range of all keys that begin so.
+pub(super) fn after_last(prefix: &str) -> Bytes {
+    let mut end = prefix.as_bytes().to_vec();
+    // Prefixes are ASCII.
+    if let Some(last) = end.last_mut() {
+        *last += 1;
+    }
+    end.into()
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct RangeResponse {
+    #[prost(message, repeated, tag = "2")]
+    pub(super) kvs: Vec<KeyValue>,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct PutRequest {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub(super) key: Bytes,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub(super) value: Bytes,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct DeleteRangeRequest {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub(super) key: Bytes,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub(super) range_end: Bytes,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct Operation {
+    #[prost(oneof = "Request", tags = "1, 2, 3")]
+    request: Option<Request>,
+}
+
+#[derive(Clone, PartialEq, Eq, Oneof)]
+enum Request {
+    #[prost(message, tag = "1")]
+    Range(RangeRequest),
+    #[prost(message, tag = "2")]
+    Put(PutRequest),
+    #[prost(message, tag = "3")]
+    Delete(DeleteRangeRequest),
+}
+
+impl Operation {
+    pub(super) fn range(range: RangeRequest) -> Self {
+        Self { request: Some(Request::Range(range)) }
+    }
+
+    pub(super) fn put(put: PutRequest) -> Self {
+        Self { request: Some(Request::Put(put)) }
+    }
+
+    pub(super) fn delete(delete: DeleteRangeRequest) -> Self {
+        Self { request: Some(Request::Delete(delete)) }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Enumeration)]
+#[repr(i32)]
+enum CompareResult {
+    Equal = 0,
+    Greater = 1,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Enumeration)]
+#[repr(i32)]
+enum CompareTarget {
+    Version = 0,
+    Mod = 2,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct Compare {
+    #[prost(enumeration = "CompareResult", tag = "1")]
+    result: i32,
+    #[prost(enumeration = "CompareTarget", tag = "2")]
+    target: i32,
+    #[prost(bytes = "bytes", tag = "3")]
+    key: Bytes,
+    #[prost(oneof = "Against", tags = "4, 6")]
+    against: Option<Against>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Oneof)]
+enum Against {
+    #[prost(int64, tag = "4")]
+    Version(i64),
+    #[prost(int64, tag = "6")]
+    Mod(i64),
+}
+
+impl Compare {
+    /// There is no such key: its version is 0.
+    pub(super) fn is_absent(key: Bytes) -> Self {
+        let against = Some(Against::Version(0));
+        Self { result: CompareResult::Equal.into(), target: CompareTarget::Version.into(), key, against }
+    }
+
+    /// There is such a key.
+    pub(super) fn is_there(key: Bytes) -> Self {
+        let against = Some(Against::Version(0));
+        Self { result: CompareResult::Greater.into(), target: CompareTarget::Version.into(), key, against }
+    }
+
+    /// It is as it was.
+    pub(super) fn is_unchanged(key: Bytes, mod_revision: i64) -> Self {
+        let against = Some(Against::Mod(mod_revision));
+        Self { result: CompareResult::Equal.into(), target: CompareTarget::Mod.into(), key, against }
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct TxnRequest {
+    #[prost(message, repeated, tag = "1")]
+    compare: Vec<Compare>,
+    #[prost(message, repeated, tag = "2")]
+    success: Vec<Operation>,
+}
+
+impl TxnRequest {
+    /// These operations, where all of that holds.
+    pub(super) fn new(
+        compare: impl IntoIterator<Item = Compare>,
+        success: impl IntoIterator<Item = Operation>,
+    ) -> Self {
+        Self { compare: compare.into_iter().collect(), success: success.into_iter().collect() }
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct TxnResponse {
+    #[prost(bool, tag = "2")]
+    pub(super) succeeded: bool,
+    #[prost(message, repeated, tag = "3")]
+    responses: Vec<Response>,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+struct Response {
+    #[prost(message, optional, tag = "1")]
+    range: Option<RangeResponse>,
+}
+
+impl TxnResponse {
+    /// What its ranges found.
+    pub(super) fn ranges(self) -> Vec<RangeResponse> {
+        self.responses.into_iter().filter_map(|response| response.range).collect()
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct WatchRequest {
+    #[prost(message, optional, tag = "1")]
+    create: Option<WatchCreateRequest>,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+struct WatchCreateRequest {
+    #[prost(bytes = "bytes", tag = "1")]
+    key: Bytes,
+    #[prost(bytes = "bytes", tag = "2")]
+    range_end: Bytes,
+}
+
+impl WatchRequest {
+    pub(super) fn begin(key: Bytes, range_end: Bytes) -> Self {
+        Self { create: Some(WatchCreateRequest { key, range_end }) }
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct Watched {
+    #[prost(bool, tag = "3")]
+    pub(super) created: bool,
+    #[prost(bool, tag = "4")]
+    pub(super) canceled: bool,
+    #[prost(message, repeated, tag = "11")]
+    events: Vec<Event>,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+struct Event {
+    /// 0: a key was put.
+    #[prost(int32, tag = "1")]
+    kind: i32,
+}
+
+impl Watched {
+    /// A key was put.
+    pub(super) fn is_news(&self) -> bool {
+        self.events.iter().any(|event| event.kind == 0)
+    }
+}
