@@ -338,8 +338,7 @@ async fn nodes(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) 
     let known = desk.controller.known();
     let seen = desk.push.seen();
     let node = |(name, document): (&Name, &document::Node)| {
-        let given = known.documents.get(name);
-        let wanted = given.and_then(|given| given.document.as_ref()).map(|document| hex(&sha256(document)));
+        let wanted = known.document(name).map(|document| hex(&sha256(document)));
         let seen = seen.get(name).cloned().unwrap_or_default();
         let is_current = wanted.as_ref() == Some(&seen.running);
         json!({
@@ -348,7 +347,7 @@ async fn nodes(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) 
             "enrolled": known.state.members.contains_key(name),
             "connected": seen.connections > 0,
             "current": is_current,
-            "revision": given.map(|given| given.since),
+            "revision": known.watched(name).given.since,
             "refused": seen.refused,
             "version": seen.version,
             "program": seen.program,

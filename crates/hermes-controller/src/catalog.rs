@@ -4,19 +4,23 @@
 //! is another provider's.
 //! Never: what that means for a node. That is [`crate::compile`].
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use hermes_model::document::nearest::did_you_mean;
+use rpds::{RedBlackTreeMapSync, RedBlackTreeSetSync};
 
 use crate::document::{
     Audience, Fault, Group, Key, Kind, Name, Node, Overlay, Reference, Replica, Resource, Service, Spec, User,
 };
 
-/// All documents of an overlay.
+/// All documents of an overlay. A copy costs nothing, and shares all that is the same.
 #[derive(Clone, Debug, Default)]
 pub struct Catalog {
-    all: BTreeMap<Key, Arc<Resource>>,
+    all: RedBlackTreeMapSync<Key, Arc<Resource>>,
+    /// Who names what, whether or not it is there.
+    namers: RedBlackTreeMapSync<Key, RedBlackTreeSetSync<Key>>,
 }
 
 /// Whose documents: the operator's, or a provider's.
@@ -25,12 +29,30 @@ pub type Owner = Option<Name>;
 impl Catalog {
     /// Puts a document in the place of the one with its key. The one that was there.
     pub fn put(&mut self, resource: Resource) -> Option<Arc<Resource>> {
-        self.all.insert(resource.key.clone(), Arc::new(resource))
+        let before = self.remove(&resource.key);
+        for named in named_by(&resource) {
+            let mut namers = self.namers.get(&named).cloned().unwrap_or_else(RedBlackTreeSetSync::new_sync);
+            namers.insert_mut(resource.key.clone());
+            self.namers.insert_mut(named, namers);
+        }
+        self.all.insert_mut(resource.key.clone(), Arc::new(resource));
+        before
     }
 
     /// Takes a document out.
     pub fn remove(&mut self, key: &Key) -> Option<Arc<Resource>> {
-        self.all.remove(key)
+        let before = self.all.get(key).cloned()?;
+        self.all.remove_mut(key);
+        for named in named_by(&before) {
+            let Some(mut namers) = self.namers.get(&named).cloned() else { continue };
+            namers.remove_mut(key);
+            if namers.is_empty() {
+                self.namers.remove_mut(&named);
+            } else {
+                self.namers.insert_mut(named, namers);
+            }
+        }
+        Some(before)
     }
 
     /// The document with this key.
@@ -41,6 +63,16 @@ impl Catalog {
     /// All of them, by kind, provider and name.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Resource>> {
         self.all.values()
+    }
+
+    /// There is none.
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// Documents that name this one.
+    pub fn namers(&self, key: &Key) -> impl Iterator<Item = &Key> {
+        self.namers.get(key).into_iter().flat_map(RedBlackTreeSetSync::iter)
     }
 
     /// The overlay's own document, where there is one alone.
@@ -55,8 +87,16 @@ impl Catalog {
 
     /// A node.
     pub fn node(&self, name: &Name) -> Option<&Node> {
-        match &self.all.get(&Key { kind: Kind::Node, provider: None, name: name.clone() })?.spec {
+        match &self.all.get(&Key::node(name))?.spec {
             Spec::Node(node) => Some(node),
+            _ => None,
+        }
+    }
+
+    /// A service.
+    pub fn service(&self, key: &Key) -> Option<&Service> {
+        match &self.all.get(key)?.spec {
+            Spec::Service(service) => Some(service),
             _ => None,
         }
     }
@@ -93,26 +133,35 @@ impl Catalog {
         })
     }
 
-    /// All users, with their keys.
-    pub fn users(&self) -> impl Iterator<Item = (&Key, &User)> {
-        self.of(Kind::User).filter_map(|resource| match &resource.spec {
-            Spec::User(user) => Some((&resource.key, user)),
-            _ => None,
-        })
+    /// Users of one provider, or the operator's.
+    pub fn users_of<'a>(&'a self, owner: &Owner) -> impl Iterator<Item = &'a Key> + use<'a> {
+        self.owned(Kind::User, owner).map(|resource| &resource.key)
     }
 
-    fn of(&self, kind: Kind) -> impl Iterator<Item = &Arc<Resource>> {
-        self.all.values().filter(move |resource| resource.key.kind == kind)
+    /// Users who are on a node.
+    pub fn users_on(&self, node: &Name) -> impl Iterator<Item = &Key> {
+        self.namers(&Key::node(node)).filter(|key| key.kind == Kind::User).collect::<Vec<_>>().into_iter()
+    }
+
+    fn of(&self, kind: Kind) -> impl Iterator<Item = &Arc<Resource>> + use<'_> {
+        let first = Key { kind, provider: None, name: Name::lowest() };
+        let all = self.all.range((Bound::Included(first), Bound::Unbounded));
+        all.take_while(move |(key, _)| key.kind == kind).map(|(_, resource)| resource)
+    }
+
+    fn owned<'a>(&'a self, kind: Kind, owner: &Owner) -> impl Iterator<Item = &'a Arc<Resource>> + use<'a> {
+        let (first, owner) = (Key { kind, provider: owner.clone(), name: Name::lowest() }, owner.clone());
+        let all = self.all.range((Bound::Included(first), Bound::Unbounded));
+        all.take_while(move |(key, _)| key.kind == kind && key.provider == owner).map(|(_, resource)| resource)
     }
 
     /// Who may use a service: the names of users of its provider. `None`: whoever is there.
     pub fn audience(&self, key: &Key, service: &Service) -> Option<BTreeSet<Name>> {
         match &service.audience {
             // With several providers on one node, who has no user is nobody's.
-            Audience::Everyone => key.provider.as_ref().map(|_| {
-                let own = self.users().filter(|(user, _)| user.provider == key.provider);
-                own.map(|(user, _)| user.name.clone()).collect()
-            }),
+            Audience::Everyone => {
+                key.provider.as_ref().map(|_| self.users_of(&key.provider).map(|user| user.name.clone()).collect())
+            }
             Audience::Those { users, groups } => {
                 let mut all: BTreeSet<_> = users.iter().map(|user| user.name.clone()).collect();
                 let groups = groups.iter().filter_map(|group| self.group(&key.provider, &group.name));
@@ -124,11 +173,34 @@ impl Catalog {
 
     /// Every reference that leads nowhere or where it must not, and every quota that is passed.
     pub fn check(&self) -> Vec<Fault> {
+        self.check_these(self.all.values())
+    }
+
+    /// The same, where all was right before these documents changed, of which some may be gone: they and what they may have
+    /// made wrong.
+    pub fn check_changed(&self, before: &Catalog, changed: &BTreeSet<Key>) -> Vec<Fault> {
+        if changed.iter().any(|key| key.kind == Kind::Overlay) {
+            return self.check();
+        }
+        let around = |catalog: &Catalog, key: &Key| -> Vec<Key> {
+            // A node says whose its apps are, and that is so by what the user says.
+            let user = catalog.get(key).filter(|resource| resource.key.kind == Kind::User);
+            let named = user.map(|user| named_by(user)).into_iter().flatten();
+            catalog.namers(key).cloned().chain(named).collect()
+        };
+        let touched: BTreeSet<Key> = changed
+            .iter()
+            .flat_map(|key| [around(before, key), around(self, key), vec![key.clone()]].into_iter().flatten())
+            .collect();
+        self.check_these(touched.iter().filter_map(|key| self.all.get(key)))
+    }
+
+    fn check_these<'a>(&'a self, these: impl Iterator<Item = &'a Arc<Resource>>) -> Vec<Fault> {
         let mut faults = Vec::new();
         let Some((_, overlay)) = self.overlay() else {
             return vec![self.without_overlay()];
         };
-        for resource in self.all.values() {
+        for resource in these {
             let mut check = Check { catalog: self, overlay, key: &resource.key, faults: &mut faults };
             check.owner();
             match &resource.spec {
@@ -169,7 +241,7 @@ impl Catalog {
                 (Kind::User, quota.users, "users"),
                 (Kind::Group, quota.groups, "groups"),
             ] {
-                let mut own = self.of(kind).filter(|resource| resource.key.provider.as_ref() == Some(name));
+                let mut own = self.owned(kind, &Some(name.clone()));
                 if let Some(first) = own.nth(most) {
                     let message = format!(
                         "{name} may have {most} {key}, and this is one more; delete some, or ask the operator for a \
@@ -178,6 +250,26 @@ impl Catalog {
                     faults.push(Fault::of(&first.key, "", message));
                 }
             }
+        }
+    }
+}
+
+/// What a document names.
+fn named_by(resource: &Resource) -> BTreeSet<Key> {
+    let owner = &resource.key.provider;
+    let own = |kind: Kind, name: &Name| Key { kind, provider: owner.clone(), name: name.clone() };
+    match &resource.spec {
+        Spec::Overlay(_) => BTreeSet::new(),
+        Spec::Node(node) => node.links.iter().map(Key::node).collect(),
+        Spec::User(user) => user.nodes.iter().map(Key::node).collect(),
+        Spec::Group(group) => group.users.iter().map(|user| own(Kind::User, user)).collect(),
+        Spec::Service(service) => {
+            let mut all: BTreeSet<_> = service.at.iter().map(|replica| Key::node(&replica.node)).collect();
+            if let Audience::Those { users, groups } = &service.audience {
+                all.extend(users.iter().map(|user| own(Kind::User, &user.name)));
+                all.extend(groups.iter().map(|group| own(Kind::Group, &group.name)));
+            }
+            all
         }
     }
 }

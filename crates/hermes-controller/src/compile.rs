@@ -9,40 +9,261 @@
 //! where it lives; where several neighbours are equally near, all of them are endpoints of one upstream.
 
 mod assemble;
+mod graph;
 mod way;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
 
+use bytes::Bytes;
 use hermes_model::Problem;
+use hermes_model::check::check_document;
 use hermes_model::document::Document;
+use hermes_model::snapshot::Role;
+use rpds::{RedBlackTreeMapSync, RedBlackTreeSetSync};
 
+use self::graph::Graph;
+use self::way::{Way, way};
 use crate::catalog::{Catalog, Owner};
-use crate::document::{App, Fault, Key, Kind, Name};
+use crate::document::{App, Audience, Fault, Key, Kind, Name, Node};
 
 /// Files of a node's identity, beside its document.
 pub const IDENTITY: [&str; 3] = ["node.pem", "node.key", "ca.pem"];
+
+/// What the overlay's documents mean for its nodes, and how that came: a change costs what it touches, and not what there is.
+/// A copy costs nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    catalog: Catalog,
+    graph: Graph,
+    ways: RedBlackTreeMapSync<Key, Arc<Way>>,
+    /// Services that a node has to do with.
+    at: RedBlackTreeMapSync<Name, RedBlackTreeSetSync<Key>>,
+    /// Who sends to a node, and for which services.
+    into: RedBlackTreeMapSync<Name, RedBlackTreeMapSync<Name, RedBlackTreeSetSync<Key>>>,
+    /// What each node is to run (JSON).
+    documents: RedBlackTreeMapSync<Name, Bytes>,
+}
+
+/// What a change comes to at each node that it touches; `None`: the node is gone.
+pub type Touched = BTreeMap<Name, Option<Bytes>>;
+
+impl Plan {
+    /// What it comes to when the documents are these, of which only the named ones are others than before, or gone.
+    ///
+    /// # Errors
+    /// Every problem: of references, and of what they come to at a node.
+    pub fn update(&self, catalog: &Catalog, changed: &BTreeSet<Key>) -> Result<(Self, Touched), Vec<Fault>> {
+        let faults =
+            if self.catalog.is_empty() { catalog.check() } else { catalog.check_changed(&self.catalog, changed) };
+        if !faults.is_empty() {
+            return Err(faults);
+        }
+        let mut next = Self { catalog: catalog.clone(), ..self.clone() };
+        let mut touched = BTreeSet::new();
+        let is_all = next.reshape(self, changed, &mut touched);
+        let services: BTreeSet<Key> = if is_all {
+            let both = self.catalog.services().chain(catalog.services());
+            both.map(|(key, _)| key.clone()).collect()
+        } else {
+            changed
+                .iter()
+                .flat_map(|key| [services_by(&self.catalog, key), services_by(catalog, key)].concat())
+                .collect()
+        };
+        for key in services {
+            next.lay(&key, changed.contains(&key), &mut touched);
+        }
+        next.assemble(self, touched)
+    }
+
+    /// What a node is to run (JSON).
+    pub fn document(&self, node: &Name) -> Option<&Bytes> {
+        self.documents.get(node)
+    }
+
+    /// What all of them are to run.
+    pub fn documents(&self) -> impl Iterator<Item = (&Name, &Bytes)> {
+        self.documents.iter()
+    }
+
+    /// Takes changed nodes and users over, and notes whose own document may be another one by that. Whether ways in the middle
+    /// may be others.
+    fn reshape(&mut self, before: &Self, changed: &BTreeSet<Key>, touched: &mut BTreeSet<Name>) -> bool {
+        let mut is_all = false;
+        for key in changed {
+            match key.kind {
+                Kind::Overlay => touched.extend(self.catalog.nodes().map(|(name, _)| name.clone())),
+                Kind::User => {
+                    for catalog in [&before.catalog, &self.catalog] {
+                        let user = catalog.user(&key.provider, &key.name);
+                        touched.extend(user.into_iter().flat_map(|user| user.nodes.iter().cloned()));
+                    }
+                }
+                Kind::Node => {
+                    touched.insert(key.name.clone());
+                    let (old, new) = (before.catalog.node(&key.name), self.catalog.node(&key.name));
+                    let shape = |node: &Node| (node.role, node.links.clone(), node.address.clone(), node.http3);
+                    if old.map(shape) == new.map(shape) {
+                        continue;
+                    }
+                    let is_inner = |node: &Node| node.role == Role::Standalone;
+                    let links = |node: &Node| (node.role, node.links.clone());
+                    is_all |=
+                        (old.is_some_and(is_inner) || new.is_some_and(is_inner)) && old.map(links) != new.map(links);
+                    // Neighbours dial it, or are dialled by it, otherwise.
+                    touched.extend(before.beside(&key.name));
+                }
+                Kind::Service | Kind::Group => {}
+            }
+        }
+        let nodes: Vec<_> = changed.iter().filter(|key| key.kind == Kind::Node).map(|key| &key.name).collect();
+        for name in nodes {
+            self.graph.replace(name, before.catalog.node(name), &self.catalog);
+        }
+        is_all
+    }
+
+    /// Who sends to a node, and to whom it sends.
+    fn beside(&self, node: &Name) -> BTreeSet<Name> {
+        let senders = self.into.get(node).into_iter().flat_map(|senders| senders.keys().cloned());
+        let services = self.at.get(node).into_iter().flat_map(RedBlackTreeSetSync::iter);
+        let next =
+            services.filter_map(|key| self.ways.get(key)?.stops.get(node)).flat_map(|stop| stop.next.iter().cloned());
+        senders.chain(next).collect()
+    }
+
+    /// Finds the way of a service anew, and notes which nodes have something else to do by that.
+    fn lay(&mut self, key: &Key, is_changed: bool, touched: &mut BTreeSet<Name>) {
+        let old = self.ways.get(key).cloned().unwrap_or_default();
+        let new =
+            self.catalog.service(key).map(|service| way(&self.catalog, &self.graph, key, service)).unwrap_or_default();
+        let names: BTreeSet<&Name> = old.stops.keys().chain(new.stops.keys()).collect();
+        for name in names {
+            let (before, now) = (old.stops.get(name), new.stops.get(name));
+            if is_changed {
+                touched.insert(name.clone());
+            }
+            if before == now {
+                continue;
+            }
+            touched.insert(name.clone());
+            let of = |stop: Option<&way::Stop>| stop.map(|stop| stop.next.clone()).unwrap_or_default();
+            let (before_next, now_next) = (of(before), of(now));
+            for next in before_next.difference(&now_next) {
+                self.unlink(next, name, key);
+            }
+            for next in now_next.difference(&before_next) {
+                self.link(next, name, key);
+            }
+            // Who is sent to believes other users, or keeps another connection.
+            touched.extend(before_next.into_iter().chain(now_next));
+            let mut services = self.at.get(name).cloned().unwrap_or_else(RedBlackTreeSetSync::new_sync);
+            if now.is_some() {
+                services.insert_mut(key.clone());
+            } else {
+                services.remove_mut(key);
+            }
+            if services.is_empty() {
+                self.at.remove_mut(name);
+            } else {
+                self.at.insert_mut(name.clone(), services);
+            }
+        }
+        if self.catalog.service(key).is_some() {
+            self.ways.insert_mut(key.clone(), Arc::new(new));
+        } else {
+            self.ways.remove_mut(key);
+        }
+    }
+
+    fn link(&mut self, next: &Name, sender: &Name, key: &Key) {
+        let mut senders = self.into.get(next).cloned().unwrap_or_else(RedBlackTreeMapSync::new_sync);
+        let mut services = senders.get(sender).cloned().unwrap_or_else(RedBlackTreeSetSync::new_sync);
+        services.insert_mut(key.clone());
+        senders.insert_mut(sender.clone(), services);
+        self.into.insert_mut(next.clone(), senders);
+    }
+
+    fn unlink(&mut self, next: &Name, sender: &Name, key: &Key) {
+        let Some(mut senders) = self.into.get(next).cloned() else { return };
+        let Some(mut services) = senders.get(sender).cloned() else { return };
+        services.remove_mut(key);
+        if services.is_empty() {
+            senders.remove_mut(sender);
+        } else {
+            senders.insert_mut(sender.clone(), services);
+        }
+        if senders.is_empty() {
+            self.into.remove_mut(next);
+        } else {
+            self.into.insert_mut(next.clone(), senders);
+        }
+    }
+
+    /// Puts the documents of these nodes together. Those that are others by that.
+    fn assemble(mut self, before: &Self, touched: BTreeSet<Name>) -> Result<(Self, Touched), Vec<Fault>> {
+        let (mut faults, mut others) = (Vec::new(), Touched::new());
+        for name in touched {
+            let document = self.catalog.node(&name).map(|node| assemble::document(&self, &name, node));
+            let Some(document) = document else {
+                if self.documents.remove_mut(&name) {
+                    others.insert(name, None);
+                }
+                continue;
+            };
+            let bytes: Bytes = serde_json::to_vec(&document).unwrap_or_default().into();
+            if before.documents.get(&name) == Some(&bytes) {
+                continue;
+            }
+            if let Err(problems) = check_document(document, Path::new(".")) {
+                faults.extend(problems.into_iter().map(|problem| of_node(&Key::node(&name), problem)));
+            }
+            self.documents.insert_mut(name.clone(), bytes.clone());
+            others.insert(name, Some(bytes));
+        }
+        if faults.is_empty() { Ok((self, others)) } else { Err(faults) }
+    }
+}
+
+/// Services whose ways are others when this document is.
+fn services_by(catalog: &Catalog, key: &Key) -> Vec<Key> {
+    let of_kind =
+        |key: &Key, kind: Kind| catalog.namers(key).filter(move |one| one.kind == kind).cloned().collect::<Vec<_>>();
+    match key.kind {
+        Kind::Overlay => Vec::new(),
+        Kind::Service => vec![key.clone()],
+        Kind::Group => of_kind(key, Kind::Service),
+        Kind::User => {
+            let mut all = of_kind(key, Kind::Service);
+            all.extend(of_kind(key, Kind::Group).iter().flat_map(|group| of_kind(group, Kind::Service)));
+            all.extend(
+                for_everyone(catalog).filter(|service| service.provider == key.provider && key.provider.is_some()),
+            );
+            all
+        }
+        Kind::Node => {
+            let mut all = of_kind(key, Kind::Service);
+            all.extend(of_kind(key, Kind::User).iter().flat_map(|user| services_by(catalog, user)));
+            all.extend(for_everyone(catalog).filter(|service| service.provider.is_none()));
+            all
+        }
+    }
+}
+
+fn for_everyone(catalog: &Catalog) -> impl Iterator<Item = Key> {
+    catalog.services().filter(|(_, service)| service.audience == Audience::Everyone).map(|(key, _)| key.clone())
+}
 
 /// What the overlay's documents mean for its nodes.
 ///
 /// # Errors
 /// Every problem: of references, and of what they come to at a node.
 pub fn compile(catalog: &Catalog) -> Result<BTreeMap<Name, Document>, Vec<Fault>> {
-    let faults = catalog.check();
-    if !faults.is_empty() {
-        return Err(faults);
-    }
-    let ways = way::Ways::of(catalog);
-    let mut documents = BTreeMap::new();
-    let mut faults = Vec::new();
-    for (name, node) in catalog.nodes() {
-        let document = assemble::document(catalog, &ways, name, node);
-        if let Err(problems) = hermes_model::check::check_document(document.clone(), std::path::Path::new(".")) {
-            let key = Key { kind: Kind::Node, provider: None, name: name.clone() };
-            faults.extend(problems.into_iter().map(|problem| of_node(&key, problem)));
-        }
-        documents.insert(name.clone(), document);
-    }
-    if faults.is_empty() { Ok(documents) } else { Err(faults) }
+    let all = catalog.iter().map(|resource| resource.key.clone()).collect();
+    let (plan, _) = Plan::default().update(catalog, &all)?;
+    Ok(catalog.nodes().map(|(name, node)| (name.clone(), assemble::document(&plan, name, node))).collect())
 }
 
 /// Something that is wrong with what a node would get.
@@ -63,21 +284,21 @@ pub(crate) fn user_on_the_wire(owner: &Owner, name: &Name) -> String {
 /// # Errors
 /// The user is not on that node, or is to be said.
 pub(crate) fn user_of_app(catalog: &Catalog, node: &Name, app: &App) -> Result<Option<String>, String> {
-    let here: Vec<_> = catalog.users().filter(|(_, user)| user.nodes.iter().any(|one| one == node)).collect();
+    let here: Vec<_> = catalog.users_on(node).collect();
     let wire = |key: &Key| user_on_the_wire(&key.provider, &key.name);
     match &app.user {
         Some(user) => {
             let is_meant = |key: &Key| key.name == user.name && key.provider == user.provider;
-            let found = here.iter().find(|(key, _)| is_meant(key));
+            let found = here.iter().find(|key| is_meant(key));
             found
-                .map(|(key, _)| Some(wire(key)))
+                .map(|key| Some(wire(key)))
                 .ok_or_else(|| format!("user {user} is not on this node; add {node} to the user's nodes"))
         }
         None if here.len() > 1 => {
-            let names: Vec<_> = here.iter().map(|(key, _)| wire(key)).collect();
+            let names: Vec<_> = here.iter().map(|key| wire(key)).collect();
             Err(format!("say whose sessions these are; write user: one of {}", names.join(", ")))
         }
-        None => Ok(here.first().map(|(key, _)| wire(key))),
+        None => Ok(here.first().map(|key| wire(key))),
     }
 }
 

@@ -12,13 +12,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
+use rpds::RedBlackTreeMapSync;
 use tokio::sync::watch;
 
 pub use self::enrol::{CERTIFICATE_LIFE, Certificate, pin};
-use crate::catalog::Catalog;
-use crate::compile::compile;
-use crate::document::{Fault, Key, Kind, Name, Resource};
-use crate::state::{Change, Commit, State};
+use crate::compile::{Plan, Touched};
+use crate::document::{Fault, Key, Name, Resource};
+use crate::state::{Change, Commit, Member, State};
 use crate::store::{After, Base, Revision, Store, StoreError};
 
 /// After so many entries they are made a base: who begins reads no more than these.
@@ -104,7 +104,7 @@ pub struct Outcome {
     /// Documents that are gone.
     pub deleted: Vec<Key>,
     /// Nodes whose own document is another one, with it. `None`: the node is gone.
-    pub nodes: BTreeMap<Name, Option<Bytes>>,
+    pub nodes: Touched,
 }
 
 /// One controller.
@@ -117,13 +117,17 @@ pub struct Controller {
     nodes: Mutex<BTreeMap<Name, watch::Sender<Watched>>>,
 }
 
-/// The state and what it comes to.
-#[derive(Debug, Default)]
+/// The state and what it comes to. A copy costs nothing.
+#[derive(Clone, Debug, Default)]
 pub struct Known {
     /// What the store's entries come to.
     pub state: State,
-    /// What each node is to run.
-    pub documents: BTreeMap<Name, Given>,
+    /// What that means for nodes.
+    plan: Plan,
+    /// Since when each node is to run what it is.
+    since: RedBlackTreeMapSync<Name, Revision>,
+    /// Documents that have changed, and that the plan has not: they cannot be compiled by this version.
+    waiting: BTreeSet<Key>,
 }
 
 impl Controller {
@@ -211,33 +215,48 @@ impl Controller {
     async fn catch_up(&self) -> Result<(), StoreError> {
         let _one = self.reading.lock().await;
         let before = self.known();
-        let mut state = before.state.clone();
-        let mut from = state.revision;
+        let mut known = (*before).clone();
+        let mut from = known.state.revision;
+        let mut concerned = BTreeSet::new();
         loop {
-            let entries = match self.store.read(state.revision).await? {
+            let entries = match self.store.read(known.state.revision).await? {
                 After::Gone => {
-                    state = self.read_base().await?;
-                    from = state.revision;
+                    let state = self.read_base().await?;
+                    // What differs is not told: all may.
+                    let keys = |state: &State| state.catalog.iter().map(|one| one.key.clone()).collect::<Vec<_>>();
+                    known.waiting.extend(keys(&known.state).into_iter().chain(keys(&state)));
+                    concerned.extend(lock(&self.nodes).keys().cloned());
+                    (from, known.state) = (state.revision, state);
                     continue;
                 }
                 After::Entries(entries) if entries.is_empty() => break,
                 After::Entries(entries) => entries,
             };
             for entry in entries {
-                let commit = serde_json::from_slice(&entry.bytes)
+                let commit: Commit = serde_json::from_slice(&entry.bytes)
                     .map_err(|error| foreign(format!("entry {}: {error}", entry.revision)))?;
-                state.apply(entry.revision, commit);
+                for change in &commit.changes {
+                    match change {
+                        Change::Put(resource) => _ = known.waiting.insert(resource.key.clone()),
+                        Change::Delete(key) => _ = known.waiting.insert(key.clone()),
+                        Change::Enrolled(Member { node, .. }) | Change::Expelled { node } => {
+                            concerned.insert(node.clone());
+                        }
+                        Change::Authority(_) | Change::Token(_) | Change::Spent { .. } => {}
+                    }
+                }
+                known.state.apply(entry.revision, commit);
             }
         }
-        if state.revision == before.state.revision {
+        let revision = known.state.revision;
+        if revision == before.state.revision {
             return Ok(());
         }
-        let is_long = state.revision / COMPACT > from / COMPACT;
-        let base = is_long.then(|| Base { revision: state.revision, state: state.base().into() });
-        let documents = documents(&state, &before.documents);
-        let known = Arc::new(Known { state, documents });
+        concerned.extend(known.replan());
+        let base = (revision / COMPACT > from / COMPACT).then(|| Base { revision, state: known.state.base().into() });
+        let known = Arc::new(known);
         *lock(&self.known) = known.clone();
-        self.publish(&known);
+        self.publish(&known, &concerned);
         if let Some(base) = base {
             // What cannot be compacted is longer, and no worse.
             let compacted = self.store.compact(base).await;
@@ -251,14 +270,18 @@ impl Controller {
         State::from_base(base.revision, &base.state).map_err(foreign)
     }
 
-    /// Tells who follows a node whose document is another one.
-    fn publish(&self, known: &Known) {
+    /// Tells who follows one of these nodes.
+    fn publish(&self, known: &Known, concerned: &BTreeSet<Name>) {
         let mut nodes = lock(&self.nodes);
-        // Whom nobody follows any more is looked up when somebody does.
-        nodes.retain(|_, sender| sender.receiver_count() > 0);
-        for (node, sender) in nodes.iter() {
-            let watched = known.watched(node);
+        for node in concerned {
+            let Some(sender) = nodes.get(node) else { continue };
+            // Whom nobody follows any more is looked up when somebody does.
+            if sender.receiver_count() == 0 {
+                nodes.remove(node);
+                continue;
+            }
             sender.send_if_modified(|before| {
+                let watched = known.watched(node);
                 let is_new = *before != watched;
                 *before = watched;
                 is_new
@@ -276,38 +299,46 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Known {
+    /// What a node is to run. `None`: it is no part of the overlay.
+    pub fn document(&self, node: &Name) -> Option<&Bytes> {
+        self.plan.document(node)
+    }
+
     /// What a node is to run, and by which key it is one.
     pub fn watched(&self, node: &Name) -> Watched {
-        let none = || Given { since: self.state.revision, document: None };
+        let since = self.since.get(node).copied().unwrap_or(self.state.revision);
         Watched {
-            given: self.documents.get(node).cloned().unwrap_or_else(none),
+            given: Given { since, document: self.document(node).cloned() },
             key: self.state.members.get(node).map(|member| member.key.clone()),
         }
     }
-}
 
-/// What each node is to run. What is as it was keeps its revision.
-fn documents(state: &State, before: &BTreeMap<Name, Given>) -> BTreeMap<Name, Given> {
-    let compiled = match compile(&state.catalog) {
-        Ok(compiled) => compiled,
-        Err(faults) => {
-            // An overlay without documents yet is none that could be wrong.
-            if state.catalog.iter().next().is_some() {
+    /// Compiles what has changed: the nodes that it concerns.
+    fn replan(&mut self) -> Vec<Name> {
+        if self.waiting.is_empty() || self.state.catalog.is_empty() {
+            return Vec::new();
+        }
+        match self.plan.update(&self.state.catalog, &self.waiting) {
+            Ok((plan, touched)) => {
+                (self.plan, self.waiting) = (plan, BTreeSet::new());
+                for (node, document) in &touched {
+                    if document.is_some() {
+                        self.since.insert_mut(node.clone(), self.state.revision);
+                    } else {
+                        self.since.remove_mut(node);
+                    }
+                }
+                touched.into_keys().collect()
+            }
+            Err(faults) => {
                 tracing::error!(
                     "what the store holds cannot be compiled; nodes keep what they have: {}",
                     lines(&faults)
                 );
+                Vec::new()
             }
-            return before.clone();
         }
-    };
-    let given = |(name, document): (Name, _)| {
-        let document: Bytes = serde_json::to_vec(&document).unwrap_or_default().into();
-        let same = before.get(&name).filter(|before| before.document.as_ref() == Some(&document));
-        let given = same.cloned().unwrap_or(Given { since: state.revision, document: Some(document) });
-        (name, given)
-    };
-    compiled.into_iter().map(given).collect()
+    }
 }
 
 /// What a request comes to with this state: what is to be written, and what that changes.
@@ -341,32 +372,17 @@ fn plan(known: &Known, request: &Request) -> Result<(Vec<Change>, Outcome), Refu
         }
     }
     if !changes.is_empty() {
-        outcome.nodes = touched(&catalog, &known.documents)?;
+        let changed: BTreeSet<Key> = known.waiting.iter().chain(&request.delete).cloned().collect();
+        let changed = changed.into_iter().chain(request.put.iter().map(|resource| resource.key.clone())).collect();
+        (_, outcome.nodes) = known.plan.update(&catalog, &changed).map_err(Refused::Faults)?;
     }
     Ok((changes, outcome))
-}
-
-/// Nodes whose document is another one with these overlay documents.
-fn touched(catalog: &Catalog, before: &BTreeMap<Name, Given>) -> Result<BTreeMap<Name, Option<Bytes>>, Refused> {
-    let is_empty = catalog.iter().next().is_none();
-    let compiled = if is_empty { BTreeMap::new() } else { compile(catalog).map_err(Refused::Faults)? };
-    let names: BTreeSet<_> = before.keys().chain(compiled.keys()).cloned().collect();
-    let document = |name: &Name| compiled.get(name).map(|one| Bytes::from(serde_json::to_vec(one).unwrap_or_default()));
-    let is_other = |(name, document): &(Name, Option<Bytes>)| {
-        before.get(name).and_then(|given| given.document.as_ref()) != document.as_ref()
-    };
-    Ok(names.into_iter().map(|name| (name.clone(), document(&name))).filter(is_other).collect())
 }
 
 /// Milliseconds since 1970.
 fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// The key of a node's own document.
-pub fn node_key(name: &Name) -> Key {
-    Key { kind: Kind::Node, provider: None, name: name.clone() }
 }
 
 #[cfg(test)]

@@ -93,6 +93,13 @@ pub struct Key {
     pub name: Name,
 }
 
+impl Key {
+    /// A node's.
+    pub fn node(name: &Name) -> Self {
+        Self { kind: Kind::Node, provider: None, name: name.clone() }
+    }
+}
+
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.provider {

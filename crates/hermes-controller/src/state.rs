@@ -3,8 +3,7 @@
 //! In: commits, in the order of their revisions. Out: the state after each of them, the same at every controller.
 //! Never: a judgement. Who writes a commit has checked it against the state before; here it only takes effect.
 
-use std::collections::BTreeMap;
-
+use rpds::RedBlackTreeMapSync;
 use serde::{Deserialize, Serialize};
 
 use crate::catalog::Catalog;
@@ -94,7 +93,7 @@ pub struct Member {
     pub token: String,
 }
 
-/// All of it.
+/// All of it. A copy costs nothing.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     /// The last commit's.
@@ -102,13 +101,13 @@ pub struct State {
     /// The documents.
     pub catalog: Catalog,
     /// When each document changed last.
-    pub changed: BTreeMap<Key, Revision>,
+    pub changed: RedBlackTreeMapSync<Key, Revision>,
     /// The certificate authority. `None`: there is none yet.
     pub authority: Option<Authority>,
     /// Tokens that are not used, some of which may have expired.
-    pub tokens: BTreeMap<String, Token>,
+    pub tokens: RedBlackTreeMapSync<String, Token>,
     /// Nodes that have enrolled.
-    pub members: BTreeMap<Name, Member>,
+    pub members: RedBlackTreeMapSync<Name, Member>,
 }
 
 impl State {
@@ -118,18 +117,18 @@ impl State {
         for change in commit.changes {
             match change {
                 Change::Put(resource) => {
-                    self.changed.insert(resource.key.clone(), revision);
+                    self.changed.insert_mut(resource.key.clone(), revision);
                     self.catalog.put(resource);
                 }
                 Change::Delete(key) => {
-                    self.changed.remove(&key);
+                    self.changed.remove_mut(&key);
                     self.catalog.remove(&key);
                 }
                 Change::Authority(authority) => self.authority = Some(authority),
-                Change::Token(token) => _ = self.tokens.insert(token.id.clone(), token),
-                Change::Spent { token } => _ = self.tokens.remove(&token),
-                Change::Enrolled(member) => _ = self.members.insert(member.node.clone(), member),
-                Change::Expelled { node } => _ = self.members.remove(&node),
+                Change::Token(token) => self.tokens.insert_mut(token.id.clone(), token),
+                Change::Spent { token } => _ = self.tokens.remove_mut(&token),
+                Change::Enrolled(member) => self.members.insert_mut(member.node.clone(), member),
+                Change::Expelled { node } => _ = self.members.remove_mut(&node),
             }
         }
     }
@@ -161,7 +160,7 @@ impl State {
         }
         let mut state = Self { revision, authority: base.authority, ..Self::default() };
         for (changed, resource) in base.documents {
-            state.changed.insert(resource.key.clone(), changed);
+            state.changed.insert_mut(resource.key.clone(), changed);
             state.catalog.put(resource);
         }
         state.tokens = base.tokens.into_iter().map(|token| (token.id.clone(), token)).collect();
@@ -226,7 +225,7 @@ mod tests {
             assert_eq!(state.catalog.iter().count(), 2);
             assert_eq!(state.changed[&"Node/a".parse().unwrap()], 2);
             assert_eq!(state.tokens.keys().collect::<Vec<_>>(), ["two"]);
-            assert_eq!(state.members.len(), 1);
+            assert_eq!(state.members.size(), 1);
             assert_eq!(state.revision, 4);
         }
         assert_eq!(again.base(), state.base());

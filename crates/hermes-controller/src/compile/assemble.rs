@@ -12,30 +12,31 @@ use hermes_model::document::word::Protocol;
 use hermes_model::document::{Bind, Document, Identity};
 use hermes_model::facts::Kind;
 use hermes_model::pattern::{AuthorityPattern, UserPattern};
-use hermes_model::snapshot::{ClientAuth, HostPort, UpstreamProtocol};
+use hermes_model::snapshot::{ClientAuth, HostPort, Role, UpstreamProtocol};
 
-use super::way::{Stop, Ways};
+use super::Plan;
+use super::way::Stop;
 use crate::catalog::Catalog;
 use crate::document::{App, Key, Name, Node, Service, Speech};
 
 /// The listener that other nodes dial.
 const OVERLAY: &str = "overlay";
 
-pub(super) fn document(catalog: &Catalog, ways: &Ways<'_>, name: &Name, node: &Node) -> Document {
+pub(super) fn document(plan: &Plan, name: &Name, node: &Node) -> Document {
+    let catalog = &plan.catalog;
     let defaults = catalog.overlay().map(|(_, overlay)| overlay.nodes.clone()).unwrap_or_default();
     let [cert, key, ca] = super::IDENTITY.map(str::to_owned);
     let mut upstreams = BTreeMap::new();
-    let routes = routes(catalog, ways, name, &mut upstreams);
+    let routes = routes(plan, name, &mut upstreams);
     let mut listeners = listeners(catalog, name, node);
-    listeners.extend(uplinks(catalog, ways, name, node, &mut upstreams));
-    let bound = ways.bound.get(name).into_iter().flatten();
+    listeners.extend(uplinks(plan, name, node, &mut upstreams));
     Document {
         admin: node.admin.or(defaults.admin),
         drain: node.drain.or(defaults.drain),
         workers: node.workers,
         role: node.role,
         identity: Some(Identity { cert, key, ca }),
-        users: bound.map(|(node, users)| (node.to_string(), Many(users.iter().cloned().collect()))).collect(),
+        users: bound(plan, name),
         limits: node.limits.clone().or(defaults.limits).unwrap_or_default(),
         dispatch: node.dispatch,
         access_log: node.access_log.clone().or(defaults.access_log).unwrap_or_default(),
@@ -44,6 +45,23 @@ pub(super) fn document(catalog: &Catalog, ways: &Ways<'_>, name: &Name, node: &N
         upstreams: upstreams.into_values().collect(),
         ..Document::new(name.as_str())
     }
+}
+
+/// Users of neighbours that are not standalone, who have to be believed here: where their sessions come by, and no others.
+fn bound(plan: &Plan, name: &Name) -> BTreeMap<String, Many<String>> {
+    let senders = plan.into.get(name).into_iter().flat_map(|senders| senders.iter());
+    let dependent =
+        senders.filter(|(sender, _)| plan.catalog.node(sender).is_some_and(|node| node.role == Role::Dependent));
+    dependent
+        .filter_map(|(sender, services)| {
+            let stops = services.iter().filter_map(|key| Some((key, plan.ways.get(key)?.stops.get(sender)?)));
+            let users = stops.flat_map(|(key, stop)| {
+                stop.users.iter().flatten().map(|user| super::user_on_the_wire(&key.provider, user))
+            });
+            let users: BTreeSet<String> = users.collect();
+            (!users.is_empty()).then(|| (sender.to_string(), Many(users.into_iter().collect())))
+        })
+        .collect()
 }
 
 fn listeners(catalog: &Catalog, name: &Name, node: &Node) -> Vec<Listener> {
@@ -74,13 +92,13 @@ fn listener_of(catalog: &Catalog, node: &Name, at: usize, app: &App) -> Listener
 }
 
 /// Routes of a node, and the upstreams that they need. The most special ones come first, since the first that fits is taken.
-fn routes(catalog: &Catalog, ways: &Ways<'_>, name: &Name, upstreams: &mut BTreeMap<String, Upstream>) -> Vec<Route> {
-    let stops = ways.stops.get(name).into_iter().flatten();
-    let mut routes: Vec<_> = stops
-        .filter_map(|(key, stop)| {
-            let (_, service) = catalog.services().find(|(one, _)| one == key)?;
-            let route = route(catalog, (name, stop), (key, service), upstreams);
-            Some((generality(service, key), (*key).clone(), route))
+fn routes(plan: &Plan, name: &Name, upstreams: &mut BTreeMap<String, Upstream>) -> Vec<Route> {
+    let services = plan.at.get(name).into_iter().flat_map(|services| services.iter());
+    let mut routes: Vec<_> = services
+        .filter_map(|key| {
+            let (service, stop) = (plan.catalog.service(key)?, plan.ways.get(key)?.stops.get(name)?);
+            let route = route(&plan.catalog, (name, stop), (key, service), upstreams);
+            Some((generality(service, key), key.clone(), route))
         })
         .collect();
     routes.sort_by(|(a, a_key, _), (b, b_key, _)| (a, a_key).cmp(&(b, b_key)));
@@ -191,14 +209,9 @@ fn dialled(own: Option<&Node>, next: &Node, name: &Name) -> Option<HostPort> {
 }
 
 /// Connections that a node keeps to neighbours which send it sessions and do not dial it themselves.
-fn uplinks(
-    catalog: &Catalog,
-    ways: &Ways<'_>,
-    name: &Name,
-    node: &Node,
-    upstreams: &mut BTreeMap<String, Upstream>,
-) -> Vec<Listener> {
-    let senders = ways.links.iter().filter(|(_, next)| next.contains(name)).map(|(sender, _)| *sender);
+fn uplinks(plan: &Plan, name: &Name, node: &Node, upstreams: &mut BTreeMap<String, Upstream>) -> Vec<Listener> {
+    let catalog = &plan.catalog;
+    let senders = plan.into.get(name).into_iter().flat_map(|senders| senders.keys());
     let kept = senders.filter(|sender| dialled(catalog.node(sender), node, name).is_none());
     let kept: Vec<_> = kept.filter(|sender| node.links.iter().any(|link| link == *sender)).collect();
     kept.into_iter()

@@ -10,7 +10,7 @@ use x509_parser::prelude::FromDer as _;
 
 use super::{Controller, Known, Refused, now};
 use crate::authority::{Subject, Unissued};
-use crate::document::Name;
+use crate::document::{Key, Name};
 use crate::state::{Authority, Change, Member, Token};
 use crate::token::Ticket;
 
@@ -54,9 +54,9 @@ impl Controller {
         let life = u64::try_from(life.min(LONGEST).as_millis()).unwrap_or(u64::MAX);
         let judge = |known: &Known| {
             if known.state.catalog.node(node).is_none() {
-                return Err(Refused::Absent(Box::new(super::node_key(node))));
+                return Err(Refused::Absent(Box::new(Key::node(node))));
             }
-            if known.state.tokens.len() >= MOST_TOKENS {
+            if known.state.tokens.size() >= MOST_TOKENS {
                 return Err(Refused::Denied(format!(
                     "there are {MOST_TOKENS} tokens that nobody has used; wait until they expire"
                 )));

@@ -15,6 +15,11 @@ const MAX_NAME: usize = 63;
 pub struct Name(Arc<str>);
 
 impl Name {
+    /// What comes before any name.
+    pub(crate) fn lowest() -> Self {
+        Self(Arc::from(""))
+    }
+
     /// The text.
     pub fn as_str(&self) -> &str {
         &self.0

@@ -152,7 +152,7 @@ impl Etcd {
         let at = format!("{}{nonce:016x}/", self.parts(kind, revision));
         for (number, part) in bytes.chunks(PART).enumerate() {
             let key = Bytes::from(format!("{at}{number:06}"));
-            let put = PutRequest { key, value: Bytes::copy_from_slice(part), ..PutRequest::default() };
+            let put = PutRequest { key, value: Bytes::copy_from_slice(part) };
             self.txn(what, TxnRequest::new([], [Operation::put(put)])).await?;
         }
         value.put_u8(SPREAD);
@@ -195,7 +195,7 @@ impl Etcd {
             0 => Compare::is_absent(self.base_key()),
             after => Compare::is_there(self.key(after)),
         });
-        let put = Operation::put(PutRequest { key: self.key(next), value: value.clone(), ..PutRequest::default() });
+        let put = Operation::put(PutRequest { key: self.key(next), value: value.clone() });
         let request = TxnRequest::new(compare, [put]);
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -221,7 +221,6 @@ impl Etcd {
             key: self.key(after + 1),
             range_end: after_last(&format!("{}log/", self.prefix)),
             limit: AT_ONCE.1,
-            ..RangeRequest::default()
         };
         let base = RangeRequest { limit: 1, ..RangeRequest::of(self.base_key()) };
         // Both at one moment: a base that comes in between takes entries away.
@@ -312,16 +311,14 @@ impl Etcd {
             None => Compare::is_absent(self.base_key()),
         };
         let compare = [unchanged, Compare::is_there(self.key(revision))];
-        let put = PutRequest { key: self.base_key(), value: value.freeze(), ..PutRequest::default() };
-        let old =
-            DeleteRangeRequest { key: self.key(0), range_end: self.key(revision), ..DeleteRangeRequest::default() };
+        let put = PutRequest { key: self.base_key(), value: value.freeze() };
+        let old = DeleteRangeRequest { key: self.key(0), range_end: self.key(revision) };
         let answer = self.txn(WHAT, TxnRequest::new(compare, [Operation::put(put), Operation::delete(old)])).await?;
         if answer.succeeded {
             // Parts of what is gone, and of what never came to anything.
             for kind in ["log", "base"] {
                 let (from, to) = (self.parts(kind, 0), self.parts(kind, revision));
-                let old =
-                    DeleteRangeRequest { key: from.into(), range_end: to.into(), ..DeleteRangeRequest::default() };
+                let old = DeleteRangeRequest { key: from.into(), range_end: to.into() };
                 self.txn(WHAT, TxnRequest::new([], [Operation::delete(old)])).await?;
             }
         }

@@ -1,0 +1,105 @@
+//! Which nodes are beside which.
+//!
+//! In: nodes, as they come and go. Out: neighbours, and how far a standalone node is from somewhere.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use hermes_model::snapshot::Role;
+use rpds::{RedBlackTreeMapSync, RedBlackTreeSetSync};
+
+use crate::catalog::Catalog;
+use crate::document::{Key, Kind, Name, Node};
+
+type Beside = RedBlackTreeMapSync<Name, RedBlackTreeSetSync<Name>>;
+
+/// Who is beside whom.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Graph {
+    /// All neighbours.
+    beside: Beside,
+    /// Those that are standalone: a router has thousands of others.
+    inner: Beside,
+}
+
+fn insert(beside: &mut Beside, node: &Name, other: &Name) {
+    let mut all = beside.get(node).cloned().unwrap_or_else(RedBlackTreeSetSync::new_sync);
+    all.insert_mut(other.clone());
+    beside.insert_mut(node.clone(), all);
+}
+
+fn remove(beside: &mut Beside, node: &Name, other: &Name) {
+    let Some(mut all) = beside.get(node).cloned() else { return };
+    all.remove_mut(other);
+    if all.is_empty() {
+        beside.remove_mut(node);
+    } else {
+        beside.insert_mut(node.clone(), all);
+    }
+}
+
+impl Graph {
+    /// A node is another one, or gone, or new.
+    pub(super) fn replace(&mut self, name: &Name, old: Option<&Node>, catalog: &Catalog) {
+        // Of both: who linked to it may do so no more, and have changed before it or after.
+        let mut others: BTreeSet<Name> = old.into_iter().flat_map(|node| node.links.iter().cloned()).collect();
+        others.extend(self.beside.get(name).into_iter().flat_map(|all| all.iter().cloned()));
+        others.extend(catalog.node(name).into_iter().flat_map(|node| node.links.iter().cloned()));
+        others
+            .extend(catalog.namers(&Key::node(name)).filter(|key| key.kind == Kind::Node).map(|key| key.name.clone()));
+        for other in others {
+            let (here, there) = (catalog.node(name), catalog.node(&other));
+            let links =
+                |from: Option<&Node>, to: &Name| from.is_some_and(|node| node.links.iter().any(|link| link == to));
+            let is_beside = here.is_some() && there.is_some() && (links(here, &other) || links(there, name));
+            for (node, neighbour, neighbours_node) in [(name, &other, there), (&other, name, here)] {
+                if !is_beside {
+                    remove(&mut self.beside, node, neighbour);
+                    remove(&mut self.inner, node, neighbour);
+                    continue;
+                }
+                insert(&mut self.beside, node, neighbour);
+                if neighbours_node.is_some_and(|node| node.role == Role::Standalone) {
+                    insert(&mut self.inner, node, neighbour);
+                } else {
+                    remove(&mut self.inner, node, neighbour);
+                }
+            }
+        }
+    }
+
+    /// How many links each standalone node is from the nearest of these, which are at 0.
+    pub(super) fn distances(&self, places: &BTreeSet<Name>) -> BTreeMap<Name, usize> {
+        let mut distances: BTreeMap<Name, usize> = places.iter().map(|place| (place.clone(), 0)).collect();
+        let mut queue: VecDeque<Name> = places.iter().cloned().collect();
+        while let Some(node) = queue.pop_front() {
+            let next = distances.get(&node).map_or(0, |distance| distance + 1);
+            for neighbour in self.inner.get(&node).into_iter().flat_map(RedBlackTreeSetSync::iter) {
+                if !distances.contains_key(neighbour) {
+                    distances.insert(neighbour.clone(), next);
+                    queue.push_back(neighbour.clone());
+                }
+            }
+        }
+        distances
+    }
+
+    /// The nearest of a node's neighbours, and how far they are. Only those that the distances know are on any way.
+    pub(super) fn nearest(&self, node: &Name, distances: &BTreeMap<Name, usize>) -> Option<(usize, BTreeSet<Name>)> {
+        // A dependent one may be where a service lives, but a router has too many of them to be asked each.
+        let beside = self.beside.get(node)?;
+        let known: Vec<_> = if beside.size() <= distances.len() {
+            beside.iter().filter_map(|neighbour| Some((*distances.get(neighbour)?, neighbour))).collect()
+        } else {
+            distances
+                .iter()
+                .filter(|(name, _)| beside.contains(*name))
+                .map(|(name, distance)| (*distance, name))
+                .collect()
+        };
+        let nearest = known.iter().map(|(distance, _)| *distance).min()?;
+        Some((
+            nearest,
+            known.into_iter().filter(|(distance, _)| *distance == nearest).map(|(_, name)| name.clone()).collect(),
+        ))
+    }
+}
