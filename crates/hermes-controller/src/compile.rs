@@ -20,6 +20,7 @@ use bytes::Bytes;
 use hermes_model::Problem;
 use hermes_model::check::check_document;
 use hermes_model::document::Document;
+use hermes_model::document::scalar::Many;
 use hermes_model::snapshot::Role;
 use rpds::{RedBlackTreeMapSync, RedBlackTreeSetSync};
 
@@ -67,15 +68,19 @@ impl Plan {
             let both = self.catalog.services().chain(catalog.services());
             both.map(|(key, _)| key.clone()).collect()
         } else {
-            changed
-                .iter()
-                .flat_map(|key| [services_by(&self.catalog, key), services_by(catalog, key)].concat())
-                .collect()
+            let moves = |key: &&Key| key.kind != Kind::Node || place(&self.catalog, key) != place(catalog, key);
+            let both = |key: &Key| [services_by(&self.catalog, key), services_by(catalog, key)].concat();
+            changed.iter().filter(moves).flat_map(both).collect()
         };
         for key in services {
             next.lay(&key, changed.contains(&key), &mut touched);
         }
         next.assemble(self, touched)
+    }
+
+    /// The documents that it is of.
+    pub fn catalog(&self) -> &Catalog {
+        &self.catalog
     }
 
     /// What a node is to run (JSON).
@@ -225,6 +230,11 @@ impl Plan {
         }
         if faults.is_empty() { Ok((self, others)) } else { Err(faults) }
     }
+}
+
+/// What of a node says which ways lead from it, and to it.
+fn place<'a>(catalog: &'a Catalog, key: &Key) -> Option<(Role, &'a Many<Name>, bool)> {
+    catalog.node(&key.name).map(|node| (node.role, &node.links, way::is_entry(node)))
 }
 
 /// Services whose ways are others when this document is.

@@ -113,8 +113,28 @@ pub struct Controller {
     /// Only [`Controller::catch_up`] writes it, one at a time.
     known: Mutex<Arc<Known>>,
     reading: tokio::sync::Mutex<()>,
+    /// One changes something at a time: only other controllers may be faster.
+    writing: tokio::sync::Mutex<()>,
+    /// What the next revision comes to, if it is what was judged last.
+    planned: Mutex<Option<(Revision, Planned)>>,
     /// For each node somebody asked for, what it is to run.
     nodes: Mutex<BTreeMap<Name, watch::Sender<Watched>>>,
+}
+
+/// What a change comes to that was judged right.
+struct Planned {
+    plan: Plan,
+    /// Nodes whose document is another one, and whether they are there.
+    touched: Vec<(Name, bool)>,
+    /// Documents that have changed by then.
+    changed: BTreeSet<Key>,
+}
+
+impl Planned {
+    /// Whether it was found for these documents: the entry with its revision may be another controller's.
+    fn is_of(&self, state: &State) -> bool {
+        self.changed.iter().all(|key| self.plan.catalog().get(key) == state.catalog.get(key))
+    }
 }
 
 /// The state and what it comes to. A copy costs nothing.
@@ -136,8 +156,14 @@ impl Controller {
     /// # Errors
     /// It cannot be read, or another version wrote it.
     pub async fn start(store: Arc<dyn Store>) -> Result<Self, StoreError> {
-        let this =
-            Self { store, known: Mutex::default(), reading: tokio::sync::Mutex::default(), nodes: Mutex::default() };
+        let this = Self {
+            store,
+            known: Mutex::default(),
+            reading: tokio::sync::Mutex::default(),
+            writing: tokio::sync::Mutex::default(),
+            planned: Mutex::default(),
+            nodes: Mutex::default(),
+        };
         this.catch_up().await?;
         Ok(this)
     }
@@ -176,8 +202,13 @@ impl Controller {
     /// Every reason against it. Nothing is changed then; except that of a store which could not say so it is not known.
     pub async fn apply(&self, request: &Request) -> Result<Outcome, Refused> {
         let judge = |known: &Known| {
-            let (changes, outcome) = plan(known, request)?;
-            Ok((if request.is_dry { Vec::new() } else { changes }, outcome))
+            let (changes, outcome, planned) = plan(known, request)?;
+            if request.is_dry {
+                return Ok((Vec::new(), outcome));
+            }
+            // What was compiled to judge it is not compiled again.
+            *lock(&self.planned) = planned.map(|planned| (known.state.revision + 1, planned));
+            Ok((changes, outcome))
         };
         let (revision, outcome) = self.transact(&request.by, judge).await?;
         Ok(Outcome { revision, ..outcome })
@@ -190,6 +221,7 @@ impl Controller {
         by: &str,
         judge: impl Fn(&Known) -> Result<(Vec<Change>, T), Refused>,
     ) -> Result<(Revision, T), Refused> {
+        let _one = self.writing.lock().await;
         for _ in 0..TRIES {
             let known = self.known();
             let (changes, told) = judge(&known)?;
@@ -252,7 +284,13 @@ impl Controller {
         if revision == before.state.revision {
             return Ok(());
         }
-        concerned.extend(known.replan());
+        let planned = lock(&self.planned).take().filter(|(of, planned)| {
+            *of == revision && before.state.revision + 1 == revision && planned.changed == known.waiting
+        });
+        concerned.extend(match planned {
+            Some((_, planned)) if planned.is_of(&known.state) => known.take_plan(planned.plan, planned.touched),
+            _ => known.replan(),
+        });
         let base = (revision / COMPACT > from / COMPACT).then(|| Base { revision, state: known.state.base().into() });
         let known = Arc::new(known);
         *lock(&self.known) = known.clone();
@@ -313,6 +351,18 @@ impl Known {
         }
     }
 
+    fn take_plan(&mut self, plan: Plan, touched: Vec<(Name, bool)>) -> Vec<Name> {
+        (self.plan, self.waiting) = (plan, BTreeSet::new());
+        for (node, is_there) in &touched {
+            if *is_there {
+                self.since.insert_mut(node.clone(), self.state.revision);
+            } else {
+                self.since.remove_mut(node);
+            }
+        }
+        touched.into_iter().map(|(node, _)| node).collect()
+    }
+
     /// Compiles what has changed: the nodes that it concerns.
     fn replan(&mut self) -> Vec<Name> {
         if self.waiting.is_empty() || self.state.catalog.is_empty() {
@@ -320,15 +370,7 @@ impl Known {
         }
         match self.plan.update(&self.state.catalog, &self.waiting) {
             Ok((plan, touched)) => {
-                (self.plan, self.waiting) = (plan, BTreeSet::new());
-                for (node, document) in &touched {
-                    if document.is_some() {
-                        self.since.insert_mut(node.clone(), self.state.revision);
-                    } else {
-                        self.since.remove_mut(node);
-                    }
-                }
-                touched.into_keys().collect()
+                self.take_plan(plan, touched.into_iter().map(|(node, one)| (node, one.is_some())).collect())
             }
             Err(faults) => {
                 tracing::error!(
@@ -342,7 +384,7 @@ impl Known {
 }
 
 /// What a request comes to with this state: what is to be written, and what that changes.
-fn plan(known: &Known, request: &Request) -> Result<(Vec<Change>, Outcome), Refused> {
+fn plan(known: &Known, request: &Request) -> Result<(Vec<Change>, Outcome, Option<Planned>), Refused> {
     let state = &known.state;
     let mut catalog = state.catalog.clone();
     let mut outcome = Outcome { revision: state.revision, ..Outcome::default() };
@@ -373,10 +415,17 @@ fn plan(known: &Known, request: &Request) -> Result<(Vec<Change>, Outcome), Refu
     }
     if !changes.is_empty() {
         let changed: BTreeSet<Key> = known.waiting.iter().chain(&request.delete).cloned().collect();
-        let changed = changed.into_iter().chain(request.put.iter().map(|resource| resource.key.clone())).collect();
-        (_, outcome.nodes) = known.plan.update(&catalog, &changed).map_err(Refused::Faults)?;
+        let written = changes.iter().filter_map(|change| match change {
+            Change::Put(resource) => Some(resource.key.clone()),
+            _ => None,
+        });
+        let changed: BTreeSet<Key> = changed.into_iter().chain(written).collect();
+        let (plan, touched) = known.plan.update(&catalog, &changed).map_err(Refused::Faults)?;
+        let nodes = touched.iter().map(|(node, document)| (node.clone(), document.is_some())).collect();
+        outcome.nodes = touched;
+        return Ok((changes, outcome, Some(Planned { plan, touched: nodes, changed })));
     }
-    Ok((changes, outcome))
+    Ok((changes, outcome, None))
 }
 
 /// Milliseconds since 1970.

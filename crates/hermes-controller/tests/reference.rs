@@ -110,3 +110,58 @@ fn the_references_example_is_an_overlay() {
     let documents = compile(&catalog).unwrap_or_else(|faults| panic!("{faults:#?}"));
     assert_eq!(documents.len(), 5);
 }
+
+/// Messages and their fields: name, type, whether repeated, number.
+type Messages = BTreeSet<(String, String, String, u32)>;
+
+fn of_proto(text: &str) -> Messages {
+    let (mut found, mut message) = (Messages::new(), None);
+    for line in text.lines().map(str::trim) {
+        let words: Vec<&str> = line.trim_end_matches([';', '{']).split_whitespace().collect();
+        match words[..] {
+            ["message", name] => message = Some(name.to_owned()),
+            ["}"] => message = None,
+            [kind, field, "=", number] if message.is_some() => {
+                let message = message.clone().unwrap();
+                found.insert((message, field.to_owned(), kind.to_owned(), number.parse().unwrap()));
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+fn of_source(text: &str) -> Messages {
+    let (mut found, mut message, mut told) = (Messages::new(), String::new(), None);
+    for line in text.lines().map(str::trim) {
+        if let Some(name) = line.strip_prefix("pub struct ") {
+            message = name.trim_end_matches(" {").to_owned();
+        } else if let Some(inner) = line.strip_prefix("#[prost(").and_then(|rest| rest.strip_suffix(")]")) {
+            let kind = inner.split([' ', ',']).next().unwrap().to_owned();
+            let number: u32 = inner.split("tag = \"").nth(1).unwrap().trim_end_matches('"').parse().unwrap();
+            told = Some((kind, number));
+        } else if let Some((kind, number)) = told.take() {
+            let field = line.strip_prefix("pub ").unwrap().split(':').next().unwrap().to_owned();
+            found.insert((message.clone(), field, kind, number));
+        }
+    }
+    found
+}
+
+#[test]
+fn the_protocol_is_what_is_spoken() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
+    let (proto, source) = (text("../../docs/reference/control.proto"), text("src/control.rs"));
+    let spoken = of_source(&source);
+    assert!(spoken.len() > 10, "{spoken:?}");
+    // `bytes = "bytes"` says which type of Rust it is.
+    let spoken: Messages =
+        spoken.into_iter().map(|(m, f, kind, n)| (m, f, kind.replace("bytes=", "bytes"), n)).collect();
+    assert_eq!(of_proto(&proto), spoken);
+    for method in ["Enrol", "Renew", "Follow"] {
+        assert!(
+            proto.contains(&format!("rpc {method}(")) && source.contains(&format!("control.v1.Control/{method}\""))
+        );
+    }
+}

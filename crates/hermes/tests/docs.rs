@@ -111,6 +111,17 @@ fn the_guide_works() {
 }
 
 #[test]
+fn the_guide_of_the_controller_works() {
+    let printed = run(&commands("docs/guide-controller.md", "## 1. What the overlay is"));
+    assert!(printed.contains("overlay example: ok, 2 nodes, 1 service, 1 user"), "{printed}");
+    assert_eq!(printed.matches("the first place\n").count(), 1, "{printed}");
+    assert_eq!(printed.matches("the second place\n").count(), 2, "{printed}");
+    assert!(printed.contains("Service/FILES would be changed\nnode server would get another document"), "{printed}");
+    assert!(printed.contains("Service/FILES changed\nnode server runs it\nrevision "), "{printed}");
+    assert_eq!(printed.lines().filter(|line| line.ends_with(" running")).count(), 2, "{printed}");
+}
+
+#[test]
 fn the_guide_of_layer_3_works() {
     if !hermes_testkit::skip::needs_root("the guide of layer 3") {
         return;

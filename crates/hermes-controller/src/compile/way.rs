@@ -56,10 +56,14 @@ pub(super) fn way(catalog: &Catalog, graph: &Graph, key: &Key, service: &Service
     Way { stops }
 }
 
+/// Whether sessions may begin here that are nobody's.
+pub(super) fn is_entry(node: &Node) -> bool {
+    !node.apps.is_empty() || !node.listeners.is_empty()
+}
+
 /// Nodes where sessions of this service may begin, and whose.
 fn entries(catalog: &Catalog, key: &Key, service: &Service) -> BTreeMap<Name, Option<BTreeSet<Name>>> {
     let Some(audience) = catalog.audience(key, service) else {
-        let is_entry = |node: &Node| !node.apps.is_empty() || !node.listeners.is_empty();
         return catalog.nodes().filter(|(_, node)| is_entry(node)).map(|(name, _)| (name.clone(), None)).collect();
     };
     let mut users: BTreeMap<Name, BTreeSet<Name>> = BTreeMap::new();
