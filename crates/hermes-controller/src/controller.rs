@@ -17,7 +17,7 @@ use tokio::sync::watch;
 
 pub use self::enrol::{CERTIFICATE_LIFE, Certificate, pin};
 use crate::compile::{Plan, Touched};
-use crate::document::{Fault, Key, Name, Resource};
+use crate::document::{Fault, Key, Kind, Name, Resource};
 use crate::state::{Change, Commit, Member, State};
 use crate::store::{After, Base, Revision, Store, StoreError};
 
@@ -394,6 +394,10 @@ fn plan(known: &Known, request: &Request) -> Result<(Vec<Change>, Outcome, Optio
             return Err(Refused::Absent(Box::new(key.clone())));
         }
         outcome.deleted.push(key.clone());
+        if key.kind == Kind::Node && state.members.contains_key(&key.name) {
+            // What it has enrolled with is worth nothing for a node of this name that comes later.
+            changes.push(Change::Expelled { node: key.name.clone() });
+        }
         changes.push(Change::Delete(key.clone()));
     }
     for resource in &request.put {

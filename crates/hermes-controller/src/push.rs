@@ -244,7 +244,11 @@ impl Following {
     fn order(&mut self) -> Option<Result<Order, Status>> {
         let watched = self.watched.borrow_and_update().clone();
         if watched.key.as_ref() != Some(&self.key) {
-            return Some(Err(Status::permission_denied(EXPELLED)));
+            // First it is told to serve nobody.
+            if self.ordered.replace(Bytes::new()) == Some(Bytes::new()) {
+                return Some(Err(Status::permission_denied(EXPELLED)));
+            }
+            return Some(Ok(Order { revision: watched.given.since, document: Bytes::new() }));
         }
         let document = watched.given.document.unwrap_or_default();
         let wanted = if document.is_empty() { Bytes::new() } else { sha256(&document) };

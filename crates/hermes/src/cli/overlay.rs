@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use hermes_controller::document::Key;
+use hermes_controller::document::{Key, Name};
 use hermes_model::document::scalar::Period;
 use http::Method;
 use serde_json::{Value, json};
@@ -117,6 +117,16 @@ pub(super) struct Node {
 enum NodeVerb {
     /// Lists them: whether they have enrolled, are there, and run what they should.
     List {
+        /// Prints the controller's answer.
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        access: Access,
+    },
+    /// Deletes a node's document: it serves nobody from then on, and comes back only with a document and a token.
+    Remove {
+        /// Which one.
+        node: Name,
         /// Prints the controller's answer.
         #[arg(long)]
         json: bool,
@@ -254,7 +264,13 @@ impl Token {
 
 impl Node {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let NodeVerb::List { json, access } = self.verb;
+        let (json, access) = match self.verb {
+            NodeVerb::List { json, access } => (json, access),
+            NodeVerb::Remove { node, json, access } => {
+                let path = format!("/v1/documents/{}", Key::node(&node));
+                return change(&access, Method::DELETE, &path, Vec::new(), false, json);
+            }
+        };
         let answer = block_on(access.get(Method::GET, "/v1/nodes", Vec::new()))?;
         if json {
             super::print(&format!("{answer}\n"))?;

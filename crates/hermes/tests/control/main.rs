@@ -3,5 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod bed;
+mod hostile;
 mod path;
 mod refused;
+mod renewal;

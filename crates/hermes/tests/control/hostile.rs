@@ -1,0 +1,118 @@
+//! Who must not ask: without a certificate, with a node's, with a foreign one, with too much; and a node that was removed.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use hermes_testkit::ca::{Authority, Subject};
+
+use crate::bed::{Bed, until};
+
+/// What curl gets: the status, or how it ended.
+fn curl(bed: &Bed, identity: Option<(&Path, &Path)>, args: &[&str], path: &str) -> Result<u16, i32> {
+    let mut command = Command::new("curl");
+    command.args(["--silent", "--output", "/dev/null", "--write-out", "%{http_code}", "--cacert"]);
+    command.arg(bed.directory.path().join("ca.pem"));
+    if let Some((cert, key)) = identity {
+        command.arg("--cert").arg(cert).arg("--key").arg(key);
+    }
+    let output = command.args(args).arg(format!("https://{}{path}", bed.socket(9400))).output().unwrap();
+    let status = String::from_utf8(output.stdout).unwrap();
+    if output.status.success() { Ok(status.parse().unwrap()) } else { Err(output.status.code().unwrap()) }
+}
+
+/// The operator's certificate and key, as files; and the authority's beside them.
+fn operator(bed: &Bed) -> (PathBuf, PathBuf) {
+    let directory = bed.directory.path();
+    let text = std::fs::read_to_string(directory.join("controller/operator.json")).unwrap();
+    let parsed: serde_json::Value = serde_json::from_str(&text).unwrap();
+    for (key, file) in [("authorities", "ca.pem"), ("certificate", "operator.pem"), ("key", "operator.key")] {
+        std::fs::write(directory.join(file), parsed[key].as_str().unwrap()).unwrap();
+    }
+    (directory.join("operator.pem"), directory.join("operator.key"))
+}
+
+#[tokio::test]
+async fn who_must_not_ask_learns_nothing() {
+    let bed = Bed::new().await;
+    bed.origin(7001, "one");
+    bed.told(&["apply", "-f", "-"], &bed.documents(7001));
+    let _laptop = bed.node("laptop", Some(&bed.token("laptop")));
+    until("it has enrolled", || bed.log("laptop").contains("under control")).await;
+    let (cert, key) = operator(&bed);
+    let root = Some((&*cert, &*key));
+    assert_eq!(curl(&bed, root, &[], "/v1/documents"), Ok(200));
+    let directory = bed.directory.path();
+    let laptop = (directory.join("laptop/node.pem"), directory.join("laptop/node.key"));
+    let laptop = Some((&*laptop.0, &*laptop.1));
+    for path in ["/v1/documents", "/v1/documents/Node/server", "/v1/nodes"] {
+        assert_eq!(curl(&bed, None, &[], path), Ok(401), "{path}");
+        assert_eq!(curl(&bed, laptop, &[], path), Ok(401), "{path}: a node is no operator");
+    }
+    for path in ["/v1/apply", "/v1/tokens"] {
+        let body = ["--data", "kind: User", "--header", "content-type: application/json"];
+        assert_ne!(curl(&bed, None, &body, path), Ok(200), "{path}");
+        assert_ne!(curl(&bed, laptop, &body, path), Ok(200), "{path}");
+    }
+    // One of another authority does not even come so far.
+    let foreign = Authority::new("test")
+        .unwrap()
+        .issue(&Subject { node: Some("server".to_owned()), ..Subject::default() })
+        .unwrap();
+    let (cert, key) = (directory.join("foreign.pem"), directory.join("foreign.key"));
+    std::fs::write(&cert, foreign.cert_pem).unwrap();
+    std::fs::write(&key, foreign.key_pem).unwrap();
+    assert!(curl(&bed, Some((&*cert, &*key)), &[], "/v1/documents").is_err());
+    assert_eq!(bed.told(&["get", "users"], "").matches("\"kind\":\"User\"").count(), 1, "nothing was changed");
+}
+
+#[tokio::test]
+async fn what_is_too_much_or_none_is_refused() {
+    let bed = Bed::new().await;
+    bed.told(&["apply", "-f", "-"], &bed.documents(7001));
+    let (cert, key) = operator(&bed);
+    let root = Some((&*cert, &*key));
+    let large = bed.directory.path().join("large");
+    std::fs::write(&large, vec![b'#'; 100 << 20]).unwrap();
+    let large = format!("@{}", large.display());
+    // It may be told before all of it is sent, or while it is.
+    let refused = curl(&bed, root, &["--data-binary", &large], "/v1/apply");
+    assert!(matches!(refused, Ok(413) | Err(55 | 56 | 92)), "{refused:?}");
+    for (path, args) in [
+        ("/v1/documents/Node", &[][..]),
+        ("/v1/documents/Node/..%2f..%2fetc", &[]),
+        ("/v1/documents?kind=Nothing", &[]),
+        ("/v1/documents?kin=Node", &[]),
+        ("/v1/apply?since=yesterday", &["--data", "kind: User"]),
+        ("/v1/tokens", &["--data", "{}", "--header", "content-type: application/json"]),
+    ] {
+        let status = curl(&bed, root, args, path).unwrap();
+        assert!((400..500).contains(&status), "{path}: {status}");
+    }
+    assert_eq!(curl(&bed, root, &[], "/v2/documents"), Ok(404));
+    assert_eq!(curl(&bed, root, &[], "/v1/documents"), Ok(200), "it goes on");
+}
+
+#[tokio::test]
+async fn a_node_that_is_removed_serves_nobody_and_does_not_come_back() {
+    let bed = Bed::new().await;
+    bed.origin(7001, "one");
+    bed.told(&["apply", "-f", "-"], &bed.documents(7001));
+    let _laptop = bed.node("laptop", Some(&bed.token("laptop")));
+    let server = bed.node("server", Some(&bed.token("server")));
+    bed.until_answers("APP", "one").await;
+    let said = bed.refused(&["node", "remove", "server"], "");
+    assert!(said.contains("Service/APP: at[0].node: there is no node server"), "{said}");
+    bed.told(&["delete", "Service/APP"], "");
+    let alone = bed.documents(7001).replace(", links: server", "");
+    let alone: String = alone.split("---\n").filter(|one| !one.contains("Service")).collect::<Vec<_>>().join("---\n");
+    bed.told(&["apply", "-f", "-"], &alone);
+    bed.told(&["node", "remove", "server"], "");
+    until("it listens no more", || std::net::TcpStream::connect(bed.socket(9443)).is_err()).await;
+    // Its certificate is worth nothing, to the node of this name that comes later too.
+    bed.told(&["apply", "-f", "-"], &bed.documents(7001));
+    until("it is told", || bed.log("server").contains("no member any more")).await;
+    crate::bed::sigkill(server);
+    let _server = bed.node("server", None);
+    until("it is told again", || bed.log("server").contains("no member any more")).await;
+    assert!(bed.get("APP").is_none_or(|(status, _)| status != 200));
+}
