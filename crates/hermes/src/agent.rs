@@ -143,20 +143,19 @@ impl Agent {
     ///
     /// # Errors
     /// The node has not enrolled, and cannot: the token is none, or the controller is away or refuses it.
-    pub(crate) async fn start(place: Place, home: &Home, ticket: Option<Ticket>) -> anyhow::Result<Self> {
+    pub(crate) async fn start(places: Vec<Place>, home: &Home, ticket: Option<Ticket>) -> anyhow::Result<Self> {
         if !home.is_enrolled() {
             let ticket = ticket.context(
                 "this node has not enrolled yet: give it --token, from `hermes token create` at the controller",
             )?;
-            let client = Client::connect(&place, &Known::Pin(ticket.pin), None).await?;
             let request = EnrolRequest { token: ticket.reveal(), request: home.request()? };
-            let issued = client.enrol(request).await?;
+            let issued = enrol(&places, &ticket, &request).await?;
             home.take(&issued)?;
-            tracing::info!(node = issued.node, controller = %place, "enrolled");
+            tracing::info!(node = issued.node, "enrolled");
         }
         let (instruct, instructions) = mpsc::channel(1);
         let mut task = JoinSet::new();
-        task.spawn(follow(place, home.clone(), instruct));
+        task.spawn(follow(places, home.clone(), instruct));
         Ok(Self { instructions, _task: task })
     }
 
@@ -164,6 +163,18 @@ impl Agent {
     pub(crate) async fn next(&mut self) -> Option<Instruction> {
         self.instructions.recv().await
     }
+}
+
+/// Asks one controller after the other; one that answers is believed.
+async fn enrol(places: &[Place], ticket: &Ticket, request: &EnrolRequest) -> anyhow::Result<Issued> {
+    let mut last = None;
+    for place in places {
+        match Client::connect(place, &Known::Pin(ticket.pin), None).await {
+            Ok(client) => return Ok(client.enrol(request.clone()).await?),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.map_or_else(|| anyhow::anyhow!("no controller is named"), Into::into))
 }
 
 /// What this node says of itself.
@@ -186,16 +197,17 @@ impl Standing {
     }
 }
 
-async fn follow(place: Place, home: Home, instruct: mpsc::Sender<Instruction>) {
+async fn follow(places: Vec<Place>, home: Home, instruct: mpsc::Sender<Instruction>) {
     let program = tokio::task::spawn_blocking(|| std::fs::read("/proc/self/exe").map(|program| sha256(&program)));
     let program = program.await.ok().and_then(Result::ok).unwrap_or_default();
     let running = std::fs::read(home.document()).map(|document| sha256(&document)).unwrap_or_default();
     let mut standing = Standing { running, tried: 0, refused: String::new(), program };
     let mut pace = Pace::new(AGAIN.0, AGAIN.1);
-    loop {
+    // Where one controller is away, the next one has the same.
+    for place in places.iter().cycle() {
         pace.due().await;
         let pause = pace.begin();
-        match converse(&place, &home, &instruct, &mut standing, &mut pace).await {
+        match converse(place, &home, &instruct, &mut standing, &mut pace).await {
             Ok(()) if instruct.is_closed() => return,
             Ok(()) => {
                 tracing::warn!(controller = %place, again_in = ?pause, "the controller has gone; this node goes on with what it has")

@@ -45,8 +45,8 @@ pub(crate) enum Source {
     File(PathBuf),
     /// A controller, whose last good document is kept.
     Controller {
-        /// Where it is.
-        place: Place,
+        /// Where it is, and others that have the same.
+        places: Vec<Place>,
         /// The node's directory.
         state: PathBuf,
         /// Leave to enrol.
@@ -67,9 +67,9 @@ pub(crate) fn proxy(source: Source, takeover: Option<&Path>, log: &str) -> anyho
     runtime.block_on(async {
         match source {
             Source::File(config) => run(&config, &config, None, takeover, &log).await,
-            Source::Controller { place, state, ticket } => {
+            Source::Controller { places, state, ticket } => {
                 let home = Home::open(&state)?;
-                let agent = Agent::start(place, &home, ticket).await?;
+                let agent = Agent::start(places, &home, ticket).await?;
                 let (agent, config) = first_document(agent, &home).await?;
                 // A document comes by the agent; of files only the certificate changes.
                 run(&config, &home.certificate(), Some(agent), takeover, &log).await

@@ -21,9 +21,9 @@ pub(super) struct Proxy {
     #[arg(long, value_name = "FILE", required_unless_present_any = ["stray", "controller"])]
     config: Option<PathBuf>,
     /// The controller that gives this node its identity and its document. What it gave last is kept in --state, and the node
-    /// runs from that while the controller is away.
-    #[arg(long, value_name = "URL", requires = "state", conflicts_with = "config")]
-    controller: Option<Place>,
+    /// runs from that while the controller is away. Of several, which share one store, any will do.
+    #[arg(long, value_name = "URL", requires = "state", conflicts_with = "config", value_delimiter = ',')]
+    controller: Vec<Place>,
     /// Leave to enrol, the first time: from `hermes token create`.
     #[arg(long, env = "HERMES_TOKEN", hide_env_values = true, value_name = "TOKEN")]
     token: Option<String>,
@@ -48,9 +48,9 @@ pub(super) struct Proxy {
 
 impl Proxy {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let source = match (&self.config, &self.stray, &self.controller, &self.state) {
-            (_, None, Some(place), Some(state)) => {
-                Source::Controller { place: place.clone(), state: state.clone(), ticket: self.ticket()? }
+        let source = match (&self.config, &self.stray, &*self.controller, &self.state) {
+            (_, None, [_, ..], Some(state)) => {
+                Source::Controller { places: self.controller.clone(), state: state.clone(), ticket: self.ticket()? }
             }
             (Some(config), None, ..) => Source::File(config.clone()),
             (_, stray, ..) => usage(stray.as_deref().unwrap_or(Path::new("FILE"))),

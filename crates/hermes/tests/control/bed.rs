@@ -18,6 +18,9 @@ pub(crate) struct Bed {
     pub(crate) directory: tempfile::TempDir,
     pub(crate) address: Ipv4Addr,
     controller: Option<Running>,
+    etcd: Option<Running>,
+    /// A second one, at the same etcd.
+    second: Option<Running>,
 }
 
 /// Waits until this holds.
@@ -26,11 +29,50 @@ pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 impl Bed {
-    /// With a controller that has nothing yet.
-    pub(crate) async fn new() -> Self {
+    /// With two controllers at an etcd.
+    pub(crate) async fn with_etcd() -> Self {
+        let mut this = Self::nothing();
+        this.start_etcd().await;
+        this.start_controller().await;
+        let data = this.state("second");
+        this.second = Some(this.launch("second", data, 9401));
+        until("the second one listens", || TcpStream::connect(this.socket(9401)).is_ok()).await;
+        this
+    }
+
+    pub(crate) async fn start_etcd(&mut self) {
+        let (client, peer) = (format!("http://{}", self.socket(2379)), format!("http://{}", self.socket(2380)));
+        let program = Program::new("etcd", "etcd", self.directory.path());
+        let program = program.args(["--name", "one", "--log-level", "error", "--data-dir"]).args([self.state("etcd")]);
+        let program = program.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
+        let program = program.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
+        let program = program.args(["--initial-cluster", &format!("one={peer}")]);
+        self.etcd = Some(program.start().expect("`scripts/setup.sh` installs etcd"));
+        until("etcd listens", || TcpStream::connect(self.socket(2379)).is_ok()).await;
+    }
+
+    pub(crate) fn kill_etcd(&mut self) {
+        sigkill(self.etcd.take().unwrap());
+    }
+
+    fn launch(&self, name: &str, data: PathBuf, port: u16) -> Running {
+        let listen = self.socket(port).to_string();
+        let store = if self.etcd.is_some() { format!("etcd://{}", self.socket(2379)) } else { "sqlite".to_owned() };
+        let program = Program::new(name, HERMES, self.directory.path());
+        let program = program.args(["controller", "--listen", &listen, "--store", &store, "--data"]).args([data]);
+        program.start().unwrap()
+    }
+
+    fn nothing() -> Self {
         let [a, b, c, _] = rand::random::<[u8; 4]>();
         let address = Ipv4Addr::new(127, a.max(1), b, c.clamp(1, 254));
-        let mut this = Self { directory: tempfile::tempdir().unwrap(), address, controller: None };
+        let directory = tempfile::tempdir().unwrap();
+        Self { directory, address, controller: None, etcd: None, second: None }
+    }
+
+    /// With a controller that has nothing yet.
+    pub(crate) async fn new() -> Self {
+        let mut this = Self::nothing();
         this.start_controller().await;
         this
     }
@@ -44,28 +86,29 @@ impl Bed {
     }
 
     pub(crate) async fn start_controller(&mut self) {
-        let listen = self.socket(9400).to_string();
-        let data = self.state("controller");
-        let program = Program::new("controller", HERMES, self.directory.path());
-        let program = program.args(["controller", "--listen", &listen, "--data"]).args([data]);
-        self.controller = Some(program.start().unwrap());
+        self.controller = Some(self.launch("controller", self.state("controller"), 9400));
         until("the controller listens", || {
-            TcpStream::connect(&listen).is_ok() && self.state("controller/operator.json").exists()
+            TcpStream::connect(self.socket(9400)).is_ok() && self.state("controller/operator.json").exists()
         })
         .await;
     }
 
     pub(crate) fn kill_controller(&mut self) {
-        let controller = self.controller.take().unwrap();
-        kill(Pid::from_raw(i32::try_from(controller.pid()).unwrap()), Signal::SIGKILL).unwrap();
-        let _ = controller.end(Duration::from_secs(5));
+        sigkill(self.controller.take().unwrap());
     }
 
     /// A verb of the operator.
     pub(crate) fn hermes(&self, args: &[&str], input: &str) -> Output {
         let mut child = Command::new(HERMES)
             .args(args)
-            .env("HERMES_OPERATOR", self.state("controller/operator.json"))
+            .env(
+                "HERMES_OPERATOR",
+                if self.controller.is_some() {
+                    self.state("controller/operator.json")
+                } else {
+                    self.state("second/operator.json")
+                },
+            )
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -97,7 +140,8 @@ impl Bed {
 
     /// A node, with a token where it has none of before.
     pub(crate) fn node(&self, name: &str, token: Option<&str>) -> Running {
-        let url = format!("https://{}", self.socket(9400));
+        let second = self.second.as_ref().map(|_| format!(",https://{}", self.socket(9401))).unwrap_or_default();
+        let url = format!("https://{}{second}", self.socket(9400));
         let program = Program::new(name, HERMES, self.directory.path());
         let program = program.args(["proxy", "--controller", &url, "--state"]).args([self.state(name)]);
         match token {

@@ -7,3 +7,4 @@ mod hostile;
 mod path;
 mod refused;
 mod renewal;
+mod several;
