@@ -13,6 +13,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use hermes_controller::audit::Audit;
 use hermes_controller::client::{Client, Known, Place};
 use hermes_controller::control::{EnrolRequest, Report};
 use hermes_controller::controller::{Controller, Request};
@@ -137,7 +138,8 @@ async fn controller(directory: &Path) -> (Arc<Controller>, u16, JoinSet<()>) {
     controller.authority().await.unwrap();
     let mut serving = JoinSet::new();
     let served = controller.clone();
-    serving.spawn(async move { server::serve(served, listener, vec!["127.0.0.1".to_owned()]).await.unwrap() });
+    let audit = Arc::new(Audit::open(directory).unwrap());
+    serving.spawn(async move { server::serve(served, audit, listener, vec!["127.0.0.1".to_owned()]).await.unwrap() });
     (controller, port, serving)
 }
 

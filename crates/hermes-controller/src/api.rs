@@ -16,6 +16,7 @@ use http::{HeaderValue, StatusCode, header};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::audit::{Audit, Event};
 use crate::authority::{Office, hex};
 use crate::controller::{Controller, Outcome, Refused, Request};
 use crate::document::{self, Key, Kind, Name, Resource};
@@ -33,10 +34,11 @@ const TOKEN_LIFE: Duration = Duration::from_secs(24 * 3600);
 struct Desk {
     controller: Arc<Controller>,
     push: Arc<Push>,
+    audit: Arc<Audit>,
 }
 
 /// All of its paths.
-pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>) -> Router {
+pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>, audit: Arc<Audit>) -> Router {
     Router::new()
         .route("/v1/apply", post(apply))
         .route("/v1/documents", get(list))
@@ -45,7 +47,7 @@ pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>) -> Router {
         .route("/v1/tokens", post(token))
         .fallback(async || Problem::new(StatusCode::NOT_FOUND, "there is nothing at this path"))
         .layer(DefaultBodyLimit::max(MAX_BODY))
-        .with_state(Desk { controller, push })
+        .with_state(Desk { controller, push, audit })
 }
 
 /// What is wrong, as RFC 9457 says it.
@@ -105,6 +107,28 @@ impl IntoResponse for Problem {
     }
 }
 
+impl Desk {
+    fn asker(&self, peer: &Peer) -> Result<Asker, Problem> {
+        let asker = Asker::of(peer);
+        asker.inspect_err(|problem| {
+            self.audit.tell(Event {
+                what: "ask",
+                from: peer.from,
+                about: peer.uris.first().cloned(),
+                refused: Some(problem.detail.clone()),
+                ..Event::default()
+            });
+        })
+    }
+
+    /// What somebody must not do is told.
+    fn refuse(&self, what: &str, asker: &Asker, peer: &Peer, problem: Problem) -> Problem {
+        let refused = Some(problem.detail.clone());
+        self.audit.tell(Event { what, by: Some(&asker.by), from: peer.from, refused, ..Event::default() });
+        problem
+    }
+}
+
 /// Who asks.
 struct Asker {
     /// Whose documents are theirs. `None`: all.
@@ -123,7 +147,6 @@ impl Asker {
                 Ok(Self { by: format!("provider/{provider}/{name}"), provider: Some(provider) })
             }
             _ => {
-                tracing::warn!(target: "audit", uris = ?peer.uris, "a request of somebody who is no operator");
                 let detail = "only operators may ask this: show an operator's certificate, such as that in the controller's directory";
                 Err(Problem::new(StatusCode::UNAUTHORIZED, detail))
             }
@@ -162,16 +185,16 @@ async fn apply(
     Query(options): Query<ApplyOptions>,
     body: Bytes,
 ) -> Result<Response, Problem> {
-    let asker = Asker::of(&peer)?;
+    let asker = desk.asker(&peer)?;
     let text =
         std::str::from_utf8(&body).map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "the documents are no UTF-8"))?;
     let put = document::read(text).map_err(|faults| Problem::of_faults(&faults))?;
     for resource in &put {
-        asker.must_own(&resource.key)?;
+        asker.must_own(&resource.key).map_err(|problem| desk.refuse("apply", &asker, &peer, problem))?;
     }
     let request =
         Request { by: asker.by.clone(), put, since: options.since, is_dry: options.dry_run, ..Request::default() };
-    change(&desk, &asker, &request, options.wait).await
+    change(&desk, (&asker, &peer), &request, options.wait).await
 }
 
 #[derive(Deserialize)]
@@ -190,9 +213,9 @@ async fn delete(
     Path(key): Path<String>,
     Query(options): Query<DeleteOptions>,
 ) -> Result<Response, Problem> {
-    let asker = Asker::of(&peer)?;
+    let asker = desk.asker(&peer)?;
     let key: Key = key.parse().map_err(|error: String| Problem::new(StatusCode::BAD_REQUEST, error))?;
-    asker.must_own(&key)?;
+    asker.must_own(&key).map_err(|problem| desk.refuse("delete", &asker, &peer, problem))?;
     let request = Request {
         by: asker.by.clone(),
         delete: vec![key],
@@ -200,16 +223,24 @@ async fn delete(
         is_dry: options.dry_run,
         ..Request::default()
     };
-    change(&desk, &asker, &request, options.wait).await
+    change(&desk, (&asker, &peer), &request, options.wait).await
 }
 
-async fn change(desk: &Desk, asker: &Asker, request: &Request, wait: u64) -> Result<Response, Problem> {
+async fn change(
+    desk: &Desk,
+    (asker, peer): (&Asker, &Peer),
+    request: &Request,
+    wait: u64,
+) -> Result<Response, Problem> {
+    let what = if request.delete.is_empty() { "apply" } else { "delete" };
+    let event = Event { what, by: Some(&asker.by), from: peer.from, ..Event::default() };
     let outcome = desk.controller.apply(request).await.inspect_err(|refused| {
-        tracing::warn!(target: "audit", by = asker.by, "a change was refused: {refused}");
+        desk.audit.tell(Event { refused: Some(refused.to_string()), ..event.clone() });
     })?;
-    let is_nothing = outcome.created.is_empty() && outcome.changed.is_empty() && outcome.deleted.is_empty();
-    if !(request.is_dry || is_nothing) {
-        tracing::info!(target: "audit", by = asker.by, revision = outcome.revision, "changed");
+    let touched = outcome.created.iter().chain(&outcome.changed).chain(&outcome.deleted);
+    let documents: Vec<_> = touched.map(ToString::to_string).collect();
+    if !(request.is_dry || documents.is_empty()) {
+        desk.audit.tell(Event { revision: Some(outcome.revision), documents, ..event });
     }
     let wait = Duration::from_millis(wait).min(MAX_WAIT);
     let nodes = if request.is_dry { fates(desk, &outcome, true) } else { await_nodes(desk, &outcome, wait).await };
@@ -300,7 +331,7 @@ async fn list(
     Extension(peer): Extension<Arc<Peer>>,
     Query(options): Query<ListOptions>,
 ) -> Result<Response, Problem> {
-    let asker = Asker::of(&peer)?;
+    let asker = desk.asker(&peer)?;
     let kind = options.kind.map(|kind| kind.parse::<Kind>()).transpose();
     let kind = kind.map_err(|error| Problem::new(StatusCode::BAD_REQUEST, error))?;
     let known = desk.controller.known();
@@ -321,7 +352,7 @@ async fn one(
     Extension(peer): Extension<Arc<Peer>>,
     Path(key): Path<String>,
 ) -> Result<Response, Problem> {
-    let asker = Asker::of(&peer)?;
+    let asker = desk.asker(&peer)?;
     let key: Key = key.parse().map_err(|error: String| Problem::new(StatusCode::BAD_REQUEST, error))?;
     let known = desk.controller.known();
     let found = known.state.catalog.get(&key).filter(|_| asker.may_see(&key));
@@ -331,7 +362,7 @@ async fn one(
 }
 
 async fn nodes(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
-    let asker = Asker::of(&peer)?;
+    let asker = desk.asker(&peer)?;
     if asker.provider.is_some() {
         return Err(Problem::new(StatusCode::FORBIDDEN, "nodes are the operator's"));
     }
@@ -370,12 +401,13 @@ async fn token(
     Extension(peer): Extension<Arc<Peer>>,
     axum::Json(request): axum::Json<TokenRequest>,
 ) -> Result<Response, Problem> {
-    let asker = Asker::of(&peer)?;
+    let asker = desk.asker(&peer)?;
     if asker.provider.is_some() {
         return Err(Problem::new(StatusCode::FORBIDDEN, "nodes are the operator's, and so are their tokens"));
     }
     let life = request.life.map_or(TOKEN_LIFE, Duration::from_secs);
     let ticket = desk.controller.create_token(&asker.by, &request.node, life).await?;
-    tracing::info!(target: "audit", by = asker.by, node = %request.node, ?ticket, "a token was created");
+    let about = Some(format!("token {} of node {}", ticket.id, request.node));
+    desk.audit.tell(Event { what: "token", by: Some(&asker.by), from: peer.from, about, ..Event::default() });
     Ok(axum::Json(json!({ "token": ticket.reveal() })).into_response())
 }

@@ -4,6 +4,7 @@
 //! Never: traffic.
 
 mod api;
+pub mod audit;
 pub mod authority;
 pub mod catalog;
 pub mod client;

@@ -5,6 +5,7 @@
 //! Never: another node's document. What a node asks for is found by its certificate, and by nothing that it says.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use aws_lc_rs::digest::{SHA256, digest};
@@ -15,10 +16,12 @@ use serde::Serialize;
 use tokio::sync::watch;
 use tonic::{Code, Response, Status, Streaming};
 
+use crate::audit::{Audit, Event};
 use crate::control::{EnrolRequest, Issued, Order, RenewRequest, Report};
 use crate::controller::{Controller, Refused, Watched};
 use crate::document::Name;
 use crate::store::Revision;
+use crate::token::Ticket;
 
 /// Nodes that are remembered for what they said.
 const MOST_SEEN: usize = 100_000;
@@ -32,6 +35,8 @@ pub struct Peer {
     pub uris: Vec<String>,
     /// The digest of its key.
     pub key: String,
+    /// From where.
+    pub from: Option<SocketAddr>,
 }
 
 /// What is known of a node from itself.
@@ -55,6 +60,7 @@ pub struct Seen {
 /// What nodes are told, and what they say.
 pub struct Push {
     controller: Arc<Controller>,
+    audit: Arc<Audit>,
     seen: Mutex<BTreeMap<Name, Seen>>,
     /// Counts what they say.
     said: watch::Sender<u64>,
@@ -62,8 +68,8 @@ pub struct Push {
 
 impl Push {
     /// For the nodes of this controller.
-    pub fn new(controller: Arc<Controller>) -> Arc<Self> {
-        Arc::new(Self { controller, seen: Mutex::default(), said: watch::Sender::new(0) })
+    pub fn new(controller: Arc<Controller>, audit: Arc<Audit>) -> Arc<Self> {
+        Arc::new(Self { controller, audit, seen: Mutex::default(), said: watch::Sender::new(0) })
     }
 
     /// What nodes have said so far.
@@ -90,14 +96,21 @@ impl Push {
     }
 
     /// A node's first certificate.
-    pub(crate) async fn enrol(&self, request: EnrolRequest) -> Result<Response<Issued>, Status> {
-        let ticket = request.token.parse().map_err(|error: String| Status::new(Code::PermissionDenied, error))?;
-        let enrolled = self.controller.enrol(&ticket, &request.request).await;
-        let (node, issued) = enrolled.map_err(|refused| {
-            tracing::warn!(target: "audit", ?ticket, "enrolment refused: {refused}");
-            status(&refused)
+    pub(crate) async fn enrol(&self, peer: &Peer, request: EnrolRequest) -> Result<Response<Issued>, Status> {
+        let event = Event { what: "enrol", from: peer.from, ..Event::default() };
+        let ticket: Ticket = request.token.parse().map_err(|error: String| {
+            self.audit.tell(Event { refused: Some(error.clone()), ..event.clone() });
+            Status::new(Code::PermissionDenied, error)
         })?;
-        tracing::info!(target: "audit", %node, ?ticket, "enrolled");
+        let event = Event { about: Some(format!("token {}", ticket.id)), ..event };
+        let (node, issued) = match self.controller.enrol(&ticket, &request.request).await {
+            Ok(enrolled) => enrolled,
+            Err(refused) => {
+                self.audit.tell(Event { refused: Some(refused.to_string()), ..event });
+                return Err(status(&refused));
+            }
+        };
+        self.audit.tell(Event { by: Some(&format!("node/{node}")), ..event });
         Ok(Response::new(Issued {
             node: node.to_string(),
             certificate: issued.certificate,
@@ -109,7 +122,9 @@ impl Push {
     pub(crate) fn renew(&self, peer: &Peer, request: &RenewRequest) -> Result<Response<Issued>, Status> {
         let node = self.node_of(peer)?;
         let issued = self.controller.renew(&node, &request.request).map_err(|refused| {
-            tracing::warn!(target: "audit", %node, "renewal refused: {refused}");
+            let by = format!("node/{node}");
+            let event = Event { what: "renew", by: Some(&by), from: peer.from, ..Event::default() };
+            self.audit.tell(Event { refused: Some(refused.to_string()), ..event });
             status(&refused)
         })?;
         Ok(Response::new(Issued {
@@ -157,7 +172,9 @@ impl Push {
             ));
         };
         if known.state.members.get(&node).is_none_or(|member| member.key != peer.key) {
-            tracing::warn!(target: "audit", %node, key = peer.key, "a certificate of a node that is no member, or not by this key");
+            let by = format!("node/{node}");
+            let event = Event { what: "follow", by: Some(&by), from: peer.from, ..Event::default() };
+            self.audit.tell(Event { refused: Some(EXPELLED.to_owned()), ..event });
             return Err(Status::permission_denied(EXPELLED));
         }
         Ok(node)

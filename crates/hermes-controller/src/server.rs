@@ -25,6 +25,7 @@ use tonic_prost::ProstCodec;
 use tower::service_fn;
 
 use crate::api;
+use crate::audit::Audit;
 use crate::authority::Subject;
 use crate::control::{self, EnrolRequest, Issued, MAX_MESSAGE, MAX_REPORT, Order, RenewRequest, Report};
 use crate::controller::{Controller, Refused};
@@ -47,9 +48,14 @@ const AGAIN: Duration = Duration::from_millis(100);
 ///
 /// # Errors
 /// There is no certificate to be had.
-pub async fn serve(controller: Arc<Controller>, listener: TcpListener, hosts: Vec<String>) -> Result<(), Refused> {
-    let push = Push::new(controller.clone());
-    let api = api::router(controller.clone(), push.clone());
+pub async fn serve(
+    controller: Arc<Controller>,
+    audit: Arc<Audit>,
+    listener: TcpListener,
+    hosts: Vec<String>,
+) -> Result<(), Refused> {
+    let push = Push::new(controller.clone(), audit.clone());
+    let api = api::router(controller.clone(), push.clone(), audit);
     let slots = Arc::new(Semaphore::new(CONNECTIONS));
     let mut connections = JoinSet::new();
     let mut config = config(&controller, &hosts).await?;
@@ -118,7 +124,7 @@ async fn converse(
         Ok(Err(error)) => return tracing::debug!(%from, "no handshake: {error}"),
         Err(_) => return tracing::debug!(%from, "no handshake within {HANDSHAKE:?}"),
     };
-    let peer = Arc::new(peer(&io));
+    let peer = Arc::new(peer(&io, from));
     let service = service_fn(move |request: Request<Incoming>| {
         let (push, api, peer) = (push.clone(), api.clone(), peer.clone());
         async move { Ok::<_, Infallible>(answer(push, api, peer, request).await) }
@@ -139,10 +145,10 @@ async fn converse(
     }
 }
 
-fn peer(io: &Io) -> Peer {
+fn peer(io: &Io, from: SocketAddr) -> Peer {
     let uris = tls::peer_uris(io).unwrap_or_default();
     let key = tls::peer_public_key(io).map(|info| crate::authority::key_digest(&info)).unwrap_or_default();
-    Peer { uris, key }
+    Peer { uris, key, from: Some(from) }
 }
 
 async fn answer(
@@ -156,8 +162,8 @@ async fn answer(
             let mut grpc =
                 Grpc::new(ProstCodec::<Issued, EnrolRequest>::default()).max_decoding_message_size(MAX_REPORT);
             let enrol = service_fn(move |request: tonic::Request<EnrolRequest>| {
-                let push = push.clone();
-                async move { push.enrol(request.into_inner()).await }
+                let (push, peer) = (push.clone(), peer.clone());
+                async move { push.enrol(&peer, request.into_inner()).await }
             });
             grpc.unary(enrol, request).await
         }

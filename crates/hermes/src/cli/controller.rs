@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use clap::Parser;
+use hermes_controller::audit::Audit;
 use hermes_controller::client::{PORT, Place};
 use hermes_controller::controller;
 use hermes_controller::server;
@@ -23,7 +24,7 @@ use crate::signals::Signals;
 /// may change everything. It can be stopped and started at any time; nodes go on meanwhile.
 #[derive(Debug, Parser)]
 pub(super) struct Run {
-    /// Its directory: the store, and the operator's file. It is made where it is not there.
+    /// Its directory: the store, the operator's file, and the audit log. It is made where it is not there.
     #[arg(long, value_name = "DIR", default_value = "hermes-controller")]
     data: PathBuf,
     /// Where the overlay's state is: `sqlite`, a file in --data; or etcd, which several controllers share. Nothing of it is
@@ -60,6 +61,7 @@ impl Run {
         };
         let controller = Arc::new(controller::Controller::start(store).await?);
         controller.authority().await?;
+        let audit = Arc::new(Audit::open(&self.data).context("the audit log")?);
         let socket = tokio::net::TcpListener::bind(self.listen).await;
         let socket = socket.with_context(|| format!("--listen {}: cannot listen there", self.listen))?;
         let address = socket.local_addr()?;
@@ -79,7 +81,7 @@ impl Run {
         tracing::info!(controller = %place, revision = controller.known().state.revision, "running");
         let following = controller.clone();
         tokio::select! {
-            served = server::serve(controller, socket, hosts) => served?,
+            served = server::serve(controller, audit, socket, hosts) => served?,
             () = following.follow() => {}
             name = end(&mut signals) => tracing::info!(signal = name, "stopped"),
         }

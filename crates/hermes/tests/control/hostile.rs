@@ -62,6 +62,18 @@ async fn who_must_not_ask_learns_nothing() {
     std::fs::write(&cert, foreign.cert_pem).unwrap();
     std::fs::write(&key, foreign.key_pem).unwrap();
     assert!(curl(&bed, Some((&*cert, &*key)), &[], "/v1/documents").is_err());
+    let audit = std::fs::read_to_string(directory.join("controller/audit.jsonl")).unwrap();
+    for words in [
+        "\"what\":\"apply\",\"by\":\"operator/root\"",
+        "\"about\":\"spiffe://test/node/laptop\",\"refused\"",
+        "\"by\":\"node/laptop\"",
+    ] {
+        assert!(audit.contains(words), "{words} is not in {audit}");
+    }
+    let secret = bed.token("server");
+    let audit = std::fs::read_to_string(directory.join("controller/audit.jsonl")).unwrap();
+    let parts: Vec<_> = secret.split('.').collect();
+    assert!(audit.contains(parts[1]) && !audit.contains(parts[2]), "the id is there, and not the secret");
     assert_eq!(bed.told(&["get", "users"], "").matches("\"kind\":\"User\"").count(), 1, "nothing was changed");
 }
 
