@@ -12,12 +12,14 @@ use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Extension, Path, Query, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD as BASE64;
 use http::{HeaderValue, StatusCode, header};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::audit::{Audit, Event};
-use crate::authority::{Office, hex};
+use crate::authority::{Office, Subject, hex};
 use crate::controller::{Controller, Outcome, Refused, Request};
 use crate::document::{self, Key, Kind, Name, Resource};
 use crate::push::{Peer, Push, Seen, sha256};
@@ -27,6 +29,8 @@ use crate::store::Revision;
 const MAX_BODY: usize = 64 << 20;
 /// Nobody waits longer for nodes.
 const MAX_WAIT: Duration = Duration::from_secs(60);
+/// No operator's certificate lives longer.
+const OPERATOR_LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How long a token lives, unless it is said.
 const TOKEN_LIFE: Duration = Duration::from_secs(24 * 3600);
 
@@ -45,6 +49,7 @@ pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>, audit: Arc<Au
         .route("/v1/documents/{*key}", get(one).delete(delete))
         .route("/v1/nodes", get(nodes))
         .route("/v1/tokens", post(token))
+        .route("/v1/operators", post(operator))
         .fallback(async || Problem::new(StatusCode::NOT_FOUND, "there is nothing at this path"))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .with_state(Desk { controller, push, audit })
@@ -410,4 +415,52 @@ async fn token(
     let about = Some(format!("token {} of node {}", ticket.id, request.node));
     desk.audit.tell(Event { what: "token", by: Some(&asker.by), from: peer.from, about, ..Event::default() });
     Ok(axum::Json(json!({ "token": ticket.reveal() })).into_response())
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct OperatorRequest {
+    name: Name,
+    /// Whose documents. Absent: all.
+    provider: Option<Name>,
+    /// PKCS #10 (DER), in base64.
+    request: String,
+    /// Seconds.
+    life: u64,
+}
+
+/// A certificate for somebody else who may change documents: an operator makes others, a provider's administrator those of
+/// that provider.
+async fn operator(
+    State(desk): State<Desk>,
+    Extension(peer): Extension<Arc<Peer>>,
+    axum::Json(request): axum::Json<OperatorRequest>,
+) -> Result<Response, Problem> {
+    let asker = desk.asker(&peer)?;
+    let OperatorRequest { name, provider, request, life } = request;
+    let about = match &provider {
+        Some(provider) => format!("provider/{provider}/{name}"),
+        None => format!("operator/{name}"),
+    };
+    if asker.provider.is_some() && asker.provider != provider {
+        let problem = Problem::new(StatusCode::FORBIDDEN, format!("{} makes no {about}", asker.by));
+        return Err(desk.refuse("operator", &asker, &peer, problem));
+    }
+    let known = desk.controller.known();
+    let providers = known.state.catalog.overlay().map(|(_, overlay)| &overlay.providers);
+    if let Some(provider) = provider.as_ref().filter(|name| !providers.is_some_and(|all| all.contains_key(*name))) {
+        return Err(Problem::new(StatusCode::NOT_FOUND, format!("the overlay has no provider {provider}")));
+    }
+    let request = BASE64.decode(request).map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "request is no base64"))?;
+    let subject = Subject::Operator { provider: provider.as_ref(), name: &name };
+    let life = Duration::from_secs(life).min(OPERATOR_LIFE);
+    let issued = desk.controller.sign(&request, &subject, life)?;
+    desk.audit.tell(Event {
+        what: "operator",
+        by: Some(&asker.by),
+        from: peer.from,
+        about: Some(about),
+        ..Event::default()
+    });
+    Ok(axum::Json(json!({ "certificate": issued.certificate, "authorities": issued.authorities })).into_response())
 }

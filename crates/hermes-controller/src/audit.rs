@@ -92,10 +92,8 @@ impl Audit {
     /// Writes a line; what cannot be written is on the controller's log nevertheless.
     pub fn tell(&self, mut event: Event<'_>) {
         let (what, by) = (event.what, event.by.unwrap_or("-"));
-        if let Some(refused) = &mut event.refused {
-            if refused.len() > MOST_SAID {
-                refused.truncate(refused.floor_char_boundary(MOST_SAID));
-            }
+        if let Some(refused) = event.refused.as_mut().filter(|refused| refused.len() > MOST_SAID) {
+            refused.truncate(refused.floor_char_boundary(MOST_SAID));
         }
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.since.elapsed() >= SECOND {

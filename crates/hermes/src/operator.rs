@@ -7,6 +7,8 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD as BASE64;
 use clap::Parser;
 use hermes_controller::authority::Subject;
 use hermes_controller::client::{Client, Known, Place};
@@ -55,7 +57,11 @@ impl Operator {
             certificate: issued.certificate,
             key: key.serialize_pem(),
         };
-        let text = serde_json::to_string_pretty(&operator)?;
+        operator.write(path)
+    }
+
+    fn write(&self, path: &Path) -> anyhow::Result<()> {
+        let text = serde_json::to_string_pretty(self)?;
         let opened = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
         let written = opened.and_then(|mut file| file.write_all(text.as_bytes()));
         written.with_context(|| format!("cannot write {}", path.display()))
@@ -79,17 +85,43 @@ pub(crate) struct Answer {
 }
 
 impl Access {
+    fn operator(&self) -> anyhow::Result<Operator> {
+        let file = self.operator.display();
+        let text = std::fs::read_to_string(&self.operator).with_context(|| {
+            format!("cannot read {file}; name the file that the controller wrote with --operator, or HERMES_OPERATOR")
+        })?;
+        serde_json::from_str(&text).with_context(|| format!("{file} is no operator's file"))
+    }
+
+    /// Makes a file for somebody else, who may change all documents, or one provider's.
+    ///
+    /// # Errors
+    /// The controller refuses, or the file cannot be written.
+    pub(crate) async fn make_operator(
+        &self,
+        name: &Name,
+        provider: Option<&Name>,
+        life: std::time::Duration,
+        path: &Path,
+    ) -> anyhow::Result<()> {
+        anyhow::ensure!(!path.exists(), "{} is there already; name another file", path.display());
+        let key = KeyPair::generate()?;
+        let request = BASE64.encode(CertificateParams::default().serialize_request(&key)?.der());
+        let asked =
+            serde_json::json!({ "name": name, "provider": provider, "request": request, "life": life.as_secs() });
+        let issued = self.get(Method::POST, "/v1/operators", asked.to_string().into_bytes()).await?;
+        let text = |key: &str| issued[key].as_str().unwrap_or_default().to_owned();
+        let (authorities, certificate) = (text("authorities"), text("certificate"));
+        let controller = self.operator()?.controller;
+        Operator { controller, authorities, certificate, key: key.serialize_pem() }.write(path)
+    }
+
     /// One request.
     ///
     /// # Errors
     /// There is no operator's file, or no controller.
     pub(crate) async fn ask(&self, method: Method, path: &str, body: Vec<u8>) -> anyhow::Result<Answer> {
-        let file = self.operator.display();
-        let text = std::fs::read_to_string(&self.operator).with_context(|| {
-            format!("cannot read {file}; name the file that the controller wrote with --operator, or HERMES_OPERATOR")
-        })?;
-        let operator: Operator =
-            serde_json::from_str(&text).with_context(|| format!("{file} is no operator's file"))?;
+        let operator = self.operator()?;
         let place: Place = operator.controller.parse().map_err(anyhow::Error::msg)?;
         let own = CertifiedKey::from_pem(operator.certificate.as_bytes(), operator.key.as_bytes())?;
         let client = Client::connect(&place, &Known::Authorities(operator.authorities), Some(&own)).await?;

@@ -106,6 +106,35 @@ enum TokenVerb {
     },
 }
 
+/// Others who may change documents.
+#[derive(Debug, Parser)]
+pub(super) struct Operator {
+    #[command(subcommand)]
+    verb: OperatorVerb,
+}
+
+#[derive(Debug, Subcommand)]
+enum OperatorVerb {
+    /// Makes an operator's file for somebody else: of the whole overlay, or of one provider, who then sees and changes only what
+    /// is that provider's.
+    Create {
+        /// Under which name it stands in the log.
+        #[arg(long)]
+        name: Name,
+        /// Whose documents.
+        #[arg(long, value_name = "NAME")]
+        provider: Option<Name>,
+        /// How long it may be used.
+        #[arg(long, value_name = "DURATION", default_value = "30d")]
+        life: Period,
+        /// Where it is written. Whoever has it may use it.
+        #[arg(short, long, value_name = "FILE")]
+        output: PathBuf,
+        #[command(flatten)]
+        access: Access,
+    },
+}
+
 /// Nodes of the overlay, as the controller knows them.
 #[derive(Debug, Parser)]
 pub(super) struct Node {
@@ -258,6 +287,15 @@ impl Token {
         let body = json!({ "node": node, "life": life.0.as_secs() }).to_string();
         let answer = block_on(access.get(Method::POST, "/v1/tokens", body.into_bytes()))?;
         super::print(&format!("{}\n", answer["token"].as_str().unwrap_or_default()))?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl Operator {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let OperatorVerb::Create { name, provider, life, output, access } = self.verb;
+        block_on(access.make_operator(&name, provider.as_ref(), life.0, &output))?;
+        super::print(&format!("{}: for --operator, or HERMES_OPERATOR\n", output.display()))?;
         Ok(ExitCode::SUCCESS)
     }
 }

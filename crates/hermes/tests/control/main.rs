@@ -5,6 +5,7 @@
 mod bed;
 mod hostile;
 mod path;
+mod providers;
 mod refused;
 mod renewal;
 mod several;

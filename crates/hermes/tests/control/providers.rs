@@ -1,0 +1,60 @@
+//! Providers who share an overlay: each changes what is its own, and sees nothing of the others.
+
+use crate::bed::Bed;
+
+#[tokio::test]
+async fn a_providers_administrator_has_what_is_its_own() {
+    let bed = Bed::new().await;
+    let all = "kind: Overlay\nname: test\nproviders: {acme: {quota: {services: 1}}, bella: {}}\n---\n\
+        {kind: Node, name: laptop, links: server, providers: [acme, bella]}\n---\n\
+        {kind: Node, name: server, address: \"127.0.0.1:9443\", providers: [acme, bella]}\n---\n\
+        {kind: User, provider: bella, name: bob, nodes: laptop}\n";
+    bed.told(&["apply", "-f", "-"], all);
+    let file = bed.directory.path().join("acme.json");
+    let file = file.to_str().unwrap();
+    let create = |provider: &str, file: &str| {
+        bed.hermes(&["operator", "create", "--name", "joe", "--provider", provider, "-o", file], "")
+    };
+    assert!(!create("carla", "/nowhere").status.success());
+    assert!(create("acme", file).status.success());
+    let acme = |args: &[&str], input: &str| bed.hermes(&[args, &["--operator", file]].concat(), input);
+    let text = |output: std::process::Output| String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+    let own = "{kind: User, provider: acme, name: ann, nodes: laptop}\n---\n\
+        {kind: Service, provider: acme, name: SHOP, at: {node: server, http: \"127.0.0.1:1\"}, for: everyone}\n";
+    let said = text(acme(&["apply", "-f", "-"], own));
+    assert!(said.contains("Service/acme/SHOP created") && !said.contains("node server"), "{said}");
+    // It sees what is its own.
+    let seen = text(acme(&["get"], ""));
+    assert!(seen.contains("SHOP") && !seen.contains("bella") && !seen.contains("Overlay"), "{seen}");
+    for (args, input, words) in [
+        (&["get", "User/bella/bob"][..], "", "there is no User/bella/bob"),
+        (&["node", "list"], "", "nodes are the operator's"),
+        (&["token", "create", "--node", "server"], "", "nodes are the operator's"),
+        (&["delete", "User/bella/bob"], "", "is not yours"),
+        (&["apply", "-f", "-"], "{kind: User, provider: bella, name: eve}", "is not yours"),
+        (&["apply", "-f", "-"], "{kind: Node, name: mine}", "is not yours"),
+        (&["apply", "-f", "-"], "{kind: Overlay, name: test}", "is not yours"),
+        (
+            &["apply", "-f", "-"],
+            "{kind: Service, provider: acme, name: B, at: {node: server, http: \"127.0.0.1:1\"}, for: everyone}",
+            "acme may have 1 services",
+        ),
+        (&["apply", "-f", "-"], "{kind: Group, provider: acme, name: all, users: [bob]}", "there is no user bob"),
+        (&["operator", "create", "--name", "eve", "-o", "/nowhere"], "", "makes no operator/eve"),
+        (
+            &["operator", "create", "--name", "eve", "--provider", "bella", "-o", "/nowhere"],
+            "",
+            "makes no provider/bella/eve",
+        ),
+    ] {
+        let output = acme(args, input);
+        assert!(!output.status.success(), "{args:?} {input}");
+        let said = text(output);
+        assert!(
+            said.contains(words) && !said.contains("bella") | args.concat().contains("bella") | input.contains("bella"),
+            "{args:?}: {said}"
+        );
+    }
+    let audit = std::fs::read_to_string(bed.directory.path().join("controller/audit.jsonl")).unwrap();
+    assert!(audit.contains("\"by\":\"provider/acme/joe\"") && audit.contains("is not yours"), "{audit}");
+}
