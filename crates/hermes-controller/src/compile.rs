@@ -25,7 +25,7 @@ use hermes_model::snapshot::Role;
 use rpds::{RedBlackTreeMapSync, RedBlackTreeSetSync};
 
 use self::graph::Graph;
-use self::way::{Way, way};
+use self::way::{Stop, Way, way};
 use crate::catalog::{Catalog, Owner};
 use crate::document::{App, Audience, Fault, Key, Kind, Name, Node};
 
@@ -64,16 +64,23 @@ impl Plan {
         let mut next = Self { catalog: catalog.clone(), ..self.clone() };
         let mut touched = BTreeSet::new();
         let is_all = next.reshape(self, changed, &mut touched);
+        let moves = |key: &&Key| key.kind != Kind::Node || place(&self.catalog, key) != place(catalog, key);
         let services: BTreeSet<Key> = if is_all {
             let both = self.catalog.services().chain(catalog.services());
             both.map(|(key, _)| key.clone()).collect()
         } else {
-            let moves = |key: &&Key| key.kind != Kind::Node || place(&self.catalog, key) != place(catalog, key);
             let both = |key: &Key| [services_by(&self.catalog, key), services_by(catalog, key)].concat();
             changed.iter().filter(moves).flat_map(both).collect()
         };
-        for key in services {
-            next.lay(&key, changed.contains(&key), &mut touched);
+        for key in &services {
+            next.lay(key, changed.contains(key), &mut touched);
+        }
+        let nodes = changed.iter().filter(|key| key.kind == Kind::Node && moves(key));
+        let everyones: Vec<Key> = for_everyone(catalog).filter(|key| key.provider.is_none()).collect();
+        for (node, service) in nodes.flat_map(|node| everyones.iter().map(move |service| (node, service))) {
+            if !services.contains(service) {
+                next.visit(service, &node.name, &mut touched);
+            }
         }
         next.assemble(self, touched)
     }
@@ -146,40 +153,68 @@ impl Plan {
             self.catalog.service(key).map(|service| way(&self.catalog, &self.graph, key, service)).unwrap_or_default();
         let names: BTreeSet<&Name> = old.stops.keys().chain(new.stops.keys()).collect();
         for name in names {
-            let (before, now) = (old.stops.get(name), new.stops.get(name));
             if is_changed {
                 touched.insert(name.clone());
             }
-            if before == now {
-                continue;
-            }
-            touched.insert(name.clone());
-            let of = |stop: Option<&way::Stop>| stop.map(|stop| stop.next.clone()).unwrap_or_default();
-            let (before_next, now_next) = (of(before), of(now));
-            for next in before_next.difference(&now_next) {
-                self.unlink(next, name, key);
-            }
-            for next in now_next.difference(&before_next) {
-                self.link(next, name, key);
-            }
-            // Who is sent to believes other users, or keeps another connection.
-            touched.extend(before_next.into_iter().chain(now_next));
-            let mut services = self.at.get(name).cloned().unwrap_or_else(RedBlackTreeSetSync::new_sync);
-            if now.is_some() {
-                services.insert_mut(key.clone());
-            } else {
-                services.remove_mut(key);
-            }
-            if services.is_empty() {
-                self.at.remove_mut(name);
-            } else {
-                self.at.insert_mut(name.clone(), services);
-            }
+            self.stop(key, name, (old.stops.get(name), new.stops.get(name)), touched);
         }
         if self.catalog.service(key).is_some() {
             self.ways.insert_mut(key.clone(), Arc::new(new));
         } else {
             self.ways.remove_mut(key);
+        }
+    }
+
+    /// Finds out what a node that is only where sessions begin has to do for a service that is for everyone: nobody else's
+    /// way is another one by that.
+    fn visit(&mut self, key: &Key, node: &Name, touched: &mut BTreeSet<Name>) {
+        let Some(old) = self.ways.get(key).cloned() else { return };
+        let now = self.catalog.node(node).and_then(|document| way::stop(&self.graph, &old.distances, node, document));
+        let before = old.stops.get(node);
+        if before == now.as_ref() {
+            return;
+        }
+        self.stop(key, node, (before, now.as_ref()), touched);
+        let mut new = (*old).clone();
+        match now {
+            Some(stop) => new.stops.insert_mut(node.clone(), stop),
+            None => _ = new.stops.remove_mut(node),
+        }
+        self.ways.insert_mut(key.clone(), Arc::new(new));
+    }
+
+    /// A node has something else to do for a service.
+    fn stop(
+        &mut self,
+        key: &Key,
+        name: &Name,
+        (before, now): (Option<&Stop>, Option<&Stop>),
+        touched: &mut BTreeSet<Name>,
+    ) {
+        if before == now {
+            return;
+        }
+        touched.insert(name.clone());
+        let of = |stop: Option<&Stop>| stop.map(|stop| stop.next.clone()).unwrap_or_default();
+        let (before_next, now_next) = (of(before), of(now));
+        for next in before_next.difference(&now_next) {
+            self.unlink(next, name, key);
+        }
+        for next in now_next.difference(&before_next) {
+            self.link(next, name, key);
+        }
+        // Who is sent to believes other users, or keeps another connection.
+        touched.extend(before_next.into_iter().chain(now_next));
+        let mut services = self.at.get(name).cloned().unwrap_or_else(RedBlackTreeSetSync::new_sync);
+        if now.is_some() {
+            services.insert_mut(key.clone());
+        } else {
+            services.remove_mut(key);
+        }
+        if services.is_empty() {
+            self.at.remove_mut(name);
+        } else {
+            self.at.insert_mut(name.clone(), services);
         }
     }
 
@@ -256,7 +291,7 @@ fn services_by(catalog: &Catalog, key: &Key) -> Vec<Key> {
         Kind::Node => {
             let mut all = of_kind(key, Kind::Service);
             all.extend(of_kind(key, Kind::User).iter().flat_map(|user| services_by(catalog, user)));
-            all.extend(for_everyone(catalog).filter(|service| service.provider.is_none()));
+            // Those for everyone are looked at one node at a time.
             all
         }
     }

@@ -4,6 +4,9 @@
 //! Never: a way through a dependent node, which is where sessions begin and end.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use rpds::RedBlackTreeMapSync;
 
 use super::graph::Graph;
 use crate::catalog::Catalog;
@@ -23,37 +26,68 @@ pub(super) struct Stop {
 /// All of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Way {
-    pub(super) stops: BTreeMap<Name, Stop>,
+    pub(super) stops: RedBlackTreeMapSync<Name, Stop>,
+    /// How far standalone nodes are from where the service lives.
+    pub(super) distances: Arc<BTreeMap<Name, usize>>,
 }
 
 /// What nodes have to do for a service: those on the way from where its users are.
 pub(super) fn way(catalog: &Catalog, graph: &Graph, key: &Key, service: &Service) -> Way {
     let places: BTreeSet<Name> = service.at.iter().map(|replica| replica.node.clone()).collect();
     let distances = graph.distances(&places);
+    let stops = match catalog.audience(key, service) {
+        Some(users) => stops_of(catalog, graph, key, &users, &distances),
+        None => catalog
+            .nodes()
+            .filter_map(|(name, node)| Some((name.clone(), stop(graph, &distances, name, node)?)))
+            .collect(),
+    };
+    Way { stops, distances: Arc::new(distances) }
+}
+
+/// What a node has to do for a service that is for everyone: it may come by at each standalone node.
+pub(super) fn stop(graph: &Graph, distances: &BTreeMap<Name, usize>, name: &Name, node: &Node) -> Option<Stop> {
+    let (distance, is_first) = (distances.get(name), is_entry(node));
+    if distance.is_none() && !is_first {
+        return None;
+    }
+    let next = if distance == Some(&0) { BTreeSet::new() } else { graph.nearest(name, distances)?.1 };
+    Some(Stop { users: None, next, is_first })
+}
+
+/// What nodes have to do for a service that is for these users.
+fn stops_of(
+    catalog: &Catalog,
+    graph: &Graph,
+    key: &Key,
+    users: &BTreeSet<Name>,
+    distances: &BTreeMap<Name, usize>,
+) -> RedBlackTreeMapSync<Name, Stop> {
     // Nodes that are to be looked at, the furthest first: who is on the way of somebody else comes after them.
     let mut waiting: BTreeMap<usize, BTreeMap<Name, Stop>> = BTreeMap::new();
-    for (node, users) in entries(catalog, key, service) {
+    for (node, users) in entries(catalog, key, users) {
         let distance = distances.get(&node).copied();
-        if let Some(distance) = distance.or_else(|| Some(graph.nearest(&node, &distances)?.0 + 1)) {
-            waiting.entry(distance).or_default().insert(node, Stop { users, is_first: true, ..Stop::default() });
+        if let Some(distance) = distance.or_else(|| Some(graph.nearest(&node, distances)?.0 + 1)) {
+            let stop = Stop { users: Some(users), is_first: true, ..Stop::default() };
+            waiting.entry(distance).or_default().insert(node, stop);
         }
     }
-    let mut stops = BTreeMap::new();
+    let mut stops = RedBlackTreeMapSync::new_sync();
     while let Some((distance, nodes)) = waiting.pop_last() {
         for (node, mut stop) in nodes {
-            let next = if distance > 0 { graph.nearest(&node, &distances) } else { None };
+            let next = if distance > 0 { graph.nearest(&node, distances) } else { None };
             for next in next.into_iter().flat_map(|(_, next)| next) {
-                let fresh = Stop { users: stop.users.as_ref().map(|_| BTreeSet::new()), ..Stop::default() };
+                let fresh = Stop { users: Some(BTreeSet::new()), ..Stop::default() };
                 let after = waiting.entry(distance - 1).or_default().entry(next.clone()).or_insert(fresh);
                 if let (Some(all), Some(more)) = (&mut after.users, &stop.users) {
                     all.extend(more.iter().cloned());
                 }
                 stop.next.insert(next);
             }
-            stops.insert(node, stop);
+            stops.insert_mut(node, stop);
         }
     }
-    Way { stops }
+    stops
 }
 
 /// Whether sessions may begin here that are nobody's.
@@ -62,16 +96,13 @@ pub(super) fn is_entry(node: &Node) -> bool {
 }
 
 /// Nodes where sessions of this service may begin, and whose.
-fn entries(catalog: &Catalog, key: &Key, service: &Service) -> BTreeMap<Name, Option<BTreeSet<Name>>> {
-    let Some(audience) = catalog.audience(key, service) else {
-        return catalog.nodes().filter(|(_, node)| is_entry(node)).map(|(name, _)| (name.clone(), None)).collect();
-    };
-    let mut users: BTreeMap<Name, BTreeSet<Name>> = BTreeMap::new();
-    for name in audience {
-        let nodes = catalog.user(&key.provider, &name).map(|user| user.nodes.iter());
+fn entries(catalog: &Catalog, key: &Key, users: &BTreeSet<Name>) -> BTreeMap<Name, BTreeSet<Name>> {
+    let mut entries: BTreeMap<Name, BTreeSet<Name>> = BTreeMap::new();
+    for name in users {
+        let nodes = catalog.user(&key.provider, name).map(|user| user.nodes.iter());
         for node in nodes.into_iter().flatten() {
-            users.entry(node.clone()).or_default().insert(name.clone());
+            entries.entry(node.clone()).or_default().insert(name.clone());
         }
     }
-    users.into_iter().map(|(node, users)| (node, Some(users))).collect()
+    entries
 }
