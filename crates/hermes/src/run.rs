@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use anyhow::Context as _;
 use hermes_controller::client::Place;
 use hermes_controller::token::Ticket;
 use hermes_model::{Checked, Problem, Snapshot};
@@ -70,19 +71,17 @@ pub(crate) fn proxy(source: Source, takeover: Option<&Path>, log: &str) -> anyho
             Source::Controller { places, state, ticket } => {
                 let home = Home::open(&state)?;
                 let agent = Agent::start(places, &home, ticket).await?;
-                let (agent, config) = first_document(agent, &home).await?;
                 // A document comes by the agent; of files only the certificate changes.
-                run(&config, &home.certificate(), Some(agent), takeover, &log).await
+                run(&home.document(), &home.certificate(), Some(agent), takeover, &log).await
             }
         }
     })
 }
 
-/// Waits for a document that can be read, where there is none of before.
-async fn first_document(mut agent: Agent, home: &Home) -> anyhow::Result<(Agent, PathBuf)> {
-    let config = home.document();
-    if std::fs::metadata(&config).is_ok_and(|file| file.len() > 0) {
-        return Ok((agent, config));
+/// Waits for a document that can be read, where there is none of before; it is answered when it runs.
+async fn first_document(agent: &mut Agent, config: &Path) -> anyhow::Result<Option<Instruction>> {
+    if std::fs::metadata(config).is_ok_and(|file| file.len() > 0) {
+        return Ok(None);
     }
     tracing::info!("waiting for the first document");
     while let Some(instruction) = agent.next().await {
@@ -91,12 +90,10 @@ async fn first_document(mut agent: Agent, home: &Home) -> anyhow::Result<(Agent,
             instruction.answer(Ok(()));
             continue;
         };
-        match read_document(&config, &document) {
+        match read_document(config, &document) {
             Ok(_) => {
-                // Not kept before it runs: the first start may refuse it, and is told why.
-                std::fs::write(&config, &document)?;
-                instruction.answer(Ok(()));
-                return Ok((agent, config));
+                std::fs::write(config, &document).with_context(|| format!("cannot write {}", config.display()))?;
+                return Ok(Some(instruction));
             }
             Err(error) => {
                 tracing::error!("the first document cannot be run: {error:#}");
@@ -117,7 +114,11 @@ async fn run(
     let limit = hermes_net::own::raise_descriptor_limit(DESCRIPTORS);
     // Before the document is read: a change in between must not be missed.
     let mut watch = Watch::new(followed)?;
-    let snapshot = load(config)?;
+    let mut first = match &mut agent {
+        Some(agent) => first_document(agent, config).await?,
+        None => None,
+    };
+    let mut snapshot = load(config)?;
     if limit < (snapshot.limits.connections as u64) * 2 {
         tracing::warn!(
             descriptors = limit,
@@ -127,8 +128,25 @@ async fn run(
     }
     let mut signals = Signals::new()?;
     let mut restoration = Restoration::default();
-    let begun = start(config, takeover, &snapshot, &mut signals, &mut restoration).await?;
-    let (mut node, mut admin, mut successors) = begun;
+    let (mut node, mut admin, mut successors) = loop {
+        match (start(config, takeover, &snapshot, &mut signals, &mut restoration).await, first.take(), &mut agent) {
+            (Ok(begun), first, _) => {
+                if let Some(first) = first {
+                    first.answer(Ok(()));
+                }
+                break begun;
+            }
+            // The controller is told, and may have a better one.
+            (Err(error), Some(refused), Some(agent)) if takeover.is_none() => {
+                tracing::error!("the first document cannot be run: {error:#}");
+                std::fs::remove_file(config)?;
+                refused.answer(Err(format!("{error:#}")));
+                first = first_document(agent, config).await?;
+                snapshot = load(config)?;
+            }
+            (Err(error), ..) => return Err(error),
+        }
+    };
     node.count_lost_lines(log.lost());
     watch.follow(node.generation().files());
     tracing::info!(node = %snapshot.node, pid = std::process::id(), "running");

@@ -52,3 +52,19 @@ async fn a_token_that_is_none_or_used_or_anothers_makes_no_node() {
     parts[2] = parts[2].chars().rev().collect();
     refuses("e", Some(&parts.join(".")), "this token is used").await;
 }
+
+/// The first document of a node is acknowledged when it runs, and not before; one that it cannot run is not kept.
+#[tokio::test]
+async fn a_first_document_that_cannot_run_is_refused_and_the_next_one_runs() {
+    let bed = Bed::new().await;
+    bed.told(&["apply", "-f", "-"], &bed.documents(7001));
+    let taken = std::net::TcpListener::bind(bed.socket(8080)).unwrap();
+    let _laptop = bed.node("laptop", Some(&bed.token("laptop")));
+    until("it is refused", || bed.told(&["node", "list"], "").contains("refuses its document: ")).await;
+    assert!(!bed.directory.path().join("laptop/document.json").exists());
+    let elsewhere = bed.documents(7001).replace(&bed.socket(8080).to_string(), &bed.socket(8081).to_string());
+    let said = bed.told(&["apply", "-f", "-"], &elsewhere);
+    assert!(said.contains("node laptop runs it"), "{said}");
+    assert!(std::net::TcpStream::connect(bed.socket(8081)).is_ok());
+    drop(taken);
+}
