@@ -16,6 +16,7 @@ use std::str::FromStr;
 
 use hermes_model::Problem;
 use hermes_model::check::section::{Section, sections};
+use hermes_model::document::scalar::text_scalar;
 use serde::de::{self, Deserializer};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
@@ -123,7 +124,7 @@ impl FromStr for Key {
     }
 }
 
-name::text!(Key, "a text (KIND/NAME or KIND/PROVIDER/NAME)");
+text_scalar!(Key, "a text (KIND/NAME or KIND/PROVIDER/NAME)");
 
 /// A whole document.
 #[derive(Clone, Debug, PartialEq)]
@@ -212,6 +213,26 @@ pub fn read(text: &str) -> Result<Vec<Resource>, Vec<Fault>> {
     if faults.is_empty() { Ok(resources) } else { Err(faults) }
 }
 
+/// What stands at this key, where it can be read; what is missing and must not be is said.
+fn parsed<T: FromStr<Err = String>>(path: &str, text: Option<String>, problems: &mut Vec<Problem>) -> Option<T> {
+    let missing = match path {
+        "kind" => "every document says what it describes; add kind: Node, Service or the like",
+        "name" => "this has no name; add name: and a word of its own",
+        _ => return text.and_then(|text| read_as(path, &text, problems)),
+    };
+    match text {
+        Some(text) => read_as(path, &text, problems),
+        None => {
+            problems.push(Problem { path: path.to_owned(), message: missing.to_owned() });
+            None
+        }
+    }
+}
+
+fn read_as<T: FromStr<Err = String>>(path: &str, text: &str, problems: &mut Vec<Problem>) -> Option<T> {
+    text.parse().map_err(|message| problems.push(Problem { path: path.to_owned(), message })).ok()
+}
+
 fn resource(mut section: Section, problems: &mut Vec<Problem>) -> (Option<Key>, Option<Resource>) {
     let mut take = |key: &str, problems: &mut Vec<Problem>| match section.take_text(key) {
         Ok(text) => text,
@@ -221,40 +242,13 @@ fn resource(mut section: Section, problems: &mut Vec<Problem>) -> (Option<Key>, 
         }
     };
     let (kind, provider, name) = (take("kind", problems), take("provider", problems), take("name", problems));
-    let mut parsed = |path: &str, error: String| problems.push(Problem { path: path.to_owned(), message: error });
-    let kind = match kind.map(|text| text.parse::<Kind>()) {
-        Some(Ok(kind)) => Some(kind),
-        Some(Err(error)) => {
-            parsed("kind", error);
-            None
-        }
-        None => {
-            parsed("kind", "every document says what it describes; add kind: Node, Service or the like".to_owned());
-            None
-        }
-    };
-    let name = match name.map(|text| text.parse::<Name>()) {
-        Some(Ok(name)) => Some(name),
-        Some(Err(error)) => {
-            parsed("name", error);
-            None
-        }
-        None => {
-            parsed("name", "this has no name; add name: and a word of its own".to_owned());
-            None
-        }
-    };
-    let provider = match provider.map(|text| text.parse::<Name>()) {
-        Some(Ok(provider)) => Some(provider),
-        Some(Err(error)) => {
-            parsed("provider", error);
-            None
-        }
-        None => None,
-    };
+    let kind: Option<Kind> = parsed("kind", kind, problems);
+    let (name, provider): (Option<Name>, Option<Name>) =
+        (parsed("name", name, problems), parsed("provider", provider, problems));
     let Some(kind) = kind else { return (None, None) };
     if provider.is_some() && !kind.is_of_providers() {
-        parsed("provider", format!("a {kind} is the operator's; leave provider out"));
+        let message = format!("a {kind} is the operator's; leave provider out");
+        problems.push(Problem { path: "provider".to_owned(), message });
     }
     let spec = match kind {
         Kind::Overlay => section.read(problems).map(Box::new).map(Spec::Overlay),

@@ -7,6 +7,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use hermes_model::document::scalar::text_scalar;
+
 /// The longest name: as long as a label of DNS.
 const MAX_NAME: usize = 63;
 
@@ -91,35 +93,5 @@ impl fmt::Debug for Reference {
     }
 }
 
-/// Derives serde from `FromStr` and `Display`.
-macro_rules! text {
-    ($type:ty, $expecting:literal) => {
-        impl ::serde::Serialize for $type {
-            fn serialize<S: ::serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_str(self)
-            }
-        }
-
-        impl<'de> ::serde::Deserialize<'de> for $type {
-            fn deserialize<D: ::serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                struct Visitor;
-                impl ::serde::de::Visitor<'_> for Visitor {
-                    type Value = $type;
-
-                    fn expecting(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
-                        f.write_str($expecting)
-                    }
-
-                    fn visit_str<E: ::serde::de::Error>(self, text: &str) -> Result<$type, E> {
-                        text.parse().map_err(E::custom)
-                    }
-                }
-                deserializer.deserialize_str(Visitor)
-            }
-        }
-    };
-}
-pub(super) use text;
-
-text!(Name, "a text (a name)");
-text!(Reference, "a text (a name, or PROVIDER/NAME)");
+text_scalar!(Name, "a text (a name)");
+text_scalar!(Reference, "a text (a name, or PROVIDER/NAME)");

@@ -18,6 +18,7 @@ use crate::authority::{Authority, AuthorityError};
 use crate::snapshot::HostPort;
 
 /// Derives serde from `FromStr` and `Display`: the scalar is a string in the document.
+#[macro_export]
 macro_rules! text_scalar {
     ($type:ty, $expecting:literal) => {
         impl ::serde::Serialize for $type {
@@ -33,16 +34,17 @@ macro_rules! text_scalar {
         }
     };
 }
-pub(crate) use text_scalar;
+pub use text_scalar;
 
 /// Reads a string by `FromStr`; the error's sentence becomes the problem's.
-pub(crate) struct TextVisitor<T> {
+pub struct TextVisitor<T> {
     expecting: &'static str,
     of: PhantomData<T>,
 }
 
 impl<T> TextVisitor<T> {
-    pub(crate) fn new(expecting: &'static str) -> Self {
+    /// What is said to be expected, where no string stands.
+    pub fn new(expecting: &'static str) -> Self {
         Self { expecting, of: PhantomData }
     }
 }

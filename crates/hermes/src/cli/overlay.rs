@@ -22,9 +22,8 @@ const WAIT: &str = "10s";
 /// All of them or none: a document that is wrong, or would make a node's own document wrong, changes nothing.
 #[derive(Debug, Parser)]
 pub(super) struct Apply {
-    /// Files of overlay documents (YAML), or - for standard input.
-    #[arg(short = 'f', long = "file", value_name = "FILE", required = true)]
-    files: Vec<PathBuf>,
+    #[command(flatten)]
+    documents: Documents,
     /// Only says what would change.
     #[arg(long)]
     dry_run: bool,
@@ -34,16 +33,18 @@ pub(super) struct Apply {
     /// How long nodes are waited for.
     #[arg(long, value_name = "DURATION", default_value = WAIT)]
     wait: Period,
-    /// Prints the controller's answer.
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    access: Access,
 }
 
 /// Says what files of overlay documents would change, and at which nodes.
 #[derive(Debug, Parser)]
 pub(super) struct Diff {
+    #[command(flatten)]
+    documents: Documents,
+}
+
+/// Which documents, and to whom.
+#[derive(Debug, Parser)]
+struct Documents {
     /// Files of overlay documents (YAML), or - for standard input.
     #[arg(short = 'f', long = "file", value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
@@ -179,17 +180,23 @@ fn texts(files: &[PathBuf]) -> anyhow::Result<Vec<u8>> {
     Ok(all.into_bytes())
 }
 
+impl Documents {
+    fn change(&self, path: &str, is_dry: bool) -> anyhow::Result<ExitCode> {
+        change(&self.access, Method::POST, path, texts(&self.files)?, is_dry, self.json)
+    }
+}
+
 impl Apply {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let since = self.since.map(|since| format!("&since={since}")).unwrap_or_default();
         let path = format!("/v1/apply?dry-run={}&wait={}{since}", self.dry_run, self.wait.0.as_millis());
-        change(&self.access, Method::POST, &path, texts(&self.files)?, self.dry_run, self.json)
+        self.documents.change(&path, self.dry_run)
     }
 }
 
 impl Diff {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        change(&self.access, Method::POST, "/v1/apply?dry-run=true", texts(&self.files)?, true, self.json)
+        self.documents.change("/v1/apply?dry-run=true", true)
     }
 }
 
