@@ -10,6 +10,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Extension, Path, Query, State};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use base64::Engine as _;
@@ -43,6 +44,7 @@ struct Desk {
 
 /// All of its paths.
 pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>, audit: Arc<Audit>) -> Router {
+    let desk = Desk { controller, push, audit };
     Router::new()
         .route("/v1/apply", post(apply))
         .route("/v1/documents", get(list))
@@ -52,7 +54,15 @@ pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>, audit: Arc<Au
         .route("/v1/operators", post(operator))
         .fallback(async || Problem::new(StatusCode::NOT_FOUND, "there is nothing at this path"))
         .layer(DefaultBodyLimit::max(MAX_BODY))
-        .with_state(Desk { controller, push, audit })
+        .layer(middleware::from_fn_with_state(desk.clone(), gate))
+        .with_state(desk)
+}
+
+/// Nobody's body is read who may ask nothing.
+async fn gate(State(desk): State<Desk>, request: axum::extract::Request, next: Next) -> Result<Response, Problem> {
+    let peer = request.extensions().get::<Arc<Peer>>().cloned().unwrap_or_default();
+    desk.asker(&peer)?;
+    Ok(next.run(request).await)
 }
 
 /// What is wrong, as RFC 9457 says it.

@@ -398,6 +398,10 @@ fn plan(known: &Known, request: &Request) -> Result<(Vec<Change>, Outcome, Optio
             // What it has enrolled with is worth nothing for a node of this name that comes later.
             changes.push(Change::Expelled { node: key.name.clone() });
         }
+        if key.kind == Kind::Node {
+            let tokens = state.tokens.values().filter(|token| token.node == key.name);
+            changes.extend(tokens.map(|token| Change::Spent { token: token.id.clone() }));
+        }
         changes.push(Change::Delete(key.clone()));
     }
     for resource in &request.put {

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -124,6 +125,10 @@ async fn sqlite_does() {
     let directory = tempfile::tempdir().unwrap();
     let store: Arc<dyn Store> = Arc::new(Sqlite::open(directory.path()).unwrap());
     conforms(store.clone()).await;
+    for file in std::fs::read_dir(directory.path()).unwrap() {
+        let mode = file.unwrap().metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o077, 0, "nobody else reads the store");
+    }
     let before = (store.base().await.unwrap(), all(&*store, 87 + 1).await);
     assert!(matches!(Sqlite::open(directory.path()), Err(StoreError::InUse(_))), "one controller has it");
     drop(store);

@@ -144,7 +144,12 @@ impl Agent {
     /// # Errors
     /// The node has not enrolled, and cannot: the token is none, or the controller is away or refuses it.
     pub(crate) async fn start(places: Vec<Place>, home: &Home, ticket: Option<Ticket>) -> anyhow::Result<Self> {
-        if !home.is_enrolled() {
+        // One whose certificate is over is nobody, unless it has a token.
+        let is_over = || {
+            let own = home.identity().ok().and_then(|(own, _)| own.not_after());
+            ticket.is_some() && own.is_none_or(|end| end <= seconds_now())
+        };
+        if !home.is_enrolled() || is_over() {
             let ticket = ticket.context(
                 "this node has not enrolled yet: give it --token, from `hermes token create` at the controller",
             )?;

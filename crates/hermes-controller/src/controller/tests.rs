@@ -223,6 +223,14 @@ mod enrolment {
         controller.apply(&put(OVERLAY)).await.unwrap();
         let ticket = controller.create_token("operator", &name("a"), Duration::ZERO).await.unwrap();
         assert!(refused(&controller, &ticket, &request()).await.contains("expired"));
+        // A node that is deleted takes its tokens along: one of its name that comes later has none.
+        let old = controller.create_token("operator", &name("two"), LIFE).await.unwrap();
+        let hub = "{kind: Node, name: hub, role: standalone, address: \"192.0.2.1:9443\", links: one}";
+        let mut without = put(hub);
+        without.delete.push("Node/two".parse().unwrap());
+        controller.apply(&without).await.unwrap();
+        controller.apply(&put(OVERLAY)).await.unwrap();
+        assert!(refused(&controller, &old, &request()).await.contains("used, taken back"));
         // What has expired goes when the next one comes.
         controller.create_token("operator", &name("a"), LIFE).await.unwrap();
         assert_eq!(controller.known().state.tokens.size(), 1);

@@ -3,6 +3,7 @@
 //! In: the directory. Out: a log that survives kill -9 and power loss, for one controller.
 //! Never: a query on the runtime's threads: each runs where it may block.
 
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -36,6 +37,9 @@ impl Sqlite {
     pub fn open(directory: &Path) -> Result<Self, StoreError> {
         let path = directory.join(FILE);
         let shown = || path.display().to_string();
+        // The authority's key is in it. What SQLite makes beside it has the same permissions.
+        let made = std::fs::OpenOptions::new().append(true).create(true).mode(0o600).open(&path);
+        made.map_err(|error| StoreError::Unable("open its file", error.to_string()))?;
         let connection = Connection::open(&path).map_err(|error| unable("open its file", &error))?;
         prepare(&connection).map_err(|error| match error.sqlite_error_code() {
             Some(rusqlite::ErrorCode::DatabaseBusy | rusqlite::ErrorCode::DatabaseLocked) => StoreError::InUse(shown()),
