@@ -1,6 +1,6 @@
 //! The controller's door: one port for nodes (gRPC) and people (the REST API), over TLS.
 //!
-//! In: connections. Out: their requests, with who is at the other end, to [`crate::push`] or [`crate::api`].
+//! In: connections. Out: their requests, with who is at the other end, to [`crate::push`] or `api.rs`.
 //! Never: more connections than may be, a handshake that takes its time, or a request whose sender was not made out.
 
 use std::convert::Infallible;
