@@ -258,7 +258,12 @@ async fn change(
         desk.audit.tell(Event { revision: Some(outcome.revision), documents, ..event });
     }
     let wait = Duration::from_millis(wait).min(MAX_WAIT);
-    let nodes = if request.is_dry { fates(desk, &outcome, true) } else { await_nodes(desk, &outcome, wait).await };
+    let nodes = if request.is_dry {
+        let planned = |document: &Option<Bytes>| document.as_ref().map_or(Fate::Gone, |_| Fate::Planned);
+        outcome.nodes.iter().map(|(node, document)| (node.clone(), planned(document))).collect()
+    } else {
+        await_nodes(desk, &outcome, wait).await
+    };
     let keys = |keys: &[Key]| keys.iter().map(ToString::to_string).collect::<Vec<_>>();
     let mut answer = json!({
         "revision": outcome.revision,
@@ -293,38 +298,50 @@ enum Fate {
     Gone,
 }
 
-fn fates(desk: &Desk, outcome: &Outcome, is_dry: bool) -> BTreeMap<Name, Fate> {
-    let seen = desk.push.seen();
-    let fate = |(node, document): (&Name, &Option<Bytes>)| {
-        let fate = match (document, seen.get(node)) {
-            (None, _) => Fate::Gone,
-            _ if is_dry => Fate::Planned,
-            (Some(document), Some(seen)) if seen.running == hex(&sha256(document)) => Fate::Running,
-            (_, Some(Seen { connections: 1.., refused, tried, .. }))
-                if *tried >= outcome.revision && !refused.is_empty() =>
-            {
+/// What becomes of a change: at which node, the digest of what it is to run. `None`: it is gone.
+struct Awaited {
+    revision: Revision,
+    digests: BTreeMap<Name, Option<String>>,
+}
+
+impl Awaited {
+    fn of(outcome: &Outcome) -> Self {
+        let digest = |document: &Option<Bytes>| document.as_ref().map(|document| hex(&sha256(document)));
+        let digests = outcome.nodes.iter().map(|(node, document)| (node.clone(), digest(document)));
+        Self { revision: outcome.revision, digests: digests.collect() }
+    }
+
+    fn fate(&self, digest: &str, seen: Option<&Seen>) -> Fate {
+        match seen {
+            Some(seen) if seen.running == digest => Fate::Running,
+            Some(Seen { connections: 1.., refused, tried, .. }) if *tried >= self.revision && !refused.is_empty() => {
                 Fate::Refused { reason: refused.clone() }
             }
-            (_, Some(Seen { connections: 1.., .. })) => Fate::Waiting,
+            Some(Seen { connections: 1.., .. }) => Fate::Waiting,
             _ => Fate::Away,
-        };
-        (node.clone(), fate)
-    };
-    outcome.nodes.iter().map(fate).collect()
+        }
+    }
+
+    fn fates(&self, seen: &BTreeMap<Name, Seen>) -> BTreeMap<Name, Fate> {
+        let fate =
+            |digest: &Option<String>, node| digest.as_ref().map_or(Fate::Gone, |one| self.fate(one, seen.get(node)));
+        self.digests.iter().map(|(node, digest)| (node.clone(), fate(digest, node))).collect()
+    }
 }
 
 async fn await_nodes(desk: &Desk, outcome: &Outcome, wait: Duration) -> BTreeMap<Name, Fate> {
+    let awaited = Awaited::of(outcome);
     let mut said = desk.push.said();
     let deadline = tokio::time::Instant::now() + wait;
+    // Who has been seen to be done is not looked at again: the last one's word costs as much as the first one's.
+    let mut waiting: Vec<_> = awaited.digests.iter().filter_map(|(node, one)| Some((node, one.as_ref()?))).collect();
     loop {
         said.borrow_and_update();
-        let fates = fates(desk, outcome, false);
-        if !fates.values().any(|fate| *fate == Fate::Waiting) {
-            return fates;
-        }
-        match tokio::time::timeout_at(deadline, said.changed()).await {
-            Ok(Ok(())) => {}
-            _ => return fates,
+        desk.push.look(|seen| waiting.retain(|(node, digest)| awaited.fate(digest, seen.get(*node)) == Fate::Waiting));
+        let is_over =
+            waiting.is_empty() || !matches!(tokio::time::timeout_at(deadline, said.changed()).await, Ok(Ok(())));
+        if is_over {
+            return desk.push.look(|seen| awaited.fates(seen));
         }
     }
 }
@@ -382,7 +399,7 @@ async fn nodes(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) 
         return Err(Problem::new(StatusCode::FORBIDDEN, "nodes are the operator's"));
     }
     let known = desk.controller.known();
-    let seen = desk.push.seen();
+    let seen = desk.push.look(Clone::clone);
     let node = |(name, document): (&Name, &document::Node)| {
         let wanted = known.document(name).map(|document| hex(&sha256(document)));
         let seen = seen.get(name).cloned().unwrap_or_default();

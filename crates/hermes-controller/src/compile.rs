@@ -45,6 +45,8 @@ pub struct Plan {
     into: RedBlackTreeMapSync<Name, RedBlackTreeMapSync<Name, RedBlackTreeSetSync<Key>>>,
     /// What each node is to run (JSON).
     documents: RedBlackTreeMapSync<Name, Bytes>,
+    /// Services that were there before the last update, and whose sessions take another way since.
+    moved: Arc<BTreeSet<Key>>,
 }
 
 /// What a change comes to at each node that it touches; `None`: the node is gone.
@@ -82,7 +84,33 @@ impl Plan {
                 next.visit(service, &node.name, &mut touched);
             }
         }
+        let is_moved = |key: &&Key| match (self.ways.get(*key), next.ways.get(*key)) {
+            (Some(before), Some(after)) => after.is_moved(before),
+            _ => false,
+        };
+        next.moved = Arc::new(services.iter().filter(is_moved).cloned().collect());
         next.assemble(self, touched)
+    }
+
+    /// Services that were there before the last update, and whose sessions take another way since, at two nodes or more.
+    pub fn moved(&self) -> &BTreeSet<Key> {
+        &self.moved
+    }
+
+    /// How far a node is from the furthest of these services: who sends to others is further than they are.
+    pub fn distance(&self, node: &Name, services: &BTreeSet<Key>) -> usize {
+        let of = |key: &Key| {
+            let way = self.ways.get(key)?;
+            way.stops.contains_key(node).then(|| way.distances.get(node).copied().unwrap_or(usize::MAX))
+        };
+        services.iter().filter_map(of).max().unwrap_or_default()
+    }
+
+    /// Whether others send sessions of this route to a node, of those services.
+    pub fn is_sent(&self, node: &Name, route: &str, services: &BTreeSet<Key>) -> bool {
+        let mut meant = services.iter().filter(|key| on_the_wire(&key.provider, &key.name) == route);
+        let senders = || self.into.get(node).into_iter().flat_map(|senders| senders.values());
+        meant.any(|key| senders().any(|services| services.contains(key)))
     }
 
     /// The documents that it is of.
@@ -316,8 +344,8 @@ fn of_node(key: &Key, Problem { path, message }: Problem) -> Fault {
     Fault::of(key, "", format!("its document would be refused: {}", Problem { path, message }))
 }
 
-/// What a user is called between nodes.
-pub(crate) fn user_on_the_wire(owner: &Owner, name: &Name) -> String {
+/// What a user or a service of somebody is called between nodes.
+pub(crate) fn on_the_wire(owner: &Owner, name: &Name) -> String {
     match owner {
         Some(provider) => format!("{provider}/{name}"),
         None => name.to_string(),
@@ -330,7 +358,7 @@ pub(crate) fn user_on_the_wire(owner: &Owner, name: &Name) -> String {
 /// The user is not on that node, or is to be said.
 pub(crate) fn user_of_app(catalog: &Catalog, node: &Name, app: &App) -> Result<Option<String>, String> {
     let here: Vec<_> = catalog.users_on(node).collect();
-    let wire = |key: &Key| user_on_the_wire(&key.provider, &key.name);
+    let wire = |key: &Key| on_the_wire(&key.provider, &key.name);
     match &app.user {
         Some(user) => {
             let is_meant = |key: &Key| key.name == user.name && key.provider == user.provider;

@@ -18,6 +18,7 @@ use tokio::sync::watch;
 pub use self::enrol::{CERTIFICATE_LIFE, Certificate, pin};
 use crate::compile::{Plan, Touched};
 use crate::document::{Fault, Key, Kind, Name, Resource};
+use crate::rollout::{Rollout, StepId};
 use crate::state::{Change, Commit, Member, State};
 use crate::store::{After, Base, Revision, Store, StoreError};
 
@@ -119,6 +120,8 @@ pub struct Controller {
     planned: Mutex<Option<(Revision, Planned)>>,
     /// For each node somebody asked for, what it is to run.
     nodes: Mutex<BTreeMap<Name, watch::Sender<Watched>>>,
+    /// The change that is on its way to nodes step by step.
+    rollout: watch::Sender<Option<Arc<Rollout>>>,
 }
 
 /// What a change comes to that was judged right.
@@ -148,6 +151,8 @@ pub struct Known {
     since: RedBlackTreeMapSync<Name, Revision>,
     /// Documents that have changed, and that the plan has not: they cannot be compiled by this version.
     waiting: BTreeSet<Key>,
+    /// What is on its way to nodes step by step. `None`: each is to run what the plan says.
+    rollout: Option<Arc<Rollout>>,
 }
 
 impl Controller {
@@ -163,6 +168,7 @@ impl Controller {
             writing: tokio::sync::Mutex::default(),
             planned: Mutex::default(),
             nodes: Mutex::default(),
+            rollout: watch::Sender::new(None),
         };
         this.catch_up().await?;
         Ok(this)
@@ -194,6 +200,24 @@ impl Controller {
         // Within the lock: what is published afterwards finds it.
         let watched = || self.known().watched(node);
         nodes.entry(node.clone()).or_insert_with(|| watch::Sender::new(watched())).subscribe()
+    }
+
+    /// The change that is on its way to nodes step by step, now and from now on.
+    pub fn rollout(&self) -> watch::Receiver<Option<Arc<Rollout>>> {
+        self.rollout.subscribe()
+    }
+
+    /// The next step is given, if this is the last one that was.
+    pub async fn advance(&self, step: StepId) {
+        let _one = self.reading.lock().await;
+        let mut known = (*self.known()).clone();
+        let Some(rollout) = known.rollout.take_if(|rollout| rollout.id() == step) else { return };
+        let mut concerned: BTreeSet<Name> = rollout.pending().cloned().collect();
+        known.rollout = Arc::unwrap_or_clone(rollout).advance(&known.plan).map(Arc::new);
+        concerned.extend(known.rollout.iter().flat_map(|rollout| rollout.pending().cloned()));
+        let known = Arc::new(known);
+        *lock(&self.known) = known.clone();
+        self.publish(&known, &concerned);
     }
 
     /// Changes documents, or says what that would change.
@@ -325,6 +349,12 @@ impl Controller {
                 is_new
             });
         }
+        drop(nodes);
+        self.rollout.send_if_modified(|before| {
+            let is_new = before.as_ref().map(|one| one.id()) != known.rollout.as_ref().map(|one| one.id());
+            before.clone_from(&known.rollout);
+            is_new
+        });
     }
 }
 
@@ -337,7 +367,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Known {
-    /// What a node is to run. `None`: it is no part of the overlay.
+    /// What a node is to run in the end. `None`: it is no part of the overlay.
     pub fn document(&self, node: &Name) -> Option<&Bytes> {
         self.plan.document(node)
     }
@@ -345,13 +375,16 @@ impl Known {
     /// What a node is to run, and by which key it is one.
     pub fn watched(&self, node: &Name) -> Watched {
         let since = self.since.get(node).copied().unwrap_or(self.state.revision);
-        Watched {
-            given: Given { since, document: self.document(node).cloned() },
-            key: self.state.members.get(node).map(|member| member.key.clone()),
-        }
+        // A node that is no part of the overlay any more is none at once.
+        let meanwhile = || self.rollout.as_ref()?.given(node);
+        let document = self.document(node).map(|last| meanwhile().unwrap_or(last).clone());
+        Watched { given: Given { since, document }, key: self.state.members.get(node).map(|member| member.key.clone()) }
     }
 
     fn take_plan(&mut self, plan: Plan, touched: Vec<(Name, bool)>) -> Vec<Name> {
+        let earlier = self.rollout.take();
+        let rollout = Rollout::begin(earlier.as_deref(), (&self.plan, &plan), &touched, self.state.revision);
+        self.rollout = rollout.map(Arc::new);
         (self.plan, self.waiting) = (plan, BTreeSet::new());
         for (node, is_there) in &touched {
             if *is_there {
@@ -360,7 +393,8 @@ impl Known {
                 self.since.remove_mut(node);
             }
         }
-        touched.into_iter().map(|(node, _)| node).collect()
+        let pending = earlier.iter().flat_map(|earlier| earlier.pending().cloned());
+        touched.into_iter().map(|(node, _)| node).chain(pending).collect()
     }
 
     /// Compiles what has changed: the nodes that it concerns.

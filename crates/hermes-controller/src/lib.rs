@@ -13,6 +13,7 @@ pub mod control;
 pub mod controller;
 pub mod document;
 pub mod push;
+pub mod rollout;
 pub mod server;
 pub mod state;
 pub mod store;

@@ -20,6 +20,7 @@ use crate::audit::{Audit, Event};
 use crate::control::{EnrolRequest, Issued, Order, RenewRequest, Report};
 use crate::controller::{Controller, Refused, Watched};
 use crate::document::Name;
+use crate::rollout::{Rollout, STEP};
 use crate::store::Revision;
 use crate::token::Ticket;
 
@@ -72,9 +73,9 @@ impl Push {
         Arc::new(Self { controller, audit, seen: Mutex::default(), said: watch::Sender::new(0) })
     }
 
-    /// What nodes have said so far.
-    pub fn seen(&self) -> BTreeMap<Name, Seen> {
-        self.lock().clone()
+    /// Looks at what nodes have said so far.
+    pub fn look<T>(&self, at: impl FnOnce(&BTreeMap<Name, Seen>) -> T) -> T {
+        at(&self.lock())
     }
 
     /// Follows that they say something.
@@ -93,6 +94,57 @@ impl Push {
         }
         drop(seen);
         self.said.send_modify(|count| *count += 1);
+    }
+
+    /// Gives what is on its way to nodes step by step, for as long as it is polled.
+    pub(crate) async fn roll_out(&self) {
+        let mut rollout = self.controller.rollout();
+        loop {
+            let step = rollout.borrow_and_update().clone();
+            if let Some(step) = step {
+                tokio::select! {
+                    () = self.taken(&step) => self.controller.advance(step.id()).await,
+                    // Another change: its steps are others.
+                    changed = rollout.changed() => if changed.is_err() { return },
+                }
+            } else if rollout.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Whether there is nothing to be waited for at a node: it has taken that document, refuses it, or is away.
+    fn is_over(&self, node: &Name, digest: &str, revision: Revision) -> bool {
+        self.lock().get(node).is_none_or(|seen| {
+            let has_refused = seen.tried >= revision && !seen.refused.is_empty();
+            seen.connections == 0 || seen.running == *digest || has_refused
+        })
+    }
+
+    /// Waits until the nodes of a step have taken it, are away or refuse it, or have been silent for too long.
+    async fn taken(&self, rollout: &Rollout) {
+        let wanted = rollout.current().iter().map(|(node, document)| (node, crate::authority::hex(&sha256(document))));
+        let mut wanted: BTreeMap<&Name, String> = wanted.collect();
+        let mut said = self.said();
+        let deadline = tokio::time::Instant::now() + STEP;
+        loop {
+            said.borrow_and_update();
+            wanted.retain(|node, digest| !self.is_over(node, digest, rollout.id().0));
+            if wanted.is_empty() {
+                return;
+            }
+            match tokio::time::timeout_at(deadline, said.changed()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(_)) | Err(_) => {
+                    tracing::warn!(
+                        revision = rollout.id().0,
+                        nodes = wanted.len(),
+                        "goes on without nodes that say nothing"
+                    );
+                    return;
+                }
+            }
+        }
     }
 
     /// A node's first certificate.

@@ -60,9 +60,12 @@ pub async fn serve(
     let mut connections = JoinSet::new();
     let mut config = config(&controller, &hosts).await?;
     let mut renewal = tokio::time::interval_at(tokio::time::Instant::now() + LIFE / 2, LIFE / 2);
+    let rolling_out = push.roll_out();
+    let mut rolling_out = std::pin::pin!(rolling_out);
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
+            () = &mut rolling_out => return Ok(()),
             Some(_) = connections.join_next() => continue,
             _ = renewal.tick() => {
                 match self::config(&controller, &hosts).await {

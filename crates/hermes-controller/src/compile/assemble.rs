@@ -56,7 +56,7 @@ fn bound(plan: &Plan, name: &Name) -> BTreeMap<String, Many<String>> {
         .filter_map(|(sender, services)| {
             let stops = services.iter().filter_map(|key| Some((key, plan.ways.get(key)?.stops.get(sender)?)));
             let users = stops.flat_map(|(key, stop)| {
-                stop.users.iter().flatten().map(|user| super::user_on_the_wire(&key.provider, user))
+                stop.users.iter().flatten().map(|user| super::on_the_wire(&key.provider, user))
             });
             let users: BTreeSet<String> = users.collect();
             (!users.is_empty()).then(|| (sender.to_string(), Many(users.into_iter().collect())))
@@ -135,7 +135,7 @@ fn route(
         speaks.into_iter().filter(|(_, is_so)| *is_so).map(|(kind, _)| kind).collect()
     });
     let users = stop.users.iter().flatten();
-    let users = users.map(|user| UserPattern::Is(super::user_on_the_wire(&key.provider, user).into()));
+    let users = users.map(|user| UserPattern::Is(super::on_the_wire(&key.provider, user).into()));
     let matching = Match {
         kind: Many(kinds.unwrap_or_default()),
         authority: Many(authorities(service, key)),
@@ -164,10 +164,7 @@ fn route(
         retrieve: first.and_then(|service| service.retrieve).filter(|_| onward),
         timeout: service.timeout,
         on_change: service.on_change,
-        ..Route::new(&match &key.provider {
-            Some(provider) => format!("{provider}/{}", key.name),
-            None => key.name.to_string(),
-        })
+        ..Route::new(&super::on_the_wire(&key.provider, &key.name))
     }
 }
 

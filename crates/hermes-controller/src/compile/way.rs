@@ -31,6 +31,18 @@ pub(super) struct Way {
     pub(super) distances: Arc<BTreeMap<Name, usize>>,
 }
 
+impl Way {
+    /// Whether sessions go otherwise than before, and other nodes have something else to do by that, so that it matters who does
+    /// so first.
+    pub(super) fn is_moved(&self, before: &Self) -> bool {
+        let gone = before.stops.keys().filter(|node| !self.stops.contains_key(node));
+        let others = self.stops.keys().filter(|node| self.stops.get(node) != before.stops.get(node)).chain(gone);
+        let others: Vec<_> = others.collect();
+        let goes = |way: &Self, node: &Name| way.stops.get(node).map(|stop| stop.next.clone());
+        others.len() > 1 && others.iter().any(|node| goes(self, node) != goes(before, node))
+    }
+}
+
 /// What nodes have to do for a service: those on the way from where its users are.
 pub(super) fn way(catalog: &Catalog, graph: &Graph, key: &Key, service: &Service) -> Way {
     let places: BTreeSet<Name> = service.at.iter().map(|replica| replica.node.clone()).collect();

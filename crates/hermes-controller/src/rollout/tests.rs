@@ -1,0 +1,217 @@
+//! While a change is on its way, sessions that have a way before it and after it have one at every moment.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use hermes_model::document::Document;
+use hermes_model::pattern::UserPattern;
+
+use super::{Rollout, Step};
+use crate::catalog::Catalog;
+use crate::compile::Plan;
+use crate::document::{Key, Name, Resource, read};
+
+/// Chance that can be had again.
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+}
+
+const ROUTERS: u64 = 5;
+const SERVERS: u64 = 3;
+const USERS: u64 = 3;
+const SERVICES: u64 = 2;
+
+fn links(chance: &mut Chance, own: u64) -> String {
+    let routers = (0..ROUTERS).filter(|router| *router != own).map(|router| format!("r{router}"));
+    let servers = (0..SERVERS).map(|server| format!("s{server}"));
+    let all: Vec<_> = routers.chain(servers).filter(|_| chance.below(3) == 0).collect();
+    if all.is_empty() { "s0".to_owned() } else { all.join(", ") }
+}
+
+fn router(chance: &mut Chance, number: u64) -> String {
+    let links = links(chance, number);
+    format!("{{kind: Node, name: r{number}, role: standalone, address: \"192.0.2.{number}:9443\", links: [{links}]}}")
+}
+
+fn device(chance: &mut Chance, number: u64) -> String {
+    let router = chance.below(ROUTERS);
+    format!("{{kind: Node, name: d{number}, links: r{router}, apps: {{bind: \"127.0.0.1:8080\"}}}}")
+}
+
+fn service(chance: &mut Chance, number: u64) -> String {
+    let users: Vec<_> = (0..USERS).filter(|_| chance.below(2) == 0).map(|user| format!("u{user}")).collect();
+    let whom = if users.is_empty() { "everyone".to_owned() } else { format!("{{users: [{}]}}", users.join(", ")) };
+    let server = chance.below(SERVERS);
+    let more = if chance.below(2) == 0 { chance.below(SERVERS) } else { server };
+    let at: BTreeSet<_> = [server, more].into_iter().collect();
+    let at: Vec<_> = at.into_iter().map(|server| format!("{{node: s{server}, http: \"127.0.0.1:1\"}}")).collect();
+    format!("{{kind: Service, name: S{number}, at: [{}], for: {whom}}}", at.join(", "))
+}
+
+fn overlay(chance: &mut Chance) -> String {
+    let mut all = vec!["{kind: Overlay, name: x}".to_owned()];
+    all.extend((0..ROUTERS).map(|number| router(chance, number)));
+    all.extend(
+        (0..SERVERS).map(|number| format!("{{kind: Node, name: s{number}, address: \"192.0.2.9{number}:9443\"}}")),
+    );
+    for number in 0..USERS {
+        all.push(device(chance, number));
+        all.push(format!("{{kind: User, name: u{number}, nodes: d{number}}}"));
+    }
+    all.extend((0..SERVICES).map(|number| service(chance, number)));
+    all.join("\n---\n")
+}
+
+fn change(chance: &mut Chance) -> Vec<Resource> {
+    let text = match chance.below(4) {
+        0 => {
+            let number = chance.below(ROUTERS);
+            router(chance, number)
+        }
+        1 => {
+            let number = chance.below(USERS);
+            device(chance, number)
+        }
+        _ => {
+            let number = chance.below(SERVICES);
+            service(chance, number)
+        }
+    };
+    read(&text).unwrap()
+}
+
+/// What each node runs.
+#[derive(Default)]
+struct Fleet {
+    bytes: BTreeMap<Name, Bytes>,
+    documents: BTreeMap<Name, Document>,
+}
+
+impl Fleet {
+    fn of(plan: &Plan) -> Self {
+        let mut fleet = Self::default();
+        plan.documents().for_each(|(node, bytes)| fleet.take(node, bytes));
+        fleet
+    }
+
+    fn take(&mut self, node: &Name, bytes: &Bytes) {
+        self.documents.insert(node.clone(), serde_json::from_slice(bytes).unwrap());
+        self.bytes.insert(node.clone(), bytes.clone());
+    }
+
+    /// Sessions that have a way.
+    fn arriving(&self) -> BTreeSet<(u64, u64)> {
+        let all = (0..USERS).flat_map(|user| (0..SERVICES).map(move |service| (user, service)));
+        all.filter(|one| self.leads(*one).is_ok()).collect()
+    }
+
+    fn leads(&self, (user, service): (u64, u64)) -> Result<(), String> {
+        goes(&self.documents, &format!("d{user}"), &format!("u{user}"), &format!("S{service}"), 0)
+    }
+}
+
+/// Where a session of a user goes from this node, whichever neighbours are taken; why it does not arrive.
+fn goes(fleet: &BTreeMap<Name, Document>, node: &str, user: &str, service: &str, hops: usize) -> Result<(), String> {
+    if hops > 12 {
+        return Err(format!("loops at {node}"));
+    }
+    let document = fleet.get(&node.parse().unwrap()).ok_or_else(|| format!("{node} has nothing"))?;
+    let is_for = |pattern: &UserPattern| matches!(pattern, UserPattern::Is(name) if **name == *user);
+    let mut routes = document.routes.iter().filter(|route| route.name.trim_end_matches('~') == service);
+    let route = routes.find(|route| route.matching.user.0.is_empty() || route.matching.user.0.iter().any(is_for));
+    let route = route.ok_or_else(|| format!("{node} has no route of {service}"))?;
+    if route.terminate.is_some() {
+        return Ok(());
+    }
+    let name = route.upstream.as_ref().ok_or_else(|| format!("{node} sends it nowhere"))?;
+    // It is called by the nodes that it is of.
+    document
+        .upstreams
+        .iter()
+        .find(|upstream| upstream.name == *name)
+        .ok_or_else(|| format!("{node} knows no {name}"))?;
+    name.split('+').try_for_each(|next| {
+        goes(fleet, next, user, service, hops + 1).map_err(|why| format!("{node} sends to {next}: {why}"))
+    })
+}
+
+/// Nodes take a step one by one, in any order: what has a way before and after has one all the time.
+fn take(step: &Step, running: &mut Fleet, always: &BTreeSet<(u64, u64)>, chance: &mut Chance, what: &str) {
+    let mut order: Vec<_> = step.iter().collect();
+    while !order.is_empty() {
+        let (node, document) = order.swap_remove(chance.below(order.len() as u64) as usize);
+        running.take(node, document);
+        for one in always {
+            assert_eq!(running.leads(*one), Ok(()), "{what}: after {node} took it, {one:?}");
+        }
+    }
+}
+
+struct Count {
+    changes: usize,
+    by_steps: usize,
+    superseded: usize,
+}
+
+fn walk(seed: u64, count: &mut Count) {
+    let mut chance = Chance(seed);
+    let mut catalog = Catalog::default();
+    read(&overlay(&mut chance)).unwrap().into_iter().for_each(|resource| _ = catalog.put(resource));
+    let all: BTreeSet<Key> = catalog.iter().map(|resource| resource.key.clone()).collect();
+    let Ok((mut plan, _)) = Plan::default().update(&catalog, &all) else { return };
+    let (mut running, mut rollout, mut always) = (Fleet::of(&plan), None::<Rollout>, BTreeSet::new());
+    for revision in 1..40 {
+        let (mut next, mut changed) = (catalog.clone(), BTreeSet::new());
+        for resource in change(&mut chance) {
+            changed.insert(resource.key.clone());
+            next.put(resource);
+        }
+        let Ok((after, touched)) = plan.update(&next, &changed) else { continue };
+        let what = format!("seed {seed}, change {revision} of {changed:?}");
+        let last = Fleet::of(&after);
+        if rollout.is_none() {
+            always = running.arriving();
+        }
+        always = always.intersection(&last.arriving()).copied().collect();
+        let nodes: Vec<_> = touched.iter().map(|(node, document)| (node.clone(), document.is_some())).collect();
+        rollout = Rollout::begin(rollout.as_ref(), (&plan, &after), &nodes, revision);
+        count.changes += 1;
+        count.by_steps += usize::from(rollout.is_some());
+        // The next change may come before this one is done.
+        let mut steps = if chance.below(3) == 0 { chance.below(4) } else { 100 };
+        while let Some(rolling) = rollout.take_if(|_| steps > 0) {
+            take(rolling.current(), &mut running, &always, &mut chance, &what);
+            for (node, document) in &running.bytes {
+                let wanted = rolling.given(node).or_else(|| after.document(node));
+                assert_eq!(wanted, Some(document), "{what}: {node}");
+            }
+            (rollout, steps) = (rolling.advance(&after), steps - 1);
+        }
+        if let Some(rolling) = &rollout {
+            count.superseded += 1;
+            // Some have taken the step by then.
+            let some = rolling.current().clone().into_iter().filter(|_| chance.below(2) == 0).collect();
+            take(&some, &mut running, &always, &mut chance, &what);
+        } else {
+            let rest = last.bytes.into_iter().filter(|(node, document)| running.bytes.get(node) != Some(document));
+            take(&rest.collect(), &mut running, &always, &mut chance, &what);
+        }
+        (plan, catalog) = (after, next);
+    }
+}
+
+#[test]
+fn who_has_a_way_before_and_after_has_one_all_the_time() {
+    let mut count = Count { changes: 0, by_steps: 0, superseded: 0 };
+    (0..24).for_each(|seed| walk(seed, &mut count));
+    let Count { changes, by_steps, superseded } = count;
+    let is_much = changes > 400 && by_steps > 200 && superseded > 50;
+    assert!(is_much, "{changes} changes, {by_steps} by steps, {superseded} of them not to their end");
+}
