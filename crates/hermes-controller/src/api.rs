@@ -23,7 +23,8 @@ use crate::audit::{Audit, Event};
 use crate::authority::{Office, Subject, hex};
 use crate::controller::{Controller, Outcome, Refused, Request};
 use crate::document::{self, Key, Kind, Name, Resource};
-use crate::push::{Peer, Push, Seen, sha256};
+use crate::push::{Peer, Push, sha256};
+use crate::seen::{Roll, Seen};
 use crate::store::Revision;
 
 /// The largest request.
@@ -322,7 +323,7 @@ impl Awaited {
         }
     }
 
-    fn fates(&self, seen: &BTreeMap<Name, Seen>) -> BTreeMap<Name, Fate> {
+    fn fates(&self, seen: &Roll) -> BTreeMap<Name, Fate> {
         let fate =
             |digest: &Option<String>, node| digest.as_ref().map_or(Fate::Gone, |one| self.fate(one, seen.get(node)));
         self.digests.iter().map(|(node, digest)| (node.clone(), fate(digest, node))).collect()
@@ -337,7 +338,7 @@ async fn await_nodes(desk: &Desk, outcome: &Outcome, wait: Duration) -> BTreeMap
     let mut waiting: Vec<_> = awaited.digests.iter().filter_map(|(node, one)| Some((node, one.as_ref()?))).collect();
     loop {
         said.borrow_and_update();
-        desk.push.look(|seen| waiting.retain(|(node, digest)| awaited.fate(digest, seen.get(*node)) == Fate::Waiting));
+        desk.push.look(|seen| waiting.retain(|(node, digest)| awaited.fate(digest, seen.get(node)) == Fate::Waiting));
         let is_over =
             waiting.is_empty() || !matches!(tokio::time::timeout_at(deadline, said.changed()).await, Ok(Ok(())));
         if is_over {
@@ -399,10 +400,9 @@ async fn nodes(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) 
         return Err(Problem::new(StatusCode::FORBIDDEN, "nodes are the operator's"));
     }
     let known = desk.controller.known();
-    let seen = desk.push.look(Clone::clone);
     let node = |(name, document): (&Name, &document::Node)| {
         let wanted = known.document(name).map(|document| hex(&sha256(document)));
-        let seen = seen.get(name).cloned().unwrap_or_default();
+        let seen = desk.push.look(|roll| roll.get(name).cloned().unwrap_or_default());
         let is_current = wanted.as_ref() == Some(&seen.running);
         json!({
             "name": name,

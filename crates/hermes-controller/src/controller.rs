@@ -20,7 +20,7 @@ use crate::compile::{Plan, Touched};
 use crate::document::{Fault, Key, Kind, Name, Resource};
 use crate::rollout::{Rollout, StepId};
 use crate::state::{Change, Commit, Member, State};
-use crate::store::{After, Base, Revision, Store, StoreError};
+use crate::store::{After, Base, Revision, Shared, Store, StoreError};
 
 /// After so many entries they are made a base: who begins reads no more than these.
 const COMPACT: u64 = 1000;
@@ -187,6 +187,11 @@ impl Controller {
                 tokio::time::sleep(AGAIN).await;
             }
         }
+    }
+
+    /// What controllers say to each other. `None`: there is one.
+    pub fn shared(&self) -> Option<&dyn Shared> {
+        self.store.shared()
     }
 
     /// What is known now.

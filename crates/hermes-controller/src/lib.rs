@@ -14,6 +14,7 @@ pub mod controller;
 pub mod document;
 pub mod push;
 pub mod rollout;
+pub mod seen;
 pub mod server;
 pub mod state;
 pub mod store;

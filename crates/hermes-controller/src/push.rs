@@ -7,12 +7,12 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use aws_lc_rs::digest::{SHA256, digest};
 use bytes::Bytes;
 use futures_util::Stream;
 use futures_util::stream::unfold;
-use serde::Serialize;
 use tokio::sync::watch;
 use tonic::{Code, Response, Status, Streaming};
 
@@ -21,11 +21,12 @@ use crate::control::{EnrolRequest, Issued, Order, RenewRequest, Report};
 use crate::controller::{Controller, Refused, Watched};
 use crate::document::Name;
 use crate::rollout::{Rollout, STEP};
+use crate::seen::{Roll, Seen};
 use crate::store::Revision;
 use crate::token::Ticket;
 
-/// Nodes that are remembered for what they said.
-const MOST_SEEN: usize = 100_000;
+/// Other controllers hear something at least so often, and a store that cannot be reached is tried again after this.
+const BEAT: Duration = Duration::from_secs(2);
 /// What a node says against a document is kept up to here.
 const MOST_SAID: usize = 16 << 10;
 
@@ -40,29 +41,11 @@ pub struct Peer {
     pub from: Option<SocketAddr>,
 }
 
-/// What is known of a node from itself.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct Seen {
-    /// How many connections it follows by: one, if all is well, and none where it is away.
-    pub connections: usize,
-    /// SHA-256 of the document that it runs, in hex; empty where it runs none.
-    pub running: String,
-    /// The revision that it has tried last.
-    pub tried: Revision,
-    /// Why it does not run that one; empty where it does.
-    pub refused: String,
-    /// Its version of Hermes.
-    pub version: String,
-    /// SHA-256 of its program, in hex, as it says.
-    pub program: String,
-}
-
 /// What nodes are told, and what they say.
 pub struct Push {
     controller: Arc<Controller>,
     audit: Arc<Audit>,
-    seen: Mutex<BTreeMap<Name, Seen>>,
+    seen: Mutex<Roll>,
     /// Counts what they say.
     said: watch::Sender<u64>,
 }
@@ -74,7 +57,7 @@ impl Push {
     }
 
     /// Looks at what nodes have said so far.
-    pub fn look<T>(&self, at: impl FnOnce(&BTreeMap<Name, Seen>) -> T) -> T {
+    pub fn look<T>(&self, at: impl FnOnce(&Roll) -> T) -> T {
         at(&self.lock())
     }
 
@@ -83,17 +66,45 @@ impl Push {
         self.said.subscribe()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Name, Seen>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Roll> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn note(&self, node: &Name, change: impl FnOnce(&mut Seen)) {
-        let mut seen = self.lock();
-        if seen.len() < MOST_SEEN || seen.contains_key(node) {
-            change(seen.entry(node.clone()).or_default());
-        }
-        drop(seen);
+        self.lock().note(node, change);
         self.said.send_modify(|count| *count += 1);
+    }
+
+    /// Tells other controllers what nodes say here, and hears what they say there, for as long as it is polled.
+    pub(crate) async fn share(&self) {
+        let Some(shared) = self.controller.shared() else { return std::future::pending().await };
+        let hear = |heard| {
+            self.lock().hear(heard);
+            self.said.send_modify(|count| *count += 1);
+        };
+        let hearing = async {
+            loop {
+                if let Err(error) = shared.hear(&hear).await {
+                    tracing::warn!(again_in = ?BEAT, "what nodes say to other controllers is not heard: {error}");
+                }
+                tokio::time::sleep(BEAT).await;
+            }
+        };
+        let saying = async {
+            let mut said = self.said();
+            loop {
+                said.borrow_and_update();
+                let unsaid = self.lock().unsaid();
+                if let Err(error) = shared.say(unsaid).await {
+                    tracing::warn!(again_in = ?BEAT, "other controllers do not hear what nodes say here: {error}");
+                    self.lock().say_all();
+                    tokio::time::sleep(BEAT).await;
+                    continue;
+                }
+                let _ = tokio::time::timeout(BEAT, said.changed()).await;
+            }
+        };
+        tokio::join!(hearing, saying);
     }
 
     /// Gives what is on its way to nodes step by step, for as long as it is polled.

@@ -60,12 +60,12 @@ pub async fn serve(
     let mut connections = JoinSet::new();
     let mut config = config(&controller, &hosts).await?;
     let mut renewal = tokio::time::interval_at(tokio::time::Instant::now() + LIFE / 2, LIFE / 2);
-    let rolling_out = push.roll_out();
-    let mut rolling_out = std::pin::pin!(rolling_out);
+    let beside = async { tokio::join!(push.roll_out(), push.share()) };
+    let mut beside = std::pin::pin!(beside);
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            () = &mut rolling_out => return Ok(()),
+            _ = &mut beside => return Ok(()),
             Some(_) = connections.join_next() => continue,
             _ = renewal.tick() => {
                 match self::config(&controller, &hosts).await {

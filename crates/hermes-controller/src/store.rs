@@ -100,4 +100,50 @@ pub trait Store: Send + Sync + 'static {
     /// # Errors
     /// It cannot be written; all is as it was.
     fn compact(&self, base: Base) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// What controllers say to each other beside the log. `None`: this store has one controller.
+    fn shared(&self) -> Option<&dyn Shared> {
+        None
+    }
+}
+
+/// Of a subject, what is said; `None`: nothing any more.
+pub type Said = (String, Option<Bytes>);
+
+/// What another controller says of a subject.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Word {
+    /// Who.
+    pub by: String,
+    /// Of whom.
+    pub subject: String,
+    /// What. `None`: nothing any more, or who said it has gone.
+    pub words: Option<Bytes>,
+    /// Later ones have a higher one, whoever says them.
+    pub at: i64,
+}
+
+/// What is heard of other controllers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// All that they say: what was heard before counts no more.
+    All(Vec<Word>),
+    /// Something new.
+    One(Word),
+}
+
+/// What controllers say to each other, each for as long as it lives: it is no part of the log, and gone when they are.
+pub trait Shared: Send + Sync {
+    /// Says this, in the place of what was said of the same subjects before. To be called every three seconds at the least, with
+    /// nothing if need be: who is silent for ten has gone.
+    ///
+    /// # Errors
+    /// It could not be said. All that was said so far is to be said again.
+    fn say(&self, said: Vec<Said>) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// Hears what others say, for as long as it is polled.
+    ///
+    /// # Errors
+    /// The store cannot be followed any more: begin again.
+    fn hear<'s>(&'s self, hear: &'s (dyn Fn(Heard) + Send + Sync)) -> BoxFuture<'s, Result<(), StoreError>>;
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hermes_controller::store::{After, Base, Etcd, MAX_ENTRY, Revision, Sqlite, Store, StoreError};
+use hermes_controller::store::{After, Base, Etcd, Heard, MAX_ENTRY, Revision, Sqlite, Store, StoreError};
 use tokio::task::JoinSet;
 
 async fn all(store: &dyn Store, mut after: Revision) -> Vec<(Revision, Bytes)> {
@@ -184,9 +184,50 @@ async fn etcd_does() {
     assert_eq!((again.base().await.unwrap(), all(&again, 87 + 1).await), before);
     let other = Etcd::new(&format!("etcd://127.0.0.1:{}", server.client)).unwrap();
     assert_eq!((other.base().await.unwrap(), all(&other, 0).await), (None, vec![]));
+    what_one_says_others_hear(&url).await;
     // The second of two members answers where the first one is away.
     let two = Etcd::new(&format!("etcd://127.0.0.1:1,127.0.0.1:{}/overlays/one", server.client)).unwrap();
     assert_eq!(two.base().await.unwrap(), before.0);
+}
+
+/// Until this is heard.
+async fn heard(events: &mut tokio::sync::mpsc::UnboundedReceiver<Heard>, is_it: impl Fn(&Heard) -> bool) -> Heard {
+    let waiting = async {
+        loop {
+            let heard = events.recv().await.unwrap();
+            if is_it(&heard) {
+                return heard;
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), waiting).await.unwrap()
+}
+
+async fn what_one_says_others_hear(url: &str) {
+    let (one, two) = (Etcd::new(url).unwrap(), Arc::new(Etcd::new(url).unwrap()));
+    let said = |subject: &str, words: &'static str| (subject.to_owned(), Some(Bytes::from(words)));
+    one.shared().unwrap().say(vec![said("a", "1"), said("b", "1")]).await.unwrap();
+    let (tell, mut events) = tokio::sync::mpsc::unbounded_channel();
+    let mut hearing = JoinSet::new();
+    hearing.spawn({
+        let two = two.clone();
+        async move { two.shared().unwrap().hear(&|heard| drop(tell.send(heard))).await }
+    });
+    let Heard::All(all) = heard(&mut events, |_| true).await else { panic!("all of it comes first") };
+    assert_eq!(all.iter().map(|word| word.subject.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+    // Its own words, and another overlay's, are none.
+    two.shared().unwrap().say(vec![said("own", "1")]).await.unwrap();
+    let many = (0..300).map(|number| said(&format!("many-{number}"), "1"));
+    one.shared().unwrap().say(many.chain([said("a", "2"), ("b".to_owned(), None)]).collect()).await.unwrap();
+    let is_of = |heard: &Heard, of: &str| matches!(heard, Heard::One(word) if word.subject == of);
+    let Heard::One(word) = heard(&mut events, |heard| is_of(heard, "a") || is_of(heard, "own")).await else { panic!() };
+    assert!(word.words.as_deref() == Some(b"2") && word.at > all[0].at && word.by == all[0].by);
+    let Heard::One(word) = heard(&mut events, |heard| is_of(heard, "b")).await else { panic!() };
+    assert_eq!(word.words, None);
+    // Who is silent has gone, with all that it said.
+    drop(one);
+    let Heard::One(word) = heard(&mut events, |heard| is_of(heard, "a")).await else { panic!() };
+    assert_eq!((word.words, word.by), (None, all[0].by.clone()));
 }
 
 #[test]

@@ -8,6 +8,7 @@
 //! stays in the log, so that who appends behind it can be told from who is behind.
 
 mod message;
+mod shared;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -21,7 +22,7 @@ use self::message::{
     Compare, DeleteRangeRequest, Operation, PutRequest, RangeRequest, RangeResponse, TxnRequest, TxnResponse, Watched,
     after_last,
 };
-use super::{After, Base, Entry, MAX_ENTRY, Revision, Store, StoreError};
+use super::{After, Base, Entry, MAX_ENTRY, Revision, Shared, Store, StoreError};
 use crate::client::{ClientError, Line};
 
 /// Bytes of one part: etcd takes requests of 1.5 MiB.
@@ -42,6 +43,8 @@ pub struct Etcd {
     turn: AtomicUsize,
     line: Mutex<Option<Line>>,
     prefix: String,
+    /// What this controller says lives as long as this.
+    lease: Mutex<Option<shared::Kept>>,
 }
 
 /// Said at once, or not at all.
@@ -64,7 +67,13 @@ impl Etcd {
             return Err(wrong());
         }
         let prefix = if prefix.is_empty() { "hermes" } else { prefix };
-        Ok(Self { members, turn: AtomicUsize::new(0), line: Mutex::default(), prefix: format!("{prefix}/") })
+        Ok(Self {
+            members,
+            turn: AtomicUsize::new(0),
+            line: Mutex::default(),
+            prefix: format!("{prefix}/"),
+            lease: Mutex::default(),
+        })
     }
 
     fn key(&self, revision: Revision) -> Bytes {
@@ -152,7 +161,7 @@ impl Etcd {
         let at = format!("{}{nonce:016x}/", self.parts(kind, revision));
         for (number, part) in bytes.chunks(PART).enumerate() {
             let key = Bytes::from(format!("{at}{number:06}"));
-            let put = PutRequest { key, value: Bytes::copy_from_slice(part) };
+            let put = PutRequest { key, value: Bytes::copy_from_slice(part), lease: 0 };
             self.txn(what, TxnRequest::new([], [Operation::put(put)])).await?;
         }
         value.put_u8(SPREAD);
@@ -195,7 +204,7 @@ impl Etcd {
             0 => Compare::is_absent(self.base_key()),
             after => Compare::is_there(self.key(after)),
         });
-        let put = Operation::put(PutRequest { key: self.key(next), value: value.clone() });
+        let put = Operation::put(PutRequest { key: self.key(next), value: value.clone(), lease: 0 });
         let request = TxnRequest::new(compare, [put]);
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -263,7 +272,7 @@ impl Etcd {
         let (from, to) = (self.key(after + 1), after_last(&format!("{}log/", self.prefix)));
         let line = self.line().await.map_err(unable)?;
         let watching =
-            line.stream::<_, Watched>(message::WATCH, message::WatchRequest::begin(from.clone(), to.clone()));
+            line.stream::<_, Watched>(message::WATCH, message::WatchRequest::begin(from.clone(), to.clone(), 0));
         let mut events = match watching.await {
             Ok(events) => events,
             Err(error) => {
@@ -297,6 +306,7 @@ impl Etcd {
     async fn compact_now(&self, Base { revision, state }: Base) -> Result<(), StoreError> {
         const WHAT: &str = "be compacted";
         let range: RangeResponse = self.ask(WHAT, message::RANGE, RangeRequest::of(self.base_key())).await?;
+        let at = range.header.unwrap_or_default().revision;
         let before = range.kvs.into_iter().next();
         let known = before.as_ref().map(|base| revision_of(&base.value)).transpose();
         if known.map_err(|why| StoreError::Foreign(self.members.join(","), why))?.is_some_and(|known| known >= revision)
@@ -311,7 +321,7 @@ impl Etcd {
             None => Compare::is_absent(self.base_key()),
         };
         let compare = [unchanged, Compare::is_there(self.key(revision))];
-        let put = PutRequest { key: self.base_key(), value: value.freeze() };
+        let put = PutRequest { key: self.base_key(), value: value.freeze(), lease: 0 };
         let old = DeleteRangeRequest { key: self.key(0), range_end: self.key(revision) };
         let answer = self.txn(WHAT, TxnRequest::new(compare, [Operation::put(put), Operation::delete(old)])).await?;
         if answer.succeeded {
@@ -320,6 +330,11 @@ impl Etcd {
                 let (from, to) = (self.parts(kind, 0), self.parts(kind, revision));
                 let old = DeleteRangeRequest { key: from.into(), range_end: to.into() };
                 self.txn(WHAT, TxnRequest::new([], [Operation::delete(old)])).await?;
+            }
+            // Where another one has done so already, that is an error and no harm.
+            let request = message::CompactRequest { revision: at };
+            if let Err(error) = self.once::<_, message::CompactResponse>(message::COMPACT, request).await {
+                tracing::debug!("etcd keeps what was: {error}");
             }
         }
         Ok(())
@@ -364,5 +379,9 @@ impl Store for Etcd {
 
     fn compact(&self, base: Base) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(self.compact_now(base))
+    }
+
+    fn shared(&self) -> Option<&dyn Shared> {
+        Some(self)
     }
 }

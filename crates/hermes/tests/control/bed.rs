@@ -97,18 +97,16 @@ impl Bed {
         sigkill(self.controller.take().unwrap());
     }
 
-    /// A verb of the operator.
+    /// A verb of the operator, at a controller that lives.
     pub(crate) fn hermes(&self, args: &[&str], input: &str) -> Output {
+        self.hermes_at(if self.controller.is_some() { "controller" } else { "second" }, args, input)
+    }
+
+    /// A verb of the operator at this controller.
+    pub(crate) fn hermes_at(&self, controller: &str, args: &[&str], input: &str) -> Output {
         let mut child = Command::new(HERMES)
             .args(args)
-            .env(
-                "HERMES_OPERATOR",
-                if self.controller.is_some() {
-                    self.state("controller/operator.json")
-                } else {
-                    self.state("second/operator.json")
-                },
-            )
+            .env("HERMES_OPERATOR", self.state(controller).join("operator.json"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -11,6 +11,16 @@ async fn any_controller_may_die_and_the_store_may() {
     let _laptop = bed.node("laptop", Some(&bed.token("laptop")));
     let _server = bed.node("server", Some(&bed.token("server")));
     bed.until_answers("APP", "one").await;
+    // What nodes say to one controller the other one knows.
+    let at_second = |args: &[&str], input: &str| {
+        let output = bed.hermes_at("second", args, input);
+        String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap()
+    };
+    let said = at_second(&["node", "list"], "");
+    assert_eq!(said.matches(" running\n").count(), 2, "{said}");
+    let said = at_second(&["apply", "-f", "-"], &bed.documents(7002));
+    assert!(said.contains("node server runs it"), "{said}");
+    bed.told(&["apply", "-f", "-"], &bed.documents(7001));
     // What one controller has written the other one gives, and nodes find it by themselves.
     bed.kill_controller();
     until("both are at the second one", || bed.told(&["node", "list"], "").matches(" running\n").count() == 2).await;

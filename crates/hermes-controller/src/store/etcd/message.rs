@@ -5,7 +5,10 @@ use prost::{Enumeration, Message, Oneof};
 
 pub(super) const RANGE: &str = "/etcdserverpb.KV/Range";
 pub(super) const TXN: &str = "/etcdserverpb.KV/Txn";
+pub(super) const COMPACT: &str = "/etcdserverpb.KV/Compact";
 pub(super) const WATCH: &str = "/etcdserverpb.Watch/Watch";
+pub(super) const GRANT: &str = "/etcdserverpb.Lease/LeaseGrant";
+pub(super) const KEEP_ALIVE: &str = "/etcdserverpb.Lease/LeaseKeepAlive";
 
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct KeyValue {
@@ -46,7 +49,16 @@ pub(super) fn after_last(prefix: &str) -> Bytes {
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct Header {
+    /// All that was written up to here is in the answer.
+    #[prost(int64, tag = "3")]
+    pub(super) revision: i64,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct RangeResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(super) header: Option<Header>,
     #[prost(message, repeated, tag = "2")]
     pub(super) kvs: Vec<KeyValue>,
 }
@@ -57,6 +69,9 @@ pub(super) struct PutRequest {
     pub(super) key: Bytes,
     #[prost(bytes = "bytes", tag = "2")]
     pub(super) value: Bytes,
+    /// With which it goes. 0: it stays.
+    #[prost(int64, tag = "3")]
+    pub(super) lease: i64,
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]
@@ -202,11 +217,14 @@ struct WatchCreateRequest {
     key: Bytes,
     #[prost(bytes = "bytes", tag = "2")]
     range_end: Bytes,
+    /// 0: from now on.
+    #[prost(int64, tag = "3")]
+    start_revision: i64,
 }
 
 impl WatchRequest {
-    pub(super) fn begin(key: Bytes, range_end: Bytes) -> Self {
-        Self { create: Some(WatchCreateRequest { key, range_end }) }
+    pub(super) fn begin(key: Bytes, range_end: Bytes, start_revision: i64) -> Self {
+        Self { create: Some(WatchCreateRequest { key, range_end, start_revision }) }
     }
 }
 
@@ -217,14 +235,49 @@ pub(super) struct Watched {
     #[prost(bool, tag = "4")]
     pub(super) canceled: bool,
     #[prost(message, repeated, tag = "11")]
-    events: Vec<Event>,
+    pub(super) events: Vec<Event>,
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]
-struct Event {
-    /// 0: a key was put.
+pub(super) struct Event {
+    /// 0: a key was put; 1: it is gone.
     #[prost(int32, tag = "1")]
-    kind: i32,
+    pub(super) kind: i32,
+    #[prost(message, optional, tag = "2")]
+    pub(super) kv: Option<KeyValue>,
+}
+
+/// What was before this revision cannot be read any more: keys that changed since take no room for what they were.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct CompactRequest {
+    #[prost(int64, tag = "1")]
+    pub(super) revision: i64,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct CompactResponse {}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct GrantRequest {
+    /// Seconds.
+    #[prost(int64, tag = "1")]
+    pub(super) ttl: i64,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct KeepAliveRequest {
+    #[prost(int64, tag = "1")]
+    pub(super) id: i64,
+}
+
+/// The answer to both.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct Lease {
+    #[prost(int64, tag = "2")]
+    pub(super) id: i64,
+    /// Seconds that are left. 0: it has expired.
+    #[prost(int64, tag = "3")]
+    pub(super) ttl: i64,
 }
 
 impl Watched {

@@ -1,0 +1,149 @@
+//! What is known of nodes from themselves, at whichever controller they are.
+//!
+//! In: what nodes say to this controller, and what other controllers say of theirs. Out: the newest of it for each node.
+//! Never: more of them than may be.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::document::Name;
+use crate::store::{Heard, Revision, Said, Word};
+
+/// Nodes that are remembered for what they said.
+const MOST: usize = 100_000;
+
+/// What is known of a node from itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct Seen {
+    /// How many connections it follows by: one, if all is well, and none where it is away.
+    pub connections: usize,
+    /// SHA-256 of the document that it runs, in hex; empty where it runs none.
+    pub running: String,
+    /// The revision that it has tried last.
+    pub tried: Revision,
+    /// Why it does not run that one; empty where it does.
+    pub refused: String,
+    /// Its version of Hermes.
+    pub version: String,
+    /// SHA-256 of its program, in hex, as it says.
+    pub program: String,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    own: Seen,
+    /// By controller, with what tells the later one.
+    others: BTreeMap<String, (i64, Seen)>,
+}
+
+/// All nodes.
+#[derive(Debug, Default)]
+pub struct Roll {
+    entries: BTreeMap<Name, Entry>,
+    /// What other controllers have not heard yet.
+    unsaid: BTreeSet<Name>,
+}
+
+impl Roll {
+    /// What is known of a node: from where it is connected, and from here if it is nowhere.
+    pub fn get(&self, node: &Name) -> Option<&Seen> {
+        let Entry { own, others } = self.entries.get(node)?;
+        let there = others.values().filter(|(_, seen)| seen.connections > 0).max_by_key(|(at, _)| *at);
+        match there {
+            Some((_, seen)) if own.connections == 0 => Some(seen),
+            _ => Some(own),
+        }
+    }
+
+    /// It has said something here.
+    pub(crate) fn note(&mut self, node: &Name, change: impl FnOnce(&mut Seen)) {
+        if self.entries.len() < MOST || self.entries.contains_key(node) {
+            change(&mut self.entries.entry(node.clone()).or_default().own);
+            self.unsaid.insert(node.clone());
+        }
+    }
+
+    /// What other controllers are to hear.
+    pub(crate) fn unsaid(&mut self) -> Vec<Said> {
+        let nodes = std::mem::take(&mut self.unsaid).into_iter();
+        let words = |node: &Name| {
+            let own = self.entries.get(node).map(|entry| &entry.own).filter(|own| own.connections > 0)?;
+            serde_json::to_vec(own).ok().map(Into::into)
+        };
+        nodes.map(|node| (node.to_string(), words(&node))).collect()
+    }
+
+    /// Nobody may have heard what was said.
+    pub(crate) fn say_all(&mut self) {
+        self.unsaid =
+            self.entries.iter().filter(|(_, entry)| entry.own.connections > 0).map(|(node, _)| node.clone()).collect();
+    }
+
+    /// Another controller says something.
+    pub(crate) fn hear(&mut self, heard: Heard) {
+        match heard {
+            Heard::All(words) => {
+                self.entries.values_mut().for_each(|entry| entry.others.clear());
+                words.into_iter().for_each(|word| self.word(word));
+            }
+            Heard::One(word) => self.word(word),
+        }
+    }
+
+    fn word(&mut self, Word { by, subject, words, at }: Word) {
+        let Ok(node) = subject.parse::<Name>() else { return };
+        let is_known = self.entries.contains_key(&node);
+        // What this version does not understand is nothing.
+        match words.and_then(|words| serde_json::from_slice(&words).ok()) {
+            Some(seen) if is_known || self.entries.len() < MOST => {
+                self.entries.entry(node).or_default().others.insert(by, (at, seen));
+            }
+            Some(_) => {}
+            None => {
+                if let Some(entry) = self.entries.get_mut(&node) {
+                    entry.others.remove(&by);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::{Heard, Roll, Word};
+    use crate::document::Name;
+
+    fn word(by: &str, at: i64, words: Option<&str>) -> Word {
+        let words = words.map(|running| format!("{{\"connections\": 1, \"running\": \"{running}\"}}").into());
+        Word { by: by.to_owned(), subject: "a".to_owned(), words, at }
+    }
+
+    #[test]
+    fn a_node_is_what_it_said_last_where_it_is_connected() {
+        let (node, mut roll) = ("a".parse::<Name>().unwrap(), Roll::default());
+        roll.hear(Heard::All(vec![word("x", 1, Some("one"))]));
+        assert_eq!(roll.get(&node).unwrap().running, "one");
+        // It has gone from x to y, which x does not know yet.
+        roll.hear(Heard::One(word("y", 3, Some("two"))));
+        assert_eq!(roll.get(&node).unwrap().running, "two");
+        roll.hear(Heard::One(word("x", 4, None)));
+        assert_eq!(roll.get(&node).unwrap().running, "two");
+        // It comes here.
+        roll.note(&node, |seen| (seen.connections, seen.running) = (1, "three".to_owned()));
+        assert_eq!(roll.get(&node).unwrap().running, "three");
+        let said = roll.unsaid();
+        assert!(said.len() == 1 && said[0].1.is_some() && roll.unsaid().is_empty());
+        // The store has forgotten all of it.
+        roll.say_all();
+        assert_eq!(roll.unsaid(), said);
+        roll.note(&node, |seen| seen.connections = 0);
+        assert_eq!(roll.get(&node).unwrap().running, "two", "the other one thinks that it is there");
+        assert_eq!(roll.unsaid(), [("a".to_owned(), None)]);
+        roll.hear(Heard::All(Vec::new()));
+        assert_eq!(roll.get(&node).unwrap().connections, 0);
+    }
+}
