@@ -3,6 +3,8 @@
 //! In: HTTP requests, and who sends them. Out: JSON; whatever is wrong, as problem details (RFC 9457).
 //! Never: more than whose documents they are may see: an operator all, a provider its own.
 
+mod rollout;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,6 +53,7 @@ pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>, audit: Arc<Au
         .route("/v1/documents", get(list))
         .route("/v1/documents/{*key}", get(one).delete(delete))
         .route("/v1/nodes", get(nodes))
+        .route("/v1/rollout", get(rollout::show).post(rollout::finish).delete(rollout::cancel))
         .route("/v1/tokens", post(token))
         .route("/v1/operators", post(operator))
         .fallback(async || Problem::new(StatusCode::NOT_FOUND, "there is nothing at this path"))
@@ -83,7 +86,7 @@ impl From<Refused> for Problem {
     fn from(refused: Refused) -> Self {
         let status = match &refused {
             Refused::Faults(_) => StatusCode::UNPROCESSABLE_ENTITY,
-            Refused::Conflict { .. } => StatusCode::CONFLICT,
+            Refused::Conflict { .. } | Refused::Busy(_) => StatusCode::CONFLICT,
             Refused::Denied(_) => StatusCode::FORBIDDEN,
             Refused::Absent(_) => StatusCode::NOT_FOUND,
             Refused::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
@@ -193,6 +196,9 @@ struct ApplyOptions {
     /// Milliseconds to wait for nodes.
     #[serde(default)]
     wait: u64,
+    /// To all nodes at once.
+    #[serde(default)]
+    now: bool,
 }
 
 async fn apply(
@@ -208,8 +214,13 @@ async fn apply(
     for resource in &put {
         asker.must_own(&resource.key).map_err(|problem| desk.refuse("apply", &asker, &peer, problem))?;
     }
-    let request =
-        Request { by: asker.by.clone(), put, since: options.since, is_dry: options.dry_run, ..Request::default() };
+    let ApplyOptions { dry_run: is_dry, now: is_now, since, .. } = options;
+    if is_now && asker.provider.is_some() {
+        let problem =
+            Problem::new(StatusCode::FORBIDDEN, "when nodes take a change is the operator's; leave --now out");
+        return Err(desk.refuse("apply", &asker, &peer, problem));
+    }
+    let request = Request { by: asker.by.clone(), put, since, is_dry, is_now, ..Request::default() };
     change(&desk, (&asker, &peer), &request, options.wait).await
 }
 
@@ -272,6 +283,12 @@ async fn change(
         "changed": keys(&outcome.changed),
         "deleted": keys(&outcome.deleted),
     });
+    let known = desk.controller.known();
+    match (&known.state.failed, &known.state.rollout) {
+        (Some((of, why)), _) if *of == outcome.revision => answer["taken-back"] = why.clone().into(),
+        (_, Some(waved)) if waved.of == outcome.revision => answer["rollout"] = rollout::told(&known),
+        _ => {}
+    }
     // Nodes are the operator's: a provider hears how many of them took it.
     if asker.provider.is_none() {
         answer["nodes"] = json!(nodes);
@@ -332,16 +349,21 @@ impl Awaited {
 
 async fn await_nodes(desk: &Desk, outcome: &Outcome, wait: Duration) -> BTreeMap<Name, Fate> {
     let awaited = Awaited::of(outcome);
-    let mut said = desk.push.said();
+    let (mut said, mut rollout) = (desk.push.said(), desk.controller.rollout());
     let deadline = tokio::time::Instant::now() + wait;
     // Who has been seen to be done is not looked at again: the last one's word costs as much as the first one's.
     let mut waiting: Vec<_> = awaited.digests.iter().filter_map(|(node, one)| Some((node, one.as_ref()?))).collect();
     loop {
         said.borrow_and_update();
         desk.push.look(|seen| waiting.retain(|(node, digest)| awaited.fate(digest, seen.get(node)) == Fate::Waiting));
-        let is_over =
-            waiting.is_empty() || !matches!(tokio::time::timeout_at(deadline, said.changed()).await, Ok(Ok(())));
-        if is_over {
+        let is_failed = desk.controller.known().state.failed.as_ref().is_some_and(|(of, _)| *of == outcome.revision);
+        let news = async {
+            tokio::select! {
+                changed = said.changed() => changed.is_ok(),
+                changed = rollout.changed() => changed.is_ok(),
+            }
+        };
+        if waiting.is_empty() || is_failed || !matches!(tokio::time::timeout_at(deadline, news).await, Ok(true)) {
             return desk.push.look(|seen| awaited.fates(seen));
         }
     }

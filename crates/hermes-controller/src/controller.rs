@@ -19,7 +19,7 @@ pub use self::enrol::{CERTIFICATE_LIFE, Certificate, pin};
 use crate::compile::{Plan, Touched};
 use crate::document::{Fault, Key, Kind, Name, Resource};
 use crate::rollout::{Rollout, StepId};
-use crate::state::{Change, Commit, Member, State};
+use crate::state::{Before, Change, Commit, Member, State};
 use crate::store::{After, Base, Revision, Shared, Store, StoreError};
 
 /// After so many entries they are made a base: who begins reads no more than these.
@@ -63,6 +63,9 @@ pub enum Refused {
         /// When it was changed.
         found: Revision,
     },
+    /// Another change is going out to nodes in waves.
+    #[error("revision {0} is still going out to nodes in waves; wait until it has, or do this now with --now")]
+    Busy(Revision),
     /// Whoever asks must not, or what is asked for cannot be.
     #[error("{0}")]
     Denied(String),
@@ -91,6 +94,10 @@ pub struct Request {
     pub since: Option<Revision>,
     /// Only says what it would change.
     pub is_dry: bool,
+    /// To all nodes at once, whatever the overlay says; and so is what was going out in waves.
+    pub is_now: bool,
+    /// Takes back what goes out in waves: which revision, and why.
+    pub takes_back: Option<(Revision, String)>,
 }
 
 /// What a request changed, or would.
@@ -212,6 +219,51 @@ impl Controller {
         self.rollout.subscribe()
     }
 
+    /// What goes out in waves goes on after this step, or is over.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub async fn go_on(&self, (of, step): StepId) -> Result<(), Refused> {
+        let judge = |known: &Known| {
+            let is_it = known.state.rollout.as_ref().is_some_and(|waved| waved.of == of && waved.step == step);
+            let is_last = known.rollout.as_ref().is_none_or(|rollout| rollout.remaining() == 0);
+            let change = if is_last { Change::Settled { failed: None } } else { Change::Step(step + 1) };
+            Ok((is_it.then_some(change).into_iter().collect(), ()))
+        };
+        self.transact("controller", judge).await.map(drop)
+    }
+
+    /// What goes out in waves does so no more: all nodes have it.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub async fn finish(&self, by: &str, of: Revision) -> Result<(), Refused> {
+        let judge = |known: &Known| {
+            let is_it = known.state.rollout.as_ref().is_some_and(|waved| waved.of == of);
+            Ok((is_it.then_some(Change::Settled { failed: None }).into_iter().collect(), ()))
+        };
+        self.transact(by, judge).await.map(drop)
+    }
+
+    /// What goes out in waves is taken back: documents are as they were before it.
+    ///
+    /// # Errors
+    /// It is over; or the store cannot be written.
+    pub async fn take_back(&self, by: &str, of: Revision, why: String) -> Result<(), Refused> {
+        let known = self.known();
+        let Some(waved) = known.state.rollout.as_ref().filter(|waved| waved.of == of) else { return Ok(()) };
+        let (mut put, mut delete) = (Vec::new(), Vec::new());
+        for before in &waved.before {
+            match &before.resource {
+                Some(resource) => put.push(resource.clone()),
+                None => delete.push(before.key.clone()),
+            }
+        }
+        let by = by.to_owned();
+        let takes_back = Some((of, why));
+        self.apply(&Request { by, put, delete, takes_back, is_now: true, ..Request::default() }).await.map(drop)
+    }
+
     /// The next step is given, if this is the last one that was.
     pub async fn advance(&self, step: StepId) {
         let _one = self.reading.lock().await;
@@ -303,7 +355,12 @@ impl Controller {
                         Change::Enrolled(Member { node, .. }) | Change::Expelled { node } => {
                             concerned.insert(node.clone());
                         }
-                        Change::Authority(_) | Change::Token(_) | Change::Spent { .. } => {}
+                        Change::Authority(_)
+                        | Change::Token(_)
+                        | Change::Spent { .. }
+                        | Change::Rollout(_)
+                        | Change::Step(_)
+                        | Change::Settled { .. } => {}
                     }
                 }
                 known.state.apply(entry.revision, commit);
@@ -320,6 +377,7 @@ impl Controller {
             Some((_, planned)) if planned.is_of(&known.state) => known.take_plan(planned.plan, planned.touched),
             _ => known.replan(),
         });
+        concerned.extend(known.step());
         let base = (revision / COMPACT > from / COMPACT).then(|| Base { revision, state: known.state.base().into() });
         let known = Arc::new(known);
         *lock(&self.known) = known.clone();
@@ -386,10 +444,14 @@ impl Known {
         Watched { given: Given { since, document }, key: self.state.members.get(node).map(|member| member.key.clone()) }
     }
 
+    /// What is on its way to nodes step by step.
+    pub fn rollout(&self) -> Option<&Rollout> {
+        self.rollout.as_deref()
+    }
+
     fn take_plan(&mut self, plan: Plan, touched: Vec<(Name, bool)>) -> Vec<Name> {
         let earlier = self.rollout.take();
-        let rollout = Rollout::begin(earlier.as_deref(), (&self.plan, &plan), &touched, self.state.revision);
-        self.rollout = rollout.map(Arc::new);
+        self.rollout = self.roll_out(earlier.as_deref(), &plan, &touched).map(Arc::new);
         (self.plan, self.waiting) = (plan, BTreeSet::new());
         for (node, is_there) in &touched {
             if *is_there {
@@ -400,6 +462,46 @@ impl Known {
         }
         let pending = earlier.iter().flat_map(|earlier| earlier.pending().cloned());
         touched.into_iter().map(|(node, _)| node).chain(pending).collect()
+    }
+
+    /// How what this plan changes goes out.
+    fn roll_out(&self, earlier: Option<&Rollout>, plan: &Plan, touched: &[(Name, bool)]) -> Option<Rollout> {
+        let Some(waved) = &self.state.rollout else {
+            return Rollout::begin(earlier, (&self.plan, plan), touched, self.state.revision);
+        };
+        // What it was before is found from what it is: whoever begins to read here finds the same.
+        let mut catalog = plan.catalog().clone();
+        for before in &waved.before {
+            match &before.resource {
+                Some(resource) => _ = catalog.put(resource.clone()),
+                None => _ = catalog.remove(&before.key),
+            }
+        }
+        let keys = waved.before.iter().map(|before| before.key.clone()).collect();
+        let waves = plan.catalog().overlay().and_then(|(_, overlay)| overlay.rollout).unwrap_or_default();
+        let compiled = plan.update(&catalog, &keys).and_then(|(old, _)| {
+            let (again, touched) = old.update(plan.catalog(), &keys)?;
+            let touched: Vec<_> = touched.iter().map(|(node, one)| (node.clone(), one.is_some())).collect();
+            Ok(Rollout::in_waves((&old, &again), &touched, waved.of, waves))
+        });
+        compiled.unwrap_or_else(|faults| {
+            tracing::error!("what was before revision {} cannot be compiled: {}", waved.of, lines(&faults));
+            None
+        })
+    }
+
+    /// What goes out in waves goes on to the step that the state says. Nodes that it concerns.
+    fn step(&mut self) -> Vec<Name> {
+        let Some(rollout) = self.rollout.take_if(|rollout| rollout.settle().is_some()) else { return Vec::new() };
+        let step = self.state.rollout.as_ref().filter(|waved| waved.of == rollout.id().0).map(|waved| waved.step);
+        let mut concerned: Vec<_> = rollout.pending().cloned().collect();
+        let mut next = step.map(|_| rollout);
+        while next.as_ref().is_some_and(|rollout| step.is_some_and(|step| rollout.id().1 < step)) {
+            next = next.and_then(|rollout| Arc::unwrap_or_clone(rollout).advance(&self.plan)).map(Arc::new);
+            concerned.extend(next.iter().flat_map(|rollout| rollout.pending().cloned()));
+        }
+        self.rollout = next;
+        concerned
     }
 
     /// Compiles what has changed: the nodes that it concerns.
@@ -425,6 +527,14 @@ impl Known {
 /// What a request comes to with this state: what is to be written, and what that changes.
 fn plan(known: &Known, request: &Request) -> Result<(Vec<Change>, Outcome, Option<Planned>), Refused> {
     let state = &known.state;
+    let waved = state.rollout.as_ref().map(|waved| waved.of);
+    match (&request.takes_back, waved) {
+        (Some((of, _)), waved) if waved != Some(*of) => {
+            return Err(Refused::Denied(format!("revision {of} goes out no more")));
+        }
+        (None, Some(of)) if !(request.is_now || request.is_dry) => return Err(Refused::Busy(of)),
+        _ => {}
+    }
     let mut catalog = state.catalog.clone();
     let mut outcome = Outcome { revision: state.revision, ..Outcome::default() };
     let mut changes = Vec::new();
@@ -468,7 +578,17 @@ fn plan(known: &Known, request: &Request) -> Result<(Vec<Change>, Outcome, Optio
         });
         let changed: BTreeSet<Key> = changed.into_iter().chain(written).collect();
         let (plan, touched) = known.plan.update(&catalog, &changed).map_err(Refused::Faults)?;
-        let nodes = touched.iter().map(|(node, document)| (node.clone(), document.is_some())).collect();
+        let nodes: Vec<_> = touched.iter().map(|(node, document)| (node.clone(), document.is_some())).collect();
+        if waved.is_some() {
+            changes.push(Change::Settled { failed: request.takes_back.as_ref().map(|(_, why)| why.clone()) });
+        }
+        let is_in_waves = !request.is_now && catalog.overlay().is_some_and(|(_, overlay)| overlay.rollout.is_some());
+        if is_in_waves && nodes.iter().any(|(node, _)| known.plan.document(node).is_some()) {
+            let keys = outcome.deleted.iter().chain(&outcome.changed).chain(&outcome.created);
+            let before = |key: &Key| state.catalog.get(key).map(|resource| (**resource).clone());
+            let all = keys.map(|key| Before { key: key.clone(), resource: before(key) });
+            changes.push(Change::Rollout(all.collect()));
+        }
         outcome.nodes = touched;
         return Ok((changes, outcome, Some(Planned { plan, touched: nodes, changed })));
     }

@@ -22,9 +22,10 @@ use crate::controller::{Controller, Refused, Watched};
 use crate::document::Name;
 use crate::rollout::{Rollout, STEP};
 use crate::seen::{Roll, Seen};
-use crate::store::Revision;
 use crate::token::Ticket;
 
+/// Nodes of a wave that are connected have so long to take it.
+const WAVE: Duration = Duration::from_secs(30);
 /// Other controllers hear something at least so often, and a store that cannot be reached is tried again after this.
 const BEAT: Duration = Duration::from_secs(2);
 /// What a node says against a document is kept up to here.
@@ -114,7 +115,7 @@ impl Push {
             let step = rollout.borrow_and_update().clone();
             if let Some(step) = step {
                 tokio::select! {
-                    () = self.taken(&step) => self.controller.advance(step.id()).await,
+                    () = self.take(&step) => {}
                     // Another change: its steps are others.
                     changed = rollout.changed() => if changed.is_err() { return },
                 }
@@ -124,38 +125,89 @@ impl Push {
         }
     }
 
-    /// Whether there is nothing to be waited for at a node: it has taken that document, refuses it, or is away.
-    fn is_over(&self, node: &Name, digest: &str, revision: Revision) -> bool {
-        self.lock().get(node).is_none_or(|seen| {
-            let has_refused = seen.tried >= revision && !seen.refused.is_empty();
-            seen.connections == 0 || seen.running == *digest || has_refused
-        })
+    /// Gives the step after this one when its time has come.
+    async fn take(&self, step: &Rollout) {
+        let Some(settle) = step.settle() else {
+            let _ = self.taken(step, STEP).await.inspect_err(|late| tracing::warn!("goes on nevertheless: {late}"));
+            return self.controller.advance(step.id()).await;
+        };
+        let (of, number) = step.id();
+        let done = match self.judge(step, settle).await {
+            Ok(()) => self.controller.go_on(step.id()).await,
+            Err(why) => {
+                let about = Some(format!("revision {of} at step {number}: {why}"));
+                self.audit.tell(Event { what: "take-back", by: Some("controller"), about, ..Event::default() });
+                self.controller.take_back("controller", of, why).await
+            }
+        };
+        if let Err(error) = done {
+            tracing::warn!(revision = of, again_in = ?BEAT, "what goes out in waves stands still: {error}");
+            tokio::time::sleep(BEAT).await;
+        }
     }
 
-    /// Waits until the nodes of a step have taken it, are away or refuse it, or have been silent for too long.
-    async fn taken(&self, rollout: &Rollout) {
-        let wanted = rollout.current().iter().map(|(node, document)| (node, crate::authority::hex(&sha256(document))));
-        let mut wanted: BTreeMap<&Name, String> = wanted.collect();
+    /// Whether a wave's nodes take it, and go on well for so long; why not.
+    async fn judge(&self, step: &Rollout, settle: Duration) -> Result<(), String> {
+        let is_there = |node: &Name| self.look(|roll| roll.get(node).is_some_and(|seen| seen.connections > 0));
+        // A controller that has just begun knows nobody yet: where all are away they have some time to come.
+        self.heard(WAVE, || step.current().keys().any(is_there)).await;
+        let there: Vec<_> = step.current().keys().filter(|node| is_there(node)).collect();
+        self.taken(step, WAVE).await?;
+        if there.is_empty() {
+            return Ok(());
+        }
+        let mut gone = None;
+        let has_gone = || {
+            gone = there.iter().find(|node| !is_there(node));
+            gone.is_some()
+        };
+        self.heard(settle, has_gone).await;
+        match gone {
+            Some(gone) => Err(format!("node {gone} has gone since it took revision {}", step.id().0)),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until this holds of what nodes say, for so long. Whether it does.
+    async fn heard(&self, patience: Duration, mut holds: impl FnMut() -> bool) -> bool {
         let mut said = self.said();
-        let deadline = tokio::time::Instant::now() + STEP;
+        let deadline = tokio::time::Instant::now() + patience;
         loop {
             said.borrow_and_update();
-            wanted.retain(|node, digest| !self.is_over(node, digest, rollout.id().0));
-            if wanted.is_empty() {
-                return;
+            if holds() {
+                return true;
             }
             match tokio::time::timeout_at(deadline, said.changed()).await {
                 Ok(Ok(())) => {}
-                Ok(Err(_)) | Err(_) => {
-                    tracing::warn!(
-                        revision = rollout.id().0,
-                        nodes = wanted.len(),
-                        "goes on without nodes that say nothing"
-                    );
-                    return;
-                }
+                Ok(Err(_)) | Err(_) => return false,
             }
         }
+    }
+
+    /// Waits until the nodes of a step have taken it or are away. Who refuses it, or is silent for so long.
+    async fn taken(&self, rollout: &Rollout, patience: Duration) -> Result<(), String> {
+        let wanted = rollout.current().iter().map(|(node, document)| (node, crate::authority::hex(&sha256(document))));
+        let mut wanted: BTreeMap<&Name, String> = wanted.collect();
+        let (of, _) = rollout.id();
+        let mut refused = Ok(());
+        let is_over = || {
+            self.look(|roll| {
+                wanted.retain(|node, digest| {
+                    let seen = roll.get(node).filter(|seen| seen.connections > 0 && seen.running != *digest);
+                    let reason = seen.filter(|seen| seen.tried >= of && !seen.refused.is_empty());
+                    if let Some(Seen { refused: reason, .. }) = reason {
+                        refused = Err(format!("node {node} refuses it: {reason}"));
+                    }
+                    seen.is_some() && reason.is_none()
+                });
+            });
+            wanted.is_empty() || (refused.is_err() && rollout.settle().is_some())
+        };
+        if self.heard(patience, is_over).await {
+            return refused;
+        }
+        let first = wanted.keys().next().map(ToString::to_string).unwrap_or_default();
+        Err(format!("{} nodes have said nothing for {patience:?}, {first} among them", wanted.len()))
     }
 
     /// A node's first certificate.
@@ -349,7 +401,7 @@ pub fn sha256(document: &[u8]) -> Bytes {
 fn status(refused: &Refused) -> Status {
     let code = match refused {
         Refused::Faults(_) => Code::InvalidArgument,
-        Refused::Conflict { .. } => Code::Aborted,
+        Refused::Conflict { .. } | Refused::Busy(_) => Code::Aborted,
         Refused::Denied(_) => Code::PermissionDenied,
         Refused::Absent(_) => Code::NotFound,
         Refused::Store(_) => Code::Unavailable,

@@ -22,7 +22,7 @@ use hermes_model::document::upstream::Upstream;
 use tokio::time::Instant;
 
 use crate::compile::Plan;
-use crate::document::{Key, Name};
+use crate::document::{Key, Name, Waves};
 use crate::store::Revision;
 
 /// A node that is connected and does not answer is waited for so long, at each step.
@@ -54,6 +54,19 @@ pub struct Rollout {
     moved: BTreeSet<Key>,
     /// What nodes may still do as it says: each plan since it began.
     before: Vec<Plan>,
+    /// How long nodes have to go on well, at each step. `None`: it goes on whatever they do.
+    settle: Option<Duration>,
+    /// Steps before this one change nothing that is there.
+    turns_at: usize,
+}
+
+/// A change in the order in which it is to be taken.
+#[derive(Default)]
+struct Order {
+    given: Step,
+    learn: Step,
+    turn: BTreeMap<usize, Step>,
+    forget: Step,
 }
 
 impl Rollout {
@@ -66,39 +79,55 @@ impl Rollout {
     ) -> Option<Self> {
         let mut moved = after.moved().clone();
         moved.extend(earlier.into_iter().flat_map(|earlier| earlier.moved.iter().cloned()));
-        let began = earlier.map_or_else(Instant::now, |earlier| earlier.began);
+        // One that took the time that it was given does not count.
+        let began =
+            earlier.filter(|earlier| earlier.settle.is_none()).map_or_else(Instant::now, |earlier| earlier.began);
         let mut befores = earlier.map(|earlier| earlier.before.clone()).unwrap_or_default();
         if moved.is_empty() || began.elapsed() > LONGEST || befores.len() >= MOST {
             return None;
         }
         befores.push(before.clone());
-        let pending = earlier.into_iter().flat_map(|earlier| earlier.given.keys().chain(earlier.current.keys()));
-        let nodes: BTreeSet<&Name> = touched.iter().map(|(node, _)| node).chain(pending).collect();
-        let (mut given, mut learn, mut turn, mut forget) = (Step::new(), Step::new(), BTreeMap::new(), Step::new());
-        for node in nodes {
-            let Some(last) = after.document(node) else { continue };
-            let has = earlier.and_then(|earlier| earlier.given.get(node)).or_else(|| before.document(node));
-            let Some(has) = has else {
-                learn.insert(node.clone(), last.clone());
-                continue;
-            };
-            given.insert(node.clone(), has.clone());
-            let is_sent = |route: &str| befores.iter().any(|before| before.is_sent(node, route, &moved));
-            let (both, most) = between((has, last), is_sent);
-            // Who was given something that nobody has waited for is waited for now.
-            if both != *has || earlier.is_some_and(|earlier| earlier.current.contains_key(node)) {
-                learn.insert(node.clone(), both.clone());
-            }
-            if most != both {
-                turn.entry(after.distance(node, &moved)).or_insert_with(Step::new).insert(node.clone(), most.clone());
-            }
-            if *last != most {
-                forget.insert(node.clone(), last.clone());
-            }
-        }
+        let Order { given, learn, turn, forget } = order(earlier, (&befores, after), touched, &moved);
         let all = std::iter::once(learn).chain(turn.into_values()).chain([forget]);
         let next = all.filter(|step| !step.is_empty()).collect();
-        Self { id: (revision, 0), began, given, current: Step::new(), next, moved, before: befores }.advance(after)
+        let rollout = Self {
+            id: (revision, 0),
+            began,
+            given,
+            current: Step::new(),
+            next,
+            moved,
+            before: befores,
+            settle: None,
+            turns_at: 0,
+        };
+        rollout.advance(after)
+    }
+
+    /// The same in waves, from one plan to the next. `None`: no node that was there before has something else to do.
+    pub fn in_waves(
+        (before, after): (&Plan, &Plan),
+        touched: &[(Name, bool)],
+        revision: Revision,
+        waves: Waves,
+    ) -> Option<Self> {
+        let (moved, befores) = (after.moved().clone(), vec![before.clone()]);
+        let Order { given, learn, turn, forget } = order(None, (&befores, after), touched, &moved);
+        if turn.is_empty() {
+            return None;
+        }
+        let mut next: VecDeque<Step> = Some(learn).filter(|step| !step.is_empty()).into_iter().collect();
+        let (turns_at, mut size) = (next.len() + 1, waves.first.get());
+        for step in turn.into_values() {
+            let mut nodes = step.into_iter().peekable();
+            while nodes.peek().is_some() {
+                next.push_back(nodes.by_ref().take(size).collect());
+                size = size.saturating_mul(waves.growth.get());
+            }
+        }
+        next.extend(Some(forget).filter(|step| !step.is_empty()));
+        let (id, began, settle) = ((revision, 0), Instant::now(), Some(waves.settle.0));
+        Self { id, began, given, current: Step::new(), next, moved, before: befores, settle, turns_at }.advance(after)
     }
 
     /// The next step is given. `None`: there is none more, and all have what they are to have.
@@ -113,6 +142,16 @@ impl Rollout {
             }
         }
         Some(self)
+    }
+
+    /// How long nodes have to go on well with this step before the next one. `None`: that does not matter.
+    pub fn settle(&self) -> Option<Duration> {
+        self.settle.map(|settle| if self.id.1 < self.turns_at { Duration::ZERO } else { settle })
+    }
+
+    /// How many steps there are after this one.
+    pub fn remaining(&self) -> usize {
+        self.next.len()
     }
 
     /// Which step is given now.
@@ -134,6 +173,39 @@ impl Rollout {
     pub fn pending(&self) -> impl Iterator<Item = &Name> {
         self.given.keys()
     }
+}
+
+fn order(
+    earlier: Option<&Rollout>,
+    (befores, after): (&[Plan], &Plan),
+    touched: &[(Name, bool)],
+    moved: &BTreeSet<Key>,
+) -> Order {
+    let pending = earlier.into_iter().flat_map(|earlier| earlier.given.keys().chain(earlier.current.keys()));
+    let nodes: BTreeSet<&Name> = touched.iter().map(|(node, _)| node).chain(pending).collect();
+    let mut order = Order::default();
+    for node in nodes {
+        let Some(last) = after.document(node) else { continue };
+        let given = earlier.and_then(|earlier| earlier.given.get(node));
+        let Some(has) = given.or_else(|| befores.last()?.document(node)) else {
+            order.learn.insert(node.clone(), last.clone());
+            continue;
+        };
+        order.given.insert(node.clone(), has.clone());
+        let is_sent = |route: &str| befores.iter().any(|before| before.is_sent(node, route, moved));
+        let (both, most) = if moved.is_empty() { (has.clone(), last.clone()) } else { between((has, last), is_sent) };
+        // Who was given something that nobody has waited for is waited for now.
+        if both != *has || earlier.is_some_and(|earlier| earlier.current.contains_key(node)) {
+            order.learn.insert(node.clone(), both.clone());
+        }
+        if most != both {
+            order.turn.entry(after.distance(node, moved)).or_default().insert(node.clone(), most.clone());
+        }
+        if *last != most {
+            order.forget.insert(node.clone(), last.clone());
+        }
+    }
+    order
 }
 
 /// What a node has together with what it will have; and what it will have, with what is sent to it until all know.

@@ -3,6 +3,8 @@
 //! In: commits, in the order of their revisions. Out: the state after each of them, the same at every controller.
 //! Never: a judgement. Who writes a commit has checked it against the state before; here it only takes effect.
 
+use std::sync::Arc;
+
 use rpds::RedBlackTreeMapSync;
 use serde::{Deserialize, Serialize};
 
@@ -46,6 +48,37 @@ pub enum Change {
         /// Which one.
         node: Name,
     },
+    /// This commit goes out in waves; that is how documents were before it.
+    Rollout(Vec<Before>),
+    /// What goes out in waves is at this step.
+    Step(usize),
+    /// What went out in waves does so no more.
+    Settled {
+        /// Why it is taken back. `None`: it is not.
+        failed: Option<String>,
+    },
+}
+
+/// How a document was.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Before {
+    /// Which one.
+    pub key: Key,
+    /// What it said. `None`: there was none.
+    pub resource: Option<Resource>,
+}
+
+/// A commit that goes out in waves.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Waved {
+    /// Its revision.
+    pub of: Revision,
+    /// The step that nodes are to take now, from 1.
+    pub step: usize,
+    /// How the documents were that it changed.
+    pub before: Vec<Before>,
 }
 
 /// The certificate authority of the overlay.
@@ -108,6 +141,10 @@ pub struct State {
     pub tokens: RedBlackTreeMapSync<String, Token>,
     /// Nodes that have enrolled.
     pub members: RedBlackTreeMapSync<Name, Member>,
+    /// The commit that goes out in waves.
+    pub rollout: Option<Arc<Waved>>,
+    /// The last commit that was taken back, and why.
+    pub failed: Option<(Revision, String)>,
 }
 
 impl State {
@@ -129,6 +166,16 @@ impl State {
                 Change::Spent { token } => _ = self.tokens.remove_mut(&token),
                 Change::Enrolled(member) => self.members.insert_mut(member.node.clone(), member),
                 Change::Expelled { node } => _ = self.members.remove_mut(&node),
+                Change::Rollout(before) => self.rollout = Some(Arc::new(Waved { of: revision, step: 1, before })),
+                Change::Step(step) => {
+                    if let Some(waved) = &mut self.rollout {
+                        Arc::make_mut(waved).step = step;
+                    }
+                }
+                Change::Settled { failed } => {
+                    let over = self.rollout.take();
+                    self.failed = over.zip(failed).map(|(over, why)| (over.of, why)).or(self.failed.take());
+                }
             }
         }
     }
@@ -145,6 +192,8 @@ impl State {
             authority: self.authority.clone(),
             tokens: self.tokens.values().cloned().collect(),
             members: self.members.values().cloned().collect(),
+            rollout: self.rollout.as_deref().cloned(),
+            failed: self.failed.clone(),
         };
         serde_json::to_vec(&base).unwrap_or_default()
     }
@@ -158,7 +207,8 @@ impl State {
         if base.version != VERSION {
             return Err(format!("it has version {}, and this is {VERSION}", base.version));
         }
-        let mut state = Self { revision, authority: base.authority, ..Self::default() };
+        let (rollout, failed) = (base.rollout.map(Arc::new), base.failed);
+        let mut state = Self { revision, authority: base.authority, rollout, failed, ..Self::default() };
         for (changed, resource) in base.documents {
             state.changed.insert_mut(resource.key.clone(), changed);
             state.catalog.put(resource);
@@ -179,6 +229,10 @@ struct Base {
     authority: Option<Authority>,
     tokens: Vec<Token>,
     members: Vec<Member>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rollout: Option<Waved>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    failed: Option<(Revision, String)>,
 }
 
 #[cfg(test)]

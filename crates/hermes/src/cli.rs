@@ -11,6 +11,7 @@ mod explain;
 mod fetch;
 mod overlay;
 mod proxy;
+mod rollout;
 mod tun;
 
 use std::io::Write as _;
@@ -38,6 +39,7 @@ enum Verb {
     Delete(overlay::Delete),
     Token(overlay::Token),
     Node(overlay::Node),
+    Rollout(rollout::Rollout),
     Operator(overlay::Operator),
     Tun(tun::Tun),
     Check(check::Check),
@@ -60,6 +62,7 @@ impl Hermes {
             Verb::Delete(verb) => verb.run(),
             Verb::Token(verb) => verb.run(),
             Verb::Node(verb) => verb.run(),
+            Verb::Rollout(verb) => verb.run(),
             Verb::Operator(verb) => verb.run(),
             Verb::Tun(verb) => verb.run(),
             Verb::Check(verb) => verb.run(),

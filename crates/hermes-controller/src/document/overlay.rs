@@ -1,6 +1,8 @@
 //! The overlay as a whole: what its nodes have in common, and whom it serves.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::time::Duration;
 
 use hermes_model::document::scalar::Period;
 use hermes_model::document::{AccessLog, Bind};
@@ -19,9 +21,31 @@ pub struct Overlay {
     /// How long a certificate of a node lives. It is renewed when two thirds of that are over. Default: a day.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate_life: Option<Period>,
+    /// How a change goes out to nodes. Absent: to all at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<Waves>,
     /// What nodes have that do not say otherwise.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub nodes: Defaults,
+}
+
+/// Nodes take a change in waves, each larger than the one before; where it does not go well, all of it is taken back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct Waves {
+    /// Nodes of the first wave. Default 1.
+    pub first: NonZeroUsize,
+    /// How many times as many the next one has. Default 4.
+    pub growth: NonZeroUsize,
+    /// How long a wave's nodes have to go on well before the next one. Default 10 s.
+    pub settle: Period,
+}
+
+impl Default for Waves {
+    fn default() -> Self {
+        let [first, growth] = [1, 4].map(|number| NonZeroUsize::MIN.saturating_add(number - 1));
+        Self { first, growth, settle: Period(Duration::from_secs(10)) }
+    }
 }
 
 /// One that the overlay serves: none sees or names what is another's.

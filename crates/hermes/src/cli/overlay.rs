@@ -30,6 +30,9 @@ pub(super) struct Apply {
     /// Changes nothing that somebody has changed after this revision.
     #[arg(long, value_name = "REVISION")]
     since: Option<u64>,
+    /// All nodes have it at once, whatever `rollout` of the overlay says.
+    #[arg(long)]
+    now: bool,
     /// How long nodes are waited for.
     #[arg(long, value_name = "DURATION", default_value = WAIT)]
     wait: Period,
@@ -189,7 +192,8 @@ impl Documents {
 impl Apply {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let since = self.since.map(|since| format!("&since={since}")).unwrap_or_default();
-        let path = format!("/v1/apply?dry-run={}&wait={}{since}", self.dry_run, self.wait.0.as_millis());
+        let Self { dry_run, now, .. } = self;
+        let path = format!("/v1/apply?dry-run={dry_run}&now={now}&wait={}{since}", self.wait.0.as_millis());
         self.documents.change(&path, self.dry_run)
     }
 }
@@ -221,7 +225,8 @@ fn change(
     let nodes = answer["nodes"].as_object();
     let has_refused = nodes.is_some_and(|nodes| nodes.values().any(is_refused));
     super::print(&if json { format!("{answer}\n") } else { told(&answer, is_dry) })?;
-    Ok(if has_refused { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    let is_taken_back = answer["taken-back"].is_string();
+    Ok(if has_refused || is_taken_back { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 fn told(answer: &Value, is_dry: bool) -> String {
@@ -255,6 +260,13 @@ fn told(answer: &Value, is_dry: bool) -> String {
     }
     if !is_dry {
         let _ = writeln!(text, "revision {}", answer["revision"]);
+    }
+    if let Some(why) = answer["taken-back"].as_str() {
+        let _ = writeln!(text, "taken back: {why}");
+    }
+    if let Some(step) = answer["rollout"]["step"].as_u64() {
+        let all = step + answer["rollout"]["remaining"].as_u64().unwrap_or_default();
+        let _ = writeln!(text, "goes out in waves, and is at step {step} of {all}: `hermes rollout show`");
     }
     text
 }

@@ -81,7 +81,7 @@ impl Bed {
         (self.address, port).into()
     }
 
-    fn state(&self, name: &str) -> PathBuf {
+    pub(crate) fn state(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 

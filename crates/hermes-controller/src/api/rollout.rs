@@ -1,0 +1,68 @@
+//! What goes out to nodes in waves: how far it is, and its end before its time.
+
+use axum::extract::{Extension, State};
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use serde_json::{Value, json};
+
+use super::{Arc, Asker, Desk, Event, Peer, Problem};
+use crate::controller::Known;
+
+/// What is told of it; `of` is null where there is nothing.
+pub(super) fn told(known: &Known) -> Value {
+    let failed = known.state.failed.as_ref().map(|(revision, why)| json!({ "revision": revision, "reason": why }));
+    let (waved, rollout) = (known.state.rollout.as_ref(), known.rollout());
+    json!({
+        "of": waved.map(|waved| waved.of),
+        "step": waved.map(|waved| waved.step),
+        "remaining": rollout.map(|rollout| rollout.remaining()),
+        "nodes": rollout.map(|rollout| rollout.current().keys().collect::<Vec<_>>()),
+        "failed": failed,
+    })
+}
+
+fn operator(desk: &Desk, peer: &Peer) -> Result<Asker, Problem> {
+    let asker = desk.asker(peer)?;
+    match asker.provider {
+        None => Ok(asker),
+        Some(_) => Err(Problem::new(StatusCode::FORBIDDEN, "what goes out to nodes is the operator's")),
+    }
+}
+
+pub(super) async fn show(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
+    operator(&desk, &peer)?;
+    Ok(axum::Json(told(&desk.controller.known())).into_response())
+}
+
+/// All nodes have it at once.
+pub(super) async fn finish(
+    State(desk): State<Desk>,
+    Extension(peer): Extension<Arc<Peer>>,
+) -> Result<Response, Problem> {
+    let (asker, of) = going(&desk, &peer)?;
+    desk.controller.finish(&asker.by, of).await?;
+    end(&desk, &asker, &peer, "finish", of)
+}
+
+/// It is taken back.
+pub(super) async fn cancel(
+    State(desk): State<Desk>,
+    Extension(peer): Extension<Arc<Peer>>,
+) -> Result<Response, Problem> {
+    let (asker, of) = going(&desk, &peer)?;
+    desk.controller.take_back(&asker.by, of, format!("{} has canceled it", asker.by)).await?;
+    end(&desk, &asker, &peer, "cancel", of)
+}
+
+fn going(desk: &Desk, peer: &Peer) -> Result<(Asker, u64), Problem> {
+    let asker = operator(desk, peer)?;
+    let known = desk.controller.known();
+    let nothing = || Problem::new(StatusCode::NOT_FOUND, "nothing goes out in waves now");
+    Ok((asker, known.state.rollout.as_ref().ok_or_else(nothing)?.of))
+}
+
+fn end(desk: &Desk, asker: &Asker, peer: &Peer, what: &str, of: u64) -> Result<Response, Problem> {
+    let about = Some(format!("revision {of}"));
+    desk.audit.tell(Event { what, by: Some(&asker.by), from: peer.from, about, ..Event::default() });
+    Ok(axum::Json(told(&desk.controller.known())).into_response())
+}

@@ -1,0 +1,65 @@
+//! `hermes rollout`: what goes out to nodes in waves.
+
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+use http::Method;
+use serde_json::Value;
+
+use crate::operator::{Access, block_on};
+
+/// What goes out to nodes in waves, where the overlay has `rollout:`.
+#[derive(Debug, Parser)]
+pub(super) struct Rollout {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// How far it is.
+    Show(Options),
+    /// All nodes have it at once.
+    Finish(Options),
+    /// It is taken back: documents are as they were before it.
+    Cancel(Options),
+}
+
+#[derive(Debug, Args)]
+struct Options {
+    /// Prints the controller's answer.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    access: Access,
+}
+
+impl Rollout {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let (method, Options { json, access }) = match self.verb {
+            Verb::Show(options) => (Method::GET, options),
+            Verb::Finish(options) => (Method::POST, options),
+            Verb::Cancel(options) => (Method::DELETE, options),
+        };
+        let answer = block_on(access.get(method, "/v1/rollout", Vec::new()))?;
+        super::print(&if json { format!("{answer}\n") } else { told(&answer) })?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn told(answer: &Value) -> String {
+    let mut text = match answer["of"].as_u64() {
+        None => "nothing goes out in waves now\n".to_owned(),
+        Some(of) => {
+            let (step, remaining) = (answer["step"].as_u64().unwrap_or(1), answer["remaining"].as_u64().unwrap_or(0));
+            let nodes: Vec<_> =
+                answer["nodes"].as_array().into_iter().flatten().filter_map(Value::as_str).take(10).collect();
+            format!("revision {of}: step {step} of {}, at {}\n", step + remaining, nodes.join(", "))
+        }
+    };
+    if let Some(of) = answer["failed"]["revision"].as_u64() {
+        let why = answer["failed"]["reason"].as_str().unwrap_or_default();
+        text += &format!("revision {of} was taken back: {why}\n");
+    }
+    text
+}

@@ -1,0 +1,81 @@
+//! Changes that go out in waves: to some nodes first, and back where that does not go well.
+
+use std::net::TcpListener;
+
+use crate::bed::{Bed, until};
+
+/// Three servers that nothing leads to yet, and one wave for each of them.
+fn documents(bed: &Bed, timeout: &str, settle: &str) -> String {
+    let mut text = format!("kind: Overlay\nname: test\nrollout: {{first: 1, growth: 1, settle: {settle}}}\n");
+    for (at, node) in ["a", "b", "c"].iter().enumerate() {
+        let socket = bed.socket(9443 + u16::try_from(at).unwrap());
+        text += &format!("---\n{{kind: Node, name: {node}, address: \"{socket}\", bind: \"{socket}\"}}\n");
+    }
+    let at = |node: &str| format!("{{node: {node}, http: \"{}\"}}", bed.socket(7001));
+    let all = ["a", "b", "c"].map(at).join(", ");
+    text + &format!("---\n{{kind: Service, name: APP, at: [{all}], for: everyone, timeout: {{idle: {timeout}}}}}\n")
+}
+
+fn timeouts(bed: &Bed) -> Vec<String> {
+    let timeout = |node: &&str| {
+        let text = std::fs::read_to_string(bed.state(node).join("document.json")).unwrap_or_default();
+        let document: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+        document["routes"][0]["timeout"]["idle"].as_str().unwrap_or_default().to_owned()
+    };
+    ["a", "b", "c"].iter().map(timeout).collect()
+}
+
+#[tokio::test]
+async fn a_change_goes_out_in_waves_and_a_controller_may_die_meanwhile() {
+    let mut bed = Bed::new().await;
+    bed.told(&["apply", "-f", "-"], &documents(&bed, "1s", "1h"));
+    let _nodes = ["a", "b", "c"].map(|node| bed.node(node, Some(&bed.token(node))));
+    until("all run it", || timeouts(&bed) == ["1s", "1s", "1s"]).await;
+    let said = bed.told(&["apply", "-f", "-", "--wait", "0s"], &documents(&bed, "2s", "1h"));
+    assert!(said.contains("is at step 1 of 3"), "{said}");
+    until("the first one runs it", || timeouts(&bed) == ["2s", "1s", "1s"]).await;
+    // One after the other, and what another controller begins with is the same.
+    let said = bed.refused(&["apply", "-f", "-"], &documents(&bed, "3s", "1h"));
+    assert!(said.contains("still going out to nodes in waves"), "{said}");
+    bed.kill_controller();
+    bed.start_controller().await;
+    until("nodes are back", || bed.told(&["node", "list"], "").matches(" running\n").count() >= 1).await;
+    assert_eq!(timeouts(&bed), ["2s", "1s", "1s"]);
+    let said = bed.told(&["rollout", "show"], "");
+    assert!(said.contains("step 1 of 3, at a"), "{said}");
+    bed.told(&["rollout", "cancel"], "");
+    until("all run what was", || timeouts(&bed) == ["1s", "1s", "1s"]).await;
+    assert!(bed.told(&["rollout", "show"], "").contains("operator/root has canceled it"));
+    bed.told(&["apply", "-f", "-", "--wait", "0s"], &documents(&bed, "4s", "1h"));
+    until("the first one runs it", || timeouts(&bed) == ["4s", "1s", "1s"]).await;
+    bed.told(&["rollout", "finish"], "");
+    until("all run it", || timeouts(&bed) == ["4s", "4s", "4s"]).await;
+    let said = bed.told(&["apply", "-f", "-", "--now"], &documents(&bed, "5s", "100ms"));
+    assert_eq!(said.matches("runs it").count(), 3, "{said}");
+    // What nobody refuses goes through by itself.
+    let said = bed.told(&["apply", "-f", "-"], &documents(&bed, "6s", "100ms"));
+    assert_eq!(said.matches("runs it").count(), 3, "{said}");
+    until("it is over", || bed.told(&["rollout", "show"], "").contains("nothing goes out")).await;
+}
+
+#[tokio::test]
+async fn what_a_node_refuses_is_taken_back_before_others_have_it() {
+    let bed = Bed::new().await;
+    bed.told(&["apply", "-f", "-"], &documents(&bed, "1s", "0s"));
+    let _nodes = ["a", "b", "c"].map(|node| bed.node(node, Some(&bed.token(node))));
+    until("all run it", || timeouts(&bed) == ["1s", "1s", "1s"]).await;
+    // The port that the second one is to listen on is somebody else's.
+    let _taken = TcpListener::bind(bed.socket(9999)).unwrap();
+    let wrong = documents(&bed, "2s", "0s")
+        .replace(":9444\", bind", ":9999\", bind")
+        .replace(&format!("bind: \"{}\"", bed.socket(9444)), &format!("bind: \"{}\"", bed.socket(9999)));
+    let output = bed.hermes(&["apply", "-f", "-"], &wrong);
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.contains("taken back: node b refuses it"), "{said}");
+    assert_eq!(output.status.code(), Some(1));
+    until("all run what was", || timeouts(&bed) == ["1s", "1s", "1s"]).await;
+    let get = bed.told(&["get", "Node/b"], "");
+    assert!(get.contains(":9444") && !get.contains(":9999"), "{get}");
+    let audit = std::fs::read_to_string(bed.state("controller").join("audit.jsonl")).unwrap();
+    assert!(audit.contains("take-back"), "{audit}");
+}
