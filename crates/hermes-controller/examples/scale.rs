@@ -10,9 +10,11 @@ use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use hermes_controller::audit::Audit;
 use hermes_controller::client::{Client, Known, Place};
 use hermes_controller::control::{EnrolRequest, Report};
@@ -20,7 +22,7 @@ use hermes_controller::controller::{Controller, Request};
 use hermes_controller::document::read;
 use hermes_controller::push::sha256;
 use hermes_controller::server;
-use hermes_controller::store::Sqlite;
+use hermes_controller::store::{After, Base, Revision, Sqlite, Store, StoreError};
 use hermes_controller::token::Ticket;
 use hermes_model::Snapshot;
 use hermes_net::tls::CertifiedKey;
@@ -130,9 +132,42 @@ fn usage() -> (u64, f64) {
     (resident.split_whitespace().next().unwrap().parse().unwrap(), ticks / 100.0)
 }
 
+/// A store that knows when its last entry was written.
+struct Timed {
+    store: Sqlite,
+    at: Mutex<f64>,
+}
+
+impl Store for Timed {
+    fn base(&self) -> BoxFuture<'_, Result<Option<Base>, StoreError>> {
+        self.store.base()
+    }
+
+    fn read(&self, after: Revision) -> BoxFuture<'_, Result<After, StoreError>> {
+        self.store.read(after)
+    }
+
+    fn append(&self, after: Revision, bytes: Bytes) -> BoxFuture<'_, Result<Revision, StoreError>> {
+        Box::pin(async move {
+            let revision = self.store.append(after, bytes).await?;
+            *self.at.lock().unwrap() = seconds();
+            Ok(revision)
+        })
+    }
+
+    fn changed(&self, after: Revision) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.store.changed(after)
+    }
+
+    fn compact(&self, base: Base) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.store.compact(base)
+    }
+}
+
 /// A controller that serves, and its port.
-async fn controller(directory: &Path) -> (Arc<Controller>, u16, JoinSet<()>) {
-    let controller = Arc::new(Controller::start(Arc::new(Sqlite::open(directory).unwrap())).await.unwrap());
+async fn controller(directory: &Path) -> (Arc<Controller>, Arc<Timed>, u16, JoinSet<()>) {
+    let store = Arc::new(Timed { store: Sqlite::open(directory).unwrap(), at: Mutex::new(0.0) });
+    let controller = Arc::new(Controller::start(store.clone()).await.unwrap());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     controller.authority().await.unwrap();
@@ -140,18 +175,23 @@ async fn controller(directory: &Path) -> (Arc<Controller>, u16, JoinSet<()>) {
     let served = controller.clone();
     let audit = Arc::new(Audit::open(directory).unwrap());
     serving.spawn(async move { server::serve(served, audit, listener, vec!["127.0.0.1".to_owned()]).await.unwrap() });
-    (controller, port, serving)
+    (controller, store, port, serving)
 }
 
-async fn measure(count: usize, routes: usize, changes: usize) {
-    let directory = tempfile::tempdir().unwrap();
-    let (controller, port, _serving) = controller(directory.path()).await;
+fn overlay(count: usize, routes: usize) -> String {
     let mut text = "kind: Overlay\nname: scale\n---\n\
          {kind: Node, name: hub, role: standalone, address: \"192.0.2.1:9443\", links: server}\n---\n\
          {kind: Node, name: server, address: \"192.0.2.2:9443\"}\n"
         .to_owned();
     text.extend((0..routes).map(|number| service(number, 1)));
     text.extend((0..count).map(|number| node(number, 10)));
+    text
+}
+
+async fn measure(count: usize, routes: usize, changes: usize) {
+    let directory = tempfile::tempdir().unwrap();
+    let (controller, store, port, _serving) = controller(directory.path()).await;
+    let text = overlay(count, routes);
     let begun = seconds();
     controller.apply(&apply(&text)).await.unwrap();
     let first = (seconds() - begun) * 1000.0;
@@ -177,7 +217,7 @@ async fn measure(count: usize, routes: usize, changes: usize) {
     let each = (after.0.saturating_sub(before.0)) as f64 / count as f64;
     eprintln!("enrolled and running after {enrolled:.1} s; {each:.1} KiB a node");
 
-    let (mut all, mut one) = (Vec::new(), Vec::new());
+    let (mut all, mut one, mut until_commit) = (Vec::new(), Vec::new(), Vec::new());
     let (mut all_cpu, mut one_cpu) = (0.0, 0.0);
     for round in 0..changes {
         for is_all in [true, false] {
@@ -193,8 +233,10 @@ async fn measure(count: usize, routes: usize, changes: usize) {
             })
             .await
             .unwrap();
-            let taken = times.into_iter().map(|at| (at - begun) * 1000.0);
+            let committed = *store.at.lock().unwrap();
+            let taken = times.into_iter().map(|at| (at - committed) * 1000.0);
             let spent = usage().1 - cpu;
+            until_commit.push((committed - begun) * 1000.0);
             if is_all {
                 all.extend(taken);
                 all_cpu += spent;
@@ -217,7 +259,7 @@ async fn measure(count: usize, routes: usize, changes: usize) {
     let result = json!({
         "nodes": count, "routes": routes, "changes": changes,
         "first_apply_ms": first.round(),
-        "all": quantiles(all), "one": quantiles(one),
+        "all": quantiles(all), "one": quantiles(one), "from_call_to_commit": quantiles(until_commit),
         "cpu_ms_a_change": { "all": (all_cpu * 1000.0 / changes as f64).round(), "one": (one_cpu * 1000.0 / changes as f64).round() },
         "enrol_s": enrolled, "cold_start_s": cold,
         "kib_a_node": each, "resident_mib": end.0 / 1024,
@@ -299,8 +341,7 @@ async fn follow(place: Place, name: String, (own, authorities): Identity, say: m
         let reports = futures_util::stream::unfold(reports, async |mut reports| Some((reports.recv().await?, reports)));
         let Ok(mut orders) = client.follow(reports).await else { continue };
         while let Ok(Some(order)) = orders.message().await {
-            let text = std::str::from_utf8(&order.document).unwrap();
-            let checked = hermes_model::check(text, Path::new(".")).unwrap();
+            let checked = hermes_model::check_json(&order.document, Path::new(".")).unwrap();
             // The one before ends here.
             drop(snapshot.replace(Arc::new(checked.snapshot)));
             let running = sha256(&order.document);

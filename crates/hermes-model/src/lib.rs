@@ -26,7 +26,7 @@ pub mod via;
 pub use authority::Authority;
 pub use check::packets::unrouted;
 pub use check::proof::unproven;
-pub use check::{Checked, Problem, check};
+pub use check::{Checked, Problem, check, check_json};
 pub use decide::{Decision, Deny, DenyReason, decide};
 pub use explain::{Explanation, explain, explain_arrival};
 pub use facts::{Facts, Kind, Peer, Trust};

@@ -51,8 +51,20 @@ pub(crate) fn text(path: &Path) -> anyhow::Result<String> {
 
 /// Checks a document's text; `path` is where it came from.
 pub(crate) fn check(path: &Path, text: &str) -> Result<Checked, Vec<Problem>> {
-    let base = path.parent().unwrap_or(Path::new("."));
-    let mut checked = hermes_model::check(text, base)?;
+    Ok(look_around(hermes_model::check(text, base(path))?))
+}
+
+/// The same of what a controller has sent.
+pub(crate) fn check_json(path: &Path, bytes: &[u8]) -> Result<Checked, Vec<Problem>> {
+    Ok(look_around(hermes_model::check_json(bytes, base(path))?))
+}
+
+fn base(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new("."))
+}
+
+/// Adds what this machine has to say of a document.
+fn look_around(mut checked: Checked) -> Checked {
     let missing: Vec<Problem> = files(&checked.snapshot)
         .into_iter()
         .filter(|(_, file)| !file.exists())
@@ -67,7 +79,7 @@ pub(crate) fn check(path: &Path, text: &str) -> Result<Checked, Vec<Problem>> {
     {
         checked.warnings.extend(unproven(&checked.snapshot, key.uris().iter().map(String::as_str)));
     }
-    Ok(checked)
+    checked
 }
 
 /// A certificate of the node's own, at this place of the document, that is another node's.

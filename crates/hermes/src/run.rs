@@ -327,7 +327,7 @@ async fn obey(instruction: Instruction, config: &Path, node: &mut Node, watch: &
 
 /// Reads a document that would stand in this file.
 fn read_document(config: &Path, document: &[u8]) -> anyhow::Result<Arc<Snapshot>> {
-    settled(config, document::check(config, std::str::from_utf8(document)?))
+    settled(config, document::check_json(config, document))
 }
 
 fn load(config: &Path) -> anyhow::Result<Arc<Snapshot>> {
