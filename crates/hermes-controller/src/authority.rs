@@ -8,7 +8,10 @@ use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
 use aws_lc_rs::digest::{SHA256, digest};
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD as BASE64_URL;
 use hermes_model::snapshot::Role;
+use hermes_model::trust::KEY;
 use rcgen::string::Ia5String;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose, IsCa,
@@ -193,6 +196,13 @@ impl Subject<'_> {
 /// What a public key is known by: SHA-256 of its SubjectPublicKeyInfo, in hex.
 pub fn key_digest(public_key_info: &[u8]) -> String {
     hex(digest(&SHA256, public_key_info).as_ref())
+}
+
+/// The same as documents of nodes say it (RFC 6920).
+pub(crate) fn key_name(digest: &str) -> String {
+    let digits: Vec<u8> = digest.chars().filter_map(|digit| Some(digit.to_digit(16)? as u8)).collect();
+    let bytes: Vec<u8> = digits.chunks_exact(2).map(|two| (two[0] << 4) | two[1]).collect();
+    format!("{KEY}{}", BASE64_URL.encode(bytes))
 }
 
 /// Two digits a byte.

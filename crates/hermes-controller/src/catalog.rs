@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use hermes_model::document::nearest::did_you_mean;
 use rpds::{RedBlackTreeMapSync, RedBlackTreeSetSync};
+use serde::{Deserialize, Serialize};
 
 use crate::document::{
     Audience, Fault, Group, Key, Kind, Name, Node, Overlay, Reference, Replica, Resource, Service, Spec, User,
@@ -21,6 +22,20 @@ pub struct Catalog {
     all: RedBlackTreeMapSync<Key, Arc<Resource>>,
     /// Who names what, whether or not it is there.
     namers: RedBlackTreeMapSync<Key, RedBlackTreeSetSync<Key>>,
+    /// Keys that are believed no more.
+    revoked: RedBlackTreeMapSync<String, Revoked>,
+}
+
+/// A key that is believed no more.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Revoked {
+    /// Whose it was.
+    pub node: Name,
+    /// SHA-256 of the public key, in hex.
+    pub key: String,
+    /// Until when there may be a certificate for it, in milliseconds since 1970.
+    pub until: u64,
 }
 
 /// Whose documents: the operator's, or a provider's.
@@ -53,6 +68,32 @@ impl Catalog {
             }
         }
         Some(before)
+    }
+
+    /// A key is believed no more. Those whose certificates are all over by now are forgotten.
+    pub fn revoke(&mut self, revoked: Revoked, now: u64) {
+        let over: Vec<_> = self.revoked.values().filter(|one| one.until < now).map(|one| one.key.clone()).collect();
+        over.iter().for_each(|key| _ = self.revoked.remove_mut(key));
+        self.revoked.insert_mut(revoked.key.clone(), revoked);
+    }
+
+    /// A key is believed again.
+    pub fn readmit(&mut self, key: &str) {
+        self.revoked.remove_mut(key);
+    }
+
+    /// Keys that are believed no more.
+    pub fn revoked(&self) -> impl Iterator<Item = &Revoked> {
+        self.revoked.values()
+    }
+
+    /// Whose keys are believed no more, or again, other than before.
+    pub fn revoked_since(&self, before: &Self) -> BTreeSet<Name> {
+        let more = |one: &Self, other: &Self, key: &String| one.revoked.get(key) != other.revoked.get(key);
+        let keys = self.revoked.keys().chain(before.revoked.keys()).filter(|key| more(self, before, key));
+        keys.filter_map(|key| self.revoked.get(key).or_else(|| before.revoked.get(key)))
+            .map(|one| one.node.clone())
+            .collect()
     }
 
     /// The document with this key.

@@ -66,6 +66,7 @@ impl Plan {
         let mut next = Self { catalog: catalog.clone(), ..self.clone() };
         let mut touched = BTreeSet::new();
         let is_all = next.reshape(self, changed, &mut touched);
+        next.beware(self, &mut touched);
         let moves = |key: &&Key| key.kind != Kind::Node || place(&self.catalog, key) != place(catalog, key);
         let services: BTreeSet<Key> = if is_all {
             let both = self.catalog.services().chain(catalog.services());
@@ -163,6 +164,18 @@ impl Plan {
             self.graph.replace(name, before.catalog.node(name), &self.catalog);
         }
         is_all
+    }
+
+    /// Nodes that have to know whose keys are believed no more: whom others dial, and who dials one of these.
+    fn beware(&self, before: &Self, touched: &mut BTreeSet<Name>) {
+        let others = self.catalog.revoked_since(&before.catalog);
+        if others.is_empty() {
+            return;
+        }
+        let is_told = |(name, node): &(&Name, &Node)| {
+            node.address.is_some() || others.iter().any(|other| self.graph.is_beside(name, other))
+        };
+        touched.extend(self.catalog.nodes().filter(is_told).map(|(name, _)| name.clone()));
     }
 
     /// Who sends to a node, and to whom it sends.

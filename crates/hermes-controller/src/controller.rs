@@ -16,6 +16,7 @@ use rpds::RedBlackTreeMapSync;
 use tokio::sync::watch;
 
 pub use self::enrol::{CERTIFICATE_LIFE, Certificate, pin};
+use crate::catalog::Revoked;
 use crate::compile::{Plan, Touched};
 use crate::document::{Fault, Key, Kind, Name, Resource};
 use crate::rollout::{Rollout, StepId};
@@ -355,6 +356,10 @@ impl Controller {
                         Change::Enrolled(Member { node, .. }) | Change::Expelled { node } => {
                             concerned.insert(node.clone());
                         }
+                        // Others hear of it.
+                        Change::Revoked(Revoked { node, .. }) | Change::Readmitted { node, .. } => {
+                            known.waiting.insert(Key::node(node));
+                        }
                         Change::Authority(_)
                         | Change::Token(_)
                         | Change::Spent { .. }
@@ -543,9 +548,11 @@ fn plan(known: &Known, request: &Request) -> Result<(Vec<Change>, Outcome, Optio
             return Err(Refused::Absent(Box::new(key.clone())));
         }
         outcome.deleted.push(key.clone());
-        if key.kind == Kind::Node && state.members.contains_key(&key.name) {
+        if let Some(member) = state.members.get(&key.name).filter(|_| key.kind == Kind::Node) {
             // What it has enrolled with is worth nothing for a node of this name that comes later.
-            changes.push(Change::Expelled { node: key.name.clone() });
+            let revoked = state.revoked(member, now());
+            catalog.revoke(revoked.clone(), now());
+            changes.extend([Change::Expelled { node: key.name.clone() }, Change::Revoked(revoked)]);
         }
         if key.kind == Kind::Node {
             let tokens = state.tokens.values().filter(|token| token.node == key.name);

@@ -4,11 +4,13 @@
 //! Never: a judgement. Who writes a commit has checked it against the state before; here it only takes effect.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rpds::RedBlackTreeMapSync;
 use serde::{Deserialize, Serialize};
 
-use crate::catalog::Catalog;
+use crate::catalog::{Catalog, Revoked};
+use crate::controller::CERTIFICATE_LIFE;
 use crate::document::{Key, Name, Resource};
 use crate::store::Revision;
 
@@ -47,6 +49,15 @@ pub enum Change {
     Expelled {
         /// Which one.
         node: Name,
+    },
+    /// A key is believed no more, whatever certificate its holder has.
+    Revoked(Revoked),
+    /// A key that was revoked has enrolled again.
+    Readmitted {
+        /// Whose it is.
+        node: Name,
+        /// As [`Member::key`].
+        key: String,
     },
     /// This commit goes out in waves; that is how documents were before it.
     Rollout(Vec<Before>),
@@ -166,6 +177,8 @@ impl State {
                 Change::Spent { token } => _ = self.tokens.remove_mut(&token),
                 Change::Enrolled(member) => self.members.insert_mut(member.node.clone(), member),
                 Change::Expelled { node } => _ = self.members.remove_mut(&node),
+                Change::Revoked(revoked) => self.catalog.revoke(revoked, commit.at),
+                Change::Readmitted { key, .. } => self.catalog.readmit(&key),
                 Change::Rollout(before) => self.rollout = Some(Arc::new(Waved { of: revision, step: 1, before })),
                 Change::Step(step) => {
                     if let Some(waved) = &mut self.rollout {
@@ -178,6 +191,18 @@ impl State {
                 }
             }
         }
+    }
+
+    /// How long a certificate of a node lives.
+    pub fn certificate_life(&self) -> Duration {
+        self.catalog.overlay().and_then(|(_, overlay)| overlay.certificate_life).map_or(CERTIFICATE_LIFE, |life| life.0)
+    }
+
+    /// That a member's key is believed no more, from then on.
+    pub fn revoked(&self, member: &Member, now: u64) -> Revoked {
+        // Some may be from when they lived longer.
+        let life = u64::try_from(self.certificate_life().max(CERTIFICATE_LIFE).as_millis()).unwrap_or(u64::MAX);
+        Revoked { node: member.node.clone(), key: member.key.clone(), until: now.saturating_add(life) }
     }
 
     /// What an entry becomes that begins with all of this: see [`State::from_base`].
@@ -193,6 +218,7 @@ impl State {
             tokens: self.tokens.values().cloned().collect(),
             members: self.members.values().cloned().collect(),
             rollout: self.rollout.as_deref().cloned(),
+            revoked: self.catalog.revoked().cloned().collect(),
             failed: self.failed.clone(),
         };
         serde_json::to_vec(&base).unwrap_or_default()
@@ -213,6 +239,7 @@ impl State {
             state.changed.insert_mut(resource.key.clone(), changed);
             state.catalog.put(resource);
         }
+        base.revoked.into_iter().for_each(|revoked| state.catalog.revoke(revoked, 0));
         state.tokens = base.tokens.into_iter().map(|token| (token.id.clone(), token)).collect();
         state.members = base.members.into_iter().map(|member| (member.node.clone(), member)).collect();
         Ok(state)
@@ -229,6 +256,8 @@ struct Base {
     authority: Option<Authority>,
     tokens: Vec<Token>,
     members: Vec<Member>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    revoked: Vec<Revoked>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     rollout: Option<Waved>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

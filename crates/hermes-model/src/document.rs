@@ -119,6 +119,10 @@ pub struct Identity {
     pub key: String,
     /// CA certificates of the overlay (PEM).
     pub ca: String,
+    /// Keys that are not believed any more, whatever certificate they have: `ni:///sha-256;` and the digest of the
+    /// SubjectPublicKeyInfo in base64url (RFC 6920).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub revoked: Many<String>,
 }
 
 /// `auto`, or a number of threads.

@@ -64,6 +64,8 @@ pub struct Peer {
     pub users: Vec<Arc<str>>,
     /// The certificate has `spiffe://OVERLAY/role/standalone`: it may pass on what others asserted.
     pub standalone: bool,
+    /// What its key is called (RFC 6920). `None`: that was not asked.
+    pub key: Option<Arc<str>>,
 }
 
 /// How far the connection that a request came over is believed.

@@ -6,7 +6,7 @@
 
 mod upstream;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -43,6 +43,8 @@ pub struct Snapshot {
     pub role: Role,
     /// Files of this node's certificate, key and the overlay's CA.
     pub identity: Option<IdentityFiles>,
+    /// Names of keys that are not believed any more.
+    pub revoked: BTreeSet<Arc<str>>,
     /// Users bound to other nodes by this document. `*` among them is any user.
     pub users: HashMap<Arc<str>, Vec<Arc<str>>>,
     /// Every limit, with its default where the document says nothing.

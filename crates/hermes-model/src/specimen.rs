@@ -87,5 +87,6 @@ pub(crate) fn certified(node: Option<&str>, users: &[&str], standalone: bool) ->
         node: node.map(Arc::from),
         users: users.iter().copied().map(Arc::from).collect(),
         standalone,
+        key: None,
     }))
 }

@@ -35,6 +35,9 @@ pub const HERMES_ORIGIN: HeaderName = HeaderName::from_static("hermes-origin");
 /// What the overlay's own fields begin with.
 const OVERLAY: &str = "hermes-";
 
+/// What names of keys begin with (RFC 6920).
+pub const KEY: &str = "ni:///sha-256;";
+
 /// The longest user name, in bytes.
 pub const MAX_USER: usize = 255;
 
@@ -64,6 +67,8 @@ pub enum Refusal {
         /// Whom it claimed to be.
         user: Arc<str>,
     },
+    /// The peer's key is among those that are not believed any more.
+    Revoked,
     /// Several claims that differ.
     Conflict,
     /// A claim that is no user name.
@@ -74,7 +79,7 @@ impl Refusal {
     /// 403 for a claim that is not believed, 400 for one that cannot be understood.
     pub fn status(&self) -> StatusCode {
         match self {
-            Refusal::NotBound { .. } => StatusCode::FORBIDDEN,
+            Refusal::NotBound { .. } | Refusal::Revoked => StatusCode::FORBIDDEN,
             Refusal::Conflict | Refusal::Illegal => StatusCode::BAD_REQUEST,
         }
     }
@@ -88,6 +93,7 @@ impl fmt::Display for Refusal {
                 "node {node} claims to be user {user}, who is not bound to it; bind the user in the node's \
                  certificate (URI .../user/{user}) or in this node's document (users: {{{node}: [{user}]}})"
             ),
+            Refusal::Revoked => f.write_str(REVOKED),
             Refusal::Conflict => f.write_str("several hermes-user headers that differ; send one"),
             Refusal::Illegal => write!(
                 f,
@@ -97,6 +103,15 @@ impl fmt::Display for Refusal {
     }
 }
 
+/// What is said to somebody whose key is revoked.
+pub const REVOKED: &str =
+    "its key is revoked: the node was taken out of the overlay, or has enrolled anew with another key";
+
+/// Whether the key of this peer is believed no more.
+pub fn is_revoked(peer: &Peer, snapshot: &Snapshot) -> bool {
+    peer.key.as_ref().is_some_and(|key| snapshot.revoked.contains(key))
+}
+
 /// Judges what the headers claim. `claimed` are the lines of `hermes-user` as the client sent
 /// them, before the listener's own headers are set; see [`listener_user`] for those.
 pub fn identify<'a>(
@@ -104,6 +119,9 @@ pub fn identify<'a>(
     claimed: impl IntoIterator<Item = &'a HeaderValue>,
     snapshot: &Snapshot,
 ) -> Identity {
+    if matches!(trust, Trust::Certified(peer) if is_revoked(peer, snapshot)) {
+        return Identity::Refuse(Refusal::Revoked);
+    }
     let mut lines = claimed.into_iter();
     let claim = lines.next();
     // Nobody is believed: what exactly an anonymous client wrote does not matter.
@@ -189,7 +207,12 @@ fn settle_origin(facts: &mut Facts) {
 /// One sentence: the certificate is of another overlay, or names nobody.
 pub fn peer<'u>(uris: impl IntoIterator<Item = &'u str>, overlay: &Arc<str>) -> Result<Peer, String> {
     let mut peer = Peer { overlay: overlay.clone(), ..Peer::default() };
-    for id in uris.into_iter().filter_map(parse_spiffe) {
+    for uri in uris {
+        // What is added to a certificate's URIs comes last.
+        if uri.starts_with(KEY) {
+            peer.key = Some(Arc::from(uri));
+        }
+        let Some(id) = parse_spiffe(uri) else { continue };
         if !overlay.is_empty() && *id.overlay != **overlay {
             return Err(format!("its certificate is of overlay {}, this one is {overlay}", id.overlay));
         }

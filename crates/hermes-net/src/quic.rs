@@ -333,5 +333,5 @@ pub fn alpn(connection: &Connection) -> Option<Vec<u8>> {
 pub fn peer_uris(connection: &Connection) -> Option<Vec<String>> {
     let identity = connection.peer_identity()?;
     let chain = identity.downcast_ref::<Vec<rustls::pki_types::CertificateDer<'static>>>()?;
-    chain.first().map(|leaf| crate::tls::uris(leaf))
+    chain.first().map(|leaf| crate::tls::names(leaf))
 }

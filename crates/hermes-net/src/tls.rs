@@ -7,6 +7,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD as BASE64_URL;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{WebPkiServerVerifier, verify_server_cert_signed_by_trust_anchor};
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
@@ -245,7 +247,7 @@ pub enum ServerIdentity {
     Name(Roots),
 }
 
-/// Judges the URI SANs of a server's certificate; an error is the reason for refusing it.
+/// Judges the URI SANs of a server's certificate, and its key's name; an error is the reason for refusing it.
 pub type NodePredicate = Arc<dyn Fn(&[String]) -> Result<(), String> + Send + Sync>;
 
 /// The TLS side of an upstream.
@@ -342,7 +344,7 @@ impl ServerCertVerifier for NodeVerifier {
             now,
             self.provider.signature_verification_algorithms.all,
         )?;
-        (self.accepts)(&uris(end_entity)).map_err(rustls::Error::General)?;
+        (self.accepts)(&names(end_entity)).map_err(rustls::Error::General)?;
         Ok(ServerCertVerified::assertion())
     }
 
@@ -396,11 +398,27 @@ pub fn uris(certificate: &CertificateDer<'_>) -> Vec<String> {
         .collect()
 }
 
-/// The URI SANs of the peer of a finished handshake; `None` where it showed no certificate.
+/// The same, and behind them what its key is called: `ni:///sha-256;` and the digest of its SubjectPublicKeyInfo in base64url
+/// (RFC 6920, sections 2 and 3).
+pub fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
+    let mut names = uris(certificate);
+    if let Ok((_, parsed)) = x509_parser::parse_x509_certificate(certificate) {
+        names.push(key_name(parsed.public_key().raw));
+    }
+    names
+}
+
+/// What a key is called whose SubjectPublicKeyInfo (DER) this is.
+pub fn key_name(public_key_info: &[u8]) -> String {
+    let digest = ::aws_lc_rs::digest::digest(&::aws_lc_rs::digest::SHA256, public_key_info);
+    format!("ni:///sha-256;{}", BASE64_URL.encode(digest))
+}
+
+/// The URI SANs of the peer of a finished handshake, and its key's name; `None` where it showed no certificate.
 pub fn peer_uris(io: &crate::Io) -> Option<Vec<String>> {
     let crate::Io::Tls(tls) = io else { return None };
     let leaf = tls.get_ref().1.peer_certificates()?.first()?;
-    Some(uris(leaf))
+    Some(names(leaf))
 }
 
 /// The public key of the peer of a finished handshake: its SubjectPublicKeyInfo (DER). `None` where it showed none.

@@ -223,7 +223,8 @@ impl Generation {
     /// # Errors
     /// The certificate is of another overlay, or names nobody.
     pub(crate) fn identify(&self, uris: &[String]) -> Result<Peer, String> {
-        trust::peer(uris.iter().map(String::as_str), &self.overlay)
+        let peer = trust::peer(uris.iter().map(String::as_str), &self.overlay)?;
+        if trust::is_revoked(&peer, &self.snapshot) { Err(trust::REVOKED.to_owned()) } else { Ok(peer) }
     }
 }
 

@@ -296,6 +296,7 @@ async fn serve_connection(
             return;
         }
     };
+    let _ = connection.trust.set(ready.trust.clone());
     match &listener.protocol {
         ListenerProtocol::Http if ready.io.alpn() == Some(reverse::ALPN) => {
             let Ready { io, source, trust, .. } = ready;

@@ -16,7 +16,7 @@ use hermes_model::snapshot::{ClientAuth, HostPort, Role, UpstreamProtocol};
 
 use super::Plan;
 use super::way::Stop;
-use crate::catalog::Catalog;
+use crate::catalog::{Catalog, Revoked};
 use crate::document::{App, Key, Name, Node, Service, Speech};
 
 /// The listener that other nodes dial.
@@ -30,12 +30,14 @@ pub(super) fn document(plan: &Plan, name: &Name, node: &Node) -> Document {
     let routes = routes(plan, name, &mut upstreams);
     let mut listeners = listeners(catalog, name, node);
     listeners.extend(uplinks(plan, name, node, &mut upstreams));
+    let is_told = |one: &&Revoked| node.address.is_some() || plan.graph.is_beside(name, &one.node);
+    let revoked = catalog.revoked().filter(is_told).map(|one| crate::authority::key_name(&one.key)).collect();
     Document {
         admin: node.admin.or(defaults.admin),
         drain: node.drain.or(defaults.drain),
         workers: node.workers,
         role: node.role,
-        identity: Some(Identity { cert, key, ca }),
+        identity: Some(Identity { cert, key, ca, revoked: Many(revoked) }),
         users: bound(plan, name),
         limits: node.limits.clone().or(defaults.limits).unwrap_or_default(),
         dispatch: node.dispatch,

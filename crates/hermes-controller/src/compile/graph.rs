@@ -67,6 +67,11 @@ impl Graph {
         }
     }
 
+    /// Whether one of them dials the other.
+    pub(super) fn is_beside(&self, node: &Name, other: &Name) -> bool {
+        self.beside.get(node).is_some_and(|beside| beside.contains(other))
+    }
+
     /// How many links each standalone node is from the nearest of these, which are at 0.
     pub(super) fn distances(&self, places: &BTreeSet<Name>) -> BTreeMap<Name, usize> {
         let mut distances: BTreeMap<Name, usize> = places.iter().map(|place| (place.clone(), 0)).collect();

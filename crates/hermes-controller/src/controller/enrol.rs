@@ -105,7 +105,14 @@ impl Controller {
             }
             let member =
                 Member { node: token.node.clone(), key: key.clone(), since: now(), token: token.digest.clone() };
-            let changes = vec![Change::Spent { token: token.id.clone() }, Change::Enrolled(member)];
+            let mut changes = vec![Change::Spent { token: token.id.clone() }];
+            // Its other key may be somebody else's by now.
+            let other = known.state.members.get(&token.node).filter(|before| before.key != key);
+            changes.extend(other.map(|before| Change::Revoked(known.state.revoked(before, now()))));
+            if known.state.catalog.revoked().any(|revoked| revoked.key == key) {
+                changes.push(Change::Readmitted { node: token.node.clone(), key: key.clone() });
+            }
+            changes.push(Change::Enrolled(member));
             Ok((changes, token.node.clone()))
         };
         let (_, node) = self.transact(&format!("token/{}", ticket.id), judge).await?;
@@ -131,9 +138,12 @@ impl Controller {
     /// # Errors
     /// It is no member, or the store cannot be written.
     pub async fn expel(&self, by: &str, node: &Name) -> Result<(), Refused> {
-        let judge = |known: &Known| match known.state.members.contains_key(node) {
-            true => Ok((vec![Change::Expelled { node: node.clone() }], ())),
-            false => Err(Refused::Denied(format!("{node} has not enrolled"))),
+        let judge = |known: &Known| match known.state.members.get(node) {
+            Some(member) => {
+                let revoked = Change::Revoked(known.state.revoked(member, now()));
+                Ok((vec![Change::Expelled { node: node.clone() }, revoked], ()))
+            }
+            None => Err(Refused::Denied(format!("{node} has not enrolled"))),
         };
         self.transact(by, judge).await.map(drop)
     }
@@ -146,7 +156,7 @@ impl Controller {
             .zip(catalog.node(node))
             .ok_or_else(|| Refused::Denied(format!("node {node} is no part of the overlay any more")))?;
         let subject = Subject::Node { overlay: overlay.0, node, role: document.role };
-        let life = overlay.1.certificate_life.map_or(CERTIFICATE_LIFE, |life| life.0);
+        let life = known.state.certificate_life();
         self.sign(request, &subject, life)
     }
 

@@ -11,7 +11,7 @@ use crate::document::{self, AccessLog, Document, Workers};
 use crate::index::RouteIndex;
 use crate::limits::Limits;
 use crate::snapshot::{self, IdentityFiles, Snapshot};
-use crate::trust::{is_spiffe_segment, is_user_name};
+use crate::trust::{KEY, is_spiffe_segment, is_user_name};
 
 /// How long a drain waits where the document says nothing.
 const DRAIN: Duration = Duration::from_secs(10);
@@ -26,6 +26,7 @@ pub(super) fn build(head: &Document, context: &Context<'_>, report: &mut Report)
         workers: workers(head.workers, report),
         role: head.role,
         identity: head.identity.as_ref().map(|section| identity(section, context, report)),
+        revoked: head.identity.iter().flat_map(|section| revoked(section, report)).collect(),
         users: users(head, report),
         limits: limits(head, report),
         dispatch: head.dispatch,
@@ -81,6 +82,20 @@ fn identity(section: &document::Identity, context: &Context<'_>, report: &mut Re
         }
     }
     IdentityFiles { cert: context.file(&section.cert), key: context.file(&section.key), ca: context.file(&section.ca) }
+}
+
+fn revoked(section: &document::Identity, report: &mut Report) -> Vec<Arc<str>> {
+    // SHA-256 in base64url.
+    let is_name = |digest: &str| {
+        digest.len() == 43 && digest.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+    };
+    for (at, key) in section.revoked.iter().enumerate() {
+        if !key.strip_prefix(KEY).is_some_and(is_name) {
+            let message = format!("{key:?} is no name of a key; write {KEY} and 43 characters of base64url (RFC 6920)");
+            report.problem(format!("identity.revoked[{at}]"), message);
+        }
+    }
+    section.revoked.iter().map(|key| Arc::from(key.as_str())).collect()
 }
 
 fn users(head: &Document, report: &mut Report) -> HashMap<Arc<str>, Vec<Arc<str>>> {

@@ -3,7 +3,7 @@
 //! In: a snapshot, and the generation before. Out: the node's identity, TLS of listeners and upstreams, upstreams'
 //! state; or every fault, with its place in the document. Never: anything that runs.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use hermes_model::snapshot::{
     ClientAuth, Endpoint, IdentityFiles, Listener, ListenerProtocol, ListenerTls, Snapshot, Upstream, UpstreamProtocol,
     UpstreamTls,
 };
-use hermes_model::trust::{SpiffeKind, own_overlay, parse_spiffe};
+use hermes_model::trust::{REVOKED, SpiffeKind, own_overlay, parse_spiffe};
 use hermes_net::quic;
 use hermes_net::tls::{
     self, CertifiedKey, ClientCertificates, NodePredicate, Roots, RustlsServerConfig, ServerIdentity,
@@ -235,6 +235,7 @@ impl<'a> Builder<'a> {
             let own = identity.into_iter().flat_map(|files| [&files.cert, &files.key, &files.ca]);
             let all = own.chain(upstream.tls.as_ref().and_then(|tls| tls.ca.as_ref()));
             previous.snapshot.identity == self.snapshot.identity
+                && previous.snapshot.revoked == self.snapshot.revoked
                 && all.into_iter().all(|file| self.files.get(file) == previous.files.get(file))
         };
         // What a connection of QUIC may do is in its configuration.
@@ -254,7 +255,10 @@ impl<'a> Builder<'a> {
         };
         let proves_node = tls.ca.is_none() && tls.server_name.is_none();
         let server = if proves_node {
-            ServerIdentity::Node(roots, accepts_nodes(self.overlay.clone(), tls.nodes.clone()))
+            ServerIdentity::Node(
+                roots,
+                accepts_nodes(self.overlay.clone(), tls.nodes.clone(), self.snapshot.revoked.clone()),
+            )
         } else {
             ServerIdentity::Name(roots)
         };
@@ -282,8 +286,11 @@ impl<'a> Builder<'a> {
 }
 
 /// Accepts certificates of nodes of this overlay; where the document names some, only those.
-fn accepts_nodes(overlay: Arc<str>, nodes: Vec<Arc<str>>) -> NodePredicate {
+fn accepts_nodes(overlay: Arc<str>, nodes: Vec<Arc<str>>, revoked: BTreeSet<Arc<str>>) -> NodePredicate {
     Arc::new(move |uris: &[String]| {
+        if uris.iter().any(|uri| revoked.contains(uri.as_str())) {
+            return Err(format!("of the server: {REVOKED}"));
+        }
         let ids = uris.iter().filter_map(|uri| parse_spiffe(uri));
         let Some(node) = ids.into_iter().find(|id| id.kind == SpiffeKind::Node && *id.overlay == *overlay) else {
             return Err(format!("the server's certificate has no URI spiffe://{overlay}/node/NAME"));

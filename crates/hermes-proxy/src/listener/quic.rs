@@ -291,6 +291,7 @@ async fn serve_connection(worker: &Rc<Worker>, connection: &Rc<Connection>, hand
         }
         Ok((begun, trust, false)) => {
             let _ = connection.path.set(Path::new(begun.quic.clone()));
+            let _ = connection.trust.set(trust.clone());
             let client = Client { source, trust, secure: true, line: None };
             Box::pin(h3::serve_begun(worker, connection, begun, client)).await;
         }

@@ -9,6 +9,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
+use hermes_model::facts::Trust;
 use hermes_model::limits::Limits;
 use hermes_model::snapshot::Listener;
 use hermes_net::Io;
@@ -52,6 +53,8 @@ pub(crate) struct Connection {
     /// Over QUIC, where the client may move.
     pub(crate) path: OnceCell<Path>,
     pub(crate) listener: Arc<Listener>,
+    /// How far it is believed, once that is known.
+    pub(crate) trust: OnceCell<Trust>,
     /// Told to finish: no further request.
     pub(crate) drain: Signal<Drain>,
     /// Told to close now.
@@ -181,6 +184,7 @@ impl ConnectionGuard {
             source: Cell::new(source),
             path: OnceCell::new(),
             listener,
+            trust: OnceCell::new(),
             drain: Signal::default(),
             kill: Signal::default(),
             key: Cell::new(0),

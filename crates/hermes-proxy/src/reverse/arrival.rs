@@ -27,6 +27,7 @@ const BEGIN: Duration = Duration::from_secs(5);
 pub(crate) struct Arrived {
     carrier: Carrier,
     source: SocketAddr,
+    trust: Trust,
     listener: Arc<Listener>,
     place: Place,
 }
@@ -46,7 +47,7 @@ pub(crate) fn take(worker: &Rc<Worker>, listener: &Arc<Listener>, trust: &Trust,
     };
     let place = presence.deal(worker.number, worker.shared.workers);
     let to = place.worker;
-    let arrived = Arrived { carrier, source, listener: listener.clone(), place };
+    let arrived = Arrived { carrier, source, trust: trust.clone(), listener: listener.clone(), place };
     if to == worker.number {
         adopt(worker, arrived);
     } else if !worker.shared.pass_on(to, arrived) {
@@ -72,6 +73,7 @@ pub(crate) fn adopt(worker: &Rc<Worker>, arrived: Arrived) {
     worker.spawn(async move {
         let presence = arrived.place.presence.clone();
         let connection = guard.connection.clone();
+        let _ = connection.trust.set(arrived.trust.clone());
         // It is nobody's request, and waits for none.
         connection.enter(&here);
         tokio::select! {
@@ -88,7 +90,7 @@ pub(crate) fn adopt(worker: &Rc<Worker>, arrived: Arrived) {
 }
 
 async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, arrived: Arrived) -> Result<(), Error> {
-    let Arrived { carrier, source, listener, place } = arrived;
+    let Arrived { carrier, source, listener, place, .. } = arrived;
     let (presence, number) = (&place.presence, place.number);
     let pool = worker.pool(PoolKey::of_node(&presence.node));
     let (kept, drive, pulse) = match carrier {

@@ -370,6 +370,7 @@ impl Keeper {
         let guard = ConnectionGuard::take(&self.worker, listener.clone(), remote).ok_or_else(full)?;
         let connection = guard.connection.clone();
         connection.is_kept.set(true);
+        let _ = connection.trust.set(trust.clone());
         let client = Client { source: remote, trust, secure: true, line: Some(line.clone()) };
         let worker = self.worker.clone();
         let (over, labels) = (line.clone(), ListenerLabels { listener: listener.name.clone() });

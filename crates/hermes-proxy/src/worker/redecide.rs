@@ -1,7 +1,8 @@
 //! Live sessions, decided again after a swap.
 //!
 //! In: a worker that runs a new generation. Out: each of its sessions stays, is told to end, or gets the route that it
-//! shall follow. A session whose user is believed no more ends, whatever its route. Never: the move itself
+//! shall follow. A session whose user is believed no more ends, whatever its route; and a connection whose peer's key is
+//! revoked is closed with all that is on it. Never: the move itself
 //! (`datagram/relay/moving.rs`).
 
 use std::net::SocketAddr;
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use hermes_model::decide::{Decision, decide};
 use hermes_model::facts::{Facts, Kind, Trust};
 use hermes_model::snapshot::{Action, Listener, OnChange, Route};
-use hermes_model::trust::{HERMES_USER, Identity, identify, listener_user};
+use hermes_model::trust::{HERMES_USER, Identity, REVOKED, identify, is_revoked, listener_user};
 use http::StatusCode;
 
 use super::Worker;
@@ -26,6 +27,14 @@ const SLICE: usize = 256;
 /// Decides all of a worker's.
 pub(super) async fn all(worker: Rc<Worker>) {
     let generation = worker.generation();
+    // First, and of all kinds: what is on them, and what may yet come over them.
+    for (_, connection) in worker.live.connections.borrow().iter() {
+        if let Some(Trust::Certified(peer)) = connection.trust.get()
+            && is_revoked(peer, &generation.snapshot)
+        {
+            connection.kill.set(REVOKED);
+        }
+    }
     let entries: Vec<Rc<Entry>> = worker.live.sessions.borrow().iter().map(|(_, entry)| entry.clone()).collect();
     for slice in entries.chunks(SLICE) {
         for entry in slice {

@@ -11,7 +11,7 @@ use hermes_testkit::process::{Program, Running};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-const HERMES: &str = env!("CARGO_BIN_EXE_hermes");
+pub(crate) const HERMES: &str = env!("CARGO_BIN_EXE_hermes");
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) struct Bed {

@@ -8,5 +8,6 @@ mod path;
 mod providers;
 mod refused;
 mod renewal;
+mod revoked;
 mod several;
 mod waves;
