@@ -46,6 +46,11 @@ impl Home {
         Ok(Self { directory: directory.to_owned() })
     }
 
+    /// That of a node that may run, or has run, there. Nothing is made.
+    pub(crate) fn at(directory: &Path) -> Self {
+        Self { directory: directory.to_owned() }
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }

@@ -9,6 +9,8 @@ mod demo;
 mod doctor;
 mod explain;
 mod fetch;
+mod health;
+mod install;
 mod overlay;
 mod proxy;
 mod tun;
@@ -45,6 +47,8 @@ enum Verb {
     Fetch(fetch::Fetch),
     Demo(demo::Demo),
     Doctor(doctor::Doctor),
+    Health(health::Health),
+    Install(install::Install),
     Completions(completions::Completions),
 }
 
@@ -67,6 +71,8 @@ impl Hermes {
             Verb::Fetch(verb) => verb.run(),
             Verb::Demo(verb) => verb.run(),
             Verb::Doctor(verb) => verb.run(),
+            Verb::Health(verb) => verb.run(),
+            Verb::Install(verb) => verb.run(),
             Verb::Completions(verb) => verb.run(),
         }
     }

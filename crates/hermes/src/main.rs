@@ -11,6 +11,7 @@ mod demo;
 mod document;
 mod handover;
 mod log;
+mod notify;
 mod operator;
 mod run;
 mod signals;

@@ -84,6 +84,7 @@ async fn first_document(agent: &mut Agent, config: &Path) -> anyhow::Result<Opti
         return Ok(None);
     }
     tracing::info!("waiting for the first document");
+    crate::notify::ready();
     while let Some(instruction) = agent.next().await {
         let Some(document) = instruction.document.clone() else {
             tracing::warn!("this node is no part of the overlay; it waits until it is");
@@ -150,6 +151,7 @@ async fn run(
     node.count_lost_lines(log.lost());
     watch.follow(node.generation().files());
     tracing::info!(node = %snapshot.node, pid = std::process::id(), "running");
+    crate::notify::ready();
     // Successors that were refused, until they have ended.
     let mut refused = JoinSet::new();
     let end = loop {
@@ -461,6 +463,7 @@ async fn finish(
         }
     };
     admin.ready.store(false, Ordering::Release);
+    crate::notify::stopping();
     if handed {
         // The successor answers there now.
         admin.stop().await;
