@@ -55,6 +55,8 @@ pub struct Seen {
     pub version: String,
     /// SHA-256 of its program, in hex, as it says.
     pub program: String,
+    /// How many sessions it has.
+    pub sessions: u64,
 }
 
 /// What nodes are told, and what they say.
@@ -75,6 +77,11 @@ impl Push {
     /// What nodes have said so far.
     pub fn seen(&self) -> BTreeMap<Name, Seen> {
         self.lock().clone()
+    }
+
+    /// What one of them has said.
+    pub fn seen_of(&self, node: &Name) -> Seen {
+        self.lock().get(node).cloned().unwrap_or_default()
     }
 
     /// Follows that they say something.
@@ -196,7 +203,7 @@ impl Presence {
     }
 
     fn hear(&self, report: &Report) {
-        let Report { running, tried, refused, version, program } = report;
+        let Report { running, tried, refused, version, program, sessions } = report;
         let mut refused = refused.clone();
         if refused.len() > MOST_SAID {
             refused.truncate(refused.floor_char_boundary(MOST_SAID));
@@ -210,6 +217,7 @@ impl Presence {
                 refused,
                 version: version.chars().take(64).collect(),
                 program: crate::authority::hex(&program[..program.len().min(64)]),
+                sessions: *sessions,
             };
         });
     }

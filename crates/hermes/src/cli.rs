@@ -11,6 +11,7 @@ mod explain;
 mod fetch;
 mod health;
 mod install;
+mod node;
 mod overlay;
 mod proxy;
 mod tun;
@@ -39,7 +40,7 @@ enum Verb {
     Get(overlay::Get),
     Delete(overlay::Delete),
     Token(overlay::Token),
-    Node(overlay::Node),
+    Node(node::Node),
     Operator(overlay::Operator),
     Tun(tun::Tun),
     Check(check::Check),

@@ -5,4 +5,5 @@
 #[allow(dead_code, reason = "other tests have it whole")]
 #[path = "../control/bed.rs"]
 mod bed;
+mod drain;
 mod install;
