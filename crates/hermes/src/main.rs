@@ -13,6 +13,7 @@ mod handover;
 mod log;
 mod notify;
 mod operator;
+mod place;
 mod run;
 mod signals;
 mod tun;

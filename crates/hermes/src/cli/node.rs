@@ -4,6 +4,7 @@
 //! sessions any more.
 
 use std::fmt::Write as _;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -11,13 +12,17 @@ use clap::{Parser, Subcommand};
 use hermes_controller::document::{Key, Name};
 use hermes_model::document::scalar::Period;
 use http::Method;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::overlay::{WAIT, change, told};
 use crate::operator::{Access, block_on};
+use crate::place::{Infrastructure as _, Machine, Placement};
 
 /// How long a question to the controller waits for something new.
 const NEWS: Duration = Duration::from_secs(5);
+
+/// A node that was started is looked at so often: its machine tells of nothing.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// Nodes of the overlay, as the controller knows them.
 #[derive(Debug, Parser)]
@@ -51,6 +56,22 @@ enum NodeVerb {
         #[command(flatten)]
         access: Access,
     },
+    /// Starts a node somewhere, with a token of its own, and waits until it is under control.
+    Place {
+        #[command(flatten)]
+        at: At,
+        /// How nodes there reach the controller, where that is otherwise than from here.
+        #[arg(long, value_name = "URL")]
+        controller: Option<hermes_controller::client::Place>,
+    },
+    /// Drains a node that was placed, ends it, and deletes its directory. Its document stays.
+    Unplace {
+        #[command(flatten)]
+        at: At,
+        /// Does not drain it first: its sessions have the document's `drain` to finish.
+        #[arg(long)]
+        now: bool,
+    },
     /// Deletes a node's document: it serves nobody from then on, and comes back only with a document and a token.
     Remove {
         /// Which one.
@@ -61,6 +82,40 @@ enum NodeVerb {
         #[command(flatten)]
         access: Access,
     },
+}
+
+/// Which node, and where.
+#[derive(Debug, Parser)]
+struct At {
+    /// Which one.
+    node: Name,
+    /// This machine, a network namespace of it, or one that ssh reaches without a question.
+    #[arg(long, value_name = "process[:NETNS]|ssh:[USER@]HOST[:PORT]")]
+    on: Machine,
+    /// A directory there, in which each node has its own.
+    #[arg(long, value_name = "DIR", default_value = "hermes-nodes")]
+    dir: String,
+    /// A configuration file of ssh, in the place of the user's.
+    #[arg(long, value_name = "FILE")]
+    ssh_config: Option<PathBuf>,
+    /// How long it may take.
+    #[arg(long, value_name = "DURATION", default_value = "1m")]
+    timeout: Period,
+    #[command(flatten)]
+    access: Access,
+}
+
+impl At {
+    fn machine(&self) -> Machine {
+        match self.on.clone() {
+            Machine::Ssh { host, port, .. } => Machine::Ssh { host, port, config: self.ssh_config.clone() },
+            machine => machine,
+        }
+    }
+
+    fn directory(&self) -> String {
+        format!("{}/{}", self.dir, self.node)
+    }
 }
 
 /// `hermes node drain`.
@@ -91,6 +146,8 @@ impl Node {
                 Ok(ExitCode::SUCCESS)
             }
             NodeVerb::ExecConfig { node, json, access } => exec_config(&access, &node, json),
+            NodeVerb::Place { at, controller } => place(&at, controller.map(|place| place.to_string())),
+            NodeVerb::Unplace { at, now } => unplace(&at, now),
             NodeVerb::Remove { node, json, access } => {
                 let path = format!("/v1/documents/{}", Key::node(&node));
                 change(&access, Method::DELETE, &path, Vec::new(), false, json)
@@ -145,8 +202,53 @@ fn exec_config(access: &Access, node: &Name, json: bool) -> anyhow::Result<ExitC
     Ok(ExitCode::SUCCESS)
 }
 
+fn place(at: &At, controller: Option<String>) -> anyhow::Result<ExitCode> {
+    let (node, access, machine) = (&at.node, &at.access, at.machine());
+    if is(&look(access, node, "")?, "draining") {
+        super::print(&told(&set_draining(access, node, false)?, false))?;
+    }
+    let controller = controller.map_or_else(|| access.controller(), Ok)?;
+    let asked = json!({ "node": node, "life": at.timeout.0.as_secs().max(60) }).to_string();
+    let made = block_on(access.get(Method::POST, "/v1/tokens", asked.into_bytes()))?;
+    let token = made["token"].as_str().unwrap_or_default().to_owned();
+    let directory = at.directory();
+    if !machine.put(&Placement { directory: directory.clone(), controller, token })? {
+        super::print(&format!("node {node} runs there already\n"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let started = Instant::now();
+    loop {
+        let answer = look(access, node, "")?;
+        if is(&answer, "connected") && is(&answer, "current") {
+            super::print(&format!("node {node} is there: {}\n", state(&answer)))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        anyhow::ensure!(machine.look(&directory)?, "node {node} has ended; {directory}/log there says why");
+        anyhow::ensure!(
+            started.elapsed() < at.timeout.0,
+            "node {node} runs, and is {} after {:?}; {directory}/log there says why",
+            state(&answer),
+            at.timeout.0
+        );
+        block_on(async {
+            tokio::time::sleep(LOOK_AGAIN).await;
+            Ok(())
+        })?;
+    }
+}
+
+fn unplace(at: &At, now: bool) -> anyhow::Result<ExitCode> {
+    let (node, machine, directory) = (&at.node, at.machine(), at.directory());
+    if !now && machine.look(&directory)? {
+        drain(&at.access, node, at.timeout.0)?;
+    }
+    machine.take(&directory, at.timeout.0)?;
+    super::print(&format!("node {node} runs there no more; `hermes node remove {node}` deletes its document\n"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
 /// How a node stands.
-pub(super) fn look(access: &Access, node: &Name, query: &str) -> anyhow::Result<Value> {
+fn look(access: &Access, node: &Name, query: &str) -> anyhow::Result<Value> {
     block_on(access.get(Method::GET, &format!("/v1/nodes/{node}{query}"), Vec::new()))
 }
 
@@ -164,7 +266,7 @@ fn set_draining(access: &Access, node: &Name, draining: bool) -> anyhow::Result<
 ///
 /// # Errors
 /// It still has some after this time, or is away.
-pub(super) fn drain(access: &Access, node: &Name, timeout: Duration) -> anyhow::Result<()> {
+fn drain(access: &Access, node: &Name, timeout: Duration) -> anyhow::Result<()> {
     let started = Instant::now();
     super::print(&told(&set_draining(access, node, true)?, false))?;
     let mut said = None;

@@ -7,3 +7,4 @@
 mod bed;
 mod drain;
 mod install;
+mod place;
