@@ -27,6 +27,8 @@ need wg wireguard-tools
 need etcd etcd-server
 need zsh zsh
 need fish fish
+need sshd openssh-server
+need systemd-analyze systemd
 
 if [ ${#missing[@]} -gt 0 ]; then
   list=$(printf '%s\n' "${missing[@]}" | sort -u | tr '\n' ' ')

@@ -23,7 +23,7 @@ use serde_json::json;
 
 use crate::audit::{Audit, Event};
 use crate::authority::{Office, Subject, hex};
-use crate::controller::{Controller, Outcome, Refused, Request};
+use crate::controller::{Controller, Known, Outcome, Refused, Request};
 use crate::document::{self, Key, Kind, Name, Resource};
 use crate::push::{Peer, Push, sha256};
 use crate::seen::{Roll, Seen};
@@ -54,6 +54,7 @@ pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>, audit: Arc<Au
         .route("/v1/documents/{*key}", get(one).delete(delete))
         .route("/v1/nodes", get(nodes))
         .route("/v1/rollout", get(rollout::show).post(rollout::finish).delete(rollout::cancel))
+        .route("/v1/nodes/{name}", get(node))
         .route("/v1/tokens", post(token))
         .route("/v1/operators", post(operator))
         .fallback(async || Problem::new(StatusCode::NOT_FOUND, "there is nothing at this path"))
@@ -422,24 +423,69 @@ async fn nodes(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) 
         return Err(Problem::new(StatusCode::FORBIDDEN, "nodes are the operator's"));
     }
     let known = desk.controller.known();
-    let node = |(name, document): (&Name, &document::Node)| {
-        let wanted = known.document(name).map(|document| hex(&sha256(document)));
-        let seen = desk.push.look(|roll| roll.get(name).cloned().unwrap_or_default());
-        let is_current = wanted.as_ref() == Some(&seen.running);
-        json!({
-            "name": name,
-            "role": document.role,
-            "enrolled": known.state.members.contains_key(name),
-            "connected": seen.connections > 0,
-            "current": is_current,
-            "revision": known.watched(name).given.since,
-            "refused": seen.refused,
-            "version": seen.version,
-            "program": seen.program,
-        })
-    };
+    let node = |(name, document): (&Name, &document::Node)| standing(&known, name, document, &desk.push.seen_of(name));
     let all: Vec<_> = known.state.catalog.nodes().map(node).collect();
     Ok(axum::Json(json!({ "revision": known.state.revision, "nodes": all })).into_response())
+}
+
+/// How a node stands.
+fn standing(known: &Known, name: &Name, document: &document::Node, seen: &Seen) -> serde_json::Value {
+    let wanted = known.document(name).map(|document| hex(&sha256(document)));
+    json!({
+        "name": name,
+        "role": document.role,
+        "enrolled": known.state.members.contains_key(name),
+        "connected": seen.connections > 0,
+        "current": wanted.as_ref() == Some(&seen.running),
+        "draining": document.draining,
+        "sessions": seen.sessions,
+        "revision": known.watched(name).given.since,
+        "refused": seen.refused,
+        "version": seen.version,
+        "program": seen.program,
+    })
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct NodeOptions {
+    /// Milliseconds to wait for another number of sessions than `sessions`.
+    #[serde(default)]
+    wait: u64,
+    sessions: Option<u64>,
+}
+
+/// One node: how it stands, the document that it is to run, and what would stand in the way of taking it away.
+async fn node(
+    State(desk): State<Desk>,
+    Extension(peer): Extension<Arc<Peer>>,
+    Path(name): Path<Name>,
+    Query(options): Query<NodeOptions>,
+) -> Result<Response, Problem> {
+    let asker = desk.asker(&peer)?;
+    if asker.provider.is_some() {
+        return Err(Problem::new(StatusCode::FORBIDDEN, "nodes are the operator's"));
+    }
+    let deadline = tokio::time::Instant::now() + Duration::from_millis(options.wait).min(MAX_WAIT);
+    let mut said = desk.push.said();
+    loop {
+        said.borrow_and_update();
+        let known = desk.controller.known();
+        let missing = || Problem::new(StatusCode::NOT_FOUND, format!("there is no node {name}"));
+        let document = known.state.catalog.node(&name).ok_or_else(missing)?;
+        let seen = desk.push.seen_of(&name);
+        if options.sessions == Some(seen.sessions)
+            && seen.connections > 0
+            && let Ok(Ok(())) = tokio::time::timeout_at(deadline, said.changed()).await
+        {
+            continue;
+        }
+        let mut answer = standing(&known, &name, document, &seen);
+        answer["needed-by"] = json!(known.needing(&name).iter().map(ToString::to_string).collect::<Vec<_>>());
+        let compiled = known.document(&name).map(|document| serde_json::from_slice::<serde_json::Value>(document));
+        answer["document"] = compiled.and_then(Result::ok).unwrap_or_default();
+        return Ok(axum::Json(answer).into_response());
+    }
 }
 
 #[derive(Deserialize)]

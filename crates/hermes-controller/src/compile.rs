@@ -129,6 +129,16 @@ impl Plan {
         self.documents.iter()
     }
 
+    /// Services whose new sessions come to a node although it drains: there is no other way for them.
+    pub fn needing(&self, node: &Name) -> BTreeSet<Key> {
+        let senders = self.into.get(node).into_iter().flat_map(|senders| senders.iter());
+        let sent = senders.flat_map(|(sender, services)| services.iter().map(move |key| (sender, key)));
+        let is_next = |(sender, key): &(&Name, &Key)| {
+            self.ways.get(*key).and_then(|way| way.stops.get(*sender)).is_some_and(|stop| stop.next.contains(node))
+        };
+        sent.filter(is_next).map(|(_, key)| key.clone()).collect()
+    }
+
     /// Takes changed nodes and users over, and notes whose own document may be another one by that. Whether ways in the middle
     /// may be others.
     fn reshape(&mut self, before: &Self, changed: &BTreeSet<Key>, touched: &mut BTreeSet<Name>) -> bool {
@@ -145,12 +155,13 @@ impl Plan {
                 Kind::Node => {
                     touched.insert(key.name.clone());
                     let (old, new) = (before.catalog.node(&key.name), self.catalog.node(&key.name));
-                    let shape = |node: &Node| (node.role, node.links.clone(), node.address.clone(), node.http3);
+                    let shape =
+                        |node: &Node| (node.role, node.links.clone(), node.address.clone(), node.http3, node.draining);
                     if old.map(shape) == new.map(shape) {
                         continue;
                     }
                     let is_inner = |node: &Node| node.role == Role::Standalone;
-                    let links = |node: &Node| (node.role, node.links.clone());
+                    let links = |node: &Node| (node.role, node.links.clone(), node.draining);
                     is_all |=
                         (old.is_some_and(is_inner) || new.is_some_and(is_inner)) && old.map(links) != new.map(links);
                     // Neighbours dial it, or are dialled by it, otherwise.
@@ -182,8 +193,7 @@ impl Plan {
     fn beside(&self, node: &Name) -> BTreeSet<Name> {
         let senders = self.into.get(node).into_iter().flat_map(|senders| senders.keys().cloned());
         let services = self.at.get(node).into_iter().flat_map(RedBlackTreeSetSync::iter);
-        let next =
-            services.filter_map(|key| self.ways.get(key)?.stops.get(node)).flat_map(|stop| stop.next.iter().cloned());
+        let next = services.filter_map(|key| self.ways.get(key)?.stops.get(node)).flat_map(Stop::beside);
         senders.chain(next).collect()
     }
 
@@ -210,7 +220,7 @@ impl Plan {
     /// way is another one by that.
     fn visit(&mut self, key: &Key, node: &Name, touched: &mut BTreeSet<Name>) {
         let Some(old) = self.ways.get(key).cloned() else { return };
-        let now = self.catalog.node(node).and_then(|document| way::stop(&self.graph, &old.distances, node, document));
+        let now = self.catalog.node(node).and_then(|document| way::stop(&self.graph, &old, node, document));
         let before = old.stops.get(node);
         if before == now.as_ref() {
             return;
@@ -236,7 +246,7 @@ impl Plan {
             return;
         }
         touched.insert(name.clone());
-        let of = |stop: Option<&Stop>| stop.map(|stop| stop.next.clone()).unwrap_or_default();
+        let of = |stop: Option<&Stop>| stop.map(Stop::beside).unwrap_or_default();
         let (before_next, now_next) = (of(before), of(now));
         for next in before_next.difference(&now_next) {
             self.unlink(next, name, key);
@@ -309,8 +319,8 @@ impl Plan {
 }
 
 /// What of a node says which ways lead from it, and to it.
-fn place<'a>(catalog: &'a Catalog, key: &Key) -> Option<(Role, &'a Many<Name>, bool)> {
-    catalog.node(&key.name).map(|node| (node.role, &node.links, way::is_entry(node)))
+fn place<'a>(catalog: &'a Catalog, key: &Key) -> Option<(Role, &'a Many<Name>, bool, bool)> {
+    catalog.node(&key.name).map(|node| (node.role, &node.links, way::is_entry(node), node.draining))
 }
 
 /// Services whose ways are others when this document is.

@@ -69,6 +69,9 @@ pub struct Report {
     /// SHA-256 of its program, as it says.
     #[prost(bytes = "bytes", tag = "5")]
     pub program: Bytes,
+    /// How many sessions it has. Said again when that is another number: soon while it drains, else now and then.
+    #[prost(uint64, tag = "6")]
+    pub sessions: u64,
 }
 
 /// What a node is to run.

@@ -440,6 +440,11 @@ impl Known {
         self.plan.document(node)
     }
 
+    /// Services whose new sessions come to a node although it drains.
+    pub fn needing(&self, node: &Name) -> BTreeSet<Key> {
+        self.plan.needing(node)
+    }
+
     /// What a node is to run, and by which key it is one.
     pub fn watched(&self, node: &Name) -> Watched {
         let since = self.since.get(node).copied().unwrap_or(self.state.revision);

@@ -62,6 +62,11 @@ impl Push {
         at(&self.lock())
     }
 
+    /// What one of them has said.
+    pub fn seen_of(&self, node: &Name) -> Seen {
+        self.lock().get(node).cloned().unwrap_or_default()
+    }
+
     /// Follows that they say something.
     pub fn said(&self) -> watch::Receiver<u64> {
         self.said.subscribe()
@@ -311,7 +316,7 @@ impl Presence {
     }
 
     fn hear(&self, report: &Report) {
-        let Report { running, tried, refused, version, program } = report;
+        let Report { running, tried, refused, version, program, sessions } = report;
         let mut refused = refused.clone();
         if refused.len() > MOST_SAID {
             refused.truncate(refused.floor_char_boundary(MOST_SAID));
@@ -325,6 +330,7 @@ impl Presence {
                 refused,
                 version: version.chars().take(64).collect(),
                 program: crate::authority::hex(&program[..program.len().min(64)]),
+                sessions: *sessions,
             };
         });
     }

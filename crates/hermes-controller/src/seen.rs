@@ -29,6 +29,8 @@ pub struct Seen {
     pub version: String,
     /// SHA-256 of its program, in hex, as it says.
     pub program: String,
+    /// How many sessions it has.
+    pub sessions: u64,
 }
 
 #[derive(Debug, Default)]

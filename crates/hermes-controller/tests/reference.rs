@@ -35,6 +35,7 @@ apps: {bind: \"127.0.0.1:8080\", protocol: tcp, authority: \"DB:1\", user: acme/
 listeners: [{name: a, bind: \"127.0.0.1:8081\", protocol: http}]
 admin: \"127.0.0.1:9900\"
 drain: 1s
+draining: true
 workers: 1
 dispatch: exclusive
 access-log: \"off\"

@@ -47,6 +47,9 @@ pub struct Document {
     /// How long a drain waits for sessions. Default 10 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain: Option<Period>,
+    /// The node says that it takes no sessions: somebody keeps them away from it. Those that come all the same are served.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub draining: bool,
     /// Worker threads.
     #[serde(default, skip_serializing_if = "is_default")]
     pub workers: Workers,
@@ -93,6 +96,7 @@ impl Document {
             admin: Default::default(),
             admin_exposed: Default::default(),
             drain: Default::default(),
+            draining: Default::default(),
             workers: Default::default(),
             role: Default::default(),
             identity: Default::default(),

@@ -37,6 +37,8 @@ pub struct Snapshot {
     pub admin: Option<SocketAddr>,
     /// How long a drain waits for sessions before it ends them.
     pub drain: Duration,
+    /// The node says that it takes no sessions.
+    pub draining: bool,
     /// Worker threads; `None` is one a core.
     pub workers: Option<usize>,
     /// Whether this node may pass on identities that other nodes asserted.

@@ -8,7 +8,7 @@
 use std::io::Write as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
 use bytes::Bytes;
@@ -18,14 +18,19 @@ use hermes_controller::push::sha256;
 use hermes_controller::token::Ticket;
 use hermes_net::pace::Pace;
 use hermes_net::tls::CertifiedKey;
+use hermes_proxy::NodeView;
 use rcgen::{CertificateParams, KeyPair};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
 /// How soon a controller that is away is tried again: first, and at most.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// How often is looked whether the certificate is to be renewed, at least.
 const LOOK: Duration = Duration::from_secs(60);
+/// How often is looked how many sessions there are: they have no single event.
+const COUNT: Duration = Duration::from_secs(1);
+/// How often that is told, unless the node drains.
+const TELL: Duration = Duration::from_secs(10);
 /// No file of the identity is larger.
 const LARGEST: u64 = 1 << 20;
 
@@ -44,6 +49,11 @@ impl Home {
         let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
         made.with_context(|| format!("--state {} cannot be made", directory.display()))?;
         Ok(Self { directory: directory.to_owned() })
+    }
+
+    /// That of a node that may run, or has run, there. Nothing is made.
+    pub(crate) fn at(directory: &Path) -> Self {
+        Self { directory: directory.to_owned() }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -135,6 +145,7 @@ impl Instruction {
 /// The word with the controller; it ends with this.
 pub(crate) struct Agent {
     instructions: mpsc::Receiver<Instruction>,
+    view: watch::Sender<Option<NodeView>>,
     _task: JoinSet<()>,
 }
 
@@ -160,8 +171,14 @@ impl Agent {
         }
         let (instruct, instructions) = mpsc::channel(1);
         let mut task = JoinSet::new();
-        task.spawn(follow(places, home.clone(), instruct));
-        Ok(Self { instructions, _task: task })
+        let (view, viewed) = watch::channel(None);
+        task.spawn(follow(places, home.clone(), instruct, viewed));
+        Ok(Self { instructions, view, _task: task })
+    }
+
+    /// The node runs: from now on the controller is told how many sessions it has.
+    pub(crate) fn observe(&self, view: NodeView) {
+        self.view.send_replace(Some(view));
     }
 
     /// The next document that is to be run.
@@ -188,11 +205,28 @@ struct Standing {
     tried: u64,
     refused: String,
     program: Bytes,
+    view: watch::Receiver<Option<NodeView>>,
+    /// What was told of sessions, and when.
+    counted: (u64, Instant),
 }
 
 impl Standing {
-    fn report(&self) -> Report {
+    fn sessions(&self) -> u64 {
+        self.view.borrow().as_ref().map_or(0, |view| view.open_sessions() as u64)
+    }
+
+    /// Whether it is worth a word how many sessions there are.
+    fn is_news(&self) -> bool {
+        let (told, at) = self.counted;
+        let is_draining = self.view.borrow().as_ref().is_some_and(NodeView::is_draining);
+        self.sessions() != told && (is_draining || at.elapsed() >= TELL)
+    }
+
+    fn report(&mut self) -> Report {
+        let sessions = self.sessions();
+        self.counted = (sessions, Instant::now());
         Report {
+            sessions,
             running: self.running.clone(),
             tried: self.tried,
             refused: self.refused.clone(),
@@ -202,11 +236,17 @@ impl Standing {
     }
 }
 
-async fn follow(places: Vec<Place>, home: Home, instruct: mpsc::Sender<Instruction>) {
+async fn follow(
+    places: Vec<Place>,
+    home: Home,
+    instruct: mpsc::Sender<Instruction>,
+    view: watch::Receiver<Option<NodeView>>,
+) {
     let program = tokio::task::spawn_blocking(|| std::fs::read("/proc/self/exe").map(|program| sha256(&program)));
     let program = program.await.ok().and_then(Result::ok).unwrap_or_default();
     let running = std::fs::read(home.document()).map(|document| sha256(&document)).unwrap_or_default();
-    let mut standing = Standing { running, tried: 0, refused: String::new(), program };
+    let counted = (0, Instant::now());
+    let mut standing = Standing { running, tried: 0, refused: String::new(), program, view, counted };
     let mut pace = Pace::new(AGAIN.0, AGAIN.1);
     // Where one controller is away, the next one has the same.
     for place in places.iter().cycle() {
@@ -242,6 +282,8 @@ async fn converse(
     tracing::info!(controller = %place, "under control");
     // It answers: what ends this is something new.
     *pace = Pace::new(AGAIN.0, AGAIN.1);
+    let mut count = tokio::time::interval(COUNT);
+    count.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             order = orders.message() => {
@@ -250,6 +292,9 @@ async fn converse(
                 obey(order, home, instruct, standing).await?;
                 say.send(standing.report()).await?;
             }
+            _ = count.tick() => if standing.is_news() {
+                say.send(standing.report()).await?;
+            },
             () = tokio::time::sleep(until(renew_at).min(LOOK)) => if until(renew_at).is_zero() {
                 let issued = client.renew(RenewRequest { request: home.request()? }).await?;
                 home.take(&issued)?;

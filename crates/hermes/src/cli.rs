@@ -9,6 +9,9 @@ mod demo;
 mod doctor;
 mod explain;
 mod fetch;
+mod health;
+mod install;
+mod node;
 mod overlay;
 mod proxy;
 mod rollout;
@@ -38,7 +41,7 @@ enum Verb {
     Get(overlay::Get),
     Delete(overlay::Delete),
     Token(overlay::Token),
-    Node(overlay::Node),
+    Node(node::Node),
     Rollout(rollout::Rollout),
     Operator(overlay::Operator),
     Tun(tun::Tun),
@@ -47,6 +50,8 @@ enum Verb {
     Fetch(fetch::Fetch),
     Demo(demo::Demo),
     Doctor(doctor::Doctor),
+    Health(health::Health),
+    Install(install::Install),
     Completions(completions::Completions),
 }
 
@@ -70,6 +75,8 @@ impl Hermes {
             Verb::Fetch(verb) => verb.run(),
             Verb::Demo(verb) => verb.run(),
             Verb::Doctor(verb) => verb.run(),
+            Verb::Health(verb) => verb.run(),
+            Verb::Install(verb) => verb.run(),
             Verb::Completions(verb) => verb.run(),
         }
     }

@@ -93,6 +93,14 @@ impl Access {
         serde_json::from_str(&text).with_context(|| format!("{file} is no operator's file"))
     }
 
+    /// Where the controller is.
+    ///
+    /// # Errors
+    /// There is no operator's file.
+    pub(crate) fn controller(&self) -> anyhow::Result<String> {
+        Ok(self.operator()?.controller)
+    }
+
     /// Makes a file for somebody else, who may change all documents, or one provider's.
     ///
     /// # Errors

@@ -84,6 +84,7 @@ async fn first_document(agent: &mut Agent, config: &Path) -> anyhow::Result<Opti
         return Ok(None);
     }
     tracing::info!("waiting for the first document");
+    crate::notify::ready();
     while let Some(instruction) = agent.next().await {
         let Some(document) = instruction.document.clone() else {
             tracing::warn!("this node is no part of the overlay; it waits until it is");
@@ -148,8 +149,12 @@ async fn run(
         }
     };
     node.count_lost_lines(log.lost());
+    if let Some(agent) = &agent {
+        agent.observe(node.view());
+    }
     watch.follow(node.generation().files());
     tracing::info!(node = %snapshot.node, pid = std::process::id(), "running");
+    crate::notify::ready();
     // Successors that were refused, until they have ended.
     let mut refused = JoinSet::new();
     let end = loop {
@@ -460,7 +465,8 @@ async fn finish(
             vec![Duration::ZERO, drain]
         }
     };
-    admin.ready.store(false, Ordering::Release);
+    admin.leave();
+    crate::notify::stopping();
     if handed {
         // The successor answers there now.
         admin.stop().await;
@@ -503,6 +509,8 @@ struct Admin {
     address: Option<SocketAddr>,
     socket: Option<std::net::TcpListener>,
     ready: admin::Readiness,
+    /// It is ready no more, whatever a document says.
+    is_leaving: bool,
     task: JoinSet<()>,
     /// Another process answers now, wherever a document says.
     stopped: bool,
@@ -551,7 +559,13 @@ impl AdminSocket {
 impl Admin {
     fn new() -> Self {
         let (ready, task) = (Arc::new(AtomicBool::new(true)), JoinSet::new());
-        Self { address: None, socket: None, ready, task, stopped: false }
+        Self { address: None, socket: None, ready, is_leaving: false, task, stopped: false }
+    }
+
+    /// The process drains.
+    fn leave(&mut self) {
+        self.is_leaving = true;
+        self.ready.store(false, Ordering::Release);
     }
 
     /// All that can fail of following a document: comes before anything of it is applied.
@@ -565,6 +579,7 @@ impl Admin {
 
     /// Listens where the document says.
     fn follow(&mut self, to: Move, node: &Node) {
+        self.ready.store(!(self.is_leaving || node.view().is_draining()), Ordering::Release);
         if matches!(to, Move::Stay) {
             return;
         }

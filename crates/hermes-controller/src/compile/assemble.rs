@@ -35,6 +35,7 @@ pub(super) fn document(plan: &Plan, name: &Name, node: &Node) -> Document {
     Document {
         admin: node.admin.or(defaults.admin),
         drain: node.drain.or(defaults.drain),
+        draining: node.draining,
         workers: node.workers,
         role: node.role,
         identity: Some(Identity { cert, key, ca, revoked: Many(revoked) }),
@@ -73,8 +74,10 @@ fn listeners(catalog: &Catalog, name: &Name, node: &Node) -> Vec<Listener> {
         http3: node.http3,
         ..Listener::new(OVERLAY, Protocol::Http)
     });
-    let apps = node.apps.iter().enumerate().map(|(at, app)| listener_of(catalog, name, at, app));
-    overlay.into_iter().chain(apps).chain(node.listeners.iter().cloned()).collect()
+    // At a node that drains nothing begins.
+    let begins = !node.draining;
+    let apps = node.apps.iter().enumerate().filter(|_| begins).map(|(at, app)| listener_of(catalog, name, at, app));
+    overlay.into_iter().chain(apps).chain(node.listeners.iter().filter(|_| begins).cloned()).collect()
 }
 
 fn listener_of(catalog: &Catalog, node: &Name, at: usize, app: &App) -> Listener {

@@ -19,6 +19,8 @@ pub(super) struct Graph {
     beside: Beside,
     /// Those that are standalone: a router has thousands of others.
     inner: Beside,
+    /// Those that drain.
+    draining: RedBlackTreeSetSync<Name>,
 }
 
 fn insert(beside: &mut Beside, node: &Name, other: &Name) {
@@ -40,6 +42,11 @@ fn remove(beside: &mut Beside, node: &Name, other: &Name) {
 impl Graph {
     /// A node is another one, or gone, or new.
     pub(super) fn replace(&mut self, name: &Name, old: Option<&Node>, catalog: &Catalog) {
+        if catalog.node(name).is_some_and(|node| node.draining) {
+            self.draining.insert_mut(name.clone());
+        } else {
+            self.draining.remove_mut(name);
+        }
         // Of both: who linked to it may do so no more, and have changed before it or after.
         let mut others: BTreeSet<Name> = old.into_iter().flat_map(|node| node.links.iter().cloned()).collect();
         others.extend(self.beside.get(name).into_iter().flat_map(|all| all.iter().cloned()));
@@ -72,13 +79,25 @@ impl Graph {
         self.beside.get(node).is_some_and(|beside| beside.contains(other))
     }
 
-    /// How many links each standalone node is from the nearest of these, which are at 0.
-    pub(super) fn distances(&self, places: &BTreeSet<Name>) -> BTreeMap<Name, usize> {
-        let mut distances: BTreeMap<Name, usize> = places.iter().map(|place| (place.clone(), 0)).collect();
-        let mut queue: VecDeque<Name> = places.iter().cloned().collect();
+    /// Nodes that drain.
+    pub(super) fn draining(&self) -> impl Iterator<Item = &Name> {
+        self.draining.iter()
+    }
+
+    /// Whether that one does.
+    pub(super) fn is_draining(&self, node: &Name) -> bool {
+        self.draining.contains(node)
+    }
+
+    /// How many links each standalone node is from the nearest of these, which are at 0; with or without those that drain.
+    pub(super) fn distances(&self, places: &BTreeSet<Name>, is_avoiding: bool) -> BTreeMap<Name, usize> {
+        let is_open = |node: &&Name| !(is_avoiding && self.is_draining(node));
+        let mut distances: BTreeMap<Name, usize> =
+            places.iter().filter(is_open).map(|place| (place.clone(), 0)).collect();
+        let mut queue: VecDeque<Name> = distances.keys().cloned().collect();
         while let Some(node) = queue.pop_front() {
             let next = distances.get(&node).map_or(0, |distance| distance + 1);
-            for neighbour in self.inner.get(&node).into_iter().flat_map(RedBlackTreeSetSync::iter) {
+            for neighbour in self.inner.get(&node).into_iter().flat_map(RedBlackTreeSetSync::iter).filter(is_open) {
                 if !distances.contains_key(neighbour) {
                     distances.insert(neighbour.clone(), next);
                     queue.push_back(neighbour.clone());

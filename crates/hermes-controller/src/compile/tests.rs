@@ -244,9 +244,10 @@ mod incremental {
                 let apps = if chance.below(3) == 0 { ", apps: {bind: 127.0.0.1:8080}" } else { "" };
                 let h3 = if chance.below(4) == 0 { ", http3: true" } else { "" };
                 let providers = if has_providers { ", providers: [p, q]" } else { "" };
+                let draining = if chance.below(4) == 0 { ", draining: true" } else { "" };
                 let links = chance.some("n", NODES);
                 let links = if links == "[]" { String::new() } else { format!(", links: {links}") };
-                format!("{{kind: Node, name: n{number}, role: {role}{address}{apps}{h3}{providers}{links}}}")
+                format!("{{kind: Node, name: n{number}, role: {role}{address}{apps}{h3}{providers}{draining}{links}}}")
             }
             3 => {
                 let nodes = chance.some("n", NODES);

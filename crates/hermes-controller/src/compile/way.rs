@@ -19,8 +19,17 @@ pub(super) struct Stop {
     pub(super) users: Option<BTreeSet<Name>>,
     /// Neighbours that are nearest to the service. None where it lives here.
     pub(super) next: BTreeSet<Name>,
+    /// Neighbours that would be nearest, but drain: they get nothing new, and serve what they have.
+    pub(super) draining: BTreeSet<Name>,
     /// Whether sessions begin here.
     pub(super) is_first: bool,
+}
+
+impl Stop {
+    /// Neighbours that have sessions from here, or get them.
+    pub(super) fn beside(&self) -> BTreeSet<Name> {
+        self.next.union(&self.draining).cloned().collect()
+    }
 }
 
 /// All of them.
@@ -29,6 +38,8 @@ pub(super) struct Way {
     pub(super) stops: RedBlackTreeMapSync<Name, Stop>,
     /// How far standalone nodes are from where the service lives.
     pub(super) distances: Arc<BTreeMap<Name, usize>>,
+    /// The same for what begins now, which goes by no node that drains. `None`: none of them is on any way.
+    pub(super) avoiding: Option<Arc<BTreeMap<Name, usize>>>,
 }
 
 impl Way {
@@ -44,43 +55,87 @@ impl Way {
 }
 
 /// What nodes have to do for a service: those on the way from where its users are.
+///
+/// A node that drains keeps what it has to do, so that its sessions live on; those beside it find another way for what begins.
+/// Where there is none they go on as before: a drain makes no service unavailable.
 pub(super) fn way(catalog: &Catalog, graph: &Graph, key: &Key, service: &Service) -> Way {
     let places: BTreeSet<Name> = service.at.iter().map(|replica| replica.node.clone()).collect();
-    let distances = graph.distances(&places);
-    let stops = match catalog.audience(key, service) {
-        Some(users) => stops_of(catalog, graph, key, &users, &distances),
-        None => catalog
-            .nodes()
-            .filter_map(|(name, node)| Some((name.clone(), stop(graph, &distances, name, node)?)))
-            .collect(),
+    let distances = graph.distances(&places, false);
+    let is_concerned = graph.draining().any(|node| distances.contains_key(node));
+    let avoiding = is_concerned.then(|| Arc::new(graph.distances(&places, true)));
+    let mut way = Way { distances: Arc::new(distances), avoiding, ..Way::default() };
+    way.stops = match catalog.audience(key, service) {
+        Some(users) => {
+            let sources = entries(catalog, key, &users);
+            let is_first: BTreeSet<Name> = sources.keys().cloned().collect();
+            let stops = stops_of(graph, &is_first, sources, &way.distances);
+            match &way.avoiding {
+                // Whoever had a session come by may still be sent others, by a neighbour that does not know better yet.
+                Some(distances) => {
+                    let sources = stops.iter().filter(|(node, _)| !graph.is_draining(node));
+                    let sources =
+                        sources.map(|(node, stop)| (node.clone(), stop.users.clone().unwrap_or_default())).collect();
+                    overlaid(stops, stops_of(graph, &is_first, sources, distances))
+                }
+                None => stops,
+            }
+        }
+        None => {
+            catalog.nodes().filter_map(|(name, node)| Some((name.clone(), stop(graph, &way, name, node)?))).collect()
+        }
     };
-    Way { stops, distances: Arc::new(distances) }
+    way
+}
+
+/// Those of before, with the others in their places.
+fn overlaid(
+    mut stops: RedBlackTreeMapSync<Name, Stop>,
+    others: RedBlackTreeMapSync<Name, Stop>,
+) -> RedBlackTreeMapSync<Name, Stop> {
+    for (node, other) in &others {
+        let stop = instead(stops.get(node), other.clone());
+        stops.insert_mut(node.clone(), stop);
+    }
+    stops
+}
+
+fn instead(before: Option<&Stop>, mut now: Stop) -> Stop {
+    now.draining = before.into_iter().flat_map(|before| before.next.difference(&now.next).cloned()).collect();
+    now
 }
 
 /// What a node has to do for a service that is for everyone: it may come by at each standalone node.
-pub(super) fn stop(graph: &Graph, distances: &BTreeMap<Name, usize>, name: &Name, node: &Node) -> Option<Stop> {
+pub(super) fn stop(graph: &Graph, way: &Way, name: &Name, node: &Node) -> Option<Stop> {
+    let before = stop_by(graph, &way.distances, name, node);
+    let now = way.avoiding.as_ref().filter(|_| !graph.is_draining(name));
+    match now.and_then(|distances| stop_by(graph, distances, name, node)) {
+        Some(now) => Some(instead(before.as_ref(), now)),
+        None => before,
+    }
+}
+
+fn stop_by(graph: &Graph, distances: &BTreeMap<Name, usize>, name: &Name, node: &Node) -> Option<Stop> {
     let (distance, is_first) = (distances.get(name), is_entry(node));
     if distance.is_none() && !is_first {
         return None;
     }
     let next = if distance == Some(&0) { BTreeSet::new() } else { graph.nearest(name, distances)?.1 };
-    Some(Stop { users: None, next, is_first })
+    Some(Stop { users: None, next, is_first, ..Stop::default() })
 }
 
 /// What nodes have to do for a service that is for these users.
 fn stops_of(
-    catalog: &Catalog,
     graph: &Graph,
-    key: &Key,
-    users: &BTreeSet<Name>,
+    is_first: &BTreeSet<Name>,
+    sources: BTreeMap<Name, BTreeSet<Name>>,
     distances: &BTreeMap<Name, usize>,
 ) -> RedBlackTreeMapSync<Name, Stop> {
     // Nodes that are to be looked at, the furthest first: who is on the way of somebody else comes after them.
     let mut waiting: BTreeMap<usize, BTreeMap<Name, Stop>> = BTreeMap::new();
-    for (node, users) in entries(catalog, key, users) {
+    for (node, users) in sources {
         let distance = distances.get(&node).copied();
         if let Some(distance) = distance.or_else(|| Some(graph.nearest(&node, distances)?.0 + 1)) {
-            let stop = Stop { users: Some(users), is_first: true, ..Stop::default() };
+            let stop = Stop { users: Some(users), is_first: is_first.contains(&node), ..Stop::default() };
             waiting.entry(distance).or_default().insert(node, stop);
         }
     }

@@ -44,6 +44,9 @@ pub struct Node {
     /// How long a drain waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain: Option<Period>,
+    /// Whether it is to get no new sessions, so that it can be taken away.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub draining: bool,
     /// Worker threads.
     #[serde(default, skip_serializing_if = "is_default")]
     pub workers: Workers,

@@ -23,6 +23,7 @@ pub(super) fn build(head: &Document, context: &Context<'_>, report: &mut Report)
         node: node.unwrap_or_default(),
         admin: admin(head, report),
         drain: duration("drain", head.drain, DRAIN, Duration::ZERO..=Duration::from_secs(3600), report),
+        draining: head.draining,
         workers: workers(head.workers, report),
         role: head.role,
         identity: head.identity.as_ref().map(|section| identity(section, context, report)),

@@ -43,6 +43,11 @@ impl NodeView {
         usize::try_from(self.shared.metrics.sessions_open.get()).unwrap_or_default()
     }
 
+    /// Whether the document says that the node takes none.
+    pub fn is_draining(&self) -> bool {
+        self.current.load().snapshot.draining
+    }
+
     /// Client connections on all workers.
     pub fn open_connections(&self) -> usize {
         usize::try_from(self.shared.metrics.connections_open.get()).unwrap_or_default()

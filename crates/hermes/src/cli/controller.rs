@@ -79,6 +79,7 @@ impl Run {
         let mut hosts = self.names.clone();
         hosts.extend(["localhost".to_owned(), address.ip().to_string()]);
         tracing::info!(controller = %place, revision = controller.known().state.revision, "running");
+        crate::notify::ready();
         let following = controller.clone();
         tokio::select! {
             served = server::serve(controller, audit, socket, hosts) => served?,

@@ -1,4 +1,4 @@
-//! `hermes apply`, `diff`, `get`, `delete`, `token` and `node`: the overlay's documents and nodes, at the controller.
+//! `hermes apply`, `diff`, `get`, `delete`, `token` and `operator`: the overlay's documents, at the controller.
 
 use std::fmt::Write as _;
 use std::io::Read as _;
@@ -15,7 +15,7 @@ use crate::document;
 use crate::operator::{Access, block_on};
 
 /// How long nodes are waited for.
-const WAIT: &str = "10s";
+pub(super) const WAIT: &str = "10s";
 
 /// Puts overlay documents into the controller, and says which nodes took the change.
 ///
@@ -139,35 +139,6 @@ enum OperatorVerb {
     },
 }
 
-/// Nodes of the overlay, as the controller knows them.
-#[derive(Debug, Parser)]
-pub(super) struct Node {
-    #[command(subcommand)]
-    verb: NodeVerb,
-}
-
-#[derive(Debug, Subcommand)]
-enum NodeVerb {
-    /// Lists them: whether they have enrolled, are there, and run what they should.
-    List {
-        /// Prints the controller's answer.
-        #[arg(long)]
-        json: bool,
-        #[command(flatten)]
-        access: Access,
-    },
-    /// Deletes a node's document: it serves nobody from then on, and comes back only with a document and a token.
-    Remove {
-        /// Which one.
-        node: Name,
-        /// Prints the controller's answer.
-        #[arg(long)]
-        json: bool,
-        #[command(flatten)]
-        access: Access,
-    },
-}
-
 fn texts(files: &[PathBuf]) -> anyhow::Result<Vec<u8>> {
     let mut all = String::new();
     for file in files {
@@ -212,7 +183,7 @@ impl Delete {
 }
 
 /// Asks for a change, and says what became of it. Fails where a node refuses it.
-fn change(
+pub(super) fn change(
     access: &Access,
     method: Method,
     path: &str,
@@ -229,7 +200,8 @@ fn change(
     Ok(if has_refused || is_taken_back { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn told(answer: &Value, is_dry: bool) -> String {
+/// What a change came to, for people.
+pub(super) fn told(answer: &Value, is_dry: bool) -> String {
     let mut text = String::new();
     let mut count = 0;
     // Writing to a String cannot fail.
@@ -315,39 +287,6 @@ impl Operator {
         let OperatorVerb::Create { name, provider, life, output, access } = self.verb;
         block_on(access.make_operator(&name, provider.as_ref(), life.0, &output))?;
         super::print(&format!("{}: for --operator, or HERMES_OPERATOR\n", output.display()))?;
-        Ok(ExitCode::SUCCESS)
-    }
-}
-
-impl Node {
-    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let (json, access) = match self.verb {
-            NodeVerb::List { json, access } => (json, access),
-            NodeVerb::Remove { node, json, access } => {
-                let path = format!("/v1/documents/{}", Key::node(&node));
-                return change(&access, Method::DELETE, &path, Vec::new(), false, json);
-            }
-        };
-        let answer = block_on(access.get(Method::GET, "/v1/nodes", Vec::new()))?;
-        if json {
-            super::print(&format!("{answer}\n"))?;
-            return Ok(ExitCode::SUCCESS);
-        }
-        let mut text = format!("{:<24} {:<11} {:<9} {}\n", "NODE", "ROLE", "REVISION", "STATE");
-        for node in answer["nodes"].as_array().into_iter().flatten() {
-            let is = |key: &str| node[key].as_bool().unwrap_or_default();
-            let refused = node["refused"].as_str().filter(|reason| !reason.is_empty());
-            let state = match (is("enrolled"), is("connected"), refused, is("current")) {
-                (false, ..) => "not enrolled: `hermes token create --node NAME`".to_owned(),
-                (_, false, ..) => "away".to_owned(),
-                (_, _, Some(reason), _) => format!("refuses its document: {reason}"),
-                (_, _, None, true) => "running".to_owned(),
-                (_, _, None, false) => "changing".to_owned(),
-            };
-            let word = |key: &str| node[key].as_str().unwrap_or_default().to_owned();
-            let _ = writeln!(text, "{:<24} {:<11} {:<9} {state}", word("name"), word("role"), node["revision"]);
-        }
-        super::print(&text)?;
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -1,0 +1,88 @@
+//! `hermes health`: whether the node on this machine takes sessions, by its exit status.
+//!
+//! In: the document that the node runs, for its admin endpoint. Out: status 0 or 1, and a word.
+//! Never: longer than a few seconds. It is for probes: of containers, and of whoever balances over nodes.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Parser;
+
+use crate::agent::Home;
+use crate::document;
+
+/// The admin endpoint answers at once, or something is wrong.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Says whether a node of this machine takes sessions: exit status 0 if it does.
+///
+/// Asks its admin endpoint, which its document has to have. For probes of containers and the like.
+#[derive(Debug, Parser)]
+pub(super) struct Health {
+    /// The directory of a node under a controller.
+    #[arg(long, value_name = "DIR", required_unless_present_any = ["config", "admin"])]
+    state: Option<PathBuf>,
+    /// The node document of a node without one.
+    #[arg(long, value_name = "FILE", conflicts_with = "state")]
+    config: Option<PathBuf>,
+    /// The admin endpoint itself.
+    #[arg(long, value_name = "ADDR", conflicts_with_all = ["state", "config"])]
+    admin: Option<SocketAddr>,
+    /// Only whether it runs: also while it drains.
+    #[arg(long)]
+    live: bool,
+}
+
+impl Health {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let path = if self.live { "/healthz" } else { "/readyz" };
+        let file = match (&self.state, self.config) {
+            (Some(state), _) => Some(Home::at(state).document()),
+            (None, config) => config,
+        };
+        let address = match file {
+            None => self.admin,
+            // It has nothing to serve yet, and is well.
+            Some(file) if self.live && std::fs::metadata(&file).map_or(true, |file| file.len() == 0) => {
+                super::print("no document yet\n")?;
+                return Ok(ExitCode::SUCCESS);
+            }
+            Some(file) => {
+                let checked = document::read_at_once(&file)?;
+                let checked =
+                    checked.map_err(|_| anyhow::anyhow!("{} is wrong; see `hermes check`", file.display()))?;
+                let missing = || format!("{} has no `admin`, which is where health is asked for", file.display());
+                Some(checked.snapshot.admin.with_context(missing)?)
+            }
+        };
+        let Some(address) = address else { anyhow::bail!("say where: --state, --config or --admin") };
+        let (is_well, said) = ask(address, path).with_context(|| format!("the admin endpoint at {address}"))?;
+        super::print(&format!("{said}\n"))?;
+        Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+/// Whether the answer is 200, and what it says.
+fn ask(address: SocketAddr, path: &str) -> anyhow::Result<(bool, String)> {
+    // Where it listens everywhere, it is here.
+    let address = match address.ip() {
+        ip if !ip.is_unspecified() => address,
+        ip if ip.is_ipv4() => SocketAddr::from(([127, 0, 0, 1], address.port())),
+        _ => SocketAddr::from((std::net::Ipv6Addr::LOCALHOST, address.port())),
+    };
+    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    write!(stream, "GET {path} HTTP/1.0\r\nhost: {address}\r\n\r\n")?;
+    let mut text = String::new();
+    // What answers is some process on this machine.
+    stream.take(4096).read_to_string(&mut text)?;
+    let status = text.split(' ').nth(1).unwrap_or_default();
+    anyhow::ensure!(text.starts_with("HTTP/1."), "it does not speak HTTP");
+    let said = text.split_once("\r\n\r\n").map_or("", |(_, body)| body.trim());
+    Ok((status == "200", said.to_owned()))
+}

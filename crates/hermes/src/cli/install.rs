@@ -1,0 +1,245 @@
+//! `hermes install --print`: what a machine needs to run a node or a controller as a service.
+//!
+//! In: what is to run. Out: a systemd unit, or a container file, on standard output.
+//! Never: a change of this machine. Whoever installs it reads it first.
+
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::{Parser, ValueEnum};
+use hermes_controller::client::{PORT, Place};
+use hermes_model::document::scalar::Period;
+
+use crate::document;
+
+/// A process that is told to end has this long beyond its `drain`, before it is killed.
+const GRACE: Duration = Duration::from_secs(10);
+/// What a node waits for its sessions where nothing is said: as `drain` of a node document.
+const DRAIN: Duration = Duration::from_secs(10);
+
+/// Prints what a service manager needs to run a node or a controller.
+///
+/// It changes nothing: `hermes install --print systemd ... > /etc/systemd/system/hermes.service` installs it.
+#[derive(Debug, Parser)]
+pub(super) struct Install {
+    /// For whom: a unit of systemd, or a container file that builds an image from this source.
+    #[arg(long, value_name = "KIND")]
+    print: Option<Kind>,
+    /// What runs.
+    #[arg(value_enum, default_value_t = What::Proxy)]
+    what: What,
+    /// The node's controller. Of several any will do.
+    #[arg(long, value_name = "URL", conflicts_with = "config", value_delimiter = ',')]
+    controller: Vec<Place>,
+    /// The directory of the node, or of the controller: below /var/lib, whose last part is the unit's name.
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/hermes")]
+    state: PathBuf,
+    /// The document of a node without a controller.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The longest `drain` of the node's documents: it is waited for so long until it is killed.
+    #[arg(long, value_name = "DURATION")]
+    drain: Option<Period>,
+    /// Where the controller listens.
+    #[arg(long, value_name = "ADDR", default_value_t = SocketAddr::from(([0, 0, 0, 0], PORT)))]
+    listen: SocketAddr,
+    /// The program, as it lies on the machine.
+    #[arg(long, value_name = "FILE", default_value = "/usr/local/bin/hermes")]
+    program: PathBuf,
+    /// The node may listen at ports below 1024.
+    #[arg(long)]
+    low_ports: bool,
+    /// The node may have devices, routes and rules (`tun` listeners, gateways).
+    #[arg(long)]
+    devices: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    Systemd,
+    Container,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum What {
+    Proxy,
+    Controller,
+}
+
+impl Install {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let Some(kind) = self.print else {
+            anyhow::bail!(
+                "nothing is installed: this prints what you install. Write --print systemd or --print container"
+            )
+        };
+        if self.what == What::Proxy && self.controller.is_empty() == self.config.is_none() {
+            anyhow::bail!("say what the node runs: --controller URL, or --config FILE");
+        }
+        let text = match kind {
+            Kind::Systemd => self.unit()?,
+            Kind::Container => self.container()?,
+        };
+        super::print(&text)?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// What is run, behind the program.
+    fn arguments(&self, state: &str) -> anyhow::Result<Vec<String>> {
+        Ok(match (self.what, &self.config) {
+            (What::Controller, _) => {
+                let listen = self.listen.to_string();
+                ["controller", "--listen", &listen, "--data", state].map(str::to_owned).to_vec()
+            }
+            (What::Proxy, Some(config)) => ["proxy", "--config", plain(config)?].map(str::to_owned).to_vec(),
+            (What::Proxy, None) => {
+                let places: Vec<_> = self.controller.iter().map(ToString::to_string).collect();
+                ["proxy", "--controller", &places.join(","), "--state", state].map(str::to_owned).to_vec()
+            }
+        })
+    }
+
+    /// How long it has to end.
+    fn stop_within(&self) -> anyhow::Result<Duration> {
+        let drain = match (self.what, self.drain, &self.config) {
+            (What::Controller, ..) => Duration::ZERO,
+            (_, Some(drain), _) => drain.0,
+            (_, None, Some(config)) if config.exists() => document::read_at_once(config)?
+                .map(|checked| checked.snapshot.drain)
+                .map_err(|_| anyhow::anyhow!("{} is wrong; see `hermes check`", config.display()))?,
+            _ => DRAIN,
+        };
+        Ok(drain + GRACE)
+    }
+
+    fn unit(&self) -> anyhow::Result<String> {
+        let outside = || format!("--state {}: a unit's directory is one below /var/lib", self.state.display());
+        let name = self.state.strip_prefix("/var/lib").ok().and_then(Path::to_str).with_context(outside)?;
+        let is_one =
+            !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
+        anyhow::ensure!(is_one, "{}", outside());
+        let program = plain(&self.program)?;
+        anyhow::ensure!(self.program.is_absolute(), "--program {program}: a unit names it by its whole path");
+        let command = self.arguments(&format!("%S/{name}"))?.join(" ");
+        let word = if self.what == What::Proxy { "node" } else { "controller" };
+        let stop = self.stop_within()?.as_secs();
+        let mut unit = format!(
+            "# {name}.service, a Hermes {word}. Install: write this to /etc/systemd/system/{name}.service, then\n\
+             # systemctl daemon-reload && systemctl enable --now {name}\n"
+        );
+        if self.config.is_none() && self.what == What::Proxy {
+            let _ = writeln!(
+                unit,
+                "# Its token, until it has enrolled: a line HERMES_TOKEN=... in /etc/{name}.env, which root alone may read."
+            );
+        }
+        let _ = write!(
+            unit,
+            "[Unit]\nDescription=Hermes {word}\nWants=network-online.target\nAfter=network-online.target\n\
+             # It is tried again for as long as it takes.\nStartLimitIntervalSec=0\n\n\
+             [Service]\nType=notify\nExecStart={program} {command}\n"
+        );
+        match (self.what, &self.config) {
+            (What::Proxy, None) => _ = writeln!(unit, "EnvironmentFile=-/etc/{name}.env"),
+            (What::Proxy, Some(_)) => unit.push_str("ExecReload=kill -HUP $MAINPID\n"),
+            (What::Controller, _) => {}
+        }
+        let _ = write!(
+            unit,
+            "Restart=always\nRestartSec=1\n\
+             # SIGTERM lets sessions finish; what is left after that is killed.\n\
+             KillSignal=SIGTERM\nKillMode=mixed\nTimeoutStopSec={stop}\nTimeoutStartSec=60\n\n\
+             # A user {name} that exists is used, else one is made while it runs. It has to be able to read what a document names.\n\
+             User={name}\nDynamicUser=yes\nStateDirectory={name}\nStateDirectoryMode=0700\nLogsDirectory={name}\nUMask=0077\n\
+             LimitNOFILE=1048576\n\n"
+        );
+        unit.push_str(&self.privileges());
+        unit.push_str(HARDENED);
+        unit.push_str("\n[Install]\nWantedBy=multi-user.target\n");
+        Ok(unit)
+    }
+
+    /// What it may do that not everybody may: nothing, unless it is asked for.
+    fn privileges(&self) -> String {
+        let is_node = self.what == What::Proxy;
+        let low = (self.low_ports && is_node).then_some("CAP_NET_BIND_SERVICE");
+        let devices = (self.devices && is_node).then_some("CAP_NET_ADMIN");
+        let all = low.into_iter().chain(devices).collect::<Vec<_>>().join(" ");
+        let mut text = format!("CapabilityBoundingSet={all}\nAmbientCapabilities={all}\n");
+        if devices.is_some() {
+            // Also its own part of /proc/sys: forwarding, and what a route carries.
+            text.push_str("DevicePolicy=closed\nDeviceAllow=/dev/net/tun rw\nProtectKernelTunables=no\n");
+        } else {
+            text.push_str("PrivateDevices=yes\nProtectKernelTunables=yes\n");
+        }
+        text
+    }
+
+    fn container(&self) -> anyhow::Result<String> {
+        let state = plain(&self.state)?;
+        let arguments = self.arguments(state)?;
+        let (user, rust) = (65532, env!("CARGO_PKG_RUST_VERSION"));
+        let health = match (self.what, &self.config) {
+            (What::Controller, _) => None,
+            (What::Proxy, Some(config)) => Some(["--config", plain(config)?]),
+            (What::Proxy, None) => Some(["--state", state]),
+        };
+        let list = |words: &[String]| serde_json::to_string(words).unwrap_or_default();
+        let mut text = format!(
+            "# A Hermes image, built from this source: docker build -f THIS-FILE -t hermes .\n\
+             # Stopped by SIGTERM it lets sessions finish: docker stop --time {}\n\
+             FROM rust:{rust}-slim-bookworm AS build\nWORKDIR /source\n\
+             RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*\n\
+             COPY . .\nRUN cargo build --release --locked -p hermes\n\n\
+             FROM debian:bookworm-slim\n\
+             COPY --from=build /source/target/release/hermes /usr/local/bin/hermes\n\
+             RUN install -d -m 0700 -o {user} -g {user} {state}\n\
+             USER {user}:{user}\nVOLUME {state}\nSTOPSIGNAL SIGTERM\n",
+            self.stop_within()?.as_secs()
+        );
+        if let Some(health) = health {
+            let health = ["/usr/local/bin/hermes", "health"].iter().chain(&health).map(ToString::to_string);
+            let health: Vec<String> = health.collect();
+            let _ = writeln!(text, "# The node's document has to have `admin`.");
+            let _ = writeln!(text, "HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD {}", list(&health));
+        }
+        let _ = write!(text, "ENTRYPOINT [\"/usr/local/bin/hermes\"]\nCMD {}\n", list(&arguments));
+        Ok(text)
+    }
+}
+
+/// A path that needs no quotes in a unit or a container file, whose rules of quoting differ.
+fn plain(path: &Path) -> anyhow::Result<&str> {
+    let text = path.to_str().filter(|text| {
+        text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._-+@,:".contains(&byte)) && !text.is_empty()
+    });
+    text.with_context(|| format!("{}: choose a path of letters, digits and . _ - + @ , : /", path.display()))
+}
+
+/// What a process that only has sockets, a directory and threads does without.
+const HARDENED: &str = "\
+NoNewPrivileges=yes
+ProtectSystem=strict
+ProtectHome=yes
+PrivateTmp=yes
+ProtectProc=invisible
+ProtectClock=yes
+ProtectHostname=yes
+ProtectKernelLogs=yes
+ProtectKernelModules=yes
+ProtectControlGroups=yes
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK
+LockPersonality=yes
+MemoryDenyWriteExecute=yes
+RemoveIPC=yes
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallErrorNumber=EPERM
+";

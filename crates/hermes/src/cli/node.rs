@@ -1,0 +1,311 @@
+//! `hermes node`: the overlay's nodes, as the controller knows them.
+//!
+//! In: the name of a node. Out: how it stands and what it is to run; or that nothing new comes to it, and when it has no
+//! sessions any more.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::{Parser, Subcommand};
+use hermes_controller::document::{Key, Name};
+use hermes_model::document::scalar::Period;
+use http::Method;
+use serde_json::{Value, json};
+
+use super::overlay::{WAIT, change, told};
+use crate::operator::{Access, block_on};
+use crate::place::{Infrastructure as _, Machine, Placement};
+
+/// How long a question to the controller waits for something new.
+const NEWS: Duration = Duration::from_secs(5);
+
+/// A node that was started is looked at so often: its machine tells of nothing.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+
+/// Nodes of the overlay, as the controller knows them.
+#[derive(Debug, Parser)]
+pub(super) struct Node {
+    #[command(subcommand)]
+    verb: NodeVerb,
+}
+
+#[derive(Debug, Subcommand)]
+enum NodeVerb {
+    /// Lists them: whether they have enrolled, are there, and run what they should.
+    List {
+        /// Prints the controller's answer.
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        access: Access,
+    },
+    /// Keeps new sessions away from a node, and waits until those that it has are over.
+    ///
+    /// Other nodes find other ways, and programs of its own device find nobody there any more. A service that has no other way
+    /// goes on to come by.
+    Drain(Drain),
+    /// Prints the document that a node is to run, as it was compiled from the overlay's, and whether the node runs it.
+    ExecConfig {
+        /// Which one.
+        node: Name,
+        /// Prints the controller's answer.
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        access: Access,
+    },
+    /// Starts a node somewhere, with a token of its own, and waits until it is under control.
+    Place {
+        #[command(flatten)]
+        at: At,
+        /// How nodes there reach the controller, where that is otherwise than from here.
+        #[arg(long, value_name = "URL")]
+        controller: Option<hermes_controller::client::Place>,
+    },
+    /// Drains a node that was placed, ends it, and deletes its directory. Its document stays.
+    Unplace {
+        #[command(flatten)]
+        at: At,
+        /// Does not drain it first: its sessions have the document's `drain` to finish.
+        #[arg(long)]
+        now: bool,
+    },
+    /// Deletes a node's document: it serves nobody from then on, and comes back only with a document and a token.
+    Remove {
+        /// Which one.
+        node: Name,
+        /// Prints the controller's answer.
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        access: Access,
+    },
+}
+
+/// Which node, and where.
+#[derive(Debug, Parser)]
+struct At {
+    /// Which one.
+    node: Name,
+    /// This machine, a network namespace of it, or one that ssh reaches without a question.
+    #[arg(long, value_name = "process[:NETNS]|ssh:[USER@]HOST[:PORT]")]
+    on: Machine,
+    /// A directory there, in which each node has its own.
+    #[arg(long, value_name = "DIR", default_value = "hermes-nodes")]
+    dir: String,
+    /// A configuration file of ssh, in the place of the user's.
+    #[arg(long, value_name = "FILE")]
+    ssh_config: Option<PathBuf>,
+    /// How long it may take.
+    #[arg(long, value_name = "DURATION", default_value = "1m")]
+    timeout: Period,
+    #[command(flatten)]
+    access: Access,
+}
+
+impl At {
+    fn machine(&self) -> Machine {
+        match self.on.clone() {
+            Machine::Ssh { host, port, .. } => Machine::Ssh { host, port, config: self.ssh_config.clone() },
+            machine => machine,
+        }
+    }
+
+    fn directory(&self) -> String {
+        format!("{}/{}", self.dir, self.node)
+    }
+}
+
+/// `hermes node drain`.
+#[derive(Debug, Parser)]
+struct Drain {
+    /// Which one.
+    node: Name,
+    /// It takes sessions again.
+    #[arg(long)]
+    undo: bool,
+    /// How long it may take until its sessions are over. It drains all the same after that.
+    #[arg(long, value_name = "DURATION", default_value = "10m")]
+    timeout: Period,
+    #[command(flatten)]
+    access: Access,
+}
+
+impl Node {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        match self.verb {
+            NodeVerb::List { json, access } => list(&access, json),
+            NodeVerb::Drain(Drain { node, undo: true, access, .. }) => {
+                super::print(&told(&set_draining(&access, &node, false)?, false))?;
+                Ok(ExitCode::SUCCESS)
+            }
+            NodeVerb::Drain(Drain { node, timeout, access, .. }) => {
+                drain(&access, &node, timeout.0)?;
+                Ok(ExitCode::SUCCESS)
+            }
+            NodeVerb::ExecConfig { node, json, access } => exec_config(&access, &node, json),
+            NodeVerb::Place { at, controller } => place(&at, controller.map(|place| place.to_string())),
+            NodeVerb::Unplace { at, now } => unplace(&at, now),
+            NodeVerb::Remove { node, json, access } => {
+                let path = format!("/v1/documents/{}", Key::node(&node));
+                change(&access, Method::DELETE, &path, Vec::new(), false, json)
+            }
+        }
+    }
+}
+
+/// Whether the controller says so of a node.
+fn is(node: &Value, key: &str) -> bool {
+    node[key].as_bool().unwrap_or_default()
+}
+
+fn list(access: &Access, json: bool) -> anyhow::Result<ExitCode> {
+    let answer = block_on(access.get(Method::GET, "/v1/nodes", Vec::new()))?;
+    if json {
+        super::print(&format!("{answer}\n"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut text = format!("{:<24} {:<11} {:<9} {:<9} {}\n", "NODE", "ROLE", "REVISION", "SESSIONS", "STATE");
+    for node in answer["nodes"].as_array().into_iter().flatten() {
+        let word = |key: &str| node[key].as_str().unwrap_or_default().to_owned();
+        let sessions = if is(node, "connected") { node["sessions"].to_string() } else { "-".to_owned() };
+        let (name, role, revision, state) = (word("name"), word("role"), &node["revision"], state(node));
+        let _ = writeln!(text, "{name:<24} {role:<11} {revision:<9} {sessions:<9} {state}");
+    }
+    super::print(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn state(node: &Value) -> String {
+    let refused = node["refused"].as_str().filter(|reason| !reason.is_empty());
+    match (is(node, "enrolled"), is(node, "connected"), refused, is(node, "current")) {
+        (false, ..) => "not enrolled: `hermes token create --node NAME`".to_owned(),
+        (_, false, ..) => "away".to_owned(),
+        (_, _, Some(reason), _) => format!("refuses its document: {reason}"),
+        (_, _, None, true) if is(node, "draining") => "draining".to_owned(),
+        (_, _, None, true) => "running".to_owned(),
+        (_, _, None, false) => "changing".to_owned(),
+    }
+}
+
+fn exec_config(access: &Access, node: &Name, json: bool) -> anyhow::Result<ExitCode> {
+    let answer = look(access, node, "")?;
+    if json {
+        super::print(&format!("{answer}\n"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    // It is JSON, which is YAML too: `hermes check` and `hermes explain` take it.
+    let document = serde_json::to_string_pretty(&answer["document"])?;
+    super::print(&format!("# revision {}: {}\n{document}\n", answer["revision"], state(&answer)))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn place(at: &At, controller: Option<String>) -> anyhow::Result<ExitCode> {
+    let (node, access, machine) = (&at.node, &at.access, at.machine());
+    if is(&look(access, node, "")?, "draining") {
+        super::print(&told(&set_draining(access, node, false)?, false))?;
+    }
+    let controller = controller.map_or_else(|| access.controller(), Ok)?;
+    let asked = json!({ "node": node, "life": at.timeout.0.as_secs().max(60) }).to_string();
+    let made = block_on(access.get(Method::POST, "/v1/tokens", asked.into_bytes()))?;
+    let token = made["token"].as_str().unwrap_or_default().to_owned();
+    let directory = at.directory();
+    if !machine.put(&Placement { directory: directory.clone(), controller, token })? {
+        super::print(&format!("node {node} runs there already\n"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let started = Instant::now();
+    loop {
+        let answer = look(access, node, "")?;
+        if is(&answer, "connected") && is(&answer, "current") {
+            super::print(&format!("node {node} is there: {}\n", state(&answer)))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        anyhow::ensure!(machine.look(&directory)?, "node {node} has ended; {directory}/log there says why");
+        anyhow::ensure!(
+            started.elapsed() < at.timeout.0,
+            "node {node} runs, and is {} after {:?}; {directory}/log there says why",
+            state(&answer),
+            at.timeout.0
+        );
+        block_on(async {
+            tokio::time::sleep(LOOK_AGAIN).await;
+            Ok(())
+        })?;
+    }
+}
+
+fn unplace(at: &At, now: bool) -> anyhow::Result<ExitCode> {
+    let (node, machine, directory) = (&at.node, at.machine(), at.directory());
+    if !now && machine.look(&directory)? {
+        drain(&at.access, node, at.timeout.0)?;
+    }
+    machine.take(&directory, at.timeout.0)?;
+    super::print(&format!("node {node} runs there no more; `hermes node remove {node}` deletes its document\n"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// How a node stands.
+fn look(access: &Access, node: &Name, query: &str) -> anyhow::Result<Value> {
+    block_on(access.get(Method::GET, &format!("/v1/nodes/{node}{query}"), Vec::new()))
+}
+
+/// Says in a node's document whether it drains. Nothing of it is lost that somebody else changes at the same time.
+fn set_draining(access: &Access, node: &Name, draining: bool) -> anyhow::Result<Value> {
+    let key = Key::node(node);
+    let mut found = block_on(access.get(Method::GET, &format!("/v1/documents/{key}"), Vec::new()))?;
+    found["document"]["draining"] = draining.into();
+    let wait = WAIT.parse::<Period>().map_err(anyhow::Error::msg)?.0.as_millis();
+    let path = format!("/v1/apply?since={}&wait={wait}", found["revision"]);
+    block_on(access.get(Method::POST, &path, found["document"].to_string().into_bytes()))
+}
+
+/// Keeps new sessions away from a node, and waits until it has none.
+///
+/// # Errors
+/// It still has some after this time, or is away.
+fn drain(access: &Access, node: &Name, timeout: Duration) -> anyhow::Result<()> {
+    let started = Instant::now();
+    super::print(&told(&set_draining(access, node, true)?, false))?;
+    let mut said = None;
+    loop {
+        let left = timeout.saturating_sub(started.elapsed());
+        let wait = left.min(NEWS).as_millis();
+        let unless = said.map(|sessions: u64| format!("&sessions={sessions}")).unwrap_or_default();
+        let answer = look(access, node, &format!("?wait={wait}{unless}"))?;
+        let sessions = answer["sessions"].as_u64().unwrap_or_default();
+        if !is(&answer, "connected") {
+            anyhow::bail!(
+                "node {node} is away, so that nobody knows its sessions; it gets nothing new from nodes that are there"
+            );
+        }
+        let refused = answer["refused"].as_str().filter(|reason| !reason.is_empty());
+        if let Some(reason) = refused {
+            anyhow::bail!("node {node} refuses its document, and goes on with the one before: {reason}");
+        }
+        if is(&answer, "current") && sessions == 0 {
+            return super::print(&format!("node {node} has no sessions\n"));
+        }
+        let needed = answer["needed-by"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        let needed = needed.collect::<Vec<_>>().join(", ");
+        if said.is_none() && !needed.is_empty() {
+            super::print(&format!("there is no other way for {needed}: its sessions go on to come to {node}\n"))?;
+        }
+        if said.replace(sessions) != Some(sessions) {
+            super::print(&format!("node {node} has {}\n", counted(sessions)))?;
+        }
+        if left.is_zero() {
+            let why = if needed.is_empty() { String::new() } else { format!("; no other way is there for {needed}") };
+            anyhow::bail!(
+                "node {node} has {} after {timeout:?}{why}. It goes on to drain; --undo takes that back",
+                counted(sessions)
+            );
+        }
+    }
+}
+
+fn counted(sessions: u64) -> String {
+    super::counted(usize::try_from(sessions).unwrap_or(usize::MAX), "session")
+}

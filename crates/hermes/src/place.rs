@@ -1,0 +1,199 @@
+//! Where a node runs: put there, looked at, and taken away.
+//!
+//! In: a machine, as a command that runs a shell on it, and what the node is to know. Out: a process there, with its directory.
+//! Never: a token or a key in an argument or a log; they go through standard input.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::str::FromStr;
+
+use anyhow::Context as _;
+use hermes_controller::push::sha256;
+
+/// The program of this process.
+const OWN: &str = "/proc/self/exe";
+/// Sets `pid` to that of the node whose directory is `$dir`, or to nothing: a number that was given to somebody else is not it.
+const FIND: &str = "pid=$(cat \"$dir/pid\" 2>/dev/null) && tr '\\0' ' ' <\"/proc/$pid/cmdline\" 2>/dev/null \
+                    | grep -qF -- \"--state $dir/state \" || pid=; ";
+
+/// Where a node may be put.
+pub(crate) trait Infrastructure {
+    /// Starts a node there, unless it runs. Whether it was started.
+    ///
+    /// # Errors
+    /// What stands in the way, as the machine says it.
+    fn put(&self, node: &Placement) -> anyhow::Result<bool>;
+
+    /// Whether it runs there.
+    ///
+    /// # Errors
+    /// The machine does not say.
+    fn look(&self, directory: &str) -> anyhow::Result<bool>;
+
+    /// Ends it, waits for that, and deletes its directory with its key.
+    ///
+    /// # Errors
+    /// It does not end, or the machine does not say.
+    fn take(&self, directory: &str, within: std::time::Duration) -> anyhow::Result<()>;
+}
+
+/// A node that is to be put somewhere.
+pub(crate) struct Placement {
+    /// Its directory there: absolute, or relative to where a shell begins.
+    pub(crate) directory: String,
+    /// Its controller.
+    pub(crate) controller: String,
+    /// Leave to enrol.
+    pub(crate) token: String,
+}
+
+/// A machine that has a shell: this one, a network namespace of it, or one behind ssh.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Machine {
+    /// `process[:NETNS]`.
+    Process { netns: Option<String> },
+    /// `ssh:USER@HOST[:PORT]`.
+    Ssh { host: String, port: Option<u16>, config: Option<PathBuf> },
+}
+
+impl FromStr for Machine {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is no place; write process, process:NETNS or ssh:[USER@]HOST[:PORT]");
+        // What begins with a hyphen would be an option of the program that is run.
+        let is_plain = |text: &str| {
+            !text.is_empty()
+                && !text.starts_with('-')
+                && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-@".contains(&byte))
+        };
+        match text.split_once(':') {
+            None if text == "process" => Ok(Self::Process { netns: None }),
+            Some(("process", name)) if is_plain(name) => Ok(Self::Process { netns: Some(name.to_owned()) }),
+            Some(("ssh", rest)) => {
+                let (host, port) = match rest.split_once(':') {
+                    Some((host, port)) => (host, Some(port.parse().map_err(|_| wrong())?)),
+                    None => (rest, None),
+                };
+                is_plain(host).then(|| Self::Ssh { host: host.to_owned(), port, config: None }).ok_or_else(wrong)
+            }
+            _ => Err(wrong()),
+        }
+    }
+}
+
+impl Machine {
+    /// Runs a script there. What it prints, and an error with what it says where it fails.
+    fn run(&self, script: &str, input: &[u8]) -> anyhow::Result<String> {
+        let mut command = match self {
+            Self::Process { netns: None } => Command::new("sh"),
+            Self::Process { netns: Some(name) } => {
+                let mut command = Command::new("ip");
+                command.args(["netns", "exec", name, "sh"]);
+                command
+            }
+            Self::Ssh { host, port, config } => {
+                let mut command = Command::new("ssh");
+                // Nobody is there to be asked, and who is not known is not believed.
+                command.args(["-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=10"]);
+                command.args(config.iter().flat_map(|file| ["-F".as_ref(), file.as_os_str()]));
+                command.args(port.iter().flat_map(|port| ["-p".to_owned(), port.to_string()]));
+                command.args(["--", host, "sh"]);
+                command
+            }
+        };
+        let script = match self {
+            Self::Process { .. } => script.to_owned(),
+            // A shell at the other end reads it once more.
+            Self::Ssh { .. } => quoted(script),
+        };
+        command.arg("-c").arg(script).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().with_context(|| format!("{:?} cannot be run", command.get_program()))?;
+        // Who fails before all of it is read says why.
+        let _ = child.stdin.take().map(|mut stdin| stdin.write_all(input));
+        let output = child.wait_with_output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        anyhow::ensure!(output.status.success(), "{}: {}", self.name(), said.trim());
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Self::Process { netns: None } => "this machine".to_owned(),
+            Self::Process { netns: Some(name) } => format!("network namespace {name}"),
+            Self::Ssh { host, .. } => format!("ssh {host}"),
+        }
+    }
+
+    /// The program there: this one, which is brought where it is not.
+    fn program(&self, directory: &str) -> anyhow::Result<String> {
+        if let Self::Process { .. } = self {
+            return Ok(std::env::current_exe()?.to_string_lossy().into_owned());
+        }
+        let program = std::fs::read(OWN)?;
+        let hash: String = sha256(&program).iter().map(|byte| format!("{byte:02x}")).collect();
+        let file = format!("{directory}/hermes");
+        let ask = format!("sha256sum {} 2>/dev/null | cut -c1-64", quoted(&file));
+        if self.run(&ask, &[])? != hash {
+            let new = quoted(&format!("{file}.new"));
+            let bring = format!(
+                "umask 077; mkdir -p {} && cat >{new} && chmod 700 {new} && mv {new} {}",
+                quoted(directory),
+                quoted(&file)
+            );
+            self.run(&bring, &program)?;
+        }
+        Ok(file)
+    }
+
+    /// The directory, from the root on: whoever runs there is known by it.
+    fn whole(&self, directory: &str) -> anyhow::Result<String> {
+        let begin = if directory.starts_with('/') { String::new() } else { format!("{}/", self.run("pwd -P", &[])?) };
+        Ok(format!("{begin}{directory}"))
+    }
+}
+
+impl Infrastructure for Machine {
+    fn put(&self, node: &Placement) -> anyhow::Result<bool> {
+        let directory = self.whole(&node.directory)?;
+        if self.look(&directory)? {
+            return Ok(false);
+        }
+        let program = quoted(&self.program(&directory)?);
+        let controller = quoted(&node.controller);
+        // `setsid` becomes the program, so that its number is the program's.
+        let start = format!(
+            "dir={}; umask 077; mkdir -p \"$dir\" && cat >\"$dir/token\" || exit 1; \
+             setsid {program} proxy --controller {controller} --state \"$dir/state\" --token-file \"$dir/token\" \
+             </dev/null >>\"$dir/log\" 2>&1 & echo $! >\"$dir/pid\"",
+            quoted(&directory)
+        );
+        self.run(&start, node.token.as_bytes())?;
+        Ok(true)
+    }
+
+    fn look(&self, directory: &str) -> anyhow::Result<bool> {
+        let directory = self.whole(directory)?;
+        let script = format!("dir={}; {FIND}echo \"$pid\"", quoted(&directory));
+        Ok(!self.run(&script, &[])?.is_empty())
+    }
+
+    fn take(&self, directory: &str, within: std::time::Duration) -> anyhow::Result<()> {
+        let directory = self.whole(directory)?;
+        let tries = within.as_millis() / 100 + 1;
+        let script = format!(
+            "dir={}; {FIND}[ -n \"$pid\" ] && kill -TERM \"$pid\"; tries={tries}; \
+             while [ -n \"$pid\" ]; do {FIND}[ $tries -gt 0 ] || {{ echo \"process $pid does not end\" >&2; exit 1; }}; \
+             tries=$((tries-1)); [ -z \"$pid\" ] || sleep 0.1; done; \
+             rm -rf \"$dir/state\" && rm -f \"$dir/token\" \"$dir/pid\" \"$dir/log\" \"$dir/hermes\" && rmdir \"$dir\"",
+            quoted(&directory)
+        );
+        self.run(&script, &[]).map(drop)
+    }
+}
+
+/// As a shell reads it back.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "'\\''"))
+}

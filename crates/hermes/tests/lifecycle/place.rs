@@ -1,0 +1,119 @@
+//! Nodes are put onto this machine, and onto one behind a real sshd, and taken away again.
+
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::Command;
+
+use hermes_testkit::process::{Program, Running};
+use hermes_testkit::skip::skip;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::bed::{Bed, until};
+
+/// Ends what a test that failed has left: placed nodes are nobody's children.
+struct Left<'a>(&'a Bed);
+
+impl Drop for Left<'_> {
+    fn drop(&mut self) {
+        for node in ["server", "laptop"] {
+            let directory = self.0.directory.path().join("nodes").join(node);
+            let Ok(pid) = std::fs::read_to_string(directory.join("pid")) else { continue };
+            let line = std::fs::read_to_string(format!("/proc/{}/cmdline", pid.trim())).unwrap_or_default();
+            if line.contains(directory.to_str().unwrap()) {
+                let _ = kill(Pid::from_raw(pid.trim().parse().unwrap()), Signal::SIGKILL);
+            }
+        }
+    }
+}
+
+/// Both nodes are placed, carry traffic, and are taken away: `on` says where, and how.
+async fn come_and_go(bed: &Bed, on: &[&str]) {
+    let _left = Left(bed);
+    bed.origin(7000, "here");
+    bed.told(&["apply", "-f", "-", "--wait", "0s"], &bed.documents(7000));
+    let verb = |verb: &'static str, node: &'static str| [&["node", verb, node], on].concat();
+    for node in ["server", "laptop"] {
+        let said = bed.told(&verb("place", node), "");
+        assert!(said.ends_with(&format!("node {node} is there: running\n")), "{said}");
+    }
+    bed.until_answers("APP", "here").await;
+    assert_eq!(bed.told(&verb("place", "server"), ""), "node server runs there already\n");
+    let directory = bed.directory.path().join("nodes/server");
+    let mode = |path: &Path| std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(path).unwrap().permissions());
+    let token = std::fs::read_to_string(directory.join("token")).unwrap();
+    assert_eq!((mode(&directory.join("token")) & 0o77, mode(&directory) & 0o77), (0, 0), "nobody else reads them");
+    let pid = std::fs::read_to_string(directory.join("pid")).unwrap();
+    for file in [format!("/proc/{}/cmdline", pid.trim()), directory.join("log").to_str().unwrap().to_owned()] {
+        assert!(!std::fs::read_to_string(&file).unwrap().contains(token.trim()), "the token is in {file}");
+    }
+    let said = bed.told(&verb("unplace", "server"), "");
+    assert!(said.contains("node server has no sessions\nnode server runs there no more"), "{said}");
+    assert!(!directory.exists(), "{:?}", std::fs::read_dir(&directory).unwrap().collect::<Vec<_>>());
+    // One that has ended and that nobody has waited for has no command line any more.
+    let left = std::fs::read_to_string(format!("/proc/{}/cmdline", pid.trim())).unwrap_or_default();
+    assert_eq!(left, "", "it has ended");
+    // Where it was, or elsewhere, it comes again with a token of its own, and takes sessions.
+    bed.told(&verb("place", "server"), "");
+    bed.until_answers("APP", "here").await;
+    for node in ["server", "laptop"] {
+        bed.told(&[&verb("unplace", node)[..], &["--now"]].concat(), "");
+    }
+    assert!(bed.get("APP").is_none());
+}
+
+#[tokio::test]
+async fn a_node_is_a_process_of_this_machine() {
+    let bed = Bed::new().await;
+    let nodes = bed.directory.path().join("nodes");
+    come_and_go(&bed, &["--on", "process", "--dir", nodes.to_str().unwrap()]).await;
+}
+
+/// An sshd with keys of its own, and a client's configuration that knows it.
+async fn sshd(bed: &Bed) -> Running {
+    let room = bed.directory.path();
+    for name in ["host", "user"] {
+        let made =
+            Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(room.join(name)).status();
+        assert!(made.unwrap().success());
+    }
+    let key = |name: &str| std::fs::read_to_string(room.join(format!("{name}.pub"))).unwrap();
+    std::fs::write(room.join("authorized"), key("user")).unwrap();
+    let address = bed.address;
+    std::fs::write(room.join("known"), format!("[{address}]:2222 {}", key("host"))).unwrap();
+    let (at, room) = (room.display(), room);
+    let server = format!(
+        "Port 2222\nListenAddress {address}\nHostKey {at}/host\nAuthorizedKeysFile {at}/authorized\nStrictModes no\n\
+         PidFile none\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin prohibit-password\n"
+    );
+    std::fs::write(room.join("sshd.conf"), server).unwrap();
+    let client = format!("Host *\n  IdentityFile {at}/user\n  IdentitiesOnly yes\n  UserKnownHostsFile {at}/known\n");
+    std::fs::write(room.join("ssh.conf"), client).unwrap();
+    let program = Program::new("sshd", "/usr/sbin/sshd", room).args(["-D", "-e", "-f"]).args([room.join("sshd.conf")]);
+    // It wants this directory, whatever it is told.
+    std::fs::create_dir_all("/run/sshd").unwrap();
+    let running = program.start().unwrap();
+    until("sshd listens", || TcpStream::connect(bed.socket(2222)).is_ok()).await;
+    running
+}
+
+#[tokio::test]
+async fn a_node_is_put_onto_another_machine_by_ssh() {
+    if !Path::new("/usr/sbin/sshd").exists() {
+        return skip("a_node_is_put_onto_another_machine_by_ssh", "openssh-server is not installed");
+    }
+    if !hermes_testkit::skip::needs_root("a_node_is_put_onto_another_machine_by_ssh") {
+        return;
+    }
+    let bed = Bed::new().await;
+    let _sshd = sshd(&bed).await;
+    let room = bed.directory.path();
+    let (nodes, config) = (room.join("nodes"), room.join("ssh.conf"));
+    let on = format!("ssh:root@{}:2222", bed.address);
+    let on = ["--on", &on, "--dir", nodes.to_str().unwrap(), "--ssh-config", config.to_str().unwrap()];
+    come_and_go(&bed, &on).await;
+    // Who is not known is not believed.
+    std::fs::write(room.join("known"), "").unwrap();
+    let said = bed.refused(&[&["node", "place", "server"], &on[..]].concat(), "");
+    assert!(said.contains("Host key verification failed"), "{said}");
+}
