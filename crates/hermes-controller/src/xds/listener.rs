@@ -6,7 +6,10 @@
 use std::collections::BTreeMap;
 
 use envoy_types::pb::envoy::config::accesslog::v3::{AccessLog as Log, access_log::ConfigType as LogConfig};
-use envoy_types::pb::envoy::config::core::v3::Http2ProtocolOptions;
+use envoy_types::pb::envoy::config::common::mutation_rules::v3::{HeaderMutation as Mutation, header_mutation};
+use envoy_types::pb::envoy::config::core::v3::{
+    HeaderValue, HeaderValueOption, Http2ProtocolOptions, TypedExtensionConfig, header_value_option::HeaderAppendAction,
+};
 use envoy_types::pb::envoy::config::listener::v3::{Filter, FilterChain, Listener, filter::ConfigType as FilterConfig};
 use envoy_types::pb::envoy::config::rbac::v3::Rbac as Rules;
 use envoy_types::pb::envoy::extensions::access_loggers::file::v3::FileAccessLog;
@@ -19,11 +22,12 @@ use envoy_types::pb::envoy::extensions::filters::network::http_connection_manage
 use envoy_types::pb::envoy::extensions::filters::network::http_connection_manager::v3::{
     HttpConnectionManager, HttpFilter, Rds, http_filter::ConfigType as HttpConfig,
 };
+use envoy_types::pb::envoy::extensions::http::early_header_mutation::header_mutation::v3::HeaderMutation as EarlyMutation;
 use envoy_types::pb::envoy::extensions::transport_sockets::tls::v3::{
     DownstreamTlsContext, downstream_tls_context::SessionTicketKeysType,
 };
 use envoy_types::pb::envoy::r#type::matcher::v3::{StringMatcher, string_matcher::MatchPattern};
-use envoy_types::pb::google::protobuf::{BoolValue, UInt32Value};
+use envoy_types::pb::google::protobuf::{BoolValue, UInt32Value, UInt64Value};
 use hermes_model::Problem;
 use hermes_model::document::listener::ListenerTls;
 use hermes_model::document::word::Protocol;
@@ -40,6 +44,8 @@ pub(super) const MUTATION: &str = "envoy.filters.http.header_mutation";
 const STREAMS: u32 = 1000;
 /// Bytes under way on a stream, and on a connection, as at a Hermes node.
 const WINDOWS: (u32, u32) = (4 << 20, 16 << 20);
+/// Streams of a connection that a peer resets: at once, and in a second.
+const RESETS: (u64, u64) = (100_000, 10_000);
 /// A head takes no longer.
 const HEAD: std::time::Duration = std::time::Duration::from_secs(10);
 
@@ -106,8 +112,9 @@ pub(super) fn http2() -> Http2ProtocolOptions {
         max_concurrent_streams: value(STREAMS),
         initial_stream_window_size: value(WINDOWS.0),
         initial_connection_window_size: value(WINDOWS.1),
-        // The other one ends a connection, and every tunnel on it, after a number of streams that were reset.
-        use_oghttp2_codec: Some(BoolValue { value: true }),
+        // Who comes is a node, and its connection is everybody's: it does not end with every tunnel on it for some that broke.
+        stream_reset_burst: Some(UInt64Value { value: RESETS.0 }),
+        stream_reset_rate: Some(UInt64Value { value: RESETS.1 }),
         ..Http2ProtocolOptions::default()
     }
 }
@@ -140,6 +147,7 @@ fn manager(document: &Document) -> Filter {
         use_remote_address: no(),
         skip_xff_append: true,
         generate_request_id: no(),
+        early_header_mutation_extensions: vec![scheme()],
         server_header_transformation: ServerHeaderTransformation::PassThrough.into(),
         via: format!("2 {}", document.node),
         access_log: log(&document.access_log).into_iter().collect(),
@@ -149,6 +157,25 @@ fn manager(document: &Document) -> Filter {
     Filter {
         name: "envoy.filters.network.http_connection_manager".to_owned(),
         config_type: Some(FilterConfig::TypedConfig(pack(&manager))),
+    }
+}
+
+/// Envoy tells origins the scheme of its own connection, where nobody has told them one. It is to be the request's.
+fn scheme() -> TypedExtensionConfig {
+    let header = HeaderValue {
+        key: "x-forwarded-proto".to_owned(),
+        value: "%REQ(:SCHEME)%".to_owned(),
+        ..HeaderValue::default()
+    };
+    let absent = HeaderValueOption {
+        header: Some(header),
+        append_action: HeaderAppendAction::AddIfAbsent.into(),
+        ..HeaderValueOption::default()
+    };
+    let mutation = Mutation { action: Some(header_mutation::Action::Append(absent)), ..Mutation::default() };
+    TypedExtensionConfig {
+        name: "envoy.http.early_header_mutation.header_mutation".to_owned(),
+        typed_config: Some(pack(&EarlyMutation { mutations: vec![mutation] })),
     }
 }
 
