@@ -119,14 +119,18 @@ fn what_an_envoy_cannot_do_is_told() {
         ("runs: envoy, address: \"192.0.2.1:9443\",", "runs: envoy,", "Node/in: address: this node runs Envoy"),
         ("tcp: \"127.0.0.1:3306\"", "tcp: authority", "an Envoy ends sessions at HOST:PORT alone"),
         ("users: [ann, bob]}", "users: [ann, bob]}, custody: {}", "WEB: an Envoy takes no custody"),
-        ("b, address: \"b.example:9443\"", "b, links: in", "give b an address, and in a link to it"),
     ] {
         let said = change(from, to);
         assert!(said.contains(words), "{words}: {said}");
     }
-    // That node would be dialled by Envoy, to be sent something.
-    let said = change("name: laptop, links: in,", "name: laptop, address: \"192.0.2.9:1\",").replace('\n', " ");
-    assert!(!said.contains("panicked"), "{said}");
+    // Who would dial it to be sent something, and whom it would dial to be sent something.
+    let waits = OVERLAY.replace("links: [a, b]", "links: a").replace("b, address: \"b.example:9443\"", "b, links: in");
+    let said = faults(&waits);
+    assert!(said.contains("give b an address, and in a link to it"), "{said}");
+    let waited =
+        OVERLAY.replace("laptop, links: in,", "laptop, address: \"192.0.2.9:1\",").replace("[a, b]", "[a, b, laptop]");
+    let said = faults(&waited);
+    assert!(said.contains("give laptop a link to in"), "{said}");
 }
 
 fn held(version: &str) -> Held {
