@@ -172,7 +172,7 @@ fn scheme() -> TypedExtensionConfig {
         append_action: HeaderAppendAction::AddIfAbsent.into(),
         ..HeaderValueOption::default()
     };
-    let mutation = Mutation { action: Some(header_mutation::Action::Append(absent)), ..Mutation::default() };
+    let mutation = Mutation { action: Some(header_mutation::Action::Append(absent)) };
     TypedExtensionConfig {
         name: "envoy.http.early_header_mutation.header_mutation".to_owned(),
         typed_config: Some(pack(&EarlyMutation { mutations: vec![mutation] })),

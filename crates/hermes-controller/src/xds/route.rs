@@ -237,8 +237,7 @@ fn mutations(route: &route::Route) -> HashMap<String, Any> {
     }
     let overlay = StringMatcher { match_pattern: Some(MatchPattern::Prefix("hermes-".to_owned())), ignore_case: false };
     let remove = header_mutation::RemoveOnMatch { key_matcher: Some(overlay) };
-    let mutation =
-        HeaderMutation { action: Some(header_mutation::Action::RemoveOnMatch(remove)), ..Default::default() };
+    let mutation = HeaderMutation { action: Some(header_mutation::Action::RemoveOnMatch(remove)) };
     let mutations = Mutations { request_mutations: vec![mutation], ..Mutations::default() };
     HashMap::from([(MUTATION.to_owned(), pack(&HeaderMutationPerRoute { mutations: Some(mutations) }))])
 }
@@ -347,32 +346,34 @@ fn header(name: &str, matcher: StringMatcher) -> HeaderMatcher {
     }
 }
 
+/// What an authority with this port has to be.
+type WithPort = Box<dyn Fn(u16) -> HeaderMatcher>;
+
 /// The ways in which an authority can be written that fits.
 fn authority(pattern: &AuthorityPattern) -> Vec<Vec<HeaderMatcher>> {
     let by =
         |pattern: MatchPattern| header(":authority", StringMatcher { match_pattern: Some(pattern), ignore_case: true });
     let scheme = |scheme: &str| header(":scheme", exact(scheme));
     // Without a port, with this one, and with any.
-    let (bare, with, any): (HeaderMatcher, Box<dyn Fn(u16) -> HeaderMatcher>, Option<HeaderMatcher>) =
-        match &pattern.host {
-            HostPattern::Exact(host) => {
-                let host = if host.contains(':') { format!("[{host}]") } else { host.to_string() };
-                let with = host.clone();
-                let any = by(MatchPattern::Prefix(format!("{host}:")));
-                let with = Box::new(move |port| by(MatchPattern::Exact(format!("{with}:{port}"))));
-                (by(MatchPattern::Exact(host)), with, Some(any))
-            }
-            HostPattern::Suffix(suffix) => {
-                let with = suffix.to_string();
-                let any = by(regex(&format!("(?i).+{}:[0-9]+", escaped(suffix))));
-                let with = Box::new(move |port| by(MatchPattern::Suffix(format!("{with}:{port}"))));
-                (by(MatchPattern::Suffix(suffix.to_string())), with, Some(any))
-            }
-            HostPattern::Any => {
-                let with = Box::new(move |port| by(MatchPattern::Suffix(format!(":{port}"))));
-                (by(regex(r"[^:]+|\[[^\]]*\]")), with, None)
-            }
-        };
+    let (bare, with, any): (HeaderMatcher, WithPort, Option<HeaderMatcher>) = match &pattern.host {
+        HostPattern::Exact(host) => {
+            let host = if host.contains(':') { format!("[{host}]") } else { host.to_string() };
+            let with = host.clone();
+            let any = by(MatchPattern::Prefix(format!("{host}:")));
+            let with = Box::new(move |port| by(MatchPattern::Exact(format!("{with}:{port}"))));
+            (by(MatchPattern::Exact(host)), with, Some(any))
+        }
+        HostPattern::Suffix(suffix) => {
+            let with = suffix.to_string();
+            let any = by(regex(&format!("(?i).+{}:[0-9]+", escaped(suffix))));
+            let with = Box::new(move |port| by(MatchPattern::Suffix(format!("{with}:{port}"))));
+            (by(MatchPattern::Suffix(suffix.to_string())), with, Some(any))
+        }
+        HostPattern::Any => {
+            let with = Box::new(move |port| by(MatchPattern::Suffix(format!(":{port}"))));
+            (by(regex(r"[^:]+|\[[^\]]*\]")), with, None)
+        }
+    };
     match pattern.port {
         PortPattern::Default => vec![vec![bare], vec![with(80)], vec![with(443)]],
         PortPattern::Exact(80) => vec![vec![with(80)], vec![bare, scheme("http")]],
