@@ -382,6 +382,9 @@ impl<'a> Check<'a, '_> {
                 self.fault(path, message);
             }
         }
+        for (key, message) in crate::xds::unfit(node) {
+            self.fault(key, message);
+        }
         for (at, provider) in node.providers.iter().enumerate() {
             if !self.overlay.providers.contains_key(provider) {
                 self.fault(format!("providers[{at}]"), format!("the overlay has no provider {provider}"));

@@ -47,8 +47,8 @@ pub enum Known {
 /// Where a controller is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    host: String,
-    port: u16,
+    pub(crate) host: String,
+    pub(crate) port: u16,
 }
 
 impl std::str::FromStr for Place {

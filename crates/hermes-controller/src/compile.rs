@@ -27,7 +27,8 @@ use rpds::{RedBlackTreeMapSync, RedBlackTreeSetSync};
 use self::graph::Graph;
 use self::way::{Stop, Way, way};
 use crate::catalog::{Catalog, Owner};
-use crate::document::{App, Audience, Fault, Key, Kind, Name, Node};
+use crate::document::{App, Audience, Fault, Key, Kind, Name, Node, Program};
+use crate::xds::{self, Site};
 
 /// Files of a node's identity, beside its document.
 pub const IDENTITY: [&str; 3] = ["node.pem", "node.key", "ca.pem"];
@@ -297,13 +298,18 @@ impl Plan {
     fn assemble(mut self, before: &Self, touched: BTreeSet<Name>) -> Result<(Self, Touched), Vec<Fault>> {
         let (mut faults, mut others) = (Vec::new(), Touched::new());
         for name in touched {
-            let document = self.catalog.node(&name).map(|node| assemble::document(&self, &name, node));
-            let Some(document) = document else {
+            let document = self.catalog.node(&name).map(|node| (node.runs, assemble::document(&self, &name, node)));
+            let Some((runs, document)) = document else {
                 if self.documents.remove_mut(&name) {
                     others.insert(name, None);
                 }
                 continue;
             };
+            if runs == Program::Envoy {
+                let site = Site { overlay: "", directory: "" };
+                let problems = xds::resources(&document, site).err().unwrap_or_default();
+                faults.extend(problems.into_iter().map(|problem| of_node(&Key::node(&name), problem)));
+            }
             let bytes: Bytes = serde_json::to_vec(&document).unwrap_or_default().into();
             if before.documents.get(&name) == Some(&bytes) {
                 continue;

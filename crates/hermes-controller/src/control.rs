@@ -17,6 +17,8 @@ pub const FOLLOW: &str = "/hermes.control.v1.Control/Follow";
 pub const MAX_MESSAGE: usize = 64 << 20;
 /// The largest one that a controller takes from a node.
 pub const MAX_REPORT: usize = 64 << 10;
+/// The largest one from an Envoy, which says of which extensions it is made, and which resources it has.
+pub const MAX_REQUEST: usize = 8 << 20;
 
 /// Asks for a first certificate.
 #[derive(Clone, PartialEq, Eq, prost::Message)]

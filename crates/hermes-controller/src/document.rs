@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 pub use name::{Name, Reference};
-pub use node::{App, Node, Speech};
+pub use node::{App, Node, Program, Speech};
 pub use overlay::{Defaults, Overlay, Provider, Quota, Waves};
 pub use service::{Audience, Replica, Service};
 pub use user::{Group, User};

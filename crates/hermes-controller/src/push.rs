@@ -57,6 +57,11 @@ impl Push {
         Arc::new(Self { controller, audit, seen: Mutex::default(), said: watch::Sender::new(0) })
     }
 
+    /// Whose documents they are told.
+    pub(crate) fn controller(&self) -> &Controller {
+        &self.controller
+    }
+
     /// Looks at what nodes have said so far.
     pub fn look<T>(&self, at: impl FnOnce(&Roll) -> T) -> T {
         at(&self.lock())
@@ -281,7 +286,7 @@ impl Push {
     }
 
     /// Which node that is.
-    fn node_of(&self, peer: &Peer) -> Result<Name, Status> {
+    pub(crate) fn node_of(&self, peer: &Peer) -> Result<Name, Status> {
         let known = self.controller.known();
         let overlay = known.state.catalog.overlay().map(|(name, _)| format!("spiffe://{name}/node/"));
         let named =
@@ -301,21 +306,21 @@ impl Push {
     }
 }
 
-const EXPELLED: &str = "this node is no member any more, or has enrolled anew; enrol it with a token";
+pub(crate) const EXPELLED: &str = "this node is no member any more, or has enrolled anew; enrol it with a token";
 
 /// That a node is there, for as long as this lives.
-struct Presence {
+pub(crate) struct Presence {
     push: Arc<Push>,
     node: Name,
 }
 
 impl Presence {
-    fn begin(push: Arc<Push>, node: Name) -> Self {
+    pub(crate) fn begin(push: Arc<Push>, node: Name) -> Self {
         push.note(&node, |seen| seen.connections += 1);
         Self { push, node }
     }
 
-    fn hear(&self, report: &Report) {
+    pub(crate) fn hear(&self, report: &Report) {
         let Report { running, tried, refused, version, program, sessions } = report;
         let mut refused = refused.clone();
         if refused.len() > MOST_SAID {

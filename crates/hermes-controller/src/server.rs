@@ -27,9 +27,10 @@ use tower::service_fn;
 use crate::api;
 use crate::audit::Audit;
 use crate::authority::Subject;
-use crate::control::{self, EnrolRequest, Issued, MAX_MESSAGE, MAX_REPORT, Order, RenewRequest, Report};
+use crate::control::{self, EnrolRequest, Issued, MAX_MESSAGE, MAX_REPORT, MAX_REQUEST, Order, RenewRequest, Report};
 use crate::controller::{Controller, Refused};
 use crate::push::{Peer, Push};
+use crate::xds;
 
 /// Connections at once.
 const CONNECTIONS: usize = 50_000;
@@ -188,6 +189,26 @@ async fn answer(
                 async move { push.follow(&peer, request.into_inner()).await }
             });
             grpc.streaming(follow, request).await
+        }
+        xds::DELTA => {
+            let mut grpc = Grpc::new(ProstCodec::<xds::DeltaResponse, xds::DeltaRequest>::default())
+                .max_decoding_message_size(MAX_REQUEST)
+                .max_encoding_message_size(MAX_MESSAGE);
+            let serve = service_fn(move |request: tonic::Request<tonic::Streaming<xds::DeltaRequest>>| {
+                let (push, peer) = (push.clone(), peer.clone());
+                async move { xds::serve::<xds::Delta>(push, &peer, request.into_inner()).await }
+            });
+            grpc.streaming(serve, request).await
+        }
+        xds::WHOLE => {
+            let mut grpc = Grpc::new(ProstCodec::<xds::WholeResponse, xds::WholeRequest>::default())
+                .max_decoding_message_size(MAX_REQUEST)
+                .max_encoding_message_size(MAX_MESSAGE);
+            let serve = service_fn(move |request: tonic::Request<tonic::Streaming<xds::WholeRequest>>| {
+                let (push, peer) = (push.clone(), peer.clone());
+                async move { xds::serve::<xds::Whole>(push, &peer, request.into_inner()).await }
+            });
+            grpc.streaming(serve, request).await
         }
         _ => {
             request.extensions_mut().insert(peer);

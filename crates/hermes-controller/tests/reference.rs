@@ -26,6 +26,7 @@ nodes: {admin: \"127.0.0.1:9900\", drain: 1s, access-log: \"off\", limits: {conn
 kind: Node
 name: n
 role: standalone
+runs: envoy
 address: \"192.0.2.1:9443\"
 bind: \"0.0.0.0:9443\"
 http3: true

@@ -56,7 +56,7 @@ impl Home {
         Self { directory: directory.to_owned() }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
 
@@ -83,7 +83,7 @@ impl Home {
     }
 
     /// Puts a file there whole, in the place of the one before: it is on disk when this returns.
-    fn keep(&self, path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    pub(crate) fn keep(&self, path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
         let written = || {
             let new = path.with_extension("new");
             let mut file =
@@ -117,7 +117,7 @@ impl Home {
         self.keep(&self.certificate(), issued.certificate.as_bytes())
     }
 
-    fn identity(&self) -> anyhow::Result<(CertifiedKey, Known)> {
+    pub(crate) fn identity(&self) -> anyhow::Result<(CertifiedKey, Known)> {
         let own = CertifiedKey::load(&self.certificate(), &self.key())?;
         let path = self.authorities();
         let pem = hermes_net::file::read(&path, LARGEST).with_context(|| format!("cannot read {}", path.display()))?;
@@ -155,20 +155,7 @@ impl Agent {
     /// # Errors
     /// The node has not enrolled, and cannot: the token is none, or the controller is away or refuses it.
     pub(crate) async fn start(places: Vec<Place>, home: &Home, ticket: Option<Ticket>) -> anyhow::Result<Self> {
-        // One whose certificate is over is nobody, unless it has a token.
-        let is_over = || {
-            let own = home.identity().ok().and_then(|(own, _)| own.not_after());
-            ticket.is_some() && own.is_none_or(|end| end <= seconds_now())
-        };
-        if !home.is_enrolled() || is_over() {
-            let ticket = ticket.context(
-                "this node has not enrolled yet: give it --token, from `hermes token create` at the controller",
-            )?;
-            let request = EnrolRequest { token: ticket.reveal(), request: home.request()? };
-            let issued = enrol(&places, &ticket, &request).await?;
-            home.take(&issued)?;
-            tracing::info!(node = issued.node, "enrolled");
-        }
+        enrolled(&places, home, ticket).await?;
         let (instruct, instructions) = mpsc::channel(1);
         let mut task = JoinSet::new();
         let (view, viewed) = watch::channel(None);
@@ -184,6 +171,55 @@ impl Agent {
     /// The next document that is to be run.
     pub(crate) async fn next(&mut self) -> Option<Instruction> {
         self.instructions.recv().await
+    }
+}
+
+/// Enrols a node, where that is still to be done.
+///
+/// # Errors
+/// It has not enrolled, and cannot: the token is none, or the controller is away or refuses it.
+pub(crate) async fn enrolled(places: &[Place], home: &Home, ticket: Option<Ticket>) -> anyhow::Result<()> {
+    // One whose certificate is over is nobody, unless it has a token.
+    let is_over = || {
+        let own = home.identity().ok().and_then(|(own, _)| own.not_after());
+        ticket.is_some() && own.is_none_or(|end| end <= seconds_now())
+    };
+    if !home.is_enrolled() || is_over() {
+        let ticket = ticket
+            .context("this node has not enrolled yet: give it --token, from `hermes token create` at the controller")?;
+        let request = EnrolRequest { token: ticket.reveal(), request: home.request()? };
+        let issued = enrol(places, &ticket, &request).await?;
+        home.take(&issued)?;
+        tracing::info!(node = issued.node, "enrolled");
+    }
+    Ok(())
+}
+
+/// Keeps a node's certificate renewed, for as long as it is polled: for a program that follows the controller itself.
+pub(crate) async fn keep_renewed(places: &[Place], home: &Home) {
+    let mut pace = Pace::new(AGAIN.0, AGAIN.1);
+    for place in places.iter().cycle() {
+        // What cannot be read is renewed.
+        let due = home.identity().map_or(0, |(own, _)| renewal(&own));
+        while !until(due).is_zero() {
+            tokio::time::sleep(until(due).min(LOOK)).await;
+        }
+        pace.due().await;
+        let pause = pace.begin();
+        let renewed = async {
+            let (own, known) = home.identity()?;
+            let client = Client::connect(place, &known, Some(&own)).await?;
+            home.take(&client.renew(RenewRequest { request: home.request()? }).await?)
+        };
+        match renewed.await {
+            Ok(()) => {
+                tracing::info!("the certificate is renewed");
+                pace = Pace::new(AGAIN.0, AGAIN.1);
+            }
+            Err(error) => {
+                tracing::warn!(controller = %place, again_in = ?pause, "the certificate is not renewed: {error:#}")
+            }
+        }
     }
 }
 

@@ -7,6 +7,7 @@ mod completions;
 mod controller;
 mod demo;
 mod doctor;
+mod envoy;
 mod explain;
 mod fetch;
 mod health;
@@ -36,6 +37,7 @@ pub(crate) struct Hermes {
 enum Verb {
     Proxy(proxy::Proxy),
     Controller(controller::Run),
+    Envoy(envoy::Envoy),
     Apply(overlay::Apply),
     Diff(overlay::Diff),
     Get(overlay::Get),
@@ -61,6 +63,7 @@ impl Hermes {
         match self.verb {
             Verb::Proxy(verb) => verb.run(),
             Verb::Controller(verb) => verb.run(),
+            Verb::Envoy(verb) => verb.run(),
             Verb::Apply(verb) => verb.run(),
             Verb::Diff(verb) => verb.run(),
             Verb::Get(verb) => verb.run(),

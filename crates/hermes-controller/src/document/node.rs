@@ -17,6 +17,9 @@ pub struct Node {
     /// Standalone ones carry what others send to each other; dependent ones are where it begins and ends.
     #[serde(default, skip_serializing_if = "is_default")]
     pub role: Role,
+    /// The program that it is.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub runs: Program,
     /// Where other nodes dial it. `None`: nobody can.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<HostPort>,
@@ -59,6 +62,17 @@ pub struct Node {
     /// Limits other than the overlay's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<LimitsSection>,
+}
+
+/// What a node is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Program {
+    /// `hermes proxy`.
+    #[default]
+    Hermes,
+    /// Envoy, which is configured over xDS.
+    Envoy,
 }
 
 /// One place where programs of a device find the overlay, as one user, who may be the only one of that node.

@@ -49,27 +49,30 @@ pub(super) struct Proxy {
 impl Proxy {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let source = match (&self.config, &self.stray, &*self.controller, &self.state) {
-            (_, None, [_, ..], Some(state)) => {
-                Source::Controller { places: self.controller.clone(), state: state.clone(), ticket: self.ticket()? }
-            }
+            (_, None, [_, ..], Some(state)) => Source::Controller {
+                places: self.controller.clone(),
+                state: state.clone(),
+                ticket: ticket(self.token.as_deref(), self.token_file.as_deref())?,
+            },
             (Some(config), None, ..) => Source::File(config.clone()),
             (_, stray, ..) => usage(stray.as_deref().unwrap_or(Path::new("FILE"))),
         };
         crate::run::proxy(source, self.takeover.as_deref(), &self.log)?;
         Ok(ExitCode::SUCCESS)
     }
+}
 
-    fn ticket(&self) -> anyhow::Result<Option<Ticket>> {
-        let text = match (&self.token, &self.token_file) {
-            (Some(token), _) => Some(token.clone()),
-            (None, Some(file)) if file == Path::new("-") => Some(std::io::read_to_string(std::io::stdin())?),
-            (None, Some(file)) => {
-                Some(std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?)
-            }
-            (None, None) => None,
-        };
-        text.map(|text| text.parse().map_err(anyhow::Error::msg)).transpose()
-    }
+/// The token, from wherever it is.
+pub(super) fn ticket(token: Option<&str>, file: Option<&Path>) -> anyhow::Result<Option<Ticket>> {
+    let text = match (token, file) {
+        (Some(token), _) => Some(token.to_owned()),
+        (None, Some(file)) if file == Path::new("-") => Some(std::io::read_to_string(std::io::stdin())?),
+        (None, Some(file)) => {
+            Some(std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?)
+        }
+        (None, None) => None,
+    };
+    text.map(|text| text.parse().map_err(anyhow::Error::msg)).transpose()
 }
 
 fn usage(stray: &Path) -> ! {

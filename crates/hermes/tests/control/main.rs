@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod bed;
+mod envoy;
 mod hostile;
 mod path;
 mod providers;

@@ -1,0 +1,227 @@
+//! Envoy as a standalone node: the same overlay documents, served over xDS to a stock Envoy.
+//!
+//! In: the document that a Hermes node would run in this one's place. Out: the listener, routes and clusters by which Envoy
+//! does the same, in the order in which nothing breaks; and what Envoy says about them, as of any node.
+//! Never: something left out silently. What an Envoy cannot do is a problem of the document, told before it is applied.
+//!
+//! | file | has |
+//! |---|---|
+//! | `listener` | where other nodes dial it, and who may |
+//! | `route` | what becomes of which request, and who is believed about whose it is |
+//! | `cluster` | whom it dials |
+//! | `matcher` | maps of xDS in an order, so that the same document gives the same bytes |
+//! | `session` | what an Envoy has, and what it is sent next |
+//! | `stream` | both forms of the protocol on the controller's port |
+//! | `bootstrap` | files with which an Envoy starts |
+
+mod bootstrap;
+mod cluster;
+mod listener;
+mod matcher;
+mod route;
+mod session;
+mod stream;
+
+use std::collections::BTreeMap;
+
+use envoy_types::pb::envoy::config::core::v3::{
+    Address, AggregatedConfigSource, ApiVersion, ConfigSource, PathConfigSource, SocketAddress, TransportSocket,
+    WatchedDirectory, config_source::ConfigSourceSpecifier, socket_address::PortSpecifier,
+    transport_socket::ConfigType as SocketConfig,
+};
+use envoy_types::pb::envoy::extensions::transport_sockets::tls::v3::{
+    CertificateValidationContext, CommonTlsContext, SdsSecretConfig, SubjectAltNameMatcher,
+    common_tls_context::{CombinedCertificateValidationContext, ValidationContextType},
+    subject_alt_name_matcher::SanType,
+};
+use envoy_types::pb::envoy::r#type::matcher::v3::{StringMatcher, string_matcher::MatchPattern};
+use envoy_types::pb::google::protobuf::{Any, Duration};
+use hermes_model::Problem;
+use hermes_model::document::Document;
+use hermes_model::snapshot::{HostPort, Role};
+
+pub use self::bootstrap::{DIRECTORY, bootstrap, secrets};
+pub(crate) use self::stream::{Delta, DeltaRequest, DeltaResponse, Whole, WholeRequest, WholeResponse, serve};
+use crate::authority::hex;
+use crate::document::{Node, Program};
+use crate::push::sha256;
+
+/// An Envoy asks for what differs.
+pub(crate) const DELTA: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
+/// An Envoy asks for all of it, each time.
+pub(crate) const WHOLE: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
+/// The listener, and its routes.
+const OVERLAY: &str = "overlay";
+
+/// What an Envoy is configured by.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Resources {
+    /// By their names, as are the others.
+    pub clusters: BTreeMap<String, Held>,
+    /// Where it listens.
+    pub listeners: BTreeMap<String, Held>,
+    /// What becomes of requests.
+    pub routes: BTreeMap<String, Held>,
+}
+
+/// One resource.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Held {
+    /// What its bytes are known by.
+    pub version: String,
+    /// The resource. `None`: this Envoy said that it has this version of it, from a connection before.
+    pub body: Option<Any>,
+}
+
+impl Held {
+    fn new(body: Any) -> Self {
+        let version = hex(&sha256(&body.value)[..8]);
+        Self { version, body: Some(body) }
+    }
+}
+
+/// Whose the resources are: what of them is not in the document.
+#[derive(Clone, Copy, Debug)]
+pub struct Site<'a> {
+    /// The trust domain.
+    pub overlay: &'a str,
+    /// Where this Envoy has the files of its identity, as it says.
+    pub directory: &'a str,
+}
+
+/// What a node document is in the words of Envoy.
+///
+/// # Errors
+/// Everything in it that Envoy does not do.
+pub fn resources(document: &Document, site: Site<'_>) -> Result<Resources, Vec<Problem>> {
+    let mut problems = Vec::new();
+    let listeners = listener::listeners(document, site, &mut problems);
+    let mut clusters = cluster::hops(document, site, &mut problems);
+    let routes = route::routes(document, site, &mut clusters, &mut problems);
+    if !problems.is_empty() {
+        return Err(problems);
+    }
+    Ok(Resources {
+        clusters: clusters.into_iter().map(|(name, cluster)| (name, Held::new(pack(&cluster)))).collect(),
+        listeners,
+        routes: BTreeMap::from([(OVERLAY.to_owned(), Held::new(routes))]),
+    })
+}
+
+/// What serves nobody: for a node that is no part of the overlay any more.
+pub(crate) fn nothing() -> Resources {
+    let routes = BTreeMap::from([(OVERLAY.to_owned(), Held::new(route::nothing()))]);
+    Resources { routes, ..Resources::default() }
+}
+
+/// What a `kind: Node` says that an Envoy cannot do; its links and services are judged by what they come to.
+pub(crate) fn unfit(node: &Node) -> Vec<(&'static str, String)> {
+    if node.runs != Program::Envoy {
+        return Vec::new();
+    }
+    let mut told = Vec::new();
+    let mut tell = |is_so: bool, key, message: &str| {
+        if is_so {
+            told.push((key, format!("this node runs Envoy, {message}")));
+        }
+    };
+    tell(node.role != Role::Standalone, "role", "which has no users of its own; write role: standalone");
+    tell(node.address.is_none(), "address", "which other nodes dial; give it an address");
+    tell(node.http3, "http3", "which asks nobody for a certificate over HTTP/3; leave http3 out");
+    tell(!node.apps.is_empty(), "apps", "which carries what other nodes send; give apps to a node of its own");
+    tell(!node.listeners.is_empty(), "listeners", "which has a listener for other nodes alone; leave listeners out");
+    let own = "which has this from its own bootstrap and command line; leave it out";
+    tell(node.admin.is_some(), "admin", own);
+    tell(node.drain.is_some(), "drain", own);
+    tell(node.workers != Default::default(), "workers", own);
+    tell(node.dispatch != Default::default(), "dispatch", own);
+    tell(node.limits.is_some(), "limits", own);
+    told
+}
+
+fn problem(path: impl Into<String>, message: impl Into<String>) -> Problem {
+    Problem { path: path.into(), message: message.into() }
+}
+
+fn pack<M: prost::Message + prost::Name>(message: &M) -> Any {
+    Any { type_url: M::type_url(), value: message.encode_to_vec() }
+}
+
+fn duration(of: std::time::Duration) -> Duration {
+    // Nobody waits for longer than that.
+    Duration { seconds: i64::try_from(of.as_secs()).unwrap_or(i64::MAX), nanos: of.subsec_nanos().cast_signed() }
+}
+
+fn address(host: &str, port: u16) -> Address {
+    use envoy_types::pb::envoy::config::core::v3::address::Address as Kind;
+    let at = SocketAddress {
+        address: host.to_owned(),
+        port_specifier: Some(PortSpecifier::PortValue(port.into())),
+        ..SocketAddress::default()
+    };
+    Address { address: Some(Kind::SocketAddress(at)) }
+}
+
+fn address_of(at: &HostPort) -> Address {
+    address(&at.host, at.port)
+}
+
+/// What comes over the same stream.
+fn ads() -> ConfigSource {
+    ConfigSource {
+        resource_api_version: ApiVersion::V3.into(),
+        config_source_specifier: Some(ConfigSourceSpecifier::Ads(AggregatedConfigSource {})),
+        ..ConfigSource::default()
+    }
+}
+
+fn exact(text: impl Into<String>) -> StringMatcher {
+    StringMatcher { match_pattern: Some(MatchPattern::Exact(text.into())), ignore_case: false }
+}
+
+/// TLS with the node's own certificate, which is read anew whenever its file is another one, to peers with one of these URIs.
+fn tls(site: Site<'_>, peers: impl IntoIterator<Item = StringMatcher>) -> CommonTlsContext {
+    let [certificate, authorities] = bootstrap::SECRETS.map(|(name, file)| {
+        let source = PathConfigSource {
+            path: format!("{}/{file}", site.directory),
+            watched_directory: Some(WatchedDirectory { path: site.directory.to_owned(), ..Default::default() }),
+            ..PathConfigSource::default()
+        };
+        let config = ConfigSource {
+            resource_api_version: ApiVersion::V3.into(),
+            config_source_specifier: Some(ConfigSourceSpecifier::PathConfigSource(source)),
+            ..ConfigSource::default()
+        };
+        SdsSecretConfig { name: name.to_owned(), sds_config: Some(config) }
+    });
+    let matcher = |matcher| SubjectAltNameMatcher {
+        san_type: SanType::Uri.into(),
+        matcher: Some(matcher),
+        ..SubjectAltNameMatcher::default()
+    };
+    let names = CertificateValidationContext {
+        match_typed_subject_alt_names: peers.into_iter().map(matcher).collect(),
+        ..CertificateValidationContext::default()
+    };
+    let combined = CombinedCertificateValidationContext {
+        default_validation_context: Some(names),
+        validation_context_sds_secret_config: Some(authorities),
+        ..CombinedCertificateValidationContext::default()
+    };
+    CommonTlsContext {
+        alpn_protocols: vec!["h2".to_owned()],
+        tls_certificate_sds_secret_configs: vec![certificate],
+        validation_context_type: Some(ValidationContextType::CombinedValidationContext(combined)),
+        ..CommonTlsContext::default()
+    }
+}
+
+fn transport<M: prost::Message + prost::Name>(context: &M) -> TransportSocket {
+    TransportSocket {
+        name: "envoy.transport_sockets.tls".to_owned(),
+        config_type: Some(SocketConfig::TypedConfig(pack(context))),
+    }
+}
+
+#[cfg(test)]
+mod tests;

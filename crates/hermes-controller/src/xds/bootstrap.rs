@@ -1,0 +1,107 @@
+//! Files with which an Envoy starts as a node: its bootstrap, and where its identity is.
+//!
+//! In: controllers, a node, and the directory of its key and certificates. Out: JSON, to be written there.
+//! Never: a key or a certificate itself. Envoy reads them from their files, and again when they are renewed.
+
+use serde_json::{Value, json};
+
+use crate::client::Place;
+use crate::compile::IDENTITY;
+
+/// The key of Envoy's metadata that says where its identity is.
+pub const DIRECTORY: &str = "hermes-directory";
+/// What Envoy knows its certificate and its authorities by, and in which files it finds where they are.
+pub(super) const SECRETS: [(&str, &str); 2] =
+    [("identity", "envoy-identity.json"), ("authorities", "envoy-authorities.json")];
+/// A regular expression of a path or an authority is no larger than that.
+const REGEX: u32 = 10_000;
+/// Connections at once, as at a Hermes node.
+const CONNECTIONS: u64 = 50_000;
+
+const TYPES: &str = "type.googleapis.com/envoy";
+
+/// The files that say where the identity in this directory is, by their names.
+pub fn secrets(directory: &str) -> [(&'static str, Value); 2] {
+    let [certificate, key, authorities] = IDENTITY.map(|file| json!({"filename": format!("{directory}/{file}")}));
+    let watched = json!({"path": directory});
+    let identity = json!({"tls_certificate": {
+        "certificate_chain": certificate, "private_key": key, "watched_directory": watched,
+    }});
+    let trusted = json!({"validation_context": {"trusted_ca": authorities, "watched_directory": watched}});
+    let [identity_of, trusted_of] = SECRETS;
+    [(identity_of, identity), (trusted_of, trusted)].map(|((name, file), mut secret)| {
+        secret["@type"] = format!("{TYPES}.extensions.transport_sockets.tls.v3.Secret").into();
+        secret["name"] = name.into();
+        (file, json!({"resources": [secret]}))
+    })
+}
+
+/// What Envoy is started with. `admin`: where its own admin endpoint listens.
+pub fn bootstrap(node: &str, places: &[Place], directory: &str, admin: Option<std::net::SocketAddr>) -> Value {
+    let socket = |host: &str, port: u16| json!({"socket_address": {"address": host, "port_value": port}});
+    let endpoint = |place: &Place| json!({"endpoint": {"address": socket(&place.host, place.port)}});
+    let [identity, authorities] = SECRETS.map(|(name, file)| {
+        let source = json!({"path": format!("{directory}/{file}"), "watched_directory": {"path": directory}});
+        json!({"name": name, "sds_config": {"path_config_source": source, "resource_api_version": "V3"}})
+    });
+    let tls = json!({
+        "@type": format!("{TYPES}.extensions.transport_sockets.tls.v3.UpstreamTlsContext"),
+        "common_tls_context": {
+            "alpn_protocols": ["h2"],
+            "tls_certificate_sds_secret_configs": [identity],
+            "combined_validation_context": {
+                "default_validation_context": {
+                    "match_typed_subject_alt_names": [{"san_type": "URI", "matcher": {"exact": "hermes:controller"}}],
+                },
+                "validation_context_sds_secret_config": authorities,
+            },
+        },
+    });
+    let options = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
+    let alive = json!({"interval": "20s", "timeout": "20s"});
+    let http = json!({
+        "@type": format!("type.googleapis.com/{options}"),
+        "explicit_http_config": {"http2_protocol_options": {"connection_keepalive": alive}},
+    });
+    let controller = json!({
+        "name": "hermes-controller",
+        "type": "STRICT_DNS",
+        "connect_timeout": "5s",
+        "load_assignment": {
+            "cluster_name": "hermes-controller",
+            "endpoints": [{"lb_endpoints": places.iter().map(endpoint).collect::<Vec<_>>()}],
+        },
+        "typed_extension_protocol_options": {options: http},
+        "transport_socket": {"name": "envoy.transport_sockets.tls", "typed_config": tls},
+    });
+    let ads = json!({"ads": {}, "resource_api_version": "V3"});
+    let connections = json!({
+        "name": "envoy.resource_monitors.global_downstream_max_connections",
+        "typed_config": {
+            "@type": format!("{TYPES}.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig"),
+            "max_active_downstream_connections": CONNECTIONS,
+        },
+    });
+    let mut whole = json!({
+        "node": {"id": node, "cluster": "hermes", "metadata": {DIRECTORY: directory}},
+        "dynamic_resources": {
+            "ads_config": {
+                "api_type": "DELTA_GRPC",
+                "transport_api_version": "V3",
+                "set_node_on_first_message_only": true,
+                "grpc_services": [{"envoy_grpc": {"cluster_name": "hermes-controller"}}],
+            },
+            "cds_config": ads,
+            "lds_config": ads,
+        },
+        "static_resources": {"clusters": [controller]},
+        "layered_runtime": {"layers": [
+            {"name": "hermes", "static_layer": {"re2.max_program_size.error_level": REGEX}},
+        ]},
+        "overload_manager": {"resource_monitors": [connections]},
+    });
+    if let Some(admin) = admin {
+        whole["admin"] = json!({"address": socket(&admin.ip().to_string(), admin.port())});
+    }
+    whole
+}

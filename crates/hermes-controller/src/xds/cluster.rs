@@ -1,0 +1,188 @@
+//! Whom an Envoy dials: the next nodes, and the origins of services that live at it.
+//!
+//! In: the upstreams of a node document, and the targets of its routes. Out: clusters, by their names.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use envoy_types::pb::envoy::config::cluster::v3::circuit_breakers::Thresholds;
+use envoy_types::pb::envoy::config::cluster::v3::cluster::{ClusterDiscoveryType, DiscoveryType, LbPolicy};
+use envoy_types::pb::envoy::config::cluster::v3::{CircuitBreakers, Cluster, OutlierDetection};
+use envoy_types::pb::envoy::config::core::v3::Http1ProtocolOptions;
+use envoy_types::pb::envoy::config::endpoint::v3::lb_endpoint::HostIdentifier;
+use envoy_types::pb::envoy::config::endpoint::v3::{
+    ClusterLoadAssignment, Endpoint as Place, LbEndpoint, LocalityLbEndpoints,
+};
+use envoy_types::pb::envoy::extensions::transport_sockets::tls::v3::UpstreamTlsContext;
+use envoy_types::pb::envoy::extensions::upstreams::http::v3::HttpProtocolOptions;
+use envoy_types::pb::envoy::extensions::upstreams::http::v3::http_protocol_options::{
+    ExplicitHttpConfig, UpstreamProtocolOptions, explicit_http_config::ProtocolConfig,
+};
+use envoy_types::pb::google::protobuf::UInt32Value;
+use hermes_model::Problem;
+use hermes_model::document::Document;
+use hermes_model::document::scalar::Many;
+use hermes_model::document::upstream::{Endpoint, Upstream, UpstreamTls};
+use hermes_model::snapshot::{HostPort, UpstreamProtocol};
+use prost::Name as _;
+
+use super::listener::http2;
+use super::{Site, address_of, duration, exact, pack, problem, tls, transport};
+
+/// As a Hermes node has it, where a service says nothing.
+const CONNECT: Duration = Duration::from_secs(5);
+/// Connections, requests that wait for one, and requests and tunnels to one cluster at once.
+const BOUNDS: (u32, u32, u32) = (1024, 4096, 1 << 17);
+/// Failures in a row after which an endpoint rests, and how long at first.
+const REST: (u32, Duration) = (5, Duration::from_secs(10));
+
+/// What an origin speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Speaks {
+    /// HTTP/1.1.
+    Http,
+    /// Bytes, or datagrams.
+    Raw,
+}
+
+/// The cluster of an upstream.
+pub(super) fn hop(upstream: &str) -> String {
+    format!("hop/{upstream}")
+}
+
+/// Clusters of the next nodes.
+pub(super) fn hops(document: &Document, site: Site<'_>, problems: &mut Vec<Problem>) -> BTreeMap<String, Cluster> {
+    let mut clusters = BTreeMap::new();
+    for (at, upstream) in document.upstreams.iter().enumerate() {
+        let path = format!("upstreams[{at}]");
+        // The next node listens for HTTP/2 wherever it does for HTTP/3.
+        let protocol = match upstream.protocol {
+            UpstreamProtocol::H3 => UpstreamProtocol::H3,
+            _ => UpstreamProtocol::H2,
+        };
+        let nodes = upstream.tls.as_ref().map(|tls| tls.node.clone()).unwrap_or_default();
+        let understood = Upstream {
+            endpoints: upstream.endpoints.clone(),
+            tls: Some(UpstreamTls { node: nodes.clone(), ..UpstreamTls::default() }),
+            ..Upstream::new(&upstream.name, protocol)
+        };
+        let mut dialled = Vec::new();
+        for endpoint in upstream.endpoints.iter() {
+            match endpoint {
+                Endpoint::Address(address) => dialled.push(address.clone()),
+                Endpoint::Node(next) => {
+                    let own = &document.node;
+                    let message = format!(
+                        "an Envoy dials the nodes that it sends to; give {next} an address, and {own} a link to it"
+                    );
+                    problems.push(problem(&path, message));
+                }
+            }
+        }
+        if dialled.len() < upstream.endpoints.0.len() {
+            continue;
+        }
+        if *upstream != understood || nodes.is_empty() {
+            problems.push(problem(path, "an Envoy dials other nodes alone, by HTTP/2 and their names"));
+            continue;
+        }
+        let name = hop(&upstream.name);
+        clusters.insert(name.clone(), to_nodes(&name, &dialled, &nodes, site));
+    }
+    clusters
+}
+
+fn to_nodes(name: &str, endpoints: &[HostPort], nodes: &Many<String>, site: Site<'_>) -> Cluster {
+    let peers = nodes.iter().map(|node| exact(format!("spiffe://{}/node/{node}", site.overlay)));
+    let context = UpstreamTlsContext { common_tls_context: Some(tls(site, peers)), ..UpstreamTlsContext::default() };
+    Cluster {
+        transport_socket: Some(transport(&context)),
+        typed_extension_protocol_options: speaking(ProtocolConfig::Http2ProtocolOptions(http2())),
+        ..cluster(name, endpoints)
+    }
+}
+
+/// The cluster of an origin, which is there from now on.
+pub(super) fn origin(clusters: &mut BTreeMap<String, Cluster>, speaks: Speaks, at: &HostPort) -> String {
+    let word = if speaks == Speaks::Http { "http" } else { "raw" };
+    let name = format!("origin/{word}/{at}");
+    clusters.entry(name.clone()).or_insert_with(|| {
+        let plain = cluster(&name, std::slice::from_ref(at));
+        match speaks {
+            Speaks::Raw => plain,
+            Speaks::Http => {
+                let options = Http1ProtocolOptions { enable_trailers: true, ..Http1ProtocolOptions::default() };
+                let options = speaking(ProtocolConfig::HttpProtocolOptions(options));
+                Cluster { typed_extension_protocol_options: options, ..plain }
+            }
+        }
+    });
+    name
+}
+
+/// A service that waits longer for connections makes whom it dials wait as long.
+pub(super) fn patient(clusters: &mut BTreeMap<String, Cluster>, name: &str, connect: Option<Duration>) {
+    if let (Some(cluster), Some(connect)) = (clusters.get_mut(name), connect.filter(|connect| *connect > CONNECT)) {
+        let wanted = duration(connect);
+        if cluster.connect_timeout.is_none_or(|known| (known.seconds, known.nanos) < (wanted.seconds, wanted.nanos)) {
+            cluster.connect_timeout = Some(wanted);
+        }
+    }
+}
+
+/// One entry: it has an order.
+fn speaking(protocol: ProtocolConfig) -> HashMap<String, envoy_types::pb::google::protobuf::Any> {
+    let explicit = ExplicitHttpConfig { protocol_config: Some(protocol) };
+    let options = HttpProtocolOptions {
+        upstream_protocol_options: Some(UpstreamProtocolOptions::ExplicitHttpConfig(explicit)),
+        ..HttpProtocolOptions::default()
+    };
+    HashMap::from([(HttpProtocolOptions::full_name(), pack(&options))])
+}
+
+fn cluster(name: &str, endpoints: &[HostPort]) -> Cluster {
+    let is_fixed = endpoints.iter().all(|at| at.host.parse::<IpAddr>().is_ok());
+    let kind = if is_fixed { DiscoveryType::Static } else { DiscoveryType::StrictDns };
+    let endpoint = |at: &HostPort| LbEndpoint {
+        host_identifier: Some(HostIdentifier::Endpoint(Place { address: Some(address_of(at)), ..Place::default() })),
+        ..LbEndpoint::default()
+    };
+    let number = |value| Some(UInt32Value { value });
+    Cluster {
+        name: name.to_owned(),
+        cluster_discovery_type: Some(ClusterDiscoveryType::Type(kind.into())),
+        connect_timeout: Some(duration(CONNECT)),
+        lb_policy: LbPolicy::LeastRequest.into(),
+        load_assignment: Some(ClusterLoadAssignment {
+            cluster_name: name.to_owned(),
+            endpoints: vec![LocalityLbEndpoints {
+                lb_endpoints: endpoints.iter().map(endpoint).collect(),
+                ..LocalityLbEndpoints::default()
+            }],
+            ..ClusterLoadAssignment::default()
+        }),
+        circuit_breakers: Some(CircuitBreakers {
+            thresholds: vec![Thresholds {
+                max_connections: number(BOUNDS.0),
+                max_pending_requests: number(BOUNDS.1),
+                max_requests: number(BOUNDS.2),
+                ..Thresholds::default()
+            }],
+            ..CircuitBreakers::default()
+        }),
+        // Of what an origin answers nothing is a failure of the way to it.
+        outlier_detection: Some(OutlierDetection {
+            split_external_local_origin_errors: true,
+            consecutive_local_origin_failure: number(REST.0),
+            base_ejection_time: Some(duration(REST.1)),
+            max_ejection_percent: number(50),
+            enforcing_consecutive_5xx: number(0),
+            enforcing_consecutive_gateway_failure: number(0),
+            enforcing_success_rate: number(0),
+            enforcing_local_origin_success_rate: number(0),
+            ..OutlierDetection::default()
+        }),
+        ..Cluster::default()
+    }
+}

@@ -1,0 +1,414 @@
+//! What becomes of which request at an Envoy, and who is believed about whose it is.
+//!
+//! In: the routes and users of a node document. Out: one route configuration. A request's user leads to the routes that are
+//! for that user, in the document's order, of which the first that fits is taken. Before that a filter judges whether its
+//! sender may say that user: it is the table "Trust" of the reference, except that who says nobody stays nobody.
+//! Never: a user that the sender's certificate, or this document, does not prove. Nodes behind an Envoy believe it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
+
+use envoy_types::pb::envoy::config::cluster::v3::Cluster;
+use envoy_types::pb::envoy::config::common::mutation_rules::v3::{HeaderMutation, header_mutation};
+use envoy_types::pb::envoy::config::route::v3::header_matcher::HeaderMatchSpecifier;
+use envoy_types::pb::envoy::config::route::v3::retry_policy::{RetryHostPredicate, retry_host_predicate};
+use envoy_types::pb::envoy::config::route::v3::route_action::upgrade_config::ConnectConfig;
+use envoy_types::pb::envoy::config::route::v3::route_action::{ClusterSpecifier, UpgradeConfig};
+use envoy_types::pb::envoy::config::route::v3::route_match::{ConnectMatcher, PathSpecifier};
+use envoy_types::pb::envoy::config::route::v3::{
+    HeaderMatcher, RetryPolicy, Route, RouteAction, RouteConfiguration, RouteMatch, route::Action,
+};
+use envoy_types::pb::envoy::extensions::filters::http::header_mutation::v3::{HeaderMutationPerRoute, Mutations};
+use envoy_types::pb::envoy::extensions::filters::http::rbac::v3::RbacPerRoute;
+use envoy_types::pb::envoy::extensions::retry::host::previous_hosts::v3::PreviousHostsPredicate;
+use envoy_types::pb::envoy::r#type::matcher::v3::string_matcher::MatchPattern;
+use envoy_types::pb::envoy::r#type::matcher::v3::{RegexMatcher, StringMatcher};
+use envoy_types::pb::google::protobuf::{Any, UInt32Value};
+use hermes_model::Problem;
+use hermes_model::document::Document;
+use hermes_model::document::route::{self, Match, Terminate};
+use hermes_model::document::scalar::Many;
+use hermes_model::facts::Kind;
+use hermes_model::pattern::{AuthorityPattern, HostPattern, PathPattern, PortPattern, UserPattern};
+use hermes_model::snapshot::Target;
+use hermes_model::trust::HERMES_USER;
+use prost::{Message as _, Name as _};
+
+use super::cluster::{Speaks, hop, origin, patient};
+use super::listener::{MUTATION, TRUST};
+use super::matcher::{self, Matcher, OnMatch, Rbac, VirtualHost};
+use super::{OVERLAY, Site, duration, exact, pack, problem};
+
+/// An Envoy looks at the routes of a user one after the other; all together are no more than this.
+const MOST: usize = 100_000;
+
+/// What is kept of a route of the document.
+struct Found {
+    /// Whose requests. `None`: anybody's.
+    users: Option<BTreeSet<String>>,
+    /// Of anybody who is known.
+    is_of_somebody: bool,
+    routes: Vec<Route>,
+}
+
+pub(super) fn routes(
+    document: &Document,
+    site: Site<'_>,
+    clusters: &mut BTreeMap<String, Cluster>,
+    problems: &mut Vec<Problem>,
+) -> Any {
+    let mut found = Vec::new();
+    for (at, route) in document.routes.iter().enumerate() {
+        let path = format!("routes[{at}]");
+        let mut told = Vec::new();
+        unable(route, &mut told);
+        if told.is_empty() {
+            found.push(one(route, clusters, &mut told));
+        }
+        problems.extend(told.into_iter().map(|told| Problem { path: format!("{path}{}", told.path), ..told }));
+    }
+    let host = by_user(&found, problems);
+    let trust = matcher::RbacPerRoute { rbac: Some(Rbac { matcher: Some(trust(document, site)) }) };
+    let trust = Any { type_url: RbacPerRoute::type_url(), value: trust.encode_to_vec() };
+    let whole = matcher::RouteConfiguration {
+        name: OVERLAY.to_owned(),
+        virtual_hosts: vec![host],
+        typed_per_filter_config: BTreeMap::from([(TRUST.to_owned(), trust)]),
+    };
+    Any { type_url: RouteConfiguration::type_url(), value: whole.encode_to_vec() }
+}
+
+/// Nothing becomes of any request.
+pub(super) fn nothing() -> Any {
+    pack(&RouteConfiguration { name: OVERLAY.to_owned(), ..RouteConfiguration::default() })
+}
+
+/// Who is believed: standalone nodes of whatever user they say, others of the users that are theirs; and anybody who says
+/// nobody. Who is not is refused.
+fn trust(document: &Document, site: Site<'_>) -> Matcher {
+    let silent = || (matcher::nobody(), matcher::allow());
+    let standalone = matcher::peer_is(format!("spiffe://{}/role/standalone", site.overlay));
+    let otherwise = Matcher::list([(standalone, matcher::allow()), silent()]);
+    let of_node = |users: &Many<String>| -> OnMatch {
+        if users.iter().any(|user| user == "*") {
+            return matcher::allow().into();
+        }
+        let own = users.iter().map(|user| (user.clone(), matcher::allow().into())).collect::<BTreeMap<_, _>>();
+        if own.is_empty() {
+            return Matcher::list([silent()]).into();
+        }
+        Matcher::tree(matcher::user(), own, Some(Matcher::list([silent()]).into())).into()
+    };
+    // A node that is not standalone has one URI.
+    let nodes = document
+        .users
+        .iter()
+        .map(|(node, users)| (format!("spiffe://{}/node/{node}", site.overlay), of_node(users)))
+        .collect::<BTreeMap<_, _>>();
+    if nodes.is_empty() { otherwise } else { Matcher::tree(matcher::peer(), nodes, Some(otherwise.into())) }
+}
+
+/// All routes, by who they are for.
+fn by_user(found: &[Found], problems: &mut Vec<Problem>) -> VirtualHost {
+    let users: BTreeSet<&String> = found.iter().filter_map(|found| found.users.as_ref()).flatten().collect();
+    let of = |user: Option<&String>| -> Vec<&Found> {
+        let fits = |found: &&Found| match &found.users {
+            Some(users) => user.is_some_and(|user| users.contains(user)),
+            None => true,
+        };
+        found.iter().filter(fits).collect()
+    };
+    let host = VirtualHost { name: OVERLAY.to_owned(), domains: vec!["*".to_owned()], ..VirtualHost::default() };
+    let everyones = routes_of(&of(None));
+    let mut count = everyones.len();
+    let mut map = BTreeMap::new();
+    for user in users {
+        let routes = routes_of(&of(Some(user)));
+        count += routes.len();
+        if count > MOST {
+            let message = format!("an Envoy would have more than {MOST} of them, one for each user; give others a way");
+            problems.push(problem("routes", message));
+            return host;
+        }
+        map.insert(user.clone(), matcher::routes(routes).into());
+    }
+    if map.is_empty() {
+        return VirtualHost { routes: everyones, ..host };
+    }
+    let otherwise = (!everyones.is_empty()).then(|| matcher::routes(everyones).into());
+    VirtualHost { matcher: Some(Matcher::tree(matcher::user(), map, otherwise)), ..host }
+}
+
+fn routes_of(found: &[&Found]) -> Vec<Route> {
+    let mut all = Vec::new();
+    for found in found {
+        for route in &found.routes {
+            let mut route = route.clone();
+            if found.is_of_somebody
+                && let Some(matching) = &mut route.r#match
+            {
+                matching.headers.push(HeaderMatcher {
+                    name: HERMES_USER.as_str().to_owned(),
+                    header_match_specifier: Some(HeaderMatchSpecifier::PresentMatch(true)),
+                    ..HeaderMatcher::default()
+                });
+            }
+            all.push(route);
+        }
+    }
+    all
+}
+
+/// What a route says that an Envoy does not do.
+fn unable(route: &route::Route, problems: &mut Vec<Problem>) {
+    let name = &route.name;
+    let mut tell = |is_so: bool, key: &str, message: &str| {
+        if is_so {
+            problems.push(problem(format!(".{key}"), format!("{name}: {message}")));
+        }
+    };
+    tell(route.custody.is_some(), "custody", "an Envoy takes no custody; lead this service over Hermes nodes");
+    tell(
+        route.rewrite.is_some(),
+        "rewrite",
+        "an Envoy rewrites nothing of this; let the service live at a Hermes node",
+    );
+    tell(
+        route.cache.is_some() || route.pace.is_some() || route.retrieve.is_some() || route.retry.is_some(),
+        "",
+        "an Envoy neither caches, paces, retrieves nor retries for a service; let its sessions begin at a Hermes node",
+    );
+    tell(
+        route.respond.is_some() || route.redirect.is_some() || route.idempotency_key || route.early_data.is_some(),
+        "",
+        "an Envoy forwards and ends sessions, and does nothing else with them",
+    );
+    let Match { kind, authority, path, method, user, .. } = route.matching.clone();
+    let understood = Match { kind, authority, path, method, user, ..Match::default() };
+    tell(route.matching != understood, "match", "an Envoy matches kind, authority, path, method and user");
+    tell(route.matching.kind.0.contains(&Kind::Ip), "match.kind", "an Envoy carries no IP packets");
+    let Some(terminate) = &route.terminate else { return };
+    let Terminate { http, tcp, udp, .. } = terminate.clone();
+    let understood = Terminate { http, tcp, udp, ..Terminate::default() };
+    let is_named =
+        [&terminate.http, &terminate.tcp, &terminate.udp].into_iter().flatten().any(|t| *t == Target::Authority);
+    tell(
+        is_named || *terminate != understood,
+        "terminate",
+        "an Envoy ends sessions at HOST:PORT alone; let the service live at a Hermes node",
+    );
+}
+
+fn one(route: &route::Route, clusters: &mut BTreeMap<String, Cluster>, problems: &mut Vec<Problem>) -> Found {
+    let matching = &route.matching;
+    let is_of_somebody = matching.user.0.contains(&UserPattern::Any);
+    let named = matching.user.iter().filter_map(|user| match user {
+        UserPattern::Is(user) => Some(user.to_string()),
+        UserPattern::Any => None,
+    });
+    let users = (!matching.user.is_empty() && !is_of_somebody).then(|| named.collect());
+    let kinds: &[Kind] = if matching.kind.is_empty() { &[Kind::Http, Kind::Tcp, Kind::Udp] } else { &matching.kind.0 };
+    let mut routes = Vec::new();
+    for kind in kinds {
+        if *kind != Kind::Http && !(matching.path.is_empty() && matching.method.is_empty()) {
+            let message =
+                format!("{}: at an Envoy requests alone have a path and a method; leave {kind} out", route.name);
+            problems.push(problem(".match", message));
+            continue;
+        }
+        let Some(action) = action(route, *kind, clusters) else { continue };
+        for matching in matches(matching, *kind) {
+            routes.push(Route {
+                name: route.name.clone(),
+                r#match: Some(matching),
+                action: Some(Action::Route(action.clone())),
+                typed_per_filter_config: mutations(route),
+                ..Route::default()
+            });
+        }
+    }
+    Found { users, is_of_somebody, routes }
+}
+
+/// Origins are not told who asks. One entry: it has an order.
+fn mutations(route: &route::Route) -> HashMap<String, Any> {
+    if route.terminate.is_none() {
+        return HashMap::new();
+    }
+    let overlay = StringMatcher { match_pattern: Some(MatchPattern::Prefix("hermes-".to_owned())), ignore_case: false };
+    let remove = header_mutation::RemoveOnMatch { key_matcher: Some(overlay) };
+    let mutation = HeaderMutation { action: Some(header_mutation::Action::RemoveOnMatch(remove)) };
+    let mutations = Mutations { request_mutations: vec![mutation], ..Mutations::default() };
+    HashMap::from([(MUTATION.to_owned(), pack(&HeaderMutationPerRoute { mutations: Some(mutations) }))])
+}
+
+/// Where a session of this kind goes. `None`: the service has no such sessions.
+fn action(route: &route::Route, kind: Kind, clusters: &mut BTreeMap<String, Cluster>) -> Option<RouteAction> {
+    let (cluster, upgrade) = match (&route.upstream, &route.terminate) {
+        (Some(upstream), _) => (hop(upstream), None),
+        (None, Some(terminate)) => {
+            let (target, speaks, upgrade) = match kind {
+                Kind::Http => (&terminate.http, Speaks::Http, None),
+                Kind::Tcp => (&terminate.tcp, Speaks::Raw, Some("CONNECT")),
+                Kind::Udp => (&terminate.udp, Speaks::Raw, Some("CONNECT-UDP")),
+                Kind::Ip => return None,
+            };
+            let Some(Target::Fixed(at)) = target else { return None };
+            (origin(clusters, speaks, at), upgrade)
+        }
+        (None, None) => return None,
+    };
+    patient(clusters, &cluster, route.timeout.connect.map(|connect| connect.0));
+    let idle = route.timeout.idle.map_or(
+        match kind {
+            Kind::Http => Duration::from_secs(300),
+            Kind::Udp => Duration::from_secs(120),
+            Kind::Tcp | Kind::Ip => Duration::from_secs(3600),
+        },
+        |idle| idle.0,
+    );
+    Some(RouteAction {
+        cluster_specifier: Some(ClusterSpecifier::Cluster(cluster)),
+        // No limit on the whole of it, but on silence.
+        timeout: Some(duration(Duration::ZERO)),
+        idle_timeout: Some(duration(idle)),
+        retry_policy: Some(elsewhere()),
+        upgrade_configs: upgrade
+            .map(|upgrade| UpgradeConfig {
+                upgrade_type: upgrade.to_owned(),
+                connect_config: Some(ConnectConfig::default()),
+                ..UpgradeConfig::default()
+            })
+            .into_iter()
+            .collect(),
+        ..RouteAction::default()
+    })
+}
+
+/// What the far end has not seen is sent to another one.
+fn elsewhere() -> RetryPolicy {
+    let previous = RetryHostPredicate {
+        name: "envoy.retry_host_predicates.previous_hosts".to_owned(),
+        config_type: Some(retry_host_predicate::ConfigType::TypedConfig(pack(&PreviousHostsPredicate {}))),
+    };
+    RetryPolicy {
+        retry_on: "connect-failure,refused-stream,reset-before-request".to_owned(),
+        num_retries: Some(UInt32Value { value: 2 }),
+        retry_host_predicate: vec![previous],
+        host_selection_retry_max_attempts: 3,
+        ..RetryPolicy::default()
+    }
+}
+
+/// Each way in which a request of this kind can fit. A conjunction of Envoy's has no alternatives.
+fn matches(matching: &Match, kind: Kind) -> Vec<RouteMatch> {
+    let (base, paths) = match kind {
+        Kind::Http => {
+            // To Envoy CONNECT-UDP is a request with an upgrade, and it has a path.
+            let udp = StringMatcher { ignore_case: true, ..exact("connect-udp") };
+            let not_udp = HeaderMatcher { invert_match: true, ..header("upgrade", udp) };
+            let not_udp = HeaderMatcher { treat_missing_header_as_empty: true, ..not_udp };
+            let paths = matching.path.iter().map(path).collect::<Vec<_>>();
+            (not_udp, if paths.is_empty() { vec![PathSpecifier::Prefix("/".to_owned())] } else { paths })
+        }
+        Kind::Tcp | Kind::Ip => {
+            (header(":method", exact("CONNECT")), vec![PathSpecifier::ConnectMatcher(ConnectMatcher {})])
+        }
+        Kind::Udp => {
+            let udp = StringMatcher { ignore_case: true, ..exact("connect-udp") };
+            (header("upgrade", udp), vec![PathSpecifier::ConnectMatcher(ConnectMatcher {})])
+        }
+    };
+    let methods: Vec<_> =
+        matching.method.iter().map(|method| Some(header(":method", exact(method.0.as_str())))).collect();
+    let methods = if methods.is_empty() { vec![None] } else { methods };
+    let mut authorities: Vec<Vec<HeaderMatcher>> = matching.authority.iter().flat_map(authority).collect();
+    if matching.authority.is_empty() {
+        authorities.push(Vec::new());
+    }
+    let mut all = Vec::new();
+    for authority in &authorities {
+        for path in &paths {
+            for method in &methods {
+                let headers = authority.iter().chain(method).chain([&base]).cloned().collect();
+                all.push(RouteMatch { headers, path_specifier: Some(path.clone()), ..RouteMatch::default() });
+            }
+        }
+    }
+    all
+}
+
+fn header(name: &str, matcher: StringMatcher) -> HeaderMatcher {
+    HeaderMatcher {
+        name: name.to_owned(),
+        header_match_specifier: Some(HeaderMatchSpecifier::StringMatch(matcher)),
+        ..HeaderMatcher::default()
+    }
+}
+
+/// What an authority with this port has to be.
+type WithPort = Box<dyn Fn(u16) -> HeaderMatcher>;
+
+/// The ways in which an authority can be written that fits.
+fn authority(pattern: &AuthorityPattern) -> Vec<Vec<HeaderMatcher>> {
+    let by =
+        |pattern: MatchPattern| header(":authority", StringMatcher { match_pattern: Some(pattern), ignore_case: true });
+    let scheme = |scheme: &str| header(":scheme", exact(scheme));
+    // Without a port, with this one, and with any.
+    let (bare, with, any): (HeaderMatcher, WithPort, Option<HeaderMatcher>) = match &pattern.host {
+        HostPattern::Exact(host) => {
+            let host = if host.contains(':') { format!("[{host}]") } else { host.to_string() };
+            let with = host.clone();
+            let any = by(MatchPattern::Prefix(format!("{host}:")));
+            let with = Box::new(move |port| by(MatchPattern::Exact(format!("{with}:{port}"))));
+            (by(MatchPattern::Exact(host)), with, Some(any))
+        }
+        HostPattern::Suffix(suffix) => {
+            let with = suffix.to_string();
+            let any = by(regex(&format!("(?i).+{}:[0-9]+", escaped(suffix))));
+            let with = Box::new(move |port| by(MatchPattern::Suffix(format!("{with}:{port}"))));
+            (by(MatchPattern::Suffix(suffix.to_string())), with, Some(any))
+        }
+        HostPattern::Any => {
+            let with = Box::new(move |port| by(MatchPattern::Suffix(format!(":{port}"))));
+            (by(regex(r"[^:]+|\[[^\]]*\]")), with, None)
+        }
+    };
+    match pattern.port {
+        PortPattern::Default => vec![vec![bare], vec![with(80)], vec![with(443)]],
+        PortPattern::Exact(80) => vec![vec![with(80)], vec![bare, scheme("http")]],
+        PortPattern::Exact(443) => vec![vec![with(443)], vec![bare, scheme("https")]],
+        PortPattern::Exact(port) => vec![vec![with(port)]],
+        PortPattern::Any => match any {
+            Some(any) => vec![vec![bare], vec![any]],
+            None => vec![Vec::new()],
+        },
+    }
+}
+
+/// A path that fits, as Envoy says it. Both compare paths in their one spelling.
+fn path(pattern: &PathPattern) -> PathSpecifier {
+    let text = pattern.to_string();
+    match (pattern.exact(), text.strip_suffix('*')) {
+        (Some(path), _) => PathSpecifier::Path(path.to_owned()),
+        (None, Some("")) => PathSpecifier::Prefix("/".to_owned()),
+        (None, Some(prefix)) if !prefix.contains('*') => PathSpecifier::Prefix(prefix.to_owned()),
+        (None, open) => {
+            let pieces: Vec<String> = open.unwrap_or(&text).split('*').map(escaped).collect();
+            let tail = if open.is_some() { ".*" } else { "" };
+            match regex(&format!("{}{tail}", pieces.join("[^/]+"))) {
+                MatchPattern::SafeRegex(regex) => PathSpecifier::SafeRegex(regex),
+                // There is no other.
+                _ => PathSpecifier::Path(text),
+            }
+        }
+    }
+}
+
+fn regex(text: &str) -> MatchPattern {
+    MatchPattern::SafeRegex(RegexMatcher { regex: text.to_owned(), ..RegexMatcher::default() })
+}
+
+fn escaped(text: &str) -> String {
+    text.chars().flat_map(|c| (!c.is_ascii_alphanumeric()).then_some('\\').into_iter().chain([c])).collect()
+}

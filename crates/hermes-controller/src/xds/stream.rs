@@ -1,0 +1,277 @@
+//! Both forms of xDS on the controller's port: an Envoy is told what differs (delta), or all of it each time.
+//!
+//! In: streams of Envoys that were made out by their certificates. Out: their own resources at the moment in which they change,
+//! and what they said about them, where any node's words are.
+//! Never: another node's resources, whatever an Envoy calls itself; nor a stream that outlives its node's membership.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use envoy_types::pb::envoy::config::core::v3::{Node as Envoy, node::UserAgentVersionType};
+pub(crate) use envoy_types::pb::envoy::service::discovery::v3::{
+    DeltaDiscoveryRequest as DeltaRequest, DeltaDiscoveryResponse as DeltaResponse, DiscoveryRequest as WholeRequest,
+    DiscoveryResponse as WholeResponse, Resource,
+};
+use envoy_types::pb::google::protobuf::value::Kind as Scalar;
+use futures_util::Stream;
+use futures_util::stream::unfold;
+use hermes_model::document::Document;
+use tokio::sync::watch;
+use tonic::{Response, Status, Streaming};
+
+use super::bootstrap::DIRECTORY;
+use super::session::{Goal, Heard, Kind, Said, Session, Verdict};
+use super::{Site, nothing, resources};
+use crate::control::Report;
+use crate::controller::Watched;
+use crate::document::{Name, Program};
+use crate::push::{EXPELLED, Peer, Presence, Push, sha256};
+
+/// No path is longer.
+const LONGEST: usize = 4096;
+
+/// One form of the protocol.
+pub(crate) trait Form: Send + 'static {
+    type Request: Send + 'static;
+    type Response;
+    fn node(request: &mut Self::Request) -> Option<Envoy>;
+    fn kind(request: &Self::Request) -> Option<Kind>;
+    fn heard(request: Self::Request) -> Heard;
+    fn said(said: Said) -> Self::Response;
+}
+
+/// What differs.
+pub(crate) struct Delta;
+/// All of it each time.
+pub(crate) struct Whole;
+
+impl Form for Delta {
+    type Request = DeltaRequest;
+    type Response = DeltaResponse;
+
+    fn node(request: &mut DeltaRequest) -> Option<Envoy> {
+        request.node.take()
+    }
+
+    fn kind(request: &DeltaRequest) -> Option<Kind> {
+        Kind::of(&request.type_url)
+    }
+
+    fn heard(request: DeltaRequest) -> Heard {
+        Heard {
+            nonce: request.response_nonce,
+            refused: request.error_detail.map(|status| status.message),
+            subscribe: request.resource_names_subscribe,
+            unsubscribe: request.resource_names_unsubscribe,
+            is_whole: false,
+            has: request.initial_resource_versions.into_iter().collect(),
+        }
+    }
+
+    fn said(said: Said) -> DeltaResponse {
+        let resource = |(name, held): (String, super::Held)| Resource {
+            name,
+            version: held.version,
+            resource: held.body,
+            ..Resource::default()
+        };
+        DeltaResponse {
+            system_version_info: said.version,
+            resources: said.changed.into_iter().map(resource).collect(),
+            type_url: said.kind.url().to_owned(),
+            removed_resources: said.removed,
+            nonce: said.nonce,
+            ..DeltaResponse::default()
+        }
+    }
+}
+
+impl Form for Whole {
+    type Request = WholeRequest;
+    type Response = WholeResponse;
+
+    fn node(request: &mut WholeRequest) -> Option<Envoy> {
+        request.node.take()
+    }
+
+    fn kind(request: &WholeRequest) -> Option<Kind> {
+        Kind::of(&request.type_url)
+    }
+
+    fn heard(request: WholeRequest) -> Heard {
+        Heard {
+            nonce: request.response_nonce,
+            refused: request.error_detail.map(|status| status.message),
+            subscribe: request.resource_names,
+            unsubscribe: Vec::new(),
+            is_whole: true,
+            has: BTreeMap::new(),
+        }
+    }
+
+    fn said(said: Said) -> WholeResponse {
+        WholeResponse {
+            version_info: said.version,
+            resources: said.all.into_values().filter_map(|held| held.body).collect(),
+            type_url: said.kind.url().to_owned(),
+            nonce: said.nonce,
+            ..WholeResponse::default()
+        }
+    }
+}
+
+/// Serves an Envoy, for as long as it is one of this overlay.
+pub(crate) async fn serve<F: Form>(
+    push: Arc<Push>,
+    peer: &Peer,
+    mut requests: Streaming<F::Request>,
+) -> Result<Response<impl Stream<Item = Result<F::Response, Status>> + use<F>>, Status> {
+    let node = push.node_of(peer)?;
+    let silent = || Status::invalid_argument("say first who you are, and what you ask for");
+    let mut first = requests.message().await?.ok_or_else(silent)?;
+    let envoy = F::node(&mut first).ok_or_else(silent)?;
+    let directory = directory(&envoy).ok_or_else(|| {
+        let message =
+            format!("metadata of the node lacks {DIRECTORY}: start Envoy from the file that `hermes envoy` wrote");
+        Status::invalid_argument(message)
+    })?;
+    let presence = Presence::begin(push.clone(), node.clone());
+    let mut serving = Serving::<F> {
+        watched: push.controller().watch(&node),
+        report: Report { version: version(&envoy), ..Report::default() },
+        key: peer.key.clone(),
+        session: Session::new(Goal::default()),
+        is_expelled: false,
+        is_ended: false,
+        push,
+        node,
+        directory,
+        requests,
+        presence,
+    };
+    serving.presence.hear(&serving.report);
+    serving.aim()?;
+    serving.hear(first);
+    Ok(Response::new(unfold(serving, async |mut serving| {
+        let item = serving.next().await?;
+        serving.is_ended = item.is_err();
+        Some((item, serving))
+    })))
+}
+
+/// One Envoy that asks.
+struct Serving<F: Form> {
+    push: Arc<Push>,
+    node: Name,
+    watched: watch::Receiver<Watched>,
+    key: String,
+    directory: String,
+    requests: Streaming<F::Request>,
+    session: Session,
+    /// What is known of it.
+    report: Report,
+    /// It is told to serve nobody, and then no more.
+    is_expelled: bool,
+    is_ended: bool,
+    presence: Presence,
+}
+
+impl<F: Form> Serving<F> {
+    /// The next message, once there is one. `None`: the Envoy is gone.
+    async fn next(&mut self) -> Option<Result<F::Response, Status>> {
+        loop {
+            if self.is_ended {
+                return None;
+            }
+            if let Some(said) = self.session.next() {
+                return Some(Ok(F::said(said)));
+            }
+            if self.is_expelled {
+                return Some(Err(Status::permission_denied(EXPELLED)));
+            }
+            tokio::select! {
+                request = self.requests.message() => match request {
+                    Ok(Some(request)) => self.hear(request),
+                    Ok(None) | Err(_) => return None,
+                },
+                changed = self.watched.changed() => {
+                    changed.ok()?;
+                    if let Err(status) = self.aim() {
+                        return Some(Err(status));
+                    }
+                }
+            }
+        }
+    }
+
+    fn hear(&mut self, request: F::Request) {
+        let Some(kind) = F::kind(&request) else { return };
+        let Some(verdict) = self.session.hear(kind, F::heard(request)) else { return };
+        let goal = self.session.goal();
+        match verdict {
+            Verdict::Runs => (self.report.running, self.report.refused) = (goal.digest.clone(), String::new()),
+            Verdict::Refused(why) => self.report.refused = why,
+        }
+        self.report.tried = goal.revision;
+        self.presence.hear(&self.report);
+    }
+
+    /// What it is to have is what the overlay says now.
+    fn aim(&mut self) -> Result<(), Status> {
+        let watched = self.watched.borrow_and_update().clone();
+        let revision = watched.given.since;
+        self.is_expelled = watched.key.as_ref() != Some(&self.key);
+        let Some(document) = watched.given.document.filter(|_| !self.is_expelled) else {
+            self.session.aim(Goal { revision, digest: Bytes::new(), resources: nothing() });
+            return Ok(());
+        };
+        let known = self.push.controller().known();
+        let catalog = &known.state.catalog;
+        if catalog.node(&self.node).is_none_or(|node| node.runs != Program::Envoy) {
+            return Err(Status::failed_precondition(format!(
+                "{} runs Hermes: write runs: envoy in its document, or start `hermes proxy` there",
+                self.node
+            )));
+        }
+        let overlay = catalog.overlay().map(|(name, _)| name.to_string()).unwrap_or_default();
+        let site = Site { overlay: &overlay, directory: &self.directory };
+        let digest = sha256(&document);
+        let parsed = serde_json::from_slice::<Document>(&document).map_err(|error| error.to_string());
+        let made = parsed.and_then(|document| {
+            let lines = |problems: Vec<hermes_model::Problem>| {
+                problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+            };
+            resources(&document, site).map_err(lines)
+        });
+        match made {
+            Ok(resources) => self.session.aim(Goal { revision, digest, resources }),
+            // It goes on with what it has: another version of the controller let that document through.
+            Err(why) => {
+                (self.report.refused, self.report.tried) = (why, revision);
+                self.presence.hear(&self.report);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where it has its identity. It alone is told of it again, so that it may say what it likes.
+fn directory(envoy: &Envoy) -> Option<String> {
+    match &envoy.metadata.as_ref()?.fields.get(DIRECTORY)?.kind {
+        Some(Scalar::StringValue(path)) if path.len() <= LONGEST && path.starts_with('/') => Some(path.clone()),
+        _ => None,
+    }
+}
+
+fn version(envoy: &Envoy) -> String {
+    let name = &envoy.user_agent_name;
+    match &envoy.user_agent_version_type {
+        Some(UserAgentVersionType::UserAgentVersion(version)) => format!("{name} {version}"),
+        Some(UserAgentVersionType::UserAgentBuildVersion(build)) => {
+            let version = build.version.unwrap_or_default();
+            format!("{name} {}.{}.{}", version.major_number, version.minor_number, version.patch)
+        }
+        None => name.clone(),
+    }
+}

@@ -1,0 +1,226 @@
+//! What documents come to in Envoy's words, and in which order an Envoy gets it.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+
+use envoy_types::pb::envoy::config::cluster::v3::Cluster;
+use envoy_types::pb::envoy::config::route::v3::route::Action;
+use envoy_types::pb::envoy::config::route::v3::route_action::ClusterSpecifier;
+use envoy_types::pb::envoy::config::route::v3::{Route, RouteConfiguration, RouteList};
+use envoy_types::pb::xds::r#type::matcher::v3::Matcher;
+use envoy_types::pb::xds::r#type::matcher::v3::matcher::{MatcherType, OnMatch, matcher_tree::TreeType, on_match};
+use hermes_model::document::Document;
+use prost::Message as _;
+
+use super::session::{Goal, Heard, Kind, Said, Session, Verdict};
+use super::{Held, Resources, Site, resources};
+use crate::catalog::Catalog;
+use crate::compile::compile;
+use crate::document::read;
+
+const SITE: Site<'_> = Site { overlay: "x", directory: "/state" };
+
+const OVERLAY: &str = "\
+kind: Overlay
+name: x
+---
+{kind: Node, name: laptop, links: in, apps: {bind: \"127.0.0.1:8080\", user: ann}}
+---
+{kind: Node, name: desk, links: in}
+---
+{kind: Node, name: in, role: standalone, runs: envoy, address: \"192.0.2.1:9443\", links: [a, b]}
+---
+{kind: Node, name: a, address: \"192.0.2.2:9443\", http3: true}
+---
+{kind: Node, name: b, address: \"b.example:9443\"}
+---
+{kind: User, name: ann, nodes: laptop}
+---
+{kind: User, name: bob, nodes: [desk, laptop]}
+---
+{kind: Service, name: WEB, at: [{node: a, http: \"127.0.0.1:80\"}, {node: b, http: \"127.0.0.1:80\"}], for: {users: [ann, bob]}}
+---
+{kind: Service, name: DB, authority: \"DB:3306\", at: {node: in, tcp: \"127.0.0.1:3306\"}, for: {users: bob}, timeout: {connect: 9s}}
+";
+
+fn document(text: &str) -> Document {
+    let mut catalog = Catalog::default();
+    for resource in read(text).unwrap() {
+        catalog.put(resource);
+    }
+    compile(&catalog).unwrap_or_else(|faults| panic!("{faults:#?}")).remove(&"in".parse().unwrap()).unwrap()
+}
+
+fn faults(text: &str) -> String {
+    let mut catalog = Catalog::default();
+    for resource in read(text).unwrap() {
+        catalog.put(resource);
+    }
+    let faults = compile(&catalog).err().unwrap_or_default();
+    faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+}
+
+fn map(matcher: &Matcher) -> &std::collections::HashMap<String, OnMatch> {
+    let Some(MatcherType::MatcherTree(tree)) = &matcher.matcher_type else { panic!("{matcher:?}") };
+    let Some(TreeType::ExactMatchMap(map)) = &tree.tree_type else { panic!("{tree:?}") };
+    &map.map
+}
+
+fn routes(on: &OnMatch) -> Vec<Route> {
+    let Some(on_match::OnMatch::Action(action)) = &on.on_match else { panic!("{on:?}") };
+    RouteList::decode(&*action.typed_config.as_ref().unwrap().value).unwrap().routes
+}
+
+fn cluster_of(route: &Route) -> &str {
+    let Some(Action::Route(action)) = &route.action else { panic!("{route:?}") };
+    let Some(ClusterSpecifier::Cluster(cluster)) = &action.cluster_specifier else { panic!("{action:?}") };
+    cluster
+}
+
+#[test]
+fn the_same_document_gives_the_same_bytes_and_each_user_the_routes_that_are_theirs() {
+    let document = document(OVERLAY);
+    let made = resources(&document, SITE).unwrap();
+    for _ in 0..20 {
+        assert_eq!(resources(&document, SITE).unwrap(), made);
+    }
+    let body = made.routes["overlay"].body.as_ref().unwrap();
+    // What we write with maps in an order is the message of this name.
+    let all = RouteConfiguration::decode(&*body.value).unwrap();
+    assert!(body.type_url.ends_with("/envoy.config.route.v3.RouteConfiguration"));
+    let users = map(all.virtual_hosts[0].matcher.as_ref().unwrap());
+    let of = |user: &str| {
+        let mut clusters: Vec<_> = routes(&users[user]).iter().map(|route| cluster_of(route).to_owned()).collect();
+        clusters.dedup();
+        clusters
+    };
+    assert_eq!(of("ann"), ["hop/a+b"]);
+    assert_eq!(of("bob"), ["origin/raw/127.0.0.1:3306", "hop/a+b"]);
+    assert_eq!(users.len(), 2);
+    assert!(all.virtual_hosts[0].matcher.as_ref().unwrap().on_no_match.is_none(), "nobody has a route");
+    let names: Vec<_> = made.clusters.keys().map(String::as_str).collect();
+    assert_eq!(names, ["hop/a+b", "origin/raw/127.0.0.1:3306"]);
+    let origin = made.clusters["origin/raw/127.0.0.1:3306"].body.as_ref().unwrap();
+    assert_eq!(Cluster::decode(&*origin.value).unwrap().connect_timeout.unwrap().seconds, 9);
+    let trust = format!("{:?}", all.typed_per_filter_config);
+    assert!(trust.contains("RBACPerRoute"), "{trust}");
+}
+
+#[test]
+fn what_an_envoy_cannot_do_is_told() {
+    let change = |from: &str, to: &str| {
+        assert!(OVERLAY.contains(from), "{from}");
+        faults(&OVERLAY.replace(from, to))
+    };
+    assert_eq!(faults(OVERLAY), "");
+    for (from, to, words) in [
+        ("role: standalone, runs", "runs", "Node/in: role: this node runs Envoy"),
+        ("runs: envoy,", "runs: envoy, apps: {bind: \"127.0.0.1:1\"},", "Node/in: apps: this node runs Envoy"),
+        ("runs: envoy, address: \"192.0.2.1:9443\",", "runs: envoy,", "Node/in: address: this node runs Envoy"),
+        ("tcp: \"127.0.0.1:3306\"", "tcp: authority", "an Envoy ends sessions at HOST:PORT alone"),
+        ("users: [ann, bob]}", "users: [ann, bob]}, custody: {}", "WEB: an Envoy takes no custody"),
+    ] {
+        let said = change(from, to);
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    // Who would dial it to be sent something, and whom it would dial to be sent something.
+    let waits = OVERLAY.replace("links: [a, b]", "links: a").replace("b, address: \"b.example:9443\"", "b, links: in");
+    let said = faults(&waits);
+    assert!(said.contains("give b an address, and in a link to it"), "{said}");
+    let waited =
+        OVERLAY.replace("laptop, links: in,", "laptop, address: \"192.0.2.9:1\",").replace("[a, b]", "[a, b, laptop]");
+    let said = faults(&waited);
+    assert!(said.contains("give laptop a link to in"), "{said}");
+}
+
+fn held(version: &str) -> Held {
+    Held { version: version.to_owned(), body: Some(Default::default()) }
+}
+
+fn goal(revision: u64, clusters: &[&str], routes: &str) -> Goal {
+    let resources = Resources {
+        clusters: clusters.iter().map(|name| ((*name).to_owned(), held("1"))).collect(),
+        listeners: BTreeMap::from([("overlay".to_owned(), held("1"))]),
+        routes: BTreeMap::from([("overlay".to_owned(), held(routes))]),
+    };
+    Goal { revision, resources, ..Goal::default() }
+}
+
+fn ask(session: &mut Session, kind: Kind, is_whole: bool) {
+    let subscribe = if kind == Kind::Routes { vec!["overlay".to_owned()] } else { Vec::new() };
+    assert_eq!(session.hear(kind, Heard { subscribe, is_whole, ..Heard::default() }), None);
+}
+
+/// Takes it, as an Envoy does.
+fn take(session: &mut Session, said: &Said, is_whole: bool) -> Option<Verdict> {
+    let subscribe = if is_whole && said.kind == Kind::Routes { vec!["overlay".to_owned()] } else { Vec::new() };
+    session.hear(said.kind, Heard { nonce: said.nonce.clone(), subscribe, is_whole, ..Heard::default() })
+}
+
+fn names(said: &Said) -> Vec<&str> {
+    said.all.keys().map(String::as_str).collect()
+}
+
+fn started(is_whole: bool) -> Session {
+    let mut session = Session::new(goal(1, &["a", "b"], "1"));
+    assert_eq!(session.next(), None, "nobody has asked");
+    for kind in [Kind::Clusters, Kind::Listeners, Kind::Routes] {
+        ask(&mut session, kind, is_whole);
+        let said = session.next().unwrap();
+        assert_eq!(said.kind, kind);
+        assert_eq!(session.next(), None, "one at a time");
+        let verdict = take(&mut session, &said, is_whole);
+        assert_eq!(verdict, (kind == Kind::Routes).then_some(Verdict::Runs));
+    }
+    assert_eq!(session.next(), None);
+    session
+}
+
+#[test]
+fn clusters_come_before_routes_and_go_after_them() {
+    for is_whole in [false, true] {
+        let mut session = started(is_whole);
+        session.aim(goal(2, &["b", "c"], "2"));
+        let said = session.next().unwrap();
+        assert_eq!((said.kind, names(&said)), (Kind::Clusters, vec!["a", "b", "c"]));
+        assert_eq!((said.changed.len(), said.removed.len()), (1, 0));
+        assert_eq!(session.next(), None, "no route before its cluster is there");
+        assert_eq!(take(&mut session, &said, is_whole), None);
+        let said = session.next().unwrap();
+        assert_eq!(said.kind, Kind::Routes);
+        assert_eq!(session.next(), None, "no cluster goes that a route may need");
+        assert_eq!(take(&mut session, &said, is_whole), None);
+        let said = session.next().unwrap();
+        assert_eq!((said.kind, names(&said)), (Kind::Clusters, vec!["b", "c"]));
+        assert_eq!(said.removed, ["a"]);
+        assert_eq!(take(&mut session, &said, is_whole), Some(Verdict::Runs));
+        assert_eq!(session.next(), None);
+    }
+}
+
+#[test]
+fn what_is_refused_is_told_once_and_not_sent_again() {
+    let mut session = started(false);
+    session.aim(goal(2, &["a", "b"], "2"));
+    let said = session.next().unwrap();
+    // Words about what was sent before that do not count.
+    let old = Heard { nonce: "0".to_owned(), refused: Some("old".to_owned()), ..Heard::default() };
+    assert_eq!(session.hear(Kind::Routes, old), None);
+    let no = Heard { nonce: said.nonce, refused: Some("no".to_owned()), ..Heard::default() };
+    assert_eq!(session.hear(Kind::Routes, no), Some(Verdict::Refused("no".to_owned())));
+    assert_eq!(session.next(), None);
+    session.aim(goal(3, &["a", "b"], "3"));
+    let said = session.next().unwrap();
+    assert_eq!((said.kind, said.all["overlay"].version.as_str()), (Kind::Routes, "3"));
+    assert_eq!(take(&mut session, &said, false), Some(Verdict::Runs));
+}
+
+#[test]
+fn an_envoy_that_comes_back_is_sent_what_differs() {
+    let mut session = Session::new(goal(2, &["b", "c"], "2"));
+    let has = BTreeMap::from([("a".to_owned(), "1".to_owned()), ("b".to_owned(), "1".to_owned())]);
+    session.hear(Kind::Clusters, Heard { has, ..Heard::default() });
+    let said = session.next().unwrap();
+    assert_eq!(said.changed.keys().collect::<Vec<_>>(), ["c"]);
+    assert!(said.removed.is_empty(), "its routes may need it yet");
+}
