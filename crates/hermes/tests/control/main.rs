@@ -9,3 +9,4 @@ mod providers;
 mod refused;
 mod renewal;
 mod several;
+mod steady;
