@@ -3,9 +3,11 @@
 #![allow(clippy::unwrap_used)]
 
 mod bed;
+mod desk;
 mod hostile;
 mod path;
 mod providers;
+mod random;
 mod refused;
 mod renewal;
 mod several;
