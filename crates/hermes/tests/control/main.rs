@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod bed;
+mod changing;
 mod desk;
 mod hostile;
 mod path;

@@ -100,7 +100,8 @@ impl Scene {
     /// Two halves, one by way of a router, that run their first documents.
     async fn new(bed: Bed, seed: u64, has_second: bool) -> (Self, origin::Origin) {
         let at = |port: u16| bed.socket(port);
-        let served = origin::http::serve(origin::listen(at(7001)).unwrap(), origin::http::Version::H1, "one".into()).unwrap();
+        let served =
+            origin::http::serve(origin::listen(at(7001)).unwrap(), origin::http::Version::H1, "one".into()).unwrap();
         let (a, b) = (at(8080), at(8081));
         let node = |name: &str, port: u16, more: &str| {
             format!("{{kind: Node, name: {name}, workers: 1, address: \"{0}\", bind: \"{0}\"{more}}}\n---\n", at(port))
@@ -112,7 +113,8 @@ impl Scene {
             node("a-server", 9444, ""),
             format!("{{kind: Node, name: b-device, workers: 1, links: b-server, apps: {{bind: \"{b}\"}}}}\n---\n"),
             node("b-server", 9445, ""),
-            "{kind: User, name: a-user, nodes: a-device}\n---\n{kind: User, name: b-user, nodes: b-device}\n".to_owned(),
+            "{kind: User, name: a-user, nodes: a-device}\n---\n{kind: User, name: b-user, nodes: b-device}\n"
+                .to_owned(),
         ]
         .concat();
         let half = |letter, nodes: &[&str]| Arc::new(Half::new(letter, nodes, served.address(), &base));
@@ -289,7 +291,8 @@ fn is_well<T: 'static>(tasks: &mut JoinSet<T>) {
 
 async fn killed_at_random(bed: Bed, has_second: bool, seconds: u64) {
     let number = |name: &str| std::env::var(name).ok().map(|value| value.parse::<u64>().unwrap());
-    let (seed, seconds) = (number("HERMES_SEED").unwrap_or_else(rand::random), number("HERMES_SECONDS").unwrap_or(seconds));
+    let (seed, seconds) =
+        (number("HERMES_SEED").unwrap_or_else(rand::random), number("HERMES_SECONDS").unwrap_or(seconds));
     println!("HERMES_SEED={seed} HERMES_SECONDS={seconds}");
     let (mut scene, _origin) = Scene::new(bed, seed, has_second).await;
     let stop = Arc::new(AtomicBool::new(false));

@@ -109,6 +109,11 @@ impl Half {
     pub(crate) fn mark_of(&self, node: &str, document: &[u8]) -> Option<u64> {
         let node: Name = node.parse().unwrap();
         let state = self.state();
-        state.legal.iter().rev().find(|(_, nodes)| nodes.get(&node).is_some_and(|one| *one == document)).map(|one| *one.0)
+        state
+            .legal
+            .iter()
+            .rev()
+            .find(|(_, nodes)| nodes.get(&node).is_some_and(|one| *one == document))
+            .map(|one| *one.0)
     }
 }
