@@ -112,6 +112,11 @@ impl Bed {
         self.controller = Some(self.started("controller", 9400).await);
     }
 
+    /// Bytes that the controller has in memory.
+    pub(crate) fn weight(&self) -> u64 {
+        self.controller.as_ref().unwrap().usage().unwrap().memory.rss
+    }
+
     pub(crate) fn kill_controller(&mut self) {
         sigkill(self.controller.take().unwrap());
     }

@@ -12,4 +12,5 @@ mod random;
 mod refused;
 mod renewal;
 mod several;
+mod slow;
 mod steady;
