@@ -17,8 +17,9 @@ use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use rcgen::{CertificateParams, KeyPair};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
+use tonic::Status;
 use tonic::body::Body;
 use tonic::server::Grpc;
 use tonic_prost::ProstCodec;
@@ -36,6 +37,10 @@ use crate::xds;
 const CONNECTIONS: usize = 50_000;
 /// A handshake takes no longer.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Whoever has connected asks for something within this, or is nobody who came to ask.
+const FIRST: Duration = Duration::from_secs(10);
+/// A request for a certificate takes no longer, with all that the store needs for it.
+const ISSUE: Duration = Duration::from_secs(30);
 /// How often a connection is asked whether it is alive, and how long it has for the answer.
 const ALIVE: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(20));
 /// Streams of one connection: a node needs two.
@@ -129,7 +134,10 @@ async fn converse(
         Err(_) => return tracing::debug!(%from, "no handshake within {HANDSHAKE:?}"),
     };
     let peer = Arc::new(peer(&io, from));
+    let asked = Arc::new(Notify::new());
+    let asks = asked.clone();
     let service = service_fn(move |request: Request<Incoming>| {
+        asks.notify_one();
         let (push, api, peer) = (push.clone(), api.clone(), peer.clone());
         async move { Ok::<_, Infallible>(answer(push, api, peer, request).await) }
     });
@@ -144,7 +152,13 @@ async fn converse(
         .keep_alive_interval(ALIVE.0)
         .keep_alive_timeout(ALIVE.1);
     server.http1().timer(TokioTimer::new()).header_read_timeout(HANDSHAKE);
-    if let Err(error) = server.serve_connection(TokioIo::new(io), TowerToHyperService::new(service)).await {
+    let mut served = std::pin::pin!(server.serve_connection(TokioIo::new(io), TowerToHyperService::new(service)));
+    let ended = tokio::select! {
+        ended = &mut served => ended,
+        () = asked.notified() => served.await,
+        () = tokio::time::sleep(FIRST) => return tracing::debug!(%from, "nothing was asked within {FIRST:?}"),
+    };
+    if let Err(error) = ended {
         tracing::debug!(%from, "a connection ended: {error}");
     }
 }
@@ -169,7 +183,7 @@ async fn answer(
                 let (push, peer) = (push.clone(), peer.clone());
                 async move { push.enrol(&peer, request.into_inner()).await }
             });
-            grpc.unary(enrol, request).await
+            in_time(grpc.unary(enrol, request)).await
         }
         control::RENEW => {
             let mut grpc =
@@ -178,7 +192,7 @@ async fn answer(
                 let (push, peer) = (push.clone(), peer.clone());
                 async move { push.renew(&peer, &request.into_inner()) }
             });
-            grpc.unary(renew, request).await
+            in_time(grpc.unary(renew, request)).await
         }
         control::FOLLOW => {
             let mut grpc = Grpc::new(ProstCodec::<Order, Report>::default())
@@ -220,4 +234,10 @@ async fn answer(
         }
     };
     grpc.map(axum::body::Body::new)
+}
+
+/// Who sends a request byte by byte does not keep it here.
+async fn in_time(answering: impl Future<Output = Response<Body>>) -> Response<Body> {
+    let late = || Status::deadline_exceeded(format!("this took longer than {ISSUE:?}; ask again")).into_http();
+    tokio::time::timeout(ISSUE, answering).await.unwrap_or_else(|_| late())
 }

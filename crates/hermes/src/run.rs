@@ -93,7 +93,10 @@ async fn first_document(agent: &mut Agent, config: &Path) -> anyhow::Result<Opti
         };
         match read_document(config, &document) {
             Ok(_) => {
-                std::fs::write(config, &document).with_context(|| format!("cannot write {}", config.display()))?;
+                // Whole or not at all: who is killed meanwhile would never start again from a part of it.
+                let new = config.with_extension("first");
+                let written = std::fs::write(&new, &document).and_then(|()| std::fs::rename(&new, config));
+                written.with_context(|| format!("cannot write {}", config.display()))?;
                 return Ok(Some(instruction));
             }
             Err(error) => {

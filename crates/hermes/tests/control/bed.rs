@@ -18,6 +18,8 @@ pub(crate) struct Bed {
     pub(crate) directory: tempfile::TempDir,
     pub(crate) address: Ipv4Addr,
     controller: Option<Running>,
+    /// Whether the store is an etcd, be it alive or not.
+    has_etcd: bool,
     etcd: Option<Running>,
     /// A second one, at the same etcd.
     second: Option<Running>,
@@ -34,14 +36,35 @@ impl Bed {
         let mut this = Self::nothing();
         this.start_etcd().await;
         this.start_controller().await;
-        let data = this.state("second");
-        this.second = Some(this.launch("second", data, 9401));
-        until("the second one listens", || TcpStream::connect(this.socket(9401)).is_ok()).await;
+        this.start_second().await;
         this
+    }
+
+    pub(crate) async fn start_second(&mut self) {
+        self.second = Some(self.started("second", 9401).await);
+    }
+
+    pub(crate) fn kill_second(&mut self) {
+        sigkill(self.second.take().unwrap());
+    }
+
+    /// A controller that listens. One that ends, since its store is away, is started again: so does whoever watches over it.
+    async fn started(&self, name: &str, port: u16) -> Running {
+        let mut running = self.launch(name, self.state(name), port);
+        let operator = self.state(name).join("operator.json");
+        until(&format!("{name} listens"), || {
+            if running.exited().unwrap().is_some() {
+                running = self.launch(name, self.state(name), port);
+            }
+            TcpStream::connect(self.socket(port)).is_ok() && operator.exists()
+        })
+        .await;
+        running
     }
 
     pub(crate) async fn start_etcd(&mut self) {
         let (client, peer) = (format!("http://{}", self.socket(2379)), format!("http://{}", self.socket(2380)));
+        self.has_etcd = true;
         let program = Program::new("etcd", "etcd", self.directory.path());
         let program = program.args(["--name", "one", "--log-level", "error", "--data-dir"]).args([self.state("etcd")]);
         let program = program.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
@@ -57,7 +80,7 @@ impl Bed {
 
     fn launch(&self, name: &str, data: PathBuf, port: u16) -> Running {
         let listen = self.socket(port).to_string();
-        let store = if self.etcd.is_some() { format!("etcd://{}", self.socket(2379)) } else { "sqlite".to_owned() };
+        let store = if self.has_etcd { format!("etcd://{}", self.socket(2379)) } else { "sqlite".to_owned() };
         let program = Program::new(name, HERMES, self.directory.path());
         let program = program.args(["controller", "--listen", &listen, "--store", &store, "--data"]).args([data]);
         program.start().unwrap()
@@ -67,7 +90,7 @@ impl Bed {
         let [a, b, c, _] = rand::random::<[u8; 4]>();
         let address = Ipv4Addr::new(127, a.max(1), b, c.clamp(1, 254));
         let directory = tempfile::tempdir().unwrap();
-        Self { directory, address, controller: None, etcd: None, second: None }
+        Self { directory, address, controller: None, has_etcd: false, etcd: None, second: None }
     }
 
     /// With a controller that has nothing yet.
@@ -86,11 +109,12 @@ impl Bed {
     }
 
     pub(crate) async fn start_controller(&mut self) {
-        self.controller = Some(self.launch("controller", self.state("controller"), 9400));
-        until("the controller listens", || {
-            TcpStream::connect(self.socket(9400)).is_ok() && self.state("controller/operator.json").exists()
-        })
-        .await;
+        self.controller = Some(self.started("controller", 9400).await);
+    }
+
+    /// Bytes that the controller has in memory.
+    pub(crate) fn weight(&self) -> u64 {
+        self.controller.as_ref().unwrap().usage().unwrap().memory.rss
     }
 
     pub(crate) fn kill_controller(&mut self) {

@@ -2,8 +2,14 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
 
 use hermes_testkit::ca::{Authority, Subject};
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject as _;
+use tokio::io::AsyncReadExt as _;
+use tokio_rustls::rustls;
 
 use crate::bed::{Bed, until};
 
@@ -127,4 +133,72 @@ async fn a_node_that_is_removed_serves_nobody_and_does_not_come_back() {
     let _server = bed.node("server", None);
     until("it is told again", || bed.log("server").contains("no member any more")).await;
     assert!(bed.get("APP").is_none_or(|(status, _)| status != 200));
+}
+
+/// TLS connections that say nothing, and ones that ask for a certificate byte by byte, are closed; who asks is served meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_connections_that_ask_nothing_are_closed_and_keep_nobody_out() {
+    let bed = Bed::new().await;
+    bed.told(&["apply", "-f", "-"], &bed.documents(7001));
+    operator(&bed);
+    let ca = std::fs::read(bed.directory.path().join("ca.pem")).unwrap();
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add_parsable_certificates(CertificateDer::pem_slice_iter(&ca).map(Result::unwrap));
+    let config = rustls::ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+    let mut idle = Vec::new();
+    for _ in 0..1000 {
+        let tcp = tokio::net::TcpStream::connect(bed.socket(9400)).await.unwrap();
+        let name = bed.address.to_string().try_into().unwrap();
+        idle.push(connector.connect(name, tcp).await.unwrap());
+    }
+    assert!(bed.told(&["get"], "").contains("laptop"));
+    let _laptop = bed.node("laptop", Some(&bed.token("laptop")));
+    until("a node enrols meanwhile", || bed.log("laptop").contains("under control")).await;
+    let closed = async {
+        for mut one in idle {
+            // The end of it, in whatever way.
+            let ended = one.read(&mut [0; 1024]).await;
+            assert!(!matches!(ended, Ok(1..)), "there was nothing to be said");
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), closed).await.expect("they are closed");
+    assert!(bed.told(&["get"], "").contains("laptop"));
+}
+
+/// Tokens that were used, are no tokens or are expired, and nodes with a key that is another node's: each is named in the audit.
+#[tokio::test]
+async fn who_is_refused_is_named_in_the_audit_log() {
+    let bed = Bed::new().await;
+    bed.told(&["apply", "-f", "-"], &bed.documents(7001));
+    let audit = || std::fs::read_to_string(bed.directory.path().join("controller/audit.jsonl")).unwrap();
+    let token = bed.token("laptop");
+    let mut laptop = bed.node("laptop", Some(&token));
+    until("it has enrolled", || bed.log("laptop").contains("under control")).await;
+    let mut again = bed.node("replayed", Some(&token));
+    until("a used token is refused", || again.exited().unwrap().is_some()).await;
+    let id = token.split('.').nth(1).unwrap();
+    let used = format!("\"about\":\"token {id}\",\"refused\":\"this token is used");
+    assert!(audit().contains(&used), "{}", audit());
+    let short = bed.told(&["token", "create", "--node", "server", "--life", "1s"], "").trim().to_owned();
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    let mut late = bed.node("late", Some(&short));
+    until("an expired token is refused", || late.exited().unwrap().is_some()).await;
+    let id = short.split('.').nth(1).unwrap();
+    assert!(audit().lines().any(|line| line.contains(id) && line.contains("refused")), "{}", audit());
+    // Nothing of what is secret is there, nor on the log.
+    for secret in [token.split('.').nth(2).unwrap(), short.split('.').nth(2).unwrap(), "PRIVATE KEY"] {
+        assert!(!audit().contains(secret) && !bed.log("controller").contains(secret));
+    }
+    // Another machine with the certificate of before: the node enrolled anew since, with another key.
+    let (before, after) = (bed.state("laptop"), bed.state("moved"));
+    std::fs::rename(&before, &after).unwrap();
+    std::fs::remove_file(after.join("document.json")).unwrap();
+    let _ = laptop.exited();
+    crate::bed::sigkill(laptop);
+    let _laptop = bed.node("laptop", Some(&bed.token("laptop")));
+    until("it has enrolled anew", || bed.state("laptop/document.json").exists()).await;
+    let _moved = bed.node("moved", None);
+    until("who has the old key is told", || bed.log("moved").contains("no member any more")).await;
+    until("and named", || audit().contains("\"what\":\"follow\",\"by\":\"node/laptop\"")).await;
 }

@@ -3,12 +3,17 @@
 #![allow(clippy::unwrap_used)]
 
 mod bed;
+mod changing;
+mod desk;
 mod envoy;
 mod hostile;
 mod path;
 mod providers;
+mod random;
 mod refused;
 mod renewal;
 mod revoked;
 mod several;
+mod slow;
+mod steady;
 mod waves;

@@ -1,24 +1,61 @@
-//! Certificates that live for seconds, under traffic: they are renewed in time, and no request fails.
+//! Certificates that live for seconds, under traffic: they are renewed in time, no request fails, and no tunnel breaks.
+
+use std::time::{Duration, Instant};
+
+use hermes_testkit::origin::{self, stream};
+use hermes_testkit::traffic::{Traffic, Way};
 
 use crate::bed::{Bed, until};
+use crate::steady::Steady;
 
-#[tokio::test]
-async fn certificates_are_renewed_under_traffic() {
+/// Between two requests: what is tested is time, and not the rate.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Traffic over certificates that live this long, until each was renewed so often and so long is over.
+async fn renewed_under_traffic(life: Duration, times: usize, time: Duration) {
     let bed = Bed::new().await;
     bed.origin(7001, "one");
-    let documents = bed.documents(7001).replace("name: test\n", "name: test\ncertificate-life: 6s\n");
-    bed.told(&["apply", "-f", "-"], &documents);
+    let echo = stream::echo(origin::listen(bed.socket(7007)).unwrap()).unwrap();
+    let life = format!("name: test\ncertificate-life: {}s\n", life.as_secs());
+    let tunnels = format!(
+        "---\n{{kind: Service, name: ECHO, authority: \"ECHO:7\", at: {{node: server, tcp: \"{}\"}}, for: {{users: ann}}}}\n",
+        echo.address()
+    );
+    bed.told(&["apply", "-f", "-"], &(bed.documents(7001).replace("name: test\n", &life) + &tunnels));
     let _laptop = bed.node("laptop", Some(&bed.token("laptop")));
     let _server = bed.node("server", Some(&bed.token("server")));
     bed.until_answers("APP", "one").await;
     let renewals = |node: &str| bed.log(node).matches("the certificate is renewed").count();
-    let mut requests = 0;
-    // The first ones are over by then.
-    while renewals("laptop") < 3 || renewals("server") < 3 {
-        assert_eq!(bed.get("APP"), Some((200, "one".to_owned())), "request {requests}");
-        requests += 1;
-        assert!(requests < 100_000, "nothing is renewed: {}", bed.log("laptop"));
+    let mut traffic = Traffic::default();
+    // One that is as old as the first certificates, and is there when they are long over.
+    traffic.tunnel(Way::Connect(bed.socket(8080), "ECHO:7".to_owned()), 7);
+    let (mut client, mut requests) = (Steady::new(bed.socket(8080), "APP"), 0);
+    let began = Instant::now();
+    while renewals("laptop") < times || renewals("server") < times || began.elapsed() < time {
+        for _ in 0..20 {
+            let answered = client.ask().await;
+            assert!(answered.is_ok(), "request {requests} after {:?}: {answered:?}", began.elapsed());
+            requests += 1;
+            tokio::time::sleep(PAUSE).await;
+        }
+        assert!(began.elapsed() < time + Duration::from_secs(60), "nothing is renewed: {}", bed.log("laptop"));
     }
+    let report = traffic.finish().await;
+    println!("{requests} requests in {:?}, {report}", began.elapsed());
+    println!("renewed: laptop {} times, server {} times", renewals("laptop"), renewals("server"));
     assert!(requests > 20, "{requests}");
+    report.assert_whole(20);
     until("both run what they should", || bed.told(&["node", "list"], "").matches(" running\n").count() == 2).await;
+}
+
+/// The first ones are long over by then.
+#[tokio::test]
+async fn certificates_are_renewed_under_traffic() {
+    renewed_under_traffic(Duration::from_secs(6), 3, Duration::ZERO).await;
+}
+
+#[tokio::test]
+#[ignore = "takes ten minutes"]
+async fn certificates_of_a_minute_are_renewed_under_traffic_for_ten_minutes() {
+    renewed_under_traffic(Duration::from_secs(60), 10, Duration::from_secs(600)).await;
 }
