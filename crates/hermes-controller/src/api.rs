@@ -54,7 +54,7 @@ pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>, audit: Arc<Au
         .route("/v1/documents/{*key}", get(one).delete(delete))
         .route("/v1/nodes", get(nodes))
         .route("/v1/rollout", get(rollout::show).post(rollout::finish).delete(rollout::cancel))
-        .route("/v1/nodes/{name}", get(node))
+        .route("/v1/nodes/{name}", get(node).delete(revoke))
         .route("/v1/tokens", post(token))
         .route("/v1/operators", post(operator))
         .fallback(async || Problem::new(StatusCode::NOT_FOUND, "there is nothing at this path"))
@@ -453,6 +453,23 @@ struct NodeOptions {
     #[serde(default)]
     wait: u64,
     sessions: Option<u64>,
+}
+
+/// A node's key is believed no more. Its document stays: with a token it may enrol again.
+async fn revoke(
+    State(desk): State<Desk>,
+    Extension(peer): Extension<Arc<Peer>>,
+    Path(name): Path<Name>,
+) -> Result<Response, Problem> {
+    let asker = desk.asker(&peer)?;
+    if asker.provider.is_some() {
+        let problem = Problem::new(StatusCode::FORBIDDEN, "nodes are the operator's");
+        return Err(desk.refuse("revoke", &asker, &peer, problem));
+    }
+    desk.controller.expel(&asker.by, &name).await?;
+    let about = Some(format!("node {name}"));
+    desk.audit.tell(Event { what: "revoke", by: Some(&asker.by), from: peer.from, about, ..Event::default() });
+    Ok(axum::Json(json!({ "revision": desk.controller.known().state.revision })).into_response())
 }
 
 /// One node: how it stands, the document that it is to run, and what would stand in the way of taking it away.

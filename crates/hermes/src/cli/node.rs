@@ -72,6 +72,17 @@ enum NodeVerb {
         #[arg(long)]
         now: bool,
     },
+    /// Believes a node's key no more: it is cut off within seconds, whatever it does. Its document stays; with a token and an empty
+    /// --state it may enrol again.
+    Revoke {
+        /// Which one.
+        node: Name,
+        /// Prints the controller's answer.
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        access: Access,
+    },
     /// Deletes a node's document: it serves nobody from then on, and comes back only with a document and a token.
     Remove {
         /// Which one.
@@ -148,6 +159,12 @@ impl Node {
             NodeVerb::ExecConfig { node, json, access } => exec_config(&access, &node, json),
             NodeVerb::Place { at, controller } => place(&at, controller.map(|place| place.to_string())),
             NodeVerb::Unplace { at, now } => unplace(&at, now),
+            NodeVerb::Revoke { node, json, access } => {
+                let answer = block_on(access.get(Method::DELETE, &format!("/v1/nodes/{node}"), Vec::new()))?;
+                let said = format!("node {node} is believed no more\nrevision {}\n", answer["revision"]);
+                super::print(&if json { format!("{answer}\n") } else { said })?;
+                Ok(ExitCode::SUCCESS)
+            }
             NodeVerb::Remove { node, json, access } => {
                 let path = format!("/v1/documents/{}", Key::node(&node));
                 change(&access, Method::DELETE, &path, Vec::new(), false, json)

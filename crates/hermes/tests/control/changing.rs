@@ -164,7 +164,6 @@ fn moving(scene: &Scene, number: usize) -> Change {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs a change to be made at the far end first, and taken back there last"]
 async fn a_service_that_moves_and_a_way_that_changes_fail_no_request() {
     let report = Scene::new().await.changed(100, moving).await;
     println!("{report}");

@@ -67,7 +67,7 @@ async fn a_removed_node_that_does_not_obey_is_cut_off() {
     live.read_exact(&mut begun).unwrap();
     assert_eq!(&begun, b"HTTP/1.1 200");
 
-    bed.told(&["node", "remove", "laptop"], "");
+    bed.told(&["node", "revoke", "laptop"], "");
     let mut rest = Vec::new();
     // Ended, and not waited for: a timeout would be another error.
     let ended = live.read_to_end(&mut rest).err().map(|error| error.kind());
@@ -79,7 +79,6 @@ async fn a_removed_node_that_does_not_obey_is_cut_off() {
     // One of its name that comes later is another one.
     laptop.end(Duration::from_secs(5)).unwrap();
     std::fs::remove_dir_all(bed.state("laptop")).unwrap();
-    bed.told(&["apply", "-f", "-"], &documents);
     let _laptop = bed.node("laptop", Some(&bed.token("laptop")));
     bed.until_answers("APP", "one").await;
     assert_ne!(status(&bed, 8082, "APP"), "200");
