@@ -139,10 +139,11 @@ impl Push {
     async fn take(&self, step: &Rollout) {
         let Some(settle) = step.settle() else {
             let _ = self.taken(step, STEP).await.inspect_err(|late| tracing::warn!("goes on nevertheless: {late}"));
+            tokio::time::sleep(step.linger()).await;
             return self.controller.advance(step.id()).await;
         };
         let (of, number) = step.id();
-        let done = match self.judge(step, settle).await {
+        let done = match self.judge(step, settle.max(step.linger())).await {
             Ok(()) => self.controller.go_on(step.id()).await,
             Err(why) => {
                 let about = Some(format!("revision {of} at step {number}: {why}"));

@@ -35,6 +35,9 @@ const MOST: usize = 16;
 /// What a route is called that stands beside the one with its name for a moment.
 const MEANWHILE: &str = "~";
 
+/// What nobody begins to send any more has so long to arrive, before it is forgotten.
+const LINGER: Duration = Duration::from_millis(500);
+
 /// What is given to nodes at once.
 pub type Step = BTreeMap<Name, Bytes>;
 
@@ -58,6 +61,8 @@ pub struct Rollout {
     settle: Option<Duration>,
     /// Steps before this one change nothing that is there.
     turns_at: usize,
+    /// The last step takes away what nobody sends to any more.
+    has_forget: bool,
 }
 
 /// A change in the order in which it is to be taken.
@@ -88,6 +93,7 @@ impl Rollout {
         }
         befores.push(before.clone());
         let Order { given, learn, turn, forget } = order(earlier, (&befores, after), touched, &moved);
+        let has_forget = !forget.is_empty();
         let all = std::iter::once(learn).chain(turn.into_values()).chain([forget]);
         let next = all.filter(|step| !step.is_empty()).collect();
         let rollout = Self {
@@ -100,6 +106,7 @@ impl Rollout {
             before: befores,
             settle: None,
             turns_at: 0,
+            has_forget,
         };
         rollout.advance(after)
     }
@@ -125,9 +132,11 @@ impl Rollout {
                 size = size.saturating_mul(waves.growth.get());
             }
         }
+        let has_forget = !forget.is_empty();
         next.extend(Some(forget).filter(|step| !step.is_empty()));
         let (id, began, settle) = ((revision, 0), Instant::now(), Some(waves.settle.0));
-        Self { id, began, given, current: Step::new(), next, moved, before: befores, settle, turns_at }.advance(after)
+        Self { id, began, given, current: Step::new(), next, moved, before: befores, settle, turns_at, has_forget }
+            .advance(after)
     }
 
     /// The next step is given. `None`: there is none more, and all have what they are to have.
@@ -147,6 +156,12 @@ impl Rollout {
     /// How long nodes have to go on well with this step before the next one. `None`: that does not matter.
     pub fn settle(&self) -> Option<Duration> {
         self.settle.map(|settle| if self.id.1 < self.turns_at { Duration::ZERO } else { settle })
+    }
+
+    /// How long the next step is to be waited with when nodes have taken this one: their word is faster than what they sent
+    /// just before.
+    pub fn linger(&self) -> Duration {
+        if self.has_forget && self.next.len() == 1 { LINGER } else { Duration::ZERO }
     }
 
     /// How many steps there are after this one.

@@ -262,15 +262,16 @@ impl Scene {
 }
 
 impl Scene {
-    /// Each node is at one of the controllers, and tells it that it runs what it should.
+    /// Each controller hears of each node, wherever that is, that it runs what it should.
     async fn until_told(&self) {
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
-            let mut running = 0;
+            let mut running = self.nodes.len();
             for desk in &mut self.desks() {
                 let (_, all) = desk.ask(Method::GET, "/v1/nodes", "").await.unwrap();
                 let nodes = all["nodes"].as_array().unwrap();
-                running += nodes.iter().filter(|node| node["connected"] == true && node["current"] == true).count();
+                let is_well = |node: &&serde_json::Value| node["connected"] == true && node["current"] == true;
+                running = running.min(nodes.iter().filter(is_well).count());
             }
             if running == self.nodes.len() {
                 return;
