@@ -63,11 +63,23 @@ pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>, audit: Arc<Au
         .with_state(desk)
 }
 
+/// No request takes longer to come.
+const ARRIVAL: Duration = Duration::from_secs(60);
+
 /// Nobody's body is read who may ask nothing.
 async fn gate(State(desk): State<Desk>, request: axum::extract::Request, next: Next) -> Result<Response, Problem> {
     let peer = request.extensions().get::<Arc<Peer>>().cloned().unwrap_or_default();
     desk.asker(&peer)?;
-    Ok(next.run(request).await)
+    let (parts, body) = request.into_parts();
+    // All of it before anything is answered: a reset for what was not read could overtake the answer.
+    let read = tokio::time::timeout(ARRIVAL, axum::body::to_bytes(body, MAX_BODY)).await;
+    let late = |_| Problem::new(StatusCode::REQUEST_TIMEOUT, format!("the request has not come within {ARRIVAL:?}"));
+    let large = |_| {
+        let detail = format!("the request is larger than {MAX_BODY} bytes, or was broken off; apply less at once");
+        Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
+    };
+    let body = read.map_err(late)?.map_err(large)?;
+    Ok(next.run(axum::extract::Request::from_parts(parts, body.into())).await)
 }
 
 /// What is wrong, as RFC 9457 says it.
