@@ -451,6 +451,7 @@ fn standing(known: &Known, name: &Name, document: &document::Node, seen: &Seen) 
         "current": wanted.as_ref() == Some(&seen.running),
         "draining": document.draining,
         "sessions": seen.sessions,
+        "unwell": seen.unwell,
         "revision": known.watched(name).given.since,
         "refused": seen.refused,
         "version": seen.version,

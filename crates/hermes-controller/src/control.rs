@@ -74,6 +74,9 @@ pub struct Report {
     /// How many sessions it has. Said again when that is another number: soon while it drains, else now and then.
     #[prost(uint64, tag = "6")]
     pub sessions: u64,
+    /// Why it is not well, as it finds; empty where it is.
+    #[prost(string, tag = "7")]
+    pub unwell: String,
 }
 
 /// What a node is to run.

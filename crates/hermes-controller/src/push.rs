@@ -4,7 +4,7 @@
 //! nodes said about them.
 //! Never: another node's document. What a node asks for is found by its certificate, and by nothing that it says.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -163,20 +163,25 @@ impl Push {
         // A controller that has just begun knows nobody yet: where all are away they have some time to come.
         self.heard(WAVE, || step.current().keys().any(is_there)).await;
         let there: Vec<_> = step.current().keys().filter(|node| is_there(node)).collect();
+        let were_unwell: BTreeSet<_> = there.iter().filter(|node| !self.seen_of(node).unwell.is_empty()).collect();
         self.taken(step, WAVE).await?;
         if there.is_empty() {
             return Ok(());
         }
-        let mut gone = None;
-        let has_gone = || {
-            gone = there.iter().find(|node| !is_there(node));
-            gone.is_some()
+        let mut why = None;
+        let is_wrong = || {
+            let gone = there.iter().find(|node| !is_there(node));
+            let gone = gone.map(|node| format!("node {node} has gone since it took revision {}", step.id().0));
+            // Who was unwell before may be so for another reason.
+            let unwell = || {
+                let fallen = |node: &&&Name| !were_unwell.contains(*node) && !self.seen_of(node).unwell.is_empty();
+                there.iter().find(fallen).map(|node| format!("node {node} is not well: {}", self.seen_of(node).unwell))
+            };
+            why = gone.or_else(unwell);
+            why.is_some()
         };
-        self.heard(settle, has_gone).await;
-        match gone {
-            Some(gone) => Err(format!("node {gone} has gone since it took revision {}", step.id().0)),
-            None => Ok(()),
-        }
+        self.heard(settle, is_wrong).await;
+        why.map_or(Ok(()), Err)
     }
 
     /// Waits until this holds of what nodes say, for so long. Whether it does.
@@ -322,24 +327,26 @@ impl Presence {
     }
 
     pub(crate) fn hear(&self, report: &Report) {
-        let Report { running, tried, refused, version, program, sessions } = report;
-        let mut refused = refused.clone();
-        if refused.len() > MOST_SAID {
-            refused.truncate(refused.floor_char_boundary(MOST_SAID));
-            refused.push_str(" ...");
-        }
+        let Report { running, tried, refused, version, program, sessions, unwell } = report;
         self.push.note(&self.node, |seen| {
             *seen = Seen {
                 connections: seen.connections,
                 running: crate::authority::hex(&running[..running.len().min(64)]),
                 tried: *tried,
-                refused,
+                refused: shortened(refused),
+                unwell: shortened(unwell),
                 version: version.chars().take(64).collect(),
                 program: crate::authority::hex(&program[..program.len().min(64)]),
                 sessions: *sessions,
             };
         });
     }
+}
+
+/// What is kept of what a node says.
+fn shortened(text: &str) -> String {
+    let end = text.floor_char_boundary(MOST_SAID);
+    if end < text.len() { format!("{} ...", &text[..end]) } else { text.to_owned() }
 }
 
 impl Drop for Presence {

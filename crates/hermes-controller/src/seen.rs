@@ -31,6 +31,8 @@ pub struct Seen {
     pub program: String,
     /// How many sessions it has.
     pub sessions: u64,
+    /// Why it is not well, as it finds; empty where it is.
+    pub unwell: String,
 }
 
 #[derive(Debug, Default)]

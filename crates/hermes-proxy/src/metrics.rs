@@ -142,6 +142,9 @@ pub(crate) struct Metrics {
     pub(crate) connections_open: Gauge,
     pub(crate) reverse_connections: Family<ListenerLabels, Gauge>,
     pub(crate) sessions_open: Gauge,
+    /// Sessions that ended, of all kinds, and those of them that failed for a server's or this node's fault.
+    pub(crate) ended: Counter,
+    pub(crate) failed: Counter,
     pub(crate) handshake_failures: Family<ListenerLabels, Counter>,
     pub(crate) limits: Family<LimitLabels, Counter>,
     pub(crate) dns_questions: Family<QuestionLabels, Counter>,
@@ -191,6 +194,8 @@ impl Default for Metrics {
             connections_open: Gauge::default(),
             reverse_connections: Family::default(),
             sessions_open: Gauge::default(),
+            ended: Counter::default(),
+            failed: Counter::default(),
             handshake_failures: Family::default(),
             limits: Family::default(),
             dns_questions: Family::default(),

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use hermes_model::snapshot::AccessLog;
 
+use crate::error::Side;
 use crate::live::Record;
 use crate::metrics::{ErrorLabels, SessionLabels, SessionMetrics};
 use crate::worker::Worker;
@@ -206,8 +207,12 @@ impl Records {
 
     fn count(&self, worker: &Worker, record: &Record<'_>) {
         let metrics = &worker.shared.metrics;
+        metrics.ended.inc();
         if let Some(error) = record.error {
             metrics.errors.get_or_create(&ErrorLabels { error: error.label() }).inc();
+            if matches!(error.side(), Side::Upstream | Side::Local) {
+                metrics.failed.inc();
+            }
         }
         let labels = SessionLabels {
             listener: record.facts.listener.clone(),

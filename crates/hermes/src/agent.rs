@@ -5,6 +5,7 @@
 //! Never: a document on disk that this node did not run. What is there is the last good one, and the node starts from it
 //! without any controller, for as long as its certificate lives.
 
+use std::collections::VecDeque;
 use std::io::Write as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
@@ -29,6 +30,10 @@ const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 const LOOK: Duration = Duration::from_secs(60);
 /// How often is looked how many sessions there are: they have no single event.
 const COUNT: Duration = Duration::from_secs(1);
+/// A node is not well where so many sessions failed within so many seconds, and one of so many that ended.
+const FEW: u64 = 5;
+const WINDOW: usize = 11;
+const SHARE: u64 = 10;
 /// How often that is told, unless the node drains.
 const TELL: Duration = Duration::from_secs(10);
 /// No file of the identity is larger.
@@ -244,6 +249,7 @@ struct Standing {
     view: watch::Receiver<Option<NodeView>>,
     /// What was told of sessions, and when.
     counted: (u64, Instant),
+    health: Health,
 }
 
 impl Standing {
@@ -258,6 +264,11 @@ impl Standing {
         self.sessions() != told && (is_draining || at.elapsed() >= TELL)
     }
 
+    fn is_other_health(&mut self) -> bool {
+        let ended = self.view.borrow().as_ref().map(NodeView::ended_sessions);
+        ended.is_some_and(|ended| self.health.tick(ended))
+    }
+
     fn report(&mut self) -> Report {
         let sessions = self.sessions();
         self.counted = (sessions, Instant::now());
@@ -268,7 +279,39 @@ impl Standing {
             refused: self.refused.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             program: self.program.clone(),
+            unwell: self.health.unwell.clone(),
         }
+    }
+}
+
+/// How a node's sessions fare.
+#[derive(Default)]
+struct Health {
+    /// Ended and failed ones, second by second, the last one of now.
+    counts: VecDeque<(u64, u64)>,
+    /// Why it is not well; empty where it is.
+    unwell: String,
+}
+
+impl Health {
+    /// A second is over. Whether there is something else to say than before.
+    fn tick(&mut self, (ended, failed): (u64, u64)) -> bool {
+        self.counts.push_back((ended, failed));
+        if self.counts.len() > WINDOW {
+            self.counts.pop_front();
+        }
+        let (before, failed_before) = self.counts.front().copied().unwrap_or_default();
+        let (ended, failed) = (ended.saturating_sub(before), failed.saturating_sub(failed_before));
+        let is_unwell = failed >= FEW && failed * SHARE >= ended;
+        let was_unwell = !self.unwell.is_empty();
+        if is_unwell {
+            let seconds = self.counts.len() - 1;
+            self.unwell =
+                format!("{failed} of {ended} sessions failed in {seconds} s, for a server's or this node's fault");
+        } else {
+            self.unwell.clear();
+        }
+        is_unwell != was_unwell
     }
 }
 
@@ -282,7 +325,8 @@ async fn follow(
     let program = program.await.ok().and_then(Result::ok).unwrap_or_default();
     let running = std::fs::read(home.document()).map(|document| sha256(&document)).unwrap_or_default();
     let counted = (0, Instant::now());
-    let mut standing = Standing { running, tried: 0, refused: String::new(), program, view, counted };
+    let mut standing =
+        Standing { running, tried: 0, refused: String::new(), program, view, counted, health: Health::default() };
     let mut pace = Pace::new(AGAIN.0, AGAIN.1);
     // Where one controller is away, the next one has the same.
     for place in places.iter().cycle() {
@@ -328,7 +372,7 @@ async fn converse(
                 obey(order, home, instruct, standing).await?;
                 say.send(standing.report()).await?;
             }
-            _ = count.tick() => if standing.is_news() {
+            _ = count.tick() => if standing.is_other_health() | standing.is_news() {
                 say.send(standing.report()).await?;
             },
             () = tokio::time::sleep(until(renew_at).min(LOOK)) => if until(renew_at).is_zero() {

@@ -43,6 +43,11 @@ impl NodeView {
         usize::try_from(self.shared.metrics.sessions_open.get()).unwrap_or_default()
     }
 
+    /// Sessions that ended since the node began, and how many of them failed for a server's or this node's fault.
+    pub fn ended_sessions(&self) -> (u64, u64) {
+        (self.shared.metrics.ended.get(), self.shared.metrics.failed.get())
+    }
+
     /// Whether the document says that the node takes none.
     pub fn is_draining(&self) -> bool {
         self.current.load().snapshot.draining

@@ -197,12 +197,15 @@ fn list(access: &Access, json: bool) -> anyhow::Result<ExitCode> {
 
 fn state(node: &Value) -> String {
     let refused = node["refused"].as_str().filter(|reason| !reason.is_empty());
+    let unwell = node["unwell"].as_str().filter(|reason| !reason.is_empty());
     match (is(node, "enrolled"), is(node, "connected"), refused, is(node, "current")) {
         (false, ..) => "not enrolled: `hermes token create --node NAME`".to_owned(),
         (_, false, ..) => "away".to_owned(),
         (_, _, Some(reason), _) => format!("refuses its document: {reason}"),
         (_, _, None, true) if is(node, "draining") => "draining".to_owned(),
-        (_, _, None, true) => "running".to_owned(),
+        (_, _, None, true) => {
+            unwell.map_or_else(|| "running".to_owned(), |why| format!("running, and not well: {why}"))
+        }
         (_, _, None, false) => "changing".to_owned(),
     }
 }

@@ -79,3 +79,38 @@ async fn what_a_node_refuses_is_taken_back_before_others_have_it() {
     let audit = std::fs::read_to_string(bed.state("controller").join("audit.jsonl")).unwrap();
     assert!(audit.contains("take-back"), "{audit}");
 }
+
+/// Two servers of one service, and a device that uses it; where they find its origin.
+fn served(bed: &Bed, origin: u16) -> String {
+    let mut text = "kind: Overlay\nname: test\nrollout: {first: 1, growth: 1, settle: 1m}\n".to_owned();
+    for (node, port) in [("a", 9443), ("b", 9444)] {
+        let socket = bed.socket(port);
+        text += &format!("---\n{{kind: Node, name: {node}, address: \"{socket}\", bind: \"{socket}\"}}\n");
+    }
+    let at = |node: &str| format!("{{node: {node}, http: \"{}\"}}", bed.socket(origin));
+    let (apps, a, b) = (bed.socket(8080), at("a"), at("b"));
+    text + &format!(
+        "---\n{{kind: Node, name: laptop, links: [a, b], apps: {{bind: \"{apps}\"}}}}\n---\n\
+         {{kind: Service, name: APP, at: [{a}, {b}], for: everyone}}\n"
+    )
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_makes_sessions_fail_is_taken_back() {
+    let bed = Bed::new().await;
+    bed.origin(7001, "one");
+    bed.told(&["apply", "-f", "-"], &served(&bed, 7001));
+    let _nodes = ["a", "b", "laptop"].map(|node| bed.node(node, Some(&bed.token(node))));
+    bed.until_answers("APP", "one").await;
+    until("all run it", || bed.told(&["node", "list"], "").matches(" running").count() == 3).await;
+    // Nobody listens there, which no node can know before sessions come.
+    bed.told(&["apply", "-f", "-", "--wait", "0s"], &served(&bed, 7999));
+    let is_back = || {
+        let _ = bed.get("APP");
+        bed.told(&["rollout", "show"], "").contains("was taken back: node a is not well: ")
+    };
+    until("it is taken back", is_back).await;
+    let untouched = std::fs::read_to_string(bed.state("b/document.json")).unwrap();
+    assert!(!untouched.contains(":7999"), "the second one has never had it");
+    bed.until_answers("APP", "one").await;
+}
