@@ -159,6 +159,10 @@ impl Store for Timed {
         self.store.changed(after)
     }
 
+    fn begin(&self, base: Base) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.store.begin(base)
+    }
+
     fn compact(&self, base: Base) -> BoxFuture<'_, Result<(), StoreError>> {
         self.store.compact(base)
     }

@@ -55,6 +55,7 @@ pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>, audit: Arc<Au
         .route("/v1/nodes", get(nodes))
         .route("/v1/rollout", get(rollout::show).post(rollout::finish).delete(rollout::cancel))
         .route("/v1/nodes/{name}", get(node).delete(revoke))
+        .route("/v1/backup", get(backup))
         .route("/v1/tokens", post(token))
         .route("/v1/operators", post(operator))
         .fallback(async || Problem::new(StatusCode::NOT_FOUND, "there is nothing at this path"))
@@ -466,6 +467,17 @@ struct NodeOptions {
     #[serde(default)]
     wait: u64,
     sessions: Option<u64>,
+}
+
+/// All of the state: who has it is the overlay.
+async fn backup(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
+    let asker = desk.asker(&peer)?;
+    if asker.provider.is_some() {
+        let problem = Problem::new(StatusCode::FORBIDDEN, "a backup has what is everybody's: it is the operator's");
+        return Err(desk.refuse("backup", &asker, &peer, problem));
+    }
+    desk.audit.tell(Event { what: "backup", by: Some(&asker.by), from: peer.from, ..Event::default() });
+    Ok(([(header::CONTENT_TYPE, "application/json")], desk.controller.backup()).into_response())
 }
 
 /// A node's key is believed no more. Its document stays: with a token it may enrol again.

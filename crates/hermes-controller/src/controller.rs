@@ -197,6 +197,35 @@ impl Controller {
         }
     }
 
+    /// All of the state (JSON), as it is restored with [`Controller::restore`]. The authority's key is in it.
+    pub fn backup(&self) -> Vec<u8> {
+        let state = &self.known().state;
+        let base = state.base();
+        let head = format!("{{\"revision\":{},\"state\":", state.revision);
+        [head.as_bytes(), &base, b"}"].concat()
+    }
+
+    /// Puts a backup into a store that has nothing yet. The revision that it is of.
+    ///
+    /// # Errors
+    /// It is none, or of another version; or the store has something, or cannot be written.
+    pub async fn restore(store: &dyn Store, backup: &[u8]) -> Result<Revision, StoreError> {
+        #[derive(serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Backup {
+            revision: Revision,
+            state: serde_json::Value,
+        }
+        let none = |why: String| StoreError::Foreign("this file".to_owned(), why);
+        let backup: Backup =
+            serde_json::from_slice(backup).map_err(|error| none(format!("it is no backup: {error}")))?;
+        let Backup { revision, state } = backup;
+        let state = state.to_string();
+        State::from_base(revision, state.as_bytes()).map_err(none)?;
+        store.begin(Base { revision, state: state.into() }).await?;
+        Ok(revision)
+    }
+
     /// What controllers say to each other. `None`: there is one.
     pub fn shared(&self) -> Option<&dyn Shared> {
         self.store.shared()

@@ -61,6 +61,11 @@ pub enum StoreError {
     /// Another process has it.
     #[error("{0} is in use by another controller; end that one, or give this one a --data directory of its own")]
     InUse(String),
+    /// There is something in it already.
+    #[error(
+        "the store has an overlay already; restore to an empty one, with a --data directory or a prefix of its own"
+    )]
+    NotEmpty,
     /// It is of another version, or no store at all.
     #[error("{0} is no store of this version of Hermes: {1}")]
     Foreign(String, String),
@@ -100,6 +105,12 @@ pub trait Store: Send + Sync + 'static {
     /// # Errors
     /// It cannot be written; all is as it was.
     fn compact(&self, base: Base) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// Begins with this, where there is nothing yet: a backup is restored.
+    ///
+    /// # Errors
+    /// There is something; or it cannot be written.
+    fn begin(&self, base: Base) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// What controllers say to each other beside the log. `None`: this store has one controller.
     fn shared(&self) -> Option<&dyn Shared> {

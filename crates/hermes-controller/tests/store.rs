@@ -111,6 +111,19 @@ async fn a_base_takes_the_place_of_what_was_before(store: &dyn Store) {
     assert_eq!(all(store, last).await.len(), 1);
 }
 
+/// One that has nothing begins with a base, and goes on behind it; another one does not.
+async fn begins_with_a_base(empty: &dyn Store, full: &dyn Store) {
+    let base = Base { revision: 41, state: vec![7; 3 << 20].into() };
+    empty.begin(base.clone()).await.unwrap();
+    assert_eq!(empty.base().await.unwrap(), Some(base.clone()));
+    assert_eq!(empty.read(0).await.unwrap(), After::Gone);
+    assert_eq!(empty.append(41, "next".into()).await.unwrap(), 42);
+    assert_eq!(all(empty, 41).await, [(42, "next".into())]);
+    for store in [empty, full] {
+        assert!(matches!(store.begin(base.clone()).await, Err(StoreError::NotEmpty)));
+    }
+}
+
 async fn conforms(store: Arc<dyn Store>) {
     entries_come_back_in_their_order(&*store).await;
     who_is_behind_hears_that(&*store).await;
@@ -133,6 +146,8 @@ async fn sqlite_does() {
     assert!(matches!(Sqlite::open(directory.path()), Err(StoreError::InUse(_))), "one controller has it");
     drop(store);
     let again = Sqlite::open(directory.path()).unwrap();
+    let empty = tempfile::tempdir().unwrap();
+    begins_with_a_base(&Sqlite::open(empty.path()).unwrap(), &again).await;
     assert_eq!((again.base().await.unwrap(), all(&again, 87 + 1).await), before);
 }
 
@@ -185,6 +200,8 @@ async fn etcd_does() {
     let other = Etcd::new(&format!("etcd://127.0.0.1:{}", server.client)).unwrap();
     assert_eq!((other.base().await.unwrap(), all(&other, 0).await), (None, vec![]));
     what_one_says_others_hear(&url).await;
+    let empty = Etcd::new(&format!("etcd://127.0.0.1:{}/restored", server.client)).unwrap();
+    begins_with_a_base(&empty, &*store).await;
     // The second of two members answers where the first one is away.
     let two = Etcd::new(&format!("etcd://127.0.0.1:1,127.0.0.1:{}/overlays/one", server.client)).unwrap();
     assert_eq!(two.base().await.unwrap(), before.0);

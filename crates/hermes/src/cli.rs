@@ -2,6 +2,7 @@
 //!
 //! In: arguments. Out: a verb run. Exit status 2 for usage is clap's, 1 for failure is `main`'s.
 
+mod backup;
 mod check;
 mod completions;
 mod controller;
@@ -46,6 +47,8 @@ enum Verb {
     Node(node::Node),
     Rollout(rollout::Rollout),
     Operator(overlay::Operator),
+    Backup(backup::Backup),
+    Restore(backup::Restore),
     Tun(tun::Tun),
     Check(check::Check),
     Explain(explain::Explain),
@@ -72,6 +75,8 @@ impl Hermes {
             Verb::Node(verb) => verb.run(),
             Verb::Rollout(verb) => verb.run(),
             Verb::Operator(verb) => verb.run(),
+            Verb::Backup(verb) => verb.run(),
+            Verb::Restore(verb) => verb.run(),
             Verb::Tun(verb) => verb.run(),
             Verb::Check(verb) => verb.run(),
             Verb::Explain(verb) => verb.run(),

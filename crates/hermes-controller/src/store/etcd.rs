@@ -303,6 +303,25 @@ impl Etcd {
         }
     }
 
+    async fn begin_now(&self, Base { revision, state }: Base) -> Result<(), StoreError> {
+        const WHAT: &str = "be written";
+        let mut value = BytesMut::new();
+        value.put_u64(revision);
+        value.put_slice(&self.spread(WHAT, "base", revision, &state).await?);
+        // Behind the last entry of a base the next one is appended: what it says is in the base.
+        let last = self.spread(WHAT, "log", revision, b"").await?;
+        let compare = [1, revision].map(|revision| Compare::is_absent(self.key(revision)));
+        let puts = [(self.base_key(), value.freeze()), (self.key(revision), last)];
+        let puts = puts.map(|(key, value)| Operation::put(PutRequest { key, value, lease: 0 }));
+        let compare = compare.into_iter().chain([Compare::is_absent(self.base_key())]);
+        let answer: Result<TxnResponse, _> = self.once(message::TXN, TxnRequest::new(compare, puts)).await;
+        match answer {
+            Ok(answer) if answer.succeeded => Ok(()),
+            Ok(_) => Err(StoreError::NotEmpty),
+            Err(error) => Err(StoreError::Unable(WHAT, error.to_string())),
+        }
+    }
+
     async fn compact_now(&self, Base { revision, state }: Base) -> Result<(), StoreError> {
         const WHAT: &str = "be compacted";
         let range: RangeResponse = self.ask(WHAT, message::RANGE, RangeRequest::of(self.base_key())).await?;
@@ -375,6 +394,10 @@ impl Store for Etcd {
 
     fn changed(&self, after: Revision) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(self.changed_now(after))
+    }
+
+    fn begin(&self, base: Base) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(self.begin_now(base))
     }
 
     fn compact(&self, base: Base) -> BoxFuture<'_, Result<(), StoreError>> {

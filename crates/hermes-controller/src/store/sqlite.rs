@@ -168,6 +168,21 @@ impl Store for Sqlite {
         })
     }
 
+    fn begin(&self, Base { revision, state }: Base) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move {
+            let begun = self.run("be written", move |connection| {
+                let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+                if last(&transaction)? > 0 {
+                    return Ok(false);
+                }
+                transaction.execute("INSERT INTO base VALUES (1, ?1, ?2)", params![revision, &state[..]])?;
+                transaction.commit()?;
+                Ok(true)
+            });
+            if begun.await? { Ok(()) } else { Err(StoreError::NotEmpty) }
+        })
+    }
+
     fn compact(&self, Base { revision, state }: Base) -> BoxFuture<'_, Result<(), StoreError>> {
         self.run("be compacted", move |connection| {
             let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;

@@ -7,9 +7,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use clap::Parser;
+use clap::{Args, Parser};
 use hermes_controller::audit::Audit;
-use hermes_controller::client::{PORT, Place};
+use hermes_controller::client::{self, PORT};
 use hermes_controller::controller;
 use hermes_controller::server;
 use hermes_controller::store::{Etcd, Sqlite, Store};
@@ -24,13 +24,8 @@ use crate::signals::Signals;
 /// may change everything. It can be stopped and started at any time; nodes go on meanwhile.
 #[derive(Debug, Parser)]
 pub(super) struct Run {
-    /// Its directory: the store, the operator's file, and the audit log. It is made where it is not there.
-    #[arg(long, value_name = "DIR", default_value = "hermes-controller")]
-    data: PathBuf,
-    /// Where the overlay's state is: `sqlite`, a file in --data; or etcd, which several controllers share. Nothing of it is
-    /// encrypted there, the authority's key included: whoever reads the store is the operator.
-    #[arg(long, value_name = "sqlite|etcd://HOST:PORT", default_value = "sqlite")]
-    store: String,
+    #[command(flatten)]
+    place: Place,
     /// Where it listens for nodes and operators.
     #[arg(long, value_name = "ADDR", default_value_t = SocketAddr::from(([127, 0, 0, 1], PORT)))]
     listen: SocketAddr,
@@ -40,6 +35,31 @@ pub(super) struct Run {
     /// What is logged on standard error.
     #[arg(long, env = "HERMES_LOG", default_value = "info", value_name = "FILTER")]
     log: String,
+}
+
+/// Where a controller has what is its own.
+#[derive(Debug, Args)]
+pub(super) struct Place {
+    /// The controller's directory: the store, the operator's file, and the audit log. It is made where it is not there.
+    #[arg(long, value_name = "DIR", default_value = "hermes-controller")]
+    pub(super) data: PathBuf,
+    /// Where the overlay's state is: `sqlite`, a file in --data; or etcd, which several controllers share. Nothing of it is
+    /// encrypted there, the authority's key included: whoever reads the store is the operator.
+    #[arg(long, value_name = "sqlite|etcd://HOST:PORT", default_value = "sqlite")]
+    store: String,
+}
+
+impl Place {
+    /// Opens the store.
+    ///
+    /// # Errors
+    /// It is none, or another controller has it.
+    pub(super) fn store(&self) -> anyhow::Result<Arc<dyn Store>> {
+        Ok(match &*self.store {
+            "sqlite" => Arc::new(Sqlite::open(&self.data)?),
+            url => Arc::new(Etcd::new(url).map_err(anyhow::Error::msg)?),
+        })
+    }
 }
 
 impl Run {
@@ -52,16 +72,14 @@ impl Run {
     }
 
     async fn serve(self) -> anyhow::Result<()> {
-        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.data);
-        made.with_context(|| format!("--data {} cannot be made", self.data.display()))?;
+        let data = &self.place.data;
+        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(data);
+        made.with_context(|| format!("--data {} cannot be made", data.display()))?;
         let mut signals = Signals::new()?;
-        let store: Arc<dyn Store> = match &*self.store {
-            "sqlite" => Arc::new(Sqlite::open(&self.data)?),
-            url => Arc::new(Etcd::new(url).map_err(anyhow::Error::msg)?),
-        };
+        let store = self.place.store()?;
         let controller = Arc::new(controller::Controller::start(store).await?);
         controller.authority().await?;
-        let audit = Arc::new(Audit::open(&self.data).context("the audit log")?);
+        let audit = Arc::new(Audit::open(data).context("the audit log")?);
         let socket = tokio::net::TcpListener::bind(self.listen).await;
         let socket = socket.with_context(|| format!("--listen {}: cannot listen there", self.listen))?;
         let address = socket.local_addr()?;
@@ -70,8 +88,8 @@ impl Run {
             ip => ip.to_string(),
         });
         let host = if host.contains(':') { format!("[{host}]") } else { host };
-        let place: Place = format!("https://{host}:{}", address.port()).parse().map_err(anyhow::Error::msg)?;
-        let operator = self.data.join(operator::FILE);
+        let place: client::Place = format!("https://{host}:{}", address.port()).parse().map_err(anyhow::Error::msg)?;
+        let operator = data.join(operator::FILE);
         if !operator.exists() {
             Operator::create(&controller, &place, &operator)?;
             tracing::info!(file = %operator.display(), "an operator's file: `hermes apply --operator FILE -f DOCUMENTS`");
