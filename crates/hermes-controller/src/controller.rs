@@ -448,7 +448,8 @@ impl Controller {
         }
         drop(nodes);
         self.rollout.send_if_modified(|before| {
-            let is_new = before.as_ref().map(|one| one.id()) != known.rollout.as_ref().map(|one| one.id());
+            let is_new = before.as_ref().map(|one| one.id()) != known.rollout.as_ref().map(|one| one.id())
+                || known.is_over().is_some();
             before.clone_from(&known.rollout);
             is_new
         });
@@ -481,6 +482,11 @@ impl Known {
         let meanwhile = || self.rollout.as_ref()?.given(node);
         let document = self.document(node).map(|last| meanwhile().unwrap_or(last).clone());
         Watched { given: Given { since, document }, key: self.state.members.get(node).map(|member| member.key.clone()) }
+    }
+
+    /// What is to go out in waves, and has no step that it could.
+    pub fn is_over(&self) -> Option<Revision> {
+        self.state.rollout.as_ref().filter(|_| self.rollout.is_none()).map(|waved| waved.of)
     }
 
     /// What is on its way to nodes step by step.

@@ -129,8 +129,17 @@ impl Push {
                     // Another change: its steps are others.
                     changed = rollout.changed() => if changed.is_err() { return },
                 }
-            } else if rollout.changed().await.is_err() {
-                return;
+            } else {
+                if let Some(of) = self.controller.known().is_over()
+                    && let Err(error) = self.controller.finish("controller", of).await
+                {
+                    tracing::warn!(revision = of, again_in = ?BEAT, "what went out in waves is not over: {error}");
+                    tokio::time::sleep(BEAT).await;
+                    continue;
+                }
+                if rollout.changed().await.is_err() {
+                    return;
+                }
             }
         }
     }

@@ -120,9 +120,6 @@ impl Rollout {
     ) -> Option<Self> {
         let (moved, befores) = (after.moved().clone(), vec![before.clone()]);
         let Order { given, learn, turn, forget } = order(None, (&befores, after), touched, &moved);
-        if turn.is_empty() {
-            return None;
-        }
         let mut next: VecDeque<Step> = Some(learn).filter(|step| !step.is_empty()).into_iter().collect();
         let (turns_at, mut size) = (next.len() + 1, waves.first.get());
         for step in turn.into_values() {
@@ -133,7 +130,15 @@ impl Rollout {
             }
         }
         let has_forget = !forget.is_empty();
-        next.extend(Some(forget).filter(|step| !step.is_empty()));
+        let mut nodes = forget.into_iter().peekable();
+        if next.len() < turns_at {
+            // Nobody turns: what is forgotten is what changes.
+            while nodes.peek().is_some() {
+                next.push_back(nodes.by_ref().take(size).collect());
+                size = size.saturating_mul(waves.growth.get());
+            }
+        }
+        next.extend(Some(nodes.collect::<Step>()).filter(|step| !step.is_empty()));
         let (id, began, settle) = ((revision, 0), Instant::now(), Some(waves.settle.0));
         Self { id, began, given, current: Step::new(), next, moved, before: befores, settle, turns_at, has_forget }
             .advance(after)

@@ -49,7 +49,7 @@ impl Desk {
                 Client::connect(&self.place, &known, Some(&self.own)).await.map_err(|error| error.to_string())?
             }
         };
-        let request = Request::builder().method(method).uri(path);
+        let request = Request::builder().method(method).uri(path).header("content-type", "application/json");
         let request = request.body(body(Full::new(Bytes::copy_from_slice(text.as_bytes())))).unwrap();
         let response = client.request(request).await.map_err(|error| error.to_string())?;
         let status = response.status().as_u16();

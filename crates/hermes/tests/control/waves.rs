@@ -55,7 +55,14 @@ async fn a_change_goes_out_in_waves_and_a_controller_may_die_meanwhile() {
     // What nobody refuses goes through by itself.
     let said = bed.told(&["apply", "-f", "-"], &documents(&bed, "6s", "100ms"));
     assert_eq!(said.matches("runs it").count(), 3, "{said}");
-    until("it is over", || bed.told(&["rollout", "show"], "").contains("nothing goes out")).await;
+    let is_over = || bed.told(&["rollout", "show"], "").contains("nothing goes out");
+    until("it is over", is_over).await;
+    // What only takes away goes out, too, and is over by itself; so is what changes nothing that is there.
+    bed.told(&["delete", "Service/APP"], "");
+    until("it is over", is_over).await;
+    let more = "{kind: Node, name: d}\n---\n{kind: User, name: ann, nodes: d}\n";
+    bed.told(&["apply", "-f", "-"], more);
+    until("it is over", is_over).await;
 }
 
 #[tokio::test]
