@@ -12,13 +12,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
+use hermes_model::document::scalar::Many;
 use rpds::RedBlackTreeMapSync;
 use tokio::sync::watch;
 
 pub use self::enrol::{CERTIFICATE_LIFE, Certificate, pin};
 use crate::catalog::Revoked;
 use crate::compile::{Plan, Touched};
-use crate::document::{Fault, Key, Kind, Name, Resource};
+use crate::document::{Fault, Key, Kind, Name, ProgramDigest, Resource};
 use crate::rollout::{Rollout, StepId};
 use crate::state::{Before, Change, Commit, Member, State};
 use crate::store::{After, Base, Revision, Shared, Store, StoreError};
@@ -130,6 +131,8 @@ pub struct Controller {
     nodes: Mutex<BTreeMap<Name, watch::Sender<Watched>>>,
     /// The change that is on its way to nodes step by step.
     rollout: watch::Sender<Option<Arc<Rollout>>>,
+    /// Programs that nodes may run.
+    programs: watch::Sender<Many<ProgramDigest>>,
 }
 
 /// What a change comes to that was judged right.
@@ -177,6 +180,7 @@ impl Controller {
             planned: Mutex::default(),
             nodes: Mutex::default(),
             rollout: watch::Sender::new(None),
+            programs: watch::Sender::default(),
         };
         this.catch_up().await?;
         Ok(this)
@@ -247,6 +251,11 @@ impl Controller {
     /// The change that is on its way to nodes step by step, now and from now on.
     pub fn rollout(&self) -> watch::Receiver<Option<Arc<Rollout>>> {
         self.rollout.subscribe()
+    }
+
+    /// Programs that nodes may run, now and from now on. None: any.
+    pub fn programs(&self) -> watch::Receiver<Many<ProgramDigest>> {
+        self.programs.subscribe()
     }
 
     /// What goes out in waves goes on after this step, or is over.
@@ -447,6 +456,12 @@ impl Controller {
             });
         }
         drop(nodes);
+        let programs = known.state.catalog.overlay().map(|(_, overlay)| overlay.programs.clone()).unwrap_or_default();
+        self.programs.send_if_modified(|before| {
+            let is_new = *before != programs;
+            *before = programs;
+            is_new
+        });
         self.rollout.send_if_modified(|before| {
             let is_new = before.as_ref().map(|one| one.id()) != known.rollout.as_ref().map(|one| one.id())
                 || known.is_over().is_some();

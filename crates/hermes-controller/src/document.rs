@@ -23,7 +23,7 @@ use serde_json::{Map, Value};
 
 pub use name::{Name, Reference};
 pub use node::{App, Node, Program, Speech};
-pub use overlay::{Defaults, Overlay, Provider, Quota, Waves};
+pub use overlay::{Defaults, Overlay, ProgramDigest, Provider, Quota, Waves};
 pub use service::{Audience, Replica, Service};
 pub use user::{Group, User};
 

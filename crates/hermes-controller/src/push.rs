@@ -13,15 +13,17 @@ use aws_lc_rs::digest::{SHA256, digest};
 use bytes::Bytes;
 use futures_util::Stream;
 use futures_util::stream::unfold;
+use hermes_model::document::scalar::Many;
 use tokio::sync::watch;
 use tonic::{Code, Response, Status, Streaming};
 
 use crate::audit::{Audit, Event};
 use crate::control::{EnrolRequest, Issued, Order, RenewRequest, Report};
 use crate::controller::{Controller, Refused, Watched};
-use crate::document::Name;
+use crate::document::{Name, ProgramDigest as Program};
 use crate::rollout::{Rollout, STEP};
 use crate::seen::{Roll, Seen};
+use crate::store::Revision;
 use crate::token::Ticket;
 
 /// Nodes of a wave that are connected have so long to take it.
@@ -285,6 +287,9 @@ impl Push {
         let presence = Presence::begin(self.clone(), node.clone());
         presence.hear(&first);
         let following = Following {
+            programs: self.controller.programs(),
+            program: crate::authority::hex(&first.program[..first.program.len().min(64)]),
+            is_unlisted: false,
             watched: self.controller.watch(&node),
             key: peer.key.clone(),
             running: first.running,
@@ -352,6 +357,21 @@ impl Presence {
     }
 }
 
+impl Presence {
+    /// Its program is none that the overlay lists: it goes on with what it has, and gets nothing new.
+    fn unlisted(&self, program: &str, revision: Revision, is_news: bool) {
+        let refused = format!("its program ({program}) is none of `programs` of the overlay");
+        if is_news {
+            let by = format!("node/{}", self.node);
+            let event = Event { what: "follow", by: Some(&by), refused: Some(refused.clone()), ..Event::default() };
+            self.push.audit.tell(event);
+        }
+        if self.push.seen_of(&self.node).refused != refused {
+            self.push.note(&self.node, |seen| (seen.refused, seen.tried) = (refused, revision));
+        }
+    }
+}
+
 /// What is kept of what a node says.
 fn shortened(text: &str) -> String {
     let end = text.floor_char_boundary(MOST_SAID);
@@ -366,6 +386,11 @@ impl Drop for Presence {
 
 /// One node that follows.
 struct Following {
+    programs: watch::Receiver<Many<Program>>,
+    /// SHA-256 of what it runs, as it says, in hex.
+    program: String,
+    /// That is none of them, which has been said.
+    is_unlisted: bool,
     watched: watch::Receiver<Watched>,
     key: String,
     /// The digest of what it runs.
@@ -396,6 +421,7 @@ impl Following {
                     Ok(None) | Err(_) => return None,
                 },
                 changed = self.watched.changed() => changed.ok()?,
+                changed = self.programs.changed() => changed.ok()?,
             }
         }
     }
@@ -410,6 +436,15 @@ impl Following {
             }
             return Some(Ok(Order { revision: watched.given.since, document: Bytes::new() }));
         }
+        let is_listed = {
+            let programs = self.programs.borrow_and_update();
+            programs.is_empty() || programs.iter().any(|program| program.is(&self.program))
+        };
+        if !is_listed {
+            self.presence.unlisted(&self.program, watched.given.since, !std::mem::replace(&mut self.is_unlisted, true));
+            return None;
+        }
+        self.is_unlisted = false;
         let document = watched.given.document.unwrap_or_default();
         let wanted = if document.is_empty() { Bytes::new() } else { sha256(&document) };
         if self.ordered.as_ref() == Some(&wanted) || (self.ordered.is_none() && self.running == wanted) {

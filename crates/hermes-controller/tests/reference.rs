@@ -21,6 +21,8 @@ kind: Overlay
 name: x
 providers: {acme: {quota: {services: 1, users: 2, groups: 3}}}
 certificate-life: 1h
+rollout: {first: 1, growth: 2, settle: 1s}
+programs: \"0000000000000000000000000000000000000000000000000000000000000000\"
 nodes: {admin: \"127.0.0.1:9900\", drain: 1s, access-log: \"off\", limits: {connections: 100}}
 ---
 kind: Node
@@ -76,7 +78,7 @@ fn keys(value: &Value, depth: usize, found: &mut BTreeSet<String>) {
             for (key, value) in map {
                 found.insert(key.clone());
                 // Sections of node documents are described there.
-                if depth > 0 && ["apps", "at", "for", "quota", "providers", "acme", "nodes"].contains(&key.as_str()) {
+                if depth > 0 && ["apps", "at", "for", "quota", "providers", "acme", "nodes", "rollout"].contains(&key.as_str()) {
                     keys(value, depth - 1, found);
                 }
             }

@@ -1,10 +1,12 @@
 //! The overlay as a whole: what its nodes have in common, and whom it serves.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::num::NonZeroUsize;
+use std::str::FromStr;
 use std::time::Duration;
 
-use hermes_model::document::scalar::Period;
+use hermes_model::document::scalar::{Many, Period, text_scalar};
 use hermes_model::document::{AccessLog, Bind};
 use hermes_model::limits::LimitsSection;
 use serde::{Deserialize, Serialize};
@@ -24,10 +26,42 @@ pub struct Overlay {
     /// How a change goes out to nodes. Absent: to all at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<Waves>,
+    /// Programs that nodes may run. Absent: any.
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub programs: Many<ProgramDigest>,
     /// What nodes have that do not say otherwise.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub nodes: Defaults,
 }
+
+/// SHA-256 of a program, in hex.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramDigest(String);
+
+impl ProgramDigest {
+    /// Whether it is the one with this digest, in hex.
+    pub fn is(&self, digest: &str) -> bool {
+        self.0 == digest
+    }
+}
+
+impl FromStr for ProgramDigest {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let is_digest = text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let wrong = || format!("{text:?} is no SHA-256; write its 64 hexadecimal digits, as sha256sum prints them");
+        is_digest.then(|| Self(text.to_ascii_lowercase())).ok_or_else(wrong)
+    }
+}
+
+impl fmt::Display for ProgramDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+text_scalar!(ProgramDigest, "a text (SHA-256 in hex)");
 
 /// Nodes take a change in waves, each larger than the one before; where it does not go well, all of it is taken back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -68,3 +68,35 @@ async fn a_first_document_that_cannot_run_is_refused_and_the_next_one_runs() {
     assert!(std::net::TcpStream::connect(bed.socket(8081)).is_ok());
     drop(taken);
 }
+
+#[tokio::test]
+async fn a_program_that_the_overlay_does_not_list_gets_nothing_new() {
+    let bed = Bed::new().await;
+    bed.origin(7001, "one");
+    bed.origin(7002, "two");
+    bed.told(&["apply", "-f", "-"], &bed.documents(7001));
+    let _laptop = bed.node("laptop", Some(&bed.token("laptop")));
+    let _server = bed.node("server", Some(&bed.token("server")));
+    bed.until_answers("APP", "one").await;
+    let listed = |port: u16, digest: &str| {
+        bed.documents(port).replace("name: test\n", &format!("name: test\nprograms: {digest}\n"))
+    };
+    let said = bed.refused(&["apply", "-f", "-"], &listed(7001, "sha256"));
+    assert!(said.contains("Overlay/test: programs: \"sha256\" is no SHA-256"), "{said}");
+    let other = "0".repeat(64);
+    let output = bed.hermes(&["apply", "-f", "-"], &listed(7002, &format!("\"{other}\"")));
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.contains("node server refuses it: its program (") && !output.status.success(), "{said}");
+    assert_eq!(bed.get("APP"), Some((200, "one".to_owned())), "it goes on with what it has");
+    let audit = std::fs::read_to_string(bed.state("controller/audit.jsonl")).unwrap();
+    assert!(audit.contains("is none of `programs` of the overlay"), "{audit}");
+    // What is listed gets what it has missed, at once.
+    let own = sha256_of(crate::bed::HERMES);
+    bed.told(&["apply", "-f", "-"], &listed(7002, &format!("[\"{other}\", {own}]")));
+    bed.until_answers("APP", "two").await;
+}
+
+fn sha256_of(program: &str) -> String {
+    let output = std::process::Command::new("sha256sum").arg(program).output().unwrap();
+    String::from_utf8(output.stdout).unwrap().split(' ').next().unwrap().to_owned()
+}
