@@ -78,7 +78,9 @@ fn keys(value: &Value, depth: usize, found: &mut BTreeSet<String>) {
             for (key, value) in map {
                 found.insert(key.clone());
                 // Sections of node documents are described there.
-                if depth > 0 && ["apps", "at", "for", "quota", "providers", "acme", "nodes", "rollout"].contains(&key.as_str()) {
+                if depth > 0
+                    && ["apps", "at", "for", "quota", "providers", "acme", "nodes", "rollout"].contains(&key.as_str())
+                {
                     keys(value, depth - 1, found);
                 }
             }

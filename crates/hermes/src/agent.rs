@@ -17,6 +17,7 @@ use hermes_controller::client::{Client, ClientError, Known, Place};
 use hermes_controller::control::{EnrolRequest, Issued, Order, RenewRequest, Report};
 use hermes_controller::push::sha256;
 use hermes_controller::token::Ticket;
+use hermes_model::snapshot::Role;
 use hermes_net::pace::Pace;
 use hermes_net::tls::CertifiedKey;
 use hermes_proxy::NodeView;
@@ -369,8 +370,12 @@ async fn converse(
             order = orders.message() => {
                 let order = order.map_err(|status| ClientError::Refused(Box::new(status)))?;
                 let Some(order) = order else { return Ok(()) };
+                let document = order.document.clone();
                 obey(order, home, instruct, standing).await?;
                 say.send(standing.report()).await?;
+                if is_other_role(&home.identity()?.0, &document) {
+                    renew_at = seconds_now();
+                }
             }
             _ = count.tick() => if standing.is_other_health() | standing.is_news() {
                 say.send(standing.report()).await?;
@@ -406,6 +411,18 @@ async fn obey(
         }
     }
     Ok(())
+}
+
+/// Whether the document gives the node another role than its certificate: the next one has it.
+fn is_other_role(own: &CertifiedKey, document: &[u8]) -> bool {
+    #[derive(serde::Deserialize)]
+    struct Head {
+        #[serde(default)]
+        role: Role,
+    }
+    let Ok(Head { role }) = serde_json::from_slice(document) else { return false };
+    let is_standalone = own.uris().iter().any(|uri| uri.starts_with("spiffe://") && uri.ends_with("/role/standalone"));
+    is_standalone != (role == Role::Standalone)
 }
 
 /// When a certificate is to be renewed, in seconds since 1970: when two thirds of its life are over.

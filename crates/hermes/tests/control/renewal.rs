@@ -59,3 +59,24 @@ async fn certificates_are_renewed_under_traffic() {
 async fn certificates_of_a_minute_are_renewed_under_traffic_for_ten_minutes() {
     renewed_under_traffic(Duration::from_secs(60), 10, Duration::from_secs(600)).await;
 }
+
+/// Who may pass on what others say is in its certificate: it has that as soon as its document does.
+#[tokio::test]
+async fn a_node_whose_role_changes_has_another_certificate_at_once() {
+    let bed = Bed::new().await;
+    bed.told(&["apply", "-f", "-"], &bed.documents(7001));
+    let _server = bed.node("server", Some(&bed.token("server")));
+    let is_standalone = || {
+        let args = ["x509", "-noout", "-ext", "subjectAltName", "-in"];
+        let output =
+            std::process::Command::new("openssl").args(args).arg(bed.state("server/node.pem")).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().contains("/role/standalone")
+    };
+    until("it runs", || bed.told(&["node", "list"], "").matches(" running\n").count() == 1).await;
+    assert!(!is_standalone());
+    let other = bed.documents(7001).replace("name: server,", "name: server, role: standalone,");
+    bed.told(&["apply", "-f", "-"], &other);
+    until("it is standalone", is_standalone).await;
+    bed.told(&["apply", "-f", "-"], &bed.documents(7001));
+    until("it is not any more", || !is_standalone()).await;
+}
