@@ -440,6 +440,13 @@ impl Controller {
 
     /// Tells who follows one of these nodes.
     fn publish(&self, known: &Known, concerned: &BTreeSet<Name>) {
+        // First: what a node is given by this is judged by it.
+        let programs = known.state.catalog.overlay().map(|(_, overlay)| overlay.programs.clone()).unwrap_or_default();
+        self.programs.send_if_modified(|before| {
+            let is_new = *before != programs;
+            *before = programs;
+            is_new
+        });
         let mut nodes = lock(&self.nodes);
         for node in concerned {
             let Some(sender) = nodes.get(node) else { continue };
@@ -456,12 +463,6 @@ impl Controller {
             });
         }
         drop(nodes);
-        let programs = known.state.catalog.overlay().map(|(_, overlay)| overlay.programs.clone()).unwrap_or_default();
-        self.programs.send_if_modified(|before| {
-            let is_new = *before != programs;
-            *before = programs;
-            is_new
-        });
         self.rollout.send_if_modified(|before| {
             let is_new = before.as_ref().map(|one| one.id()) != known.rollout.as_ref().map(|one| one.id())
                 || known.is_over().is_some();

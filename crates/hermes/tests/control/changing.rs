@@ -10,7 +10,7 @@ use hermes_testkit::origin::{self, Origin, http, stream};
 use hermes_testkit::process::Running;
 use hermes_testkit::traffic::{Report, Traffic, Way};
 
-use crate::bed::Bed;
+use crate::bed::{Bed, until};
 use crate::desk::Desk;
 
 /// Milliseconds that nodes have to run a change.
@@ -50,6 +50,8 @@ impl Scene {
         bed.told(&["apply", "-f", "-"], &base);
         let nodes = NODES.map(|name| bed.node(name, Some(&bed.token(name))));
         bed.until_answers("APP", "one").await;
+        let running = || bed.told(&["node", "list"], "").matches(" running\n").count();
+        until("all nodes are there", || running() == NODES.len()).await;
         let mut traffic = Traffic::default();
         let apps = bed.socket(8080);
         traffic.one_shot(apps, "APP", "/");
