@@ -366,7 +366,8 @@ impl Presence {
             let event = Event { what: "follow", by: Some(&by), refused: Some(refused.clone()), ..Event::default() };
             self.push.audit.tell(event);
         }
-        if self.push.seen_of(&self.node).refused != refused {
+        let seen = self.push.seen_of(&self.node);
+        if seen.refused != refused || seen.tried != revision {
             self.push.note(&self.node, |seen| (seen.refused, seen.tried) = (refused, revision));
         }
     }
