@@ -191,10 +191,15 @@ impl Asker {
     }
 
     fn must_own(&self, key: &Key) -> Result<(), Problem> {
-        if self.may_see(key) {
+        let is_own = self.may_see(key);
+        if is_own && (self.provider.is_none() || key.kind.is_for_providers_to_write()) {
             return Ok(());
         }
-        let detail = format!("{key} is not yours: an administrator of {} changes what is that provider's", self.by);
+        let detail = if is_own {
+            format!("{key} is for the operator to write: packets come out by a machine's own routes")
+        } else {
+            format!("{key} is not yours: an administrator of {} changes what is that provider's", self.by)
+        };
         Err(Problem::new(StatusCode::FORBIDDEN, detail))
     }
 }

@@ -13,7 +13,8 @@ use rpds::{RedBlackTreeMapSync, RedBlackTreeSetSync};
 use serde::{Deserialize, Serialize};
 
 use crate::document::{
-    Audience, Fault, Group, Key, Kind, Name, Node, Overlay, Reference, Replica, Resource, Service, Spec, User,
+    App, Audience, Fault, Group, Key, Kind, Name, Network, Node, Overlay, Reference, Replica, Resource, Service, Spec,
+    Speech, User,
 };
 
 /// All documents of an overlay. A copy costs nothing, and shares all that is the same.
@@ -36,6 +37,33 @@ pub struct Revoked {
     pub key: String,
     /// Until when there may be a certificate for it, in milliseconds since 1970.
     pub until: u64,
+}
+
+/// What sessions are led to.
+#[derive(Clone, Copy, Debug)]
+pub enum Offer<'a> {
+    /// A name.
+    Service(&'a Service),
+    /// Prefixes of addresses.
+    Network(&'a Network),
+}
+
+impl<'a> Offer<'a> {
+    /// Nodes where it lives.
+    pub fn nodes(self) -> Vec<&'a Name> {
+        match self {
+            Offer::Service(service) => service.at.iter().map(|replica| &replica.node).collect(),
+            Offer::Network(network) => network.at.iter().map(|gateway| &gateway.node).collect(),
+        }
+    }
+
+    /// Who may use it.
+    pub fn audience(self) -> &'a Audience {
+        match self {
+            Offer::Service(service) => &service.audience,
+            Offer::Network(network) => &network.audience,
+        }
+    }
 }
 
 /// Whose documents: the operator's, or a provider's.
@@ -134,10 +162,11 @@ impl Catalog {
         }
     }
 
-    /// A service.
-    pub fn service(&self, key: &Key) -> Option<&Service> {
+    /// A service or a network.
+    pub fn offer(&self, key: &Key) -> Option<Offer<'_>> {
         match &self.all.get(key)?.spec {
-            Spec::Service(service) => Some(service),
+            Spec::Service(service) => Some(Offer::Service(service)),
+            Spec::Network(network) => Some(Offer::Network(network)),
             _ => None,
         }
     }
@@ -166,12 +195,10 @@ impl Catalog {
         })
     }
 
-    /// All services.
-    pub fn services(&self) -> impl Iterator<Item = (&Key, &Service)> {
-        self.of(Kind::Service).filter_map(|resource| match &resource.spec {
-            Spec::Service(service) => Some((&resource.key, &**service)),
-            _ => None,
-        })
+    /// All services and networks.
+    pub fn offers(&self) -> impl Iterator<Item = (&Key, Offer<'_>)> {
+        let all = self.of(Kind::Service).chain(self.of(Kind::Network));
+        all.filter_map(|resource| Some((&resource.key, self.offer(&resource.key)?)))
     }
 
     /// Users of one provider, or the operator's.
@@ -196,9 +223,9 @@ impl Catalog {
         all.take_while(move |(key, _)| key.kind == kind && key.provider == owner).map(|(_, resource)| resource)
     }
 
-    /// Who may use a service: the names of users of its provider. `None`: whoever is there.
-    pub fn audience(&self, key: &Key, service: &Service) -> Option<BTreeSet<Name>> {
-        match &service.audience {
+    /// Who may use it: the names of users of its provider. `None`: whoever is there.
+    pub fn audience(&self, key: &Key, audience: &Audience) -> Option<BTreeSet<Name>> {
+        match audience {
             // With several providers on one node, who has no user is nobody's.
             Audience::Everyone => {
                 key.provider.as_ref().map(|_| self.users_of(&key.provider).map(|user| user.name.clone()).collect())
@@ -248,6 +275,7 @@ impl Catalog {
                 Spec::Overlay(_) => {}
                 Spec::Node(node) => check.node(node),
                 Spec::Service(service) => check.service(service),
+                Spec::Network(network) => check.network(network),
                 Spec::User(user) => check.user(user),
                 Spec::Group(group) => check.group(group),
             }
@@ -299,19 +327,21 @@ impl Catalog {
 fn named_by(resource: &Resource) -> BTreeSet<Key> {
     let owner = &resource.key.provider;
     let own = |kind: Kind, name: &Name| Key { kind, provider: owner.clone(), name: name.clone() };
+    let offered = |offer: Offer<'_>| {
+        let mut all: BTreeSet<_> = offer.nodes().into_iter().map(Key::node).collect();
+        if let Audience::Those { users, groups } = offer.audience() {
+            all.extend(users.iter().map(|user| own(Kind::User, &user.name)));
+            all.extend(groups.iter().map(|group| own(Kind::Group, &group.name)));
+        }
+        all
+    };
     match &resource.spec {
         Spec::Overlay(_) => BTreeSet::new(),
         Spec::Node(node) => node.links.iter().map(Key::node).collect(),
         Spec::User(user) => user.nodes.iter().map(Key::node).collect(),
         Spec::Group(group) => group.users.iter().map(|user| own(Kind::User, user)).collect(),
-        Spec::Service(service) => {
-            let mut all: BTreeSet<_> = service.at.iter().map(|replica| Key::node(&replica.node)).collect();
-            if let Audience::Those { users, groups } = &service.audience {
-                all.extend(users.iter().map(|user| own(Kind::User, &user.name)));
-                all.extend(groups.iter().map(|group| own(Kind::Group, &group.name)));
-            }
-            all
-        }
+        Spec::Service(service) => offered(Offer::Service(service)),
+        Spec::Network(network) => offered(Offer::Network(network)),
     }
 }
 
@@ -394,7 +424,56 @@ impl<'a> Check<'a, '_> {
             if let Err(message) = crate::compile::user_of_app(self.catalog, &self.key.name, app) {
                 self.fault(format!("apps[{at}].user"), message);
             }
+            self.app(at, app);
         }
+    }
+
+    /// What is said at the protocols that have it.
+    fn app(&mut self, at: usize, app: &App) {
+        let is_tun = app.protocol == Speech::Tun;
+        if !is_tun && app.bind.is_none() {
+            self.fault(format!("apps[{at}].bind"), "say where it listens; add bind: \"127.0.0.1:8080\" or the like");
+        }
+        if is_tun && app.address.is_empty() {
+            self.fault(format!("apps[{at}].address"), "say what its packets come from; add address: and an address");
+        }
+        for (key, is_there, is_fit) in [
+            ("bind", app.bind.is_some(), !is_tun),
+            ("authority", app.authority.is_some(), !is_tun),
+            ("device", app.device.is_some(), is_tun),
+            ("address", !app.address.is_empty(), is_tun),
+        ] {
+            if is_there && !is_fit {
+                let which = if is_tun { "a device (protocol: tun) has none" } else { "only protocol: tun has it" };
+                self.fault(format!("apps[{at}].{key}"), format!("{which}; leave it out"));
+            }
+        }
+    }
+
+    fn network(&mut self, network: &Network) {
+        let mut seen = BTreeSet::new();
+        for (at, gateway) in network.at.iter().enumerate() {
+            let path = format!("at[{at}].node");
+            self.serving(&path, &gateway.node);
+            if !seen.insert(&gateway.node) {
+                self.fault(path, "this node stands here a second time; keep one");
+            }
+            // Whose packets are in one device are with each other.
+            let device = gateway.device_of(&self.key.name);
+            let node = Key::node(&gateway.node);
+            let others = self.catalog.namers(&node).filter(|key| key.provider != self.key.provider);
+            let mut others = others.filter_map(|key| match &self.catalog.get(key)?.spec {
+                Spec::Network(other) => other.at.iter().find(|other| other.node == gateway.node)?.device_of(&key.name),
+                _ => None,
+            });
+            if device.is_some() && others.any(|other| Some(other) == device) {
+                self.fault(
+                    format!("at[{at}].device"),
+                    "another provider's network has a device of this name there; write another one",
+                );
+            }
+        }
+        self.audience(&network.audience);
     }
 
     fn service(&mut self, service: &Service) {
@@ -415,7 +494,11 @@ impl<'a> Check<'a, '_> {
                 self.fault(format!("at[{at}].node"), "this node stands here a second time; keep one");
             }
         }
-        if let Audience::Those { users, groups } = &service.audience {
+        self.audience(&service.audience);
+    }
+
+    fn audience(&mut self, audience: &Audience) {
+        if let Audience::Those { users, groups } = audience {
             for (at, user) in users.iter().enumerate() {
                 let path = format!("for.users[{at}]");
                 let found = self.own(&path, user).map(|name| self.catalog.user(&self.key.provider, name).is_some());

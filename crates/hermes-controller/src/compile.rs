@@ -70,7 +70,7 @@ impl Plan {
         next.beware(self, &mut touched);
         let moves = |key: &&Key| key.kind != Kind::Node || place(&self.catalog, key) != place(catalog, key);
         let services: BTreeSet<Key> = if is_all {
-            let both = self.catalog.services().chain(catalog.services());
+            let both = self.catalog.offers().chain(catalog.offers());
             both.map(|(key, _)| key.clone()).collect()
         } else {
             let both = |key: &Key| [services_by(&self.catalog, key), services_by(catalog, key)].concat();
@@ -110,7 +110,7 @@ impl Plan {
 
     /// Whether others send sessions of this route to a node, of those services.
     pub fn is_sent(&self, node: &Name, route: &str, services: &BTreeSet<Key>) -> bool {
-        let mut meant = services.iter().filter(|key| on_the_wire(&key.provider, &key.name) == route);
+        let mut meant = services.iter().filter(|key| route_of(key) == route);
         let senders = || self.into.get(node).into_iter().flat_map(|senders| senders.values());
         meant.any(|key| senders().any(|services| services.contains(key)))
     }
@@ -168,7 +168,7 @@ impl Plan {
                     // Neighbours dial it, or are dialled by it, otherwise.
                     touched.extend(before.beside(&key.name));
                 }
-                Kind::Service | Kind::Group => {}
+                Kind::Service | Kind::Network | Kind::Group => {}
             }
         }
         let nodes: Vec<_> = changed.iter().filter(|key| key.kind == Kind::Node).map(|key| &key.name).collect();
@@ -201,8 +201,7 @@ impl Plan {
     /// Finds the way of a service anew, and notes which nodes have something else to do by that.
     fn lay(&mut self, key: &Key, is_changed: bool, touched: &mut BTreeSet<Name>) {
         let old = self.ways.get(key).cloned().unwrap_or_default();
-        let new =
-            self.catalog.service(key).map(|service| way(&self.catalog, &self.graph, key, service)).unwrap_or_default();
+        let new = self.catalog.offer(key).map(|offer| way(&self.catalog, &self.graph, key, offer)).unwrap_or_default();
         let names: BTreeSet<&Name> = old.stops.keys().chain(new.stops.keys()).collect();
         for name in names {
             if is_changed {
@@ -210,7 +209,7 @@ impl Plan {
             }
             self.stop(key, name, (old.stops.get(name), new.stops.get(name)), touched);
         }
-        if self.catalog.service(key).is_some() {
+        if self.catalog.offer(key).is_some() {
             self.ways.insert_mut(key.clone(), Arc::new(new));
         } else {
             self.ways.remove_mut(key);
@@ -331,22 +330,23 @@ fn place<'a>(catalog: &'a Catalog, key: &Key) -> Option<(Role, &'a Many<Name>, b
 
 /// Services whose ways are others when this document is.
 fn services_by(catalog: &Catalog, key: &Key) -> Vec<Key> {
+    let offered = |key: &Key| catalog.namers(key).filter(|one| one.kind.is_offered()).cloned().collect::<Vec<_>>();
     let of_kind =
         |key: &Key, kind: Kind| catalog.namers(key).filter(move |one| one.kind == kind).cloned().collect::<Vec<_>>();
     match key.kind {
         Kind::Overlay => Vec::new(),
-        Kind::Service => vec![key.clone()],
-        Kind::Group => of_kind(key, Kind::Service),
+        Kind::Service | Kind::Network => vec![key.clone()],
+        Kind::Group => offered(key),
         Kind::User => {
-            let mut all = of_kind(key, Kind::Service);
-            all.extend(of_kind(key, Kind::Group).iter().flat_map(|group| of_kind(group, Kind::Service)));
+            let mut all = offered(key);
+            all.extend(of_kind(key, Kind::Group).iter().flat_map(&offered));
             all.extend(
                 for_everyone(catalog).filter(|service| service.provider == key.provider && key.provider.is_some()),
             );
             all
         }
         Kind::Node => {
-            let mut all = of_kind(key, Kind::Service);
+            let mut all = offered(key);
             all.extend(of_kind(key, Kind::User).iter().flat_map(|user| services_by(catalog, user)));
             // Those for everyone are looked at one node at a time.
             all
@@ -355,7 +355,7 @@ fn services_by(catalog: &Catalog, key: &Key) -> Vec<Key> {
 }
 
 fn for_everyone(catalog: &Catalog) -> impl Iterator<Item = Key> {
-    catalog.services().filter(|(_, service)| service.audience == Audience::Everyone).map(|(key, _)| key.clone())
+    catalog.offers().filter(|(_, offer)| *offer.audience() == Audience::Everyone).map(|(key, _)| key.clone())
 }
 
 /// What the overlay's documents mean for its nodes.
@@ -379,6 +379,12 @@ pub(crate) fn on_the_wire(owner: &Owner, name: &Name) -> String {
         Some(provider) => format!("{provider}/{name}"),
         None => name.to_string(),
     }
+}
+
+/// What the route of a service or a network is called: a service may have the name of a network.
+pub(crate) fn route_of(key: &Key) -> String {
+    let name = on_the_wire(&key.provider, &key.name);
+    if key.kind == Kind::Network { format!("{name}:ip") } else { name }
 }
 
 /// Whose the sessions of an app are, between nodes. `None`: nobody's.

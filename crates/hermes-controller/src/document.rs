@@ -6,6 +6,7 @@
 //! Each key is described in `docs/reference/overlay-documents.md`; a test compares.
 
 mod name;
+mod network;
 mod node;
 mod overlay;
 mod service;
@@ -22,6 +23,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 pub use name::{Name, Reference};
+pub use network::{Gateway, Network};
 pub use node::{App, Node, Program, Speech};
 pub use overlay::{Defaults, Overlay, ProgramDigest, Provider, Quota, Waves};
 pub use service::{Audience, Replica, Service};
@@ -36,6 +38,8 @@ pub enum Kind {
     Node,
     /// A name, where it lives, and for whom.
     Service,
+    /// Prefixes of addresses, where their packets come out, and for whom.
+    Network,
     /// Somebody, and the nodes that are theirs.
     User,
     /// Several users.
@@ -44,7 +48,7 @@ pub enum Kind {
 
 impl Kind {
     /// All of them, in the order in which they are shown.
-    pub const ALL: [Kind; 5] = [Kind::Overlay, Kind::Node, Kind::Service, Kind::User, Kind::Group];
+    pub const ALL: [Kind; 6] = [Kind::Overlay, Kind::Node, Kind::Service, Kind::Network, Kind::User, Kind::Group];
 
     /// As it is written.
     pub fn word(self) -> &'static str {
@@ -52,6 +56,7 @@ impl Kind {
             Kind::Overlay => "Overlay",
             Kind::Node => "Node",
             Kind::Service => "Service",
+            Kind::Network => "Network",
             Kind::User => "User",
             Kind::Group => "Group",
         }
@@ -59,7 +64,18 @@ impl Kind {
 
     /// Whether documents of this kind are a provider's, where the overlay has providers.
     pub fn is_of_providers(self) -> bool {
-        matches!(self, Kind::Service | Kind::User | Kind::Group)
+        matches!(self, Kind::Service | Kind::Network | Kind::User | Kind::Group)
+    }
+
+    /// Whether a provider's administrators write them. Packets come out of a gateway by its machine's own routes and addresses,
+    /// which are everybody's there.
+    pub fn is_for_providers_to_write(self) -> bool {
+        self.is_of_providers() && self != Kind::Network
+    }
+
+    /// Whether sessions are led to it.
+    pub fn is_offered(self) -> bool {
+        matches!(self, Kind::Service | Kind::Network)
     }
 }
 
@@ -144,6 +160,8 @@ pub enum Spec {
     Node(Box<Node>),
     /// A name.
     Service(Box<Service>),
+    /// Prefixes of addresses.
+    Network(Box<Network>),
     /// Somebody.
     User(User),
     /// Several.
@@ -254,6 +272,7 @@ fn resource(mut section: Section, problems: &mut Vec<Problem>) -> (Option<Key>, 
         Kind::Overlay => section.read(problems).map(Box::new).map(Spec::Overlay),
         Kind::Node => section.read(problems).map(Box::new).map(Spec::Node),
         Kind::Service => section.read(problems).map(Box::new).map(Spec::Service),
+        Kind::Network => section.read(problems).map(Box::new).map(Spec::Network),
         Kind::User => section.read(problems).map(Spec::User),
         Kind::Group => section.read(problems).map(Spec::Group),
     };
@@ -268,6 +287,7 @@ impl Serialize for Resource {
             Spec::Overlay(spec) => serde_json::to_value(spec),
             Spec::Node(spec) => serde_json::to_value(spec),
             Spec::Service(spec) => serde_json::to_value(spec),
+            Spec::Network(spec) => serde_json::to_value(spec),
             Spec::User(spec) => serde_json::to_value(spec),
             Spec::Group(spec) => serde_json::to_value(spec),
         };

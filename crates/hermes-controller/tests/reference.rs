@@ -34,7 +34,7 @@ bind: \"0.0.0.0:9443\"
 http3: true
 links: m
 providers: acme
-apps: {bind: \"127.0.0.1:8080\", protocol: tcp, authority: \"DB:1\", user: acme/ann}
+apps: [{bind: \"127.0.0.1:8080\", protocol: tcp, authority: \"DB:1\", user: acme/ann}, {protocol: tun, device: a, address: 10.20.0.2}]
 listeners: [{name: a, bind: \"127.0.0.1:8081\", protocol: http}]
 admin: \"127.0.0.1:9900\"
 drain: 1s
@@ -60,6 +60,14 @@ pace: {}
 retrieve: {}
 rewrite: {set-headers: {a: b}}
 on-change: move
+---
+kind: Network
+provider: acme
+name: N
+prefixes: 10.0.0.0/8
+at: {node: n, device: gate, address: 10.0.0.1, assign: 10.20.0.0/16, assign-networks: true, nat: true, inner: 10.0.0.2}
+for: {users: ann, groups: all}
+timeout: {connect: 1s}
 ---
 kind: User
 provider: acme

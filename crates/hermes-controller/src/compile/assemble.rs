@@ -4,9 +4,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use hermes_model::document::listener::{Listener, ListenerTls};
+use hermes_model::document::listener::{Capture, Listener, ListenerTls};
 use hermes_model::document::route::{Match, Route, Terminate};
-use hermes_model::document::scalar::Many;
+use hermes_model::document::scalar::{DeviceName, Many, Prefix};
 use hermes_model::document::upstream::{Endpoint, Upstream, UpstreamTls};
 use hermes_model::document::word::Protocol;
 use hermes_model::document::{Bind, Document, Identity};
@@ -16,11 +16,13 @@ use hermes_model::snapshot::{ClientAuth, HostPort, Role, UpstreamProtocol};
 
 use super::Plan;
 use super::way::Stop;
-use crate::catalog::{Catalog, Revoked};
-use crate::document::{App, Key, Name, Node, Service, Speech};
+use crate::catalog::{Catalog, Offer, Revoked};
+use crate::document::{App, Key, Name, Network, Node, Service, Speech};
 
 /// The listener that other nodes dial.
 const OVERLAY: &str = "overlay";
+/// The device of an app that names none.
+const DEVICE: &str = "hermes0";
 
 pub(super) fn document(plan: &Plan, name: &Name, node: &Node) -> Document {
     let catalog = &plan.catalog;
@@ -28,7 +30,7 @@ pub(super) fn document(plan: &Plan, name: &Name, node: &Node) -> Document {
     let [cert, key, ca] = super::IDENTITY.map(str::to_owned);
     let mut upstreams = BTreeMap::new();
     let routes = routes(plan, name, &mut upstreams);
-    let mut listeners = listeners(catalog, name, node);
+    let mut listeners = listeners(plan, name, node);
     listeners.extend(uplinks(plan, name, node, &mut upstreams));
     let is_told = |one: &&Revoked| node.address.is_some() || plan.graph.is_beside(name, &one.node);
     let revoked = catalog.revoked().filter(is_told).map(|one| crate::authority::key_name(&one.key)).collect();
@@ -67,7 +69,7 @@ fn bound(plan: &Plan, name: &Name) -> BTreeMap<String, Many<String>> {
         .collect()
 }
 
-fn listeners(catalog: &Catalog, name: &Name, node: &Node) -> Vec<Listener> {
+fn listeners(plan: &Plan, name: &Name, node: &Node) -> Vec<Listener> {
     let overlay = node.address.as_ref().map(|address| Listener {
         bind: node.bind.or_else(|| Some(Bind((std::net::Ipv4Addr::UNSPECIFIED, address.port).into()))),
         tls: Some(ListenerTls { client: Some(ClientAuth::Required), ..ListenerTls::default() }),
@@ -76,24 +78,53 @@ fn listeners(catalog: &Catalog, name: &Name, node: &Node) -> Vec<Listener> {
     });
     // At a node that drains nothing begins.
     let begins = !node.draining;
-    let apps = node.apps.iter().enumerate().filter(|_| begins).map(|(at, app)| listener_of(catalog, name, at, app));
+    let apps = node.apps.iter().enumerate().filter(|_| begins).map(|(at, app)| listener_of(plan, name, at, app));
     overlay.into_iter().chain(apps).chain(node.listeners.iter().filter(|_| begins).cloned()).collect()
 }
 
-fn listener_of(catalog: &Catalog, node: &Name, at: usize, app: &App) -> Listener {
+fn listener_of(plan: &Plan, node: &Name, at: usize, app: &App) -> Listener {
     let (word, protocol) = match app.protocol {
         Speech::Http => ("http", Protocol::Http),
         Speech::Socks5 => ("socks5", Protocol::Socks5),
         Speech::Tcp => ("tcp", Protocol::Tcp),
         Speech::Udp => ("udp", Protocol::Udp),
+        Speech::Tun => ("tun", Protocol::Tun),
     };
-    let user = super::user_of_app(catalog, node, app).unwrap_or_default();
+    let user = super::user_of_app(&plan.catalog, node, app).unwrap_or_default();
+    let device = || app.device.clone().unwrap_or_else(|| DeviceName(DEVICE.into()));
+    let is_tun = app.protocol == Speech::Tun;
     Listener {
-        bind: Some(app.bind),
+        bind: app.bind,
         authority: app.authority.clone(),
+        device: is_tun.then(device),
+        address: app.address.clone(),
+        capture: Many(if is_tun { captures(plan, (node, app), user.as_deref()) } else { Vec::new() }),
         set_headers: user.map(|user| ("hermes-user".to_owned(), user)).into_iter().collect(),
         ..Listener::new(&format!("app-{at}-{word}"), protocol)
     }
+}
+
+/// What a device takes: the networks that its user may use, but those that live beside it, and of those addresses that it has an
+/// address like.
+fn captures(plan: &Plan, (node, app): (&Name, &App), user: Option<&str>) -> Vec<Capture> {
+    let offered = plan.at.get(node).into_iter().flat_map(|offers| offers.iter());
+    let is_for = |stop: &Stop, key: &Key| {
+        let is_one = |one: &Name| user == Some(&*super::on_the_wire(&key.provider, one));
+        !stop.next.is_empty() && stop.users.as_ref().is_none_or(|users| users.iter().any(is_one))
+    };
+    let networks = offered.filter_map(|key| match plan.catalog.offer(key)? {
+        Offer::Network(network) => is_for(plan.ways.get(key)?.stops.get(node)?, key).then_some(network),
+        Offer::Service(_) => None,
+    });
+    let mut prefixes: Vec<Prefix> = Vec::new();
+    for prefix in networks.flat_map(|network| network.prefixes.iter()) {
+        // Two networks may have the same prefix, in different places for different users, or for one.
+        let is_v4 = prefix.0.addr().is_ipv4();
+        if app.address.iter().any(|own| own.0.is_ipv4() == is_v4) && !prefixes.contains(prefix) {
+            prefixes.push(*prefix);
+        }
+    }
+    prefixes.into_iter().map(|network| Capture { network, set_headers: BTreeMap::new() }).collect()
 }
 
 /// Routes of a node, and the upstreams that they need. The most special ones come first, since the first that fits is taken.
@@ -101,9 +132,13 @@ fn routes(plan: &Plan, name: &Name, upstreams: &mut BTreeMap<String, Upstream>) 
     let services = plan.at.get(name).into_iter().flat_map(|services| services.iter());
     let mut routes: Vec<_> = services
         .filter_map(|key| {
-            let (service, stop) = (plan.catalog.service(key)?, plan.ways.get(key)?.stops.get(name)?);
-            let route = route(&plan.catalog, (name, stop), (key, service), upstreams);
-            Some((generality(service, key), key.clone(), route))
+            let (offer, stop) = (plan.catalog.offer(key)?, plan.ways.get(key)?.stops.get(name)?);
+            let onward = (!stop.next.is_empty()).then(|| upstream(&plan.catalog, name, &stop.next, upstreams));
+            let (general, route) = match offer {
+                Offer::Service(service) => (generality(service, key), route((name, stop), (key, service), onward)),
+                Offer::Network(network) => (breadth(network), route_of_packets((name, stop), (key, network), onward)),
+            };
+            Some((general, key.clone(), route))
         })
         .collect();
     routes.sort_by(|(a, a_key, _), (b, b_key, _)| (a, a_key).cmp(&(b, b_key)));
@@ -120,6 +155,12 @@ fn generality(service: &Service, key: &Key) -> (bool, usize, bool, usize) {
     (is_wild, usize::MAX - shortest, path.is_none(), usize::MAX - path.unwrap_or_default())
 }
 
+/// The same of networks, which share no session with services: the wider ones last.
+fn breadth(network: &Network) -> (bool, usize, bool, usize) {
+    let shortest = network.prefixes.iter().map(|prefix| usize::from(prefix.0.prefix_len())).min();
+    (false, usize::MAX - shortest.unwrap_or_default(), false, 0)
+}
+
 fn authorities(service: &Service, key: &Key) -> Vec<AuthorityPattern> {
     if service.authority.is_empty() {
         return AuthorityPattern::parse(key.name.as_str()).into_iter().collect();
@@ -127,33 +168,56 @@ fn authorities(service: &Service, key: &Key) -> Vec<AuthorityPattern> {
     service.authority.0.clone()
 }
 
-fn route(
-    catalog: &Catalog,
-    (node, stop): (&Name, &Stop),
-    (key, service): (&Key, &Service),
-    upstreams: &mut BTreeMap<String, Upstream>,
-) -> Route {
-    let replica = service.at.iter().find(|replica| replica.node == *node).filter(|_| stop.next.is_empty());
+/// Whose sessions come by.
+fn users(key: &Key, stop: &Stop) -> Many<UserPattern> {
+    let users = stop.users.iter().flatten();
+    Many(users.map(|user| UserPattern::Is(super::on_the_wire(&key.provider, user).into())).collect())
+}
+
+fn route_of_packets((node, stop): (&Name, &Stop), (key, network): (&Key, &Network), upstream: Option<String>) -> Route {
+    let gateway = network.at.iter().find(|gateway| gateway.node == *node).filter(|_| upstream.is_none());
+    Route {
+        matching: Match {
+            kind: Many(vec![Kind::Ip]),
+            network: network.prefixes.clone(),
+            user: users(key, stop),
+            ..Match::default()
+        },
+        upstream,
+        terminate: gateway.map(|gateway| Terminate {
+            tun: gateway.device_of(&key.name),
+            address: gateway.address.clone(),
+            assign: gateway.assign.clone(),
+            assign_networks: gateway.assign_networks,
+            nat: gateway.nat,
+            inner: gateway.inner,
+            ..Terminate::default()
+        }),
+        timeout: network.timeout,
+        ..Route::new(&super::route_of(key))
+    }
+}
+
+fn route((node, stop): (&Name, &Stop), (key, service): (&Key, &Service), upstream: Option<String>) -> Route {
+    let replica = service.at.iter().find(|replica| replica.node == *node).filter(|_| upstream.is_none());
     let kinds = service.at.0.first().map(|first| {
         let speaks =
             [(Kind::Http, first.http.is_some()), (Kind::Tcp, first.tcp.is_some()), (Kind::Udp, first.udp.is_some())];
         speaks.into_iter().filter(|(_, is_so)| *is_so).map(|(kind, _)| kind).collect()
     });
-    let users = stop.users.iter().flatten();
-    let users = users.map(|user| UserPattern::Is(super::on_the_wire(&key.provider, user).into()));
     let matching = Match {
         kind: Many(kinds.unwrap_or_default()),
         authority: Many(authorities(service, key)),
         path: service.path.clone(),
         method: service.method.clone(),
-        user: Many(users.collect()),
+        user: users(key, stop),
         ..Match::default()
     };
     let first = stop.is_first.then_some(service);
-    let onward = replica.is_none();
+    let onward = upstream.is_some();
     Route {
         matching,
-        upstream: onward.then(|| upstream(catalog, node, &stop.next, upstreams)),
+        upstream,
         terminate: replica.map(|replica| Terminate {
             http: replica.http.clone(),
             tcp: replica.tcp.clone(),
@@ -169,7 +233,7 @@ fn route(
         retrieve: first.and_then(|service| service.retrieve).filter(|_| onward),
         timeout: service.timeout,
         on_change: service.on_change,
-        ..Route::new(&super::on_the_wire(&key.provider, &key.name))
+        ..Route::new(&super::route_of(key))
     }
 }
 

@@ -5,6 +5,9 @@
 use std::collections::BTreeMap;
 
 use hermes_model::document::Document;
+use hermes_model::document::route::Route;
+use hermes_model::document::word::Protocol;
+use serde_json::json;
 
 use super::compile;
 use crate::catalog::Catalog;
@@ -54,6 +57,96 @@ fn compiled(text: &str) -> BTreeMap<String, Document> {
 
 fn faults(text: &str) -> Vec<String> {
     compile(&catalog(text)).unwrap_err().iter().map(ToString::to_string).collect()
+}
+
+/// Layer 3 of the second paper: 10.0.0.1 is another machine for each user.
+const LAYER3: &str = "\
+kind: Overlay
+name: layer3
+---
+{kind: Node, name: laptop, links: ingress, apps: [{bind: 127.0.0.1:8080}, {protocol: tun, address: 10.20.0.2}]}
+---
+{kind: Node, name: desk, links: ingress, apps: {protocol: tun, device: vpn, address: 10.20.0.3}}
+---
+{kind: Node, name: ingress, role: standalone, address: 192.0.2.1:9443, http3: true, links: [east, west]}
+---
+{kind: Node, name: east, address: 192.0.2.2:9443}
+---
+{kind: Node, name: west, address: 192.0.2.3:9443}
+---
+{kind: User, name: alice, nodes: laptop}
+---
+{kind: User, name: bob, nodes: desk}
+---
+{kind: Service, name: one, at: {node: east, http: \"127.0.0.1:80\"}, for: {users: alice}}
+---
+{kind: Network, name: one, prefixes: 10.0.0.1, at: {node: east, address: 10.0.0.1, assign: 10.20.0.0/16}, for: {users: alice}}
+---
+{kind: Network, name: other, prefixes: 10.0.0.1/32, at: {node: west, device: gate, address: 10.0.0.1, assign: 10.20.0.0/16}, for: {users: bob}}
+---
+{kind: Network, name: campus, prefixes: [10.0.0.0/8, \"2001:db8::/32\"], at: {node: west, device: gate, nat: true}, for: {users: [alice, bob]}, timeout: {connect: 3s}}
+";
+
+#[test]
+fn networks_are_captured_where_their_users_are_and_come_out_where_they_live() {
+    let documents = compiled(LAYER3);
+    let listener = |node: &str, protocol| {
+        let mut all = documents[node].listeners.iter().filter(|listener| listener.protocol == protocol);
+        serde_json::to_value(all.next().unwrap()).unwrap()
+    };
+    assert_eq!(
+        listener("laptop", Protocol::Tun),
+        json!({"name": "app-1-tun", "protocol": "tun", "set-headers": {"hermes-user": "alice"}, "device": "hermes0",
+               "address": "10.20.0.2", "capture": [{"network": "10.0.0.0/8"}, {"network": "10.0.0.1/32"}]})
+    );
+    assert_eq!(listener("desk", Protocol::Tun)["device"], "vpn");
+    let routes = |node: &str| -> Vec<_> {
+        let said = |route: &Route| {
+            let value = serde_json::to_value(route).unwrap();
+            let [network, user] = ["network", "user"].map(|key| value["match"][key].clone());
+            format!("{} {network} {user} {}{}", route.name, value["upstream"], value["terminate"]).replace('"', "")
+        };
+        documents[node].routes.iter().map(said).collect()
+    };
+    assert_eq!(
+        routes("ingress"),
+        [
+            "one:ip 10.0.0.1/32 alice eastnull",
+            "other:ip 10.0.0.1/32 bob westnull",
+            "campus:ip [10.0.0.0/8,2001:db8::/32] [alice,bob] westnull",
+            "one null alice eastnull"
+        ],
+        "the narrow ones first"
+    );
+    assert_eq!(
+        routes("west"),
+        [
+            "other:ip 10.0.0.1/32 bob null{address:10.0.0.1,assign:10.20.0.0/16,tun:gate}",
+            "campus:ip [10.0.0.0/8,2001:db8::/32] [alice,bob] null{nat:true,tun:gate}"
+        ]
+    );
+    assert_eq!(routes("east")[0], "one:ip 10.0.0.1/32 alice null{address:10.0.0.1,assign:10.20.0.0/16,tun:ip-one}");
+}
+
+#[test]
+fn what_networks_and_devices_lack_is_said() {
+    let with = |from: &str, to: &str| faults(&LAYER3.replacen(from, to, 1));
+    assert_eq!(
+        with("protocol: tun, address: 10.20.0.2", "protocol: tun, bind: \"127.0.0.1:1\""),
+        [
+            "Node/laptop: apps[1].address: say what its packets come from; add address: and an address",
+            "Node/laptop: apps[1].bind: a device (protocol: tun) has none; leave it out"
+        ]
+    );
+    assert_eq!(
+        with("{bind: 127.0.0.1:8080}", "{device: hermes1}"),
+        [
+            "Node/laptop: apps[0].bind: say where it listens; add bind: \"127.0.0.1:8080\" or the like",
+            "Node/laptop: apps[0].device: only protocol: tun has it; leave it out"
+        ]
+    );
+    let faults = with("users: bob", "users: carol");
+    assert!(faults.contains(&"Network/other: for.users[0]: there is no user carol".to_owned()), "{faults:?}");
 }
 
 #[test]

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use rpds::RedBlackTreeMapSync;
 
 use super::graph::Graph;
-use crate::catalog::Catalog;
-use crate::document::{Key, Name, Node, Service};
+use crate::catalog::{Catalog, Offer};
+use crate::document::{Key, Name, Node};
 
 /// What one node has to do for one service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,13 +58,13 @@ impl Way {
 ///
 /// A node that drains keeps what it has to do, so that its sessions live on; those beside it find another way for what begins.
 /// Where there is none they go on as before: a drain makes no service unavailable.
-pub(super) fn way(catalog: &Catalog, graph: &Graph, key: &Key, service: &Service) -> Way {
-    let places: BTreeSet<Name> = service.at.iter().map(|replica| replica.node.clone()).collect();
+pub(super) fn way(catalog: &Catalog, graph: &Graph, key: &Key, offer: Offer<'_>) -> Way {
+    let places: BTreeSet<Name> = offer.nodes().into_iter().cloned().collect();
     let distances = graph.distances(&places, false);
     let is_concerned = graph.draining().any(|node| distances.contains_key(node));
     let avoiding = is_concerned.then(|| Arc::new(graph.distances(&places, true)));
     let mut way = Way { distances: Arc::new(distances), avoiding, ..Way::default() };
-    way.stops = match catalog.audience(key, service) {
+    way.stops = match catalog.audience(key, offer.audience()) {
         Some(users) => {
             let sources = entries(catalog, key, &users);
             let is_first: BTreeSet<Name> = sources.keys().cloned().collect();

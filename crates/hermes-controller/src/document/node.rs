@@ -1,7 +1,7 @@
 //! A node: where others dial it, whom it dials, and what its device gets.
 
 use hermes_model::document::listener::Listener;
-use hermes_model::document::scalar::{Many, Period};
+use hermes_model::document::scalar::{DeviceName, HostAddress, Many, Period};
 use hermes_model::document::{AccessLog, Bind, Workers};
 use hermes_model::limits::LimitsSection;
 use hermes_model::snapshot::{Dispatch, HostPort, Role};
@@ -79,14 +79,21 @@ pub enum Program {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct App {
-    /// Where it listens.
-    pub bind: Bind,
+    /// Where it listens: all but `tun`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bind: Option<Bind>,
     /// What programs speak there.
     #[serde(default, skip_serializing_if = "is_default")]
     pub protocol: Speech,
     /// Where a stream or a flow goes that names no target: of `tcp` and `udp`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub authority: Option<String>,
+    /// Of `tun`: the device, which is made. Default: `hermes0`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<DeviceName>,
+    /// Of `tun`: its addresses, which its packets come from.
+    #[serde(default, skip_serializing_if = "Many::is_empty")]
+    pub address: Many<HostAddress>,
     /// Whose sessions these are. `None`: the node's only user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<Reference>,
@@ -105,4 +112,6 @@ pub enum Speech {
     Tcp,
     /// Datagrams for one target.
     Udp,
+    /// The packets of a device for the networks that its user may use.
+    Tun,
 }

@@ -71,12 +71,15 @@ impl Check {
         if is_good && !files.is_empty() && !self.json {
             let count = |kind: Kind| catalog.iter().filter(|resource| resource.key.kind == kind).count();
             let name = catalog.overlay().map(|(name, _)| name.to_string()).unwrap_or_default();
+            let networks = Some(count(Kind::Network)).filter(|count| *count > 0);
+            let networks = networks.map(|count| format!(", {}", super::counted(count, "network"))).unwrap_or_default();
             // Writing to a String cannot fail.
             let _ = writeln!(
                 text,
-                "overlay {name}: ok, {}, {}, {}",
+                "overlay {name}: ok, {}, {}{}, {}",
                 super::counted(count(Kind::Node), "node"),
                 super::counted(count(Kind::Service), "service"),
+                networks,
                 super::counted(count(Kind::User), "user")
             );
         }

@@ -6,13 +6,14 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use hermes_testkit::netns::Namespace;
 use hermes_testkit::patience;
 use hermes_testkit::process::{Program, Running};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 pub(crate) const HERMES: &str = env!("CARGO_BIN_EXE_hermes");
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) struct Bed {
     pub(crate) directory: tempfile::TempDir,
@@ -88,7 +89,10 @@ impl Bed {
 
     fn nothing() -> Self {
         let [a, b, c, _] = rand::random::<[u8; 4]>();
-        let address = Ipv4Addr::new(127, a.max(1), b, c.clamp(1, 254));
+        Self::nothing_at(Ipv4Addr::new(127, a.max(1), b, c.clamp(1, 254)))
+    }
+
+    fn nothing_at(address: Ipv4Addr) -> Self {
         let directory = tempfile::tempdir().unwrap();
         Self { directory, address, controller: None, has_etcd: false, etcd: None, second: None }
     }
@@ -96,6 +100,13 @@ impl Bed {
     /// With a controller that has nothing yet.
     pub(crate) async fn new() -> Self {
         let mut this = Self::nothing();
+        this.start_controller().await;
+        this
+    }
+
+    /// The same at an address that other namespaces reach.
+    pub(crate) async fn at(address: Ipv4Addr) -> Self {
+        let mut this = Self::nothing_at(address);
         this.start_controller().await;
         this
     }
@@ -162,9 +173,14 @@ impl Bed {
 
     /// A node, with a token where it has none of before.
     pub(crate) fn node(&self, name: &str, token: Option<&str>) -> Running {
+        self.node_within(None, name, token)
+    }
+
+    /// The same in a namespace.
+    pub(crate) fn node_within(&self, place: Option<&Namespace>, name: &str, token: Option<&str>) -> Running {
         let second = self.second.as_ref().map(|_| format!(",https://{}", self.socket(9401))).unwrap_or_default();
         let url = format!("https://{}{second}", self.socket(9400));
-        let program = Program::new(name, HERMES, self.directory.path());
+        let program = Program::new(name, HERMES, self.directory.path()).within(place);
         let program = program.args(["proxy", "--controller", &url, "--state"]).args([self.state(name)]);
         match token {
             Some(token) => program.env("HERMES_TOKEN", token).start().unwrap(),

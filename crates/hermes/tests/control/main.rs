@@ -8,6 +8,7 @@ mod changing;
 mod desk;
 mod envoy;
 mod hostile;
+mod networks;
 mod openapi;
 mod path;
 mod providers;

@@ -33,6 +33,11 @@ async fn a_providers_administrator_has_what_is_its_own() {
         (&["delete", "User/bella/bob"], "", "is not yours"),
         (&["apply", "-f", "-"], "{kind: User, provider: bella, name: eve}", "is not yours"),
         (&["apply", "-f", "-"], "{kind: Node, name: mine}", "is not yours"),
+        (
+            &["apply", "-f", "-"],
+            "{kind: Network, provider: acme, name: all, prefixes: 0.0.0.0/0, at: {node: server, nat: true}, for: everyone}",
+            "is for the operator to write",
+        ),
         (&["apply", "-f", "-"], "{kind: Overlay, name: test}", "is not yours"),
         (
             &["apply", "-f", "-"],
