@@ -30,6 +30,9 @@ use crate::catalog::{Catalog, Owner};
 use crate::document::{App, Audience, Fault, Key, Kind, Name, Node, Program};
 use crate::xds::{self, Site};
 
+/// The listener that other nodes dial.
+pub const OVERLAY: &str = "overlay";
+
 /// Files of a node's identity, beside its document.
 pub const IDENTITY: [&str; 3] = ["node.pem", "node.key", "ca.pem"];
 

@@ -19,8 +19,6 @@ use super::way::Stop;
 use crate::catalog::{Catalog, Offer, Revoked};
 use crate::document::{App, Key, Name, Network, Node, Service, Speech};
 
-/// The listener that other nodes dial.
-const OVERLAY: &str = "overlay";
 /// The device of an app that names none.
 const DEVICE: &str = "hermes0";
 
@@ -74,7 +72,7 @@ fn listeners(plan: &Plan, name: &Name, node: &Node) -> Vec<Listener> {
         bind: node.bind.or_else(|| Some(Bind((std::net::Ipv4Addr::UNSPECIFIED, address.port).into()))),
         tls: Some(ListenerTls { client: Some(ClientAuth::Required), ..ListenerTls::default() }),
         http3: node.http3,
-        ..Listener::new(OVERLAY, Protocol::Http)
+        ..Listener::new(super::OVERLAY, Protocol::Http)
     });
     // At a node that drains nothing begins.
     let begins = !node.draining;

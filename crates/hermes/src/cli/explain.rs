@@ -1,9 +1,10 @@
 //! `hermes explain`: what would be decided for these facts, and why, rule by rule.
 //!
-//! In: a document, and what the options say of a session. Out: the session as the listener would make
+//! In: a document, or those of a controller, and what the options say of a session. Out: the session as the listener would make
 //! it, explained. Never: a session that the listener cannot have; options that contradict it are errors.
 
 mod packet;
+mod way;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -23,13 +24,22 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use ipnet::IpNet;
 
 use crate::document;
+use crate::operator::Access;
 
 /// Explains the decision for a request, without sending it.
 #[derive(Debug, Parser)]
 pub(super) struct Explain {
     /// The node document (YAML).
-    #[arg(long, value_name = "FILE")]
-    config: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "controller")]
+    config: Option<PathBuf>,
+    /// Instead of a file: along every node on the way, by the documents that the controller has for them.
+    #[arg(long, conflicts_with_all = ["config", "packet"])]
+    controller: bool,
+    /// With `--controller`: the node where the session begins. Default: the only node of `--user`.
+    #[arg(long, value_name = "NAME", requires = "controller")]
+    node: Option<String>,
+    #[command(flatten)]
+    access: Access,
     /// What the session carries. A tcp or udp listener has one kind; of an http listener it is http, of
     /// a socks5 listener tcp, unless said otherwise.
     #[arg(long, value_parser = PossibleValuesParser::new(Kind::ALL.map(Kind::as_str)).map(kind_named))]
@@ -81,11 +91,12 @@ fn kind_named(name: String) -> Kind {
 
 impl Explain {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let snapshot = match document::read(&self.config)? {
+        let Some(config) = &self.config else { return self.along() };
+        let snapshot = match document::read(config)? {
             Ok(checked) => checked.snapshot,
             Err(problems) => {
                 let problems = super::counted(problems.len(), "problem");
-                bail!("{} has {problems}; `hermes check` lists them", self.config.display())
+                bail!("{} has {problems}; `hermes check` lists them", config.display())
             }
         };
         let packet = self.packet.as_deref().map(packet::parse).transpose()?;
@@ -108,6 +119,14 @@ impl Explain {
         }
         let text = if self.json { serde_json::to_string_pretty(&explanation)? } else { explanation.to_string() };
         super::print(&format!("{}\n", text.trim_end()))?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// Along every node on the way.
+    fn along(&self) -> anyhow::Result<ExitCode> {
+        let hops = way::follow(self)?;
+        let text = if self.json { serde_json::to_string_pretty(&hops)? + "\n" } else { way::told(&hops) };
+        super::print(&text)?;
         Ok(ExitCode::SUCCESS)
     }
 

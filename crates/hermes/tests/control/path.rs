@@ -15,6 +15,18 @@ async fn from_nothing_to_traffic_and_changed_while_it_runs() {
     bed.until_answers("APP", "one").await;
     until("both run what they should", || bed.told(&["node", "list"], "").matches(" running\n").count() == 2).await;
 
+    // What becomes of a session is told along its way, before there is one.
+    let said = bed.told(&["explain", "--controller", "--node", "laptop", "--authority", "APP"], "");
+    let (first, last) = said.split_once("\nserver\n").unwrap();
+    assert!(first.starts_with("laptop\n") && first.contains("* routes[0] APP: matches"), "{said}");
+    assert!(first.contains("next      server") && last.contains("* routes[0] APP: matches"), "{said}");
+    assert!(last.contains("brought by node laptop of test") && last.contains("7001"), "{said}");
+    let said = bed.told(&["explain", "--controller", "--node", "laptop", "--authority", "OTHER", "--json"], "");
+    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((&said[0]["node"], &said[0]["status"], said.as_array().unwrap().len()), (&"laptop".into(), &404.into(), 1));
+    let said = bed.refused(&["explain", "--controller", "--authority", "APP"], "");
+    assert!(said.contains("--node NAME"), "{said}");
+
     // A change is there when the command is over.
     let moved = bed.documents(7002);
     let planned = bed.told(&["diff", "-f", "-"], &moved);

@@ -1,0 +1,167 @@
+//! The same along a whole overlay: what each node on the way decides, as the controller has its document.
+//!
+//! In: where a session begins, and what it is there. Out: each node's explanation, to the one where it ends or is denied.
+//! Never: what nodes see of each other now. Of several next nodes the first is followed, and the others are named.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context as _, bail};
+use hermes_controller::document::Name;
+use hermes_model::check::check_json;
+use hermes_model::document::Document;
+use hermes_model::document::upstream::Endpoint;
+use hermes_model::explain::Explanation;
+use hermes_model::facts::Peer;
+use hermes_model::snapshot::{Action, Listener, Role, Snapshot};
+use hermes_model::trust::settle;
+use hermes_model::Trust;
+use http::Method;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::Explain;
+use crate::operator::{Access, block_on};
+
+/// Proxies of a way; a session that has been by more is in a loop.
+const MOST: usize = 32;
+
+/// What one node says.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) struct Hop {
+    node: String,
+    #[serde(flatten)]
+    explanation: Explanation,
+    /// Nodes that it may go to from there, the first of which is followed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    next: Vec<String>,
+}
+
+/// A node's document, as it is and as it is run.
+struct Place {
+    document: Document,
+    snapshot: Snapshot,
+}
+
+impl Place {
+    fn of(access: &Access, node: &str) -> anyhow::Result<Self> {
+        let node: Name = node.parse().map_err(anyhow::Error::msg)?;
+        let answer = block_on(access.get(Method::GET, &format!("/v1/nodes/{node}"), Vec::new()))?;
+        let document: Document = serde_json::from_value(answer["document"].clone())
+            .with_context(|| format!("the controller has no document of node {node} that this program can read"))?;
+        let checked = check_json(answer["document"].to_string().as_bytes(), Path::new("."));
+        let snapshot = checked.map_err(|problems| {
+            let said: Vec<_> = problems.iter().map(ToString::to_string).collect();
+            anyhow::anyhow!("the document of node {node} cannot run here: {}", said.join("; "))
+        })?;
+        Ok(Self { document, snapshot: snapshot.snapshot })
+    }
+
+    /// Nodes that an upstream leads to.
+    fn next(&self, upstream: &str) -> Vec<String> {
+        let Some(upstream) = self.document.upstreams.iter().find(|one| one.name == upstream) else { return Vec::new() };
+        let kept = upstream.endpoints.iter().filter_map(|endpoint| match endpoint {
+            Endpoint::Node(node) => Some(node.clone()),
+            Endpoint::Address(_) => None,
+        });
+        let named = upstream.tls.iter().flat_map(|tls| tls.node.iter().cloned());
+        let mut all: Vec<String> = Vec::new();
+        for node in named.chain(kept).chain(upstream.node.iter().cloned()) {
+            if !all.contains(&node) {
+                all.push(node);
+            }
+        }
+        all
+    }
+
+    /// What others are told by a certificate of this node.
+    fn peer(&self, overlay: &Arc<str>) -> Peer {
+        Peer {
+            overlay: overlay.clone(),
+            node: Some(Arc::from(&*self.document.node)),
+            standalone: self.document.role == Role::Standalone,
+            ..Peer::default()
+        }
+    }
+
+    /// Where other nodes come in.
+    fn overlay_listener(&self) -> anyhow::Result<&Listener> {
+        let mut listeners = self.snapshot.listeners.iter();
+        let found = listeners.find(|listener| &*listener.name == hermes_controller::compile::OVERLAY);
+        // Who keeps a connection to its neighbour is served over that one.
+        let found = found.or_else(|| self.snapshot.listeners.iter().find(|listener| listener.dial.is_some()));
+        found
+            .map(|listener| &**listener)
+            .with_context(|| format!("node {} takes no sessions of others", self.document.node))
+    }
+}
+
+/// Where a session begins: the node that is named, or the only one of its user.
+fn first(explain: &Explain) -> anyhow::Result<String> {
+    if let Some(node) = &explain.node {
+        return Ok(node.clone());
+    }
+    let Some(user) = &explain.user else {
+        bail!("say where the session begins: --node NAME, or --user NAME of somebody who has one node");
+    };
+    let found = block_on(explain.access.get(Method::GET, &format!("/v1/documents/User/{user}"), Vec::new()))?;
+    match &found["document"]["nodes"] {
+        Value::String(node) => Ok(node.clone()),
+        Value::Array(nodes) if nodes.len() == 1 => Ok(nodes[0].as_str().unwrap_or_default().to_owned()),
+        _ => bail!("user {user} has several nodes; say at which the session begins with --node NAME"),
+    }
+}
+
+/// Follows a session from where it begins.
+///
+/// # Errors
+/// There is no such node, or the session cannot begin there.
+pub(super) fn follow(explain: &Explain) -> anyhow::Result<Vec<Hop>> {
+    let wanted = explain.wanted(None)?;
+    let mut node = first(explain)?;
+    let mut place = Place::of(&explain.access, &node)?;
+    let mut listener = explain.listener(&place.snapshot, wanted)?.clone();
+    let mut facts = explain.facts(&place.snapshot, &listener, None)?;
+    let overlays = block_on(explain.access.get(Method::GET, "/v1/documents?kind=Overlay", Vec::new()))?;
+    let overlay: Arc<str> = Arc::from(overlays["documents"][0]["document"]["name"].as_str().unwrap_or_default());
+    let mut hops: Vec<Hop> = Vec::new();
+    loop {
+        let explanation = hermes_model::explain_arrival(facts.clone(), &listener, &place.snapshot, &|_| false);
+        let taken = explanation.route.as_deref().filter(|_| explanation.decision == "act");
+        let route = taken.and_then(|name| place.snapshot.routes.iter().find(|route| &*route.name == name));
+        let upstream = route.and_then(|route| match &route.action {
+            Action::Upstream(upstream) => Some(upstream.name.to_string()),
+            _ => None,
+        });
+        let next = upstream.map(|upstream| place.next(&upstream)).unwrap_or_default();
+        let followed = next.iter().find(|next| hops.iter().all(|hop| hop.node != **next) && **next != node).cloned();
+        hops.push(Hop { node: node.clone(), explanation, next });
+        let Some(followed) = followed else { return Ok(hops) };
+        if hops.len() == MOST {
+            bail!("the session has been at {MOST} nodes, and goes on; `hermes check` your overlay documents");
+        }
+        // What is written anew is so where a session ends, and not between nodes.
+        settle(&mut facts, &listener, &place.snapshot).map_err(|refusal| anyhow::anyhow!("{refusal}"))?;
+        facts.user = None;
+        facts.trust = Trust::Certified(Arc::new(place.peer(&overlay)));
+        node = followed;
+        place = Place::of(&explain.access, &node)?;
+        listener = place.overlay_listener()?.clone();
+        facts.listener = listener.name.clone();
+    }
+}
+
+/// One after the other, for people.
+pub(super) fn told(hops: &[Hop]) -> String {
+    let one = |hop: &Hop| {
+        let lines: String = hop.explanation.to_string().lines().map(|line| format!("  {line}\n")).collect();
+        let next = match &hop.next[..] {
+            [] => String::new(),
+            [next] => format!("  next      {next}\n"),
+            [next, others @ ..] => format!("  next      {next} (or {})\n", others.join(", ")),
+        };
+        format!("{}\n{lines}{next}", hop.node)
+    };
+    hops.iter().map(one).collect()
+}
