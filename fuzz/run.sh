@@ -26,7 +26,7 @@ if [[ ${#targets[@]} -eq 0 ]]; then
 fi
 
 # Longer inputs than these only repeat what shorter ones do, at the cost of speed.
-declare -A max_len=([node_document]=4096 [capsule]=1024)
+declare -A max_len=([node_document]=4096 [overlay_document]=4096 [capsule]=1024)
 
 # New inputs that a merge keeps of each target.
 most_files=100

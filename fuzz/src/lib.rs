@@ -8,12 +8,17 @@
 
 pub mod document;
 pub mod model;
+#[cfg(feature = "libfuzzer")]
+pub mod overlay;
 pub mod wire;
 
 /// A target: its name, which is also its directory in `corpus/`, and its check.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// Every target there is.
+/// Targets of what a controller reads; its own tests replay their corpus.
+pub const OF_THE_CONTROLLER: &[&str] = &["overlay_document", "token"];
+
+/// Every other target there is.
 pub const TARGETS: &[Target] = &[
     ("authority", model::authority),
     ("binary_http", wire::binary_http),

@@ -23,7 +23,10 @@ async fn from_nothing_to_traffic_and_changed_while_it_runs() {
     assert!(last.contains("brought by node laptop of test") && last.contains("7001"), "{said}");
     let said = bed.told(&["explain", "--controller", "--node", "laptop", "--authority", "OTHER", "--json"], "");
     let said: serde_json::Value = serde_json::from_str(&said).unwrap();
-    assert_eq!((&said[0]["node"], &said[0]["status"], said.as_array().unwrap().len()), (&"laptop".into(), &404.into(), 1));
+    assert_eq!(
+        (&said[0]["node"], &said[0]["status"], said.as_array().unwrap().len()),
+        (&"laptop".into(), &404.into(), 1)
+    );
     let said = bed.refused(&["explain", "--controller", "--authority", "APP"], "");
     assert!(said.contains("--node NAME"), "{said}");
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
 use hermes_controller::document::Name;
+use hermes_model::Trust;
 use hermes_model::check::check_json;
 use hermes_model::document::Document;
 use hermes_model::document::upstream::Endpoint;
@@ -15,7 +16,6 @@ use hermes_model::explain::Explanation;
 use hermes_model::facts::Peer;
 use hermes_model::snapshot::{Action, Listener, Role, Snapshot};
 use hermes_model::trust::settle;
-use hermes_model::Trust;
 use http::Method;
 use serde::Serialize;
 use serde_json::Value;

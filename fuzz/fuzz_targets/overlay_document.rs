@@ -1,0 +1,4 @@
+//! Fuzz target: overlay documents, as a controller reads and compiles them. The properties are in `hermes_fuzz::overlay::overlay_document`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| hermes_fuzz::overlay::overlay_document(data));
