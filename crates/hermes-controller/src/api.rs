@@ -23,7 +23,7 @@ use serde_json::json;
 
 use crate::audit::{Audit, Event};
 use crate::authority::{Office, Subject, hex};
-use crate::controller::{Controller, Known, Outcome, Refused, Request};
+use crate::controller::{Controller, Known, Outcome, Refused, Request, at_length};
 use crate::document::{self, Key, Kind, Name, Resource};
 use crate::push::{Peer, Push, sha256};
 use crate::seen::{Roll, Seen};
@@ -229,7 +229,7 @@ async fn apply(
     let asker = desk.asker(&peer)?;
     let text =
         std::str::from_utf8(&body).map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "the documents are no UTF-8"))?;
-    let put = document::read(text).map_err(|faults| Problem::of_faults(&faults))?;
+    let put = at_length(|| document::read(text)).map_err(|faults| Problem::of_faults(&faults))?;
     for resource in &put {
         asker.must_own(&resource.key).map_err(|problem| desk.refuse("apply", &asker, &peer, problem))?;
     }

@@ -14,7 +14,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use hermes_model::document::scalar::Many;
 use rpds::RedBlackTreeMapSync;
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::watch;
+use tokio::task::block_in_place;
 
 pub use self::enrol::{CERTIFICATE_LIFE, Certificate, pin};
 use crate::catalog::Revoked;
@@ -201,6 +203,15 @@ impl Controller {
         }
     }
 
+    /// Reads the store now, where somebody has heard of a later revision than this controller: it may not have been told yet of
+    /// what another one wrote.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub(crate) async fn catch_up_with(&self, revision: Revision) -> Result<(), StoreError> {
+        if self.known().state.revision < revision { self.catch_up().await } else { Ok(()) }
+    }
+
     /// All of the state (JSON), as it is restored with [`Controller::restore`]. The authority's key is in it.
     pub fn backup(&self) -> Vec<u8> {
         let state = &self.known().state;
@@ -322,7 +333,7 @@ impl Controller {
     /// Every reason against it. Nothing is changed then; except that of a store which could not say so it is not known.
     pub async fn apply(&self, request: &Request) -> Result<Outcome, Refused> {
         let judge = |known: &Known| {
-            let (changes, outcome, planned) = plan(known, request)?;
+            let (changes, outcome, planned) = at_length(|| plan(known, request))?;
             if request.is_dry {
                 return Ok((Vec::new(), outcome));
             }
@@ -418,7 +429,7 @@ impl Controller {
         });
         concerned.extend(match planned {
             Some((_, planned)) if planned.is_of(&known.state) => known.take_plan(planned.plan, planned.touched),
-            _ => known.replan(),
+            _ => at_length(|| known.replan()),
         });
         concerned.extend(known.step());
         let base = (revision / COMPACT > from / COMPACT).then(|| Base { revision, state: known.state.base().into() });
@@ -582,6 +593,15 @@ impl Known {
                 Vec::new()
             }
         }
+    }
+}
+
+/// Does what may take seconds where an overlay is large, while others of the runtime go on.
+pub(crate) fn at_length<T>(work: impl FnOnce() -> T) -> T {
+    match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
+        Ok(RuntimeFlavor::MultiThread) => block_in_place(work),
+        // There is nobody else to go on: tests, and commands that end.
+        _ => work(),
     }
 }
 

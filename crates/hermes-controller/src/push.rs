@@ -284,6 +284,12 @@ impl Push {
     ) -> Result<Response<impl Stream<Item = Result<Order, Status>> + use<>>, Status> {
         let node = self.node_of(peer)?;
         let first = reports.message().await?.ok_or_else(|| Status::invalid_argument("say first what you run"))?;
+        // Else it would be given an older document than it has. One that says so for nothing has the store read once.
+        self.controller.catch_up_with(first.tried).await.map_err(|error| {
+            Status::unavailable(format!(
+                "this controller is behind what the node has, and cannot read its store: {error}"
+            ))
+        })?;
         let presence = Presence::begin(self.clone(), node.clone());
         presence.hear(&first);
         let following = Following {

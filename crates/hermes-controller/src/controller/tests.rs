@@ -49,6 +49,20 @@ fn name(text: &str) -> Name {
 }
 
 #[tokio::test]
+async fn a_controller_that_is_behind_a_node_reads_its_store_before_it_tells_it_anything() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, first) = begin(directory.path()).await;
+    first.apply(&put(OVERLAY)).await.unwrap();
+    // Nobody follows the store for this one.
+    let second = Controller::start(store).await.unwrap();
+    let revision = first.apply(&put(MOVED)).await.unwrap().revision;
+    second.catch_up_with(revision - 1).await.unwrap();
+    assert_ne!(documents(&second), documents(&first), "it knows no later revision yet, and nobody asked for one");
+    second.catch_up_with(revision).await.unwrap();
+    assert_eq!(documents(&second), documents(&first));
+}
+
+#[tokio::test]
 async fn a_change_concerns_whom_it_touches() {
     let directory = tempfile::tempdir().unwrap();
     let (_, controller) = begin(directory.path()).await;
