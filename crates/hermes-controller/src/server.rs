@@ -128,6 +128,8 @@ async fn converse(
 ) {
     // Small messages that wait for nobody.
     let _ = tcp.set_nodelay(true);
+    // Over HTTP/2 pings find it out; HTTP/1.1 has none.
+    hermes_net::tcp::bound_unread(&tcp, ALIVE.0 + ALIVE.1);
     let io = match tokio::time::timeout(HANDSHAKE, tls::accept(config, tcp)).await {
         Ok(Ok(io)) => io,
         Ok(Err(error)) => return tracing::debug!(%from, "no handshake: {error}"),

@@ -52,6 +52,11 @@ pub fn reset_on_close(stream: &TcpStream) {
     let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }
 
+/// A connection whose peer takes nothing of what is sent to it for this long ends, though its machine answers.
+pub fn bound_unread(stream: &TcpStream, within: Duration) {
+    let _ = SockRef::from(stream).set_tcp_user_timeout(Some(within));
+}
+
 /// Of Linux 6.15.
 const TCP_RTO_MAX_MS: libc::c_int = 44;
 

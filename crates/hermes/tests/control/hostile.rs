@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hermes_testkit::ca::{Authority, Subject};
-use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject as _;
-use tokio::io::AsyncReadExt as _;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_rustls::rustls;
 
 use crate::bed::{Bed, until};
@@ -133,6 +133,51 @@ async fn a_node_that_is_removed_serves_nobody_and_does_not_come_back() {
     let _server = bed.node("server", None);
     until("it is told again", || bed.log("server").contains("no member any more")).await;
     assert!(bed.get("APP").is_none_or(|(status, _)| status != 200));
+}
+
+/// Operators' connections that ask for much and read nothing of it, or take their time to ask, end by themselves.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes two minutes"]
+async fn who_asks_and_does_not_read_is_not_waited_for() {
+    let bed = Bed::new().await;
+    let users = |number: usize| format!("---\n{{kind: User, name: {}-{number}}}\n", "u".repeat(50));
+    let all = bed.documents(7001) + &(0..10_000).map(users).collect::<String>();
+    bed.told(&["apply", "-f", "-"], &all);
+    let (cert, key) = operator(&bed);
+    let ca = std::fs::read(bed.directory.path().join("ca.pem")).unwrap();
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add_parsable_certificates(CertificateDer::pem_slice_iter(&ca).map(Result::unwrap));
+    let chain = CertificateDer::pem_file_iter(cert).unwrap().map(Result::unwrap).collect();
+    let key = PrivateKeyDer::from_pem_file(key).unwrap();
+    let config = rustls::ClientConfig::builder().with_root_certificates(roots);
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(config.with_client_auth_cert(chain, key).unwrap()));
+    let mut open = Vec::new();
+    let asked = [
+        "GET /v1/documents HTTP/1.1\r\nhost: x\r\n\r\n",
+        "POST /v1/apply HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nk",
+    ];
+    for text in asked {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(4096).unwrap();
+        let tcp = socket.connect(bed.socket(9400)).await.unwrap();
+        let port = tcp.local_addr().unwrap().port();
+        let mut one = connector.connect(bed.address.to_string().try_into().unwrap(), tcp).await.unwrap();
+        one.write_all(text.as_bytes()).await.unwrap();
+        open.push((port, one));
+    }
+    let is_served = |port: u16| {
+        let filter = format!("sport = :9400 and dport = :{port}");
+        let output = Command::new("ss").args(["-Htn", &filter]).output().unwrap();
+        !output.stdout.is_empty()
+    };
+    assert!(open.iter().all(|(port, _)| is_served(*port)));
+    let ended = async {
+        while open.iter().any(|(port, _)| is_served(*port)) {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(240), ended).await.expect("they end");
+    assert!(bed.told(&["get", "services"], "").contains("APP"));
 }
 
 /// TLS connections that say nothing, and ones that ask for a certificate byte by byte, are closed; who asks is served meanwhile.
