@@ -51,10 +51,16 @@ pub(crate) fn text(path: &Path) -> anyhow::Result<String> {
 
 /// Checks a document's text; `path` is where it came from.
 pub(crate) fn check(path: &Path, text: &str) -> Result<Checked, Vec<Problem>> {
-    Ok(look_around(hermes_model::check(text, base(path))?))
+    let mut checked = look_around(hermes_model::check(text, base(path))?);
+    if let Some(identity) = &checked.snapshot.identity
+        && let Ok(key) = CertifiedKey::load(&identity.cert, &identity.key)
+    {
+        checked.warnings.extend(unproven(&checked.snapshot, key.uris().iter().map(String::as_str)));
+    }
+    Ok(checked)
 }
 
-/// The same of what a controller has sent.
+/// The same of what a controller has sent, who tells the nodes behind this one whom they may believe of it.
 pub(crate) fn check_json(path: &Path, bytes: &[u8]) -> Result<Checked, Vec<Problem>> {
     Ok(look_around(hermes_model::check_json(bytes, base(path))?))
 }
@@ -74,11 +80,6 @@ fn look_around(mut checked: Checked) -> Checked {
         })
         .collect();
     checked.warnings.extend(missing);
-    if let Some(identity) = &checked.snapshot.identity
-        && let Ok(key) = CertifiedKey::load(&identity.cert, &identity.key)
-    {
-        checked.warnings.extend(unproven(&checked.snapshot, key.uris().iter().map(String::as_str)));
-    }
     checked
 }
 
