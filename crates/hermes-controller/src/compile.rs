@@ -299,31 +299,71 @@ impl Plan {
     /// Puts the documents of these nodes together. Those that are others by that.
     fn assemble(mut self, before: &Self, touched: BTreeSet<Name>) -> Result<(Self, Touched), Vec<Fault>> {
         let (mut faults, mut others) = (Vec::new(), Touched::new());
-        for name in touched {
-            let document = self.catalog.node(&name).map(|node| (node.runs, assemble::document(&self, &name, node)));
-            let Some((runs, document)) = document else {
-                if self.documents.remove_mut(&name) {
-                    others.insert(name, None);
+        let touched: Vec<Name> = touched.into_iter().collect();
+        for (name, (document, problems)) in touched.iter().zip(on_all_cores(&touched, |name| self.made(before, name))) {
+            faults.extend(problems.into_iter().map(|problem| of_node(&Key::node(name), problem)));
+            match document {
+                Made::Same => {}
+                Made::None => {
+                    if self.documents.remove_mut(name) {
+                        others.insert(name.clone(), None);
+                    }
                 }
-                continue;
-            };
-            if runs == Program::Envoy {
-                let site = Site { overlay: "", directory: "" };
-                let problems = xds::resources(&document, site).err().unwrap_or_default();
-                faults.extend(problems.into_iter().map(|problem| of_node(&Key::node(&name), problem)));
+                Made::Other(bytes) => {
+                    self.documents.insert_mut(name.clone(), bytes.clone());
+                    others.insert(name.clone(), Some(bytes));
+                }
             }
-            let bytes: Bytes = serde_json::to_vec(&document).unwrap_or_default().into();
-            if before.documents.get(&name) == Some(&bytes) {
-                continue;
-            }
-            if let Err(problems) = check_document(document, Path::new(".")) {
-                faults.extend(problems.into_iter().map(|problem| of_node(&Key::node(&name), problem)));
-            }
-            self.documents.insert_mut(name.clone(), bytes.clone());
-            others.insert(name, Some(bytes));
         }
         if faults.is_empty() { Ok((self, others)) } else { Err(faults) }
     }
+
+    /// A node's document, and what is wrong with it.
+    fn made(&self, before: &Self, name: &Name) -> (Made, Vec<Problem>) {
+        let Some(node) = self.catalog.node(name) else { return (Made::None, Vec::new()) };
+        let document = assemble::document(self, name, node);
+        let mut problems = Vec::new();
+        if node.runs == Program::Envoy {
+            let site = Site { overlay: "", directory: "" };
+            problems.extend(xds::resources(&document, site).err().unwrap_or_default());
+        }
+        let bytes: Bytes = serde_json::to_vec(&document).unwrap_or_default().into();
+        if before.documents.get(name) == Some(&bytes) {
+            return (Made::Same, problems);
+        }
+        problems.extend(check_document(document, Path::new(".")).err().unwrap_or_default());
+        (Made::Other(bytes), problems)
+    }
+}
+
+/// What putting a node's document together comes to.
+enum Made {
+    /// There is no such node.
+    None,
+    /// The one that it has.
+    Same,
+    /// Another one.
+    Other(Bytes),
+}
+
+/// Fewer than this are done before other threads have begun.
+const FEW: usize = 64;
+
+/// Does this with each, and gives the results in their order. It is the overlay's largest work, and no part of it needs another.
+fn on_all_cores<T: Sync, R: Send>(all: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    if all.len() < FEW || cores == 1 {
+        return all.iter().map(work).collect();
+    }
+    let work = &work;
+    std::thread::scope(|scope| {
+        let parts = all.chunks(all.len().div_ceil(cores));
+        let threads: Vec<_> =
+            parts.map(|part| scope.spawn(move || part.iter().map(work).collect::<Vec<R>>())).collect();
+        let done =
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        done.flatten().collect()
+    })
 }
 
 /// What of a node says which ways lead from it, and to it.

@@ -457,3 +457,14 @@ mod incremental {
         assert_eq!(touched.keys().map(Name::as_str).collect::<Vec<_>>(), ["more"]);
     }
 }
+
+#[test]
+fn what_all_cores_do_comes_in_order() {
+    for count in [0, 1, super::FEW - 1, super::FEW, 1000, 1001] {
+        let all: Vec<usize> = (0..count).collect();
+        assert_eq!(
+            super::on_all_cores(&all, |number| number * 2),
+            all.iter().map(|number| number * 2).collect::<Vec<_>>()
+        );
+    }
+}
