@@ -126,6 +126,11 @@ async fn body(places: Places) {
     // Where a session moves its packets may come too early or too late.
     assert!(sent >= 40 && answered + 3 * 3 >= sent, "{answered} of {sent} pings were answered");
 
+    let said = bed.told(&["explain", "--controller", "--user", "alice", "--network", "10.0.0.1"], "");
+    assert!(said.starts_with("laptop\n") && said.contains("listener app-0-tun takes it"), "{said}");
+    let (_, west) = said.split_once("\nwest\n").unwrap();
+    assert!(west.contains("give the packets to device ip-office"), "{said}");
+
     // Who may use it no more has nothing of it.
     bed.told(&["delete", "Network/office"], "");
     patience::until("nothing comes out", async || !answers(&places.laptop).await).await;

@@ -127,7 +127,8 @@ pub(super) fn follow(explain: &Explain) -> anyhow::Result<Vec<Hop>> {
     let overlay: Arc<str> = Arc::from(overlays["documents"][0]["document"]["name"].as_str().unwrap_or_default());
     let mut hops: Vec<Hop> = Vec::new();
     loop {
-        let explanation = hermes_model::explain_arrival(facts.clone(), &listener, &place.snapshot, &|_| false);
+        let mut explanation = hermes_model::explain_arrival(facts.clone(), &listener, &place.snapshot, &|_| false);
+        explanation.capture = wanted.and_then(|wanted| super::captured(&place.snapshot, &listener, wanted));
         let taken = explanation.route.as_deref().filter(|_| explanation.decision == "act");
         let route = taken.and_then(|name| place.snapshot.routes.iter().find(|route| &*route.name == name));
         let upstream = route.and_then(|route| match &route.action {
