@@ -17,7 +17,9 @@ use crate::facts::{Facts, Kind, Trust};
 use crate::matcher::{Condition, Matcher, list};
 use crate::path::readings;
 use crate::reach::Reach;
-use crate::snapshot::{Action, ClientAuth, Custody, Durable, Listener, Route, Snapshot, Target, Terminate, Timeouts};
+use crate::snapshot::{
+    Action, ClientAuth, Custody, Durable, Endpoint, Listener, Route, Snapshot, Target, Terminate, Timeouts,
+};
 use crate::trust::{HERMES_USER, listener_user, settle};
 
 /// At most this many routes are shown, the last of them before the match.
@@ -275,8 +277,12 @@ fn describe_header(matcher: &Matcher, at: usize, facts: &Facts) -> String {
 fn action(route: &Route) -> String {
     match &route.action {
         Action::Upstream(upstream) => {
-            let endpoints: Vec<String> = upstream.endpoints.iter().map(ToString::to_string).collect();
-            format!("forward to upstream {} ({})", upstream.name, endpoints.join(", "))
+            let list = |all: &[Endpoint]| all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            let backup = match &*upstream.backup {
+                [] => String::new(),
+                backup => format!("; while none of these is up {}", list(backup)),
+            };
+            format!("forward to upstream {} ({}{backup})", upstream.name, list(&upstream.endpoints))
         }
         Action::Terminate(terminate) => match &terminate.target {
             Target::Authority => format!("open {} to what the request names", terminate.kind),

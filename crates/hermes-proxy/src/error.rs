@@ -191,6 +191,9 @@ pub(crate) enum Error {
     Internal(String),
 }
 
+/// The label of what came round.
+pub(crate) const LOOP: &str = "proxy_loop_detected";
+
 /// What [`Error::ConnectTimeout`] misses.
 pub(crate) const NO_CONNECTION: &str = "accept a connection";
 pub(crate) const NO_SETTINGS: &str = "send its SETTINGS";
@@ -256,6 +259,15 @@ impl Error {
             | Error::Broken { unprocessed: true, .. } => Retry::Always,
             Error::Broken { .. } => Retry::IfNothingWasSent,
             _ => Retry::Never,
+        }
+    }
+
+    /// Whether nothing of this attempt went to anybody: it may be made elsewhere.
+    pub(crate) fn is_unsent(&self) -> bool {
+        match self {
+            Error::NoEndpoint { .. } | Error::Resolve(_) => true,
+            Error::Denied { label, .. } => *label == LOOP,
+            _ => self.retry() == Retry::Always,
         }
     }
 

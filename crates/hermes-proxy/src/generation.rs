@@ -291,7 +291,7 @@ pub(crate) fn server_bounds(limits: &Limits, listener: &Listener) -> quic::Bound
 
 /// The nodes that upstreams name. What is known of a node stays, whichever upstream names it.
 fn nodes(snapshot: &Snapshot, previous: Option<&Generation>) -> HashMap<Arc<str>, Arc<Presence>> {
-    let named = snapshot.upstreams.iter().flat_map(|upstream| &upstream.endpoints).filter_map(Endpoint::node);
+    let named = snapshot.upstreams.iter().flat_map(|upstream| upstream.all()).filter_map(Endpoint::node);
     let known = |name: &Arc<str>| previous.and_then(|previous| previous.nodes.get(name)).cloned();
     named.map(|name| (name.clone(), known(name).unwrap_or_else(|| Arc::new(Presence::new(name))))).collect()
 }

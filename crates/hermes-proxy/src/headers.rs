@@ -17,6 +17,8 @@ use smallvec::SmallVec;
 pub(crate) const NETWORK: HeaderName = HeaderName::from_static("hermes-network");
 /// The longest IP packet that a tunnel carries, as far as it is open.
 pub(crate) const MTU: HeaderName = HeaderName::from_static("hermes-mtu");
+/// Of a failure that a node tells the one before it: nothing of the request went on from here. Another way may be taken.
+pub(crate) const UNSENT: HeaderName = HeaderName::from_static("hermes-unsent");
 /// draft-ietf-httpapi-idempotency-key-header: the origin does once what comes twice with one.
 pub(crate) const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 pub(crate) const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");

@@ -64,6 +64,8 @@ pub(crate) struct Entry {
     is_watched: Cell<bool>,
     /// Its origin may have had something of its request.
     pub(crate) was_sent: Cell<bool>,
+    /// It failed further on, before anything of it was sent to whom it was for: a node behind this one says so.
+    pub(crate) is_unsent: Cell<bool>,
     /// What it waited for at an endpoint is given up for its silence.
     pub(crate) is_starved: Cell<bool>,
     /// How long it may be silent, where its route does not say.
@@ -96,6 +98,7 @@ impl Entry {
             is_held: Cell::new(false),
             is_watched: Cell::new(false),
             was_sent: Cell::new(false),
+            is_unsent: Cell::new(false),
             is_starved: Cell::new(false),
             idle: Cell::new(None),
             key: Cell::new(0),

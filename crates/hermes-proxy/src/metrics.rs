@@ -74,6 +74,11 @@ pub(crate) struct EndpointLabels {
     pub(crate) endpoint: Arc<str>,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct UpstreamLabels {
+    pub(crate) upstream: Arc<str>,
+}
+
 /// A place in the document.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub(crate) struct PathLabels {
@@ -170,6 +175,7 @@ pub(crate) struct Metrics {
     pub(crate) upstream_connects: Family<EndpointLabels, Counter>,
     pub(crate) upstream_connect_failures: Family<EndpointLabels, Counter>,
     pub(crate) upstream_healthy: Family<EndpointLabels, Gauge>,
+    pub(crate) upstream_backups: Family<UpstreamLabels, Counter>,
     pub(crate) reloads: Family<ResultLabels, Counter>,
     pub(crate) generation: Gauge,
     pub(crate) certificates: Family<PathLabels, Gauge>,
@@ -221,6 +227,7 @@ impl Default for Metrics {
             upstream_connects: Family::default(),
             upstream_connect_failures: Family::default(),
             upstream_healthy: Family::default(),
+            upstream_backups: Family::default(),
             reloads: Family::default(),
             generation: Gauge::default(),
             certificates: Family::default(),
@@ -328,6 +335,7 @@ impl Metrics {
             self.upstream_connect_failures.clone(),
         );
         registry.register("upstream_healthy", "1 where the endpoint takes sessions", self.upstream_healthy.clone());
+        registry.register("upstream_backups", "Sessions that went to a backup endpoint", self.upstream_backups.clone());
         registry.register("reloads", "Documents applied or refused", self.reloads.clone());
         registry.register("generation", "Number of the running snapshot", self.generation.clone());
         registry.register_with_unit(

@@ -14,12 +14,12 @@ use hermes_model::rewrite::Vars;
 use hermes_model::snapshot::{Action, OnChange, Route, Terminate, TerminateKind, Upstream};
 use http::header::ALT_SVC;
 use http::uri::Scheme;
-use http::{HeaderValue, Method, Response, StatusCode, Version};
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Version};
 
 use crate::body::{Body, Interim, RequestBody, ResponseBody};
 use crate::datagram::{self, Opening, Port, Reopened};
 use crate::early::{Early, Source, Words};
-use crate::error::Error;
+use crate::error::{Error, LOOP};
 use crate::generation::Generation;
 use crate::live::{Entry, Session};
 use crate::request::{Ask, Rejected, Request};
@@ -87,8 +87,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request<'_>) -> Serv
     let route = match decision {
         Decision::Act(route) => route,
         Decision::Deny(deny) => {
-            let label =
-                if deny.status == StatusCode::LOOP_DETECTED { "proxy_loop_detected" } else { "http_request_denied" };
+            let label = if deny.status == StatusCode::LOOP_DETECTED { LOOP } else { "http_request_denied" };
             let error = Error::Denied { status: deny.status, reason: deny.reason.to_string(), label };
             return fail(session, &error);
         }
@@ -349,6 +348,9 @@ fn respond_with(
     let led = session.entry.route.borrow().clone();
     let rewrite = led.as_deref().unwrap_or(route).rewrite.as_ref();
     clean_response(&mut parts, &generation.via, rewrite, &vars)?;
+    if session.entry.is_unsent.get() {
+        say_unsent(&session.entry, &mut parts.headers);
+    }
     Ok(Acted::Response(Response::from_parts(parts, body)))
 }
 
@@ -358,10 +360,20 @@ fn finish(session: Session, mut response: Response<Body>) -> Served {
     Served::Response(response.map(|body| ResponseBody::new(body, session)))
 }
 
+/// A node before this one may know another way.
+fn say_unsent(entry: &Entry, headers: &mut HeaderMap) {
+    if entry.facts.trust.is_believed() {
+        headers.insert(headers::UNSENT, HeaderValue::from_static("1"));
+    }
+}
+
 pub(crate) fn fail(session: Session, error: &Error) -> Served {
     session.entry.fail(error);
     let generation = session.worker.generation();
-    let response = respond::failure(error, &generation.snapshot.node, session.entry.facts.trust.is_believed());
+    let mut response = respond::failure(error, &generation.snapshot.node, session.entry.facts.trust.is_believed());
+    if error.is_unsent() && !session.entry.was_sent.get() {
+        say_unsent(&session.entry, response.headers_mut());
+    }
     finish(session, response)
 }
 

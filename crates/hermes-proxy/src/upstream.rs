@@ -25,6 +25,9 @@ use self::connect::Destination;
 use self::pool::{PoolKey, Wish};
 use crate::reverse::{Bundle, Presence};
 
+/// Endpoints that a session tries by itself while it gets no connection.
+const MOST_FAILOVERS: usize = 8;
+
 /// An endpoint's state, as all workers see it.
 pub(crate) struct Endpoint {
     pub(crate) target: Target,
@@ -100,7 +103,10 @@ pub(crate) struct UpstreamState {
     /// identity never meets an old connection.
     pub(crate) id: u64,
     pub(crate) config: Arc<Upstream>,
+    /// Those of `backup` are the last ones.
     pub(crate) endpoints: Vec<Endpoint>,
+    /// Where they begin.
+    first_backup: usize,
     pub(crate) tls: Option<ClientTls>,
     turn: AtomicUsize,
     /// Requests and, of those, retries under way: the retry budget.
@@ -115,9 +121,10 @@ impl UpstreamState {
         tls: Option<ClientTls>,
         nodes: &HashMap<Arc<str>, Arc<Presence>>,
     ) -> Self {
-        let endpoints = config.endpoints.iter().map(|place| Endpoint::new(&config.name, place, nodes)).collect();
+        let endpoints = config.all().map(|place| Endpoint::new(&config.name, place, nodes)).collect();
         Self {
             id,
+            first_backup: config.endpoints.len(),
             config,
             endpoints,
             tls,
@@ -172,32 +179,47 @@ impl UpstreamState {
     /// Chooses an endpoint, if possible none of `avoid` (those that just failed). `now` is the
     /// node's clock in milliseconds, `random` a fresh random number. Where every endpoint is
     /// unhealthy there is none: an error now is better than a timeout later. Where they merely
-    /// rest after failures, they are tried: the pause was a guess.
+    /// rest after failures, they are tried: the pause was a guess. Those of `backup` come into it, in
+    /// their order, where each time none of the others does.
     pub(crate) fn choose(&self, facts: &Facts, now: u64, random: u64, avoid: &[usize]) -> Option<usize> {
         if self.endpoints.len() == 1 {
             return self.endpoints[0].healthy.load(Ordering::Relaxed).then_some(0);
         }
-        let fit = |wanted: &dyn Fn(usize, &Endpoint) -> bool| -> Vec<usize> {
-            self.endpoints
-                .iter()
-                .enumerate()
-                .filter(|(index, endpoint)| wanted(*index, endpoint))
-                .map(|(index, _)| index)
-                .collect()
+        let is_healthy = |index: usize| self.endpoints[index].healthy.load(Ordering::Relaxed);
+        let takes = |index: usize| self.endpoints[index].takes_sessions(now);
+        let among = |fits: &dyn Fn(usize) -> bool| {
+            let candidates: Vec<usize> = (0..self.first_backup).filter(|index| fits(*index)).collect();
+            let backup = || (self.first_backup..self.endpoints.len()).find(|index| fits(*index));
+            self.balance(&candidates, facts, random).or_else(backup)
         };
-        let mut candidates = fit(&|index, endpoint| endpoint.takes_sessions(now) && !avoid.contains(&index));
-        if candidates.is_empty() {
-            candidates = fit(&|_, endpoint| endpoint.takes_sessions(now));
-        }
-        if candidates.is_empty() {
-            candidates = fit(&|_, endpoint| endpoint.healthy.load(Ordering::Relaxed));
-        }
-        self.balance(&candidates, facts, random)
+        among(&|index| takes(index) && !avoid.contains(&index)).or_else(|| among(&takes)).or_else(|| among(&is_healthy))
     }
 
-    /// The endpoint of this label, where it takes sessions.
+    /// Whether this endpoint is there for when none of the others is up.
+    pub(crate) fn is_backup(&self, index: usize) -> bool {
+        index >= self.first_backup
+    }
+
+    /// Whether a session that nothing was sent of goes on to another endpoint than those that it tried, whatever its route says of
+    /// retries. Of nodes, and where there is a backup, one that died is the rule.
+    pub(crate) fn has_another(&self, tried: &[usize], now: u64) -> bool {
+        let mut others = self.endpoints.iter().enumerate().filter(|(index, _)| !tried.contains(index));
+        tried.len() < self.failovers() && others.any(|(_, endpoint)| endpoint.takes_sessions(now))
+    }
+
+    /// How many endpoints it tries then.
+    pub(crate) fn failovers(&self) -> usize {
+        let is_node = |endpoint: &Endpoint| matches!(endpoint.target, Target::Node(_));
+        let proves_node = self.tls.as_ref().is_some_and(|tls| tls.proves_node);
+        let fails_over = proves_node || self.first_backup < self.endpoints.len() || self.endpoints.iter().any(is_node);
+        if fails_over { self.endpoints.len().min(MOST_FAILOVERS) } else { 0 }
+    }
+
+    /// The endpoint of this label, where it takes sessions and stands in for no other one.
     pub(crate) fn takes_again(&self, label: &str, now: u64) -> Option<usize> {
-        self.endpoints.iter().position(|endpoint| *endpoint.label == *label && endpoint.takes_sessions(now))
+        self.endpoints[..self.first_backup]
+            .iter()
+            .position(|endpoint| *endpoint.label == *label && endpoint.takes_sessions(now))
     }
 
     fn balance(&self, candidates: &[usize], facts: &Facts, random: u64) -> Option<usize> {

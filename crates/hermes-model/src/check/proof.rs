@@ -71,6 +71,6 @@ fn forwarded<'s>(snapshot: &'s Snapshot, listener: &Listener, user: &str) -> Opt
 fn is_shown(upstream: &Upstream) -> bool {
     let by_tls =
         upstream.tls.as_ref().is_some_and(|tls| !tls.anonymous && tls.ca.is_none() && tls.server_name.is_none());
-    let is_node = upstream.endpoints.iter().any(|endpoint| endpoint.node().is_some());
+    let is_node = upstream.all().any(|endpoint| endpoint.node().is_some());
     (by_tls || is_node) && upstream.overlay != Some(false)
 }

@@ -323,7 +323,7 @@ fn custody(action: &Action, at: &str, report: &mut Report) {
     if upstream.overlay == Some(false) {
         report.problem(at, format!("upstream {name} is no node of the overlay: nobody there takes custody"));
     }
-    if upstream.endpoints.iter().any(|endpoint| matches!(endpoint, Endpoint::Node(_))) {
+    if upstream.all().any(|endpoint| matches!(endpoint, Endpoint::Node(_))) {
         let message = format!("upstream {name} has a node that cannot be dialled; custody goes to addresses");
         report.problem(at, message);
     }

@@ -31,8 +31,11 @@ fn misfit(upstream: &Upstream) -> Option<&'static str> {
     if !matches!(upstream.protocol, UpstreamProtocol::H2 | UpstreamProtocol::H3) {
         return Some("has another protocol, and connections are kept over h2 or h3; write one of these there");
     }
-    if upstream.endpoints.iter().any(|endpoint| endpoint.node().is_some()) {
+    if upstream.all().any(|endpoint| endpoint.node().is_some()) {
         return Some("names a node that dials itself; write the HOST:PORT at which it listens there");
+    }
+    if !upstream.backup.is_empty() {
+        return Some("has backup, and connections are kept to all endpoints at all times; leave that out there");
     }
     match &upstream.tls {
         None => Some("has no tls, and a connection is kept by both ends' certificates; add tls: {} there"),
@@ -60,7 +63,7 @@ pub(super) fn kept(
         return;
     }
     for (at, upstream) in upstreams {
-        if upstream.endpoints.iter().any(|endpoint| endpoint.node().is_some()) {
+        if upstream.all().any(|endpoint| endpoint.node().is_some()) {
             report.problem(
                 format!("upstreams[{at}]"),
                 "nodes keep their connections to an http listener that asks for their certificates, and there is \

@@ -20,9 +20,14 @@ pub(super) fn build(
     context: &Context<'_>,
     report: &mut Report,
 ) -> Option<Upstream> {
-    let endpoints = endpoints(section, at, report);
+    let (endpoints, backup) = (endpoints(section, at, report), backup(section, at, report));
+    let all = || endpoints.iter().chain(&backup);
+    if all().any(|endpoint| endpoint.node().is_some()) {
+        with_nodes(section, all().all(|endpoint| endpoint.node().is_some()), at, report);
+    }
     fitting_keys(section, at, report);
-    let tls = section.tls.as_ref().map(|tls| build_tls(tls, &endpoints, &format!("{at}.tls"), context, report));
+    let hosts: Vec<_> = all().filter_map(Endpoint::host).collect();
+    let tls = section.tls.as_ref().map(|tls| build_tls(tls, &hosts, &format!("{at}.tls"), context, report));
     Some(Upstream {
         name: Arc::from(section.name.as_str()),
         protocol: section.protocol,
@@ -35,6 +40,7 @@ pub(super) fn build(
         overlay: section.overlay,
         contact: section.contact.map(|contact| build_contact(contact, &format!("{at}.contact"), report)),
         endpoints,
+        backup,
     })
 }
 
@@ -49,24 +55,36 @@ fn endpoints(section: &section::Upstream, at: &str, report: &mut Report) -> Vec<
         section.endpoints.iter().cloned().chain(section.node.iter().cloned().map(section::Endpoint::Node)).collect();
     if written.is_empty() {
         report.problem(&at, "there is no endpoint; write a list of HOST:PORT");
-    } else if written.len() > MAX_ENDPOINTS {
-        report.problem(&at, format!("{} endpoints are too many; at most {MAX_ENDPOINTS}", written.len()));
     }
     let mut seen = HashSet::new();
     for (index, endpoint) in written.iter().enumerate().filter(|(_, endpoint)| !seen.insert(*endpoint)) {
         let message = format!("{endpoint} stands here twice, and gets twice its share; keep one");
         report.warning(format!("{at}[{index}]"), message);
     }
+    list(&written, &at, report)
+}
+
+fn backup(section: &section::Upstream, at: &str, report: &mut Report) -> Vec<Endpoint> {
+    let at = format!("{at}.backup");
+    let nodes = section.node.iter().cloned().map(section::Endpoint::Node);
+    let mut seen: HashSet<section::Endpoint> = section.endpoints.iter().cloned().chain(nodes).collect();
+    for (index, endpoint) in section.backup.iter().enumerate().filter(|(_, endpoint)| !seen.insert((*endpoint).clone()))
+    {
+        let message = format!("{endpoint} is named before this already; keep one of them");
+        report.problem(format!("{at}[{index}]"), message);
+    }
+    list(&section.backup.0, &at, report)
+}
+
+fn list(written: &[section::Endpoint], at: &str, report: &mut Report) -> Vec<Endpoint> {
+    if written.len() > MAX_ENDPOINTS {
+        report.problem(at, format!("{} endpoints are too many; at most {MAX_ENDPOINTS}", written.len()));
+    }
     let endpoint = |(index, written): (usize, &section::Endpoint)| match written {
         section::Endpoint::Address(address) => Some(Endpoint::Address(address.clone())),
         section::Endpoint::Node(node) => report.take(|| format!("{at}[{index}]"), node_name(node)).map(Endpoint::Node),
     };
-    let endpoints: Vec<Endpoint> = written.iter().enumerate().filter_map(endpoint).collect();
-    let nodes = endpoints.iter().filter(|endpoint| endpoint.node().is_some()).count();
-    if nodes > 0 {
-        only_nodes(section, nodes < endpoints.len(), &at, report);
-    }
-    endpoints
+    written.iter().enumerate().filter_map(endpoint).collect()
 }
 
 fn build_contact(section: section::Contact, at: &str, report: &mut Report) -> Contact {
@@ -77,19 +95,13 @@ fn build_contact(section: section::Contact, at: &str, report: &mut Report) -> Co
     Contact { every, from }
 }
 
-/// What an upstream of nodes that dial cannot have: the connection is theirs.
-fn only_nodes(section: &section::Upstream, has_addresses: bool, list: &str, report: &mut Report) {
-    let at = list.rsplit_once('.').map_or(list, |(at, _)| at);
+/// What an upstream with nodes that dial cannot have: the connection is theirs. `are_all`: there is nothing else in it.
+fn with_nodes(section: &section::Upstream, are_all: bool, at: &str, report: &mut Report) {
     let mut no = |key: &str, written: bool, message: &str| {
         if written {
             report.problem(format!("{at}.{key}"), message);
         }
     };
-    if has_addresses {
-        let message = "nodes that keep connections to this one and addresses that it dials stand in one list; \
-                       make an upstream of each";
-        return report.problem(list, message);
-    }
     no(
         "protocol",
         matches!(section.protocol, UpstreamProtocol::H1 | UpstreamProtocol::Tcp),
@@ -97,7 +109,7 @@ fn only_nodes(section: &section::Upstream, has_addresses: bool, list: &str, repo
     );
     no(
         "tls",
-        section.tls.is_some(),
+        section.tls.is_some() && are_all,
         "a node that keeps a connection to this one has proven its name by it, at the listener's tls; leave tls out",
     );
     no("contact", section.contact.is_some(), "who dials knows when its link comes; write contact there");
@@ -132,8 +144,9 @@ fn fitting_keys(section: &section::Upstream, at: &str, report: &mut Report) {
         section.contact.is_some() && !makes_requests,
         "custody goes to nodes, by h2 or h3, and nobody else uses this; leave contact out",
     );
-    let dials =
-        section.node.is_empty() && section.endpoints.iter().all(|one| matches!(one, section::Endpoint::Address(_)));
+    let is_address = |one: &section::Endpoint| matches!(one, section::Endpoint::Address(_));
+    let has_nodes = !section.node.is_empty() || !section.endpoints.iter().all(is_address);
+    let dials = !has_nodes || section.endpoints.iter().chain(section.backup.iter()).any(is_address);
     only(
         "protocol",
         protocol == UpstreamProtocol::Auto && section.tls.is_none() && dials,
@@ -217,7 +230,7 @@ fn outlier(section: section::Outlier, at: &str, report: &mut Report) -> Outlier 
 
 fn build_tls(
     section: &section::UpstreamTls,
-    endpoints: &[Endpoint],
+    hosts: &[&Arc<str>],
     at: &str,
     context: &Context<'_>,
     report: &mut Report,
@@ -240,7 +253,7 @@ fn build_tls(
     let nodes = section.node.iter().filter_map(|name| report.take(|| format!("{at}.node"), node_name(name))).collect();
     let server_name = match &section.server_name {
         Some(name) => report.take(|| format!("{at}.server-name"), server_name(name)),
-        None if ca.is_some() => shared_host(endpoints, at, report),
+        None if ca.is_some() => shared_host(hosts, at, report),
         None => None,
     };
     UpstreamTls { server_name, nodes, ca, anonymous: section.anonymous }
@@ -254,10 +267,10 @@ fn server_name(text: &str) -> Result<Arc<str>, String> {
 }
 
 /// With another CA the name of the endpoint is verified, which must then be one name.
-fn shared_host(endpoints: &[Endpoint], at: &str, report: &mut Report) -> Option<Arc<str>> {
-    let first = endpoints.first()?.host()?;
-    if endpoints.iter().all(|endpoint| endpoint.host() == Some(first)) {
-        return Some(Arc::clone(first));
+fn shared_host(hosts: &[&Arc<str>], at: &str, report: &mut Report) -> Option<Arc<str>> {
+    let first = *hosts.first()?;
+    if hosts.iter().all(|host| *host == first) {
+        return Some(first.clone());
     }
     let message = "the endpoints have different names, and with a ca of its own one name is verified; add server-name";
     report.problem(format!("{at}.server-name"), message);

@@ -25,6 +25,9 @@ pub struct Upstream {
     /// Short for endpoints that are all nodes which keep connections to us.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub node: Many<String>,
+    /// Used in this order, and only while none of the endpoints is up.
+    #[serde(default, skip_serializing_if = "Many::is_empty")]
+    pub backup: Many<Endpoint>,
     /// How one is chosen.
     #[serde(default, skip_serializing_if = "is_default")]
     pub balance: Balance,
@@ -59,6 +62,7 @@ impl Upstream {
             protocol,
             endpoints: Default::default(),
             node: Default::default(),
+            backup: Default::default(),
             balance: Default::default(),
             health: Default::default(),
             outlier: Default::default(),

@@ -64,6 +64,17 @@ upstreams: [{name: next, protocol: h2, endpoints: ['192.0.2.1:80']}]
 }
 
 #[test]
+fn who_stands_in_is_shown() {
+    let document = "
+node: edge
+routes: [{name: on, upstream: next}]
+upstreams: [{name: next, protocol: h1, endpoints: ['192.0.2.1:80'], backup: ['192.0.2.2:80', '192.0.2.3:80']}]
+";
+    let said = explain(&get("FILES", "/"), &snapshot(document), &|_| false).action.unwrap();
+    assert_eq!(said, "forward to upstream next (192.0.2.1:80; while none of these is up 192.0.2.2:80, 192.0.2.3:80)");
+}
+
+#[test]
 fn secrets_are_not_explained() {
     let facts = get("VIDEO:8080", "/files/a").header("authorization", "Bearer wrong").header("hermes-user", "eve");
     let text = explain(&facts, &snapshot(DOCUMENT), &|_| false).to_string();

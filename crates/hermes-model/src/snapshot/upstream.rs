@@ -16,8 +16,10 @@ pub struct Upstream {
     pub name: Arc<str>,
     /// What is spoken to it.
     pub protocol: UpstreamProtocol,
-    /// At least one: either all addresses, or all nodes.
+    /// At least one.
     pub endpoints: Vec<Endpoint>,
+    /// Used in this order, and only while none of these is up.
+    pub backup: Vec<Endpoint>,
     /// How one of them is chosen.
     pub balance: Balance,
     /// Active probing; `None` is none.
@@ -36,6 +38,26 @@ pub struct Upstream {
     pub overlay: Option<bool>,
     /// When the link to it comes; `None` is found out.
     pub contact: Option<Contact>,
+}
+
+impl Upstream {
+    /// Its endpoints, and behind them those that are there for when none of them is up.
+    pub fn all(&self) -> impl Iterator<Item = &Endpoint> {
+        self.endpoints.iter().chain(&self.backup)
+    }
+
+    /// Whether what is at one of its endpoints may stay there by another document's: the same endpoints, reached and proven in the
+    /// same way. What else they are called, who stands in for them, and how they are watched, matters to what is new.
+    pub fn leads_as(&self, other: &Self) -> bool {
+        let how = |upstream: &Self| {
+            (upstream.protocol, upstream.tunnel_method, upstream.proxy_protocol, upstream.overlay, upstream.contact)
+        };
+        let proves = match (&self.tls, &other.tls) {
+            (Some(own), Some(others)) => own.proves_as(others, self.endpoints.len()),
+            (own, others) => own == others,
+        };
+        self.endpoints == other.endpoints && self.balance == other.balance && how(self) == how(other) && proves
+    }
 }
 
 /// A link that comes in order: `from` after each period has begun, of which the first began with 1970 (UTC).
@@ -158,6 +180,15 @@ pub enum TunnelMethod {
     Post,
 }
 
+impl UpstreamTls {
+    /// Whether so many endpoints prove themselves to both in the same way: names of whoever stands in for them are beside theirs.
+    fn proves_as(&self, other: &Self, endpoints: usize) -> bool {
+        let common = || self.nodes.iter().filter(|node| other.nodes.contains(node)).count();
+        (&self.server_name, &self.ca, self.anonymous) == (&other.server_name, &other.ca, other.anonymous)
+            && (self.nodes == other.nodes || common() >= endpoints)
+    }
+}
+
 /// TLS towards an upstream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UpstreamTls {
@@ -170,4 +201,33 @@ pub struct UpstreamTls {
     pub ca: Option<PathBuf>,
     /// Show no certificate of ours.
     pub anonymous: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::specimen::snapshot;
+
+    /// Of a session that lasts: whether it may stay where it is.
+    #[test]
+    fn who_stands_in_changes_nothing_for_who_is_there() {
+        let upstream = |text: &str| {
+            let document = format!(
+                "{{node: a, identity: {{cert: a.pem, key: a.key, ca: ca.pem}}, routes: [{{name: r, upstream: u}}], \
+                 upstreams: [{{name: u, protocol: h2, {text}}}]}}"
+            );
+            snapshot(&document).upstreams[0].clone()
+        };
+        let before = upstream("endpoints: ['b:1', 'c:1'], backup: 'd:1', tls: {node: [b, c, d]}");
+        for (text, stays) in [
+            ("endpoints: ['b:1', 'c:1'], tls: {node: [b, c]}", true),
+            ("endpoints: ['b:1', 'c:1'], backup: ['e:1', 'f:1'], health: {}, tls: {node: [b, c, e, f]}", true),
+            ("endpoints: ['b:1', 'c:1'], tls: {node: [b, x]}", false),
+            ("endpoints: ['b:1', 'c:1'], tls: {}", false),
+            ("endpoints: ['b:1', 'd:1'], backup: 'c:1', tls: {node: [b, c, d]}", false),
+            ("endpoints: ['b:1', 'c:1'], tls: {node: [b, c], anonymous: true}", false),
+            ("endpoints: ['b:1', 'c:1'], overlay: true", false),
+        ] {
+            assert_eq!(before.leads_as(&upstream(text)), stays, "{text}");
+        }
+    }
 }

@@ -275,7 +275,7 @@ impl<'a> Builder<'a> {
             .transpose()
             .map_err(|error| Some(error.to_string()))?;
         let config = tls::client_config(own, server, alpn).map_err(|error| Some(error.to_string()))?;
-        let host = upstream.endpoints.first().and_then(Endpoint::host).cloned();
+        let host = upstream.all().find_map(Endpoint::host).cloned();
         let name = tls.server_name.clone().or(host).unwrap_or_else(|| Arc::from("hermes"));
         let quic = over_quic
             .map(|config| quic::client_config(&config, quic_bounds(&self.snapshot.limits)))

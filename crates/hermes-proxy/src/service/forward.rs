@@ -19,8 +19,9 @@ use http::{HeaderMap, Method, Response, StatusCode};
 use self::head::{Dress, Outgoing};
 use crate::body::{Body, Interim, RequestBody};
 use crate::error::{Error, Retry};
-use crate::headers::IDEMPOTENCY_KEY;
+use crate::headers::{IDEMPOTENCY_KEY, UNSENT};
 use crate::live::Entry;
+use crate::metrics::UpstreamLabels;
 use crate::pace::hint;
 use crate::upstream::connect::Destination;
 use crate::upstream::exchange::{self, ExchangeBody, Place};
@@ -55,6 +56,23 @@ enum Attempted {
 impl Attempted {
     fn failed(error: Error) -> Self {
         Self::Failed { error, stale: false, tells_nothing: false }
+    }
+
+    fn error(&self) -> Option<Error> {
+        match self {
+            Self::Response(_) => None,
+            Self::Failed { error, .. } => Some(error.clone()),
+        }
+    }
+
+    /// That the last way led back to us says less than why there was no other one.
+    fn unless_round(self, dead: Option<Error>) -> Self {
+        match (self, dead) {
+            (Self::Response(response), Some(dead)) if is_round(response.status(), response.headers()) => {
+                Self::failed(dead)
+            }
+            (this, _) => this,
+        }
     }
 }
 
@@ -116,8 +134,9 @@ impl Forward<'_> {
         let _active = Counted::new(&upstream.active);
         let mut avoid: Vec<usize> = Vec::new();
         let mut tries = 0;
-        let mut fresh = false;
+        let (mut fresh, mut went_back) = (false, false);
         let mut retrying: Option<Counted<'_>> = None;
+        let mut dead = None;
         loop {
             let now = self.worker.shared.now();
             let index = upstream
@@ -125,7 +144,7 @@ impl Forward<'_> {
                 .ok_or_else(|| Error::NoEndpoint { upstream: upstream.config.name.clone() })?;
             tries += 1;
             self.entry.tries.set(tries);
-            *self.entry.peer.borrow_mut() = Some(upstream.endpoints[index].label.clone());
+            self.is_at(upstream, index);
             let attempted = self.attempt(upstream, index, fresh).await;
             if let Attempted::Failed { error, stale: true, .. } = &attempted
                 && !fresh
@@ -138,18 +157,53 @@ impl Forward<'_> {
             }
             self.judge(upstream, index, &attempted);
             drop(retrying.take());
+            avoid.push(index);
+            fresh = false;
+            let goes_back = !went_back && self.goes_back(&attempted);
+            if (goes_back || self.fails_over(&attempted)) && upstream.has_another(&avoid, now) {
+                went_back |= goes_back;
+                dead = attempted.error().or(dead);
+                self.worker.shared.metrics.retries.inc();
+                continue;
+            }
             if self.wants_retry(tries, &attempted) {
                 retrying = self.begin_retry(upstream);
             }
             if retrying.is_none() {
-                return self.conclude(attempted);
+                return self.conclude(attempted.unless_round(Self::without_way(upstream, index, dead)));
             }
             drop(attempted);
             self.worker.shared.metrics.retries.inc();
-            avoid.push(index);
-            fresh = false;
             Box::pin(tokio::time::sleep(self.backoff(tries))).await;
         }
+    }
+
+    /// An endpoint was chosen.
+    fn is_at(&self, upstream: &UpstreamState, index: usize) {
+        *self.entry.peer.borrow_mut() = Some(upstream.endpoints[index].label.clone());
+        if upstream.is_backup(index) {
+            let labels = UpstreamLabels { upstream: upstream.config.name.clone() };
+            self.worker.shared.metrics.upstream_backups.get_or_create(&labels).inc();
+        }
+    }
+
+    /// Whether it may go on to another endpoint, since this one got nothing of it.
+    fn fails_over(&self, attempted: &Attempted) -> bool {
+        let Attempted::Failed { error, .. } = attempted else { return false };
+        error.retry() == Retry::Always && self.body.can_be_sent()
+    }
+
+    /// Whether it may go by another node, since this one says that its own way is dead. Once: each node on the way may.
+    fn goes_back(&self, attempted: &Attempted) -> bool {
+        let Attempted::Response(response) = attempted else { return false };
+        response.headers().contains_key(UNSENT) && self.body.can_be_sent()
+    }
+
+    /// Why there was no other way, where the last one led back to us: to whoever stands in it is said that we do. `dead`: what was
+    /// tried before.
+    fn without_way(upstream: &UpstreamState, index: usize, dead: Option<Error>) -> Option<Error> {
+        let none = || Error::NoEndpoint { upstream: upstream.config.name.clone() };
+        dead.or_else(|| upstream.is_backup(index).then(none))
     }
 
     async fn attempt(&self, upstream: &Arc<UpstreamState>, index: usize, fresh: bool) -> Attempted {
@@ -207,6 +261,15 @@ impl Forward<'_> {
         if matches!(result, Err(Error::Broken { unprocessed: true, .. })) {
             self.entry.was_sent.set(was_sent);
         }
+        let result = result.map(|mut response| {
+            if !is_node {
+                // It says so of what is behind it, which is no business of ours.
+                response.headers_mut().remove(UNSENT);
+            } else if response.headers().contains_key(UNSENT) {
+                self.entry.was_sent.set(was_sent);
+            }
+            response
+        });
         match result {
             // Nobody asked to switch (RFC 9110, 15.2.2): the client would take what follows for its own.
             Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
@@ -274,6 +337,7 @@ impl Forward<'_> {
     fn conclude(&self, attempted: Attempted) -> Result<Response<Body>, Error> {
         match attempted {
             Attempted::Response(response) => {
+                self.entry.is_unsent.set(response.headers().contains_key(UNSENT));
                 if let Some(interim) = &self.interim {
                     interim.allow_body();
                 }
@@ -393,6 +457,11 @@ pub(crate) fn is_idempotent(entry: &Entry, route: &Route) -> bool {
     let by_key = || headers.get(IDEMPOTENCY_KEY).is_some_and(|key| !key.is_empty());
     matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE | Method::PUT | Method::DELETE)
         || (route.trusts_keys && by_key())
+}
+
+/// Whether a node says that the request came round, and went to nobody.
+fn is_round(status: StatusCode, headers: &HeaderMap) -> bool {
+    status == StatusCode::LOOP_DETECTED && headers.contains_key(UNSENT)
 }
 
 fn retries_status(policy: &RetryPolicy, status: StatusCode) -> bool {

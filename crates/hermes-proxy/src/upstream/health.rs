@@ -5,6 +5,7 @@
 //! nothing.
 
 mod h3;
+mod held;
 
 use std::future::Future;
 use std::net::IpAddr;
@@ -24,7 +25,9 @@ use http_body_util::Empty;
 use hyper_util::rt::TokioIo;
 use rand::Rng;
 use tokio::io::AsyncWriteExt;
+use tokio::time::Instant;
 
+use self::held::Held;
 use super::pool::{HEAD_START, first_of};
 use super::{Endpoint, Target, UpstreamState};
 use crate::metrics::{EndpointLabels, Metrics};
@@ -33,21 +36,24 @@ use crate::worker::Shared;
 
 /// Probes one endpoint for as long as it is polled.
 pub(crate) async fn probe_forever(state: Arc<UpstreamState>, index: usize, health: Health, shared: Arc<Shared>) {
-    let resolver = Resolver::from_system();
     let endpoint = &state.endpoints[index];
-    let mut sockets = h3::Sockets::default();
+    let mut means = Means { resolver: Resolver::from_system(), sockets: h3::Sockets::default(), held: None };
     let mut streak = Streak { good: 0, bad: 0 };
     publish(&shared.metrics, &state, endpoint);
     loop {
-        let asked = probe(&resolver, &mut sockets, &shared, &state, endpoint, &health);
+        let asked = means.probe(&shared, &state, endpoint, &health);
         let result = tokio::time::timeout(health.timeout, asked).await;
         let outcome = result.unwrap_or_else(|_| Err(format!("no answer within {:?}", health.timeout)));
+        if outcome.is_err() {
+            // Its answer may never come, while others on another connection would.
+            means.held = None;
+        }
         if streak.changes(&health, endpoint, &outcome) {
             publish(&shared.metrics, &state, endpoint);
         }
         // Jitter: the probes of many nodes must not come together.
         let part = rand::rng().random_range(0.9..1.1);
-        tokio::time::sleep(health.interval.mul_f64(part).max(Duration::from_millis(10))).await;
+        means.pause(health.interval.mul_f64(part).max(Duration::from_millis(10))).await;
     }
 }
 
@@ -74,7 +80,13 @@ impl Streak {
     fn changes(&mut self, health: &Health, endpoint: &Endpoint, outcome: &Result<(), String>) -> bool {
         let was = endpoint.healthy.load(Ordering::Relaxed);
         match outcome {
-            Ok(()) => (self.good, self.bad) = (self.good.saturating_add(1), 0),
+            Ok(()) => {
+                if self.bad > 0 {
+                    // Sessions failed since it was away: they need not wait for what they found out then.
+                    endpoint.passive.recovered();
+                }
+                (self.good, self.bad) = (self.good.saturating_add(1), 0);
+            }
             Err(_) => (self.good, self.bad) = (0, self.bad.saturating_add(1)),
         }
         if !was && self.good >= health.healthy {
@@ -92,37 +104,77 @@ impl Streak {
     }
 }
 
-async fn probe(
-    resolver: &Resolver,
-    sockets: &mut h3::Sockets,
-    shared: &Shared,
-    state: &UpstreamState,
-    endpoint: &Endpoint,
-    health: &Health,
-) -> Result<(), String> {
-    let (host, port) = match &endpoint.target {
-        Target::Address { host, port, .. } => (host, *port),
-        Target::Node(presence) => return probe_node(shared, presence, health).await,
-    };
-    let addresses = resolver.resolve(host).await.map_err(|error| error.to_string())?;
-    let (host, path) = (&*endpoint.name, health.path.as_deref());
-    let by_tcp = connect_by_tcp(state, &addresses, port, path.is_some());
-    let connected = match &state.tls {
-        Some(client) if state.config.protocol == UpstreamProtocol::H3 => {
-            let by_quic = async { h3::connect(sockets, client, &addresses, port).await.map(Connected::Quic) };
-            // Of what is left for an answer QUIC takes at most half.
-            either(pin!(by_quic), pin!(by_tcp), HEAD_START.min(health.timeout / 2)).await?
+/// What one endpoint is asked with.
+struct Means {
+    resolver: Resolver,
+    sockets: h3::Sockets,
+    held: Option<Held>,
+}
+
+impl Means {
+    async fn probe(
+        &mut self,
+        shared: &Shared,
+        state: &UpstreamState,
+        endpoint: &Endpoint,
+        health: &Health,
+    ) -> Result<(), String> {
+        let (host, port) = match &endpoint.target {
+            Target::Address { host, port, .. } => (host, *port),
+            Target::Node(presence) => return probe_node(shared, presence, health).await,
+        };
+        if let Some(held) = &mut self.held {
+            if held.ask().await.is_ok() {
+                return Ok(());
+            }
+            self.held = None;
         }
-        _ => by_tcp.await?,
-    };
-    // Asked by the way that a session would have: that the other one may answer is no help to it.
-    let status = match (connected, path) {
-        (Connected::Quic(connected), path) => connected.ask(host, path).await?,
-        (Connected::Tcp { io, is_h2: true }, Some(path)) => Some(ask_h2(*io, host, path).await?),
-        (Connected::Tcp { io, is_h2: false }, Some(path)) => Some(ask_h1(*io, host, path).await?),
-        (Connected::Tcp { .. }, None) => None,
-    };
-    path.zip(status).map_or(Ok(()), |(path, status)| judge(path, status))
+        let addresses = self.resolver.resolve(host).await.map_err(|error| error.to_string())?;
+        let (host, path) = (&*endpoint.name, health.path.as_deref());
+        let by_tcp = connect_by_tcp(state, &addresses, port, path.is_some());
+        let connected = match &state.tls {
+            Some(client) if state.config.protocol == UpstreamProtocol::H3 => {
+                let by_quic =
+                    async { h3::connect(&mut self.sockets, client, &addresses, port).await.map(Connected::Quic) };
+                // Of what is left for an answer QUIC takes at most half.
+                either(pin!(by_quic), pin!(by_tcp), HEAD_START.min(health.timeout / 2)).await?
+            }
+            _ => by_tcp.await?,
+        };
+        // Asked by the way that a session would have: that the other one may answer is no help to it.
+        let status = match (connected, path) {
+            (Connected::Quic(connected), path) => connected.ask(host, path).await?,
+            (Connected::Tcp { io, is_h2: true }, Some(path)) => Some(ask_h2(*io, host, path).await?),
+            (Connected::Tcp { io, is_h2: false }, Some(path)) => Some(ask_h1(*io, host, path).await?),
+            (Connected::Tcp { io, is_h2: true }, None) if is_held(state) => {
+                self.held.insert(Held::begin(*io).await?).ask().await?;
+                None
+            }
+            (Connected::Tcp { .. }, None) => None,
+        };
+        path.zip(status).map_or(Ok(()), |(path, status)| judge(path, status))
+    }
+
+    /// Until the next probe. The end of a connection tells something now.
+    async fn pause(&mut self, pause: Duration) {
+        let until = Instant::now() + pause;
+        if let Some(held) = &mut self.held
+            && let Ok(lasted) = tokio::time::timeout_at(until, held.over()).await
+        {
+            self.held = None;
+            // Whoever ends each of them at once is not asked more often for that.
+            if lasted >= pause {
+                return;
+            }
+        }
+        tokio::time::sleep_until(until).await;
+    }
+}
+
+/// Whether the checks of an upstream without a path keep a connection, where that is to speak HTTP/2: over TLS the far end
+/// proves that it is who it should be, and is spared a handshake for each of them. With HTTP/3 it is QUIC that they try.
+fn is_held(state: &UpstreamState) -> bool {
+    state.tls.is_some() && matches!(state.config.protocol, UpstreamProtocol::H2 | UpstreamProtocol::Auto)
 }
 
 /// A way to ask.
@@ -157,7 +209,7 @@ async fn connect_by_tcp(
         tcp.write_all(&proxy_protocol::LOCAL).await.map_err(|error| error.to_string())?;
     }
     // Where nothing is asked, TLS is tried instead of HTTP/3 alone, whose handshake is what tells.
-    let shakes_hands = asks || state.config.protocol == UpstreamProtocol::H3;
+    let shakes_hands = asks || is_held(state) || state.config.protocol == UpstreamProtocol::H3;
     let io = match &state.tls {
         Some(client) if shakes_hands => {
             tls::connect(client.config.clone(), &client.name, tcp).await.map_err(|error| error.to_string())?

@@ -34,6 +34,13 @@ impl Passive {
         }
     }
 
+    /// Whoever asked after it found it well again: what was before counts no more.
+    pub(crate) fn recovered(&self) {
+        self.failures.store(0, Ordering::Relaxed);
+        self.rests.store(0, Ordering::Relaxed);
+        self.resting_until.store(0, Ordering::Relaxed);
+    }
+
     /// True where the endpoint rests from now on.
     pub(crate) fn failed(&self, outlier: &Outlier, now: u64) -> bool {
         let until = self.resting_until.load(Ordering::Relaxed);

@@ -60,8 +60,11 @@ fn redecide_one(generation: &Generation, entry: &Entry) {
             // Of a session for a name the route's networks are looked at where it is opened.
             let may_reach =
                 |other: &Route| entry.facts.told.is_none() || other.matcher.networks == route.matcher.networks;
-            let same =
-                |other: &Arc<Route>| other.action == route.action && other.rewrite == route.rewrite && may_reach(other);
+            let leads_as = |other: &Route| match (&other.action, &route.action) {
+                (Action::Upstream(before), Action::Upstream(now)) => before.leads_as(now),
+                (before, now) => before == now,
+            };
+            let same = |other: &Arc<Route>| leads_as(other) && other.rewrite == route.rewrite && may_reach(other);
             if entry.route.borrow().as_ref().is_none_or(same) {
                 // A move that has begun and is not wanted any more ends.
                 entry.moved.take();

@@ -234,6 +234,68 @@ async fn active_checks_take_a_sick_endpoint_out_and_back_in() {
     assert_eq!(answered.len(), 2);
 }
 
+#[tokio::test]
+async fn backups_stand_in_one_after_the_other_while_no_endpoint_is_up() {
+    let sites = [Site::start(0), Site::start(1), Site::start(2)];
+    let overlay = overlay();
+    let health = "health: {path: /healthz, interval: 100ms, unhealthy: 2, healthy: 2}";
+    let more = format!(", {health}, backup: ['{}', '{}']", sites[1].address(), sites[2].address());
+    let node = node(&overlay, "round-robin", "", &more, &[&sites[0]]).await;
+    let mut connection = connect(&node).await;
+    let set = async |site: &Site, well: bool| {
+        site.well.store(well, Ordering::SeqCst);
+        healthy(&node, site, f64::from(u8::from(well))).await;
+    };
+    for (site, well, answers) in [(0, false, 1), (1, false, 2), (1, true, 1), (2, false, 1), (0, true, 0)] {
+        set(&sites[site], well).await;
+        for _ in 0..5 {
+            assert_eq!(ask(&mut connection, "x").await, answers, "since site {site} is {well}");
+        }
+    }
+    assert_eq!(node.metric("hermes_upstream_backups_total", "upstream=\"sites\"").await.unwrap(), 20.0);
+}
+
+#[tokio::test]
+async fn who_gets_no_connection_goes_to_a_backup_without_a_policy() {
+    let (site, nobody) = (Site::start(1), std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    let overlay = overlay();
+    let draft = overlay.node("edge").document(DOCUMENT).with("BALANCE", "random").with("ROUTE", "");
+    let draft = draft.with("ENDPOINTS", format!("'{}'", nobody.local_addr().unwrap()));
+    drop(nobody);
+    let node = draft.with("MORE", format!(", backup: '{}'", site.address())).start().await.unwrap();
+    let mut connection = connect(&node).await;
+    // Nothing was sent: whatever the method, also once the endpoint rests.
+    for _ in 0..8 {
+        let request = Request::post("http://WEB/").body(()).unwrap();
+        let answer = connection.ask(request, b"").await.unwrap();
+        assert_eq!((answer.status, &*answer.text()), (200, "1"));
+    }
+    node.record(|record| record["tries"] == 2).await;
+    node.record(|record| record["tries"].is_null()).await;
+}
+
+/// That nothing was sent is a word between nodes.
+#[tokio::test]
+async fn an_origin_does_not_say_that_nothing_was_sent() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = asked.clone();
+    let origin = scripted::h1(move |mut dialog| {
+        let count = count.clone();
+        async move {
+            dialog.head().await?;
+            count.fetch_add(1, Ordering::SeqCst);
+            dialog.send("HTTP/1.1 502 No\r\nhermes-unsent: 1\r\ncontent-length: 0\r\n\r\n").await
+        }
+    });
+    let (origin, site, overlay) = (origin.unwrap(), Site::start(1), overlay());
+    let draft = overlay.node("edge").document(DOCUMENT).with("BALANCE", "random").with("ROUTE", "");
+    let draft = draft.with("ENDPOINTS", format!("'{}'", origin.address()));
+    let node = draft.with("MORE", format!(", backup: '{}'", site.address())).start().await.unwrap();
+    let answer = connect(&node).await.get("http://WEB/").await.unwrap();
+    assert_eq!((answer.status, answer.header("hermes-unsent")), (502, None));
+    assert_eq!((asked.load(Ordering::SeqCst), site.asked.load(Ordering::SeqCst)), (1, 0));
+}
+
 /// The header of whoever speaks for himself: version 2, LOCAL, no addresses.
 const PROXY_LOCAL: &[u8; 16] = b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0";
 

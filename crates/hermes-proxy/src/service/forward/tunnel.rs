@@ -17,11 +17,11 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, Method, Request as HttpRequest, Response, StatusCode, Uri, Version};
 
 use super::head::{self, Outgoing};
-use super::{Debt, Forward};
+use super::{Debt, Forward, is_round};
 use crate::body::{Body, RequestBody, channel};
 use crate::early::Early;
 use crate::error::{Error, NO_CONNECTION};
-use crate::headers::{self, CAPSULE_PROTOCOL};
+use crate::headers::{self, CAPSULE_PROTOCOL, UNSENT};
 use crate::request::Ask;
 use crate::stream::ByteStream;
 use crate::upgrade::{self, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY};
@@ -54,6 +54,8 @@ struct Told {
     is_stale: bool,
     /// It failed with the dial of somebody else.
     was_others: bool,
+    /// A node was asked, and says that its own way is dead.
+    is_unsent: bool,
 }
 
 /// An endpoint that was about to go is waited for so long where there are others: over HTTP/3 perhaps nobody says that
@@ -73,9 +75,9 @@ impl Forward<'_> {
         ask: &Ask,
         mut early: Option<Early<'_>>,
     ) -> Result<Opened, Error> {
-        let attempts = self.route.retry.as_ref().map_or(2, |retry| retry.attempts);
+        let attempts = self.route.retry.as_ref().map_or(2, |retry| retry.attempts).max(upstream.failovers() as u32);
         let mut avoid = Vec::new();
-        let mut fresh = false;
+        let (mut fresh, mut went_back, mut dead) = (false, false, None);
         // A flow that is opened anew stays with its endpoint, where another process may be by now: behind another one
         // it may have another address.
         let mut before = self.entry.peer.borrow().clone();
@@ -85,7 +87,7 @@ impl Forward<'_> {
             let index = again
                 .or_else(|| upstream.choose(&self.entry.facts, now, self.worker.random().1, &avoid))
                 .ok_or_else(|| Error::NoEndpoint { upstream: upstream.config.name.clone() })?;
-            *self.entry.peer.borrow_mut() = Some(upstream.endpoints[index].label.clone());
+            self.is_at(upstream, index);
             self.entry.tries.set(avoid.len() as u32 + 1);
             let mut told = Told::default();
             let is_doubtful = again.is_some() && upstream.endpoints.len() > 1;
@@ -99,6 +101,18 @@ impl Forward<'_> {
                 continue;
             }
             match opened {
+                Ok(Opened::Answer(answer)) if told.is_unsent => {
+                    avoid.push(index);
+                    if !went_back && upstream.has_another(&avoid, now) {
+                        (went_back, fresh) = (true, false);
+                        self.worker.shared.metrics.retries.inc();
+                        continue;
+                    }
+                    let why =
+                        is_round(answer.status(), answer.headers()).then(|| Self::without_way(upstream, index, dead));
+                    self.entry.is_unsent.set(true);
+                    return why.flatten().map_or(Ok(Opened::Answer(answer)), Err);
+                }
                 Ok(opened) => {
                     upstream.succeeded(index);
                     self.entry.ahead.set(early.and_then(Early::into_ahead));
@@ -123,6 +137,7 @@ impl Forward<'_> {
                     if !connects || !others || avoid.len() as u32 >= attempts {
                         return Err(error);
                     }
+                    dead = Some(error);
                     self.worker.shared.metrics.retries.inc();
                     tokio::time::sleep(self.backoff(avoid.len() as u32)).await;
                 }
@@ -200,6 +215,9 @@ impl Forward<'_> {
             (Leased::H1(connection), true) => self.post_over_h1(connection, place, outgoing).await,
         };
         debt.settle();
+        if let Ok(Opened::Answer(response)) = &opened {
+            told.is_unsent = is_node && response.headers().contains_key(UNSENT);
+        }
         opened
     }
 
