@@ -6,8 +6,10 @@
 //! where that user's sessions come by, and of other nodes only those beside it.
 //!
 //! A service has one way from each node where its users are: the fewest links, over standalone nodes, to the nearest places
-//! where it lives; where several neighbours are equally near, all of them are endpoints of one upstream.
+//! where it lives; where several neighbours are equally near, all of them are endpoints of one upstream. While none of these is up
+//! its sessions go by loop-free alternates, where there are some.
 
+mod alternate;
 mod assemble;
 mod graph;
 mod way;
@@ -25,7 +27,7 @@ use hermes_model::snapshot::Role;
 use rpds::{RedBlackTreeMapSync, RedBlackTreeSetSync};
 
 use self::graph::Graph;
-use self::way::{Stop, Way, way};
+use self::way::{Everyones, Stop, Way, way};
 use crate::catalog::{Catalog, Owner};
 use crate::document::{App, Audience, Fault, Key, Kind, Name, Node, Program};
 use crate::xds::{self, Site};
@@ -159,13 +161,17 @@ impl Plan {
                 Kind::Node => {
                     touched.insert(key.name.clone());
                     let (old, new) = (before.catalog.node(&key.name), self.catalog.node(&key.name));
-                    let shape =
-                        |node: &Node| (node.role, node.links.clone(), node.address.clone(), node.http3, node.draining);
+                    let shape = |node: &Node| {
+                        let way = (node.role, node.links.clone(), node.draining);
+                        (way, node.address.clone(), node.http3, node.runs)
+                    };
                     if old.map(shape) == new.map(shape) {
                         continue;
                     }
                     let is_inner = |node: &Node| node.role == Role::Standalone;
-                    let links = |node: &Node| (node.role, node.links.clone(), node.draining);
+                    // An Envoy stands in, or has others do so, only where it is dialled, or dials.
+                    let links =
+                        |node: &Node| (node.role, node.links.clone(), node.draining, node.address.is_some(), node.runs);
                     is_all |=
                         (old.is_some_and(is_inner) || new.is_some_and(is_inner)) && old.map(links) != new.map(links);
                     // Neighbours dial it, or are dialled by it, otherwise.
@@ -223,7 +229,9 @@ impl Plan {
     /// way is another one by that.
     fn visit(&mut self, key: &Key, node: &Name, touched: &mut BTreeSet<Name>) {
         let Some(old) = self.ways.get(key).cloned() else { return };
-        let now = self.catalog.node(node).and_then(|document| way::stop(&self.graph, &old, node, document));
+        let documents = self.catalog.offer(key).zip(self.catalog.node(node));
+        let now = documents
+            .and_then(|(offer, document)| Everyones::new(&self.catalog, &self.graph, offer, &old).stop(node, document));
         let before = old.stops.get(node);
         if before == now.as_ref() {
             return;
@@ -367,8 +375,9 @@ fn on_all_cores<T: Sync, R: Send>(all: &[T], work: impl Fn(&T) -> R + Sync) -> V
 }
 
 /// What of a node says which ways lead from it, and to it.
-fn place<'a>(catalog: &'a Catalog, key: &Key) -> Option<(Role, &'a Many<Name>, bool, bool)> {
-    catalog.node(&key.name).map(|node| (node.role, &node.links, way::is_entry(node), node.draining))
+fn place<'a>(catalog: &'a Catalog, key: &Key) -> Option<(Role, &'a Many<Name>, [bool; 3])> {
+    let flags = |node: &Node| [way::is_entry(node), node.draining, node.address.is_some()];
+    catalog.node(&key.name).map(|node| (node.role, &node.links, flags(node)))
 }
 
 /// Services whose ways are others when this document is.

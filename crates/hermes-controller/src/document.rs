@@ -25,7 +25,7 @@ use serde_json::{Map, Value};
 pub use name::{Name, Reference};
 pub use network::{Gateway, Network};
 pub use node::{App, Node, Program, Speech};
-pub use overlay::{Defaults, Overlay, ProgramDigest, Provider, Quota, Waves};
+pub use overlay::{Defaults, Overlay, Probes, ProgramDigest, Provider, Quota, Waves};
 pub use service::{Audience, Replica, Service};
 pub use user::{Group, User};
 

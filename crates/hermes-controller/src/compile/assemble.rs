@@ -26,10 +26,10 @@ pub(super) fn document(plan: &Plan, name: &Name, node: &Node) -> Document {
     let catalog = &plan.catalog;
     let defaults = catalog.overlay().map(|(_, overlay)| overlay.nodes.clone()).unwrap_or_default();
     let [cert, key, ca] = super::IDENTITY.map(str::to_owned);
-    let mut upstreams = BTreeMap::new();
+    let mut upstreams = Upstreams::new(plan, name, node);
     let routes = routes(plan, name, &mut upstreams);
     let mut listeners = listeners(plan, name, node);
-    listeners.extend(uplinks(plan, name, node, &mut upstreams));
+    listeners.extend(upstreams.uplinks.clone().iter().map(|sender| uplink(sender, &mut upstreams)));
     let is_told = |one: &&Revoked| node.address.is_some() || plan.graph.is_beside(name, &one.node);
     let revoked = catalog.revoked().filter(is_told).map(|one| crate::authority::key_name(&one.key)).collect();
     Document {
@@ -45,7 +45,7 @@ pub(super) fn document(plan: &Plan, name: &Name, node: &Node) -> Document {
         access_log: node.access_log.clone().or(defaults.access_log).unwrap_or_default(),
         listeners,
         routes,
-        upstreams: upstreams.into_values().collect(),
+        upstreams: upstreams.all.into_values().collect(),
         ..Document::new(name.as_str())
     }
 }
@@ -126,12 +126,11 @@ fn captures(plan: &Plan, (node, app): (&Name, &App), user: Option<&str>) -> Vec<
 }
 
 /// Routes of a node, and the upstreams that they need. The most special ones come first, since the first that fits is taken.
-fn routes(plan: &Plan, name: &Name, upstreams: &mut BTreeMap<String, Upstream>) -> Vec<Route> {
-    let services = plan.at.get(name).into_iter().flat_map(|services| services.iter());
-    let mut routes: Vec<_> = services
-        .filter_map(|key| {
-            let (offer, stop) = (plan.catalog.offer(key)?, plan.ways.get(key)?.stops.get(name)?);
-            let onward = (!stop.next.is_empty()).then(|| upstream(&plan.catalog, name, &stop.next, upstreams));
+fn routes(plan: &Plan, name: &Name, upstreams: &mut Upstreams<'_>) -> Vec<Route> {
+    let mut routes: Vec<_> = stops(plan, name)
+        .filter_map(|(key, stop)| {
+            let offer = plan.catalog.offer(key)?;
+            let onward = (!stop.next.is_empty()).then(|| upstreams.of(&stop.next, &stop.alternates));
             let (general, route) = match offer {
                 Offer::Service(service) => (generality(service, key), route((name, stop), (key, service), onward)),
                 Offer::Network(network) => (breadth(network), route_of_packets((name, stop), (key, network), onward)),
@@ -141,6 +140,12 @@ fn routes(plan: &Plan, name: &Name, upstreams: &mut BTreeMap<String, Upstream>) 
         .collect();
     routes.sort_by(|(a, a_key, _), (b, b_key, _)| (a, a_key).cmp(&(b, b_key)));
     routes.into_iter().map(|(.., route)| route).collect()
+}
+
+/// What a node has to do, for which service.
+fn stops<'a>(plan: &'a Plan, name: &'a Name) -> impl Iterator<Item = (&'a Key, &'a Stop)> {
+    let services = plan.at.get(name).into_iter().flat_map(|services| services.iter());
+    services.filter_map(move |key| Some((key, plan.ways.get(key)?.stops.get(name)?)))
 }
 
 /// What sorts a service behind more special ones: wildcards after names, the wider ones last; then those of any path.
@@ -235,53 +240,84 @@ fn route((node, stop): (&Name, &Stop), (key, service): (&Key, &Service), upstrea
     }
 }
 
-/// The upstream of these neighbours: what it is called.
-fn upstream(
-    catalog: &Catalog,
-    node: &Name,
-    next: &BTreeSet<Name>,
-    upstreams: &mut BTreeMap<String, Upstream>,
-) -> String {
-    let names: Vec<_> = next.iter().map(Name::to_string).collect();
-    let name = names.join("+");
-    upstreams.entry(name.clone()).or_insert_with(|| {
-        let nodes: Vec<_> = next.iter().filter_map(|next| Some((next, catalog.node(next)?))).collect();
-        let own = catalog.node(node);
-        let is_h3 = nodes.iter().all(|(_, node)| node.http3);
-        let endpoint = |(name, next): &(&Name, &Node)| match dialled(own, next, name) {
-            Some(address) => Endpoint::Address(address),
-            None => Endpoint::Node(name.to_string()),
+/// The upstreams of a node, by their names.
+struct Upstreams<'a> {
+    catalog: &'a Catalog,
+    node: &'a Name,
+    /// Neighbours to which it keeps connections, since they send it sessions and do not dial it themselves.
+    uplinks: Vec<Name>,
+    /// The first of the alternates that these neighbours have here, of all services that go by them. They are named by no names of
+    /// their own: so an upstream has no other name only since other nodes stand in, and what is known by it is known further on.
+    first: BTreeMap<BTreeSet<Name>, Vec<Name>>,
+    all: BTreeMap<String, Upstream>,
+}
+
+impl<'a> Upstreams<'a> {
+    fn new(plan: &'a Plan, name: &'a Name, node: &Node) -> Self {
+        let senders = plan.into.get(name).into_iter().flat_map(|senders| senders.keys());
+        let kept = senders.filter(|sender| dialled(plan.catalog.node(sender), node, name).is_none());
+        let uplinks: Vec<_> = kept.filter(|sender| node.links.iter().any(|link| link == *sender)).cloned().collect();
+        let mut first = BTreeMap::new();
+        for (_, stop) in stops(plan, name).filter(|(_, stop)| !stop.alternates.is_empty()) {
+            let known = first.entry(stop.next.clone()).or_insert_with(|| stop.alternates.clone());
+            if stop.alternates < *known {
+                known.clone_from(&stop.alternates);
+            }
+        }
+        Self { catalog: &plan.catalog, node: name, uplinks, first, all: BTreeMap::new() }
+    }
+
+    /// That of these neighbours, and of others while none of them is up: what it is called.
+    fn of(&mut self, next: &BTreeSet<Name>, alternates: &[Name]) -> String {
+        let joined = |names: &mut dyn Iterator<Item = &Name>| names.map(Name::as_str).collect::<Vec<_>>().join("+");
+        let mut name = joined(&mut next.iter());
+        // Connections are kept to an upstream without alternates, which has a name that none with some ever has.
+        if !alternates.is_empty() {
+            let is_first = self.first.get(next).is_some_and(|first| first == alternates);
+            name = format!("{name}|{}", if is_first { "*".to_owned() } else { joined(&mut alternates.iter()) });
+        }
+        if !self.all.contains_key(&name) {
+            let upstream = self.upstream(&name, next, alternates);
+            self.all.insert(name.clone(), upstream);
+        }
+        name
+    }
+
+    fn upstream(&self, name: &str, next: &BTreeSet<Name>, alternates: &[Name]) -> Upstream {
+        let (catalog, own) = (self.catalog, self.catalog.node(self.node));
+        let is_h3 = next.iter().all(|next| catalog.node(next).is_some_and(|next| next.http3));
+        let endpoint = |name: &Name| {
+            let address = dialled(own, catalog.node(name)?, name);
+            Some(address.map_or_else(|| Endpoint::Node(name.to_string()), Endpoint::Address))
         };
-        let endpoints: Vec<_> = nodes.iter().map(endpoint).collect();
+        let endpoints: Vec<_> = next.iter().filter_map(endpoint).collect();
+        let backup: Vec<_> = alternates.iter().filter_map(endpoint).collect();
         // Who keeps a connection to this node has proven its name by that.
-        let is_dialled = endpoints.iter().any(|endpoint| matches!(endpoint, Endpoint::Address(_)));
-        let tls = UpstreamTls { node: Many(names.clone()), ..UpstreamTls::default() };
+        let is_dialled = endpoints.iter().chain(&backup).any(|endpoint| matches!(endpoint, Endpoint::Address(_)));
+        let names = next.iter().chain(alternates).map(Name::to_string).collect();
+        let tls = UpstreamTls { node: Many(names), ..UpstreamTls::default() };
+        // Who has one way alone goes by it whatever a probe says.
+        let has_others = endpoints.len() + backup.len() > 1;
+        let probes = own.and_then(|own| own.health).or_else(|| catalog.overlay()?.1.nodes.health);
         Upstream {
             endpoints: Many(endpoints),
+            backup: Many(backup),
+            health: has_others.then(|| probes.unwrap_or_default().health()),
             tls: Some(tls).filter(|_| is_dialled),
-            ..Upstream::new(&name, if is_h3 { UpstreamProtocol::H3 } else { UpstreamProtocol::H2 })
+            ..Upstream::new(name, if is_h3 { UpstreamProtocol::H3 } else { UpstreamProtocol::H2 })
         }
-    });
-    name
+    }
 }
 
 /// Where a node dials a neighbour. `None`: the neighbour dials it.
-fn dialled(own: Option<&Node>, next: &Node, name: &Name) -> Option<HostPort> {
+pub(super) fn dialled(own: Option<&Node>, next: &Node, name: &Name) -> Option<HostPort> {
     let is_own_link = own.is_some_and(|own| own.links.iter().any(|link| link == name));
     let is_other_link = own.is_none_or(|own| own.address.is_some());
     next.address.clone().filter(|_| is_own_link || !is_other_link)
 }
 
-/// Connections that a node keeps to neighbours which send it sessions and do not dial it themselves.
-fn uplinks(plan: &Plan, name: &Name, node: &Node, upstreams: &mut BTreeMap<String, Upstream>) -> Vec<Listener> {
-    let catalog = &plan.catalog;
-    let senders = plan.into.get(name).into_iter().flat_map(|senders| senders.keys());
-    let kept = senders.filter(|sender| dialled(catalog.node(sender), node, name).is_none());
-    let kept: Vec<_> = kept.filter(|sender| node.links.iter().any(|link| link == *sender)).collect();
-    kept.into_iter()
-        .map(|sender| {
-            let to = upstream(catalog, name, &BTreeSet::from([sender.clone()]), upstreams);
-            Listener { dial: Some(to), ..Listener::new(&format!("uplink-{sender}"), Protocol::Http) }
-        })
-        .collect()
+/// The connection that a node keeps to a neighbour.
+fn uplink(sender: &Name, upstreams: &mut Upstreams<'_>) -> Listener {
+    let to = upstreams.of(&BTreeSet::from([sender.clone()]), &[]);
+    Listener { dial: Some(to), ..Listener::new(&format!("uplink-{sender}"), Protocol::Http) }
 }

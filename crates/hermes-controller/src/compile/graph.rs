@@ -107,23 +107,23 @@ impl Graph {
         distances
     }
 
-    /// The nearest of a node's neighbours, and how far they are. Only those that the distances know are on any way.
-    pub(super) fn nearest(&self, node: &Name, distances: &BTreeMap<Name, usize>) -> Option<(usize, BTreeSet<Name>)> {
+    /// A node's neighbours that are on any way, which the distances know, and how far they are.
+    pub(super) fn known<'g>(&'g self, node: &Name, distances: &'g BTreeMap<Name, usize>) -> Vec<(usize, &'g Name)> {
+        let Some(beside) = self.beside.get(node) else { return Vec::new() };
         // A dependent one may be where a service lives, but a router has too many of them to be asked each.
-        let beside = self.beside.get(node)?;
-        let known: Vec<_> = if beside.size() <= distances.len() {
+        if beside.size() <= distances.len() {
             beside.iter().filter_map(|neighbour| Some((*distances.get(neighbour)?, neighbour))).collect()
         } else {
-            distances
-                .iter()
-                .filter(|(name, _)| beside.contains(*name))
-                .map(|(name, distance)| (*distance, name))
-                .collect()
-        };
+            let all = distances.iter().filter(|(name, _)| beside.contains(*name));
+            all.map(|(name, distance)| (*distance, name)).collect()
+        }
+    }
+
+    /// The nearest of them.
+    pub(super) fn nearest(&self, node: &Name, distances: &BTreeMap<Name, usize>) -> Option<(usize, BTreeSet<Name>)> {
+        let known = self.known(node, distances);
         let nearest = known.iter().map(|(distance, _)| *distance).min()?;
-        Some((
-            nearest,
-            known.into_iter().filter(|(distance, _)| *distance == nearest).map(|(_, name)| name.clone()).collect(),
-        ))
+        let next = known.into_iter().filter(|(distance, _)| *distance == nearest).map(|(_, name)| name.clone());
+        Some((nearest, next.collect()))
     }
 }

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use hermes_model::document::Document;
 use hermes_model::document::route::Route;
+use hermes_model::document::upstream::Upstream;
 use hermes_model::document::word::Protocol;
 use serde_json::json;
 
@@ -170,6 +171,83 @@ fn equally_near_neighbours_are_one_upstream() {
     let names: Vec<_> = ingress.upstreams.iter().map(|upstream| upstream.name.as_str()).collect();
     assert_eq!(names, ["dist-1+dist-2"]);
     assert_eq!(ingress.upstreams[0].endpoints.0.len(), 2);
+}
+
+/// Two ingresses, one with a longer way, and two replicas.
+const SPARE: &str = "\
+kind: Overlay
+name: x
+nodes: {health: {interval: 1s}}
+---
+{kind: Node, name: device, links: [in-1, in-2], apps: {bind: 127.0.0.1:8080}}
+---
+{kind: Node, name: in-1, role: standalone, address: 192.0.2.1:9443, links: [near, in-2, side, long]}
+---
+{kind: Node, name: in-2, role: standalone, address: 192.0.2.2:9443, links: long}
+---
+{kind: Node, name: side, role: standalone, address: 192.0.2.3:9443, links: near}
+---
+{kind: Node, name: long, role: standalone, address: 192.0.2.4:9443, links: far}
+---
+{kind: Node, name: near, address: 192.0.2.5:9443}
+---
+{kind: Node, name: far, address: 192.0.2.6:9443}
+---
+{kind: User, name: ann, nodes: device}
+---
+{kind: Service, name: APP, at: [{node: near, http: \"127.0.0.1:80\"}, {node: far, http: \"127.0.0.1:80\"}], for: {users: ann}}
+";
+
+fn upstreams(document: &Document) -> Vec<(&str, Vec<String>)> {
+    let backup = |upstream: &Upstream| upstream.backup.iter().map(ToString::to_string).collect();
+    let is_taken = |upstream: &&Upstream| {
+        document.routes.iter().any(|route| route.upstream.as_deref() == Some(upstream.name.as_str()))
+    };
+    document.upstreams.iter().filter(is_taken).map(|upstream| (upstream.name.as_str(), backup(upstream))).collect()
+}
+
+#[test]
+fn alternates_lead_on_and_come_in_order() {
+    let documents = compiled(SPARE);
+    // Whoever does not come by the next neighbour is first, though it is no nearer; who would send back is none.
+    let backup = ["192.0.2.4:9443", "192.0.2.3:9443"].map(str::to_owned).to_vec();
+    assert_eq!(upstreams(&documents["in-1"]), [("near|*", backup)]);
+    assert_eq!(upstreams(&documents["device"]), [("in-1|*", vec!["192.0.2.2:9443".to_owned()])]);
+    // They know the session, and have no alternates for it themselves.
+    assert_eq!(upstreams(&documents["in-2"]), [("in-1+long", Vec::new())]);
+    assert_eq!(upstreams(&documents["long"]), [("far", Vec::new())]);
+    assert_eq!(upstreams(&documents["side"]), [("near", Vec::new())]);
+    let believed = serde_json::to_string(&documents["in-2"].users).unwrap();
+    assert_eq!(believed, "{\"device\":\"ann\"}");
+    assert!(["near", "far"].iter().all(|node| documents[*node].routes[0].terminate.is_some()));
+    let health = documents["device"].upstreams[0].health.clone().unwrap();
+    assert_eq!(health.interval.unwrap().to_string(), "1s");
+    assert!(documents["long"].upstreams[0].health.is_none(), "there is no other way");
+}
+
+#[test]
+fn who_drains_is_no_alternate_and_what_is_in_custody_has_none() {
+    let draining = SPARE.replace("name: in-2,", "name: in-2, draining: true,");
+    let documents = compiled(&draining);
+    assert_eq!(upstreams(&documents["device"]), [("in-1", Vec::new())]);
+    let custody = SPARE.replace("for: {users: ann}", "for: {users: ann}, custody: {deadline: 1h}");
+    assert!(compiled(&custody).values().all(|document| document.upstreams.iter().all(|one| one.backup.is_empty())));
+    let everyone = compiled(&SPARE.replace("{users: ann}", "everyone"));
+    assert_eq!(upstreams(&everyone["device"]), upstreams(&compiled(SPARE)["device"]));
+}
+
+/// A node that keeps a connection stands beside one that is dialled.
+#[test]
+fn an_alternate_may_be_one_that_keeps_a_connection() {
+    let text = SPARE.replace("address: 192.0.2.4:9443, links: far", "links: [far, in-1, in-2]");
+    let text = text
+        .replace("links: [near, in-2, side, long]", "links: [near, in-2, side]")
+        .replace("links: long}", "links: side}");
+    let documents = compiled(&text);
+    let backup = ["node long", "192.0.2.3:9443"].map(str::to_owned).to_vec();
+    assert_eq!(upstreams(&documents["in-1"]), [("near|*", backup)]);
+    let uplinks: Vec<_> = documents["long"].listeners.iter().filter_map(|one| one.dial.as_deref()).collect();
+    assert_eq!(uplinks, ["in-1", "in-2"]);
 }
 
 /// Without an address a server keeps a connection to who would dial it.
@@ -338,9 +416,12 @@ mod incremental {
                 let h3 = if chance.below(4) == 0 { ", http3: true" } else { "" };
                 let providers = if has_providers { ", providers: [p, q]" } else { "" };
                 let draining = if chance.below(4) == 0 { ", draining: true" } else { "" };
+                let runs = if chance.below(24) == 0 { ", runs: envoy" } else { "" };
                 let links = chance.some("n", NODES);
                 let links = if links == "[]" { String::new() } else { format!(", links: {links}") };
-                format!("{{kind: Node, name: n{number}, role: {role}{address}{apps}{h3}{providers}{draining}{links}}}")
+                format!(
+                    "{{kind: Node, name: n{number}, role: {role}{address}{apps}{h3}{providers}{draining}{runs}{links}}}"
+                )
             }
             3 => {
                 let nodes = chance.some("n", NODES);
@@ -363,7 +444,8 @@ mod incremental {
                 let other = (number + 1 + chance.below(NODES - 1)) % NODES;
                 let at =
                     format!("[{{node: n{number}, http: \"127.0.0.1:1\"}}, {{node: n{other}, http: \"127.0.0.1:2\"}}]");
-                format!("{{kind: Service, {owner}name: S{}, at: {at}, for: {audience}}}", chance.below(3))
+                let custody = if chance.below(8) == 0 { ", custody: {deadline: 1h}" } else { "" };
+                format!("{{kind: Service, {owner}name: S{}, at: {at}, for: {audience}{custody}}}", chance.below(3))
             }
         }
     }

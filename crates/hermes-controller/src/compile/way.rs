@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use rpds::RedBlackTreeMapSync;
 
+use super::alternate::Alternates;
 use super::graph::Graph;
 use crate::catalog::{Catalog, Offer};
 use crate::document::{Key, Name, Node};
@@ -19,16 +20,25 @@ pub(super) struct Stop {
     pub(super) users: Option<BTreeSet<Name>>,
     /// Neighbours that are nearest to the service. None where it lives here.
     pub(super) next: BTreeSet<Name>,
+    /// Neighbours that get its sessions while none of these is up, the first of them that is.
+    pub(super) alternates: Vec<Name>,
     /// Neighbours that would be nearest, but drain: they get nothing new, and serve what they have.
     pub(super) draining: BTreeSet<Name>,
     /// Whether sessions begin here.
     pub(super) is_first: bool,
+    /// It is on the way of those alone who have lost theirs.
+    pub(super) is_spare: bool,
 }
 
 impl Stop {
     /// Neighbours that have sessions from here, or get them.
     pub(super) fn beside(&self) -> BTreeSet<Name> {
-        self.next.union(&self.draining).cloned().collect()
+        self.next.iter().chain(&self.draining).chain(&self.alternates).cloned().collect()
+    }
+
+    /// Where its sessions go.
+    pub(super) fn after(&self) -> Vec<Name> {
+        self.next.iter().chain(&self.alternates).cloned().collect()
     }
 }
 
@@ -44,12 +54,13 @@ pub(super) struct Way {
 
 impl Way {
     /// Whether sessions go otherwise than before, and other nodes have something else to do by that, so that it matters who does
-    /// so first.
+    /// so first. Alternates are no such: who goes by one that does not know of it yet would have had no way at all.
     pub(super) fn is_moved(&self, before: &Self) -> bool {
         let gone = before.stops.keys().filter(|node| !self.stops.contains_key(node));
         let others = self.stops.keys().filter(|node| self.stops.get(node) != before.stops.get(node)).chain(gone);
         let others: Vec<_> = others.collect();
-        let goes = |way: &Self, node: &Name| way.stops.get(node).map(|stop| stop.next.clone());
+        let goes =
+            |way: &Self, node: &Name| way.stops.get(node).filter(|stop| !stop.is_spare).map(|stop| stop.next.clone());
         others.len() > 1 && others.iter().any(|node| goes(self, node) != goes(before, node))
     }
 }
@@ -65,38 +76,41 @@ pub(super) fn way(catalog: &Catalog, graph: &Graph, key: &Key, offer: Offer<'_>)
     let avoiding = is_concerned.then(|| Arc::new(graph.distances(&places, true)));
     let mut way = Way { distances: Arc::new(distances), avoiding, ..Way::default() };
     way.stops = match catalog.audience(key, offer.audience()) {
-        Some(users) => {
-            let sources = entries(catalog, key, &users);
-            let is_first: BTreeSet<Name> = sources.keys().cloned().collect();
-            let stops = stops_of(graph, &is_first, sources, &way.distances);
-            match &way.avoiding {
-                // Whoever had a session come by may still be sent others, by a neighbour that does not know better yet.
-                Some(distances) => {
-                    let sources = stops.iter().filter(|(node, _)| !graph.is_draining(node));
-                    let sources =
-                        sources.map(|(node, stop)| (node.clone(), stop.users.clone().unwrap_or_default())).collect();
-                    overlaid(stops, stops_of(graph, &is_first, sources, distances))
-                }
-                None => stops,
-            }
-        }
+        Some(users) => users_stops(catalog, graph, (key, offer), &users, &way),
         None => {
-            catalog.nodes().filter_map(|(name, node)| Some((name.clone(), stop(graph, &way, name, node)?))).collect()
+            let everyones = Everyones::new(catalog, graph, offer, &way);
+            catalog.nodes().filter_map(|(name, node)| Some((name.clone(), everyones.stop(name, node)?))).collect()
         }
     };
     way
 }
 
-/// Those of before, with the others in their places.
-fn overlaid(
-    mut stops: RedBlackTreeMapSync<Name, Stop>,
-    others: RedBlackTreeMapSync<Name, Stop>,
+/// What nodes have to do for a service that is for these users.
+fn users_stops(
+    catalog: &Catalog,
+    graph: &Graph,
+    (key, offer): (&Key, Offer<'_>),
+    users: &BTreeSet<Name>,
+    way: &Way,
 ) -> RedBlackTreeMapSync<Name, Stop> {
-    for (node, other) in &others {
-        let stop = instead(stops.get(node), other.clone());
-        stops.insert_mut(node.clone(), stop);
+    let sources = entries(catalog, key, users);
+    let is_first: BTreeSet<Name> = sources.keys().cloned().collect();
+    let mut stops = stops_of(graph, &is_first, sources, &way.distances);
+    let mut now = BTreeMap::new();
+    if let Some(distances) = &way.avoiding {
+        // Whoever had a session come by may still be sent others, by a neighbour that does not know better yet.
+        let sources = stops.iter().filter(|(node, _)| !graph.is_draining(node));
+        let sources = sources.map(|(node, stop)| (node.clone(), stop.users.clone().unwrap_or_default())).collect();
+        now = stops_of(graph, &is_first, sources, distances);
+        Alternates::new(catalog, graph, distances, offer).join(&mut now, |_| true);
     }
-    stops
+    let may = |node: &Name| !graph.is_draining(node) && !now.contains_key(node);
+    Alternates::new(catalog, graph, &way.distances, offer).join(&mut stops, may);
+    for (node, stop) in now {
+        let stop = instead(stops.get(&node), stop);
+        stops.insert(node, stop);
+    }
+    stops.into_iter().collect()
 }
 
 fn instead(before: Option<&Stop>, mut now: Stop) -> Stop {
@@ -104,13 +118,35 @@ fn instead(before: Option<&Stop>, mut now: Stop) -> Stop {
     now
 }
 
-/// What a node has to do for a service that is for everyone: it may come by at each standalone node.
-pub(super) fn stop(graph: &Graph, way: &Way, name: &Name, node: &Node) -> Option<Stop> {
-    let before = stop_by(graph, &way.distances, name, node);
-    let now = way.avoiding.as_ref().filter(|_| !graph.is_draining(name));
-    match now.and_then(|distances| stop_by(graph, distances, name, node)) {
-        Some(now) => Some(instead(before.as_ref(), now)),
-        None => before,
+/// What nodes have to do for a service that is for everyone: it may come by at each standalone node.
+pub(super) struct Everyones<'a> {
+    graph: &'a Graph,
+    way: &'a Way,
+    before: Alternates<'a>,
+    now: Option<Alternates<'a>>,
+}
+
+impl<'a> Everyones<'a> {
+    pub(super) fn new(catalog: &'a Catalog, graph: &'a Graph, offer: Offer<'a>, way: &'a Way) -> Self {
+        let alternates = |distances| Alternates::new(catalog, graph, distances, offer);
+        let now = way.avoiding.as_deref().map(alternates);
+        Self { graph, way, before: alternates(&way.distances), now }
+    }
+
+    /// Of one node.
+    pub(super) fn stop(&self, name: &Name, node: &Node) -> Option<Stop> {
+        let is_draining = self.graph.is_draining(name);
+        let before = stop_by(self.graph, &self.way.distances, name, node);
+        let avoiding = self.way.avoiding.as_ref().zip(self.now.as_ref()).filter(|_| !is_draining);
+        let now = avoiding.and_then(|(distances, now)| Some((stop_by(self.graph, distances, name, node)?, now)));
+        let (mut stop, alternates) = match now {
+            Some((stop, now)) => (instead(before.as_ref(), stop), now),
+            None => (before?, &self.before),
+        };
+        if !is_draining {
+            stop.alternates = alternates.of(name, &stop.next);
+        }
+        Some(stop)
     }
 }
 
@@ -123,13 +159,13 @@ fn stop_by(graph: &Graph, distances: &BTreeMap<Name, usize>, name: &Name, node: 
     Some(Stop { users: None, next, is_first, ..Stop::default() })
 }
 
-/// What nodes have to do for a service that is for these users.
+/// What nodes have to do on whose way it is, by these distances.
 fn stops_of(
     graph: &Graph,
     is_first: &BTreeSet<Name>,
     sources: BTreeMap<Name, BTreeSet<Name>>,
     distances: &BTreeMap<Name, usize>,
-) -> RedBlackTreeMapSync<Name, Stop> {
+) -> BTreeMap<Name, Stop> {
     // Nodes that are to be looked at, the furthest first: who is on the way of somebody else comes after them.
     let mut waiting: BTreeMap<usize, BTreeMap<Name, Stop>> = BTreeMap::new();
     for (node, users) in sources {
@@ -139,7 +175,7 @@ fn stops_of(
             waiting.entry(distance).or_default().insert(node, stop);
         }
     }
-    let mut stops = RedBlackTreeMapSync::new_sync();
+    let mut stops = BTreeMap::new();
     while let Some((distance, nodes)) = waiting.pop_last() {
         for (node, mut stop) in nodes {
             let next = if distance > 0 { graph.nearest(&node, distances) } else { None };
@@ -151,7 +187,7 @@ fn stops_of(
                 }
                 stop.next.insert(next);
             }
-            stops.insert_mut(node, stop);
+            stops.insert(node, stop);
         }
     }
     stops

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::is_default;
 use super::name::{Name, Reference};
+use super::overlay::Probes;
 
 /// `kind: Node`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -62,6 +63,9 @@ pub struct Node {
     /// Limits other than the overlay's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<LimitsSection>,
+    /// How it asks after those it sends to, where it has others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health: Option<Probes>,
 }
 
 /// What a node is.

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use hermes_model::document::scalar::{Many, Period, text_scalar};
+use hermes_model::document::upstream::Health;
 use hermes_model::document::{AccessLog, Bind};
 use hermes_model::limits::LimitsSection;
 use serde::{Deserialize, Serialize};
@@ -125,4 +126,33 @@ pub struct Defaults {
     /// Limits other than the defaults.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<LimitsSection>,
+    /// How a node asks after those it sends to, where it has others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health: Option<Probes>,
+}
+
+/// How a node asks after its neighbours: `health` of an upstream, without a path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Probes {
+    /// Between two probes of one of them. Default 5 s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interval: Option<Period>,
+    /// For one probe. Default 2 s, or the interval where that is shorter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<Period>,
+    /// Successes in a row. Default 2.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub healthy: Option<u32>,
+    /// Failures in a row. Default 3.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unhealthy: Option<u32>,
+}
+
+impl Probes {
+    /// As an upstream has it.
+    pub(crate) fn health(self) -> Health {
+        let Self { interval, timeout, healthy, unhealthy } = self;
+        Health { path: None, interval, timeout, healthy, unhealthy }
+    }
 }

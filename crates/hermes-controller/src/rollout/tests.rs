@@ -6,6 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use hermes_model::document::Document;
+use hermes_model::document::scalar::Many;
+use hermes_model::document::upstream::Endpoint;
 use hermes_model::pattern::UserPattern;
 
 use super::{Rollout, Step};
@@ -113,33 +115,84 @@ impl Fleet {
     }
 
     fn leads(&self, (user, service): (u64, u64)) -> Result<(), String> {
-        goes(&self.documents, &format!("d{user}"), &format!("u{user}"), &format!("S{service}"), 0)
+        let session = Session { fleet: &self.documents, user: &format!("u{user}"), service: &format!("S{service}") };
+        session.goes(&format!("d{user}"), &mut Vec::new())
+    }
+
+    /// Alternates on the ways of all sessions that have one, each of which leads there and not back to whom it stands in for.
+    fn alternates(&self) -> Result<usize, String> {
+        let mut count = 0;
+        for (user, service) in self.arriving() {
+            let (user, service) = (&*format!("u{user}"), &*format!("S{service}"));
+            let session = Session { fleet: &self.documents, user, service };
+            for node in session.way(&user.replace('u', "d")) {
+                let others = session.next(&node).map(|(_, others)| others).unwrap_or_default();
+                for other in others {
+                    let mut way = vec![node.clone()];
+                    session.goes(&other, &mut way).map_err(|why| format!("{user} {service}, {node}|{other}: {why}"))?;
+                    count += 1;
+                }
+            }
+        }
+        Ok(count)
     }
 }
 
-/// Where a session of a user goes from this node, whichever neighbours are taken; why it does not arrive.
-fn goes(fleet: &BTreeMap<Name, Document>, node: &str, user: &str, service: &str, hops: usize) -> Result<(), String> {
-    if hops > 12 {
-        return Err(format!("loops at {node}"));
+/// Routers are at 192.0.2.N, and servers at 192.0.2.9N.
+fn names(endpoints: &Many<Endpoint>) -> Vec<String> {
+    let name = |endpoint: &Endpoint| match endpoint {
+        Endpoint::Node(node) => node.clone(),
+        Endpoint::Address(address) => {
+            let number = address.host.trim_start_matches("192.0.2.");
+            number.strip_prefix('9').map_or_else(|| format!("r{number}"), |server| format!("s{server}"))
+        }
+    };
+    endpoints.iter().map(name).collect()
+}
+
+struct Session<'a> {
+    fleet: &'a BTreeMap<Name, Document>,
+    user: &'a str,
+    service: &'a str,
+}
+
+impl Session<'_> {
+    /// To which neighbours this node sends it, and to which while none of these is up.
+    fn next(&self, node: &str) -> Result<(Vec<String>, Vec<String>), String> {
+        let document = self.fleet.get(&node.parse().unwrap()).ok_or_else(|| format!("{node} has nothing"))?;
+        let is_for = |pattern: &UserPattern| matches!(pattern, UserPattern::Is(name) if **name == *self.user);
+        let mut routes = document.routes.iter().filter(|route| route.name.trim_end_matches('~') == self.service);
+        let route = routes.find(|route| route.matching.user.0.is_empty() || route.matching.user.0.iter().any(is_for));
+        let route = route.ok_or_else(|| format!("{node} has no route of {}", self.service))?;
+        if route.terminate.is_some() {
+            return Ok(Default::default());
+        }
+        let name = route.upstream.as_ref().ok_or_else(|| format!("{node} sends it nowhere"))?;
+        let upstream = document.upstreams.iter().find(|upstream| upstream.name == *name);
+        let upstream = upstream.ok_or_else(|| format!("{node} knows no {name}"))?;
+        Ok((names(&upstream.endpoints), names(&upstream.backup)))
     }
-    let document = fleet.get(&node.parse().unwrap()).ok_or_else(|| format!("{node} has nothing"))?;
-    let is_for = |pattern: &UserPattern| matches!(pattern, UserPattern::Is(name) if **name == *user);
-    let mut routes = document.routes.iter().filter(|route| route.name.trim_end_matches('~') == service);
-    let route = routes.find(|route| route.matching.user.0.is_empty() || route.matching.user.0.iter().any(is_for));
-    let route = route.ok_or_else(|| format!("{node} has no route of {service}"))?;
-    if route.terminate.is_some() {
-        return Ok(());
+
+    /// Whether it arrives from this node, whichever neighbours are taken. `way`: where it was.
+    fn goes(&self, node: &str, way: &mut Vec<String>) -> Result<(), String> {
+        if way.iter().any(|before| before == node) {
+            return Err(format!("comes to {node} again"));
+        }
+        way.push(node.to_owned());
+        let (next, _) = self.next(node)?;
+        let arrives = next
+            .iter()
+            .try_for_each(|next| self.goes(next, way).map_err(|why| format!("{node} sends to {next}: {why}")));
+        way.pop();
+        arrives
     }
-    let name = route.upstream.as_ref().ok_or_else(|| format!("{node} sends it nowhere"))?;
-    // It is called by the nodes that it is of.
-    document
-        .upstreams
-        .iter()
-        .find(|upstream| upstream.name == *name)
-        .ok_or_else(|| format!("{node} knows no {name}"))?;
-    name.split('+').try_for_each(|next| {
-        goes(fleet, next, user, service, hops + 1).map_err(|why| format!("{node} sends to {next}: {why}"))
-    })
+
+    /// Nodes that it may come by.
+    fn way(&self, node: &str) -> BTreeSet<String> {
+        let next = self.next(node).map(|(next, _)| next).unwrap_or_default();
+        let behind = next.iter().flat_map(|next| self.way(next));
+        behind.chain([node.to_owned()]).collect()
+    }
 }
 
 /// Nodes take a step one by one, in any order: what has a way before and after has one all the time.
@@ -158,6 +211,7 @@ struct Count {
     changes: usize,
     by_steps: usize,
     superseded: usize,
+    alternates: usize,
 }
 
 fn walk(seed: u64, count: &mut Count) {
@@ -202,6 +256,7 @@ fn walk(seed: u64, count: &mut Count) {
         } else {
             let rest = last.bytes.into_iter().filter(|(node, document)| running.bytes.get(node) != Some(document));
             take(&rest.collect(), &mut running, &always, &mut chance, &what);
+            count.alternates += running.alternates().unwrap_or_else(|why| panic!("{what}: {why}"));
         }
         (plan, catalog) = (after, next);
     }
@@ -209,9 +264,13 @@ fn walk(seed: u64, count: &mut Count) {
 
 #[test]
 fn who_has_a_way_before_and_after_has_one_all_the_time() {
-    let mut count = Count { changes: 0, by_steps: 0, superseded: 0 };
+    let mut count = Count { changes: 0, by_steps: 0, superseded: 0, alternates: 0 };
     (0..24).for_each(|seed| walk(seed, &mut count));
-    let Count { changes, by_steps, superseded } = count;
-    let is_much = changes > 400 && by_steps > 200 && superseded > 50;
-    assert!(is_much, "{changes} changes, {by_steps} by steps, {superseded} of them not to their end");
+    let Count { changes, by_steps, superseded, alternates } = count;
+    let is_much = changes > 400 && by_steps > 200 && superseded > 50 && alternates > 400;
+    let words = format!(
+        "{changes} changes, {by_steps} by steps, {superseded} of them not to their end, {alternates} alternates"
+    );
+    assert!(is_much, "{words}");
+    println!("{words}");
 }

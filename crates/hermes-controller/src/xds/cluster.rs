@@ -9,7 +9,8 @@ use std::time::Duration;
 use envoy_types::pb::envoy::config::cluster::v3::circuit_breakers::Thresholds;
 use envoy_types::pb::envoy::config::cluster::v3::cluster::{ClusterDiscoveryType, DiscoveryType, LbPolicy};
 use envoy_types::pb::envoy::config::cluster::v3::{CircuitBreakers, Cluster, OutlierDetection};
-use envoy_types::pb::envoy::config::core::v3::Http1ProtocolOptions;
+use envoy_types::pb::envoy::config::core::v3::health_check::{HealthChecker, TcpHealthCheck};
+use envoy_types::pb::envoy::config::core::v3::{HealthCheck, Http1ProtocolOptions};
 use envoy_types::pb::envoy::config::endpoint::v3::lb_endpoint::HostIdentifier;
 use envoy_types::pb::envoy::config::endpoint::v3::{
     ClusterLoadAssignment, Endpoint as Place, LbEndpoint, LocalityLbEndpoints,
@@ -23,7 +24,7 @@ use envoy_types::pb::google::protobuf::UInt32Value;
 use hermes_model::Problem;
 use hermes_model::document::Document;
 use hermes_model::document::scalar::Many;
-use hermes_model::document::upstream::{Endpoint, Upstream, UpstreamTls};
+use hermes_model::document::upstream::{Endpoint, Health, Upstream, UpstreamTls};
 use hermes_model::snapshot::{HostPort, UpstreamProtocol};
 use prost::Name as _;
 
@@ -64,11 +65,13 @@ pub(super) fn hops(document: &Document, site: Site<'_>, problems: &mut Vec<Probl
         let nodes = upstream.tls.as_ref().map(|tls| tls.node.clone()).unwrap_or_default();
         let understood = Upstream {
             endpoints: upstream.endpoints.clone(),
+            backup: upstream.backup.clone(),
+            health: upstream.health.clone(),
             tls: Some(UpstreamTls { node: nodes.clone(), ..UpstreamTls::default() }),
             ..Upstream::new(&upstream.name, protocol)
         };
         let mut dialled = Vec::new();
-        for endpoint in upstream.endpoints.iter() {
+        for endpoint in upstream.endpoints.iter().chain(upstream.backup.iter()) {
             match endpoint {
                 Endpoint::Address(address) => dialled.push(address.clone()),
                 Endpoint::Node(next) => {
@@ -80,7 +83,8 @@ pub(super) fn hops(document: &Document, site: Site<'_>, problems: &mut Vec<Probl
                 }
             }
         }
-        if dialled.len() < upstream.endpoints.0.len() {
+        let first_backup = upstream.endpoints.0.len();
+        if dialled.len() < first_backup + upstream.backup.0.len() {
             continue;
         }
         if *upstream != understood || nodes.is_empty() {
@@ -88,12 +92,18 @@ pub(super) fn hops(document: &Document, site: Site<'_>, problems: &mut Vec<Probl
             continue;
         }
         let name = hop(&upstream.name);
-        clusters.insert(name.clone(), to_nodes(&name, &dialled, &nodes, site));
+        clusters.insert(
+            name.clone(),
+            Cluster {
+                health_checks: upstream.health.iter().map(health_check).collect(),
+                ..to_nodes(&name, dialled.split_at(first_backup), &nodes, site)
+            },
+        );
     }
     clusters
 }
 
-fn to_nodes(name: &str, endpoints: &[HostPort], nodes: &Many<String>, site: Site<'_>) -> Cluster {
+fn to_nodes(name: &str, endpoints: (&[HostPort], &[HostPort]), nodes: &Many<String>, site: Site<'_>) -> Cluster {
     let peers = nodes.iter().map(|node| exact(format!("spiffe://{}/node/{node}", site.overlay)));
     let context = UpstreamTlsContext { common_tls_context: Some(tls(site, peers)), ..UpstreamTlsContext::default() };
     Cluster {
@@ -108,7 +118,7 @@ pub(super) fn origin(clusters: &mut BTreeMap<String, Cluster>, speaks: Speaks, a
     let word = if speaks == Speaks::Http { "http" } else { "raw" };
     let name = format!("origin/{word}/{at}");
     clusters.entry(name.clone()).or_insert_with(|| {
-        let plain = cluster(&name, std::slice::from_ref(at));
+        let plain = cluster(&name, (std::slice::from_ref(at), &[]));
         match speaks {
             Speaks::Raw => plain,
             Speaks::Http => {
@@ -141,14 +151,35 @@ fn speaking(protocol: ProtocolConfig) -> HashMap<String, envoy_types::pb::google
     HashMap::from([(HttpProtocolOptions::full_name(), pack(&options))])
 }
 
-fn cluster(name: &str, endpoints: &[HostPort]) -> Cluster {
-    let is_fixed = endpoints.iter().all(|at| at.host.parse::<IpAddr>().is_ok());
+/// That it connects and the other one proves its name: there is no more to it without bytes to send.
+fn health_check(health: &Health) -> HealthCheck {
+    let number = |value| Some(UInt32Value { value });
+    let interval = health.interval.map_or(Duration::from_secs(5), |interval| interval.0);
+    HealthCheck {
+        interval: Some(duration(interval)),
+        timeout: Some(duration(health.timeout.map_or(Duration::from_secs(2).min(interval), |timeout| timeout.0))),
+        healthy_threshold: number(health.healthy.unwrap_or(2)),
+        unhealthy_threshold: number(health.unhealthy.unwrap_or(3)),
+        health_checker: Some(HealthChecker::TcpHealthCheck(TcpHealthCheck::default())),
+        ..HealthCheck::default()
+    }
+}
+
+/// Those behind the others are each of a priority of its own: the first of them that is up gets what none of those before may get.
+fn cluster(name: &str, (endpoints, backup): (&[HostPort], &[HostPort])) -> Cluster {
+    let is_fixed = endpoints.iter().chain(backup).all(|at| at.host.parse::<IpAddr>().is_ok());
     let kind = if is_fixed { DiscoveryType::Static } else { DiscoveryType::StrictDns };
     let endpoint = |at: &HostPort| LbEndpoint {
         host_identifier: Some(HostIdentifier::Endpoint(Place { address: Some(address_of(at)), ..Place::default() })),
         ..LbEndpoint::default()
     };
     let number = |value| Some(UInt32Value { value });
+    let locality = |(priority, places): (u32, &[HostPort])| LocalityLbEndpoints {
+        lb_endpoints: places.iter().map(endpoint).collect(),
+        priority,
+        ..LocalityLbEndpoints::default()
+    };
+    let localities = std::iter::once(endpoints).chain(backup.chunks(1));
     Cluster {
         name: name.to_owned(),
         cluster_discovery_type: Some(ClusterDiscoveryType::Type(kind.into())),
@@ -156,10 +187,7 @@ fn cluster(name: &str, endpoints: &[HostPort]) -> Cluster {
         lb_policy: LbPolicy::LeastRequest.into(),
         load_assignment: Some(ClusterLoadAssignment {
             cluster_name: name.to_owned(),
-            endpoints: vec![LocalityLbEndpoints {
-                lb_endpoints: endpoints.iter().map(endpoint).collect(),
-                ..LocalityLbEndpoints::default()
-            }],
+            endpoints: (0..).zip(localities).map(locality).collect(),
             ..ClusterLoadAssignment::default()
         }),
         circuit_breakers: Some(CircuitBreakers {

@@ -11,7 +11,9 @@ use std::time::Duration;
 use envoy_types::pb::envoy::config::cluster::v3::Cluster;
 use envoy_types::pb::envoy::config::common::mutation_rules::v3::{HeaderMutation, header_mutation};
 use envoy_types::pb::envoy::config::route::v3::header_matcher::HeaderMatchSpecifier;
-use envoy_types::pb::envoy::config::route::v3::retry_policy::{RetryHostPredicate, retry_host_predicate};
+use envoy_types::pb::envoy::config::route::v3::retry_policy::{
+    RetryHostPredicate, RetryPriority, retry_host_predicate, retry_priority,
+};
 use envoy_types::pb::envoy::config::route::v3::route_action::upgrade_config::ConnectConfig;
 use envoy_types::pb::envoy::config::route::v3::route_action::{ClusterSpecifier, UpgradeConfig};
 use envoy_types::pb::envoy::config::route::v3::route_match::{ConnectMatcher, PathSpecifier};
@@ -21,6 +23,7 @@ use envoy_types::pb::envoy::config::route::v3::{
 use envoy_types::pb::envoy::extensions::filters::http::header_mutation::v3::{HeaderMutationPerRoute, Mutations};
 use envoy_types::pb::envoy::extensions::filters::http::rbac::v3::RbacPerRoute;
 use envoy_types::pb::envoy::extensions::retry::host::previous_hosts::v3::PreviousHostsPredicate;
+use envoy_types::pb::envoy::extensions::retry::priority::previous_priorities::v3::PreviousPrioritiesConfig;
 use envoy_types::pb::envoy::r#type::matcher::v3::string_matcher::MatchPattern;
 use envoy_types::pb::envoy::r#type::matcher::v3::{RegexMatcher, StringMatcher};
 use envoy_types::pb::google::protobuf::{Any, UInt32Value};
@@ -230,7 +233,7 @@ fn one(route: &route::Route, clusters: &mut BTreeMap<String, Cluster>, problems:
     Found { users, is_of_somebody, routes }
 }
 
-/// Origins are not told who asks. One entry: it has an order.
+/// Origins are not told who asks, and say nothing in a node's place. One entry: it has an order.
 fn mutations(route: &route::Route) -> HashMap<String, Any> {
     if route.terminate.is_none() {
         return HashMap::new();
@@ -238,7 +241,8 @@ fn mutations(route: &route::Route) -> HashMap<String, Any> {
     let overlay = StringMatcher { match_pattern: Some(MatchPattern::Prefix("hermes-".to_owned())), ignore_case: false };
     let remove = header_mutation::RemoveOnMatch { key_matcher: Some(overlay) };
     let mutation = HeaderMutation { action: Some(header_mutation::Action::RemoveOnMatch(remove)) };
-    let mutations = Mutations { request_mutations: vec![mutation], ..Mutations::default() };
+    let (request_mutations, response_mutations) = (vec![mutation.clone()], vec![mutation]);
+    let mutations = Mutations { request_mutations, response_mutations, ..Mutations::default() };
     HashMap::from([(MUTATION.to_owned(), pack(&HeaderMutationPerRoute { mutations: Some(mutations) }))])
 }
 
@@ -285,16 +289,23 @@ fn action(route: &route::Route, kind: Kind, clusters: &mut BTreeMap<String, Clus
     })
 }
 
-/// What the far end has not seen is sent to another one.
+/// What the far end has not seen is sent to another one: to one more of the nearest, and then to an alternate.
 fn elsewhere() -> RetryPolicy {
     let previous = RetryHostPredicate {
         name: "envoy.retry_host_predicates.previous_hosts".to_owned(),
         config_type: Some(retry_host_predicate::ConfigType::TypedConfig(pack(&PreviousHostsPredicate {}))),
     };
+    let alternate = RetryPriority {
+        name: "envoy.retry_priorities.previous_priorities".to_owned(),
+        config_type: Some(retry_priority::ConfigType::TypedConfig(pack(&PreviousPrioritiesConfig {
+            update_frequency: 2,
+        }))),
+    };
     RetryPolicy {
         retry_on: "connect-failure,refused-stream,reset-before-request".to_owned(),
         num_retries: Some(UInt32Value { value: 2 }),
         retry_host_predicate: vec![previous],
+        retry_priority: Some(alternate),
         host_selection_retry_max_attempts: 3,
         ..RetryPolicy::default()
     }

@@ -107,6 +107,39 @@ fn the_same_document_gives_the_same_bytes_and_each_user_the_routes_that_are_thei
 }
 
 #[test]
+fn an_alternate_is_of_a_priority_of_its_own_and_neighbours_are_asked_after() {
+    let more = "---\n{kind: Node, name: side, role: standalone, address: \"192.0.2.9:9443\", links: far}\n\
+                ---\n{kind: Node, name: far, address: \"192.0.2.8:9443\"}\n\
+                ---\n{kind: Node, name: hidden, role: standalone, links: [in, far]}\n";
+    let text = OVERLAY.replace("links: [a, b]", "links: [a, b, side]").replace(
+        "{node: b, http: \"127.0.0.1:80\"}]",
+        "{node: b, http: \"127.0.0.1:80\"}, {node: far, http: \"127.0.0.1:80\"}]",
+    );
+    let made = resources(&document(&(text + more)), SITE).unwrap();
+    // Whom it does not dial is none of its alternates.
+    let body = made.clusters["hop/a+b|*"].body.as_ref().unwrap();
+    let cluster = Cluster::decode(&*body.value).unwrap();
+    let localities = cluster.load_assignment.unwrap().endpoints;
+    let shape: Vec<_> = localities.iter().map(|one| (one.priority, one.lb_endpoints.len())).collect();
+    assert_eq!(shape, [(0, 2), (1, 1)]);
+    assert_eq!(cluster.health_checks.len(), 1);
+    assert_eq!(cluster.health_checks[0].interval.as_ref().unwrap().seconds, 5);
+}
+
+/// On nobody's way it was right, and stays so: whom it does not dial it sends nothing, and stands in for nobody.
+#[test]
+fn an_envoy_that_could_not_send_on_stands_in_for_nobody() {
+    let more = "---\n{kind: Node, name: side, role: standalone, runs: envoy, address: \"192.0.2.9:9443\", links: in}\n\
+                ---\n{kind: Node, name: far, address: \"192.0.2.8:9443\", links: side}\n";
+    let text = OVERLAY.replace(
+        "{node: b, http: \"127.0.0.1:80\"}]",
+        "{node: b, http: \"127.0.0.1:80\"}, {node: far, http: \"127.0.0.1:80\"}]",
+    );
+    let document = document(&(text + more));
+    assert!(document.upstreams.iter().all(|upstream| upstream.backup.is_empty()));
+}
+
+#[test]
 fn what_an_envoy_cannot_do_is_told() {
     let change = |from: &str, to: &str| {
         assert!(OVERLAY.contains(from), "{from}");

@@ -1,0 +1,137 @@
+//! Loop-free alternates (RFC 5286): where a node sends a service's sessions while none of its next neighbours is up.
+//!
+//! In: distances to where the service lives, and a node with its next neighbours. Out: other neighbours whose own way does not lead
+//! back to that node, the best first: those that come by none of its next neighbours, then the nearer ones.
+//! Never: an alternate of a node that is itself there as an alternate alone: who came by there has lost one way already. Nor one
+//! for what is in custody, which waits for its link.
+
+use std::cell::RefCell;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use hermes_model::snapshot::Role;
+
+use super::assemble::dialled;
+use super::graph::Graph;
+use super::way::Stop;
+use crate::catalog::{Catalog, Offer};
+use crate::document::{Name, Program};
+
+/// A node knows so many for one service: each of them, and whoever is behind, has to know its users.
+const MOST: usize = 3;
+
+/// What is asked of alternates while the way of one service is found.
+pub(super) struct Alternates<'a> {
+    catalog: &'a Catalog,
+    graph: &'a Graph,
+    distances: &'a BTreeMap<Name, usize>,
+    offer: Offer<'a>,
+    /// Whether a node gets there by none of these. Thousands of devices have the same neighbours.
+    spares: RefCell<BTreeMap<(BTreeSet<Name>, Name), bool>>,
+    carrying: RefCell<BTreeMap<Name, bool>>,
+}
+
+impl<'a> Alternates<'a> {
+    pub(super) fn new(
+        catalog: &'a Catalog,
+        graph: &'a Graph,
+        distances: &'a BTreeMap<Name, usize>,
+        offer: Offer<'a>,
+    ) -> Self {
+        Self { catalog, graph, distances, offer, spares: RefCell::default(), carrying: RefCell::default() }
+    }
+
+    /// Those of a node that sends to these.
+    pub(super) fn of(&self, name: &Name, next: &BTreeSet<Name>) -> Vec<Name> {
+        let Some(node) = self.catalog.node(name).filter(|_| !self.is_held() && !next.is_empty()) else {
+            return Vec::new();
+        };
+        // No way leads through a dependent node, so none leads back to it. Through any other one those ways lead that are longer
+        // than its own.
+        let own = self.distances.get(name).filter(|_| node.role == Role::Standalone);
+        let fits = |(distance, other): &(usize, &Name)| {
+            own.is_none_or(|own| distance <= own)
+                && !next.contains(*other)
+                && !self.graph.is_draining(other)
+                && self.joins(name, other)
+                && self.carries(other)
+        };
+        let mut all: Vec<_> = self.graph.known(name, self.distances).into_iter().filter(fits).collect();
+        all.sort_by_cached_key(|(distance, other)| (!self.spares(next, other), *distance, (*other).clone()));
+        all.into_iter().take(MOST).map(|(_, other)| other.clone()).collect()
+    }
+
+    /// What is in custody waits for its link.
+    fn is_held(&self) -> bool {
+        matches!(self.offer, Offer::Service(service) if service.custody.is_some())
+    }
+
+    /// Whether sessions may go from one to the other. An Envoy keeps no connection, and has none kept;
+    /// nor does it carry packets.
+    fn joins(&self, from: &Name, to: &Name) -> bool {
+        let Some((here, there)) = self.catalog.node(from).zip(self.catalog.node(to)) else { return false };
+        let has_envoy = [here, there].iter().any(|node| node.runs == Program::Envoy);
+        let takes_envoys = matches!(self.offer, Offer::Service(_));
+        !has_envoy || takes_envoys && dialled(Some(here), there, to).is_some()
+    }
+
+    /// Whether all the ways from a node can be gone: what stands in makes no overlay wrong that was right without.
+    fn carries(&self, node: &Name) -> bool {
+        if let Some(known) = self.carrying.borrow().get(node) {
+            return *known;
+        }
+        let lives = self.distances.get(node) == Some(&0);
+        let next = self.graph.nearest(node, self.distances).filter(|_| !lives).map(|(_, next)| next);
+        let carries = next.unwrap_or_default().iter().all(|next| self.joins(node, next) && self.carries(next));
+        self.carrying.borrow_mut().insert(node.clone(), carries);
+        carries
+    }
+
+    /// Whether a node gets there by none of these (node-protecting, RFC 5286, 3.2).
+    fn spares(&self, these: &BTreeSet<Name>, node: &Name) -> bool {
+        let key = (these.clone(), node.clone());
+        if let Some(known) = self.spares.borrow().get(&key) {
+            return *known;
+        }
+        let (mut waiting, mut seen) = (vec![node.clone()], BTreeSet::from([node.clone()]));
+        let mut spares = false;
+        while let Some(node) = waiting.pop().filter(|_| !spares) {
+            spares = self.distances.get(&node) == Some(&0);
+            let next = self.graph.nearest(&node, self.distances).map(|(_, next)| next).unwrap_or_default();
+            waiting.extend(next.into_iter().filter(|next| !these.contains(next) && seen.insert(next.clone())));
+        }
+        self.spares.borrow_mut().insert(key, spares);
+        spares
+    }
+
+    /// Gives nodes on the way their alternates, where they may have some, and tells these, and whoever is behind, of the users who
+    /// may come.
+    pub(super) fn join(&self, stops: &mut BTreeMap<Name, Stop>, may: impl Fn(&Name) -> bool) {
+        for (name, stop) in stops.iter_mut().filter(|(name, _)| may(name)) {
+            stop.alternates = self.of(name, &stop.next);
+        }
+        // The furthest first: so most of them are looked at once.
+        let turn = |name: &Name| (Reverse(self.distances.get(name).copied().unwrap_or(usize::MAX)), name.clone());
+        let mut waiting: BTreeSet<_> =
+            stops.iter().filter(|(_, stop)| !stop.alternates.is_empty()).map(|(name, _)| turn(name)).collect();
+        while let Some((_, name)) = waiting.pop_first() {
+            let Some(stop) = stops.get(&name) else { continue };
+            let (users, to) = (stop.users.clone().unwrap_or_default(), stop.after());
+            for other in to {
+                let behind = stops.entry(other.clone()).or_insert_with(|| self.spare(&other));
+                let known = behind.users.get_or_insert_default();
+                if !users.is_subset(known) {
+                    known.extend(users.iter().cloned());
+                    waiting.insert(turn(&other));
+                }
+            }
+        }
+    }
+
+    /// What a node has to do that is on nobody's way but as an alternate.
+    fn spare(&self, name: &Name) -> Stop {
+        let lives = self.distances.get(name) == Some(&0);
+        let next = self.graph.nearest(name, self.distances).filter(|_| !lives).map(|(_, next)| next);
+        Stop { users: Some(BTreeSet::new()), next: next.unwrap_or_default(), is_spare: true, ..Stop::default() }
+    }
+}
