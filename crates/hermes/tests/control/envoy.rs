@@ -167,6 +167,47 @@ fn documents(bed: &Bed, life: &str) -> String {
     )
 }
 
+/// The server dies, and a replica that is further away goes on; without a controller.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_envoy_goes_by_an_alternate_and_comes_back() {
+    let Some(mut mixed) = Mixed::start("an_envoy_goes_by_an_alternate", Form::Delta, "1d").await else { return };
+    mixed.bed.origin(7005, "two");
+    let at = |port: u16| mixed.bed.socket(port).to_string();
+    let node = |name: &str, port, more: &str| {
+        format!("{{kind: Node, name: {name}, address: \"{0}\", bind: \"{0}\"{more}}}\n---\n", at(port))
+    };
+    let more = [
+        "kind: Overlay\nname: test\ncertificate-life: 1d\nnodes: {health: {interval: 200ms, healthy: 1}}\n---\n"
+            .to_owned(),
+        node("other", 9446, ""),
+        node("side", 9445, ", role: standalone, links: other"),
+        node("ingress", 9443, ", role: standalone, runs: envoy, links: [server, side]"),
+        format!(
+            "{{kind: Service, name: APP, at: [{{node: server, http: \"{}\"}}, {{node: other, http: \"{}\"}}], for: {{users: ann}}}}\n",
+            at(7001),
+            at(7005)
+        ),
+    ];
+    mixed.bed.told(&["apply", "-f", "-"], &more.concat());
+    let _others = ["other", "side"].map(|name| mixed.bed.node(name, Some(&mixed.bed.token(name))));
+    until("all run what they should", || mixed.running() == 5).await;
+    mixed.bed.kill_controller();
+    mixed.bed.until_answers("APP", "one").await;
+    let mut traffic = Traffic::default();
+    traffic.one_shot(mixed.bed.socket(8080), "APP", "/");
+    traffic.one_shot(mixed.bed.socket(8080), "APP", "/");
+    traffic.progress(5).await;
+    sigkill(mixed.server.take().unwrap());
+    traffic.progress(50).await;
+    mixed.bed.until_answers("APP", "two").await;
+    let report = traffic.finish().await;
+    println!("{report}");
+    // What was under way, of two clients.
+    assert!(report.done.values().map(|done| done.failed).sum::<u64>() <= 2, "{report}");
+    mixed.server = Some(mixed.bed.node("server", None));
+    mixed.bed.until_answers("APP", "one").await;
+}
+
 async fn passes(form: Form) {
     let Some(mixed) = Mixed::start("an_envoy_between_nodes", form, "1d").await else { return };
     let (door, mut rng) = (mixed.door(), SmallRng::seed_from_u64(1));

@@ -7,6 +7,7 @@ mod bed;
 mod changing;
 mod desk;
 mod envoy;
+mod failover;
 mod hostile;
 mod networks;
 mod openapi;
