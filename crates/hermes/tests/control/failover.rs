@@ -55,6 +55,8 @@ impl Scene {
             traffic.keep_alive(bed.socket(8080), "APP", "/");
         }
         traffic.progress(5).await;
+        let said = bed.told(&["explain", "--controller", "--node", "device", "--authority", "APP"], "");
+        assert!(said.contains("\n  next      in-1\n  else      in-2\nin-1\n"), "{said}");
         bed.kill_controller();
         Self { bed, traffic, nodes, _origins: origins }
     }

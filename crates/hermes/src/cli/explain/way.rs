@@ -11,6 +11,7 @@ use hermes_controller::document::Name;
 use hermes_model::Trust;
 use hermes_model::check::check_json;
 use hermes_model::document::Document;
+use hermes_model::document::scalar::Many;
 use hermes_model::document::upstream::Endpoint;
 use hermes_model::explain::Explanation;
 use hermes_model::facts::Peer;
@@ -36,6 +37,9 @@ pub(super) struct Hop {
     /// Nodes that it may go to from there, the first of which is followed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     next: Vec<String>,
+    /// Nodes that it goes to while none of these is up.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    backup: Vec<String>,
 }
 
 /// A node's document, as it is and as it is run.
@@ -58,21 +62,26 @@ impl Place {
         Ok(Self { document, snapshot: snapshot.snapshot })
     }
 
-    /// Nodes that an upstream leads to.
-    fn next(&self, upstream: &str) -> Vec<String> {
-        let Some(upstream) = self.document.upstreams.iter().find(|one| one.name == upstream) else { return Vec::new() };
-        let kept = upstream.endpoints.iter().filter_map(|endpoint| match endpoint {
-            Endpoint::Node(node) => Some(node.clone()),
-            Endpoint::Address(_) => None,
-        });
-        let named = upstream.tls.iter().flat_map(|tls| tls.node.iter().cloned());
-        let mut all: Vec<String> = Vec::new();
-        for node in named.chain(kept).chain(upstream.node.iter().cloned()) {
-            if !all.contains(&node) {
-                all.push(node);
+    /// Nodes that an upstream leads to, and those that it leads to while none of them is up.
+    fn next(&self, upstream: &str) -> (Vec<String>, Vec<String>) {
+        let Some(upstream) = self.document.upstreams.iter().find(|one| one.name == upstream) else {
+            return Default::default();
+        };
+        let kept = |endpoints: &Many<Endpoint>| -> Vec<String> {
+            let node = |endpoint: &Endpoint| match endpoint {
+                Endpoint::Node(node) => Some(node.clone()),
+                Endpoint::Address(_) => None,
+            };
+            endpoints.iter().filter_map(node).collect()
+        };
+        match &upstream.tls {
+            // Where some are dialled all of them are named, in their order.
+            Some(tls) => {
+                let (next, backup) = tls.node.0.split_at(tls.node.0.len().saturating_sub(upstream.backup.0.len()));
+                (next.to_vec(), backup.to_vec())
             }
+            None => ([kept(&upstream.endpoints), upstream.node.0.clone()].concat(), kept(&upstream.backup)),
         }
-        all
     }
 
     /// What others are told by a certificate of this node.
@@ -135,9 +144,9 @@ pub(super) fn follow(explain: &Explain) -> anyhow::Result<Vec<Hop>> {
             Action::Upstream(upstream) => Some(upstream.name.to_string()),
             _ => None,
         });
-        let next = upstream.map(|upstream| place.next(&upstream)).unwrap_or_default();
+        let (next, backup) = upstream.map(|upstream| place.next(&upstream)).unwrap_or_default();
         let followed = next.iter().find(|next| hops.iter().all(|hop| hop.node != **next) && **next != node).cloned();
-        hops.push(Hop { node: node.clone(), explanation, next });
+        hops.push(Hop { node: node.clone(), explanation, next, backup });
         let Some(followed) = followed else { return Ok(hops) };
         if hops.len() == MOST {
             bail!("the session has been at {MOST} nodes, and goes on; `hermes check` your overlay documents");
@@ -162,7 +171,11 @@ pub(super) fn told(hops: &[Hop]) -> String {
             [next] => format!("  next      {next}\n"),
             [next, others @ ..] => format!("  next      {next} (or {})\n", others.join(", ")),
         };
-        format!("{}\n{lines}{next}", hop.node)
+        let backup = match &hop.backup[..] {
+            [] => String::new(),
+            backup => format!("  else      {}\n", backup.join(", ")),
+        };
+        format!("{}\n{lines}{next}{backup}", hop.node)
     };
     hops.iter().map(one).collect()
 }
