@@ -444,6 +444,12 @@ mod incremental {
                 let other = (number + 1 + chance.below(NODES - 1)) % NODES;
                 let at =
                     format!("[{{node: n{number}, http: \"127.0.0.1:1\"}}, {{node: n{other}, http: \"127.0.0.1:2\"}}]");
+                if chance.below(5) == 0 {
+                    return format!(
+                        "{{kind: Network, {owner}name: L{}, prefixes: 10.0.{number}.0/24, at: [{{node: n{number}}}, {{node: n{other}}}], for: {audience}}}",
+                        chance.below(2)
+                    );
+                }
                 let custody = if chance.below(8) == 0 { ", custody: {deadline: 1h}" } else { "" };
                 format!("{{kind: Service, {owner}name: S{}, at: {at}, for: {audience}{custody}}}", chance.below(3))
             }
