@@ -303,7 +303,7 @@ fn elsewhere() -> RetryPolicy {
     };
     RetryPolicy {
         retry_on: "connect-failure,refused-stream,reset-before-request".to_owned(),
-        num_retries: Some(UInt32Value { value: 2 }),
+        num_retries: Some(UInt32Value { value: 3 }),
         retry_host_predicate: vec![previous],
         retry_priority: Some(alternate),
         host_selection_retry_max_attempts: 3,
