@@ -172,8 +172,8 @@ async fn every_session_has_one_record_with_the_fields_of_the_reference() {
     looks(flow, &[("listener", "video".into()), ("received", 7.into()), ("sent", 7.into())]);
 }
 
-/// Families that have a line only where their listeners or routes are: the tests of these read them.
-const OF_OTHER_NODES: [&str; 9] = [
+/// Families that have a line only where their listeners, routes or upstreams are: the tests of these read them.
+const OF_OTHER_NODES: [&str; 10] = [
     "hermes_cache_bytes",
     "hermes_cache_evictions_total",
     "hermes_cache_requests_total",
@@ -183,6 +183,7 @@ const OF_OTHER_NODES: [&str; 9] = [
     "hermes_retrieved_requests_total",
     "hermes_pace_wait_seconds",
     "hermes_pace_rate",
+    "hermes_upstream_backups_total",
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
