@@ -202,8 +202,8 @@ async fn an_envoy_goes_by_an_alternate_and_comes_back() {
     mixed.bed.until_answers("APP", "two").await;
     let report = traffic.finish().await;
     println!("{report}");
-    // What was under way, of two clients.
-    assert!(report.done.values().map(|done| done.failed).sum::<u64>() <= 2, "{report}");
+    // What was under way, of two clients: and an Envoy has a connection for each of its workers, each of which finds out by itself.
+    assert!(report.done.values().map(|done| done.failed).sum::<u64>() <= 6, "{report}");
     mixed.server = Some(mixed.bed.node("server", None));
     mixed.bed.until_answers("APP", "one").await;
 }
