@@ -70,6 +70,8 @@ struct Picture {
     why: Option<String>,
     until: Option<Instant>,
     deadline: Option<Instant>,
+    /// How it ended was said, and nothing comes after that.
+    is_over: bool,
 }
 
 /// Tells what happens. Its drop clears the line.
@@ -141,6 +143,7 @@ impl Report {
 
     /// How it ended. The line for people is said by whoever ends the program where it failed.
     pub(super) fn end(&self, text: Option<&str>, value: &Value) {
+        self.picture().is_over = true;
         match (self.mode, text) {
             (Mode::Json { on_stderr }, _) => say_json(value, on_stderr),
             (Mode::Lines, Some(text)) => say(&format!("fetch: {text}")),
@@ -200,12 +203,11 @@ async fn draw(picture: Arc<Mutex<Picture>>) {
     let mut ticks = tokio::time::interval(REDRAW);
     loop {
         let now = ticks.tick().await;
-        let line = {
-            let picture = picture.lock().unwrap_or_else(PoisonError::into_inner);
-            rate.look(picture.held, now);
-            line(&picture, rate.per_second, now)
-        };
-        let _ = write!(std::io::stderr(), "{CLEAR}{line}");
+        let picture = picture.lock().unwrap_or_else(PoisonError::into_inner);
+        rate.look(picture.held, now);
+        if !picture.is_over {
+            let _ = write!(std::io::stderr(), "{CLEAR}{}", line(&picture, rate.per_second, now));
+        }
     }
 }
 
@@ -215,14 +217,12 @@ async fn say_progress(picture: Arc<Mutex<Picture>>) {
     let mut said = Instant::now();
     loop {
         let now = ticks.tick().await;
-        let line = {
-            let picture = picture.lock().unwrap_or_else(PoisonError::into_inner);
-            rate.look(picture.held, now);
-            (now - said >= SAY).then(|| standing(&picture, rate.per_second, now))
-        };
-        if let Some(line) = line {
+        // Said while it is locked: how it ended comes last.
+        let picture = picture.lock().unwrap_or_else(PoisonError::into_inner);
+        rate.look(picture.held, now);
+        if now - said >= SAY && !picture.is_over {
             said = now;
-            say(&format!("fetch: {line}"));
+            say(&format!("fetch: {}", standing(&picture, rate.per_second, now)));
         }
     }
 }
@@ -233,13 +233,14 @@ async fn tell(picture: Arc<Mutex<Picture>>, on_stderr: bool) {
     ticks.tick().await;
     loop {
         let now = ticks.tick().await;
-        let value = {
-            let picture = picture.lock().unwrap_or_else(PoisonError::into_inner);
-            rate.look(picture.held, now);
-            json!({"event": "progress", "attempt": picture.attempt, "held": picture.held, "total": picture.total,
-                   "bytes-per-second": rate.per_second.round()})
-        };
-        say_json(&value, on_stderr);
+        // Said while it is locked: how it ended comes last.
+        let picture = picture.lock().unwrap_or_else(PoisonError::into_inner);
+        rate.look(picture.held, now);
+        let value = json!({"event": "progress", "attempt": picture.attempt, "held": picture.held, "total": picture.total,
+                           "bytes-per-second": rate.per_second.round()});
+        if !picture.is_over {
+            say_json(&value, on_stderr);
+        }
     }
 }
 
