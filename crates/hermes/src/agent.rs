@@ -84,7 +84,7 @@ impl Home {
         self.path(hermes_controller::compile::IDENTITY[2])
     }
 
-    fn is_enrolled(&self) -> bool {
+    pub(crate) fn is_enrolled(&self) -> bool {
         self.certificate().exists() && self.authorities().exists()
     }
 

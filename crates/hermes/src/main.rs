@@ -10,6 +10,7 @@ mod cli;
 mod demo;
 mod document;
 mod handover;
+mod kubernetes;
 mod log;
 mod notify;
 mod operator;

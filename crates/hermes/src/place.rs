@@ -11,6 +11,8 @@ use std::str::FromStr;
 use anyhow::Context as _;
 use hermes_controller::push::sha256;
 
+use crate::kubernetes;
+
 /// The program of this process.
 const OWN: &str = "/proc/self/exe";
 /// Sets `pid` to that of the node whose directory is `$dir`, or to nothing: a number that was given to somebody else is not it.
@@ -48,6 +50,29 @@ pub(crate) struct Placement {
     pub(crate) token: String,
 }
 
+/// Where `--on` says that a node runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum On {
+    /// On a machine, where it is started.
+    Machine(Machine),
+    /// `kubernetes[:NAMESPACE]`: in a cluster, to which whoever has it brings the manifests.
+    Kubernetes { namespace: Option<String> },
+}
+
+impl FromStr for On {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            None if text == "kubernetes" => Ok(Self::Kubernetes { namespace: None }),
+            Some(("kubernetes", name)) if kubernetes::is_label(name) => {
+                Ok(Self::Kubernetes { namespace: Some(name.to_owned()) })
+            }
+            _ => text.parse().map(Self::Machine),
+        }
+    }
+}
+
 /// A machine that has a shell: this one, a network namespace of it, or one behind ssh.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Machine {
@@ -61,7 +86,11 @@ impl FromStr for Machine {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is no place; write process, process:NETNS or ssh:[USER@]HOST[:PORT]");
+        let wrong = || {
+            format!(
+                "{text:?} is no place; write process, process:NETNS, ssh:[USER@]HOST[:PORT] or kubernetes[:NAMESPACE]"
+            )
+        };
         // What begins with a hyphen would be an option of the program that is run.
         let is_plain = |text: &str| {
             !text.is_empty()
@@ -84,6 +113,14 @@ impl FromStr for Machine {
 }
 
 impl Machine {
+    /// The same, with another configuration of ssh.
+    pub(crate) fn with_ssh_config(self, file: Option<PathBuf>) -> Self {
+        match self {
+            Self::Ssh { host, port, .. } => Self::Ssh { host, port, config: file },
+            machine @ Self::Process { .. } => machine,
+        }
+    }
+
     /// Runs a script there. What it prints, and an error with what it says where it fails.
     fn run(&self, script: &str, input: &[u8]) -> anyhow::Result<String> {
         let mut command = match self {

@@ -53,7 +53,7 @@ impl Envoy {
     async fn accompany(self) -> anyhow::Result<()> {
         let mut signals = Signals::new()?;
         let home = Home::open(&self.state)?;
-        let ticket = super::proxy::ticket(self.token.as_deref(), self.token_file.as_deref())?;
+        let ticket = super::proxy::ticket(self.token.as_deref(), self.token_file.as_deref(), &self.state)?;
         enrolled(&self.controller, &home, ticket).await?;
         let bootstrap = self.write(&home)?;
         tracing::info!("ready: envoy -c {}", bootstrap.display());

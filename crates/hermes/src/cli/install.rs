@@ -1,6 +1,6 @@
 //! `hermes install --print`: what a machine needs to run a node or a controller as a service.
 //!
-//! In: what is to run. Out: a systemd unit, or a container file, on standard output.
+//! In: what is to run. Out: a systemd unit, a container file, or manifests of a controller, on standard output.
 //! Never: a change of this machine. Whoever installs it reads it first.
 
 use std::fmt::Write as _;
@@ -15,9 +15,8 @@ use hermes_controller::client::{PORT, Place};
 use hermes_model::document::scalar::Period;
 
 use crate::document;
+use crate::kubernetes::{self, Cluster, GRACE};
 
-/// A process that is told to end has this long beyond its `drain`, before it is killed.
-const GRACE: Duration = Duration::from_secs(10);
 /// What a node waits for its sessions where nothing is said: as `drain` of a node document.
 const DRAIN: Duration = Duration::from_secs(10);
 
@@ -26,7 +25,7 @@ const DRAIN: Duration = Duration::from_secs(10);
 /// It changes nothing: `hermes install --print systemd ... > /etc/systemd/system/hermes.service` installs it.
 #[derive(Debug, Parser)]
 pub(super) struct Install {
-    /// For whom: a unit of systemd, or a container file that builds an image from this source.
+    /// For whom: a unit of systemd, a container file that builds an image from this source, or manifests of a controller.
     #[arg(long, value_name = "KIND")]
     print: Option<Kind>,
     /// What runs.
@@ -56,12 +55,23 @@ pub(super) struct Install {
     /// The node may have devices, routes and rules (`tun` listeners, gateways).
     #[arg(long)]
     devices: bool,
+    /// Where the manifests belong, unless `kubectl` says otherwise.
+    #[arg(long, value_name = "NAMESPACE", value_parser = namespace, help_heading = "Kubernetes")]
+    namespace: Option<String>,
+    #[command(flatten)]
+    cluster: Cluster,
+}
+
+fn namespace(text: &str) -> Result<String, String> {
+    let wrong = || "a namespace has small letters, digits and hyphens, the first a letter".to_owned();
+    kubernetes::is_label(text).then(|| text.to_owned()).ok_or_else(wrong)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Kind {
     Systemd,
     Container,
+    Kubernetes,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -74,15 +84,22 @@ impl Install {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let Some(kind) = self.print else {
             anyhow::bail!(
-                "nothing is installed: this prints what you install. Write --print systemd or --print container"
+                "nothing is installed: this prints what you install. Write --print systemd, --print container or \
+                 --print kubernetes"
             )
         };
+        if self.what == What::Proxy && kind == Kind::Kubernetes {
+            anyhow::bail!(
+                "nodes of a cluster are placed: `hermes node place NAME --on kubernetes` prints their manifests"
+            );
+        }
         if self.what == What::Proxy && self.controller.is_empty() == self.config.is_none() {
             anyhow::bail!("say what the node runs: --controller URL, or --config FILE");
         }
         let text = match kind {
             Kind::Systemd => self.unit()?,
             Kind::Container => self.container()?,
+            Kind::Kubernetes => kubernetes::controller(self.listen.port(), self.namespace.as_deref(), &self.cluster),
         };
         super::print(&text)?;
         Ok(ExitCode::SUCCESS)

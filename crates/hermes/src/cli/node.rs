@@ -9,17 +9,21 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
-use hermes_controller::document::{Key, Name};
+use hermes_controller::document::{self, Key, Name, Program};
 use hermes_model::document::scalar::Period;
 use http::Method;
 use serde_json::{Value, json};
 
 use super::overlay::{WAIT, change, told};
+use crate::kubernetes::{self, Placing};
 use crate::operator::{Access, block_on};
-use crate::place::{Infrastructure as _, Machine, Placement};
+use crate::place::{Infrastructure as _, Machine, On, Placement};
 
 /// How long a question to the controller waits for something new.
 const NEWS: Duration = Duration::from_secs(5);
+
+/// A token that is printed for a cluster may be used for so long: as `hermes token create` says it.
+const TOKEN_LIFE: Duration = Duration::from_secs(24 * 3600);
 
 /// A node that was started is looked at so often: its machine tells of nothing.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
@@ -56,19 +60,21 @@ enum NodeVerb {
         #[command(flatten)]
         access: Access,
     },
-    /// Starts a node somewhere, with a token of its own, and waits until it is under control.
+    /// Starts nodes somewhere, each with a token of its own, and waits until they are under control. Of Kubernetes it prints manifests.
     Place {
         #[command(flatten)]
         at: At,
         /// How nodes there reach the controller, where that is otherwise than from here.
         #[arg(long, value_name = "URL")]
         controller: Option<hermes_controller::client::Place>,
+        #[command(flatten)]
+        placing: Placing,
     },
-    /// Drains a node that was placed, ends it, and deletes its directory. Its document stays.
+    /// Drains nodes that were placed, ends them, and deletes their directories. Their documents stay.
     Unplace {
         #[command(flatten)]
         at: At,
-        /// Does not drain it first: its sessions have the document's `drain` to finish.
+        /// Does not drain them first: their sessions have the document's `drain` to finish.
         #[arg(long)]
         now: bool,
     },
@@ -95,21 +101,22 @@ enum NodeVerb {
     },
 }
 
-/// Which node, and where.
+/// Which nodes, and where.
 #[derive(Debug, Parser)]
 struct At {
-    /// Which one.
-    node: Name,
-    /// This machine, a network namespace of it, or one that ssh reaches without a question.
-    #[arg(long, value_name = "process[:NETNS]|ssh:[USER@]HOST[:PORT]")]
-    on: Machine,
+    /// Which ones.
+    #[arg(required = true, value_name = "NODE")]
+    nodes: Vec<Name>,
+    /// This machine, a network namespace of it, one that ssh reaches without a question, or a cluster of Kubernetes.
+    #[arg(long, value_name = "process[:NETNS]|ssh:[USER@]HOST[:PORT]|kubernetes[:NAMESPACE]")]
+    on: On,
     /// A directory there, in which each node has its own.
     #[arg(long, value_name = "DIR", default_value = "hermes-nodes")]
     dir: String,
     /// A configuration file of ssh, in the place of the user's.
     #[arg(long, value_name = "FILE")]
     ssh_config: Option<PathBuf>,
-    /// How long it may take.
+    /// How long each may take.
     #[arg(long, value_name = "DURATION", default_value = "1m")]
     timeout: Period,
     #[command(flatten)]
@@ -117,15 +124,8 @@ struct At {
 }
 
 impl At {
-    fn machine(&self) -> Machine {
-        match self.on.clone() {
-            Machine::Ssh { host, port, .. } => Machine::Ssh { host, port, config: self.ssh_config.clone() },
-            machine => machine,
-        }
-    }
-
-    fn directory(&self) -> String {
-        format!("{}/{}", self.dir, self.node)
+    fn directory(&self, node: &Name) -> String {
+        format!("{}/{node}", self.dir)
     }
 }
 
@@ -157,8 +157,14 @@ impl Node {
                 Ok(ExitCode::SUCCESS)
             }
             NodeVerb::ExecConfig { node, json, access } => exec_config(&access, &node, json),
-            NodeVerb::Place { at, controller } => place(&at, controller.map(|place| place.to_string())),
-            NodeVerb::Unplace { at, now } => unplace(&at, now),
+            NodeVerb::Place { at, controller, placing } => {
+                place(&at, controller.map(|place| place.to_string()), &placing)?;
+                Ok(ExitCode::SUCCESS)
+            }
+            NodeVerb::Unplace { at, now } => {
+                unplace(&at, now)?;
+                Ok(ExitCode::SUCCESS)
+            }
             NodeVerb::Revoke { node, json, access } => {
                 let answer = block_on(access.get(Method::DELETE, &format!("/v1/nodes/{node}"), Vec::new()))?;
                 let said = format!("node {node} is believed no more\nrevision {}\n", answer["revision"]);
@@ -188,7 +194,7 @@ fn list(access: &Access, json: bool) -> anyhow::Result<ExitCode> {
     for node in answer["nodes"].as_array().into_iter().flatten() {
         let word = |key: &str| node[key].as_str().unwrap_or_default().to_owned();
         let sessions = if is(node, "connected") { node["sessions"].to_string() } else { "-".to_owned() };
-        let (name, role, revision, state) = (word("name"), word("role"), &node["revision"], state(node));
+        let (name, role, revision, state) = (word("name"), word("role"), node["revision"].to_string(), state(node));
         let _ = writeln!(text, "{name:<24} {role:<11} {revision:<9} {sessions:<9} {state}");
     }
     super::print(&text)?;
@@ -222,26 +228,37 @@ fn exec_config(access: &Access, node: &Name, json: bool) -> anyhow::Result<ExitC
     Ok(ExitCode::SUCCESS)
 }
 
-fn place(at: &At, controller: Option<String>) -> anyhow::Result<ExitCode> {
-    let (node, access, machine) = (&at.node, &at.access, at.machine());
+fn place(at: &At, controller: Option<String>, placing: &Placing) -> anyhow::Result<()> {
+    let controller = controller.map_or_else(|| at.access.controller(), Ok)?;
+    match &at.on {
+        On::Machine(machine) => {
+            let machine = machine.clone().with_ssh_config(at.ssh_config.clone());
+            at.nodes.iter().try_for_each(|node| start(at, node, &machine, &controller))
+        }
+        On::Kubernetes { namespace } => {
+            let find = |node: &Name| for_kubernetes(&at.access, node, placing.with_token);
+            let nodes = at.nodes.iter().map(find).collect::<anyhow::Result<Vec<_>>>()?;
+            super::print(&kubernetes::nodes(&nodes, &controller, namespace.as_deref(), placing)?)
+        }
+    }
+}
+
+/// Starts a node on a machine.
+fn start(at: &At, node: &Name, machine: &Machine, controller: &str) -> anyhow::Result<()> {
+    let (access, controller) = (&at.access, controller.to_owned());
     if is(&look(access, node, "")?, "draining") {
         super::print(&told(&set_draining(access, node, false)?, false))?;
     }
-    let controller = controller.map_or_else(|| access.controller(), Ok)?;
-    let asked = json!({ "node": node, "life": at.timeout.0.as_secs().max(60) }).to_string();
-    let made = block_on(access.get(Method::POST, "/v1/tokens", asked.into_bytes()))?;
-    let token = made["token"].as_str().unwrap_or_default().to_owned();
-    let directory = at.directory();
+    let token = token(access, node, at.timeout.0.as_secs().max(60))?;
+    let directory = at.directory(node);
     if !machine.put(&Placement { directory: directory.clone(), controller, token })? {
-        super::print(&format!("node {node} runs there already\n"))?;
-        return Ok(ExitCode::SUCCESS);
+        return super::print(&format!("node {node} runs there already\n"));
     }
     let started = Instant::now();
     loop {
         let answer = look(access, node, "")?;
         if is(&answer, "connected") && is(&answer, "current") {
-            super::print(&format!("node {node} is there: {}\n", state(&answer)))?;
-            return Ok(ExitCode::SUCCESS);
+            return super::print(&format!("node {node} is there: {}\n", state(&answer)));
         }
         anyhow::ensure!(machine.look(&directory)?, "node {node} has ended; {directory}/log there says why");
         anyhow::ensure!(
@@ -257,14 +274,50 @@ fn place(at: &At, controller: Option<String>) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn unplace(at: &At, now: bool) -> anyhow::Result<ExitCode> {
-    let (node, machine, directory) = (&at.node, at.machine(), at.directory());
-    if !now && machine.look(&directory)? {
-        drain(&at.access, node, at.timeout.0)?;
+/// Leave for a node to enrol, for so many seconds.
+fn token(access: &Access, node: &Name, life: u64) -> anyhow::Result<String> {
+    let asked = json!({ "node": node, "life": life }).to_string();
+    let made = block_on(access.get(Method::POST, "/v1/tokens", asked.into_bytes()))?;
+    Ok(made["token"].as_str().unwrap_or_default().to_owned())
+}
+
+/// What manifests say of a node: what it is to run, and how others dial it.
+fn for_kubernetes(access: &Access, node: &Name, with_token: bool) -> anyhow::Result<kubernetes::Node> {
+    let mut answer = look(access, node, "")?;
+    let document = serde_json::from_value(answer["document"].take())?;
+    let path = format!("/v1/documents/{}", Key::node(node));
+    let mut found = block_on(access.get(Method::GET, &path, Vec::new()))?;
+    let mut found = found["document"].take();
+    for key in ["kind", "name"] {
+        let _ = found.as_object_mut().and_then(|found| found.remove(key));
     }
-    machine.take(&directory, at.timeout.0)?;
-    super::print(&format!("node {node} runs there no more; `hermes node remove {node}` deletes its document\n"))?;
-    Ok(ExitCode::SUCCESS)
+    let found: document::Node = serde_json::from_value(found)?;
+    anyhow::ensure!(found.runs == Program::Hermes, "node {node} runs envoy, of which this makes no manifests");
+    let token = with_token.then(|| token(access, node, TOKEN_LIFE.as_secs())).transpose()?;
+    Ok(kubernetes::Node { name: node.clone(), document, address: found.address, token })
+}
+
+fn unplace(at: &At, now: bool) -> anyhow::Result<()> {
+    for node in &at.nodes {
+        match &at.on {
+            On::Machine(machine) => {
+                let (machine, directory) = (machine.clone().with_ssh_config(at.ssh_config.clone()), at.directory(node));
+                if !now && machine.look(&directory)? {
+                    drain(&at.access, node, at.timeout.0)?;
+                }
+                machine.take(&directory, at.timeout.0)?;
+            }
+            On::Kubernetes { namespace } => {
+                if !now {
+                    drain(&at.access, node, at.timeout.0)?;
+                }
+                super::print(&kubernetes::deletion(node, namespace.as_deref()))?;
+                continue;
+            }
+        }
+        super::print(&format!("node {node} runs there no more; `hermes node remove {node}` deletes its document\n"))?;
+    }
+    Ok(())
 }
 
 /// How a node stands.

@@ -9,6 +9,7 @@ use clap::error::ErrorKind;
 use hermes_controller::client::Place;
 use hermes_controller::token::Ticket;
 
+use crate::agent::Home;
 use crate::run::Source;
 
 /// Runs a node from a document, or under a controller.
@@ -27,7 +28,7 @@ pub(super) struct Proxy {
     /// Leave to enrol, the first time: from `hermes token create`.
     #[arg(long, env = "HERMES_TOKEN", hide_env_values = true, value_name = "TOKEN")]
     token: Option<String>,
-    /// A file with the token, or - for standard input.
+    /// A file with the token, or - for standard input. It may be gone where the node has enrolled.
     #[arg(long, value_name = "FILE", requires = "controller", conflicts_with = "token")]
     token_file: Option<PathBuf>,
     /// The directory of this node's key, certificate and document.
@@ -52,7 +53,7 @@ impl Proxy {
             (_, None, [_, ..], Some(state)) => Source::Controller {
                 places: self.controller.clone(),
                 state: state.clone(),
-                ticket: ticket(self.token.as_deref(), self.token_file.as_deref())?,
+                ticket: ticket(self.token.as_deref(), self.token_file.as_deref(), state)?,
             },
             (Some(config), None, ..) => Source::File(config.clone()),
             (_, stray, ..) => usage(stray.as_deref().unwrap_or(Path::new("FILE"))),
@@ -62,11 +63,12 @@ impl Proxy {
     }
 }
 
-/// The token, from wherever it is.
-pub(super) fn ticket(token: Option<&str>, file: Option<&Path>) -> anyhow::Result<Option<Ticket>> {
+/// The token, from wherever it is. Who has enrolled needs none: its file may be gone.
+pub(super) fn ticket(token: Option<&str>, file: Option<&Path>, state: &Path) -> anyhow::Result<Option<Ticket>> {
     let text = match (token, file) {
         (Some(token), _) => Some(token.to_owned()),
         (None, Some(file)) if file == Path::new("-") => Some(std::io::read_to_string(std::io::stdin())?),
+        (None, Some(file)) if !file.exists() && Home::at(state).is_enrolled() => None,
         (None, Some(file)) => {
             Some(std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?)
         }

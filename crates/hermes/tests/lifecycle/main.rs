@@ -7,4 +7,5 @@
 mod bed;
 mod drain;
 mod install;
+mod kubernetes;
 mod place;

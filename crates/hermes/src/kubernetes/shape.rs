@@ -1,0 +1,156 @@
+//! What a node needs of Kubernetes, as its document says it.
+//!
+//! In: documents of nodes. Out: ports, whether there is a device, and how long it may take to end.
+//! Never: a guess. What a pod could not do is refused, with what to change.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use hermes_model::document::AccessLog;
+use hermes_model::document::listener::Listener;
+use hermes_model::document::word::Protocol;
+use serde_json::{Value, json};
+
+use super::{GRACE, HOME, Node};
+
+/// What a node waits for its sessions where nothing is said: as `drain` of a node document.
+const DRAIN: Duration = Duration::from_secs(10);
+
+/// A port of a pod: what it is called, its transport and its number.
+type Port = (&'static str, u16);
+
+/// What a pod has to have.
+#[derive(PartialEq)]
+pub(super) struct Shape {
+    /// Ports that others reach, and by which number others know each.
+    ports: BTreeMap<Port, u16>,
+    /// It makes devices.
+    pub(super) has_device: bool,
+    /// It listens below 1024.
+    pub(super) has_low_port: bool,
+    /// Its network is the machine's.
+    pub(super) host_network: bool,
+    /// From when it is told to end until it is killed.
+    pub(super) grace: Duration,
+}
+
+impl Shape {
+    /// Of a controller.
+    pub(super) fn listens_at(port: u16) -> Self {
+        Self {
+            ports: [(("TCP", port), port)].into(),
+            has_device: false,
+            has_low_port: port < 1024,
+            host_network: false,
+            grace: GRACE,
+        }
+    }
+
+    /// Of nodes whose pods are made alike.
+    pub(super) fn of(nodes: &[Node], host_network: bool) -> anyhow::Result<Self> {
+        let (first, others) = nodes.split_first().context("there are no nodes")?;
+        let mut shape = Self::of_one(first, host_network)?;
+        for other in others {
+            let next = Self::of_one(other, host_network)?;
+            let grace = shape.grace.max(next.grace);
+            (shape.grace, shape) = (grace, Self { grace, ..shape });
+            ensure!(
+                shape == Self { grace, ..next },
+                "nodes {} and {} listen at different ports, or one has a device: they cannot be one DaemonSet",
+                first.name,
+                other.name
+            );
+        }
+        Ok(shape)
+    }
+
+    fn of_one(node: &Node, host_network: bool) -> anyhow::Result<Self> {
+        let (name, document) = (&node.name, &node.document);
+        ensure!(
+            document.admin.is_some(),
+            "node {name} has no `admin`, where its probes ask: give it `admin: \"127.0.0.1:9900\"`, or all nodes by `nodes` of \
+             the overlay"
+        );
+        ensure!(
+            !document.draining,
+            "node {name} drains, and has no listeners for programs meanwhile: `hermes node drain {name} --undo` first"
+        );
+        if let AccessLog::File(file) = &document.access_log {
+            ensure!(
+                file.starts_with(HOME) || !file.starts_with('/'),
+                "node {name} writes to {file}, which a container may not: `access-log: stdout`, or a file below {HOME}"
+            );
+        }
+        let mut ports = BTreeMap::new();
+        let mut is_hidden = false;
+        for (bind, transport) in document.listeners.iter().flat_map(sockets) {
+            let (ip, port) = (bind.ip().to_canonical(), bind.port());
+            let fault = format!("node {name} listens at {bind}");
+            ensure!(port != 0, "{fault}: say which port, or no Service leads to it");
+            is_hidden |= ip.is_loopback();
+            if !ip.is_loopback() {
+                ensure!(
+                    ip.is_unspecified() || host_network,
+                    "{fault}: which address a pod has nobody knows before; bind 0.0.0.0, or place it with --host-network"
+                );
+                ports.insert((transport, port), port);
+            }
+        }
+        ensure!(
+            !is_hidden || !ports.is_empty() || host_network,
+            "node {name} listens at loopback addresses only, which nobody reaches but its own container: bind 0.0.0.0, or \
+             place it with --host-network"
+        );
+        // The overlay's listener comes first, and others may know it by another port.
+        if let (Some(address), Some(bind)) = (&node.address, document.listeners.first().and_then(|first| first.bind)) {
+            ports
+                .iter_mut()
+                .filter(|((_, port), _)| *port == bind.0.port())
+                .for_each(|(_, known)| *known = address.port);
+        }
+        let mut binds = document.listeners.iter().filter_map(|listener| listener.bind);
+        let is_tun = |listener: &Listener| listener.protocol == Protocol::Tun;
+        let ends_at_tun =
+            document.routes.iter().filter_map(|route| route.terminate.as_ref()).any(|end| end.tun.is_some());
+        let drain = document.drain.map_or(DRAIN, |drain| drain.0);
+        Ok(Self {
+            ports,
+            has_device: document.listeners.iter().any(is_tun) || ends_at_tun,
+            has_low_port: binds.any(|bind| bind.0.port() < 1024),
+            host_network,
+            // In whole seconds, and never less than that.
+            grace: Duration::from_secs(drain.as_secs() + u64::from(drain.subsec_nanos() > 0)) + GRACE,
+        })
+    }
+
+    pub(super) fn container_ports(&self) -> Vec<Value> {
+        let one = |(transport, port): &Port| json!({ "name": called(transport, *port), "containerPort": port, "protocol": transport });
+        self.ports.keys().map(one).collect()
+    }
+
+    pub(super) fn service_ports(&self) -> Vec<Value> {
+        let one = |(&(transport, port), known): (&Port, &u16)| {
+            let name = called(transport, port);
+            json!({ "name": name, "port": known, "targetPort": name, "protocol": transport })
+        };
+        self.ports.iter().map(one).collect()
+    }
+}
+
+fn called(transport: &str, port: u16) -> String {
+    format!("{}-{port}", transport.to_ascii_lowercase())
+}
+
+/// Where a listener has sockets, and of which transport.
+fn sockets(listener: &Listener) -> impl Iterator<Item = (std::net::SocketAddr, &'static str)> {
+    let transports: &[&'static str] = match listener.protocol {
+        Protocol::Http if listener.http3 => &["TCP", "UDP"],
+        Protocol::Http | Protocol::Tcp | Protocol::Socks5 => &["TCP"],
+        Protocol::Udp | Protocol::Ip => &["UDP"],
+        Protocol::Dns => &["TCP", "UDP"],
+        Protocol::Tun => &[],
+    };
+    let bind = listener.bind.map(|bind| bind.0);
+    bind.into_iter().flat_map(move |bind| transports.iter().map(move |transport| (bind, *transport)))
+}
