@@ -1,8 +1,8 @@
 //! `hermes demo`: a whole overlay on this machine, real traffic through it, and what happened.
 //!
 //! In: nothing but this binary and loopback. Out: a short report, or JSON; exit status 0 only if
-//! everything arrived intact and nothing failed. Three nodes run as processes of their own; the
-//! services that they lead to, and the programs that use them, are in this one.
+//! everything arrived intact and nothing failed. A controller and three nodes run as processes of
+//! their own; the services that they lead to, and the programs that use them, are in this one.
 //! Never: root, a fixed port, a file outside of one temporary directory, or anything left behind.
 
 mod ca;
@@ -28,12 +28,12 @@ pub(crate) mod video;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 
 use ca::{Authority, Proof};
 use interrupt::Interrupt;
 use origins::Origins;
-use overlay::Overlay;
+use overlay::{DOCUMENTS, Overlay};
 use ports::loopback;
 use report::Report;
 use terminal::{Paint, Progress};
@@ -89,7 +89,7 @@ impl Stage {
     async fn show(&mut self, options: Options) -> anyhow::Result<()> {
         let begun = Instant::now();
         let progress = Progress::begin();
-        progress.step("three nodes start: alice-laptop, router, server");
+        progress.step("a controller starts, and three nodes enrol: alice-laptop, router, server");
         let directory = tempfile::Builder::new().prefix("hermes-demo-").tempdir();
         let directory = directory.context("no temporary directory can be made")?;
         let bank_ca = Authority::new(directory.path(), BANK_CA)?;
@@ -100,6 +100,7 @@ impl Stage {
         let origins = self.origins.insert(Origins::start(bank_tls).await.context("the services do not start")?);
         let overlay = self.overlay.insert(Overlay::start(directory, origins).await?);
         let started = begun.elapsed();
+        let listed = overlay.verb(&["node", "list"]).await?;
 
         let entrances = Entrances {
             apps: loopback(overlay.ports.apps),
@@ -108,16 +109,21 @@ impl Stage {
             bank_ca: &bank_ca.certificate,
         };
         let traffic = traffic::drive(&entrances, &progress).await?;
-        progress.step("a route changes under load");
-        let changed = change::under_load(entrances.apps, entrances.database, || overlay.send_shop_to_green()).await;
-        let changed = changed.context("changing a route under load failed")?;
+        progress.step("the overlay changes under load");
+        overlay.edit()?;
+        let planned = overlay.verb(&["diff", "-f", DOCUMENTS]).await?;
+        let apply = async || overlay.verb(&["apply", "-f", DOCUMENTS]).await;
+        let changed = change::under_load(entrances.apps, entrances.database, apply).await;
+        let changed = changed.context("changing the overlay under load failed")?;
+        let news = client::Client::connect(entrances.apps).await?.get("http://NEWS/whoami").await;
+        ensure!(news.context("the new name NEWS")? == "blue", "another server than NEWS answered");
         if !options.keep {
-            progress.step("the nodes end");
+            progress.step("all of it ends");
             overlay.stop().await;
         }
         drop(progress);
-        let report = Report::new(started, begun.elapsed(), traffic, changed);
-        report::print(&if options.json { report.json()? } else { report.text(Paint::for_stdout()) });
+        let report = Report::new(started, begun.elapsed(), [listed, planned], traffic, changed);
+        report::print(&if options.json { report.json()? } else { report.text(Paint::for_stdout(), options.keep) });
         Ok(())
     }
 

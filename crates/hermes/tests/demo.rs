@@ -69,7 +69,7 @@ fn skip(why: &str) {
 }
 
 #[test]
-fn every_kind_of_traffic_arrives_and_the_route_changes() {
+fn every_kind_of_traffic_arrives_and_the_overlay_changes() {
     let temporary = tempfile::tempdir().unwrap();
     let output = demo(temporary.path(), &["--json"]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
@@ -79,7 +79,15 @@ fn every_kind_of_traffic_arrives_and_the_route_changes() {
     let kinds: Vec<_> = traffic.iter().map(|carried| carried["kind"].as_str().unwrap()).collect();
     assert_eq!(kinds, ["HTTP", "HTTPS", "TCP", "UDP"]);
     assert!(traffic.iter().all(|carried| carried["exchanges"].as_u64() > Some(500)), "{report:#}");
+    let said = |typed: &serde_json::Value| typed["said"].as_str().unwrap().to_owned();
+    assert_eq!(said(&report["listed"]).lines().filter(|line| line.ends_with(" running")).count(), 3, "{report:#}");
     let change = &report["change"];
+    assert_eq!((&change["failed"], &change["applied"]["command"]), (&0.into(), &"hermes apply -f overlay.yaml".into()));
+    let (planned, applied) = (said(&report["planned"]), said(&change["applied"]));
+    for node in ["alice-laptop", "router", "server"] {
+        assert!(planned.contains(&format!("node {node} would get another document\n")), "{planned}");
+        assert!(applied.contains(&format!("node {node} runs it\n")), "{applied}");
+    }
     assert!(change["by_new_server"].as_u64() > Some(16), "{change:#}");
     assert!(change["requests"].as_u64() > change["by_new_server"].as_u64(), "{change:#}");
     assert!(change["upload_bytes"].as_u64() > Some(0) && change["tcp_bytes"].as_u64() > Some(0), "{change:#}");
@@ -97,25 +105,35 @@ fn kept_up_it_can_be_tried_by_hand_until_ctrl_c() {
             break;
         }
     }
-    for kind in ["HTTP ", "HTTPS ", "TCP ", "UDP ", "A route changed under load", "arrived intact, nothing failed"] {
+    for kind in ["HTTP ", "HTTPS ", "TCP ", "UDP ", "The overlay changed under load", "arrived intact, nothing failed"]
+    {
         assert!(text.contains(kind), "{kind} is missing:\n{text}");
     }
     let mut tried = Vec::new();
-    let (_, to_try) = text.split_once("Ask for names that no DNS knows").unwrap();
-    for line in to_try.lines().filter_map(|line| line.strip_prefix("    ")) {
-        let output = Command::new("bash").args(["-c", line]).output().unwrap();
+    let (_, to_try) = text.split_once("In another terminal").unwrap();
+    let mut lines = to_try.lines().filter_map(|line| line.strip_prefix("    "));
+    let begin = lines.next().unwrap();
+    for line in lines {
+        let output = Command::new("bash").args(["-c", &format!("{begin}\n{line}")]).output().unwrap();
         assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
         tried.push((line.to_owned(), String::from_utf8_lossy(&output.stdout).into_owned()));
     }
     for (command, answer) in [
         ("http://SHOP/", "hello from the green server"),
         ("https://BANK/", "hello from the bank server"),
-        ("/dev/tcp/", "hello"),
-        ("/dev/udp/", "hello"),
+        ("echo hello", "hello"),
+        ("hermes node list", " running"),
+        ("hermes get", "\"name\":\"SHOP\""),
+        ("hermes node exec-config router", ": running\n"),
+        ("hermes diff", "Service/SHOP would be changed"),
+        ("hermes apply", "node server runs it"),
+        ("http://SHOP/whoami", "blue"),
         ("explain", "forward to upstream server"),
         ("/sessions", "["),
     ] {
-        let said: Vec<_> = tried.iter().filter(|(line, _)| line.contains(command)).collect();
+        // As a whole word: one address begins as another.
+        let is_it = |line: &str| format!("{line} ").contains(&format!("{command} "));
+        let said: Vec<_> = tried.iter().filter(|(line, _)| is_it(line)).collect();
         assert!(!said.is_empty() && said.iter().all(|(_, said)| said.contains(answer)), "{command}: {said:?}");
     }
     running.signal(Signal::SIGINT);
@@ -128,7 +146,7 @@ fn started(temporary: &Path) -> (Running, impl Iterator<Item = String>) {
     let mut running = Running::start(demo(temporary, &[]).stdout(Stdio::null()).stderr(Stdio::piped()));
     let mut lines = BufReader::new(running.0.stderr.take().unwrap()).lines().map(Result::unwrap);
     assert!(lines.any(|line| line.contains("HTTP by name")), "the traffic did not begin");
-    assert_eq!(processes_of(temporary).len(), 3);
+    assert_eq!(processes_of(temporary).len(), 4, "a controller and three nodes");
     (running, lines)
 }
 
@@ -162,7 +180,7 @@ fn a_node_that_dies_is_named() {
     let (mut running, lines) = started(temporary.path());
     let router = std::fs::read_dir("/proc").unwrap().flatten().find_map(|entry| {
         let line = String::from_utf8_lossy(&std::fs::read(entry.path().join("cmdline")).ok()?).into_owned();
-        let is_it = line.contains(temporary.path().to_str().unwrap()) && line.contains("router.yaml");
+        let is_it = line.contains(temporary.path().to_str().unwrap()) && line.contains("/router\0");
         is_it.then(|| entry.file_name().to_str()?.parse::<i32>().ok())?
     });
     kill(Pid::from_raw(router.unwrap()), Signal::SIGKILL).unwrap();

@@ -13,9 +13,10 @@ use crate::demo::{self, Options, ip, unstable, video};
 
 /// Runs an overlay on this machine and shows what it does.
 ///
-/// Three nodes start on loopback, real traffic of all four kinds (HTTP, HTTPS through CONNECT, TCP,
-/// UDP) goes through them, a route is changed under load, and a table tells what happened. It ends
-/// by itself after some seconds; the exit status is 0 only if everything arrived intact.
+/// A controller and three nodes start on loopback, real traffic of all four kinds (HTTP, HTTPS through
+/// CONNECT, TCP, UDP) goes through them, `hermes apply` changes the overlay under load, and a table
+/// tells what happened. It ends by itself after some seconds; the exit status is 0 only if everything
+/// arrived intact.
 #[derive(Debug, Parser)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(super) struct Demo {

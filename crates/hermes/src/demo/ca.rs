@@ -93,7 +93,11 @@ fn names(name: &str, proof: &Proof<'_>) -> Result<Vec<SanType>, rcgen::Error> {
     node.chain(users).chain(role).map(uri).collect()
 }
 
-fn write_private(path: &Path, text: &str) -> anyhow::Result<()> {
+/// Writes a file that there was not, for nobody else to read.
+///
+/// # Errors
+/// It is there, or cannot be written.
+pub(super) fn write_private(path: &Path, text: &str) -> anyhow::Result<()> {
     let written = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     written
         .and_then(|mut file| file.write_all(text.as_bytes()))

@@ -1,9 +1,9 @@
-//! A route changed under load.
+//! The overlay changed under load.
 //!
 //! In: a running overlay. Sixteen programs ask for `http://SHOP/whoami` without a pause, one uploads
-//! and one holds a TCP connection; then the middle node's document is replaced, so that SHOP is
-//! another server. Out: when the change was in effect, counted from the moment when the file was
-//! saved, and that nothing failed. What was under way goes on: the upload ends where it began.
+//! and one holds a TCP connection; then documents are applied by which SHOP is another server.
+//! Out: when the change was in effect, counted from the moment when the command was typed, and how
+//! much failed. What was under way goes on: the upload ends where it began.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -28,27 +28,34 @@ use tokio::time::{Instant, timeout};
 
 use super::client::{Client, PATIENCE};
 use super::content::content;
+use super::overlay::Typed;
 
 const CLIENTS: usize = 16;
 /// Load before the change, and after it took effect.
 const BEFORE: Duration = Duration::from_millis(400);
 const AFTER: Duration = Duration::from_millis(400);
 /// A change that takes longer is none.
-const AT_LATEST: Duration = Duration::from_secs(3);
+const AT_LATEST: Duration = Duration::from_secs(10);
 /// The upload and the TCP connection send a piece so often.
 const PIECE_EVERY: Duration = Duration::from_millis(10);
 const PIECE_BYTES: usize = 16 << 10;
 const LOOK: Duration = Duration::from_millis(2);
+/// Of one program: it has seen enough then.
+const MOST_FAILURES: usize = 100;
 
 /// What the change did.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Changed {
-    /// From the saved file until every request that began later was served by the new server.
+    /// The command that changed it.
+    pub(crate) applied: Typed,
+    /// From the command until every request that began later was served by the new server.
     pub(crate) in_effect_ms: f64,
-    /// From the saved file until the first answer of the new server.
+    /// From the command until the first answer of the new server.
     pub(crate) first_answer_ms: f64,
     /// Requests during all this.
     pub(crate) requests: usize,
+    /// Of those, without the answer that they should have.
+    pub(crate) failed: usize,
     /// Of those, served by the new server.
     pub(crate) by_new_server: usize,
     /// Bytes of the upload that was under way.
@@ -64,14 +71,21 @@ struct Asked {
     green: bool,
 }
 
-/// Runs the load, changes the route by `change`, and waits until everyone noticed.
+/// What one program asked, and what went wrong.
+#[derive(Default)]
+struct Asker {
+    asked: Vec<Asked>,
+    failures: Vec<anyhow::Error>,
+}
+
+/// Runs the load, changes the overlay by `change`, and waits until everyone noticed.
 ///
 /// # Errors
 /// Anything that failed meanwhile.
 pub(crate) async fn under_load(
     apps: SocketAddr,
     database: SocketAddr,
-    change: impl FnOnce() -> anyhow::Result<()>,
+    change: impl AsyncFnOnce() -> anyhow::Result<Typed>,
 ) -> anyhow::Result<Changed> {
     let stop = Arc::new(AtomicBool::new(false));
     let noticed = Arc::new(AtomicUsize::new(0));
@@ -85,36 +99,49 @@ pub(crate) async fn under_load(
     tcp.spawn(talk_on(database, stop.clone()));
 
     tokio::time::sleep(BEFORE).await;
-    change()?;
-    let saved = Instant::now();
-    while noticed.load(Ordering::Relaxed) < CLIENTS && saved.elapsed() < AT_LATEST {
+    let typed = Instant::now();
+    let applied = change().await?;
+    while noticed.load(Ordering::Relaxed) < CLIENTS && typed.elapsed() < AT_LATEST {
         tokio::time::sleep(LOOK).await;
     }
     tokio::time::sleep(AFTER).await;
     stop.store(true, Ordering::Relaxed);
 
-    let mut asked = Vec::new();
+    let mut all = Asker::default();
     while let Some(done) = askers.join_next().await {
-        asked.append(&mut done?.context("a request failed during the change")?);
+        let mut one = done?;
+        all.asked.append(&mut one.asked);
+        all.failures.append(&mut one.failures);
     }
     let upload_bytes = finished(upload).await.context("the upload that was under way")?;
     let tcp_bytes = finished(tcp).await.context("the TCP connection that was under way")?;
-    judge(&asked, saved, upload_bytes, tcp_bytes)
+    judge(all, typed, applied, [upload_bytes, tcp_bytes])
 }
 
-fn judge(asked: &[Asked], saved: Instant, upload_bytes: usize, tcp_bytes: usize) -> anyhow::Result<Changed> {
-    let ms = |at: Instant| at.saturating_duration_since(saved).as_secs_f64() * 1e3;
+fn judge(
+    Asker { asked, failures }: Asker,
+    typed: Instant,
+    applied: Typed,
+    [upload_bytes, tcp_bytes]: [usize; 2],
+) -> anyhow::Result<Changed> {
+    let (requests, failed) = (asked.len() + failures.len(), failures.len());
+    if let Some(first) = failures.into_iter().next() {
+        return Err(first.context(format!("{failed} of {requests} requests failed during the change; one of them")));
+    }
+    let ms = |at: Instant| at.saturating_duration_since(typed).as_secs_f64() * 1e3;
     let by_new_server = asked.iter().filter(|asked| asked.green).count();
     let Some(first) = asked.iter().filter(|asked| asked.green).map(|asked| asked.done).min() else {
-        bail!("the changed route did not take effect within {AT_LATEST:?}");
+        bail!("the change did not take effect within {AT_LATEST:?}");
     };
-    ensure!(first > saved, "the new server answered before the route was changed");
+    ensure!(first > typed, "the new server answered before the overlay was changed");
     let last_of_old = asked.iter().filter(|asked| !asked.green).map(|asked| asked.begun).max();
-    ensure!(last_of_old.is_none_or(|begun| begun < saved + AT_LATEST), "some requests still went to the old server");
+    ensure!(last_of_old.is_none_or(|begun| begun < typed + AT_LATEST), "some requests still went to the old server");
     Ok(Changed {
+        applied,
         in_effect_ms: last_of_old.map_or(0.0, ms).max(ms(first)),
         first_answer_ms: ms(first),
-        requests: asked.len(),
+        requests,
+        failed,
         by_new_server,
         upload_bytes,
         tcp_bytes,
@@ -126,20 +153,36 @@ async fn finished(mut task: JoinSet<anyhow::Result<usize>>) -> anyhow::Result<us
     done.context("did not run")??
 }
 
-async fn ask_on(apps: SocketAddr, stop: Arc<AtomicBool>, noticed: Arc<AtomicUsize>) -> anyhow::Result<Vec<Asked>> {
-    let mut client = Client::connect(apps).await?;
-    let mut asked: Vec<Asked> = Vec::new();
-    while !stop.load(Ordering::Relaxed) {
-        let begun = Instant::now();
-        let name = client.get("http://SHOP/whoami").await?;
-        ensure!(matches!(&name[..], b"blue" | b"green"), "a strange server answered: {name:?}");
-        let green = name[..] == *b"green";
-        if green && asked.last().is_none_or(|last| !last.green) {
-            noticed.fetch_add(1, Ordering::Relaxed);
+/// Asks without a pause. What fails is counted, and asked again by another connection.
+async fn ask_on(apps: SocketAddr, stop: Arc<AtomicBool>, noticed: Arc<AtomicUsize>) -> Asker {
+    let mut this = Asker::default();
+    let mut client = None;
+    while !stop.load(Ordering::Relaxed) && this.failures.len() < MOST_FAILURES {
+        match ask(apps, &mut client).await {
+            Ok(asked) => {
+                if asked.green && this.asked.last().is_none_or(|last| !last.green) {
+                    noticed.fetch_add(1, Ordering::Relaxed);
+                }
+                this.asked.push(asked);
+            }
+            Err(error) => {
+                client = None;
+                this.failures.push(error);
+            }
         }
-        asked.push(Asked { begun, done: Instant::now(), green });
     }
-    Ok(asked)
+    this
+}
+
+async fn ask(apps: SocketAddr, client: &mut Option<Client>) -> anyhow::Result<Asked> {
+    let begun = Instant::now();
+    let client = match client {
+        Some(client) => client,
+        None => client.insert(Client::connect(apps).await?),
+    };
+    let name = client.get("http://SHOP/whoami").await?;
+    ensure!(matches!(&name[..], b"blue" | b"green"), "a strange server answered: {name:?}");
+    Ok(Asked { begun, done: Instant::now(), green: name[..] == *b"green" })
 }
 
 /// One POST that lasts over the change; all of it has to come back.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::change::Changed;
-use super::overlay::{NODES, OVERLAY, Overlay};
+use super::overlay::{DOCUMENTS, NODES, OVERLAY, Overlay, Typed};
 use super::terminal::{Align, Paint, bytes, grouped, table};
 use super::traffic::Carried;
 
@@ -20,34 +20,53 @@ pub(super) struct Report {
     intact: bool,
     nodes: [&'static str; 3],
     start_ms: u64,
+    /// Nodes, as the controller knows them.
+    listed: Typed,
+    /// What would change.
+    planned: Typed,
     traffic: Vec<Carried>,
     change: Changed,
     seconds: f64,
 }
 
 impl Report {
-    pub(super) fn new(started: Duration, took: Duration, traffic: Vec<Carried>, change: Changed) -> Self {
+    pub(super) fn new(
+        started: Duration,
+        took: Duration,
+        [listed, planned]: [Typed; 2],
+        traffic: Vec<Carried>,
+        change: Changed,
+    ) -> Self {
         let start_ms = u64::try_from(started.as_millis()).unwrap_or(u64::MAX);
-        Self { intact: true, nodes: NODES, start_ms, traffic, change, seconds: took.as_secs_f64() }
+        Self { intact: true, nodes: NODES, start_ms, listed, planned, traffic, change, seconds: took.as_secs_f64() }
     }
 
     pub(super) fn json(&self) -> anyhow::Result<String> {
         Ok(serde_json::to_string_pretty(self)? + "\n")
     }
 
-    pub(super) fn text(&self, paint: Paint) -> String {
-        [self.picture(paint), self.traffic(paint), self.change(paint), self.verdict(paint)].join("\n")
+    /// `is_kept`: it stays up, and what to try follows.
+    pub(super) fn text(&self, paint: Paint, is_kept: bool) -> String {
+        let again = match is_kept {
+            true => String::new(),
+            false => paint.dim("  Keep it up, and change it yourself: hermes demo --keep\n"),
+        };
+        [self.picture(paint), self.traffic(paint), self.change(paint), self.verdict(paint) + &again].join("\n")
     }
 
     fn picture(&self, paint: Paint) -> String {
         let [laptop, router, server] = self.nodes.map(|node| paint.bold(node));
         format!(
-            "\n  your programs ──▶ {laptop} ══▶ {router} ══▶ {server} ──▶ services\n\n{}",
+            "\n                         {controller} ╌╌▶ all three\n  \
+             your programs ──▶ {laptop} ══▶ {router} ══▶ {server} ──▶ services\n\n{}\n{}",
             paint.dim(&format!(
-                "  Three processes, ready in {} ms. ══▶ is HTTP/2 with mutual TLS.\n  \
+                "  Four processes, ready in {} ms: a controller, and nodes that enrolled with a token each and got\n  \
+                 from it who they are and what to do. ══▶ is HTTP/2 with mutual TLS.\n  \
                  Names in capitals exist in the overlay only: no DNS knows them.\n",
                 self.start_ms
-            ))
+            )),
+            typed(paint, &self.listed),
+            controller = paint.bold("controller"),
         )
     }
 
@@ -66,12 +85,15 @@ impl Report {
     fn change(&self, paint: Paint) -> String {
         let change = &self.change;
         format!(
-            "  {}: the router's file was saved, and {} later\n  \
-             SHOP was another server. Of {} requests meanwhile none failed;\n  \
-             an upload and a TCP connection under way went on unharmed.\n",
-            paint.bold("A route changed under load"),
+            "  {}: {} after the command\n  \
+             SHOP was another server, and NEWS a new name. Of {} requests meanwhile {} failed;\n  \
+             an upload and a TCP connection under way went on unharmed.\n\n{}\n{}",
+            paint.bold("The overlay changed under load"),
             paint.bold(&format!("{:.0} ms", change.in_effect_ms)),
             grouped(change.requests as u64),
+            change.failed,
+            typed(paint, &self.planned),
+            typed(paint, &change.applied),
         )
     }
 
@@ -92,19 +114,31 @@ fn row(carried: &Carried) -> Vec<String> {
     ]
 }
 
+/// A command, and what it said.
+fn typed(paint: Paint, typed: &Typed) -> String {
+    let said: String = typed.said.lines().map(|line| format!("    {line}\n")).collect();
+    format!("    {}\n{}", paint.bold(&format!("$ {}", typed.command)), paint.dim(&said))
+}
+
 /// Commands to try by hand while the overlay is up.
 pub(super) fn to_try(overlay: &Overlay, paint: Paint) -> String {
     let ports = overlay.ports;
     let (apps, database, call) = (ports.apps, ports.database, ports.call);
     let directory = overlay.directory().display();
+    let own = std::env::current_exe().ok();
+    let own = own.as_deref().and_then(std::path::Path::parent).unwrap_or(std::path::Path::new("."));
     let router = overlay.document(NODES[1]);
-    let own = std::env::current_exe().map_or_else(|_| "hermes".to_owned(), |path| path.display().to_string());
+    let router = router.strip_prefix(overlay.directory()).unwrap_or(&router).display();
     let groups = [
+        (
+            "In another terminal; what follows is typed there",
+            vec![format!("cd {directory} && export PATH={}:$PATH && unset HERMES_OPERATOR", own.display())],
+        ),
         (
             "Ask for names that no DNS knows",
             vec![
                 format!("curl -x http://127.0.0.1:{apps} http://SHOP/"),
-                format!("curl -x http://127.0.0.1:{apps} --cacert {directory}/{}.pem https://BANK/", super::BANK_CA),
+                format!("curl -x http://127.0.0.1:{apps} --cacert {}.pem https://BANK/", super::BANK_CA),
             ],
         ),
         (
@@ -115,15 +149,28 @@ pub(super) fn to_try(overlay: &Overlay, paint: Paint) -> String {
             ],
         ),
         (
+            "Look at the overlay, as its operator",
+            ["hermes node list", "hermes get", "hermes get Service/SHOP", "hermes node exec-config router"]
+                .map(str::to_owned)
+                .to_vec(),
+        ),
+        (
+            "Change it: nodes follow while programs go on",
+            vec![
+                overlay.edit_back(),
+                format!("hermes diff -f {DOCUMENTS}"),
+                format!("hermes apply -f {DOCUMENTS}"),
+                format!("curl -x http://127.0.0.1:{apps} http://SHOP/whoami"),
+            ],
+        ),
+        (
             "See what a node decides, and why",
             vec![format!(
-                "{own} explain --config {} --authority SHOP \
+                "hermes explain --config {router} --authority SHOP \
                  --certificate spiffe://{OVERLAY}/node/{} --certificate spiffe://{OVERLAY}/user/alice",
-                router.display(),
                 NODES[0]
             )],
         ),
-        ("Change it: the node follows the file", vec![format!("sed -i s/SHOP-GREEN/SHOP-BLUE/ {}", router.display())]),
         (
             "Look inside (also /metrics, /config, /readyz)",
             NODES
