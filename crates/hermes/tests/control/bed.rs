@@ -195,17 +195,7 @@ impl Bed {
 
     /// An origin that says its name.
     pub(crate) fn origin(&self, port: u16, name: &'static str) {
-        let listener = TcpListener::bind(self.socket(port)).unwrap();
-        std::thread::spawn(move || {
-            for stream in listener.incoming() {
-                let mut stream = stream.unwrap();
-                let mut head = [0; 4096];
-                let _ = stream.read(&mut head);
-                let length = name.len();
-                let _ =
-                    write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{name}");
-            }
-        });
+        origin(self.socket(port), name);
     }
 
     /// What an application gets from a name: status and body; nothing where nobody listens.
@@ -235,6 +225,20 @@ impl Bed {
              {{kind: Service, name: APP, at: {{node: server, http: \"{origin}\"}}, for: {{users: ann}}}}\n"
         )
     }
+}
+
+/// An origin that says its name, in the namespace that this thread is in.
+pub(crate) fn origin(address: SocketAddr, name: &'static str) {
+    let listener = TcpListener::bind(address).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut head = [0; 4096];
+            let _ = stream.read(&mut head);
+            let length = name.len();
+            let _ = write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{name}");
+        }
+    });
 }
 
 pub(crate) fn sigkill(node: Running) {

@@ -1,15 +1,16 @@
-//! Nodes are put onto this machine, and onto one behind a real sshd, and taken away again.
+//! Nodes are put onto this machine, into network namespaces of it, and onto one behind a real sshd, and taken away again.
 
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::Path;
 use std::process::Command;
 
+use hermes_testkit::netns::Namespace;
 use hermes_testkit::process::{Program, Running};
 use hermes_testkit::skip::skip;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::bed::{Bed, until};
+use crate::bed::{Bed, origin, until};
 
 /// Ends what a test that failed has left: placed nodes are nobody's children.
 struct Left<'a>(&'a Bed);
@@ -29,10 +30,15 @@ impl Drop for Left<'_> {
 
 /// Both nodes are placed, carry traffic, and are taken away: `on` says where, and how.
 async fn come_and_go(bed: &Bed, on: &[&str]) {
-    let _left = Left(bed);
     bed.origin(7000, "here");
-    bed.told(&["apply", "-f", "-", "--wait", "0s"], &bed.documents(7000));
-    let verb = |verb: &'static str, node: &'static str| [&["node", verb, node], on].concat();
+    come_and_go_on(bed, &bed.documents(7000), |_| on.to_vec()).await;
+}
+
+/// The same of nodes that these documents describe, each at a place of its own.
+async fn come_and_go_on<'a>(bed: &Bed, documents: &str, on: impl Fn(&str) -> Vec<&'a str>) {
+    let _left = Left(bed);
+    bed.told(&["apply", "-f", "-", "--wait", "0s"], documents);
+    let verb = |verb: &'static str, node: &'static str| [vec!["node", verb, node], on(node)].concat();
     for node in ["server", "laptop"] {
         let said = bed.told(&verb("place", node), "");
         assert!(said.ends_with(&format!("node {node} is there: running\n")), "{said}");
@@ -67,6 +73,64 @@ async fn a_node_is_a_process_of_this_machine() {
     let bed = Bed::new().await;
     let nodes = bed.directory.path().join("nodes");
     come_and_go(&bed, &["--on", "process", "--dir", nodes.to_str().unwrap()]).await;
+}
+
+/// Two machines that a cable joins. The server is reached over it alone, and what it serves is at a loopback address of its own.
+#[test]
+fn nodes_are_processes_of_network_namespaces() {
+    if !hermes_testkit::skip::needs_root("nodes_are_processes_of_network_namespaces") {
+        return;
+    }
+    let thread = std::thread::spawn(|| {
+        let (here, there) = (Namespace::new().unwrap(), Namespace::new().unwrap());
+        here.join(HERE, &there, THERE).unwrap();
+        there.enter().unwrap();
+        origin((Ipv4Addr::LOCALHOST, 7000).into(), "here");
+        // The controller is here, and so is who asks.
+        here.enter().unwrap();
+        assert!(TcpStream::connect((Ipv4Addr::LOCALHOST, 7000)).is_err(), "it is not this loopback address");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(between(&here, &there));
+    });
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+const HERE: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+const THERE: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
+
+async fn between(here: &Namespace, there: &Namespace) {
+    let bed = Bed::at(HERE).await;
+    let documents = format!(
+        "kind: Overlay\nname: test\n---\n\
+         {{kind: Node, name: laptop, links: server, apps: {{bind: \"{HERE}:8080\"}}}}\n---\n\
+         {{kind: Node, name: server, address: \"{THERE}:9443\", bind: \"{THERE}:9443\"}}\n---\n\
+         {{kind: User, name: ann, nodes: laptop}}\n---\n\
+         {{kind: Service, name: APP, at: {{node: server, http: \"127.0.0.1:7000\"}}, for: {{users: ann}}}}\n"
+    );
+    let nodes = bed.directory.path().join("nodes");
+    let places = [here, there].map(|place| format!("process:{}", place.name()));
+    let on = |node: &str| {
+        let place = &places[usize::from(node == "server")];
+        vec!["--on", place, "--dir", nodes.to_str().unwrap()]
+    };
+    come_and_go_on(&bed, &documents, on).await;
+    // Nothing is left in the one; in the other there is the controller.
+    assert_eq!(processes(there), Vec::<String>::new());
+    assert!(processes(here).iter().all(|line| line.contains("\0controller\0")), "{:?}", processes(here));
+    let said = bed.refused(&["node", "place", "server", "--on", "process:nowhere-at-all"], "");
+    assert!(said.contains("network namespace nowhere-at-all"), "{said}");
+}
+
+/// Command lines of processes in a namespace, of those that have not ended.
+fn processes(place: &Namespace) -> Vec<String> {
+    let output = Command::new("ip").args(["netns", "pids", place.name()]).output().unwrap();
+    let own = std::process::id().to_string();
+    let pids = String::from_utf8(output.stdout).unwrap();
+    let pids = pids.lines().filter(|pid| *pid != own);
+    let lines = pids.map(|pid| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default());
+    lines.filter(|line| !line.is_empty()).collect()
 }
 
 /// An sshd with keys of its own, and a client's configuration that knows it.
