@@ -45,7 +45,7 @@ enum Attempted {
     Response(Response<ExchangeBody>),
     Failed {
         error: Error,
-        /// The connection had been idle: that it broke says nothing of the endpoint.
+        /// The connection had been idle, or its peer was about to go: that it broke says nothing of the endpoint.
         stale: bool,
         /// A stream of a node failed, and its connection lives: what is behind the node may be at fault. Or the dial of
         /// somebody else did, who is heard of it.
@@ -150,7 +150,7 @@ impl Forward<'_> {
                 && !fresh
                 && self.may_repeat(error)
             {
-                // Free of charge: the peer closed an idle connection while we wrote to it.
+                // Free of charge: the peer closed a connection while we wrote to it.
                 fresh = true;
                 tries -= 1;
                 continue;
@@ -214,7 +214,9 @@ impl Forward<'_> {
         let leased = match pool.lease(self.worker, &wish).await {
             Ok(leased) => leased,
             Err(Failed { error, was_others }) => {
-                return Attempted::Failed { error, stale: false, tells_nothing: was_others };
+                // It was accepted by who was just about to go, and said so (RFC 9113, 6.8): the next one may stay.
+                let stale = is_untouched(&error);
+                return Attempted::Failed { error, stale, tells_nothing: was_others };
             }
         };
         let is_node = head::is_node(upstream, &leased);
@@ -255,10 +257,11 @@ impl Forward<'_> {
                     exchange::over_shared(lease, request, self.body.attempt(), place, self.interim.clone()).await;
                 // One stream that fails says nothing of the connection.
                 let is_closed = connection.is_closed();
-                (result, reused && is_closed, is_node && !is_closed)
+                let is_left = reused || result.as_ref().is_err_and(is_untouched);
+                (result, is_left && is_closed, is_node && !is_closed)
             }
         };
-        if matches!(result, Err(Error::Broken { unprocessed: true, .. })) {
+        if result.as_ref().is_err_and(is_untouched) {
             self.entry.was_sent.set(was_sent);
         }
         let result = result.map(|mut response| {
@@ -462,6 +465,11 @@ pub(crate) fn is_idempotent(entry: &Entry, route: &Route) -> bool {
 /// Whether a node says that the request came round, and went to nobody.
 fn is_round(status: StatusCode, headers: &HeaderMap) -> bool {
     status == StatusCode::LOOP_DETECTED && headers.contains_key(UNSENT)
+}
+
+/// Its peer did nothing with it.
+fn is_untouched(error: &Error) -> bool {
+    matches!(error, Error::Broken { unprocessed: true, .. })
 }
 
 fn retries_status(policy: &RetryPolicy, status: StatusCode) -> bool {

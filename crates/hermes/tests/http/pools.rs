@@ -547,3 +547,60 @@ upstreams:
         assert_eq!(connection.get("http://WEB/").await.unwrap().status, status);
     }
 }
+
+/// How an endpoint that goes says so to a connection that it had just accepted (RFC 9113, 6.8).
+#[derive(Clone, Copy, Debug)]
+enum Goes {
+    /// With its SETTINGS.
+    AtOnce,
+    /// When it has heard of a stream, which it does nothing with.
+    WhenAsked,
+}
+
+/// Nothing of it was processed: a client that has no retries configured hears nothing of that.
+#[tokio::test]
+async fn who_was_accepted_by_one_that_goes_is_served_by_the_next() {
+    let overlay = overlay();
+    let document = "
+workers: 1
+listeners:
+- {name: in, bind: '127.0.0.1:0', protocol: http}
+routes:
+- {name: all, upstream: web}
+upstreams:
+- {name: web, protocol: h2, overlay: false, endpoints: ['$WEB'], outlier: {failures: 1}}
+";
+    for (goes, way) in [
+        (Goes::AtOnce, None),
+        (Goes::WhenAsked, None),
+        (Goes::AtOnce, Some(Way::ConnectH1)),
+        (Goes::WhenAsked, Some(Way::ConnectH1)),
+    ] {
+        let connections = Arc::new(AtomicUsize::new(0));
+        let accepted = connections.clone();
+        let origin = scripted::h1(move |dialog| {
+            let is_first = accepted.fetch_add(1, Ordering::Relaxed) == 0;
+            async move {
+                let mut frames = Frames::accept(dialog, &[]).await?;
+                if !is_first || matches!(goes, Goes::WhenAsked) {
+                    let stream = frames.until("a request", |frame| frame.kind == kind::HEADERS).await?.stream;
+                    if !is_first {
+                        let ok = Frame::new(kind::HEADERS, END_HEADERS, stream, vec![0x88]);
+                        frames.send(&[ok, Frame::new(kind::DATA, END_STREAM, stream, "7")]).await?;
+                        return frames.goodbye().await.map(drop);
+                    }
+                }
+                frames.send(&[Frame::new(kind::GOAWAY, 0, 0, vec![0; 8])]).await?;
+                frames.goodbye().await.map(drop)
+            }
+        });
+        let origin = origin.unwrap();
+        let node = overlay.node("edge").document(document).with("WEB", origin.address()).start().await.unwrap();
+        let door = Door::plain(node.address("in"));
+        match way {
+            None => assert_eq!(door.h2().await.unwrap().get("http://WEB/").await.unwrap().status, 200, "{goes:?}"),
+            Some(way) => assert_eq!(number(&mut door.tunnel(way, "WEB:1").await.unwrap()).await, b"7", "{goes:?}"),
+        }
+        assert_eq!(connections.load(Ordering::Relaxed), 2, "{goes:?}");
+    }
+}

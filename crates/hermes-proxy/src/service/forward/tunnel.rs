@@ -50,7 +50,7 @@ struct Attempt {
 /// What is to be known of an attempt besides.
 #[derive(Default)]
 struct Told {
-    /// The connection had been idle.
+    /// The connection had been idle, or its peer was about to go.
     is_stale: bool,
     /// It failed with the dial of somebody else.
     was_others: bool,
@@ -118,13 +118,11 @@ impl Forward<'_> {
                     self.entry.ahead.set(early.and_then(Early::into_ahead));
                     return Ok(opened);
                 }
-                // Free of charge: the peer was done with a connection that we had held for later.
-                Err(Error::Broken { unprocessed: true, .. }) if told.is_stale && !fresh => fresh = true,
+                // Free of charge: the peer was done with its connection, or accepted it just before it went.
+                Err(error) if told.is_stale && !fresh && super::is_untouched(&error) => fresh = true,
                 Err(error) => {
-                    let connects = matches!(
-                        error,
-                        Error::Connect { .. } | Error::ConnectTimeout { .. } | Error::Broken { unprocessed: true, .. }
-                    );
+                    let connects = super::is_untouched(&error)
+                        || matches!(error, Error::Connect { .. } | Error::ConnectTimeout { .. });
                     if connects && !told.was_others {
                         self.blame(upstream, index);
                     }
@@ -174,10 +172,18 @@ impl Forward<'_> {
                 Err(Failed { error: Error::ConnectTimeout { peer, missing, after: within }, was_others: true })
             }),
         };
-        let leased = leased.inspect_err(|failed| told.was_others = failed.was_others)?;
-        told.is_stale = match &leased {
-            Leased::H1(connection) => connection.reused,
-            Leased::Shared(lease) => lease.reused,
+        let leased = leased.inspect_err(|failed| {
+            (told.was_others, told.is_stale) = (failed.was_others, super::is_untouched(&failed.error));
+        })?;
+        let connection = match &leased {
+            Leased::H1(connection) => {
+                told.is_stale = connection.reused;
+                None
+            }
+            Leased::Shared(lease) => {
+                told.is_stale = lease.reused;
+                Some(lease.connection.clone())
+            }
         };
         let is_node = head::is_node(upstream, &leased);
         let mut outgoing = Outgoing::new(self.entry, &self.dress, is_node)?;
@@ -215,6 +221,7 @@ impl Forward<'_> {
             (Leased::H1(connection), true) => self.post_over_h1(connection, place, outgoing).await,
         };
         debt.settle();
+        told.is_stale |= connection.is_some_and(|connection| connection.is_closed());
         if let Ok(Opened::Answer(response)) = &opened {
             told.is_unsent = is_node && response.headers().contains_key(UNSENT);
         }
@@ -417,7 +424,7 @@ fn is_put_off(opened: &Result<Opened, Error>) -> bool {
     match opened {
         Ok(Opened::Answer(response)) => response.status() == StatusCode::SERVICE_UNAVAILABLE,
         Ok(Opened::Tunnel { .. }) => false,
-        Err(error) => matches!(error, Error::Broken { unprocessed: true, .. }),
+        Err(error) => super::is_untouched(error),
     }
 }
 
