@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use futures_util::stream::{self, Stream, StreamExt as _};
 use hermes_net::Io;
-use hermes_net::tls::{self, CertifiedKey, Roots, ServerIdentity};
+use hermes_net::tls::{self, CertifiedKey, Roots, RustlsClientConfig, ServerIdentity};
 use http::uri::PathAndQuery;
 use http::{Request, Response, Uri};
 use hyper::body::Incoming;
@@ -189,14 +189,16 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// A connection without TLS, to `HOST:PORT`.
-    pub(crate) async fn plain(place: &str) -> Result<Self, ClientError> {
+    /// A connection to a server that is no controller, at `HOST:PORT`; in the clear where there is no `tls`.
+    pub(crate) async fn to_server(place: &str, tls: Option<&Arc<RustlsClientConfig>>) -> Result<Self, ClientError> {
         let connecting = async {
             let tcp = TcpStream::connect(place).await?;
             tcp.set_nodelay(true)?;
-            Ok(Io::Plain(tcp))
+            let Some(config) = tls else { return Ok(Io::Plain(tcp)) };
+            let host = place.rsplit_once(':').map_or(place, |(host, _)| host);
+            tls::connect(config.clone(), host.trim_start_matches('[').trim_end_matches(']'), tcp).await
         };
-        Self::over("http", place.to_owned(), connecting).await
+        Self::over(if tls.is_some() { "https" } else { "http" }, place.to_owned(), connecting).await
     }
 
     async fn over(

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use hermes_net::Io;
-use hermes_net::tls::{self, CertifiedKey, ClientCertificates, Roots};
+use hermes_net::tls::{self, CertifiedKey, ClientCertificates, Fault, Roots};
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -26,7 +26,7 @@ use tonic_prost::ProstCodec;
 use tower::service_fn;
 
 use crate::api;
-use crate::audit::Audit;
+use crate::audit::{Audit, Event};
 use crate::authority::Subject;
 use crate::control::{self, EnrolRequest, Issued, MAX_MESSAGE, MAX_REPORT, MAX_REQUEST, Order, RenewRequest, Report};
 use crate::controller::{Controller, Refused};
@@ -61,7 +61,7 @@ pub async fn serve(
     hosts: Vec<String>,
 ) -> Result<(), Refused> {
     let push = Push::new(controller.clone(), audit.clone());
-    let api = api::router(controller.clone(), push.clone(), audit);
+    let api = api::router(controller.clone(), push.clone(), audit.clone());
     let slots = Arc::new(Semaphore::new(CONNECTIONS));
     let mut connections = JoinSet::new();
     let mut config = config(&controller, &hosts).await?;
@@ -93,9 +93,11 @@ pub async fn serve(
             tracing::warn!(%from, "refused: there are {CONNECTIONS} connections, which is the limit");
             continue;
         };
-        let (config, push, api) = (config.clone(), push.clone(), api.clone());
+        let (config, push, api, audit) = (config.clone(), push.clone(), api.clone(), audit.clone());
         connections.spawn(async move {
-            converse(config, tcp, from, push, api).await;
+            if let Some(io) = shake_hands(config, tcp, from, &audit).await {
+                converse(io, from, push, api).await;
+            }
             drop(slot);
         });
     }
@@ -119,22 +121,30 @@ async fn config(controller: &Controller, hosts: &[String]) -> Result<Arc<tls::Ru
     tls::server_config(&own, &clients, &[b"h2", b"http/1.1"]).map_err(tls)
 }
 
-async fn converse(
+async fn shake_hands(
     config: Arc<tls::RustlsServerConfig>,
     tcp: TcpStream,
     from: SocketAddr,
-    push: Arc<Push>,
-    api: axum::Router,
-) {
+    audit: &Audit,
+) -> Option<Io> {
     // Small messages that wait for nobody.
     let _ = tcp.set_nodelay(true);
     // Over HTTP/2 pings find it out; HTTP/1.1 has none.
     hermes_net::tcp::bound_unread(&tcp, ALIVE.0 + ALIVE.1);
-    let io = match tokio::time::timeout(HANDSHAKE, tls::accept(config, tcp)).await {
-        Ok(Ok(io)) => io,
-        Ok(Err(error)) => return tracing::debug!(%from, "no handshake: {error}"),
-        Err(_) => return tracing::debug!(%from, "no handshake within {HANDSHAKE:?}"),
-    };
+    match tokio::time::timeout(HANDSHAKE, tls::accept(config, tcp)).await {
+        Ok(Ok(io)) => return Some(io),
+        Ok(Err(error)) if Fault::of(&error) == Some(Fault::Certificate) => {
+            // Whom it names is not proven: it is not said.
+            let refused = Some(format!("its certificate is not taken: {error}"));
+            audit.tell(Event { what: "connect", from: Some(from), refused, ..Event::default() });
+        }
+        Ok(Err(error)) => tracing::debug!(%from, "no handshake: {error}"),
+        Err(_) => tracing::debug!(%from, "no handshake within {HANDSHAKE:?}"),
+    }
+    None
+}
+
+async fn converse(io: Io, from: SocketAddr, push: Arc<Push>, api: axum::Router) {
     let peer = Arc::new(peer(&io, from));
     let asked = Arc::new(Notify::new());
     let asks = asked.clone();

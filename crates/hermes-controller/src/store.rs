@@ -13,7 +13,7 @@ mod sqlite;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 
-pub use etcd::Etcd;
+pub use etcd::{Credentials, Etcd};
 pub use sqlite::Sqlite;
 
 /// How many entries there were, up to one of them; the first is 1. 0 is nothing at all.

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hermes_controller::store::{After, Base, Etcd, Heard, MAX_ENTRY, Revision, Sqlite, Store, StoreError};
+use hermes_controller::store::{After, Base, Credentials, Etcd, Heard, MAX_ENTRY, Revision, Sqlite, Store, StoreError};
+use hermes_net::tls::{CertifiedKey, Roots};
 use tokio::task::JoinSet;
 
 async fn all(store: &dyn Store, mut after: Revision) -> Vec<(Revision, Bytes)> {
@@ -160,15 +161,21 @@ struct Server {
 
 impl Server {
     async fn start() -> Self {
+        Self::start_as("http", &[]).await
+    }
+
+    /// With TLS, where it has arguments for that.
+    async fn start_as(scheme: &str, more: &[String]) -> Self {
         let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let (client, peer) = (free(), free());
         let directory = tempfile::tempdir().unwrap();
-        let (client_url, peer_url) = (format!("http://127.0.0.1:{client}"), format!("http://127.0.0.1:{peer}"));
+        let (client_url, peer_url) = (format!("{scheme}://127.0.0.1:{client}"), format!("http://127.0.0.1:{peer}"));
         let process = std::process::Command::new("etcd")
             .args(["--name", "one", "--data-dir", directory.path().to_str().unwrap()])
             .args(["--listen-client-urls", &client_url, "--advertise-client-urls", &client_url])
             .args(["--listen-peer-urls", &peer_url, "--initial-advertise-peer-urls", &peer_url])
             .args(["--initial-cluster", &format!("one={peer_url}"), "--log-level", "error"])
+            .args(more)
             .spawn()
             .expect("etcd: `scripts/setup.sh` installs it");
         let begun = std::time::Instant::now();
@@ -187,23 +194,28 @@ impl Drop for Server {
     }
 }
 
+/// In the clear.
+fn etcd(url: &str) -> Etcd {
+    Etcd::new(url, Credentials::default()).unwrap()
+}
+
 #[tokio::test]
 async fn etcd_does() {
     let server = Server::start().await;
     let url = format!("etcd://127.0.0.1:{}/overlays/one", server.client);
-    let store: Arc<dyn Store> = Arc::new(Etcd::new(&url).unwrap());
+    let store: Arc<dyn Store> = Arc::new(etcd(&url));
     conforms(store.clone()).await;
     let before = (store.base().await.unwrap(), all(&*store, 87 + 1).await);
     // Another controller knows the same, and one with another prefix nothing of it.
-    let again = Etcd::new(&url).unwrap();
+    let again = etcd(&url);
     assert_eq!((again.base().await.unwrap(), all(&again, 87 + 1).await), before);
-    let other = Etcd::new(&format!("etcd://127.0.0.1:{}", server.client)).unwrap();
+    let other = etcd(&format!("etcd://127.0.0.1:{}", server.client));
     assert_eq!((other.base().await.unwrap(), all(&other, 0).await), (None, vec![]));
     what_one_says_others_hear(&url).await;
-    let empty = Etcd::new(&format!("etcd://127.0.0.1:{}/restored", server.client)).unwrap();
+    let empty = etcd(&format!("etcd://127.0.0.1:{}/restored", server.client));
     begins_with_a_base(&empty, &*store).await;
     // The second of two members answers where the first one is away.
-    let two = Etcd::new(&format!("etcd://127.0.0.1:1,127.0.0.1:{}/overlays/one", server.client)).unwrap();
+    let two = etcd(&format!("etcd://127.0.0.1:1,127.0.0.1:{}/overlays/one", server.client));
     assert_eq!(two.base().await.unwrap(), before.0);
 }
 
@@ -221,7 +233,7 @@ async fn heard(events: &mut tokio::sync::mpsc::UnboundedReceiver<Heard>, is_it: 
 }
 
 async fn what_one_says_others_hear(url: &str) {
-    let (one, two) = (Etcd::new(url).unwrap(), Arc::new(Etcd::new(url).unwrap()));
+    let (one, two) = (etcd(url), Arc::new(etcd(url)));
     let said = |subject: &str, words: &'static str| (subject.to_owned(), Some(Bytes::from(words)));
     one.shared().unwrap().say(vec![said("a", "1"), said("b", "1")]).await.unwrap();
     let (tell, mut events) = tokio::sync::mpsc::unbounded_channel();
@@ -247,10 +259,85 @@ async fn what_one_says_others_hear(url: &str) {
     assert_eq!((word.words, word.by), (None, all[0].by.clone()));
 }
 
+/// Somebody who vouches for servers and their clients.
+struct Authority {
+    issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
+    pem: String,
+}
+
+impl Authority {
+    fn new() -> Self {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::default();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let pem = params.self_signed(&key).unwrap().pem();
+        Self { issuer: rcgen::Issuer::new(params, key), pem }
+    }
+
+    fn roots(&self) -> Option<Roots> {
+        Some(Roots::from_pem(self.pem.as_bytes()).unwrap())
+    }
+
+    /// A certificate for this name or address and its key, in files.
+    fn issue(&self, directory: &std::path::Path, file: &str, name: &str) -> [std::path::PathBuf; 2] {
+        use rcgen::ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::new([name.to_owned()]).unwrap();
+        params.extended_key_usages = vec![ServerAuth, ClientAuth];
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        let files = ["crt", "key"].map(|kind| directory.join(format!("{file}.{kind}")));
+        std::fs::write(&files[0], certificate.pem()).unwrap();
+        std::fs::write(&files[1], key.serialize_pem()).unwrap();
+        files
+    }
+}
+
+#[tokio::test]
+async fn etcd_is_known_by_its_certificate_and_we_by_ours() {
+    let (directory, authority, foreign) = (tempfile::tempdir().unwrap(), Authority::new(), Authority::new());
+    let directory = directory.path();
+    let ca = directory.join("ca.crt");
+    std::fs::write(&ca, &authority.pem).unwrap();
+    let server = authority.issue(directory, "server", "127.0.0.1");
+    let mut args = vec!["--client-cert-auth".to_owned()];
+    for (option, file) in [("trusted-ca-file", &ca), ("cert-file", &server[0]), ("key-file", &server[1])] {
+        args.push(format!("--{option}={}", file.display()));
+    }
+    let server = Server::start_as("https", &args).await;
+    let url = format!("etcds://127.0.0.1:{}", server.client);
+    let own = |authority: &Authority| {
+        let [cert, key] = authority.issue(directory, "client", "controller");
+        Some(CertifiedKey::load(&cert, &key).unwrap())
+    };
+    let store = Etcd::new(&url, Credentials { roots: authority.roots(), own: own(&authority) }).unwrap();
+    conforms(Arc::new(store)).await;
+    let strangers = [
+        ("who shows nothing", url.clone(), authority.roots(), None),
+        ("who shows what another vouches for", url.clone(), authority.roots(), own(&foreign)),
+        ("a server that another would have to vouch for", url.clone(), foreign.roots(), own(&authority)),
+        ("a server of another name", url.replace("127.0.0.1", "localhost"), authority.roots(), own(&authority)),
+        ("in the clear", url.replace("etcds", "etcd"), None, None),
+    ];
+    let mut asked = JoinSet::new();
+    for (what, url, roots, own) in strangers {
+        asked.spawn(async move { (what, Etcd::new(&url, Credentials { roots, own }).unwrap().base().await.is_err()) });
+    }
+    while let Some(asked) = asked.join_next().await {
+        let (what, is_refused) = asked.unwrap();
+        assert!(is_refused, "{what}");
+    }
+}
+
+#[test]
+fn certificates_are_of_no_use_in_the_clear() {
+    let roots = Authority::new().roots();
+    assert!(Etcd::new("etcd://127.0.0.1:2379", Credentials { roots, own: None }).is_err());
+}
+
 #[test]
 fn what_is_no_address_of_etcd_is_refused() {
     for wrong in ["etcd://", "http://127.0.0.1:2379", "etcd://127.0.0.1", "etcd://a:1,b", "etcd://:1"] {
-        assert!(Etcd::new(wrong).is_err(), "{wrong}");
+        assert!(Etcd::new(wrong, Credentials::default()).is_err(), "{wrong}");
     }
 }
 

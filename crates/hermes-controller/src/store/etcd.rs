@@ -10,11 +10,13 @@
 mod message;
 mod shared;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use futures_util::future::BoxFuture;
+use hermes_net::tls::{self, CertifiedKey, Roots, RustlsClientConfig, ServerIdentity};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
@@ -36,9 +38,20 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// Between two tries.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// How the members are known, and who we are to them, where they speak TLS.
+#[derive(Default)]
+pub struct Credentials {
+    /// Who vouches for their certificates. `None`: whom this machine trusts.
+    pub roots: Option<Roots>,
+    /// What we show, where they ask for a certificate (`--client-cert-auth`).
+    pub own: Option<CertifiedKey>,
+}
+
 /// A log in etcd.
 pub struct Etcd {
     members: Vec<String>,
+    /// `None`: they are spoken to in the clear.
+    tls: Option<Arc<RustlsClientConfig>>,
     /// Which of them is spoken to.
     turn: AtomicUsize,
     line: Mutex<Option<Line>>,
@@ -47,17 +60,37 @@ pub struct Etcd {
     lease: Mutex<Option<shared::Kept>>,
 }
 
+fn config(credentials: Credentials) -> Result<Arc<RustlsClientConfig>, tls::TlsError> {
+    let roots = credentials.roots.map_or_else(Roots::system, Ok)?;
+    tls::client_config(credentials.own.as_ref(), ServerIdentity::Name(roots), &[b"h2"])
+}
+
 /// Said at once, or not at all.
 type Answer<T> = Result<T, ClientError>;
 
 impl Etcd {
-    /// The store at `etcd://HOST:PORT[,HOST:PORT...][/PREFIX]`.
+    /// The store at `etcds://HOST:PORT[,HOST:PORT...][/PREFIX]`, or `etcd://` where it is spoken to in the clear.
     ///
     /// # Errors
-    /// It is no such address.
-    pub fn new(url: &str) -> Result<Self, String> {
-        let wrong = || format!("{url:?} is no store; write etcd://HOST:PORT, with several members behind commas");
-        let rest = url.strip_prefix("etcd://").ok_or_else(wrong)?;
+    /// It is no such address, or no TLS can be spoken with these credentials.
+    pub fn new(url: &str, credentials: Credentials) -> Result<Self, String> {
+        let wrong = || {
+            format!(
+                "{url:?} is no store; write etcds://HOST:PORT, or etcd://HOST:PORT without TLS, with several members \
+                 behind commas"
+            )
+        };
+        let (scheme, rest) = url.split_once("://").ok_or_else(wrong)?;
+        let tls = match scheme {
+            "etcds" => Some(config(credentials).map_err(|error| error.to_string())?),
+            "etcd" if credentials.roots.is_some() || credentials.own.is_some() => {
+                return Err(format!(
+                    "{url:?} is spoken to in the clear, where certificates are of no use; write etcds://"
+                ));
+            }
+            "etcd" => None,
+            _ => return Err(wrong()),
+        };
         let (members, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         let members: Vec<_> = members.split(',').map(str::to_owned).collect();
         let is_one = |member: &String| {
@@ -69,6 +102,7 @@ impl Etcd {
         let prefix = if prefix.is_empty() { "hermes" } else { prefix };
         Ok(Self {
             members,
+            tls,
             turn: AtomicUsize::new(0),
             line: Mutex::default(),
             prefix: format!("{prefix}/"),
@@ -96,7 +130,7 @@ impl Etcd {
             return Ok(line.clone());
         }
         let member = &self.members[self.turn.load(Ordering::Relaxed) % self.members.len()];
-        let made = Line::plain(member).await?;
+        let made = Line::to_server(member, self.tls.as_ref()).await?;
         *line = Some(made.clone());
         Ok(made)
     }

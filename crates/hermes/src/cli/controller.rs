@@ -12,7 +12,8 @@ use hermes_controller::audit::Audit;
 use hermes_controller::client::{self, PORT};
 use hermes_controller::controller;
 use hermes_controller::server;
-use hermes_controller::store::{Etcd, Sqlite, Store};
+use hermes_controller::store::{Credentials, Etcd, Sqlite, Store};
+use hermes_net::tls::{CertifiedKey, Roots};
 
 use crate::log::Log;
 use crate::operator::{self, Operator};
@@ -45,8 +46,18 @@ pub(super) struct Place {
     pub(super) data: PathBuf,
     /// Where the overlay's state is: `sqlite`, a file in --data; or etcd, which several controllers share. Nothing of it is
     /// encrypted there, the authority's key included: whoever reads the store is the operator.
-    #[arg(long, value_name = "sqlite|etcd://HOST:PORT", default_value = "sqlite")]
+    #[arg(long, value_name = "sqlite|etcds://HOST:PORT", default_value = "sqlite")]
     store: String,
+    /// Of etcds://: a file with the certificates of who vouches for its members (PEM). Whom this machine trusts where it is
+    /// left out. `etcd://` is spoken to in the clear: for loopback, or a network where nobody else is.
+    #[arg(long, value_name = "FILE")]
+    store_ca: Option<PathBuf>,
+    /// Of etcds://: the certificate that this controller shows to members that ask for one (PEM).
+    #[arg(long, value_name = "FILE", requires = "store_key")]
+    store_cert: Option<PathBuf>,
+    /// Its private key (PEM).
+    #[arg(long, value_name = "FILE", requires = "store_cert")]
+    store_key: Option<PathBuf>,
 }
 
 impl Place {
@@ -57,8 +68,16 @@ impl Place {
     pub(super) fn store(&self) -> anyhow::Result<Arc<dyn Store>> {
         Ok(match &*self.store {
             "sqlite" => Arc::new(Sqlite::open(&self.data)?),
-            url => Arc::new(Etcd::new(url).map_err(anyhow::Error::msg)?),
+            url => Arc::new(Etcd::new(url, self.credentials()?).map_err(anyhow::Error::msg)?),
         })
+    }
+
+    fn credentials(&self) -> anyhow::Result<Credentials> {
+        let roots = self.store_ca.as_deref().map(Roots::load).transpose().context("--store-ca")?;
+        let own = self.store_cert.as_deref().zip(self.store_key.as_deref());
+        let own =
+            own.map(|(cert, key)| CertifiedKey::load(cert, key)).transpose().context("--store-cert, --store-key")?;
+        Ok(Credentials { roots, own })
     }
 }
 
