@@ -186,11 +186,7 @@ impl Agent {
 /// It has not enrolled, and cannot: the token is none, or the controller is away or refuses it.
 pub(crate) async fn enrolled(places: &[Place], home: &Home, ticket: Option<Ticket>) -> anyhow::Result<()> {
     // One whose certificate is over is nobody, unless it has a token.
-    let is_over = || {
-        let own = home.identity().ok().and_then(|(own, _)| own.not_after());
-        ticket.is_some() && own.is_none_or(|end| end <= seconds_now())
-    };
-    if !home.is_enrolled() || is_over() {
+    if !home.is_enrolled() || (ticket.is_some() && is_over(home)) {
         let ticket = ticket
             .context("this node has not enrolled yet: give it --token, from `hermes token create` at the controller")?;
         let request = EnrolRequest { token: ticket.reveal(), request: home.request()? };
@@ -200,6 +196,16 @@ pub(crate) async fn enrolled(places: &[Place], home: &Home, ticket: Option<Ticke
     }
     Ok(())
 }
+
+/// Whether its certificate is over, by this machine's clock, or cannot be read.
+fn is_over(home: &Home) -> bool {
+    let end = home.identity().ok().and_then(|(own, _)| own.not_after());
+    end.is_none_or(|end| end <= seconds_now())
+}
+
+/// What is to be done then.
+const OVER: &str = ". Its certificate is over, and is renewed no more: start it again with --token, from `hermes token create` at \
+                    the controller";
 
 /// Keeps a node's certificate renewed, for as long as it is polled: for a program that follows the controller itself.
 pub(crate) async fn keep_renewed(places: &[Place], home: &Home) {
@@ -339,7 +345,8 @@ async fn follow(
                 tracing::warn!(controller = %place, again_in = ?pause, "the controller has gone; this node goes on with what it has")
             }
             Err(error) => {
-                tracing::warn!(controller = %place, again_in = ?pause, "the controller gives no documents; this node goes on with what it has: {error:#}")
+                let next_step = if is_over(&home) { OVER } else { "" };
+                tracing::warn!(controller = %place, again_in = ?pause, "the controller gives no documents; this node goes on with what it has: {error:#}{next_step}")
             }
         }
     }

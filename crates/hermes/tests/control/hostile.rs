@@ -247,3 +247,34 @@ async fn who_is_refused_is_named_in_the_audit_log() {
     until("who has the old key is told", || bed.log("moved").contains("no member any more")).await;
     until("and named", || audit().contains("\"what\":\"follow\",\"by\":\"node/laptop\"")).await;
 }
+
+/// Certificates that are over, and another authority's: refused in the handshake, and named in the audit.
+#[tokio::test]
+async fn a_certificate_that_is_over_or_foreign_is_refused_and_named_in_the_audit_log() {
+    let bed = Bed::new().await;
+    let brief = bed.documents(7001).replace("name: test\n", "name: test\ncertificate-life: 6s\n");
+    bed.told(&["apply", "-f", "-"], &brief);
+    let laptop = bed.node("laptop", Some(&bed.token("laptop")));
+    until("it has enrolled", || bed.log("laptop").contains("under control")).await;
+    crate::bed::sigkill(laptop);
+    operator(&bed);
+    let directory = bed.directory.path();
+    let (cert, key) = (directory.join("laptop/node.pem"), directory.join("laptop/node.key"));
+    let asked = || curl(&bed, Some((&*cert, &*key)), &[], "/v1/nodes");
+    assert_eq!(asked(), Ok(401), "while it lives it is a node's, and no operator's");
+    until("it is over", || asked().is_err()).await;
+    let audit = || std::fs::read_to_string(directory.join("controller/audit.jsonl")).unwrap();
+    let refused = |why: &str| {
+        let is_it = |line: &str| line.contains("\"what\":\"connect\"") && line.contains("127.") && line.contains(why);
+        audit().lines().any(is_it)
+    };
+    until("that is in the audit", || refused("certificate expired")).await;
+    let authority = Authority::new("test").unwrap();
+    let other = tempfile::tempdir().unwrap();
+    let files = authority.issue(&Subject::node("laptop")).unwrap().write(other.path(), "foreign").unwrap();
+    assert!(curl(&bed, Some((&*files.cert, &*files.key)), &[], "/v1/nodes").is_err());
+    until("that is in the audit", || refused("UnknownIssuer")).await;
+    // The node itself says what is to be done.
+    let _laptop = bed.node("laptop", None);
+    until("it says so", || bed.log("laptop").contains("start it again with --token")).await;
+}
