@@ -5,19 +5,23 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, Parser};
 use hermes_controller::audit::Audit;
 use hermes_controller::client::{self, PORT};
-use hermes_controller::controller;
+use hermes_controller::controller::{Controller, Refused};
 use hermes_controller::server;
-use hermes_controller::store::{Credentials, Etcd, Sqlite, Store};
+use hermes_controller::store::{Credentials, Etcd, Sqlite, Store, StoreError};
 use hermes_net::tls::{CertifiedKey, Roots};
 
 use crate::log::Log;
 use crate::operator::{self, Operator};
 use crate::signals::Signals;
+
+/// A store that is away is asked again after this.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// Runs a controller: keeps an overlay's documents, and gives each node what it is to run.
 ///
@@ -72,6 +76,24 @@ impl Place {
         })
     }
 
+    /// Reads the store, and makes the authority where there is none. A store that several controllers share may come later than they do, after a power cut: it is waited for.
+    async fn start(&self, store: Arc<dyn Store>) -> Result<Controller, Refused> {
+        loop {
+            let started = async {
+                let controller = Controller::start(store.clone()).await?;
+                controller.authority().await?;
+                Ok(controller)
+            };
+            match started.await {
+                Err(error @ Refused::Store(StoreError::Unable(..))) if self.store != "sqlite" => {
+                    tracing::warn!(again_in = ?AGAIN, "no overlay yet: {error}");
+                    tokio::time::sleep(AGAIN).await;
+                }
+                started => return started,
+            }
+        }
+    }
+
     fn credentials(&self) -> anyhow::Result<Credentials> {
         let roots = self.store_ca.as_deref().map(Roots::load).transpose().context("--store-ca")?;
         let own = self.store_cert.as_deref().zip(self.store_key.as_deref());
@@ -96,8 +118,13 @@ impl Run {
         made.with_context(|| format!("--data {} cannot be made", data.display()))?;
         let mut signals = Signals::new()?;
         let store = self.place.store()?;
-        let controller = Arc::new(controller::Controller::start(store).await?);
-        controller.authority().await?;
+        let controller = tokio::select! {
+            started = self.place.start(store) => Arc::new(started?),
+            name = end(&mut signals) => {
+                tracing::info!(signal = name, "stopped");
+                return Ok(());
+            }
+        };
         let audit = Arc::new(Audit::open(data).context("the audit log")?);
         let socket = tokio::net::TcpListener::bind(self.listen).await;
         let socket = socket.with_context(|| format!("--listen {}: cannot listen there", self.listen))?;

@@ -49,17 +49,12 @@ impl Bed {
         sigkill(self.second.take().unwrap());
     }
 
-    /// A controller that listens. One that ends, since its store is away, is started again: so does whoever watches over it.
+    /// A controller that listens, as soon as its store is there.
     async fn started(&self, name: &str, port: u16) -> Running {
-        let mut running = self.launch(name, self.state(name), port);
+        let running = self.launch(name, self.state(name), port);
         let operator = self.state(name).join("operator.json");
-        until(&format!("{name} listens"), || {
-            if running.exited().unwrap().is_some() {
-                running = self.launch(name, self.state(name), port);
-            }
-            TcpStream::connect(self.socket(port)).is_ok() && operator.exists()
-        })
-        .await;
+        let listens = || TcpStream::connect(self.socket(port)).is_ok() && operator.exists();
+        until(&format!("{name} listens"), listens).await;
         running
     }
 
@@ -121,6 +116,11 @@ impl Bed {
 
     pub(crate) async fn start_controller(&mut self) {
         self.controller = Some(self.started("controller", 9400).await);
+    }
+
+    /// One that does not listen as long as its store is away.
+    pub(crate) fn launch_controller(&mut self) {
+        self.controller = Some(self.launch("controller", self.state("controller"), 9400));
     }
 
     /// Bytes that the controller has in memory.

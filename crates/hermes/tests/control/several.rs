@@ -34,6 +34,10 @@ async fn any_controller_may_die_and_the_store_may() {
     let said = bed.refused(&["apply", "-f", "-"], &bed.documents(7001));
     assert!(said.contains("the store cannot be written"), "{said}");
     assert_eq!(bed.get("APP"), Some((200, "two".to_owned())));
+    // One that is started now waits for it.
+    bed.kill_controller();
+    bed.launch_controller();
+    until("it waits", || bed.log("controller").contains("no overlay yet")).await;
     bed.start_etcd().await;
     let applied = || bed.hermes(&["apply", "-f", "-"], &bed.documents(7001)).status.success();
     until("it can be changed again", applied).await;
