@@ -3,6 +3,7 @@
 //! In: HTTP requests, and who sends them. Out: JSON; whatever is wrong, as problem details (RFC 9457).
 //! Never: more than whose documents they are may see: an operator all, a provider its own.
 
+mod authority;
 mod rollout;
 
 use std::collections::BTreeMap;
@@ -22,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::audit::{Audit, Event};
-use crate::authority::{Office, Subject, hex};
+use crate::authority::{Office, hex};
 use crate::controller::{Controller, Known, Outcome, Refused, Request, at_length};
 use crate::document::{self, Key, Kind, Name, Resource};
 use crate::push::{Peer, Push, sha256};
@@ -33,8 +34,6 @@ use crate::store::Revision;
 const MAX_BODY: usize = 64 << 20;
 /// Nobody waits longer for nodes.
 const MAX_WAIT: Duration = Duration::from_secs(60);
-/// No operator's certificate lives longer.
-const OPERATOR_LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How long a token lives, unless it is said.
 const TOKEN_LIFE: Duration = Duration::from_secs(24 * 3600);
 
@@ -58,12 +57,18 @@ pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>, audit: Arc<Au
         .route("/v1/backup", get(backup))
         .route("/v1/tokens", post(token))
         .route("/v1/operators", post(operator))
+        .route("/v1/operators/own", post(authority::own))
+        .route("/v1/authority", get(authority::show).post(authority::rotate).delete(authority::cancel))
+        .route("/v1/authority/finish", post(authority::finish))
         .fallback(async || Problem::new(StatusCode::NOT_FOUND, "there is nothing at this path"))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(middleware::from_fn_with_state(desk.clone(), gate))
         .with_state(desk)
 }
 
+/// The header of answers that tells whom the overlay trusts: where that is another one than the last time, who asks has
+/// something to get.
+pub const TRUST: &str = "hermes-trust";
 /// No request takes longer to come.
 const ARRIVAL: Duration = Duration::from_secs(60);
 
@@ -80,7 +85,10 @@ async fn gate(State(desk): State<Desk>, request: axum::extract::Request, next: N
         Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
     };
     let body = read.map_err(late)?.map_err(large)?;
-    Ok(next.run(axum::extract::Request::from_parts(parts, body.into())).await)
+    let mut response = next.run(axum::extract::Request::from_parts(parts, body.into())).await;
+    let mark = desk.controller.trust().borrow().mark();
+    response.headers_mut().insert(TRUST, HeaderValue::from_str(&mark).unwrap_or(HeaderValue::from_static("")));
+    Ok(response)
 }
 
 /// What is wrong, as RFC 9457 says it.
@@ -100,7 +108,8 @@ impl From<Refused> for Problem {
     fn from(refused: Refused) -> Self {
         let status = match &refused {
             Refused::Faults(_) => StatusCode::UNPROCESSABLE_ENTITY,
-            Refused::Conflict { .. } | Refused::Busy(_) => StatusCode::CONFLICT,
+            Refused::Unusable(_) => StatusCode::UNPROCESSABLE_ENTITY,
+            Refused::Conflict { .. } | Refused::Busy(_) | Refused::Unready(_) => StatusCode::CONFLICT,
             Refused::Denied(_) => StatusCode::FORBIDDEN,
             Refused::Absent(_) => StatusCode::NOT_FOUND,
             Refused::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
@@ -142,7 +151,15 @@ impl IntoResponse for Problem {
 
 impl Desk {
     fn asker(&self, peer: &Peer) -> Result<Asker, Problem> {
-        let asker = Asker::of(peer);
+        let asker = Asker::of(peer).and_then(|asker| {
+            let known = self.controller.known();
+            if !peer.is_former || known.is_operator(&peer.key, &asker.name, asker.provider.as_ref()) {
+                return Ok(asker);
+            }
+            let detail = "this certificate is of an authority that is trusted no more, and this controller does not know its \
+                          key; have somebody make another file with `hermes operator create`";
+            Err(Problem::new(StatusCode::UNAUTHORIZED, detail))
+        });
         asker.inspect_err(|problem| {
             self.audit.tell(Event {
                 what: "ask",
@@ -166,6 +183,7 @@ impl Desk {
 struct Asker {
     /// Whose documents are theirs. `None`: all.
     provider: Option<Name>,
+    name: Name,
     /// As it stands in the log.
     by: String,
 }
@@ -174,10 +192,10 @@ impl Asker {
     fn of(peer: &Peer) -> Result<Self, Problem> {
         match Office::of(peer.uris.iter().map(String::as_str)) {
             Some(Office::Operator { provider: None, name }) => {
-                Ok(Self { by: format!("operator/{name}"), provider: None })
+                Ok(Self { by: format!("operator/{name}"), provider: None, name })
             }
             Some(Office::Operator { provider: Some(provider), name }) => {
-                Ok(Self { by: format!("provider/{provider}/{name}"), provider: Some(provider) })
+                Ok(Self { by: format!("provider/{provider}/{name}"), provider: Some(provider), name })
             }
             _ => {
                 let detail = "only operators may ask this: show an operator's certificate, such as that in the controller's directory";
@@ -594,9 +612,8 @@ async fn operator(
         return Err(Problem::new(StatusCode::NOT_FOUND, format!("the overlay has no provider {provider}")));
     }
     let request = BASE64.decode(request).map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "request is no base64"))?;
-    let subject = Subject::Operator { provider: provider.as_ref(), name: &name };
-    let life = Duration::from_secs(life).min(OPERATOR_LIFE);
-    let issued = desk.controller.sign(&request, &subject, life)?;
+    let (who, life) = ((&name, provider.as_ref()), Duration::from_secs(life));
+    let issued = desk.controller.make_operator(&asker.by, &request, who, life).await?;
     desk.audit.tell(Event {
         what: "operator",
         by: Some(&asker.by),

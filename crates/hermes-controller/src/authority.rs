@@ -4,6 +4,8 @@
 //! overlay knows, whatever the request would like to say.
 //! Never: a key of anybody else's. Each makes its own, and keeps it.
 
+mod chain;
+
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
@@ -18,9 +20,14 @@ use rcgen::{
     Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType,
 };
 
+#[cfg(test)]
+pub(crate) use self::chain::blocks;
+pub use self::chain::{Facts, facts};
 use crate::document::Name;
 use crate::state::Authority;
 
+/// No certificate of an operator lives longer.
+pub const OPERATOR_LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How long a certificate authority lives.
 const LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// Clocks of others may be behind by as much.
@@ -35,6 +42,9 @@ pub enum Unissued {
     /// The authority's own certificate or key is not to be used.
     #[error("the certificate authority cannot sign: {0}")]
     Authority(String),
+    /// What was brought as an authority is none.
+    #[error("{0}")]
+    Import(String),
 }
 
 /// Who a certificate is for.
@@ -117,7 +127,7 @@ impl Authority {
         params.distinguished_name.push(DnType::CommonName, format!("Hermes overlay CA {mark}"));
         (params.not_before, params.not_after) = ((now - SKEW).into(), (now + LIFE).into());
         let certificate = params.self_signed(&key).map_err(authority)?;
-        Ok(Self { certificate: certificate.pem(), key: key.serialize_pem() })
+        Ok(Self { certificate: certificate.pem(), chain: String::new(), key: key.serialize_pem() })
     }
 
     /// Ready to sign.
@@ -154,6 +164,7 @@ impl Signer {
         };
         params.distinguished_name.push(DnType::CommonName, subject.common_name());
         params.subject_alt_names = subject.names().map_err(authority)?;
+        // By it a node says who issued its certificate.
         params.use_authority_key_identifier_extension = true;
         (params.not_before, params.not_after) = ((now - SKEW.min(life / 10)).into(), (now + life).into());
         let certificate = params.signed_by(&key, &self.issuer).map_err(authority)?;

@@ -20,9 +20,10 @@ use hyper::client::conn::http2::{self, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
+use tonic::Status;
+pub use tonic::Streaming;
 use tonic::body::Body;
 use tonic::client::Grpc;
-use tonic::{Status, Streaming};
 use tonic_prost::ProstCodec;
 
 use crate::authority::Office;

@@ -45,7 +45,7 @@ pub struct Issued {
     /// Whose it is: the node's name.
     #[prost(string, tag = "1")]
     pub node: String,
-    /// The certificate (PEM).
+    /// The certificate, and those that go with it (PEM).
     #[prost(string, tag = "2")]
     pub certificate: String,
     /// Certificates of the authorities that the node is to trust (PEM).
@@ -77,9 +77,18 @@ pub struct Report {
     /// Why it is not well, as it finds; empty where it is.
     #[prost(string, tag = "7")]
     pub unwell: String,
+    /// SHA-256 of each certificate that it trusts (DER). None: it takes no orders about that.
+    #[prost(bytes = "bytes", repeated, tag = "8")]
+    pub authorities: Vec<Bytes>,
+    /// The authority key identifier of its own certificate.
+    #[prost(bytes = "bytes", tag = "9")]
+    pub issuer: Bytes,
+    /// Another program is the node, and follows by itself: this one has its certificate, and nothing else.
+    #[prost(bool, tag = "10")]
+    pub identity_only: bool,
 }
 
-/// What a node is to run.
+/// What a node is to run, or to trust.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct Order {
     /// The revision of the overlay's documents.
@@ -88,4 +97,17 @@ pub struct Order {
     /// The node's document (JSON). Empty where it has none any more: it is no part of the overlay.
     #[prost(bytes = "bytes", tag = "2")]
     pub document: Bytes,
+    /// What it is to trust from now on (PEM). Where this or the next one says something, nothing is said of documents.
+    #[prost(string, tag = "3")]
+    pub authorities: String,
+    /// It is to renew its certificate now.
+    #[prost(bool, tag = "4")]
+    pub renew: bool,
+}
+
+impl Order {
+    /// Whether it is about the node's identity, and says nothing of documents.
+    pub fn is_of_identity(&self) -> bool {
+        self.renew || !self.authorities.is_empty()
+    }
 }

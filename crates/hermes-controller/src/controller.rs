@@ -6,9 +6,11 @@
 //! time, and another one may write beside it.
 
 mod enrol;
+mod operator;
+mod rotation;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -23,8 +25,10 @@ use crate::catalog::Revoked;
 use crate::compile::{Plan, Touched};
 use crate::document::{Fault, Key, Kind, Name, ProgramDigest, Resource};
 use crate::rollout::{Rollout, StepId};
+use crate::seal::Seal;
 use crate::state::{Before, Change, Commit, Member, State};
 use crate::store::{After, Base, Revision, Shared, Store, StoreError};
+use crate::trust::Trust;
 
 /// After so many entries they are made a base: who begins reads no more than these.
 const COMPACT: u64 = 1000;
@@ -70,6 +74,12 @@ pub enum Refused {
     /// Another change is going out to nodes in waves.
     #[error("revision {0} is still going out to nodes in waves; wait until it has, or do this now with --now")]
     Busy(Revision),
+    /// It is not the time for that.
+    #[error("{0}")]
+    Unready(String),
+    /// What was brought is of no use.
+    #[error("{0}")]
+    Unusable(String),
     /// Whoever asks must not, or what is asked for cannot be.
     #[error("{0}")]
     Denied(String),
@@ -135,6 +145,10 @@ pub struct Controller {
     rollout: watch::Sender<Option<Arc<Rollout>>>,
     /// Programs that nodes may run.
     programs: watch::Sender<Many<ProgramDigest>>,
+    /// Whom nodes are to trust.
+    trust: watch::Sender<Arc<Trust>>,
+    /// What the authority's key is sealed with in the store.
+    seal: OnceLock<Seal>,
 }
 
 /// What a change comes to that was judged right.
@@ -183,6 +197,8 @@ impl Controller {
             nodes: Mutex::default(),
             rollout: watch::Sender::new(None),
             programs: watch::Sender::default(),
+            trust: watch::Sender::default(),
+            seal: OnceLock::new(),
         };
         this.catch_up().await?;
         Ok(this)
@@ -212,7 +228,8 @@ impl Controller {
         if self.known().state.revision < revision { self.catch_up().await } else { Ok(()) }
     }
 
-    /// All of the state (JSON), as it is restored with [`Controller::restore`]. The authority's key is in it.
+    /// All of the state (JSON), as it is restored with [`Controller::restore`]. The authority's key is in it, sealed
+    /// where the store's is.
     pub fn backup(&self) -> Vec<u8> {
         let state = &self.known().state;
         let base = state.base();
@@ -410,6 +427,9 @@ impl Controller {
                             known.waiting.insert(Key::node(node));
                         }
                         Change::Authority(_)
+                        | Change::Rotation(_)
+                        | Change::Retired(_)
+                        | Change::Operator(_)
                         | Change::Token(_)
                         | Change::Spent { .. }
                         | Change::Rollout(_)
@@ -458,6 +478,16 @@ impl Controller {
             *before = programs;
             is_new
         });
+        match known.state.trust().map(Arc::new) {
+            Ok(trust) => {
+                _ = self.trust.send_if_modified(|before| {
+                    let is_new = *before != trust;
+                    *before = trust;
+                    is_new
+                })
+            }
+            Err(why) => tracing::error!("the authority in the store cannot be read; nodes trust whom they did: {why}"),
+        }
         let mut nodes = lock(&self.nodes);
         for node in concerned {
             let Some(sender) = nodes.get(node) else { continue };
@@ -679,7 +709,7 @@ fn plan(known: &Known, request: &Request) -> Result<(Vec<Change>, Outcome, Optio
 }
 
 /// Milliseconds since 1970.
-fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

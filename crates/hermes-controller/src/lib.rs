@@ -3,7 +3,7 @@
 //! In: overlay documents. Out: every problem that they have, or a document for each node.
 //! Never: traffic.
 
-mod api;
+pub mod api;
 pub mod audit;
 pub mod authority;
 pub mod catalog;
@@ -14,9 +14,11 @@ pub mod controller;
 pub mod document;
 pub mod push;
 pub mod rollout;
+pub mod seal;
 pub mod seen;
 pub mod server;
 pub mod state;
 pub mod store;
 pub mod token;
+pub mod trust;
 pub mod xds;

@@ -4,6 +4,8 @@
 //! nodes said about them.
 //! Never: another node's document. What a node asks for is found by its certificate, and by nothing that it says.
 
+mod rotation;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,6 +27,9 @@ use crate::rollout::{Rollout, STEP};
 use crate::seen::{Roll, Seen};
 use crate::store::Revision;
 use crate::token::Ticket;
+use crate::trust::Trust;
+
+pub use self::rotation::{Lacking, Progress};
 
 /// Nodes of a wave that are connected have so long to take it.
 const WAVE: Duration = Duration::from_secs(30);
@@ -32,6 +37,8 @@ const WAVE: Duration = Duration::from_secs(30);
 const BEAT: Duration = Duration::from_secs(2);
 /// What a node says against a document is kept up to here.
 const MOST_SAID: usize = 16 << 10;
+/// A node says of so many authorities that it trusts them.
+const MOST_TRUSTED: usize = 16;
 
 /// Who is at the other end of a connection.
 #[derive(Clone, Debug, Default)]
@@ -42,6 +49,10 @@ pub struct Peer {
     pub key: String,
     /// From where.
     pub from: Option<SocketAddr>,
+    /// Until when its certificate lives, in seconds since 1970.
+    pub until: i64,
+    /// Whoever issued its certificate is no authority any more: it is who it says if its key is known.
+    pub is_former: bool,
 }
 
 /// What nodes are told, and what they say.
@@ -290,9 +301,15 @@ impl Push {
                 "this controller is behind what the node has, and cannot read its store: {error}"
             ))
         })?;
-        let presence = Presence::begin(self.clone(), node.clone());
+        let presence = match first.identity_only {
+            true => Presence::beside(self.clone(), node.clone()),
+            false => Presence::begin(self.clone(), node.clone()),
+        };
         presence.hear(&first);
         let following = Following {
+            trust: self.controller.trust(),
+            identity: Identity::of(&first),
+            told: (BTreeSet::new(), String::new()),
             programs: self.controller.programs(),
             program: crate::authority::hex(&first.program[..first.program.len().min(64)]),
             is_unlisted: false,
@@ -338,19 +355,37 @@ pub(crate) const EXPELLED: &str = "this node is no member any more, or has enrol
 pub(crate) struct Presence {
     push: Arc<Push>,
     node: Name,
+    /// It is another program, beside the node.
+    is_beside: bool,
 }
 
 impl Presence {
     pub(crate) fn begin(push: Arc<Push>, node: Name) -> Self {
         push.note(&node, |seen| seen.connections += 1);
-        Self { push, node }
+        Self { push, node, is_beside: false }
+    }
+
+    fn beside(push: Arc<Push>, node: Name) -> Self {
+        push.note(&node, |seen| seen.companions += 1);
+        Self { push, node, is_beside: true }
     }
 
     pub(crate) fn hear(&self, report: &Report) {
-        let Report { running, tried, refused, version, program, sessions, unwell } = report;
+        let Report { running, tried, refused, version, program, sessions, unwell, .. } = report;
+        let said = Identity::of(report);
         self.push.note(&self.node, |seen| {
+            // Who says nothing of that leaves it as it is: Envoy, beside which somebody else does.
+            if !said.authorities.is_empty() {
+                (seen.authorities, seen.issuer) = (said.authorities, said.issuer);
+            }
+            if self.is_beside {
+                return;
+            }
             *seen = Seen {
                 connections: seen.connections,
+                companions: seen.companions,
+                authorities: std::mem::take(&mut seen.authorities),
+                issuer: std::mem::take(&mut seen.issuer),
                 running: crate::authority::hex(&running[..running.len().min(64)]),
                 tried: *tried,
                 refused: shortened(refused),
@@ -360,6 +395,21 @@ impl Presence {
                 sessions: *sessions,
             };
         });
+    }
+}
+
+/// Whom a node trusts, and who issued its certificate, as it says.
+#[derive(Debug, Default)]
+struct Identity {
+    authorities: BTreeSet<String>,
+    issuer: String,
+}
+
+impl Identity {
+    fn of(report: &Report) -> Self {
+        let digest = |bytes: &Bytes| crate::authority::hex(&bytes[..bytes.len().min(64)]);
+        let authorities = report.authorities.iter().take(MOST_TRUSTED).map(digest).collect();
+        Self { authorities, issuer: digest(&report.issuer) }
     }
 }
 
@@ -387,12 +437,20 @@ fn shortened(text: &str) -> String {
 
 impl Drop for Presence {
     fn drop(&mut self) {
-        self.push.note(&self.node, |seen| seen.connections = seen.connections.saturating_sub(1));
+        self.push.note(&self.node, |seen| {
+            let count = if self.is_beside { &mut seen.companions } else { &mut seen.connections };
+            *count = count.saturating_sub(1);
+        });
     }
 }
 
 /// One node that follows.
 struct Following {
+    trust: watch::Receiver<Arc<Trust>>,
+    /// What it says of that.
+    identity: Identity,
+    /// Whom it was told last to trust, and whose certificate to get.
+    told: (BTreeSet<String>, String),
     programs: watch::Receiver<Many<Program>>,
     /// SHA-256 of what it runs, as it says, in hex.
     program: String,
@@ -423,12 +481,14 @@ impl Following {
                 report = self.reports.message() => match report {
                     Ok(Some(report)) => {
                         self.presence.hear(&report);
+                        self.identity = Identity::of(&report);
                         self.running = report.running;
                     }
                     Ok(None) | Err(_) => return None,
                 },
                 changed = self.watched.changed() => changed.ok()?,
                 changed = self.programs.changed() => changed.ok()?,
+                changed = self.trust.changed() => changed.ok()?,
             }
         }
     }
@@ -441,7 +501,13 @@ impl Following {
             if self.ordered.replace(Bytes::new()) == Some(Bytes::new()) {
                 return Some(Err(Status::permission_denied(EXPELLED)));
             }
-            return Some(Ok(Order { revision: watched.given.since, document: Bytes::new() }));
+            return Some(Ok(Order { revision: watched.given.since, ..Order::default() }));
+        }
+        if let Some(order) = self.identify() {
+            return Some(Ok(order));
+        }
+        if self.presence.is_beside {
+            return None;
         }
         let is_listed = {
             let programs = self.programs.borrow_and_update();
@@ -458,7 +524,30 @@ impl Following {
             return None;
         }
         self.ordered = Some(wanted);
-        Some(Ok(Order { revision: watched.given.since, document }))
+        Some(Ok(Order { revision: watched.given.since, document, ..Order::default() }))
+    }
+
+    /// What it is to trust now, and then whose certificate it is to have.
+    fn identify(&mut self) -> Option<Order> {
+        let trust = self.trust.borrow_and_update().clone();
+        let (said, told) = (&self.identity, &mut self.told);
+        if said.authorities.is_empty() {
+            return None;
+        }
+        if said.authorities != trust.fingerprints {
+            // What it cannot do it is not told time after time.
+            let is_news = told.0 != trust.fingerprints;
+            told.0.clone_from(&trust.fingerprints);
+            return is_news.then(|| Order { authorities: trust.authorities.clone(), ..Order::default() });
+        }
+        told.0.clear();
+        let is_news = said.issuer != trust.issuer && told.1 != trust.issuer;
+        if is_news {
+            told.1.clone_from(&trust.issuer);
+        } else if said.issuer == trust.issuer {
+            told.1.clear();
+        }
+        is_news.then(|| Order { renew: true, ..Order::default() })
     }
 }
 
@@ -471,7 +560,8 @@ pub fn sha256(document: &[u8]) -> Bytes {
 fn status(refused: &Refused) -> Status {
     let code = match refused {
         Refused::Faults(_) => Code::InvalidArgument,
-        Refused::Conflict { .. } | Refused::Busy(_) => Code::Aborted,
+        Refused::Conflict { .. } | Refused::Busy(_) | Refused::Unready(_) => Code::Aborted,
+        Refused::Unusable(_) => Code::InvalidArgument,
         Refused::Denied(_) => Code::PermissionDenied,
         Refused::Absent(_) => Code::NotFound,
         Refused::Store(_) => Code::Unavailable,

@@ -33,6 +33,19 @@ pub struct Seen {
     pub sessions: u64,
     /// Why it is not well, as it finds; empty where it is.
     pub unwell: String,
+    /// Connections of a program beside it that has its certificate.
+    pub companions: usize,
+    /// SHA-256 of what it trusts, in hex.
+    pub authorities: BTreeSet<String>,
+    /// The key identifier of who issued its certificate, in hex.
+    pub issuer: String,
+}
+
+impl Seen {
+    /// Whether the node, or who has its certificate, is there.
+    pub fn is_there(&self) -> bool {
+        self.connections > 0 || self.companions > 0
+    }
 }
 
 #[derive(Debug, Default)]
@@ -61,6 +74,14 @@ impl Roll {
         }
     }
 
+    /// What is known of whom a node trusts: from where it, or who has its certificate, is connected.
+    pub fn trusting(&self, node: &Name) -> Option<&Seen> {
+        let Entry { own, others } = self.entries.get(node)?;
+        let all = std::iter::once(own).chain(others.values().map(|(_, seen)| seen));
+        let says = all.filter(|seen| seen.is_there() && !seen.authorities.is_empty());
+        says.max_by_key(|seen| seen.connections).or_else(|| self.get(node))
+    }
+
     /// It has said something here.
     pub(crate) fn note(&mut self, node: &Name, change: impl FnOnce(&mut Seen)) {
         if self.entries.len() < MOST || self.entries.contains_key(node) {
@@ -73,7 +94,7 @@ impl Roll {
     pub(crate) fn unsaid(&mut self) -> Vec<Said> {
         let nodes = std::mem::take(&mut self.unsaid).into_iter();
         let words = |node: &Name| {
-            let own = self.entries.get(node).map(|entry| &entry.own).filter(|own| own.connections > 0)?;
+            let own = self.entries.get(node).map(|entry| &entry.own).filter(|own| own.is_there())?;
             serde_json::to_vec(own).ok().map(Into::into)
         };
         nodes.map(|node| (node.to_string(), words(&node))).collect()
@@ -82,7 +103,7 @@ impl Roll {
     /// Nobody may have heard what was said.
     pub(crate) fn say_all(&mut self) {
         self.unsaid =
-            self.entries.iter().filter(|(_, entry)| entry.own.connections > 0).map(|(node, _)| node.clone()).collect();
+            self.entries.iter().filter(|(_, entry)| entry.own.is_there()).map(|(node, _)| node.clone()).collect();
     }
 
     /// Another controller says something.

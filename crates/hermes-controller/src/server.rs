@@ -6,10 +6,10 @@
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use hermes_net::Io;
-use hermes_net::tls::{self, CertifiedKey, ClientCertificates, Fault, Roots};
+use hermes_net::tls::{self, CertifiedKey, ClientCertificates, Fault, Roots, chains_to};
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -27,7 +27,7 @@ use tower::service_fn;
 
 use crate::api;
 use crate::audit::{Audit, Event};
-use crate::authority::Subject;
+use crate::authority::{Facts, Subject};
 use crate::control::{self, EnrolRequest, Issued, MAX_MESSAGE, MAX_REPORT, MAX_REQUEST, Order, RenewRequest, Report};
 use crate::controller::{Controller, Refused};
 use crate::push::{Peer, Push};
@@ -64,9 +64,11 @@ pub async fn serve(
     let api = api::router(controller.clone(), push.clone(), audit.clone());
     let slots = Arc::new(Semaphore::new(CONNECTIONS));
     let mut connections = JoinSet::new();
-    let mut config = config(&controller, &hosts).await?;
+    controller.authority().await?;
+    let mut trust = controller.trust();
+    let mut own = Arc::new(Own::make(&controller, &hosts)?);
     let mut renewal = tokio::time::interval_at(tokio::time::Instant::now() + LIFE / 2, LIFE / 2);
-    let beside = async { tokio::join!(push.roll_out(), push.share()) };
+    let beside = async { tokio::join!(push.roll_out(), push.share(), push.rotate()) };
     let mut beside = std::pin::pin!(beside);
     loop {
         let accepted = tokio::select! {
@@ -74,10 +76,11 @@ pub async fn serve(
             _ = &mut beside => return Ok(()),
             Some(_) = connections.join_next() => continue,
             _ = renewal.tick() => {
-                match self::config(&controller, &hosts).await {
-                    Ok(renewed) => config = renewed,
-                    Err(error) => tracing::error!("the controller's own certificate is not renewed: {error}"),
-                }
+                own = own.renewed(&controller, &hosts);
+                continue;
+            }
+            Ok(()) = trust.changed() => {
+                own = own.renewed(&controller, &hosts);
                 continue;
             }
         };
@@ -93,32 +96,51 @@ pub async fn serve(
             tracing::warn!(%from, "refused: there are {CONNECTIONS} connections, which is the limit");
             continue;
         };
-        let (config, push, api, audit) = (config.clone(), push.clone(), api.clone(), audit.clone());
+        let (own, push, api, audit) = (own.clone(), push.clone(), api.clone(), audit.clone());
         connections.spawn(async move {
-            if let Some(io) = shake_hands(config, tcp, from, &audit).await {
-                converse(io, from, push, api).await;
+            if let Some(io) = shake_hands(own.tls.clone(), tcp, from, &audit).await {
+                let peer = peer(&io, from, &own.issuers);
+                // The connection may live for months.
+                drop(own);
+                converse(io, peer, push, api).await;
             }
             drop(slot);
         });
     }
 }
 
-/// What the controller shows: a certificate for these names and addresses, and its authority's behind it, so that who knows
-/// only the digest of that finds it.
-async fn config(controller: &Controller, hosts: &[String]) -> Result<Arc<tls::RustlsServerConfig>, Refused> {
-    let authority = controller.authority().await?;
-    let denied = |error: String| Refused::Denied(format!("the controller's own certificate: {error}"));
-    let key = KeyPair::generate().map_err(|error| denied(error.to_string()))?;
-    let request = CertificateParams::default().serialize_request(&key).map_err(|error| denied(error.to_string()))?;
-    let signer = authority.signer().map_err(|error| denied(error.to_string()))?;
-    let subject = Subject::Controller { hosts };
-    let (own, _) =
-        signer.sign(request.der(), &subject, SystemTime::now(), LIFE).map_err(|error| denied(error.to_string()))?;
-    let chain = own + &authority.certificate;
-    let tls = |error: tls::TlsError| denied(error.to_string());
-    let own = CertifiedKey::from_pem(chain.as_bytes(), key.serialize_pem().as_bytes()).map_err(tls)?;
-    let clients = ClientCertificates::Optional(Roots::from_pem(authority.certificate.as_bytes()).map_err(tls)?);
-    tls::server_config(&own, &clients, &[b"h2", b"http/1.1"]).map_err(tls)
+/// What the controller shows, and whom it takes.
+struct Own {
+    tls: Arc<tls::RustlsServerConfig>,
+    /// Who issues what it takes as it is.
+    issuers: Roots,
+}
+
+impl Own {
+    /// A certificate for these names and addresses, and behind it its authority's and what leads there from those before, so
+    /// that who knows only the digest of one finds it.
+    fn make(controller: &Controller, hosts: &[String]) -> Result<Self, Refused> {
+        let denied = |error: String| Refused::Denied(format!("the controller's own certificate: {error}"));
+        let key = KeyPair::generate().map_err(|error| denied(error.to_string()))?;
+        let request =
+            CertificateParams::default().serialize_request(&key).map_err(|error| denied(error.to_string()))?;
+        let (own, trust) = controller.sign_alone(request.der(), &Subject::Controller { hosts }, LIFE)?;
+        let tls = |error: tls::TlsError| denied(error.to_string());
+        let shown = CertifiedKey::from_pem((own + &trust.shown).as_bytes(), key.serialize_pem().as_bytes());
+        let issuers = Roots::from_pem(trust.issuers.as_bytes()).map_err(tls)?;
+        let all = Roots::from_pem((trust.issuers + &trust.former).as_bytes()).map_err(tls)?;
+        let clients = ClientCertificates::Optional(all);
+        let tls = tls::server_config(&shown.map_err(tls)?, &clients, &[b"h2", b"http/1.1"]).map_err(tls)?;
+        Ok(Self { tls, issuers })
+    }
+
+    /// The next one; where there is none to be had, this one goes on.
+    fn renewed(self: Arc<Self>, controller: &Controller, hosts: &[String]) -> Arc<Self> {
+        Self::make(controller, hosts).map(Arc::new).unwrap_or_else(|error| {
+            tracing::error!("the controller's own certificate is not renewed: {error}");
+            self
+        })
+    }
 }
 
 async fn shake_hands(
@@ -144,8 +166,8 @@ async fn shake_hands(
     None
 }
 
-async fn converse(io: Io, from: SocketAddr, push: Arc<Push>, api: axum::Router) {
-    let peer = Arc::new(peer(&io, from));
+async fn converse(io: Io, peer: Peer, push: Arc<Push>, api: axum::Router) {
+    let (from, peer) = (peer.from, Arc::new(peer));
     let asked = Arc::new(Notify::new());
     let asks = asked.clone();
     let service = service_fn(move |request: Request<Incoming>| {
@@ -168,17 +190,20 @@ async fn converse(io: Io, from: SocketAddr, push: Arc<Push>, api: axum::Router) 
     let ended = tokio::select! {
         ended = &mut served => ended,
         () = asked.notified() => served.await,
-        () = tokio::time::sleep(FIRST) => return tracing::debug!(%from, "nothing was asked within {FIRST:?}"),
+        () = tokio::time::sleep(FIRST) => return tracing::debug!(?from, "nothing was asked within {FIRST:?}"),
     };
     if let Err(error) = ended {
-        tracing::debug!(%from, "a connection ended: {error}");
+        tracing::debug!(?from, "a connection ended: {error}");
     }
 }
 
-fn peer(io: &Io, from: SocketAddr) -> Peer {
+fn peer(io: &Io, from: SocketAddr, issuers: &Roots) -> Peer {
     let uris = tls::peer_uris(io).unwrap_or_default();
     let key = tls::peer_public_key(io).map(|info| crate::authority::key_digest(&info)).unwrap_or_default();
-    Peer { uris, key, from: Some(from) }
+    let chain = tls::peer_chain(io);
+    let until = chain.first().and_then(|leaf| Some(Facts::of(leaf).ok()?.until)).unwrap_or_default();
+    let is_former = !chain.is_empty() && chains_to(issuers, &chain).is_err();
+    Peer { uris, key, from: Some(from), until, is_former }
 }
 
 async fn answer(

@@ -9,6 +9,7 @@ use std::time::Duration;
 use rpds::RedBlackTreeMapSync;
 use serde::{Deserialize, Serialize};
 
+use crate::authority::OPERATOR_LIFE;
 use crate::catalog::{Catalog, Revoked};
 use crate::controller::CERTIFICATE_LIFE;
 use crate::document::{Key, Name, Resource};
@@ -34,8 +35,14 @@ pub enum Change {
     Put(Resource),
     /// A document is there no more.
     Delete(Key),
-    /// The overlay has an authority.
+    /// This authority signs.
     Authority(Authority),
+    /// Another one is trusted beside it. `None`: no other one is.
+    Rotation(Option<Rotation>),
+    /// An authority signs nothing any more, and nodes trust it no more.
+    Retired(Retired),
+    /// Somebody may change documents.
+    Operator(Operator),
     /// Somebody may enrol.
     Token(Token),
     /// A token is used, or taken back.
@@ -92,15 +99,62 @@ pub struct Waved {
     pub before: Vec<Before>,
 }
 
-/// The certificate authority of the overlay.
+/// A certificate authority of the overlay.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Authority {
     /// Its certificate (PEM).
     pub certificate: String,
-    /// Its key (PKCS #8, PEM).
+    /// Those above it (PEM), up to the root, which is what nodes trust. Empty: it is the root itself.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub chain: String,
+    /// Its key: PKCS #8 (PEM), or sealed ([`crate::seal`]).
     pub key: String,
 }
+
+/// Two authorities are trusted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Rotation {
+    /// The one that does not sign.
+    pub other: Authority,
+    /// It signed before. Else it is to sign.
+    pub is_leaving: bool,
+    /// The certificate of the newer one by the older one (PEM): who trusts only the older one believes the newer one by that.
+    pub proof: String,
+    /// Since when that is so, in milliseconds since 1970.
+    pub since: u64,
+}
+
+/// An authority that was one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Retired {
+    /// Its certificate (PEM).
+    pub certificate: String,
+    /// The certificate of the one after it, by this one (PEM).
+    pub proof: String,
+    /// Until when anybody may have something of it, in milliseconds since 1970.
+    pub until: u64,
+}
+
+/// Somebody who may change documents.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Operator {
+    /// SHA-256 of the public key, in hex.
+    pub key: String,
+    /// As in the certificate.
+    pub name: Name,
+    /// Whose documents. `None`: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub provider: Option<Name>,
+    /// Until when the certificate lives, in milliseconds since 1970.
+    pub until: u64,
+}
+
+/// So many authorities are remembered that were one.
+const MOST_RETIRED: usize = 4;
 
 /// Keys are in no log.
 impl std::fmt::Debug for Authority {
@@ -146,8 +200,14 @@ pub struct State {
     pub catalog: Catalog,
     /// When each document changed last.
     pub changed: RedBlackTreeMapSync<Key, Revision>,
-    /// The certificate authority. `None`: there is none yet.
+    /// The certificate authority, which signs. `None`: there is none yet.
     pub authority: Option<Authority>,
+    /// Another one beside it.
+    pub rotation: Option<Arc<Rotation>>,
+    /// Those before it, of which somebody may still have something; the latest one last.
+    pub retired: Vec<Retired>,
+    /// Who has a certificate of an operator, by the digest of the key.
+    pub operators: RedBlackTreeMapSync<String, Operator>,
     /// Tokens that are not used, some of which may have expired.
     pub tokens: RedBlackTreeMapSync<String, Token>,
     /// Nodes that have enrolled.
@@ -173,6 +233,9 @@ impl State {
                     self.catalog.remove(&key);
                 }
                 Change::Authority(authority) => self.authority = Some(authority),
+                Change::Rotation(rotation) => self.rotation = rotation.map(Arc::new),
+                Change::Retired(retired) => self.retire(retired, commit.at),
+                Change::Operator(operator) => self.admit(operator, commit.at),
                 Change::Token(token) => self.tokens.insert_mut(token.id.clone(), token),
                 Change::Spent { token } => _ = self.tokens.remove_mut(&token),
                 Change::Enrolled(member) => self.members.insert_mut(member.node.clone(), member),
@@ -191,6 +254,32 @@ impl State {
                 }
             }
         }
+    }
+
+    fn retire(&mut self, retired: Retired, now: u64) {
+        self.retired.retain(|before| before.until > now && before.certificate != retired.certificate);
+        self.retired.push(retired);
+        let over = self.retired.len().saturating_sub(MOST_RETIRED);
+        self.retired.drain(..over);
+    }
+
+    fn admit(&mut self, operator: Operator, now: u64) {
+        let over: Vec<_> = self.operators.values().filter(|one| one.until <= now).map(|one| one.key.clone()).collect();
+        over.iter().for_each(|key| _ = self.operators.remove_mut(key));
+        self.operators.insert_mut(operator.key.clone(), operator);
+    }
+
+    /// The authorities whose keys are here.
+    pub fn authorities(&self) -> impl Iterator<Item = &Authority> {
+        self.authority.iter().chain(self.rotation.as_deref().map(|rotation| &rotation.other))
+    }
+
+    /// What an authority becomes that signs no more.
+    pub fn retired(&self, authority: &Authority, proof: &str, now: u64) -> Retired {
+        // Nothing of it lives longer than a certificate of an operator.
+        let life = u64::try_from(OPERATOR_LIFE.as_millis()).unwrap_or(u64::MAX);
+        let until = now.saturating_add(life);
+        Retired { certificate: authority.certificate.clone(), proof: proof.to_owned(), until }
     }
 
     /// How long a certificate of a node lives.
@@ -215,6 +304,9 @@ impl State {
             version: VERSION,
             documents: documents.collect(),
             authority: self.authority.clone(),
+            rotation: self.rotation.as_deref().cloned(),
+            retired: self.retired.clone(),
+            operators: self.operators.values().cloned().collect(),
             tokens: self.tokens.values().cloned().collect(),
             members: self.members.values().cloned().collect(),
             rollout: self.rollout.as_deref().cloned(),
@@ -239,6 +331,9 @@ impl State {
             state.changed.insert_mut(resource.key.clone(), changed);
             state.catalog.put(resource);
         }
+        state.rotation = base.rotation.map(Arc::new);
+        state.retired = base.retired;
+        state.operators = base.operators.into_iter().map(|operator| (operator.key.clone(), operator)).collect();
         base.revoked.into_iter().for_each(|revoked| state.catalog.revoke(revoked, 0));
         state.tokens = base.tokens.into_iter().map(|token| (token.id.clone(), token)).collect();
         state.members = base.members.into_iter().map(|member| (member.node.clone(), member)).collect();
@@ -254,6 +349,12 @@ struct Base {
     version: u32,
     documents: Vec<(Revision, Resource)>,
     authority: Option<Authority>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rotation: Option<Rotation>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    retired: Vec<Retired>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    operators: Vec<Operator>,
     tokens: Vec<Token>,
     members: Vec<Member>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -286,7 +387,8 @@ mod tests {
                 token: "22".to_owned(),
             })
         };
-        let authority = Authority { certificate: "c".to_owned(), key: "secret".to_owned() };
+        let (certificate, key) = ("c".to_owned(), "secret".to_owned());
+        let authority = Authority { certificate, chain: String::new(), key };
         vec![
             commit(vec![Change::Authority(authority), token("one"), token("two")]),
             commit(documents.into_iter().map(Change::Put).collect()),

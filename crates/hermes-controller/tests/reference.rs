@@ -135,9 +135,9 @@ fn of_proto(text: &str) -> Messages {
         match words[..] {
             ["message", name] => message = Some(name.to_owned()),
             ["}"] => message = None,
-            [kind, field, "=", number] if message.is_some() => {
-                let message = message.clone().unwrap();
-                found.insert((message, field.to_owned(), kind.to_owned(), number.parse().unwrap()));
+            [ref repeated @ .., kind, field, "=", number] if message.is_some() => {
+                let (message, kind) = (message.clone().unwrap(), [repeated, &[kind]].concat().join(" "));
+                found.insert((message, field.to_owned(), kind, number.parse().unwrap()));
             }
             _ => {}
         }
@@ -151,7 +151,8 @@ fn of_source(text: &str) -> Messages {
         if let Some(name) = line.strip_prefix("pub struct ") {
             message = name.trim_end_matches(" {").to_owned();
         } else if let Some(inner) = line.strip_prefix("#[prost(").and_then(|rest| rest.strip_suffix(")]")) {
-            let kind = inner.split([' ', ',']).next().unwrap().to_owned();
+            let repeated = if inner.contains(", repeated") { "repeated " } else { "" };
+            let kind = format!("{repeated}{}", inner.split([' ', ',']).next().unwrap());
             let number: u32 = inner.split("tag = \"").nth(1).unwrap().trim_end_matches('"').parse().unwrap();
             told = Some((kind, number));
         } else if let Some((kind, number)) = told.take() {

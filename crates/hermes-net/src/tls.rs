@@ -20,6 +20,8 @@ use rustls::{
     SignatureScheme,
 };
 
+use x509_parser::extensions::ParsedExtension;
+
 use crate::file;
 
 /// What went wrong with which file.
@@ -114,6 +116,15 @@ impl CertifiedKey {
         Some(parsed.validity().not_before.timestamp())
     }
 
+    /// The key identifier of whoever issued the leaf. `None` where it does not say so.
+    pub fn issuer_key(&self) -> Option<Vec<u8>> {
+        let (_, parsed) = x509_parser::parse_x509_certificate(self.chain.first()?).ok()?;
+        parsed.extensions().iter().find_map(|extension| match extension.parsed_extension() {
+            ParsedExtension::AuthorityKeyIdentifier(key) => Some(key.key_identifier.as_ref()?.0.to_vec()),
+            _ => None,
+        })
+    }
+
     /// The URI SANs of the leaf.
     pub fn uris(&self) -> Vec<String> {
         self.chain.first().map(|leaf| uris(leaf)).unwrap_or_default()
@@ -170,6 +181,30 @@ impl Roots {
         }
         Ok(Self(Arc::new(store)))
     }
+}
+
+/// Whether somebody who shows this chain (the leaf first) is believed by one of these roots.
+///
+/// # Errors
+/// Why not.
+pub fn chains_to(roots: &Roots, chain: &[CertificateDer<'static>]) -> Result<(), String> {
+    let (leaf, intermediates) = chain.split_first().ok_or("there is no certificate")?;
+    let verifier = WebPkiClientVerifier::builder_with_provider(roots.0.clone(), provider()).build();
+    let verifier = verifier.map_err(|error| error.to_string())?;
+    let verified = verifier.verify_client_cert(leaf, intermediates, UnixTime::now());
+    verified.map(drop).map_err(|error| error.to_string())
+}
+
+/// SHA-256 of each certificate there (DER).
+///
+/// # Errors
+/// It is no PEM, or holds none.
+pub fn fingerprints(pem: &[u8]) -> Result<Vec<[u8; 32]>, String> {
+    let digest = |certificate: &CertificateDer<'_>| {
+        let digest = ::aws_lc_rs::digest::digest(&::aws_lc_rs::digest::SHA256, certificate);
+        digest.as_ref().try_into().map_err(|_| "SHA-256 has 32 bytes".to_owned())
+    };
+    certificates(pem)?.iter().map(digest).collect()
 }
 
 fn load_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
@@ -419,6 +454,13 @@ pub fn peer_uris(io: &crate::Io) -> Option<Vec<String>> {
     let crate::Io::Tls(tls) = io else { return None };
     let leaf = tls.get_ref().1.peer_certificates()?.first()?;
     Some(names(leaf))
+}
+
+/// What the peer of a finished handshake has shown, the leaf first. Empty where it showed nothing.
+pub fn peer_chain(io: &crate::Io) -> Vec<CertificateDer<'static>> {
+    let crate::Io::Tls(tls) = io else { return Vec::new() };
+    let shown = tls.get_ref().1.peer_certificates().unwrap_or_default();
+    shown.iter().map(|certificate| certificate.clone().into_owned()).collect()
 }
 
 /// The public key of the peer of a finished handshake: its SubjectPublicKeyInfo (DER). `None` where it showed none.

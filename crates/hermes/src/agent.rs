@@ -13,13 +13,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
 use bytes::Bytes;
-use hermes_controller::client::{Client, ClientError, Known, Place};
+use hermes_controller::client::{Client, ClientError, Known, Place, Streaming};
 use hermes_controller::control::{EnrolRequest, Issued, Order, RenewRequest, Report};
 use hermes_controller::push::sha256;
 use hermes_controller::token::Ticket;
 use hermes_model::snapshot::Role;
 use hermes_net::pace::Pace;
-use hermes_net::tls::CertifiedKey;
+use hermes_net::tls::{CertifiedKey, Roots, fingerprints};
 use hermes_proxy::NodeView;
 use rcgen::{CertificateParams, KeyPair};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -117,8 +117,15 @@ impl Home {
         Ok(CertificateParams::default().serialize_request(&key)?.der().to_vec().into())
     }
 
+    /// Whom the node is to trust from now on.
+    fn trust(&self, authorities: &str) -> anyhow::Result<()> {
+        // Who has none any more finds no controller that could help.
+        Roots::from_pem(authorities.as_bytes()).context("the controller's authorities")?;
+        self.keep(&self.authorities(), authorities.as_bytes())
+    }
+
     fn take(&self, issued: &Issued) -> anyhow::Result<()> {
-        self.keep(&self.authorities(), issued.authorities.as_bytes())?;
+        self.trust(&issued.authorities)?;
         // Last: with it the node has enrolled.
         self.keep(&self.certificate(), issued.certificate.as_bytes())
     }
@@ -131,12 +138,22 @@ impl Home {
     }
 }
 
-/// A document to be run, and where to say how that went.
+/// What is to be run.
+pub(crate) enum Wanted {
+    /// This document.
+    Document(Bytes),
+    /// None: the node is no part of the overlay any more, and is to serve nobody.
+    Nothing,
+    /// What runs, with the certificate and the authorities that are in their files now.
+    Identity,
+}
+
+/// What is to be run, and where to say how that went.
 pub(crate) struct Instruction {
     /// The overlay's revision.
     pub(crate) revision: u64,
-    /// The document. `None`: the node is no part of the overlay any more, and is to serve nobody.
-    pub(crate) document: Option<Bytes>,
+    /// What it is.
+    pub(crate) wanted: Wanted,
     done: oneshot::Sender<Result<(), String>>,
 }
 
@@ -162,10 +179,11 @@ impl Agent {
     /// The node has not enrolled, and cannot: the token is none, or the controller is away or refuses it.
     pub(crate) async fn start(places: Vec<Place>, home: &Home, ticket: Option<Ticket>) -> anyhow::Result<Self> {
         enrolled(&places, home, ticket).await?;
+        let home = home.clone();
         let (instruct, instructions) = mpsc::channel(1);
         let mut task = JoinSet::new();
         let (view, viewed) = watch::channel(None);
-        task.spawn(follow(places, home.clone(), instruct, viewed));
+        task.spawn(async move { follow(&places, &home, Some(instruct), viewed).await });
         Ok(Self { instructions, view, _task: task })
     }
 
@@ -207,32 +225,11 @@ fn is_over(home: &Home) -> bool {
 const OVER: &str = ". Its certificate is over, and is renewed no more: start it again with --token, from `hermes token create` at \
                     the controller";
 
-/// Keeps a node's certificate renewed, for as long as it is polled: for a program that follows the controller itself.
-pub(crate) async fn keep_renewed(places: &[Place], home: &Home) {
-    let mut pace = Pace::new(AGAIN.0, AGAIN.1);
-    for place in places.iter().cycle() {
-        // What cannot be read is renewed.
-        let due = home.identity().map_or(0, |(own, _)| renewal(&own));
-        while !until(due).is_zero() {
-            tokio::time::sleep(until(due).min(LOOK)).await;
-        }
-        pace.due().await;
-        let pause = pace.begin();
-        let renewed = async {
-            let (own, known) = home.identity()?;
-            let client = Client::connect(place, &known, Some(&own)).await?;
-            home.take(&client.renew(RenewRequest { request: home.request()? }).await?)
-        };
-        match renewed.await {
-            Ok(()) => {
-                tracing::info!("the certificate is renewed");
-                pace = Pace::new(AGAIN.0, AGAIN.1);
-            }
-            Err(error) => {
-                tracing::warn!(controller = %place, again_in = ?pause, "the certificate is not renewed: {error:#}")
-            }
-        }
-    }
+/// Keeps a node's certificate and its authorities as the controller has them, for as long as it is polled: for a program that
+/// follows the controller itself.
+pub(crate) async fn keep_identity(places: &[Place], home: &Home) {
+    let (_view, viewed) = watch::channel(None);
+    follow(places, home, None, viewed).await;
 }
 
 /// Asks one controller after the other; one that answers is believed.
@@ -249,6 +246,10 @@ async fn enrol(places: &[Place], ticket: &Ticket, request: &EnrolRequest) -> any
 
 /// What this node says of itself.
 struct Standing {
+    /// SHA-256 of each authority that it trusts, and the key identifier of who issued its certificate.
+    identity: (Vec<Bytes>, Bytes),
+    /// Another program is the node.
+    is_beside: bool,
     running: Bytes,
     tried: u64,
     refused: String,
@@ -276,6 +277,16 @@ impl Standing {
         ended.is_some_and(|ended| self.health.tick(ended))
     }
 
+    /// What runs is by now what the files say.
+    fn identify(&mut self, home: &Home) -> anyhow::Result<()> {
+        let (own, known) = home.identity()?;
+        let Known::Authorities(authorities) = known else { return Ok(()) };
+        let digests = fingerprints(authorities.as_bytes()).map_err(anyhow::Error::msg)?;
+        let digests = digests.iter().map(|digest| Bytes::copy_from_slice(digest)).collect();
+        self.identity = (digests, own.issuer_key().unwrap_or_default().into());
+        Ok(())
+    }
+
     fn report(&mut self) -> Report {
         let sessions = self.sessions();
         self.counted = (sessions, Instant::now());
@@ -287,6 +298,9 @@ impl Standing {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             program: self.program.clone(),
             unwell: self.health.unwell.clone(),
+            authorities: self.identity.0.clone(),
+            issuer: self.identity.1.clone(),
+            identity_only: self.is_beside,
         }
     }
 }
@@ -323,77 +337,139 @@ impl Health {
 }
 
 async fn follow(
-    places: Vec<Place>,
-    home: Home,
-    instruct: mpsc::Sender<Instruction>,
+    places: &[Place],
+    home: &Home,
+    instruct: Option<mpsc::Sender<Instruction>>,
     view: watch::Receiver<Option<NodeView>>,
 ) {
     let program = tokio::task::spawn_blocking(|| std::fs::read("/proc/self/exe").map(|program| sha256(&program)));
     let program = program.await.ok().and_then(Result::ok).unwrap_or_default();
     let running = std::fs::read(home.document()).map(|document| sha256(&document)).unwrap_or_default();
     let counted = (0, Instant::now());
+    let (identity, is_beside) = ((Vec::new(), Bytes::new()), instruct.is_none());
+    let health = Health::default();
     let mut standing =
-        Standing { running, tried: 0, refused: String::new(), program, view, counted, health: Health::default() };
+        Standing { identity, is_beside, running, tried: 0, refused: String::new(), program, view, counted, health };
     let mut pace = Pace::new(AGAIN.0, AGAIN.1);
     // Where one controller is away, the next one has the same.
     for place in places.iter().cycle() {
         pace.due().await;
         let pause = pace.begin();
-        match converse(place, &home, &instruct, &mut standing, &mut pace).await {
-            Ok(()) if instruct.is_closed() => return,
+        let ended = Conversation::begin(place, home, instruct.as_ref(), &mut standing).await;
+        let ended = match ended {
+            Ok(conversation) => {
+                // It answers: what ends this is something new.
+                pace = Pace::new(AGAIN.0, AGAIN.1);
+                conversation.go_on().await
+            }
+            Err(error) => Err(error),
+        };
+        match ended {
+            Ok(()) if instruct.as_ref().is_some_and(mpsc::Sender::is_closed) => return,
             Ok(()) => {
                 tracing::warn!(controller = %place, again_in = ?pause, "the controller has gone; this node goes on with what it has")
             }
             Err(error) => {
-                let next_step = if is_over(&home) { OVER } else { "" };
+                let next_step = if is_over(home) { OVER } else { "" };
                 tracing::warn!(controller = %place, again_in = ?pause, "the controller gives no documents; this node goes on with what it has: {error:#}{next_step}")
             }
         }
     }
 }
 
-/// One connection, until it ends.
-async fn converse(
-    place: &Place,
-    home: &Home,
-    instruct: &mpsc::Sender<Instruction>,
-    standing: &mut Standing,
-    pace: &mut Pace,
-) -> anyhow::Result<()> {
-    let (own, known) = home.identity()?;
-    let mut renew_at = renewal(&own);
-    let client = Client::connect(place, &known, Some(&own)).await?;
-    let (say, said) = mpsc::channel(4);
-    say.send(standing.report()).await?;
-    let reports = futures_util::stream::unfold(said, async |mut said| Some((said.recv().await?, said)));
-    let mut orders = client.follow(reports).await?;
-    tracing::info!(controller = %place, "under control");
-    // It answers: what ends this is something new.
-    *pace = Pace::new(AGAIN.0, AGAIN.1);
-    let mut count = tokio::time::interval(COUNT);
-    count.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            order = orders.message() => {
-                let order = order.map_err(|status| ClientError::Refused(Box::new(status)))?;
-                let Some(order) = order else { return Ok(()) };
-                let document = order.document.clone();
-                obey(order, home, instruct, standing).await?;
-                say.send(standing.report()).await?;
-                if is_other_role(&home.identity()?.0, &document) {
-                    renew_at = seconds_now();
+/// One connection to a controller.
+struct Conversation<'a> {
+    home: &'a Home,
+    /// `None`: another program is the node.
+    instruct: Option<&'a mpsc::Sender<Instruction>>,
+    standing: &'a mut Standing,
+    client: Client,
+    say: mpsc::Sender<Report>,
+    orders: Streaming<Order>,
+    renew_at: i64,
+}
+
+impl<'a> Conversation<'a> {
+    async fn begin(
+        place: &Place,
+        home: &'a Home,
+        instruct: Option<&'a mpsc::Sender<Instruction>>,
+        standing: &'a mut Standing,
+    ) -> anyhow::Result<Self> {
+        let (own, known) = home.identity()?;
+        standing.identify(home)?;
+        let client = Client::connect(place, &known, Some(&own)).await?;
+        let (say, said) = mpsc::channel(4);
+        say.send(standing.report()).await?;
+        let reports = futures_util::stream::unfold(said, async |mut said| Some((said.recv().await?, said)));
+        let orders = client.follow(reports).await?;
+        tracing::info!(controller = %place, "under control");
+        Ok(Self { home, instruct, standing, client, say, orders, renew_at: renewal(&own) })
+    }
+
+    /// Until it ends.
+    async fn go_on(mut self) -> anyhow::Result<()> {
+        let mut count = tokio::time::interval(COUNT);
+        count.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                order = self.orders.message() => {
+                    let order = order.map_err(|status| ClientError::Refused(Box::new(status)))?;
+                    let Some(order) = order else { return Ok(()) };
+                    self.follow(order).await?;
+                    self.say.send(self.standing.report()).await?;
                 }
+                _ = count.tick() => if self.standing.is_other_health() | self.standing.is_news() {
+                    self.say.send(self.standing.report()).await?;
+                },
+                () = tokio::time::sleep(until(self.renew_at).min(LOOK)) => if until(self.renew_at).is_zero() {
+                    self.renew().await?;
+                    self.take_identity().await?;
+                    self.say.send(self.standing.report()).await?;
+                },
             }
-            _ = count.tick() => if standing.is_other_health() | standing.is_news() {
-                say.send(standing.report()).await?;
-            },
-            () = tokio::time::sleep(until(renew_at).min(LOOK)) => if until(renew_at).is_zero() {
-                let issued = client.renew(RenewRequest { request: home.request()? }).await?;
-                home.take(&issued)?;
-                renew_at = renewal(&home.identity()?.0);
-                tracing::info!("the certificate is renewed");
-            },
         }
+    }
+
+    async fn follow(&mut self, order: Order) -> anyhow::Result<()> {
+        if order.is_of_identity() {
+            if !order.authorities.is_empty() {
+                self.home.trust(&order.authorities)?;
+                tracing::info!("trusts other authorities than before");
+            }
+            if order.renew {
+                self.renew().await?;
+            }
+            return self.take_identity().await;
+        }
+        let Some(instruct) = self.instruct else { return Ok(()) };
+        let document = order.document.clone();
+        obey(order, self.home, instruct, self.standing).await?;
+        if is_other_role(&self.home.identity()?.0, &document) {
+            self.renew_at = seconds_now();
+        }
+        Ok(())
+    }
+
+    async fn renew(&mut self) -> anyhow::Result<()> {
+        let issued = self.client.renew(RenewRequest { request: self.home.request()? }).await?;
+        self.home.take(&issued)?;
+        self.renew_at = renewal(&self.home.identity()?.0);
+        tracing::info!("the certificate is renewed");
+        Ok(())
+    }
+
+    /// Has the node run with what is in its files: only then it says so.
+    async fn take_identity(&mut self) -> anyhow::Result<()> {
+        if let Some(instruct) = self.instruct {
+            let (done, answer) = oneshot::channel();
+            instruct.send(Instruction { revision: 0, wanted: Wanted::Identity, done }).await?;
+            if let Err(why) = answer.await.context("this node ends")? {
+                tracing::error!("the node runs with its identity of before: {why}");
+                return Ok(());
+            }
+        }
+        self.standing.identify(self.home)
     }
 }
 
@@ -403,10 +479,10 @@ async fn obey(
     instruct: &mpsc::Sender<Instruction>,
     standing: &mut Standing,
 ) -> anyhow::Result<()> {
-    let Order { revision, document } = order;
+    let Order { revision, document, .. } = order;
     let (done, answer) = oneshot::channel();
-    let wanted = Some(document.clone()).filter(|document| !document.is_empty());
-    instruct.send(Instruction { revision, document: wanted, done }).await?;
+    let wanted = if document.is_empty() { Wanted::Nothing } else { Wanted::Document(document.clone()) };
+    instruct.send(Instruction { revision, wanted, done }).await?;
     let result = answer.await.context("this node ends")?;
     standing.tried = revision;
     standing.refused = result.err().unwrap_or_default();

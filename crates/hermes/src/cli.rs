@@ -2,6 +2,7 @@
 //!
 //! In: arguments. Out: a verb run. Exit status 2 for usage is clap's, 1 for failure is `main`'s.
 
+mod authority;
 mod backup;
 mod check;
 mod completions;
@@ -46,6 +47,7 @@ enum Verb {
     Token(overlay::Token),
     Node(node::Node),
     Rollout(rollout::Rollout),
+    Authority(authority::Authority),
     Operator(overlay::Operator),
     Backup(backup::Backup),
     Restore(backup::Restore),
@@ -74,6 +76,7 @@ impl Hermes {
             Verb::Token(verb) => verb.run(),
             Verb::Node(verb) => verb.run(),
             Verb::Rollout(verb) => verb.run(),
+            Verb::Authority(verb) => verb.run(),
             Verb::Operator(verb) => verb.run(),
             Verb::Backup(verb) => verb.run(),
             Verb::Restore(verb) => verb.run(),

@@ -10,9 +10,10 @@ use anyhow::Context as _;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD as BASE64;
 use clap::Parser;
-use hermes_controller::authority::Subject;
+use hermes_controller::api::TRUST;
+use hermes_controller::authority::OPERATOR_LIFE;
 use hermes_controller::client::{Client, Known, Place};
-use hermes_controller::controller::Controller;
+use hermes_controller::controller::{Controller, Refused};
 use hermes_controller::document::Name;
 use hermes_net::tls::CertifiedKey;
 use http::{Method, Request};
@@ -22,8 +23,6 @@ use serde::{Deserialize, Serialize};
 
 /// The operator's file, in the controller's directory.
 pub(crate) const FILE: &str = "operator.json";
-/// How long its certificate lives.
-const LIFE: std::time::Duration = std::time::Duration::from_secs(365 * 24 * 3600);
 /// The largest answer that is read.
 const LARGEST: usize = 256 << 20;
 
@@ -39,25 +38,50 @@ pub(crate) struct Operator {
     certificate: String,
     /// Its key (PEM).
     key: String,
+    /// Whom the overlay trusted when this was written, as the controller calls that.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    trust: String,
 }
 
 impl Operator {
-    /// Makes one who may change everything, and writes the file.
+    /// Makes one who may change everything; where the controller is, is for [`Operator::create`] to say.
     ///
     /// # Errors
-    /// There is no authority, or the file cannot be written.
-    pub(crate) fn create(controller: &Controller, place: &Place, path: &Path) -> anyhow::Result<()> {
-        let key = KeyPair::generate()?;
-        let request = CertificateParams::default().serialize_request(&key)?;
-        let name: Name = "root".parse().map_err(anyhow::Error::msg)?;
-        let issued = controller.sign(request.der(), &Subject::Operator { provider: None, name: &name }, LIFE)?;
-        let operator = Self {
-            controller: place.to_string(),
-            authorities: issued.authorities,
-            certificate: issued.certificate,
-            key: key.serialize_pem(),
-        };
-        operator.write(path)
+    /// There is no authority, or the store cannot be written.
+    pub(crate) async fn issue(controller: &Controller) -> Result<Self, Refused> {
+        let unable = |error: rcgen::Error| Refused::Denied(format!("the operator's key: {error}"));
+        let key = KeyPair::generate().map_err(unable)?;
+        let request = CertificateParams::default().serialize_request(&key).map_err(unable)?;
+        let name: Name = "root".parse().map_err(Refused::Denied)?;
+        let issued = controller.make_operator("controller", request.der(), (&name, None), OPERATOR_LIFE).await?;
+        let trust = controller.trust().borrow().mark();
+        let (authorities, certificate) = (issued.authorities, issued.certificate);
+        Ok(Self { controller: String::new(), authorities, certificate, key: key.serialize_pem(), trust })
+    }
+
+    /// Writes the file.
+    ///
+    /// # Errors
+    /// It is there, or cannot be written.
+    pub(crate) fn create(self, place: &Place, path: &Path) -> anyhow::Result<()> {
+        Self { controller: place.to_string(), ..self }.write(path)
+    }
+
+    /// Gets the certificate anew, and whom to trust, over a connection that is believed by what the file has; and writes that.
+    async fn renew(mut self, client: &Client, path: &Path, trust: &str) -> anyhow::Result<()> {
+        let key = KeyPair::from_pem(&self.key)?;
+        let request = BASE64.encode(CertificateParams::default().serialize_request(&key)?.der());
+        let asked = serde_json::json!({ "request": request }).to_string().into_bytes();
+        let Answer { status, body, .. } = exchange(client, Method::POST, "/v1/operators/own", asked).await?;
+        anyhow::ensure!(status.is_success(), "{}", body["detail"].as_str().unwrap_or(status.as_str()));
+        let text = |key: &str| body[key].as_str().context("the controller's answer").map(str::to_owned);
+        (self.authorities, self.certificate, self.trust) =
+            (text("authorities")?, text("certificate")?, trust.to_owned());
+        // Whole or not at all: it is all that its owner has.
+        let new = path.with_extension("new");
+        let _ = std::fs::remove_file(&new);
+        self.write(&new)?;
+        std::fs::rename(&new, path).with_context(|| format!("cannot write {}", path.display()))
     }
 
     fn write(&self, path: &Path) -> anyhow::Result<()> {
@@ -82,6 +106,8 @@ pub(crate) struct Answer {
     pub(crate) status: http::StatusCode,
     /// The body, where it is JSON.
     pub(crate) body: serde_json::Value,
+    /// Whom the overlay trusts, as the controller calls that.
+    trust: String,
 }
 
 impl Access {
@@ -117,11 +143,13 @@ impl Access {
         let request = BASE64.encode(CertificateParams::default().serialize_request(&key)?.der());
         let asked =
             serde_json::json!({ "name": name, "provider": provider, "request": request, "life": life.as_secs() });
-        let issued = self.get(Method::POST, "/v1/operators", asked.to_string().into_bytes()).await?;
+        let answer = self.ask(Method::POST, "/v1/operators", asked.to_string().into_bytes()).await?;
+        let trust = answer.trust.clone();
+        let issued = answer.or_refused()?;
         let text = |key: &str| issued[key].as_str().unwrap_or_default().to_owned();
         let (authorities, certificate) = (text("authorities"), text("certificate"));
         let controller = self.operator()?.controller;
-        Operator { controller, authorities, certificate, key: key.serialize_pem() }.write(path)
+        Operator { controller, authorities, certificate, key: key.serialize_pem(), trust }.write(path)
     }
 
     /// One request.
@@ -132,18 +160,18 @@ impl Access {
         let operator = self.operator()?;
         let place: Place = operator.controller.parse().map_err(anyhow::Error::msg)?;
         let own = CertifiedKey::from_pem(operator.certificate.as_bytes(), operator.key.as_bytes())?;
-        let client = Client::connect(&place, &Known::Authorities(operator.authorities), Some(&own)).await?;
-        let request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header("content-type", "application/json")
-            .body(hermes_controller::client::body(Full::new(body.into())))?;
-        let response = client.request(request).await?;
-        let status = response.status();
-        let body = Limited::new(response.into_body(), LARGEST).collect().await;
-        let body = body.map_err(|error| anyhow::anyhow!("{place} broke off its answer: {error}"))?.to_bytes();
-        let body = if body.is_empty() { serde_json::Value::Null } else { serde_json::from_slice(&body)? };
-        Ok(Answer { status, body })
+        let known = Known::Authorities(operator.authorities.clone());
+        let client = Client::connect(&place, &known, Some(&own)).await?;
+        let answer = exchange(&client, method, path, body).await?;
+        if !answer.trust.is_empty() && answer.trust != operator.trust {
+            // What was asked for is done; the file may be somebody's who may not write it.
+            let renewed = operator.renew(&client, &self.operator, &answer.trust).await;
+            if let Err(error) = renewed {
+                let file = self.operator.display();
+                let _ = writeln!(std::io::stderr(), "{file} has not what the overlay trusts now: {error:#}");
+            }
+        }
+        Ok(answer)
     }
 
     /// The same, where anything but success is an error that says what is wrong.
@@ -151,7 +179,30 @@ impl Access {
     /// # Errors
     /// As [`Access::ask`]; or the controller refuses.
     pub(crate) async fn get(&self, method: Method, path: &str, body: Vec<u8>) -> anyhow::Result<serde_json::Value> {
-        let Answer { status, body } = self.ask(method, path, body).await?;
+        self.ask(method, path, body).await?.or_refused()
+    }
+}
+
+/// One request over a connection that is there.
+async fn exchange(client: &Client, method: Method, path: &str, body: Vec<u8>) -> anyhow::Result<Answer> {
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header("content-type", "application/json")
+        .body(hermes_controller::client::body(Full::new(body.into())))?;
+    let response = client.request(request).await?;
+    let status = response.status();
+    let trust = response.headers().get(TRUST).and_then(|mark| mark.to_str().ok()).unwrap_or_default().to_owned();
+    let body = Limited::new(response.into_body(), LARGEST).collect().await;
+    let body = body.map_err(|error| anyhow::anyhow!("the controller broke off its answer: {error}"))?.to_bytes();
+    let body = if body.is_empty() { serde_json::Value::Null } else { serde_json::from_slice(&body)? };
+    Ok(Answer { status, body, trust })
+}
+
+impl Answer {
+    /// Anything but success is an error that says what is wrong.
+    fn or_refused(self) -> anyhow::Result<serde_json::Value> {
+        let Self { status, body, .. } = self;
         if status.is_success() {
             return Ok(body);
         }

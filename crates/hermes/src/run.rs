@@ -19,7 +19,7 @@ use hermes_proxy::{Bound, Node, admin};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::agent::{Agent, Home, Instruction};
+use crate::agent::{Agent, Home, Instruction, Wanted};
 use crate::document;
 use crate::handover::{self, Successor, Successors};
 use crate::log::Log;
@@ -86,10 +86,18 @@ async fn first_document(agent: &mut Agent, config: &Path) -> anyhow::Result<Opti
     tracing::info!("waiting for the first document");
     crate::notify::ready();
     while let Some(instruction) = agent.next().await {
-        let Some(document) = instruction.document.clone() else {
-            tracing::warn!("this node is no part of the overlay; it waits until it is");
-            instruction.answer(Ok(()));
-            continue;
+        let document = match &instruction.wanted {
+            Wanted::Document(document) => document.clone(),
+            // It is read when something runs.
+            Wanted::Identity => {
+                instruction.answer(Ok(()));
+                continue;
+            }
+            Wanted::Nothing => {
+                tracing::warn!("this node is no part of the overlay; it waits until it is");
+                instruction.answer(Ok(()));
+                continue;
+            }
         };
         match read_document(config, &document) {
             Ok(_) => {
@@ -306,11 +314,18 @@ async fn next(agent: &mut Option<Agent>) -> Option<Instruction> {
 
 /// Runs a document that the controller gives, or says why not and goes on with the one before.
 async fn obey(instruction: Instruction, config: &Path, node: &mut Node, watch: &mut Watch, admin: &mut Admin) {
+    let document = match &instruction.wanted {
+        Wanted::Identity => {
+            // What is read now is not read again for what was told of these files.
+            watch.look();
+            return instruction.answer(reloaded(config, node, watch, admin).await);
+        }
+        Wanted::Document(document) => document.clone(),
+        // Who is no part of the overlay serves nobody, and waits.
+        Wanted::Nothing => format!("{{\"node\": \"{}\"}}", node.generation().snapshot.node).into(),
+    };
     let started = std::time::Instant::now();
     let before = node.addresses();
-    // Who is no part of the overlay serves nobody, and waits.
-    let nothing = || format!("{{\"node\": \"{}\"}}", node.generation().snapshot.node).into();
-    let document = instruction.document.clone().unwrap_or_else(nothing);
     let snapshot = read_document(config, &document);
     let applied = match &snapshot {
         Ok(snapshot) => apply(config, snapshot, node, admin).await,
@@ -361,13 +376,19 @@ fn refused<T: std::fmt::Display>(config: &Path, problems: &[T]) -> anyhow::Error
 
 /// Applies the document as it is now, or says why not and goes on with the old one.
 async fn reload(config: &Path, node: &mut Node, watch: &mut Watch, admin: &mut Admin) {
+    // Why not is on the log.
+    let _ = reloaded(config, node, watch, admin).await;
+}
+
+/// The same for somebody who is told why not, too.
+async fn reloaded(config: &Path, node: &mut Node, watch: &mut Watch, admin: &mut Admin) -> Result<(), String> {
     let started = std::time::Instant::now();
     let snapshot = match load(config) {
         Ok(snapshot) => snapshot,
         Err(error) => {
             node.refused();
             tracing::error!("the running configuration stays: {error:#}");
-            return;
+            return Err(format!("{error:#}"));
         }
     };
     let before = node.addresses();
@@ -376,6 +397,7 @@ async fn reload(config: &Path, node: &mut Node, watch: &mut Watch, admin: &mut A
             watch.follow(node.generation().files());
             tell_addresses(node, &before);
             tracing::info!(generation, took = ?started.elapsed(), "applied");
+            Ok(())
         }
         Err(error) => {
             // A file that was missing, or did not fit another one yet, may still come.
@@ -383,6 +405,7 @@ async fn reload(config: &Path, node: &mut Node, watch: &mut Watch, admin: &mut A
             let running = node.generation();
             watch.follow(running.files().chain(named.iter().map(|(_, file)| *file)));
             tracing::error!("the running configuration stays: {error:#}");
+            Err(format!("{error:#}"))
         }
     }
 }

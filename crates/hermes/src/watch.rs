@@ -175,7 +175,8 @@ impl Watch {
         self.due = Some(Due { first, at: (now + wait).min(first + AT_LATEST) });
     }
 
-    fn look(&mut self) -> bool {
+    /// Looks now: whether a followed file has another content than was seen of it.
+    pub(crate) fn look(&mut self) -> bool {
         self.events.told().writing.clear();
         // Before the files are read: a link that was turned leads to other directories now.
         let files = self.seen.keys().cloned().collect();

@@ -13,6 +13,7 @@ use crate::authority::{Subject, Unissued};
 use crate::document::{Key, Name};
 use crate::state::{Authority, Change, Member, Token};
 use crate::token::Ticket;
+use crate::trust::Trust;
 
 /// A token lives no longer than this, whatever is asked for.
 const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -24,7 +25,7 @@ pub const CERTIFICATE_LIFE: Duration = Duration::from_secs(24 * 3600);
 /// What a node or an operator gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
-    /// The certificate (PEM).
+    /// The certificate, and those between it and the authorities (PEM).
     pub certificate: String,
     /// The authorities that its holder is to trust (PEM).
     pub authorities: String,
@@ -36,7 +37,7 @@ impl Controller {
     /// # Errors
     /// It cannot be made, or not be written.
     pub async fn authority(&self) -> Result<Authority, Refused> {
-        let made = Authority::generate(SystemTime::now()).map_err(unissued)?;
+        let made = self.sealed(Authority::generate(SystemTime::now()).map_err(unissued)?)?;
         let judge = |known: &Known| match &known.state.authority {
             Some(there) => Ok((Vec::new(), there.clone())),
             None => Ok((vec![Change::Authority(made.clone())], made.clone())),
@@ -165,21 +166,35 @@ impl Controller {
     /// # Errors
     /// There is no authority yet, or the request is none.
     pub fn sign(&self, request: &[u8], subject: &Subject<'_>, life: Duration) -> Result<Certificate, Refused> {
+        let (certificate, trust) = self.sign_alone(request, subject, life)?;
+        Ok(Certificate { certificate: certificate + &trust.chain, authorities: trust.authorities })
+    }
+
+    /// The same without what goes with it, and whom the overlay trusts at that moment.
+    pub(crate) fn sign_alone(
+        &self,
+        request: &[u8],
+        subject: &Subject<'_>,
+        life: Duration,
+    ) -> Result<(String, Trust), Refused> {
         let known = self.known();
         let authority = known.state.authority.as_ref();
         let authority = authority.ok_or_else(|| Refused::Denied("there is no authority yet".to_owned()))?;
-        let signer = authority.signer().map_err(unissued)?;
+        let signer = self.opened(authority)?.signer().map_err(unissued)?;
         let (certificate, _) = signer.sign(request, subject, SystemTime::now(), life).map_err(unissued)?;
-        Ok(Certificate { certificate, authorities: authority.certificate.clone() })
+        Ok((certificate, known.state.trust().map_err(Refused::Denied)?))
     }
 }
 
-fn unissued(error: Unissued) -> Refused {
-    Refused::Denied(error.to_string())
+pub(super) fn unissued(error: Unissued) -> Refused {
+    match error {
+        Unissued::Import(why) => Refused::Unusable(why),
+        error => Refused::Denied(error.to_string()),
+    }
 }
 
 /// The digest of the key that a request is for. That it is signed with it is found out where it is signed.
-fn key_of(request: &[u8]) -> Result<String, Refused> {
+pub(super) fn key_of(request: &[u8]) -> Result<String, Refused> {
     let parsed = x509_parser::certification_request::X509CertificationRequest::from_der(request);
     let (_, parsed) =
         parsed.map_err(|error| Refused::Denied(format!("this is no certificate request (PKCS #10, DER): {error}")))?;

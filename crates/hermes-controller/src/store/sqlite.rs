@@ -83,6 +83,8 @@ fn prepare(connection: &Connection) -> rusqlite::Result<()> {
     connection.pragma_update(None, "locking_mode", "exclusive")?;
     connection.pragma_update(None, "journal_mode", "wal")?;
     connection.pragma_update(None, "synchronous", "full")?;
+    // What is deleted may be a key that was not sealed.
+    connection.pragma_update(None, "secure_delete", "on")?;
     // Takes the lock now, rather than at the first change.
     connection.execute_batch("BEGIN IMMEDIATE; COMMIT;")
 }
@@ -192,6 +194,8 @@ impl Store for Sqlite {
                 transaction.execute("INSERT OR REPLACE INTO base VALUES (1, ?1, ?2)", params![revision, &state[..]])?;
                 transaction.execute("DELETE FROM log WHERE revision <= ?1", [revision])?;
                 transaction.commit()?;
+                // What is gone is not in the file beside it either.
+                connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;
             }
             Ok(())
         })

@@ -15,7 +15,7 @@ use crate::document;
 use crate::operator::{Access, block_on};
 
 /// Writes all that the controller has to a file: documents, who has enrolled, and the authority with its key. Who has that file has
-/// the overlay.
+/// the overlay; unless the key is sealed (`hermes controller --seal-file`), which needs that file too.
 #[derive(Debug, Parser)]
 pub(super) struct Backup {
     /// Where to; nobody else may read it.

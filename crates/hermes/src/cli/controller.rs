@@ -12,7 +12,9 @@ use clap::{Args, Parser};
 use hermes_controller::audit::Audit;
 use hermes_controller::client::{self, PORT};
 use hermes_controller::controller::{Controller, Refused};
+use hermes_controller::seal::{Seal, SealError};
 use hermes_controller::server;
+use hermes_controller::state::Authority;
 use hermes_controller::store::{Credentials, Etcd, Sqlite, Store, StoreError};
 use hermes_net::tls::{CertifiedKey, Roots};
 
@@ -37,6 +39,11 @@ pub(super) struct Run {
     /// Names and addresses by which it is reached, where they are others than that of --listen; for its certificate.
     #[arg(long = "name", value_name = "HOST")]
     names: Vec<String>,
+    /// What the authority's key is encrypted with in the store, and in backups: a file of 32 random bytes, which is made where it is
+    /// not there. A store without is encrypted from then on. Keep it elsewhere than backups, and give it to each controller of
+    /// the overlay: without it the key is lost.
+    #[arg(long, env = "HERMES_SEAL_FILE", value_name = "FILE")]
+    seal_file: Option<PathBuf>,
     /// What is logged on standard error.
     #[arg(long, env = "HERMES_LOG", default_value = "info", value_name = "FILTER")]
     log: String,
@@ -48,8 +55,8 @@ pub(super) struct Place {
     /// The controller's directory: the store, the operator's file, and the audit log. It is made where it is not there.
     #[arg(long, value_name = "DIR", default_value = "hermes-controller")]
     pub(super) data: PathBuf,
-    /// Where the overlay's state is: `sqlite`, a file in --data; or etcd, which several controllers share. Nothing of it is
-    /// encrypted there, the authority's key included: whoever reads the store is the operator.
+    /// Where the overlay's state is: `sqlite`, a file in --data; or etcd, which several controllers share. Of it the authority's
+    /// key alone is encrypted there, and that with --seal-file: else whoever reads the store is the operator.
     #[arg(long, value_name = "sqlite|etcds://HOST:PORT", default_value = "sqlite")]
     store: String,
     /// Of etcds://: a file with the certificates of who vouches for its members (PEM). Whom this machine trusts where it is
@@ -76,20 +83,15 @@ impl Place {
         })
     }
 
-    /// Reads the store, and makes the authority where there is none. A store that several controllers share may come later than they do, after a power cut: it is waited for.
-    async fn start(&self, store: Arc<dyn Store>) -> Result<Controller, Refused> {
+    /// Does what needs the store. One that several controllers share may come later than they do, after a power cut: it is waited for.
+    async fn patiently<T>(&self, work: impl AsyncFn() -> Result<T, Refused>) -> Result<T, Refused> {
         loop {
-            let started = async {
-                let controller = Controller::start(store.clone()).await?;
-                controller.authority().await?;
-                Ok(controller)
-            };
-            match started.await {
+            match work().await {
                 Err(error @ Refused::Store(StoreError::Unable(..))) if self.store != "sqlite" => {
                     tracing::warn!(again_in = ?AGAIN, "no overlay yet: {error}");
                     tokio::time::sleep(AGAIN).await;
                 }
-                started => return started,
+                done => return done,
             }
         }
     }
@@ -112,6 +114,30 @@ impl Run {
         Ok(ExitCode::SUCCESS)
     }
 
+    /// Reads the store, and makes the authority where there is none.
+    async fn start(&self, store: Arc<dyn Store>) -> Result<Controller, Refused> {
+        let controller = Controller::start(store).await?;
+        controller.unlock(self.seal(&controller).map_err(|error| Refused::Denied(error.to_string()))?).await?;
+        controller.authority().await?;
+        Ok(controller)
+    }
+
+    /// What the key in the store is, or is to be, sealed with.
+    fn seal(&self, controller: &Controller) -> Result<Option<Seal>, SealError> {
+        let Some(file) = &self.seal_file else { return Ok(None) };
+        if let Some(seal) = Seal::read(file)? {
+            return Ok(Some(seal));
+        }
+        if controller.known().state.authorities().any(Authority::is_sealed) {
+            let why = "it is not there, and the authority's key in the store is sealed; bring the file with which it was, from where \
+                       the controller ran before, or from another controller of this overlay";
+            return Err(SealError::File { file: file.clone(), why: why.to_owned() });
+        }
+        let seal = Seal::create(file)?;
+        tracing::info!(file = %file.display(), "a new seal; without it the authority's key is lost");
+        Ok(Some(seal))
+    }
+
     async fn serve(self) -> anyhow::Result<()> {
         let data = &self.place.data;
         let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(data);
@@ -119,7 +145,7 @@ impl Run {
         let mut signals = Signals::new()?;
         let store = self.place.store()?;
         let controller = tokio::select! {
-            started = self.place.start(store) => Arc::new(started?),
+            started = self.place.patiently(async || self.start(store.clone()).await) => Arc::new(started?),
             name = end(&mut signals) => {
                 tracing::info!(signal = name, "stopped");
                 return Ok(());
@@ -137,7 +163,15 @@ impl Run {
         let place: client::Place = format!("https://{host}:{}", address.port()).parse().map_err(anyhow::Error::msg)?;
         let operator = data.join(operator::FILE);
         if !operator.exists() {
-            Operator::create(&controller, &place, &operator)?;
+            let made = async || Operator::issue(&controller).await;
+            let issued = tokio::select! {
+                issued = self.place.patiently(made) => issued?,
+                name = end(&mut signals) => {
+                    tracing::info!(signal = name, "stopped");
+                    return Ok(());
+                }
+            };
+            issued.create(&place, &operator)?;
             tracing::info!(file = %operator.display(), "an operator's file: `hermes apply --operator FILE -f DOCUMENTS`");
         }
         let mut hosts = self.names.clone();

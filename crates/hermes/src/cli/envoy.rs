@@ -9,7 +9,7 @@ use clap::Parser;
 use hermes_controller::client::Place;
 use hermes_controller::xds;
 
-use crate::agent::{Home, enrolled, keep_renewed};
+use crate::agent::{Home, enrolled, keep_identity};
 use crate::log::Log;
 use crate::signals::Signals;
 
@@ -58,7 +58,7 @@ impl Envoy {
         let bootstrap = self.write(&home)?;
         tracing::info!("ready: envoy -c {}", bootstrap.display());
         tokio::select! {
-            () = keep_renewed(&self.controller, &home) => {}
+            () = keep_identity(&self.controller, &home) => {}
             () = async {
                 // There is nothing to be read again.
                 while signals.next().await == "SIGHUP" {}

@@ -1,0 +1,204 @@
+//! The overlay's certificate authority: which one it is, and how another one follows it.
+
+use axum::body::Bytes;
+use axum::extract::{Extension, Query, State};
+use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use http::StatusCode;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{Arc, Asker, BASE64, Desk, Duration, Event, Peer, Problem};
+use crate::authority::{Facts, facts};
+use crate::controller::{Known, Refused, now};
+use crate::push::{Lacking, Progress};
+use crate::state;
+
+/// Nobody may bring a larger one.
+const LARGEST: usize = 256 << 10;
+/// So many nodes are named in one sentence.
+const NAMED: usize = 10;
+
+fn operator(desk: &Desk, peer: &Peer, what: &str) -> Result<Asker, Problem> {
+    let asker = desk.asker(peer)?;
+    if asker.provider.is_none() {
+        return Ok(asker);
+    }
+    let problem = Problem::new(StatusCode::FORBIDDEN, "the authority is the operator's of the whole overlay");
+    Err(desk.refuse(what, &asker, peer, problem))
+}
+
+/// What is told of an authority.
+fn one(authority: &state::Authority) -> Value {
+    let known = facts(&authority.certificate);
+    let root = facts(&authority.root()).map(|root| root.fingerprint).unwrap_or_default();
+    match known {
+        Ok(Facts { fingerprint, subject, until, .. }) => json!({
+            "subject": subject,
+            "fingerprint": fingerprint,
+            "root": root,
+            "until": until,
+            "sealed": authority.is_sealed(),
+        }),
+        Err(_) => Value::Null,
+    }
+}
+
+fn told(desk: &Desk, known: &Known) -> Value {
+    let state = &known.state;
+    let rotation = state.rotation.as_deref();
+    let (stage, next, leaving) = match rotation {
+        None => ("steady", Value::Null, Value::Null),
+        Some(rotation) if rotation.is_leaving => ("leaving", Value::Null, one(&rotation.other)),
+        Some(rotation) => ("announced", one(&rotation.other), Value::Null),
+    };
+    let former = state.retired.iter().filter(|retired| retired.until > now());
+    let former = former.filter_map(|retired| {
+        let Facts { subject, fingerprint, .. } = facts(&retired.certificate).ok()?;
+        Some(json!({ "subject": subject, "fingerprint": fingerprint, "until": retired.until / 1000 }))
+    });
+    json!({
+        "revision": state.revision,
+        "stage": stage,
+        "signs": state.authority.as_ref().map_or(Value::Null, one),
+        "next": next,
+        "leaving": leaving,
+        "former": former.collect::<Vec<_>>(),
+        "nodes": desk.push.progress(known),
+    })
+}
+
+pub(super) async fn show(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
+    operator(&desk, &peer, "authority-show")?;
+    Ok(axum::Json(told(&desk, &desk.controller.known())).into_response())
+}
+
+/// One that somebody brings.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Imported {
+    /// PEM: the authority's certificate, then those above it up to the root.
+    certificates: String,
+    /// Its key (PEM).
+    key: String,
+}
+
+/// Another authority is trusted beside the one that signs: a new one, or one that somebody brings.
+pub(super) async fn rotate(
+    State(desk): State<Desk>,
+    Extension(peer): Extension<Arc<Peer>>,
+    body: Bytes,
+) -> Result<Response, Problem> {
+    let what = if body.is_empty() { "authority-rotate" } else { "authority-import" };
+    let asker = operator(&desk, &peer, what)?;
+    let done = async {
+        let made = if body.is_empty() {
+            state::Authority::generate(std::time::SystemTime::now())
+        } else {
+            let imported = (body.len() <= LARGEST).then(|| serde_json::from_slice::<Imported>(&body).ok()).flatten();
+            let imported = imported.ok_or_else(|| {
+                Refused::Unusable("the request is no {\"certificates\": PEM, \"key\": PEM}, or too large".to_owned())
+            })?;
+            state::Authority::import(&imported.certificates, &imported.key, std::time::SystemTime::now())
+        };
+        let next = made.map_err(|error| Refused::Unusable(error.to_string()))?;
+        let about = facts(&next.certificate).map(|facts| format!("{} {}", facts.subject, facts.fingerprint)).ok();
+        Ok((desk.controller.rotate(&asker.by, next).await?, about))
+    };
+    end(&desk, (&asker, &peer), what, done.await)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct FinishOptions {
+    /// Whoever is not there yet.
+    #[serde(default)]
+    force: bool,
+}
+
+/// The older authority is trusted no more.
+pub(super) async fn finish(
+    State(desk): State<Desk>,
+    Extension(peer): Extension<Arc<Peer>>,
+    Query(options): Query<FinishOptions>,
+) -> Result<Response, Problem> {
+    let asker = operator(&desk, &peer, "authority-finish")?;
+    let done = async {
+        let lacking = lacking(&desk.push.progress(&desk.controller.known()));
+        if let Some(lacking) = lacking.filter(|_| !options.force) {
+            return Err(Refused::Unready(format!(
+                "not all are there yet: {lacking}. Wait, or do it all the same with --force: others believe such a node only \
+                 when it has been at a controller again, as it can while its certificate lives"
+            )));
+        }
+        Ok((desk.controller.retire(&asker.by, options.force).await?, None))
+    };
+    end(&desk, (&asker, &peer), "authority-finish", done.await)
+}
+
+/// Nodes for which a step has to wait, in a sentence.
+fn lacking(progress: &[Progress]) -> Option<String> {
+    let all: Vec<_> = progress.iter().filter(|node| !node.lacks.0.is_empty()).collect();
+    let named = all.iter().take(NAMED).map(|node| {
+        let Lacking(why) = &node.lacks;
+        format!("node {} {why}", node.name)
+    });
+    let mut text = named.collect::<Vec<_>>().join("; ");
+    if all.len() > NAMED {
+        text += &format!("; and {} more", all.len() - NAMED);
+    }
+    (!all.is_empty()).then_some(text)
+}
+
+/// The older authority is the one that signs.
+pub(super) async fn cancel(
+    State(desk): State<Desk>,
+    Extension(peer): Extension<Arc<Peer>>,
+) -> Result<Response, Problem> {
+    let asker = operator(&desk, &peer, "authority-cancel")?;
+    let done = desk.controller.take_back_rotation(&asker.by).await.map(|revision| (revision, None));
+    end(&desk, (&asker, &peer), "authority-cancel", done)
+}
+
+fn end(
+    desk: &Desk,
+    (asker, peer): (&Asker, &Peer),
+    what: &str,
+    done: Result<(u64, Option<String>), Refused>,
+) -> Result<Response, Problem> {
+    let event = Event { what, by: Some(&asker.by), from: peer.from, ..Event::default() };
+    match done {
+        Ok((revision, about)) => {
+            desk.audit.tell(Event { revision: Some(revision), about, ..event });
+            Ok(axum::Json(told(desk, &desk.controller.known())).into_response())
+        }
+        Err(refused) => {
+            desk.audit.tell(Event { refused: Some(refused.to_string()), ..event });
+            Err(refused.into())
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct OwnRequest {
+    /// PKCS #10 (DER), in base64.
+    request: String,
+}
+
+/// The asker's own certificate anew, by the authority that signs now. It ends when the one before does.
+pub(super) async fn own(
+    State(desk): State<Desk>,
+    Extension(peer): Extension<Arc<Peer>>,
+    axum::Json(OwnRequest { request }): axum::Json<OwnRequest>,
+) -> Result<Response, Problem> {
+    let asker = desk.asker(&peer)?;
+    let request = BASE64.decode(request).map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "request is no base64"))?;
+    let left = peer.until.saturating_sub(i64::try_from(now() / 1000).unwrap_or(i64::MAX));
+    let life = Duration::from_secs(u64::try_from(left).unwrap_or_default());
+    let who = (&asker.name, asker.provider.as_ref());
+    let issued = desk.controller.renew_operator(&asker.by, &request, &peer.key, who, life).await?;
+    let event = Event { what: "operator-renew", by: Some(&asker.by), from: peer.from, ..Event::default() };
+    desk.audit.tell(event);
+    Ok(axum::Json(json!({ "certificate": issued.certificate, "authorities": issued.authorities })).into_response())
+}

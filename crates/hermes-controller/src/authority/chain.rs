@@ -1,0 +1,246 @@
+//! Certificates of authorities: what they say, those that somebody brings, and those that one gives another.
+//!
+//! In: PEM. Out: authorities that can sign what nodes believe; and why one cannot.
+//! Never: an authority that was not tried. What nodes would not believe is refused before anybody hears of it.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use aws_lc_rs::digest::{SHA256, digest};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD as BASE64;
+use hermes_model::snapshot::Role;
+use hermes_net::tls::{Roots, chains_to};
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, DnValue, IsCa, KeyIdMethod, KeyPair,
+    KeyUsagePurpose, SubjectPublicKeyInfo,
+};
+use x509_parser::asn1_rs::Tag;
+use x509_parser::certificate::X509Certificate;
+use x509_parser::extensions::ParsedExtension;
+use x509_parser::pem::Pem;
+use x509_parser::x509::X509Name;
+
+use super::{Subject, Unissued, authority, hex};
+use crate::state::Authority;
+
+/// The longest chain that is taken: webpki builds none that is longer.
+const LONGEST: usize = 5;
+/// A certificate to try an authority with lives so long.
+const TRIAL: Duration = Duration::from_secs(60);
+
+/// What is known of a certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// SHA-256 of it (DER), in hex.
+    pub fingerprint: String,
+    /// Whose it is, for people.
+    pub subject: String,
+    /// Its key identifier in hex: certificates that it issues have it.
+    pub key: String,
+    /// From when, in seconds since 1970.
+    pub from: i64,
+    /// Until when, in seconds since 1970.
+    pub until: i64,
+}
+
+impl Facts {
+    pub(crate) fn of(der: &[u8]) -> Result<Self, String> {
+        let parsed = parsed(der)?;
+        Ok(Self {
+            fingerprint: hex(digest(&SHA256, der).as_ref()),
+            subject: parsed.subject().to_string(),
+            key: subject_key(&parsed).map(hex).unwrap_or_default(),
+            from: parsed.validity().not_before.timestamp(),
+            until: parsed.validity().not_after.timestamp(),
+        })
+    }
+}
+
+/// What is known of the first certificate there (PEM).
+///
+/// # Errors
+/// There is none.
+pub fn facts(pem: &str) -> Result<Facts, String> {
+    Facts::of(blocks(pem)?.first().ok_or("there is no certificate")?)
+}
+
+/// All certificates there (DER).
+pub(crate) fn blocks(pem: &str) -> Result<Vec<Vec<u8>>, String> {
+    let read = Pem::iter_from_buffer(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
+    let read = read.map_err(|error| format!("it is no PEM: {error}"))?;
+    Ok(read.into_iter().filter(|block| block.label == "CERTIFICATE").map(|block| block.contents).collect())
+}
+
+fn parsed(der: &[u8]) -> Result<X509Certificate<'_>, String> {
+    let parsed = x509_parser::parse_x509_certificate(der);
+    parsed.map(|(_, parsed)| parsed).map_err(|error| format!("it is no certificate: {error}"))
+}
+
+fn subject_key<'a>(parsed: &'a X509Certificate<'_>) -> Option<&'a [u8]> {
+    parsed.extensions().iter().find_map(|extension| match extension.parsed_extension() {
+        ParsedExtension::SubjectKeyIdentifier(key) => Some(key.0),
+        _ => None,
+    })
+}
+
+/// As files have it.
+fn pem(der: &[u8]) -> String {
+    let text = BASE64.encode(der);
+    // 64 characters a line (RFC 7468, section 2), of which none is cut.
+    let lines: Vec<String> =
+        text.as_bytes().chunks(64).map(|line| String::from_utf8_lossy(line).into_owned()).collect();
+    format!("-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n", lines.join("\n"))
+}
+
+impl Authority {
+    /// One of somebody else's, of which the key is here: its certificate first, then those above it up to the root (PEM).
+    ///
+    /// # Errors
+    /// It could not sign what nodes believe, and why.
+    pub fn import(certificates: &str, key: &str, now: SystemTime) -> Result<Self, Unissued> {
+        let refuse = |why: String| Unissued::Import(why);
+        let ders = blocks(certificates).map_err(|why| refuse(format!("the certificates: {why}")))?;
+        if ders.is_empty() || ders.len() > LONGEST {
+            return Err(refuse(format!(
+                "there are {} certificates in the file; it needs the authority's first, then those above it up to the root, and \
+                 {LONGEST} at most",
+                ders.len()
+            )));
+        }
+        let chain = ders.iter().map(|der| parsed(der)).collect::<Result<Vec<_>, _>>().map_err(refuse)?;
+        for certificate in &chain {
+            must_be_authority(certificate, now).map_err(refuse)?;
+        }
+        must_be_chain(&chain).map_err(refuse)?;
+        let pair = KeyPair::from_pem(key).map_err(|error| {
+            refuse(format!(
+                "the key cannot be read ({error}); it has to be PEM without a password: `openssl pkcs8 -topk8 -nocrypt`"
+            ))
+        })?;
+        if pair.public_key_raw() != &*chain[0].public_key().subject_public_key.data {
+            return Err(refuse(format!("the key is not that of the first certificate, {}", chain[0].subject())));
+        }
+        if subject_key(&chain[0]).is_none() {
+            return Err(refuse(format!("{} has no subject key identifier (RFC 5280, 4.2.1.2)", chain[0].subject())));
+        }
+        let above = ders[1..].iter().map(|der| pem(der)).collect();
+        let this = Self { certificate: pem(&ders[0]), chain: above, key: pair.serialize_pem() };
+        this.try_it(now)?;
+        Ok(this)
+    }
+
+    /// Whether a node would believe what it signs.
+    fn try_it(&self, now: SystemTime) -> Result<(), Unissued> {
+        let refuse = |why: String| Unissued::Import(format!("what this authority signs is not believed: {why}"));
+        let name = |name: &str| name.parse().map_err(Unissued::Import);
+        let (overlay, node) = (name("overlay")?, name("node")?);
+        let subject = Subject::Node { overlay: &overlay, node: &node, role: Role::Dependent };
+        let request = CertificateParams::default().serialize_request(&KeyPair::generate().map_err(authority)?);
+        let (leaf, _) = self.signer()?.sign(request.map_err(authority)?.der(), &subject, now, TRIAL)?;
+        let roots = Roots::from_pem(self.root().as_bytes()).map_err(|error| refuse(error.to_string()))?;
+        let shown = blocks(&(leaf + &self.intermediates())).map_err(refuse)?;
+        chains_to(&roots, &shown.into_iter().map(Into::into).collect::<Vec<_>>()).map_err(refuse)
+    }
+
+    /// What nodes trust (PEM).
+    pub fn root(&self) -> String {
+        let last = blocks(&self.chain).ok().and_then(|all| all.last().map(|der| pem(der)));
+        last.unwrap_or_else(|| self.certificate.clone())
+    }
+
+    /// What is sent with each certificate that it issues (PEM): itself and those above it, without the root.
+    pub fn intermediates(&self) -> String {
+        let Ok(above) = blocks(&self.chain) else { return String::new() };
+        match above.split_last() {
+            None => String::new(),
+            Some((_, between)) => self.certificate.clone() + &between.iter().map(|der| pem(der)).collect::<String>(),
+        }
+    }
+
+    /// A certificate of another authority by this one (PEM): who trusts only this one believes by it what the other one signs.
+    ///
+    /// # Errors
+    /// This one's key is none, or the other's certificate.
+    pub fn proof_of(&self, other: &Self, now: SystemTime) -> Result<String, Unissued> {
+        let refuse = |why: String| Unissued::Authority(why);
+        let ders = blocks(&other.certificate).map_err(refuse)?;
+        let der = ders.first().ok_or_else(|| refuse("it has no certificate".to_owned()))?;
+        let other = parsed(der).map_err(refuse)?;
+        let mut params = CertificateParams::default();
+        // How many may be between is for its own root to say.
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        params.distinguished_name = name_of(other.subject()).map_err(refuse)?;
+        let key = subject_key(&other).ok_or_else(|| refuse("it has no subject key identifier".to_owned()))?;
+        params.key_identifier_method = KeyIdMethod::PreSpecified(key.to_vec());
+        params.use_authority_key_identifier_extension = true;
+        let end = other.validity().not_after.timestamp();
+        let end = UNIX_EPOCH + Duration::from_secs(u64::try_from(end).unwrap_or_default());
+        (params.not_before, params.not_after) = ((now - super::SKEW).into(), end.into());
+        let public = SubjectPublicKeyInfo::from_der(other.public_key().raw).map_err(authority)?;
+        let proof = params.signed_by(&public, &self.signer()?.issuer).map_err(authority)?;
+        Ok(proof.pem())
+    }
+}
+
+/// A certificate authority that is valid now.
+fn must_be_authority(certificate: &X509Certificate<'_>, now: SystemTime) -> Result<(), String> {
+    let subject = certificate.subject();
+    let is_ca = certificate.basic_constraints().ok().flatten().is_some_and(|constraints| constraints.value.ca);
+    if !is_ca {
+        return Err(format!("{subject} is no certificate of an authority (basic constraints say nothing of CA)"));
+    }
+    let may_sign = certificate.key_usage().ok().flatten().is_none_or(|usage| usage.value.key_cert_sign());
+    if !may_sign {
+        return Err(format!("{subject} may sign no certificates, as its key usage says"));
+    }
+    let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |since| i64::try_from(since.as_secs()).unwrap_or(i64::MAX));
+    let validity = certificate.validity();
+    if validity.not_after.timestamp() <= seconds {
+        return Err(format!("{subject} has expired: it was valid until {}", validity.not_after));
+    }
+    if validity.not_before.timestamp() > seconds {
+        return Err(format!("{subject} is not valid yet: it is from {}", validity.not_before));
+    }
+    Ok(())
+}
+
+/// Each is signed by the next one, and the last one by itself.
+fn must_be_chain(chain: &[X509Certificate<'_>]) -> Result<(), String> {
+    for (at, certificate) in chain.iter().enumerate() {
+        let above = chain.get(at + 1);
+        let signer = above.unwrap_or(certificate);
+        let is_signed = certificate.issuer().as_raw() == signer.subject().as_raw()
+            && certificate.verify_signature(Some(signer.public_key())).is_ok();
+        if is_signed {
+            continue;
+        }
+        let (subject, issuer) = (certificate.subject(), certificate.issuer());
+        return Err(match above {
+            Some(above) => format!("{subject} is not signed by the one after it, {}", above.subject()),
+            None => {
+                format!("the chain ends at {subject}, which {issuer} has signed; add those above it, up to the root")
+            }
+        });
+    }
+    Ok(())
+}
+
+/// The same name, byte for byte: certificates are found by it.
+fn name_of(name: &X509Name<'_>) -> Result<DistinguishedName, String> {
+    let mut same = DistinguishedName::new();
+    for attribute in name.iter_attributes() {
+        let wrong = || format!("the name {name} cannot be written again");
+        let oid: Vec<u64> = attribute.attr_type().iter().ok_or_else(wrong)?.collect();
+        let value = attribute.attr_value();
+        let text = std::str::from_utf8(value.data).map_err(|_| wrong())?;
+        let value = match value.header.tag() {
+            Tag::Utf8String => DnValue::Utf8String(text.to_owned()),
+            Tag::PrintableString => DnValue::PrintableString(text.try_into().map_err(|_| wrong())?),
+            Tag::Ia5String => DnValue::Ia5String(text.try_into().map_err(|_| wrong())?),
+            _ => return Err(wrong()),
+        };
+        same.push(DnType::from_oid(&oid), value);
+    }
+    Ok(same)
+}

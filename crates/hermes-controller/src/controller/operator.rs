@@ -1,0 +1,71 @@
+//! Who may change documents.
+//!
+//! In: requests for certificates, from somebody who may make operators. Out: certificates; and in the log, whose key may change
+//! what and until when.
+//! Never: a judgement whether whoever asks may do that.
+
+use std::time::Duration;
+
+use super::enrol::key_of;
+use super::{Certificate, Controller, Known, Refused, now};
+use crate::authority::{OPERATOR_LIFE, Subject};
+use crate::document::Name;
+use crate::state::{Change, Operator};
+
+/// So many have a certificate at once.
+const MOST: usize = 10_000;
+
+impl Controller {
+    /// A certificate for an operator, or for a provider's administrator.
+    ///
+    /// # Errors
+    /// The request is none, or the store cannot be written.
+    pub async fn make_operator(
+        &self,
+        by: &str,
+        request: &[u8],
+        (name, provider): (&Name, Option<&Name>),
+        life: Duration,
+    ) -> Result<Certificate, Refused> {
+        let (life, key) = (life.min(OPERATOR_LIFE), key_of(request)?);
+        let certificate = self.sign(request, &Subject::Operator { provider, name }, life)?;
+        let until = now().saturating_add(u64::try_from(life.as_millis()).unwrap_or(u64::MAX));
+        let operator = Operator { key, name: name.clone(), provider: provider.cloned(), until };
+        let judge = |known: &Known| {
+            if known.state.operators.values().filter(|one| one.until > now()).count() >= MOST {
+                return Err(Refused::Denied(format!("there are {MOST} operators; wait until some have expired")));
+            }
+            Ok((vec![Change::Operator(operator.clone())], ()))
+        };
+        self.transact(by, judge).await?;
+        Ok(certificate)
+    }
+
+    /// The certificate anew of somebody who has shown one for this key.
+    ///
+    /// # Errors
+    /// The request is none, or for another key; or the store cannot be written.
+    pub async fn renew_operator(
+        &self,
+        by: &str,
+        request: &[u8],
+        key: &str,
+        who: (&Name, Option<&Name>),
+        life: Duration,
+    ) -> Result<Certificate, Refused> {
+        if key_of(request)? != key {
+            return Err(Refused::Denied(
+                "this is for another key than that of the certificate that was shown".to_owned(),
+            ));
+        }
+        self.make_operator(by, request, who, life).await
+    }
+}
+
+impl Known {
+    /// Whether somebody with this key was made such an operator, whoever has issued the certificate.
+    pub fn is_operator(&self, key: &str, name: &Name, provider: Option<&Name>) -> bool {
+        let made = self.state.operators.get(key);
+        made.is_some_and(|made| made.name == *name && made.provider.as_ref() == provider && made.until > now())
+    }
+}

@@ -1,0 +1,174 @@
+//! One authority follows another; and how keys of authorities are kept.
+//!
+//! In: a new authority, and the word of operators. Out: in the log, who is trusted and who signs, step by step.
+//! Never: a step whose members are not there yet. Whoever calls has looked; here is only judged whether the step is the next one.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use tokio::sync::watch;
+
+use super::enrol::unissued;
+use super::{Base, Controller, Known, Refused, now};
+use crate::authority::facts;
+use crate::seal::{Seal, SealError};
+use crate::state::{Authority, Change, Rotation};
+use crate::store::Revision;
+use crate::trust::Trust;
+
+/// How a controller says that there is nothing to be ended.
+const NONE: &str = "no authority follows another now; `hermes authority rotate` begins that";
+
+impl Controller {
+    /// Whom the overlay trusts, now and from now on.
+    pub fn trust(&self) -> watch::Receiver<Arc<Trust>> {
+        self.trust.subscribe()
+    }
+
+    /// Uses what the keys in the store are sealed with; those that are not are from now on. The first of all that needs a key.
+    ///
+    /// # Errors
+    /// They are sealed with another one, or there is none; or the store cannot be written.
+    pub async fn unlock(&self, seal: Option<Seal>) -> Result<(), Refused> {
+        if let Some(seal) = seal {
+            let _ = self.seal.set(seal);
+        }
+        let is_open = |known: &Known| known.state.authorities().any(|authority| !authority.is_sealed());
+        for authority in self.known().state.authorities() {
+            self.opened(authority)?;
+        }
+        if self.seal.get().is_none() || !is_open(&self.known()) {
+            return Ok(());
+        }
+        let judge = |known: &Known| {
+            let mut changes = Vec::new();
+            if let Some(authority) = &known.state.authority {
+                changes.push(Change::Authority(self.sealed(authority.clone())?));
+            }
+            if let Some(rotation) = known.state.rotation.as_deref() {
+                let other = self.sealed(rotation.other.clone())?;
+                changes.push(Change::Rotation(Some(Rotation { other, ..rotation.clone() })));
+            }
+            Ok((changes, ()))
+        };
+        let (revision, ()) = self.transact("controller", judge).await?;
+        // Else the log would have the key as it was.
+        let known = self.known();
+        let base = Base { revision, state: known.state.base().into() };
+        if known.state.revision == revision {
+            self.store.compact(base).await?;
+        }
+        tracing::info!(
+            "the authority's key is sealed; who has read the store before may have it: `hermes authority rotate`"
+        );
+        Ok(())
+    }
+
+    /// An authority whose key can be used.
+    pub(super) fn opened(&self, authority: &Authority) -> Result<Authority, Refused> {
+        authority.opened(self.seal.get()).map_err(sealing)
+    }
+
+    /// The same as it is kept.
+    pub(super) fn sealed(&self, authority: Authority) -> Result<Authority, Refused> {
+        match self.seal.get() {
+            Some(seal) => authority.sealed(seal).map_err(sealing),
+            None => Ok(authority),
+        }
+    }
+
+    /// Another authority is trusted from now on, and is to sign when all trust it.
+    ///
+    /// # Errors
+    /// It is no other one, or one follows another already; or the store cannot be written.
+    pub async fn rotate(&self, by: &str, next: Authority) -> Result<Revision, Refused> {
+        let fault = Refused::Unusable;
+        let key = facts(&next.certificate).map_err(fault)?.key;
+        let kept = self.sealed(next.clone())?;
+        let judge = |known: &Known| {
+            if known.state.rotation.is_some() {
+                return Err(Refused::Unready(
+                    "an authority follows another already; `hermes authority finish` ends that, and `hermes authority cancel` \
+                     takes it back"
+                        .to_owned(),
+                ));
+            }
+            if known.state.signing().map_err(fault)?.key == key {
+                return Err(Refused::Unusable("this authority signs already; bring another one".to_owned()));
+            }
+            let authority = self.opened(signing(known)?)?;
+            let proof = authority.proof_of(&next, SystemTime::now()).map_err(unissued)?;
+            let rotation = Rotation { other: kept.clone(), is_leaving: false, proof, since: now() };
+            Ok((vec![Change::Rotation(Some(rotation))], ()))
+        };
+        Ok(self.transact(by, judge).await?.0)
+    }
+
+    /// The newer authority signs from now on. Where it does so already, nothing changes.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub async fn switch(&self, by: &str) -> Result<Revision, Refused> {
+        let judge = |known: &Known| {
+            let next = known.state.rotation.as_deref().filter(|rotation| !rotation.is_leaving);
+            let Some(Rotation { other, proof, .. }) = next else { return Ok((Vec::new(), ())) };
+            let (before, proof) = (signing(known)?.clone(), proof.clone());
+            let rotation = Rotation { other: before, is_leaving: true, proof, since: now() };
+            Ok((vec![Change::Authority(other.clone()), Change::Rotation(Some(rotation))], ()))
+        };
+        Ok(self.transact(by, judge).await?.0)
+    }
+
+    /// The older authority is trusted no more.
+    ///
+    /// # Errors
+    /// None follows another; or the newer one signs nothing yet, unless that is to be all the same.
+    pub async fn retire(&self, by: &str, is_forced: bool) -> Result<Revision, Refused> {
+        let judge = |known: &Known| {
+            let state = &known.state;
+            let rotation = state.rotation.as_deref().ok_or_else(|| Refused::Unready(NONE.to_owned()))?;
+            let gone = |authority| Change::Retired(state.retired(authority, &rotation.proof, now()));
+            let changes = match rotation.is_leaving {
+                true => vec![gone(&rotation.other), Change::Rotation(None)],
+                false if is_forced => {
+                    vec![gone(signing(known)?), Change::Authority(rotation.other.clone()), Change::Rotation(None)]
+                }
+                false => {
+                    return Err(Refused::Unready("the new authority signs nothing yet".to_owned()));
+                }
+            };
+            Ok((changes, ()))
+        };
+        Ok(self.transact(by, judge).await?.0)
+    }
+
+    /// The older authority is the one that signs. What the newer one has signed is good until that is over, too.
+    ///
+    /// # Errors
+    /// None follows another; or the store cannot be written.
+    pub async fn take_back_rotation(&self, by: &str) -> Result<Revision, Refused> {
+        let judge = |known: &Known| {
+            let rotation = known.state.rotation.as_deref().ok_or_else(|| Refused::Unready(NONE.to_owned()))?;
+            if !rotation.is_leaving {
+                // It has signed nothing.
+                return Ok((vec![Change::Rotation(None)], ()));
+            }
+            let (newer, older) = (signing(known)?, &rotation.other);
+            let proof = self.opened(newer)?.proof_of(older, SystemTime::now()).map_err(unissued)?;
+            let rotation = Rotation { other: newer.clone(), is_leaving: true, proof, since: now() };
+            Ok((vec![Change::Authority(older.clone()), Change::Rotation(Some(rotation))], ()))
+        };
+        Ok(self.transact(by, judge).await?.0)
+    }
+}
+
+fn signing(known: &Known) -> Result<&Authority, Refused> {
+    known.state.authority.as_ref().ok_or_else(|| Refused::Denied("there is no authority yet".to_owned()))
+}
+
+fn sealing(error: SealError) -> Refused {
+    Refused::Denied(error.to_string())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,151 @@
+//! Whoever trusts anything of an overlay believes its members at each step of a rotation.
+
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use hermes_net::tls::{Roots, chains_to};
+use rcgen::{CertificateParams, KeyPair};
+
+use super::super::{Controller, Refused};
+use crate::authority::Subject;
+use crate::seal::Seal;
+use crate::state::Authority;
+use crate::store::{Sqlite, Store};
+
+async fn begin(directory: &std::path::Path) -> Controller {
+    let store: Arc<dyn Store> = Arc::new(Sqlite::open(directory).unwrap());
+    let controller = Controller::start(store).await.unwrap();
+    controller.authority().await.unwrap();
+    controller
+}
+
+fn next() -> Authority {
+    Authority::generate(SystemTime::now()).unwrap()
+}
+
+/// A certificate with what goes with it, and what its holder trusts.
+fn issued(controller: &Controller) -> (String, String) {
+    let request = CertificateParams::default().serialize_request(&KeyPair::generate().unwrap()).unwrap();
+    let (overlay, node) = ("x".parse().unwrap(), "a".parse().unwrap());
+    let subject = Subject::Node { overlay: &overlay, node: &node, role: hermes_model::snapshot::Role::Dependent };
+    let issued = controller.sign(request.der(), &subject, Duration::from_secs(60)).unwrap();
+    (issued.certificate, issued.authorities)
+}
+
+/// Whether who has this believes whoever shows that.
+fn believes((_, trusted): &(String, String), (shown, _): &(String, String)) -> bool {
+    let ders = crate::authority::blocks(shown).unwrap().into_iter().map(Into::into).collect::<Vec<_>>();
+    chains_to(&Roots::from_pem(trusted.as_bytes()).unwrap(), &ders).is_ok()
+}
+
+fn all_believe(members: &[(String, String)]) {
+    for one in members {
+        for other in members {
+            assert!(believes(one, other));
+        }
+    }
+}
+
+#[tokio::test]
+async fn members_believe_each_other_at_each_step() {
+    let directory = tempfile::tempdir().unwrap();
+    let controller = begin(directory.path()).await;
+    let before = issued(&controller);
+    assert!(matches!(controller.retire("x", true).await, Err(Refused::Unready(_))));
+    controller.rotate("x", next()).await.unwrap();
+    assert!(matches!(controller.rotate("x", next()).await, Err(Refused::Unready(_))));
+    assert!(matches!(controller.retire("x", false).await, Err(Refused::Unready(_))));
+    let announced = issued(&controller);
+    all_believe(&[before.clone(), announced.clone()]);
+    controller.switch("x").await.unwrap();
+    let revision = controller.switch("x").await.unwrap();
+    assert_eq!(revision, controller.known().state.revision, "once is enough");
+    let switched = issued(&controller);
+    // One that was away since before it believes the others nevertheless.
+    all_believe(&[announced.clone(), switched.clone()]);
+    assert!(believes(&before, &switched));
+    controller.retire("x", false).await.unwrap();
+    let after = issued(&controller);
+    all_believe(&[switched.clone(), after.clone()]);
+    assert!(!believes(&after, &before) && !believes(&after, &announced));
+    // At the controller's door.
+    let trust = controller.known().state.trust().unwrap();
+    let own = issued(&controller).0.split_inclusive("-----END CERTIFICATE-----\n").next().unwrap().to_owned();
+    assert!(believes(&before, &(own + &trust.shown, String::new())));
+}
+
+#[tokio::test]
+async fn who_was_away_for_several_rotations_finds_the_controller_and_nobody_else() {
+    let directory = tempfile::tempdir().unwrap();
+    let controller = begin(directory.path()).await;
+    let before = issued(&controller);
+    for _ in 0..3 {
+        controller.rotate("x", next()).await.unwrap();
+        controller.switch("x").await.unwrap();
+        controller.retire("x", false).await.unwrap();
+    }
+    let trust = controller.known().state.trust().unwrap();
+    let own = issued(&controller).0;
+    assert!(!believes(&before, &(own.clone(), String::new())));
+    assert!(believes(&before, &(own + &trust.shown, String::new())));
+}
+
+#[tokio::test]
+async fn what_is_taken_back_leaves_nobody_behind() {
+    let directory = tempfile::tempdir().unwrap();
+    let controller = begin(directory.path()).await;
+    let before = issued(&controller);
+    assert!(matches!(controller.take_back_rotation("x").await, Err(Refused::Unready(_))));
+    controller.rotate("x", next()).await.unwrap();
+    controller.take_back_rotation("x").await.unwrap();
+    assert_eq!(issued(&controller).1, before.1);
+    controller.rotate("x", next()).await.unwrap();
+    controller.switch("x").await.unwrap();
+    let switched = issued(&controller);
+    controller.take_back_rotation("x").await.unwrap();
+    let back = issued(&controller);
+    all_believe(&[switched, back.clone()]);
+    assert!(believes(&before, &back));
+    controller.retire("x", false).await.unwrap();
+    let after = issued(&controller);
+    all_believe(&[before.clone(), after.clone()]);
+    assert_eq!(after.1, before.1);
+}
+
+#[tokio::test]
+async fn a_store_is_sealed_from_its_first_start_with_a_seal() {
+    let directory = tempfile::tempdir().unwrap();
+    let (one, other) = (directory.path().join("one"), directory.path().join("other"));
+    let controller = begin(directory.path()).await;
+    let key = controller.known().state.authority.as_ref().unwrap().key.lines().nth(1).unwrap().to_owned();
+    let files = || {
+        let found = std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().path());
+        let ours = found.filter(|path| path.to_string_lossy().contains("controller.db"));
+        ours.flat_map(|path| std::fs::read(path).unwrap()).collect::<Vec<u8>>()
+    };
+    let has_key = || files().windows(key.len()).any(|window| window == key.as_bytes());
+    assert!(has_key());
+    controller.rotate("x", next()).await.unwrap();
+    drop(controller);
+    let controller = begin(directory.path()).await;
+    controller.unlock(Some(Seal::create(&one).unwrap())).await.unwrap();
+    assert!(controller.known().state.authorities().all(Authority::is_sealed));
+    assert!(!has_key(), "what was there before is there no more");
+    controller.switch("x").await.unwrap();
+    issued(&controller);
+    controller.retire("x", false).await.unwrap();
+    controller.rotate("x", next()).await.unwrap();
+    assert!(controller.known().state.authorities().all(Authority::is_sealed));
+    assert!(!String::from_utf8(controller.backup()).unwrap().contains("PRIVATE KEY"));
+    drop(controller);
+    for (seal, words) in [(None, "--seal-file"), (Some(Seal::create(&other).unwrap()), "another file")] {
+        let controller = begin(directory.path()).await;
+        let refused = controller.unlock(seal).await.unwrap_err().to_string();
+        assert!(refused.contains(words), "{refused}");
+    }
+    let controller = begin(directory.path()).await;
+    controller.unlock(Seal::read(&one).unwrap()).await.unwrap();
+    issued(&controller);
+}

@@ -1,0 +1,185 @@
+//! The seal: what the authority's key is encrypted with where the store is not to be believed with it.
+//!
+//! In: a file of 32 random bytes that the controller has, and keys. Out: keys that nobody can read who has the store alone
+//! (AES-256-GCM), each bound to the certificate that it is of.
+//! Never: a key that was sealed for another certificate, or the seal itself in the store or a backup.
+
+use std::io::Write as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use aws_lc_rs::aead::{AES_256_GCM, Aad, Nonce, RandomizedNonceKey};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD as BASE64;
+
+use crate::state::Authority;
+
+/// How a key begins that is sealed.
+const MARK: &str = "sealed-1:";
+/// Bytes of the file.
+const LENGTH: usize = 32;
+/// Bytes of a nonce.
+const NONCE: usize = 12;
+
+/// Why a key cannot be used, or a seal not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum SealError {
+    /// The store's key is sealed, and there is no seal.
+    #[error(
+        "the authority's key in the store is sealed: start the controller with --seal-file, and the file with which it was sealed"
+    )]
+    Missing,
+    /// It is another seal.
+    #[error(
+        "the authority's key in the store was sealed with another file than this --seal-file; bring that one, from where the \
+         controller ran before, or from another controller of this overlay"
+    )]
+    Other,
+    /// The file.
+    #[error("--seal-file {file}: {why}", file = file.display())]
+    File {
+        /// Which one.
+        file: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// The system.
+    #[error("the authority's key cannot be sealed: the system gives no randomness, or no cipher")]
+    Unable,
+}
+
+/// What keys are sealed with.
+pub struct Seal {
+    key: RandomizedNonceKey,
+}
+
+/// It is in no log.
+impl std::fmt::Debug for Seal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Seal")
+    }
+}
+
+impl Seal {
+    /// Reads a file. `None`: it is not there.
+    ///
+    /// # Errors
+    /// It cannot be read, or is none.
+    pub fn read(file: &Path) -> Result<Option<Self>, SealError> {
+        let fault = |why: String| SealError::File { file: file.to_owned(), why };
+        let bytes = match std::fs::read(file) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(fault(format!("cannot be read: {error}"))),
+        };
+        if std::fs::metadata(file).is_ok_and(|file| file.permissions().mode() & 0o007 != 0) {
+            tracing::warn!(file = %file.display(), "everybody on this machine may read the seal: chmod o= it");
+        }
+        if bytes.len() != LENGTH {
+            return Err(fault(format!(
+                "it has {} bytes, and a seal has {LENGTH} random ones; name a file that is not there, and one is made",
+                bytes.len()
+            )));
+        }
+        Self::of(&bytes).map(Some)
+    }
+
+    /// Makes a new one, in a file that its owner alone may read.
+    ///
+    /// # Errors
+    /// The file is there, or cannot be written.
+    pub fn create(file: &Path) -> Result<Self, SealError> {
+        let mut bytes = [0; LENGTH];
+        aws_lc_rs::rand::fill(&mut bytes).map_err(|_| SealError::Unable)?;
+        let written = || {
+            let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(file)?;
+            file.write_all(&bytes)?;
+            file.sync_all()
+        };
+        written().map_err(|error: std::io::Error| SealError::File {
+            file: file.to_owned(),
+            why: format!("cannot be written: {error}"),
+        })?;
+        Self::of(&bytes)
+    }
+
+    fn of(bytes: &[u8]) -> Result<Self, SealError> {
+        let key = RandomizedNonceKey::new(&AES_256_GCM, bytes).map_err(|_| SealError::Unable)?;
+        Ok(Self { key })
+    }
+}
+
+impl Authority {
+    /// Whether its key is sealed.
+    pub fn is_sealed(&self) -> bool {
+        self.key.starts_with(MARK)
+    }
+
+    /// The same with its key sealed.
+    ///
+    /// # Errors
+    /// The system.
+    pub fn sealed(&self, seal: &Seal) -> Result<Self, SealError> {
+        if self.is_sealed() {
+            return Ok(self.clone());
+        }
+        let mut bytes = self.key.as_bytes().to_vec();
+        let aad = Aad::from(self.certificate.as_bytes());
+        let nonce = seal.key.seal_in_place_append_tag(aad, &mut bytes).map_err(|_| SealError::Unable)?;
+        let key = format!("{MARK}{}", BASE64.encode([&nonce.as_ref()[..], &bytes].concat()));
+        Ok(Self { key, ..self.clone() })
+    }
+
+    /// The same with its key as it is used.
+    ///
+    /// # Errors
+    /// It is sealed, and not with this.
+    pub fn opened(&self, seal: Option<&Seal>) -> Result<Self, SealError> {
+        let Some(sealed) = self.key.strip_prefix(MARK) else { return Ok(self.clone()) };
+        let seal = seal.ok_or(SealError::Missing)?;
+        let bytes = BASE64.decode(sealed).map_err(|_| SealError::Other)?;
+        let (nonce, bytes) = bytes.split_at_checked(NONCE).ok_or(SealError::Other)?;
+        let nonce = Nonce::try_assume_unique_for_key(nonce).map_err(|_| SealError::Other)?;
+        let (aad, mut bytes) = (Aad::from(self.certificate.as_bytes()), bytes.to_vec());
+        let opened = seal.key.open_in_place(nonce, aad, &mut bytes).map_err(|_| SealError::Other)?;
+        let key = String::from_utf8(opened.to_vec()).map_err(|_| SealError::Other)?;
+        Ok(Self { key, ..self.clone() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::{Seal, SealError};
+    use crate::state::Authority;
+
+    #[test]
+    fn a_key_is_opened_by_its_seal_and_for_its_certificate_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("seal");
+        assert!(Seal::read(&file).unwrap().is_none());
+        let seal = Seal::create(&file).unwrap();
+        assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(Seal::create(&file).is_err(), "none is written over");
+        let authority = Authority::generate(std::time::SystemTime::now()).unwrap();
+        let sealed = authority.sealed(&seal).unwrap();
+        assert!(sealed.is_sealed() && !sealed.key.contains(authority.key.lines().nth(1).unwrap()));
+        let again = Seal::read(&file).unwrap().unwrap();
+        assert!(sealed.opened(Some(&again)).unwrap() == authority);
+        assert!(authority.opened(None).unwrap() == authority, "one that is not sealed needs none");
+        assert!(matches!(sealed.opened(None), Err(SealError::Missing)));
+        let other = Seal::create(&directory.path().join("other")).unwrap();
+        assert!(matches!(sealed.opened(Some(&other)), Err(SealError::Other)));
+        let swapped = Authority { certificate: authority.certificate.to_lowercase(), ..sealed.clone() };
+        assert!(matches!(swapped.opened(Some(&seal)), Err(SealError::Other)));
+        for cut in [11, 20, sealed.key.len() - 2] {
+            let cut = Authority { key: sealed.key[..cut].to_owned(), ..sealed.clone() };
+            assert!(matches!(cut.opened(Some(&seal)), Err(SealError::Other)));
+        }
+        std::fs::write(&file, [7; 31]).unwrap();
+        assert!(Seal::read(&file).unwrap_err().to_string().contains("31 bytes"));
+    }
+}

@@ -1,0 +1,149 @@
+//! `hermes authority`: the overlay's certificate authority, and how another one follows it without an outage.
+//!
+//! In: the word of the overlay's operator; for an authority of somebody else's, its certificates and key. Out: who is trusted,
+//! who signs, and how far each node is.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, UNIX_EPOCH};
+
+use anyhow::Context as _;
+use clap::{Args, Parser, Subcommand};
+use http::Method;
+use serde_json::{Value, json};
+
+use crate::document;
+use crate::operator::{Access, block_on};
+
+/// The overlay's certificate authority: which one it is, and how another one follows it.
+///
+/// Two steps, with no outage: `rotate` (or `import`) has all nodes trust the new one beside the old one; when those that are connected
+/// do, it signs, and they get certificates of it. `finish` ends the trust in the old one.
+#[derive(Debug, Parser)]
+pub(super) struct Authority {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Who is trusted, who signs, and how far each node is.
+    Show(Options),
+    /// The first step, to a new authority.
+    Rotate(Options),
+    /// The first step, to an authority of somebody else's.
+    Import(Import),
+    /// The second step: the old authority is trusted no more. Refused while a node needs it.
+    Finish(Finish),
+    /// The old authority is the one that signs. What the new one has signed is good until `finish`.
+    Cancel(Options),
+}
+
+#[derive(Debug, Args)]
+struct Options {
+    /// Prints the controller's answer.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    access: Access,
+}
+
+/// `hermes authority import`.
+#[derive(Debug, Args)]
+struct Import {
+    /// Its certificate, and behind it those above up to the root, which nodes are to trust (PEM).
+    #[arg(long, value_name = "FILE")]
+    certificate: PathBuf,
+    /// Its key, without a password (PEM). The controller signs with it.
+    #[arg(long, value_name = "FILE")]
+    key: PathBuf,
+    #[command(flatten)]
+    options: Options,
+}
+
+/// `hermes authority finish`.
+#[derive(Debug, Args)]
+struct Finish {
+    /// Whoever is not there yet. Others believe such a node only when it has been at a controller again, as it can while its
+    /// certificate lives.
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    options: Options,
+}
+
+impl Authority {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        const PATH: &str = "/v1/authority";
+        let (method, path, body, options) = match self.verb {
+            Verb::Show(options) => (Method::GET, PATH, Vec::new(), options),
+            Verb::Rotate(options) => (Method::POST, PATH, Vec::new(), options),
+            Verb::Import(Import { certificate, key, options }) => {
+                let text = |file| document::text(file).with_context(|| "what is to be imported");
+                let asked = json!({ "certificates": text(&certificate)?, "key": text(&key)? });
+                (Method::POST, PATH, asked.to_string().into_bytes(), options)
+            }
+            Verb::Finish(Finish { force: false, options }) => {
+                (Method::POST, "/v1/authority/finish", Vec::new(), options)
+            }
+            Verb::Finish(Finish { force: true, options }) => {
+                (Method::POST, "/v1/authority/finish?force=true", Vec::new(), options)
+            }
+            Verb::Cancel(options) => (Method::DELETE, PATH, Vec::new(), options),
+        };
+        let Options { json, access } = options;
+        let answer = block_on(access.get(method, path, body))?;
+        super::print(&if json { format!("{answer}\n") } else { told(&answer) })?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn told(answer: &Value) -> String {
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    for (key, word) in [("signs", "signs"), ("next", "is to sign"), ("leaving", "has signed before")] {
+        let one = &answer[key];
+        let Some(subject) = one["subject"].as_str() else { continue };
+        let fingerprint = one["fingerprint"].as_str().unwrap_or_default();
+        let sealed = if one["sealed"] == true { "; its key is sealed" } else { "" };
+        let _ = writeln!(text, "{subject} {word}, until {}{sealed}\n  SHA-256 {fingerprint}", date(&one["until"]));
+        if one["root"] != one["fingerprint"] {
+            let _ = writeln!(text, "  below the root with SHA-256 {}", one["root"].as_str().unwrap_or_default());
+        }
+    }
+    for former in answer["former"].as_array().into_iter().flatten() {
+        let subject = former["subject"].as_str().unwrap_or_default();
+        let _ = writeln!(text, "{subject} is trusted no more");
+    }
+    let stage = answer["stage"].as_str().unwrap_or_default();
+    if stage == "steady" {
+        return text;
+    }
+    let mut lacking = 0;
+    for node in answer["nodes"].as_array().into_iter().flatten() {
+        let lacks = node["lacks"].as_str().unwrap_or_default();
+        lacking += usize::from(!lacks.is_empty());
+        let state = match (lacks, node["connected"] == true) {
+            ("", true) => "is there".to_owned(),
+            ("", false) => "is away".to_owned(),
+            (lacks, _) => lacks.to_owned(),
+        };
+        let _ = writeln!(text, "node {} {state}", node["name"].as_str().unwrap_or_default());
+    }
+    text += match (stage, lacking) {
+        ("leaving", 0) => "all are there: `hermes authority finish` ends the trust in the old one\n",
+        ("leaving", _) => "`hermes authority finish` ends the trust in the old one, when all are there\n",
+        _ => "it signs as soon as all nodes that are connected trust it\n",
+    };
+    text
+}
+
+/// The last second that a certificate can name.
+const LAST: u64 = 253_402_300_799;
+
+/// A second since 1970, for people.
+fn date(second: &Value) -> String {
+    let second = second.as_u64().unwrap_or_default().min(LAST);
+    httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs(second))
+}
