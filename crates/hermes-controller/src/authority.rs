@@ -30,6 +30,8 @@ use crate::state::Authority;
 pub const OPERATOR_LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How long a certificate authority lives.
 const LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// So many authorities in a row may follow one, for who was away.
+const FOLLOWING: u8 = 4;
 /// Clocks of others may be behind by as much.
 const SKEW: Duration = Duration::from_secs(300);
 
@@ -120,7 +122,8 @@ impl Authority {
     pub fn generate(now: SystemTime) -> Result<Self, Unissued> {
         let key = KeyPair::generate().map_err(authority)?;
         let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        // It signs no authorities, but those that follow it: `proof_of`.
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(FOLLOWING));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         // Two authorities that follow each other have to differ in their names, too.
         let mark = hex(&digest(&SHA256, key.public_key_raw()).as_ref()[..4]);

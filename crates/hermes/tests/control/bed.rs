@@ -24,6 +24,8 @@ pub(crate) struct Bed {
     etcd: Option<Running>,
     /// A second one, at the same etcd.
     second: Option<Running>,
+    /// What the controllers seal the authority's key with.
+    pub(crate) seal: Option<PathBuf>,
 }
 
 /// Waits until this holds.
@@ -79,7 +81,10 @@ impl Bed {
         let store = if self.has_etcd { format!("etcd://{}", self.socket(2379)) } else { "sqlite".to_owned() };
         let program = Program::new(name, HERMES, self.directory.path());
         let program = program.args(["controller", "--listen", &listen, "--store", &store, "--data"]).args([data]);
-        program.start().unwrap()
+        match &self.seal {
+            Some(seal) => program.env("HERMES_SEAL_FILE", seal).start().unwrap(),
+            None => program.start().unwrap(),
+        }
     }
 
     fn nothing() -> Self {
@@ -89,7 +94,15 @@ impl Bed {
 
     fn nothing_at(address: Ipv4Addr) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        Self { directory, address, controller: None, has_etcd: false, etcd: None, second: None }
+        Self { directory, address, controller: None, has_etcd: false, etcd: None, second: None, seal: None }
+    }
+
+    /// With a controller that seals the authority's key.
+    pub(crate) async fn sealed(seal: &str) -> Self {
+        let mut this = Self::nothing();
+        this.seal = Some(this.state(seal));
+        this.start_controller().await;
+        this
     }
 
     /// With a controller that has nothing yet.

@@ -1,0 +1,129 @@
+//! An authority of somebody else's takes over: an intermediate below an organisation's root.
+
+use std::path::PathBuf;
+
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose, date_time_ymd};
+
+use crate::bed::{Bed, until};
+use crate::rotation::trusted;
+
+/// What an organisation has.
+struct Organisation {
+    root: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+fn authority(name: &str) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params.distinguished_name.push(DnType::OrganizationName, "Example Org");
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.use_authority_key_identifier_extension = true;
+    params
+}
+
+impl Organisation {
+    fn new() -> Self {
+        let (params, key) = (authority("Example Root"), KeyPair::generate().unwrap());
+        let root = params.self_signed(&key).unwrap().pem();
+        Self { root, issuer: Issuer::new(params, key) }
+    }
+
+    /// An authority below it, and its key.
+    fn issue(&self, params: &CertificateParams) -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        (params.signed_by(&key, &self.issuer).unwrap().pem(), key.serialize_pem())
+    }
+}
+
+struct Files {
+    certificate: PathBuf,
+    key: PathBuf,
+}
+
+fn write(bed: &Bed, certificate: &str, key: &str) -> Files {
+    let files = Files { certificate: bed.state("import.pem"), key: bed.state("import.key") };
+    std::fs::write(&files.certificate, certificate).unwrap();
+    std::fs::write(&files.key, key).unwrap();
+    files
+}
+
+fn import(files: &Files) -> [&str; 6] {
+    let (certificate, key) = (files.certificate.to_str().unwrap(), files.key.to_str().unwrap());
+    ["authority", "import", "--certificate", certificate, "--key", key]
+}
+
+#[tokio::test]
+async fn an_organisations_authority_takes_over() {
+    let bed = Bed::new().await;
+    bed.origin(7001, "one");
+    let more = "---\n{kind: Node, name: third, links: server}\n---\n{kind: Node, name: fourth, links: server}\n";
+    bed.told(&["apply", "-f", "-"], &(bed.documents(7001) + more));
+    let _laptop = bed.node("laptop", Some(&bed.token("laptop")));
+    let _server = bed.node("server", Some(&bed.token("server")));
+    bed.until_answers("APP", "one").await;
+    let token = bed.token("third");
+    let organisation = Organisation::new();
+    let (certificate, key) = organisation.issue(&authority("Example Overlay CA"));
+    let said = bed.told(&import(&write(&bed, &(certificate + &organisation.root), &key)), "");
+    assert!(said.contains("Example Overlay CA") && said.contains("below the root"), "{said}");
+    let finished = || bed.hermes(&["authority", "finish"], "").status.success();
+    until("it is finished", finished).await;
+    // Nodes trust the root, and show what is between.
+    for node in ["laptop", "server"] {
+        until("it trusts the root alone", || trusted(&bed.state(node)) == (1, true)).await;
+        let ca = std::fs::read_to_string(bed.state(node).join("ca.pem")).unwrap();
+        assert_eq!(ca, organisation.root.replace("\r\n", "\n"));
+    }
+    bed.until_answers("APP", "one").await;
+    let _third = bed.node("third", Some(&token));
+    let _fourth = bed.node("fourth", Some(&bed.token("fourth")));
+    until("all run", || bed.told(&["node", "list"], "").matches(" running\n").count() == 4).await;
+    // And back to one of the controller's own.
+    bed.told(&["authority", "rotate"], "");
+    until("it is finished", finished).await;
+    bed.until_answers("APP", "one").await;
+    until("it trusts one", || trusted(&bed.state("laptop")) == (1, true)).await;
+}
+
+#[tokio::test]
+async fn what_could_not_sign_is_refused() {
+    let bed = Bed::new().await;
+    let organisation = Organisation::new();
+    let root = &organisation.root;
+    let (good, key) = organisation.issue(&authority("Good CA"));
+    let other = KeyPair::generate().unwrap().serialize_pem();
+    let with = |change: &dyn Fn(&mut CertificateParams)| {
+        let mut params = authority("Bad CA");
+        change(&mut params);
+        let (certificate, key) = organisation.issue(&params);
+        (certificate + root, key)
+    };
+    let (over, over_key) = with(&|params| params.not_after = date_time_ymd(2020, 1, 1));
+    let (early, early_key) = with(&|params| params.not_before = date_time_ymd(2070, 1, 1));
+    let (leaf, leaf_key) = with(&|params| params.is_ca = IsCa::ExplicitNoCa);
+    let (mute, mute_key) = with(&|params| params.key_usages = vec![KeyUsagePurpose::DigitalSignature]);
+    let stranger = Organisation::new().root;
+    let whole = good.clone() + root;
+    for (certificate, key, words) in [
+        (&whole, &other, "is not that of the first certificate"),
+        (&over, &over_key, "has expired"),
+        (&early, &early_key, "is not valid yet"),
+        (&leaf, &leaf_key, "is no certificate of an authority"),
+        (&mute, &mute_key, "may sign no certificates"),
+        (&good, &key, "add those above it, up to the root"),
+        (&(good.clone() + &stranger), &key, "is not signed by the one after it"),
+        (&(root.clone() + &good), &key, "is not signed by the one after it"),
+        (&"no certificate".to_owned(), &key, "there are 0 certificates"),
+        (&whole, &"no key".to_owned(), "the key cannot be read"),
+    ] {
+        let said = bed.refused(&import(&write(&bed, certificate, key)), "");
+        assert!(said.contains(words), "{words}: {said}");
+        assert!(!said.contains("PRIVATE"), "{said}");
+    }
+    let shown = bed.told(&["authority", "show"], "");
+    assert!(!shown.contains("is to sign"), "{shown}");
+    let audit = std::fs::read_to_string(bed.state("controller/audit.jsonl")).unwrap();
+    assert!(audit.contains("\"what\":\"authority-import\"") && !audit.contains("PRIVATE"), "{audit}");
+}
