@@ -392,3 +392,35 @@ async fn certificates_of_an_envoy_are_renewed_and_taken_over() {
     }
     until("all run what they should", || mixed.running() == 3).await;
 }
+
+#[tokio::test]
+async fn an_envoy_follows_another_authority() {
+    let Some(mut mixed) = Mixed::start("an_envoy_follows_another_authority", Form::Delta, "1h").await else { return };
+    let (cert, key) = mixed.identity("laptop");
+    for (path, kept) in [(&cert, "before.pem"), (&key, "before.key")] {
+        std::fs::copy(path, mixed.bed.state(kept)).unwrap();
+    }
+    mixed.bed.told(&["authority", "rotate"], "");
+    let mut requests = 0;
+    let finished = |mixed: &Mixed| mixed.bed.hermes(&["authority", "finish"], "").status.success();
+    while !finished(&mixed) {
+        assert_eq!(mixed.bed.get("APP"), Some((200, "one".to_owned())), "request {requests}");
+        requests += 1;
+        assert!(requests < 1000, "{}", mixed.bed.told(&["authority", "show"], ""));
+    }
+    let ingress = mixed.bed.state("ingress");
+    until("it trusts one", || crate::rotation::trusted(&ingress) == (1, true)).await;
+    mixed.bed.until_answers("APP", "one").await;
+    // Who connects anew finds what is valid now.
+    for name in ["laptop", "server"] {
+        let node = if name == "laptop" { &mut mixed.laptop } else { &mut mixed.server };
+        sigkill(node.take().unwrap());
+        *node = Some(mixed.bed.node(name, None));
+        mixed.bed.until_answers("APP", "one").await;
+    }
+    let before = (mixed.bed.state("before.pem"), mixed.bed.state("before.key"));
+    let ask = |cert: &Path, key: &Path| mixed.ask(Some((cert, key)), Some("ann"), "APP");
+    assert_eq!(ask(&cert, &key), Ok(200));
+    until("Envoy does not believe the old authority", || ask(&before.0, &before.1) != Ok(200)).await;
+    until("all run what they should", || mixed.running() == 3).await;
+}

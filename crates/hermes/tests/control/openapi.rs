@@ -108,6 +108,13 @@ async fn the_api_is_what_its_description_says() {
     let request = rcgen::CertificateParams::default().serialize_request(&rcgen::KeyPair::generate().unwrap()).unwrap();
     let operator = |request: &str| format!("{{\"name\": \"ann\", \"request\": \"{request}\", \"life\": 60}}");
     let base64 = base64::Engine::encode(&base64::prelude::BASE64_STANDARD, request.der());
+    let file = std::fs::read_to_string(bed.state("controller/operator.json")).unwrap();
+    let file: Value = serde_json::from_str(&file).unwrap();
+    let key = rcgen::KeyPair::from_pem(file["key"].as_str().unwrap()).unwrap();
+    let own = rcgen::CertificateParams::default().serialize_request(&key).unwrap();
+    let own = base64::Engine::encode(&base64::prelude::BASE64_STANDARD, own.der());
+    let own = format!("{{\"request\": \"{own}\"}}");
+    let others = format!("{{\"request\": \"{base64}\"}}");
     let mut asked = BTreeSet::new();
     for (method, path, template, text, expected) in [
         (Method::POST, "/v1/apply?dry-run=true", "/v1/apply", changed(5), 200),
@@ -132,6 +139,16 @@ async fn the_api_is_what_its_description_says() {
         (Method::POST, "/v1/tokens", "/v1/tokens", "{\"node\": \"laptop\"}".to_owned(), 200),
         (Method::POST, "/v1/operators", "/v1/operators", operator(&base64), 200),
         (Method::POST, "/v1/operators", "/v1/operators", operator("?"), 400),
+        (Method::POST, "/v1/operators/own", "/v1/operators/own", own, 200),
+        (Method::POST, "/v1/operators/own", "/v1/operators/own", others, 403),
+        (Method::GET, "/v1/authority", "/v1/authority", String::new(), 200),
+        (Method::POST, "/v1/authority/finish", "/v1/authority/finish", String::new(), 409),
+        (Method::POST, "/v1/authority", "/v1/authority", "{}".to_owned(), 422),
+        (Method::POST, "/v1/authority", "/v1/authority", String::new(), 200),
+        (Method::POST, "/v1/authority", "/v1/authority", String::new(), 409),
+        (Method::POST, "/v1/authority/finish?force=true", "/v1/authority/finish", String::new(), 200),
+        (Method::POST, "/v1/authority", "/v1/authority", String::new(), 200),
+        (Method::DELETE, "/v1/authority", "/v1/authority", String::new(), 200),
         (Method::DELETE, "/v1/nodes/server", "/v1/nodes/{name}", String::new(), 200),
     ] {
         let (status, answer) = desk.ask(method.clone(), path, &text).await.unwrap();
