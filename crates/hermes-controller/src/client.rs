@@ -210,7 +210,7 @@ impl Line {
         let unreachable = |reason: String| ClientError::Unreachable { place: authority.clone(), reason };
         let connected = tokio::time::timeout(CONNECT, connecting).await;
         let io = connected.map_err(|_| unreachable(format!("no answer within {CONNECT:?}")))?;
-        let io = io.map_err(|error| unreachable(error.to_string()))?;
+        let io = io.map_err(|error| unreachable(told(&error)))?;
         let mut builder = http2::Builder::new(TokioExecutor::new());
         builder
             .timer(TokioTimer::new())
@@ -270,6 +270,17 @@ impl Line {
         let codec = ProstCodec::<Q, A>::default();
         let answered = grpc.streaming(tonic::Request::new(messages), PathAndQuery::from_static(path), codec).await;
         answered.map(tonic::Response::into_inner).map_err(|status| ClientError::Refused(Box::new(status)))
+    }
+}
+
+/// What there is to be done where a server's certificate is not believed.
+fn told(error: &io::Error) -> String {
+    match tls::Fault::of(error) {
+        Some(tls::Fault::Certificate) => format!(
+            "{error}. It is no controller of this overlay; or its authority was replaced too often while nobody here asked: a \
+             node enrols anew with a token, an operator's file is made anew"
+        ),
+        _ => error.to_string(),
     }
 }
 

@@ -132,6 +132,9 @@ pub struct Rotation {
 pub struct Retired {
     /// Its certificate (PEM).
     pub certificate: String,
+    /// Those above it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub chain: String,
     /// The certificate of the one after it, by this one (PEM).
     pub proof: String,
     /// Until when anybody may have something of it, in milliseconds since 1970.
@@ -279,7 +282,8 @@ impl State {
         // Nothing of it lives longer than a certificate of an operator.
         let life = u64::try_from(OPERATOR_LIFE.as_millis()).unwrap_or(u64::MAX);
         let until = now.saturating_add(life);
-        Retired { certificate: authority.certificate.clone(), proof: proof.to_owned(), until }
+        let Authority { certificate, chain, .. } = authority.clone();
+        Retired { certificate, chain, proof: proof.to_owned(), until }
     }
 
     /// How long a certificate of a node lives.

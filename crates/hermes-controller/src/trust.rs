@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 use crate::authority::{Facts, facts};
-use crate::state::{Retired, State};
+use crate::state::{Retired, Rotation, State};
 
 /// What is to be trusted, and who signs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -49,12 +49,14 @@ impl State {
             }
             trust.issuers += &authority.certificate;
         }
-        let proof = leaving.map(|rotation| &*rotation.proof).unwrap_or_default();
-        trust.chain = authority.intermediates() + proof;
-        trust.shown = authority.certificate.clone() + &authority.chain + proof;
-        trust.shown.extend(leaving.map(|rotation| &*rotation.other.certificate));
-        for Retired { certificate, proof, .. } in self.retired.iter().rev() {
-            trust.shown.extend([&**proof, certificate]);
+        trust.chain = authority.intermediates();
+        trust.shown = authority.certificate.clone() + &authority.chain;
+        if let Some(Rotation { other, proof, .. }) = leaving {
+            trust.chain.extend([&**proof, &other.intermediates()]);
+            trust.shown.extend([&**proof, &other.certificate, &other.chain]);
+        }
+        for Retired { certificate, chain, proof, .. } in self.retired.iter().rev() {
+            trust.shown.extend([&**proof, certificate, chain]);
             trust.former += certificate;
         }
         Ok(trust)

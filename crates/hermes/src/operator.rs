@@ -78,7 +78,8 @@ impl Operator {
         (self.authorities, self.certificate, self.trust) =
             (text("authorities")?, text("certificate")?, trust.to_owned());
         // Whole or not at all: it is all that its owner has.
-        let new = path.with_extension("new");
+        // Another command may do the same.
+        let new = path.with_extension(format!("new{}", std::process::id()));
         let _ = std::fs::remove_file(&new);
         self.write(&new)?;
         std::fs::rename(&new, path).with_context(|| format!("cannot write {}", path.display()))

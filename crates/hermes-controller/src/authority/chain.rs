@@ -120,6 +120,7 @@ impl Authority {
         if pair.public_key_raw() != &*chain[0].public_key().subject_public_key.data {
             return Err(refuse(format!("the key is not that of the first certificate, {}", chain[0].subject())));
         }
+        must_have_name(chain[0].subject()).map_err(refuse)?;
         if subject_key(&chain[0]).is_none() {
             return Err(refuse(format!("{} has no subject key identifier (RFC 5280, 4.2.1.2)", chain[0].subject())));
         }
@@ -208,6 +209,14 @@ fn must_be_authority(certificate: &X509Certificate<'_>, now: SystemTime) -> Resu
 /// Each is signed by the next one, and the last one by itself.
 fn must_be_chain(chain: &[X509Certificate<'_>]) -> Result<(), String> {
     for (at, certificate) in chain.iter().enumerate() {
+        let limit = certificate.basic_constraints().ok().flatten().and_then(|limit| limit.value.path_len_constraint);
+        // So many authorities are below it.
+        if limit.is_some_and(|limit| usize::try_from(limit).is_ok_and(|limit| limit < at)) {
+            return Err(format!(
+                "{} may have no such authorities below it (its path length is limited)",
+                certificate.subject()
+            ));
+        }
         let above = chain.get(at + 1);
         let signer = above.unwrap_or(certificate);
         let is_signed = certificate.issuer().as_raw() == signer.subject().as_raw()
@@ -224,6 +233,20 @@ fn must_be_chain(chain: &[X509Certificate<'_>]) -> Result<(), String> {
         });
     }
     Ok(())
+}
+
+/// Certificates say the name of who issued them, as far as the library can write it.
+fn must_have_name(name: &X509Name<'_>) -> Result<(), String> {
+    let mut kinds: Vec<_> = name.iter_attributes().map(|attribute| attribute.attr_type().to_id_string()).collect();
+    let count = kinds.len();
+    kinds.sort();
+    kinds.dedup();
+    if kinds.len() == count && name.iter_rdn().count() == count {
+        return name_of(name).map(drop);
+    }
+    Err(format!(
+        "the authority's name, {name}, has an attribute twice, or two in one part: it cannot sign here; issue one with another name"
+    ))
 }
 
 /// The same name, byte for byte: certificates are found by it.
@@ -243,4 +266,67 @@ fn name_of(name: &X509Name<'_>) -> Result<DistinguishedName, String> {
         same.push(DnType::from_oid(&oid), value);
     }
     Ok(same)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::time::{Duration, SystemTime};
+
+    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
+
+    use super::{blocks, facts, parsed};
+    use crate::state::Authority;
+
+    fn params(name: &str, limit: Option<u8>) -> CertificateParams {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(limit.map_or(BasicConstraints::Unconstrained, BasicConstraints::Constrained));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        params.distinguished_name.push(DnType::CountryName, "EX");
+        params.distinguished_name.push(DnType::CommonName, name);
+        params
+    }
+
+    /// A chain of three: certificates (PEM), the last one's key.
+    fn chain(root: Option<u8>) -> (String, String) {
+        let root = CertifiedIssuer::self_signed(params("root", root), KeyPair::generate().unwrap()).unwrap();
+        let middle = CertifiedIssuer::signed_by(params("middle", None), KeyPair::generate().unwrap(), &root).unwrap();
+        let key = KeyPair::generate().unwrap();
+        let last = params("last", Some(0)).signed_by(&key, &middle).unwrap();
+        (last.pem() + &middle.pem() + &root.pem(), key.serialize_pem())
+    }
+
+    #[test]
+    fn an_authority_that_somebody_brings_is_the_first_of_a_chain() {
+        let now = SystemTime::now();
+        let (certificates, key) = chain(None);
+        // What stands between is no part of it.
+        let noisy = format!("some words\n{}", certificates.replace("-----BEGIN", "a bag\n-----BEGIN"));
+        let authority = Authority::import(&noisy, &key, now).unwrap();
+        assert!(facts(&authority.root()).unwrap().subject.contains("CN=root"));
+        assert_eq!(blocks(&authority.intermediates()).unwrap().len(), 2);
+        assert_eq!(facts(&authority.intermediates()).unwrap(), facts(&authority.certificate).unwrap());
+        let limited = chain(Some(1));
+        let refused = Authority::import(&limited.0, &limited.1, now).unwrap_err().to_string();
+        assert!(refused.contains("path length is limited"), "{refused}");
+        let later = now + Duration::from_secs(3000 * 365 * 24 * 3600);
+        assert!(Authority::import(&certificates, &key, later).unwrap_err().to_string().contains("has expired"));
+    }
+
+    #[test]
+    fn a_proof_is_of_the_same_name_and_key() {
+        let now = SystemTime::now();
+        let (certificates, key) = chain(None);
+        let (older, newer) = (Authority::generate(now).unwrap(), Authority::import(&certificates, &key, now).unwrap());
+        for (one, other) in [(&older, &newer), (&newer, &older)] {
+            let proof = blocks(&one.proof_of(other, now).unwrap()).unwrap();
+            let ders = [&one.certificate, &other.certificate].map(|pem| blocks(pem).unwrap());
+            let [proof, one, other] = [&proof[0], &ders[0][0], &ders[1][0]].map(|der| parsed(der).unwrap());
+            assert_eq!(proof.subject().as_raw(), other.subject().as_raw());
+            assert_eq!(proof.issuer().as_raw(), one.subject().as_raw());
+            assert_eq!(proof.public_key().raw, other.public_key().raw);
+            assert_eq!(super::subject_key(&proof), super::subject_key(&other));
+        }
+    }
 }

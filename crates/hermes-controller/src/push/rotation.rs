@@ -16,6 +16,9 @@ use crate::document::Name;
 /// A controller that has just begun waits so long for nodes to come before it takes their silence for agreement.
 const ARRIVAL: Duration = Duration::from_secs(10);
 
+/// Words of nodes within this are counted together.
+const TOGETHER: Duration = Duration::from_millis(50);
+
 /// How far a node is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -101,7 +104,13 @@ impl Push {
             };
             tokio::select! {
                 changed = trust.changed() => if changed.is_err() { return },
-                changed = said.changed(), if is_wanted => if changed.is_err() { return },
+                changed = said.changed(), if is_wanted => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    // What others say at the same time is counted with it: all nodes do.
+                    tokio::time::sleep(TOGETHER).await;
+                }
                 () = pause => {}
             }
         }

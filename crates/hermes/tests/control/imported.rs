@@ -1,6 +1,7 @@
 //! An authority of somebody else's takes over: an intermediate below an organisation's root.
 
 use std::path::PathBuf;
+use std::process::Command;
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose, date_time_ymd};
 
@@ -126,4 +127,30 @@ async fn what_could_not_sign_is_refused() {
     assert!(!shown.contains("is to sign"), "{shown}");
     let audit = std::fs::read_to_string(bed.state("controller/audit.jsonl")).unwrap();
     assert!(audit.contains("\"what\":\"authority-import\"") && !audit.contains("PRIVATE"), "{audit}");
+}
+
+/// A root of its own that `openssl` makes.
+fn made(bed: &Bed, key: &[&str], subject: &str) -> Files {
+    let files = Files { certificate: bed.state("made.pem"), key: bed.state("made.key") };
+    let mut command = Command::new("openssl");
+    command.args(["req", "-x509", "-nodes", "-days", "30", "-newkey"]).args(key).args(["-subj", subject]);
+    command.arg("-keyout").arg(&files.key).arg("-out").arg(&files.certificate);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    files
+}
+
+#[tokio::test]
+async fn an_authority_with_another_kind_of_key_takes_over() {
+    let bed = Bed::new().await;
+    let ec = ["ec", "-pkeyopt", "ec_paramgen_curve:P-256"];
+    let said = bed.refused(&import(&made(&bed, &ec, "/DC=com/DC=example/CN=Example CA")), "");
+    assert!(said.contains("has an attribute twice"), "{said}");
+    bed.origin(7001, "one");
+    bed.told(&["apply", "-f", "-"], &bed.documents(7001));
+    let _laptop = bed.node("laptop", Some(&bed.token("laptop")));
+    bed.told(&import(&made(&bed, &["rsa:2048"], "/O=Example Org/CN=Example RSA CA")), "");
+    until("it is finished", || bed.hermes(&["authority", "finish"], "").status.success()).await;
+    let _server = bed.node("server", Some(&bed.token("server")));
+    bed.until_answers("APP", "one").await;
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use hermes_net::tls::{Roots, chains_to};
-use rcgen::{CertificateParams, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
 
 use super::super::{Controller, Refused};
 use crate::authority::Subject;
@@ -148,4 +148,50 @@ async fn a_store_is_sealed_from_its_first_start_with_a_seal() {
     let controller = begin(directory.path()).await;
     controller.unlock(Seal::read(&one).unwrap()).await.unwrap();
     issued(&controller);
+}
+
+/// One that an organisation has issued, with another one between it and the root.
+fn imported() -> Authority {
+    let params = |name: &str| {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        params.distinguished_name.push(DnType::CommonName, name);
+        params
+    };
+    let key = || KeyPair::generate().unwrap();
+    let root = CertifiedIssuer::self_signed(params("root"), key()).unwrap();
+    let middle = CertifiedIssuer::signed_by(params("middle"), key(), &root).unwrap();
+    let own = key();
+    let certificate = params("own").signed_by(&own, &middle).unwrap().pem() + &middle.pem() + &root.pem();
+    Authority::import(&certificate, &own.serialize_pem(), SystemTime::now()).unwrap()
+}
+
+#[tokio::test]
+async fn an_organisations_authority_comes_and_goes_without_a_gap() {
+    let directory = tempfile::tempdir().unwrap();
+    let controller = begin(directory.path()).await;
+    let before = issued(&controller);
+    controller.rotate("x", imported()).await.unwrap();
+    let announced = issued(&controller);
+    controller.switch("x").await.unwrap();
+    let switched = issued(&controller);
+    all_believe(&[announced, switched.clone()]);
+    assert!(believes(&before, &switched));
+    controller.retire("x", false).await.unwrap();
+    let under = issued(&controller);
+    all_believe(&[switched, under.clone()]);
+    assert!(!believes(&under, &before));
+    controller.rotate("x", next()).await.unwrap();
+    let announced = issued(&controller);
+    controller.switch("x").await.unwrap();
+    let switched = issued(&controller);
+    all_believe(&[announced.clone(), switched.clone()]);
+    assert!(believes(&under, &switched) && believes(&announced, &under));
+    controller.retire("x", false).await.unwrap();
+    let after = issued(&controller);
+    all_believe(&[switched, after.clone()]);
+    assert!(!believes(&after, &under));
+    let shown = (after.0.clone() + &controller.known().state.trust().unwrap().shown, String::new());
+    assert!(believes(&before, &shown) && believes(&under, &shown));
 }
