@@ -81,7 +81,7 @@ async fn who_was_away_for_several_rotations_finds_the_controller_and_nobody_else
     let directory = tempfile::tempdir().unwrap();
     let controller = begin(directory.path()).await;
     let before = issued(&controller);
-    for _ in 0..3 {
+    for _ in 0..4 {
         controller.rotate("x", next()).await.unwrap();
         controller.switch("x").await.unwrap();
         controller.retire("x", false).await.unwrap();
