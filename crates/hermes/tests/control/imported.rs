@@ -3,9 +3,14 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose, date_time_ymd};
+use http::Method;
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    SanType, date_time_ymd,
+};
 
 use crate::bed::{Bed, until};
+use crate::desk::Desk;
 use crate::rotation::trusted;
 
 /// What an organisation has.
@@ -153,4 +158,48 @@ async fn an_authority_with_another_kind_of_key_takes_over() {
     until("it is finished", || bed.hermes(&["authority", "finish"], "").status.success()).await;
     let _server = bed.node("server", Some(&bed.token("server")));
     bed.until_answers("APP", "one").await;
+}
+
+/// An operator's file with another certificate, whose key its maker has, and who signed it behind it.
+fn forged(bed: &Bed, name: &str, issuer: &Issuer<'static, KeyPair>, above: &str) -> Desk {
+    let mut params = CertificateParams::default();
+    params.subject_alt_names = vec![SanType::URI("hermes:operator/root".try_into().unwrap())];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    params.use_authority_key_identifier_extension = true;
+    let key = KeyPair::generate().unwrap();
+    let certificate = params.signed_by(&key, issuer).unwrap().pem() + above;
+    let text = std::fs::read_to_string(bed.state("controller/operator.json")).unwrap();
+    let mut file: serde_json::Value = serde_json::from_str(&text).unwrap();
+    (file["certificate"], file["key"]) = (certificate.into(), key.serialize_pem().into());
+    std::fs::write(bed.state(name), file.to_string()).unwrap();
+    Desk::new(&bed.state(name))
+}
+
+/// Nodes trust the organisation's root; whoever may change everything is one whom this authority has made that.
+#[tokio::test]
+async fn nobody_else_makes_operators_below_a_root_and_no_former_authority_does() {
+    let bed = Bed::new().await;
+    let organisation = Organisation::new();
+    let issue = |name: &str| {
+        let (params, key) = (authority(name), KeyPair::generate().unwrap());
+        let certificate = params.signed_by(&key, &organisation.issuer).unwrap().pem();
+        (certificate, key.serialize_pem(), Issuer::new(params, key))
+    };
+    let (own, key, signer) = issue("Overlay CA");
+    let (sibling, _, other) = issue("Sibling CA");
+    bed.told(&import(&write(&bed, &(own.clone() + &organisation.root), &key)), "");
+    let finish = || bed.hermes(&["authority", "finish"], "").status.success();
+    until("it is finished", finish).await;
+    let ask = async |mut desk: Desk| desk.ask(Method::GET, "/v1/documents", "").await;
+    let status = |answer: Result<(u16, serde_json::Value), String>| answer.map_or(0, |(status, _)| status);
+    bed.told(&["node", "list"], "");
+    assert_eq!(status(ask(forged(&bed, "its own", &signer, &own)).await), 200, "whoever has the key is the overlay");
+    for (name, issuer, above) in [("root", &organisation.issuer, &String::new()), ("sibling", &other, &sibling)] {
+        assert_eq!(status(ask(forged(&bed, name, issuer, above)).await), 0, "{name}");
+    }
+    bed.told(&["authority", "rotate"], "");
+    until("it is finished", finish).await;
+    bed.told(&["node", "list"], "");
+    let (status, said) = ask(forged(&bed, "former", &signer, &own)).await.unwrap();
+    assert!(status == 401 && said["detail"].as_str().unwrap().contains("trusted no more"), "{status} {said}");
 }
