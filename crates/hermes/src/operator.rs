@@ -3,7 +3,7 @@
 //! In: the operator's file, which the controller wrote. Out: requests of its REST API, and their answers.
 
 use std::io::Write as _;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
@@ -77,12 +77,30 @@ impl Operator {
         let text = |key: &str| body[key].as_str().context("the controller's answer").map(str::to_owned);
         (self.authorities, self.certificate, self.trust) =
             (text("authorities")?, text("certificate")?, trust.to_owned());
-        // Whole or not at all: it is all that its owner has.
+        self.replace(path)
+    }
+
+    /// Puts the file in the place of the one before, whole or not at all: it is all that its owner has.
+    fn replace(&self, path: &Path) -> anyhow::Result<()> {
+        // It may be a link to where it is kept.
+        let path = path.canonicalize()?;
+        let before = std::fs::metadata(&path)?;
         // Another command may do the same.
         let new = path.with_extension(format!("new{}", std::process::id()));
         let _ = std::fs::remove_file(&new);
         self.write(&new)?;
-        std::fs::rename(&new, path).with_context(|| format!("cannot write {}", path.display()))
+        let replaced = || {
+            std::fs::set_permissions(&new, before.permissions())?;
+            // Whoever uses it with other rights than its owner's does not take it away.
+            let after = std::fs::metadata(&new)?;
+            if (after.uid(), after.gid()) != (before.uid(), before.gid()) {
+                std::os::unix::fs::chown(&new, Some(before.uid()), Some(before.gid()))?;
+            }
+            std::fs::rename(&new, &path)
+        };
+        replaced()
+            .inspect_err(|_| _ = std::fs::remove_file(&new))
+            .with_context(|| format!("cannot write {}", path.display()))
     }
 
     fn write(&self, path: &Path) -> anyhow::Result<()> {
