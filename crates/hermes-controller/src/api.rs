@@ -4,6 +4,7 @@
 //! Never: more than whose documents they are may see: an operator all, a provider its own.
 
 mod authority;
+mod operator;
 mod rollout;
 
 use std::collections::BTreeMap;
@@ -15,8 +16,7 @@ use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Extension, Path, Query, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
-use base64::Engine as _;
+use axum::routing::{delete, get, post};
 use base64::prelude::BASE64_STANDARD as BASE64;
 use http::{HeaderValue, StatusCode, header};
 use serde::{Deserialize, Serialize};
@@ -50,14 +50,15 @@ pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>, audit: Arc<Au
     Router::new()
         .route("/v1/apply", post(apply))
         .route("/v1/documents", get(list))
-        .route("/v1/documents/{*key}", get(one).delete(delete))
+        .route("/v1/documents/{*key}", get(one).delete(remove))
         .route("/v1/nodes", get(nodes))
         .route("/v1/rollout", get(rollout::show).post(rollout::finish).delete(rollout::cancel))
         .route("/v1/nodes/{name}", get(node).delete(revoke))
         .route("/v1/backup", get(backup))
         .route("/v1/tokens", post(token))
-        .route("/v1/operators", post(operator))
-        .route("/v1/operators/own", post(authority::own))
+        .route("/v1/operators", get(operator::list).post(operator::make))
+        .route("/v1/operators/{name}", delete(operator::dismiss))
+        .route("/v1/certificate", post(operator::renew))
         .route("/v1/authority", get(authority::show).post(authority::rotate).delete(authority::cancel))
         .route("/v1/authority/finish", post(authority::finish))
         .fallback(async || Problem::new(StatusCode::NOT_FOUND, "there is nothing at this path"))
@@ -75,6 +76,11 @@ const ARRIVAL: Duration = Duration::from_secs(60);
 /// Nobody's body is read who may ask nothing.
 async fn gate(State(desk): State<Desk>, request: axum::extract::Request, next: Next) -> Result<Response, Problem> {
     let peer = request.extensions().get::<Arc<Peer>>().cloned().unwrap_or_default();
+    let may_ask = |asker: &Asker| asker.is_known(&desk.controller.known(), &peer);
+    if Asker::of(&peer).is_ok_and(|asker| !may_ask(&asker)) {
+        // Another controller may have made this one just now.
+        desk.controller.catch_up().await.map_err(Refused::from)?;
+    }
     desk.asker(&peer)?;
     let (parts, body) = request.into_parts();
     // All of it before anything is answered: a reset for what was not read could overtake the answer.
@@ -111,7 +117,7 @@ impl From<Refused> for Problem {
             Refused::Unusable(_) => StatusCode::UNPROCESSABLE_ENTITY,
             Refused::Conflict { .. } | Refused::Busy(_) | Refused::Unready(_) => StatusCode::CONFLICT,
             Refused::Denied(_) => StatusCode::FORBIDDEN,
-            Refused::Absent(_) => StatusCode::NOT_FOUND,
+            Refused::Absent(_) | Refused::Unknown(_) => StatusCode::NOT_FOUND,
             Refused::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
         };
         match refused {
@@ -152,12 +158,11 @@ impl IntoResponse for Problem {
 impl Desk {
     fn asker(&self, peer: &Peer) -> Result<Asker, Problem> {
         let asker = Asker::of(peer).and_then(|asker| {
-            let known = self.controller.known();
-            if !peer.is_former || known.is_operator(&peer.key, &asker.name, asker.provider.as_ref()) {
+            if asker.is_known(&self.controller.known(), peer) {
                 return Ok(asker);
             }
-            let detail = "this certificate is of an authority that is trusted no more, and this controller does not know its \
-                          key; have somebody make another file with `hermes operator create`";
+            let detail = "nobody has this certificate now: it was taken back, or this overlay never gave it; have another operator \
+                          make a file with `hermes operator create`, or take `operator.json` of the controller's directory";
             Err(Problem::new(StatusCode::UNAUTHORIZED, detail))
         });
         asker.inspect_err(|problem| {
@@ -202,6 +207,11 @@ impl Asker {
                 Err(Problem::new(StatusCode::UNAUTHORIZED, detail))
             }
         }
+    }
+
+    /// Its certificate is not all: it can be taken back.
+    fn is_known(&self, known: &Known, peer: &Peer) -> bool {
+        known.is_operator(&peer.key, &self.name, self.provider.as_ref())
     }
 
     fn may_see(&self, key: &Key) -> bool {
@@ -271,7 +281,7 @@ struct DeleteOptions {
     wait: u64,
 }
 
-async fn delete(
+async fn remove(
     State(desk): State<Desk>,
     Extension(peer): Extension<Arc<Peer>>,
     Path(key): Path<String>,
@@ -575,51 +585,4 @@ async fn token(
     let about = Some(format!("token {} of node {}", ticket.id, request.node));
     desk.audit.tell(Event { what: "token", by: Some(&asker.by), from: peer.from, about, ..Event::default() });
     Ok(axum::Json(json!({ "token": ticket.reveal() })).into_response())
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct OperatorRequest {
-    name: Name,
-    /// Whose documents. Absent: all.
-    provider: Option<Name>,
-    /// PKCS #10 (DER), in base64.
-    request: String,
-    /// Seconds.
-    life: u64,
-}
-
-/// A certificate for somebody else who may change documents: an operator makes others, a provider's administrator those of
-/// that provider.
-async fn operator(
-    State(desk): State<Desk>,
-    Extension(peer): Extension<Arc<Peer>>,
-    axum::Json(request): axum::Json<OperatorRequest>,
-) -> Result<Response, Problem> {
-    let asker = desk.asker(&peer)?;
-    let OperatorRequest { name, provider, request, life } = request;
-    let about = match &provider {
-        Some(provider) => format!("provider/{provider}/{name}"),
-        None => format!("operator/{name}"),
-    };
-    if asker.provider.is_some() && asker.provider != provider {
-        let problem = Problem::new(StatusCode::FORBIDDEN, format!("{} makes no {about}", asker.by));
-        return Err(desk.refuse("operator", &asker, &peer, problem));
-    }
-    let known = desk.controller.known();
-    let providers = known.state.catalog.overlay().map(|(_, overlay)| &overlay.providers);
-    if let Some(provider) = provider.as_ref().filter(|name| !providers.is_some_and(|all| all.contains_key(*name))) {
-        return Err(Problem::new(StatusCode::NOT_FOUND, format!("the overlay has no provider {provider}")));
-    }
-    let request = BASE64.decode(request).map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "request is no base64"))?;
-    let (who, life) = ((&name, provider.as_ref()), Duration::from_secs(life));
-    let issued = desk.controller.make_operator(&asker.by, &request, who, life).await?;
-    desk.audit.tell(Event {
-        what: "operator",
-        by: Some(&asker.by),
-        from: peer.from,
-        about: Some(about),
-        ..Event::default()
-    });
-    Ok(axum::Json(json!({ "certificate": issued.certificate, "authorities": issued.authorities })).into_response())
 }

@@ -28,7 +28,7 @@ const MOST_SAID: usize = 2048;
 #[serde(rename_all = "kebab-case")]
 pub struct Event<'a> {
     /// `apply`, `delete`, `token`, `operator`, `enrol`, `renew`, `follow`, `revoke`, `finish`, `cancel`, `take-back`, `backup`, `ask`, `operator-renew`,
-    /// or `authority-` and `rotate`, `import`, `switch`, `finish`, `cancel`, `show`; or `connect`, of who shows a certificate that
+    /// `dismiss`, or `authority-` and `rotate`, `import`, `switch`, `finish`, `cancel`, `show`; or `connect`, of who shows a certificate that
     /// is not taken.
     pub what: &'a str,
     /// Who, as far as a certificate proved that: `operator/NAME`, `provider/PROVIDER/NAME`, `node/NAME`.

@@ -77,6 +77,9 @@ pub enum Refused {
     /// It is not the time for that.
     #[error("{0}")]
     Unready(String),
+    /// There is nobody of that name.
+    #[error("{0}")]
+    Unknown(String),
     /// What was brought is of no use.
     #[error("{0}")]
     Unusable(String),
@@ -392,7 +395,7 @@ impl Controller {
     }
 
     /// Reads what is new in the store, and tells the nodes that it concerns.
-    async fn catch_up(&self) -> Result<(), StoreError> {
+    pub(crate) async fn catch_up(&self) -> Result<(), StoreError> {
         let _one = self.reading.lock().await;
         let before = self.known();
         let mut known = (*before).clone();
@@ -430,6 +433,7 @@ impl Controller {
                         | Change::Rotation(_)
                         | Change::Retired(_)
                         | Change::Operator(_)
+                        | Change::Dismissed { .. }
                         | Change::Token(_)
                         | Change::Spent { .. }
                         | Change::Rollout(_)

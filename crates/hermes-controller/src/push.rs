@@ -45,14 +45,12 @@ const MOST_TRUSTED: usize = 16;
 pub struct Peer {
     /// The URIs of its certificate. Empty: it has shown none.
     pub uris: Vec<String>,
-    /// The digest of its key.
+    /// The digest of its key. Who is a node or an operator has one that the state has.
     pub key: String,
     /// From where.
     pub from: Option<SocketAddr>,
     /// Until when its certificate lives, in seconds since 1970.
     pub until: i64,
-    /// Whoever issued its certificate is no authority any more: it is who it says if its key is known.
-    pub is_former: bool,
 }
 
 /// What nodes are told, and what they say.
@@ -563,7 +561,7 @@ fn status(refused: &Refused) -> Status {
         Refused::Conflict { .. } | Refused::Busy(_) | Refused::Unready(_) => Code::Aborted,
         Refused::Unusable(_) => Code::InvalidArgument,
         Refused::Denied(_) => Code::PermissionDenied,
-        Refused::Absent(_) => Code::NotFound,
+        Refused::Absent(_) | Refused::Unknown(_) => Code::NotFound,
         Refused::Store(_) => Code::Unavailable,
     };
     Status::new(code, refused.to_string())

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hermes_net::Io;
-use hermes_net::tls::{self, CertifiedKey, ClientCertificates, Fault, Roots, chains_to};
+use hermes_net::tls::{self, CertifiedKey, ClientCertificates, Fault, Roots};
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -66,7 +66,7 @@ pub async fn serve(
     let mut connections = JoinSet::new();
     controller.authority().await?;
     let mut trust = controller.trust();
-    let mut own = Arc::new(Own::make(&controller, &hosts)?);
+    let mut own = config(&controller, &hosts)?;
     let mut renewal = tokio::time::interval_at(tokio::time::Instant::now() + LIFE / 2, LIFE / 2);
     let beside = async { tokio::join!(push.roll_out(), push.share(), push.rotate()) };
     let mut beside = std::pin::pin!(beside);
@@ -76,11 +76,11 @@ pub async fn serve(
             _ = &mut beside => return Ok(()),
             Some(_) = connections.join_next() => continue,
             _ = renewal.tick() => {
-                own = own.renewed(&controller, &hosts);
+                own = renewed(own, &controller, &hosts);
                 continue;
             }
             Ok(()) = trust.changed() => {
-                own = own.renewed(&controller, &hosts);
+                own = renewed(own, &controller, &hosts);
                 continue;
             }
         };
@@ -98,10 +98,8 @@ pub async fn serve(
         };
         let (own, push, api, audit) = (own.clone(), push.clone(), api.clone(), audit.clone());
         connections.spawn(async move {
-            if let Some(io) = shake_hands(own.tls.clone(), tcp, from, &audit).await {
-                let peer = peer(&io, from, &own.issuers);
-                // The connection may live for months.
-                drop(own);
+            if let Some(io) = shake_hands(own, tcp, from, &audit).await {
+                let peer = peer(&io, from);
                 converse(io, peer, push, api).await;
             }
             drop(slot);
@@ -109,38 +107,29 @@ pub async fn serve(
     }
 }
 
-/// What the controller shows, and whom it takes.
-struct Own {
-    tls: Arc<tls::RustlsServerConfig>,
-    /// Who issues what it takes as it is.
-    issuers: Roots,
+/// What the controller shows, and whom it takes: a certificate for these names and addresses, and behind it its authority's
+/// and what leads there from those before, so that who knows only the digest of one finds it.
+fn config(controller: &Controller, hosts: &[String]) -> Result<Arc<tls::RustlsServerConfig>, Refused> {
+    let denied = |error: String| Refused::Denied(format!("the controller's own certificate: {error}"));
+    let key = KeyPair::generate().map_err(|error| denied(error.to_string()))?;
+    let request = CertificateParams::default().serialize_request(&key).map_err(|error| denied(error.to_string()))?;
+    let (own, trust) = controller.sign_alone(request.der(), &Subject::Controller { hosts }, LIFE)?;
+    let tls = |error: tls::TlsError| denied(error.to_string());
+    let shown = CertifiedKey::from_pem((own + &trust.shown).as_bytes(), key.serialize_pem().as_bytes());
+    let clients = ClientCertificates::Optional(Roots::from_pem(trust.issuers.as_bytes()).map_err(tls)?);
+    tls::server_config(&shown.map_err(tls)?, &clients, &[b"h2", b"http/1.1"]).map_err(tls)
 }
 
-impl Own {
-    /// A certificate for these names and addresses, and behind it its authority's and what leads there from those before, so
-    /// that who knows only the digest of one finds it.
-    fn make(controller: &Controller, hosts: &[String]) -> Result<Self, Refused> {
-        let denied = |error: String| Refused::Denied(format!("the controller's own certificate: {error}"));
-        let key = KeyPair::generate().map_err(|error| denied(error.to_string()))?;
-        let request =
-            CertificateParams::default().serialize_request(&key).map_err(|error| denied(error.to_string()))?;
-        let (own, trust) = controller.sign_alone(request.der(), &Subject::Controller { hosts }, LIFE)?;
-        let tls = |error: tls::TlsError| denied(error.to_string());
-        let shown = CertifiedKey::from_pem((own + &trust.shown).as_bytes(), key.serialize_pem().as_bytes());
-        let issuers = Roots::from_pem(trust.issuers.as_bytes()).map_err(tls)?;
-        let all = Roots::from_pem((trust.issuers + &trust.former).as_bytes()).map_err(tls)?;
-        let clients = ClientCertificates::Optional(all);
-        let tls = tls::server_config(&shown.map_err(tls)?, &clients, &[b"h2", b"http/1.1"]).map_err(tls)?;
-        Ok(Self { tls, issuers })
-    }
-
-    /// The next one; where there is none to be had, this one goes on.
-    fn renewed(self: Arc<Self>, controller: &Controller, hosts: &[String]) -> Arc<Self> {
-        Self::make(controller, hosts).map(Arc::new).unwrap_or_else(|error| {
-            tracing::error!("the controller's own certificate is not renewed: {error}");
-            self
-        })
-    }
+/// The next one; where there is none to be had, the one before goes on.
+fn renewed(
+    before: Arc<tls::RustlsServerConfig>,
+    controller: &Controller,
+    hosts: &[String],
+) -> Arc<tls::RustlsServerConfig> {
+    config(controller, hosts).unwrap_or_else(|error| {
+        tracing::error!("the controller's own certificate is not renewed: {error}");
+        before
+    })
 }
 
 async fn shake_hands(
@@ -197,13 +186,12 @@ async fn converse(io: Io, peer: Peer, push: Arc<Push>, api: axum::Router) {
     }
 }
 
-fn peer(io: &Io, from: SocketAddr, issuers: &Roots) -> Peer {
+fn peer(io: &Io, from: SocketAddr) -> Peer {
     let uris = tls::peer_uris(io).unwrap_or_default();
     let key = tls::peer_public_key(io).map(|info| crate::authority::key_digest(&info)).unwrap_or_default();
     let chain = tls::peer_chain(io);
     let until = chain.first().and_then(|leaf| Some(Facts::of(leaf).ok()?.until)).unwrap_or_default();
-    let is_former = !chain.is_empty() && chains_to(issuers, &chain).is_err();
-    Peer { uris, key, from: Some(from), until, is_former }
+    Peer { uris, key, from: Some(from), until }
 }
 
 async fn answer(

@@ -43,6 +43,11 @@ pub enum Change {
     Retired(Retired),
     /// Somebody may change documents.
     Operator(Operator),
+    /// Somebody may do so no more.
+    Dismissed {
+        /// As [`Operator::key`].
+        key: String,
+    },
     /// Somebody may enrol.
     Token(Token),
     /// A token is used, or taken back.
@@ -239,6 +244,7 @@ impl State {
                 Change::Rotation(rotation) => self.rotation = rotation.map(Arc::new),
                 Change::Retired(retired) => self.retire(retired, commit.at),
                 Change::Operator(operator) => self.admit(operator, commit.at),
+                Change::Dismissed { key } => _ = self.operators.remove_mut(&key),
                 Change::Token(token) => self.tokens.insert_mut(token.id.clone(), token),
                 Change::Spent { token } => _ = self.tokens.remove_mut(&token),
                 Change::Enrolled(member) => self.members.insert_mut(member.node.clone(), member),

@@ -23,11 +23,9 @@ pub struct Trust {
     /// What goes with a controller's certificate (PEM): all of the authority, so that who knows only its digest finds it, and
     /// what leads there from those before it.
     pub shown: String,
-    /// Who issues certificates that a controller takes as they are (PEM): the authorities themselves, whatever else their
-    /// roots have signed.
+    /// Whose certificates a controller takes (PEM), of those whose keys it knows: the authorities themselves, whatever else
+    /// their roots have signed, and those before them.
     pub issuers: String,
-    /// Who did so. Of what they have issued a controller takes that whose key it knows.
-    pub former: String,
 }
 
 impl State {
@@ -57,7 +55,7 @@ impl State {
         }
         for Retired { certificate, chain, proof, .. } in self.retired.iter().rev() {
             trust.shown.extend([&**proof, certificate, chain]);
-            trust.former += certificate;
+            trust.issuers += certificate;
         }
         Ok(trust)
     }

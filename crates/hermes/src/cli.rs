@@ -15,6 +15,7 @@ mod fetch;
 mod health;
 mod install;
 mod node;
+mod operator;
 mod overlay;
 mod proxy;
 mod rollout;
@@ -48,7 +49,7 @@ enum Verb {
     Node(node::Node),
     Rollout(rollout::Rollout),
     Authority(authority::Authority),
-    Operator(overlay::Operator),
+    Operator(operator::Operator),
     Backup(backup::Backup),
     Restore(backup::Restore),
     Tun(tun::Tun),

@@ -59,12 +59,23 @@ impl Operator {
         Ok(Self { controller: String::new(), authorities, certificate, key: key.serialize_pem(), trust })
     }
 
-    /// Writes the file.
+    /// Whether there is no such file, or what it has is over soon.
+    pub(crate) fn is_due(path: &Path) -> bool {
+        let Ok(text) = std::fs::read(path) else { return !path.exists() };
+        let read: Option<Self> = serde_json::from_slice(&text).ok();
+        let own = read.and_then(|this| CertifiedKey::from_pem(this.certificate.as_bytes(), this.key.as_bytes()).ok());
+        let Some(end) = own.and_then(|own| own.not_after()) else { return false };
+        let now = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
+        end.saturating_sub(now.as_secs().cast_signed()) < (OPERATOR_LIFE / 3).as_secs().cast_signed()
+    }
+
+    /// Writes the file, in the place of one that is there.
     ///
     /// # Errors
-    /// It is there, or cannot be written.
+    /// It cannot be written.
     pub(crate) fn create(self, place: &Place, path: &Path) -> anyhow::Result<()> {
-        Self { controller: place.to_string(), ..self }.write(path)
+        let this = Self { controller: place.to_string(), ..self };
+        if path.exists() { this.replace(path) } else { this.write(path) }
     }
 
     /// Gets the certificate anew, and whom to trust, over a connection that is believed by what the file has; and writes that.
@@ -72,7 +83,7 @@ impl Operator {
         let key = KeyPair::from_pem(&self.key)?;
         let request = BASE64.encode(CertificateParams::default().serialize_request(&key)?.der());
         let asked = serde_json::json!({ "request": request }).to_string().into_bytes();
-        let Answer { status, body, .. } = exchange(client, Method::POST, "/v1/operators/own", asked).await?;
+        let Answer { status, body, .. } = exchange(client, Method::POST, "/v1/certificate", asked).await?;
         anyhow::ensure!(status.is_success(), "{}", body["detail"].as_str().unwrap_or(status.as_str()));
         let text = |key: &str| body[key].as_str().context("the controller's answer").map(str::to_owned);
         (self.authorities, self.certificate, self.trust) =

@@ -3,12 +3,11 @@
 use axum::body::Bytes;
 use axum::extract::{Extension, Query, State};
 use axum::response::{IntoResponse, Response};
-use base64::Engine as _;
 use http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Arc, Asker, BASE64, Desk, Duration, Event, Peer, Problem};
+use super::{Arc, Asker, Desk, Event, Peer, Problem};
 use crate::authority::{Facts, facts};
 use crate::controller::{Known, Refused, now};
 use crate::push::{Lacking, Progress};
@@ -177,28 +176,4 @@ fn end(
             Err(refused.into())
         }
     }
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(super) struct OwnRequest {
-    /// PKCS #10 (DER), in base64.
-    request: String,
-}
-
-/// The asker's own certificate anew, by the authority that signs now. It ends when the one before does.
-pub(super) async fn own(
-    State(desk): State<Desk>,
-    Extension(peer): Extension<Arc<Peer>>,
-    axum::Json(OwnRequest { request }): axum::Json<OwnRequest>,
-) -> Result<Response, Problem> {
-    let asker = desk.asker(&peer)?;
-    let request = BASE64.decode(request).map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "request is no base64"))?;
-    let left = peer.until.saturating_sub(i64::try_from(now() / 1000).unwrap_or(i64::MAX));
-    let life = Duration::from_secs(u64::try_from(left).unwrap_or_default());
-    let who = (&asker.name, asker.provider.as_ref());
-    let issued = desk.controller.renew_operator(&asker.by, &request, &peer.key, who, life).await?;
-    let event = Event { what: "operator-renew", by: Some(&asker.by), from: peer.from, ..Event::default() };
-    desk.audit.tell(event);
-    Ok(axum::Json(json!({ "certificate": issued.certificate, "authorities": issued.authorities })).into_response())
 }

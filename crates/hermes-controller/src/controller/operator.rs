@@ -1,7 +1,7 @@
 //! Who may change documents.
 //!
-//! In: requests for certificates, from somebody who may make operators. Out: certificates; and in the log, whose key may change
-//! what and until when.
+//! In: requests for certificates, from somebody who may make operators, and whom to dismiss. Out: certificates; and in the log,
+//! whose key may change what and until when: a certificate alone makes nobody an operator.
 //! Never: a judgement whether whoever asks may do that.
 
 use std::time::Duration;
@@ -60,10 +60,37 @@ impl Controller {
         }
         self.make_operator(by, request, who, life).await
     }
+
+    /// Takes all certificates back that are of this name. How many those were.
+    ///
+    /// # Errors
+    /// There is none, or it is that of who asks, whose key this is: somebody remains. Or the store cannot be written.
+    pub async fn dismiss(&self, by: &str, own: &str, who: (&Name, Option<&Name>)) -> Result<usize, Refused> {
+        let (name, provider) = who;
+        let judge = |known: &Known| {
+            let all = known.operators(provider).filter(|one| one.provider.as_ref() == provider && one.name == *name);
+            let keys: Vec<_> = all.map(|one| one.key.clone()).collect();
+            if keys.is_empty() {
+                return Err(Refused::Unknown(format!("there is no operator {name}; `hermes operator list` has all")));
+            }
+            if keys.iter().any(|key| key == own) {
+                return Err(Refused::Denied(format!("{name} is who asks; another operator takes this one back")));
+            }
+            let count = keys.len();
+            Ok((keys.into_iter().map(|key| Change::Dismissed { key }).collect(), count))
+        };
+        Ok(self.transact(by, judge).await?.1)
+    }
 }
 
 impl Known {
-    /// Whether somebody with this key was made such an operator, whoever has issued the certificate.
+    /// Who may change documents of this provider. `None`: all who may change any.
+    pub fn operators(&self, provider: Option<&Name>) -> impl Iterator<Item = &Operator> {
+        let all = self.state.operators.values().filter(|one| one.until > now());
+        all.filter(move |one| provider.is_none() || one.provider.as_ref() == provider)
+    }
+
+    /// Whether somebody with this key is such an operator, whoever has issued the certificate.
     pub fn is_operator(&self, key: &str, name: &Name, provider: Option<&Name>) -> bool {
         let made = self.state.operators.get(key);
         made.is_some_and(|made| made.name == *name && made.provider.as_ref() == provider && made.until > now())

@@ -143,7 +143,7 @@ fn told(answer: &Value) -> String {
 const LAST: u64 = 253_402_300_799;
 
 /// A second since 1970, for people.
-fn date(second: &Value) -> String {
+pub(super) fn date(second: &Value) -> String {
     let second = second.as_u64().unwrap_or_default().min(LAST);
     httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs(second))
 }

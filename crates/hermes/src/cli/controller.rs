@@ -162,7 +162,7 @@ impl Run {
         let host = if host.contains(':') { format!("[{host}]") } else { host };
         let place: client::Place = format!("https://{host}:{}", address.port()).parse().map_err(anyhow::Error::msg)?;
         let operator = data.join(operator::FILE);
-        if !operator.exists() {
+        if Operator::is_due(&operator) {
             let made = async || Operator::issue(&controller).await;
             let issued = tokio::select! {
                 issued = self.place.patiently(made) => issued?,

@@ -1,4 +1,4 @@
-//! `hermes apply`, `diff`, `get`, `delete`, `token` and `operator`: the overlay's documents, at the controller.
+//! `hermes apply`, `diff`, `get`, `delete` and `token`: the overlay's documents, at the controller.
 
 use std::fmt::Write as _;
 use std::io::Read as _;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use hermes_controller::document::{Key, Name};
+use hermes_controller::document::Key;
 use hermes_model::document::scalar::Period;
 use http::Method;
 use serde_json::{Value, json};
@@ -105,35 +105,6 @@ enum TokenVerb {
         /// How long it may be used.
         #[arg(long, value_name = "DURATION", default_value = "1d")]
         life: Period,
-        #[command(flatten)]
-        access: Access,
-    },
-}
-
-/// Others who may change documents.
-#[derive(Debug, Parser)]
-pub(super) struct Operator {
-    #[command(subcommand)]
-    verb: OperatorVerb,
-}
-
-#[derive(Debug, Subcommand)]
-enum OperatorVerb {
-    /// Makes an operator's file for somebody else: of the whole overlay, or of one provider, who then sees and changes only what
-    /// is that provider's.
-    Create {
-        /// Under which name it stands in the log.
-        #[arg(long)]
-        name: Name,
-        /// Whose documents.
-        #[arg(long, value_name = "NAME")]
-        provider: Option<Name>,
-        /// How long it may be used.
-        #[arg(long, value_name = "DURATION", default_value = "30d")]
-        life: Period,
-        /// Where it is written. Whoever has it may use it.
-        #[arg(short, long, value_name = "FILE")]
-        output: PathBuf,
         #[command(flatten)]
         access: Access,
     },
@@ -278,15 +249,6 @@ impl Token {
         let body = json!({ "node": node, "life": life.0.as_secs() }).to_string();
         let answer = block_on(access.get(Method::POST, "/v1/tokens", body.into_bytes()))?;
         super::print(&format!("{}\n", answer["token"].as_str().unwrap_or_default()))?;
-        Ok(ExitCode::SUCCESS)
-    }
-}
-
-impl Operator {
-    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let OperatorVerb::Create { name, provider, life, output, access } = self.verb;
-        block_on(access.make_operator(&name, provider.as_ref(), life.0, &output))?;
-        super::print(&format!("{}: for --operator, or HERMES_OPERATOR\n", output.display()))?;
         Ok(ExitCode::SUCCESS)
     }
 }

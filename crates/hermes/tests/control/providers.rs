@@ -60,6 +60,28 @@ async fn a_providers_administrator_has_what_is_its_own() {
             "{args:?}: {said}"
         );
     }
+    // Who may is listed, and ends; nobody ends who asks, or another provider's.
+    assert!(create("bella", &format!("{file}.bella")).status.success());
+    let seen = text(acme(&["operator", "list"], ""));
+    assert!(seen.contains("joe") && !seen.contains("bella") && !seen.contains("root"), "{seen}");
+    for (args, words) in [
+        (&["operator", "remove", "joe"][..], "joe is who asks"),
+        (&["operator", "remove", "joe", "--provider", "bella"], "dismisses no provider/bella/joe"),
+        (&["operator", "remove", "root"], "there is no operator root"),
+    ] {
+        let said = text(acme(args, ""));
+        assert!(said.contains(words), "{args:?}: {said}");
+    }
+    let said = bed.refused(&["operator", "remove", "root"], "");
+    assert!(said.contains("root is who asks"), "{said}");
+    bed.told(&["operator", "remove", "joe", "--provider", "acme"], "");
+    let output = acme(&["get"], "");
+    assert!(!output.status.success());
+    let said = text(output);
+    assert!(said.contains("was taken back"), "{said}");
+    let listed = bed.told(&["operator", "list"], "");
+    assert!(listed.contains("joe  those of bella") && !listed.contains("acme"), "{listed}");
     let audit = std::fs::read_to_string(bed.directory.path().join("controller/audit.jsonl")).unwrap();
+    assert!(audit.contains("\"what\":\"dismiss\",\"by\":\"operator/root\""), "{audit}");
     assert!(audit.contains("\"by\":\"provider/acme/joe\"") && audit.contains("is not yours"), "{audit}");
 }

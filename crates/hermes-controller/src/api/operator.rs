@@ -1,0 +1,142 @@
+//! Who may change documents: who they are, others beside them, and their end.
+//!
+//! In: requests of operators of the overlay, and of a provider's administrators. Out: certificates, and a list.
+//! Never: more than who asks may do: an administrator makes and dismisses those of the same provider.
+
+use axum::extract::{Extension, Path, Query, State};
+use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use http::StatusCode;
+use serde::Deserialize;
+use serde_json::json;
+
+use super::{Arc, BASE64, Desk, Duration, Event, Peer, Problem};
+use crate::controller::now;
+use crate::document::Name;
+
+/// As it stands in the log.
+fn called(name: &Name, provider: Option<&Name>) -> String {
+    match provider {
+        Some(provider) => format!("provider/{provider}/{name}"),
+        None => format!("operator/{name}"),
+    }
+}
+
+/// Whoever may change what who asks may change, or some of it.
+pub(super) async fn list(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
+    let asker = desk.asker(&peer)?;
+    let known = desk.controller.known();
+    let one = |operator: &crate::state::Operator| {
+        json!({
+            "name": operator.name,
+            "provider": operator.provider,
+            "key": operator.key,
+            "until": operator.until / 1000,
+        })
+    };
+    let all: Vec<_> = known.operators(asker.provider.as_ref()).map(one).collect();
+    Ok(axum::Json(json!({ "operators": all })).into_response())
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct Whose {
+    /// Absent: the operator's of the whole overlay; of a provider's administrator, that provider's.
+    provider: Option<Name>,
+}
+
+/// All certificates of this name are worth nothing from now on.
+pub(super) async fn dismiss(
+    State(desk): State<Desk>,
+    Extension(peer): Extension<Arc<Peer>>,
+    Path(name): Path<Name>,
+    Query(Whose { provider }): Query<Whose>,
+) -> Result<Response, Problem> {
+    let asker = desk.asker(&peer)?;
+    let provider = provider.or_else(|| asker.provider.clone());
+    let about = called(&name, provider.as_ref());
+    if asker.provider.is_some() && asker.provider != provider {
+        let problem = Problem::new(StatusCode::FORBIDDEN, format!("{} dismisses no {about}", asker.by));
+        return Err(desk.refuse("dismiss", &asker, &peer, problem));
+    }
+    let dismissed = desk.controller.dismiss(&asker.by, &peer.key, (&name, provider.as_ref())).await;
+    let event = Event { what: "dismiss", by: Some(&asker.by), from: peer.from, about: Some(about), ..Event::default() };
+    match dismissed {
+        Ok(certificates) => {
+            desk.audit.tell(event);
+            Ok(axum::Json(json!({ "certificates": certificates })).into_response())
+        }
+        Err(refused) => {
+            desk.audit.tell(Event { refused: Some(refused.to_string()), ..event });
+            Err(refused.into())
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct OperatorRequest {
+    name: Name,
+    /// Whose documents. Absent: all.
+    provider: Option<Name>,
+    /// PKCS #10 (DER), in base64.
+    request: String,
+    /// Seconds.
+    life: u64,
+}
+
+/// A certificate for somebody else who may change documents: an operator makes others, a provider's administrator those of
+/// that provider.
+pub(super) async fn make(
+    State(desk): State<Desk>,
+    Extension(peer): Extension<Arc<Peer>>,
+    axum::Json(request): axum::Json<OperatorRequest>,
+) -> Result<Response, Problem> {
+    let asker = desk.asker(&peer)?;
+    let OperatorRequest { name, provider, request, life } = request;
+    let about = called(&name, provider.as_ref());
+    if asker.provider.is_some() && asker.provider != provider {
+        let problem = Problem::new(StatusCode::FORBIDDEN, format!("{} makes no {about}", asker.by));
+        return Err(desk.refuse("operator", &asker, &peer, problem));
+    }
+    let known = desk.controller.known();
+    let providers = known.state.catalog.overlay().map(|(_, overlay)| &overlay.providers);
+    if let Some(provider) = provider.as_ref().filter(|name| !providers.is_some_and(|all| all.contains_key(*name))) {
+        return Err(Problem::new(StatusCode::NOT_FOUND, format!("the overlay has no provider {provider}")));
+    }
+    let request = BASE64.decode(request).map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "request is no base64"))?;
+    let (who, life) = ((&name, provider.as_ref()), Duration::from_secs(life));
+    let issued = desk.controller.make_operator(&asker.by, &request, who, life).await?;
+    desk.audit.tell(Event {
+        what: "operator",
+        by: Some(&asker.by),
+        from: peer.from,
+        about: Some(about),
+        ..Event::default()
+    });
+    Ok(axum::Json(json!({ "certificate": issued.certificate, "authorities": issued.authorities })).into_response())
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct OwnRequest {
+    /// PKCS #10 (DER), in base64.
+    request: String,
+}
+
+/// The asker's own certificate anew, by the authority that signs now. It ends when the one before does.
+pub(super) async fn renew(
+    State(desk): State<Desk>,
+    Extension(peer): Extension<Arc<Peer>>,
+    axum::Json(OwnRequest { request }): axum::Json<OwnRequest>,
+) -> Result<Response, Problem> {
+    let asker = desk.asker(&peer)?;
+    let request = BASE64.decode(request).map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "request is no base64"))?;
+    let left = peer.until.saturating_sub(i64::try_from(now() / 1000).unwrap_or(i64::MAX));
+    let life = Duration::from_secs(u64::try_from(left).unwrap_or_default());
+    let who = (&asker.name, asker.provider.as_ref());
+    let issued = desk.controller.renew_operator(&asker.by, &request, &peer.key, who, life).await?;
+    let event = Event { what: "operator-renew", by: Some(&asker.by), from: peer.from, ..Event::default() };
+    desk.audit.tell(event);
+    Ok(axum::Json(json!({ "certificate": issued.certificate, "authorities": issued.authorities })).into_response())
+}

@@ -1,0 +1,95 @@
+//! `hermes operator`: who may change documents, beside whoever has the controller's directory.
+//!
+//! In: names, and an operator's file. Out: files for others, and their end.
+//! Never: a key that leaves this machine but in the file that was asked for.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use hermes_controller::document::Name;
+use hermes_model::document::scalar::Period;
+use http::Method;
+use serde_json::Value;
+
+use super::authority::date;
+use crate::operator::{Access, block_on};
+
+/// Others who may change documents.
+#[derive(Debug, Parser)]
+pub(super) struct Operator {
+    #[command(subcommand)]
+    verb: OperatorVerb,
+}
+
+#[derive(Debug, Subcommand)]
+enum OperatorVerb {
+    /// Makes an operator's file for somebody else: of the whole overlay, or of one provider, who then sees and changes only what
+    /// is that provider's.
+    Create {
+        /// Under which name it stands in the log.
+        #[arg(long)]
+        name: Name,
+        /// Whose documents.
+        #[arg(long, value_name = "NAME")]
+        provider: Option<Name>,
+        /// How long it may be used.
+        #[arg(long, value_name = "DURATION", default_value = "30d")]
+        life: Period,
+        /// Where it is written. Whoever has it may use it.
+        #[arg(short, long, value_name = "FILE")]
+        output: PathBuf,
+        #[command(flatten)]
+        access: Access,
+    },
+    /// Tells who may change documents, and until when.
+    List {
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        access: Access,
+    },
+    /// Takes all files of somebody back: what they are used for from now on is refused.
+    Remove {
+        /// Under which name it stands in the log.
+        name: Name,
+        /// Whose documents it may change, where those are a provider's.
+        #[arg(long, value_name = "NAME")]
+        provider: Option<Name>,
+        #[command(flatten)]
+        access: Access,
+    },
+}
+
+impl Operator {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        match self.verb {
+            OperatorVerb::Create { name, provider, life, output, access } => {
+                block_on(access.make_operator(&name, provider.as_ref(), life.0, &output))?;
+                super::print(&format!("{}: for --operator, or HERMES_OPERATOR\n", output.display()))?;
+            }
+            OperatorVerb::List { json, access } => {
+                let answer = block_on(access.get(Method::GET, "/v1/operators", Vec::new()))?;
+                super::print(&if json { format!("{answer}\n") } else { told(&answer) })?;
+            }
+            OperatorVerb::Remove { name, provider, access } => {
+                let whose = provider.map(|provider| format!("?provider={provider}")).unwrap_or_default();
+                let path = format!("/v1/operators/{name}{whose}");
+                let answer = block_on(access.get(Method::DELETE, &path, Vec::new()))?;
+                super::print(&format!("{name} is no operator any more ({} certificates)\n", answer["certificates"]))?;
+            }
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// One line each.
+fn told(answer: &Value) -> String {
+    let line = |operator: &Value| {
+        let name = operator["name"].as_str().unwrap_or_default();
+        let whose = operator["provider"].as_str().map_or("all".to_owned(), |provider| format!("those of {provider}"));
+        format!("{name}  {whose}  until {}\n", date(&operator["until"]))
+    };
+    answer["operators"].as_array().into_iter().flatten().map(line).collect()
+}
