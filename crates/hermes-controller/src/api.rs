@@ -21,6 +21,7 @@ use base64::prelude::BASE64_STANDARD as BASE64;
 use http::{HeaderValue, StatusCode, header};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use tokio::sync::Semaphore;
 
 use crate::audit::{Audit, Event};
 use crate::authority::{Office, hex};
@@ -32,6 +33,11 @@ use crate::store::Revision;
 
 /// The largest request.
 const MAX_BODY: usize = 64 << 20;
+/// Requests up to this are read as they come; so many larger ones at once, and others after them.
+const SMALL_BODY: u64 = 1 << 20;
+const LARGE_AT_ONCE: usize = 2;
+/// So many documents that a change touched are named in the audit log.
+const MOST_NAMED: usize = 100;
 /// Nobody waits longer for nodes.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 /// How long a token lives, unless it is said.
@@ -42,11 +48,13 @@ struct Desk {
     controller: Arc<Controller>,
     push: Arc<Push>,
     audit: Arc<Audit>,
+    /// Turns of large requests.
+    large: Arc<Semaphore>,
 }
 
 /// All of its paths.
 pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>, audit: Arc<Audit>) -> Router {
-    let desk = Desk { controller, push, audit };
+    let desk = Desk { controller, push, audit, large: Arc::new(Semaphore::new(LARGE_AT_ONCE)) };
     Router::new()
         .route("/v1/apply", post(apply))
         .route("/v1/documents", get(list))
@@ -83,6 +91,14 @@ async fn gate(State(desk): State<Desk>, request: axum::extract::Request, next: N
     }
     desk.asker(&peer)?;
     let (parts, body) = request.into_parts();
+    // Many large ones at once would be more than there is memory for.
+    let is_small = axum::body::HttpBody::size_hint(&body).upper().is_some_and(|bytes| bytes <= SMALL_BODY);
+    let _turn = match is_small {
+        true => None,
+        false => {
+            Some(desk.large.acquire().await.map_err(|_| Problem::new(StatusCode::SERVICE_UNAVAILABLE, "it ends"))?)
+        }
+    };
     // All of it before anything is answered: a reset for what was not read could overtake the answer.
     let read = tokio::time::timeout(ARRIVAL, axum::body::to_bytes(body, MAX_BODY)).await;
     let late = |_| Problem::new(StatusCode::REQUEST_TIMEOUT, format!("the request has not come within {ARRIVAL:?}"));
@@ -214,6 +230,26 @@ impl Asker {
         known.is_operator(&peer.key, &self.name, self.provider.as_ref())
     }
 
+    /// What is wrong, without what is somebody else's.
+    fn told(&self, refused: Refused) -> Problem {
+        match refused {
+            Refused::Faults(mut faults) if self.provider.is_some() => {
+                let is_own =
+                    |fault: &document::Fault| fault.key.as_ref().is_none_or(|key| self.provider == key.provider);
+                let all = faults.len();
+                faults.retain(is_own);
+                if faults.len() < all {
+                    let message = "what this comes to at a node is not possible there beside what it has; ask the operator, \
+                                   whom `hermes diff` tells why";
+                    let problem = hermes_model::Problem { path: String::new(), message: message.to_owned() };
+                    faults.push(document::Fault { key: None, number: None, problem });
+                }
+                Problem::of_faults(&faults)
+            }
+            refused => refused.into(),
+        }
+    }
+
     fn may_see(&self, key: &Key) -> bool {
         self.provider.is_none() || self.provider == key.provider
     }
@@ -308,11 +344,16 @@ async fn change(
 ) -> Result<Response, Problem> {
     let what = if request.delete.is_empty() { "apply" } else { "delete" };
     let event = Event { what, by: Some(&asker.by), from: peer.from, ..Event::default() };
-    let outcome = desk.controller.apply(request).await.inspect_err(|refused| {
+    let outcome = desk.controller.apply(request).await.map_err(|refused| {
         desk.audit.tell(Event { refused: Some(refused.to_string()), ..event.clone() });
+        asker.told(refused)
     })?;
     let touched = outcome.created.iter().chain(&outcome.changed).chain(&outcome.deleted);
-    let documents: Vec<_> = touched.map(ToString::to_string).collect();
+    let more = touched.clone().count().saturating_sub(MOST_NAMED);
+    let mut documents: Vec<_> = touched.take(MOST_NAMED).map(ToString::to_string).collect();
+    if more > 0 {
+        documents.push(format!("and {more} more"));
+    }
     if !(request.is_dry || documents.is_empty()) {
         desk.audit.tell(Event { revision: Some(outcome.revision), documents, ..event });
     }
@@ -332,8 +373,14 @@ async fn change(
     });
     let known = desk.controller.known();
     match (&known.state.failed, &known.state.rollout) {
-        (Some((of, why)), _) if *of == outcome.revision => answer["taken-back"] = why.clone().into(),
-        (_, Some(waved)) if waved.of == outcome.revision => answer["rollout"] = rollout::told(&known),
+        (Some((of, why)), _) if *of == outcome.revision => {
+            // Which node would not have it is the operator's.
+            let why = if asker.provider.is_none() { why } else { "nodes did not go on well with it; ask the operator" };
+            answer["taken-back"] = why.into();
+        }
+        (_, Some(waved)) if waved.of == outcome.revision && asker.provider.is_none() => {
+            answer["rollout"] = rollout::told(&known);
+        }
         _ => {}
     }
     // Nodes are the operator's: a provider hears how many of them took it.
@@ -466,13 +513,16 @@ async fn one(
 async fn nodes(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
     let asker = desk.asker(&peer)?;
     if asker.provider.is_some() {
-        return Err(Problem::new(StatusCode::FORBIDDEN, "nodes are the operator's"));
+        return Err(desk.refuse("nodes", &asker, &peer, Problem::new(StatusCode::FORBIDDEN, NODES)));
     }
     let known = desk.controller.known();
     let node = |(name, document): (&Name, &document::Node)| standing(&known, name, document, &desk.push.seen_of(name));
     let all: Vec<_> = known.state.catalog.nodes().map(node).collect();
     Ok(axum::Json(json!({ "revision": known.state.revision, "nodes": all })).into_response())
 }
+
+/// What a provider is told of them.
+const NODES: &str = "nodes are the operator's";
 
 /// How a node stands.
 fn standing(known: &Known, name: &Name, document: &document::Node, seen: &Seen) -> serde_json::Value {
@@ -521,7 +571,7 @@ async fn revoke(
 ) -> Result<Response, Problem> {
     let asker = desk.asker(&peer)?;
     if asker.provider.is_some() {
-        let problem = Problem::new(StatusCode::FORBIDDEN, "nodes are the operator's");
+        let problem = Problem::new(StatusCode::FORBIDDEN, NODES);
         return Err(desk.refuse("revoke", &asker, &peer, problem));
     }
     desk.controller.expel(&asker.by, &name).await?;
@@ -539,7 +589,7 @@ async fn node(
 ) -> Result<Response, Problem> {
     let asker = desk.asker(&peer)?;
     if asker.provider.is_some() {
-        return Err(Problem::new(StatusCode::FORBIDDEN, "nodes are the operator's"));
+        return Err(desk.refuse("node", &asker, &peer, Problem::new(StatusCode::FORBIDDEN, NODES)));
     }
     let deadline = tokio::time::Instant::now() + Duration::from_millis(options.wait).min(MAX_WAIT);
     let mut said = desk.push.said();
@@ -578,7 +628,8 @@ async fn token(
 ) -> Result<Response, Problem> {
     let asker = desk.asker(&peer)?;
     if asker.provider.is_some() {
-        return Err(Problem::new(StatusCode::FORBIDDEN, "nodes are the operator's, and so are their tokens"));
+        let problem = Problem::new(StatusCode::FORBIDDEN, "nodes are the operator's, and so are their tokens");
+        return Err(desk.refuse("token", &asker, &peer, problem));
     }
     let life = request.life.map_or(TOKEN_LIFE, Duration::from_secs);
     let ticket = desk.controller.create_token(&asker.by, &request.node, life).await?;

@@ -62,8 +62,15 @@ struct State {
     length: u64,
     /// Refusals of this second, and those that were left out since the last line.
     since: Instant,
-    refusals: u32,
+    refusals: Refusals,
     left_out: u64,
+}
+
+/// Of this second: those of whom a certificate has proven, and of others, whose flood hides nothing of the former.
+#[derive(Default)]
+struct Refusals {
+    known: u32,
+    others: u32,
 }
 
 #[derive(Serialize)]
@@ -87,23 +94,27 @@ impl Audit {
         let path = directory.join(FILE);
         let file = hermes_net::file::append(&path, 0o600)?;
         let length = file.metadata()?.len();
-        let state = State { file, length, since: Instant::now(), refusals: 0, left_out: 0 };
+        let (since, refusals) = (Instant::now(), Refusals::default());
+        let state = State { file, length, since, refusals, left_out: 0 };
         Ok(Self { path, state: Mutex::new(state) })
     }
 
     /// Writes a line; what cannot be written is on the controller's log nevertheless.
     pub fn tell(&self, mut event: Event<'_>) {
         let (what, by) = (event.what, event.by.unwrap_or("-"));
-        if let Some(refused) = event.refused.as_mut().filter(|refused| refused.len() > MOST_SAID) {
+        if let Some(refused) = &mut event.refused {
             refused.truncate(refused.floor_char_boundary(MOST_SAID));
+            *refused = visible(refused);
         }
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.since.elapsed() >= SECOND {
-            (state.since, state.refusals) = (Instant::now(), 0);
+            (state.since, state.refusals) = (Instant::now(), Refusals::default());
         }
         if let Some(refused) = &event.refused {
-            state.refusals += 1;
-            if state.refusals > REFUSALS {
+            let Refusals { known, others } = &mut state.refusals;
+            let count = if by == "-" { others } else { known };
+            *count += 1;
+            if *count > REFUSALS {
                 state.left_out += 1;
                 return;
             }
@@ -115,6 +126,16 @@ impl Audit {
             tracing::error!(file = %self.path.display(), "the audit log cannot be written: {error}");
         }
     }
+}
+
+/// Without what makes of one line several, or moves a terminal's cursor. Others write it, and people read it.
+pub(crate) fn visible(text: &str) -> String {
+    let one = |character: char| match character {
+        '\n' | '\t' => ' ',
+        character if character.is_control() => '\u{fffd}',
+        character => character,
+    };
+    text.chars().map(one).collect()
 }
 
 impl State {
@@ -158,6 +179,17 @@ mod tests {
         let told = lines.iter().filter(|line| line["what"] == "enrol").count() as u64;
         let left_out: u64 = lines.iter().filter_map(|line| line["left-out"].as_u64()).sum();
         assert_eq!((told + left_out, &lines.last().unwrap()["revision"]), (100_000, &7.into()));
+    }
+
+    #[test]
+    fn a_flood_of_nobody_hides_nothing_of_who_is_known_and_nobody_writes_lines_of_their_own() {
+        let directory = tempfile::tempdir().unwrap();
+        let audit = Audit::open(directory.path()).unwrap();
+        (0..10 * REFUSALS).for_each(|number| audit.tell(refused(number)));
+        audit.tell(Event { by: Some("provider/acme/joe"), ..refused(7) });
+        let text = std::fs::read_to_string(directory.path().join("audit.jsonl")).unwrap();
+        assert!(text.contains("provider/acme/joe"));
+        assert_eq!(super::visible("one\ntwo\u{1b}[2J\rthree"), "one two\u{fffd}[2J\u{fffd}three");
     }
 
     #[test]

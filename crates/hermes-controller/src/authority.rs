@@ -16,8 +16,9 @@ use hermes_model::snapshot::Role;
 use hermes_model::trust::KEY;
 use rcgen::string::Ia5String;
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, CertificateSigningRequestParams, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, PublicKeyData, RevokedCertParams,
+    SanType, SerialNumber,
 };
 
 #[cfg(test)]
@@ -157,6 +158,7 @@ impl Signer {
     ) -> Result<(String, String), Unissued> {
         let asked = CertificateSigningRequestParams::from_der(&request.into());
         let key = asked.map_err(|error| Unissued::Request(error.to_string()))?.public_key;
+        let digest = key_digest(&key.subject_public_key_info());
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::ExplicitNoCa;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
@@ -169,9 +171,36 @@ impl Signer {
         params.subject_alt_names = subject.names().map_err(authority)?;
         // By it a node says who issued its certificate.
         params.use_authority_key_identifier_extension = true;
+        // By it a list of what is revoked names all certificates of a key.
+        params.serial_number = Some(serial(&digest));
         (params.not_before, params.not_after) = ((now - SKEW.min(life / 10)).into(), (now + life).into());
         let certificate = params.signed_by(&key, &self.issuer).map_err(authority)?;
-        Ok((certificate.pem(), key_digest(&key.subject_public_key_info())))
+        Ok((certificate.pem(), digest))
+    }
+
+    /// That what it has signed for these keys, known by [`key_digest`], is worth nothing: a list (PEM; RFC 5280, section 5) for who
+    /// knows no other way. Whether it is still the latest is for its sender to care for.
+    ///
+    /// # Errors
+    /// This authority may sign no lists.
+    pub fn revoke<'k>(&self, keys: impl Iterator<Item = &'k str>, now: SystemTime) -> Result<String, Unissued> {
+        let this_update = (now - SKEW).into();
+        let one = |key| RevokedCertParams {
+            serial_number: serial(key),
+            revocation_time: this_update,
+            reason_code: None,
+            invalidity_date: None,
+        };
+        let second = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+        let list = CertificateRevocationListParams {
+            this_update,
+            next_update: (now + LIFE).into(),
+            crl_number: second.into(),
+            issuing_distribution_point: None,
+            revoked_certs: keys.map(one).collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        list.signed_by(&self.issuer).and_then(|list| list.pem()).map_err(authority)
     }
 }
 
@@ -214,9 +243,22 @@ pub fn key_digest(public_key_info: &[u8]) -> String {
 
 /// The same as documents of nodes say it (RFC 6920).
 pub(crate) fn key_name(digest: &str) -> String {
+    format!("{KEY}{}", BASE64_URL.encode(bytes(digest)))
+}
+
+/// The serial number of certificates for this key, which are never valid at one time for different subjects: 20 bytes, and no
+/// negative number (RFC 5280, section 4.1.2.2).
+fn serial(digest: &str) -> SerialNumber {
+    let mut bytes = bytes(digest);
+    bytes.truncate(20);
+    bytes.iter_mut().take(1).for_each(|first| *first &= 0x7f);
+    bytes.into()
+}
+
+/// Of hex.
+fn bytes(digest: &str) -> Vec<u8> {
     let digits: Vec<u8> = digest.chars().filter_map(|digit| Some(digit.to_digit(16)? as u8)).collect();
-    let bytes: Vec<u8> = digits.chunks_exact(2).map(|two| (two[0] << 4) | two[1]).collect();
-    format!("{KEY}{}", BASE64_URL.encode(bytes))
+    digits.chunks_exact(2).map(|two| (two[0] << 4) | two[1]).collect()
 }
 
 /// Two digits a byte.

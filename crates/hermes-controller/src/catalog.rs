@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 use std::ops::Bound;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hermes_model::document::nearest::did_you_mean;
 use rpds::{RedBlackTreeMapSync, RedBlackTreeSetSync};
@@ -16,6 +17,11 @@ use crate::document::{
     App, Audience, Fault, Group, Key, Kind, Name, Network, Node, Overlay, Reference, Replica, Resource, Service, Spec,
     Speech, User,
 };
+
+/// A document of a provider has so many bytes at most: nodes that serve several have all of theirs.
+const MOST_OF_PROVIDER: usize = 256 << 10;
+/// A certificate of a node lives at least and at most as long.
+const CERTIFICATE_LIVES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(366 * 24 * 3600)];
 
 /// All documents of an overlay. A copy costs nothing, and shares all that is the same.
 #[derive(Clone, Debug, Default)]
@@ -271,8 +277,9 @@ impl Catalog {
         for resource in these {
             let mut check = Check { catalog: self, overlay, key: &resource.key, faults: &mut faults };
             check.owner();
+            check.size(resource);
             match &resource.spec {
-                Spec::Overlay(_) => {}
+                Spec::Overlay(overlay) => check.life(overlay),
                 Spec::Node(node) => check.node(node),
                 Spec::Service(service) => check.service(service),
                 Spec::Network(network) => check.network(network),
@@ -373,13 +380,40 @@ impl<'a> Check<'a, '_> {
         }
     }
 
+    /// What many have a part in has no room for everything that one writes.
+    fn size(&mut self, resource: &Resource) {
+        if resource.key.provider.is_none() {
+            return;
+        }
+        let bytes = serde_json::to_vec(resource).map_or(usize::MAX, |text| text.len());
+        if bytes > MOST_OF_PROVIDER {
+            self.fault(
+                "",
+                format!("it has {bytes} bytes, and a provider's document {MOST_OF_PROVIDER} at most; write less"),
+            );
+        }
+    }
+
+    fn life(&mut self, overlay: &Overlay) {
+        let [shortest, longest] = CERTIFICATE_LIVES;
+        if overlay.certificate_life.is_some_and(|life| life.0 < shortest || life.0 > longest) {
+            self.fault("certificate-life", format!("write {}s to {}d", shortest.as_secs(), longest.as_secs() / 86_400));
+        }
+    }
+
     /// A node that is there and may have what this provider has.
     fn serving(&mut self, path: &str, name: &Name) {
-        let Some(node) = self.node_at(path, name) else { return };
-        let is_serving = |provider: &Name| node.providers.iter().any(|one| one == provider);
-        if let Some(provider) = self.key.provider.as_ref().filter(|provider| !is_serving(provider)) {
-            // Whose else it is is not told.
-            let message = format!("node {name} does not serve {provider}; its operator would add it to its providers");
+        let Some(provider) = &self.key.provider else {
+            self.node_at(path, name);
+            return;
+        };
+        let is_serving = |node: &Node| node.providers.iter().any(|one| one == provider);
+        if self.catalog.node(name).is_none_or(|node| !is_serving(node)) {
+            // Whether there is one, and whose else it is, is not told.
+            let all = self.catalog.nodes().filter(|(_, node)| is_serving(node));
+            let near = did_you_mean(name.as_str(), all.map(|(name, _)| name.as_str()));
+            let message =
+                format!("no node {name} serves {provider}{near}; the operator adds {provider} to a node's providers");
             self.fault(path, message);
         }
     }
@@ -387,12 +421,7 @@ impl<'a> Check<'a, '_> {
     fn node_at(&mut self, path: &str, name: &Name) -> Option<&'a Node> {
         let found = self.catalog.node(name);
         if found.is_none() {
-            // A provider learns of no node that is not for it.
-            let known = self.catalog.nodes().filter(|(_, node)| match &self.key.provider {
-                Some(provider) => node.providers.iter().any(|one| one == provider),
-                None => true,
-            });
-            let near = did_you_mean(name.as_str(), known.map(|(name, _)| name.as_str()));
+            let near = did_you_mean(name.as_str(), self.catalog.nodes().map(|(name, _)| name.as_str()));
             self.faults.push(Fault::of(self.key, path, format!("there is no node {name}{near}")));
         }
         found

@@ -29,6 +29,7 @@ use rpds::{RedBlackTreeMapSync, RedBlackTreeSetSync};
 use self::graph::Graph;
 use self::way::{Everyones, Stop, Way, way};
 use crate::catalog::{Catalog, Owner};
+use crate::control::MAX_MESSAGE;
 use crate::document::{App, Audience, Fault, Key, Kind, Name, Node, Program};
 use crate::xds::{self, Site};
 
@@ -332,7 +333,7 @@ impl Plan {
         let document = assemble::document(self, name, node);
         let mut problems = Vec::new();
         if node.runs == Program::Envoy {
-            let site = Site { overlay: "", directory: "" };
+            let site = Site { overlay: "", directory: "", revocations: "" };
             problems.extend(xds::resources(&document, site).err().unwrap_or_default());
         }
         let bytes: Bytes = serde_json::to_vec(&document).unwrap_or_default().into();
@@ -340,6 +341,11 @@ impl Plan {
             return (Made::Same, problems);
         }
         problems.extend(check_document(document, Path::new(".")).err().unwrap_or_default());
+        if bytes.len() > MOST_BYTES {
+            let message =
+                format!("it has {} bytes, and {MOST_BYTES} go to a node at most; lead less over it", bytes.len());
+            problems.push(Problem { path: String::new(), message });
+        }
         (Made::Other(bytes), problems)
     }
 }
@@ -353,6 +359,9 @@ enum Made {
     /// Another one.
     Other(Bytes),
 }
+
+/// A node's document has so many bytes at most: a message to a node has room for it, and for what goes with it.
+const MOST_BYTES: usize = MAX_MESSAGE / 4 * 3;
 
 /// Fewer than this are done before other threads have begun.
 const FEW: usize = 64;
@@ -455,8 +464,9 @@ pub(crate) fn user_of_app(catalog: &Catalog, node: &Name, app: &App) -> Result<O
                 .ok_or_else(|| format!("user {user} is not on this node; add {node} to the user's nodes"))
         }
         None if here.len() > 1 => {
-            let names: Vec<_> = here.iter().map(|key| wire(key)).collect();
-            Err(format!("say whose sessions these are; write user: one of {}", names.join(", ")))
+            // Whose others are is not told: the node is the operator's, who sees them.
+            Err("several users are on this node; say whose sessions these are with user: NAME, or PROVIDER/NAME"
+                .to_owned())
         }
         None => Ok(here.first().map(|key| wire(key))),
     }

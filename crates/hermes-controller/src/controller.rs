@@ -62,7 +62,7 @@ pub enum Refused {
     #[error("{}", lines(.0))]
     Faults(Vec<Fault>),
     /// Somebody else has changed a document meanwhile.
-    #[error("{key} was changed by revision {found}, after {since}; get it, and apply yours to that")]
+    #[error("{key} was changed by revision {found}, after {since}; look at what is there now, and apply yours to that")]
     Conflict {
         /// Which one.
         key: Box<Key>,
@@ -72,7 +72,9 @@ pub enum Refused {
         found: Revision,
     },
     /// Another change is going out to nodes in waves.
-    #[error("revision {0} is still going out to nodes in waves; wait until it has, or do this now with --now")]
+    #[error(
+        "revision {0} is still going out to nodes in waves; wait until it has, end that with `hermes rollout finish` or `cancel`, or `hermes apply --now`"
+    )]
     Busy(Revision),
     /// It is not the time for that.
     #[error("{0}")]
@@ -681,7 +683,7 @@ fn plan(known: &Known, request: &Request) -> Result<(Vec<Change>, Outcome, Optio
     }
     if let Some(since) = request.since {
         for key in outcome.changed.iter().chain(&outcome.created).chain(&outcome.deleted) {
-            let found = state.changed.get(key).copied().unwrap_or_default();
+            let found = state.touched(key);
             if found > since {
                 return Err(Refused::Conflict { key: Box::new(key.clone()), since, found });
             }

@@ -190,7 +190,9 @@ impl Push {
         }
         let mut why = None;
         let is_wrong = || {
-            let gone = there.iter().find(|node| !is_there(node));
+            // One that is no member any more was sent away.
+            let known = self.controller.known();
+            let gone = there.iter().find(|node| !is_there(node) && known.state.members.contains_key(**node));
             let gone = gone.map(|node| format!("node {node} has gone since it took revision {}", step.id().0));
             // Who was unwell before may be so for another reason.
             let unwell = || {
@@ -226,10 +228,17 @@ impl Push {
         let mut wanted: BTreeMap<&Name, String> = wanted.collect();
         let (of, _) = rollout.id();
         let mut refused = Ok(());
+        let is_latest = |node: &Name, seen: &Seen| {
+            let document = self.controller.known().watched(node).given.document;
+            document.is_some_and(|document| crate::authority::hex(&sha256(&document)) == seen.running)
+        };
         let is_over = || {
             self.look(|roll| {
                 wanted.retain(|node, digest| {
                     let seen = roll.get(node).filter(|seen| seen.connections > 0 && seen.running != *digest);
+                    // Something else may have gone out to it since then, such as whom to believe no more.
+                    let seen =
+                        seen.filter(|seen| seen.tried < of || !seen.refused.is_empty() || !is_latest(node, seen));
                     let reason = seen.filter(|seen| seen.tried >= of && !seen.refused.is_empty());
                     if let Some(Seen { refused: reason, .. }) = reason {
                         refused = Err(format!("node {node} refuses it: {reason}"));
@@ -388,7 +397,7 @@ impl Presence {
                 tried: *tried,
                 refused: shortened(refused),
                 unwell: shortened(unwell),
-                version: version.chars().take(64).collect(),
+                version: crate::audit::visible(&version.chars().take(64).collect::<String>()),
                 program: crate::authority::hex(&program[..program.len().min(64)]),
                 sessions: *sessions,
             };
@@ -430,7 +439,8 @@ impl Presence {
 /// What is kept of what a node says.
 fn shortened(text: &str) -> String {
     let end = text.floor_char_boundary(MOST_SAID);
-    if end < text.len() { format!("{} ...", &text[..end]) } else { text.to_owned() }
+    let text = if end < text.len() { format!("{} ...", &text[..end]) } else { text.to_owned() };
+    crate::audit::visible(&text)
 }
 
 impl Drop for Presence {

@@ -39,6 +39,8 @@ const CONNECTIONS: usize = 50_000;
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Whoever has connected asks for something within this, or is nobody who came to ask.
 const FIRST: Duration = Duration::from_secs(10);
+/// Whoever shows no certificate comes for one, and has it within this.
+const VISIT: Duration = Duration::from_secs(60);
 /// A request for a certificate takes no longer, with all that the store needs for it.
 const ISSUE: Duration = Duration::from_secs(30);
 /// How often a connection is asked whether it is alive, and how long it has for the answer.
@@ -156,7 +158,7 @@ async fn shake_hands(
 }
 
 async fn converse(io: Io, peer: Peer, push: Arc<Push>, api: axum::Router) {
-    let (from, peer) = (peer.from, Arc::new(peer));
+    let (from, is_nobody, peer) = (peer.from, peer.uris.is_empty(), Arc::new(peer));
     let asked = Arc::new(Notify::new());
     let asks = asked.clone();
     let service = service_fn(move |request: Request<Incoming>| {
@@ -168,7 +170,7 @@ async fn converse(io: Io, peer: Peer, push: Arc<Push>, api: axum::Router) {
     server
         .http2()
         .timer(TokioTimer::new())
-        .max_concurrent_streams(STREAMS)
+        .max_concurrent_streams(if is_nobody { 2 } else { STREAMS })
         .initial_connection_window_size(1 << 20)
         .initial_stream_window_size(1 << 20)
         .max_header_list_size(16 << 10)
@@ -176,10 +178,19 @@ async fn converse(io: Io, peer: Peer, push: Arc<Push>, api: axum::Router) {
         .keep_alive_timeout(ALIVE.1);
     server.http1().timer(TokioTimer::new()).header_read_timeout(HANDSHAKE);
     let mut served = std::pin::pin!(server.serve_connection(TokioIo::new(io), TowerToHyperService::new(service)));
-    let ended = tokio::select! {
-        ended = &mut served => ended,
-        () = asked.notified() => served.await,
-        () = tokio::time::sleep(FIRST) => return tracing::debug!(?from, "nothing was asked within {FIRST:?}"),
+    let visit = async {
+        tokio::select! {
+            ended = &mut served => ended,
+            () = asked.notified() => served.await,
+            () = tokio::time::sleep(FIRST) => {
+                tracing::debug!(?from, "nothing was asked within {FIRST:?}");
+                Ok(())
+            }
+        }
+    };
+    let visit = tokio::time::timeout(if is_nobody { VISIT } else { Duration::MAX }, visit);
+    let Ok(ended) = visit.await else {
+        return tracing::debug!(?from, "a connection without a certificate was closed after {VISIT:?}");
     };
     if let Err(error) = ended {
         tracing::debug!(?from, "a connection ended: {error}");

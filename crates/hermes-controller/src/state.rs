@@ -208,6 +208,12 @@ pub struct State {
     pub catalog: Catalog,
     /// When each document changed last.
     pub changed: RedBlackTreeMapSync<Key, Revision>,
+    /// When those were deleted that are there no more.
+    pub deleted: RedBlackTreeMapSync<Key, Revision>,
+    /// Of deletions up to here nothing is known any more.
+    pub forgotten: Revision,
+    /// The longest life of a certificate that documents ever gave, in milliseconds: some may live as long.
+    pub longest_life: u64,
     /// The certificate authority, which signs. `None`: there is none yet.
     pub authority: Option<Authority>,
     /// Another one beside it.
@@ -234,11 +240,17 @@ impl State {
             match change {
                 Change::Put(resource) => {
                     self.changed.insert_mut(resource.key.clone(), revision);
+                    self.deleted.remove_mut(&resource.key);
                     self.catalog.put(resource);
+                    self.longest_life = self.longest_life.max(milliseconds(self.certificate_life()));
                 }
                 Change::Delete(key) => {
                     self.changed.remove_mut(&key);
                     self.catalog.remove(&key);
+                    if self.deleted.size() >= MOST_DELETED {
+                        (self.deleted, self.forgotten) = (RedBlackTreeMapSync::default(), revision - 1);
+                    }
+                    self.deleted.insert_mut(key, revision);
                 }
                 Change::Authority(authority) => self.authority = Some(authority),
                 Change::Rotation(rotation) => self.rotation = rotation.map(Arc::new),
@@ -299,9 +311,19 @@ impl State {
 
     /// That a member's key is believed no more, from then on.
     pub fn revoked(&self, member: &Member, now: u64) -> Revoked {
-        // Some may be from when they lived longer.
-        let life = u64::try_from(self.certificate_life().max(CERTIFICATE_LIFE).as_millis()).unwrap_or(u64::MAX);
-        Revoked { node: member.node.clone(), key: member.key.clone(), until: now.saturating_add(life) }
+        let until = now.saturating_add(self.longest_life());
+        Revoked { node: member.node.clone(), key: member.key.clone(), until }
+    }
+
+    /// No certificate of a node lives longer, in milliseconds: some may be from when they lived longer than now.
+    pub fn longest_life(&self) -> u64 {
+        self.longest_life.max(milliseconds(CERTIFICATE_LIFE))
+    }
+
+    /// When a document was changed last, or deleted, as far as that is known.
+    pub fn touched(&self, key: &Key) -> Revision {
+        let gone = || self.deleted.get(key).copied().unwrap_or(self.forgotten);
+        self.changed.get(key).copied().unwrap_or_else(gone)
     }
 
     /// What an entry becomes that begins with all of this: see [`State::from_base`].
@@ -319,6 +341,9 @@ impl State {
             operators: self.operators.values().cloned().collect(),
             tokens: self.tokens.values().cloned().collect(),
             members: self.members.values().cloned().collect(),
+            deleted: self.deleted.iter().map(|(key, revision)| (key.clone(), *revision)).collect(),
+            forgotten: self.forgotten,
+            longest_life: self.longest_life,
             rollout: self.rollout.as_deref().cloned(),
             revoked: self.catalog.revoked().cloned().collect(),
             failed: self.failed.clone(),
@@ -341,6 +366,9 @@ impl State {
             state.changed.insert_mut(resource.key.clone(), changed);
             state.catalog.put(resource);
         }
+        state.deleted = base.deleted.into_iter().collect();
+        state.forgotten = base.forgotten;
+        state.longest_life = base.longest_life.max(milliseconds(state.certificate_life()));
         state.rotation = base.rotation.map(Arc::new);
         state.retired = base.retired;
         state.operators = base.operators.into_iter().map(|operator| (operator.key.clone(), operator)).collect();
@@ -352,6 +380,12 @@ impl State {
 }
 
 const VERSION: u32 = 1;
+/// So many deletions are remembered.
+const MOST_DELETED: usize = 10_000;
+
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -367,6 +401,12 @@ struct Base {
     operators: Vec<Operator>,
     tokens: Vec<Token>,
     members: Vec<Member>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    deleted: Vec<(Key, Revision)>,
+    #[serde(default)]
+    forgotten: Revision,
+    #[serde(default)]
+    longest_life: u64,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     revoked: Vec<Revoked>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

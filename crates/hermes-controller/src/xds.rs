@@ -25,9 +25,9 @@ mod stream;
 use std::collections::BTreeMap;
 
 use envoy_types::pb::envoy::config::core::v3::{
-    Address, AggregatedConfigSource, ApiVersion, ConfigSource, PathConfigSource, SocketAddress, TransportSocket,
-    WatchedDirectory, config_source::ConfigSourceSpecifier, socket_address::PortSpecifier,
-    transport_socket::ConfigType as SocketConfig,
+    Address, AggregatedConfigSource, ApiVersion, ConfigSource, DataSource, PathConfigSource, SocketAddress,
+    TransportSocket, WatchedDirectory, config_source::ConfigSourceSpecifier, data_source::Specifier,
+    socket_address::PortSpecifier, transport_socket::ConfigType as SocketConfig,
 };
 use envoy_types::pb::envoy::extensions::transport_sockets::tls::v3::{
     CertificateValidationContext, CommonTlsContext, SdsSecretConfig, SubjectAltNameMatcher,
@@ -87,6 +87,8 @@ pub struct Site<'a> {
     pub overlay: &'a str,
     /// Where this Envoy has the files of its identity, as it says.
     pub directory: &'a str,
+    /// Lists of certificates that are revoked (PEM), of each authority that it trusts. Empty: none is.
+    pub revocations: &'a str,
 }
 
 /// What a node document is in the words of Envoy.
@@ -199,8 +201,12 @@ fn tls(site: Site<'_>, peers: impl IntoIterator<Item = StringMatcher>) -> Common
         matcher: Some(matcher),
         ..SubjectAltNameMatcher::default()
     };
+    let lists = Some(site.revocations.to_owned()).filter(|lists| !lists.is_empty());
     let names = CertificateValidationContext {
         match_typed_subject_alt_names: peers.into_iter().map(matcher).collect(),
+        // There are none of those above a root that is somebody else's.
+        only_verify_leaf_cert_crl: lists.is_some(),
+        crl: lists.map(|lists| DataSource { specifier: Some(Specifier::InlineString(lists)), ..DataSource::default() }),
         ..CertificateValidationContext::default()
     };
     let combined = CombinedCertificateValidationContext {

@@ -27,6 +27,8 @@ use tokio::task::JoinSet;
 
 /// How soon a controller that is away is tried again: first, and at most.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// A connection that lasts as long was none that fails each time.
+const STEADY: Duration = Duration::from_secs(1);
 /// How often is looked whether the certificate is to be renewed, at least.
 const LOOK: Duration = Duration::from_secs(60);
 /// How often is looked how many sessions there are: they have no single event.
@@ -358,9 +360,13 @@ async fn follow(
         let ended = Conversation::begin(place, home, instruct.as_ref(), &mut standing).await;
         let ended = match ended {
             Ok(conversation) => {
-                // It answers: what ends this is something new.
-                pace = Pace::new(AGAIN.0, AGAIN.1);
-                conversation.go_on().await
+                let began = Instant::now();
+                let ended = conversation.go_on().await;
+                if began.elapsed() >= STEADY {
+                    // What has ended this is something new.
+                    pace = Pace::new(AGAIN.0, AGAIN.1);
+                }
+                ended
             }
             Err(error) => Err(error),
         };

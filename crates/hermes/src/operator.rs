@@ -190,6 +190,13 @@ impl Access {
         let operator = self.operator()?;
         let place: Place = operator.controller.parse().map_err(anyhow::Error::msg)?;
         let own = CertifiedKey::from_pem(operator.certificate.as_bytes(), operator.key.as_bytes())?;
+        let now = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs().cast_signed();
+        anyhow::ensure!(
+            own.not_after().is_none_or(|end| end > now),
+            "what {} has is over; another operator makes such a file with `hermes operator create`, and a controller that is started \
+             writes its operator.json anew",
+            self.operator.display()
+        );
         let known = Known::Authorities(operator.authorities.clone());
         let client = Client::connect(&place, &known, Some(&own)).await?;
         let answer = exchange(&client, method, path, body).await?;

@@ -22,6 +22,12 @@ fn called(name: &Name, provider: Option<&Name>) -> String {
     }
 }
 
+/// How long the certificate of who asks lives yet.
+fn left(peer: &Peer) -> Duration {
+    let left = peer.until.saturating_sub(i64::try_from(now() / 1000).unwrap_or(i64::MAX));
+    Duration::from_secs(u64::try_from(left).unwrap_or_default())
+}
+
 /// Whoever may change what who asks may change, or some of it.
 pub(super) async fn list(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
     let asker = desk.asker(&peer)?;
@@ -105,7 +111,9 @@ pub(super) async fn make(
         return Err(Problem::new(StatusCode::NOT_FOUND, format!("the overlay has no provider {provider}")));
     }
     let request = BASE64.decode(request).map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "request is no base64"))?;
-    let (who, life) = ((&name, provider.as_ref()), Duration::from_secs(life));
+    // Nobody gives what lasts longer than what they have.
+    let who = (&name, provider.as_ref());
+    let life = Duration::from_secs(life).min(left(&peer));
     let issued = desk.controller.make_operator(&asker.by, &request, who, life).await?;
     desk.audit.tell(Event {
         what: "operator",
@@ -132,8 +140,7 @@ pub(super) async fn renew(
 ) -> Result<Response, Problem> {
     let asker = desk.asker(&peer)?;
     let request = BASE64.decode(request).map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "request is no base64"))?;
-    let left = peer.until.saturating_sub(i64::try_from(now() / 1000).unwrap_or(i64::MAX));
-    let life = Duration::from_secs(u64::try_from(left).unwrap_or_default());
+    let life = left(&peer);
     let who = (&asker.name, asker.provider.as_ref());
     let issued = desk.controller.renew_operator(&asker.by, &request, &peer.key, who, life).await?;
     let event = Event { what: "operator-renew", by: Some(&asker.by), from: peer.from, ..Event::default() };

@@ -25,7 +25,10 @@ fn operator(desk: &Desk, peer: &Peer) -> Result<Asker, Problem> {
     let asker = desk.asker(peer)?;
     match asker.provider {
         None => Ok(asker),
-        Some(_) => Err(Problem::new(StatusCode::FORBIDDEN, "what goes out to nodes is the operator's")),
+        Some(_) => {
+            let problem = Problem::new(StatusCode::FORBIDDEN, "what goes out to nodes is the operator's");
+            Err(desk.refuse("rollout", &asker, peer, problem))
+        }
     }
 }
 

@@ -334,14 +334,14 @@ fn no_provider_names_what_is_anothers() {
     let foreign = [
         (
             "{kind: Service, provider: bella, name: A, at: {node: one, http: \"127.0.0.1:1\"}, for: everyone}",
-            "does not serve bella",
+            "serves bella",
         ),
         (
             "{kind: Service, provider: bella, name: A, at: {node: two, http: \"127.0.0.1:1\"}, for: {users: acme/ann}}",
             "another provider's",
         ),
         ("{kind: Group, provider: bella, name: A, users: [ann, eve]}", "there is no user eve"),
-        ("{kind: User, provider: bella, name: A, nodes: one}", "does not serve bella"),
+        ("{kind: User, provider: bella, name: A, nodes: one}", "serves bella"),
         ("{kind: User, provider: carla, name: A}", "the overlay has no provider carla"),
         ("{kind: User, name: A}", "say whose this is"),
         (

@@ -17,6 +17,8 @@ use crate::trust::Trust;
 
 /// A token lives no longer than this, whatever is asked for.
 const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
+/// A request whose answer was lost comes again within this, in milliseconds.
+const AGAIN: u64 = 10 * 60 * 1000;
 /// Tokens that are not used yet, of one overlay.
 const MOST_TOKENS: usize = 100_000;
 /// How long a node's certificate lives, unless the overlay says otherwise.
@@ -87,8 +89,8 @@ impl Controller {
         // Who asks with one that is none costs no more than this.
         let digest = ticket.digest();
         let judge = |known: &Known| {
-            let again = known.state.members.values().find(|member| member.token == digest);
-            if let Some(member) = again.filter(|member| member.key == key) {
+            let again = known.state.members.values().find(|member| member.token == digest && member.key == key);
+            if let Some(member) = again.filter(|member| now() < member.since.saturating_add(AGAIN)) {
                 return Ok((Vec::new(), member.node.clone()));
             }
             let token = known.state.tokens.get(&ticket.id).filter(|token| ticket.proves(&token.digest));
@@ -110,8 +112,17 @@ impl Controller {
             // Its other key may be somebody else's by now.
             let other = known.state.members.get(&token.node).filter(|before| before.key != key);
             changes.extend(other.map(|before| Change::Revoked(known.state.revoked(before, now()))));
-            if known.state.catalog.revoked().any(|revoked| revoked.key == key) {
-                changes.push(Change::Readmitted { node: token.node.clone(), key: key.clone() });
+            match known.state.catalog.revoked().find(|revoked| revoked.key == key) {
+                Some(revoked) if revoked.node == token.node => {
+                    changes.push(Change::Readmitted { node: token.node.clone(), key: key.clone() });
+                }
+                // The other node's certificates would be believed again.
+                Some(_) => {
+                    return Err(Refused::Denied(
+                        "this key was another node's, and is revoked; enrol with an empty --state directory".to_owned(),
+                    ));
+                }
+                None => {}
             }
             changes.push(Change::Enrolled(member));
             Ok((changes, token.node.clone()))
@@ -184,6 +195,24 @@ impl Controller {
         let (certificate, _) = signer.sign(request, subject, SystemTime::now(), life).map_err(unissued)?;
         Ok((certificate, known.state.trust().map_err(Refused::Denied)?))
     }
+
+    /// Lists of what is revoked, of each authority that is trusted (PEM). Empty where nothing is; or where one of them may sign
+    /// no lists: who checks one asks for all.
+    pub(crate) fn revocations(&self, known: &Known) -> String {
+        let mut keys = known.state.catalog.revoked().map(|one| &*one.key).peekable();
+        if keys.peek().is_none() {
+            return String::new();
+        }
+        let keys: Vec<_> = keys.collect();
+        let lists = known.state.authorities().map(|authority| {
+            let signer = self.opened(authority)?.signer().map_err(unissued)?;
+            signer.revoke(keys.iter().copied(), SystemTime::now()).map_err(unissued)
+        });
+        lists.collect::<Result<String, Refused>>().unwrap_or_else(|error| {
+            tracing::warn!("Envoys are not told which certificates are revoked: {error}");
+            String::new()
+        })
+    }
 }
 
 pub(super) fn unissued(error: Unissued) -> Refused {
@@ -193,16 +222,24 @@ pub(super) fn unissued(error: Unissued) -> Refused {
     }
 }
 
-/// The digest of the key that a request is for. That it is signed with it is found out where it is signed.
+/// The digest of the key that a request is for, as the certificate will have it. Before anything is written for it.
 pub(super) fn key_of(request: &[u8]) -> Result<String, Refused> {
     let parsed = x509_parser::certification_request::X509CertificationRequest::from_der(request);
     let (_, parsed) =
         parsed.map_err(|error| Refused::Denied(format!("this is no certificate request (PKCS #10, DER): {error}")))?;
-    // Before anything is written for it.
-    rcgen::CertificateSigningRequestParams::from_der(&request.into()).map_err(|error| {
+    let asked = rcgen::CertificateSigningRequestParams::from_der(&request.into()).map_err(|error| {
         Refused::Denied(format!("this is no certificate request that is signed with its own key: {error}"))
     })?;
-    Ok(crate::authority::key_digest(parsed.certification_request_info.subject_pki.raw))
+    let issued = rcgen::PublicKeyData::subject_public_key_info(&asked.public_key);
+    // By another one it would not be found again when it is revoked.
+    if issued != parsed.certification_request_info.subject_pki.raw {
+        return Err(Refused::Denied(
+            "the request has its key in another form than certificates have (RFC 5280, section 4.1.2.7), or is signed by another \
+             scheme than is usual for it; make it anew, for P-256 for instance"
+                .to_owned(),
+        ));
+    }
+    Ok(crate::authority::key_digest(&issued))
 }
 
 /// What a token says of the authority that it is for: SHA-256 of its certificate (DER).

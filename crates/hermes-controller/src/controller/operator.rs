@@ -12,8 +12,8 @@ use crate::authority::{OPERATOR_LIFE, Subject};
 use crate::document::Name;
 use crate::state::{Change, Operator};
 
-/// So many have a certificate at once.
-const MOST: usize = 10_000;
+/// So many have a certificate at once, of the whole overlay and of each provider.
+const MOST: usize = 1000;
 
 impl Controller {
     /// A certificate for an operator, or for a provider's administrator.
@@ -32,7 +32,8 @@ impl Controller {
         let until = now().saturating_add(u64::try_from(life.as_millis()).unwrap_or(u64::MAX));
         let operator = Operator { key, name: name.clone(), provider: provider.cloned(), until };
         let judge = |known: &Known| {
-            if known.state.operators.values().filter(|one| one.until > now()).count() >= MOST {
+            let beside = known.operators(None).filter(|one| one.provider.as_ref() == provider);
+            if beside.count() >= MOST {
                 return Err(Refused::Denied(format!("there are {MOST} operators; wait until some have expired")));
             }
             Ok((vec![Change::Operator(operator.clone())], ()))

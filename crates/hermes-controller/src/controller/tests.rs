@@ -265,3 +265,101 @@ mod enrolment {
         }
     }
 }
+
+/// A request for a certificate for this key.
+fn request(key: &rcgen::KeyPair) -> Vec<u8> {
+    rcgen::CertificateParams::default().serialize_request(key).unwrap().der().to_vec()
+}
+
+#[tokio::test]
+async fn who_knew_what_is_deleted_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, controller) = begin(directory.path()).await;
+    controller.apply(&put(OVERLAY)).await.unwrap();
+    let service = "Service/A".parse().unwrap();
+    controller.apply(&Request { delete: vec![service], ..Request::default() }).await.unwrap();
+    let back = Request { since: Some(1), ..put(MOVED) };
+    let again = Controller::start(store).await.unwrap();
+    for controller in [&controller, &again] {
+        let refused = controller.apply(&Request { is_dry: true, ..back.clone() }).await.unwrap_err();
+        assert!(matches!(refused, Refused::Conflict { since: 1, found: 2, .. }), "{refused}");
+    }
+    controller.apply(&Request { since: Some(2), ..back }).await.unwrap();
+}
+
+/// What a request has in another form than a certificate has it would not be found again by who revokes it.
+#[tokio::test]
+async fn a_key_is_known_as_its_certificate_has_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let (_, controller) = begin(directory.path()).await;
+    controller.apply(&put(OVERLAY)).await.unwrap();
+    let ticket = controller.create_token("operator", &name("one"), Duration::from_secs(60)).await.unwrap();
+    let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap();
+    let usual = request(&key);
+    // The algorithm of the key with a parameter, NULL, and signed anew: lengths of what is around it are two more.
+    let algorithm = [0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70];
+    let at = usual.windows(7).position(|bytes| bytes == algorithm).unwrap();
+    let info = usual.windows(2).position(|bytes| bytes == [0x02, 0x01]).unwrap() - 2;
+    let length = usize::from(usual[info + 1]);
+    let mut inner = usual[info..info + 2 + length].to_vec();
+    let key_at = at - info;
+    inner.splice(key_at..key_at + 7, [0x30, 0x07, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x05, 0x00]);
+    (inner[1], inner[key_at - 1]) = (inner[1] + 2, inner[key_at - 1] + 2);
+    let signature = rcgen::SigningKey::sign(&key, &inner).unwrap();
+    let rest = [&algorithm[..], &[0x03, 0x41, 0x00], &signature].concat();
+    let whole = [&inner[..], &rest].concat();
+    let odd = [&[0x30, 0x81, u8::try_from(whole.len()).unwrap()], &whole[..]].concat();
+    let refused = controller.enrol(&ticket, &odd).await.unwrap_err();
+    assert!(refused.to_string().contains("in another form than certificates have"), "{refused}");
+    // The token is still good, and the usual form is taken.
+    controller.enrol(&ticket, &usual).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_revoked_key_is_believed_again_for_its_own_node_alone_and_as_long_as_it_may_be_shown() {
+    let directory = tempfile::tempdir().unwrap();
+    let (_, controller) = begin(directory.path()).await;
+    let lives = |life: &str| put(&OVERLAY.replace("name: x\n", &format!("name: x\ncertificate-life: {life}\n")));
+    controller.apply(&lives("30d")).await.unwrap();
+    let key = rcgen::KeyPair::generate().unwrap();
+    let enrol = async |node: &str| {
+        let ticket = controller.create_token("operator", &name(node), Duration::from_secs(60)).await.unwrap();
+        controller.enrol(&ticket, &request(&key)).await
+    };
+    enrol("one").await.unwrap();
+    controller.apply(&lives("1h")).await.unwrap();
+    controller.expel("operator", &name("one")).await.unwrap();
+    let until = controller.known().state.catalog.revoked().next().unwrap().until;
+    assert!(until > super::now() + 29 * 24 * 3600 * 1000, "it may have a certificate for thirty days");
+    let refused = enrol("two").await.unwrap_err();
+    assert!(refused.to_string().contains("another node's, and is revoked"), "{refused}");
+    enrol("one").await.unwrap();
+    assert_eq!(controller.known().state.catalog.revoked().count(), 0);
+}
+
+#[tokio::test]
+async fn what_has_no_bound_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let (_, controller) = begin(directory.path()).await;
+    for life in ["0s", "3000000d"] {
+        let wrong = OVERLAY.replace("name: x\n", &format!("name: x\ncertificate-life: {life}\n"));
+        let refused = controller.apply(&put(&wrong)).await.unwrap_err();
+        assert!(refused.to_string().contains("certificate-life: write 1s to 366d"), "{refused}");
+    }
+    let theirs = |bytes: usize| {
+        format!(
+            "{}---\n{{kind: Service, provider: acme, name: B, at: {{node: one, http: \"127.0.0.1:1\"}}, for: everyone, rewrite: \
+             {{set-headers: {{x: {}}}}}}}",
+            OVERLAY
+                .replace("name: x\n", "name: x\nproviders: {acme: {}}\n")
+                .replace("{kind: Node, name: one,", "{kind: Node, name: one, providers: acme,")
+                .replace("{kind: User, name: ann,", "{kind: User, provider: acme, name: ann,")
+                .replace("{kind: Service, name: A,", "{kind: Service, provider: acme, name: A,")
+                .replace("{kind: Node, name: a,", "{kind: Node, name: a, providers: acme,"),
+            "y".repeat(bytes)
+        )
+    };
+    let refused = controller.apply(&put(&theirs(300 << 10))).await.unwrap_err();
+    assert!(refused.to_string().contains("a provider's document 262144 at most"), "{refused}");
+    controller.apply(&put(&theirs(3 << 10))).await.unwrap();
+}

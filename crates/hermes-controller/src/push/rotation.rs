@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::{BEAT, Push};
 use crate::audit::Event;
-use crate::controller::{CERTIFICATE_LIFE, Known, now};
+use crate::controller::{Known, now};
 use crate::document::Name;
 
 /// A controller that has just begun waits so long for nodes to come before it takes their silence for agreement.
@@ -45,10 +45,9 @@ impl Push {
     pub fn progress(&self, known: &Known) -> Vec<Progress> {
         let trust = known.state.trust().unwrap_or_default();
         let is_leaving = known.state.rotation.as_ref().map(|rotation| rotation.is_leaving);
-        let life = known.state.certificate_life().max(CERTIFICATE_LIFE);
         let since = known.state.rotation.as_ref().map_or(0, |rotation| rotation.since);
         // Those that were issued before that are over by then.
-        let over = since.saturating_add(u64::try_from(life.as_millis()).unwrap_or(u64::MAX));
+        let over = since.saturating_add(known.state.longest_life());
         let of = |name: &Name| {
             let seen = self.look(|roll| roll.trusting(name).cloned()).unwrap_or_default();
             let (connected, says) = (seen.is_there(), !seen.authorities.is_empty());

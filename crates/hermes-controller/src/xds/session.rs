@@ -13,6 +13,9 @@ use crate::authority::hex;
 use crate::push::sha256;
 use crate::store::Revision;
 
+/// An Envoy asks for so many names of a kind; of more there is nothing.
+const MOST_NAMES: usize = 50_000;
+
 /// Kinds of resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
@@ -234,10 +237,10 @@ impl Subscription {
             }
             let known =
                 |(name, version): (&String, &String)| (name.clone(), Held { version: version.clone(), body: None });
-            self.has = heard.has.iter().map(known).collect();
+            self.has = heard.has.iter().take(MOST_NAMES).map(known).collect();
         }
         if heard.is_whole {
-            let asked: BTreeSet<_> = heard.subscribe.iter().cloned().collect();
+            let asked: BTreeSet<_> = heard.subscribe.iter().take(MOST_NAMES).cloned().collect();
             let is_other = !asked.is_empty() && asked != names;
             self.is_owed |= is_first || is_other;
             if is_other {
@@ -247,7 +250,9 @@ impl Subscription {
         } else {
             self.is_owed |= is_first || !heard.subscribe.is_empty();
             for name in &heard.subscribe {
-                names.insert(name.clone());
+                if names.len() < MOST_NAMES {
+                    names.insert(name.clone());
+                }
                 if !is_first {
                     // Who asks again has it no more.
                     self.has.remove(name);

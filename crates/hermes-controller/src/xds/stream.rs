@@ -4,7 +4,7 @@
 //! and what they said about them, where any node's words are.
 //! Never: another node's resources, whatever an Envoy calls itself; nor a stream that outlives its node's membership.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -24,9 +24,10 @@ use super::bootstrap::DIRECTORY;
 use super::session::{Goal, Heard, Kind, Said, Session, Verdict};
 use super::{Site, nothing, resources};
 use crate::control::Report;
-use crate::controller::Watched;
+use crate::controller::{Known, Watched};
 use crate::document::{Name, Program};
 use crate::push::{EXPELLED, Peer, Presence, Push, sha256};
+use crate::trust::Trust;
 
 /// No path is longer.
 const LONGEST: usize = 4096;
@@ -141,6 +142,9 @@ pub(crate) async fn serve<F: Form>(
         watched: push.controller().watch(&node),
         report: Report { version: version(&envoy), ..Report::default() },
         key: peer.key.clone(),
+        trust: push.controller().trust(),
+        revoked: Default::default(),
+        revocations: String::new(),
         session: Session::new(Goal::default()),
         is_expelled: false,
         is_ended: false,
@@ -169,6 +173,10 @@ struct Serving<F: Form> {
     directory: String,
     requests: Streaming<F::Request>,
     session: Session,
+    trust: watch::Receiver<Arc<Trust>>,
+    /// Keys that are revoked, and whose certificates there are; and the lists of them.
+    revoked: (BTreeSet<String>, String),
+    revocations: String,
     /// What is known of it.
     report: Report,
     /// It is told to serve nobody, and then no more.
@@ -195,7 +203,10 @@ impl<F: Form> Serving<F> {
                     Ok(Some(request)) => self.hear(request),
                     Ok(None) | Err(_) => return None,
                 },
-                changed = self.watched.changed() => {
+                changed = async { tokio::select! {
+                    changed = self.watched.changed() => changed,
+                    changed = self.trust.changed() => changed,
+                } } => {
                     changed.ok()?;
                     if let Err(status) = self.aim() {
                         return Some(Err(status));
@@ -217,6 +228,17 @@ impl<F: Form> Serving<F> {
         self.presence.hear(&self.report);
     }
 
+    /// What is signed anew is another text each time, for which Envoy would begin all connections anew.
+    fn look_for_revoked(&mut self, known: &Known) {
+        let trust = self.trust.borrow_and_update().clone();
+        let keys: BTreeSet<_> = known.state.catalog.revoked().map(|one| one.key.clone()).collect();
+        let basis = (keys, trust.issuers.clone());
+        if self.revoked != basis {
+            self.revocations = self.push.controller().revocations(known);
+            self.revoked = basis;
+        }
+    }
+
     /// What it is to have is what the overlay says now.
     fn aim(&mut self) -> Result<(), Status> {
         let watched = self.watched.borrow_and_update().clone();
@@ -235,7 +257,8 @@ impl<F: Form> Serving<F> {
             )));
         }
         let overlay = catalog.overlay().map(|(name, _)| name.to_string()).unwrap_or_default();
-        let site = Site { overlay: &overlay, directory: &self.directory };
+        self.look_for_revoked(&known);
+        let site = Site { overlay: &overlay, directory: &self.directory, revocations: &self.revocations };
         let digest = sha256(&document);
         let parsed = serde_json::from_slice::<Document>(&document).map_err(|error| error.to_string());
         let made = parsed.and_then(|document| {

@@ -18,7 +18,7 @@ use crate::catalog::Catalog;
 use crate::compile::compile;
 use crate::document::read;
 
-const SITE: Site<'_> = Site { overlay: "x", directory: "/state" };
+const SITE: Site<'_> = Site { overlay: "x", directory: "/state", revocations: "" };
 
 const OVERLAY: &str = "\
 kind: Overlay

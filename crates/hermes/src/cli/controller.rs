@@ -117,6 +117,15 @@ impl Run {
     /// Reads the store, and makes the authority where there is none.
     async fn start(&self, store: Arc<dyn Store>) -> Result<Controller, Refused> {
         let controller = Controller::start(store).await?;
+        let operator = self.place.data.join(operator::FILE);
+        if controller.known().state.authority.is_none() && operator.exists() {
+            // Nodes would believe nothing of what this controller makes now.
+            return Err(Refused::Denied(format!(
+                "the store has no overlay, and {} is of one; `hermes restore` puts a backup of that into the store. To begin \
+                 another overlay take the file away",
+                operator.display()
+            )));
+        }
         controller.unlock(self.seal(&controller).map_err(|error| Refused::Denied(error.to_string()))?).await?;
         controller.authority().await?;
         Ok(controller)

@@ -319,6 +319,21 @@ async fn an_envoy_lets_nobody_pass_who_must_not() {
         let ended = mixed.ask(identity, Some("ann"), "APP");
         assert!(ended.is_err(), "{identity:?}: {ended:?}");
     }
+    // Nor does a node whose key is revoked, and others go on; also while another authority takes over.
+    mixed.bed.told(&["node", "revoke", "laptop"], "");
+    until("it is told", || mixed.ask(laptop, Some("ann"), "APP").is_err()).await;
+    let (cert, key) = mixed.identity("server");
+    let server = Some((&*cert, &*key));
+    assert_eq!(mixed.ask(server, Some("ann"), "APP"), Ok(403));
+    mixed.bed.told(&["authority", "rotate"], "");
+    let finished = || mixed.bed.hermes(&["authority", "finish"], "").status.success();
+    until("it is finished", || {
+        assert!(mixed.ask(laptop, Some("ann"), "APP").is_err());
+        finished()
+    })
+    .await;
+    until("the server has its new certificate", || mixed.ask(server, Some("ann"), "APP") == Ok(403)).await;
+    assert!(mixed.ask(laptop, Some("ann"), "APP").is_err());
 }
 
 #[tokio::test]

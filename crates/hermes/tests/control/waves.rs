@@ -65,6 +65,23 @@ async fn a_change_goes_out_in_waves_and_a_controller_may_die_meanwhile() {
     until("it is over", is_over).await;
 }
 
+/// What goes to nodes beside a change that goes out is no reason to take that back; nor is a node that is sent away.
+#[tokio::test]
+async fn who_is_revoked_meanwhile_stops_no_change() {
+    let bed = Bed::new().await;
+    bed.told(&["apply", "-f", "-"], &documents(&bed, "1s", "2s"));
+    let _nodes = ["a", "b", "c"].map(|node| bed.node(node, Some(&bed.token(node))));
+    until("all run it", || timeouts(&bed) == ["1s", "1s", "1s"]).await;
+    for (node, timeout) in [("c", "2s"), ("a", "3s")] {
+        bed.told(&["apply", "-f", "-", "--wait", "0s"], &documents(&bed, timeout, "2s"));
+        until("the first one runs it", || timeouts(&bed).contains(&timeout.to_owned())).await;
+        bed.told(&["node", "revoke", node], "");
+        until("it is over", || bed.told(&["rollout", "show"], "").contains("nothing goes out")).await;
+        assert!(!bed.told(&["rollout", "show"], "").contains("taken back"), "{node}");
+        assert_eq!(timeouts(&bed)[1], timeout);
+    }
+}
+
 #[tokio::test]
 async fn what_a_node_refuses_is_taken_back_before_others_have_it() {
     let bed = Bed::new().await;
