@@ -180,8 +180,13 @@ impl Push {
     /// Whether a wave's nodes take it, and go on well for so long; why not.
     async fn judge(&self, step: &Rollout, settle: Duration) -> Result<(), String> {
         let is_there = |node: &Name| self.look(|roll| roll.get(node).is_some_and(|seen| seen.connections > 0));
-        // A controller that has just begun knows nobody yet: where all are away they have some time to come.
-        self.heard(WAVE, || step.current().keys().any(is_there)).await;
+        // A controller that has just begun knows nobody yet: where all are away they have some time to come. Those that have not
+        // enrolled do not.
+        let comes_nobody = || {
+            let members = &self.controller.known().state.members;
+            !step.current().keys().any(|node| members.contains_key(node))
+        };
+        self.heard(WAVE, || step.current().keys().any(is_there) || comes_nobody()).await;
         let there: Vec<_> = step.current().keys().filter(|node| is_there(node)).collect();
         let were_unwell: BTreeSet<_> = there.iter().filter(|node| !self.seen_of(node).unwell.is_empty()).collect();
         self.taken(step, WAVE).await?;

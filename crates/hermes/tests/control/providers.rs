@@ -21,6 +21,17 @@ async fn a_providers_administrator_has_what_is_its_own() {
     let text = |output: std::process::Output| String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
     let own = "{kind: User, provider: acme, name: ann, nodes: laptop}\n---\n\
         {kind: Service, provider: acme, name: SHOP, at: {node: server, http: \"127.0.0.1:1\"}, for: everyone}\n";
+    // Nobody gives what lasts longer than what they have: thirty days, unless it is said.
+    let longer = format!("{file}.longer");
+    let made =
+        acme(&["operator", "create", "--name", "jim", "--provider", "acme", "--life", "300d", "-o", &longer], "");
+    assert!(made.status.success(), "{}", text(made));
+    let listed: serde_json::Value = serde_json::from_slice(&acme(&["operator", "list", "--json"], "").stdout).unwrap();
+    let of = |name: &str| {
+        let all = listed["operators"].as_array().unwrap();
+        all.iter().find(|one| one["name"] == name).unwrap()["until"].as_u64().unwrap()
+    };
+    assert!(of("jim") <= of("joe"), "{listed}");
     let said = text(acme(&["apply", "-f", "-"], own));
     assert!(said.contains("Service/acme/SHOP created") && !said.contains("node server"), "{said}");
     // It sees what is its own.
