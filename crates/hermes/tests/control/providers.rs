@@ -91,7 +91,7 @@ async fn a_providers_administrator_has_what_is_its_own() {
     let said = text(output);
     assert!(said.contains("was taken back"), "{said}");
     let listed = bed.told(&["operator", "list"], "");
-    assert!(listed.contains("joe  those of bella") && !listed.contains("acme"), "{listed}");
+    assert!(listed.contains("joe  those of bella") && !listed.contains("joe  those of acme"), "{listed}");
     let audit = std::fs::read_to_string(bed.directory.path().join("controller/audit.jsonl")).unwrap();
     assert!(audit.contains("\"what\":\"dismiss\",\"by\":\"operator/root\""), "{audit}");
     assert!(audit.contains("\"by\":\"provider/acme/joe\"") && audit.contains("is not yours"), "{audit}");
