@@ -48,13 +48,18 @@ struct Desk {
     controller: Arc<Controller>,
     push: Arc<Push>,
     audit: Arc<Audit>,
-    /// Turns of large requests.
-    large: Arc<Semaphore>,
+    /// Turns of large requests: of the operator's, and of providers'.
+    large: Arc<[Semaphore; 2]>,
 }
 
 /// All of its paths.
 pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>, audit: Arc<Audit>) -> Router {
-    let desk = Desk { controller, push, audit, large: Arc::new(Semaphore::new(LARGE_AT_ONCE)) };
+    let desk = Desk {
+        controller,
+        push,
+        audit,
+        large: Arc::new([Semaphore::new(LARGE_AT_ONCE), Semaphore::new(LARGE_AT_ONCE)]),
+    };
     Router::new()
         .route("/v1/apply", post(apply))
         .route("/v1/documents", get(list))
@@ -89,14 +94,17 @@ async fn gate(State(desk): State<Desk>, request: axum::extract::Request, next: N
         // Another controller may have made this one just now.
         desk.controller.catch_up().await.map_err(Refused::from)?;
     }
-    desk.asker(&peer)?;
+    let asker = desk.asker(&peer)?;
     let (parts, body) = request.into_parts();
     // Many large ones at once would be more than there is memory for.
     let is_small = axum::body::HttpBody::size_hint(&body).upper().is_some_and(|bytes| bytes <= SMALL_BODY);
-    let _turn = match is_small {
+    let turn = match is_small {
         true => None,
         false => {
-            Some(desk.large.acquire().await.map_err(|_| Problem::new(StatusCode::SERVICE_UNAVAILABLE, "it ends"))?)
+            // Nobody waits for what providers send but they.
+            let turns = &desk.large[usize::from(asker.provider.is_some())];
+            let busy = || Problem::new(StatusCode::SERVICE_UNAVAILABLE, "other large requests are read; try again");
+            Some(tokio::time::timeout(ARRIVAL, turns.acquire()).await.map_err(|_| busy())?.map_err(|_| busy())?)
         }
     };
     // All of it before anything is answered: a reset for what was not read could overtake the answer.
@@ -107,6 +115,7 @@ async fn gate(State(desk): State<Desk>, request: axum::extract::Request, next: N
         Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
     };
     let body = read.map_err(late)?.map_err(large)?;
+    drop(turn);
     let mut response = next.run(axum::extract::Request::from_parts(parts, body.into())).await;
     let mark = desk.controller.trust().borrow().mark();
     response.headers_mut().insert(TRUST, HeaderValue::from_str(&mark).unwrap_or(HeaderValue::from_static("")));
@@ -178,7 +187,7 @@ impl Desk {
                 return Ok(asker);
             }
             let detail = "nobody has this certificate now: it was taken back, or this overlay never gave it; have another operator \
-                          make a file with `hermes operator create`, or take `operator.json` of the controller's directory";
+                          make a file with `hermes operator create`; a controller that is started writes its `operator.json` anew";
             Err(Problem::new(StatusCode::UNAUTHORIZED, detail))
         });
         asker.inspect_err(|problem| {

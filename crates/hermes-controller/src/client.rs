@@ -197,7 +197,11 @@ impl Line {
             tcp.set_nodelay(true)?;
             let Some(config) = tls else { return Ok(Io::Plain(tcp)) };
             let host = place.rsplit_once(':').map_or(place, |(host, _)| host);
-            tls::connect(config.clone(), host.trim_start_matches('[').trim_end_matches(']'), tcp).await
+            let connected = tls::connect(config.clone(), host.trim_start_matches('[').trim_end_matches(']'), tcp).await;
+            connected.map_err(|error| match tls::Fault::of(&error) {
+                Some(tls::Fault::Certificate) => io::Error::other(format!("{error}; see --store-ca")),
+                _ => error,
+            })
         };
         Self::over(if tls.is_some() { "https" } else { "http" }, place.to_owned(), connecting).await
     }

@@ -21,6 +21,7 @@ use tokio::sync::watch;
 use tokio::task::block_in_place;
 
 pub use self::enrol::{CERTIFICATE_LIFE, Certificate, pin};
+pub use self::operator::Asking;
 use crate::catalog::Revoked;
 use crate::compile::{Plan, Touched};
 use crate::document::{Fault, Key, Kind, Name, ProgramDigest, Resource};

@@ -519,6 +519,9 @@ impl Following {
         if let Some(order) = self.identify() {
             return Some(Ok(order));
         }
+        if watched.given.document.is_none() && self.is_uncompiled() {
+            return None;
+        }
         if self.presence.is_beside {
             return None;
         }
@@ -538,6 +541,12 @@ impl Following {
         }
         self.ordered = Some(wanted);
         Some(Ok(Order { revision: watched.given.since, document, ..Order::default() }))
+    }
+
+    /// It is a node, and this controller could make no document of what another version of it has taken: it keeps what it has.
+    fn is_uncompiled(&self) -> bool {
+        let known = self.presence.push.controller.known();
+        known.state.catalog.node(&self.presence.node).is_some() && known.document(&self.presence.node).is_none()
     }
 
     /// What it is to trust now, and then whose certificate it is to have.

@@ -91,10 +91,14 @@ impl Seal {
     pub fn create(file: &Path) -> Result<Self, SealError> {
         let mut bytes = [0; LENGTH];
         aws_lc_rs::rand::fill(&mut bytes).map_err(|_| SealError::Unable)?;
+        let path = file;
         let written = || {
             let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(file)?;
             file.write_all(&bytes)?;
-            file.sync_all()
+            file.sync_all()?;
+            // The key is sealed with it at once: its name has to be there after a power cut, too.
+            let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
+            std::fs::File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
         };
         written().map_err(|error: std::io::Error| SealError::File {
             file: file.to_owned(),

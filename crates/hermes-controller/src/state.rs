@@ -236,6 +236,7 @@ impl State {
     /// A commit takes effect.
     pub fn apply(&mut self, revision: Revision, commit: Commit) {
         self.revision = revision;
+        self.retired.retain(|before| before.until > commit.at);
         for change in commit.changes {
             match change {
                 Change::Put(resource) => {
@@ -254,7 +255,7 @@ impl State {
                 }
                 Change::Authority(authority) => self.authority = Some(authority),
                 Change::Rotation(rotation) => self.rotation = rotation.map(Arc::new),
-                Change::Retired(retired) => self.retire(retired, commit.at),
+                Change::Retired(retired) => self.retire(retired),
                 Change::Operator(operator) => self.admit(operator, commit.at),
                 Change::Dismissed { key } => _ = self.operators.remove_mut(&key),
                 Change::Token(token) => self.tokens.insert_mut(token.id.clone(), token),
@@ -277,8 +278,8 @@ impl State {
         }
     }
 
-    fn retire(&mut self, retired: Retired, now: u64) {
-        self.retired.retain(|before| before.until > now && before.certificate != retired.certificate);
+    fn retire(&mut self, retired: Retired) {
+        self.retired.retain(|before| before.certificate != retired.certificate);
         self.retired.push(retired);
         let over = self.retired.len().saturating_sub(MOST_RETIRED);
         self.retired.drain(..over);

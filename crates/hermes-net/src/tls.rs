@@ -13,7 +13,7 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::client::{WebPkiServerVerifier, verify_server_cert_signed_by_trust_anchor};
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::pki_types::{PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, InconsistentKeys, RootCertStore, ServerConfig,
@@ -110,6 +110,19 @@ impl CertifiedKey {
         self.chain.iter().filter_map(end).min()
     }
 
+    /// When the leaf is over, in seconds since 1970: whoever has another way to its root need not mind what the chain says. `None`
+    /// where none can be read.
+    pub fn leaf_not_after(&self) -> Option<i64> {
+        let (_, parsed) = x509_parser::parse_x509_certificate(self.chain.first()?).ok()?;
+        Some(parsed.validity().not_after.timestamp())
+    }
+
+    /// The leaf's public key (SubjectPublicKeyInfo, DER). `None` where none can be read.
+    pub fn public_key(&self) -> Option<Vec<u8>> {
+        let (_, parsed) = x509_parser::parse_x509_certificate(self.chain.first()?).ok()?;
+        Some(parsed.public_key().raw.to_vec())
+    }
+
     /// When the leaf begins, in seconds since 1970. `None` where none can be read.
     pub fn not_before(&self) -> Option<i64> {
         let (_, parsed) = x509_parser::parse_x509_certificate(self.chain.first()?).ok()?;
@@ -192,6 +205,19 @@ pub fn chains_to(roots: &Roots, chain: &[CertificateDer<'static>]) -> Result<(),
     let verifier = WebPkiClientVerifier::builder_with_provider(roots.0.clone(), provider()).build();
     let verifier = verifier.map_err(|error| error.to_string())?;
     let verified = verifier.verify_client_cert(leaf, intermediates, UnixTime::now());
+    verified.map(drop).map_err(|error| error.to_string())
+}
+
+/// Whether this chain (the leaf first) proves a server of this name or address to who believes one of these roots.
+///
+/// # Errors
+/// Why not.
+pub fn serves(roots: &Roots, chain: &[CertificateDer<'static>], name: &str) -> Result<(), String> {
+    let (leaf, intermediates) = chain.split_first().ok_or("there is no certificate")?;
+    let name = ServerName::try_from(name).map_err(|error| error.to_string())?;
+    let verifier = WebPkiServerVerifier::builder_with_provider(roots.0.clone(), provider()).build();
+    let verifier = verifier.map_err(|error| error.to_string())?;
+    let verified = verifier.verify_server_cert(leaf, intermediates, &name, &[], UnixTime::now());
     verified.map(drop).map_err(|error| error.to_string())
 }
 
@@ -513,4 +539,5 @@ impl Fault {
     }
 }
 
+pub use rustls::pki_types::CertificateDer;
 pub use rustls::{ClientConfig as RustlsClientConfig, ServerConfig as RustlsServerConfig};

@@ -219,7 +219,7 @@ pub(crate) async fn enrolled(places: &[Place], home: &Home, ticket: Option<Ticke
 
 /// Whether its certificate is over, by this machine's clock, or cannot be read.
 fn is_over(home: &Home) -> bool {
-    let end = home.identity().ok().and_then(|(own, _)| own.not_after());
+    let end = home.identity().ok().and_then(|(own, _)| own.leaf_not_after());
     end.is_none_or(|end| end <= seconds_now())
 }
 
@@ -393,6 +393,8 @@ struct Conversation<'a> {
     say: mpsc::Sender<Report>,
     orders: Streaming<Order>,
     renew_at: i64,
+    /// What is in its files is not what runs.
+    is_owed: bool,
 }
 
 impl<'a> Conversation<'a> {
@@ -410,7 +412,7 @@ impl<'a> Conversation<'a> {
         let reports = futures_util::stream::unfold(said, async |mut said| Some((said.recv().await?, said)));
         let orders = client.follow(reports).await?;
         tracing::info!(controller = %place, "under control");
-        Ok(Self { home, instruct, standing, client, say, orders, renew_at: renewal(&own) })
+        Ok(Self { home, instruct, standing, client, say, orders, renew_at: renewal(&own), is_owed: false })
     }
 
     /// Until it ends.
@@ -425,9 +427,15 @@ impl<'a> Conversation<'a> {
                     self.follow(order).await?;
                     self.say.send(self.standing.report()).await?;
                 }
-                _ = count.tick() => if self.standing.is_other_health() | self.standing.is_news() {
-                    self.say.send(self.standing.report()).await?;
-                },
+                _ = count.tick() => {
+                    let is_news = self.standing.is_other_health() | self.standing.is_news() | self.is_owed;
+                    if self.is_owed {
+                        self.take_identity().await?;
+                    }
+                    if is_news {
+                        self.say.send(self.standing.report()).await?;
+                    }
+                }
                 () = tokio::time::sleep(until(self.renew_at).min(LOOK)) => if until(self.renew_at).is_zero() {
                     self.renew().await?;
                     self.take_identity().await?;
@@ -471,10 +479,12 @@ impl<'a> Conversation<'a> {
             let (done, answer) = oneshot::channel();
             instruct.send(Instruction { revision: 0, wanted: Wanted::Identity, done }).await?;
             if let Err(why) = answer.await.context("this node ends")? {
-                tracing::error!("the node runs with its identity of before: {why}");
+                tracing::error!(again_in = ?COUNT, "the node runs with its identity of before: {why}");
+                self.is_owed = true;
                 return Ok(());
             }
         }
+        self.is_owed = false;
         self.standing.identify(self.home)
     }
 }
@@ -517,7 +527,7 @@ fn is_other_role(own: &CertifiedKey, document: &[u8]) -> bool {
 /// When a certificate is to be renewed, in seconds since 1970: when two thirds of its life are over.
 fn renewal(own: &CertifiedKey) -> i64 {
     let now = seconds_now();
-    match (own.not_before(), own.not_after()) {
+    match (own.not_before(), own.leaf_not_after()) {
         (Some(from), Some(to)) => from + (to - from) * 2 / 3,
         _ => now,
     }

@@ -11,7 +11,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD as BASE64;
 use clap::Parser;
 use hermes_controller::api::TRUST;
-use hermes_controller::authority::OPERATOR_LIFE;
+use hermes_controller::authority::{OPERATOR_LIFE, key_digest};
 use hermes_controller::client::{Client, Known, Place};
 use hermes_controller::controller::{Controller, Refused};
 use hermes_controller::document::Name;
@@ -53,18 +53,21 @@ impl Operator {
         let key = KeyPair::generate().map_err(unable)?;
         let request = CertificateParams::default().serialize_request(&key).map_err(unable)?;
         let name: Name = "root".parse().map_err(Refused::Denied)?;
-        let issued = controller.make_operator("controller", request.der(), (&name, None), OPERATOR_LIFE).await?;
+        let issued =
+            controller.make_operator(("controller", None), request.der(), (&name, None), OPERATOR_LIFE).await?;
         let trust = controller.trust().borrow().mark();
         let (authorities, certificate) = (issued.authorities, issued.certificate);
         Ok(Self { controller: String::new(), authorities, certificate, key: key.serialize_pem(), trust })
     }
 
-    /// Whether there is no such file, or what it has is over soon.
-    pub(crate) fn is_due(path: &Path) -> bool {
+    /// Whether there is no such file, or what it has is over soon, or was taken back, or is not in the state: an older backup's.
+    pub(crate) fn is_due(path: &Path, controller: &Controller) -> bool {
         let Ok(text) = std::fs::read(path) else { return !path.exists() };
         let read: Option<Self> = serde_json::from_slice(&text).ok();
         let own = read.and_then(|this| CertifiedKey::from_pem(this.certificate.as_bytes(), this.key.as_bytes()).ok());
-        let Some(end) = own.and_then(|own| own.not_after()) else { return false };
+        let Some(own) = own else { return false };
+        let key = own.public_key().map(|info| key_digest(&info)).unwrap_or_default();
+        let Some(end) = own.leaf_not_after().filter(|_| controller.known().has_operator(&key)) else { return true };
         let now = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
         end.saturating_sub(now.as_secs().cast_signed()) < (OPERATOR_LIFE / 3).as_secs().cast_signed()
     }
@@ -192,7 +195,7 @@ impl Access {
         let own = CertifiedKey::from_pem(operator.certificate.as_bytes(), operator.key.as_bytes())?;
         let now = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs().cast_signed();
         anyhow::ensure!(
-            own.not_after().is_none_or(|end| end > now),
+            own.leaf_not_after().is_none_or(|end| end > now),
             "what {} has is over; another operator makes such a file with `hermes operator create`, and a controller that is started \
              writes its operator.json anew",
             self.operator.display()

@@ -123,14 +123,16 @@ pub(super) async fn finish(
 ) -> Result<Response, Problem> {
     let asker = operator(&desk, &peer, "authority-finish")?;
     let done = async {
-        let lacking = lacking(&desk.push.progress(&desk.controller.known()));
+        let known = desk.controller.known();
+        let since = known.state.rotation.as_ref().map_or(0, |rotation| rotation.since);
+        let lacking = lacking(&desk.push.progress(&known));
         if let Some(lacking) = lacking.filter(|_| !options.force) {
             return Err(Refused::Unready(format!(
                 "not all are there yet: {lacking}. Wait, or do it all the same with --force: others believe such a node only \
                  when it has been at a controller again, as it can while its certificate lives"
             )));
         }
-        Ok((desk.controller.retire(&asker.by, options.force).await?, None))
+        Ok((desk.controller.retire(&asker.by, since, options.force).await?, None))
     };
     end(&desk, (&asker, &peer), "authority-finish", done.await)
 }

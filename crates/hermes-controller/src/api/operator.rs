@@ -10,8 +10,8 @@ use http::StatusCode;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{Arc, BASE64, Desk, Duration, Event, Peer, Problem};
-use crate::controller::now;
+use super::{Arc, Asker, BASE64, Desk, Duration, Event, Peer, Problem};
+use crate::controller::{Asking, now};
 use crate::document::Name;
 
 /// As it stands in the log.
@@ -20,6 +20,10 @@ fn called(name: &Name, provider: Option<&Name>) -> String {
         Some(provider) => format!("provider/{provider}/{name}"),
         None => format!("operator/{name}"),
     }
+}
+
+fn asking<'a>(asker: &'a Asker, peer: &'a Peer) -> Asking<'a> {
+    Asking { key: &peer.key, name: &asker.name, provider: asker.provider.as_ref() }
 }
 
 /// How long the certificate of who asks lives yet.
@@ -65,7 +69,7 @@ pub(super) async fn dismiss(
         let problem = Problem::new(StatusCode::FORBIDDEN, format!("{} dismisses no {about}", asker.by));
         return Err(desk.refuse("dismiss", &asker, &peer, problem));
     }
-    let dismissed = desk.controller.dismiss(&asker.by, &peer.key, (&name, provider.as_ref())).await;
+    let dismissed = desk.controller.dismiss(&asker.by, asking(&asker, &peer), (&name, provider.as_ref())).await;
     let event = Event { what: "dismiss", by: Some(&asker.by), from: peer.from, about: Some(about), ..Event::default() };
     match dismissed {
         Ok(certificates) => {
@@ -114,7 +118,7 @@ pub(super) async fn make(
     // Nobody gives what lasts longer than what they have.
     let who = (&name, provider.as_ref());
     let life = Duration::from_secs(life).min(left(&peer));
-    let issued = desk.controller.make_operator(&asker.by, &request, who, life).await?;
+    let issued = desk.controller.make_operator((&asker.by, Some(asking(&asker, &peer))), &request, who, life).await?;
     desk.audit.tell(Event {
         what: "operator",
         by: Some(&asker.by),
@@ -141,8 +145,7 @@ pub(super) async fn renew(
     let asker = desk.asker(&peer)?;
     let request = BASE64.decode(request).map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "request is no base64"))?;
     let life = left(&peer);
-    let who = (&asker.name, asker.provider.as_ref());
-    let issued = desk.controller.renew_operator(&asker.by, &request, &peer.key, who, life).await?;
+    let issued = desk.controller.renew_operator(&asker.by, &request, asking(&asker, &peer), life).await?;
     let event = Event { what: "operator-renew", by: Some(&asker.by), from: peer.from, ..Event::default() };
     desk.audit.tell(event);
     Ok(axum::Json(json!({ "certificate": issued.certificate, "authorities": issued.authorities })).into_response())

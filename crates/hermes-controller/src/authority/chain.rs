@@ -9,7 +9,7 @@ use aws_lc_rs::digest::{SHA256, digest};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD as BASE64;
 use hermes_model::snapshot::Role;
-use hermes_net::tls::{Roots, chains_to};
+use hermes_net::tls::{CertificateDer, Roots, chains_to, serves};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, DnValue, IsCa, KeyIdMethod, KeyPair,
     KeyUsagePurpose, SubjectPublicKeyInfo,
@@ -134,13 +134,39 @@ impl Authority {
     fn try_it(&self, now: SystemTime) -> Result<(), Unissued> {
         let refuse = |why: String| Unissued::Import(format!("what this authority signs is not believed: {why}"));
         let name = |name: &str| name.parse().map_err(Unissued::Import);
-        let (overlay, node) = (name("overlay")?, name("node")?);
-        let subject = Subject::Node { overlay: &overlay, node: &node, role: Role::Dependent };
-        let request = CertificateParams::default().serialize_request(&KeyPair::generate().map_err(authority)?);
-        let (leaf, _) = self.signer()?.sign(request.map_err(authority)?.der(), &subject, now, TRIAL)?;
+        let (overlay, node, host) = (name("overlay")?, name("node")?, "localhost".to_owned());
         let roots = Roots::from_pem(self.root().as_bytes()).map_err(|error| refuse(error.to_string()))?;
-        let shown = blocks(&(leaf + &self.intermediates())).map_err(refuse)?;
-        chains_to(&roots, &shown.into_iter().map(Into::into).collect::<Vec<_>>()).map_err(refuse)
+        let node = Subject::Node { overlay: &overlay, node: &node, role: Role::Dependent };
+        chains_to(&roots, &self.shown(&node, &self.intermediates(), now)?).map_err(refuse)?;
+        // As nodes and controllers are servers, too, and all controllers have this name.
+        let controller = Subject::Controller { hosts: std::slice::from_ref(&host) };
+        serves(&roots, &self.shown(&controller, &self.intermediates(), now)?, &host).map_err(refuse)
+    }
+
+    /// A certificate to try it with, and what is sent with that.
+    fn shown(
+        &self,
+        subject: &Subject<'_>,
+        above: &str,
+        now: SystemTime,
+    ) -> Result<Vec<CertificateDer<'static>>, Unissued> {
+        let request = CertificateParams::default().serialize_request(&KeyPair::generate().map_err(authority)?);
+        let (leaf, _) = self.signer()?.sign(request.map_err(authority)?.der(), subject, now, TRIAL)?;
+        let shown = blocks(&(leaf + above)).map_err(Unissued::Import)?;
+        Ok(shown.into_iter().map(Into::into).collect())
+    }
+
+    /// Whether who trusts only the older authority believes what this one signs by this proof.
+    ///
+    /// # Errors
+    /// Why not, such as for a path length that the older one's certificate has.
+    pub fn is_believed_by(&self, proof: &str, older: &Self, now: SystemTime) -> Result<(), Unissued> {
+        let refuse = |why: String| Unissued::Authority(why);
+        let (overlay, node) = ("overlay".parse().map_err(refuse)?, "node".parse().map_err(refuse)?);
+        let roots = Roots::from_pem(older.root().as_bytes()).map_err(|error| refuse(error.to_string()))?;
+        let subject = Subject::Node { overlay: &overlay, node: &node, role: Role::Dependent };
+        let above = proof.to_owned() + &older.intermediates();
+        chains_to(&roots, &self.shown(&subject, &above, now)?).map_err(refuse)
     }
 
     /// What nodes trust (PEM).

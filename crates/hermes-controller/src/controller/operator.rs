@@ -15,14 +15,25 @@ use crate::state::{Change, Operator};
 /// So many have a certificate at once, of the whole overlay and of each provider.
 const MOST: usize = 1000;
 
+/// Who asks: a key that this overlay gave a certificate for.
+#[derive(Clone, Copy, Debug)]
+pub struct Asking<'a> {
+    /// The key's digest.
+    pub key: &'a str,
+    /// Under which name.
+    pub name: &'a Name,
+    /// Whose. `None`: all.
+    pub provider: Option<&'a Name>,
+}
+
 impl Controller {
-    /// A certificate for an operator, or for a provider's administrator.
+    /// A certificate for an operator, or for a provider's administrator. `asking`: who wants that; `None`: this controller.
     ///
     /// # Errors
     /// The request is none, or the store cannot be written.
     pub async fn make_operator(
         &self,
-        by: &str,
+        (by, asking): (&str, Option<Asking<'_>>),
         request: &[u8],
         (name, provider): (&Name, Option<&Name>),
         life: Duration,
@@ -32,9 +43,13 @@ impl Controller {
         let until = now().saturating_add(u64::try_from(life.as_millis()).unwrap_or(u64::MAX));
         let operator = Operator { key, name: name.clone(), provider: provider.cloned(), until };
         let judge = |known: &Known| {
+            known.must_ask(asking)?;
             let beside = known.operators(None).filter(|one| one.provider.as_ref() == provider);
-            if beside.count() >= MOST {
-                return Err(Refused::Denied(format!("there are {MOST} operators; wait until some have expired")));
+            let is_there = known.state.operators.contains_key(&operator.key);
+            if asking.is_some() && !is_there && beside.count() >= MOST {
+                return Err(Refused::Denied(format!(
+                    "there are {MOST} operators; take some back with `hermes operator remove`"
+                )));
             }
             Ok((vec![Change::Operator(operator.clone())], ()))
         };
@@ -50,31 +65,31 @@ impl Controller {
         &self,
         by: &str,
         request: &[u8],
-        key: &str,
-        who: (&Name, Option<&Name>),
+        asking: Asking<'_>,
         life: Duration,
     ) -> Result<Certificate, Refused> {
-        if key_of(request)? != key {
+        if key_of(request)? != asking.key {
             return Err(Refused::Denied(
                 "this is for another key than that of the certificate that was shown".to_owned(),
             ));
         }
-        self.make_operator(by, request, who, life).await
+        self.make_operator((by, Some(asking)), request, (asking.name, asking.provider), life).await
     }
 
     /// Takes all certificates back that are of this name. How many those were.
     ///
     /// # Errors
-    /// There is none, or it is that of who asks, whose key this is: somebody remains. Or the store cannot be written.
-    pub async fn dismiss(&self, by: &str, own: &str, who: (&Name, Option<&Name>)) -> Result<usize, Refused> {
+    /// There is none, or it is that of who asks: somebody remains. Or the store cannot be written.
+    pub async fn dismiss(&self, by: &str, asking: Asking<'_>, who: (&Name, Option<&Name>)) -> Result<usize, Refused> {
         let (name, provider) = who;
         let judge = |known: &Known| {
+            known.must_ask(Some(asking))?;
             let all = known.operators(provider).filter(|one| one.provider.as_ref() == provider && one.name == *name);
             let keys: Vec<_> = all.map(|one| one.key.clone()).collect();
             if keys.is_empty() {
                 return Err(Refused::Unknown(format!("there is no operator {name}; `hermes operator list` has all")));
             }
-            if keys.iter().any(|key| key == own) {
+            if keys.iter().any(|key| key == asking.key) {
                 return Err(Refused::Denied(format!("{name} is who asks; another operator takes this one back")));
             }
             let count = keys.len();
@@ -85,10 +100,21 @@ impl Controller {
 }
 
 impl Known {
+    /// Who asks may have been dismissed while that waited for its turn: nobody makes themselves an operator again.
+    fn must_ask(&self, asking: Option<Asking<'_>>) -> Result<(), Refused> {
+        let is_one = asking.is_none_or(|asking| self.is_operator(asking.key, asking.name, asking.provider));
+        is_one.then_some(()).ok_or_else(|| Refused::Denied("who asks is no operator any more".to_owned()))
+    }
+
     /// Who may change documents of this provider. `None`: all who may change any.
     pub fn operators(&self, provider: Option<&Name>) -> impl Iterator<Item = &Operator> {
         let all = self.state.operators.values().filter(|one| one.until > now());
         all.filter(move |one| provider.is_none() || one.provider.as_ref() == provider)
+    }
+
+    /// Whether somebody with this key is an operator.
+    pub fn has_operator(&self, key: &str) -> bool {
+        self.state.operators.get(key).is_some_and(|one| one.until > now())
     }
 
     /// Whether somebody with this key is such an operator, whoever has issued the certificate.

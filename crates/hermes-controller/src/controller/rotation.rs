@@ -11,9 +11,10 @@ use tokio::sync::watch;
 use super::enrol::unissued;
 use super::{Base, Controller, Known, Refused, now};
 use crate::authority::facts;
+use crate::document::Program;
 use crate::seal::{Seal, SealError};
 use crate::state::{Authority, Change, Rotation};
-use crate::store::Revision;
+use crate::store::{Revision, StoreError};
 use crate::trust::Trust;
 
 /// How a controller says that there is nothing to be ended.
@@ -37,8 +38,12 @@ impl Controller {
         for authority in self.known().state.authorities() {
             self.opened(authority)?;
         }
-        if self.seal.get().is_none() || !is_open(&self.known()) {
+        if self.seal.get().is_none() {
             return Ok(());
+        }
+        if !is_open(&self.known()) {
+            // A start before may have ended between the two.
+            return Ok(self.compact().await?);
         }
         let judge = |known: &Known| {
             let mut changes = Vec::new();
@@ -53,12 +58,19 @@ impl Controller {
         };
         self.transact("controller", judge).await?;
         // Else the log would have the key as it was.
-        let known = self.known();
-        self.store.compact(Base { revision: known.state.revision, state: known.state.base().into() }).await?;
+        self.compact().await?;
         tracing::info!(
             "the authority's key is sealed; who has read the store before may have it: `hermes authority rotate`"
         );
         Ok(())
+    }
+
+    async fn compact(&self) -> Result<(), StoreError> {
+        let known = self.known();
+        if known.state.revision == 0 {
+            return Ok(());
+        }
+        self.store.compact(Base { revision: known.state.revision, state: known.state.base().into() }).await
     }
 
     /// An authority whose key can be used.
@@ -95,19 +107,37 @@ impl Controller {
             }
             let authority = self.opened(signing(known)?)?;
             let proof = authority.proof_of(&next, SystemTime::now()).map_err(unissued)?;
+            if let Err(why) = next.is_believed_by(&proof, &authority, SystemTime::now()) {
+                // Those that are connected are told whom to trust: they need no proof.
+                tracing::warn!(
+                    "who is away until this is finished has to enrol anew, or to be made an operator anew: what the new authority \
+                     signs is believed by nobody who trusts the old one alone ({why})"
+                );
+            }
+            let has_envoys = known.state.catalog.nodes().any(|(_, node)| node.runs == Program::Envoy);
+            if has_envoys
+                && next.signer().and_then(|signer| signer.revoke(std::iter::empty(), SystemTime::now())).is_err()
+            {
+                return Err(Refused::Unusable(
+                    "some nodes are Envoys, which know by signed lists what is revoked: the certificate of the authority needs \
+                     cRLSign among its key usages"
+                        .to_owned(),
+                ));
+            }
             let rotation = Rotation { other: kept.clone(), is_leaving: false, proof, since: now() };
             Ok((vec![Change::Rotation(Some(rotation))], ()))
         };
         Ok(self.transact(by, judge).await?.0)
     }
 
-    /// The newer authority signs from now on. Where it does so already, nothing changes.
+    /// The newer authority signs from now on. Where it does so already, or this is not the rotation that is since `of`, nothing
+    /// changes.
     ///
     /// # Errors
     /// The store cannot be written.
-    pub async fn switch(&self, by: &str) -> Result<Revision, Refused> {
+    pub async fn switch(&self, by: &str, of: u64) -> Result<Revision, Refused> {
         let judge = |known: &Known| {
-            let next = known.state.rotation.as_deref().filter(|rotation| !rotation.is_leaving);
+            let next = known.state.rotation.as_deref().filter(|rotation| !rotation.is_leaving && rotation.since == of);
             let Some(Rotation { other, proof, .. }) = next else { return Ok((Vec::new(), ())) };
             let (before, proof) = (signing(known)?.clone(), proof.clone());
             let rotation = Rotation { other: before, is_leaving: true, proof, since: now() };
@@ -116,14 +146,19 @@ impl Controller {
         Ok(self.transact(by, judge).await?.0)
     }
 
-    /// The older authority is trusted no more.
+    /// The older authority is trusted no more. `of`: since when the rotation is as whoever calls has looked at it.
     ///
     /// # Errors
     /// None follows another; or the newer one signs nothing yet, unless that is to be all the same.
-    pub async fn retire(&self, by: &str, is_forced: bool) -> Result<Revision, Refused> {
+    pub async fn retire(&self, by: &str, of: u64, is_forced: bool) -> Result<Revision, Refused> {
         let judge = |known: &Known| {
             let state = &known.state;
             let rotation = state.rotation.as_deref().ok_or_else(|| Refused::Unready(NONE.to_owned()))?;
+            if rotation.since != of {
+                return Err(Refused::Unready(
+                    "somebody else has changed that meanwhile; see `hermes authority show`".to_owned(),
+                ));
+            }
             let gone = |authority| Change::Retired(state.retired(authority, &rotation.proof, now()));
             let changes = match rotation.is_leaving {
                 true => vec![gone(&rotation.other), Change::Rotation(None)],

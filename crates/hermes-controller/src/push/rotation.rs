@@ -80,11 +80,12 @@ impl Push {
             said.borrow_and_update();
             let known = self.controller.known();
             let is_wanted = known.state.rotation.as_ref().is_some_and(|rotation| !rotation.is_leaving);
+            let since = known.state.rotation.as_ref().map_or(0, |rotation| rotation.since);
             let progress = if is_wanted { self.progress(&known) } else { Vec::new() };
             let is_ready = progress.iter().all(|node| node.lacks.0.is_empty());
             let is_early = tokio::time::Instant::now() < arrival && progress.iter().any(|node| !node.connected);
             if is_wanted && is_ready && !is_early {
-                match self.controller.switch("controller").await {
+                match self.controller.switch("controller", since).await {
                     Ok(revision) => {
                         let event = Event { what: "authority-switch", by: Some("controller"), ..Event::default() };
                         self.audit.tell(Event { revision: Some(revision), ..event });

@@ -244,6 +244,11 @@ impl<F: Form> Serving<F> {
         let watched = self.watched.borrow_and_update().clone();
         let revision = watched.given.since;
         self.is_expelled = watched.key.as_ref() != Some(&self.key);
+        let is_node = self.push.controller().known().state.catalog.node(&self.node).is_some();
+        if watched.given.document.is_none() && is_node && !self.is_expelled {
+            // What another version has taken this one could not compile: it keeps what it has.
+            return Ok(());
+        }
         let Some(document) = watched.given.document.filter(|_| !self.is_expelled) else {
             self.session.aim(Goal { revision, digest: Bytes::new(), resources: nothing() });
             return Ok(());

@@ -171,7 +171,7 @@ impl Run {
         let host = if host.contains(':') { format!("[{host}]") } else { host };
         let place: client::Place = format!("https://{host}:{}", address.port()).parse().map_err(anyhow::Error::msg)?;
         let operator = data.join(operator::FILE);
-        if Operator::is_due(&operator) {
+        if Operator::is_due(&operator, &controller) {
             let made = async || Operator::issue(&controller).await;
             let issued = tokio::select! {
                 issued = self.place.patiently(made) => issued?,

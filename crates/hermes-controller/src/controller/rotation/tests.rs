@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use hermes_net::tls::{Roots, chains_to};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
 
-use super::super::{Controller, Refused};
+use super::super::{Asking, Controller, Refused};
 use crate::authority::Subject;
 use crate::seal::Seal;
 use crate::state::Authority;
@@ -19,6 +19,11 @@ async fn begin(directory: &std::path::Path) -> Controller {
     let controller = Controller::start(store).await.unwrap();
     controller.authority().await.unwrap();
     controller
+}
+
+/// Since when the rotation is.
+fn since(controller: &Controller) -> u64 {
+    controller.known().state.rotation.as_ref().map_or(0, |rotation| rotation.since)
 }
 
 fn next() -> Authority {
@@ -53,20 +58,20 @@ async fn members_believe_each_other_at_each_step() {
     let directory = tempfile::tempdir().unwrap();
     let controller = begin(directory.path()).await;
     let before = issued(&controller);
-    assert!(matches!(controller.retire("x", true).await, Err(Refused::Unready(_))));
+    assert!(matches!(controller.retire("x", since(&controller), true).await, Err(Refused::Unready(_))));
     controller.rotate("x", next()).await.unwrap();
     assert!(matches!(controller.rotate("x", next()).await, Err(Refused::Unready(_))));
-    assert!(matches!(controller.retire("x", false).await, Err(Refused::Unready(_))));
+    assert!(matches!(controller.retire("x", since(&controller), false).await, Err(Refused::Unready(_))));
     let announced = issued(&controller);
     all_believe(&[before.clone(), announced.clone()]);
-    controller.switch("x").await.unwrap();
-    let revision = controller.switch("x").await.unwrap();
+    controller.switch("x", since(&controller)).await.unwrap();
+    let revision = controller.switch("x", since(&controller)).await.unwrap();
     assert_eq!(revision, controller.known().state.revision, "once is enough");
     let switched = issued(&controller);
     // One that was away since before it believes the others nevertheless.
     all_believe(&[announced.clone(), switched.clone()]);
     assert!(believes(&before, &switched));
-    controller.retire("x", false).await.unwrap();
+    controller.retire("x", since(&controller), false).await.unwrap();
     let after = issued(&controller);
     all_believe(&[switched.clone(), after.clone()]);
     assert!(!believes(&after, &before) && !believes(&after, &announced));
@@ -83,8 +88,8 @@ async fn who_was_away_for_several_rotations_finds_the_controller_and_nobody_else
     let before = issued(&controller);
     for _ in 0..4 {
         controller.rotate("x", next()).await.unwrap();
-        controller.switch("x").await.unwrap();
-        controller.retire("x", false).await.unwrap();
+        controller.switch("x", since(&controller)).await.unwrap();
+        controller.retire("x", since(&controller), false).await.unwrap();
     }
     let trust = controller.known().state.trust().unwrap();
     let own = issued(&controller).0;
@@ -102,13 +107,13 @@ async fn what_is_taken_back_leaves_nobody_behind() {
     controller.take_back_rotation("x").await.unwrap();
     assert_eq!(issued(&controller).1, before.1);
     controller.rotate("x", next()).await.unwrap();
-    controller.switch("x").await.unwrap();
+    controller.switch("x", since(&controller)).await.unwrap();
     let switched = issued(&controller);
     controller.take_back_rotation("x").await.unwrap();
     let back = issued(&controller);
     all_believe(&[switched, back.clone()]);
     assert!(believes(&before, &back));
-    controller.retire("x", false).await.unwrap();
+    controller.retire("x", since(&controller), false).await.unwrap();
     let after = issued(&controller);
     all_believe(&[before.clone(), after.clone()]);
     assert_eq!(after.1, before.1);
@@ -133,9 +138,9 @@ async fn a_store_is_sealed_from_its_first_start_with_a_seal() {
     controller.unlock(Some(Seal::create(&one).unwrap())).await.unwrap();
     assert!(controller.known().state.authorities().all(Authority::is_sealed));
     assert!(!has_key(), "what was there before is there no more");
-    controller.switch("x").await.unwrap();
+    controller.switch("x", since(&controller)).await.unwrap();
     issued(&controller);
-    controller.retire("x", false).await.unwrap();
+    controller.retire("x", since(&controller), false).await.unwrap();
     controller.rotate("x", next()).await.unwrap();
     assert!(controller.known().state.authorities().all(Authority::is_sealed));
     assert!(!String::from_utf8(controller.backup()).unwrap().contains("PRIVATE KEY"));
@@ -174,24 +179,107 @@ async fn an_organisations_authority_comes_and_goes_without_a_gap() {
     let before = issued(&controller);
     controller.rotate("x", imported()).await.unwrap();
     let announced = issued(&controller);
-    controller.switch("x").await.unwrap();
+    controller.switch("x", since(&controller)).await.unwrap();
     let switched = issued(&controller);
     all_believe(&[announced, switched.clone()]);
     assert!(believes(&before, &switched));
-    controller.retire("x", false).await.unwrap();
+    controller.retire("x", since(&controller), false).await.unwrap();
     let under = issued(&controller);
     all_believe(&[switched, under.clone()]);
     assert!(!believes(&under, &before));
     controller.rotate("x", next()).await.unwrap();
     let announced = issued(&controller);
-    controller.switch("x").await.unwrap();
+    controller.switch("x", since(&controller)).await.unwrap();
     let switched = issued(&controller);
     all_believe(&[announced.clone(), switched.clone()]);
     assert!(believes(&under, &switched) && believes(&announced, &under));
-    controller.retire("x", false).await.unwrap();
+    controller.retire("x", since(&controller), false).await.unwrap();
     let after = issued(&controller);
     all_believe(&[switched, after.clone()]);
     assert!(!believes(&after, &under));
     let shown = (after.0.clone() + &controller.known().state.trust().unwrap().shown, String::new());
     assert!(believes(&before, &shown) && believes(&under, &shown));
+}
+
+/// An authority below a root that is somebody else's, with a certificate such as this.
+fn below(change: impl FnOnce(&mut CertificateParams)) -> (String, String) {
+    let root_key = KeyPair::generate().unwrap();
+    let mut root = CertificateParams::default();
+    root.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    root.distinguished_name.push(DnType::CommonName, "root");
+    let root_pem = root.self_signed(&root_key).unwrap().pem();
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.distinguished_name.push(DnType::CommonName, "below");
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    change(&mut params);
+    let certificate = params.signed_by(&key, &rcgen::Issuer::new(root, root_key)).unwrap().pem();
+    (certificate + &root_pem, key.serialize_pem())
+}
+
+#[tokio::test]
+async fn what_would_fail_at_the_end_is_refused_at_the_beginning() {
+    let now = SystemTime::now();
+    let import = |(certificates, key): (String, String)| Authority::import(&certificates, &key, now);
+    import(below(|_| {})).unwrap();
+    let clients = |params: &mut CertificateParams| {
+        params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
+    };
+    assert!(import(below(clients)).is_err(), "nobody would believe it a server");
+    let elsewhere = |params: &mut CertificateParams| {
+        let only = rcgen::GeneralSubtree::DnsName("example.com".to_owned());
+        let (permitted_subtrees, excluded_subtrees) = (vec![only], Vec::new());
+        params.name_constraints = Some(rcgen::NameConstraints { permitted_subtrees, excluded_subtrees });
+    };
+    assert!(import(below(elsewhere)).is_err(), "controllers have other names");
+    // One that may have no authority below it can be used, and followed: who is away then enrols anew.
+    let last = |params: &mut CertificateParams| {
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let controller = begin(directory.path()).await;
+    for next in [import(below(last)).unwrap(), next()] {
+        controller.rotate("x", next).await.unwrap();
+        controller.switch("x", since(&controller)).await.unwrap();
+        controller.retire("x", since(&controller), false).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_was_looked_at_is_what_ends() {
+    let directory = tempfile::tempdir().unwrap();
+    let controller = begin(directory.path()).await;
+    controller.rotate("x", next()).await.unwrap();
+    let looked_at = since(&controller);
+    controller.take_back_rotation("x").await.unwrap();
+    controller.rotate("x", next()).await.unwrap();
+    let other = looked_at.wrapping_sub(1);
+    assert!(matches!(controller.retire("x", other, true).await, Err(Refused::Unready(_))));
+    let revision = controller.known().state.revision;
+    assert_eq!(controller.switch("x", other).await.unwrap(), revision);
+}
+
+/// What was asked before a dismissal and waited meanwhile undoes it not.
+#[tokio::test]
+async fn who_was_dismissed_makes_nobody_an_operator() {
+    let directory = tempfile::tempdir().unwrap();
+    let controller = begin(directory.path()).await;
+    let request = |key: &KeyPair| CertificateParams::default().serialize_request(key).unwrap().der().to_vec();
+    let digest = |key: &KeyPair| crate::authority::key_digest(&rcgen::PublicKeyData::subject_public_key_info(key));
+    let (root, joe, life) = ("root".parse().unwrap(), "joe".parse().unwrap(), Duration::from_secs(60));
+    let (root_key, joe_key) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
+    controller.make_operator(("controller", None), &request(&root_key), (&root, None), life).await.unwrap();
+    controller.make_operator(("controller", None), &request(&joe_key), (&joe, None), life).await.unwrap();
+    let (root_digest, joe_digest) = (digest(&root_key), digest(&joe_key));
+    let by_root = Asking { key: &root_digest, name: &root, provider: None };
+    let by_joe = Asking { key: &joe_digest, name: &joe, provider: None };
+    controller.dismiss("operator/root", by_root, (&joe, None)).await.unwrap();
+    let renewed = controller.renew_operator("operator/joe", &request(&joe_key), by_joe, life).await;
+    let made = KeyPair::generate().unwrap();
+    let made = controller.make_operator(("operator/joe", Some(by_joe)), &request(&made), (&joe, None), life).await;
+    let dismissed = controller.dismiss("operator/joe", by_joe, (&root, None)).await;
+    for refused in [renewed.err(), made.err(), dismissed.err()] {
+        assert!(refused.is_some_and(|refused| refused.to_string().contains("no operator any more")));
+    }
 }
