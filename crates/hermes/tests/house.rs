@@ -83,6 +83,16 @@ fn every_file_says_what_it_is_for() {
     assert!(silent.is_empty(), "these files do not begin with //!: {silent:#?}");
 }
 
+/// One that does not would be forgotten, and with it what a test is for.
+#[test]
+fn every_mutant_still_applies() {
+    let patches = std::fs::read_dir(root().join("scripts/mutants")).unwrap().map(|entry| entry.unwrap().path());
+    for patch in patches {
+        let checked = Command::new("git").args(["apply", "--check"]).arg(&patch).current_dir(root()).output().unwrap();
+        assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
+    }
+}
+
 fn collect(directory: &Path, files: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
