@@ -4,6 +4,7 @@
 //! Never: more than whose documents they are may see: an operator all, a provider its own.
 
 mod authority;
+mod node;
 mod operator;
 mod rollout;
 
@@ -40,8 +41,6 @@ const LARGE_AT_ONCE: usize = 2;
 const MOST_NAMED: usize = 100;
 /// Nobody waits longer for nodes.
 const MAX_WAIT: Duration = Duration::from_secs(60);
-/// How long a token lives, unless it is said.
-const TOKEN_LIFE: Duration = Duration::from_secs(24 * 3600);
 
 #[derive(Clone)]
 struct Desk {
@@ -64,11 +63,11 @@ pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>, audit: Arc<Au
         .route("/v1/apply", post(apply))
         .route("/v1/documents", get(list))
         .route("/v1/documents/{*key}", get(one).delete(remove))
-        .route("/v1/nodes", get(nodes))
+        .route("/v1/nodes", get(node::list))
         .route("/v1/rollout", get(rollout::show).post(rollout::finish).delete(rollout::cancel))
-        .route("/v1/nodes/{name}", get(node).delete(revoke))
+        .route("/v1/nodes/{name}", get(node::show).delete(node::revoke))
         .route("/v1/backup", get(backup))
-        .route("/v1/tokens", post(token))
+        .route("/v1/tokens", post(node::token))
         .route("/v1/operators", get(operator::list).post(operator::make))
         .route("/v1/operators/{name}", delete(operator::dismiss))
         .route("/v1/certificate", post(operator::renew))
@@ -199,6 +198,15 @@ impl Desk {
                 ..Event::default()
             });
         })
+    }
+
+    /// Who asks, where that is an operator of the whole overlay. `why`: whose it is, for who is not.
+    fn operator(&self, peer: &Peer, what: &str, why: &str) -> Result<Asker, Problem> {
+        let asker = self.asker(peer)?;
+        if asker.provider.is_none() {
+            return Ok(asker);
+        }
+        Err(self.refuse(what, &asker, peer, Problem::new(StatusCode::FORBIDDEN, why)))
     }
 
     /// What somebody must not do is told.
@@ -519,130 +527,9 @@ async fn one(
     Ok(axum::Json(Listed { revision, document }).into_response())
 }
 
-async fn nodes(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
-    let asker = desk.asker(&peer)?;
-    if asker.provider.is_some() {
-        return Err(desk.refuse("nodes", &asker, &peer, Problem::new(StatusCode::FORBIDDEN, NODES)));
-    }
-    let known = desk.controller.known();
-    let node = |(name, document): (&Name, &document::Node)| standing(&known, name, document, &desk.push.seen_of(name));
-    let all: Vec<_> = known.state.catalog.nodes().map(node).collect();
-    Ok(axum::Json(json!({ "revision": known.state.revision, "nodes": all })).into_response())
-}
-
-/// What a provider is told of them.
-const NODES: &str = "nodes are the operator's";
-
-/// How a node stands.
-fn standing(known: &Known, name: &Name, document: &document::Node, seen: &Seen) -> serde_json::Value {
-    let wanted = known.document(name).map(|document| hex(&sha256(document)));
-    json!({
-        "name": name,
-        "role": document.role,
-        "enrolled": known.state.members.contains_key(name),
-        "connected": seen.connections > 0,
-        "current": wanted.as_ref() == Some(&seen.running),
-        "draining": document.draining,
-        "sessions": seen.sessions,
-        "unwell": seen.unwell,
-        "revision": known.watched(name).given.since,
-        "refused": seen.refused,
-        "version": seen.version,
-        "program": seen.program,
-    })
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct NodeOptions {
-    /// Milliseconds to wait for another number of sessions than `sessions`.
-    #[serde(default)]
-    wait: u64,
-    sessions: Option<u64>,
-}
-
 /// All of the state: who has it is the overlay.
 async fn backup(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
-    let asker = desk.asker(&peer)?;
-    if asker.provider.is_some() {
-        let problem = Problem::new(StatusCode::FORBIDDEN, "a backup has what is everybody's: it is the operator's");
-        return Err(desk.refuse("backup", &asker, &peer, problem));
-    }
+    let asker = desk.operator(&peer, "backup", "a backup has what is everybody's: it is the operator's")?;
     desk.audit.tell(Event { what: "backup", by: Some(&asker.by), from: peer.from, ..Event::default() });
     Ok(([(header::CONTENT_TYPE, "application/json")], desk.controller.backup()).into_response())
-}
-
-/// A node's key is believed no more. Its document stays: with a token it may enrol again.
-async fn revoke(
-    State(desk): State<Desk>,
-    Extension(peer): Extension<Arc<Peer>>,
-    Path(name): Path<Name>,
-) -> Result<Response, Problem> {
-    let asker = desk.asker(&peer)?;
-    if asker.provider.is_some() {
-        let problem = Problem::new(StatusCode::FORBIDDEN, NODES);
-        return Err(desk.refuse("revoke", &asker, &peer, problem));
-    }
-    desk.controller.expel(&asker.by, &name).await?;
-    let about = Some(format!("node {name}"));
-    desk.audit.tell(Event { what: "revoke", by: Some(&asker.by), from: peer.from, about, ..Event::default() });
-    Ok(axum::Json(json!({ "revision": desk.controller.known().state.revision })).into_response())
-}
-
-/// One node: how it stands, the document that it is to run, and what would stand in the way of taking it away.
-async fn node(
-    State(desk): State<Desk>,
-    Extension(peer): Extension<Arc<Peer>>,
-    Path(name): Path<Name>,
-    Query(options): Query<NodeOptions>,
-) -> Result<Response, Problem> {
-    let asker = desk.asker(&peer)?;
-    if asker.provider.is_some() {
-        return Err(desk.refuse("node", &asker, &peer, Problem::new(StatusCode::FORBIDDEN, NODES)));
-    }
-    let deadline = tokio::time::Instant::now() + Duration::from_millis(options.wait).min(MAX_WAIT);
-    let mut said = desk.push.said();
-    loop {
-        said.borrow_and_update();
-        let known = desk.controller.known();
-        let missing = || Problem::new(StatusCode::NOT_FOUND, format!("there is no node {name}"));
-        let document = known.state.catalog.node(&name).ok_or_else(missing)?;
-        let seen = desk.push.seen_of(&name);
-        if options.sessions == Some(seen.sessions)
-            && seen.connections > 0
-            && let Ok(Ok(())) = tokio::time::timeout_at(deadline, said.changed()).await
-        {
-            continue;
-        }
-        let mut answer = standing(&known, &name, document, &seen);
-        answer["needed-by"] = json!(known.needing(&name).iter().map(ToString::to_string).collect::<Vec<_>>());
-        let compiled = known.document(&name).map(|document| serde_json::from_slice::<serde_json::Value>(document));
-        answer["document"] = compiled.and_then(Result::ok).unwrap_or_default();
-        return Ok(axum::Json(answer).into_response());
-    }
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct TokenRequest {
-    node: Name,
-    /// Seconds.
-    life: Option<u64>,
-}
-
-async fn token(
-    State(desk): State<Desk>,
-    Extension(peer): Extension<Arc<Peer>>,
-    axum::Json(request): axum::Json<TokenRequest>,
-) -> Result<Response, Problem> {
-    let asker = desk.asker(&peer)?;
-    if asker.provider.is_some() {
-        let problem = Problem::new(StatusCode::FORBIDDEN, "nodes are the operator's, and so are their tokens");
-        return Err(desk.refuse("token", &asker, &peer, problem));
-    }
-    let life = request.life.map_or(TOKEN_LIFE, Duration::from_secs);
-    let ticket = desk.controller.create_token(&asker.by, &request.node, life).await?;
-    let about = Some(format!("token {} of node {}", ticket.id, request.node));
-    desk.audit.tell(Event { what: "token", by: Some(&asker.by), from: peer.from, about, ..Event::default() });
-    Ok(axum::Json(json!({ "token": ticket.reveal() })).into_response())
 }

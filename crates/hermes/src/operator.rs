@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD as BASE64;
-use clap::Parser;
+use clap::{Args, Parser};
 use hermes_controller::api::TRUST;
 use hermes_controller::authority::{OPERATOR_LIFE, key_digest};
 use hermes_controller::client::{Client, Known, Place};
@@ -131,6 +131,16 @@ pub(crate) struct Access {
     /// The operator's file: `operator.json` in the controller's directory.
     #[arg(long, env = "HERMES_OPERATOR", value_name = "FILE", default_value = "hermes-controller/operator.json")]
     operator: PathBuf,
+}
+
+/// How it is asked for what a script may read.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Prints the controller's answer.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) access: Access,
 }
 
 /// What a controller answered.

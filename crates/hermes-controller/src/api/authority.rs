@@ -3,7 +3,6 @@
 use axum::body::Bytes;
 use axum::extract::{Extension, Query, State};
 use axum::response::{IntoResponse, Response};
-use http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -18,14 +17,8 @@ const LARGEST: usize = 256 << 10;
 /// So many nodes are named in one sentence.
 const NAMED: usize = 10;
 
-fn operator(desk: &Desk, peer: &Peer, what: &str) -> Result<Asker, Problem> {
-    let asker = desk.asker(peer)?;
-    if asker.provider.is_none() {
-        return Ok(asker);
-    }
-    let problem = Problem::new(StatusCode::FORBIDDEN, "the authority is the operator's of the whole overlay");
-    Err(desk.refuse(what, &asker, peer, problem))
-}
+/// What a provider is told.
+const WHOSE: &str = "the authority is the operator's of the whole overlay";
 
 /// What is told of an authority.
 fn one(authority: &state::Authority) -> Value {
@@ -68,7 +61,7 @@ fn told(desk: &Desk, known: &Known) -> Value {
 }
 
 pub(super) async fn show(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
-    operator(&desk, &peer, "authority-show")?;
+    desk.operator(&peer, "authority-show", WHOSE)?;
     Ok(axum::Json(told(&desk, &desk.controller.known())).into_response())
 }
 
@@ -89,7 +82,7 @@ pub(super) async fn rotate(
     body: Bytes,
 ) -> Result<Response, Problem> {
     let what = if body.is_empty() { "authority-rotate" } else { "authority-import" };
-    let asker = operator(&desk, &peer, what)?;
+    let asker = desk.operator(&peer, what, WHOSE)?;
     let done = async {
         let made = if body.is_empty() {
             state::Authority::generate(std::time::SystemTime::now())
@@ -121,7 +114,7 @@ pub(super) async fn finish(
     Extension(peer): Extension<Arc<Peer>>,
     Query(options): Query<FinishOptions>,
 ) -> Result<Response, Problem> {
-    let asker = operator(&desk, &peer, "authority-finish")?;
+    let asker = desk.operator(&peer, "authority-finish", WHOSE)?;
     let done = async {
         let known = desk.controller.known();
         let since = known.state.rotation.as_ref().map_or(0, |rotation| rotation.since);
@@ -156,7 +149,7 @@ pub(super) async fn cancel(
     State(desk): State<Desk>,
     Extension(peer): Extension<Arc<Peer>>,
 ) -> Result<Response, Problem> {
-    let asker = operator(&desk, &peer, "authority-cancel")?;
+    let asker = desk.operator(&peer, "authority-cancel", WHOSE)?;
     let done = desk.controller.take_back_rotation(&asker.by).await.map(|revision| (revision, None));
     end(&desk, (&asker, &peer), "authority-cancel", done)
 }

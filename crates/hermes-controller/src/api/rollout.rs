@@ -21,19 +21,11 @@ pub(super) fn told(known: &Known) -> Value {
     })
 }
 
-fn operator(desk: &Desk, peer: &Peer) -> Result<Asker, Problem> {
-    let asker = desk.asker(peer)?;
-    match asker.provider {
-        None => Ok(asker),
-        Some(_) => {
-            let problem = Problem::new(StatusCode::FORBIDDEN, "what goes out to nodes is the operator's");
-            Err(desk.refuse("rollout", &asker, peer, problem))
-        }
-    }
-}
+/// What a provider is told.
+const WHOSE: &str = "what goes out to nodes is the operator's";
 
 pub(super) async fn show(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
-    operator(&desk, &peer)?;
+    desk.operator(&peer, "rollout", WHOSE)?;
     Ok(axum::Json(told(&desk.controller.known())).into_response())
 }
 
@@ -58,7 +50,7 @@ pub(super) async fn cancel(
 }
 
 fn going(desk: &Desk, peer: &Peer) -> Result<(Asker, u64), Problem> {
-    let asker = operator(desk, peer)?;
+    let asker = desk.operator(peer, "rollout", WHOSE)?;
     let known = desk.controller.known();
     let nothing = || Problem::new(StatusCode::NOT_FOUND, "nothing goes out in waves now");
     Ok((asker, known.state.rollout.as_ref().ok_or_else(nothing)?.of))

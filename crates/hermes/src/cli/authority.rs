@@ -14,7 +14,7 @@ use http::Method;
 use serde_json::{Value, json};
 
 use crate::document;
-use crate::operator::{Access, block_on};
+use crate::operator::{Options, block_on};
 
 /// The overlay's certificate authority: which one it is, and how another one follows it.
 ///
@@ -38,15 +38,6 @@ enum Verb {
     Finish(Finish),
     /// The old authority is the one that signs. What the new one has signed is good until `finish`.
     Cancel(Options),
-}
-
-#[derive(Debug, Args)]
-struct Options {
-    /// Prints the controller's answer.
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    access: Access,
 }
 
 /// `hermes authority import`.

@@ -13,7 +13,7 @@ use http::Method;
 use serde_json::Value;
 
 use super::authority::date;
-use crate::operator::{Access, block_on};
+use crate::operator::{Access, Options, block_on};
 
 /// Others who may change documents.
 #[derive(Debug, Parser)]
@@ -43,13 +43,7 @@ enum OperatorVerb {
         access: Access,
     },
     /// Tells who may change documents, and until when.
-    List {
-        /// As JSON.
-        #[arg(long)]
-        json: bool,
-        #[command(flatten)]
-        access: Access,
-    },
+    List(Options),
     /// Takes all files of somebody back: what they are used for from now on is refused.
     Remove {
         /// Under which name it stands in the log.
@@ -69,7 +63,7 @@ impl Operator {
                 block_on(access.make_operator(&name, provider.as_ref(), life.0, &output))?;
                 super::print(&format!("{}: for --operator, or HERMES_OPERATOR\n", output.display()))?;
             }
-            OperatorVerb::List { json, access } => {
+            OperatorVerb::List(Options { json, access }) => {
                 let answer = block_on(access.get(Method::GET, "/v1/operators", Vec::new()))?;
                 super::print(&if json { format!("{answer}\n") } else { told(&answer) })?;
             }

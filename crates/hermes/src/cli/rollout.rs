@@ -2,11 +2,11 @@
 
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 use http::Method;
 use serde_json::Value;
 
-use crate::operator::{Access, block_on};
+use crate::operator::{Options, block_on};
 
 /// What goes out to nodes in waves, where the overlay has `rollout:`.
 #[derive(Debug, Parser)]
@@ -23,15 +23,6 @@ enum Verb {
     Finish(Options),
     /// It is taken back: documents are as they were before it.
     Cancel(Options),
-}
-
-#[derive(Debug, Args)]
-struct Options {
-    /// Prints the controller's answer.
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    access: Access,
 }
 
 impl Rollout {

@@ -26,6 +26,13 @@ fn since(controller: &Controller) -> u64 {
     controller.known().state.rotation.as_ref().map_or(0, |rotation| rotation.since)
 }
 
+/// The whole of a rotation.
+async fn follow(controller: &Controller, next: Authority) {
+    controller.rotate("x", next).await.unwrap();
+    controller.switch("x", since(controller)).await.unwrap();
+    controller.retire("x", since(controller), false).await.unwrap();
+}
+
 fn next() -> Authority {
     Authority::generate(SystemTime::now()).unwrap()
 }
@@ -87,9 +94,7 @@ async fn who_was_away_for_several_rotations_finds_the_controller_and_nobody_else
     let controller = begin(directory.path()).await;
     let before = issued(&controller);
     for _ in 0..4 {
-        controller.rotate("x", next()).await.unwrap();
-        controller.switch("x", since(&controller)).await.unwrap();
-        controller.retire("x", since(&controller), false).await.unwrap();
+        follow(&controller, next()).await;
     }
     let trust = controller.known().state.trust().unwrap();
     let own = issued(&controller).0;
@@ -240,9 +245,7 @@ async fn what_would_fail_at_the_end_is_refused_at_the_beginning() {
     let directory = tempfile::tempdir().unwrap();
     let controller = begin(directory.path()).await;
     for next in [import(below(last)).unwrap(), next()] {
-        controller.rotate("x", next).await.unwrap();
-        controller.switch("x", since(&controller)).await.unwrap();
-        controller.retire("x", since(&controller), false).await.unwrap();
+        follow(&controller, next).await;
     }
 }
 

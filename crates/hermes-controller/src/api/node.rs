@@ -1,0 +1,126 @@
+//! Nodes: how they stand, leave to become one, and the end of that.
+//!
+//! In: requests of operators of the whole overlay. Out: what the state and the nodes themselves say of them, and tokens.
+//! Never: an answer to a provider, who learns of no node what its own documents do not say.
+
+use axum::extract::{Extension, Path, Query, State};
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use serde::Deserialize;
+use serde_json::json;
+
+use super::{Arc, Desk, Duration, Event, Known, MAX_WAIT, Peer, Problem, hex, sha256};
+use crate::document::{self, Name};
+use crate::seen::Seen;
+
+/// How long a token lives, unless it is said; and the shortest that can be used.
+const TOKEN_LIFE: Duration = Duration::from_secs(24 * 3600);
+const SHORTEST: Duration = Duration::from_secs(1);
+/// What a provider is told.
+const WHOSE: &str = "nodes are the operator's, and so are their tokens";
+
+pub(super) async fn list(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
+    desk.operator(&peer, "nodes", WHOSE)?;
+    let known = desk.controller.known();
+    let node = |(name, document): (&Name, &document::Node)| standing(&known, name, document, &desk.push.seen_of(name));
+    let all: Vec<_> = known.state.catalog.nodes().map(node).collect();
+    Ok(axum::Json(json!({ "revision": known.state.revision, "nodes": all })).into_response())
+}
+
+/// How a node stands.
+fn standing(known: &Known, name: &Name, document: &document::Node, seen: &Seen) -> serde_json::Value {
+    let wanted = known.document(name).map(|document| hex(&sha256(document)));
+    json!({
+        "name": name,
+        "role": document.role,
+        "enrolled": known.state.members.contains_key(name),
+        "connected": seen.connections > 0,
+        "current": wanted.as_ref() == Some(&seen.running),
+        "draining": document.draining,
+        "sessions": seen.sessions,
+        "unwell": seen.unwell,
+        "revision": known.watched(name).given.since,
+        "refused": seen.refused,
+        "version": seen.version,
+        "program": seen.program,
+    })
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct NodeOptions {
+    /// Milliseconds to wait for another number of sessions than `sessions`.
+    #[serde(default)]
+    wait: u64,
+    sessions: Option<u64>,
+}
+
+/// A node's key is believed no more. Its document stays: with a token it may enrol again.
+pub(super) async fn revoke(
+    State(desk): State<Desk>,
+    Extension(peer): Extension<Arc<Peer>>,
+    Path(name): Path<Name>,
+) -> Result<Response, Problem> {
+    let asker = desk.operator(&peer, "revoke", WHOSE)?;
+    desk.controller.expel(&asker.by, &name).await?;
+    let about = Some(format!("node {name}"));
+    desk.audit.tell(Event { what: "revoke", by: Some(&asker.by), from: peer.from, about, ..Event::default() });
+    Ok(axum::Json(json!({ "revision": desk.controller.known().state.revision })).into_response())
+}
+
+/// One node: how it stands, the document that it is to run, and what would stand in the way of taking it away.
+pub(super) async fn show(
+    State(desk): State<Desk>,
+    Extension(peer): Extension<Arc<Peer>>,
+    Path(name): Path<Name>,
+    Query(options): Query<NodeOptions>,
+) -> Result<Response, Problem> {
+    desk.operator(&peer, "node", WHOSE)?;
+    let deadline = tokio::time::Instant::now() + Duration::from_millis(options.wait).min(MAX_WAIT);
+    let mut said = desk.push.said();
+    loop {
+        said.borrow_and_update();
+        let known = desk.controller.known();
+        let missing = || Problem::new(StatusCode::NOT_FOUND, format!("there is no node {name}"));
+        let document = known.state.catalog.node(&name).ok_or_else(missing)?;
+        let seen = desk.push.seen_of(&name);
+        if options.sessions == Some(seen.sessions)
+            && seen.connections > 0
+            && let Ok(Ok(())) = tokio::time::timeout_at(deadline, said.changed()).await
+        {
+            continue;
+        }
+        let mut answer = standing(&known, &name, document, &seen);
+        answer["needed-by"] = json!(known.needing(&name).iter().map(ToString::to_string).collect::<Vec<_>>());
+        let compiled = known.document(&name).map(|document| serde_json::from_slice::<serde_json::Value>(document));
+        answer["document"] = compiled.and_then(Result::ok).unwrap_or_default();
+        return Ok(axum::Json(answer).into_response());
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct TokenRequest {
+    node: Name,
+    /// Seconds.
+    life: Option<u64>,
+}
+
+pub(super) async fn token(
+    State(desk): State<Desk>,
+    Extension(peer): Extension<Arc<Peer>>,
+    axum::Json(request): axum::Json<TokenRequest>,
+) -> Result<Response, Problem> {
+    let asker = desk.operator(&peer, "token", WHOSE)?;
+    let life = request.life.map_or(TOKEN_LIFE, Duration::from_secs);
+    if life < SHORTEST {
+        return Err(Problem::new(
+            StatusCode::UNPROCESSABLE_ENTITY,
+            "nobody could use a token of no time; give it a second or more",
+        ));
+    }
+    let ticket = desk.controller.create_token(&asker.by, &request.node, life).await?;
+    let about = Some(format!("token {} of node {}", ticket.id, request.node));
+    desk.audit.tell(Event { what: "token", by: Some(&asker.by), from: peer.from, about, ..Event::default() });
+    Ok(axum::Json(json!({ "token": ticket.reveal() })).into_response())
+}
