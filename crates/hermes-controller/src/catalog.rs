@@ -374,7 +374,8 @@ impl<'a> Check<'a, '_> {
                 self.fault("provider", format!("the overlay has no provider {provider}{known}"));
             }
             None if self.key.kind.is_of_providers() && !providers.is_empty() => {
-                self.fault("provider", "the overlay has providers; say whose this is with provider: NAME");
+                self.fault("provider", "the overlay has providers; say whose this is with provider: NAME, or delete it where one with a provider stands in its \
+                     place");
             }
             _ => {}
         }
@@ -412,8 +413,9 @@ impl<'a> Check<'a, '_> {
             // Whether there is one, and whose else it is, is not told.
             let all = self.catalog.nodes().filter(|(_, node)| is_serving(node));
             let near = did_you_mean(name.as_str(), all.map(|(name, _)| name.as_str()));
-            let message =
-                format!("no node {name} serves {provider}{near}; the operator adds {provider} to a node's providers");
+            let message = format!(
+                "no node {name} serves {provider}{near}; name another one, or have the operator add {provider} to its providers"
+            );
             self.fault(path, message);
         }
     }

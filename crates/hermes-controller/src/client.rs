@@ -101,6 +101,13 @@ pub enum ClientError {
     Refused(Box<Status>),
 }
 
+impl ClientError {
+    /// Whether it says that whoever asks must not: asking again changes nothing by itself.
+    pub fn is_denial(&self) -> bool {
+        matches!(self, Self::Refused(status) if status.code() == tonic::Code::PermissionDenied)
+    }
+}
+
 /// A connection to a controller; it ends with this.
 pub struct Client {
     line: Line,

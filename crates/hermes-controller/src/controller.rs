@@ -74,7 +74,7 @@ pub enum Refused {
     },
     /// Another change is going out to nodes in waves.
     #[error(
-        "revision {0} is still going out to nodes in waves; wait until it has, end that with `hermes rollout finish` or `cancel`, or `hermes apply --now`"
+        "revision {0} is still going out to nodes in waves; wait until it has, or end that with `hermes rollout finish` or `cancel`; `hermes apply --now` goes before it"
     )]
     Busy(Revision),
     /// It is not the time for that.

@@ -361,7 +361,8 @@ impl Push {
     }
 }
 
-pub(crate) const EXPELLED: &str = "this node is no member any more, or has enrolled anew; enrol it with a token";
+pub(crate) const EXPELLED: &str =
+    "this node is no member any more, or has enrolled anew; enrol it with a token and an empty --state";
 
 /// That a node is there, for as long as this lives.
 pub(crate) struct Presence {

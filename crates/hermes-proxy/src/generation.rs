@@ -57,16 +57,19 @@ pub struct Certificate {
     pub path: String,
     /// When it, or one of its chain, is over, in seconds since 1970.
     pub not_after: i64,
+    /// How long it lives.
+    pub(crate) life: Duration,
 }
 
-/// An operator should hear of a certificate from this long before it is over.
+/// An operator should hear of a certificate from this long before it is over; of one that lives for days, when it should have been
+/// renewed, with a third of its life left.
 const SOON: Duration = Duration::from_secs(7 * 24 * 3600);
 
 impl Certificate {
     /// What an operator should hear of it at this time, if anything.
     pub fn warning(&self, now: SystemTime) -> Option<String> {
         match self.left(now) {
-            Ok(left) if left >= SOON => None,
+            Ok(left) if left >= SOON.min(self.life / 3) => None,
             Ok(left) => Some(format!("the certificate is over in {} h; renew it", left.as_secs() / 3600)),
             Err(since) => Some(format!(
                 "the certificate has been over for {} h, and peers refuse it; renew it",

@@ -27,6 +27,8 @@ use tokio::task::JoinSet;
 
 /// How soon a controller that is away is tried again: first, and at most.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// A node that is sent away asks again after this, in case that was taken back.
+const SENT_AWAY: Duration = Duration::from_secs(60);
 /// A connection that lasts as long was none that fails each time.
 const STEADY: Duration = Duration::from_secs(1);
 /// How often is looked whether the certificate is to be renewed, at least.
@@ -213,6 +215,10 @@ pub(crate) async fn enrolled(places: &[Place], home: &Home, ticket: Option<Ticke
         let issued = enrol(places, &ticket, &request).await?;
         home.take(&issued)?;
         tracing::info!(node = issued.node, "enrolled");
+    } else if ticket.is_some() {
+        tracing::info!(
+            "this node has enrolled before, and goes on as that one; to enrol anew start it with an empty --state"
+        );
     }
     Ok(())
 }
@@ -377,7 +383,11 @@ async fn follow(
             }
             Err(error) => {
                 let next_step = if is_over(home) { OVER } else { "" };
-                tracing::warn!(controller = %place, again_in = ?pause, "the controller gives no documents; this node goes on with what it has: {error:#}{next_step}")
+                tracing::warn!(controller = %place, again_in = ?pause, "the controller gives no documents; this node goes on with what it has: {error:#}{next_step}");
+                if error.downcast_ref().is_some_and(ClientError::is_denial) {
+                    // Its key is believed no more, and it has no other one.
+                    tokio::time::sleep(SENT_AWAY).await;
+                }
             }
         }
     }

@@ -130,7 +130,7 @@ async fn run(
         Some(agent) => first_document(agent, config).await?,
         None => None,
     };
-    let mut snapshot = load(config)?;
+    let mut snapshot = load(config, &watch)?;
     if limit < (snapshot.limits.connections as u64) * 2 {
         tracing::warn!(
             descriptors = limit,
@@ -154,7 +154,7 @@ async fn run(
                 std::fs::remove_file(config)?;
                 refused.answer(Err(format!("{error:#}")));
                 first = first_document(agent, config).await?;
-                snapshot = load(config)?;
+                snapshot = load(config, &watch)?;
             }
             (Err(error), ..) => return Err(error),
         }
@@ -353,7 +353,12 @@ fn read_document(config: &Path, document: &[u8]) -> anyhow::Result<Arc<Snapshot>
     settled(config, document::check_json(config, document))
 }
 
-fn load(config: &Path) -> anyhow::Result<Arc<Snapshot>> {
+fn load(config: &Path, watch: &Watch) -> anyhow::Result<Arc<Snapshot>> {
+    if !watch.is_of(config) {
+        // A controller has compiled it: hints for who writes one are no use to anybody here.
+        let document = std::fs::read(config).with_context(|| format!("cannot read {}", config.display()))?;
+        return read_document(config, &document);
+    }
     settled(config, document::read_at_once(config)?)
 }
 
@@ -383,7 +388,7 @@ async fn reload(config: &Path, node: &mut Node, watch: &mut Watch, admin: &mut A
 /// The same for somebody who is told why not, too.
 async fn reloaded(config: &Path, node: &mut Node, watch: &mut Watch, admin: &mut Admin) -> Result<(), String> {
     let started = std::time::Instant::now();
-    let snapshot = match load(config) {
+    let snapshot = match load(config, watch) {
         Ok(snapshot) => snapshot,
         Err(error) => {
             node.refused();

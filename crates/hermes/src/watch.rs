@@ -93,6 +93,11 @@ impl Events {
 }
 
 impl Watch {
+    /// Whether it is this document that somebody writes.
+    pub(crate) fn is_of(&self, document: &Path) -> bool {
+        std::path::absolute(document).is_ok_and(|document| document == self.document)
+    }
+
     /// Watches a document.
     pub(crate) fn new(document: &Path) -> anyhow::Result<Self> {
         let events = Arc::new(Events::default());

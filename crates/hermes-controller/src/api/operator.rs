@@ -112,7 +112,9 @@ pub(super) async fn make(
     let known = desk.controller.known();
     let providers = known.state.catalog.overlay().map(|(_, overlay)| &overlay.providers);
     if let Some(provider) = provider.as_ref().filter(|name| !providers.is_some_and(|all| all.contains_key(*name))) {
-        return Err(Problem::new(StatusCode::NOT_FOUND, format!("the overlay has no provider {provider}")));
+        let detail =
+            format!("the overlay has no provider {provider}; name it in `providers` of the Overlay document first");
+        return Err(desk.refuse("operator", &asker, &peer, Problem::new(StatusCode::NOT_FOUND, detail)));
     }
     let request = BASE64.decode(request).map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "request is no base64"))?;
     // Nobody gives what lasts longer than what they have.

@@ -87,7 +87,12 @@ impl Controller {
             let all = known.operators(provider).filter(|one| one.provider.as_ref() == provider && one.name == *name);
             let keys: Vec<_> = all.map(|one| one.key.clone()).collect();
             if keys.is_empty() {
-                return Err(Refused::Unknown(format!("there is no operator {name}; `hermes operator list` has all")));
+                let mut others = known.operators(None).filter(|one| one.name == *name);
+                let next_step = match others.find_map(|one| one.provider.as_ref().filter(|_| provider.is_none())) {
+                    Some(of) => format!("one of this name is {of}'s: --provider {of}"),
+                    None => "`hermes operator list` has all".to_owned(),
+                };
+                return Err(Refused::Unknown(format!("there is no operator {name}; {next_step}")));
             }
             if keys.iter().any(|key| key == asking.key) {
                 return Err(Refused::Denied(format!("{name} is who asks; another operator takes this one back")));

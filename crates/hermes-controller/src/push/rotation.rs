@@ -59,9 +59,9 @@ impl Push {
                     "does not say whom it trusts: an older program, or an Envoy without its `hermes envoy`"
                 }
                 (Some(_), true) if !trusts => "does not trust the new authority yet",
-                (Some(true), true) if !current => "still has a certificate of the old authority",
+                (Some(true), true) if !current => "still has a certificate of the authority that goes",
                 (Some(true), false) if !current && now() < over => {
-                    "is away, and its certificate may be of the old authority"
+                    "is away, and its certificate may be of the authority that goes"
                 }
                 _ => "",
             };

@@ -6,6 +6,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use hermes_model::snapshot::{
     ClientAuth, Endpoint, IdentityFiles, Listener, ListenerProtocol, ListenerTls, Snapshot, Upstream, UpstreamProtocol,
@@ -85,7 +86,10 @@ impl<'a> Builder<'a> {
     }
 
     fn shows(&mut self, path: String, key: &CertifiedKey) {
-        self.certificates.extend(key.not_after().map(|not_after| Certificate { path, not_after }));
+        let Some(not_after) = key.not_after() else { return };
+        let life = key.not_before().map_or(0, |not_before| not_after.saturating_sub(not_before));
+        let life = Duration::from_secs(u64::try_from(life).unwrap_or_default());
+        self.certificates.push(Certificate { path, not_after, life });
     }
 
     /// The identity could not be loaded, which is told already: what lacks it is no further problem.

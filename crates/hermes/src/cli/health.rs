@@ -55,7 +55,13 @@ impl Health {
                 let checked = document::read_at_once(&file)?;
                 let checked =
                     checked.map_err(|_| anyhow::anyhow!("{} is wrong; see `hermes check`", file.display()))?;
-                let missing = || format!("{} has no `admin`, which is where health is asked for", file.display());
+                let missing = || {
+                    format!(
+                        "{} has no `admin`, which is where health is asked for; give the node `admin: \"127.0.0.1:9900\"`, in its own or the overlay's \
+                     document",
+                        file.display()
+                    )
+                };
                 Some(checked.snapshot.admin.with_context(missing)?)
             }
         };

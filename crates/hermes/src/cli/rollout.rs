@@ -27,13 +27,15 @@ enum Verb {
 
 impl Rollout {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let is_finish = matches!(self.verb, Verb::Finish(_));
         let (method, Options { json, access }) = match self.verb {
             Verb::Show(options) => (Method::GET, options),
             Verb::Finish(options) => (Method::POST, options),
             Verb::Cancel(options) => (Method::DELETE, options),
         };
         let answer = block_on(access.get(method, "/v1/rollout", Vec::new()))?;
-        super::print(&if json { format!("{answer}\n") } else { told(&answer) })?;
+        let done = if is_finish { "all nodes have it; " } else { "" };
+        super::print(&if json { format!("{answer}\n") } else { done.to_owned() + &told(&answer) })?;
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -161,7 +161,7 @@ async fn who_was_away_all_the_time_comes_back() {
     bed.told(&["authority", "rotate"], "");
     until("the server is there", || are_there(&bed, 1)).await;
     let said = bed.refused(&["authority", "finish"], "");
-    assert!(said.contains("node laptop is away, and its certificate may be of the old authority"), "{said}");
+    assert!(said.contains("node laptop is away, and its certificate may be of the authority that goes"), "{said}");
     assert!(!said.contains("node server"), "{said}");
     let shown = bed.told(&["authority", "show"], "");
     assert!(shown.contains("node laptop is away") && shown.contains("node server is there"), "{shown}");
