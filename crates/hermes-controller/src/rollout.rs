@@ -13,7 +13,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hermes_model::check::check_document;
+use hermes_model::check::{Problem, check_document};
 use hermes_model::document::Document;
 use hermes_model::document::listener::Listener;
 use hermes_model::document::route::Route;
@@ -213,7 +213,17 @@ fn order(
         };
         order.given.insert(node.clone(), has.clone());
         let is_sent = |route: &str| befores.iter().any(|before| before.is_sent(node, route, moved));
-        let (both, most) = if moved.is_empty() { (has.clone(), last.clone()) } else { between((has, last), is_sent) };
+        let (both, most) = if moved.is_empty() {
+            (has.clone(), last.clone())
+        } else {
+            between((has, last), is_sent).unwrap_or_else(|why| {
+                tracing::warn!(
+                    node = node.as_str(),
+                    "it takes a change at once: what it does and what it is to do cannot be together: {why}"
+                );
+                (has.clone(), last.clone())
+            })
+        };
         // Who was given something that nobody has waited for is waited for now.
         if both != *has || earlier.is_some_and(|earlier| earlier.current.contains_key(node)) {
             order.learn.insert(node.clone(), both.clone());
@@ -229,16 +239,20 @@ fn order(
 }
 
 /// What a node has together with what it will have; and what it will have, with what is sent to it until all know.
-fn between((has, last): (&Bytes, &Bytes), is_sent: impl Fn(&str) -> bool) -> (Bytes, Bytes) {
-    let parsed = |bytes: &Bytes| serde_json::from_slice::<Document>(bytes).ok();
-    let Some((old, new)) = parsed(has).zip(parsed(last)) else { return (has.clone(), last.clone()) };
-    let both = with(old.clone(), &new, |_| true);
-    let most = with(new, &old, is_sent);
-    let bytes = |document: Document, otherwise: &Bytes| {
-        let bytes = serde_json::to_vec(&document).ok().filter(|_| check_document(document, Path::new(".")).is_ok());
-        bytes.map_or_else(|| otherwise.clone(), Bytes::from)
+///
+/// # Errors
+/// They cannot be together, and why.
+fn between((has, last): (&Bytes, &Bytes), is_sent: impl Fn(&str) -> bool) -> Result<(Bytes, Bytes), String> {
+    let parsed = |bytes: &Bytes| serde_json::from_slice::<Document>(bytes).map_err(|error| error.to_string());
+    let (old, new) = (parsed(has)?, parsed(last)?);
+    let bytes = |document: Document| {
+        let bytes = serde_json::to_vec(&document).map_err(|error| error.to_string())?;
+        // The first one says enough to whoever reads the log.
+        let first = |problems: Vec<Problem>| problems.first().map(ToString::to_string).unwrap_or_default();
+        check_document(document, Path::new(".")).map_err(first)?;
+        Ok::<_, String>(Bytes::from(bytes))
     };
-    (bytes(both, has), bytes(most, last))
+    Ok((bytes(with(old.clone(), &new, |_| true))?, bytes(with(new, &old, is_sent))?))
 }
 
 /// A document, and what another one has besides: behind its own, where names are taken first.

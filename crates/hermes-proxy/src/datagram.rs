@@ -222,10 +222,23 @@ impl Port {
             Port::Tunnel(tunnel) => tunnel.poll_receive(cx, worker, batch),
             Port::Flow(flow) => flow.queue.poll_take(cx, datagrams).map(Ok),
             Port::Device(end) => end.poll_receive(cx, worker, batch),
-            Port::Socket { socket, .. } => loop {
+            Port::Socket { socket, peer } => loop {
                 let mut buffer = worker.udp_buffer.borrow_mut();
-                match ready!(socket.poll_receive(cx, &mut buffer, |_, datagram| datagrams.push_back(datagram))) {
-                    Ok(0) => {}
+                let mut strangers = 0;
+                let received = socket.poll_receive(cx, &mut buffer, |source, datagram| {
+                    // The kernel sees to it once the socket is connected. Its port was open to all for a moment
+                    // before that, and may have been another flow's until then.
+                    if (source.ip(), source.port()) == (peer.ip(), peer.port()) {
+                        datagrams.push_back(datagram);
+                    } else {
+                        strangers += 1;
+                    }
+                });
+                if strangers > 0 {
+                    worker.shared.metrics.dropped("not-the-target", strangers);
+                }
+                match ready!(received) {
+                    Ok(_) if datagrams.is_empty() => {}
                     Ok(_) => return Poll::Ready(Ok(true)),
                     // An ICMP message about an earlier datagram. UDP promises nothing: go on.
                     Err(error) if is_icmp(&error) => worker.shared.metrics.dropped("icmp", 1),

@@ -3,17 +3,14 @@
 //! In: a door, a way, and datagrams. Out: the datagrams that come back. Capsules are put together and taken apart
 //! here, byte by byte, so that the product's codec is not what checks itself.
 
-use std::{
-    io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-};
+use std::io;
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use h2::ext::Protocol;
 use http::{Method, Request};
 use tokio::net::UdpSocket;
 
-use crate::{dialog::in_time, door::Door, origin::bind_udp, tunnel::Tunnel};
+use crate::{dialog::in_time, door::Door, origin::connect_udp, tunnel::Tunnel};
 
 /// The largest payload of a UDP datagram over IPv4.
 pub const MAX_PAYLOAD: usize = 65_507;
@@ -78,12 +75,8 @@ impl Flow {
     pub async fn open(door: &Door, way: FlowWay, host: &str, port: u16) -> io::Result<Self> {
         match way {
             FlowWay::Raw => {
-                let any: IpAddr =
-                    if door.address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-                // With room for several datagrams of the largest size, which the system's default lacks.
-                let socket = UdpSocket::from_std(bind_udp((any, 0).into()).map_err(io::Error::other)?)?;
-                socket.connect(door.address).await?;
-                Ok(Flow::Socket(socket))
+                let socket = connect_udp(door.address).map_err(io::Error::other)?;
+                Ok(Flow::Socket(UdpSocket::from_std(socket)?))
             }
             FlowWay::UpgradeH1 => Ok(Self::capsules(door.upgrade("connect-udp", &path(host, port)).await?)),
             FlowWay::ConnectH2 => Ok(Self::capsules(door.over_h2(extended_connect(host, port)).await?)),

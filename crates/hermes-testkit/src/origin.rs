@@ -4,7 +4,10 @@
 //! Kept so plain that they are not what a measurement measures: one task a connection, no logging. They bound what
 //! one peer can make them hold: bodies are streamed, never collected.
 
-use std::{future::Future, net::SocketAddr};
+use std::{
+    future::Future,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+};
 
 use tokio::{
     net::{TcpListener, UdpSocket},
@@ -140,4 +143,17 @@ pub fn bind_udp(bind: SocketAddr) -> Result<std::net::UdpSocket> {
     let _ = nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::RcvBufForce, &UDP_BUFFER);
     socket.bind(&bind.into()).map_err(Error::io(failed()))?;
     Ok(socket.into())
+}
+
+/// As [`bind_udp`], on any free port, for one peer.
+///
+/// # Errors
+/// When no port is left, or no way leads there.
+pub fn connect_udp(peer: SocketAddr) -> Result<std::net::UdpSocket> {
+    let any: IpAddr = if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = bind_udp((any, 0).into())?;
+    socket.connect(peer).map_err(Error::io(format!("directing UDP to {peer}")))?;
+    // The port was open to all until then, and another socket's before that: what came for it is not ours.
+    while socket.recv(&mut []).is_ok() {}
+    Ok(socket)
 }

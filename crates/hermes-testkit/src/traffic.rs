@@ -27,6 +27,7 @@ use crate::{
     dialog::{Content, Dialog, Head, SILENCE, in_time},
     door::Door,
     h3,
+    origin::connect_udp,
     pattern::{Digest, Pattern},
 };
 
@@ -462,9 +463,7 @@ async fn tunnel(tally: &Tally, way: &Way, pattern: Pattern) -> io::Result<()> {
 }
 
 async fn flow(tally: &Tally, to: SocketAddr, pattern: Pattern) -> io::Result<()> {
-    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-    let socket = UdpSocket::bind(any).await?;
-    socket.connect(to).await?;
+    let socket = UdpSocket::from_std(connect_udp(to).map_err(io::Error::other)?)?;
     let mut number = 0u64;
     let mut received = vec![0; 2048];
     while tally.goes_on() {

@@ -42,6 +42,9 @@ name: x y
 kind: Nod
 name: z
 ---
+kind: Objective
+name: fast
+---
 kind: Service
 name: VIDEO
 provider: acme
@@ -57,6 +60,7 @@ rôle: 3
     let expected = [
         "document 1: name: \"x y\" is no name",
         "document 2: kind: \"Nod\" is no kind of document; write one of Overlay, Node",
+        "document 3: kind: Objective is not in this version of Hermes; leave it out",
         "Service/acme/VIDEO: fro: \"fro\" is no key here; did you mean for?",
         "Service/acme/VIDEO: at.http: ",
         "Service/acme/VIDEO: for: for is missing; add it",

@@ -19,11 +19,15 @@ use std::{
 
 use super::{
     Load, Outcome,
-    exchange::bind_udp,
     outcome::{Failure, Recorder},
     window::Window,
 };
-use crate::{Error, Result, netns::inside, pattern::Pattern};
+use crate::{
+    Error, Result,
+    netns::inside,
+    origin::{bind_udp, connect_udp},
+    pattern::Pattern,
+};
 
 use batch::{Receiver, Sender};
 
@@ -71,7 +75,7 @@ pub(super) fn run(load: &Load, watch: &[u32]) -> Result<Outcome> {
     let length = (*length).max(HEADER);
     let shared = Arc::new(Shared::new(*flows));
     let sink = inside(sink_in.as_deref(), || bind_udp(*sink))?;
-    let sockets = (0..*flows).map(|_| directed(*address)).collect::<Result<Vec<_>>>()?;
+    let sockets = (0..*flows).map(|_| connect_udp(*address)).collect::<Result<Vec<_>>>()?;
     let (sender_shared, in_flight) = (Arc::clone(&shared), *in_flight as u64);
     let sender = thread::spawn(move || send(&sockets, &sender_shared, length, in_flight));
     let (sink_shared, wake) = (Arc::clone(&shared), sender.thread().clone());
@@ -91,12 +95,6 @@ pub(super) fn run(load: &Load, watch: &[u32]) -> Result<Outcome> {
         (Ok(sent), Ok(())) => shared.judge(&sent, outcome),
         _ => broken(outcome),
     })
-}
-
-fn directed(address: SocketAddr) -> Result<UdpSocket> {
-    let socket = bind_udp(if address.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() })?;
-    socket.connect(address).map_err(Error::io(format!("directing UDP to {address}")))?;
-    Ok(socket)
 }
 
 /// Returns how many were sent in each flow. Sends one datagram a flow first and waits for it: opening a flow takes

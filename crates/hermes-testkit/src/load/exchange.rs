@@ -15,7 +15,7 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 
 use super::{Exchange, PAYLOAD_SEED, outcome::Failure, response::Connection};
-use crate::{Error, Result, origin, pattern::Pattern, tls};
+use crate::{Error, Result, origin::connect_udp, pattern::Pattern, tls};
 
 /// Longer than any queue that a thousand clients make; then an exchange has failed.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
@@ -85,9 +85,7 @@ impl Client {
     pub async fn prepare(&self) -> Result<Prepared> {
         let what = "opening a client's socket";
         if matches!(self.kind, Kind::Udp) {
-            let any = if self.address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-            let socket = UdpSocket::bind(any).await.map_err(Error::io(what))?;
-            socket.connect(self.address).await.map_err(Error::io(what))?;
+            let socket = UdpSocket::from_std(connect_udp(self.address)?).map_err(Error::io(what))?;
             return Ok(Prepared::Udp(socket));
         }
         let socket = if self.address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
@@ -175,6 +173,3 @@ pub fn payload(length: usize) -> Vec<u8> {
 pub(super) fn get(authority: &str) -> Vec<u8> {
     format!("GET / HTTP/1.1\r\nhost: {authority}\r\nuser-agent: hermes-bench\r\naccept: */*\r\n\r\n").into_bytes()
 }
-
-/// For the bulk and datagram loads: a bound sink.
-pub(super) use origin::bind_udp;

@@ -193,6 +193,7 @@ pub(super) fn told(answer: &Value, is_dry: bool) -> String {
             ("refused", reason) => format!("refuses it: {}", reason.unwrap_or_default()),
             ("waiting", _) => "has not answered yet".to_owned(),
             ("away", _) => "is away, and gets it when it comes".to_owned(),
+            ("superseded", _) => format!("gets what revision {} made of it instead", fate["by"]),
             ("gone", _) => "is no part of the overlay any more".to_owned(),
             (other, _) => other.to_owned(),
         };

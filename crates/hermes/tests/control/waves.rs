@@ -65,6 +65,23 @@ async fn a_change_goes_out_in_waves_and_a_controller_may_die_meanwhile() {
     until("it is over", is_over).await;
 }
 
+/// Whoever waits for a change hears that another one came before nodes had it, and need not wait for ever.
+#[tokio::test]
+async fn what_another_change_overtakes_is_said_to_be() {
+    let bed = Bed::new().await;
+    bed.told(&["apply", "-f", "-"], &documents(&bed, "1s", "1h"));
+    let _nodes = ["a", "b", "c"].map(|node| bed.node(node, Some(&bed.token(node))));
+    until("all run it", || timeouts(&bed) == ["1s", "1s", "1s"]).await;
+    let said = std::thread::scope(|scope| {
+        let first = scope.spawn(|| bed.told(&["apply", "-f", "-", "--wait", "5m"], &documents(&bed, "2s", "1h")));
+        while !bed.told(&["rollout", "show"], "").contains("step 1 of 3") && !first.is_finished() {}
+        bed.told(&["apply", "-f", "-", "--now"], &documents(&bed, "3s", "1h"));
+        first.join().unwrap()
+    });
+    assert_eq!(said.matches(" made of it instead").count(), 3, "{said}");
+    assert_eq!(timeouts(&bed), ["3s", "3s", "3s"]);
+}
+
 /// What goes to nodes beside a change that goes out is no reason to take that back; nor is a node that is sent away.
 #[tokio::test]
 async fn who_is_revoked_meanwhile_stops_no_change() {
