@@ -453,7 +453,7 @@ impl<'a> Awaited<'a> {
             return;
         }
         self.seen = known.state.revision;
-        let is_other = |node, document| known.plan.document(node) != Some(document);
+        let is_other = |node, document| known.document(node) != Some(document);
         let documents = self.outcome.nodes.iter().filter_map(|(node, document)| Some((node, document.as_ref()?)));
         self.superseded =
             documents.filter(|(node, document)| is_other(node, document)).map(|(node, _)| node.clone()).collect();

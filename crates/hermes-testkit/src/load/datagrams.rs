@@ -8,7 +8,7 @@
 #![allow(clippy::disallowed_methods, reason = "blocking threads; no worker sleeps")]
 
 use std::{
-    net::{SocketAddr, UdpSocket},
+    net::UdpSocket,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -23,7 +23,7 @@ use super::{
     window::Window,
 };
 use crate::{
-    Error, Result,
+    Result,
     netns::inside,
     origin::{bind_udp, connect_udp},
     pattern::Pattern,
