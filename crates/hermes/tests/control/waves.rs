@@ -78,7 +78,10 @@ async fn what_another_change_overtakes_is_said_to_be() {
         bed.told(&["apply", "-f", "-", "--now"], &documents(&bed, "3s", "1h"));
         first.join().unwrap()
     });
-    assert_eq!(said.matches(" made of it instead").count(), 3, "{said}");
+    // The first one may have had it in the meantime.
+    for node in ["b", "c"] {
+        assert!(said.contains(&format!("node {node} gets what revision ")), "{said}");
+    }
     assert_eq!(timeouts(&bed), ["3s", "3s", "3s"]);
 }
 
