@@ -204,10 +204,14 @@ pub(crate) async fn udp(worker: &Worker, entry: &Entry, terminate: &Terminate, r
     })??;
     let mut last = None;
     for address in found {
-        let peer = (address, place.port).into();
-        let socket = udp::connect(peer).and_then(|socket| own::spare(&socket).map(|()| socket));
-        match socket.and_then(UdpSocket::from_std) {
-            Ok(socket) => return Ok(Port::Socket { socket, peer }),
+        let socket = udp::connect((address, place.port).into()).and_then(|socket| own::spare(&socket).map(|()| socket));
+        // Who answers as the kernel has it: 0.0.0.0 is the loopback's address.
+        let connected = socket.and_then(|socket| {
+            let peer = socket.peer_addr()?;
+            Ok(Port::Socket { socket: UdpSocket::from_std(socket)?, peer })
+        });
+        match connected {
+            Ok(port) => return Ok(port),
             Err(error) => last = Some(error),
         }
     }

@@ -69,6 +69,26 @@ upstreams:
     }
 }
 
+/// Whoever listens everywhere answers from the loopback's address, which is not the one that was written.
+#[tokio::test]
+async fn a_target_may_be_the_address_of_no_host() {
+    let overlay = overlay();
+    for (written, here) in [("0.0.0.0", "127.0.0.1:0"), ("[::]", "[::1]:0")] {
+        let origin = Origin::udp_echo(here.parse().unwrap()).unwrap();
+        let document = "
+listeners:
+- {name: raw, bind: '127.0.0.1:0', protocol: udp, authority: 'HERE:9'}
+routes:
+- {name: here, match: {kind: udp}, terminate: {udp: '$ORIGIN'}}
+";
+        let target = format!("{written}:{}", origin.address().port());
+        let node = overlay.node(&format!("at-{}", here.len())).document(document).with("ORIGIN", target);
+        let node = node.start().await.unwrap();
+        let mut flow = Flow::open(&Door::plain(node.address("raw")), FlowWay::Raw, "HERE", 9).await.unwrap();
+        echo(&mut flow, b"anybody").await.unwrap_or_else(|error| panic!("{written}: {error}"));
+    }
+}
+
 /// Datagrams on their way at once: a modest rate, whatever the machine.
 const WINDOW: usize = 16;
 const COUNT: usize = 1500;
