@@ -4,11 +4,11 @@
 //! Never: more than whose documents they are may see: an operator all, a provider its own.
 
 mod authority;
+mod fate;
 mod node;
 mod operator;
 mod rollout;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,12 +24,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::sync::Semaphore;
 
+use self::fate::{Fate, await_nodes};
 use crate::audit::{Audit, Event};
 use crate::authority::{Office, hex};
-use crate::controller::{Controller, Known, Outcome, Refused, Request, at_length};
+use crate::controller::{Controller, Known, Refused, Request, at_length};
 use crate::document::{self, Key, Kind, Name, Resource};
 use crate::push::{Peer, Push, sha256};
-use crate::seen::{Roll, Seen};
 use crate::store::Revision;
 
 /// The largest request.
@@ -407,105 +407,6 @@ async fn change(
         answer["nodes-touched"] = nodes.len().into();
     }
     Ok(axum::Json(answer).into_response())
-}
-
-/// What became of a change at one node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case", tag = "state")]
-enum Fate {
-    /// It would have another document.
-    Planned,
-    /// It runs it.
-    Running,
-    /// It does not.
-    Refused { reason: String },
-    /// It has not said so yet.
-    Waiting,
-    /// It is not there; it gets what is newest when it comes back.
-    Away,
-    /// It gets what another change made of it, which came before it had this one.
-    Superseded { by: Revision },
-    /// It is no part of the overlay any more.
-    Gone,
-}
-
-/// What becomes of a change at the nodes that it touches.
-struct Awaited<'a> {
-    outcome: &'a Outcome,
-    /// Of what each is to run. `None`: it is gone.
-    digests: BTreeMap<Name, Option<String>>,
-    /// As of this revision,
-    seen: Revision,
-    /// these are to run something else.
-    superseded: BTreeSet<Name>,
-}
-
-impl<'a> Awaited<'a> {
-    fn of(outcome: &'a Outcome) -> Self {
-        let digest = |document: &Option<Bytes>| document.as_ref().map(|document| hex(&sha256(document)));
-        let digests = outcome.nodes.iter().map(|(node, document)| (node.clone(), digest(document))).collect();
-        Self { outcome, digests, seen: outcome.revision, superseded: BTreeSet::new() }
-    }
-
-    /// Looks for later changes, once for each revision: documents are long.
-    fn heed(&mut self, known: &Known) {
-        if known.state.revision <= self.seen {
-            return;
-        }
-        self.seen = known.state.revision;
-        let is_other = |node, document| known.document(node) != Some(document);
-        let documents = self.outcome.nodes.iter().filter_map(|(node, document)| Some((node, document.as_ref()?)));
-        self.superseded =
-            documents.filter(|(node, document)| is_other(node, document)).map(|(node, _)| node.clone()).collect();
-    }
-
-    fn fate(&self, node: &Name, digest: &str, seen: Option<&Seen>) -> Fate {
-        match seen {
-            Some(seen) if seen.running == digest => Fate::Running,
-            Some(Seen { connections: 1.., refused, tried, .. })
-                if *tried >= self.outcome.revision && !refused.is_empty() =>
-            {
-                Fate::Refused { reason: refused.clone() }
-            }
-            _ if self.superseded.contains(node) => Fate::Superseded { by: self.seen },
-            Some(Seen { connections: 1.., .. }) => Fate::Waiting,
-            _ => Fate::Away,
-        }
-    }
-
-    fn fates(&self, seen: &Roll) -> BTreeMap<Name, Fate> {
-        let fate = |node, digest: &Option<String>| {
-            digest.as_ref().map_or(Fate::Gone, |one| self.fate(node, one, seen.get(node)))
-        };
-        self.digests.iter().map(|(node, digest)| (node.clone(), fate(node, digest))).collect()
-    }
-}
-
-async fn await_nodes(desk: &Desk, outcome: &Outcome, wait: Duration) -> BTreeMap<Name, Fate> {
-    let mut awaited = Awaited::of(outcome);
-    let (mut said, mut rollout) = (desk.push.said(), desk.controller.rollout());
-    let deadline = tokio::time::Instant::now() + wait;
-    // Who has been seen to be done is not looked at again: the last one's word costs as much as the first one's.
-    let mut waiting: Vec<_> =
-        awaited.digests.iter().filter_map(|(node, one)| Some((node.clone(), one.clone()?))).collect();
-    loop {
-        said.borrow_and_update();
-        let known = desk.controller.known();
-        awaited.heed(&known);
-        desk.push.look(|seen| {
-            waiting.retain(|(node, digest)| awaited.fate(node, digest, seen.get(node)) == Fate::Waiting);
-        });
-        let is_failed = known.state.failed.as_ref().is_some_and(|(of, _)| *of == outcome.revision);
-        let news = async {
-            tokio::select! {
-                changed = said.changed() => changed.is_ok(),
-                changed = rollout.changed() => changed.is_ok(),
-            }
-        };
-        if waiting.is_empty() || is_failed || !matches!(tokio::time::timeout_at(deadline, news).await, Ok(true)) {
-            return desk.push.look(|seen| awaited.fates(seen));
-        }
-    }
 }
 
 #[derive(Deserialize)]

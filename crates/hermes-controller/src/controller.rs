@@ -6,6 +6,7 @@
 //! time, and another one may write beside it.
 
 mod enrol;
+mod known;
 mod operator;
 mod rotation;
 
@@ -526,111 +527,6 @@ fn foreign(why: String) -> StoreError {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Known {
-    /// What a node is to run in the end. `None`: it is no part of the overlay.
-    pub fn document(&self, node: &Name) -> Option<&Bytes> {
-        self.plan.document(node)
-    }
-
-    /// Services whose new sessions come to a node although it drains.
-    pub fn needing(&self, node: &Name) -> BTreeSet<Key> {
-        self.plan.needing(node)
-    }
-
-    /// What a node is to run, and by which key it is one.
-    pub fn watched(&self, node: &Name) -> Watched {
-        let since = self.since.get(node).copied().unwrap_or(self.state.revision);
-        // A node that is no part of the overlay any more is none at once.
-        let meanwhile = || self.rollout.as_ref()?.given(node);
-        let document = self.document(node).map(|last| meanwhile().unwrap_or(last).clone());
-        Watched { given: Given { since, document }, key: self.state.members.get(node).map(|member| member.key.clone()) }
-    }
-
-    /// What is to go out in waves, and has no step that it could.
-    pub fn is_over(&self) -> Option<Revision> {
-        self.state.rollout.as_ref().filter(|_| self.rollout.is_none()).map(|waved| waved.of)
-    }
-
-    /// What is on its way to nodes step by step.
-    pub fn rollout(&self) -> Option<&Rollout> {
-        self.rollout.as_deref()
-    }
-
-    fn take_plan(&mut self, plan: Plan, touched: Vec<(Name, bool)>) -> Vec<Name> {
-        let earlier = self.rollout.take();
-        self.rollout = self.roll_out(earlier.as_deref(), &plan, &touched).map(Arc::new);
-        (self.plan, self.waiting) = (plan, BTreeSet::new());
-        for (node, is_there) in &touched {
-            if *is_there {
-                self.since.insert_mut(node.clone(), self.state.revision);
-            } else {
-                self.since.remove_mut(node);
-            }
-        }
-        let pending = earlier.iter().flat_map(|earlier| earlier.pending().cloned());
-        touched.into_iter().map(|(node, _)| node).chain(pending).collect()
-    }
-
-    /// How what this plan changes goes out.
-    fn roll_out(&self, earlier: Option<&Rollout>, plan: &Plan, touched: &[(Name, bool)]) -> Option<Rollout> {
-        let Some(waved) = &self.state.rollout else {
-            return Rollout::begin(earlier, (&self.plan, plan), touched, self.state.revision);
-        };
-        // What it was before is found from what it is: whoever begins to read here finds the same.
-        let mut catalog = plan.catalog().clone();
-        for before in &waved.before {
-            match &before.resource {
-                Some(resource) => _ = catalog.put(resource.clone()),
-                None => _ = catalog.remove(&before.key),
-            }
-        }
-        let keys = waved.before.iter().map(|before| before.key.clone()).collect();
-        let waves = plan.catalog().overlay().and_then(|(_, overlay)| overlay.rollout).unwrap_or_default();
-        let compiled = plan.update(&catalog, &keys).and_then(|(old, _)| {
-            let (again, touched) = old.update(plan.catalog(), &keys)?;
-            let touched: Vec<_> = touched.iter().map(|(node, one)| (node.clone(), one.is_some())).collect();
-            Ok(Rollout::in_waves((&old, &again), &touched, waved.of, waves))
-        });
-        compiled.unwrap_or_else(|faults| {
-            tracing::error!("what was before revision {} cannot be compiled: {}", waved.of, lines(&faults));
-            None
-        })
-    }
-
-    /// What goes out in waves goes on to the step that the state says. Nodes that it concerns.
-    fn step(&mut self) -> Vec<Name> {
-        let Some(rollout) = self.rollout.take_if(|rollout| rollout.settle().is_some()) else { return Vec::new() };
-        let step = self.state.rollout.as_ref().filter(|waved| waved.of == rollout.id().0).map(|waved| waved.step);
-        let mut concerned: Vec<_> = rollout.pending().cloned().collect();
-        let mut next = step.map(|_| rollout);
-        while next.as_ref().is_some_and(|rollout| step.is_some_and(|step| rollout.id().1 < step)) {
-            next = next.and_then(|rollout| Arc::unwrap_or_clone(rollout).advance(&self.plan)).map(Arc::new);
-            concerned.extend(next.iter().flat_map(|rollout| rollout.pending().cloned()));
-        }
-        self.rollout = next;
-        concerned
-    }
-
-    /// Compiles what has changed: the nodes that it concerns.
-    fn replan(&mut self) -> Vec<Name> {
-        if self.waiting.is_empty() || self.state.catalog.is_empty() {
-            return Vec::new();
-        }
-        match self.plan.update(&self.state.catalog, &self.waiting) {
-            Ok((plan, touched)) => {
-                self.take_plan(plan, touched.into_iter().map(|(node, one)| (node, one.is_some())).collect())
-            }
-            Err(faults) => {
-                tracing::error!(
-                    "what the store holds cannot be compiled; nodes keep what they have: {}",
-                    lines(&faults)
-                );
-                Vec::new()
-            }
-        }
-    }
 }
 
 /// Does what may take seconds where an overlay is large, while others of the runtime go on.
