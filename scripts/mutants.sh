@@ -1,6 +1,6 @@
 #!/bin/sh
 # Bugs that are made on purpose: each patch in scripts/mutants breaks one promise of the control plane, in a copy of the last
-# commit, and the test that its second line names must fail by that. Prints killed or survived for each; fails where one survives.
+# commit, and the test that its second line names (the target and the test) must fail by that. Prints killed or survived for each; fails where one survives.
 #   scripts/mutants.sh [NAME...]
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -15,8 +15,8 @@ cd "$tree"
 # Whether the test that it names passes, with what is in the tree; cargo goes by the times of files.
 passes() {
     find crates -name '*.rs' -newer "$target/began" -exec touch {} +
-    cargo test --quiet -p hermes --test control --no-run || { echo "does not build" >&2; exit 2; }
-    timeout 300 cargo test --quiet -p hermes --test control "$1" -- --nocapture >"$target/$2.log" 2>&1
+    cargo test --quiet -p hermes -p hermes-controller --test "$1" --no-run || { echo "does not build" >&2; exit 2; }
+    timeout 300 cargo test --quiet -p hermes -p hermes-controller --test "$1" "$2" -- --nocapture >"$target/$3.log" 2>&1
 }
 
 survived=0
@@ -26,7 +26,7 @@ for name; do
     test=$(sed -n 's/^test: //p' "$patch")
     touch "$target/began"
     sed -n '/^--- /,$p' "$patch" | patch --quiet --strip 1
-    if passes "$test" "$name"; then
+    if passes "${test% *}" "${test#* }" "$name"; then
         echo "survived  $name"
         survived=1
     else
