@@ -1,6 +1,7 @@
 #!/bin/sh
 # Bugs that are made on purpose: each patch in scripts/mutants breaks one promise of the control plane, in a copy of the last
-# commit, and the test that its second line names (the target and the test) must fail by that. Prints killed or survived for each; fails where one survives.
+# commit, and the test that its second line names (its target, then itself) must fail by that. Prints killed or survived for each;
+# fails where one survives.
 #   scripts/mutants.sh [NAME...]
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
