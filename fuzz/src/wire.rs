@@ -223,12 +223,35 @@ fn repaired(packet: &[u8]) -> Vec<u8> {
     packet
 }
 
+/// A port that changes comes back, with every byte beside it; a reset is a packet that nobody answers by one.
+fn translate(packet: &[u8], header: &ip::Header, port: u16) {
+    let ports = ip::ports(packet, header);
+    for side in [ip::Side::Source, ip::Side::Destination] {
+        let mut changed = packet.to_vec();
+        assert_eq!(ip::set_port(&mut changed, header, side, port), ports.is_some());
+        let Some((source, destination)) = ports else { continue };
+        let (now, before) = match side {
+            ip::Side::Source => ((port, destination), source),
+            ip::Side::Destination => ((source, port), destination),
+        };
+        assert_eq!(ip::ports(&changed, header), Some(now));
+        assert!(ip::set_port(&mut changed, header, side, before));
+        assert_eq!(ip::ports(&changed, header), ports);
+    }
+    if let Some(reset) = ip::tcp_reset(packet, header) {
+        let answer = ip::parse(&reset).expect("a reset is a packet");
+        assert_eq!((answer.source, answer.destination), (header.destination, header.source));
+        assert_eq!(ip::tcp_reset(&reset, &answer), None);
+    }
+}
+
 fn forward(mut packet: Vec<u8>, mtu: usize) {
     let Ok(header) = ip::parse(&packet) else {
         return;
     };
     assert_eq!(header.length, packet.len());
     assert!(header.transport <= packet.len());
+    translate(&packet, &header, mtu as u16);
     let own = if header.source.is_ipv4() { [10, 0, 0, 1].into() } else { std::net::Ipv6Addr::LOCALHOST.into() };
     for trouble in [Trouble::TooBig(mtu), Trouble::NoRoute, Trouble::Prohibited] {
         let Some(error) = ip::icmp_error(&packet, &header, trouble, own) else { continue };

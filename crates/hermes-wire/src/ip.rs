@@ -6,10 +6,12 @@
 //! goes on never looks behind the transport header.
 
 mod readdress;
+mod transport;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 pub use self::readdress::{Side, readdress, readdress_cited};
+pub use self::transport::{ACK, FIN, RST, SYN, ports, set_port, tcp_flags, tcp_reset};
 
 /// ICMP as an IPv4 protocol number.
 pub const ICMP: u8 = 1;
