@@ -28,6 +28,8 @@ need etcd etcd-server
 need zsh zsh
 need fish fish
 need sshd openssh-server
+need redis-cli redis-tools
+need redis-server redis-server
 need systemd-analyze systemd
 
 if [ ${#missing[@]} -gt 0 ]; then

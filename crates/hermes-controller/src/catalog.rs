@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hermes_model::document::nearest::did_you_mean;
+use hermes_model::document::scalar::Prefix;
 use rpds::{RedBlackTreeMapSync, RedBlackTreeSetSync};
 use serde::{Deserialize, Serialize};
 
@@ -455,13 +456,13 @@ impl<'a> Check<'a, '_> {
             if let Err(message) = crate::compile::user_of_app(self.catalog, &self.key.name, app) {
                 self.fault(format!("apps[{at}].user"), message);
             }
-            self.app(at, app);
+            self.app(node, at, app);
         }
     }
 
     /// What is said at the protocols that have it.
-    fn app(&mut self, at: usize, app: &App) {
-        let is_tun = app.protocol == Speech::Tun;
+    fn app(&mut self, node: &Node, at: usize, app: &App) {
+        let (is_tun, is_dns) = (app.protocol == Speech::Tun, app.protocol == Speech::Dns);
         if !is_tun && app.bind.is_none() {
             self.fault(format!("apps[{at}].bind"), "say where it listens; add bind: \"127.0.0.1:8080\" or the like");
         }
@@ -470,14 +471,52 @@ impl<'a> Check<'a, '_> {
         }
         for (key, is_there, is_fit) in [
             ("bind", app.bind.is_some(), !is_tun),
-            ("authority", app.authority.is_some(), !is_tun),
+            ("authority", app.authority.is_some(), !is_tun && !is_dns),
             ("device", app.device.is_some(), is_tun),
             ("address", !app.address.is_empty(), is_tun),
+            ("addresses", !app.addresses.is_empty(), is_dns),
+            ("forward", !app.forward.is_empty(), is_dns),
         ] {
             if is_there && !is_fit {
-                let which = if is_tun { "a device (protocol: tun) has none" } else { "only protocol: tun has it" };
+                let which = match key {
+                    "device" | "address" => "only protocol: tun has it",
+                    "addresses" | "forward" => "only protocol: dns has it",
+                    _ if is_tun => "a device (protocol: tun) has none",
+                    _ => "protocol: dns has none",
+                };
                 self.fault(format!("apps[{at}].{key}"), format!("{which}; leave it out"));
             }
+        }
+        if is_dns {
+            self.names(node, at, app);
+        }
+    }
+
+    /// The addresses that stand for names lead into a device of the same user, and mean the names of that user alone.
+    fn names(&mut self, node: &Node, at: usize, app: &App) {
+        let catalog = self.catalog;
+        let user = |app: &App| crate::compile::user_of_app(catalog, &self.key.name, app).ok();
+        let own = user(app);
+        let is_device = |other: &App| other.protocol == Speech::Tun && user(other) == own;
+        let has_device = node.apps.iter().any(is_device);
+        let earlier = node.apps.iter().take(at).filter(|other| other.protocol == Speech::Dns && user(other) != own);
+        let prefixes = crate::compile::names::addresses(app);
+        let is_shared = |prefix: &Prefix| {
+            let overlaps = |other: &Prefix| other.0.contains(&prefix.0) || prefix.0.contains(&other.0);
+            earlier.clone().flat_map(crate::compile::names::addresses).any(|other| overlaps(&other))
+        };
+        let shared = prefixes.iter().find(|prefix| is_shared(prefix)).copied();
+        if !has_device {
+            let message =
+                "no device of this user takes the addresses of names; add an app {protocol: tun, address: ADDRESS}";
+            self.fault(format!("apps[{at}]"), message);
+        }
+        if let Some(shared) = shared {
+            let message = format!(
+                "{} stands for names of another user of this node; write addresses: and another prefix",
+                shared.0
+            );
+            self.fault(format!("apps[{at}].addresses"), message);
         }
     }
 

@@ -12,6 +12,7 @@
 mod alternate;
 mod assemble;
 mod graph;
+pub(crate) mod names;
 mod way;
 
 use std::collections::{BTreeMap, BTreeSet};

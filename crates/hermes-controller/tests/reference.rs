@@ -34,7 +34,7 @@ bind: \"0.0.0.0:9443\"
 http3: true
 links: m
 providers: acme
-apps: [{bind: \"127.0.0.1:8080\", protocol: tcp, authority: \"DB:1\", user: acme/ann}, {protocol: tun, device: a, address: 10.20.0.2}]
+apps: [{bind: \"127.0.0.1:8080\", protocol: tcp, authority: \"DB:1\", user: acme/ann}, {protocol: tun, device: a, address: 10.20.0.2}, {protocol: dns, bind: \"127.0.0.1:53\", addresses: 100.64.0.0/10, forward: 192.0.2.53}]
 listeners: [{name: a, bind: \"127.0.0.1:8081\", protocol: http}]
 admin: \"127.0.0.1:9900\"
 drain: 1s

@@ -180,9 +180,10 @@ impl Listener {
 
     /// What its sessions carry, where that is always the same.
     pub(crate) fn only_kind(&self) -> Option<Kind> {
-        match self.protocol {
+        match &self.protocol {
             ListenerProtocol::Tcp { .. } => Some(Kind::Tcp),
             ListenerProtocol::Udp { .. } => Some(Kind::Udp),
+            ListenerProtocol::Tun(tun) if tun.carry_names == CarryNames::Flows => None,
             ListenerProtocol::Tun(_) | ListenerProtocol::Ip(_) => Some(Kind::Ip),
             ListenerProtocol::Http | ListenerProtocol::Socks5 | ListenerProtocol::Dns(_) => None,
         }
@@ -248,6 +249,18 @@ pub struct Tun {
     pub addresses: Vec<IpAddr>,
     /// What it takes; each is a session of its own.
     pub captures: Vec<Capture>,
+    /// How it carries what is sent to addresses that stand for names.
+    pub carry_names: CarryNames,
+}
+
+/// How a device carries what programs send to addresses that stand for names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CarryNames {
+    /// As IP packets: CONNECT-IP for each name.
+    #[default]
+    Packets,
+    /// Each TCP connection as CONNECT, each UDP flow as CONNECT-UDP, to the name.
+    Flows,
 }
 
 /// A prefix that a device takes.

@@ -37,6 +37,21 @@ pub fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     Ok(socket.into())
 }
 
+/// Opens a listening socket that takes the packets of a device alone, and answers into it alone, whichever routes there
+/// are. Its connections are not marked as our own: a capture leads what they send back into the device.
+///
+/// # Errors
+/// The address is not the device's, or no device has that name.
+pub fn listen_on_device(address: SocketAddr, device: &str) -> io::Result<std::net::TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.bind_device(Some(device.as_bytes()))?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    tune(SockRef::from(&socket));
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
 /// Sets what every connected socket has: no Nagle delay, keep-alive probes.
 ///
 /// Failures are ignored: a socket whose peer is gone already refuses options, and the next read says so.

@@ -55,6 +55,20 @@ pub fn listen(address: SocketAddr) -> io::Result<std::net::UdpSocket> {
     Ok(socket.into())
 }
 
+/// Opens a UDP socket that takes the packets of a device alone, and sends into it alone, whichever routes there are. It is
+/// not marked as our own: a capture leads what it sends back into the device.
+///
+/// # Errors
+/// The address is not the device's, or no device has that name.
+pub fn listen_on_device(address: SocketAddr, device: &str) -> io::Result<std::net::UdpSocket> {
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+    socket.bind_device(Some(device.as_bytes()))?;
+    socket.set_nonblocking(true)?;
+    set_buffers(&socket);
+    socket.bind(&address.into())?;
+    Ok(socket.into())
+}
+
 /// Is the port in use by somebody else? (See `tcp::probe_unused`.)
 ///
 /// # Errors

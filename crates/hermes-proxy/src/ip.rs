@@ -16,6 +16,7 @@ mod mailbox;
 mod newcomers;
 mod owner;
 mod table;
+mod translation;
 
 pub(crate) use self::device::{Device, Devices, FAR_ENDS, Hold, LocalDevice, Share};
 pub(crate) use self::end::End;
@@ -27,3 +28,4 @@ pub(crate) use self::mailbox::Mailbox;
 pub(crate) use self::newcomers::Newcomers;
 pub(crate) use self::owner::Owner;
 pub(crate) use self::table::Table;
+pub(crate) use self::translation::{FlowKey, Outcome, Translation, Transport};

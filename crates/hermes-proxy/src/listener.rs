@@ -144,7 +144,7 @@ impl Acceptor {
                 bound.set_nonblocking(true)?;
                 let bound = hermes_net::udp::UdpSocket::from_std(bound)?;
                 worker.spawn(async move {
-                    udp::receive_all(here, bound, socket.name, ending).await;
+                    udp::receive_all(here, bound, socket.name, ending, udp::Targets::Document).await;
                     ended.set(());
                 });
             }

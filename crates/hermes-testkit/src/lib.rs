@@ -30,6 +30,7 @@ pub mod proxy_header;
 pub mod python;
 pub mod sighting;
 pub mod skip;
+pub mod sshd;
 pub mod tls;
 pub mod tool;
 pub mod traffic;

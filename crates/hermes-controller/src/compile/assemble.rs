@@ -12,10 +12,10 @@ use hermes_model::document::word::Protocol;
 use hermes_model::document::{Bind, Document, Identity};
 use hermes_model::facts::Kind;
 use hermes_model::pattern::{AuthorityPattern, UserPattern};
-use hermes_model::snapshot::{ClientAuth, HostPort, Role, UpstreamProtocol};
+use hermes_model::snapshot::{CarryNames, ClientAuth, HostPort, Role, UpstreamProtocol};
 
-use super::Plan;
 use super::way::Stop;
+use super::{Plan, names};
 use crate::catalog::{Catalog, Offer, Revoked};
 use crate::document::{App, Key, Name, Network, Node, Service, Speech};
 
@@ -76,35 +76,42 @@ fn listeners(plan: &Plan, name: &Name, node: &Node) -> Vec<Listener> {
     });
     // At a node that drains nothing begins.
     let begins = !node.draining;
-    let apps = node.apps.iter().enumerate().filter(|_| begins).map(|(at, app)| listener_of(plan, name, at, app));
+    let apps =
+        node.apps.iter().enumerate().filter(|_| begins).map(|(at, app)| listener_of(plan, (name, node), at, app));
     overlay.into_iter().chain(apps).chain(node.listeners.iter().filter(|_| begins).cloned()).collect()
 }
 
-fn listener_of(plan: &Plan, node: &Name, at: usize, app: &App) -> Listener {
+fn listener_of(plan: &Plan, (node, section): (&Name, &Node), at: usize, app: &App) -> Listener {
     let (word, protocol) = match app.protocol {
         Speech::Http => ("http", Protocol::Http),
         Speech::Socks5 => ("socks5", Protocol::Socks5),
         Speech::Tcp => ("tcp", Protocol::Tcp),
         Speech::Udp => ("udp", Protocol::Udp),
         Speech::Tun => ("tun", Protocol::Tun),
+        Speech::Dns => ("dns", Protocol::Dns),
     };
     let user = super::user_of_app(&plan.catalog, node, app).unwrap_or_default();
     let device = || app.device.clone().unwrap_or_else(|| DeviceName(DEVICE.into()));
-    let is_tun = app.protocol == Speech::Tun;
+    let (is_tun, is_dns) = (app.protocol == Speech::Tun, app.protocol == Speech::Dns);
+    let of_names = if is_tun { names::captured(plan, (node, section), app) } else { Vec::new() };
     Listener {
         bind: app.bind,
         authority: app.authority.clone(),
         device: is_tun.then(device),
         address: app.address.clone(),
-        capture: Many(if is_tun { captures(plan, (node, app), user.as_deref()) } else { Vec::new() }),
-        set_headers: user.map(|user| ("hermes-user".to_owned(), user)).into_iter().collect(),
+        capture: Many(if is_tun { captures(plan, (node, app), user.as_deref(), &of_names) } else { Vec::new() }),
+        carry_names: if of_names.is_empty() { CarryNames::Packets } else { CarryNames::Flows },
+        names: Many(if is_dns { names::names(plan, node, user.as_deref()) } else { Vec::new() }),
+        addresses: Many(if is_dns { names::addresses(app) } else { Vec::new() }),
+        forward: app.forward.clone(),
+        set_headers: user.filter(|_| !is_dns).map(|user| ("hermes-user".to_owned(), user)).into_iter().collect(),
         ..Listener::new(&format!("app-{at}-{word}"), protocol)
     }
 }
 
-/// What a device takes: the networks that its user may use, but those that live beside it, and of those addresses that it has an
-/// address like.
-fn captures(plan: &Plan, (node, app): (&Name, &App), user: Option<&str>) -> Vec<Capture> {
+/// What a device takes: the networks that its user may use, but those that live beside it, as far as the device has an
+/// address of their version of IP; and the addresses that stand for names.
+fn captures(plan: &Plan, (node, app): (&Name, &App), user: Option<&str>, of_names: &[Prefix]) -> Vec<Capture> {
     let offered = plan.at.get(node).into_iter().flat_map(|offers| offers.iter());
     let is_for = |stop: &Stop, key: &Key| {
         let is_one = |one: &Name| user == Some(&*super::on_the_wire(&key.provider, one));
@@ -114,7 +121,7 @@ fn captures(plan: &Plan, (node, app): (&Name, &App), user: Option<&str>) -> Vec<
         Offer::Network(network) => is_for(plan.ways.get(key)?.stops.get(node)?, key).then_some(network),
         Offer::Service(_) => None,
     });
-    let mut prefixes: Vec<Prefix> = Vec::new();
+    let mut prefixes: Vec<Prefix> = of_names.to_vec();
     for prefix in networks.flat_map(|network| network.prefixes.iter()) {
         // Two networks may have the same prefix, in different places for different users, or for one.
         let is_v4 = prefix.0.addr().is_ipv4();
@@ -164,7 +171,7 @@ fn breadth(network: &Network) -> (bool, usize, bool, usize) {
     (false, usize::MAX - shortest.unwrap_or_default(), false, 0)
 }
 
-fn authorities(service: &Service, key: &Key) -> Vec<AuthorityPattern> {
+pub(super) fn authorities(service: &Service, key: &Key) -> Vec<AuthorityPattern> {
     if service.authority.is_empty() {
         return AuthorityPattern::parse(key.name.as_str()).into_iter().collect();
     }

@@ -57,7 +57,7 @@ fn compiled(text: &str) -> BTreeMap<String, Document> {
 }
 
 fn faults(text: &str) -> Vec<String> {
-    compile(&catalog(text)).unwrap_err().iter().map(ToString::to_string).collect()
+    compile(&catalog(text)).err().unwrap_or_default().iter().map(ToString::to_string).collect()
 }
 
 /// Layer 3 of the second paper: 10.0.0.1 is another machine for each user.
@@ -555,4 +555,60 @@ fn what_all_cores_do_comes_in_order() {
             all.iter().map(|number| number * 2).collect::<Vec<_>>()
         );
     }
+}
+
+const NAMES: &str = "\
+kind: Overlay
+name: test
+---
+{kind: Node, name: laptop, links: server, apps: [{protocol: tun, address: 10.20.0.2, user: alice}, {protocol: dns, bind: \"127.0.0.53:53\", user: alice}]}
+---
+{kind: Node, name: server, address: \"192.0.2.1:9443\"}
+---
+{kind: User, name: alice, nodes: laptop}
+---
+{kind: User, name: bob, nodes: laptop}
+---
+{kind: Service, name: DB, authority: [\"DB:5432\", \"*.db.corp:*\", \"192.0.2.7:1\", \"*\"], at: {node: server, tcp: \"127.0.0.1:5432\"}, for: {users: alice}}
+---
+{kind: Service, name: SHOP, at: {node: server, http: \"127.0.0.1:80\"}, for: {users: [alice, bob]}}
+---
+{kind: Service, name: SECRET, at: {node: server, http: \"127.0.0.1:81\"}, for: {users: bob}}
+";
+
+#[test]
+fn a_device_answers_the_names_of_its_user_and_carries_them_as_flows() {
+    let documents = compiled(NAMES);
+    let listener = |protocol| {
+        let mut all = documents["laptop"].listeners.iter().filter(|listener| listener.protocol == protocol);
+        serde_json::to_value(all.next().unwrap()).unwrap()
+    };
+    assert_eq!(
+        listener(Protocol::Dns),
+        json!({"name": "app-1-dns", "protocol": "dns", "bind": "127.0.0.53:53", "names": ["*.db.corp", "db", "shop"],
+               "addresses": "100.64.0.0/10"}),
+        "no address, not every name, and no name of a service that is not hers"
+    );
+    let tun = listener(Protocol::Tun);
+    assert_eq!((&tun["carry-names"], &tun["capture"]), (&json!("flows"), &json!({"network": "100.64.0.0/10"})));
+}
+
+#[test]
+fn names_need_a_device_and_addresses_of_their_own() {
+    let start = NAMES.find("apps: ").unwrap() + "apps: ".len();
+    let end = start + NAMES[start..].find("}]").unwrap() + 2;
+    let told = |apps: &str| faults(&format!("{}{apps}{}", &NAMES[..start], &NAMES[end..])).join("\n");
+    let alone = told("[{protocol: dns, bind: \"127.0.0.53:53\", user: alice}]");
+    assert!(alone.contains("no device of this user takes the addresses of names"), "{alone}");
+    let both = |addresses: &str| {
+        let apps = |user: &str, number: u8, more: &str| {
+            format!(
+                "{{protocol: tun, device: d{number}, address: 10.20.0.{number}, user: {user}}}, \
+                 {{protocol: dns, bind: \"127.0.0.{number}:53\", user: {user}{more}}}"
+            )
+        };
+        told(&format!("[{}, {}]", apps("alice", 2, ""), apps("bob", 3, addresses)))
+    };
+    assert!(both("").contains("stands for names of another user of this node"), "{}", both(""));
+    assert_eq!(both(", addresses: 198.18.0.0/16"), "");
 }

@@ -1,7 +1,7 @@
 //! A node: where others dial it, whom it dials, and what its device gets.
 
 use hermes_model::document::listener::Listener;
-use hermes_model::document::scalar::{DeviceName, HostAddress, Many, Period};
+use hermes_model::document::scalar::{DeviceName, HostAddress, Many, Period, Prefix};
 use hermes_model::document::{AccessLog, Bind, Workers};
 use hermes_model::limits::LimitsSection;
 use hermes_model::snapshot::{Dispatch, HostPort, Role};
@@ -98,6 +98,12 @@ pub struct App {
     /// Of `tun`: its addresses, which its packets come from.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub address: Many<HostAddress>,
+    /// For `dns`: the prefixes whose addresses stand for names. Default: `100.64.0.0/10`.
+    #[serde(default, skip_serializing_if = "Many::is_empty")]
+    pub addresses: Many<Prefix>,
+    /// For `dns`: the servers of all other names. Default: the system's.
+    #[serde(default, skip_serializing_if = "Many::is_empty")]
+    pub forward: Many<String>,
     /// Whose sessions these are. `None`: the node's only user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<Reference>,
@@ -118,4 +124,6 @@ pub enum Speech {
     Udp,
     /// The packets of a device for the networks that its user may use.
     Tun,
+    /// DNS, for the names of the services that its user may use.
+    Dns,
 }

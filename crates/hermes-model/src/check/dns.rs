@@ -9,7 +9,7 @@ use super::Report;
 use crate::document::listener as section;
 use crate::pattern::{AuthorityPattern, HostPattern, PortPattern};
 use crate::reach::Reach;
-use crate::snapshot::{Dns, Listener, ListenerProtocol, Reserved};
+use crate::snapshot::{CarryNames, Dns, Listener, ListenerProtocol, Reserved, Tun};
 
 /// The port of DNS.
 const PORT: u16 = 53;
@@ -20,8 +20,8 @@ const LEAST_BITS: u8 = 2;
 pub(super) fn build(section: &section::Listener, at: &str, report: &mut Report) -> Option<Dns> {
     reachable_by_strangers(section, at, report);
     if section.names.is_empty() {
-        let message = "it answers no name itself; add names: [NAME, \"*.NAME\"], as the overlay has them";
-        report.problem(format!("{at}.names"), message);
+        let message = "no name is answered here, and every question is forwarded; add names: [NAME, \"*.NAME\"]";
+        report.warning(format!("{at}.names"), message);
     }
     let names = section.names.iter().enumerate();
     let names: Vec<HostPattern> =
@@ -115,6 +115,31 @@ pub(super) fn among(listeners: &[(usize, Arc<Listener>)], report: &mut Report) {
         if let Some(own) = own {
             report
                 .problem(format!("listeners[{at}].forward"), format!("{own} is this node itself; name another server"));
+        }
+    }
+    let reserved: Vec<Reserved> = all.iter().map(|(_, (_, dns))| dns.addresses).collect();
+    for (at, listener) in listeners {
+        match &listener.protocol {
+            ListenerProtocol::Tun(tun) if tun.carry_names == CarryNames::Flows => flows(tun, *at, &reserved, report),
+            _ => {}
+        }
+    }
+}
+
+/// A device that carries names as flows has addresses that stand for names, and no headers but those of its listener:
+/// HTTP requests to a name get the listener's.
+fn flows(tun: &Tun, at: usize, reserved: &[Reserved], report: &mut Report) {
+    let nets = || reserved.iter().flat_map(|one| [one.v4.map(IpNet::from), one.v6.map(IpNet::from)]).flatten();
+    let is_names = |network: &IpNet| nets().any(|net| net.contains(network) || network.contains(&net));
+    if !tun.captures.iter().any(|capture| is_names(&capture.network)) {
+        let message =
+            "no captured address stands for a name; capture the addresses of a dns listener, or leave carry-names out";
+        report.problem(format!("listeners[{at}].carry-names"), message);
+    }
+    for (index, capture) in tun.captures.iter().enumerate() {
+        if is_names(&capture.network) && !capture.set_headers.is_empty() {
+            let message = "connections to names get the headers of the listener alone; move these to its set-headers";
+            report.problem(format!("listeners[{at}].capture[{index}].set-headers"), message);
         }
     }
 }

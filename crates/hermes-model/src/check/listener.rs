@@ -11,7 +11,7 @@ use crate::authority::Authority;
 use crate::document::listener as section;
 use crate::document::scalar::{Many, Prefix};
 use crate::document::word::Protocol;
-use crate::snapshot::{Capture, ClientAuth, Listener, ListenerProtocol, ListenerTls, Tun};
+use crate::snapshot::{Capture, CarryNames, ClientAuth, Listener, ListenerProtocol, ListenerTls, Tun};
 use crate::trust::{HERMES_USER, is_user_name};
 
 /// A listener; `None` where something is missing without which it is none.
@@ -85,6 +85,7 @@ fn fitting_keys(section: &section::Listener, at: &str, report: &mut Report) {
     only("device", section.device.is_some(), tun, "tun listeners");
     only("address", !section.address.is_empty(), tun, "tun listeners");
     only("capture", !section.capture.is_empty(), tun, "tun listeners");
+    only("carry-names", section.carry_names != CarryNames::Packets, tun, "tun listeners");
     let dns = section.protocol == Protocol::Dns;
     only("names", !section.names.is_empty(), dns, "dns listeners");
     only("addresses", !section.addresses.is_empty(), dns, "dns listeners");
@@ -164,7 +165,8 @@ fn tun(section: &section::Listener, at: &str, report: &mut Report) -> Option<Tun
         let set_headers = header::fixed(&format!("{path}.set-headers"), &capture.set_headers, report);
         captures.push(Capture { network, set_headers });
     }
-    Some(Tun { device: section.device.as_ref()?.0.clone(), addresses, captures })
+    let device = section.device.as_ref()?.0.clone();
+    Some(Tun { device, addresses, captures, carry_names: section.carry_names })
 }
 
 /// The target of a tunnel, which always has a port (RFC 9110, 9.3.6).

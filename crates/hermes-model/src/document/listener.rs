@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::scalar::{DeviceName, HostAddress, Many, Prefix};
 use super::word::Protocol;
 use super::{Bind, is_default};
-use crate::snapshot::ClientAuth;
+use crate::snapshot::{CarryNames, ClientAuth};
 
 /// One listener.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -68,6 +68,9 @@ pub struct Listener {
     /// For `tun`: the prefixes whose packets it takes, each a session.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub capture: Many<Capture>,
+    /// For `tun`: how it carries what is sent to addresses that stand for names.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub carry_names: CarryNames,
     /// For `ip`: where packets go that come to its port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<Prefix>,
@@ -98,6 +101,7 @@ impl Listener {
             addresses: Default::default(),
             forward: Default::default(),
             capture: Default::default(),
+            carry_names: Default::default(),
             network: Default::default(),
             peers: Default::default(),
         }

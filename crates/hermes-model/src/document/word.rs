@@ -11,7 +11,7 @@ use super::nearest::did_you_mean;
 use super::scalar::TextVisitor;
 use crate::facts::Kind;
 use crate::reach::Reach;
-use crate::snapshot::{ClientAuth, Dispatch, Durable, OnChange, Role, TunnelMethod, UpstreamProtocol};
+use crate::snapshot::{CarryNames, ClientAuth, Dispatch, Durable, OnChange, Role, TunnelMethod, UpstreamProtocol};
 
 /// A type with a fixed set of names.
 pub(crate) trait Word: Copy + PartialEq + 'static {
@@ -97,6 +97,7 @@ words!(
     ["none" = ClientAuth::None, "optional" = ClientAuth::Optional, "required" = ClientAuth::Required]
 );
 words!(TunnelMethod, "tunnel method", ["CONNECT" = TunnelMethod::Connect, "POST" = TunnelMethod::Post]);
+words!(CarryNames, "way to carry names", ["packets" = CarryNames::Packets, "flows" = CarryNames::Flows]);
 words!(Durable, "degree of durability", ["process" = Durable::Process, "fsync" = Durable::Fsync]);
 words!(OnChange, "reaction to a change", ["keep" = OnChange::Keep, "move" = OnChange::Move]);
 words!(Reach, "reach", ["public" = Reach::Public, "private" = Reach::Private, "any" = Reach::Any]);

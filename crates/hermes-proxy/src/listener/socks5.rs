@@ -148,7 +148,7 @@ async fn linger(mut near: ByteStream) {
 
 /// The reply that tells best why a tunnel was not opened: by the error type of whoever failed (RFC
 /// 9209), be it this node or one behind it, else by the status.
-fn reply_to(status: StatusCode, headers: &HeaderMap) -> Reply {
+pub(super) fn reply_to(status: StatusCode, headers: &HeaderMap) -> Reply {
     if status == StatusCode::NOT_FOUND {
         // Nobody on the way knows the name.
         return Reply::HostUnreachable;

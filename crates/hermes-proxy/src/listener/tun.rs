@@ -4,6 +4,7 @@
 //! ends, with growing pauses. What the device is sent meanwhile is dropped: it never goes another way, and the log says
 //! why (`outage`). Of a prefix whose addresses stand for names each is a session of its own (`names`).
 
+mod flows;
 mod names;
 mod outage;
 
@@ -16,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hermes_model::facts::Trust;
-use hermes_model::snapshot::{Capture, Listener, ListenerProtocol, Snapshot, Tun};
+use hermes_model::snapshot::{Capture, CarryNames, Listener, ListenerProtocol, Snapshot, Tun};
 use ipnet::IpNet;
 
 use self::outage::{Lost, Outage, SETTLED};
@@ -73,7 +74,12 @@ impl Captures {
         for (place, (listener, taken)) in wanted {
             let is_made = matches!(&listener.protocol, ListenerProtocol::Tun(tun) if made.contains(&tun.device));
             let same = |running: &Running| {
-                !is_made && running.taken == taken && asks_alike(&running.listener, &listener, place.1)
+                let is_alike = if taken.is_names && carries_flows(&listener) {
+                    serves_alike(&running.listener, &listener)
+                } else {
+                    asks_alike(&running.listener, &listener, place.1)
+                };
+                !is_made && running.taken == taken && is_alike
             };
             if self.0.get(&place).is_some_and(same) {
                 continue;
@@ -82,7 +88,9 @@ impl Captures {
             let ending: Rc<Signal<()>> = Rc::default();
             let running = Running { taken, listener: listener.clone(), ending: ending.clone() };
             let before = self.0.insert(place, running).map(|running| running.ending);
-            if taken.is_names {
+            if taken.is_names && carries_flows(&listener) {
+                worker.spawn(flows::capture(worker.clone(), listener, taken.network, ending, before));
+            } else if taken.is_names {
                 worker.spawn(names::capture(worker.clone(), listener, taken.network, ending, before));
             } else {
                 worker.spawn(capture(worker.clone(), listener, taken.network, ending, before));
@@ -113,10 +121,25 @@ fn worker_of(listener: &str, network: IpNet, workers: usize) -> usize {
     (hasher.finish() % workers as u64) as usize
 }
 
+fn carries_flows(listener: &Listener) -> bool {
+    matches!(&listener.protocol, ListenerProtocol::Tun(tun) if tun.carry_names == CarryNames::Flows)
+}
+
+/// Connections to names would be served at the same sockets. What else the document says is asked for each of them anew.
+fn serves_alike(one: &Listener, other: &Listener) -> bool {
+    let parts = |listener: &Listener| match &listener.protocol {
+        ListenerProtocol::Tun(tun) => Some((tun.device.clone(), tun.addresses.clone(), tun.carry_names)),
+        _ => None,
+    };
+    parts(one) == parts(other)
+}
+
 /// The session of a prefix would be asked for in the same way.
 fn asks_alike(one: &Listener, other: &Listener, network: IpNet) -> bool {
     let parts = |listener: &Listener| match &listener.protocol {
-        ListenerProtocol::Tun(tun) => Some((tun.device.clone(), tun.addresses.clone(), of(tun, network).cloned())),
+        ListenerProtocol::Tun(tun) => {
+            Some((tun.device.clone(), tun.addresses.clone(), of(tun, network).cloned(), tun.carry_names))
+        }
         _ => None,
     };
     one.set_headers == other.set_headers && parts(one) == parts(other)
@@ -255,7 +278,8 @@ mod tests {
     fn all_taken(captures: &[&str], reserved: &[&str]) -> Vec<(String, bool)> {
         let nets = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpNet>>();
         let captures = nets(captures).into_iter().map(|network| Capture { network, set_headers: Vec::new() }).collect();
-        let tun = Tun { device: Arc::from("hermes0"), addresses: Vec::new(), captures };
+        let device = Arc::from("hermes0");
+        let tun = Tun { device, addresses: Vec::new(), captures, carry_names: CarryNames::default() };
         taken(&tun, &nets(reserved)).into_iter().map(|taken| (taken.network.to_string(), taken.is_names)).collect()
     }
 

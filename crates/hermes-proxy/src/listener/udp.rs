@@ -4,12 +4,14 @@
 //! In: datagrams of all sources on one socket. Out: a task a flow, fed through a bounded queue.
 //! A flow ends by silence (the route's `timeout.idle`).
 
+use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use hermes_model::authority::Authority;
 use hermes_model::facts::{Kind, Trust};
 use hermes_model::snapshot::ListenerProtocol;
 use hermes_net::udp::{self, ReceiveBuffer, UdpSocket};
@@ -17,6 +19,7 @@ use hermes_net::udp::{self, ReceiveBuffer, UdpSocket};
 use super::flows::{FlowTable, Known, Place, push};
 use super::{Ending, ip, open};
 use crate::datagram::{Flow, FlowQueue, Port, QUIET};
+use crate::ip::{Translation, Transport};
 use crate::request::{Origin, from_flow};
 use crate::session::{self, Near, Served};
 use crate::signal::Signal;
@@ -29,10 +32,34 @@ const DRAIN_CALLS: usize = 4096;
 /// Calls before other tasks get their turn.
 const ROUNDS: usize = 16;
 
+/// What the flows of a socket are for.
+#[derive(Clone)]
+pub(super) enum Targets {
+    /// What the listener's document says.
+    Document,
+    /// What each flow was translated from.
+    Translated(Rc<RefCell<Translation>>),
+}
+
+impl Targets {
+    /// The source of a flow as its program knows it, and what the flow is for.
+    fn of(&self, listener: &ListenerProtocol, source: SocketAddr) -> Option<(SocketAddr, Authority)> {
+        match (self, listener) {
+            (Targets::Document, ListenerProtocol::Udp { authority }) => Some((source, authority.clone())),
+            (Targets::Document, _) => None,
+            (Targets::Translated(translation), _) => {
+                let flow = translation.borrow().flow_of(Transport::Udp, source)?;
+                Some((flow.client, Authority::parse(&flow.target.to_string(), None).ok()?))
+            }
+        }
+    }
+}
+
 struct Flows {
     worker: Rc<Worker>,
     socket: Rc<UdpSocket>,
     name: Arc<str>,
+    targets: Targets,
     by_source: FlowTable<SocketAddr>,
     /// Sources that are not known yet are turned away: the listener goes.
     closing: bool,
@@ -41,10 +68,17 @@ struct Flows {
 }
 
 /// Receives for all flows of a listener, until it closes.
-pub(crate) async fn receive_all(worker: Rc<Worker>, socket: UdpSocket, name: Arc<str>, ending: Rc<Signal<Ending>>) {
+pub(super) async fn receive_all(
+    worker: Rc<Worker>,
+    socket: UdpSocket,
+    name: Arc<str>,
+    ending: Rc<Signal<Ending>>,
+    targets: Targets,
+) {
     let count = worker.generation().listening(&name).map(|state| state.flows.clone()).unwrap_or_default();
     let by_source = FlowTable::new(&worker, count);
-    let mut flows = Flows { worker, socket: Rc::new(socket), name, by_source, closing: false, carries_ip: false };
+    let socket = Rc::new(socket);
+    let mut flows = Flows { worker, socket, name, targets, by_source, closing: false, carries_ip: false };
     let how = std::future::poll_fn(|cx| {
         if let Poll::Ready(how) = ending.poll(cx) {
             return Poll::Ready(how);
@@ -105,7 +139,8 @@ impl Flows {
             return;
         }
         let Some((queue, place)) = self.by_source.begin(source, &self.socket, datagram) else { return };
-        self.worker.spawn(serve(self.worker.clone(), self.name.clone(), Flow::new(queue, source), place));
+        let (worker, name, targets) = (self.worker.clone(), self.name.clone(), self.targets.clone());
+        self.worker.spawn(serve(worker, name, targets, Flow::new(queue, source), place));
     }
 
     /// The listener ends. Live flows go on, each on a socket of its own that the kernel prefers for
@@ -193,25 +228,24 @@ async fn feed(worker: Rc<Worker>, socket: Rc<UdpSocket>, peer: SocketAddr, queue
     .await;
 }
 
-async fn serve(worker: Rc<Worker>, name: Arc<str>, flow: Flow, place: Place) {
+async fn serve(worker: Rc<Worker>, name: Arc<str>, targets: Targets, flow: Flow, place: Place) {
     let queue = flow.queue.clone();
-    serve_flow(&worker, &name, flow).await;
+    serve_flow(&worker, &name, &targets, flow).await;
     queue.close();
     drop(place);
 }
 
-async fn serve_flow(worker: &Rc<Worker>, name: &Arc<str>, flow: Flow) {
+async fn serve_flow(worker: &Rc<Worker>, name: &Arc<str>, targets: &Targets, flow: Flow) {
     let Some(listener) = worker.generation().listener(name).cloned() else { return };
-    let authority = match &listener.protocol {
-        ListenerProtocol::Udp { authority } => authority,
-        ListenerProtocol::Ip(carried) => return ip::serve(worker, &listener, carried, flow).await,
-        _ => return,
-    };
+    if let ListenerProtocol::Ip(carried) = &listener.protocol {
+        return ip::serve(worker, &listener, carried, flow).await;
+    }
+    let Some((source, authority)) = targets.of(&listener.protocol, flow.peer) else { return };
     let trusted = listener.trust.iter().any(|prefix| prefix.contains(&flow.peer.ip()));
     let trust = if trusted { Trust::Address } else { Trust::Anonymous };
-    let origin = Origin { worker, listener: &listener, source: flow.peer, trust: &trust, secure: false };
+    let origin = Origin { worker, listener: &listener, source, trust: &trust, secure: false };
     let mut near = Port::Flow(flow);
-    let request = from_flow(&origin, Kind::Udp, authority, "");
+    let request = from_flow(&origin, Kind::Udp, &authority, "");
     if let Served::Tunnel(tunnel) = open(worker, None, &mut near, request).await {
         session::relay(Near::Datagrams(near), *tunnel).await;
     }

@@ -10,6 +10,7 @@ mod envoy;
 mod failover;
 mod hostile;
 mod imported;
+mod names;
 mod networks;
 mod openapi;
 mod path;

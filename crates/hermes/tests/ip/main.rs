@@ -10,6 +10,7 @@ mod captures;
 mod carried;
 mod crossing;
 mod far;
+mod flows;
 mod gateways;
 mod interop;
 mod line;

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::Command;
 
 use hermes_testkit::netns::Namespace;
-use hermes_testkit::process::{Program, Running};
 use hermes_testkit::skip::skip;
+use hermes_testkit::sshd::Sshd;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -133,45 +133,18 @@ fn processes(place: &Namespace) -> Vec<String> {
     lines.filter(|line| !line.is_empty()).collect()
 }
 
-/// An sshd with keys of its own, and a client's configuration that knows it.
-async fn sshd(bed: &Bed) -> Running {
-    let room = bed.directory.path();
-    for name in ["host", "user"] {
-        let made =
-            Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(room.join(name)).status();
-        assert!(made.unwrap().success());
-    }
-    let key = |name: &str| std::fs::read_to_string(room.join(format!("{name}.pub"))).unwrap();
-    std::fs::write(room.join("authorized"), key("user")).unwrap();
-    let address = bed.address;
-    std::fs::write(room.join("known"), format!("[{address}]:2222 {}", key("host"))).unwrap();
-    let (at, room) = (room.display(), room);
-    let server = format!(
-        "Port 2222\nListenAddress {address}\nHostKey {at}/host\nAuthorizedKeysFile {at}/authorized\nStrictModes no\n\
-         PidFile none\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin prohibit-password\n"
-    );
-    std::fs::write(room.join("sshd.conf"), server).unwrap();
-    let client = format!("Host *\n  IdentityFile {at}/user\n  IdentitiesOnly yes\n  UserKnownHostsFile {at}/known\n");
-    std::fs::write(room.join("ssh.conf"), client).unwrap();
-    let program = Program::new("sshd", "/usr/sbin/sshd", room).args(["-D", "-e", "-f"]).args([room.join("sshd.conf")]);
-    // It wants this directory, whatever it is told.
-    std::fs::create_dir_all("/run/sshd").unwrap();
-    let running = program.start().unwrap();
-    until("sshd listens", || TcpStream::connect(bed.socket(2222)).is_ok()).await;
-    running
-}
-
 #[tokio::test]
 async fn a_node_is_put_onto_another_machine_by_ssh() {
-    if !Path::new("/usr/sbin/sshd").exists() {
+    if !Sshd::is_installed() {
         return skip("a_node_is_put_onto_another_machine_by_ssh", "openssh-server is not installed");
     }
     if !hermes_testkit::skip::needs_root("a_node_is_put_onto_another_machine_by_ssh") {
         return;
     }
     let bed = Bed::new().await;
-    let _sshd = sshd(&bed).await;
     let room = bed.directory.path();
+    let _sshd = Sshd::start(room, bed.socket(2222), None).unwrap();
+    until("sshd listens", || TcpStream::connect(bed.socket(2222)).is_ok()).await;
     let (nodes, config) = (room.join("nodes"), room.join("ssh.conf"));
     let on = format!("ssh:root@{}:2222", bed.address);
     let on = ["--on", &on, "--dir", nodes.to_str().unwrap(), "--ssh-config", config.to_str().unwrap()];

@@ -1,0 +1,310 @@
+//! Names through a device as connections and flows: a program asked DNS, and connects to an address that stands for a
+//! name; each of its TCP connections becomes CONNECT to the name, each of its UDP flows CONNECT-UDP.
+//!
+//! In: the packets of a prefix whose addresses stand for names. Out: the same, translated (`ip::Translation`), so that
+//! the kernel serves them at two sockets of ours. A client's SYN waits until the far end is open: the program is refused
+//! when that refuses, and told that nothing leads there when nothing does. A connection to port 80 is served as HTTP,
+//! each request decided by itself, unless routes take nothing but tunnels to the name.
+//! Bounded: flows at a time (`name-sessions`), connections of the node, the time until the kernel hands one over.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hermes_model::authority::Authority;
+use hermes_model::decide::{Decision, decide};
+use hermes_model::facts::{Facts, Kind, Trust};
+use hermes_model::snapshot::{Listener, ListenerProtocol};
+use hermes_net::udp::UdpSocket;
+use hermes_net::{Io, tcp, udp};
+use hermes_wire::ip::{self, Trouble};
+use hermes_wire::socks5::Reply;
+use http::Method;
+use ipnet::IpNet;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+
+use super::source_for;
+use crate::ip::{FlowKey, LocalDevice, Newcomers, Outcome, Owner, Translation, Transport, poll_send_into};
+use crate::listener::socks5::reply_to;
+use crate::listener::udp::{Targets, receive_all};
+use crate::listener::{Ending, Ready, http as http_listener};
+use crate::live::{ConnectionGuard, Stage};
+use crate::request::{Origin, Request, from_flow};
+use crate::session::{self, Near, Served};
+use crate::signal::Signal;
+use crate::stream::ByteStream;
+use crate::worker::Worker;
+
+/// The port of services that speak HTTP without TLS.
+const HTTP_PORT: u16 = 80;
+/// The kernel hands a connection over this soon after the client's SYN went to our socket, or the client is gone.
+const HANDOVER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What the tasks of one prefix share.
+struct Flows {
+    worker: Rc<Worker>,
+    listener: Arc<str>,
+    local: Rc<LocalDevice>,
+    translation: Rc<RefCell<Translation>>,
+    /// Who waits for the connection from an alias.
+    expected: RefCell<HashMap<SocketAddr, oneshot::Sender<TcpStream>>>,
+    ended: Signal<()>,
+}
+
+/// Serves a prefix until its end; `before` is told to end when this one takes the packets.
+pub(super) async fn capture(
+    worker: Rc<Worker>,
+    listener: Arc<Listener>,
+    prefix: IpNet,
+    ending: Rc<Signal<()>>,
+    before: Option<Rc<Signal<()>>>,
+) {
+    let owner = Owner::Listener(listener.name.clone());
+    let ListenerProtocol::Tun(tun) = &listener.protocol else { return };
+    let local = worker.devices.get(&tun.device);
+    let pending = local.as_ref().and_then(|local| Newcomers::of(local, &owner, prefix));
+    before.inspect(|before| before.set(()));
+    let (Some(local), Some(pending)) = (local, pending) else {
+        return tracing::error!(listener = %listener.name, %prefix, "another session holds the addresses of names");
+    };
+    let opened = open_sockets(SocketAddr::new(source_for(tun, prefix), 0), &tun.device);
+    let (accepting, receiving, translation) = match opened {
+        Ok(opened) => opened,
+        Err(error) => {
+            return tracing::error!(
+                listener = %listener.name, device = %tun.device, %error,
+                "cannot open the sockets that serve names; connections to names fail"
+            );
+        }
+    };
+    let translation = Rc::new(RefCell::new(translation));
+    let flows = Rc::new(Flows {
+        worker: worker.clone(),
+        listener: listener.name.clone(),
+        local,
+        translation: translation.clone(),
+        expected: RefCell::default(),
+        ended: Signal::default(),
+    });
+    let udp_ending: Rc<Signal<Ending>> = Rc::default();
+    let targets = Targets::Translated(translation);
+    worker.spawn(receive_all(worker.clone(), receiving, listener.name.clone(), udp_ending.clone(), targets));
+    tracing::info!(listener = %listener.name, %prefix, "connections to names are served");
+    loop {
+        tokio::select! {
+            biased;
+            () = ending.wait() => break,
+            accepted = accepting.accept() => flows.hand_over(accepted),
+            packets = pending.next() => {
+                // The device is gone: whoever makes it again captures again.
+                let Some(packets) = packets else { break };
+                flows.take(packets).await;
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+    flows.ended.set(());
+    udp_ending.set(Ending::HandOver);
+}
+
+type Sockets = (TcpListener, UdpSocket, Translation);
+
+/// The two sockets. They take packets of the device alone, and send into it alone, whatever routes there are.
+fn open_sockets(own: SocketAddr, device: &str) -> io::Result<Sockets> {
+    let accepting = tcp::listen_on_device(own, device)?;
+    let receiving = udp::listen_on_device(own, device)?;
+    let translation = Translation::new(accepting.local_addr()?, receiving.local_addr()?);
+    Ok((TcpListener::from_std(accepting)?, UdpSocket::from_std(receiving)?, translation))
+}
+
+impl Flows {
+    /// Translates a batch, and begins what is new.
+    async fn take(self: &Rc<Self>, packets: VecDeque<Bytes>) {
+        let mut translated: VecDeque<Bytes> = packets.into_iter().filter_map(|packet| self.take_one(packet)).collect();
+        let dropped = |reason, count| self.worker.shared.metrics.dropped(reason, count);
+        let sent = std::future::poll_fn(|cx| poll_send_into(&self.local.queue, cx, &mut translated, &dropped)).await;
+        if let Err(error) = sent {
+            tracing::debug!(listener = %self.listener, %error, "translated packets could not be sent into the device");
+        }
+    }
+
+    /// The packet, where it was translated.
+    fn take_one(self: &Rc<Self>, packet: Bytes) -> Option<Bytes> {
+        let Ok(header) = ip::parse(&packet) else {
+            self.worker.shared.metrics.dropped("malformed-packet", 1);
+            return None;
+        };
+        let mut changed = packet.try_into_mut().unwrap_or_else(|packet| packet.as_ref().into());
+        let now = self.worker.now();
+        let outcome = self.translation.borrow_mut().translate(&mut changed, &header, now);
+        match outcome {
+            Outcome::Rewritten => return Some(changed.freeze()),
+            Outcome::Begins(key) if self.begin(key, &changed, now) && key.transport == Transport::Udp => {
+                let outcome = self.translation.borrow_mut().translate(&mut changed, &header, now);
+                return (outcome == Outcome::Rewritten).then(|| changed.freeze());
+            }
+            Outcome::Begins(_) | Outcome::Waits => {}
+            Outcome::Unknown if header.protocol == ip::TCP => {
+                self.worker.shared.metrics.dropped("no-session", 1);
+                self.answer(ip::tcp_reset(&changed, &header));
+            }
+            Outcome::Unknown | Outcome::Untranslatable => self.local.refuse(&self.worker, &changed, "no-session"),
+        }
+        None
+    }
+
+    /// Begins a flow with its first packet. False where it was refused.
+    fn begin(self: &Rc<Self>, key: FlowKey, packet: &[u8], now: u64) -> bool {
+        let Some(name) = self.worker.name_of(key.target.ip()) else {
+            self.local.refuse(&self.worker, packet, "no-name");
+            return false;
+        };
+        let limit = self.worker.generation().snapshot.limits.name_sessions;
+        if self.translation.borrow_mut().begin(key, limit, now).is_none() {
+            self.worker.shared.metrics.limit("name-sessions");
+            self.local.refuse(&self.worker, packet, "name-sessions");
+            return false;
+        }
+        if key.transport == Transport::Tcp && !self.begin_connection(key, packet, name) {
+            self.translation.borrow_mut().forget(&key);
+            self.local.refuse(&self.worker, packet, "connections");
+            return false;
+        }
+        true
+    }
+
+    /// False where the node has as many connections as it may.
+    fn begin_connection(self: &Rc<Self>, key: FlowKey, syn: &[u8], name: Arc<str>) -> bool {
+        let Some(listener) = self.worker.generation().listener(&self.listener).cloned() else { return false };
+        let Some(guard) = ConnectionGuard::take(&self.worker, listener, key.client) else { return false };
+        let (flows, syn) = (self.clone(), Bytes::copy_from_slice(syn));
+        self.worker.spawn(async move {
+            let killed = guard.connection.kill.wait();
+            tokio::select! {
+                biased;
+                () = flows.ended.wait() => {}
+                reason = killed => tracing::debug!(source = %key.client, reason, "a connection was closed"),
+                () = flows.serve(&guard, key, &syn) => {}
+            }
+            flows.expected.borrow_mut().retain(|_, waiting| !waiting.is_closed());
+            flows.translation.borrow_mut().close(&key, flows.worker.now());
+            // As long as a connection is to it, the name keeps its address.
+            drop(name);
+        });
+        true
+    }
+
+    /// Opens the far end, then lets the client's SYN go to our socket, and relays.
+    async fn serve(&self, guard: &ConnectionGuard, key: FlowKey, syn: &Bytes) {
+        let (worker, connection) = (&self.worker, &guard.connection);
+        connection.set_stage(worker, Stage::Idle);
+        let _ = connection.trust.set(Trust::Anonymous);
+        let listener = &connection.listener;
+        let origin = Origin { worker, listener, source: key.client, trust: &Trust::Anonymous, secure: false };
+        let Ok(authority) = Authority::parse(&key.target.to_string(), None) else { return };
+        let served = match from_flow(&origin, Kind::Tcp, &authority, "") {
+            Ok(request) if is_http(worker, &request, key) => {
+                if let Some(tcp) = self.accept(key, syn).await {
+                    connection.set_stage(worker, Stage::Handshake);
+                    let ready =
+                        Ready { io: Io::Plain(tcp), source: key.client, trust: Trust::Anonymous, secure: false };
+                    http_listener::serve(worker, connection, ready).await;
+                }
+                return;
+            }
+            Ok(mut request) => {
+                request.connection = Some(connection.clone());
+                session::serve(worker, request).await
+            }
+            Err(rejected) => Served::Response(session::reject(worker, *rejected)),
+        };
+        match served {
+            Served::Tunnel(tunnel) => match self.accept(key, syn).await {
+                Some(tcp) => {
+                    let near = ByteStream::io(Io::Plain(tcp), Bytes::new());
+                    session::relay(Near::Stream(near), *tunnel).await;
+                }
+                None => {
+                    let gone = crate::error::Error::ClientGone("it did not finish its handshake".to_owned());
+                    tunnel.session.entry.fail(&gone);
+                }
+            },
+            Served::Response(response) => {
+                self.translation.borrow_mut().forget(&key);
+                self.refuse(syn, reply_to(response.status(), response.headers()));
+            }
+        }
+    }
+
+    /// Lets the client's SYN go to our socket. `None`: the client has left.
+    async fn accept(&self, key: FlowKey, syn: &Bytes) -> Option<TcpStream> {
+        let (tell, told) = oneshot::channel();
+        let header = ip::parse(syn).ok()?;
+        let mut changed = syn.to_vec();
+        {
+            let mut translation = self.translation.borrow_mut();
+            translation.open(&key);
+            let outcome = translation.translate(&mut changed, &header, self.worker.now());
+            if outcome != Outcome::Rewritten {
+                return None;
+            }
+        }
+        let (header, (port, _)) = (ip::parse(&changed).ok()?, ip::ports(&changed, &header)?);
+        self.expected.borrow_mut().insert(SocketAddr::new(header.source, port), tell);
+        // If this is lost, the client sends it again: it is translated like any segment from now on.
+        let _ = self.local.queue.try_send(&[changed.into()]);
+        tokio::time::timeout(HANDOVER_TIMEOUT, told).await.ok()?.ok()
+    }
+
+    /// Gives a connection to the task that waits for it. One that nobody waits for is closed.
+    fn hand_over(&self, accepted: io::Result<(TcpStream, SocketAddr)>) {
+        match accepted {
+            Ok((tcp, alias)) => {
+                if let Some(waiting) = self.expected.borrow_mut().remove(&alias) {
+                    let _ = waiting.send(tcp);
+                }
+            }
+            Err(error) => {
+                self.worker.shared.metrics.limit("accept");
+                tracing::debug!(listener = %self.listener, %error, "a connection to a name could not be accepted");
+            }
+        }
+    }
+
+    /// Answers a SYN as the far end would have: refused, forbidden, or unreachable.
+    fn refuse(&self, syn: &[u8], reply: Reply) {
+        let Ok(header) = ip::parse(syn) else { return };
+        let error = |trouble| ip::icmp_error(syn, &header, trouble, header.destination);
+        self.worker.shared.metrics.dropped("no-session", 1);
+        self.answer(match reply {
+            Reply::Refused | Reply::Failed => ip::tcp_reset(syn, &header),
+            Reply::NotAllowed => error(Trouble::Prohibited),
+            _ => error(Trouble::NoRoute),
+        });
+    }
+
+    fn answer(&self, packet: Option<Vec<u8>>) {
+        if let Some(packet) = packet.filter(|_| self.worker.takes_answer()) {
+            // Like every answer it may be lost.
+            let _ = self.local.queue.try_send(&[packet.into()]);
+        }
+    }
+}
+
+/// Whether a connection is served as HTTP: it is to the port of that, and no route takes tunnels to the name alone.
+fn is_http(worker: &Worker, tunnel: &Request<'_>, key: FlowKey) -> bool {
+    let snapshot = &worker.generation().snapshot;
+    let acts = |facts: &Facts| matches!(decide(facts, snapshot), Decision::Act(_));
+    if key.target.port() != HTTP_PORT {
+        return false;
+    }
+    let Ok(authority) = Authority::parse(tunnel.facts.authority.host(), Some(HTTP_PORT)) else { return false };
+    let request = Facts { kind: Kind::Http, method: Method::GET, authority, ..(*tunnel.facts).clone() };
+    acts(&request) || !acts(&tunnel.facts)
+}
