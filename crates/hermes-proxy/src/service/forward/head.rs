@@ -7,6 +7,7 @@
 //! set what the steps before took away.
 
 use hermes_model::authority::Authority;
+use hermes_model::facts::Kind;
 use hermes_model::rewrite::{Head, Rewrite, Vars};
 use hermes_wire::traceparent::Traceparent;
 use http::header::{COOKIE, HOST, HeaderName, HeaderValue};
@@ -15,7 +16,7 @@ use http::{HeaderMap, Method, Request as HttpRequest, Uri, Version};
 
 use crate::body::Attempt;
 use crate::error::Error;
-use crate::headers::{self, Via};
+use crate::headers::{self, Forwarded, Via};
 use crate::live::Entry;
 use crate::reverse;
 use crate::service::max_forwards;
@@ -69,7 +70,8 @@ impl Outgoing {
         }
         dress.via.append(&mut fields, dress.version);
         headers::set_trace(&mut fields, dress.trace);
-        headers::set_forwarded(&mut fields, facts.source, facts.trust.is_believed());
+        let asked = (facts.kind == Kind::Http).then_some((dress.scheme, dress.host));
+        Forwarded { source: facts.source, believed: facts.trust.is_believed(), asked }.set(&mut fields);
         max_forwards::count_down(&mut fields, &facts.method);
         if !is_node {
             headers::strip_overlay(&mut fields);
