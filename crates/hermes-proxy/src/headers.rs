@@ -10,7 +10,7 @@ use hermes_model::alike::{begins_alike, remove_alike, remove_where};
 pub(crate) use hermes_model::trust::is_overlay;
 use hermes_wire::traceparent::Traceparent;
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, HOST, HeaderName, HeaderValue, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA,
+    CONNECTION, CONTENT_LENGTH, COOKIE, HOST, HeaderName, HeaderValue, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA,
 };
 use http::uri::Scheme;
 use http::{HeaderMap, Version};
@@ -67,6 +67,32 @@ pub(crate) fn lower_mtu(headers: &mut HeaderMap, own: usize) {
     let mtu = mtu(headers).map_or(own, |said| said.min(own));
     headers.insert(MTU, HeaderValue::from(mtu));
 }
+
+/// Clients of HTTP/2 and HTTP/3 split a cookie into crumbs as they like (RFC 9113, 8.2.3). It is one line here: of
+/// crumbs of a byte each costs a hundred.
+pub(crate) fn join_cookies(fields: &mut HeaderMap) {
+    let mut crumbs = fields.get_all(COOKIE).iter();
+    let (Some(first), Some(second)) = (crumbs.next(), crumbs.next()) else { return };
+    let mut joined = first.as_bytes().to_vec();
+    for crumb in std::iter::once(second).chain(crumbs) {
+        joined.extend_from_slice(b"; ");
+        joined.extend_from_slice(crumb.as_bytes());
+    }
+    let Ok(value) = HeaderValue::from_maybe_shared(Bytes::from(joined)) else { return };
+    if fields.len() - fields.keys_len() <= FEW_LINES {
+        fields.insert(COOKIE, value);
+        return;
+    }
+    // The table would keep the room that it had for them.
+    let mut fresh = HeaderMap::with_capacity(fields.keys_len());
+    let others = fields.iter().filter(|(name, _)| *name != COOKIE);
+    others.for_each(|(name, value)| drop(fresh.try_append(name.clone(), value.clone())));
+    fresh.insert(COOKIE, value);
+    *fields = fresh;
+}
+
+/// So many lines beside the first ones of their names are no reason to build a table anew.
+const FEW_LINES: usize = 16;
 
 /// Removes the fields that end at this hop (RFC 9110, 7.6.1): those that `Connection` names and
 /// those known to. `TE: trailers` is kept where it was: gRPC needs it, and it holds for us too,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use hermes_model::authority::Authority;
 use hermes_model::facts::Kind;
 use hermes_wire::{connect_ip, connect_udp};
-use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, HOST, TRANSFER_ENCODING, UPGRADE};
+use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Version};
@@ -227,15 +227,10 @@ pub(super) fn excerpt(text: &str) -> String {
     format!("{shown:?}")
 }
 
-/// hyper counts by itself, h2 only bytes. The crumbs of a cookie are one line: h2 clients split it as
-/// they like.
+/// hyper counts by itself, h2 only bytes. The crumbs of a cookie are one line by now.
 pub(super) fn count_lines(worker: &Worker, headers: &HeaderMap) -> Result<(), Error> {
     let most = worker.generation().snapshot.limits.header_count;
     if headers.len() <= most {
-        return Ok(());
-    }
-    let crumbs = headers.get_all(COOKIE).iter().count();
-    if headers.len() - crumbs.saturating_sub(1) <= most {
         return Ok(());
     }
     worker.shared.metrics.limit("headers");
