@@ -37,7 +37,7 @@ fn facts(kind: Kind, authority: &str, path: &str) -> Facts {
     }
 }
 
-const SHAPES: [Shape; 7] = [
+const SHAPES: [Shape; 10] = [
     (
         "by authority",
         |n| format!("authority: service-{n}"),
@@ -52,6 +52,21 @@ const SHAPES: [Shape; 7] = [
         "by path under one authority",
         |n| format!("authority: API, path: '/v1/items-{n}/*'"),
         |last| facts(Kind::Http, "api", &format!("/v1/items-{last}/7/photo")),
+    ),
+    (
+        "by path behind a wildcard, a long path",
+        |n| format!("path: '/*/items-{n}'"),
+        |last| facts(Kind::Http, "api", &format!("/{}/items-{last}", "x".repeat(4000))),
+    ),
+    (
+        "by what a segment begins with, a long path",
+        |n| format!("path: '/*/items-{n}-*'"),
+        |last| facts(Kind::Http, "api", &format!("/v1/items-{last}-{}", "x/".repeat(2000))),
+    ),
+    (
+        "by path, escaped slashes",
+        |n| format!("path: '/items-{n}/*'"),
+        |last| facts(Kind::Http, "api", &format!("/items-{last}/{}", "%2f".repeat(1300))),
     ),
     (
         "by user under one authority",

@@ -6,7 +6,7 @@
 //! Never: anything learnt after the decision (endpoint, status, bytes).
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use http::{HeaderMap, Method};
@@ -130,6 +130,28 @@ impl Facts {
     pub fn scheme(&self) -> &'static str {
         if self.authority.default_port() == Some(443) { "https" } else { "http" }
     }
+
+    /// The client's address: as a believed peer says it (`X-Forwarded-For`, else `Forwarded`), which may append to what
+    /// its own client sent, so that its last word counts. Else where the session came from.
+    pub fn client_address(&self) -> IpAddr {
+        let said = || {
+            let last = |name: &str| self.headers.get_all(name).iter().next_back()?.to_str().ok()?.rsplit(',').next();
+            let forwarded = || {
+                let mut pairs = last("forwarded")?.split(';').filter_map(|pair| pair.split_once('='));
+                pairs.find(|(name, _)| name.trim().eq_ignore_ascii_case("for")).map(|(_, value)| value)
+            };
+            last("x-forwarded-for").and_then(address).or_else(|| forwarded().and_then(address))
+        };
+        let said = if self.trust.is_believed() { said() } else { None };
+        said.unwrap_or(self.source.ip()).to_canonical()
+    }
+}
+
+/// An address as proxies write it: perhaps quoted, in brackets, or with a port.
+fn address(text: &str) -> Option<IpAddr> {
+    let text = text.trim().trim_matches('"');
+    let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+    bare.parse().ok().or_else(|| text.parse::<SocketAddr>().ok().map(|address| address.ip()))
 }
 
 pub use http::uri::PathAndQuery;

@@ -4,6 +4,7 @@
 //! Out: every problem of the document with its path, or a `Snapshot`; and a `Decision`.
 //! Never: I/O, time, randomness, async.
 
+pub mod alike;
 pub mod authority;
 pub mod check;
 pub mod decide;

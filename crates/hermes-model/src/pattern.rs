@@ -15,6 +15,7 @@ use crate::trust::is_user_name;
 
 pub use authority::{AuthorityPattern, HostPattern, PortPattern};
 pub use path::PathPattern;
+pub(crate) use path::Skeleton;
 
 /// What a header's line must be.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,6 +9,7 @@ mod template;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
+use crate::alike::remove_alike;
 use crate::authority::Authority;
 
 pub use path::PathRewrite;
@@ -100,6 +101,10 @@ impl Rewrite {
         };
         let path = self.path_and_query(head.path, vars)?;
         self.headers.apply(head.headers, vars)?;
+        let HeaderRewrite { set, remove, .. } = &self.headers;
+        for name in set.iter().map(|(name, _)| name).chain(remove) {
+            remove_alike(head.headers, name);
+        }
         if let Some(authority) = authority {
             *head.authority = authority;
         }

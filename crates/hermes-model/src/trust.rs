@@ -22,6 +22,7 @@ use std::sync::Arc;
 
 use http::{HeaderName, HeaderValue, StatusCode};
 
+use crate::alike::{begins_alike, remove_alike, remove_where};
 use crate::facts::{Facts, Kind, Peer, Trust};
 use crate::snapshot::{Listener, Snapshot};
 
@@ -166,10 +167,7 @@ pub fn settle(facts: &mut Facts, listener: &Listener, snapshot: &Snapshot) -> Re
     facts.headers.remove(HERMES_USER);
     if !facts.trust.is_believed() {
         // They are the overlay's, and whoever writes them here is not of it.
-        let claims = facts.headers.keys().filter(|name| name.as_str().starts_with(OVERLAY));
-        for name in claims.cloned().collect::<Vec<_>>() {
-            facts.headers.remove(name);
-        }
+        remove_where(&mut facts.headers, is_overlay);
     }
     if facts.kind == Kind::Ip {
         settle_origin(facts);
@@ -178,11 +176,17 @@ pub fn settle(facts: &mut Facts, listener: &Listener, snapshot: &Snapshot) -> Re
         facts.headers.insert(HERMES_USER, value);
     }
     for (name, value) in &listener.set_headers {
+        remove_alike(&mut facts.headers, name);
         facts.headers.insert(name.clone(), value.clone());
     }
     // What the operator wrote for this listener is proven by that.
     facts.user = listener_user(listener).or(user);
     Ok(dropped)
+}
+
+/// True for the overlay's own fields, and for those that an origin would take for them (`hermes_user`).
+pub fn is_overlay(name: &HeaderName) -> bool {
+    begins_alike(name.as_str(), OVERLAY)
 }
 
 /// Where the session began, as far as that is proven: addresses are given to users, and where there is none to this.

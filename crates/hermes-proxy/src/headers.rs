@@ -3,12 +3,16 @@
 //! In: the fields of a message that is to be forwarded. Out: the fields that the next hop gets.
 //! Never: what a route's `rewrite` says; that is the model's.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
+use bytes::Bytes;
+use hermes_model::alike::{begins_alike, remove_alike, remove_where};
+pub(crate) use hermes_model::trust::is_overlay;
 use hermes_wire::traceparent::Traceparent;
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, HOST, HeaderName, HeaderValue, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA,
+    CONNECTION, CONTENT_LENGTH, COOKIE, HOST, HeaderName, HeaderValue, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA,
 };
+use http::uri::Scheme;
 use http::{HeaderMap, Version};
 use smallvec::SmallVec;
 
@@ -25,6 +29,12 @@ pub(crate) const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent"
 pub(crate) const CAPSULE_PROTOCOL: HeaderName = HeaderName::from_static("capsule-protocol");
 pub(crate) const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
 pub(crate) const FORWARDED: HeaderName = HeaderName::from_static("forwarded");
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
+/// What names of fields begin with by which proxies say what their client asked for.
+const X_FORWARDED: &str = "x-forwarded-";
 /// It came before its client's handshake was over (RFC 8470, section 5.1).
 pub(crate) const EARLY_DATA: HeaderName = HeaderName::from_static("early-data");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
@@ -47,9 +57,6 @@ pub(crate) fn is_early(headers: &HeaderMap) -> bool {
     headers.get_all(EARLY_DATA).iter().any(|value| value == "1")
 }
 
-/// Prefix of the overlay's own fields.
-const OVERLAY: &str = "hermes-";
-
 /// What the hops so far carried of IP packets when they were opened, as their header says.
 pub(crate) fn mtu(headers: &HeaderMap) -> Option<usize> {
     headers.get(MTU)?.to_str().ok()?.parse().ok()
@@ -60,6 +67,32 @@ pub(crate) fn lower_mtu(headers: &mut HeaderMap, own: usize) {
     let mtu = mtu(headers).map_or(own, |said| said.min(own));
     headers.insert(MTU, HeaderValue::from(mtu));
 }
+
+/// Clients of HTTP/2 and HTTP/3 split a cookie into crumbs as they like (RFC 9113, 8.2.3). It is one line here: of
+/// crumbs of a byte each costs a hundred.
+pub(crate) fn join_cookies(fields: &mut HeaderMap) {
+    let mut crumbs = fields.get_all(COOKIE).iter();
+    let (Some(first), Some(second)) = (crumbs.next(), crumbs.next()) else { return };
+    let mut joined = first.as_bytes().to_vec();
+    for crumb in std::iter::once(second).chain(crumbs) {
+        joined.extend_from_slice(b"; ");
+        joined.extend_from_slice(crumb.as_bytes());
+    }
+    let Ok(value) = HeaderValue::from_maybe_shared(Bytes::from(joined)) else { return };
+    if fields.len() - fields.keys_len() <= FEW_LINES {
+        fields.insert(COOKIE, value);
+        return;
+    }
+    // The table would keep the room that it had for them.
+    let mut fresh = HeaderMap::with_capacity(fields.keys_len());
+    let others = fields.iter().filter(|(name, _)| *name != COOKIE);
+    others.for_each(|(name, value)| drop(fresh.try_append(name.clone(), value.clone())));
+    fresh.insert(COOKIE, value);
+    *fields = fresh;
+}
+
+/// So many lines beside the first ones of their names are no reason to build a table anew.
+const FEW_LINES: usize = 16;
 
 /// Removes the fields that end at this hop (RFC 9110, 7.6.1): those that `Connection` names and
 /// those known to. `TE: trailers` is kept where it was: gRPC needs it, and it holds for us too,
@@ -105,6 +138,10 @@ pub(crate) fn strip_trailers(trailers: &mut HeaderMap) {
         trailers.remove(name);
     }
     strip_overlay(trailers);
+    // Where they are merged into the head they would be believed.
+    remove_where(trailers, |name| {
+        *name == FORWARDED || begins_alike(name.as_str(), X_FORWARDED) || begins_alike(name.as_str(), REAL_IP.as_str())
+    });
 }
 
 /// Names the trailers of a gRPC response in its head, as HTTP/1.1 wants it (RFC 9110, 6.6.2): its
@@ -118,16 +155,7 @@ pub(crate) fn announce_trailers(headers: &mut HeaderMap) {
 
 /// Removes the overlay's own fields: an origin is not told who asked, nor by which way.
 pub(crate) fn strip_overlay(headers: &mut HeaderMap) {
-    if headers.keys().any(is_overlay) {
-        let names: Vec<HeaderName> = headers.keys().filter(|name| is_overlay(name)).cloned().collect();
-        for name in names {
-            headers.remove(name);
-        }
-    }
-}
-
-pub(crate) fn is_overlay(name: &HeaderName) -> bool {
-    name.as_str().starts_with(OVERLAY)
+    remove_where(headers, is_overlay);
 }
 
 /// The `Via` members that this node adds, made once.
@@ -173,19 +201,62 @@ pub(crate) fn set_trace(headers: &mut HeaderMap, trace: Traceparent) {
     }
 }
 
-/// `Forwarded` (RFC 7239): the first node says for whom; later ones leave it, an untrusted
-/// client's own claims are dropped.
-pub(crate) fn set_forwarded(headers: &mut HeaderMap, source: SocketAddr, believed: bool) {
-    if believed && headers.contains_key(FORWARDED) {
-        return;
+/// What the first node says of a client: `Forwarded` (RFC 7239), and of exchanges the fields that applications read.
+pub(crate) struct Forwarded<'a> {
+    pub(crate) source: SocketAddr,
+    pub(crate) believed: bool,
+    /// Scheme and authority as the client said them. `None`: it is no exchange.
+    pub(crate) asked: Option<(&'a Scheme, &'a HeaderValue)>,
+}
+
+impl Forwarded<'_> {
+    /// Writes them. Later nodes leave what a believed peer said; an untrusted client's own claims are replaced.
+    pub(crate) fn set(&self, headers: &mut HeaderMap) {
+        if !self.believed {
+            self.drop_claims(headers);
+        }
+        let (forwarded, address) = addresses(self.source);
+        let mut insert = |name: HeaderName, value: &dyn Fn() -> HeaderValue| {
+            if !self.believed || !headers.contains_key(&name) {
+                headers.insert(name, value());
+            }
+        };
+        insert(FORWARDED, &|| forwarded.clone());
+        let Some((scheme, host)) = self.asked else { return };
+        insert(FORWARDED_FOR, &|| address.clone());
+        insert(FORWARDED_HOST, &|| host.clone());
+        let is_secure = *scheme == Scheme::HTTPS;
+        insert(FORWARDED_PROTO, &|| HeaderValue::from_static(if is_secure { "https" } else { "http" }));
     }
-    let value = match source {
-        SocketAddr::V4(v4) => format!("for={}", v4.ip()),
-        SocketAddr::V6(v6) => format!("for=\"[{}]\"", v6.ip()),
+
+    /// An application may read any of them, and of the address none that nobody has seen.
+    fn drop_claims(&self, headers: &mut HeaderMap) {
+        let is_real_ip = headers.contains_key(REAL_IP);
+        remove_alike(headers, &REAL_IP);
+        remove_where(headers, |name| begins_alike(name.as_str(), X_FORWARDED));
+        if is_real_ip {
+            headers.insert(REAL_IP, addresses(self.source).1);
+        }
+    }
+}
+
+/// The address as `Forwarded` has it, and bare: one buffer has both.
+fn addresses(source: SocketAddr) -> (HeaderValue, HeaderValue) {
+    let (text, bare) = match source.ip().to_canonical() {
+        IpAddr::V4(v4) => {
+            let text = format!("for={v4}");
+            let bare = 4..text.len();
+            (text, bare)
+        }
+        IpAddr::V6(v6) => {
+            let text = format!("for=\"[{v6}]\"");
+            let bare = 6..text.len() - 2;
+            (text, bare)
+        }
     };
-    if let Ok(value) = HeaderValue::try_from(value) {
-        headers.insert(FORWARDED, value);
-    }
+    let text = Bytes::from(text);
+    let value = |bytes: Bytes| HeaderValue::from_maybe_shared(bytes).unwrap_or(HeaderValue::from_static("unknown"));
+    (value(text.clone()), value(text.slice(bare)))
 }
 
 #[cfg(test)]
@@ -243,7 +314,14 @@ mod tests {
     #[test]
     fn an_untrusted_forwarded_is_replaced() {
         let mut headers = map(&[("forwarded", "for=1.2.3.4")]);
-        set_forwarded(&mut headers, "[2001:db8::1]:5".parse().unwrap(), false);
+        let host = HeaderValue::from_static("WEB");
+        let source = "[2001:db8::1]:5".parse().unwrap();
+        Forwarded { source, believed: false, asked: Some((&Scheme::HTTPS, &host)) }.set(&mut headers);
         assert_eq!(headers["forwarded"], "for=\"[2001:db8::1]\"");
+        assert_eq!(headers["x-forwarded-for"], "2001:db8::1");
+        assert_eq!(
+            (&headers["x-forwarded-host"], &headers["x-forwarded-proto"]),
+            (&host, &HeaderValue::from_static("https"))
+        );
     }
 }

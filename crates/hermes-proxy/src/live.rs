@@ -5,6 +5,7 @@
 //! instead of a timer a request. A session holds its facts and its route, never the snapshot.
 
 mod connection;
+mod held_heads;
 mod path;
 mod view;
 
@@ -20,6 +21,7 @@ use hermes_wire::traceparent::Traceparent;
 use slab::Slab;
 
 pub(crate) use self::connection::{Connection, ConnectionGuard, Drain, Stage};
+use self::held_heads::Charge;
 pub(crate) use self::path::Path;
 pub use self::view::SessionView;
 use crate::early::Ahead;
@@ -78,6 +80,7 @@ pub(crate) struct Entry {
     touched: Cell<u64>,
     phase: Cell<Phase>,
     error: RefCell<Option<Error>>,
+    charge: Charge,
 }
 
 impl Entry {
@@ -109,6 +112,7 @@ impl Entry {
             touched: Cell::new(worker.now()),
             phase: Cell::new(Phase::Opening),
             error: RefCell::new(None),
+            charge: Charge::default(),
         }
     }
 
@@ -279,6 +283,8 @@ impl Session {
         if let Some(connection) = &entry.connection {
             connection.enter(worker);
         }
+        entry.hold_request(worker);
+        worker.live.bound_request_memory(worker);
         Self { worker: worker.clone(), entry }
     }
 
@@ -294,6 +300,7 @@ impl Drop for Session {
     fn drop(&mut self) {
         let entry = &self.entry;
         self.worker.live.sessions.borrow_mut().remove(entry.key.get());
+        entry.let_go(&self.worker.live);
         self.worker.shared.metrics.sessions_open.dec();
         if let Some(connection) = &entry.connection {
             connection.leave(&self.worker);
@@ -352,6 +359,10 @@ pub(crate) struct Live {
     pub(crate) sessions: RefCell<Slab<Rc<Entry>>>,
     pub(crate) connections: RefCell<Slab<Rc<Connection>>>,
     pub(crate) inboxes: Inboxes,
+    /// Bytes that sessions hold beside bodies.
+    request_memory: Cell<u64>,
+    /// How many that may be; 0 until the running document was asked.
+    request_limit: Cell<u64>,
     /// When QUIC's paths were looked at last.
     watched: Cell<u64>,
 }
@@ -363,6 +374,8 @@ impl Live {
     /// Ends what is over its time. Called a few times a second.
     pub(crate) fn sweep(&self, worker: &Worker) {
         unread::sweep(worker);
+        self.request_limit.set(0);
+        self.bound_request_memory(worker);
         let now = worker.now();
         for (_, entry) in self.sessions.borrow().iter() {
             let limit = entry.limit();

@@ -163,20 +163,28 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 /// Sends a response's body to a client, until it is whole or the session is ended.
 pub(crate) async fn pass(body: ResponseBody, stream: Sender) {
     let (worker, entry) = (body.worker().clone(), body.entry().clone());
-    // Where the session was ended before, this is the answer that says so; it is not waited for as long.
-    let mut last_words = entry.end.get().map(|error| (error, Box::pin(tokio::time::sleep(LAST_WORDS))));
+    // Where the session was ended before, this is the answer that says so; it is not waited for as long, and where it was
+    // ended for what it holds, not at all.
+    let mut last_words = entry.end.get().map(|error| {
+        let patience = if matches!(error, Error::Limit(_)) { Duration::ZERO } else { LAST_WORDS };
+        (error, Box::pin(tokio::time::sleep(patience)))
+    });
     let mut pipe = Pipe::new(body, stream);
     let result = std::future::poll_fn(|cx| {
         // A client that reads nothing keeps the body from being polled: the sweep is heard here.
-        let ended = match &mut last_words {
-            None => entry.end.poll(cx),
-            Some((error, timer)) => timer.as_mut().poll(cx).map(|()| error.clone()),
-        };
-        if let Poll::Ready(error) = ended {
+        if last_words.is_none()
+            && let Poll::Ready(error) = entry.end.poll(cx)
+        {
             return Poll::Ready(Err(PipeError::Source(error)));
         }
         let polled = pipe.poll(cx);
         entry.set_phase(&worker, if pipe.is_blocked() { Phase::Blocked } else { Phase::Open });
+        if polled.is_pending()
+            && let Some((error, timer)) = &mut last_words
+            && timer.as_mut().poll(cx).is_ready()
+        {
+            return Poll::Ready(Err(PipeError::Source(error.clone())));
+        }
         polled
     })
     .await;

@@ -141,10 +141,15 @@ pub(crate) fn from_head<'a>(
     body: RequestBody,
 ) -> Result<Request<'a>, Box<Rejected>> {
     let trace = headers::trace(&parts.headers, origin.worker.random());
+    headers::join_cookies(&mut parts.headers);
     let target = match count_lines(origin.worker, &parts.headers).and_then(|()| target(&parts, origin.secure)) {
         Ok(target) => target.named(origin.worker),
         Err(error) => {
             let kind = if parts.method == Method::CONNECT { Kind::Tcp } else { Kind::Http };
+            if matches!(error, Error::TooManyLines(_)) {
+                // They are not kept until its client has read why.
+                parts.headers = HeaderMap::new();
+            }
             return Err(Box::new(Rejected { error, facts: unknown_facts(origin, kind, parts), trace }));
         }
     };

@@ -356,6 +356,7 @@ fn respond_with(
 
 fn finish(session: Session, mut response: Response<Body>) -> Served {
     session.entry.status.set(response.status().as_u16());
+    session.entry.hold_head(&session.worker, response.headers());
     *response.version_mut() = Version::HTTP_11;
     Served::Response(response.map(|body| ResponseBody::new(body, session)))
 }

@@ -238,7 +238,9 @@ fn mutations(route: &route::Route) -> HashMap<String, Any> {
     if route.terminate.is_none() {
         return HashMap::new();
     }
-    let overlay = StringMatcher { match_pattern: Some(MatchPattern::Prefix("hermes-".to_owned())), ignore_case: false };
+    // What CGI takes for `hermes-` as well: every character that is neither a letter nor a digit becomes `_` there.
+    let alike = RegexMatcher { regex: "hermes[^a-z0-9].*".to_owned(), ..RegexMatcher::default() };
+    let overlay = StringMatcher { match_pattern: Some(MatchPattern::SafeRegex(alike)), ignore_case: false };
     let remove = header_mutation::RemoveOnMatch { key_matcher: Some(overlay) };
     let mutation = HeaderMutation { action: Some(header_mutation::Action::RemoveOnMatch(remove)) };
     let (request_mutations, response_mutations) = (vec![mutation.clone()], vec![mutation]);

@@ -7,18 +7,14 @@ use ipnet::IpNet;
 
 use super::drawers::{Drawer, Drawers, Map};
 use crate::matcher::Matcher;
-use crate::pattern::{HostPattern, PortPattern, UserPattern, ValuePattern};
+use crate::pattern::{HostPattern, PortPattern, Skeleton, UserPattern, ValuePattern};
 use crate::snapshot::Route;
 
 /// A drawer's label.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Key {
     Authority(HostPattern, PortPattern),
-    /// The `whole` path, or its beginning up to and with a `/`.
-    Path {
-        path: String,
-        whole: bool,
-    },
+    Path(Skeleton),
     User(Arc<str>),
     Header(HeaderName, HeaderValue),
     Network(IpNet),
@@ -74,7 +70,8 @@ fn file(routes: &[Filed<'_>], used: &mut Vec<Used>) -> Drawers {
     }
     for (key, group) in groups {
         let drawer = nest(&key, &group, routes.len(), used);
-        drawers.insert(key, drawer);
+        let first = group.first().map_or(u32::MAX, |route| route.0);
+        drawers.insert(key, drawer, first);
     }
     drawers
 }
@@ -105,7 +102,7 @@ impl Used {
     fn by(key: &Key) -> Self {
         match key {
             Key::Authority(..) => Used::Field(0),
-            Key::Path { .. } => Used::Field(1),
+            Key::Path(_) => Used::Field(1),
             Key::User(_) => Used::Field(2),
             Key::Network(_) => Used::Field(3),
             Key::Port(_) => Used::Field(4),
@@ -155,14 +152,7 @@ fn best_keys(matcher: &Matcher, used: &[Used], counts: &Map<Key, u32>) -> Option
 fn keys(field: Field, matcher: &Matcher) -> Option<Vec<Key>> {
     match field {
         Field::Authority => some(matcher.authorities.iter(), |p| Some(Key::Authority(p.host.clone(), p.port))),
-        Field::Path => some(matcher.paths.iter(), |pattern| {
-            let (path, whole) = match pattern.exact() {
-                Some(path) => (path, true),
-                None => (pattern.literal_prefix(), false),
-            };
-            let tells = whole || path.len() > 1;
-            tells.then(|| Key::Path { path: path.to_owned(), whole })
-        }),
+        Field::Path => some(matcher.paths.iter(), |pattern| pattern.skeleton().filter(Skeleton::tells).map(Key::Path)),
         Field::User => some(matcher.users.iter(), |pattern| match pattern {
             UserPattern::Any => None,
             UserPattern::Is(name) => Some(Key::User(Arc::clone(name))),

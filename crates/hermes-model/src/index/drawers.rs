@@ -7,11 +7,12 @@ use std::sync::Arc;
 use foldhash::fast::FixedState;
 use http::{HeaderName, HeaderValue};
 use ipnet::IpNet;
+use smallvec::{SmallVec, smallvec};
 
 use super::Search;
 use super::build::Key;
 use crate::authority::Authority;
-use crate::pattern::{HostPattern, PortPattern};
+use crate::pattern::{HostPattern, PortPattern, Skeleton};
 
 /// A fixed, fast hash is safe here: the document alone chooses what is stored. Clients only look
 /// up, and what they look up lengthens no chain.
@@ -68,13 +69,14 @@ pub(super) struct Drawers {
 }
 
 impl Drawers {
-    pub(super) fn insert(&mut self, key: Key, drawer: Drawer) {
+    /// `first` is the first route of the drawer.
+    pub(super) fn insert(&mut self, key: Key, drawer: Drawer, first: u32) {
         match key {
             Key::Authority(HostPattern::Exact(host), port) => self.hosts.entry(host).or_default().insert(port, drawer),
             Key::Authority(HostPattern::Suffix(suffix), port) => self.suffixes.insert(suffix, port, drawer),
             Key::Authority(HostPattern::Any, port) => self.any_host.insert(port, drawer),
             Key::Port(port) => _ = self.ports.insert(port, drawer),
-            Key::Path { path, whole } => self.paths.insert(&path, whole, drawer),
+            Key::Path(skeleton) => self.paths.insert(skeleton, drawer, first),
             Key::User(user) => _ = self.users.insert(user, drawer),
             Key::Header(name, value) => _ = self.headers.entry(name).or_default().insert(value, drawer),
             Key::Network(net) => self.networks.insert(net, drawer),
@@ -185,52 +187,115 @@ impl Suffixes {
     }
 }
 
-/// Routes by their path, a node a segment: a walk costs the depth that routes have, however long
-/// the path is.
-#[derive(Debug, Default)]
+/// Routes by their path, a node a segment. A walk goes level by level and meets each node once at the most: it costs
+/// what routes have in common with the path, however long the path is and however many wildcards there are.
+#[derive(Debug)]
 struct PathTree {
     children: Map<Box<str>, PathTree>,
+    /// For any segment that is not empty.
+    any: Option<Box<PathTree>>,
+    /// Bytes of the longest segment of `children`: a longer one need not be hashed.
+    longest: usize,
     /// Routes of exactly this path.
     exact: Drawer,
-    /// Routes of what begins with this path and a `/`.
-    under: Drawer,
+    /// Routes of what begins with this path, a `/`, and some text, perhaps none.
+    under: Beginnings,
+    /// The first route of this node and all below: once one before it is found, nothing here matters.
+    first: u32,
+}
+
+impl Default for PathTree {
+    fn default() -> Self {
+        Self {
+            children: Map::default(),
+            any: None,
+            longest: 0,
+            exact: Drawer::default(),
+            under: Beginnings::default(),
+            first: u32::MAX,
+        }
+    }
 }
 
 impl PathTree {
-    /// `path` begins with `/`, and ends with one unless it is `whole`.
-    fn insert(&mut self, path: &str, whole: bool, drawer: Drawer) {
-        let body = &path[1..];
-        let body = if whole { body } else { body.strip_suffix('/').unwrap_or(body) };
-        let node = body.split('/').fold(self, |node, segment| node.children.entry(Box::from(segment)).or_default());
-        if whole {
-            node.exact = drawer;
-        } else {
-            node.under = drawer;
+    fn insert(&mut self, skeleton: Skeleton, drawer: Drawer, first: u32) {
+        let mut node = self;
+        node.first = node.first.min(first);
+        for segment in skeleton.segments {
+            node = match segment {
+                Some(text) => {
+                    node.longest = node.longest.max(text.len());
+                    node.children.entry(text).or_default()
+                }
+                None => node.any.get_or_insert_default(),
+            };
+            node.first = node.first.min(first);
+        }
+        match skeleton.begins {
+            Some(beginning) => node.under.insert(beginning, drawer),
+            None => node.exact = drawer,
         }
     }
 
     fn search(&self, search: &mut Search<'_>) {
-        let mut rest = match search.path.strip_prefix('/') {
-            Some(rest) if !self.children.is_empty() => rest,
-            _ => return,
-        };
-        let mut node = self;
-        loop {
+        let path = search.path;
+        let Some(mut rest) = path.strip_prefix('/').filter(|_| self.first != u32::MAX) else { return };
+        let mut level: SmallVec<[&PathTree; 8]> = smallvec![self];
+        while !level.is_empty() {
             let (segment, tail) = match rest.split_once('/') {
                 Some((segment, tail)) => (segment, Some(tail)),
                 None => (rest, None),
             };
-            match node.children.get(segment) {
-                Some(child) => node = child,
-                None => return,
-            }
-            match tail {
-                Some(tail) => {
-                    node.under.search(search);
-                    rest = tail;
+            let mut next = SmallVec::new();
+            for node in level {
+                if node.first as usize >= search.best {
+                    continue;
                 }
-                None => return node.exact.search(search),
+                node.under.search(segment, search);
+                let child = if segment.len() <= node.longest { node.children.get(segment) } else { None };
+                let any = node.any.as_deref().filter(|_| !segment.is_empty());
+                for child in child.into_iter().chain(any) {
+                    match tail {
+                        Some(_) => next.push(child),
+                        None if (child.first as usize) < search.best => child.exact.search(search),
+                        None => {}
+                    }
+                }
             }
+            let Some(tail) = tail else { return };
+            (level, rest) = (next, tail);
+            // What comes first, found first, spares the others.
+            level.sort_unstable_by_key(|node: &&PathTree| node.first);
+        }
+    }
+}
+
+/// Routes by what a segment begins with.
+#[derive(Debug, Default)]
+struct Beginnings {
+    /// Those of nothing in particular.
+    any: Drawer,
+    by_text: Map<Box<str>, Drawer>,
+    /// Lengths of the texts that occur, ascending.
+    lengths: Vec<usize>,
+}
+
+impl Beginnings {
+    fn insert(&mut self, text: Box<str>, drawer: Drawer) {
+        if text.is_empty() {
+            self.any = drawer;
+            return;
+        }
+        if let Err(at) = self.lengths.binary_search(&text.len()) {
+            self.lengths.insert(at, text.len());
+        }
+        self.by_text.insert(text, drawer);
+    }
+
+    fn search(&self, segment: &str, search: &mut Search<'_>) {
+        self.any.search(search);
+        for beginning in self.lengths.iter().map_while(|length| segment.get(..*length)) {
+            open(&self.by_text, beginning, search);
         }
     }
 }

@@ -42,7 +42,10 @@ fn parsed<T>(texts: &[&str], parse: fn(&str) -> Result<T, String>) -> Vec<T> {
 
 const AUTHORITIES: [&str; 14] =
     ["a", "b", "a:80", "a:8080", "a:*", "x.a", "*", "*:*", "*:8080", "*.a", "*.x.a", "*.a:*", "*.a:8080", "[::1]"];
-const PATHS: [&str; 11] = ["*", "/", "/*", "/p", "/p/", "/p/*", "/p*", "/p/q", "/p/*/r", "/p/*/r/*", "/p/q/*"];
+const PATHS: [&str; 18] = [
+    "*", "/", "/*", "/p", "/p/", "/p/*", "/p*", "/p/q", "/p/*/r", "/p/*/r/*", "/p/q/*", "/*/q", "/*/q*", "/*/*/r",
+    "/*/*/*", "/*/", "/p/*/", "/*/q/r*",
+];
 const VALUES: [&str; 4] = ["*", "v", "w", "v*"];
 
 fn matcher() -> impl Strategy<Value = Matcher> {
@@ -87,7 +90,7 @@ fn matcher() -> impl Strategy<Value = Matcher> {
 
 fn facts() -> impl Strategy<Value = Facts> {
     let hosts = ["a", "b", "x.a", "y.x.a", "c", "a:8080", "x.a:8080", "[::1]", "a:443"];
-    let paths = ["/", "/p", "/p/", "/p/q", "/p/q/r", "/p/q/r/s", "/px", "/q", "*"];
+    let paths = ["/", "/p", "/p/", "/p/q", "/p/q/r", "/p/q/r/s", "/px", "/q", "*", "/p//", "//q", "/x/qr", "/x/q/rs"];
     let networks = ["10.1.2.0/24", "10.2.0.0/16", "10.0.0.0/8", "0.0.0.0/0", "2001:db8:1::/48", "fd00::/8"];
     let choose = (
         proptest::sample::select(hosts.to_vec()),
@@ -156,6 +159,12 @@ fn many(matcher: impl Fn(usize) -> Matcher) -> Vec<Arc<Route>> {
     (0..2000).map(|at| route(at, matcher(at))).collect()
 }
 
+/// Eleven segments, each `a` or a wildcard; `*` at the end. The later the route, the fewer wildcards.
+fn wild(number: usize) -> String {
+    let segments = (0..11).map(|bit| if number >> bit & 1 == 0 { "/*" } else { "/a" });
+    segments.chain(["/*"]).collect()
+}
+
 fn authority(text: &str) -> Vec<AuthorityPattern> {
     parsed(&[text], AuthorityPattern::parse)
 }
@@ -184,6 +193,21 @@ fn few_routes_are_tested_however_many_there_are() {
             "path under one authority",
             many(|n| Matcher { authorities: authority("a"), paths: path(&format!("/p{n}/*")), ..Matcher::default() }),
             get("a", "/p7/x/y"),
+        ),
+        (
+            "path behind a wildcard",
+            many(|n| Matcher { paths: path(&format!("/*/b{n}")), ..Matcher::default() }),
+            get("a", &format!("/{}/b7", "x".repeat(4000))),
+        ),
+        (
+            "what a segment begins with",
+            many(|n| Matcher { paths: path(&format!("/*/b{n}-*")), ..Matcher::default() }),
+            get("a", "/x/b7-8/9"),
+        ),
+        (
+            "wildcards and texts in every order",
+            many(|n| Matcher { paths: path(&wild(n)), ..Matcher::default() }),
+            get("a", &"/a".repeat(16_000)),
         ),
         (
             "authority and path, a hundred of each",

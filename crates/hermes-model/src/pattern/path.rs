@@ -82,6 +82,25 @@ impl PathPattern {
         }
     }
 
+    /// The pattern segment by segment. `None` is the pattern that matches anything, a path or none.
+    pub(crate) fn skeleton(&self) -> Option<Skeleton> {
+        let last = self.pieces.len().checked_sub(1)?;
+        let mut segments = Vec::new();
+        for (at, piece) in self.pieces.iter().enumerate() {
+            // A piece begins with the slash behind a wildcard, and ends with the one before the next.
+            let body = piece.strip_prefix('/')?;
+            if at < last {
+                let body = body.strip_suffix('/');
+                segments.extend(body.into_iter().flat_map(|body| body.split('/')).map(|text| Some(Box::from(text))));
+                segments.push(None);
+            } else {
+                segments.extend(body.split('/').map(|text| Some(Box::from(text))));
+            }
+        }
+        let begins = if self.open { segments.pop().flatten() } else { None };
+        Some(Skeleton { segments, begins })
+    }
+
     /// What every matching path begins with, up to and with its last `/`; `/` or nothing where
     /// the pattern has no literal segment.
     pub fn literal_prefix(&self) -> &str {
@@ -97,6 +116,22 @@ impl PathPattern {
             ([prefix], None) if self.open => other.pieces.first().is_some_and(|piece| piece.starts_with(&**prefix)),
             _ => self == other,
         }
+    }
+}
+
+/// A pattern as segments, for an index of patterns.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Skeleton {
+    /// Literal segments; `None` is any one segment that is not empty.
+    pub(crate) segments: Vec<Option<Box<str>>>,
+    /// Of a pattern that is open: what the segment behind those begins with, perhaps nothing. `None`: no segment follows.
+    pub(crate) begins: Option<Box<str>>,
+}
+
+impl Skeleton {
+    /// True where it tells paths apart at all.
+    pub(crate) fn tells(&self) -> bool {
+        !self.segments.is_empty() || self.begins.as_deref() != Some("")
     }
 }
 

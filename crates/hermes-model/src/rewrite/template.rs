@@ -38,11 +38,13 @@ pub enum Placeholder {
     Method,
     /// `{node}`: this node's name.
     Node,
+    /// `{client-address}`: the client's IP address, without a port.
+    ClientAddress,
 }
 
 impl Placeholder {
     /// Every placeholder with its name.
-    pub const ALL: [(&'static str, Placeholder); 10] = [
+    pub const ALL: [(&'static str, Placeholder); 11] = [
         ("path", Placeholder::Path),
         ("query", Placeholder::Query),
         ("path-and-query", Placeholder::PathAndQuery),
@@ -53,6 +55,7 @@ impl Placeholder {
         ("scheme", Placeholder::Scheme),
         ("method", Placeholder::Method),
         ("node", Placeholder::Node),
+        ("client-address", Placeholder::ClientAddress),
     ];
 }
 
@@ -170,6 +173,7 @@ impl Placeholder {
             Placeholder::Scheme => out.push_str(facts.scheme()),
             Placeholder::Method => out.push_str(facts.method.as_str()),
             Placeholder::Node => out.push_str(vars.node),
+            Placeholder::ClientAddress => out.push_str(&facts.client_address().to_string()),
         }
     }
 }

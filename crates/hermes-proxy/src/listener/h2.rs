@@ -33,11 +33,19 @@ use crate::stream::{ByteStream, Receiver, Sender};
 use crate::upstream::pool::{FRAME_BUDGET, MAX_FRAME, SEND_BUFFER};
 use crate::worker::Worker;
 
+/// Bytes that are read before the worker's other tasks have their turn.
+const MAX_READ_PER_TURN: usize = 64 << 10;
+/// The same at first, and behind a turn that brought many heads.
+const MIN_READ_PER_TURN: usize = 512;
+/// Heads that one turn may bring before the next one reads less.
+const HEADS_PER_TURN: usize = 8;
+
 /// Serves a connection until it ends.
 pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: Watched, client: Client) {
     connection.is_shared.set(true);
     let limits = worker.generation().snapshot.limits.clone();
     let bounds = Bounds::of(&client, &limits);
+    let (turn, mut allowance) = (io.turn(), MIN_READ_PER_TURN);
     let connection_window = bounds.connection_window;
     let mut http = match begin(io, &bounds, &limits).await {
         Ok(http) => http,
@@ -57,6 +65,8 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
     let mut draining = false;
     let mut cancels = Cancels::new(&bounds);
     std::future::poll_fn(|cx| {
+        turn.set(allowance);
+        let began = cancels.began;
         if !draining && connection.drain.poll(cx).is_ready() {
             draining = true;
             http.graceful_shutdown();
@@ -90,6 +100,9 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
                 Poll::Pending => break,
             }
         }
+        // A byte of heads costs a hundred times what one of data does, and others wait for their turn.
+        let heads = cancels.began - began;
+        allowance = if heads > HEADS_PER_TURN { MIN_READ_PER_TURN } else { (2 * allowance).min(MAX_READ_PER_TURN) };
         // Whatever the streams write wakes the connection, which then sends it.
         while let Poll::Ready(Some(fate)) = Pin::new(&mut streams).poll_next(cx) {
             if cancels.count(fate) {

@@ -5,6 +5,7 @@
 //! bounded by QUIC's limits and ours; requests that are begun to be broken off end the connection, as
 //! over HTTP/2.
 
+use std::cell::Cell;
 use std::future::Future;
 use std::pin::pin;
 use std::rc::Rc;
@@ -86,6 +87,8 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
     let mut accepting = pin!(link.connection.accept_bi());
     let mut streams = FuturesUnordered::new();
     let mut has_said_goaway = false;
+    let headless = Rc::new(Cell::new(0));
+    let most_headless = if client.trust.is_believed() { MAX_HEADLESS_BELIEVED } else { MAX_HEADLESS };
     std::future::poll_fn(|cx| {
         if driver.as_mut().poll(cx).is_ready() {
             return Poll::Ready(());
@@ -111,7 +114,9 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
             has_said_goaway = true;
             link.say_goaway(ANY_STREAM + link.first_request());
         }
-        while let Poll::Ready(accepted) = accepting.as_mut().poll(cx) {
+        while headless.get() < most_headless
+            && let Poll::Ready(accepted) = accepting.as_mut().poll(cx)
+        {
             let Ok((mut send, mut recv)) = accepted else { return Poll::Ready(()) };
             accepting.set(link.connection.accept_bi());
             follow(worker, connection, &mut client);
@@ -124,8 +129,10 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
             // The rest of a request is not wanted once it is answered (RFC 9114, 4.1).
             let recv = halves::Receiver::new(worker, recv, link.clone(), bounds, Code::NoError);
             let send = halves::Sender::new(send, link.clone());
-            streams.push(serve_stream(worker.clone(), connection.clone(), client.clone(), recv, send));
+            let waiting = Headless::begin(&headless);
+            streams.push(serve_stream(worker.clone(), connection.clone(), client.clone(), recv, send, waiting));
         }
+        let held_up = headless.get() >= most_headless;
         while let Poll::Ready(Some(fate)) = streams.poll_next_unpin(cx) {
             if cancels.count(fate) {
                 worker.shared.metrics.limit("calm");
@@ -133,9 +140,34 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
                 return Poll::Ready(());
             }
         }
+        if held_up && headless.get() < most_headless {
+            cx.waker().wake_by_ref();
+        }
         Poll::Pending
     })
     .await;
+}
+
+/// Streams of one connection whose heads have not come: each costs as much as one that is served. Others wait in QUIC,
+/// where they cost little.
+const MAX_HEADLESS: usize = 32;
+/// The same of a believed peer, which carries the requests of many.
+const MAX_HEADLESS_BELIEVED: usize = 256;
+
+/// A stream whose head has not come, until this is dropped.
+struct Headless(Rc<Cell<usize>>);
+
+impl Headless {
+    fn begin(all: &Rc<Cell<usize>>) -> Self {
+        all.set(all.get() + 1);
+        Self(all.clone())
+    }
+}
+
+impl Drop for Headless {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
 }
 
 /// A client that has moved is where it is now: what it asks from there is not believed for where it was. Nor is it
@@ -161,9 +193,10 @@ async fn serve_stream(
     client: Rc<Client>,
     recv: halves::Receiver,
     send: halves::Sender,
+    waiting: Headless,
 ) -> Fate {
     let delivered = send.delivered();
-    let fate = serve_request(worker, connection, client, recv, send).await;
+    let fate = serve_request(worker, connection, client, recv, send, waiting).await;
     // quinn would not send what is left once the connection closes, as it does where all its streams are through.
     delivered.await;
     fate
@@ -175,10 +208,12 @@ async fn serve_request(
     client: Rc<Client>,
     mut recv: halves::Receiver,
     mut send: halves::Sender,
+    waiting: Headless,
 ) -> Fate {
     let fault = recv.fault();
     let within = worker.generation().snapshot.limits.header_timeout;
     let head = tokio::time::timeout(within, take_head(&mut recv)).await;
+    drop(waiting);
     let (mut parts, length) = match head.unwrap_or(Err(NoRequest::Late)) {
         Ok(head) => head,
         Err(why) => return turn_away(&worker, &client, recv, send, why).await,

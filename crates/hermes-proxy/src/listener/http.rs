@@ -4,7 +4,7 @@
 //! `h1` or `h2`. By ALPN where there is TLS and the client offered it; else by the first bytes:
 //! HTTP/2 begins with a preface that no HTTP/1.1 request is (RFC 9113, 3.4).
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -107,17 +107,52 @@ pub(crate) struct Watched {
     ahead: Bytes,
     connection: Rc<Connection>,
     worker: Rc<Worker>,
+    /// Bytes that may be read before others have their turn.
+    turn: Rc<Cell<usize>>,
 }
 
 impl Watched {
     pub(crate) fn new(worker: &Rc<Worker>, connection: &Rc<Connection>, io: Io) -> Self {
         let io = Rc::new(RefCell::new(io));
-        Self { io, ahead: Bytes::new(), connection: connection.clone(), worker: worker.clone() }
+        Self {
+            io,
+            ahead: Bytes::new(),
+            connection: connection.clone(),
+            worker: worker.clone(),
+            turn: Rc::new(Cell::new(usize::MAX)),
+        }
+    }
+
+    /// What may be read in one turn of whoever reads: set anew for each.
+    pub(super) fn turn(&self) -> Rc<Cell<usize>> {
+        self.turn.clone()
     }
 
     /// Its client is gone when it has closed, whatever of it is not read yet.
     pub(crate) fn is_looked_at(&self) {
         *self.connection.socket.borrow_mut() = Rc::downgrade(&self.io);
+    }
+
+    fn poll_read_in_turn(&self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<usize>> {
+        let turn = self.turn.get();
+        if turn == 0 {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let io = &mut *self.io.borrow_mut();
+        let before = buf.filled().len();
+        if turn < FIRST_READ {
+            // No more than may be read, whatever has room.
+            let mut part = [0; FIRST_READ];
+            let mut part = ReadBuf::new(&mut part[..turn.min(buf.remaining())]);
+            std::task::ready!(Pin::new(io).poll_read(cx, &mut part))?;
+            buf.put_slice(part.filled());
+        } else {
+            std::task::ready!(Pin::new(io).poll_read(cx, buf))?;
+        }
+        let read = buf.filled().len() - before;
+        self.turn.set(turn.saturating_sub(read));
+        Poll::Ready(Ok(read))
     }
 
     /// The connection itself; `None`: somebody else has it.
@@ -134,9 +169,7 @@ impl AsyncRead for Watched {
             buf.put_slice(&this.ahead[..most]);
             this.ahead.advance(most);
         } else {
-            let before = buf.filled().len();
-            std::task::ready!(Pin::new(&mut *this.io.borrow_mut()).poll_read(cx, buf))?;
-            if buf.filled().len() == before {
+            if std::task::ready!(this.poll_read_in_turn(cx, buf))? == 0 {
                 return Poll::Ready(Ok(()));
             }
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use hermes_model::authority::Authority;
 use hermes_model::facts::Kind;
 use hermes_wire::{connect_ip, connect_udp};
-use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, HOST, TRANSFER_ENCODING, UPGRADE};
+use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Version};
@@ -56,7 +56,7 @@ pub(super) fn target(parts: &Parts, secure: bool) -> Result<Target, Error> {
     let scheme = scheme(parts, secure);
     let default_port = if scheme == http::uri::Scheme::HTTPS { 443 } else { 80 };
     let (authority, host) = request_authority(parts, default_port)?;
-    let path = parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+    let path = path(parts.uri.path_and_query());
     let (kind, ask) = (Kind::Http, Ask::Response);
     let exchange = Target { kind, host, ask, authority, path, scheme, network: None, protocol: None };
     let Some(protocol) = protocol else { return Ok(exchange) };
@@ -168,6 +168,19 @@ fn ip_target(asked: Target) -> Result<Target, Error> {
     Ok(Target { kind: Kind::Ip, host, ask, authority, network, protocol, ..asked })
 }
 
+/// The path and query that is asked for. One that has no path (`http://HOST#x`, `?q`) asks for `/` (RFC 9110,
+/// section 4.2.3), and is sent on so: the crate `http` would write nothing, or a query alone.
+fn path(asked: Option<&PathAndQuery>) -> PathAndQuery {
+    match asked.map(PathAndQuery::as_str) {
+        // The crate says `/` of an empty one too.
+        None | Some("/") => PathAndQuery::from_static("/"),
+        Some(query) if query.starts_with('?') => {
+            PathAndQuery::try_from(format!("/{query}")).unwrap_or(PathAndQuery::from_static("/"))
+        }
+        Some(_) => asked.cloned().unwrap_or(PathAndQuery::from_static("/")),
+    }
+}
+
 /// The scheme that the client named: h2's `:scheme`, or an absolute-form URI. Else the connection's.
 fn scheme(parts: &Parts, secure: bool) -> http::uri::Scheme {
     match parts.uri.scheme() {
@@ -214,15 +227,10 @@ pub(super) fn excerpt(text: &str) -> String {
     format!("{shown:?}")
 }
 
-/// hyper counts by itself, h2 only bytes. The crumbs of a cookie are one line: h2 clients split it as
-/// they like.
+/// hyper counts by itself, h2 only bytes. The crumbs of a cookie are one line by now.
 pub(super) fn count_lines(worker: &Worker, headers: &HeaderMap) -> Result<(), Error> {
     let most = worker.generation().snapshot.limits.header_count;
     if headers.len() <= most {
-        return Ok(());
-    }
-    let crumbs = headers.get_all(COOKIE).iter().count();
-    if headers.len() - crumbs.saturating_sub(1) <= most {
         return Ok(());
     }
     worker.shared.metrics.limit("headers");

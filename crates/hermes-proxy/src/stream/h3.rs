@@ -89,7 +89,7 @@ impl Receiver {
 
     /// It is this session's, which ends where too much lies unread.
     pub(crate) fn bind(&self, session: &Rc<Entry>) {
-        self.recv.bind(session);
+        self.recv.bind(session, self.trailers.as_ref().map_or(0, Bytes::len));
     }
 
     /// The encoded head: the first frame that is one. `None`: the stream ended without.

@@ -15,6 +15,7 @@ use std::task::{Wake, Waker};
 
 use bytes::Bytes;
 use futures_util::task::AtomicWaker;
+use http::HeaderMap;
 use slab::Slab;
 
 use crate::error::Error;
@@ -24,7 +25,7 @@ use crate::worker::Worker;
 /// What was received on a stream and not read yet.
 pub(crate) trait Unread {
     /// Takes out of the connection what nobody reads. Stalled is what lay there at the last sweep already.
-    fn sweep(&mut self);
+    fn sweep(&mut self, worker: &Worker);
     fn account(&mut self) -> &mut Account;
 }
 
@@ -98,6 +99,13 @@ impl Account {
     /// Nothing lay there, and nothing came.
     pub(super) fn is_quiet(&self) -> bool {
         self.lay == 0 && self.notice.is_idle()
+    }
+
+    /// A head that waits there beside the bytes is its session's, too.
+    pub(super) fn hold_head(&self, worker: &Worker, head: &HeaderMap) {
+        if let Some(session) = &self.session {
+            session.hold_head(worker, head);
+        }
     }
 
     /// Nobody is to read it any more.
@@ -190,7 +198,7 @@ impl Wake for Notice {
 /// `limits.unread` lies there.
 pub(crate) fn sweep(worker: &Worker) {
     let inboxes = worker.live.inboxes.borrow();
-    inboxes.iter().for_each(|(_, inbox)| inbox.borrow_mut().sweep());
+    inboxes.iter().for_each(|(_, inbox)| inbox.borrow_mut().sweep(worker));
     let mut stalled: Vec<_> = inboxes
         .iter()
         .map(|(_, inbox)| RefMut::map(inbox.borrow_mut(), Unread::account))

@@ -13,6 +13,7 @@ mod crumbs;
 mod downgrade;
 mod floods;
 mod garbage;
+mod head_memory;
 mod heads;
 mod lab;
 mod memory;

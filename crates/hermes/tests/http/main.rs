@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod balancing;
+mod client_address;
 mod early;
 mod exchanges;
 mod expect;
@@ -13,12 +14,14 @@ mod forward_proxy;
 mod headers;
 mod interim;
 mod lab;
+mod look_alikes;
 mod loops;
 mod max_forwards;
 mod names;
 mod network;
 mod pools;
 mod retries;
+mod targets;
 mod timeouts;
 mod trailers;
 mod tunnels;

@@ -7,15 +7,16 @@
 //! set what the steps before took away.
 
 use hermes_model::authority::Authority;
+use hermes_model::facts::Kind;
 use hermes_model::rewrite::{Head, Rewrite, Vars};
 use hermes_wire::traceparent::Traceparent;
-use http::header::{COOKIE, HOST, HeaderName, HeaderValue};
+use http::header::{HOST, HeaderName, HeaderValue};
 use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderMap, Method, Request as HttpRequest, Uri, Version};
 
 use crate::body::Attempt;
 use crate::error::Error;
-use crate::headers::{self, Via};
+use crate::headers::{self, Forwarded, Via};
 use crate::live::Entry;
 use crate::reverse;
 use crate::service::max_forwards;
@@ -69,7 +70,8 @@ impl Outgoing {
         }
         dress.via.append(&mut fields, dress.version);
         headers::set_trace(&mut fields, dress.trace);
-        headers::set_forwarded(&mut fields, facts.source, facts.trust.is_believed());
+        let asked = (facts.kind == Kind::Http).then_some((dress.scheme, dress.host));
+        Forwarded { source: facts.source, believed: facts.trust.is_believed(), asked }.set(&mut fields);
         max_forwards::count_down(&mut fields, &facts.method);
         if !is_node {
             headers::strip_overlay(&mut fields);
@@ -105,7 +107,7 @@ impl Outgoing {
 
     /// An HTTP/1.1 request in origin form.
     pub(crate) fn into_h1(mut self, body: Attempt) -> HttpRequest<Attempt> {
-        join_cookies(&mut self.fields);
+        headers::join_cookies(&mut self.fields);
         self.fields.insert(HOST, self.host);
         let mut request = HttpRequest::new(body);
         *request.method_mut() = self.method;
@@ -131,20 +133,6 @@ impl Outgoing {
         parts.authority = http::uri::Authority::try_from(self.host.as_bytes()).ok();
         parts.path_and_query = Some(self.path.clone());
         Uri::from_parts(parts).unwrap_or_default()
-    }
-}
-
-/// h2 may split the cookie into crumbs; h1 has one line (RFC 9113, 8.2.3).
-fn join_cookies(fields: &mut HeaderMap) {
-    let mut crumbs = fields.get_all(COOKIE).iter();
-    let (Some(first), Some(second)) = (crumbs.next(), crumbs.next()) else { return };
-    let mut joined = first.as_bytes().to_vec();
-    for crumb in std::iter::once(second).chain(crumbs) {
-        joined.extend_from_slice(b"; ");
-        joined.extend_from_slice(crumb.as_bytes());
-    }
-    if let Ok(value) = HeaderValue::from_bytes(&joined) {
-        fields.insert(COOKIE, value);
     }
 }
 

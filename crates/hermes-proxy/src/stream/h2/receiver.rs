@@ -71,6 +71,8 @@ pub(crate) struct Inbox {
     account: Account,
     /// What h2 said instead of data, once what is held is read.
     failed: Option<h2::Error>,
+    /// Taken out of h2.
+    trailers: Option<HeaderMap>,
     window: Rc<Window>,
 }
 
@@ -117,6 +119,19 @@ impl Inbox {
         Poll::Ready(Some(Ok(whole.into_bytes())))
     }
 
+    /// Trailers behind bytes that nobody reads: more lines than may be are not kept for whoever would refuse them.
+    fn take_trailers(&mut self, worker: &Worker) {
+        let mut cx = Context::from_waker(&self.account.waker);
+        if let Poll::Ready(Ok(Some(trailers))) = self.recv.poll_trailers(&mut cx) {
+            if trailers.len() > worker.generation().snapshot.limits.header_count {
+                self.failed = Some(h2::Reason::ENHANCE_YOUR_CALM.into());
+                return;
+            }
+            self.account.hold_head(worker, &trailers);
+            self.trailers = Some(trailers);
+        }
+    }
+
     /// The peer had said all, and then that it wants to hear no more.
     fn is_whole(&mut self, error: &h2::Error) -> bool {
         let stream = self.recv.stream_id().as_u32();
@@ -137,22 +152,26 @@ impl Inbox {
 }
 
 impl Unread for Inbox {
-    fn sweep(&mut self) {
+    fn sweep(&mut self, worker: &Worker) {
         if self.account.is_quiet() {
             return;
         }
         let mut small = BytesMut::new();
         while self.failed.is_none()
-            && let Poll::Ready(Some(taken)) = self.poll_recv()
+            && let Poll::Ready(taken) = self.poll_recv()
         {
             match taken {
                 // A chunk keeps all that was read from the socket with it, however little it is itself.
-                Ok(chunk) if chunk.len() < GATHER && small.len() < GATHER => small.extend_from_slice(&chunk),
-                Ok(chunk) => {
+                Some(Ok(chunk)) if chunk.len() < GATHER && small.len() < GATHER => small.extend_from_slice(&chunk),
+                Some(Ok(chunk)) => {
                     self.account.hold(small.split().freeze());
                     self.account.hold(chunk);
                 }
-                Err(error) => self.failed = Some(error),
+                Some(Err(error)) => self.failed = Some(error),
+                None => {
+                    self.take_trailers(worker);
+                    break;
+                }
             }
         }
         self.account.hold(small.freeze());
@@ -189,7 +208,7 @@ pub(crate) struct Receiver {
 impl Receiver {
     /// `window` is the one of the stream's connection.
     pub(crate) fn new(worker: &Rc<Worker>, recv: RecvStream, window: &Rc<Window>) -> Self {
-        let inbox = Inbox { recv, account: Account::new(worker), failed: None, window: window.clone() };
+        let inbox = Inbox { recv, account: Account::new(worker), failed: None, trailers: None, window: window.clone() };
         Self { inbox: Swept::new(worker, inbox) }
     }
 
@@ -224,7 +243,13 @@ impl Receiver {
     /// The trailers, after the last chunk.
     pub(crate) fn poll_trailers(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<HeaderMap>, h2::Error>> {
         let inbox = &mut *self.inbox.borrow_mut();
-        match ready!(inbox.recv.poll_trailers(cx)) {
+        if let Some(trailers) = inbox.trailers.take() {
+            return Poll::Ready(Ok(Some(trailers)));
+        }
+        // As data is asked for: the sweep asks with this waker too, and h2 knows one at a time.
+        inbox.account.notice.reader.register(cx.waker());
+        let polled = inbox.recv.poll_trailers(&mut Context::from_waker(&inbox.account.waker));
+        match ready!(polled) {
             Err(error) if inbox.is_whole(&error) => Poll::Ready(Ok(None)),
             other => Poll::Ready(other),
         }
@@ -233,6 +258,6 @@ impl Receiver {
     /// Nothing is left to read.
     pub(crate) fn is_end_stream(&self) -> bool {
         let inbox = self.inbox.borrow();
-        !inbox.account.holds() && inbox.failed.is_none() && inbox.recv.is_end_stream()
+        !inbox.account.holds() && inbox.failed.is_none() && inbox.trailers.is_none() && inbox.recv.is_end_stream()
     }
 }

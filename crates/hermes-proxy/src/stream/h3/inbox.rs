@@ -87,7 +87,7 @@ impl Inbox {
 }
 
 impl Unread for Inbox {
-    fn sweep(&mut self) {
+    fn sweep(&mut self, _: &Worker) {
         if self.account.is_quiet() {
             return;
         }
@@ -137,8 +137,10 @@ impl Source {
     }
 
     /// It is this session's, which ends where too much lies unread.
-    pub(super) fn bind(&self, session: &Rc<Entry>) {
+    /// So many bytes were read from it and are kept.
+    pub(super) fn bind(&self, session: &Rc<Entry>, kept: usize) {
         self.inbox.bind(session);
+        session.hold(&self.inbox.worker, kept as u64);
     }
 
     pub(super) fn id(&self) -> StreamId {

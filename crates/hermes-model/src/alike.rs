@@ -1,0 +1,71 @@
+//! Field names that origins cannot tell apart.
+//!
+//! In: names of fields. Out: whether CGI, WSGI and their like make one variable of two of them. They write letters in
+//! upper case, keep digits and turn every other character into `_` (RFC 3875, section 4.1.18), so that `x_user` from a
+//! stranger overrides `x-user` from a listener. Never: two equal names are not alike but the same.
+
+use http::{HeaderMap, HeaderName};
+
+/// Removes fields whose names are like `name` and not equal to it.
+pub fn remove_alike(headers: &mut HeaderMap, name: &HeaderName) {
+    remove_where(headers, |other| other != name && is_alike(other.as_str(), name.as_str()));
+}
+
+/// True where `name` begins with `prefix`, or with what is like it.
+pub fn begins_alike(name: &str, prefix: &str) -> bool {
+    name.as_bytes().get(..prefix.len()).is_some_and(|beginning| is_alike_bytes(beginning, prefix.as_bytes()))
+}
+
+/// Removes the fields whose names `is_unwanted`; allocates only where there are some.
+pub fn remove_where(headers: &mut HeaderMap, is_unwanted: impl Fn(&HeaderName) -> bool) {
+    let unwanted: Vec<HeaderName> = headers.keys().filter(|name| is_unwanted(name)).cloned().collect();
+    for name in unwanted {
+        headers.remove(name);
+    }
+}
+
+/// Names are in lower case, as the crate `http` has them.
+fn is_alike(a: &str, b: &str) -> bool {
+    is_alike_bytes(a.as_bytes(), b.as_bytes())
+}
+
+fn is_alike_bytes(a: &[u8], b: &[u8]) -> bool {
+    let is_other = |byte: &u8| !byte.is_ascii_alphanumeric();
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a == b || (is_other(a) && is_other(b)))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn names_that_become_one_variable_are_alike() {
+        for (a, b, alike) in [
+            ("x_user", "x-user", true),
+            ("x.user", "x-user", true),
+            ("x-user", "x_user", true),
+            ("x-user-id", "x_user-id", true),
+            ("xuser", "x-user", false),
+            ("x_user", "x-users", false),
+            ("x_usea", "x-user", false),
+        ] {
+            assert_eq!(is_alike(a, b), alike, "{a} {b}");
+        }
+        assert!(begins_alike("hermes_user", "hermes-") && begins_alike("hermes-user", "hermes-"));
+        assert!(!begins_alike("hermesuser", "hermes-") && !begins_alike("hermes", "hermes-"));
+    }
+
+    #[test]
+    fn the_name_itself_stays() {
+        let mut headers = HeaderMap::new();
+        for name in ["x-user", "x_user", "x.user", "x-users"] {
+            headers.insert(HeaderName::from_static(name), HeaderValue::from_static("1"));
+        }
+        remove_alike(&mut headers, &HeaderName::from_static("x-user"));
+        let mut names: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["x-user", "x-users"]);
+    }
+}
