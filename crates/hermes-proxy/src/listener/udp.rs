@@ -14,11 +14,12 @@ use hermes_model::facts::{Kind, Trust};
 use hermes_model::snapshot::ListenerProtocol;
 use hermes_net::udp::{self, ReceiveBuffer, UdpSocket};
 
-use super::flows::{FlowTable, Known, Place, push};
+use super::flows::{FlowTable, Known, push};
 use super::{Ending, ip, open};
 use crate::datagram::{Flow, FlowQueue, Port, QUIET};
 use crate::request::{Origin, from_flow};
 use crate::session::{self, Near, Served};
+use crate::shares::Share;
 use crate::signal::Signal;
 use crate::worker::{Worker, go_on_later};
 
@@ -42,8 +43,8 @@ struct Flows {
 
 /// Receives for all flows of a listener, until it closes.
 pub(crate) async fn receive_all(worker: Rc<Worker>, socket: UdpSocket, name: Arc<str>, ending: Rc<Signal<Ending>>) {
-    let count = worker.generation().listening(&name).map(|state| state.flows.clone()).unwrap_or_default();
-    let by_source = FlowTable::new(&worker, count);
+    let shares = worker.generation().listening(&name).map(|state| state.flows.clone()).unwrap_or_default();
+    let by_source = FlowTable::new(&worker, shares);
     let mut flows = Flows { worker, socket: Rc::new(socket), name, by_source, closing: false, carries_ip: false };
     let how = std::future::poll_fn(|cx| {
         if let Poll::Ready(how) = ending.poll(cx) {
@@ -104,8 +105,9 @@ impl Flows {
         if !ip::admits(&self.worker, listener, source) {
             return;
         }
-        let Some((queue, place)) = self.by_source.begin(source, &self.socket, datagram) else { return };
-        self.worker.spawn(serve(self.worker.clone(), self.name.clone(), Flow::new(queue, source), place));
+        let begun = self.by_source.begin(source, source.ip(), &self.socket, datagram);
+        let Some((queue, share)) = begun else { return };
+        self.worker.spawn(serve(self.worker.clone(), self.name.clone(), Flow::new(queue, source), share));
     }
 
     /// The listener ends. Live flows go on, each on a socket of its own that the kernel prefers for
@@ -193,11 +195,11 @@ async fn feed(worker: Rc<Worker>, socket: Rc<UdpSocket>, peer: SocketAddr, queue
     .await;
 }
 
-async fn serve(worker: Rc<Worker>, name: Arc<str>, flow: Flow, place: Place) {
+async fn serve(worker: Rc<Worker>, name: Arc<str>, flow: Flow, share: Share) {
     let queue = flow.queue.clone();
     serve_flow(&worker, &name, flow).await;
     queue.close();
-    drop(place);
+    drop(share);
 }
 
 async fn serve_flow(worker: &Rc<Worker>, name: &Arc<str>, flow: Flow) {
