@@ -185,7 +185,7 @@ const fn payload(bytes: u32) -> Datagram {
 }
 
 limits! {
-    /// Client connections of the whole node, over all listeners.
+    /// Client connections of the whole node, over all listeners. No more than half of the descriptors.
     connections / "connections": usize as usize; 8000, 1, 10_000_000;
     /// Bytes of a request's or a response's headers, field names and values together. The table of a head
     /// holds 24,576 names and panics at one more. HTTP/2 counts 32 bytes for each name beside its own, so

@@ -79,9 +79,21 @@ pub fn spare(socket: &impl AsRawFd) -> io::Result<()> {
     Err(io::Error::from_raw_os_error(libc::EMFILE))
 }
 
+/// How many descriptors the process may have.
+pub fn descriptors() -> usize {
+    let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);
+    usize::try_from(limit).unwrap_or(usize::MAX)
+}
+
 /// Whether it says that there are no descriptors left, of the process or of the machine.
 pub fn is_lack(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+}
+
+/// Whether the text of an error tells of a lack of descriptors or memory, which passes.
+pub fn tells_of_lack(text: &str) -> bool {
+    // As the standard library writes errors of the system.
+    [libc::EMFILE, libc::ENFILE, libc::ENOMEM].iter().any(|code| text.contains(&format!("(os error {code})")))
 }
 
 /// Raises the soft limit of open files towards `wanted`, up to the hard one. Returns what it is now.

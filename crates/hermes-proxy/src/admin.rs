@@ -3,6 +3,7 @@
 //! In: GET requests on its own listener, on the main thread, so that scraping never delays
 //! traffic. Out: text and JSON. Never: a change of anything, or a secret.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
 use std::net::IpAddr;
@@ -10,7 +11,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HOST, HeaderValue};
@@ -21,13 +22,16 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 
 use crate::node::NodeView;
+use crate::seldom::Seldom;
 
-/// Connections at once; a scraper needs one.
+/// Connections at once; a scraper needs one. For one more the oldest is closed.
 const CONNECTIONS: usize = 64;
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Between two log lines about connections that could not be accepted.
+const UNACCEPTED_INTERVAL: Duration = Duration::from_secs(60);
 /// For what waits to be sent: who reads nothing must not hold a place for ever.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -38,12 +42,19 @@ pub type Readiness = Arc<AtomicBool>;
 pub async fn serve(listener: TcpListener, view: NodeView, ready: Readiness) {
     let on_loopback = listener.local_addr().is_ok_and(|address| address.ip().is_loopback());
     let mut connections = JoinSet::new();
+    let mut open = VecDeque::new();
+    let (unaccepted, begun) = (Seldom::every(UNACCEPTED_INTERVAL), Instant::now());
     loop {
         tokio::select! {
-            accepted = listener.accept(), if connections.len() < CONNECTIONS => match accepted {
+            accepted = listener.accept() => match accepted {
                 Ok((tcp, _)) => {
+                    // None that says nothing keeps others out.
+                    open.retain(|connection: &AbortHandle| !connection.is_finished());
+                    if open.len() >= CONNECTIONS {
+                        open.pop_front().inspect(AbortHandle::abort);
+                    }
                     let (view, ready) = (view.clone(), ready.clone());
-                    connections.spawn(async move {
+                    let connection = connections.spawn(async move {
                         let service = service_fn(move |request| {
                             let (view, ready) = (view.clone(), ready.clone());
                             async move { Ok::<_, Infallible>(answer(&request, &view, &ready, on_loopback).await) }
@@ -56,9 +67,12 @@ pub async fn serve(listener: TcpListener, view: NodeView, ready: Readiness) {
                             .serve_connection(TokioIo::new(Hurried { tcp, overdue: None }), service)
                             .await;
                     });
+                    open.push_back(connection);
                 }
                 Err(error) => {
-                    tracing::error!(%error, "the admin endpoint could not accept");
+                    if let Some(more) = unaccepted.happened(begun.elapsed().as_millis() as u64) {
+                        tracing::error!(%error, more, "the admin endpoint cannot accept connections; retrying");
+                    }
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             },

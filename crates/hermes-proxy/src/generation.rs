@@ -9,7 +9,7 @@ mod builder;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use hermes_model::facts::Peer;
@@ -26,6 +26,7 @@ use crate::error::Error;
 use crate::headers::Via;
 use crate::names::NameTable;
 use crate::reverse::Presence;
+use crate::shares::Shares;
 use crate::upstream::UpstreamState;
 
 /// One snapshot, ready to run.
@@ -97,7 +98,7 @@ pub(crate) struct ListenerState {
     /// Where HTTP/3 is spoken as well.
     pub(crate) quic: Option<QuicState>,
     /// Live flows of a UDP or SOCKS listener, questions under way of a DNS listener; on all workers.
-    pub(crate) flows: Arc<AtomicUsize>,
+    pub(crate) flows: Arc<Shares>,
 }
 
 /// HTTP/3 of a listener.
@@ -166,6 +167,17 @@ impl Generation {
 
     pub(crate) fn listener(&self, name: &str) -> Option<&Arc<Listener>> {
         self.listeners.get(name).map(|state| &state.listener)
+    }
+
+    /// The tables of its listeners.
+    pub(crate) fn listener_shares(&self) -> impl Iterator<Item = &Arc<Shares>> {
+        self.listeners.values().map(|state| &state.flows)
+    }
+
+    /// Whether clients can be authenticated at all, by certificate or by address.
+    pub(crate) fn authenticates(&self) -> bool {
+        let asks = |listener: &Listener| listener.tls.as_ref().is_some_and(|tls| tls.client != ClientAuth::None);
+        self.listeners.values().any(|state| asks(&state.listener) || !state.listener.trust.is_empty())
     }
 
     pub(crate) fn listening(&self, name: &str) -> Option<&ListenerState> {

@@ -35,6 +35,7 @@ mod reverse;
 mod seldom;
 mod service;
 mod session;
+mod shares;
 mod signal;
 mod stream;
 mod upgrade;

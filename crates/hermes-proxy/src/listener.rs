@@ -210,8 +210,10 @@ async fn accept_all(worker: Rc<Worker>, listener: TcpListener, mut known: Known,
                 Ok((tcp, source)) => begin(&worker, &mut known, tcp, source),
                 Err(error) if is_about_one_connection(&error) => {}
                 Err(error) => {
-                    tracing::error!(listener = %known.name, %error, "no connection can be accepted; trying again");
                     worker.shared.metrics.limit("accept");
+                    if let Some(more) = worker.shared.unaccepted.happened(worker.now()) {
+                        tracing::error!(listener = %known.name, %error, more, "cannot accept connections; retrying");
+                    }
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             },
@@ -250,7 +252,8 @@ fn drain_queue(worker: &Rc<Worker>, listener: TcpListener, known: &mut Known) {
 
 fn begin(worker: &Rc<Worker>, known: &mut Known, tcp: TcpStream, source: SocketAddr) {
     let Some((state, is_there)) = known.current(worker) else { return };
-    let Some(guard) = ConnectionGuard::take(worker, state.listener.clone(), source) else {
+    let trust = trust_by_address(&state.listener, source);
+    let Some(guard) = ConnectionGuard::take(worker, state.listener.clone(), source, &trust) else {
         // Over the limit: closed at once, so that the client may try elsewhere.
         return;
     };
@@ -296,7 +299,9 @@ async fn serve_connection(
             return;
         }
     };
-    let _ = connection.trust.set(ready.trust.clone());
+    if !connection.is_of(worker, &ready.trust, ready.source) {
+        return;
+    }
     match &listener.protocol {
         ListenerProtocol::Http if ready.io.alpn() == Some(reverse::ALPN) => {
             let Ready { io, source, trust, .. } = ready;

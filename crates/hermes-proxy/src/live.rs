@@ -26,6 +26,7 @@ pub(crate) use self::path::Path;
 pub use self::view::SessionView;
 use crate::early::Ahead;
 use crate::error::Error;
+use crate::shares::{Bound, Holder, Owner, Share};
 use crate::signal::Signal;
 use crate::stream::unread::{self, Inboxes};
 use crate::worker::Worker;
@@ -58,8 +59,8 @@ pub(crate) struct Entry {
     pub(crate) ahead: Cell<Option<Ahead>>,
     pub(crate) trace: Traceparent,
     connection: Option<Rc<Connection>>,
-    /// It holds a place among the node's tunnels.
-    is_tunnel: Cell<bool>,
+    /// Its entry among the node's tunnels.
+    tunnel: Cell<Option<Share>>,
     /// It waits for others who have its bytes in custody: their deadline is its own.
     is_held: Cell<bool>,
     /// Whoever asks for it has a patience of its own.
@@ -97,7 +98,7 @@ impl Entry {
             ahead: Cell::default(),
             trace,
             connection,
-            is_tunnel: Cell::new(false),
+            tunnel: Cell::new(None),
             is_held: Cell::new(false),
             is_watched: Cell::new(false),
             was_sent: Cell::new(false),
@@ -228,6 +229,25 @@ impl Entry {
     }
 }
 
+/// An open tunnel is never idle: its owner is refused another one before it loses the first.
+impl Holder for Entry {
+    fn is_idle(&self, _: u64) -> bool {
+        false
+    }
+
+    fn used_at(&self) -> u64 {
+        self.touched.get()
+    }
+
+    fn is_ending(&self) -> bool {
+        self.end.get().is_some()
+    }
+
+    fn displace(&self) {
+        self.end_for_good(Error::Limit("tunnels of this node, of which its client has more than others"));
+    }
+}
+
 /// A session that waits for something other than its peer, however that ends.
 pub(crate) struct Held<'e> {
     entry: &'e Entry,
@@ -290,9 +310,12 @@ impl Session {
 
     /// Takes a place among the node's tunnels, for as long as the session lasts; false where none is left.
     pub(crate) fn take_tunnel(&self, limit: usize) -> bool {
-        let taken = self.worker.shared.enter_tunnel(limit);
-        self.entry.is_tunnel.set(taken);
-        taken
+        let bound = Bound { name: "tunnels", limit, reserve: 0 };
+        let owner = Owner::of_session(&self.entry.facts);
+        let Some(share) = Share::take(&self.worker, &self.worker.shared.tunnels, owner, bound) else { return false };
+        share.is_held_by(&self.entry);
+        self.entry.tunnel.set(Some(share));
+        true
     }
 }
 
@@ -305,9 +328,7 @@ impl Drop for Session {
         if let Some(connection) = &entry.connection {
             connection.leave(&self.worker);
         }
-        if entry.is_tunnel.get() {
-            self.worker.shared.leave_tunnel();
-        }
+        drop(entry.tunnel.take());
         // A session that was told to end ended for that reason, whatever broke in consequence.
         if let Some(error) = entry.end.get() {
             entry.error.borrow_mut().get_or_insert(error);

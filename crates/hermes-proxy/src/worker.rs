@@ -30,7 +30,7 @@ use tokio::task::{AbortHandle, JoinSet};
 
 pub(crate) use self::redecide::moves;
 pub(crate) use self::shared::Shared;
-use crate::budget::{Budget, Shares};
+use crate::budget::Budget;
 use crate::custody::keeper::{self, Keepers};
 use crate::generation::Generation;
 use crate::ip::{Devices, Share};
@@ -41,6 +41,7 @@ use crate::live::{Live, SessionView};
 use crate::record::{LogSender, Records};
 use crate::reverse::arrival::{self, Arrived, Question};
 use crate::reverse::uplink::{self, Uplinks};
+use crate::shares::Entries;
 use crate::upstream::pool::idle::{self, Idle};
 use crate::upstream::pool::{Pool, PoolKey};
 
@@ -55,6 +56,8 @@ pub(crate) enum Command {
     Adopt(Box<Arrived>),
     /// Ask a node whose connection this worker has.
     Ask(Box<Question>),
+    /// Displace what this worker's clients owe to those of others.
+    Displace,
     /// List sessions, at most so many.
     Sessions { most: usize, reply: oneshot::Sender<Vec<SessionView>> },
     /// Accept no more. `handed` listeners live on in another process, and devices, whose packets for sessions here come
@@ -98,8 +101,8 @@ pub(crate) struct Worker {
     pub(crate) devices: Devices,
     /// Answers to packets.
     answers: Budget,
-    /// Questions to other servers that are under way, by who asks.
-    pub(crate) dns_clients: Shares,
+    /// Its entries in tables that are shared among clients.
+    pub(crate) entries: Entries,
     rng: RefCell<SmallRng>,
     clock: Cell<u64>,
     draining: Cell<bool>,
@@ -144,7 +147,7 @@ impl Worker {
             number,
             devices: Devices::default(),
             answers: Budget::default(),
-            dns_clients: Shares::default(),
+            entries: Entries::default(),
             retrievals: Cell::new(0),
             rng: RefCell::new(SmallRng::from_os_rng()),
             draining: Cell::new(false),
@@ -254,6 +257,7 @@ impl Worker {
     fn tick(&self) {
         self.clock.set(self.shared.now());
         self.live.sweep(self);
+        self.entries.tick(self);
         self.records.flush(self);
         self.quic_doors.borrow().iter().filter_map(Weak::upgrade).for_each(|door| door.tell(self));
         if self.number == 0 {
@@ -338,6 +342,7 @@ async fn serve_commands(worker: &Rc<Worker>, mut commands: mpsc::Receiver<Comman
                 }
                 Some(Command::Adopt(arrived)) => arrival::adopt(worker, *arrived),
                 Some(Command::Ask(question)) => arrival::ask(worker, *question),
+                Some(Command::Displace) => worker.entries.displace_for_others(worker),
                 Some(Command::Sessions { most, reply }) => drop(reply.send(worker.live.list(most))),
                 Some(Command::Close { handed, passages, done }) => {
                     worker.draining.set(true);

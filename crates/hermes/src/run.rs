@@ -134,8 +134,8 @@ async fn run(
     if limit < (snapshot.limits.connections as u64) * 2 {
         tracing::warn!(
             descriptors = limit,
-            connections = snapshot.limits.connections,
-            "fewer descriptors than `limits.connections` may need; raise `ulimit -n`"
+            connections = limit / 2,
+            "fewer descriptors than `limits.connections` needs; accepting fewer connections. Raise `ulimit -n`"
         );
     }
     let mut signals = Signals::new()?;
@@ -166,15 +166,17 @@ async fn run(
     watch.follow(node.generation().files());
     tracing::info!(node = %snapshot.node, pid = std::process::id(), "running");
     crate::notify::ready();
+    let mut retry = ReloadRetry::new();
     // Successors that were refused, until they have ended.
     let mut refused = JoinSet::new();
     let end = loop {
         tokio::select! {
             name = signals.next() => match name {
-                "SIGHUP" => reload(config, &mut node, &mut watch, &mut admin).await,
+                "SIGHUP" => retry.follow(&reloaded(config, &mut node, &mut watch, &mut admin).await),
                 name => break End::Signal(name),
             },
-            () = watch.changed() => reload(config, &mut node, &mut watch, &mut admin).await,
+            () = watch.changed() => retry.follow(&reloaded(config, &mut node, &mut watch, &mut admin).await),
+            () = retry.due() => retry.follow(&reloaded(config, &mut node, &mut watch, &mut admin).await),
             Some(instruction) = next(&mut agent) => obey(instruction, config, &mut node, &mut watch, &mut admin).await,
             () = restoration.due(&node) => restoration.restore(config, &mut node).await,
             link = Successors::next(&mut successors) => {
@@ -411,6 +413,36 @@ async fn reloaded(config: &Path, node: &mut Node, watch: &mut Watch, admin: &mut
             watch.follow(running.files().chain(named.iter().map(|(_, file)| *file)));
             tracing::error!("the running configuration stays: {error:#}");
             Err(format!("{error:#}"))
+        }
+    }
+}
+
+/// Retries a reload that failed because the process had no descriptors, or the machine no memory: nothing else would
+/// call for it again.
+struct ReloadRetry {
+    is_wanted: bool,
+    pace: Pace,
+}
+
+impl ReloadRetry {
+    fn new() -> Self {
+        Self { is_wanted: false, pace: Pace::new(Duration::from_secs(1), Duration::from_secs(60)) }
+    }
+
+    /// Waits until there is something to retry.
+    async fn due(&self) {
+        if !self.is_wanted {
+            std::future::pending().await
+        }
+        self.pace.due().await;
+    }
+
+    /// Notes the outcome of a reload.
+    fn follow(&mut self, outcome: &Result<(), String>) {
+        self.is_wanted = outcome.as_ref().is_err_and(|reason| hermes_net::own::tells_of_lack(reason));
+        if self.is_wanted {
+            let pause = self.pace.begin();
+            tracing::warn!(again_in = ?pause, "the reload failed for want of resources; retrying");
         }
     }
 }

@@ -81,6 +81,7 @@ pub(crate) struct FlowQueue {
     ended: Signal<()>,
     finished: Cell<bool>,
     in_order: Cell<bool>,
+    displaced: Cell<bool>,
     /// When its client sent last, in milliseconds of the node's clock.
     heard_at: Cell<u64>,
 }
@@ -93,6 +94,7 @@ impl FlowQueue {
             ended: Signal::default(),
             finished: Cell::new(false),
             in_order: Cell::new(false),
+            displaced: Cell::new(false),
             heard_at: Cell::new(0),
         }
     }
@@ -118,6 +120,16 @@ impl FlowQueue {
     pub(crate) fn finish(&self) {
         self.finished.set(true);
         self.inbox.wake();
+    }
+
+    /// Another client's flow takes its place: it ends now.
+    pub(crate) fn displace(&self) {
+        self.displaced.set(true);
+        self.finish();
+    }
+
+    pub(crate) fn is_displaced(&self) -> bool {
+        self.displaced.get()
     }
 
     /// The flow is over.

@@ -204,7 +204,7 @@ impl Device {
     /// a while ago. `own` are the device's.
     pub(super) fn find_free(&self, pools: &[IpNet], own: &[IpAddr], owner: &Owner, now: u64) -> Option<IpNet> {
         let taken = |address: IpAddr| if own.contains(&address) { Some(address.into()) } else { self.taken(address) };
-        self.given.find_free(&self.name, pools, now, taken).or_else(|| {
+        self.given.find_free(&self.name, pools, owner, now, taken).or_else(|| {
             let reserved = self.reserved.read().unwrap_or_else(PoisonError::into_inner);
             let owns = reserved.iter().filter(|(_, holder)| *holder == owner).map(|(prefix, _)| *prefix);
             let mut fit = owns.filter(|net| net.prefix_len() == net.max_prefix_len());

@@ -33,6 +33,8 @@ struct Holdings {
     /// Prefixes that rest, and until when: the first to end first.
     resting: VecDeque<(IpNet, Instant)>,
     shares: HashMap<Owner, Share>,
+    /// What became free since searches looked last, however that came about.
+    freed: VecDeque<IpNet>,
 }
 
 /// How many prefixes one owner has, and how many of them rest.
@@ -121,27 +123,18 @@ impl Given {
 
     /// One less has it.
     pub(super) fn give_back(&self, prefix: IpNet) {
-        if self.end_session(prefix) {
-            let mut searches = self.searches();
-            searches.values_mut().for_each(|search| search.hear_of_free(prefix));
-        }
-    }
-
-    /// True where no session has it now.
-    fn end_session(&self, prefix: IpNet) -> bool {
         let mut holdings = self.lock();
-        let Some(holding) = holdings.table.get_mut(prefix) else { return false };
+        let Some(holding) = holdings.table.get_mut(prefix) else { return };
         holding.sessions = holding.sessions.saturating_sub(1);
         let is_broken = std::mem::take(&mut holding.is_broken);
         if holding.sessions > 0 {
-            return false;
+            return;
         }
         if is_broken {
             holdings.rest(prefix, Instant::now() + REST);
         } else {
             holdings.remove(prefix);
         }
-        true
     }
 
     /// What rests, for another process: a line each, with the milliseconds that are left.
@@ -178,17 +171,26 @@ impl Given {
         self.lock().shares.get(owner).is_some_and(|share| share.prefixes - share.resting >= MOST_OWNED)
     }
 
-    /// An address of a device's pools that is free, else the one that has rested for longest. `taken` says what holds
-    /// an address that is not. Whoever asks without end has none looked at twice: what was found taken is so for a
-    /// while, unless it is given back.
+    /// An address of a device's pools that is free, else one that rests: the owner's own, or one of the owner that has
+    /// most of them. `taken` says what holds an address that is not. Whoever asks without end has none looked at twice:
+    /// what was found taken is so for a while, unless it is given back.
     pub(super) fn find_free(
         &self,
         device: &Arc<str>,
         pools: &[IpNet],
+        owner: &Owner,
         now: u64,
         taken: impl Fn(IpAddr) -> Option<IpNet>,
     ) -> Option<IpNet> {
         let mut searches = self.searches();
+        let freed = {
+            let mut holdings = self.lock();
+            holdings.forget(Instant::now());
+            std::mem::take(&mut holdings.freed)
+        };
+        for prefix in freed {
+            searches.values_mut().for_each(|search| search.hear_of_free(prefix));
+        }
         let key = |pool: &IpNet| (device.clone(), *pool);
         for pool in pools {
             let found = searches.entry(key(pool)).or_insert_with(|| Search::of(*pool)).find(now, &taken);
@@ -200,9 +202,21 @@ impl Given {
             return None;
         }
         let is_one = |net: IpNet| net.prefix_len() == net.max_prefix_len();
-        let fits = |net: IpNet, _: &Owner| is_one(net) && pools.iter().any(|pool| pool.contains(&net));
-        let rested = self.lock().free_first(fits);
-        if rested.is_none() {
+        let fits = |net: IpNet| is_one(net) && pools.iter().any(|pool| pool.contains(&net));
+        let is_searched = |pool: &IpNet| searches.get(&key(pool)).is_some_and(|search| search.next.is_none());
+        let rested = {
+            let mut holdings = self.lock();
+            let own = holdings.free_first(|net, holder| holder == owner && fits(net));
+            // Others keep theirs as long as any address may be free.
+            let rested = own.or_else(|| {
+                let is_all_taken = pools.iter().all(is_searched);
+                is_all_taken.then(|| holdings.free_of_most_resting(fits)).flatten()
+            });
+            // It is found already.
+            holdings.freed.retain(|net| Some(*net) != rested);
+            rested
+        };
+        if rested.is_none() && pools.iter().all(is_searched) {
             for pool in pools {
                 searches.entry(key(pool)).or_insert_with(|| Search::of(*pool)).is_spent = true;
             }
@@ -335,6 +349,9 @@ impl Holdings {
 
     /// Nobody has it any more.
     fn remove(&mut self, prefix: IpNet) {
+        if self.freed.len() < MOST_FREED {
+            self.freed.push_back(prefix);
+        }
         let Some(Holding { owner, until, wish, .. }) = self.table.remove(prefix) else { return };
         let share = self.share(&owner);
         if let Some(wish) = wish {
@@ -395,6 +412,18 @@ impl Holdings {
         let (prefix, _) = self.resting.remove(self.resting.iter().position(fits)?)?;
         self.remove(prefix);
         Some(prefix)
+    }
+
+    /// Frees the first that fits of the owner that has most of those resting.
+    fn free_of_most_resting(&mut self, fits: impl Fn(IpNet) -> bool) -> Option<IpNet> {
+        let mut count: HashMap<&Owner, usize> = HashMap::new();
+        for resting in self.resting.iter().filter(|(net, _)| fits(*net)) {
+            if let Some(owner) = self.resting_of(resting) {
+                *count.entry(owner).or_default() += 1;
+            }
+        }
+        let most = count.into_iter().max_by_key(|(_, count)| *count).map(|(owner, _)| owner.clone())?;
+        self.free_first(|net, holder| *holder == most && fits(net))
     }
 }
 

@@ -22,12 +22,11 @@ use hermes_net::udp::UdpSocket;
 use hermes_wire::dns::{Answer, Kind, Question, Refusal};
 
 use self::forward::Carrier;
-use super::flows::Place;
 use super::{Ending, Known};
-use crate::budget::Share;
 use crate::generation::ListenerState;
 use crate::metrics::QuestionLabels;
 use crate::names::{NameTable, TTL};
+use crate::shares::{Bound, Owner, Share};
 use crate::signal::Signal;
 use crate::worker::{Worker, go_on_later};
 
@@ -50,12 +49,9 @@ struct Forwarded {
     message: Bytes,
     listener: Arc<str>,
     servers: Vec<SocketAddr>,
-    /// Among the questions under way, of all and of this client.
-    _places: (Place, Share),
+    /// Among the questions under way.
+    _share: Share,
 }
-
-/// A client may have one of so many of the questions under way.
-const CLIENTS: usize = 4;
 
 impl Forwarded {
     /// Asks; whatever comes of it is an answer.
@@ -77,7 +73,7 @@ impl Forwarded {
 }
 
 /// Looks at a message.
-fn consider(worker: &Worker, state: &ListenerState, source: IpAddr, message: Bytes) -> Fate {
+fn consider(worker: &Rc<Worker>, state: &ListenerState, source: IpAddr, message: Bytes) -> Fate {
     let ListenerProtocol::Dns(dns) = &state.listener.protocol else { return Fate::Dropped };
     let listener = &state.listener.name;
     let question = match Question::parse(&message) {
@@ -92,19 +88,16 @@ fn consider(worker: &Worker, state: &ListenerState, source: IpAddr, message: Byt
         return Fate::Answered(answer);
     }
     let limit = worker.generation().snapshot.limits.dns_questions;
-    let share = worker.dns_clients.take(source.to_canonical(), (limit / CLIENTS).max(1));
-    if share.is_none() {
-        worker.shared.metrics.limit("dns-questions");
-    }
-    match share.and_then(|share| Some((Place::take_of(worker, &state.flows, limit, "dns-questions")?, share))) {
-        Some(places) => {
+    let bound = Bound { name: "dns-questions", limit, reserve: 0 };
+    match Share::take(worker, &state.flows, Owner::stranger(source), bound) {
+        Some(share) => {
             let servers = servers(worker, dns);
             Fate::Forwarded(Box::new(Forwarded {
                 question,
                 message,
                 listener: listener.clone(),
                 servers,
-                _places: places,
+                _share: share,
             }))
         }
         None => {

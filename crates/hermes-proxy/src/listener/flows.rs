@@ -7,14 +7,15 @@
 use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use hermes_net::udp::UdpSocket;
 
 use crate::datagram::FlowQueue;
+use crate::shares::{Bound, Holder, Owner, Share, Shares};
 use crate::worker::Worker;
 
 /// A flow that failed is closed for so long (milliseconds).
@@ -22,35 +23,30 @@ const PENALTY: u64 = 1000;
 /// Closed flows are forgotten so often (milliseconds).
 const FORGET: u64 = 1000;
 
-/// A place among the flows or questions of a listener, given back when it is dropped.
-pub(super) struct Place(Arc<AtomicUsize>);
+/// A flow whose client was silent for so long is idle (milliseconds).
+const IDLE: u64 = 1000;
 
-impl Place {
-    /// `None`, and counted, where the listener has as many flows as it may.
-    pub(super) fn take(worker: &Worker, count: &Arc<AtomicUsize>) -> Option<Self> {
-        let limit = worker.generation().snapshot.limits.udp_flows;
-        Self::take_of(worker, count, limit, "udp-flows")
-    }
-
-    /// `None`, and counted by that name, where `limit` are taken.
-    pub(super) fn take_of(worker: &Worker, count: &Arc<AtomicUsize>, limit: usize, name: &'static str) -> Option<Self> {
-        let place = Self(count.clone());
-        let taken = count.fetch_add(1, Ordering::Relaxed) < limit;
-        if !taken {
-            worker.shared.metrics.limit(name);
-        }
-        taken.then_some(place)
-    }
-
-    /// What it counts in.
-    pub(super) fn count(&self) -> Arc<AtomicUsize> {
-        self.0.clone()
-    }
+/// One more flow of a client; `None`, and counted, where there is no room for it.
+pub(super) fn take(worker: &Rc<Worker>, flows: &Arc<Shares>, client: IpAddr) -> Option<Share> {
+    let bound = Bound { name: "udp-flows", limit: worker.generation().snapshot.limits.udp_flows, reserve: 0 };
+    Share::take(worker, flows, Owner::stranger(client), bound)
 }
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+impl Holder for FlowQueue {
+    fn is_idle(&self, now: u64) -> bool {
+        now >= self.heard_at() + IDLE
+    }
+
+    fn used_at(&self) -> u64 {
+        self.heard_at()
+    }
+
+    fn is_ending(&self) -> bool {
+        self.is_closed() || self.is_displaced()
+    }
+
+    fn displace(&self) {
+        FlowQueue::displace(self);
     }
 }
 
@@ -68,15 +64,15 @@ pub(super) struct FlowTable<K> {
     worker: Rc<Worker>,
     pub(super) known: HashMap<K, Known>,
     /// Live ones of the listener, of all workers.
-    count: Arc<AtomicUsize>,
+    shares: Arc<Shares>,
     forgotten_at: u64,
     /// Flows that got something since they were woken last.
     touched: Vec<Rc<FlowQueue>>,
 }
 
 impl<K: Eq + Hash> FlowTable<K> {
-    pub(super) fn new(worker: &Rc<Worker>, count: Arc<AtomicUsize>) -> Self {
-        Self { forgotten_at: worker.now(), worker: worker.clone(), known: HashMap::new(), count, touched: Vec::new() }
+    pub(super) fn new(worker: &Rc<Worker>, shares: Arc<Shares>) -> Self {
+        Self { forgotten_at: worker.now(), worker: worker.clone(), known: HashMap::new(), shares, touched: Vec::new() }
     }
 
     /// Queues a datagram of a flow that is known, or drops it. Gives it back where its flow would be new.
@@ -96,23 +92,35 @@ impl<K: Eq + Hash> FlowTable<K> {
         Some(datagram)
     }
 
-    /// A new flow, with its first datagram; `None` where there is no room for one more.
-    pub(super) fn begin(&mut self, key: K, socket: &Rc<UdpSocket>, datagram: Bytes) -> Option<(Rc<FlowQueue>, Place)> {
+    /// A new flow of a client, with its first datagram; `None` where there is no room for one more.
+    pub(super) fn begin(
+        &mut self,
+        key: K,
+        client: IpAddr,
+        socket: &Rc<UdpSocket>,
+        datagram: Bytes,
+    ) -> Option<(Rc<FlowQueue>, Share)> {
         let limit = self.worker.generation().snapshot.limits.udp_flows;
         // The table also has flows that ended a moment ago; it is bounded whatever clients do.
-        let has_room = self.known.len() < 2 * limit || self.known.contains_key(&key);
+        let has_room = |known: &HashMap<K, Known>| known.len() < 2 * limit || known.contains_key(&key);
+        if !has_room(&self.known) {
+            // Nothing has to be remembered of those that did not fail.
+            self.known.retain(|_, known| !(known.queue.is_closed() && known.queue.is_in_order()));
+        }
+        let has_room = has_room(&self.known);
         if !has_room {
             self.worker.shared.metrics.limit("udp-flows");
         }
-        let Some(place) = has_room.then(|| Place::take(&self.worker, &self.count)).flatten() else {
+        let Some(share) = has_room.then(|| take(&self.worker, &self.shares, client)).flatten() else {
             self.worker.shared.metrics.dropped("udp-flows", 1);
             return None;
         };
         let queue = Rc::new(FlowQueue::new(socket.clone()));
+        share.is_held_by(&queue);
         push(&self.worker, &queue, datagram, &mut self.touched);
         let closed_until = self.worker.now() + PENALTY;
         self.known.insert(key, Known { queue: queue.clone(), closed_until, parted: false });
-        Some((queue, place))
+        Some((queue, share))
     }
 
     /// Tells the flows that got something.

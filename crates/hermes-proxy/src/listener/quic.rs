@@ -12,8 +12,10 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::task::Poll;
 
+use hermes_model::facts::Trust;
 use hermes_model::snapshot::ClientAuth;
 use hermes_net::quic::{self, Group, Incoming, Server};
+use hermes_wire::h3::Code;
 
 use super::http::Client;
 use super::{Ending, Known, h3, note_failed_handshake, trust_of};
@@ -154,7 +156,8 @@ fn begin(worker: &Rc<Worker>, known: &mut Known, incoming: Incoming) {
         let _ = incoming.retry();
         return;
     }
-    let Some(guard) = ConnectionGuard::take(worker, state.listener.clone(), incoming.remote_address()) else {
+    let source = incoming.remote_address();
+    let Some(guard) = ConnectionGuard::take(worker, state.listener.clone(), source, &Trust::Anonymous) else {
         incoming.refuse();
         return;
     };
@@ -291,7 +294,10 @@ async fn serve_connection(worker: &Rc<Worker>, connection: &Rc<Connection>, hand
         }
         Ok((begun, trust, false)) => {
             let _ = connection.path.set(Path::new(begun.quic.clone()));
-            let _ = connection.trust.set(trust.clone());
+            if !connection.is_of(worker, &trust, source) {
+                let reason = b"limits.connections of this node is reached";
+                return begun.quic.close(link::number(Code::ExcessiveLoad), reason);
+            }
             let client = Client { source, trust, secure: true, line: None };
             Box::pin(h3::serve_begun(worker, connection, begun, client)).await;
         }

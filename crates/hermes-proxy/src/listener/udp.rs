@@ -16,12 +16,13 @@ use hermes_model::facts::{Kind, Trust};
 use hermes_model::snapshot::ListenerProtocol;
 use hermes_net::udp::{self, ReceiveBuffer, UdpSocket};
 
-use super::flows::{FlowTable, Known, Place, push};
+use super::flows::{FlowTable, Known, push};
 use super::{Ending, ip, open};
 use crate::datagram::{Flow, FlowQueue, Port, QUIET};
 use crate::ip::{Translation, Transport};
 use crate::request::{Origin, from_flow};
 use crate::session::{self, Near, Served};
+use crate::shares::Share;
 use crate::signal::Signal;
 use crate::worker::{Worker, go_on_later};
 
@@ -68,6 +69,7 @@ struct Flows {
 }
 
 /// Receives for all flows of a listener, until it closes.
+<<<<<<< HEAD
 pub(super) async fn receive_all(
     worker: Rc<Worker>,
     socket: UdpSocket,
@@ -79,6 +81,12 @@ pub(super) async fn receive_all(
     let by_source = FlowTable::new(&worker, count);
     let socket = Rc::new(socket);
     let mut flows = Flows { worker, socket, name, targets, by_source, closing: false, carries_ip: false };
+=======
+pub(crate) async fn receive_all(worker: Rc<Worker>, socket: UdpSocket, name: Arc<str>, ending: Rc<Signal<Ending>>) {
+    let shares = worker.generation().listening(&name).map(|state| state.flows.clone()).unwrap_or_default();
+    let by_source = FlowTable::new(&worker, shares);
+    let mut flows = Flows { worker, socket: Rc::new(socket), name, by_source, closing: false, carries_ip: false };
+>>>>>>> limits
     let how = std::future::poll_fn(|cx| {
         if let Poll::Ready(how) = ending.poll(cx) {
             return Poll::Ready(how);
@@ -138,9 +146,15 @@ impl Flows {
         if !ip::admits(&self.worker, listener, source) {
             return;
         }
+<<<<<<< HEAD
         let Some((queue, place)) = self.by_source.begin(source, &self.socket, datagram) else { return };
         let (worker, name, targets) = (self.worker.clone(), self.name.clone(), self.targets.clone());
         self.worker.spawn(serve(worker, name, targets, Flow::new(queue, source), place));
+=======
+        let begun = self.by_source.begin(source, source.ip(), &self.socket, datagram);
+        let Some((queue, share)) = begun else { return };
+        self.worker.spawn(serve(self.worker.clone(), self.name.clone(), Flow::new(queue, source), share));
+>>>>>>> limits
     }
 
     /// The listener ends. Live flows go on, each on a socket of its own that the kernel prefers for
@@ -228,11 +242,15 @@ async fn feed(worker: Rc<Worker>, socket: Rc<UdpSocket>, peer: SocketAddr, queue
     .await;
 }
 
+<<<<<<< HEAD
 async fn serve(worker: Rc<Worker>, name: Arc<str>, targets: Targets, flow: Flow, place: Place) {
+=======
+async fn serve(worker: Rc<Worker>, name: Arc<str>, flow: Flow, share: Share) {
+>>>>>>> limits
     let queue = flow.queue.clone();
     serve_flow(&worker, &name, &targets, flow).await;
     queue.close();
-    drop(place);
+    drop(share);
 }
 
 async fn serve_flow(worker: &Rc<Worker>, name: &Arc<str>, targets: &Targets, flow: Flow) {

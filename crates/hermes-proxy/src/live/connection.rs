@@ -11,11 +11,12 @@ use std::time::Duration;
 
 use hermes_model::facts::Trust;
 use hermes_model::limits::Limits;
-use hermes_model::snapshot::Listener;
-use hermes_net::Io;
+use hermes_model::snapshot::{ClientAuth, Listener};
+use hermes_net::{Io, own};
 use http::HeaderValue;
 
 use super::Path;
+use crate::shares::{Bound, Holder, Owner, Share};
 use crate::signal::Signal;
 use crate::worker::Worker;
 
@@ -74,11 +75,20 @@ pub(crate) struct Connection {
     pub(crate) is_kept: Cell<bool>,
     /// Counts up with all that is read from it.
     pub(crate) heard: Cell<u64>,
+    /// Its entry among the node's connections.
+    entry: Cell<usize>,
     /// Of HTTP/1.1, until it is a tunnel: what has not been read hides that its client has closed it.
     pub(crate) socket: RefCell<Weak<RefCell<Io>>>,
 }
 
 impl Connection {
+    /// Who its client is. False, and counted: there is no room for a connection of that client.
+    pub(crate) fn is_of(&self, worker: &Worker, trust: &Trust, source: SocketAddr) -> bool {
+        let _ = self.trust.set(trust.clone());
+        let owner = Owner::of_connection(trust, source.ip());
+        worker.entries.pass_to(worker, self.entry.get(), owner, bound(worker, false))
+    }
+
     /// The listener as the running document has it; as it was when it is gone from there.
     pub(crate) fn current_listener(&self, worker: &Worker) -> Arc<Listener> {
         worker.generation().listener(&self.listener.name).unwrap_or(&self.listener).clone()
@@ -164,22 +174,59 @@ impl Connection {
     }
 }
 
+impl Holder for Connection {
+    fn is_idle(&self, _: u64) -> bool {
+        !matches!(self.stage.get(), Stage::Busy(_)) && !self.is_kept.get()
+    }
+
+    fn used_at(&self) -> u64 {
+        self.since.get()
+    }
+
+    fn is_ending(&self) -> bool {
+        self.kill.get().is_some()
+    }
+
+    fn displace(&self) {
+        self.kill.set("displaced: limits.connections is reached, and its client has most of them, or it was idle");
+    }
+}
+
 /// A connection's guard: its drop takes it off the table.
 pub(crate) struct ConnectionGuard {
     worker: Rc<Worker>,
     pub(crate) connection: Rc<Connection>,
+    _share: Share,
+}
+
+/// One of so many connections is for authenticated clients, where there can be any.
+const PEERS: usize = 8;
+
+/// How many connections the node may have. A client that has not shown yet who it is may use what is for
+/// authenticated ones until it has.
+fn bound(worker: &Worker, may_authenticate: bool) -> Bound {
+    let generation = worker.generation();
+    // Each client may need a connection to an upstream.
+    let limit = generation.snapshot.limits.connections.min(own::descriptors() / 2).max(1);
+    let has_peers = !may_authenticate && generation.authenticates();
+    Bound { name: "connections", limit, reserve: if has_peers { limit / PEERS } else { 0 } }
 }
 
 impl ConnectionGuard {
-    /// Takes a place among the node's connections; `None` where all are taken.
-    pub(crate) fn take(worker: &Rc<Worker>, listener: Arc<Listener>, source: SocketAddr) -> Option<Self> {
+    /// Takes a place among the node's connections, for a client that is believed so far; `None` where all are taken.
+    pub(crate) fn take(
+        worker: &Rc<Worker>,
+        listener: Arc<Listener>,
+        source: SocketAddr,
+        trust: &Trust,
+    ) -> Option<Self> {
         let shared = &worker.shared;
-        let limit = worker.generation().snapshot.limits.connections as i64;
-        if shared.metrics.connections_open.inc() >= limit {
-            shared.metrics.connections_open.dec();
-            shared.metrics.limit("connections");
-            return None;
-        }
+        let asks = listener.tls.as_ref().is_some_and(|tls| tls.client != ClientAuth::None);
+        let may_authenticate = asks && *trust == Trust::Anonymous;
+        let owner =
+            if may_authenticate { Owner::unproven(source.ip()) } else { Owner::of_connection(trust, source.ip()) };
+        let share = Share::take(worker, &shared.connections, owner, bound(worker, may_authenticate))?;
+        shared.metrics.connections_open.inc();
         let connection = Rc::new(Connection {
             source: Cell::new(source),
             path: OnceCell::new(),
@@ -196,13 +243,15 @@ impl ConnectionGuard {
             alternative: OnceCell::new(),
             is_kept: Cell::new(false),
             heard: Cell::new(0),
+            entry: Cell::new(share.key()),
             socket: RefCell::default(),
         });
+        share.is_held_by(&connection);
         connection.key.set(worker.live.connections.borrow_mut().insert(connection.clone()));
         if worker.is_draining() {
             connection.part(worker);
         }
-        Some(Self { worker: worker.clone(), connection })
+        Some(Self { worker: worker.clone(), connection, _share: share })
     }
 }
 

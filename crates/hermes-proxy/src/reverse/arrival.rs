@@ -68,7 +68,8 @@ fn named(worker: &Worker, node: Option<&Arc<str>>) -> Result<Arc<Presence>, Stri
 
 /// Has a connection, from now to its end.
 pub(crate) fn adopt(worker: &Rc<Worker>, arrived: Arrived) {
-    let Some(guard) = ConnectionGuard::take(worker, arrived.listener.clone(), arrived.source) else { return };
+    let taken = ConnectionGuard::take(worker, arrived.listener.clone(), arrived.source, &arrived.trust);
+    let Some(guard) = taken else { return };
     let here = worker.clone();
     worker.spawn(async move {
         let presence = arrived.place.presence.clone();

@@ -367,7 +367,7 @@ impl Keeper {
         };
         let trust = trust_of(&self.worker, listener, uris, remote)?;
         let full = || std::io::Error::other("limits.connections of this node is reached");
-        let guard = ConnectionGuard::take(&self.worker, listener.clone(), remote).ok_or_else(full)?;
+        let guard = ConnectionGuard::take(&self.worker, listener.clone(), remote, &trust).ok_or_else(full)?;
         let connection = guard.connection.clone();
         connection.is_kept.set(true);
         let _ = connection.trust.set(trust.clone());

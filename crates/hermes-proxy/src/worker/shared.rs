@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use http::StatusCode;
@@ -22,6 +22,10 @@ use crate::pace::Paces;
 use crate::reverse::Presence;
 use crate::reverse::arrival::{Arrived, Question};
 use crate::seldom::Seldom;
+use crate::shares::Shares;
+
+/// Between two log lines about connections that could not be accepted.
+const UNACCEPTED_INTERVAL: Duration = Duration::from_secs(60);
 
 /// What all workers of a node see.
 pub(crate) struct Shared {
@@ -29,8 +33,10 @@ pub(crate) struct Shared {
     pub(crate) workers: usize,
     pub(crate) metrics: Metrics,
     pub(crate) no_route: Arc<str>,
+    /// Client connections, on all workers.
+    pub(crate) connections: Arc<Shares>,
     /// Tunnels under way, on all workers.
-    tunnels: AtomicUsize,
+    pub(crate) tunnels: Arc<Shares>,
     epoch: Instant,
     ids: AtomicU64,
     own_addresses: ArcSwap<HashSet<IpAddr>>,
@@ -44,6 +50,8 @@ pub(crate) struct Shared {
     others: OnceLock<Vec<mpsc::WeakSender<Command>>>,
     /// Failed handshakes, said now and then.
     pub(crate) handshakes: Seldom,
+    /// Connections that could not be accepted.
+    pub(crate) unaccepted: Seldom,
     /// Questions that nobody could be asked.
     pub(crate) unanswered: Seldom,
     /// Packets of those who are no peers.
@@ -73,11 +81,13 @@ impl Shared {
             elders: AtomicUsize::new(0),
             metrics: Metrics::default(),
             no_route: Arc::from("none"),
-            tunnels: AtomicUsize::new(0),
+            connections: Arc::default(),
+            tunnels: Arc::default(),
             epoch: Instant::now(),
             ids: AtomicU64::new(1),
             own_addresses: ArcSwap::from_pointee(hermes_net::own::addresses()),
             handshakes: Seldom::default(),
+            unaccepted: Seldom::every(UNACCEPTED_INTERVAL),
             unanswered: Seldom::default(),
             strangers: Seldom::default(),
             refused_addresses: Seldom::default(),
@@ -87,18 +97,6 @@ impl Shared {
             given: Arc::default(),
             lost_lines: OnceLock::new(),
         }
-    }
-
-    /// Takes a place among the node's tunnels; false where all `limit` are taken.
-    pub(crate) fn enter_tunnel(&self, limit: usize) -> bool {
-        let enter = |open: usize| (open < limit).then_some(open + 1);
-        let entered = self.tunnels.fetch_update(Ordering::Relaxed, Ordering::Relaxed, enter);
-        entered.inspect_err(|_| self.metrics.limit("tunnels")).is_ok()
-    }
-
-    /// Gives such a place back.
-    pub(crate) fn leave_tunnel(&self) {
-        self.tunnels.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// The first of so many ids that nobody else has.
@@ -126,6 +124,14 @@ impl Shared {
     pub(crate) fn pass_on(&self, worker: usize, arrived: Arrived) -> bool {
         let other = self.others.get().and_then(|all| all.get(worker)?.upgrade());
         other.is_some_and(|other| other.try_send(Command::Adopt(Box::new(arrived))).is_ok())
+    }
+
+    /// Has the other workers displace entries of shared tables. At their next tick they do so anyway.
+    pub(crate) fn ask_others_to_displace(&self, asking: usize) {
+        let others = self.others.get().into_iter().flatten().enumerate().filter(|(number, _)| *number != asking);
+        for other in others.filter_map(|(_, other)| other.upgrade()) {
+            let _ = other.try_send(Command::Displace);
+        }
     }
 
     /// What a node that keeps connections to us answers to a GET.

@@ -299,17 +299,15 @@ upstreams:
 }
 
 #[tokio::test]
-async fn many_connections_at_once_are_counted_and_the_surplus_closed() {
+async fn of_many_connections_at_once_those_that_are_idle_for_longest_are_closed() {
     let mut fort = Fort::with("connections: 20").await;
     let mut open = Vec::new();
     for _ in 0..40 {
         open.push(TcpStream::connect(fort.address("h1")).await.unwrap());
     }
     fort.node.metric_reaches("hermes_limit_hits_total", "connections", 20.0).await;
-    // Those that have a place keep it.
-    let open = still_open(open).await;
-    assert_eq!(open.len(), 20);
-    drop(open);
+    let late = open.split_off(20);
+    assert_eq!((still_open(open).await.len(), still_open(late).await.len()), (0, 20));
     until("no connection", async || fort.node.metric("hermes_connections_open", "").await.unwrap() == 0.0).await;
     fort.still_serves("h1").await;
 }

@@ -20,6 +20,7 @@ mod memory;
 mod origins;
 mod pair;
 mod shared;
+mod shares;
 mod slow;
 mod smuggling;
 mod unread;

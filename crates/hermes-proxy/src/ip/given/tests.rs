@@ -51,8 +51,9 @@ fn what_was_lost_by_a_broken_session_waits_for_its_owner() {
     part(true);
     assert!(!given.is_free(one) && !given.take(one, &alice) && given.take(one, &bob));
     part(true);
-    let free_resting =
-        |pool: &str| given.find_free(&"gw0".into(), &[pool.parse().unwrap()], 0, |address| Some(address.into()));
+    let free_resting = |pool: &str| {
+        given.find_free(&"gw0".into(), &[pool.parse().unwrap()], &alice, 0, |address| Some(address.into()))
+    };
     assert_eq!(free_resting("10.20.1.0/24"), None);
     // Of the two times that it rested the first is no longer true.
     assert_eq!(free_resting("10.20.0.0/24"), Some(one));
@@ -131,7 +132,7 @@ fn what_was_found_taken_is_not_looked_at_again_until_it_is_given_back() {
             looked_at.set(looked_at.get() + 1);
             given.around(address)
         };
-        (given.find_free(&"gw0".into(), &pools, now, taken), looked_at.get())
+        (given.find_free(&"gw0".into(), &pools, &alice, now, taken), looked_at.get())
     };
     for _ in 0..16 {
         let (found, looked_at) = find(0);
@@ -168,13 +169,14 @@ fn what_one_prefix_holds_is_passed_by_at_once() {
     let (given, alice) = (Given::default(), Owner::User("alice".into()));
     let pool: IpNet = "fd00:5::/64".parse().unwrap();
     assert!(given.take("fd00:5::/112".parse().unwrap(), &alice));
-    let find = |now| given.find_free(&"gw0".into(), &[pool], now, |address| given.around(address));
+    let find = |now| given.find_free(&"gw0".into(), &[pool], &alice, now, |address| given.around(address));
     assert_eq!(find(0), Some("fd00:5::1:0/128".parse().unwrap()));
     // Nobody has it yet.
     assert_eq!(find(0), Some("fd00:5::1:1/128".parse().unwrap()));
     // Of a pool that ends where addresses do.
     let last: IpNet = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe/127".parse().unwrap();
-    let addresses = [0, 0, 0].map(|now| given.find_free(&"gw0".into(), &[last], now, |address| given.around(address)));
+    let addresses =
+        [0, 0, 0].map(|now| given.find_free(&"gw0".into(), &[last], &alice, now, |address| given.around(address)));
     assert_eq!(addresses.map(|found| found.is_some()), [true, true, false]);
 }
 
@@ -203,4 +205,31 @@ fn what_was_given_in_the_place_of_another_is_found_as_long_as_it_is_its_owners()
     given.give_back(one);
     assert_eq!((given.instead(&alice, wish), given.is_free(one)), (None, true));
     assert!(given.lock().shares.is_empty());
+}
+
+/// Whoever opens and breaks sessions without end, with as many addresses as each may have, goes through its own.
+#[test]
+fn what_rests_is_nobody_elses_while_another_address_is_free() {
+    let given = Given::default();
+    let [alice, bob, carol] = ["alice", "bob", "carol"].map(|name| Owner::User(name.into()));
+    let pool: IpNet = "10.20.0.0/24".parse().unwrap();
+    let find =
+        |owner: &Owner, now| given.find_free(&"gw0".into(), &[pool], owner, now, |address| given.around(address));
+    let hers = find(&alice, 0).unwrap();
+    assert!(given.take(hers, &alice));
+    given.breaks(hers);
+    given.give_back(hers);
+    let take = |owner: &Owner, now| {
+        let found = find(owner, now).filter(|found| *found != hers && given.take(*found, owner));
+        found.unwrap_or_else(|| panic!("at {now}: what alice had, or nothing"))
+    };
+    for now in 0..3000 {
+        let session: Vec<_> = (0..64).map(|_| take(&bob, now)).collect();
+        session.iter().for_each(|net| given.breaks(*net));
+        session.iter().for_each(|net| given.give_back(*net));
+    }
+    // All that is not bob's is another's: what bob has no more goes before what alice has.
+    let others: Vec<_> = (0..MOST_OWNED).map(|_| take(&carol, 3000)).collect();
+    assert_eq!(others.len(), MOST_OWNED);
+    assert!(!given.is_free(hers));
 }

@@ -20,12 +20,13 @@ use hermes_wire::socks5::{self, Host, Reply, Socks5Error, Target};
 
 use super::{refuse, say};
 use crate::datagram::{Flow, FlowQueue, Port, QUIET};
-use crate::listener::flows::{FlowTable, Place};
+use crate::listener::flows::{self, FlowTable};
 use crate::listener::http::Client;
 use crate::listener::open;
 use crate::live::{Connection, Stage};
 use crate::request::{Origin, from_target};
 use crate::session::{self, Near, Served};
+use crate::shares::Share;
 use crate::stream::ByteStream;
 use crate::worker::{Worker, go_on_later};
 
@@ -47,9 +48,10 @@ pub(super) async fn serve(
             return refuse(near, reply).await;
         }
     };
-    let count = worker.generation().listening(&connection.listener.name).map(|state| state.flows.clone());
+    let shares = worker.generation().listening(&connection.listener.name).map(|state| state.flows.clone());
+    let shares = shares.unwrap_or_default();
     // It counts as a flow itself, since it has a socket.
-    let Some(place) = Place::take(worker, &count.unwrap_or_default()) else {
+    let Some(_share) = flows::take(worker, &shares, client.source.ip()) else {
         return refuse(near, Reply::Failed).await;
     };
     let Ok(bound) = socket.local_addr() else { return };
@@ -60,7 +62,7 @@ pub(super) async fn serve(
     connection.set_stage(worker, Stage::Idle);
     let mut association = Association {
         source: expected_source(&client, target),
-        table: FlowTable::new(worker, place.count()),
+        table: FlowTable::new(worker, shares),
         worker: worker.clone(),
         connection: connection.clone(),
         client: Rc::new(client),
@@ -167,9 +169,10 @@ impl Association {
         }
         // A copy: the slice would keep a whole message for as long as the flow lasts.
         let header = Bytes::copy_from_slice(&header);
-        let Some((queue, place)) = self.table.begin(header.clone(), &self.socket, payload) else { return };
+        let begun = self.table.begin(header.clone(), source.ip(), &self.socket, payload);
+        let Some((queue, share)) = begun else { return };
         let flow = Flow::with_header(queue, source, header.clone());
-        let served = serve_flow(self.worker.clone(), self.connection.clone(), self.client.clone(), header, flow, place);
+        let served = serve_flow(self.worker.clone(), self.connection.clone(), self.client.clone(), header, flow, share);
         self.flows.push(Box::pin(served));
     }
 
@@ -196,7 +199,7 @@ async fn serve_flow(
     client: Rc<Client>,
     header: Bytes,
     flow: Flow,
-    place: Place,
+    share: Share,
 ) {
     let queue = flow.queue.clone();
     let listener = connection.current_listener(&worker);
@@ -210,5 +213,5 @@ async fn serve_flow(
         session::relay(Near::Datagrams(near), *tunnel).await;
     }
     queue.close();
-    drop(place);
+    drop(share);
 }

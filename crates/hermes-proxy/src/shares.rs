@@ -1,0 +1,259 @@
+//! Shares of bounded tables: one mechanism for connections, tunnels, flows and questions.
+//!
+//! In: entries, each with its owner, and with a holder that can be displaced. Out: whether an owner may have one more.
+//! A full table displaces entries of the owner that has most, those that are idle for longest first
+//! (`shares/ledger.rs` decides, for all workers; each worker displaces its own). Where that leaves no room, idle
+//! entries of this worker go: those of the same owner, or of anybody for an owner that has none.
+//! One short lock when an entry begins and when it ends; never a lock for what passes through it.
+
+mod ledger;
+
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use slab::Slab;
+
+pub(crate) use self::ledger::{Ledger, Owner, Verdict};
+use crate::worker::Worker;
+
+/// What holds an entry, and can be told to give it up.
+pub(crate) trait Holder {
+    /// Nobody works on it: it may go for a newcomer of the same owner.
+    fn is_idle(&self, now: u64) -> bool;
+    /// When it was in use last, in milliseconds of the node's clock.
+    fn used_at(&self) -> u64;
+    /// It ends already.
+    fn is_ending(&self) -> bool;
+    /// Ends it now.
+    fn displace(&self);
+}
+
+/// The owners of one table's entries, on all workers.
+#[derive(Debug, Default)]
+pub(crate) struct Shares {
+    ledger: Mutex<Ledger>,
+    /// Somebody owes entries that nobody has chosen yet.
+    has_debtors: AtomicBool,
+}
+
+impl Shares {
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The bound of a table.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bound {
+    /// Its name, as of a limit.
+    pub(crate) name: &'static str,
+    pub(crate) limit: usize,
+    /// Of these, entries for peers.
+    pub(crate) reserve: usize,
+}
+
+/// The entries of one worker, in all tables.
+#[derive(Default)]
+pub(crate) struct Entries {
+    all: RefCell<Slab<Entry>>,
+    begun: Cell<u64>,
+    /// Tables in which nothing of an owner's, or of anybody's, was idle since the last tick: a flood has them looked
+    /// through once.
+    unyielding: RefCell<Vec<(Arc<Shares>, Option<Owner>)>>,
+}
+
+struct Entry {
+    /// In the order of their beginnings.
+    number: u64,
+    shares: Arc<Shares>,
+    owner: Owner,
+    /// It was displaced, and ends.
+    is_owed: bool,
+    holder: Option<Weak<dyn Holder>>,
+}
+
+/// An entry that can be displaced.
+struct Candidate {
+    holder: Rc<dyn Holder>,
+    key: usize,
+    number: u64,
+    is_busy: bool,
+}
+
+/// One of so many idle entries is displaced at a time: to choose one costs a look at all of them.
+const BATCH: usize = 128;
+/// Owners that are remembered to have nothing idle. With more of them in a tick nobody is looked for.
+const MAX_UNYIELDING: usize = 16;
+
+/// An entry. Its drop gives it back.
+pub(crate) struct Share {
+    worker: Rc<Worker>,
+    key: usize,
+}
+
+impl Share {
+    /// One more entry for this owner. `None`, and counted: there is no room for it.
+    pub(crate) fn take(worker: &Rc<Worker>, shares: &Arc<Shares>, owner: Owner, bound: Bound) -> Option<Self> {
+        worker.entries.make_room(worker, shares, &owner, bound).then(|| {
+            let number = worker.entries.begun.get();
+            worker.entries.begun.set(number + 1);
+            let entry = Entry { number, shares: shares.clone(), owner, is_owed: false, holder: None };
+            Self { worker: worker.clone(), key: worker.entries.all.borrow_mut().insert(entry) }
+        })
+    }
+
+    /// Its holder, which may be displaced from now on.
+    pub(crate) fn is_held_by<H: Holder + 'static>(&self, holder: &Rc<H>) {
+        if let Some(entry) = self.worker.entries.all.borrow_mut().get_mut(self.key) {
+            let holder: Weak<H> = Rc::downgrade(holder);
+            entry.holder = Some(holder);
+        }
+    }
+
+    /// For [`Entries::pass_to`].
+    pub(crate) fn key(&self) -> usize {
+        self.key
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        if let Some(entry) = self.worker.entries.all.borrow_mut().try_remove(self.key) {
+            let mut ledger = entry.shares.ledger();
+            if entry.is_owed { ledger.is_paid(&entry.owner) } else { ledger.give_back(&entry.owner) }
+        }
+    }
+}
+
+impl Entries {
+    /// An entry turns out to be somebody else's. False, and counted: there is no room for one of theirs.
+    pub(crate) fn pass_to(&self, worker: &Worker, key: usize, owner: Owner, bound: Bound) -> bool {
+        let known = |entry: &Entry| (entry.shares.clone(), entry.owner.clone());
+        let Some((shares, former)) = self.all.borrow().get(key).filter(|entry| !entry.is_owed).map(known) else {
+            return false;
+        };
+        if former == owner {
+            return true;
+        }
+        shares.ledger().give_back(&former);
+        if !self.make_room(worker, &shares, &owner, bound) {
+            // Its drop gives back nothing.
+            self.all.borrow_mut().remove(key);
+            return false;
+        }
+        if let Some(entry) = self.all.borrow_mut().get_mut(key) {
+            entry.owner = owner;
+        }
+        true
+    }
+
+    fn make_room(&self, worker: &Worker, shares: &Arc<Shares>, owner: &Owner, bound: Bound) -> bool {
+        let take = || shares.ledger().take(owner, bound.limit, bound.reserve);
+        let mut verdict = take();
+        if verdict == Verdict::Taken {
+            return true;
+        }
+        worker.shared.metrics.limit(bound.name);
+        if verdict == Verdict::Full && self.displace_idle(worker, shares, owner, bound.limit) {
+            verdict = take();
+        }
+        if verdict == Verdict::Displacing {
+            let is_new = !shares.has_debtors.swap(true, Ordering::AcqRel);
+            self.pay(worker, shares);
+            if is_new && shares.has_debtors.load(Ordering::Acquire) {
+                worker.shared.ask_others_to_displace(worker.number);
+            }
+        }
+        verdict != Verdict::Full
+    }
+
+    /// Displaces what owners of a table owe, as far as it is this worker's.
+    fn pay(&self, worker: &Worker, shares: &Arc<Shares>) {
+        if !shares.has_debtors.load(Ordering::Acquire) {
+            return;
+        }
+        let debtors = shares.ledger().debtors();
+        for debtor in &debtors {
+            let candidates = self.candidates(worker, shares, |owner| owner == debtor);
+            let count = shares.ledger().claim(debtor, candidates.len());
+            self.displace(candidates, count);
+        }
+        let ledger = shares.ledger();
+        if ledger.debtors().is_empty() {
+            // Under the lock: another worker sets it after it has added a debtor.
+            shares.has_debtors.store(false, Ordering::Release);
+        }
+    }
+
+    /// Called at each tick.
+    pub(crate) fn tick(&self, worker: &Worker) {
+        self.unyielding.borrow_mut().clear();
+        self.displace_for_others(worker);
+    }
+
+    /// Displaces what is owed to clients of other workers.
+    pub(crate) fn displace_for_others(&self, worker: &Worker) {
+        self.pay(worker, &worker.shared.connections);
+        self.pay(worker, &worker.shared.tunnels);
+        worker.generation().listener_shares().for_each(|shares| self.pay(worker, shares));
+    }
+
+    /// Displaces idle entries for a newcomer. False where there are none.
+    fn displace_idle(&self, worker: &Worker, shares: &Arc<Shares>, newcomer: &Owner, limit: usize) -> bool {
+        let has_none = shares.ledger().entries(newcomer) == 0;
+        let whose = (!has_none || newcomer.is_peer).then(|| newcomer.clone());
+        let mut unyielding = self.unyielding.borrow_mut();
+        let is_known = |known: &(Arc<Shares>, Option<Owner>)| Arc::ptr_eq(&known.0, shares) && known.1 == whose;
+        if unyielding.len() >= MAX_UNYIELDING || unyielding.iter().any(is_known) {
+            return false;
+        }
+        let may_go = |owner: &Owner| owner == newcomer || has_none && (newcomer.is_peer || !owner.is_peer);
+        let mut candidates = self.candidates(worker, shares, may_go);
+        candidates.retain(|candidate| !candidate.is_busy);
+        if candidates.is_empty() {
+            unyielding.push((shares.clone(), whose));
+            return false;
+        }
+        let count = (limit / BATCH).clamp(1, candidates.len());
+        for owner in self.displace(candidates, count) {
+            shares.ledger().displace(&owner);
+        }
+        true
+    }
+
+    /// Entries of a table whose owners fit, and that do not end yet.
+    fn candidates(&self, worker: &Worker, shares: &Arc<Shares>, fits: impl Fn(&Owner) -> bool) -> Vec<Candidate> {
+        let now = worker.now();
+        let all = self.all.borrow();
+        let of_table = all.iter().filter(|(_, entry)| Arc::ptr_eq(&entry.shares, shares) && !entry.is_owed);
+        let fitting = of_table.filter(|(_, entry)| fits(&entry.owner));
+        let candidates = fitting.filter_map(|(key, entry)| {
+            let holder = entry.holder.as_ref()?.upgrade().filter(|holder| !holder.is_ending())?;
+            let is_busy = !holder.is_idle(now);
+            Some(Candidate { holder, key, number: entry.number, is_busy })
+        });
+        candidates.collect()
+    }
+
+    /// Displaces so many of these, the idle ones first, and of those the ones that are idle for longest. Out: their
+    /// owners.
+    fn displace(&self, mut candidates: Vec<Candidate>, count: usize) -> Vec<Owner> {
+        let key = |candidate: &Candidate| (candidate.is_busy, candidate.holder.used_at(), candidate.number);
+        if count > 0 && count < candidates.len() {
+            candidates.select_nth_unstable_by_key(count - 1, key);
+        }
+        candidates.truncate(count);
+        let mut all = self.all.borrow_mut();
+        let mut owners = Vec::with_capacity(count);
+        for Candidate { holder, key, .. } in candidates {
+            if let Some(entry) = all.get_mut(key) {
+                entry.is_owed = true;
+                owners.push(entry.owner.clone());
+            }
+            holder.displace();
+        }
+        owners
+    }
+}

@@ -1,0 +1,213 @@
+//! Max-min fairness of a bounded table: each owner's number of entries, and who gives one up for whom.
+//!
+//! In: owners that take an entry or return one, and the table's bound. Out: whether an owner may have one more, and
+//! whose entries are to be displaced for it. Pure: no clock, no lock, no entry.
+//!
+//! A full table takes from the owner that has most, as long as that leaves it no less than the newcomer has. An
+//! entry that is to be displaced counts for its owner no longer, though it may take a moment until it is closed: the
+//! owner owes it.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use hermes_model::facts::{Facts, Trust};
+
+use crate::stream::unread::network;
+
+/// The holder of entries in a table.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Owner {
+    /// Authenticated. Nothing of it is displaced for anybody who is not.
+    pub(crate) is_peer: bool,
+    client: Client,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Client {
+    /// An address of IPv4, or a /64 of IPv6.
+    Network(IpAddr),
+    /// The same before it has had the time to authenticate: strangers at its address take nothing from it.
+    Unproven(IpAddr),
+    Node(Arc<str>),
+    User(Arc<str>),
+}
+
+impl Owner {
+    /// A client of which nothing but its address is known.
+    pub(crate) fn stranger(address: IpAddr) -> Self {
+        Self { is_peer: false, client: Client::Network(network(address)) }
+    }
+
+    /// A client that is about to say who it is.
+    pub(crate) fn unproven(address: IpAddr) -> Self {
+        Self { is_peer: false, client: Client::Unproven(network(address)) }
+    }
+
+    /// The client at the other end of a connection.
+    pub(crate) fn of_connection(trust: &Trust, address: IpAddr) -> Self {
+        let client = trust.peer().and_then(|peer| {
+            let node = peer.node.clone().map(Client::Node);
+            node.or_else(|| peer.users.first().cloned().map(Client::User))
+        });
+        let client = client.unwrap_or_else(|| Client::Network(network(address)));
+        Self { is_peer: trust.is_believed(), client }
+    }
+
+    /// The client of a session: its user, the node that it came by, or its address. All are equals.
+    pub(crate) fn of_session(facts: &Facts) -> Self {
+        let Self { client, .. } = Self::of_connection(&facts.trust, facts.source.ip());
+        let client = facts.user.clone().map_or(client, Client::User);
+        Self { is_peer: false, client }
+    }
+
+    /// A neighbour by name.
+    pub(crate) fn node(name: &Arc<str>) -> Self {
+        Self { is_peer: false, client: Client::Node(name.clone()) }
+    }
+}
+
+/// What becomes of a request for one more entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// There was room.
+    Taken,
+    /// Another owner owes the table entries for it.
+    Displacing,
+    Full,
+}
+
+/// The entries of a table, by owner.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    owners: HashMap<Owner, Held>,
+    /// All that hold something, by `is_peer`, then by how much.
+    ranks: BTreeSet<(bool, usize, Owner)>,
+    total: usize,
+    /// Of `total`, entries of peers.
+    peers: usize,
+    /// Entries that are owed, and that nobody has chosen yet.
+    unclaimed: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Held {
+    entries: usize,
+    /// To be displaced, or on the way to their end.
+    owed: usize,
+    /// Of those, entries that nobody has chosen yet.
+    unclaimed: usize,
+}
+
+/// One of so many entries is displaced at a time: to choose one costs a look at all of them.
+const BATCH: usize = 128;
+/// Entries that are owed and not chosen yet, as a part of the bound: a table is fuller than its bound by no more,
+/// beside those that are being closed.
+const MAX_UNCLAIMED: usize = 8;
+
+impl Ledger {
+    /// One more entry for an owner, where `limit` are the bound. Of these `reserve` are for peers.
+    pub(crate) fn take(&mut self, owner: &Owner, limit: usize, reserve: usize) -> Verdict {
+        let reserve = if owner.is_peer { 0 } else { reserve.saturating_sub(self.peers) };
+        let mut verdict = Verdict::Taken;
+        if self.total + reserve >= limit {
+            let has = self.entries(owner);
+            let Some((most, entries)) = self.largest(owner.is_peer) else { return Verdict::Full };
+            if entries < has + 2 || self.unclaimed > limit / MAX_UNCLAIMED {
+                return Verdict::Full;
+            }
+            let count = ((entries - has) / 2).clamp(1, (limit / BATCH).max(1));
+            self.owe(&most, count, count);
+            verdict = Verdict::Displacing;
+        }
+        self.change(owner, |held| held.entries += 1);
+        verdict
+    }
+
+    /// An entry of the owner has ended by itself. That pays for one that is owed and not chosen yet.
+    pub(crate) fn give_back(&mut self, owner: &Owner) {
+        self.change(owner, |held| {
+            if held.unclaimed > 0 {
+                held.unclaimed -= 1;
+                held.owed -= 1;
+            } else {
+                held.entries = held.entries.saturating_sub(1);
+            }
+        });
+    }
+
+    /// An entry that was chosen to be displaced has ended.
+    pub(crate) fn is_paid(&mut self, owner: &Owner) {
+        self.change(owner, |held| held.owed = held.owed.saturating_sub(1));
+    }
+
+    /// An entry of an owner was chosen to be displaced: there is room for another one.
+    pub(crate) fn displace(&mut self, owner: &Owner) {
+        self.owe(owner, self.entries(owner).min(1), 0);
+    }
+
+    /// Chooses entries of an owner to be displaced, of so many that there are. Out: how many.
+    pub(crate) fn claim(&mut self, owner: &Owner, candidates: usize) -> usize {
+        let mut claimed = 0;
+        self.change(owner, |held| {
+            claimed = held.unclaimed.min(candidates);
+            held.unclaimed -= claimed;
+        });
+        claimed
+    }
+
+    /// Owners that owe entries which nobody has chosen yet.
+    pub(crate) fn debtors(&self) -> Vec<Owner> {
+        self.owners.iter().filter(|(_, held)| held.unclaimed > 0).map(|(owner, _)| owner.clone()).collect()
+    }
+
+    /// How many entries an owner has.
+    pub(crate) fn entries(&self, owner: &Owner) -> usize {
+        self.owners.get(owner).map_or(0, |held| held.entries)
+    }
+
+    /// The owner that has most, of those that may lose something to a peer, or to a stranger.
+    fn largest(&self, to_peer: bool) -> Option<(Owner, usize)> {
+        let (mut all, mut strangers) = (self.ranks.iter(), self.ranks.iter().filter(|(is_peer, ..)| !is_peer));
+        let of = |(_, entries, owner): &(bool, usize, Owner)| (owner.clone(), *entries);
+        let stranger = strangers.next_back().map(of);
+        let peer = all.next_back().filter(|(is_peer, ..)| *is_peer && to_peer).map(of);
+        stranger.into_iter().chain(peer).max_by_key(|(_, entries)| *entries)
+    }
+
+    fn owe(&mut self, owner: &Owner, count: usize, unclaimed: usize) {
+        self.change(owner, |held| {
+            held.entries -= count;
+            held.owed += count;
+            held.unclaimed += unclaimed;
+        });
+    }
+
+    /// Changes what an owner holds, and all sums with it.
+    fn change(&mut self, owner: &Owner, how: impl FnOnce(&mut Held)) {
+        let held = self.owners.entry(owner.clone()).or_default();
+        let before = *held;
+        how(held);
+        let now = *held;
+        if now.entries == 0 && now.owed == 0 {
+            self.owners.remove(owner);
+        }
+        self.unclaimed = self.unclaimed + now.unclaimed - before.unclaimed;
+        if now.entries == before.entries {
+            return;
+        }
+        if before.entries > 0 {
+            self.ranks.remove(&(owner.is_peer, before.entries, owner.clone()));
+        }
+        if now.entries > 0 {
+            self.ranks.insert((owner.is_peer, now.entries, owner.clone()));
+        }
+        self.total = self.total + now.entries - before.entries;
+        if owner.is_peer {
+            self.peers = self.peers + now.entries - before.entries;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,102 @@
+//! Who may have one more entry, and who gives one up.
+
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+
+fn stranger(last: u8) -> Owner {
+    Owner::stranger(IpAddr::from([192, 0, 2, last]))
+}
+
+fn peer(name: &str) -> Owner {
+    Owner { is_peer: true, client: Client::Node(Arc::from(name)) }
+}
+
+/// Takes entries until the table is full; how many.
+fn fill(ledger: &mut Ledger, owner: &Owner, limit: usize, reserve: usize) -> usize {
+    (0..2 * limit).take_while(|_| ledger.take(owner, limit, reserve) != Verdict::Full).count()
+}
+
+/// Ends all that an owner owes.
+fn settle(ledger: &mut Ledger, owner: &Owner) {
+    while ledger.claim(owner, 1) > 0 {
+        ledger.is_paid(owner);
+    }
+}
+
+#[test]
+fn one_owner_may_have_all_of_it_and_gives_up_half_for_another() {
+    let (flooder, other) = (stranger(1), stranger(2));
+    let mut ledger = Ledger::default();
+    assert_eq!(fill(&mut ledger, &flooder, 100, 0), 100);
+    for taken in 1..=50 {
+        assert_ne!(ledger.take(&other, 100, 0), Verdict::Full, "{taken}");
+        settle(&mut ledger, &flooder);
+        assert_eq!((ledger.total, ledger.unclaimed), (100, 0));
+    }
+    assert_eq!((ledger.entries(&flooder), ledger.entries(&other)), (50, 50));
+    assert_eq!(ledger.take(&other, 100, 0), Verdict::Full, "it has as much as the largest");
+    assert_eq!(ledger.take(&flooder, 100, 0), Verdict::Full);
+    assert_ne!(ledger.take(&stranger(3), 100, 0), Verdict::Full);
+}
+
+#[test]
+fn entries_that_are_owed_are_bounded_and_chosen_once() {
+    let flooder = stranger(1);
+    let mut ledger = Ledger::default();
+    fill(&mut ledger, &flooder, 80, 0);
+    let admitted = (2..200).filter(|last| ledger.take(&stranger(*last), 80, 0) != Verdict::Full).count();
+    assert_eq!(admitted, 80 / MAX_UNCLAIMED + 1, "the rest comes when something is closed");
+    assert_eq!(ledger.debtors(), [flooder.clone()]);
+    assert_eq!(ledger.claim(&flooder, 4) + ledger.claim(&flooder, 1000), admitted);
+    assert!(ledger.debtors().is_empty() && ledger.claim(&flooder, 1000) == 0);
+    (0..admitted).for_each(|_| ledger.is_paid(&flooder));
+    assert_eq!((ledger.unclaimed, ledger.entries(&flooder)), (0, 80 - admitted));
+    assert_ne!(ledger.take(&stranger(201), 80, 0), Verdict::Full);
+}
+
+#[test]
+fn a_part_is_for_peers_and_nothing_of_theirs_goes_to_strangers() {
+    let mut ledger = Ledger::default();
+    assert_eq!(fill(&mut ledger, &stranger(1), 80, 10), 70);
+    for entries in 1..=10 {
+        assert_eq!(ledger.take(&peer("a"), 80, 10), Verdict::Taken, "{entries}");
+    }
+    // Beyond that it has its share of what the stranger has.
+    for _ in 0..200 {
+        ledger.take(&peer("a"), 80, 10);
+        settle(&mut ledger, &stranger(1));
+    }
+    assert_eq!((ledger.entries(&peer("a")), ledger.entries(&stranger(1))), (40, 40));
+    assert_eq!(ledger.take(&peer("b"), 80, 10), Verdict::Displacing);
+    settle(&mut ledger, &peer("a"));
+    settle(&mut ledger, &stranger(1));
+    let before = ledger.entries(&peer("a"));
+    for last in 2..60 {
+        ledger.take(&stranger(last), 80, 10);
+        settle(&mut ledger, &stranger(1));
+    }
+    assert_eq!((ledger.entries(&peer("a")), ledger.entries(&peer("b"))), (before, 1));
+    assert_eq!(ledger.entries(&stranger(2)), 1, "strangers share what is theirs");
+}
+
+#[test]
+fn an_entry_that_ends_by_itself_pays_for_one_that_nobody_chose() {
+    let flooder = stranger(1);
+    let mut ledger = Ledger::default();
+    fill(&mut ledger, &flooder, 8, 0);
+    assert_eq!(ledger.take(&stranger(2), 8, 0), Verdict::Displacing);
+    ledger.give_back(&flooder);
+    assert_eq!((ledger.unclaimed, ledger.entries(&flooder), ledger.claim(&flooder, 8)), (0, 7, 0));
+    ledger.give_back(&flooder);
+    assert_eq!(ledger.entries(&flooder), 6);
+}
+
+#[test]
+fn nothing_is_left_of_an_owner_that_has_nothing() {
+    let mut ledger = Ledger::default();
+    let taken: Vec<_> = (0..50).filter(|last| ledger.take(&stranger(last % 9), 20, 0) != Verdict::Full).collect();
+    taken.iter().for_each(|last| ledger.give_back(&stranger(last % 9)));
+    assert!(ledger.owners.is_empty() && ledger.ranks.is_empty(), "{ledger:?}");
+    assert_eq!((ledger.total, ledger.peers, ledger.unclaimed), (0, 0, 0));
+}
