@@ -292,7 +292,7 @@ async fn to_origin(
     if request.ask != Ask::Response {
         return Err(Error::Unsuitable { route: route.name.clone(), kind: "upgrade" });
     }
-    let place = terminate::place(terminate, &session.entry.facts, route)?;
+    let place = terminate::origin(generation, terminate, &session.entry.facts, route, &request.scheme)?;
     custody::forward::intend(worker, &session.entry, route, &request).await?;
     let interim = interim(&mut request);
     let mut forward = forward(worker, generation, &session.entry, route, &request, interim);

@@ -4,6 +4,7 @@
 //! In: a session that a route terminates. Out: a connected stream or socket.
 //! Never: an address that the route does not reach; each one is judged after DNS answered.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -16,14 +17,17 @@ use hermes_net::own;
 use hermes_net::udp::{self, UdpSocket};
 use hermes_wire::connect_ip::{self, Scope};
 use http::StatusCode;
+use http::uri::Scheme;
 use ipnet::IpNet;
 use tokio::time::Instant;
 
 use crate::datagram::Port;
 use crate::error::Error;
+use crate::generation::Generation;
 use crate::ip::{End, FAR_ENDS, LocalDevice, Owner};
 use crate::live::Entry;
 use crate::stream::ByteStream;
+use crate::upstream::ClientTls;
 use crate::upstream::connect::{Destination, addresses, connect};
 use crate::worker::Worker;
 
@@ -34,6 +38,8 @@ pub(crate) struct Place {
     pub(crate) label: Arc<str>,
     /// The request named it.
     pub(crate) named: bool,
+    /// The request is for `https`, and goes on as that.
+    tls: Option<ClientTls>,
 }
 
 impl Place {
@@ -44,7 +50,7 @@ impl Place {
             port: self.port,
             label: &self.label,
             reach: self.named.then_some(terminate.reach),
-            tls: None,
+            tls: self.tls.as_ref(),
             proxy_source: source,
             urgent: false,
         }
@@ -62,14 +68,39 @@ pub(crate) fn place(terminate: &Terminate, facts: &Facts, route: &Route) -> Resu
             port: target.port,
             label: label(&route.name, &target.host, target.port),
             named: false,
+            tls: None,
         }),
         Target::Authority => {
             let port =
                 facts.authority.port().ok_or_else(|| Error::Malformed("the authority has no port".to_owned()))?;
             let host: Arc<str> = Arc::from(facts.authority.host());
-            Ok(Place { label: label(&route.name, &host, port), host, port, named: true })
+            Ok(Place { label: label(&route.name, &host, port), host, port, named: true, tls: None })
         }
     }
+}
+
+/// As [`place`], for a request by this scheme. One for `https` reaches the origin that it names by TLS, which proves that it
+/// is that.
+///
+/// # Errors
+/// As [`place`], or there are no CA certificates to verify the origin by.
+pub(crate) fn origin(
+    generation: &Generation,
+    terminate: &Terminate,
+    facts: &Facts,
+    route: &Route,
+    scheme: &Scheme,
+) -> Result<Place, Error> {
+    let place = place(terminate, facts, route)?;
+    if !terminate.speaks_tls() || *scheme != Scheme::HTTPS {
+        return Ok(place);
+    }
+    // Connections are pooled by label: those by TLS and in the clear never stand in for each other.
+    let label: Arc<str> = Arc::from(place.label.replacen('/', "/https://", 1));
+    let tls = generation
+        .origin_tls(terminate, &place.host)
+        .map_err(|reason| Error::Connect { peer: label.clone(), source: Arc::new(io::Error::other(reason)) })?;
+    Ok(Place { label, tls: Some(tls), ..place })
 }
 
 fn label(route: &str, host: &str, port: u16) -> Arc<str> {
@@ -215,6 +246,6 @@ pub(crate) async fn udp(worker: &Worker, entry: &Entry, terminate: &Terminate, r
             Err(error) => last = Some(error),
         }
     }
-    let source = last.unwrap_or_else(|| std::io::Error::other("no address"));
+    let source = last.unwrap_or_else(|| io::Error::other("no address"));
     Err(Error::no_connection(worker, &place.label, source))
 }

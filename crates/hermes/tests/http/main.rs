@@ -11,6 +11,7 @@ mod expect;
 mod faults;
 mod forward_proxy;
 mod headers;
+mod https_origins;
 mod interim;
 mod lab;
 mod loops;
