@@ -164,6 +164,7 @@ impl UpstreamState {
                 Target::Address { .. } => None,
                 Target::Node(presence) => Some(presence),
             },
+            client: None,
         }
     }
 

@@ -376,6 +376,7 @@ impl Keeper {
             pool: pool.clone(),
             peer: self.label.clone(),
             shareable: false,
+            session: None,
             in_flight: None,
         };
         let mut request = Request::new(());

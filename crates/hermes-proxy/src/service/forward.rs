@@ -211,6 +211,7 @@ impl Forward<'_> {
         let in_flight = InFlight::begin(upstream, index);
         let pool = self.worker.pool(upstream.pool_key(index));
         let wish = upstream.wish(index, self.entry.facts.source, self.route.timeout.connect, fresh);
+        let wish = Wish { client: self.entry.binding_connection(), ..wish };
         let leased = match pool.lease(self.worker, &wish).await {
             Ok(leased) => leased,
             Err(Failed { error, was_others }) => {
@@ -237,7 +238,8 @@ impl Forward<'_> {
         shareable: bool,
         in_flight: Option<InFlight>,
     ) -> Attempted {
-        let place = Place { worker: self.worker.clone(), pool, peer, shareable, in_flight };
+        let session = Some(self.entry.clone());
+        let place = Place { worker: self.worker.clone(), pool, peer, shareable, session, in_flight };
         let outgoing = match Outgoing::new(self.entry, &self.dress, is_node) {
             Ok(outgoing) => outgoing,
             Err(error) => return Attempted::failed(error),
@@ -302,6 +304,7 @@ impl Forward<'_> {
                 connect_within: self.route.timeout.connect,
                 fresh,
                 node: None,
+                client: self.entry.binding_connection(),
             };
             let leased = pool.lease(self.worker, &wish).await?;
             let attempted = self.exchange(leased, pool.clone(), to.label.clone(), false, true, None).await;

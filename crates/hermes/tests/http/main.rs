@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod balancing;
+mod bound;
 mod early;
 mod exchanges;
 mod expect;

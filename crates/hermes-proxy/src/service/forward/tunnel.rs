@@ -27,7 +27,7 @@ use crate::stream::ByteStream;
 use crate::upgrade::{self, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY};
 use crate::upstream::connect::connect;
 use crate::upstream::exchange::{self, ExchangeBody, Place};
-use crate::upstream::pool::{Failed, H1Connection, Lease, Leased};
+use crate::upstream::pool::{Failed, H1Connection, Lease, Leased, Wish};
 use crate::upstream::{InFlight, Seat, UpstreamState};
 
 /// What asking for a tunnel came to.
@@ -154,6 +154,7 @@ impl Forward<'_> {
     ) -> Result<Opened, Error> {
         let endpoint = &upstream.endpoints[index];
         let wish = upstream.wish(index, self.entry.facts.source, self.route.timeout.connect, attempt.fresh);
+        let wish = Wish { client: self.entry.binding_connection(), ..wish };
         let in_flight = InFlight::begin(upstream, index);
         let pool = self.worker.pool(upstream.pool_key(index));
         if upstream.config.protocol == UpstreamProtocol::Tcp {
@@ -204,6 +205,7 @@ impl Forward<'_> {
             pool,
             peer: endpoint.label.clone(),
             shareable: false,
+            session: None,
             in_flight: Some(in_flight),
         };
         let by_post = !matches!(kind, Kind::Http | Kind::Ip) && upstream.config.tunnel_method == TunnelMethod::Post;
