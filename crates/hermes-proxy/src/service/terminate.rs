@@ -214,9 +214,13 @@ async fn resolved(worker: &Worker, name: &str, told: Option<IpNet>, route: &Rout
         missing: "get an address",
         after: within,
     })??;
-    let fits = |address: &&IpAddr| told.is_none_or(|told| told.addr().is_ipv4() == address.is_ipv4());
+    let fits = |address: &IpAddr| told.is_none_or(|told| told.addr().is_ipv4() == address.is_ipv4());
+    if let Some(machine) = found.now().iter().copied().find(fits) {
+        return Ok(machine);
+    }
+    let late = tokio::time::timeout(within, found.late()).await.unwrap_or_default();
     let version = told.map_or("", |told| if told.addr().is_ipv4() { "v4" } else { "v6" });
-    found.iter().find(fits).copied().ok_or_else(|| Error::Resolve(format!("{name} has no IP{version} address")))
+    late.into_iter().find(fits).ok_or_else(|| Error::Resolve(format!("{name} has no IP{version} address")))
 }
 
 /// A UDP socket for a `udp` session.
@@ -233,9 +237,22 @@ pub(crate) async fn udp(worker: &Worker, entry: &Entry, terminate: &Terminate, r
         missing: "get an address",
         after: within,
     })??;
-    let mut last = None;
-    for address in found {
-        let socket = udp::connect((address, place.port).into()).and_then(|socket| own::spare(&socket).map(|()| socket));
+    let connected = match first_socket(found.now(), place.port) {
+        Ok(port) => Ok(port),
+        // Nothing leads to any of them from here; the other family may have a way (RFC 8305).
+        Err(error) => {
+            let late = tokio::time::timeout(within, found.late()).await.unwrap_or_default();
+            if late.is_empty() { Err(error) } else { first_socket(&late, place.port) }
+        }
+    };
+    connected.map_err(|source| Error::no_connection(worker, &place.label, source))
+}
+
+/// A socket that is connected to the first of these addresses that something leads to.
+fn first_socket(addresses: &[IpAddr], port: u16) -> io::Result<Port> {
+    let mut last = io::Error::other("no address");
+    for address in addresses {
+        let socket = udp::connect((*address, port).into()).and_then(|socket| own::spare(&socket).map(|()| socket));
         // Who answers as the kernel has it: 0.0.0.0 is the loopback's address.
         let connected = socket.and_then(|socket| {
             let peer = socket.peer_addr()?;
@@ -243,9 +260,8 @@ pub(crate) async fn udp(worker: &Worker, entry: &Entry, terminate: &Terminate, r
         });
         match connected {
             Ok(port) => return Ok(port),
-            Err(error) => last = Some(error),
+            Err(error) => last = error,
         }
     }
-    let source = last.unwrap_or_else(|| io::Error::other("no address"));
-    Err(Error::no_connection(worker, &place.label, source))
+    Err(last)
 }

@@ -8,7 +8,6 @@ mod h3;
 mod held;
 
 use std::future::Future;
-use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,8 +15,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_model::snapshot::{Health, UpstreamProtocol};
+use hermes_net::dial::{self, Addresses};
 use hermes_net::resolve::Resolver;
-use hermes_net::{Io, dial, tls};
+use hermes_net::{Io, tls};
 use hermes_wire::proxy_protocol;
 use http::StatusCode;
 use http::header::HOST;
@@ -199,7 +199,7 @@ async fn either<T>(
 
 async fn connect_by_tcp(
     state: &UpstreamState,
-    addresses: &[IpAddr],
+    addresses: &Addresses,
     port: u16,
     asks: bool,
 ) -> Result<Connected, String> {
