@@ -298,20 +298,25 @@ impl Forward<'_> {
         let pool = self.worker.pool(PoolKey { owner, endpoint: to.label.clone() });
         let mut fresh = false;
         loop {
-            let wish = Wish {
-                destination: Destination { label: to.label, ..*to },
-                protocol: UpstreamProtocol::H1,
-                connect_within: self.route.timeout.connect,
-                fresh,
-                node: None,
-                client: self.entry.binding_connection(),
-            };
+            let wish = self.origin_wish(to, fresh);
             let leased = pool.lease(self.worker, &wish).await?;
             let attempted = self.exchange(leased, pool.clone(), to.label.clone(), false, true, None).await;
             match &attempted {
                 Attempted::Failed { error, stale: true, .. } if !fresh && self.may_repeat(error) => fresh = true,
                 _ => return self.conclude(attempted),
             }
+        }
+    }
+
+    /// What is wanted of the pool of an origin that the request named.
+    fn origin_wish<'d>(&'d self, to: &Destination<'d>, fresh: bool) -> Wish<'d> {
+        Wish {
+            destination: Destination { label: to.label, ..*to },
+            protocol: UpstreamProtocol::H1,
+            connect_within: self.route.timeout.connect,
+            fresh,
+            node: None,
+            client: self.entry.binding_connection(),
         }
     }
 

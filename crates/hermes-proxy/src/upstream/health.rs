@@ -130,7 +130,7 @@ impl Means {
             self.held = None;
         }
         let addresses = self.resolver.resolve(host).await.map_err(|error| error.to_string())?;
-        let (host, path) = (&*endpoint.name, health.path.as_deref());
+        let (host, path) = (&*endpoint.authority, health.path.as_deref());
         let by_tcp = connect_by_tcp(state, &addresses, port, path.is_some());
         let connected = match &state.tls {
             Some(client) if state.config.protocol == UpstreamProtocol::H3 => {
@@ -254,9 +254,11 @@ async fn ask_h1(io: Io, host: &str, path: &str) -> Result<StatusCode, String> {
 
 async fn ask_h2(io: Io, host: &str, path: &str) -> Result<StatusCode, String> {
     let text = |error: h2::Error| error.to_string();
+    let scheme = if matches!(io, Io::Tls(_)) { "https" } else { "http" };
     let (sender, connection) = h2::client::handshake(io).await.map_err(text)?;
     let ask = async {
-        let request = http::Request::get(format!("http://{host}{path}")).body(()).map_err(|error| error.to_string())?;
+        let request =
+            http::Request::get(format!("{scheme}://{host}{path}")).body(()).map_err(|error| error.to_string())?;
         let (response, _) = sender.ready().await.map_err(text)?.send_request(request, true).map_err(text)?;
         response.await.map(|response| response.status()).map_err(text)
     };

@@ -25,3 +25,4 @@ mod timeouts;
 mod trailers;
 mod tunnels;
 mod upgrades;
+mod websocket_origins;

@@ -9,6 +9,7 @@ use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use hermes_net::Io;
+use hermes_net::tls::with_alpn;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 
@@ -19,7 +20,8 @@ use crate::body::Attempt;
 use crate::error::Error;
 use crate::listener::h1::HYPER_HEADERS;
 use crate::live::Connection;
-use crate::upstream::connect::connect;
+use crate::upstream::ClientTls;
+use crate::upstream::connect::{Destination, connect};
 use crate::upstream::metered::{Meter, Metered};
 use crate::worker::Worker;
 
@@ -152,6 +154,22 @@ impl Pool {
             }
         }
         dial.await.map(Leased::H1)
+    }
+
+    /// A connection of HTTP/1.1 to an endpoint that speaks something newer, for what that does not carry there.
+    ///
+    /// # Errors
+    /// No connection, or too many requests wait for one.
+    pub(crate) async fn dial_h1_instead(
+        &self,
+        worker: &Rc<Worker>,
+        wish: &Wish<'_>,
+    ) -> Result<Box<H1Connection>, Error> {
+        let permit = self.permit(worker).await?;
+        let tls =
+            wish.destination.tls.map(|tls| ClientTls { config: with_alpn(&tls.config, b"http/1.1"), ..tls.clone() });
+        let destination = Destination { tls: tls.as_ref(), ..wish.destination };
+        dial_h1(worker, &Wish { destination, ..*wish }, permit).await
     }
 
     /// A dial that may outlive the request that began it.
