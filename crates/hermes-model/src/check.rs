@@ -219,6 +219,7 @@ fn build(draft: &Draft, base: &Path, report: &mut Report) -> Snapshot {
         upstreams: upstreams.iter().map(|(_, upstream)| (&*upstream.name, upstream)).collect(),
         upstream_names: &draft.upstream_names,
         has_state: head.state.is_some(),
+        context: &context,
     };
     let routes: Vec<(usize, Arc<Route>)> = built(&draft.routes, |at, section| {
         route::build(section, &format!("routes[{at}]"), &names, report).map(Arc::new)
@@ -262,6 +263,7 @@ struct Names<'a> {
     upstream_names: &'a [String],
     /// The document names a directory for what outlives the process.
     has_state: bool,
+    context: &'a Context<'a>,
 }
 
 fn unique_names(draft: &Draft, report: &mut Report) {

@@ -458,6 +458,15 @@ pub struct Terminate {
     pub reach: Reach,
     /// Begin with a PROXY protocol v2 header that carries the session's source (`tcp` only).
     pub proxy_protocol: bool,
+    /// CA certificates that origins of `https` requests are verified by; `None`: the system's.
+    pub origin_ca: Option<PathBuf>,
+}
+
+impl Terminate {
+    /// Whether requests for `https` go to their origins by TLS: those that name their origin do.
+    pub fn speaks_tls(&self) -> bool {
+        self.kind == TerminateKind::Http && self.target == Target::Authority
+    }
 }
 
 /// Where IP packets leave the overlay.
@@ -484,7 +493,7 @@ pub enum TerminateKind {
     Tcp,
     /// A UDP socket, for `udp` sessions.
     Udp,
-    /// An HTTP/1.1 request to the origin that the request names: a forward proxy, for `http` sessions.
+    /// An HTTP/1.1 request to an origin, which the request may name: a forward proxy, for `http` sessions.
     Http,
 }
 

@@ -1,13 +1,17 @@
 //! Dialling one of several addresses: Happy Eyeballs (RFC 8305).
 //!
-//! In: addresses that the caller resolved *and checked*: exactly these are dialled, no name is
+//! In: addresses that the caller resolved *and checked*, of which some may come later: exactly these are dialled, no name is
 //! resolved again in between. Out: one connected, tuned socket, or what else was dialled.
 
+use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::pin::{Pin, pin};
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::Shared;
 use socket2::SockRef;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinSet;
@@ -18,12 +22,59 @@ const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 /// More addresses than this are not tried: a name with hundreds is a mistake or an attack.
 const MAX_ATTEMPTS: usize = 8;
 
+/// Addresses that may be dialled, and those that may follow: of a name whose other family is not answered yet (RFC 8305,
+/// section 3).
+#[derive(Clone)]
+pub struct Addresses {
+    now: Vec<IpAddr>,
+    late: Option<Shared<Late>>,
+}
+
+type Late = Pin<Box<dyn Future<Output = Vec<IpAddr>> + Send>>;
+
+impl From<Vec<IpAddr>> for Addresses {
+    fn from(now: Vec<IpAddr>) -> Self {
+        Self { now, late: None }
+    }
+}
+
+impl Addresses {
+    /// These, and `late` whenever they come.
+    pub fn followed_by(now: Vec<IpAddr>, late: impl Future<Output = Vec<IpAddr>> + Send + 'static) -> Self {
+        let late: Late = Box::pin(late);
+        Self { now, late: Some(late.shared()) }
+    }
+
+    /// Those that are known now.
+    pub fn now(&self) -> &[IpAddr] {
+        &self.now
+    }
+
+    /// Those that were not known at first, when they are. None where all were.
+    pub async fn late(&self) -> Vec<IpAddr> {
+        match &self.late {
+            Some(late) => late.clone().await,
+            None => Vec::new(),
+        }
+    }
+
+    /// The same after `change`, which is made now and of those that follow.
+    #[must_use]
+    pub fn map(self, change: impl Fn(Vec<IpAddr>) -> Vec<IpAddr> + Send + 'static) -> Self {
+        let now = change(self.now);
+        match self.late {
+            Some(late) => Self::followed_by(now, late.map(change)),
+            None => now.into(),
+        }
+    }
+}
+
 /// Connects to the first address that answers. Families alternate, the first answer's first;
 /// a refused attempt starts the next at once. One that is there several times is tried as often, until it refuses.
 ///
 /// # Errors
 /// The last attempt's error, or `InvalidInput` without addresses.
-pub async fn connect(addresses: &[IpAddr], port: u16) -> io::Result<TcpStream> {
+pub async fn connect(addresses: &Addresses, port: u16) -> io::Result<TcpStream> {
     first(addresses, |ip| connect_one(SocketAddr::new(ip, port), |_| Ok(()))).await
 }
 
@@ -31,7 +82,7 @@ pub async fn connect(addresses: &[IpAddr], port: u16) -> io::Result<TcpStream> {
 ///
 /// # Errors
 /// As [`connect`], and of [`own::spare`](crate::own::spare).
-pub async fn connect_session(addresses: &[IpAddr], port: u16) -> io::Result<TcpStream> {
+pub async fn connect_session(addresses: &Addresses, port: u16) -> io::Result<TcpStream> {
     first(addresses, |ip| connect_one(SocketAddr::new(ip, port), crate::own::spare)).await
 }
 
@@ -86,16 +137,15 @@ where
 ///
 /// # Errors
 /// As [`connect`].
-pub async fn first<T, F>(addresses: &[IpAddr], mut attempt: impl FnMut(IpAddr) -> F) -> io::Result<T>
+pub async fn first<T, F>(addresses: &Addresses, mut attempt: impl FnMut(IpAddr) -> F) -> io::Result<T>
 where
     T: Send + 'static,
     F: Future<Output = io::Result<T>> + Send + 'static,
 {
-    let ordered = interleave(addresses);
-    if let [only] = ordered[..] {
-        return attempt(only).await;
+    if let ([only], None) = (&addresses.now[..], &addresses.late) {
+        return attempt(*only).await;
     }
-    race(ordered, attempt).await
+    race(addresses, attempt).await
 }
 
 async fn connect_one(
@@ -110,7 +160,7 @@ async fn connect_one(
     Ok(stream)
 }
 
-async fn race<T, F>(addresses: Vec<IpAddr>, mut attempt: impl FnMut(IpAddr) -> F) -> io::Result<T>
+async fn race<T, F>(addresses: &Addresses, mut attempt: impl FnMut(IpAddr) -> F) -> io::Result<T>
 where
     T: Send + 'static,
     F: Future<Output = io::Result<T>> + Send + 'static,
@@ -118,29 +168,48 @@ where
     // Dropping the set ends the attempts that lost.
     let mut attempts = JoinSet::new();
     let mut last = io::Error::new(io::ErrorKind::InvalidInput, "no address to dial");
-    let mut waiting = addresses.into_iter();
+    let mut waiting = VecDeque::from(interleave(&addresses.now));
+    let mut late = pin!(addresses.late());
+    let mut are_all_known = addresses.late.is_none();
     // One that has refused is not asked again, however often it is named.
     let mut failed = Vec::new();
-    let mut begin = |attempts: &mut JoinSet<_>, failed: &[IpAddr]| {
-        if let Some(ip) = waiting.find(|ip| !failed.contains(ip)) {
+    let mut begun = 0;
+    let mut begin = |attempts: &mut JoinSet<_>, waiting: &mut VecDeque<IpAddr>, failed: &[IpAddr]| {
+        waiting.retain(|ip| !failed.contains(ip));
+        if let Some(ip) = waiting.pop_front().filter(|_| begun < MAX_ATTEMPTS) {
+            begun += 1;
             let attempt = attempt(ip);
             attempts.spawn(async move { attempt.await.map_err(|error| (ip, error)) });
         }
     };
-    begin(&mut attempts, &failed);
+    begin(&mut attempts, &mut waiting, &failed);
     loop {
+        if attempts.is_empty() && are_all_known {
+            return Err(last);
+        }
         tokio::select! {
-            finished = attempts.join_next() => match finished {
+            finished = attempts.join_next(), if !attempts.is_empty() => match finished {
                 Some(Ok(Ok(connected))) => return Ok(connected),
                 Some(Ok(Err((ip, error)))) => {
                     last = error;
                     failed.push(ip);
-                    begin(&mut attempts, &failed);
+                    begin(&mut attempts, &mut waiting, &failed);
                 }
                 Some(Err(panicked)) => return Err(io::Error::other(panicked)),
-                None => return Err(last),
+                None => {}
             },
-            () = tokio::time::sleep(ATTEMPT_DELAY) => begin(&mut attempts, &failed),
+            found = &mut late, if !are_all_known => {
+                are_all_known = true;
+                // The other family is next: what was begun is of the first one.
+                let known: Vec<IpAddr> = found.into_iter().chain(waiting.drain(..)).collect();
+                waiting = interleave(&known).into();
+                if attempts.is_empty() {
+                    begin(&mut attempts, &mut waiting, &failed);
+                }
+            }
+            () = tokio::time::sleep(ATTEMPT_DELAY), if !attempts.is_empty() => {
+                begin(&mut attempts, &mut waiting, &failed);
+            }
         }
     }
 }
@@ -183,7 +252,7 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         // Nothing listens on ::1 at that port.
-        let stream = connect(&[ip("::1"), ip("127.0.0.1")], port).await.unwrap();
+        let stream = connect(&vec![ip("::1"), ip("127.0.0.1")].into(), port).await.unwrap();
         assert!(stream.peer_addr().unwrap().is_ipv4());
     }
 
@@ -201,13 +270,42 @@ mod tests {
                     }
                 }
             };
-            let _ = tokio::time::timeout(4 * ATTEMPT_DELAY, first(&[ip("::1"); 3], attempt)).await;
+            let _ = tokio::time::timeout(4 * ATTEMPT_DELAY, first(&vec![ip("::1"); 3].into(), attempt)).await;
             assert_eq!(attempts, tried);
         }
     }
 
+    /// The addresses of the other family come when the first one's attempt has failed, or while it says nothing.
+    #[tokio::test(start_paused = true)]
+    async fn addresses_that_come_late_are_dialled_too() {
+        for answers in [true, false] {
+            let late = async {
+                tokio::time::sleep(2 * ATTEMPT_DELAY).await;
+                vec![ip("10.0.0.1")]
+            };
+            let addresses = Addresses::followed_by(vec![ip("::1")], late);
+            let attempt = |ip: IpAddr| async move {
+                match ip {
+                    IpAddr::V4(_) => Ok(ip),
+                    IpAddr::V6(_) if answers => Err(io::ErrorKind::ConnectionRefused.into()),
+                    IpAddr::V6(_) => std::future::pending().await,
+                }
+            };
+            assert_eq!(first(&addresses, attempt).await.unwrap(), ip("10.0.0.1"));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn addresses_that_never_come_hold_up_nobody() {
+        let addresses = Addresses::followed_by(vec![ip("::1"), ip("::2")], std::future::pending());
+        let attempt = |address: IpAddr| async move {
+            if address == ip("::2") { Ok(()) } else { Err(io::ErrorKind::ConnectionRefused.into()) }
+        };
+        first(&addresses, attempt).await.unwrap();
+    }
+
     #[tokio::test]
     async fn no_address_is_an_error() {
-        assert_eq!(connect(&[], 1).await.unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(connect(&Vec::new().into(), 1).await.unwrap_err().kind(), io::ErrorKind::InvalidInput);
     }
 }

@@ -5,17 +5,20 @@
 
 mod runtime;
 
+use std::collections::HashMap;
+use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use hickory_resolver::lookup::Lookup;
 use hickory_resolver::net::NetError;
-use hickory_resolver::proto::op::Query;
 use hickory_resolver::proto::rr::{Name, RecordType};
-use hickory_resolver::{Hosts, Resolver as HickoryResolver, system_conf};
+use hickory_resolver::{Resolver as HickoryResolver, system_conf};
 
 use self::runtime::Marked;
+use crate::dial::Addresses;
 
 /// Why a name has no address.
 #[derive(Debug, thiserror::Error)]
@@ -34,11 +37,14 @@ pub enum ResolveError {
 }
 
 /// What the system's configuration is read from.
-const SOURCES: [&str; 2] = ["/etc/resolv.conf", "/etc/hosts"];
+const SOURCES: [&str; 2] = ["/etc/resolv.conf", HOSTS];
+const HOSTS: &str = "/etc/hosts";
 /// The port of DNS.
 const DNS: u16 = 53;
 /// Between two looks whether it changed: a laptop that moves to another network has another server.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
+/// So long the answer for one family waits for that of the other one (RFC 8305, section 3).
+const RESOLUTION_DELAY: Duration = Duration::from_millis(50);
 
 /// A caching resolver. One a worker: its tasks belong to the runtime that it was made on.
 pub struct Resolver {
@@ -51,7 +57,17 @@ struct System {
     resolver: HickoryResolver<Marked>,
     hosts: Arc<Hosts>,
     servers: Vec<SocketAddr>,
+    search: Arc<Search>,
 }
+
+/// Where names without enough dots are looked for.
+struct Search {
+    domains: Vec<Name>,
+    ndots: usize,
+}
+
+/// The addresses of the hosts file, by names in lower case and without their last dot.
+type Hosts = HashMap<String, Vec<IpAddr>>;
 
 struct State {
     /// `Err` where the system has no usable configuration: addresses still work.
@@ -72,23 +88,59 @@ fn stamps() -> [Option<Stamp>; SOURCES.len()] {
 }
 
 fn read() -> Result<System, String> {
-    let (config, _) = system_conf::read_system_conf().map_err(|error| error.to_string())?;
+    let (config, options) = system_conf::read_system_conf().map_err(|error| error.to_string())?;
     let built = HickoryResolver::builder(Marked::default()).and_then(hickory_resolver::ResolverBuilder::build);
     let resolver = built.map_err(|error| error.to_string())?;
     let servers = config.name_servers().iter().map(|server| SocketAddr::new(server.ip, DNS)).collect();
-    let hosts = Arc::new(Hosts::from_system().unwrap_or_default());
-    Ok(System { resolver, hosts, servers })
+    let hosts = Arc::new(std::fs::read_to_string(HOSTS).map(|text| read_hosts(&text)).unwrap_or_default());
+    let domains = config.domain().into_iter().chain(config.search()).cloned().collect();
+    Ok(System { resolver, hosts, servers, search: Arc::new(Search { domains, ndots: options.ndots }) })
 }
 
-/// What the hosts file says of a name. Where that has an address of one version of IP, DNS is not asked for the other: it
-/// may be out of reach, and whoever writes the file means it.
-fn in_hosts(hosts: &Hosts, host: &str) -> Vec<IpAddr> {
-    let Ok(name) = Name::from_utf8(host) else { return Vec::new() };
-    let of = |kind| hosts.lookup_static_host(&Query::query(name.clone(), kind));
-    let found = [RecordType::A, RecordType::AAAA].into_iter().filter_map(of);
-    found
-        .flat_map(|lookup| lookup.answers().iter().filter_map(|record| record.data.ip_addr()).collect::<Vec<_>>())
-        .collect()
+/// Reads a hosts file: an address, and names that may be anything, since nobody asks DNS for them.
+fn read_hosts(text: &str) -> Hosts {
+    let mut hosts = Hosts::new();
+    for line in text.trim_start_matches('\u{feff}').lines() {
+        let mut words = line.split('#').next().unwrap_or_default().split_whitespace();
+        let Some(address) = words.next().and_then(|word| word.parse::<IpAddr>().ok()) else { continue };
+        for name in words {
+            let addresses = hosts.entry(canonical(name)).or_default();
+            if !addresses.contains(&address) {
+                addresses.push(address);
+            }
+        }
+    }
+    // Those of IPv4 first, in the file's order.
+    hosts.values_mut().for_each(|addresses| addresses.sort_by_key(IpAddr::is_ipv6));
+    hosts
+}
+
+fn canonical(name: &str) -> String {
+    name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase()
+}
+
+impl Search {
+    /// The names that a host may mean, in the order in which they are asked for, as resolv.conf(5) has it.
+    fn names(&self, host: &str) -> Result<Vec<Name>, String> {
+        // By ASCII: an underscore is no letter of a host name in Unicode's rules, and DNS carries any (RFC 2181, section 11).
+        let name = if host.is_ascii() { Name::from_ascii(host) } else { Name::from_utf8(host) };
+        let mut name = name.map_err(|error| error.to_string())?;
+        if name.is_fqdn() {
+            return Ok(vec![name]);
+        }
+        let mut names: Vec<Name> =
+            self.domains.iter().filter_map(|domain| name.clone().append_domain(domain).ok()).collect();
+        let is_whole = usize::from(name.num_labels()) > self.ndots || name.is_localhost();
+        name.set_fqdn(true);
+        names.insert(if is_whole { 0 } else { names.len() }, name);
+        let mut seen = Vec::new();
+        names.retain(|name| {
+            let is_new = !seen.contains(name);
+            seen.push(name.clone());
+            is_new
+        });
+        Ok(names)
+    }
 }
 
 impl State {
@@ -137,30 +189,71 @@ impl Resolver {
         self.current().map(|system| system.servers).unwrap_or_default()
     }
 
-    /// The addresses of a host, in the order of the answer; an address stands for itself.
-    /// Answers are cached until their TTL ends.
+    /// The addresses of a host; an address stands for itself. Those of one family follow where DNS has answered for the
+    /// other one [`RESOLUTION_DELAY`] before. Answers are cached until their TTL ends.
     ///
     /// # Errors
     /// `ResolveError`, with the name.
-    pub async fn resolve(&self, host: &str) -> Result<Vec<IpAddr>, ResolveError> {
+    pub async fn resolve(&self, host: &str) -> Result<Addresses, ResolveError> {
         if let Ok(address) = host.parse::<IpAddr>() {
-            return Ok(vec![address]);
+            return Ok(vec![address].into());
         }
-        let System { resolver, hosts, .. } = self.current()?;
-        let known = in_hosts(&hosts, host);
-        if !known.is_empty() {
-            return Ok(known);
+        let System { resolver, hosts, search, .. } = self.current()?;
+        // Where the file has an address of one version of IP, DNS is not asked for the other: it may be out of reach, and
+        // whoever writes the file means it.
+        if let Some(known) = hosts.get(&canonical(host)) {
+            return Ok(known.clone().into());
         }
-        let answer = resolver
-            .lookup_ip(host)
-            .await
-            .map_err(|error| ResolveError::NoAddress { host: host.to_owned(), reason: words(&error) })?;
-        let addresses: Vec<IpAddr> = answer.iter().collect();
-        if addresses.is_empty() {
-            return Err(ResolveError::NoAddress { host: host.to_owned(), reason: "an empty answer".to_owned() });
+        let no_address = |reason| ResolveError::NoAddress { host: host.to_owned(), reason };
+        let mut first_error = None;
+        for name in search.names(host).map_err(no_address)? {
+            match ask(&resolver, &name).await {
+                Ok(addresses) => return Ok(addresses),
+                Err(error) => _ = first_error.get_or_insert(error),
+            }
         }
-        Ok(addresses)
+        Err(no_address(first_error.map_or_else(|| "an empty answer".to_owned(), |error| words(&error))))
     }
+}
+
+/// Asks for both families of a name at once, and goes on with one that has addresses as RFC 8305 has it.
+async fn ask(resolver: &HickoryResolver<Marked>, name: &Name) -> Result<Addresses, NetError> {
+    let mut v6 = Box::pin(family(resolver.clone(), name.clone(), RecordType::AAAA));
+    let mut v4 = Box::pin(family(resolver.clone(), name.clone(), RecordType::A));
+    let (answer, (v6_is_left, v4_is_left)) = tokio::select! {
+        biased;
+        answer = &mut v6 => (answer, (false, true)),
+        answer = &mut v4 => (answer, (true, false)),
+    };
+    let other = if v6_is_left { &mut v6 } else { &mut v4 };
+    let found = match answer {
+        Ok(found) if !found.is_empty() => found,
+        Ok(_) => return Ok(other.await?.into()),
+        // Also where it says that there is no such name: some servers say so of the family that they do not know (RFC 4074).
+        Err(error) => return other.await.map(Addresses::from).map_err(|_| error),
+    };
+    tokio::select! {
+        biased;
+        answer = other => {
+            let others = answer.unwrap_or_default();
+            let all = if v4_is_left { [found, others] } else { [others, found] };
+            Ok(all.concat().into())
+        }
+        () = tokio::time::sleep(RESOLUTION_DELAY) => {
+            let late = async move { if v6_is_left { v6.await } else { v4.await }.unwrap_or_default() };
+            Ok(Addresses::followed_by(found, late))
+        }
+    }
+}
+
+/// The addresses of one family. Empty where the name is there, and has none.
+fn family(
+    resolver: HickoryResolver<Marked>,
+    name: Name,
+    kind: RecordType,
+) -> impl Future<Output = Result<Vec<IpAddr>, NetError>> + Send + 'static {
+    let addresses = |lookup: &Lookup| lookup.answers().iter().filter_map(|record| record.data.ip_addr()).collect();
+    async move { resolver.lookup(name, kind).await.map(|lookup| addresses(&lookup)) }
 }
 
 /// The resolver's own words show the question as a programmer's dump.
@@ -181,13 +274,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hosts_file_has_the_last_word_on_what_it_names() {
-        let mut hosts = Hosts::default();
-        hosts.read_hosts_conf(&b"192.0.2.7 four both\n2001:db8::7 six both # and no more\n"[..]).unwrap();
-        let of = |name: &str| in_hosts(&hosts, name).iter().map(ToString::to_string).collect::<Vec<_>>();
+    fn the_hosts_file_has_any_name() {
+        let text = "2001:db8::7 six both\n192.0.2.7 four Both x_y.example # and no more\n192.0.2.7 four\nnobody here\n";
+        let hosts = read_hosts(text);
+        let of =
+            |name: &str| hosts.get(&canonical(name)).into_iter().flatten().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!([of("four"), of("FOUR."), of("six")], [["192.0.2.7"], ["192.0.2.7"], ["2001:db8::7"]]);
         assert_eq!(of("both"), ["192.0.2.7", "2001:db8::7"]);
-        assert!(of("other").is_empty());
+        assert_eq!(of("x_y.example"), ["192.0.2.7"]);
+        assert!(of("other").is_empty() && of("more").is_empty() && of("here").is_empty());
+    }
+
+    #[test]
+    fn names_are_looked_for_as_resolv_conf_says() {
+        let domains = ["corp.example", "example"].map(|domain| Name::from_ascii(domain).unwrap()).to_vec();
+        let search = Search { domains, ndots: 2 };
+        let names = |host: &str| search.names(host).unwrap().iter().map(Name::to_ascii).collect::<Vec<_>>();
+        assert_eq!(names("x_y"), ["x_y.corp.example.", "x_y.example.", "x_y."]);
+        assert_eq!(names("a.b.c"), ["a.b.c.", "a.b.c.corp.example.", "a.b.c.example."]);
+        assert_eq!(names("a."), ["a."]);
+        assert!(search.names("a b").is_err());
     }
 
     #[test]

@@ -148,6 +148,12 @@ impl CertifiedKey {
 #[derive(Clone, Debug)]
 pub struct Roots(Arc<RootCertStore>);
 
+impl PartialEq for Roots {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.roots == other.0.roots
+    }
+}
+
 impl Roots {
     /// Reads one or more CA certificates.
     ///

@@ -7,7 +7,7 @@
 mod builder;
 
 use std::collections::{HashMap, HashSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
@@ -15,11 +15,13 @@ use std::time::{Duration, SystemTime};
 use hermes_model::facts::Peer;
 use hermes_model::limits::Limits;
 use hermes_model::pattern::HostPattern;
-use hermes_model::snapshot::{ClientAuth, Endpoint, Listener, ListenerProtocol, Reserved, Route, Snapshot, Upstream};
+use hermes_model::snapshot::{
+    Action, ClientAuth, Endpoint, Listener, ListenerProtocol, Reserved, Route, Snapshot, Terminate, Upstream,
+};
 use hermes_model::trust;
 use hermes_net::keyed::Keyed;
 use hermes_net::quic;
-use hermes_net::tls::{CertifiedKey, RustlsServerConfig};
+use hermes_net::tls::{CertifiedKey, Roots, RustlsClientConfig, RustlsServerConfig};
 
 use self::builder::Builder;
 use crate::error::Error;
@@ -27,7 +29,7 @@ use crate::headers::Via;
 use crate::names::NameTable;
 use crate::reverse::Presence;
 use crate::shares::Shares;
-use crate::upstream::UpstreamState;
+use crate::upstream::{ClientTls, UpstreamState};
 
 /// One snapshot, ready to run.
 pub struct Generation {
@@ -43,12 +45,13 @@ pub struct Generation {
     /// Nodes that may keep connections to this one, by name: those that an upstream names.
     nodes: HashMap<Arc<str>, Arc<Presence>>,
     route_owners: HashMap<Arc<str>, u64>,
+    origins: Origins,
     /// Of the DNS listeners' prefixes, each with its names. They outlive generations.
     names: Vec<Arc<NameTable>>,
     /// The node's own certificates.
     certificates: Vec<Certificate>,
     /// The bytes of all files that went into it: the same bytes need no new connections.
-    files: HashMap<std::path::PathBuf, Vec<u8>>,
+    files: HashMap<PathBuf, Vec<u8>>,
 }
 
 /// A certificate that this node shows.
@@ -139,7 +142,7 @@ impl Generation {
     /// Every file that cannot be used, with its place in the document.
     pub fn build(snapshot: Arc<Snapshot>, previous: Option<&Generation>) -> Result<Self, Vec<Unready>> {
         let built = Builder::new(&snapshot, previous).build()?;
-        let route_owners = route_owners(&snapshot, previous);
+        let route_owners = route_owners(&snapshot, previous, &built.origins);
         Ok(Self {
             number: previous.map_or(1, |previous| previous.number + 1),
             via: Via::new(&snapshot.node),
@@ -149,6 +152,7 @@ impl Generation {
             nodes: built.nodes,
             names: name_tables(&snapshot, previous, built.key.as_ref()),
             route_owners,
+            origins: built.origins,
             certificates: built.certificates,
             files: built.files,
             snapshot,
@@ -218,6 +222,15 @@ impl Generation {
         self.route_owners.get(&route.name).copied().unwrap_or_default()
     }
 
+    /// TLS to the origin of this name that a request for `https` has named.
+    ///
+    /// # Errors
+    /// This machine has no CA certificates to verify it by.
+    pub(crate) fn origin_tls(&self, terminate: &Terminate, host: &Arc<str>) -> Result<ClientTls, String> {
+        let config = self.origins.get(&terminate.origin_ca).ok_or("the route is of another document")?;
+        Ok(ClientTls { config: config.as_ref()?.config.clone(), quic: None, name: host.clone(), proves_node: false })
+    }
+
     /// The pool numbers in use.
     pub(crate) fn owners(&self) -> HashSet<u64> {
         self.upstreams.values().map(|state| state.id).chain(self.route_owners.values().copied()).collect()
@@ -225,7 +238,7 @@ impl Generation {
 
     /// Files whose change calls for a reload.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
-        self.files.keys().map(std::path::PathBuf::as_path)
+        self.files.keys().map(PathBuf::as_path)
     }
 
     /// The node's own certificates, the identity's first.
@@ -311,16 +324,39 @@ fn nodes(snapshot: &Snapshot, previous: Option<&Generation>) -> HashMap<Arc<str>
     named.map(|name| (name.clone(), known(name).unwrap_or_else(|| Arc::new(Presence::new(name))))).collect()
 }
 
+/// TLS to origins that requests name, by the file of the CA certificates that verify them; `None`: the system's. An error
+/// where the system has none: routes need them for `https` alone.
+type Origins = HashMap<Option<PathBuf>, Result<OriginTls, String>>;
+
+/// TLS to origins.
+#[derive(Clone)]
+struct OriginTls {
+    roots: Roots,
+    config: Arc<RustlsClientConfig>,
+}
+
 /// A route that does what it did keeps its number, and its connections with that. Where it may go, or
-/// with what in front, is its action: a connection of before must not outlive a change there.
-fn route_owners(snapshot: &Snapshot, previous: Option<&Generation>) -> HashMap<Arc<str>, u64> {
+/// with what in front, is its action: a connection of before must not outlive a change there, nor one of the CA
+/// certificates that it was verified by.
+fn route_owners(snapshot: &Snapshot, previous: Option<&Generation>, origins: &Origins) -> HashMap<Arc<str>, u64> {
     let before: HashMap<&str, (&Route, u64)> = previous
         .into_iter()
         .flat_map(|previous| previous.snapshot.routes.iter().map(|route| (&**route, previous.route_owner(route))))
         .map(|(route, owner)| (&*route.name, (route, owner)))
         .collect();
+    let verifies_alike = |route: &Route| match &route.action {
+        Action::Terminate(terminate) if terminate.speaks_tls() => {
+            let config =
+                |origins: &Origins| origins.get(&terminate.origin_ca)?.as_ref().ok().map(|tls| tls.config.clone());
+            match (config(origins), previous.and_then(|previous| config(&previous.origins))) {
+                (Some(now), Some(before)) => Arc::ptr_eq(&now, &before),
+                (now, before) => now.is_none() && before.is_none(),
+            }
+        }
+        _ => true,
+    };
     let owner = |route: &Route| match before.get(&*route.name) {
-        Some((known, owner)) if known.action == route.action => *owner,
+        Some((known, owner)) if known.action == route.action && verifies_alike(route) => *owner,
         _ => next_owner(),
     };
     snapshot.routes.iter().map(|route| (route.name.clone(), owner(route))).collect()

@@ -10,7 +10,8 @@ use hermes_model::alike::{begins_alike, remove_alike, remove_where};
 pub(crate) use hermes_model::trust::is_overlay;
 use hermes_wire::traceparent::Traceparent;
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, COOKIE, HOST, HeaderName, HeaderValue, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA,
+    AUTHORIZATION, CONNECTION, CONTENT_LENGTH, COOKIE, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA, WWW_AUTHENTICATE,
 };
 use http::uri::Scheme;
 use http::{HeaderMap, Version};
@@ -41,16 +42,8 @@ const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 
-const HOP_BY_HOP: [HeaderName; 8] = [
-    CONNECTION,
-    KEEP_ALIVE,
-    PROXY_CONNECTION,
-    HTTP2_SETTINGS,
-    TRANSFER_ENCODING,
-    UPGRADE,
-    TE,
-    http::header::PROXY_AUTHORIZATION,
-];
+const HOP_BY_HOP: [HeaderName; 8] =
+    [CONNECTION, KEEP_ALIVE, PROXY_CONNECTION, HTTP2_SETTINGS, TRANSFER_ENCODING, UPGRADE, TE, PROXY_AUTHORIZATION];
 
 /// Somebody before us, or we, took it before its client's handshake was over: it may be a replay.
 pub(crate) fn is_early(headers: &HeaderMap) -> bool {
@@ -134,7 +127,7 @@ pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
 /// (RFC 9110, 6.5.1).
 pub(crate) fn strip_trailers(trailers: &mut HeaderMap) {
     strip_hop_by_hop(trailers);
-    for name in [CONTENT_LENGTH, HOST, TRAILER, http::header::AUTHORIZATION] {
+    for name in [CONTENT_LENGTH, HOST, TRAILER, AUTHORIZATION] {
         trailers.remove(name);
     }
     strip_overlay(trailers);
@@ -151,6 +144,24 @@ pub(crate) fn announce_trailers(headers: &mut HeaderMap) {
     if headers.get(http::header::CONTENT_TYPE).is_some_and(is_grpc) && !headers.contains_key(TRAILER) {
         headers.insert(TRAILER, HeaderValue::from_static("grpc-status, grpc-message, grpc-status-details-bin"));
     }
+}
+
+/// Whether a proxy passed the request on, as far as it says so.
+pub(crate) fn is_forwarded(headers: &HeaderMap) -> bool {
+    [VIA, FORWARDED, FORWARDED_FOR].iter().any(|name| headers.contains_key(name))
+}
+
+/// Whether a message begins, or goes on with, an authentication of its connection instead of its request: NTLM, and Negotiate,
+/// which may be NTLM inside. Of a request or of a response, to an origin or to a proxy.
+pub(crate) fn authenticates_connection(headers: &HeaderMap) -> bool {
+    let fields = [AUTHORIZATION, WWW_AUTHENTICATE, PROXY_AUTHORIZATION, PROXY_AUTHENTICATE];
+    let is_scheme = |text: &[u8]| {
+        let scheme = text.trim_ascii().split(|byte| *byte == b' ').next().unwrap_or_default();
+        scheme.eq_ignore_ascii_case(b"ntlm") || scheme.eq_ignore_ascii_case(b"negotiate")
+    };
+    // One line may have several challenges. A comma within a quoted text may pass for the end of one, which does no harm.
+    let names_one = |value: &HeaderValue| value.as_bytes().split(|byte| *byte == b',').any(is_scheme);
+    fields.iter().any(|name| headers.get_all(name).iter().any(names_one))
 }
 
 /// Removes the overlay's own fields: an origin is not told who asked, nor by which way.
@@ -302,6 +313,24 @@ mod tests {
         let mut headers = map(&[("transfer-encoding", "chunked"), ("content-length", "50"), ("accept", "*/*")]);
         strip_hop_by_hop(&mut headers);
         assert_eq!(headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["accept"]);
+    }
+
+    #[test]
+    fn schemes_that_authenticate_connections_are_known() {
+        for (name, value, wanted) in [
+            ("authorization", "NTLM TlRMTVNTUAAB", true),
+            ("authorization", "negotiate YII=", true),
+            ("authorization", "Bearer NTLM", false),
+            ("www-authenticate", "Basic realm=\"a\", Negotiate", true),
+            ("www-authenticate", "Basic realm=\"ntlm\"", false),
+            ("proxy-authenticate", "NTLM", true),
+            ("proxy-authorization", "Negotiate YII=", true),
+            ("x-authorization", "NTLM", false),
+        ] {
+            assert_eq!(authenticates_connection(&map(&[(name, value)])), wanted, "{name}: {value}");
+        }
+        let several = map(&[("www-authenticate", "Basic realm=\"a\""), ("www-authenticate", "NTLM")]);
+        assert!(authenticates_connection(&several));
     }
 
     #[test]

@@ -26,6 +26,7 @@ pub(crate) use self::path::Path;
 pub use self::view::SessionView;
 use crate::early::Ahead;
 use crate::error::Error;
+use crate::headers;
 use crate::shares::{Bound, Holder, Owner, Share};
 use crate::signal::Signal;
 use crate::stream::unread::{self, Inboxes};
@@ -159,6 +160,21 @@ impl Entry {
     /// It waits for bytes that are in custody, or for room there; or no more.
     pub(crate) fn set_held(&self, is_held: bool) {
         self.is_held.set(is_held);
+    }
+
+    /// The connection that it came by, where all that comes by it is one client's. A proxy, as which a node counts too, may
+    /// send requests of many clients over one connection of HTTP/2 or HTTP/3.
+    pub(crate) fn client_connection(&self) -> Option<&Rc<Connection>> {
+        let is_of_many = |connection: &Rc<Connection>| {
+            connection.is_shared.get() && (self.facts.trust.is_believed() || headers::is_forwarded(&self.facts.headers))
+        };
+        self.connection.as_ref().filter(|connection| !is_of_many(connection))
+    }
+
+    /// The same, where upstream connections were bound to it.
+    pub(crate) fn binding_connection(&self) -> Option<&Rc<Connection>> {
+        self.connection.as_ref().filter(|connection| connection.has_bound.get())?;
+        self.client_connection()
     }
 
     /// Closes the connection that it came by, and all that is on it.

@@ -262,7 +262,20 @@ async fn to_upstream(
         drop(forward);
         return Ok(tunnel(&mut request, Far::Stream(ByteStream::Custody(Box::new(stream)))));
     }
-    let (stream, head) = match Box::pin(forward.tunnel(state, &request.ask, early)).await? {
+    let opened = Box::pin(forward.tunnel(state, &request.ask, early)).await?;
+    drop(forward);
+    tunnel_on(generation, session, route, request, opened)
+}
+
+/// What the next proxy, or an origin, has answered to whoever asked it for a tunnel.
+fn tunnel_on(
+    generation: &Generation,
+    session: &Session,
+    route: &Route,
+    mut request: Request<'_>,
+    opened: Opened,
+) -> Result<Acted, Error> {
+    let (stream, head) = match opened {
         Opened::Tunnel { stream, head } => (stream, head),
         Opened::Answer(response) => {
             // The client gets it as it is; the record says who gave it.
@@ -276,7 +289,6 @@ async fn to_upstream(
         let vars = Vars { facts: &session.entry.facts, node: &generation.snapshot.node };
         rewrite.response(head.headers_mut(), &vars).map_err(|error| Error::Malformed(error.to_string()))?;
     }
-    drop(forward);
     let body = (request.ask == Ask::Post).then(|| std::mem::replace(&mut request.body, RequestBody::Empty));
     Ok(Acted::Tunnel { head, far: Far::Stream(stream), body })
 }
@@ -289,14 +301,17 @@ async fn to_origin(
     terminate: &Terminate,
     mut request: Request<'_>,
 ) -> Result<Acted, Error> {
-    if request.ask != Ask::Response {
-        return Err(Error::Unsuitable { route: route.name.clone(), kind: "upgrade" });
-    }
-    let place = terminate::place(terminate, &session.entry.facts, route)?;
+    let place = terminate::origin(generation, terminate, &session.entry.facts, route, &request.scheme)?;
     custody::forward::intend(worker, &session.entry, route, &request).await?;
     let interim = interim(&mut request);
     let mut forward = forward(worker, generation, &session.entry, route, &request, interim);
     let destination = place.destination(terminate, None);
+    if request.ask != Ask::Response {
+        let owner = generation.route_owner(route);
+        let opened = Box::pin(forward.tunnel_to_origin(&destination, owner, &request.ask)).await?;
+        drop(forward);
+        return tunnel_on(generation, session, route, request, opened);
+    }
     let source = cache::Source::Origin(&destination, generation.route_owner(route));
     let response = match worker.shared.caches.of(route) {
         Some(cache) => cache::serve(&cache, &mut forward, &source).await?,

@@ -35,6 +35,8 @@ pub(crate) struct Endpoint {
     pub(crate) label: Arc<str>,
     /// Its part of the label, for metrics.
     pub(crate) name: Arc<str>,
+    /// Whom requests to itself are for: its address, or the name by which the document has TLS verify it, with its port.
+    pub(crate) authority: Arc<str>,
     pub(crate) in_flight: AtomicUsize,
     /// What active checks say; true without any.
     pub(crate) healthy: AtomicBool,
@@ -50,7 +52,7 @@ pub(crate) enum Target {
 }
 
 impl Endpoint {
-    fn new(upstream: &str, place: &Place, nodes: &HashMap<Arc<str>, Arc<Presence>>) -> Self {
+    fn new(upstream: &Upstream, place: &Place, nodes: &HashMap<Arc<str>, Arc<Presence>>) -> Self {
         let (name, target) = match place {
             Place::Address(address) => {
                 let target =
@@ -62,10 +64,19 @@ impl Endpoint {
                 (node.clone(), Target::Node(presence))
             }
         };
+        let server_name = upstream.tls.as_ref().and_then(|tls| tls.server_name.as_ref());
+        let authority = match (place, server_name) {
+            (Place::Address(address), Some(server)) if server.contains(':') => {
+                Arc::from(format!("[{server}]:{}", address.port))
+            }
+            (Place::Address(address), Some(server)) => Arc::from(format!("{server}:{}", address.port)),
+            _ => name.clone(),
+        };
         Self {
             target,
-            label: Arc::from(format!("{upstream}/{name}")),
+            label: Arc::from(format!("{}/{name}", upstream.name)),
             name,
+            authority,
             in_flight: AtomicUsize::new(0),
             healthy: AtomicBool::new(true),
             passive: outlier::Passive::default(),
@@ -121,7 +132,7 @@ impl UpstreamState {
         tls: Option<ClientTls>,
         nodes: &HashMap<Arc<str>, Arc<Presence>>,
     ) -> Self {
-        let endpoints = config.all().map(|place| Endpoint::new(&config.name, place, nodes)).collect();
+        let endpoints = config.all().map(|place| Endpoint::new(&config, place, nodes)).collect();
         Self {
             id,
             first_backup: config.endpoints.len(),
@@ -164,6 +175,7 @@ impl UpstreamState {
                 Target::Address { .. } => None,
                 Target::Node(presence) => Some(presence),
             },
+            client: None,
         }
     }
 

@@ -45,6 +45,11 @@ pub enum Data {
     Address(IpAddr),
     /// Another name.
     Alias(String),
+    /// Nothing, and questions for addresses of IPv6, or of IPv4, are not even answered.
+    Silence {
+        /// Those for IPv6.
+        v6: bool,
+    },
 }
 
 /// A running server.
@@ -84,7 +89,15 @@ impl Dns {
             let answer = |message: &[u8], by_tcp| {
                 let question = Question::parse(message)?;
                 log.lock().unwrap_or_else(PoisonError::into_inner).push((question.name.clone(), by_tcp));
-                Some(question.answer(answers(&question.name)))
+                let records = answers(&question.name);
+                let is_silent = |record: &Record| match record.data {
+                    Data::Silence { v6 } => question.kind == if v6 { AAAA } else { A },
+                    Data::Address(_) | Data::Alias(_) => false,
+                };
+                if records.iter().flatten().any(is_silent) {
+                    return None;
+                }
+                Some(question.answer(records))
             };
             let mut room = [0; ROOM];
             loop {
@@ -202,6 +215,7 @@ impl Record {
             Data::Address(IpAddr::V4(_)) => kind == A,
             Data::Address(IpAddr::V6(_)) => kind == AAAA,
             Data::Alias(_) => true,
+            Data::Silence { .. } => false,
         }
     }
 
@@ -214,6 +228,8 @@ impl Record {
                 put_name(&mut data, name);
                 (CNAME, data)
             }
+            // It fits no question.
+            Data::Silence { .. } => return,
         };
         out.extend_from_slice(&kind.to_be_bytes());
         // Class IN.

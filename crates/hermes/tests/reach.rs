@@ -354,6 +354,50 @@ fn a_dead_address_family_costs_no_session() {
     });
 }
 
+/// RFC 8305, section 3: who has addresses of one family goes on without the other one's answer.
+#[test]
+fn a_family_that_is_never_answered_costs_no_session() {
+    in_own_network("a_family_that_is_never_answered", |lab| async move {
+        let silence = |v6| Record { ttl: 60, data: Data::Silence { v6 } };
+        let dns = Dns::serve("127.0.0.1:53".parse().unwrap(), move |name| match name {
+            "v4.test" => Some(vec![Record::address(60, THERE), silence(true)]),
+            "v6.test" => Some(vec![Record::address(60, std::net::Ipv6Addr::LOCALHOST), silence(false)]),
+            // One that nothing leads to from here, and no word of the other family: an error in time.
+            "nowhere.test" => Some(vec![Record::address(60, [0x2a00, 1, 0, 0, 0, 0, 0, 1u16]), silence(false)]),
+            _ => None,
+        });
+        let dns = dns.await.unwrap();
+        let node = lab.node(", reach: any").await;
+        for (host, visits) in [("v4.test", &lab.neighbours[0]), ("v6.test", &lab.own[3])] {
+            let [tunnel, flow, web] = ask(&node, host, PORT).await;
+            assert_eq!((tunnel.0, flow.0, web.0), (200, 200, 200), "{host}: {tunnel:?} {flow:?} {web:?}");
+            assert_eq!(visits.visits(), 2, "{host}");
+            assert!(dns.asked(host) > 0, "{host}");
+        }
+        for (status, text) in ask(&node, "nowhere.test", PORT).await {
+            assert!(matches!(status, 502 | 504), "{status} {text}");
+        }
+    });
+}
+
+/// Compose services, SRV-like names and aliases have them; DNS carries any (RFC 2181, section 11).
+#[test]
+fn names_with_underscores_are_asked_for() {
+    in_own_network("names_with_underscores", |lab| async move {
+        let names = ["x_y.test", "_a.test", "a_.b_c.test"];
+        let dns = Dns::serve("127.0.0.1:53".parse().unwrap(), move |name| {
+            names.contains(&name).then(|| vec![Record::address(60, THERE)])
+        });
+        let dns = dns.await.unwrap();
+        let node = lab.node("").await;
+        for name in names {
+            let [tunnel, flow, web] = ask(&node, name, PORT).await;
+            assert_eq!((tunnel.0, flow.0, web.0), (200, 200, 200), "{name}: {tunnel:?} {flow:?} {web:?}");
+            assert!(dns.asked(name) > 0, "{name}");
+        }
+    });
+}
+
 #[test]
 fn names_are_asked_for_again_when_their_time_is_over() {
     in_own_network("names_are_asked_for_again", |lab| async move {

@@ -120,7 +120,7 @@ fn action(section: &section::Route, at: &str, names: &Names<'_>, report: &mut Re
     if let Some(name) = &section.upstream {
         upstream(name, &format!("{at}.upstream"), names, report)
     } else if let Some(terminate) = &section.terminate {
-        build_terminate(terminate, &format!("{at}.terminate"), report)
+        build_terminate(terminate, &format!("{at}.terminate"), names, report)
     } else if let Some(respond) = &section.respond {
         build_respond(respond, &format!("{at}.respond"), report).map(Action::Respond)
     } else {
@@ -140,7 +140,7 @@ fn upstream(name: &str, at: &str, names: &Names<'_>, report: &mut Report) -> Opt
     names.upstreams.get(name).map(|upstream| Action::Upstream(Arc::clone(upstream)))
 }
 
-fn build_terminate(section: &section::Terminate, at: &str, report: &mut Report) -> Option<Action> {
+fn build_terminate(section: &section::Terminate, at: &str, names: &Names<'_>, report: &mut Report) -> Option<Action> {
     let dials = section.tcp.is_some() || section.udp.is_some() || section.http.is_some();
     if let (Some(device), false) = (&section.tun, dials) {
         return Some(Action::Device(build_gateway(section, &device.0, at, report)));
@@ -178,16 +178,28 @@ fn build_terminate(section: &section::Terminate, at: &str, report: &mut Report) 
         let message = "only tcp connections begin with a PROXY protocol header; leave it out";
         report.problem(format!("{at}.proxy-protocol"), message);
     }
-    Some(Action::Terminate(Terminate {
+    let ca = section.tls.as_ref().and_then(|tls| tls.ca.as_ref());
+    let terminate = Terminate {
         kind: *kind,
         target: (*target).clone(),
         reach: section.reach.unwrap_or(Reach::Public),
         proxy_protocol: section.proxy_protocol.is_some(),
-    }))
+        origin_ca: names.context.optional_file(&format!("{at}.tls.ca"), ca, report),
+    };
+    if section.tls.is_some() && !terminate.speaks_tls() {
+        let message = "tls verifies origins that https requests name, by http: authority; leave it out, or make an \
+                       upstream with tls of a fixed origin";
+        report.problem(format!("{at}.tls"), message);
+    }
+    Some(Action::Terminate(terminate))
 }
 
 fn build_gateway(section: &section::Terminate, device: &Arc<str>, at: &str, report: &mut Report) -> Gateway {
-    for (key, written) in [("reach", section.reach.is_some()), ("proxy-protocol", section.proxy_protocol.is_some())] {
+    for (key, written) in [
+        ("reach", section.reach.is_some()),
+        ("proxy-protocol", section.proxy_protocol.is_some()),
+        ("tls", section.tls.is_some()),
+    ] {
         if written {
             report.problem(format!("{at}.{key}"), format!("packets for a device have no {key}; leave it out"));
         }

@@ -252,6 +252,18 @@ pub struct Terminate {
     /// Begin with a PROXY protocol header.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_protocol: Option<ProxyVersion>,
+    /// For `http: authority`: how origins of `https` requests are verified.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<OriginTls>,
+}
+
+/// `terminate.tls`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct OriginTls {
+    /// CA certificates (PEM) instead of the system's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca: Option<String>,
 }
 
 impl FromStr for Target {

@@ -251,7 +251,11 @@ impl Keeper {
     async fn addresses(&self, destination: &Destination<'_>) -> Result<Option<Vec<IpAddr>>, Error> {
         loop {
             match addresses(&self.worker, destination.host, destination.reach).await {
-                Ok(addresses) => return Ok(Some(addresses)),
+                Ok(addresses) => {
+                    // These are tried again and again, and no others: the other family is waited for, as it may be the one.
+                    let late = tokio::time::timeout(NAME_AGAIN, addresses.late()).await.unwrap_or_default();
+                    return Ok(Some([addresses.now(), &late].concat()));
+                }
                 Err(error) if !self.office.is_wanted(&self.label) => return Err(error),
                 Err(error) => {
                     self.failed(&error.to_string());
@@ -376,6 +380,7 @@ impl Keeper {
             pool: pool.clone(),
             peer: self.label.clone(),
             shareable: false,
+            session: None,
             in_flight: None,
         };
         let mut request = Request::new(());

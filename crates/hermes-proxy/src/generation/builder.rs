@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hermes_model::snapshot::{
-    ClientAuth, Endpoint, IdentityFiles, Listener, ListenerProtocol, ListenerTls, Snapshot, Upstream, UpstreamProtocol,
-    UpstreamTls,
+    Action, ClientAuth, Endpoint, IdentityFiles, Listener, ListenerProtocol, ListenerTls, Snapshot, Terminate,
+    Upstream, UpstreamProtocol, UpstreamTls,
 };
 use hermes_model::trust::{REVOKED, SpiffeKind, own_overlay, parse_spiffe};
 use hermes_net::quic;
@@ -19,7 +19,8 @@ use hermes_net::tls::{
 };
 
 use super::{
-    Certificate, Generation, ListenerState, QuicState, Unready, next_owner, nodes, quic_bounds, server_bounds,
+    Certificate, Generation, ListenerState, OriginTls, Origins, QuicState, Unready, next_owner, nodes, quic_bounds,
+    server_bounds,
 };
 use crate::reverse::{self, Presence};
 use crate::upstream::{ClientTls, UpstreamState};
@@ -37,6 +38,7 @@ pub(super) struct Built {
     pub(super) listeners: HashMap<Arc<str>, ListenerState>,
     pub(super) upstreams: HashMap<Arc<str>, Arc<UpstreamState>>,
     pub(super) nodes: HashMap<Arc<str>, Arc<Presence>>,
+    pub(super) origins: Origins,
     pub(super) certificates: Vec<Certificate>,
     pub(super) files: HashMap<PathBuf, Vec<u8>>,
 }
@@ -72,13 +74,13 @@ impl<'a> Builder<'a> {
     /// Every one that cannot be used, with its place in the document.
     pub(super) fn build(mut self) -> Result<Built, Vec<Unready>> {
         self.load_identity();
-        let (listeners, upstreams) = (self.listeners(), self.upstreams());
+        let (listeners, upstreams, origins) = (self.listeners(), self.upstreams(), self.origins());
         if !self.faults.is_empty() {
             return Err(self.faults);
         }
         let Self { overlay, nodes, certificates, files, identity, .. } = self;
         let key = identity.map(|identity| identity.key);
-        Ok(Built { overlay, key, listeners, upstreams, nodes, certificates, files })
+        Ok(Built { overlay, key, listeners, upstreams, nodes, origins, certificates, files })
     }
 
     fn fault(&mut self, path: impl Into<String>, reason: impl ToString) {
@@ -228,6 +230,41 @@ impl<'a> Builder<'a> {
             states.insert(upstream.name.clone(), Arc::new(state));
         }
         states
+    }
+
+    /// TLS to the origins that requests name.
+    fn origins(&mut self) -> Origins {
+        let mut origins = Origins::new();
+        for (index, route) in self.snapshot.routes.iter().enumerate() {
+            let Action::Terminate(terminate) = &route.action else { continue };
+            if !terminate.speaks_tls() || origins.contains_key(&terminate.origin_ca) {
+                continue;
+            }
+            let tls = match &terminate.origin_ca {
+                Some(ca) => {
+                    self.note(&[ca]);
+                    Roots::load(ca).and_then(|roots| self.origin_tls(terminate, roots))
+                }
+                None => Roots::system().and_then(|roots| self.origin_tls(terminate, roots)),
+            };
+            // Without CA certificates of the system the node still runs: its requests may all be for `http`.
+            if let (Err(error), Some(_)) = (&tls, &terminate.origin_ca) {
+                self.fault(format!("routes[{index}].terminate.tls.ca"), error);
+            }
+            origins.insert(terminate.origin_ca.clone(), tls.map_err(|error| error.to_string()));
+        }
+        origins
+    }
+
+    /// That of the generation before, with its connections and tickets, where it verifies by the same CA certificates.
+    fn origin_tls(&self, terminate: &Terminate, roots: Roots) -> Result<OriginTls, tls::TlsError> {
+        let known = self.previous.and_then(|previous| previous.origins.get(&terminate.origin_ca)?.as_ref().ok());
+        if let Some(known) = known.filter(|known| known.roots == roots) {
+            return Ok(known.clone());
+        }
+        // The node shows no certificate of its own: a stranger has no business to know whose request it is.
+        let config = tls::client_config(None, ServerIdentity::Name(roots.clone()), &[b"http/1.1"])?;
+        Ok(OriginTls { roots, config })
     }
 
     /// The state of the generation before, where neither the document nor a file changed.

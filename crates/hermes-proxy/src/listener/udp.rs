@@ -69,7 +69,6 @@ struct Flows {
 }
 
 /// Receives for all flows of a listener, until it closes.
-<<<<<<< HEAD
 pub(super) async fn receive_all(
     worker: Rc<Worker>,
     socket: UdpSocket,
@@ -77,16 +76,10 @@ pub(super) async fn receive_all(
     ending: Rc<Signal<Ending>>,
     targets: Targets,
 ) {
-    let count = worker.generation().listening(&name).map(|state| state.flows.clone()).unwrap_or_default();
-    let by_source = FlowTable::new(&worker, count);
-    let socket = Rc::new(socket);
-    let mut flows = Flows { worker, socket, name, targets, by_source, closing: false, carries_ip: false };
-=======
-pub(crate) async fn receive_all(worker: Rc<Worker>, socket: UdpSocket, name: Arc<str>, ending: Rc<Signal<Ending>>) {
     let shares = worker.generation().listening(&name).map(|state| state.flows.clone()).unwrap_or_default();
     let by_source = FlowTable::new(&worker, shares);
-    let mut flows = Flows { worker, socket: Rc::new(socket), name, by_source, closing: false, carries_ip: false };
->>>>>>> limits
+    let socket = Rc::new(socket);
+    let mut flows = Flows { worker, socket, name, targets, by_source, closing: false, carries_ip: false };
     let how = std::future::poll_fn(|cx| {
         if let Poll::Ready(how) = ending.poll(cx) {
             return Poll::Ready(how);
@@ -146,15 +139,10 @@ impl Flows {
         if !ip::admits(&self.worker, listener, source) {
             return;
         }
-<<<<<<< HEAD
-        let Some((queue, place)) = self.by_source.begin(source, &self.socket, datagram) else { return };
-        let (worker, name, targets) = (self.worker.clone(), self.name.clone(), self.targets.clone());
-        self.worker.spawn(serve(worker, name, targets, Flow::new(queue, source), place));
-=======
         let begun = self.by_source.begin(source, source.ip(), &self.socket, datagram);
         let Some((queue, share)) = begun else { return };
-        self.worker.spawn(serve(self.worker.clone(), self.name.clone(), Flow::new(queue, source), share));
->>>>>>> limits
+        let (worker, name, targets) = (self.worker.clone(), self.name.clone(), self.targets.clone());
+        self.worker.spawn(serve(worker, name, targets, Flow::new(queue, source), share));
     }
 
     /// The listener ends. Live flows go on, each on a socket of its own that the kernel prefers for
@@ -242,11 +230,7 @@ async fn feed(worker: Rc<Worker>, socket: Rc<UdpSocket>, peer: SocketAddr, queue
     .await;
 }
 
-<<<<<<< HEAD
-async fn serve(worker: Rc<Worker>, name: Arc<str>, targets: Targets, flow: Flow, place: Place) {
-=======
-async fn serve(worker: Rc<Worker>, name: Arc<str>, flow: Flow, share: Share) {
->>>>>>> limits
+async fn serve(worker: Rc<Worker>, name: Arc<str>, targets: Targets, flow: Flow, share: Share) {
     let queue = flow.queue.clone();
     serve_flow(&worker, &name, &targets, flow).await;
     queue.close();

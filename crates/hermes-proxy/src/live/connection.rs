@@ -71,6 +71,8 @@ pub(crate) struct Connection {
     pub(crate) is_blocked: Cell<bool>,
     /// Where else its client finds the origins that it finds here (RFC 7838).
     pub(crate) alternative: OnceCell<HeaderValue>,
+    /// Upstream connections may be bound to it: see [`H1Connection::bind`](crate::upstream::pool::H1Connection::bind).
+    pub(crate) has_bound: Cell<bool>,
     /// It is kept for what may come over it: to be idle is no reason to close it.
     pub(crate) is_kept: Cell<bool>,
     /// Counts up with all that is read from it.
@@ -241,6 +243,7 @@ impl ConnectionGuard {
             is_shared: Cell::new(false),
             is_blocked: Cell::new(false),
             alternative: OnceCell::new(),
+            has_bound: Cell::new(false),
             is_kept: Cell::new(false),
             heard: Cell::new(0),
             entry: Cell::new(share.key()),

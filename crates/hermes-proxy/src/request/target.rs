@@ -254,13 +254,19 @@ fn is_token(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(is_tchar)
 }
 
+/// A name, and perhaps a version: `websocket`, `SPDY/3.1` (RFC 9110, section 7.8).
+fn is_protocol(text: &str) -> bool {
+    let (name, version) = text.split_once('/').map_or((text, None), |(name, version)| (name, Some(version)));
+    is_token(name) && version.is_none_or(is_token)
+}
+
 /// The protocol that h1 `Upgrade` or h2 `:protocol` names. `h2c` is not one: it is ignored, as
 /// RFC 9113 deprecated it, and so is an upgrade with a body before it, or by another method than
 /// GET, which would not reach the origin as what it is. CONNECT-UDP and CONNECT-IP are never ignored.
 fn upgrade_protocol(parts: &Parts) -> Result<Option<Arc<str>>, Error> {
     if let Some(protocol) = parts.extensions.get::<h2::ext::Protocol>() {
         let protocol = protocol.as_str();
-        if protocol.eq_ignore_ascii_case("h2c") || !is_token(protocol) {
+        if protocol.eq_ignore_ascii_case("h2c") || !is_protocol(protocol) {
             return Err(Error::Malformed(format!("no tunnel is opened to the protocol {}", excerpt(protocol))));
         }
         return Ok(Some(Arc::from(protocol)));

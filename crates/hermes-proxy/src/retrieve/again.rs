@@ -122,7 +122,7 @@ pub(super) async fn ask(
             source.ask(&forward).await
         }
         Action::Terminate(terminate @ Terminate { kind: TerminateKind::Http, .. }) => {
-            let place = terminate::place(terminate, &entry.facts, &route)?;
+            let place = terminate::origin(&generation, terminate, &entry.facts, &route, &request.scheme)?;
             let destination = place.destination(terminate, None);
             Source::Origin(&destination, generation.route_owner(&route)).ask(&forward).await
         }

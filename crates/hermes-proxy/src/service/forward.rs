@@ -211,6 +211,7 @@ impl Forward<'_> {
         let in_flight = InFlight::begin(upstream, index);
         let pool = self.worker.pool(upstream.pool_key(index));
         let wish = upstream.wish(index, self.entry.facts.source, self.route.timeout.connect, fresh);
+        let wish = Wish { client: self.entry.binding_connection(), ..wish };
         let leased = match pool.lease(self.worker, &wish).await {
             Ok(leased) => leased,
             Err(Failed { error, was_others }) => {
@@ -237,7 +238,8 @@ impl Forward<'_> {
         shareable: bool,
         in_flight: Option<InFlight>,
     ) -> Attempted {
-        let place = Place { worker: self.worker.clone(), pool, peer, shareable, in_flight };
+        let session = Some(self.entry.clone());
+        let place = Place { worker: self.worker.clone(), pool, peer, shareable, session, in_flight };
         let outgoing = match Outgoing::new(self.entry, &self.dress, is_node) {
             Ok(outgoing) => outgoing,
             Err(error) => return Attempted::failed(error),
@@ -296,19 +298,25 @@ impl Forward<'_> {
         let pool = self.worker.pool(PoolKey { owner, endpoint: to.label.clone() });
         let mut fresh = false;
         loop {
-            let wish = Wish {
-                destination: Destination { label: to.label, ..*to },
-                protocol: UpstreamProtocol::H1,
-                connect_within: self.route.timeout.connect,
-                fresh,
-                node: None,
-            };
+            let wish = self.origin_wish(to, fresh);
             let leased = pool.lease(self.worker, &wish).await?;
             let attempted = self.exchange(leased, pool.clone(), to.label.clone(), false, true, None).await;
             match &attempted {
                 Attempted::Failed { error, stale: true, .. } if !fresh && self.may_repeat(error) => fresh = true,
                 _ => return self.conclude(attempted),
             }
+        }
+    }
+
+    /// What is wanted of the pool of an origin that the request named.
+    fn origin_wish<'d>(&'d self, to: &Destination<'d>, fresh: bool) -> Wish<'d> {
+        Wish {
+            destination: Destination { label: to.label, ..*to },
+            protocol: UpstreamProtocol::H1,
+            connect_within: self.route.timeout.connect,
+            fresh,
+            node: None,
+            client: self.entry.binding_connection(),
         }
     }
 

@@ -4,6 +4,7 @@
 //! In: a session that a route terminates. Out: a connected stream or socket.
 //! Never: an address that the route does not reach; each one is judged after DNS answered.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -16,14 +17,17 @@ use hermes_net::own;
 use hermes_net::udp::{self, UdpSocket};
 use hermes_wire::connect_ip::{self, Scope};
 use http::StatusCode;
+use http::uri::Scheme;
 use ipnet::IpNet;
 use tokio::time::Instant;
 
 use crate::datagram::Port;
 use crate::error::Error;
+use crate::generation::Generation;
 use crate::ip::{End, FAR_ENDS, LocalDevice, Owner};
 use crate::live::Entry;
 use crate::stream::ByteStream;
+use crate::upstream::ClientTls;
 use crate::upstream::connect::{Destination, addresses, connect};
 use crate::worker::Worker;
 
@@ -34,6 +38,8 @@ pub(crate) struct Place {
     pub(crate) label: Arc<str>,
     /// The request named it.
     pub(crate) named: bool,
+    /// The request is for `https`, and goes on as that.
+    tls: Option<ClientTls>,
 }
 
 impl Place {
@@ -44,7 +50,7 @@ impl Place {
             port: self.port,
             label: &self.label,
             reach: self.named.then_some(terminate.reach),
-            tls: None,
+            tls: self.tls.as_ref(),
             proxy_source: source,
             urgent: false,
         }
@@ -62,14 +68,39 @@ pub(crate) fn place(terminate: &Terminate, facts: &Facts, route: &Route) -> Resu
             port: target.port,
             label: label(&route.name, &target.host, target.port),
             named: false,
+            tls: None,
         }),
         Target::Authority => {
             let port =
                 facts.authority.port().ok_or_else(|| Error::Malformed("the authority has no port".to_owned()))?;
             let host: Arc<str> = Arc::from(facts.authority.host());
-            Ok(Place { label: label(&route.name, &host, port), host, port, named: true })
+            Ok(Place { label: label(&route.name, &host, port), host, port, named: true, tls: None })
         }
     }
+}
+
+/// As [`place`], for a request by this scheme. One for `https` reaches the origin that it names by TLS, which proves that it
+/// is that.
+///
+/// # Errors
+/// As [`place`], or there are no CA certificates to verify the origin by.
+pub(crate) fn origin(
+    generation: &Generation,
+    terminate: &Terminate,
+    facts: &Facts,
+    route: &Route,
+    scheme: &Scheme,
+) -> Result<Place, Error> {
+    let place = place(terminate, facts, route)?;
+    if !terminate.speaks_tls() || *scheme != Scheme::HTTPS {
+        return Ok(place);
+    }
+    // Connections are pooled by label: those by TLS and in the clear never stand in for each other.
+    let label: Arc<str> = Arc::from(place.label.replacen('/', "/https://", 1));
+    let tls = generation
+        .origin_tls(terminate, &place.host)
+        .map_err(|reason| Error::Connect { peer: label.clone(), source: Arc::new(io::Error::other(reason)) })?;
+    Ok(Place { label, tls: Some(tls), ..place })
 }
 
 fn label(route: &str, host: &str, port: u16) -> Arc<str> {
@@ -183,9 +214,13 @@ async fn resolved(worker: &Worker, name: &str, told: Option<IpNet>, route: &Rout
         missing: "get an address",
         after: within,
     })??;
-    let fits = |address: &&IpAddr| told.is_none_or(|told| told.addr().is_ipv4() == address.is_ipv4());
+    let fits = |address: &IpAddr| told.is_none_or(|told| told.addr().is_ipv4() == address.is_ipv4());
+    if let Some(machine) = found.now().iter().copied().find(fits) {
+        return Ok(machine);
+    }
+    let late = tokio::time::timeout(within, found.late()).await.unwrap_or_default();
     let version = told.map_or("", |told| if told.addr().is_ipv4() { "v4" } else { "v6" });
-    found.iter().find(fits).copied().ok_or_else(|| Error::Resolve(format!("{name} has no IP{version} address")))
+    late.into_iter().find(fits).ok_or_else(|| Error::Resolve(format!("{name} has no IP{version} address")))
 }
 
 /// A UDP socket for a `udp` session.
@@ -202,9 +237,22 @@ pub(crate) async fn udp(worker: &Worker, entry: &Entry, terminate: &Terminate, r
         missing: "get an address",
         after: within,
     })??;
-    let mut last = None;
-    for address in found {
-        let socket = udp::connect((address, place.port).into()).and_then(|socket| own::spare(&socket).map(|()| socket));
+    let connected = match first_socket(found.now(), place.port) {
+        Ok(port) => Ok(port),
+        // Nothing leads to any of them from here; the other family may have a way (RFC 8305).
+        Err(error) => {
+            let late = tokio::time::timeout(within, found.late()).await.unwrap_or_default();
+            if late.is_empty() { Err(error) } else { first_socket(&late, place.port) }
+        }
+    };
+    connected.map_err(|source| Error::no_connection(worker, &place.label, source))
+}
+
+/// A socket that is connected to the first of these addresses that something leads to.
+fn first_socket(addresses: &[IpAddr], port: u16) -> io::Result<Port> {
+    let mut last = io::Error::other("no address");
+    for address in addresses {
+        let socket = udp::connect((*address, port).into()).and_then(|socket| own::spare(&socket).map(|()| socket));
         // Who answers as the kernel has it: 0.0.0.0 is the loopback's address.
         let connected = socket.and_then(|socket| {
             let peer = socket.peer_addr()?;
@@ -212,9 +260,8 @@ pub(crate) async fn udp(worker: &Worker, entry: &Entry, terminate: &Terminate, r
         });
         match connected {
             Ok(port) => return Ok(port),
-            Err(error) => last = Some(error),
+            Err(error) => last = error,
         }
     }
-    let source = last.unwrap_or_else(|| std::io::Error::other("no address"));
-    Err(Error::no_connection(worker, &place.label, source))
+    Err(last)
 }

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hermes_model::reach::Reach;
-use hermes_net::{Io, dial, tls};
+use hermes_net::dial::{self, Addresses};
+use hermes_net::{Io, tls};
 use hermes_wire::proxy_protocol;
 use tokio::io::AsyncWriteExt;
 
@@ -42,17 +43,17 @@ const CANDIDATES: usize = 3;
 /// # Errors
 /// No address, or one that is out of reach: then none is used, since an attacker who mixes good
 /// and bad addresses in one answer shall not choose by luck.
-pub(crate) async fn addresses(worker: &Worker, host: &str, reach: Option<Reach>) -> Result<Vec<IpAddr>, Error> {
+pub(crate) async fn addresses(worker: &Worker, host: &str, reach: Option<Reach>) -> Result<Addresses, Error> {
     let addresses = worker.resolver.resolve(host).await.map_err(|error| Error::Resolve(error.to_string()))?;
-    if let Some(reach) = reach {
-        let own = worker.shared.own_addresses();
-        for address in &addresses {
-            if let Some(why) = reach.forbids(*address, &|ip| own.contains(&ip)) {
-                return Err(Error::Unreachable { host: host.to_owned(), why });
-            }
-        }
+    let Some(reach) = reach else { return Ok(addresses) };
+    let own = worker.shared.own_addresses();
+    let forbids = move |address: &IpAddr| reach.forbids(*address, &|ip| own.contains(&ip));
+    if let Some(why) = addresses.now().iter().find_map(&forbids) {
+        return Err(Error::Unreachable { host: host.to_owned(), why });
     }
-    Ok(addresses)
+    // Of an answer that comes late none is used either, if one is out of reach.
+    Ok(addresses
+        .map(move |found| if found.iter().any(|address| forbids(address).is_some()) { Vec::new() } else { found }))
 }
 
 /// Connects.
@@ -84,7 +85,7 @@ async fn connect_slowly(worker: &Worker, to: &Destination<'_>) -> Result<Io, Err
     let fault = |source: io::Error| Error::no_connection(worker, to.label, source);
     let mut addresses = addresses(worker, to.host, to.reach).await?;
     if to.urgent {
-        addresses = addresses.repeat(CANDIDATES);
+        addresses = addresses.map(|found| found.repeat(CANDIDATES));
     }
     let mut tcp = dial::connect_session(&addresses, to.port).await.map_err(fault)?;
     if let Some(source) = to.proxy_source {

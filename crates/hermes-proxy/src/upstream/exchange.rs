@@ -25,7 +25,8 @@ use crate::body::{Attempt, Body, Interim, RequestBody, StreamBody, settle_length
 use crate::early::Early;
 use crate::error::Error;
 use crate::h3::Datagrams;
-use crate::live::Entry;
+use crate::headers;
+use crate::live::{Connection, Entry};
 use crate::pipe::{Pipe, PipeError};
 use crate::stream::asked::{Answer, Head, ask};
 use crate::stream::{Receiver, Sender, StreamError};
@@ -41,6 +42,8 @@ pub(crate) struct Place {
     pub(crate) peer: Arc<str>,
     /// The connection may serve others afterwards.
     pub(crate) shareable: bool,
+    /// Whose exchange it is, where a connection may be bound to its client.
+    pub(crate) session: Option<Rc<Entry>>,
     /// Counts the exchange on its endpoint until its body is through.
     pub(crate) in_flight: Option<InFlight>,
 }
@@ -49,6 +52,11 @@ impl Place {
     /// The peer failed, in these words.
     pub(crate) fn broken(&self, reason: impl ToString, unprocessed: bool) -> Error {
         Error::Broken { peer: self.peer.clone(), reason: reason.to_string(), unprocessed }
+    }
+
+    /// The client's connection that a connection may be bound to.
+    fn client(&self) -> Option<&Rc<Connection>> {
+        self.session.as_ref()?.client_connection()
     }
 
     /// A stream failed. Where its connection did, that is not used again.
@@ -155,6 +163,9 @@ pub(crate) async fn over_h1(
         });
     }
     let body = request.body().request();
+    if headers::authenticates_connection(request.headers()) {
+        connection.bind(place.client());
+    }
     connection.meter().expect_head(place.worker.generation().snapshot.limits.header_bytes);
     let mut response = std::pin::pin!(connection.sender.try_send_request(request));
     let outcome = std::future::poll_fn(|cx| {
@@ -174,6 +185,9 @@ pub(crate) async fn over_h1(
         Ok(Ok(mut response)) => {
             settle_h1_head(&mut response, is_head).map_err(|reason| place.broken(reason, false))?;
             connection.meter().has_head();
+            if headers::authenticates_connection(response.headers()) {
+                connection.bind(place.client());
+            }
             let carrier = Carrier::Reader(Some(connection));
             Ok(response.map(|incoming| ExchangeBody::H1 { incoming, carrier, request: body, place }))
         }

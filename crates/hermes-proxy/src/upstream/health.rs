@@ -8,7 +8,6 @@ mod h3;
 mod held;
 
 use std::future::Future;
-use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,8 +15,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_model::snapshot::{Health, UpstreamProtocol};
+use hermes_net::dial::{self, Addresses};
 use hermes_net::resolve::Resolver;
-use hermes_net::{Io, dial, tls};
+use hermes_net::{Io, tls};
 use hermes_wire::proxy_protocol;
 use http::StatusCode;
 use http::header::HOST;
@@ -130,7 +130,7 @@ impl Means {
             self.held = None;
         }
         let addresses = self.resolver.resolve(host).await.map_err(|error| error.to_string())?;
-        let (host, path) = (&*endpoint.name, health.path.as_deref());
+        let (host, path) = (&*endpoint.authority, health.path.as_deref());
         let by_tcp = connect_by_tcp(state, &addresses, port, path.is_some());
         let connected = match &state.tls {
             Some(client) if state.config.protocol == UpstreamProtocol::H3 => {
@@ -199,7 +199,7 @@ async fn either<T>(
 
 async fn connect_by_tcp(
     state: &UpstreamState,
-    addresses: &[IpAddr],
+    addresses: &Addresses,
     port: u16,
     asks: bool,
 ) -> Result<Connected, String> {
@@ -254,9 +254,11 @@ async fn ask_h1(io: Io, host: &str, path: &str) -> Result<StatusCode, String> {
 
 async fn ask_h2(io: Io, host: &str, path: &str) -> Result<StatusCode, String> {
     let text = |error: h2::Error| error.to_string();
+    let scheme = if matches!(io, Io::Tls(_)) { "https" } else { "http" };
     let (sender, connection) = h2::client::handshake(io).await.map_err(text)?;
     let ask = async {
-        let request = http::Request::get(format!("http://{host}{path}")).body(()).map_err(|error| error.to_string())?;
+        let request =
+            http::Request::get(format!("{scheme}://{host}{path}")).body(()).map_err(|error| error.to_string())?;
         let (response, _) = sender.ready().await.map_err(text)?.send_request(request, true).map_err(text)?;
         response.await.map(|response| response.status()).map_err(text)
     };

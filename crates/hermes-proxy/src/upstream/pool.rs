@@ -43,6 +43,7 @@ pub(crate) use self::shared::{Lease, SharedConnection, Speaks};
 use super::ClientTls;
 use super::connect::{Destination, connect};
 use crate::error::Error;
+use crate::live::Connection;
 use crate::reverse::Presence;
 use crate::worker::Worker;
 
@@ -140,6 +141,8 @@ pub(crate) struct Wish<'a> {
     pub(crate) fresh: bool,
     /// The node that keeps connections to us, where that is the endpoint.
     pub(crate) node: Option<&'a Arc<Presence>>,
+    /// The client's connection, for what is bound to it.
+    pub(crate) client: Option<&'a Rc<Connection>>,
 }
 
 impl Wish<'_> {
@@ -180,6 +183,7 @@ impl Standing {
             connect_within: self.connect_within,
             fresh: false,
             node: None,
+            client: None,
         }
     }
 }
@@ -223,8 +227,7 @@ impl Pool {
     pub(crate) async fn permit(&self, worker: &Worker) -> Result<Permit, Error> {
         let mut had_turn = false;
         loop {
-            let limits = &worker.generation().snapshot.limits;
-            if self.open.count.get() < limits.upstream_connections && !self.comes_after(worker, had_turn) {
+            if !self.comes_after(worker, had_turn) && !self.is_full(worker) {
                 return Ok(Permit::take(&self.open));
             }
             self.wait(worker, had_turn).await?;
@@ -244,6 +247,12 @@ impl Pool {
         };
         waiter.turn().await;
         Ok(())
+    }
+
+    /// It has as many connections as may be, and none that is idle for want of its one client.
+    fn is_full(&self, worker: &Worker) -> bool {
+        let most = worker.generation().snapshot.limits.upstream_connections;
+        self.open.count.get() >= most && !self.close_bound(worker)
     }
 
     /// All that is free, or may be dialled, is for those who have a turn: a newcomer waits behind them.
@@ -271,8 +280,7 @@ impl Pool {
             }
             return Err(Failed { error: failure.error.clone(), was_others: !failure.is_untold.take() });
         }
-        let most = worker.generation().snapshot.limits.upstream_connections;
-        Ok(self.dialing_for_all.get() || self.open.count.get() >= most)
+        Ok(self.dialing_for_all.get() || self.is_full(worker))
     }
 
     /// A place on a connection that is there, or `None` where one is to be dialled.
@@ -362,7 +370,7 @@ impl Pool {
                 return Ok(Leased::Shared(lease));
             }
             if !wish.fresh
-                && let Some(connection) = self.take_idle()
+                && let Some(connection) = self.take_idle(wish.client)
             {
                 return Ok(Leased::H1(connection));
             }
@@ -415,7 +423,7 @@ impl Pool {
         let now = worker.now();
         let expired = |since: u64| Duration::from_millis(now.saturating_sub(since)) >= idle_limit;
         let mut idle = std::mem::take(&mut *self.idle.borrow_mut());
-        idle.retain_mut(|connection| !expired(connection.idle_since) && probe(connection));
+        idle.retain_mut(|connection| !expired(connection.idle_since) && !connection.is_orphaned() && probe(connection));
         self.idle.borrow_mut().append(&mut idle);
         for connection in self.shared.borrow().iter() {
             if !connection.is_kept && connection.streams.get() == 0 && expired(connection.idle_since.get()) {

@@ -6,9 +6,12 @@
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::Arc,
 };
 
+use rustls::ServerConfig;
 use tokio::net::TcpStream;
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use crate::{
     Result,
@@ -18,6 +21,8 @@ use crate::{
 };
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+/// The first byte of TLS: a record of a handshake (RFC 8446, section 5.1).
+const HANDSHAKE: u8 = 22;
 
 /// `serve` gets each connection, as it is.
 ///
@@ -43,6 +48,33 @@ where
     Origin::accepting(listen(SocketAddr::new(address, 0))?, move |stream| {
         let served = serve(Dialog::new(stream));
         async move { drop(served.await) }
+    })
+}
+
+/// `serve` gets each connection by TLS, as `config` has it. What is no handshake, `stranger` is told the first byte of.
+///
+/// # Errors
+/// When no port can be bound.
+pub fn h1_by_tls<F, S>(
+    config: Arc<ServerConfig>,
+    stranger: impl Fn(u8) + Clone + Send + 'static,
+    serve: S,
+) -> Result<Origin>
+where
+    F: Future<Output = io::Result<()>> + Send + 'static,
+    S: Fn(Dialog<TlsStream<TcpStream>>) -> F + Clone + Send + 'static,
+{
+    Origin::accepting(listen(SocketAddr::new(LOOPBACK, 0))?, move |stream| {
+        let (acceptor, serve, stranger) = (TlsAcceptor::from(config.clone()), serve.clone(), stranger.clone());
+        async move {
+            let mut first = [0];
+            if stream.peek(&mut first).await.is_ok_and(|length| length > 0) && first[0] != HANDSHAKE {
+                stranger(first[0]);
+            }
+            if let Ok(stream) = acceptor.accept(stream).await {
+                drop(serve(Dialog::new(stream)).await);
+            }
+        }
     })
 }
 

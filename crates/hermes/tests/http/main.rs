@@ -6,12 +6,14 @@
 
 mod balancing;
 mod client_address;
+mod bound;
 mod early;
 mod exchanges;
 mod expect;
 mod faults;
 mod forward_proxy;
 mod headers;
+mod https_origins;
 mod interim;
 mod lab;
 mod look_alikes;
@@ -26,3 +28,4 @@ mod timeouts;
 mod trailers;
 mod tunnels;
 mod upgrades;
+mod websocket_origins;

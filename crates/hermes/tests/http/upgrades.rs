@@ -6,6 +6,7 @@ use base64::Engine as _;
 use bytes::Bytes;
 use h2::ext::Protocol;
 use hermes_testkit::{
+    ca::Subject,
     dialog::Head,
     door::{Door, open_h2},
     flow::Flow,
@@ -30,15 +31,15 @@ fn proof(key: &str) -> String {
 
 /// What a WebSocket origin saw of the handshake.
 #[derive(Debug)]
-struct Handshake {
-    protocol: String,
+pub(crate) struct Handshake {
+    pub(crate) protocol: String,
     version: Option<String>,
     subprotocol: Option<String>,
     key: Option<String>,
 }
 
 /// Echoes what comes after the handshake; `/refuse` is refused.
-fn websocket(version: &str) -> (Origin, Seen<Handshake>) {
+pub(crate) fn websocket(version: &str) -> (Origin, Seen<Handshake>) {
     let (told, tells) = seen();
     if version == "h1" {
         let origin = scripted::h1(move |mut dialog| {
@@ -112,8 +113,7 @@ async fn echoes(mut tunnel: Tunnel) {
     assert_eq!(tunnel.reader.to_end().await.unwrap(), b"once more");
 }
 
-/// By HTTP/1.1, with the first frame sent along with the request.
-async fn by_h1(door: &Door) {
+pub(crate) async fn opened_by_h1(door: &Door) -> Tunnel {
     let mut dialog = door.h1().await.unwrap();
     dialog.send(format!("GET /chat HTTP/1.1\r\nupgrade: websocket\r\n{HANDSHAKE}")).await.unwrap();
     let head = dialog.head().await.unwrap();
@@ -122,7 +122,7 @@ async fn by_h1(door: &Door) {
     assert_eq!(head.header("sec-websocket-accept").as_deref(), Some(PROOF), "{head:?}");
     assert_eq!(head.header("sec-websocket-protocol").as_deref(), Some("chat"), "{head:?}");
     let (stream, ahead) = dialog.into_parts();
-    echoes(Tunnel::io(stream, ahead)).await;
+    Tunnel::io(stream, ahead)
 }
 
 fn extended(path: &str) -> Request<()> {
@@ -136,11 +136,19 @@ fn extended(path: &str) -> Request<()> {
         .unwrap()
 }
 
-async fn by_h2(door: &Door) {
+pub(crate) async fn opened_by_h2(door: &Door) -> Tunnel {
     let mut connection = door.h2().await.unwrap();
     assert!(connection.takes_extended_connect());
     let (recv, send) = open_h2(&mut connection, extended("/chat")).await.unwrap();
-    echoes(Tunnel::h2(connection, recv, send)).await;
+    Tunnel::h2(connection, recv, send)
+}
+
+pub(crate) async fn by_h1(door: &Door) {
+    echoes(opened_by_h1(door).await).await;
+}
+
+pub(crate) async fn by_h2(door: &Door) {
+    echoes(opened_by_h2(door).await).await;
 }
 
 #[tokio::test]
@@ -161,12 +169,13 @@ async fn websocket_through_every_pair_of_versions() {
             assert_eq!(told.subprotocol.as_deref(), Some("chat"), "{told:?}");
             let protocol = if version == "h2" { "CONNECT websocket" } else { "websocket" };
             assert_eq!(told.protocol, protocol);
-            // Over HTTP/2 nobody needs a key (RFC 8441, 5), but whoever makes HTTP/1.1 of it may: Envoy adds none.
-            let key = told.key.unwrap();
-            if from_h2 {
-                assert_eq!(base64::engine::general_purpose::STANDARD.decode(key).unwrap().len(), 16);
-            } else {
-                assert_eq!(key, KEY);
+            // Over HTTP/2 nobody has a key (RFC 8441, 5).
+            match told.key {
+                None => assert_eq!(version, "h2"),
+                Some(key) if from_h2 => {
+                    assert_eq!(base64::engine::general_purpose::STANDARD.decode(key).unwrap().len(), 16);
+                }
+                Some(key) => assert_eq!((version, key.as_str()), ("h1", KEY)),
             }
         }
     }
@@ -190,6 +199,69 @@ async fn a_key_is_proven_whatever_carries_it() {
         // And who sends none is told none.
         let (response, _send) = connection.open(extended("/chat"), false).await.unwrap();
         assert!(!response.await.unwrap().headers().contains_key("sec-websocket-accept"));
+    }
+}
+
+/// nghttpx takes no key over HTTP/2; and what makes HTTP/1.1 of it without making a key, as Envoy does, needs one.
+#[tokio::test]
+async fn an_http2_peer_gets_a_key_where_it_wants_one() {
+    for wants_key in [false, true] {
+        let (told, mut tells) = seen();
+        let origin = scripted::h2(move |exchange: Exchange| {
+            let told = told.clone();
+            async move {
+                if exchange.request.headers().contains_key("sec-websocket-key") == wants_key {
+                    return websocket_h2(exchange, &told).await;
+                }
+                let refusal = Response::builder().status(StatusCode::BAD_REQUEST).body(()).map_err(io::Error::other)?;
+                exchange.answer(refusal, "bad handshake").await
+            }
+        });
+        let (origin, overlay) = (origin.unwrap(), overlay());
+        let node = before(&overlay, "h2", origin.address()).await;
+        let door = Door::plain(node.address("in"));
+        by_h1(&door).await;
+        by_h2(&door).await;
+        for _ in 0..2 {
+            assert_eq!(next(&mut tells).await.key.is_some(), wants_key);
+        }
+    }
+}
+
+/// `SPDY/3.1` and other protocols have a version, over every hop.
+#[tokio::test]
+async fn a_protocol_with_a_version_passes_every_hop() {
+    for hop in ["h1", "h2", "h3"] {
+        let (origin, mut tells) = websocket("h1");
+        let overlay = overlay();
+        let document = "
+listeners:
+- {name: in, bind: '127.0.0.1:0', protocol: http, http3: true, tls: {client: none}}
+routes:
+- {name: all, upstream: origin}
+upstreams:
+- {name: origin, protocol: h1, endpoints: ['$ORIGIN']}
+";
+        let far = overlay.node("far").document(document).with("ORIGIN", origin.address());
+        let far = far.identity(&Subject::node("far")).unwrap().start().await.unwrap();
+        let document = "
+listeners:
+- {name: in, bind: '127.0.0.1:0', protocol: http}
+routes:
+- {name: all, upstream: far}
+upstreams:
+- {name: far, protocol: $PROTOCOL, tls: {}, endpoints: ['$FAR']}
+";
+        let near = overlay.node("near").document(document).with("PROTOCOL", hop).with("FAR", far.address("in"));
+        let near = near.identity(&Subject::node("near")).unwrap().start().await.unwrap();
+        let mut dialog = Door::plain(near.address("in")).h1().await.unwrap();
+        dialog.send("GET / HTTP/1.1\r\nhost: K8S\r\nconnection: upgrade\r\nupgrade: SPDY/3.1\r\n\r\n").await.unwrap();
+        let head = dialog.head().await.unwrap();
+        assert_eq!(head.status(), 101, "{hop}: {head:?}");
+        assert!(head.header("upgrade").unwrap().eq_ignore_ascii_case("SPDY/3.1"), "{hop}: {head:?}");
+        assert!(next(&mut tells).await.protocol.eq_ignore_ascii_case("SPDY/3.1"), "{hop}");
+        let (stream, ahead) = dialog.into_parts();
+        echoes(Tunnel::io(stream, ahead)).await;
     }
 }
 

@@ -6,6 +6,7 @@
 //! `tests/takeover.rs`, random transfers are in `tests/bytes`.
 #![allow(clippy::unwrap_used)]
 
+mod authorities;
 mod capsules;
 mod failures;
 mod flows;

@@ -107,7 +107,7 @@ async fn by_udp(worker: &Worker, question: &Question, message: &Bytes, server: S
 }
 
 async fn by_tcp(question: &Question, message: &Bytes, server: SocketAddr) -> std::io::Result<Vec<u8>> {
-    let mut stream = dial::connect_session(&[server.ip()], server.port()).await?;
+    let mut stream = dial::connect_session(&vec![server.ip()].into(), server.port()).await?;
     let (id, message) = dressed(message);
     let length = u16::try_from(message.len()).map_err(std::io::Error::other)?;
     stream.write_all(&[&length.to_be_bytes()[..], &message].concat()).await?;

@@ -13,7 +13,7 @@ use hermes_model::snapshot::{OnChange, TunnelMethod, UpstreamProtocol};
 use hermes_wire::connect_udp;
 use http::header::{CONNECTION, CONTENT_LENGTH, HOST, HeaderValue, UPGRADE};
 use http::response::Parts;
-use http::uri::PathAndQuery;
+use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderMap, Method, Request as HttpRequest, Response, StatusCode, Uri, Version};
 
 use super::head::{self, Outgoing};
@@ -25,9 +25,9 @@ use crate::headers::{self, CAPSULE_PROTOCOL, UNSENT};
 use crate::request::Ask;
 use crate::stream::ByteStream;
 use crate::upgrade::{self, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY};
-use crate::upstream::connect::connect;
+use crate::upstream::connect::{Destination, connect};
 use crate::upstream::exchange::{self, ExchangeBody, Place};
-use crate::upstream::pool::{Failed, H1Connection, Lease, Leased};
+use crate::upstream::pool::{Failed, H1Connection, Lease, Leased, PoolKey, Wish};
 use crate::upstream::{InFlight, Seat, UpstreamState};
 
 /// What asking for a tunnel came to.
@@ -45,6 +45,16 @@ struct Attempt {
     fresh: bool,
     /// A connection to it is waited for so long; `None`: as long as the route says.
     within: Option<Duration>,
+    /// Whoever it is gets a WebSocket's key over HTTP/2 and HTTP/3 too.
+    gives_key: bool,
+}
+
+/// How a stream of a shared connection becomes a tunnel.
+#[derive(Clone, Copy)]
+struct Manner {
+    by_post: bool,
+    /// A WebSocket has a key, though RFC 8441, section 5, needs none.
+    gives_key: bool,
 }
 
 /// What is to be known of an attempt besides.
@@ -56,6 +66,8 @@ struct Told {
     was_others: bool,
     /// A node was asked, and says that its own way is dead.
     is_unsent: bool,
+    /// A WebSocket was asked for without a key.
+    lacks_key: bool,
 }
 
 /// An endpoint that was about to go is waited for so long where there are others: over HTTP/3 perhaps nobody says that
@@ -77,7 +89,7 @@ impl Forward<'_> {
     ) -> Result<Opened, Error> {
         let attempts = self.route.retry.as_ref().map_or(2, |retry| retry.attempts).max(upstream.failovers() as u32);
         let mut avoid = Vec::new();
-        let (mut fresh, mut went_back, mut dead) = (false, false, None);
+        let (mut fresh, mut went_back, mut gives_key, mut dead) = (false, false, false, None);
         // A flow that is opened anew stays with its endpoint, where another process may be by now: behind another one
         // it may have another address.
         let mut before = self.entry.peer.borrow().clone();
@@ -93,7 +105,7 @@ impl Forward<'_> {
             let is_doubtful = again.is_some() && upstream.endpoints.len() > 1;
             // A move has no more time than a connection has: some of it is the others'.
             let again_within = AGAIN.min(self.route.timeout.connect / 2);
-            let attempt = Attempt { fresh, within: is_doubtful.then_some(again_within) };
+            let attempt = Attempt { fresh, within: is_doubtful.then_some(again_within), gives_key };
             let opened = self.open_at(upstream, index, ask, early.as_mut(), attempt, &mut told).await;
             // The process that goes may have taken the new connection in its last moment: the next one is its successor's.
             if again.is_some() && !fresh && is_put_off(&opened) {
@@ -101,6 +113,10 @@ impl Forward<'_> {
                 continue;
             }
             match opened {
+                // nghttpx takes no key over HTTP/2, and Envoy makes none for its origin: that wants one.
+                Ok(Opened::Answer(answer)) if told.lacks_key && answer.status() == StatusCode::BAD_REQUEST => {
+                    (gives_key, before) = (true, Some(upstream.endpoints[index].label.clone()));
+                }
                 Ok(Opened::Answer(answer)) if told.is_unsent => {
                     avoid.push(index);
                     if !went_back && upstream.has_another(&avoid, now) {
@@ -143,6 +159,22 @@ impl Forward<'_> {
         }
     }
 
+    /// Opens a tunnel to an origin that is named by the request or its route: an upgrade, on a connection of its own.
+    ///
+    /// # Errors
+    /// No address in reach, no connection, no answer.
+    pub(crate) async fn tunnel_to_origin(&self, to: &Destination<'_>, owner: u64, ask: &Ask) -> Result<Opened, Error> {
+        *self.entry.peer.borrow_mut() = Some(to.label.clone());
+        let pool = self.worker.pool(PoolKey { owner, endpoint: to.label.clone() });
+        let wish = self.origin_wish(to, true);
+        let Leased::H1(connection) = pool.lease(self.worker, &wish).await? else {
+            return Err(Error::Internal("an origin was not asked by HTTP/1.1".to_owned()));
+        };
+        let (worker, peer) = (self.worker.clone(), to.label.clone());
+        let place = Place { worker, pool, peer, shareable: false, session: None, in_flight: None };
+        self.over_h1(connection, place, ask, Outgoing::new(self.entry, &self.dress, false)?).await
+    }
+
     async fn open_at(
         &self,
         upstream: &Arc<UpstreamState>,
@@ -154,6 +186,7 @@ impl Forward<'_> {
     ) -> Result<Opened, Error> {
         let endpoint = &upstream.endpoints[index];
         let wish = upstream.wish(index, self.entry.facts.source, self.route.timeout.connect, attempt.fresh);
+        let wish = Wish { client: self.entry.binding_connection(), ..wish };
         let in_flight = InFlight::begin(upstream, index);
         let pool = self.worker.pool(upstream.pool_key(index));
         if upstream.config.protocol == UpstreamProtocol::Tcp {
@@ -172,9 +205,17 @@ impl Forward<'_> {
                 Err(Failed { error: Error::ConnectTimeout { peer, missing, after: within }, was_others: true })
             }),
         };
-        let leased = leased.inspect_err(|failed| {
+        let mut leased = leased.inspect_err(|failed| {
             (told.was_others, told.is_stale) = (failed.was_others, super::is_untouched(&failed.error));
         })?;
+        if let Leased::Shared(lease) = &leased
+            && matches!(ask, Ask::Upgrade(_))
+            && !takes_upgrades(upstream, lease)
+        {
+            // Most origins of HTTP/2 open WebSockets over HTTP/1.1 alone.
+            drop(leased);
+            leased = Leased::H1(Box::pin(pool.dial_h1_instead(self.worker, &wish)).await?);
+        }
         let connection = match &leased {
             Leased::H1(connection) => {
                 told.is_stale = connection.reused;
@@ -188,6 +229,13 @@ impl Forward<'_> {
         let is_node = head::is_node(upstream, &leased);
         let mut outgoing = Outgoing::new(self.entry, &self.dress, is_node)?;
         let kind = self.entry.facts.kind;
+        if kind.is_datagrams() {
+            // The request is for the next proxy, by the scheme that it is reached by: the target is in the path (RFC 9298,
+            // section 3; RFC 9484, section 4).
+            outgoing.host = HeaderValue::try_from(&*endpoint.authority)
+                .map_err(|error| Error::Internal(format!("the authority of {}: {error}", endpoint.label)))?;
+            outgoing.scheme = if is_secure(upstream, &leased) { Scheme::HTTPS } else { Scheme::HTTP };
+        }
         if is_node && kind == Kind::Ip {
             headers::lower_mtu(&mut outgoing.fields, leased.packet_capacity());
         }
@@ -204,6 +252,7 @@ impl Forward<'_> {
             pool,
             peer: endpoint.label.clone(),
             shareable: false,
+            session: None,
             in_flight: Some(in_flight),
         };
         let by_post = !matches!(kind, Kind::Http | Kind::Ip) && upstream.config.tunnel_method == TunnelMethod::Post;
@@ -216,11 +265,17 @@ impl Forward<'_> {
         let ask = flow.as_ref().unwrap_or(ask);
         let debt = Debt::new(self, upstream, index);
         let opened = match (leased, by_post) {
-            (Leased::Shared(lease), _) => self.over_shared(lease, place, ask, by_post, outgoing, early).await,
+            (Leased::Shared(lease), _) => {
+                let manner = Manner { by_post, gives_key: is_node || attempt.gives_key };
+                self.over_shared(lease, place, ask, manner, outgoing, early).await
+            }
             (Leased::H1(connection), false) => self.over_h1(connection, place, ask, outgoing).await,
             (Leased::H1(connection), true) => self.post_over_h1(connection, place, outgoing).await,
         };
         debt.settle();
+        told.lacks_key = connection.is_some()
+            && matches!(ask, Ask::Upgrade(name) if &**name == "websocket")
+            && !(is_node || attempt.gives_key);
         told.is_stale |= connection.is_some_and(|connection| connection.is_closed());
         if let Ok(Opened::Answer(response)) = &opened {
             told.is_unsent = is_node && response.headers().contains_key(UNSENT);
@@ -246,14 +301,14 @@ impl Forward<'_> {
         lease: Lease,
         place: Place,
         ask: &Ask,
-        by_post: bool,
+        Manner { by_post, gives_key }: Manner,
         mut outgoing: Outgoing,
         mut early: Option<&mut Early<'_>>,
     ) -> Result<Opened, Error> {
         let mut request = self.bare_request(&mut outgoing);
         *request.method_mut() = if by_post { Method::POST } else { Method::CONNECT };
         match ask {
-            _ if by_post => *request.uri_mut() = self.template_uri(&outgoing, &place.peer)?,
+            _ if by_post => *request.uri_mut() = self.template_uri(&outgoing)?,
             Ask::Connect | Ask::Post => *request.uri_mut() = authority_form(&outgoing)?,
             Ask::Upgrade(protocol) => {
                 if !lease.connection.takes_extended_connect() {
@@ -262,9 +317,13 @@ impl Forward<'_> {
                         reason: "does not offer extended CONNECT (RFC 8441)",
                     });
                 }
-                self.give_websocket_key(protocol, request.headers_mut())?;
+                if gives_key {
+                    self.give_websocket_key(protocol, request.headers_mut())?;
+                } else {
+                    request.headers_mut().remove(SEC_WEBSOCKET_KEY);
+                }
                 request.extensions_mut().insert(::h2::ext::Protocol::from(&**protocol));
-                *request.uri_mut() = self.template_uri(&outgoing, &place.peer)?;
+                *request.uri_mut() = self.template_uri(&outgoing)?;
             }
             Ask::Response => return Err(Error::Internal("an exchange was taken for a tunnel".to_owned())),
         }
@@ -301,7 +360,7 @@ impl Forward<'_> {
                 StatusCode::OK
             }
             Ask::Upgrade(protocol) => {
-                self.ask_for_upgrade(&outgoing, &mut request, protocol, &place)?;
+                self.ask_for_upgrade(&outgoing, &mut request, protocol)?;
                 StatusCode::SWITCHING_PROTOCOLS
             }
             Ask::Response => return Err(Error::Internal("an exchange was taken for a tunnel".to_owned())),
@@ -340,11 +399,9 @@ impl Forward<'_> {
         let (send, body) = channel();
         let body = RequestBody::new(self.worker, Body::Channel(body));
         let mut request = self.bare_request(&mut outgoing).map(|()| body.attempt());
-        let peer = place.peer.clone();
-        let (path, host) = self.target(&outgoing, &peer)?;
         *request.method_mut() = Method::POST;
-        *request.uri_mut() = Uri::from(path);
-        request.headers_mut().insert(HOST, host);
+        *request.uri_mut() = Uri::from(self.path(&outgoing)?);
+        request.headers_mut().insert(HOST, outgoing.host);
         let response = exchange::over_h1(connection, request, place, None).await?;
         if !response.status().is_success() {
             // Nothing will be sent. Merely dropped it would take the answer with it.
@@ -368,25 +425,17 @@ impl Forward<'_> {
         request
     }
 
-    /// Path and host of a tunnel's request. For UDP and IP the target is in the path, and the host is the
-    /// next proxy.
-    fn target(&self, outgoing: &Outgoing, peer: &str) -> Result<(PathAndQuery, HeaderValue), Error> {
-        let path = match self.entry.facts.kind {
-            Kind::Udp => udp_path(outgoing)?,
-            Kind::Ip => outgoing.path.clone(),
-            Kind::Http | Kind::Tcp => return Ok((outgoing.path.clone(), outgoing.host.clone())),
-        };
-        let proxy = HeaderValue::try_from(endpoint_of(peer)).map_err(|error| Error::Internal(error.to_string()))?;
-        Ok((path, proxy))
+    /// The path of a tunnel's request. For UDP and IP the target is in it.
+    fn path(&self, outgoing: &Outgoing) -> Result<PathAndQuery, Error> {
+        if self.entry.facts.kind == Kind::Udp { udp_path(outgoing) } else { Ok(outgoing.path.clone()) }
     }
 
     /// The URI of an extended CONNECT or a POST.
-    fn template_uri(&self, outgoing: &Outgoing, peer: &str) -> Result<Uri, Error> {
-        let (path, host) = self.target(outgoing, peer)?;
+    fn template_uri(&self, outgoing: &Outgoing) -> Result<Uri, Error> {
         Uri::builder()
             .scheme(outgoing.scheme.clone())
-            .authority(host.as_bytes())
-            .path_and_query(path)
+            .authority(outgoing.host.as_bytes())
+            .path_and_query(self.path(outgoing)?)
             .build()
             .map_err(|error| Error::Internal(format!("a tunnel's URI: {error}")))
     }
@@ -396,13 +445,11 @@ impl Forward<'_> {
         outgoing: &Outgoing,
         request: &mut HttpRequest<B>,
         protocol: &str,
-        place: &Place,
     ) -> Result<(), Error> {
-        let (path, host) = self.target(outgoing, &place.peer)?;
         *request.method_mut() = Method::GET;
-        *request.uri_mut() = Uri::from(path);
+        *request.uri_mut() = Uri::from(self.path(outgoing)?);
         let headers = request.headers_mut();
-        headers.insert(HOST, host);
+        headers.insert(HOST, outgoing.host.clone());
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(UPGRADE, HeaderValue::try_from(protocol).map_err(|error| Error::Malformed(error.to_string()))?);
         self.give_websocket_key(protocol, headers)
@@ -454,9 +501,15 @@ fn check_switch(ask: &Ask, key: Option<&HeaderValue>, headers: &HeaderMap) -> Re
     }
 }
 
-/// The endpoint's part of a label such as `ingress/192.0.2.1:9443`.
-fn endpoint_of(label: &str) -> &str {
-    label.split_once('/').map_or(label, |(_, endpoint)| endpoint)
+/// Whether the next proxy is reached by TLS. Whoever keeps a connection to us has shown by TLS who it is.
+fn is_secure(upstream: &UpstreamState, leased: &Leased) -> bool {
+    upstream.tls.is_some() || matches!(leased, Leased::Shared(lease) if lease.connection.is_kept())
+}
+
+/// Whether a protocol can be asked for on this connection, or has to be: who keeps it cannot be dialled.
+fn takes_upgrades(upstream: &UpstreamState, lease: &Lease) -> bool {
+    let is_node = upstream.config.overlay == Some(true) || lease.connection.is_kept();
+    is_node || lease.connection.takes_extended_connect()
 }
 
 /// `host:port`, as CONNECT has it.

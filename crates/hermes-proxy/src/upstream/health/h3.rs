@@ -7,7 +7,8 @@ use std::io;
 use std::net::IpAddr;
 
 use bytes::{Bytes, BytesMut};
-use hermes_net::{dial, quic};
+use hermes_net::dial::{self, Addresses};
+use hermes_net::quic;
 use hermes_wire::h3::{self, Code, Frame, FrameDecoder, Settings, stream};
 use hermes_wire::varint;
 use http::{Request, StatusCode};
@@ -55,7 +56,7 @@ pub(super) struct Connected {
 pub(super) async fn connect(
     sockets: &mut Sockets,
     client: &ClientTls,
-    addresses: &[IpAddr],
+    addresses: &Addresses,
     port: u16,
 ) -> Result<Connected, String> {
     let config = client.quic.clone().ok_or("HTTP/3 without TLS")?;

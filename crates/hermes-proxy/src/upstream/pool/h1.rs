@@ -4,11 +4,12 @@
 //! and nobody while it is idle: what the peer did meanwhile is seen when the next one takes it.
 
 use std::future::Future;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use hermes_net::Io;
+use hermes_net::tls::with_alpn;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 
@@ -18,7 +19,9 @@ use super::{Leased, Pool, Wish};
 use crate::body::Attempt;
 use crate::error::Error;
 use crate::listener::h1::HYPER_HEADERS;
-use crate::upstream::connect::connect;
+use crate::live::Connection;
+use crate::upstream::ClientTls;
+use crate::upstream::connect::{Destination, connect};
 use crate::upstream::metered::{Meter, Metered};
 use crate::worker::Worker;
 
@@ -35,6 +38,8 @@ pub(crate) struct H1Connection {
     pub(crate) reused: bool,
     pub(super) idle_since: u64,
     pub(super) idle: Option<IdlePlace>,
+    /// The client's connection whose requests alone may use it; `None`: anybody's.
+    bound: Option<Weak<Connection>>,
     permit: Permit,
 }
 
@@ -56,6 +61,24 @@ impl H1Connection {
     /// What is read of it.
     pub(crate) fn meter(&self) -> &Meter {
         &self.meter
+    }
+
+    /// Binds it to a client's connection, since its peer knows it as that client's: NTLM and Negotiate authenticate a
+    /// connection and not a request. Without a client it serves nobody else.
+    pub(crate) fn bind(&mut self, client: Option<&Rc<Connection>>) {
+        if let Some(client) = client {
+            client.has_bound.set(true);
+        }
+        self.bound = Some(client.map(Rc::downgrade).unwrap_or_default());
+    }
+
+    fn is_bound_to(&self, client: &Rc<Connection>) -> bool {
+        self.bound.as_ref().is_some_and(|bound| std::ptr::eq(bound.as_ptr(), Rc::as_ptr(client)))
+    }
+
+    /// The client that it is bound to is gone.
+    pub(super) fn is_orphaned(&self) -> bool {
+        self.bound.as_ref().is_some_and(|bound| bound.strong_count() == 0)
     }
 
     /// Can it take another request?
@@ -89,11 +112,11 @@ impl Pool {
             // With a PROXY header a connection belongs to one source: it is never shared.
             if !wish.fresh
                 && wish.destination.proxy_source.is_none()
-                && let Some(connection) = self.take_idle()
+                && let Some(connection) = self.take_idle(wish.client)
             {
                 return Ok(Leased::H1(connection));
             }
-            if self.open.count.get() < worker.generation().snapshot.limits.upstream_connections {
+            if !self.is_full(worker) {
                 return self.dial_or_idle(worker, wish).await;
             }
             self.wait(worker, had_turn).await?;
@@ -115,7 +138,7 @@ impl Pool {
                 biased;
                 dialled = &mut dial => return dialled.map(Leased::H1),
                 () = free.turn() => {
-                    if let Some(connection) = self.take_idle() {
+                    if let Some(connection) = self.take_idle(wish.client) {
                         let (owner, pool) = (worker.clone(), self.clone());
                         worker.spawn(async move {
                             // hyper says that it takes a request once it was polled.
@@ -133,6 +156,22 @@ impl Pool {
         dial.await.map(Leased::H1)
     }
 
+    /// A connection of HTTP/1.1 to an endpoint that speaks something newer, for what that does not carry there.
+    ///
+    /// # Errors
+    /// No connection, or too many requests wait for one.
+    pub(crate) async fn dial_h1_instead(
+        &self,
+        worker: &Rc<Worker>,
+        wish: &Wish<'_>,
+    ) -> Result<Box<H1Connection>, Error> {
+        let permit = self.permit(worker).await?;
+        let tls =
+            wish.destination.tls.map(|tls| ClientTls { config: with_alpn(&tls.config, b"http/1.1"), ..tls.clone() });
+        let destination = Destination { tls: tls.as_ref(), ..wish.destination };
+        dial_h1(worker, &Wish { destination, ..*wish }, permit).await
+    }
+
     /// A dial that may outlive the request that began it.
     fn dial_standing(
         &self,
@@ -144,9 +183,15 @@ impl Pool {
         async move { dial_h1(&worker, &standing.wish(), permit).await }
     }
 
-    pub(super) fn take_idle(&self) -> Option<Box<H1Connection>> {
+    /// One that is bound to this client, or else one that is bound to nobody.
+    pub(super) fn take_idle(&self, client: Option<&Rc<Connection>>) -> Option<Box<H1Connection>> {
         loop {
-            let mut connection = self.idle.borrow_mut().pop()?;
+            let mut connection = {
+                let mut idle = self.idle.borrow_mut();
+                let own = client.and_then(|client| idle.iter().rposition(|one| one.is_bound_to(client)));
+                let at = own.or_else(|| idle.iter().rposition(|one| one.bound.is_none()))?;
+                idle.remove(at)
+            };
             if probe(&mut connection) {
                 connection.reused = true;
                 connection.idle = None;
@@ -155,9 +200,19 @@ impl Pool {
         }
     }
 
+    /// Closes the bound connection that was idle for longest, to make room for one that others may use. False: there is none.
+    pub(super) fn close_bound(&self, worker: &Worker) -> bool {
+        let oldest = self.idle.borrow().iter().position(|one| one.bound.is_some());
+        let closed = oldest.map(|at| self.idle.borrow_mut().remove(at));
+        if closed.is_some() {
+            worker.shared.metrics.limit("upstream-bound-connections");
+        }
+        closed.is_some()
+    }
+
     /// Gives an h1 connection back, if it can take another request.
     pub(crate) fn give_back(&self, worker: &Worker, mut connection: Box<H1Connection>, shareable: bool) {
-        if shareable && !self.retired.get() && connection.is_reusable() {
+        if shareable && !self.retired.get() && !connection.is_orphaned() && connection.is_reusable() {
             worker.make_room_for_idle();
             connection.idle_since = worker.now();
             connection.idle = Some(worker.idle.enter());
@@ -190,7 +245,8 @@ pub(super) async fn handshake_h1(
         reason: error.to_string(),
         unprocessed: true,
     })?;
-    Ok(H1Connection { sender, connection, meter, finished: false, reused: false, idle_since: 0, idle: None, permit })
+    let (idle, bound) = (None, None);
+    Ok(H1Connection { sender, connection, meter, finished: false, reused: false, idle_since: 0, idle, bound, permit })
 }
 
 /// Is an idle connection still open? Looks at what the peer did while nobody did.
