@@ -10,6 +10,7 @@ pub mod decide;
 pub mod document;
 pub mod explain;
 pub mod facts;
+pub mod guard;
 pub mod index;
 pub mod limits;
 pub mod matcher;

@@ -182,12 +182,17 @@ fn build_terminate(section: &section::Terminate, at: &str, report: &mut Report) 
         kind: *kind,
         target: (*target).clone(),
         reach: section.reach.unwrap_or(Reach::Public),
+        guard: section.guard,
         proxy_protocol: section.proxy_protocol.is_some(),
     }))
 }
 
 fn build_gateway(section: &section::Terminate, device: &Arc<str>, at: &str, report: &mut Report) -> Gateway {
-    for (key, written) in [("reach", section.reach.is_some()), ("proxy-protocol", section.proxy_protocol.is_some())] {
+    for (key, written) in [
+        ("reach", section.reach.is_some()),
+        ("guard", section.guard),
+        ("proxy-protocol", section.proxy_protocol.is_some()),
+    ] {
         if written {
             report.problem(format!("{at}.{key}"), format!("packets for a device have no {key}; leave it out"));
         }

@@ -24,7 +24,7 @@ use crate::error::Error;
 use crate::ip::{End, FAR_ENDS, LocalDevice, Owner};
 use crate::live::Entry;
 use crate::stream::ByteStream;
-use crate::upstream::connect::{Destination, addresses, connect};
+use crate::upstream::connect::{Destination, addresses, connect, guard};
 use crate::worker::Worker;
 
 /// Where a terminating route goes for this session.
@@ -44,6 +44,7 @@ impl Place {
             port: self.port,
             label: &self.label,
             reach: self.named.then_some(terminate.reach),
+            guarded: terminate.guard,
             tls: None,
             proxy_source: source,
             urgent: false,
@@ -197,11 +198,12 @@ pub(crate) async fn udp(worker: &Worker, entry: &Entry, terminate: &Terminate, r
     *entry.peer.borrow_mut() = Some(place.label.clone());
     let within: Duration = route.timeout.connect;
     let found = tokio::time::timeout(within, addresses(worker, &place.host, place.named.then_some(terminate.reach)));
-    let found = found.await.map_err(|_| Error::ConnectTimeout {
-        peer: place.label.clone(),
-        missing: "get an address",
-        after: within,
-    })??;
+    let late = || Error::ConnectTimeout { peer: place.label.clone(), missing: "get an address", after: within };
+    let found = found.await.map_err(|_| late())??;
+    if terminate.guard {
+        let guarded = tokio::time::timeout(within, guard(worker, (&*place.host, place.port), &found));
+        guarded.await.map_err(|_| late())??;
+    }
     let mut last = None;
     for address in found {
         let socket = udp::connect((address, place.port).into()).and_then(|socket| own::spare(&socket).map(|()| socket));

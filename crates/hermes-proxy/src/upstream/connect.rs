@@ -26,6 +26,8 @@ pub(crate) struct Destination<'a> {
     pub(crate) label: &'a Arc<str>,
     /// Set where a request named the host: which addresses it may mean.
     pub(crate) reach: Option<Reach>,
+    /// The target is that of somebody who does not run this node.
+    pub(crate) guarded: bool,
     pub(crate) tls: Option<&'a ClientTls>,
     /// Begin with a PROXY header for this source.
     pub(crate) proxy_source: Option<SocketAddr>,
@@ -53,6 +55,21 @@ pub(crate) async fn addresses(worker: &Worker, host: &str, reach: Option<Reach>)
         }
     }
     Ok(addresses)
+}
+
+/// Checks addresses that a guarded route is about to dial.
+///
+/// # Errors
+/// One of them is the node's own, a controller's or a metadata service's: then none is used.
+pub(crate) async fn guard(worker: &Worker, (host, port): (&str, u16), addresses: &[IpAddr]) -> Result<(), Error> {
+    let controllers = worker.shared.guard.controllers(worker, port).await;
+    let own = worker.shared.own_addresses();
+    for address in addresses {
+        if let Some(why) = worker.shared.guard.forbids((*address, port).into(), &controllers, &|ip| own.contains(&ip)) {
+            return Err(Error::Unreachable { host: host.to_owned(), why });
+        }
+    }
+    Ok(())
 }
 
 /// Connects.
@@ -83,6 +100,9 @@ pub(crate) fn count(worker: &Worker, to: &Destination<'_>, is_connected: bool) {
 async fn connect_slowly(worker: &Worker, to: &Destination<'_>) -> Result<Io, Error> {
     let fault = |source: io::Error| Error::no_connection(worker, to.label, source);
     let mut addresses = addresses(worker, to.host, to.reach).await?;
+    if to.guarded {
+        guard(worker, (to.host, to.port), &addresses).await?;
+    }
     if to.urgent {
         addresses = addresses.repeat(CANDIDATES);
     }
