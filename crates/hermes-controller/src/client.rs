@@ -52,6 +52,13 @@ pub struct Place {
     pub(crate) port: u16,
 }
 
+impl Place {
+    /// Its host and port.
+    pub fn host_and_port(&self) -> (String, u16) {
+        (self.host.clone(), self.port)
+    }
+}
+
 impl std::str::FromStr for Place {
     type Err = String;
 

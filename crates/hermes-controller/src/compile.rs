@@ -24,12 +24,13 @@ use hermes_model::Problem;
 use hermes_model::check::check_document;
 use hermes_model::document::Document;
 use hermes_model::document::scalar::Many;
-use hermes_model::snapshot::Role;
+use hermes_model::guard;
+use hermes_model::snapshot::{Role, Target};
 use rpds::{RedBlackTreeMapSync, RedBlackTreeSetSync};
 
 use self::graph::Graph;
 use self::way::{Everyones, Stop, Way, way};
-use crate::catalog::{Catalog, Owner};
+use crate::catalog::{Catalog, Offer, Owner};
 use crate::control::MAX_MESSAGE;
 use crate::document::{App, Audience, Fault, Key, Kind, Name, Node, Program};
 use crate::xds::{self, Site};
@@ -310,8 +311,8 @@ impl Plan {
     fn assemble(mut self, before: &Self, touched: BTreeSet<Name>) -> Result<(Self, Touched), Vec<Fault>> {
         let (mut faults, mut others) = (Vec::new(), Touched::new());
         let touched: Vec<Name> = touched.into_iter().collect();
-        for (name, (document, problems)) in touched.iter().zip(on_all_cores(&touched, |name| self.made(before, name))) {
-            faults.extend(problems.into_iter().map(|problem| of_node(&Key::node(name), problem)));
+        for (name, (document, found)) in touched.iter().zip(on_all_cores(&touched, |name| self.made(before, name))) {
+            faults.extend(found);
             match document {
                 Made::Same => {}
                 Made::None => {
@@ -329,7 +330,7 @@ impl Plan {
     }
 
     /// A node's document, and what is wrong with it.
-    fn made(&self, before: &Self, name: &Name) -> (Made, Vec<Problem>) {
+    fn made(&self, before: &Self, name: &Name) -> (Made, Vec<Fault>) {
         let Some(node) = self.catalog.node(name) else { return (Made::None, Vec::new()) };
         let document = assemble::document(self, name, node);
         let mut problems = Vec::new();
@@ -339,15 +340,47 @@ impl Plan {
         }
         let bytes: Bytes = serde_json::to_vec(&document).unwrap_or_default().into();
         if before.documents.get(name) == Some(&bytes) {
-            return (Made::Same, problems);
+            return (Made::Same, of_node(name, problems));
         }
+        let guarded = self.guarded(name, node, &document);
         problems.extend(check_document(document, Path::new(".")).err().unwrap_or_default());
         if bytes.len() > MOST_BYTES {
             let message =
                 format!("it has {} bytes, and {MOST_BYTES} go to a node at most; lead less over it", bytes.len());
             problems.push(Problem { path: String::new(), message });
         }
-        (Made::Other(bytes), problems)
+        let mut faults = of_node(name, problems);
+        faults.extend(guarded);
+        (Made::Other(bytes), faults)
+    }
+
+    /// Targets of providers that are the node's own, as far as that can be seen without a question to DNS: the node itself
+    /// checks each address that it dials.
+    fn guarded(&self, name: &Name, node: &Node, document: &Document) -> Vec<Fault> {
+        const OWN: &str = "is where the node itself listens";
+        let host = node.address.as_ref().and_then(|address| guard::literal(&address.host));
+        let listening: Vec<_> =
+            document.listeners.iter().filter_map(|listener| listener.bind).map(|bind| bind.0).collect();
+        let own = |ip| host == Some(ip) || listening.iter().any(|bind| bind.ip() == ip);
+        let all = || listening.iter().copied().chain(document.admin.map(|bind| bind.0)).map(|address| (address, OWN));
+        let mut faults = Vec::new();
+        for key in
+            self.at.get(name).into_iter().flat_map(RedBlackTreeSetSync::iter).filter(|key| key.provider.is_some())
+        {
+            let Some(Offer::Service(service)) = self.catalog.offer(key) else { continue };
+            let Some((at, replica)) = service.at.iter().enumerate().find(|(_, replica)| replica.node == *name) else {
+                continue;
+            };
+            for (which, target) in [("http", &replica.http), ("tcp", &replica.tcp), ("udp", &replica.udp)] {
+                let Some(Target::Fixed(target)) = target else { continue };
+                let Some(ip) = guard::literal(&target.host) else { continue };
+                if let Some(why) = guard::forbids((ip, target.port).into(), all(), &own) {
+                    let message = format!("{target} {why}, which is for no provider; name a server of your own");
+                    faults.push(Fault::of(key, format!("at[{at}].{which}"), message));
+                }
+            }
+        }
+        faults
     }
 }
 
@@ -431,8 +464,10 @@ pub fn compile(catalog: &Catalog) -> Result<BTreeMap<Name, Document>, Vec<Fault>
 }
 
 /// Something that is wrong with what a node would get.
-fn of_node(key: &Key, Problem { path, message }: Problem) -> Fault {
-    Fault::of(key, "", format!("its document would be refused: {}", Problem { path, message }))
+fn of_node(node: &Name, problems: Vec<Problem>) -> Vec<Fault> {
+    let key = Key::node(node);
+    let fault = |problem| Fault::of(&key, "", format!("its document would be refused: {problem}"));
+    problems.into_iter().map(fault).collect()
 }
 
 /// What a user or a service of somebody is called between nodes.

@@ -11,6 +11,7 @@ pub mod decide;
 pub mod document;
 pub mod explain;
 pub mod facts;
+pub mod guard;
 pub mod index;
 pub mod limits;
 pub mod matcher;

@@ -167,8 +167,18 @@ const V6_SPECIAL: [Block<u128>; 18] = [
     v6([0xff00, 0, 0, 0], 8, Class::Never, "is multicast (ff00::/8)"),
 ];
 
+/// Whether an address is a cloud's metadata service, or may be one, as link-local ones may.
+pub(crate) fn metadata(addr: IpAddr) -> Option<&'static str> {
+    let is_link_local = |block: &&'static str| block.starts_with("is link-local");
+    let reason = match addr {
+        IpAddr::V4(v4) => V4_SPECIAL.iter().find(|block| block.contains(u32::from(v4))).map(|block| block.reason),
+        IpAddr::V6(v6) => V6_SPECIAL.iter().find(|block| block.contains(u128::from(v6))).map(|block| block.reason),
+    };
+    reason.filter(|reason| reason.contains("metadata") || is_link_local(reason))
+}
+
 /// The IPv4 address that an IPv6 address stands for, where it does.
-fn embedded_v4(addr: Ipv6Addr) -> Option<Ipv4Addr> {
+pub(crate) fn embedded_v4(addr: Ipv6Addr) -> Option<Ipv4Addr> {
     let s = addr.segments();
     let join = |high: u16, low: u16| Ipv4Addr::from((u32::from(high) << 16) | u32::from(low));
     match s {

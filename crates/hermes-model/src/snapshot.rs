@@ -456,6 +456,8 @@ pub struct Terminate {
     pub target: Target,
     /// Which addresses the request may name. Only for `Target::Authority`.
     pub reach: Reach,
+    /// Somebody who does not run this node named the target: never dial what [`crate::guard`] forbids.
+    pub guard: bool,
     /// Begin with a PROXY protocol v2 header that carries the session's source (`tcp` only).
     pub proxy_protocol: bool,
     /// CA certificates that origins of `https` requests are verified by; `None`: the system's.

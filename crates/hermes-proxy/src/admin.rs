@@ -41,6 +41,7 @@ pub type Readiness = Arc<AtomicBool>;
 /// Serves the admin endpoint for as long as it is polled.
 pub async fn serve(listener: TcpListener, view: NodeView, ready: Readiness) {
     let on_loopback = listener.local_addr().is_ok_and(|address| address.ip().is_loopback());
+    view.guard_admin(listener.local_addr().ok());
     let mut connections = JoinSet::new();
     let mut open = VecDeque::new();
     let (unaccepted, begun) = (Seldom::every(UNACCEPTED_INTERVAL), Instant::now());

@@ -18,6 +18,7 @@ mod early;
 pub mod embed;
 mod error;
 mod generation;
+mod guard;
 mod h3;
 mod headers;
 mod ip;

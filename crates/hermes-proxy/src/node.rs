@@ -162,6 +162,11 @@ impl Node {
         Ok(node)
     }
 
+    /// Hosts and ports of the node's controllers: no guarded route dials them.
+    pub fn controlled_by(&self, controllers: Vec<(String, u16)>) {
+        self.shared.guard.controlled_by(controllers);
+    }
+
     /// Who knows how many lines of the program's log were lost, for the metrics.
     pub fn count_lost_lines(&self, lost: impl Fn() -> usize + Send + Sync + 'static) {
         // Once a process: there is one log.
@@ -241,6 +246,8 @@ impl Node {
     /// Binds what is new, tells the workers, forgets what is old.
     async fn run(&mut self, generation: Arc<Generation>) -> Result<(), Vec<Unready>> {
         let _kept = if self.closed { Vec::new() } else { self.await_going(&generation.snapshot).await };
+        // Before anything listens anew, and exactly once it does.
+        self.shared.guard.listen(&generation.snapshot, self.addresses());
         let prepared = self.prepare(&generation).inspect_err(|_| self.undo_devices())?;
         let Prepared { opened, made, queues, for_worker, bound } = prepared;
         // Nothing can fail from here on.
@@ -252,6 +259,7 @@ impl Node {
         self.bound = bound;
         self.part_with_unused();
         self.current.store(generation.clone());
+        self.shared.guard.listen(&generation.snapshot, self.addresses());
         self.shared.metrics.generation.set(generation.number as i64);
         let (mut sockets, mut queues) = (for_worker.into_iter(), queues.into_iter());
         let apply = |done| {

@@ -158,6 +158,7 @@ impl UpstreamState {
             port,
             label: &endpoint.label,
             reach: None,
+            guarded: false,
             tls: self.tls.as_ref(),
             proxy_source: self.config.proxy_protocol.then_some(source),
             urgent: false,

@@ -70,9 +70,10 @@ pub(crate) fn proxy(source: Source, takeover: Option<&Path>, log: &str) -> anyho
             Source::File(config) => run(&config, &config, None, takeover, &log).await,
             Source::Controller { places, state, ticket } => {
                 let home = Home::open(&state)?;
+                let controllers = places.iter().map(Place::host_and_port).collect();
                 let agent = Agent::start(places, &home, ticket).await?;
                 // A document comes by the agent; of files only the certificate changes.
-                run(&home.document(), &home.certificate(), Some(agent), takeover, &log).await
+                run(&home.document(), &home.certificate(), Some((agent, controllers)), takeover, &log).await
             }
         }
     })
@@ -119,13 +120,14 @@ async fn first_document(agent: &mut Agent, config: &Path) -> anyhow::Result<Opti
 async fn run(
     config: &Path,
     followed: &Path,
-    mut agent: Option<Agent>,
+    agent: Option<(Agent, Vec<(String, u16)>)>,
     takeover: Option<&Path>,
     log: &Log,
 ) -> anyhow::Result<()> {
     let limit = hermes_net::own::raise_descriptor_limit(DESCRIPTORS);
     // Before the document is read: a change in between must not be missed.
     let mut watch = Watch::new(followed)?;
+    let (mut agent, controllers) = agent.unzip();
     let mut first = match &mut agent {
         Some(agent) => first_document(agent, config).await?,
         None => None,
@@ -160,6 +162,7 @@ async fn run(
         }
     };
     node.count_lost_lines(log.lost());
+    node.controlled_by(controllers.unwrap_or_default());
     if let Some(agent) = &agent {
         agent.observe(node.view());
     }

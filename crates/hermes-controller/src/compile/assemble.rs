@@ -233,6 +233,8 @@ fn route((node, stop): (&Name, &Stop), (key, service): (&Key, &Service), upstrea
             tcp: replica.tcp.clone(),
             udp: replica.udp.clone(),
             reach: replica.reach,
+            // A provider does not run the node.
+            guard: key.provider.is_some(),
             ..Terminate::default()
         }),
         rewrite: service.rewrite.clone().filter(|_| !onward),

@@ -191,8 +191,9 @@ fn unable(route: &route::Route, problems: &mut Vec<Problem>) {
     tell(route.matching != understood, "match", "an Envoy matches kind, authority, path, method and user");
     tell(route.matching.kind.0.contains(&Kind::Ip), "match.kind", "an Envoy carries no IP packets");
     let Some(terminate) = &route.terminate else { return };
-    let Terminate { http, tcp, udp, .. } = terminate.clone();
-    let understood = Terminate { http, tcp, udp, ..Terminate::default() };
+    // What a literal target would reach is checked when the document is compiled; an Envoy checks no more than that.
+    let Terminate { http, tcp, udp, guard, .. } = terminate.clone();
+    let understood = Terminate { http, tcp, udp, guard, ..Terminate::default() };
     let is_named =
         [&terminate.http, &terminate.tcp, &terminate.udp].into_iter().flatten().any(|t| *t == Target::Authority);
     tell(

@@ -183,6 +183,7 @@ fn build_terminate(section: &section::Terminate, at: &str, names: &Names<'_>, re
         kind: *kind,
         target: (*target).clone(),
         reach: section.reach.unwrap_or(Reach::Public),
+        guard: section.guard,
         proxy_protocol: section.proxy_protocol.is_some(),
         origin_ca: names.context.optional_file(&format!("{at}.tls.ca"), ca, report),
     };
@@ -197,6 +198,7 @@ fn build_terminate(section: &section::Terminate, at: &str, names: &Names<'_>, re
 fn build_gateway(section: &section::Terminate, device: &Arc<str>, at: &str, report: &mut Report) -> Gateway {
     for (key, written) in [
         ("reach", section.reach.is_some()),
+        ("guard", section.guard),
         ("proxy-protocol", section.proxy_protocol.is_some()),
         ("tls", section.tls.is_some()),
     ] {

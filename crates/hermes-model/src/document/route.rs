@@ -249,6 +249,9 @@ pub struct Terminate {
     /// Which addresses the request may name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reach: Option<Reach>,
+    /// Never dial the node's own listeners, its `admin`, its controllers or a metadata service.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub guard: bool,
     /// Begin with a PROXY protocol header.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_protocol: Option<ProxyVersion>,

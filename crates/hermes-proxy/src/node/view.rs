@@ -2,6 +2,7 @@
 //!
 //! In: questions of the admin endpoint. Out: metrics, the document, sessions. Never: a change.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -30,6 +31,11 @@ impl NodeView {
         lines.inc_by(lost.saturating_sub(lines.get()));
         self.shared.metrics.set_custody(self.shared.custody.held());
         self.shared.metrics.render()
+    }
+
+    /// No guarded route dials the admin endpoint.
+    pub(crate) fn guard_admin(&self, address: Option<SocketAddr>) {
+        self.shared.guard.admin(address);
     }
 
     /// The running document with secrets left out, and its generation.

@@ -28,7 +28,7 @@ use crate::ip::{End, FAR_ENDS, LocalDevice, Owner};
 use crate::live::Entry;
 use crate::stream::ByteStream;
 use crate::upstream::ClientTls;
-use crate::upstream::connect::{Destination, addresses, connect};
+use crate::upstream::connect::{Destination, addresses, connect, guard};
 use crate::worker::Worker;
 
 /// Where a terminating route goes for this session.
@@ -50,6 +50,7 @@ impl Place {
             port: self.port,
             label: &self.label,
             reach: self.named.then_some(terminate.reach),
+            guarded: terminate.guard,
             tls: self.tls.as_ref(),
             proxy_source: source,
             urgent: false,
@@ -232,11 +233,12 @@ pub(crate) async fn udp(worker: &Worker, entry: &Entry, terminate: &Terminate, r
     *entry.peer.borrow_mut() = Some(place.label.clone());
     let within: Duration = route.timeout.connect;
     let found = tokio::time::timeout(within, addresses(worker, &place.host, place.named.then_some(terminate.reach)));
-    let found = found.await.map_err(|_| Error::ConnectTimeout {
-        peer: place.label.clone(),
-        missing: "get an address",
-        after: within,
-    })??;
+    let late = || Error::ConnectTimeout { peer: place.label.clone(), missing: "get an address", after: within };
+    let mut found = found.await.map_err(|_| late())??;
+    if terminate.guard {
+        let guarded = tokio::time::timeout(within, guard(worker, (&*place.host, place.port), found));
+        found = guarded.await.map_err(|_| late())??;
+    }
     let connected = match first_socket(found.now(), place.port) {
         Ok(port) => Ok(port),
         // Nothing leads to any of them from here; the other family may have a way (RFC 8305).

@@ -27,6 +27,8 @@ pub(crate) struct Destination<'a> {
     pub(crate) label: &'a Arc<str>,
     /// Set where a request named the host: which addresses it may mean.
     pub(crate) reach: Option<Reach>,
+    /// The target is that of somebody who does not run this node.
+    pub(crate) guarded: bool,
     pub(crate) tls: Option<&'a ClientTls>,
     /// Begin with a PROXY header for this source.
     pub(crate) proxy_source: Option<SocketAddr>,
@@ -47,13 +49,35 @@ pub(crate) async fn addresses(worker: &Worker, host: &str, reach: Option<Reach>)
     let addresses = worker.resolver.resolve(host).await.map_err(|error| Error::Resolve(error.to_string()))?;
     let Some(reach) = reach else { return Ok(addresses) };
     let own = worker.shared.own_addresses();
-    let forbids = move |address: &IpAddr| reach.forbids(*address, &|ip| own.contains(&ip));
-    if let Some(why) = addresses.now().iter().find_map(&forbids) {
+    permitted(host, addresses, move |address| reach.forbids(address, &|ip| own.contains(&ip)))
+}
+
+/// All of these addresses, or none of them. Of an answer that comes late none is used either, if one is forbidden.
+fn permitted(
+    host: &str,
+    addresses: Addresses,
+    forbids: impl Fn(IpAddr) -> Option<&'static str> + Send + 'static,
+) -> Result<Addresses, Error> {
+    if let Some(why) = addresses.now().iter().find_map(|address| forbids(*address)) {
         return Err(Error::Unreachable { host: host.to_owned(), why });
     }
-    // Of an answer that comes late none is used either, if one is out of reach.
     Ok(addresses
-        .map(move |found| if found.iter().any(|address| forbids(address).is_some()) { Vec::new() } else { found }))
+        .map(move |found| if found.iter().any(|address| forbids(*address).is_some()) { Vec::new() } else { found }))
+}
+
+/// Checks addresses that a guarded route is about to dial.
+///
+/// # Errors
+/// One of them is the node's own, a controller's or a metadata service's: then none is used.
+pub(crate) async fn guard(
+    worker: &Worker,
+    (host, port): (&str, u16),
+    addresses: Addresses,
+) -> Result<Addresses, Error> {
+    let controllers = worker.shared.guard.controllers(worker, port).await;
+    let (shared, own) = (worker.shared.clone(), worker.shared.own_addresses());
+    let forbids = move |address| shared.guard.forbids((address, port).into(), &controllers, &|ip| own.contains(&ip));
+    permitted(host, addresses, forbids)
 }
 
 /// Connects.
@@ -84,6 +108,9 @@ pub(crate) fn count(worker: &Worker, to: &Destination<'_>, is_connected: bool) {
 async fn connect_slowly(worker: &Worker, to: &Destination<'_>) -> Result<Io, Error> {
     let fault = |source: io::Error| Error::no_connection(worker, to.label, source);
     let mut addresses = addresses(worker, to.host, to.reach).await?;
+    if to.guarded {
+        addresses = guard(worker, (to.host, to.port), addresses).await?;
+    }
     if to.urgent {
         addresses = addresses.map(|found| found.repeat(CANDIDATES));
     }

@@ -155,6 +155,7 @@ impl Wish<'_> {
             port: to.port,
             label: to.label.clone(),
             reach: to.reach,
+            guarded: to.guarded,
             tls: to.tls.cloned(),
             protocol: self.protocol,
             connect_within: self.connect_within,
@@ -168,6 +169,7 @@ struct Standing {
     port: u16,
     label: Arc<str>,
     reach: Option<Reach>,
+    guarded: bool,
     tls: Option<ClientTls>,
     protocol: UpstreamProtocol,
     connect_within: Duration,
@@ -175,10 +177,10 @@ struct Standing {
 
 impl Standing {
     fn wish(&self) -> Wish<'_> {
-        let Self { host, port, label, reach, tls, .. } = self;
-        let (port, reach, tls) = (*port, *reach, tls.as_ref());
+        let Self { host, port, label, reach, guarded, tls, .. } = self;
+        let (port, reach, guarded, tls) = (*port, *reach, *guarded, tls.as_ref());
         Wish {
-            destination: Destination { host, port, label, reach, tls, proxy_source: None, urgent: false },
+            destination: Destination { host, port, label, reach, guarded, tls, proxy_source: None, urgent: false },
             protocol: self.protocol,
             connect_within: self.connect_within,
             fresh: false,

@@ -16,6 +16,7 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 use super::Command;
 use crate::cache::Caches;
 use crate::custody::Office;
+use crate::guard::Guard;
 use crate::ip::Given;
 use crate::metrics::Metrics;
 use crate::pace::Paces;
@@ -40,6 +41,8 @@ pub(crate) struct Shared {
     epoch: Instant,
     ids: AtomicU64,
     own_addresses: ArcSwap<HashSet<IpAddr>>,
+    /// Addresses that guarded routes must not dial.
+    pub(crate) guard: Guard,
     /// Changes with the machine's links, addresses and routes.
     pub(crate) network: watch::Sender<()>,
     /// Somebody has deleted a device.
@@ -86,6 +89,7 @@ impl Shared {
             epoch: Instant::now(),
             ids: AtomicU64::new(1),
             own_addresses: ArcSwap::from_pointee(hermes_net::own::addresses()),
+            guard: Guard::default(),
             handshakes: Seldom::default(),
             unaccepted: Seldom::every(UNACCEPTED_INTERVAL),
             unanswered: Seldom::default(),

@@ -1,6 +1,9 @@
 //! Providers who share an overlay: each changes what is its own, and sees nothing of the others.
 
-use crate::bed::Bed;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+
+use crate::bed::{Bed, PATIENCE, until};
 
 #[tokio::test]
 async fn a_providers_administrator_has_what_is_its_own() {
@@ -110,4 +113,76 @@ async fn operators_are_listed_and_dismissed_and_give_nothing_that_lasts_longer()
     assert!(listed.contains("joe  those of bella") && !listed.contains("joe  those of acme"), "{listed}");
     let audit = std::fs::read_to_string(bed.directory.path().join("controller/audit.jsonl")).unwrap();
     assert!(audit.contains("\"what\":\"dismiss\",\"by\":\"operator/root\""), "{audit}");
+}
+
+/// The status that an application gets for a tunnel to a name.
+fn connect(bed: &Bed, authority: &str) -> String {
+    let mut stream = TcpStream::connect(bed.socket(8080)).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    write!(stream, "CONNECT {authority} HTTP/1.1\r\nhost: {authority}\r\n\r\n").unwrap();
+    let mut head = [0; 12];
+    let _ = stream.read_exact(&mut head);
+    String::from_utf8_lossy(&head[9..]).into_owned()
+}
+
+#[tokio::test]
+async fn a_providers_service_never_is_the_node_itself() {
+    let bed = Bed::new().await;
+    let (apps, other, overlay) = (bed.socket(8080), bed.socket(8081), bed.socket(9443));
+    let (ip, admin) = (bed.address, bed.socket(0));
+    let nodes = format!(
+        "kind: Overlay\nname: test\nproviders: {{acme: {{}}, bella: {{}}}}\n---\n\
+         {{kind: Node, name: shared, address: \"{overlay}\", bind: \"{overlay}\", providers: [acme, bella], admin: \"{admin}\", \
+          apps: [{{bind: \"{apps}\", user: acme/ann}}, {{bind: \"{other}\", user: bella/bob}}]}}\n---\n\
+         {{kind: User, provider: acme, name: ann, nodes: shared}}\n---\n\
+         {{kind: User, provider: bella, name: bob, nodes: shared}}\n"
+    );
+    bed.told(&["apply", "-f", "-"], &nodes);
+    let service = |target: &str| {
+        format!("{{kind: Service, provider: acme, name: OWN, at: {{node: shared, {target}}}, for: everyone}}")
+    };
+    // What can be seen from the documents is refused with the service's name.
+    let mapped = ip.to_ipv6_mapped();
+    for target in [
+        format!("tcp: \"{other}\""),
+        format!("http: \"{other}\""),
+        format!("udp: \"{overlay}\""),
+        format!("tcp: \"[{mapped}]:8081\""),
+        "http: \"169.254.169.254:80\"".to_owned(),
+        "tcp: \"[fd00:ec2::254]:80\"".to_owned(),
+    ] {
+        let said = bed.refused(&["apply", "-f", "-"], &service(&target));
+        assert!(said.contains("Service/acme/OWN: at[0].") && said.contains("for no provider"), "{target}: {said}");
+    }
+    // What cannot is refused when it is dialled: a port that the system chose, and the controller's.
+    let _shared = bed.node("shared", Some(&bed.token("shared")));
+    let mut port = None;
+    until("the node says where its admin endpoint is", || {
+        let log = bed.log("shared");
+        let line = log.lines().find(|line| line.contains("admin endpoint")).unwrap_or_default().to_owned();
+        let text = line.rsplit(':').next().unwrap_or_default();
+        port = text.chars().take_while(char::is_ascii_digit).collect::<String>().parse::<u16>().ok();
+        port.is_some()
+    })
+    .await;
+    let port = port.unwrap();
+    bed.origin(7001, "own");
+    let tcp =
+        |port: u16| service(&format!("tcp: \"{ip}:{port}\"")).replace("name: OWN", "name: OWN, authority: \"OWN:443\"");
+    for (port, is_own) in [(7001, true), (port, false), (9400, false), (7001, true)] {
+        let (status, tunnel) = if is_own { (200, "200") } else { (403, "403") };
+        bed.told(&["apply", "-f", "-", "--wait", "20s"], &service(&format!("http: \"{ip}:{port}\"")));
+        assert_eq!(bed.get("OWN").unwrap().0, status, "http to {port}");
+        bed.told(&["apply", "-f", "-", "--wait", "20s"], &tcp(port));
+        assert_eq!(connect(&bed, "OWN:443"), tunnel, "tcp to {port}");
+    }
+    // A name that leads there, and what the request names: the same.
+    bed.told(&["apply", "-f", "-", "--wait", "20s"], &service(&format!("http: \"localhost.:{port}\"")));
+    assert_ne!(bed.get("OWN").unwrap().0, 200);
+    let named = "{kind: Service, provider: acme, name: ALL, authority: \"*:*\", at: {node: shared, tcp: authority, reach: any}, for: everyone}";
+    bed.told(&["apply", "-f", "-", "--wait", "20s"], named);
+    assert_eq!(connect(&bed, &format!("{ip}:9400")), "403");
+    assert_eq!(connect(&bed, &format!("{ip}:8081")), "403");
+    assert_eq!(connect(&bed, &format!("[{mapped}]:{port}")), "403");
+    assert_eq!(connect(&bed, &format!("{ip}:7001")), "200");
 }

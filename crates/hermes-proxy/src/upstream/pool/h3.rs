@@ -19,7 +19,7 @@ use super::shared::{Lease, SharedConnection, Speaks};
 use super::{ADDED_BYTES, Pool, Wish};
 use crate::error::{Error, NO_CONNECTION, NO_SETTINGS};
 use crate::h3::{Link, Windows};
-use crate::upstream::connect::{Destination, addresses, count};
+use crate::upstream::connect::{Destination, addresses, count, guard};
 use crate::worker::Worker;
 
 impl Pool {
@@ -115,7 +115,10 @@ pub(crate) async fn dial(worker: &Worker, to: &Destination<'_>) -> Result<quic::
     let fault = |error: io::Error| Error::Connect { peer: to.label.clone(), source: Arc::new(error) };
     let tls = to.tls.and_then(|tls| Some((tls.quic.clone()?, &tls.name)));
     let (config, name) = tls.ok_or_else(|| Error::Internal("HTTP/3 without TLS".to_owned()))?;
-    let addresses = addresses(worker, to.host, to.reach).await?;
+    let mut addresses = addresses(worker, to.host, to.reach).await?;
+    if to.guarded {
+        addresses = guard(worker, (to.host, to.port), addresses).await?;
+    }
     let connected = hermes_net::dial::first(&addresses, |ip| {
         let (endpoint, config, name) = (worker.quic_client(ip.is_ipv4()), config.clone(), name.clone());
         let address = (ip, to.port).into();

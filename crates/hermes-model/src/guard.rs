@@ -1,0 +1,97 @@
+//! The guard: which addresses a target may not have that somebody named who does not run the node.
+//!
+//! In: an address and a port, where the node itself listens, and which addresses are its machine's. Out: a reason to
+//! refuse it, or none.
+//! Never: resolves a name. The caller checks the resolved address and dials the one that was checked.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use crate::reach::{embedded_v4, metadata};
+
+/// Why a guarded route may not dial `to`; `None` where it may.
+///
+/// `listening` has the addresses at which the node, its `admin` or a controller listens, each with what it is. `own` says
+/// whether an address belongs to this machine, apart from its loopback addresses.
+pub fn forbids<'a>(
+    to: SocketAddr,
+    listening: impl IntoIterator<Item = (SocketAddr, &'a str)>,
+    own: &dyn Fn(IpAddr) -> bool,
+) -> Option<&'a str> {
+    let ip = plain(to.ip());
+    if let Some(why) = metadata(ip) {
+        return Some(why);
+    }
+    let is_local = ip.is_loopback() || own(ip);
+    let meets = |bind: IpAddr| if bind.is_unspecified() { is_local } else { plain(bind) == ip };
+    listening.into_iter().find(|(bind, _)| bind.port() == to.port() && meets(bind.ip())).map(|(_, what)| what)
+}
+
+/// The address that a connection to this one reaches.
+fn plain(ip: IpAddr) -> IpAddr {
+    let ip = match ip {
+        IpAddr::V6(v6) => embedded_v4(v6).map_or(ip, IpAddr::V4),
+        IpAddr::V4(_) => ip,
+    };
+    match ip {
+        // Linux connects to the loopback instead.
+        IpAddr::V4(v4) if v4.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(v6) if v6.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    }
+}
+
+/// The address that a host is without a question to DNS: a literal, or a name of the loopback (RFC 6761, section 6.3).
+pub fn literal(host: &str) -> Option<IpAddr> {
+    let name = host.trim_end_matches('.').to_ascii_lowercase();
+    if name == "localhost" || name.ends_with(".localhost") {
+        return Some(Ipv4Addr::LOCALHOST.into());
+    }
+    host.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::net::{IpAddr, SocketAddr};
+
+    use super::{forbids, literal};
+
+    #[test]
+    fn own_listeners_are_forbidden_in_every_address_form() {
+        let listening: [SocketAddr; 3] =
+            ["127.0.0.1:9900", "0.0.0.0:9443", "[::]:8443"].map(|text| text.parse().unwrap());
+        let own = |ip: IpAddr| ip == "192.0.2.7".parse::<IpAddr>().unwrap();
+        let forbidden = |to: &str| {
+            forbids(to.parse().unwrap(), listening.iter().map(|bind| (*bind, "listens there")), &own).is_some()
+        };
+        for to in [
+            "127.0.0.1:9900",
+            "0.0.0.0:9900",
+            "[::ffff:127.0.0.1]:9900",
+            "[64:ff9b::7f00:1]:9900",
+            "127.1.2.3:9443",
+            "192.0.2.7:9443",
+            "[::ffff:192.0.2.7]:9443",
+            "[::1]:8443",
+            "[::]:8443",
+            "169.254.169.254:80",
+            "[::ffff:a9fe:a9fe]:80",
+            "[fd00:ec2::254]:80",
+            "168.63.129.16:80",
+        ] {
+            assert!(forbidden(to), "{to}");
+        }
+        for to in ["127.0.0.2:9900", "127.0.0.1:9901", "192.0.2.8:9443", "192.0.2.7:9900", "10.0.0.1:80"] {
+            assert!(!forbidden(to), "{to}");
+        }
+    }
+
+    #[test]
+    fn names_of_the_loopback_are_addresses() {
+        for host in ["localhost", "LOCALHOST.", "x.localhost", "127.0.0.1"] {
+            assert!(literal(host).unwrap().is_loopback(), "{host}");
+        }
+        assert_eq!(literal("localhost.example"), None);
+    }
+}
