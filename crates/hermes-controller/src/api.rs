@@ -299,6 +299,9 @@ struct ApplyOptions {
     /// To all nodes at once.
     #[serde(default)]
     now: bool,
+    /// Deletes what is not among these documents.
+    #[serde(default)]
+    prune: bool,
 }
 
 async fn apply(
@@ -315,13 +318,27 @@ async fn apply(
         asker.must_own(&resource.key).map_err(|problem| desk.refuse("apply", &asker, &peer, problem))?;
     }
     let ApplyOptions { dry_run: is_dry, now: is_now, since, .. } = options;
+    let delete = if options.prune { pruned(&desk, &asker, &put)? } else { Vec::new() };
     if is_now && asker.provider.is_some() {
         let problem =
             Problem::new(StatusCode::FORBIDDEN, "when nodes take a change is the operator's; leave --now out");
         return Err(desk.refuse("apply", &asker, &peer, problem));
     }
-    let request = Request { by: asker.by.clone(), put, since, is_dry, is_now, ..Request::default() };
+    let request = Request { by: asker.by.clone(), put, delete, since, is_dry, is_now, ..Request::default() };
     change(&desk, (&asker, &peer), &request, options.wait).await
+}
+
+/// The documents that whoever asks may write, and that are not among these. The overlay's own document stays.
+fn pruned(desk: &Desk, asker: &Asker, put: &[Resource]) -> Result<Vec<Key>, Problem> {
+    if put.is_empty() {
+        let detail = "no documents, so that prune would delete all of them; name at least one";
+        return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail));
+    }
+    let put: std::collections::HashSet<_> = put.iter().map(|resource| &resource.key).collect();
+    let known = desk.controller.known();
+    let all = known.state.catalog.iter().map(|resource| &resource.key);
+    let is_meant = |key: &&Key| key.kind != Kind::Overlay && !put.contains(key) && asker.must_own(key).is_ok();
+    Ok(all.filter(is_meant).cloned().collect())
 }
 
 #[derive(Deserialize)]
@@ -359,7 +376,7 @@ async fn change(
     request: &Request,
     wait: u64,
 ) -> Result<Response, Problem> {
-    let what = if request.delete.is_empty() { "apply" } else { "delete" };
+    let what = if request.put.is_empty() && !request.delete.is_empty() { "delete" } else { "apply" };
     let event = Event { what, by: Some(&asker.by), from: peer.from, ..Event::default() };
     let outcome = desk.controller.apply(request).await.map_err(|refused| {
         desk.audit.tell(Event { refused: Some(refused.to_string()), ..event.clone() });
@@ -388,6 +405,9 @@ async fn change(
         "changed": keys(&outcome.changed),
         "deleted": keys(&outcome.deleted),
     });
+    if !outcome.still_draining.is_empty() {
+        answer["still-draining"] = json!(outcome.still_draining);
+    }
     let known = desk.controller.known();
     match (&known.state.failed, &known.state.rollout) {
         (Some((of, why)), _) if *of == outcome.revision => {

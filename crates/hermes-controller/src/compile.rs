@@ -165,7 +165,7 @@ impl Plan {
                     touched.insert(key.name.clone());
                     let (old, new) = (before.catalog.node(&key.name), self.catalog.node(&key.name));
                     let shape = |node: &Node| {
-                        let way = (node.role, node.links.clone(), node.draining);
+                        let way = (node.role, node.links.clone(), node.is_draining());
                         (way, node.address.clone(), node.http3, node.runs)
                     };
                     if old.map(shape) == new.map(shape) {
@@ -173,8 +173,9 @@ impl Plan {
                     }
                     let is_inner = |node: &Node| node.role == Role::Standalone;
                     // An Envoy stands in, or has others do so, only where it is dialled, or dials.
-                    let links =
-                        |node: &Node| (node.role, node.links.clone(), node.draining, node.address.is_some(), node.runs);
+                    let links = |node: &Node| {
+                        (node.role, node.links.clone(), node.is_draining(), node.address.is_some(), node.runs)
+                    };
                     is_all |=
                         (old.is_some_and(is_inner) || new.is_some_and(is_inner)) && old.map(links) != new.map(links);
                     // Neighbours dial it, or are dialled by it, otherwise.
@@ -419,7 +420,7 @@ fn on_all_cores<T: Sync, R: Send>(all: &[T], work: impl Fn(&T) -> R + Sync) -> V
 
 /// What of a node says which ways lead from it, and to it.
 fn place<'a>(catalog: &'a Catalog, key: &Key) -> Option<(Role, &'a Many<Name>, [bool; 3])> {
-    let flags = |node: &Node| [way::is_entry(node), node.draining, node.address.is_some()];
+    let flags = |node: &Node| [way::is_entry(node), node.is_draining(), node.address.is_some()];
     catalog.node(&key.name).map(|node| (node.role, &node.links, flags(node)))
 }
 

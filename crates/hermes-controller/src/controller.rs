@@ -25,7 +25,7 @@ pub use self::enrol::{CERTIFICATE_LIFE, Certificate, pin};
 pub use self::operator::Asking;
 use crate::catalog::Revoked;
 use crate::compile::{Plan, Touched};
-use crate::document::{Fault, Key, Kind, Name, ProgramDigest, Resource};
+use crate::document::{Fault, Key, Kind, Name, ProgramDigest, Resource, Spec};
 use crate::rollout::{Rollout, StepId};
 use crate::seal::Seal;
 use crate::state::{Before, Change, Commit, Member, State};
@@ -130,6 +130,8 @@ pub struct Outcome {
     pub created: Vec<Key>,
     /// Documents that say something else.
     pub changed: Vec<Key>,
+    /// Nodes that go on to drain, of whose drain the new document says nothing.
+    pub still_draining: Vec<Name>,
     /// Documents that are gone.
     pub deleted: Vec<Key>,
     /// Nodes whose own document is another one, with it. `None`: the node is gone.
@@ -156,6 +158,8 @@ pub struct Controller {
     trust: watch::Sender<Arc<Trust>>,
     /// What the authority's key is sealed with in the store.
     seal: OnceLock<Seal>,
+    /// Where others reach this controller.
+    public: OnceLock<String>,
 }
 
 /// What a change comes to that was judged right.
@@ -206,6 +210,7 @@ impl Controller {
             programs: watch::Sender::default(),
             trust: watch::Sender::default(),
             seal: OnceLock::new(),
+            public: OnceLock::new(),
         };
         this.catch_up().await?;
         Ok(this)
@@ -349,6 +354,16 @@ impl Controller {
         let known = Arc::new(known);
         *lock(&self.known) = known.clone();
         self.publish(&known, &concerned);
+    }
+
+    /// Says where others reach this controller: by its public name. Said once.
+    pub fn announce(&self, url: String) {
+        let _ = self.public.set(url);
+    }
+
+    /// The URL of this controller's public name. `None`: it has none.
+    pub fn public(&self) -> Option<&str> {
+        self.public.get().map(String::as_str)
     }
 
     /// Changes documents, or says what that would change.
@@ -539,6 +554,18 @@ pub(crate) fn at_length<T>(work: impl FnOnce() -> T) -> T {
 }
 
 /// What a request comes to with this state: what is to be written, and what that changes.
+/// A node drains by a command, and its document is in a file that says nothing of that: the file does not end the drain.
+fn with_drain(mut resource: Resource, before: Option<&Arc<Resource>>, still: &mut Vec<Name>) -> Resource {
+    let Spec::Node(node) = &mut resource.spec else { return resource };
+    let was_draining = matches!(before.map(|before| &before.spec), Some(Spec::Node(before)) if before.is_draining());
+    if node.draining.is_none() && was_draining {
+        still.push(resource.key.name.clone());
+    }
+    let is_draining = node.draining.unwrap_or(was_draining);
+    node.draining = is_draining.then_some(true);
+    resource
+}
+
 fn plan(known: &Known, request: &Request) -> Result<(Vec<Change>, Outcome, Option<Planned>), Refused> {
     let state = &known.state;
     let waved = state.rollout.as_ref().map(|waved| waved.of);
@@ -570,13 +597,14 @@ fn plan(known: &Known, request: &Request) -> Result<(Vec<Change>, Outcome, Optio
         changes.push(Change::Delete(key.clone()));
     }
     for resource in &request.put {
+        let resource = with_drain(resource.clone(), state.catalog.get(&resource.key), &mut outcome.still_draining);
         let key = resource.key.clone();
         match catalog.put(resource.clone()) {
-            Some(before) if *before == *resource => continue,
+            Some(before) if *before == resource => continue,
             Some(_) => outcome.changed.push(key),
             None => outcome.created.push(key),
         }
-        changes.push(Change::Put(resource.clone()));
+        changes.push(Change::Put(resource));
     }
     if let Some(since) = request.since {
         for key in outcome.changed.iter().chain(&outcome.created).chain(&outcome.deleted) {

@@ -15,9 +15,10 @@ mod user;
 use std::fmt;
 use std::str::FromStr;
 
-use hermes_model::Problem;
+use hermes_model::check::position::top_keys;
 use hermes_model::check::section::{Section, sections};
 use hermes_model::document::scalar::text_scalar;
+use hermes_model::{Position, Positions, Problem};
 use serde::de::{self, Deserializer};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
@@ -204,10 +205,38 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Whether this text is overlay documents, rather than a node's: its first document has a `kind:`.
+/// Whether this text is overlay documents, rather than a node's: a document has a key `kind`, and none before it has `node`.
 pub fn is_overlay(text: &str) -> bool {
-    let is_said = |line: &str| line.starts_with("kind:") || line.starts_with("{\"kind\":");
-    text.lines().take_while(|line| !line.starts_with("node:")).any(is_said)
+    // Almost all documents are written in blocks, which need not be read as a whole for this. Whoever writes YAML in
+    // another form may indent or quote the key, or have it anywhere in a line.
+    let said = text.lines().find_map(|line| match line {
+        line if line.starts_with("node:") => Some(false),
+        line if line.starts_with("kind:") => Some(true),
+        _ => None,
+    });
+    let read = || {
+        top_keys(text).find_map(|keys| {
+            let has = |key: &str| keys.iter().any(|one| one == key);
+            (has("kind") || has("node")).then(|| !has("node"))
+        })
+    };
+    said.or_else(read).unwrap_or_default()
+}
+
+/// Where a fault stands in the text that [`read`] read. `before`: the number of documents of the stream before this text.
+pub fn position(positions: &Positions, fault: &Fault, before: usize) -> Option<Position> {
+    let is_it = |key: &Key, document: usize| {
+        let text = |key: &str| positions.text(document, key);
+        text("name") == Some(key.name.as_str())
+            && text("kind").and_then(|kind| kind.parse().ok()) == Some(key.kind)
+            && text("provider") == key.provider.as_ref().map(Name::as_str)
+    };
+    let document = match (fault.number, &fault.key) {
+        (Some(number), _) => number.checked_sub(before + 1)?,
+        (None, Some(key)) => (0..positions.documents()).find(|document| is_it(key, *document))?,
+        (None, None) => return None,
+    };
+    positions.find(document, &fault.problem.path)
 }
 
 /// Reads a stream of documents.
@@ -226,16 +255,17 @@ pub fn read(text: &str) -> Result<Vec<Resource>, Vec<Fault>> {
             let (key, resource) = resource(section, &mut problems);
             let told = problems.into_iter().map(|problem| Fault { key: key.clone(), number: Some(at + 1), problem });
             faults.extend(told);
-            resource
+            resource.map(|resource| (at + 1, resource))
         })
         .collect();
     let mut seen = std::collections::HashSet::new();
-    for resource in &resources {
+    for (number, resource) in &resources {
         if !seen.insert(&resource.key) {
-            faults.push(Fault::of(&resource.key, "", "this document stands here a second time; keep one"));
+            let fault = Fault::of(&resource.key, "", "duplicate document; keep one of them");
+            faults.push(Fault { number: Some(*number), ..fault });
         }
     }
-    if faults.is_empty() { Ok(resources) } else { Err(faults) }
+    if faults.is_empty() { Ok(resources.into_iter().map(|(_, resource)| resource).collect()) } else { Err(faults) }
 }
 
 /// What stands at this key, where it can be read; what is missing and must not be is said.

@@ -292,6 +292,9 @@ impl Push {
             self.audit.tell(Event { refused: Some(refused.to_string()), ..event });
             status(&refused)
         })?;
+        if let Ok(facts) = crate::authority::facts(&issued.certificate) {
+            self.note(&node, |seen| seen.certificate_until = facts.until);
+        }
         Ok(Response::new(Issued {
             node: node.to_string(),
             certificate: issued.certificate,
@@ -314,8 +317,8 @@ impl Push {
             ))
         })?;
         let presence = match first.identity_only {
-            true => Presence::beside(self.clone(), node.clone()),
-            false => Presence::begin(self.clone(), node.clone()),
+            true => Presence::beside(self.clone(), node.clone(), peer),
+            false => Presence::begin(self.clone(), node.clone(), peer),
         };
         presence.hear(&first);
         let following = Following {
@@ -373,13 +376,19 @@ pub(crate) struct Presence {
 }
 
 impl Presence {
-    pub(crate) fn begin(push: Arc<Push>, node: Name) -> Self {
-        push.note(&node, |seen| seen.connections += 1);
+    pub(crate) fn begin(push: Arc<Push>, node: Name, peer: &Peer) -> Self {
+        push.note(&node, |seen| {
+            seen.connections += 1;
+            connected(seen, peer);
+        });
         Self { push, node, is_beside: false }
     }
 
-    fn beside(push: Arc<Push>, node: Name) -> Self {
-        push.note(&node, |seen| seen.companions += 1);
+    fn beside(push: Arc<Push>, node: Name, peer: &Peer) -> Self {
+        push.note(&node, |seen| {
+            seen.companions += 1;
+            connected(seen, peer);
+        });
         Self { push, node, is_beside: true }
     }
 
@@ -406,9 +415,18 @@ impl Presence {
                 version: crate::audit::visible(&version.chars().take(64).collect::<String>()),
                 program: crate::authority::hex(&program[..program.len().min(64)]),
                 sessions: *sessions,
+                last_seen: crate::controller::now() / 1000,
+                certificate_until: seen.certificate_until,
+                from: std::mem::take(&mut seen.from),
             };
         });
     }
+}
+
+/// What a connection says of its node.
+fn connected(seen: &mut Seen, peer: &Peer) {
+    (seen.last_seen, seen.certificate_until) = (crate::controller::now() / 1000, peer.until);
+    seen.from = peer.from.map(|from| from.ip().to_canonical().to_string()).unwrap_or_default();
 }
 
 /// Whom a node trusts, and who issued its certificate, as it says.
@@ -454,6 +472,7 @@ impl Drop for Presence {
         self.push.note(&self.node, |seen| {
             let count = if self.is_beside { &mut seen.companions } else { &mut seen.connections };
             *count = count.saturating_sub(1);
+            seen.last_seen = crate::controller::now() / 1000;
         });
     }
 }

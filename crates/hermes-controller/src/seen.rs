@@ -39,6 +39,12 @@ pub struct Seen {
     pub authorities: BTreeSet<String>,
     /// The key identifier of who issued its certificate, in hex.
     pub issuer: String,
+    /// When it was connected last, in seconds since 1970; 0 where it never was.
+    pub last_seen: u64,
+    /// When its certificate ends, in seconds since 1970; 0 where that is unknown.
+    pub certificate_until: i64,
+    /// The address that it connects from; empty where that is unknown.
+    pub from: String,
 }
 
 impl Seen {
@@ -127,8 +133,13 @@ impl Roll {
             }
             Some(_) => {}
             None => {
-                if let Some(entry) = self.entries.get_mut(&node) {
-                    entry.others.remove(&by);
+                if let Some(entry) = self.entries.get_mut(&node)
+                    && let Some((_, seen)) = entry.others.remove(&by)
+                    && seen.last_seen > entry.own.last_seen
+                {
+                    let own = &mut entry.own;
+                    (own.last_seen, own.certificate_until) = (seen.last_seen, seen.certificate_until);
+                    (own.version, own.from) = (seen.version, seen.from);
                 }
             }
         }

@@ -15,6 +15,7 @@ mod header;
 mod listener;
 mod node;
 pub(crate) mod packets;
+pub mod position;
 pub(crate) mod proof;
 mod read;
 mod route;

@@ -27,6 +27,7 @@ pub mod via;
 
 pub use authority::Authority;
 pub use check::packets::unrouted;
+pub use check::position::{Located, Position, Positions};
 pub use check::proof::unproven;
 pub use check::{Checked, Problem, check, check_json};
 pub use decide::{Decision, Deny, DenyReason, decide};

@@ -3,12 +3,14 @@
 //! In: a path. Out: what `check` made of it, with files that are named and missing as warnings:
 //! a document may be checked on another machine than the one that runs it.
 
+use std::ffi::OsStr;
 use std::io::Read as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use hermes_model::check::position::locate;
 use hermes_model::trust::own_overlay;
-use hermes_model::{Checked, Problem, Snapshot, unproven};
+use hermes_model::{Checked, Located, Problem, Snapshot, unproven};
 use hermes_net::tls::CertifiedKey;
 
 /// The largest document that is read: about a million routes.
@@ -21,7 +23,7 @@ const IDENTITY: &str = "identity";
 ///
 /// # Errors
 /// The file cannot be read. Problems of its content are the inner error.
-pub(crate) fn read_at_once(path: &Path) -> anyhow::Result<Result<Checked, Vec<Problem>>> {
+pub(crate) fn read_at_once(path: &Path) -> anyhow::Result<Result<Checked, Vec<Located>>> {
     let cannot = || format!("cannot read {}", path.display());
     let bytes = hermes_net::file::read(path, MAX_DOCUMENT).with_context(cannot)?;
     Ok(check(path, &String::from_utf8(bytes).with_context(cannot)?))
@@ -31,27 +33,64 @@ pub(crate) fn read_at_once(path: &Path) -> anyhow::Result<Result<Checked, Vec<Pr
 ///
 /// # Errors
 /// The file cannot be read. Problems of its content are the inner error.
-pub(crate) fn read(path: &Path) -> anyhow::Result<Result<Checked, Vec<Problem>>> {
+pub(crate) fn read(path: &Path) -> anyhow::Result<Result<Checked, Vec<Located>>> {
     Ok(check(path, &text(path)?))
 }
 
-/// Reads a document's text, which may come through a pipe.
+/// The name of standard input, where files are named.
+pub(crate) const STDIN: &str = "-";
+
+/// Files of documents as they were named; in place of a directory the documents in it, by name.
+///
+/// # Errors
+/// A directory cannot be read, or has no document.
+pub(crate) fn listed(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for path in paths {
+        if path == Path::new(STDIN) || !path.is_dir() {
+            files.push(path.clone());
+            continue;
+        }
+        let cannot = || format!("cannot read directory {}", path.display());
+        let entries = std::fs::read_dir(path).with_context(cannot)?.collect::<Result<Vec<_>, _>>();
+        let is_document = |file: &PathBuf| {
+            let ending = file.extension().and_then(OsStr::to_str);
+            ending.is_some_and(|ending| ["yaml", "yml", "json"].contains(&ending)) && !file.is_dir()
+        };
+        let mut found: Vec<_> =
+            entries.with_context(cannot)?.iter().map(std::fs::DirEntry::path).filter(is_document).collect();
+        anyhow::ensure!(!found.is_empty(), "directory {} has no file *.yaml, *.yml or *.json", path.display());
+        found.sort();
+        files.append(&mut found);
+    }
+    Ok(files)
+}
+
+/// Reads a document's text, which may come through a pipe; `-` is standard input.
 ///
 /// # Errors
 /// The file cannot be read.
 pub(crate) fn text(path: &Path) -> anyhow::Result<String> {
-    let cannot = || format!("cannot read {}", path.display());
-    let file = std::fs::File::open(path).with_context(cannot)?;
+    if path == Path::new(STDIN) {
+        return limited(std::io::stdin().lock(), "standard input");
+    }
+    let file = std::fs::File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
+    limited(file, &path.display().to_string())
+}
+
+fn limited(reader: impl std::io::Read, name: &str) -> anyhow::Result<String> {
     let mut text = String::new();
     // A device has no size, and no end.
-    file.take(MAX_DOCUMENT + 1).read_to_string(&mut text).with_context(cannot)?;
-    anyhow::ensure!(text.len() as u64 <= MAX_DOCUMENT, "{} has more than {MAX_DOCUMENT} bytes", path.display());
+    let read = reader.take(MAX_DOCUMENT + 1).read_to_string(&mut text);
+    read.with_context(|| format!("cannot read {name}"))?;
+    anyhow::ensure!(text.len() as u64 <= MAX_DOCUMENT, "{name} has more than {MAX_DOCUMENT} bytes");
     Ok(text)
 }
 
 /// Checks a document's text; `path` is where it came from.
-pub(crate) fn check(path: &Path, text: &str) -> Result<Checked, Vec<Problem>> {
-    let mut checked = look_around(hermes_model::check(text, base(path))?);
+pub(crate) fn check(path: &Path, text: &str) -> Result<Checked, Vec<Located>> {
+    let checked = hermes_model::check(text, base(path)).map_err(|problems| locate(text, problems))?;
+    let mut checked = look_around(checked);
     if let Some(identity) = &checked.snapshot.identity
         && let Ok(key) = CertifiedKey::load(&identity.cert, &identity.key)
     {

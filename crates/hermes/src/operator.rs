@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD as BASE64;
-use clap::{Args, Parser};
+use clap::Args;
 use hermes_controller::api::TRUST;
 use hermes_controller::authority::{OPERATOR_LIFE, key_digest};
 use hermes_controller::client::{Client, Known, Place};
@@ -125,12 +125,39 @@ impl Operator {
     }
 }
 
+/// The environment variable with the URL of the controller.
+const CONTROLLER: &str = "HERMES_CONTROLLER";
+
 /// How a controller is asked.
-#[derive(Debug, Parser)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct Access {
+    #[command(flatten)]
+    file: OperatorFile,
+    /// The controller to ask, instead of the one that the operator's file names.
+    #[arg(long, env = CONTROLLER, value_name = "URL")]
+    controller: Option<Place>,
+}
+
+/// Who asks a controller, for commands with another `--controller`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct OperatorFile {
     /// The operator's file: `operator.json` in the controller's directory.
     #[arg(long, env = "HERMES_OPERATOR", value_name = "FILE", default_value = "hermes-controller/operator.json")]
     operator: PathBuf,
+}
+
+impl OperatorFile {
+    /// With this controller; else with that of the environment, or of the file.
+    ///
+    /// # Errors
+    /// The environment names no controller.
+    pub(crate) fn access(&self, controller: Option<Place>) -> anyhow::Result<Access> {
+        let named = || std::env::var(CONTROLLER).ok().filter(|url| !url.is_empty());
+        let of_environment =
+            || named().map(|url| url.parse().map_err(|error| anyhow::anyhow!("{CONTROLLER}: {error}")));
+        let controller = controller.map(Ok).or_else(of_environment).transpose()?;
+        Ok(Access { file: self.clone(), controller })
+    }
 }
 
 /// How it is asked for what a script may read.
@@ -155,8 +182,8 @@ pub(crate) struct Answer {
 
 impl Access {
     fn operator(&self) -> anyhow::Result<Operator> {
-        let file = self.operator.display();
-        let text = std::fs::read_to_string(&self.operator).with_context(|| {
+        let file = self.file.operator.display();
+        let text = std::fs::read_to_string(&self.file.operator).with_context(|| {
             format!("cannot read {file}; name the file that the controller wrote with --operator, or HERMES_OPERATOR")
         })?;
         serde_json::from_str(&text).with_context(|| format!("{file} is no operator's file"))
@@ -167,10 +194,14 @@ impl Access {
     /// # Errors
     /// There is no operator's file.
     pub(crate) fn controller(&self) -> anyhow::Result<String> {
-        Ok(self.operator()?.controller)
+        match &self.controller {
+            Some(controller) => Ok(controller.to_string()),
+            None => Ok(self.operator()?.controller),
+        }
     }
 
-    /// Makes a file for somebody else, who may change all documents, or one provider's.
+    /// Makes a file for somebody else, who may change all documents, or one provider's. The URL of the controller in it: the
+    /// one that was said, else the controller's public name, else that of the own file.
     ///
     /// # Errors
     /// The controller refuses, or the file cannot be written.
@@ -180,7 +211,7 @@ impl Access {
         provider: Option<&Name>,
         life: std::time::Duration,
         path: &Path,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<String> {
         anyhow::ensure!(!path.exists(), "{} is there already; name another file", path.display());
         let key = KeyPair::generate()?;
         let request = BASE64.encode(CertificateParams::default().serialize_request(&key)?.der());
@@ -191,8 +222,11 @@ impl Access {
         let issued = answer.or_refused()?;
         let text = |key: &str| issued[key].as_str().unwrap_or_default().to_owned();
         let (authorities, certificate) = (text("authorities"), text("certificate"));
-        let controller = self.operator()?.controller;
-        Operator { controller, authorities, certificate, key: key.serialize_pem(), trust }.write(path)
+        let public = issued["controller"].as_str().filter(|_| self.controller.is_none());
+        let controller = public.map_or_else(|| self.controller(), |public| Ok(public.to_owned()))?;
+        let key = key.serialize_pem();
+        Operator { controller: controller.clone(), authorities, certificate, key, trust }.write(path)?;
+        Ok(controller)
     }
 
     /// One request.
@@ -201,23 +235,24 @@ impl Access {
     /// There is no operator's file, or no controller.
     pub(crate) async fn ask(&self, method: Method, path: &str, body: Vec<u8>) -> anyhow::Result<Answer> {
         let operator = self.operator()?;
-        let place: Place = operator.controller.parse().map_err(anyhow::Error::msg)?;
+        let named = || operator.controller.parse().map_err(anyhow::Error::msg);
+        let place: Place = self.controller.clone().map_or_else(named, Ok)?;
         let own = CertifiedKey::from_pem(operator.certificate.as_bytes(), operator.key.as_bytes())?;
         let now = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs().cast_signed();
         anyhow::ensure!(
             own.leaf_not_after().is_none_or(|end| end > now),
             "what {} has is over; another operator makes such a file with `hermes operator create`, and a controller that is started \
              writes its operator.json anew",
-            self.operator.display()
+            self.file.operator.display()
         );
         let known = Known::Authorities(operator.authorities.clone());
         let client = Client::connect(&place, &known, Some(&own)).await?;
         let answer = exchange(&client, method, path, body).await?;
         if !answer.trust.is_empty() && answer.trust != operator.trust {
             // What was asked for is done; the file may be somebody's who may not write it.
-            let renewed = operator.renew(&client, &self.operator, &answer.trust).await;
+            let renewed = operator.renew(&client, &self.file.operator, &answer.trust).await;
             if let Err(error) = renewed {
-                let file = self.operator.display();
+                let file = self.file.operator.display();
                 let _ = writeln!(std::io::stderr(), "{file} has not what the overlay trusts now: {error:#}");
             }
         }
@@ -251,7 +286,21 @@ async fn exchange(client: &Client, method: Method, path: &str, body: Vec<u8>) ->
 
 impl Answer {
     /// Anything but success is an error that says what is wrong.
-    fn or_refused(self) -> anyhow::Result<serde_json::Value> {
+    ///
+    /// # Errors
+    /// The controller refuses.
+    pub(crate) fn or_refused(self) -> anyhow::Result<serde_json::Value> {
+        self.or_refused_at(|_| String::new())
+    }
+
+    /// The same, where each problem begins with its place in what was sent.
+    ///
+    /// # Errors
+    /// The controller refuses.
+    pub(crate) fn or_refused_at(
+        self,
+        place: impl Fn(&serde_json::Value) -> String,
+    ) -> anyhow::Result<serde_json::Value> {
         let Self { status, body, .. } = self;
         if status.is_success() {
             return Ok(body);
@@ -263,7 +312,8 @@ impl Answer {
             let document =
                 text("document").or_else(|| problem["number"].as_u64().map(|number| format!("document {number}: ")));
             let (document, path) = (document.unwrap_or_default(), text("path").unwrap_or_default());
-            said.push_str(&format!("\n  {document}{path}{}", problem["message"].as_str().unwrap_or_default()));
+            let message = problem["message"].as_str().unwrap_or_default();
+            said.push_str(&format!("\n  {}{document}{path}{message}", place(problem)));
         }
         anyhow::bail!(said)
     }

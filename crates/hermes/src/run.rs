@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use hermes_controller::client::Place;
 use hermes_controller::token::Ticket;
-use hermes_model::{Checked, Problem, Snapshot};
+use hermes_model::{Checked, Snapshot};
 use hermes_net::handover::Handed;
 use hermes_net::pace::Pace;
 use hermes_proxy::{Bound, Node, admin};
@@ -367,7 +367,7 @@ fn load(config: &Path, watch: &Watch) -> anyhow::Result<Arc<Snapshot>> {
     settled(config, document::read_at_once(config)?)
 }
 
-fn settled(config: &Path, checked: Result<Checked, Vec<Problem>>) -> anyhow::Result<Arc<Snapshot>> {
+fn settled<T: std::fmt::Display>(config: &Path, checked: Result<Checked, Vec<T>>) -> anyhow::Result<Arc<Snapshot>> {
     match checked {
         Ok(checked) => {
             for warning in &checked.warnings {

@@ -81,8 +81,11 @@ fn check_names_place_and_remedy_of_every_mistake() {
         let output = hermes(&["check", text(&file)]);
         assert_eq!(output.status.code(), Some(1), "{}", file.display());
         let problems = fs::read_to_string(file.with_extension("problems")).unwrap();
+        // A problem that has a path has a position, too.
+        let printed = stdout(&output);
+        let without: String = printed.lines().map(|line| without_position(line, &file) + "\n").collect();
         let wanted: String = problems.lines().map(|line| format!("{}: error: {line}\n", file.display())).collect();
-        assert_eq!(stdout(&output), wanted);
+        assert_eq!(without, wanted);
         assert!(output.stderr.is_empty(), "{}", stderr(&output));
 
         let output = hermes(&["check", "--json", text(&file)]);
@@ -94,8 +97,87 @@ fn check_names_place_and_remedy_of_every_mistake() {
             let (path, message) = (value["path"].as_str().unwrap(), value["message"].as_str().unwrap());
             let whole = if path.is_empty() { message.to_owned() } else { format!("{path}: {message}") };
             assert_eq!(whole, line);
+            let position = (value["line"].as_u64(), value["column"].as_u64());
+            assert_eq!(path.is_empty(), position == (None, None), "{value}");
         }
     }
+}
+
+/// A line of `check`, of which `FILE:LINE:COLUMN` has become `FILE`.
+fn without_position(line: &str, file: &Path) -> String {
+    let rest = line.strip_prefix(text(file)).unwrap();
+    let is_number = |text: &str| text.parse::<u64>().is_ok();
+    match rest.splitn(4, ':').collect::<Vec<_>>()[..] {
+        ["", number, column, rest] if is_number(number) && is_number(column) => format!("{}:{rest}", file.display()),
+        _ => line.to_owned(),
+    }
+}
+
+#[test]
+fn check_says_file_line_and_column() {
+    let room = tempfile::tempdir().unwrap();
+    let config = room.path().join("n.yaml");
+    let document = "node: n\nlisteners:\n- name: a\n  bind: 127.0.0.1:0\n  protocol: http\nroutes:\n- name: r\n  match:\n    \
+                    path: /x\n    usre: ann\n  upstream: nowhere\n- name: s\n";
+    fs::write(&config, document).unwrap();
+    let printed = stdout(&hermes(&["check", text(&config)]));
+    for place in
+        [":10:5: error: routes[0].match.usre: ", ":11:3: error: routes[0].upstream: ", ":12:3: error: routes[1]"]
+    {
+        assert!(printed.contains(&format!("{}{place}", config.display())), "{place}\n{printed}");
+    }
+    // The node says so too.
+    let said = stderr(&hermes(&["proxy", "--config", text(&config)]));
+    assert!(said.contains("\n  line 10, column 5: routes[0].match.usre: "), "{said}");
+    let json = stdout(&hermes(&["check", "--json", text(&config)]));
+    let first: Value = serde_json::from_str(json.lines().next().unwrap()).unwrap();
+    assert_eq!((first["line"].as_u64(), first["column"].as_u64()), (Some(10), Some(5)), "{json}");
+    // Warnings too; and documents of an overlay.
+    fs::write(&config, "node: n\nidentity:\n  cert: a.pem\n  key: a.key\n  ca: ca.pem\n").unwrap();
+    let printed = stdout(&hermes(&["check", text(&config)]));
+    assert!(printed.contains(":3:3: warning: identity.cert: "), "{printed}");
+    fs::write(&config, "kind: Overlay\nname: o\n---\nkind: Node\nname: a\nlinks: [a,\n  b]\n---\nkind: Node\n")
+        .unwrap();
+    let printed = stdout(&hermes(&["check", text(&config)]));
+    assert!(printed.contains(":9:1: error: document 3: name: "), "{printed}");
+}
+
+/// However they are written; and from standard input.
+#[test]
+fn check_tells_overlay_documents_from_node_documents() {
+    let check = |document: &str| {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_hermes"))
+            .args(["check", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(document.as_bytes()).unwrap();
+        stdout(&child.wait_with_output().unwrap())
+    };
+    for document in [
+        "kind: Overlay\nname: o\n",
+        "---\n# revision 3\n{\"certificate-life\":\"1d\",\"kind\":\"Overlay\",\"name\":\"o\"}\n",
+        "name: o\nkind: Overlay\n",
+        "'kind': Overlay\n\"name\": o\n",
+        "  kind: Overlay\n  name: o\n",
+        "{\n  \"name\": \"o\",\n  \"kind\": \"Overlay\"\n}\n",
+        "{name: o, kind: Overlay}\n",
+        "\n---\n---\n{name: o, kind: Overlay}\n",
+    ] {
+        let printed = check(document);
+        assert_eq!(printed, "overlay o: ok, 0 nodes, 0 services, 0 users\n", "{document}");
+    }
+    for document in [
+        "node: n\n",
+        "{node: n, listeners: []}\n",
+        "{\"listeners\": [],\n\"node\": \"n\"}\n",
+        "# kind: Overlay\n'node': n\n",
+    ] {
+        assert!(check(document).contains("-: ok, node n: "), "{document}\n{}", check(document));
+    }
+    // Anything else is wrong as a node document.
+    assert!(check("name: n\n").contains("node: every document names its node"));
 }
 
 #[test]

@@ -116,7 +116,9 @@ fn the_guide_of_the_controller_works() {
     assert!(printed.contains("overlay example: ok, 2 nodes, 1 service, 1 user"), "{printed}");
     assert_eq!(printed.matches("the first place\n").count(), 1, "{printed}");
     assert_eq!(printed.matches("the second place\n").count(), 2, "{printed}");
-    assert!(printed.contains("Service/FILES would be changed\nnode server would get another document"), "{printed}");
+    let planned =
+        "Service/FILES would be changed\n  at.http: \"127.0.0.1:23800\" -> \"127.0.0.1:23801\"\nnode server would get";
+    assert!(printed.contains(planned), "{printed}");
     assert!(printed.contains("Service/FILES changed\nnode server runs it\nrevision "), "{printed}");
     assert_eq!(printed.lines().filter(|line| line.ends_with(" running")).count(), 2, "{printed}");
 }

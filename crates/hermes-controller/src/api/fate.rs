@@ -29,6 +29,8 @@ pub(super) enum Fate {
     Waiting,
     /// It is not there; it gets what is newest when it comes back.
     Away,
+    /// It has not enrolled.
+    Unenrolled,
     /// It gets what another change made of it, which came before it had this one.
     Superseded { by: Revision },
     /// It is no part of the overlay any more.
@@ -79,9 +81,10 @@ impl<'a> Awaited<'a> {
         }
     }
 
-    fn fates(&self, seen: &Roll) -> BTreeMap<Name, Fate> {
+    fn fates(&self, known: &Known, seen: &Roll) -> BTreeMap<Name, Fate> {
         let fate = |node, digest: &Option<String>| {
-            digest.as_ref().map_or(Fate::Gone, |one| self.fate(node, one, seen.get(node)))
+            let fate = digest.as_ref().map_or(Fate::Gone, |one| self.fate(node, one, seen.get(node)));
+            if fate == Fate::Away && !known.state.members.contains_key(node) { Fate::Unenrolled } else { fate }
         };
         self.digests.iter().map(|(node, digest)| (node.clone(), fate(node, digest))).collect()
     }
@@ -110,7 +113,7 @@ pub(super) async fn await_nodes(desk: &Desk, outcome: &Outcome, wait: Duration) 
             }
         };
         if waiting.is_empty() || is_failed || !matches!(tokio::time::timeout_at(deadline, news).await, Ok(true)) {
-            return desk.push.look(|seen| awaited.fates(seen));
+            return desk.push.look(|seen| awaited.fates(&known, seen));
         }
     }
 }

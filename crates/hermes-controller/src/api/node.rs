@@ -34,15 +34,20 @@ fn standing(known: &Known, name: &Name, document: &document::Node, seen: &Seen) 
         "name": name,
         "role": document.role,
         "enrolled": known.state.members.contains_key(name),
+        "revoked": known.state.catalog.revoked().any(|revoked| revoked.node == *name),
         "connected": seen.connections > 0,
         "current": wanted.as_ref() == Some(&seen.running),
-        "draining": document.draining,
+        "draining": document.is_draining(),
         "sessions": seen.sessions,
         "unwell": seen.unwell,
         "revision": known.watched(name).given.since,
         "refused": seen.refused,
         "version": seen.version,
         "program": seen.program,
+        "address": document.address.as_ref().map(ToString::to_string),
+        "from": Some(&seen.from).filter(|from| !from.is_empty()),
+        "last-seen": Some(seen.last_seen).filter(|seconds| *seconds > 0),
+        "certificate-until": Some(seen.certificate_until).filter(|seconds| *seconds > 0),
     })
 }
 

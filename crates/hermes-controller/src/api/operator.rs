@@ -128,7 +128,11 @@ pub(super) async fn make(
         about: Some(about),
         ..Event::default()
     });
-    Ok(axum::Json(json!({ "certificate": issued.certificate, "authorities": issued.authorities })).into_response())
+    let mut answer = json!({ "certificate": issued.certificate, "authorities": issued.authorities });
+    if let Some(public) = desk.controller.public() {
+        answer["controller"] = public.into();
+    }
+    Ok(axum::Json(answer).into_response())
 }
 
 #[derive(Deserialize)]

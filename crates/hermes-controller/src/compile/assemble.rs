@@ -35,7 +35,7 @@ pub(super) fn document(plan: &Plan, name: &Name, node: &Node) -> Document {
     Document {
         admin: node.admin.or(defaults.admin),
         drain: node.drain.or(defaults.drain),
-        draining: node.draining,
+        draining: node.is_draining(),
         workers: node.workers,
         role: node.role,
         identity: Some(Identity { cert, key, ca, revoked: Many(revoked) }),
@@ -75,7 +75,7 @@ fn listeners(plan: &Plan, name: &Name, node: &Node) -> Vec<Listener> {
         ..Listener::new(super::OVERLAY, Protocol::Http)
     });
     // At a node that drains nothing begins.
-    let begins = !node.draining;
+    let begins = !node.is_draining();
     let apps =
         node.apps.iter().enumerate().filter(|_| begins).map(|(at, app)| listener_of(plan, (name, node), at, app));
     overlay.into_iter().chain(apps).chain(node.listeners.iter().filter(|_| begins).cloned()).collect()

@@ -42,7 +42,7 @@ fn remove(beside: &mut Beside, node: &Name, other: &Name) {
 impl Graph {
     /// A node is another one, or gone, or new.
     pub(super) fn replace(&mut self, name: &Name, old: Option<&Node>, catalog: &Catalog) {
-        if catalog.node(name).is_some_and(|node| node.draining) {
+        if catalog.node(name).is_some_and(|node| node.is_draining()) {
             self.draining.insert_mut(name.clone());
         } else {
             self.draining.remove_mut(name);

@@ -48,9 +48,10 @@ pub struct Node {
     /// How long a drain waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain: Option<Period>,
-    /// Whether it is to get no new sessions, so that it can be taken away.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub draining: bool,
+    /// Whether it is to get no new sessions, so that it can be taken away. `None` leaves that as it is: whoever applies a file
+    /// again does not undo a drain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draining: Option<bool>,
     /// Worker threads.
     #[serde(default, skip_serializing_if = "is_default")]
     pub workers: Workers,
@@ -66,6 +67,13 @@ pub struct Node {
     /// How it asks after those it sends to, where it has others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<Probes>,
+}
+
+impl Node {
+    /// Whether it gets no new sessions.
+    pub fn is_draining(&self) -> bool {
+        self.draining.unwrap_or_default()
+    }
 }
 
 /// What a node is.

@@ -137,7 +137,7 @@ pub(crate) async fn serve<F: Form>(
             format!("metadata of the node lacks {DIRECTORY}: start Envoy from the file that `hermes envoy` wrote");
         Status::invalid_argument(message)
     })?;
-    let presence = Presence::begin(push.clone(), node.clone());
+    let presence = Presence::begin(push.clone(), node.clone(), peer);
     let mut serving = Serving::<F> {
         watched: push.controller().watch(&node),
         report: Report { version: version(&envoy), ..Report::default() },

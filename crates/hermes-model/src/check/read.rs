@@ -105,11 +105,7 @@ fn parse(text: &str) -> Result<Entries, Problem> {
 /// Parses a stream of documents, each into a tree.
 pub(super) fn stream(text: &str) -> Result<Vec<Tree>, Problem> {
     bounded(text)?;
-    let mut options = options();
-    if let Some(budget) = &mut options.budget {
-        budget.max_documents = MAX_STREAM;
-    }
-    let read = serde_saphyr::from_multiple_with_options(text, options);
+    let read = serde_saphyr::from_multiple_with_options(text, stream_options());
     read.map_err(|error| Problem { path: String::new(), message: syntax(&error) })
 }
 
@@ -138,6 +134,15 @@ fn options() -> serde_saphyr::Options {
             max_recorded_anchor_events: 100_000,
         },
     }
+}
+
+/// The same bounds, for a stream of documents.
+pub(super) fn stream_options() -> serde_saphyr::Options {
+    let mut options = options();
+    if let Some(budget) = &mut options.budget {
+        budget.max_documents = MAX_STREAM;
+    }
+    options
 }
 
 fn syntax(error: &serde_saphyr::Error) -> String {

@@ -1,7 +1,7 @@
 //! `hermes check`: every problem of a document, with its place and the remedy.
 //!
 //! In: node documents, each for itself; and overlay documents, which belong together whatever files they stand in. Out: what is
-//! wrong with them, and of overlay documents also what would be wrong with what nodes get of them.
+//! wrong with them, with file, line and column; and of overlay documents also what would be wrong with what nodes get of them.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -12,7 +12,8 @@ use clap::Parser;
 use hermes_controller::catalog::Catalog;
 use hermes_controller::compile::compile;
 use hermes_controller::document::{self as overlay, Fault, Key, Kind, Resource};
-use hermes_model::{Checked, Problem, Snapshot};
+use hermes_model::check::position::locate;
+use hermes_model::{Checked, Located, Position, Positions, Problem, Snapshot};
 use hermes_net::tls::{CertifiedKey, TlsError};
 
 use crate::document;
@@ -20,8 +21,8 @@ use crate::document;
 /// Checks node documents, or overlay documents, and prints every problem with its path.
 #[derive(Debug, Parser)]
 pub(super) struct Check {
-    /// Node documents, or the files of an overlay's documents (YAML).
-    #[arg(required = true)]
+    /// Node documents, or the files of an overlay's documents (YAML): files, directories of them, or - for standard input.
+    #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Prints one JSON object a problem.
     #[arg(long)]
@@ -33,21 +34,26 @@ impl Check {
         let mut text = String::new();
         let mut failed = false;
         let mut whole = Whole::default();
-        for file in &self.files {
-            failed |= match document::text(file) {
-                Ok(document) if overlay::is_overlay(&document) => !whole.add(file, &document),
-                Ok(document) => !self.check(file, &document, &mut text),
-                // One file that is not there says nothing of the others.
+        for named in &self.files {
+            // One file that cannot be read says nothing of the others.
+            let files = match document::listed(std::slice::from_ref(named)) {
+                Ok(files) => files,
                 Err(error) => {
-                    self.tell(
-                        &mut text,
-                        file,
-                        "error",
-                        &Problem { path: String::new(), message: format!("{error:#}") },
-                    );
-                    true
+                    self.tell(&mut text, named, "error", &unreadable(&error));
+                    failed = true;
+                    continue;
                 }
             };
+            for file in &files {
+                failed |= match document::text(file) {
+                    Ok(document) if overlay::is_overlay(&document) => !whole.add(file, document),
+                    Ok(document) => !self.check(file, &document, &mut text),
+                    Err(error) => {
+                        self.tell(&mut text, file, "error", &unreadable(&error));
+                        true
+                    }
+                };
+            }
         }
         failed |= !self.check_overlay(whole, &mut text);
         super::print(&text)?;
@@ -56,7 +62,8 @@ impl Check {
 
     /// True where the overlay can be run.
     fn check_overlay(&self, whole: Whole, text: &mut String) -> bool {
-        let Whole { catalog, files, mut faults } = whole;
+        let Whole { catalog, files, mut faults, texts } = whole;
+        let mut positions: HashMap<&Path, Positions> = HashMap::new();
         let compiled = if faults.is_empty() && !files.is_empty() { compile(&catalog) } else { Ok(Default::default()) };
         let is_good = faults.is_empty() && compiled.is_ok();
         let first = self.files.first().cloned().unwrap_or_default();
@@ -66,7 +73,9 @@ impl Check {
         }
         for (file, fault) in &faults {
             let document = fault.key.as_ref().map(ToString::to_string);
-            self.tell_of(text, file, document.as_deref(), "error", &said(fault));
+            let read = || Positions::read(texts.get(file).map(String::as_str).unwrap_or_default());
+            let position = overlay::position(positions.entry(file).or_insert_with(read), fault, 0);
+            self.tell_of(text, file, document.as_deref(), "error", &Located { position, problem: said(fault) });
         }
         if is_good && !files.is_empty() && !self.json {
             let count = |kind: Kind| catalog.iter().filter(|resource| resource.key.kind == kind).count();
@@ -94,7 +103,7 @@ impl Check {
                 let mut problems = Vec::new();
                 keys(&snapshot, &mut problems, &mut warnings);
                 let summary = problems.is_empty().then(|| summary(&snapshot));
-                (problems, warnings, summary)
+                (locate(document, problems), locate(document, warnings), summary)
             }
         };
         for (level, list) in [("error", &problems), ("warning", &warnings)] {
@@ -106,11 +115,12 @@ impl Check {
         summary.is_some()
     }
 
-    fn tell(&self, text: &mut String, file: &Path, level: &str, problem: &Problem) {
-        self.tell_of(text, file, None, level, problem);
+    fn tell(&self, text: &mut String, file: &Path, level: &str, located: &Located) {
+        self.tell_of(text, file, None, level, located);
     }
 
-    fn tell_of(&self, text: &mut String, file: &Path, document: Option<&str>, level: &str, problem: &Problem) {
+    fn tell_of(&self, text: &mut String, file: &Path, document: Option<&str>, level: &str, located: &Located) {
+        let Located { position, problem } = located;
         let Problem { path, message } = problem;
         // Writing to a String cannot fail.
         let _ = if self.json {
@@ -118,10 +128,15 @@ impl Check {
             if let Some(document) = document {
                 line["document"] = document.into();
             }
+            if let Some(Position { line: number, column }) = position {
+                (line["line"], line["column"]) = ((*number).into(), (*column).into());
+            }
             writeln!(text, "{line}")
         } else {
             let document = document.map(|document| format!("{document}: ")).unwrap_or_default();
-            writeln!(text, "{}: {level}: {document}{problem}", file.display())
+            // As compilers write it: editors go there.
+            let position = position.map(|position| format!(":{position}")).unwrap_or_default();
+            writeln!(text, "{}{position}: {level}: {document}{problem}", file.display())
         };
     }
 }
@@ -132,12 +147,15 @@ struct Whole {
     catalog: Catalog,
     files: HashMap<Key, PathBuf>,
     faults: Vec<(PathBuf, Fault)>,
+    texts: HashMap<PathBuf, String>,
 }
 
 impl Whole {
     /// False where something is wrong with this file for itself.
-    fn add(&mut self, file: &Path, text: &str) -> bool {
-        let resources = match overlay::read(text) {
+    fn add(&mut self, file: &Path, text: String) -> bool {
+        let read = overlay::read(&text);
+        self.texts.insert(file.to_owned(), text);
+        let resources = match read {
             Ok(resources) => resources,
             Err(faults) => {
                 self.faults.extend(faults.into_iter().map(|fault| (file.to_owned(), fault)));
@@ -155,11 +173,15 @@ impl Whole {
         let key = resource.key.clone();
         self.catalog.put(resource);
         if let Some(other) = self.files.insert(key.clone(), file.to_owned()) {
-            let message = format!("this document stands in {} too; keep one", other.display());
+            let message = format!("duplicate document, also in {}; keep one of them", other.display());
             let problem = Problem { path: String::new(), message };
             self.faults.push((file.to_owned(), Fault { key: Some(key), number: None, problem }));
         }
     }
+}
+
+fn unreadable(error: &anyhow::Error) -> Located {
+    Located { position: None, problem: Problem { path: String::new(), message: format!("{error:#}") } }
 }
 
 /// The problem, with the number of a document that has no name that could be read.

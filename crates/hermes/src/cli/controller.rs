@@ -170,6 +170,9 @@ impl Run {
         });
         let host = if host.contains(':') { format!("[{host}]") } else { host };
         let place: client::Place = format!("https://{host}:{}", address.port()).parse().map_err(anyhow::Error::msg)?;
+        if !self.names.is_empty() {
+            controller.announce(place.to_string());
+        }
         let operator = data.join(operator::FILE);
         if Operator::is_due(&operator, &controller) {
             let made = async || Operator::issue(&controller).await;

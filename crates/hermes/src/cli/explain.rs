@@ -14,6 +14,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail, ensure};
 use clap::Parser;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
+use hermes_controller::client::Place;
 use hermes_model::document::scalar::Prefix;
 use hermes_model::snapshot::{Capture, Carried, ClientAuth, Listener, ListenerProtocol, Tun};
 use hermes_model::trust::{HERMES_USER, parse_spiffe, peer};
@@ -24,7 +25,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use ipnet::IpNet;
 
 use crate::document;
-use crate::operator::Access;
+use crate::operator::{Access, OperatorFile};
 
 /// Explains the decision for a request, without sending it.
 #[derive(Debug, Parser)]
@@ -32,14 +33,15 @@ pub(super) struct Explain {
     /// The node document (YAML).
     #[arg(long, value_name = "FILE", required_unless_present = "controller")]
     config: Option<PathBuf>,
-    /// Instead of a file: along every node on the way, by the documents that the controller has for them.
-    #[arg(long, conflicts_with_all = ["config", "packet"])]
-    controller: bool,
+    /// Instead of a file: along every node on the way, by the documents that the controller has for them. With =URL, another
+    /// controller than the operator's file names.
+    #[arg(long, value_name = "URL", num_args = 0..=1, require_equals = true, conflicts_with_all = ["config", "packet"])]
+    controller: Option<Option<Place>>,
     /// With `--controller`: the node where the session begins. Default: the only node of `--user`.
     #[arg(long, value_name = "NAME", requires = "controller")]
     node: Option<String>,
     #[command(flatten)]
-    access: Access,
+    file: OperatorFile,
     /// What the session carries. A tcp or udp listener has one kind; of an http listener it is http, of
     /// a socks5 listener tcp, unless said otherwise.
     #[arg(long, value_parser = PossibleValuesParser::new(Kind::ALL.map(Kind::as_str)).map(kind_named))]
@@ -120,6 +122,11 @@ impl Explain {
         let text = if self.json { serde_json::to_string_pretty(&explanation)? } else { explanation.to_string() };
         super::print(&format!("{}\n", text.trim_end()))?;
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// The controller whose documents are followed.
+    fn access(&self) -> anyhow::Result<Access> {
+        self.file.access(self.controller.clone().flatten())
     }
 
     /// Along every node on the way.

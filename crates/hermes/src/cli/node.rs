@@ -3,7 +3,6 @@
 //! In: the name of a node. Out: how it stands and what it is to run; or that nothing new comes to it, and when it has no
 //! sessions any more.
 
-use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -16,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::overlay::{WAIT, change, told};
 use crate::kubernetes::{self, Placing};
-use crate::operator::{Access, block_on};
+use crate::operator::{Access, OperatorFile, block_on};
 use crate::place::{Infrastructure as _, Machine, On, Placement};
 
 /// How long a question to the controller waits for something new.
@@ -77,6 +76,9 @@ enum NodeVerb {
         /// Does not drain them first: their sessions have the document's `drain` to finish.
         #[arg(long)]
         now: bool,
+        /// The controller to ask, instead of the one that the operator's file names.
+        #[arg(long, env = "HERMES_CONTROLLER", value_name = "URL")]
+        controller: Option<hermes_controller::client::Place>,
     },
     /// Believes a node's key no more: it is cut off within seconds, whatever it does. Its document stays; with a token and an empty
     /// --state it may enrol again.
@@ -120,7 +122,7 @@ struct At {
     #[arg(long, value_name = "DURATION", default_value = "1m")]
     timeout: Period,
     #[command(flatten)]
-    access: Access,
+    file: OperatorFile,
 }
 
 impl At {
@@ -161,8 +163,8 @@ impl Node {
                 place(&at, controller.map(|place| place.to_string()), &placing)?;
                 Ok(ExitCode::SUCCESS)
             }
-            NodeVerb::Unplace { at, now } => {
-                unplace(&at, now)?;
+            NodeVerb::Unplace { at, now, controller } => {
+                unplace(&at, &at.file.access(controller)?, now)?;
                 Ok(ExitCode::SUCCESS)
             }
             NodeVerb::Revoke { node, json, access } => {
@@ -190,23 +192,63 @@ fn list(access: &Access, json: bool) -> anyhow::Result<ExitCode> {
         super::print(&format!("{answer}\n"))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let mut text = format!("{:<24} {:<11} {:<9} {:<9} {}\n", "NODE", "ROLE", "REVISION", "SESSIONS", "STATE");
-    for node in answer["nodes"].as_array().into_iter().flatten() {
-        let word = |key: &str| node[key].as_str().unwrap_or_default().to_owned();
-        let sessions = if is(node, "connected") { node["sessions"].to_string() } else { "-".to_owned() };
-        let (name, role, revision, state) = (word("name"), word("role"), node["revision"].to_string(), state(node));
-        let _ = writeln!(text, "{name:<24} {role:<11} {revision:<9} {sessions:<9} {state}");
-    }
-    super::print(&text)?;
+    let mut rows = vec![COLUMNS.map(str::to_owned)];
+    rows.extend(answer["nodes"].as_array().into_iter().flatten().map(row));
+    super::print(&aligned(&rows))?;
     Ok(ExitCode::SUCCESS)
+}
+
+const COLUMNS: [&str; 9] =
+    ["NODE", "ROLE", "VERSION", "ADDRESS", "REVISION", "SESSIONS", "CERTIFICATE", "LAST SEEN", "STATE"];
+
+/// A node, by column.
+fn row(node: &Value) -> [String; 9] {
+    let text = |key: &str| node[key].as_str().filter(|text| !text.is_empty()).unwrap_or("-").to_owned();
+    let is_connected = is(node, "connected");
+    let sessions = if is_connected { node["sessions"].to_string() } else { "-".to_owned() };
+    let now = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs();
+    let seen = match node["last-seen"].as_u64() {
+        _ if is_connected => "now".to_owned(),
+        Some(at) => format!("{} ago", rounded(now.saturating_sub(at))),
+        None => "-".to_owned(),
+    };
+    let certificate = match node["certificate-until"].as_u64() {
+        Some(until) if until <= now => "expired".to_owned(),
+        Some(until) => rounded(until - now),
+        None => "-".to_owned(),
+    };
+    // Nobody dials a device: it has the address that it connects from.
+    let address = if node["address"].is_string() { text("address") } else { text("from") };
+    let revision = node["revision"].to_string();
+    [text("name"), text("role"), text("version"), address, revision, sessions, certificate, seen, state(node)]
+}
+
+/// A time in its largest unit: `3d`, `5h`.
+fn rounded(seconds: u64) -> String {
+    let units = [(86_400, "d"), (3600, "h"), (60, "m")];
+    let unit = units.into_iter().find(|(unit, _)| seconds >= 2 * unit).unwrap_or((1, "s"));
+    format!("{}{}", seconds / unit.0, unit.1)
+}
+
+fn aligned(rows: &[[String; 9]]) -> String {
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
+    let widths: Vec<_> = (0..8).map(width).collect();
+    let line = |row: &[String; 9]| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}  ", width = *width));
+        format!("{}{}\n", cells.collect::<String>(), row[8])
+    };
+    rows.iter().map(line).collect()
 }
 
 fn state(node: &Value) -> String {
     let refused = node["refused"].as_str().filter(|reason| !reason.is_empty());
     let unwell = node["unwell"].as_str().filter(|reason| !reason.is_empty());
     match (is(node, "enrolled"), is(node, "connected"), refused, is(node, "current")) {
-        (false, ..) => "not enrolled: `hermes token create --node NAME`".to_owned(),
-        (_, false, ..) => "away".to_owned(),
+        (false, ..) => {
+            let why = if is(node, "revoked") { "revoked" } else { "never enrolled" };
+            format!("{why}: `hermes token create --node {}`", node["name"].as_str().unwrap_or("NAME"))
+        }
+        (_, false, ..) => "unreachable".to_owned(),
         (_, _, Some(reason), _) => format!("refuses its document: {reason}"),
         (_, _, None, true) if is(node, "draining") => "draining".to_owned(),
         (_, _, None, true) => {
@@ -229,14 +271,15 @@ fn exec_config(access: &Access, node: &Name, json: bool) -> anyhow::Result<ExitC
 }
 
 fn place(at: &At, controller: Option<String>, placing: &Placing) -> anyhow::Result<()> {
-    let controller = controller.map_or_else(|| at.access.controller(), Ok)?;
+    let access = at.file.access(None)?;
+    let controller = controller.map_or_else(|| access.controller(), Ok)?;
     match &at.on {
         On::Machine(machine) => {
             let machine = machine.clone().with_ssh_config(at.ssh_config.clone());
-            at.nodes.iter().try_for_each(|node| start(at, node, &machine, &controller))
+            at.nodes.iter().try_for_each(|node| start(at, &access, node, &machine, &controller))
         }
         On::Kubernetes { namespace } => {
-            let find = |node: &Name| for_kubernetes(&at.access, node, placing.with_token);
+            let find = |node: &Name| for_kubernetes(&access, node, placing.with_token);
             let nodes = at.nodes.iter().map(find).collect::<anyhow::Result<Vec<_>>>()?;
             super::print(&kubernetes::nodes(&nodes, &controller, namespace.as_deref(), placing)?)
         }
@@ -244,8 +287,8 @@ fn place(at: &At, controller: Option<String>, placing: &Placing) -> anyhow::Resu
 }
 
 /// Starts a node on a machine.
-fn start(at: &At, node: &Name, machine: &Machine, controller: &str) -> anyhow::Result<()> {
-    let (access, controller) = (&at.access, controller.to_owned());
+fn start(at: &At, access: &Access, node: &Name, machine: &Machine, controller: &str) -> anyhow::Result<()> {
+    let controller = controller.to_owned();
     if is(&look(access, node, "")?, "draining") {
         super::print(&told(&set_draining(access, node, false)?, false))?;
     }
@@ -297,19 +340,19 @@ fn for_kubernetes(access: &Access, node: &Name, with_token: bool) -> anyhow::Res
     Ok(kubernetes::Node { name: node.clone(), document, address: found.address, token })
 }
 
-fn unplace(at: &At, now: bool) -> anyhow::Result<()> {
+fn unplace(at: &At, access: &Access, now: bool) -> anyhow::Result<()> {
     for node in &at.nodes {
         match &at.on {
             On::Machine(machine) => {
                 let (machine, directory) = (machine.clone().with_ssh_config(at.ssh_config.clone()), at.directory(node));
                 if !now && machine.look(&directory)? {
-                    drain(&at.access, node, at.timeout.0)?;
+                    drain(access, node, at.timeout.0)?;
                 }
                 machine.take(&directory, at.timeout.0)?;
             }
             On::Kubernetes { namespace } => {
                 if !now {
-                    drain(&at.access, node, at.timeout.0)?;
+                    drain(access, node, at.timeout.0)?;
                 }
                 super::print(&kubernetes::deletion(node, namespace.as_deref()))?;
                 continue;
@@ -342,7 +385,7 @@ fn set_draining(access: &Access, node: &Name, draining: bool) -> anyhow::Result<
 fn drain(access: &Access, node: &Name, timeout: Duration) -> anyhow::Result<()> {
     let started = Instant::now();
     super::print(&told(&set_draining(access, node, true)?, false))?;
-    let mut said = None;
+    let (mut said, mut has_warned) = (None, false);
     loop {
         let left = timeout.saturating_sub(started.elapsed());
         let wait = left.min(NEWS).as_millis();
@@ -351,26 +394,31 @@ fn drain(access: &Access, node: &Name, timeout: Duration) -> anyhow::Result<()> 
         let sessions = answer["sessions"].as_u64().unwrap_or_default();
         if !is(&answer, "connected") {
             anyhow::bail!(
-                "node {node} is away, so that nobody knows its sessions; it gets nothing new from nodes that are there"
+                "node {node} is unreachable, so that its sessions are unknown; connected nodes send it nothing new"
             );
         }
         let refused = answer["refused"].as_str().filter(|reason| !reason.is_empty());
         if let Some(reason) = refused {
             anyhow::bail!("node {node} refuses its document, and goes on with the one before: {reason}");
         }
-        if is(&answer, "current") && sessions == 0 {
-            return super::print(&format!("node {node} has no sessions\n"));
-        }
         let needed = answer["needed-by"].as_array().into_iter().flatten().filter_map(Value::as_str);
         let needed = needed.collect::<Vec<_>>().join(", ");
-        if said.is_none() && !needed.is_empty() {
-            super::print(&format!("there is no other way for {needed}: its sessions go on to come to {node}\n"))?;
+        if !has_warned && !needed.is_empty() {
+            // Also where it is idle at this moment: whoever stops it ends these services.
+            has_warned = true;
+            super::print(&format!(
+                "warning: node {node} is the only path to {needed}: new sessions still come to it, and fail once it stops; add a \
+                 replica or a link first\n"
+            ))?;
+        }
+        if is(&answer, "current") && sessions == 0 {
+            return super::print(&format!("node {node} has no sessions\n"));
         }
         if said.replace(sessions) != Some(sessions) {
             super::print(&format!("node {node} has {}\n", counted(sessions)))?;
         }
         if left.is_zero() {
-            let why = if needed.is_empty() { String::new() } else { format!("; no other way is there for {needed}") };
+            let why = if needed.is_empty() { String::new() } else { format!("; it is the only path to {needed}") };
             anyhow::bail!(
                 "node {node} has {} after {timeout:?}{why}. It goes on to drain; --undo takes that back",
                 counted(sessions)

@@ -3,6 +3,7 @@
 //! In: names, and an operator's file. Out: files for others, and their end.
 //! Never: a key that leaves this machine but in the file that was asked for.
 
+use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -36,7 +37,7 @@ enum OperatorVerb {
         /// How long it may be used.
         #[arg(long, value_name = "DURATION", default_value = "30d")]
         life: Period,
-        /// Where it is written. Whoever has it may use it.
+        /// Where it is written. Whoever has it may use it. It names --controller, else the controller's public name.
         #[arg(short, long, value_name = "FILE")]
         output: PathBuf,
         #[command(flatten)]
@@ -60,8 +61,16 @@ impl Operator {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         match self.verb {
             OperatorVerb::Create { name, provider, life, output, access } => {
-                block_on(access.make_operator(&name, provider.as_ref(), life.0, &output))?;
-                super::print(&format!("{}: for --operator, or HERMES_OPERATOR\n", output.display()))?;
+                let controller = block_on(access.make_operator(&name, provider.as_ref(), life.0, &output))?;
+                let mut text = format!("{}: for --operator, or HERMES_OPERATOR\n", output.display());
+                if is_local(&controller) {
+                    let _ = writeln!(
+                        text,
+                        "it names {controller}, which only this machine reaches: create it with --controller URL, or start the \
+                         controller with --name HOST"
+                    );
+                }
+                super::print(&text)?;
             }
             OperatorVerb::List(Options { json, access }) => {
                 let answer = block_on(access.get(Method::GET, "/v1/operators", Vec::new()))?;
@@ -76,6 +85,13 @@ impl Operator {
         }
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// Whether no other machine reaches a controller at this URL.
+fn is_local(controller: &str) -> bool {
+    let host = controller.parse::<http::Uri>().ok().and_then(|uri| uri.host().map(str::to_owned)).unwrap_or_default();
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 /// One line each.

@@ -1,19 +1,21 @@
 //! `hermes apply`, `diff`, `get`, `delete` and `token`: the overlay's documents, at the controller.
 
 use std::fmt::Write as _;
-use std::io::Read as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use hermes_controller::document::Key;
+use hermes_controller::document::{self as overlay, Fault, Key};
 use hermes_model::document::scalar::Period;
+use hermes_model::{Positions, Problem};
 use http::Method;
 use serde_json::{Value, json};
 
 use crate::document;
 use crate::operator::{Access, block_on};
 
+/// The longest value that is shown whole.
+const MAX_SHOWN: usize = 200;
 /// How long nodes are waited for.
 pub(super) const WAIT: &str = "10s";
 
@@ -48,9 +50,12 @@ pub(super) struct Diff {
 /// Which documents, and to whom.
 #[derive(Debug, Parser)]
 struct Documents {
-    /// Files of overlay documents (YAML), or - for standard input.
+    /// Files of overlay documents (YAML), directories of them, or - for standard input.
     #[arg(short = 'f', long = "file", value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
+    /// Deletes the documents that are not in these files, except for the Overlay document. A provider deletes its own.
+    #[arg(long)]
+    prune: bool,
     /// Prints the controller's answer.
     #[arg(long)]
     json: bool,
@@ -110,24 +115,114 @@ enum TokenVerb {
     },
 }
 
-fn texts(files: &[PathBuf]) -> anyhow::Result<Vec<u8>> {
-    let mut all = String::new();
-    for file in files {
-        let mut text = String::new();
-        if file == Path::new("-") {
-            std::io::stdin().lock().take(document::MAX_DOCUMENT).read_to_string(&mut text)?;
-        } else {
-            text = document::text(file)?;
-        }
-        // Whether or not a file ends with its last line.
-        let _ = write!(all, "{text}\n---\n");
+/// Texts of overlay documents, with the files that they are from.
+struct Texts(Vec<(PathBuf, String)>);
+
+impl Texts {
+    fn read(paths: &[PathBuf]) -> anyhow::Result<Self> {
+        let files = document::listed(paths)?.into_iter();
+        let read = files.map(|file| document::text(&file).map(|text| (file, text)));
+        read.collect::<anyhow::Result<Vec<_>>>().map(Self)
     }
-    Ok(all.into_bytes())
+
+    /// All of them as one stream.
+    fn joined(&self) -> String {
+        // Whether or not a file ends with its last line.
+        self.0.iter().map(|(_, text)| format!("{text}\n---\n")).collect()
+    }
+
+    /// Where a problem that the controller has with the stream stands: `FILE:LINE:COLUMN: `.
+    fn place<'t>(&'t self) -> impl Fn(&Value) -> String + 't {
+        let all: Vec<_> = self.0.iter().map(|(file, text)| (file, Positions::read(text))).collect();
+        move |problem| {
+            let text = |key: &str| problem[key].as_str().unwrap_or_default().to_owned();
+            let number = problem["number"].as_u64().and_then(|number| usize::try_from(number).ok());
+            let key = text("document").parse().ok();
+            let fault = Fault { key, number, problem: Problem { path: text("path"), message: String::new() } };
+            let mut before = 0;
+            for (file, positions) in &all {
+                if let Some(position) = overlay::position(positions, &fault, before) {
+                    return format!("{}:{position}: ", file.display());
+                }
+                before += positions.documents();
+            }
+            String::new()
+        }
+    }
 }
 
 impl Documents {
     fn change(&self, path: &str, is_dry: bool) -> anyhow::Result<ExitCode> {
-        change(&self.access, Method::POST, path, texts(&self.files)?, is_dry, self.json)
+        let texts = Texts::read(&self.files)?;
+        let stream = texts.joined();
+        let path = if self.prune { format!("{path}&prune=true") } else { path.to_owned() };
+        let answer = block_on(self.access.ask(Method::POST, &path, stream.clone().into_bytes()))?;
+        let mut answer = answer.or_refused_at(texts.place())?;
+        if is_dry && answer["changed"].as_array().is_some_and(|changed| !changed.is_empty()) {
+            answer["fields"] = fields(&self.access, &answer, &stream)?;
+        }
+        outcome(&answer, is_dry, self.json)
+    }
+}
+
+/// The fields in which changed documents differ from those that the controller has.
+fn fields(access: &Access, answer: &Value, stream: &str) -> anyhow::Result<Value> {
+    let new = overlay::read(stream).unwrap_or_default();
+    let old = block_on(access.get(Method::GET, "/v1/documents", Vec::new()))?;
+    let old = old["documents"].as_array().into_iter().flatten().map(|listed| &listed["document"]);
+    let old: std::collections::HashMap<_, _> = old.filter_map(|document| Some((key_of(document)?, document))).collect();
+    let still: Vec<_> = answer["still-draining"].as_array().into_iter().flatten().collect();
+    let changed = answer["changed"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let mut fields = serde_json::Map::new();
+    for key in changed {
+        let document = new.iter().find(|resource| resource.key.to_string() == key);
+        let (Some(document), Some(old)) = (document, old.get(key)) else { continue };
+        let mut document = serde_json::to_value(document)?;
+        if document["kind"] == "Node" && still.contains(&&document["name"]) {
+            document["draining"] = true.into();
+        }
+        let mut differences = Vec::new();
+        differ("", Some(old), Some(&document), &mut differences);
+        fields.insert(key.to_owned(), differences.into());
+    }
+    Ok(fields.into())
+}
+
+/// `KIND/NAME`, or `KIND/PROVIDER/NAME`.
+fn key_of(document: &Value) -> Option<String> {
+    let text = |key: &str| document[key].as_str();
+    let provider = text("provider").map(|provider| format!("{provider}/")).unwrap_or_default();
+    Some(format!("{}/{provider}{}", text("kind")?, text("name")?))
+}
+
+/// Says what differs between two values, each difference with its path.
+fn differ(path: &str, old: Option<&Value>, new: Option<&Value>, found: &mut Vec<Value>) {
+    let is_section = |value: &Value| value.is_object();
+    let is_list = |value: &Value| value.as_array().is_some_and(|items| items.iter().all(Value::is_object));
+    match (old, new) {
+        (old, new) if old == new => {}
+        (Some(Value::Object(old)), Some(Value::Object(new))) => {
+            let keys: std::collections::BTreeSet<_> = old.keys().chain(new.keys()).collect();
+            for key in keys {
+                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                differ(&path, old.get(key), new.get(key), found);
+            }
+        }
+        (Some(old), Some(new)) if is_list(old) && is_list(new) => {
+            let items = |list: &Value| list.as_array().cloned().unwrap_or_default();
+            let (old, new) = (items(old), items(new));
+            for at in 0..old.len().max(new.len()) {
+                differ(&format!("{path}[{at}]"), old.get(at), new.get(at), found);
+            }
+        }
+        // One element is written without a list.
+        (Some(old), Some(new)) if is_section(old) && is_list(new) => {
+            differ(path, Some(&json!([old])), Some(new), found);
+        }
+        (Some(old), Some(new)) if is_list(old) && is_section(new) => {
+            differ(path, Some(old), Some(&json!([new])), found);
+        }
+        (old, new) => found.push(json!({ "path": path, "old": old, "new": new })),
     }
 }
 
@@ -162,11 +257,14 @@ pub(super) fn change(
     is_dry: bool,
     json: bool,
 ) -> anyhow::Result<ExitCode> {
-    let answer = block_on(access.get(method, path, body))?;
+    outcome(&block_on(access.get(method, path, body))?, is_dry, json)
+}
+
+fn outcome(answer: &Value, is_dry: bool, json: bool) -> anyhow::Result<ExitCode> {
     let is_refused = |node: &Value| node["state"] == "refused";
     let nodes = answer["nodes"].as_object();
     let has_refused = nodes.is_some_and(|nodes| nodes.values().any(is_refused));
-    super::print(&if json { format!("{answer}\n") } else { told(&answer, is_dry) })?;
+    super::print(&if json { format!("{answer}\n") } else { told(answer, is_dry) })?;
     let is_taken_back = answer["taken-back"].is_string();
     Ok(if has_refused || is_taken_back { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
@@ -180,7 +278,17 @@ pub(super) fn told(answer: &Value, is_dry: bool) -> String {
         for document in answer[key].as_array().into_iter().flatten().filter_map(Value::as_str) {
             count += 1;
             let _ = writeln!(text, "{document} {}{word}", if is_dry { "would be " } else { "" });
+            for field in answer["fields"][document].as_array().into_iter().flatten().filter(|_| key == "changed") {
+                let path = field["path"].as_str().unwrap_or_default();
+                let _ = writeln!(text, "  {path}: {} -> {}", shown(&field["old"]), shown(&field["new"]));
+            }
         }
+    }
+    for node in answer["still-draining"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+        let _ = writeln!(
+            text,
+            "node {node} stays drained, since its document does not set draining; `hermes node drain {node} --undo` ends the drain"
+        );
     }
     if count == 0 {
         let _ = writeln!(text, "nothing changes: all of it is so already (revision {})", answer["revision"]);
@@ -192,7 +300,8 @@ pub(super) fn told(answer: &Value, is_dry: bool) -> String {
             ("running", _) => "runs it".to_owned(),
             ("refused", reason) => format!("refuses it: {}", reason.unwrap_or_default()),
             ("waiting", _) => "has not answered yet".to_owned(),
-            ("away", _) => "is away, and gets it when it comes".to_owned(),
+            ("away", _) => "is unreachable; it gets the change when it connects".to_owned(),
+            ("unenrolled", _) => format!("has never enrolled: `hermes token create --node {node}`"),
             ("superseded", _) => format!("gets what revision {} made of it instead", fate["by"]),
             ("gone", _) => "is no part of the overlay any more".to_owned(),
             (other, _) => other.to_owned(),
@@ -213,6 +322,16 @@ pub(super) fn told(answer: &Value, is_dry: bool) -> String {
         let _ = writeln!(text, "goes out in waves, and is at step {step} of {all}: `hermes rollout show`");
     }
     text
+}
+
+/// A value of a document, on one line.
+fn shown(value: &Value) -> String {
+    if value.is_null() {
+        return "(not set)".to_owned();
+    }
+    let text = value.to_string();
+    let end = text.floor_char_boundary(MAX_SHOWN);
+    if end < text.len() { format!("{}...", &text[..end]) } else { text }
 }
 
 impl Get {

@@ -77,10 +77,15 @@ impl Bed {
     }
 
     fn launch(&self, name: &str, data: PathBuf, port: u16) -> Running {
+        self.launch_with(name, data, port, &[])
+    }
+
+    fn launch_with(&self, name: &str, data: PathBuf, port: u16, more: &[&str]) -> Running {
         let listen = self.socket(port).to_string();
         let store = if self.has_etcd { format!("etcd://{}", self.socket(2379)) } else { "sqlite".to_owned() };
         let program = Program::new(name, HERMES, self.directory.path());
-        let program = program.args(["controller", "--listen", &listen, "--store", &store, "--data"]).args([data]);
+        let program =
+            program.args(["controller", "--listen", &listen, "--store", &store, "--data"]).args([data]).args(more);
         match &self.seal {
             Some(seal) => program.env("HERMES_SEAL_FILE", seal).start().unwrap(),
             None => program.start().unwrap(),
@@ -129,6 +134,13 @@ impl Bed {
 
     pub(crate) async fn start_controller(&mut self) {
         self.controller = Some(self.started("controller", 9400).await);
+    }
+
+    /// With a public name.
+    pub(crate) async fn start_controller_as(&mut self, name: &str) {
+        let launched = self.launch_with("controller", self.state("controller"), 9400, &["--name", name]);
+        until("it listens", || TcpStream::connect(self.socket(9400)).is_ok()).await;
+        self.controller = Some(launched);
     }
 
     /// One that does not listen as long as its store is away.

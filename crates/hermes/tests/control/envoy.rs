@@ -375,7 +375,7 @@ async fn an_envoy_says_why_it_takes_no_change_and_takes_the_next_one() {
     mixed.bed.start_controller().await;
     until("all are back", || mixed.running() == 3).await;
     sigkill(mixed.envoy.take().unwrap());
-    until("it is away", || mixed.bed.told(&["node", "list"], "").contains("away")).await;
+    until("it is away", || mixed.bed.told(&["node", "list"], "").contains("unreachable")).await;
     mixed.start_envoy().await;
 
     // A node that is removed serves nobody.

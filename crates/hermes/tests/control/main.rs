@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod applied;
 mod backup;
 mod bed;
 mod changing;

@@ -8,7 +8,11 @@ async fn from_nothing_to_traffic_and_changed_while_it_runs() {
     bed.origin(7001, "one");
     bed.origin(7002, "two");
     let said = bed.told(&["apply", "-f", "-"], &bed.documents(7001));
-    assert!(said.contains("Service/APP created") && said.contains("node server is away"), "{said}");
+    assert!(
+        said.contains("Service/APP created")
+            && said.contains("node server has never enrolled: `hermes token create --node server`"),
+        "{said}"
+    );
     let (laptop, server) = (bed.token("laptop"), bed.token("server"));
     let _laptop = bed.node("laptop", Some(&laptop));
     let server = bed.node("server", Some(&server));
@@ -58,9 +62,9 @@ async fn from_nothing_to_traffic_and_changed_while_it_runs() {
 
     // A node that was away gets what is newest.
     sigkill(server);
-    until("it is away", || bed.told(&["node", "list"], "").contains("away")).await;
+    until("it is away", || bed.told(&["node", "list"], "").contains("unreachable")).await;
     let said = bed.told(&["apply", "-f", "-"], &bed.documents(7002));
-    assert!(said.contains("node server is away"), "{said}");
+    assert!(said.contains("node server is unreachable"), "{said}");
     let _server = bed.node("server", None);
     bed.until_answers("APP", "two").await;
 

@@ -128,7 +128,7 @@ async fn a_drained_node_gets_nothing_new_and_ends_nothing() {
     // The last way is kept: nothing becomes unavailable by a drain.
     let said = bed.hermes(&["node", "drain", "two", "--timeout", "0s"], "");
     let said = String::from_utf8(said.stdout).unwrap() + &String::from_utf8(said.stderr).unwrap();
-    assert!(said.contains("no other way for Service/ECHO"), "{said}");
+    assert!(said.contains("node two is the only path to Service/ECHO"), "{said}");
     assert!(tunnel(&bed).is_some());
     bed.told(&["node", "drain", "two", "--undo"], "");
     bed.told(&["node", "drain", "one", "--undo"], "");

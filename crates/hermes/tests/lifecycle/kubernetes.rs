@@ -432,7 +432,7 @@ async fn a_pod_is_a_node_and_stays_that_one() {
         assert!(pod.end(grace).unwrap().success(), "it ends by itself");
     };
     stop(pod);
-    until("it is away", || state().ends_with(" away")).await;
+    until("it is away", || state().ends_with(" unreachable")).await;
     let key = || std::fs::read(kubelet.room.join("home/state/node.key")).unwrap();
     let before = key();
     std::fs::remove_dir_all(kubelet.room.join("tokens")).unwrap();

@@ -114,7 +114,7 @@ fn first(explain: &Explain) -> anyhow::Result<String> {
     let Some(user) = &explain.user else {
         bail!("say where the session begins: --node NAME, or --user NAME of somebody who has one node");
     };
-    let found = block_on(explain.access.get(Method::GET, &format!("/v1/documents/User/{user}"), Vec::new()))?;
+    let found = block_on(explain.access()?.get(Method::GET, &format!("/v1/documents/User/{user}"), Vec::new()))?;
     match &found["document"]["nodes"] {
         Value::String(node) => Ok(node.clone()),
         Value::Array(nodes) if nodes.len() == 1 => Ok(nodes[0].as_str().unwrap_or_default().to_owned()),
@@ -129,10 +129,11 @@ fn first(explain: &Explain) -> anyhow::Result<String> {
 pub(super) fn follow(explain: &Explain) -> anyhow::Result<Vec<Hop>> {
     let wanted = explain.wanted(None)?;
     let mut node = first(explain)?;
-    let mut place = Place::of(&explain.access, &node)?;
+    let access = explain.access()?;
+    let mut place = Place::of(&access, &node)?;
     let mut listener = explain.listener(&place.snapshot, wanted)?.clone();
     let mut facts = explain.facts(&place.snapshot, &listener, None)?;
-    let overlays = block_on(explain.access.get(Method::GET, "/v1/documents?kind=Overlay", Vec::new()))?;
+    let overlays = block_on(access.get(Method::GET, "/v1/documents?kind=Overlay", Vec::new()))?;
     let overlay: Arc<str> = Arc::from(overlays["documents"][0]["document"]["name"].as_str().unwrap_or_default());
     let mut hops: Vec<Hop> = Vec::new();
     loop {
@@ -156,7 +157,7 @@ pub(super) fn follow(explain: &Explain) -> anyhow::Result<Vec<Hop>> {
         facts.user = None;
         facts.trust = Trust::Certified(Arc::new(place.peer(&overlay)));
         node = followed;
-        place = Place::of(&explain.access, &node)?;
+        place = Place::of(&access, &node)?;
         listener = place.overlay_listener()?.clone();
         facts.listener = listener.name.clone();
     }
