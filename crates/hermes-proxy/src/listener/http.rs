@@ -15,7 +15,9 @@ use hermes_net::Io;
 use http::HeaderValue;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::linger::Linger;
 use super::{Ready, h1, h2};
+use crate::body::TrailerSlot;
 use crate::live::{Connection, Stage};
 use crate::reverse::Line;
 use crate::worker::Worker;
@@ -107,17 +109,35 @@ pub(crate) struct Watched {
     ahead: Bytes,
     connection: Rc<Connection>,
     worker: Rc<Worker>,
+    /// The client has closed its side.
+    ended: bool,
+    linger: Linger,
+    trailers: TrailerSlot,
 }
 
 impl Watched {
     pub(crate) fn new(worker: &Rc<Worker>, connection: &Rc<Connection>, io: Io) -> Self {
         let io = Rc::new(RefCell::new(io));
-        Self { io, ahead: Bytes::new(), connection: connection.clone(), worker: worker.clone() }
+        let (connection, worker) = (connection.clone(), worker.clone());
+        Self {
+            io,
+            ahead: Bytes::new(),
+            connection,
+            worker,
+            ended: false,
+            linger: Linger::default(),
+            trailers: TrailerSlot::default(),
+        }
     }
 
     /// Its client is gone when it has closed, whatever of it is not read yet.
     pub(crate) fn is_looked_at(&self) {
         *self.connection.socket.borrow_mut() = Rc::downgrade(&self.io);
+    }
+
+    /// What sends the trailers of a chunked answer over HTTP/1.1.
+    pub(crate) fn trailers(&self) -> &TrailerSlot {
+        &self.trailers
     }
 
     /// The connection itself; `None`: somebody else has it.
@@ -137,6 +157,7 @@ impl AsyncRead for Watched {
             let before = buf.filled().len();
             std::task::ready!(Pin::new(&mut *this.io.borrow_mut()).poll_read(cx, buf))?;
             if buf.filled().len() == before {
+                this.ended |= buf.remaining() > 0;
                 return Poll::Ready(Ok(()));
             }
         }
@@ -162,7 +183,11 @@ impl AsyncWrite for Watched {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        let written = Pin::new(&mut *this.io.borrow_mut()).poll_write_vectored(cx, bufs);
+        let io = &mut *this.io.borrow_mut();
+        let written = match this.trailers.is_set() {
+            true => this.trailers.poll_write(io, cx, bufs),
+            false => Pin::new(io).poll_write_vectored(cx, bufs),
+        };
         this.connection.is_blocked.set(written.is_pending());
         written
     }
@@ -175,7 +200,10 @@ impl AsyncWrite for Watched {
         Pin::new(&mut *self.get_mut().io.borrow_mut()).poll_flush(cx)
     }
 
+    /// Ready when no reset can overtake the last answer.
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.get_mut().io.borrow_mut()).poll_shutdown(cx)
+        let this = self.get_mut();
+        let waits = !this.ended && !this.connection.is_long_idle(&this.worker);
+        this.linger.poll(cx, &this.worker, &mut this.io.borrow_mut(), waits)
     }
 }

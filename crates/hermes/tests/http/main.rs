@@ -6,10 +6,12 @@
 
 mod balancing;
 mod early;
+mod early_answers;
 mod exchanges;
 mod expect;
 mod faults;
 mod forward_proxy;
+mod half_close;
 mod headers;
 mod interim;
 mod lab;

@@ -15,7 +15,7 @@ use hyper_util::rt::TokioIo;
 use super::idle::IdlePlace;
 use super::queue::Permit;
 use super::{Leased, Pool, Wish};
-use crate::body::Attempt;
+use crate::body::{Attempt, TrailerSlot};
 use crate::error::Error;
 use crate::listener::h1::HYPER_HEADERS;
 use crate::upstream::connect::connect;
@@ -30,6 +30,7 @@ pub(crate) struct H1Connection {
     pub(crate) sender: http1::SendRequest<Attempt>,
     connection: http1::Connection<TokioIo<Metered>, Attempt>,
     meter: Meter,
+    trailers: TrailerSlot,
     /// The connection future is over: it must not be polled again.
     pub(crate) finished: bool,
     pub(crate) reused: bool,
@@ -56,6 +57,11 @@ impl H1Connection {
     /// What is read of it.
     pub(crate) fn meter(&self) -> &Meter {
         &self.meter
+    }
+
+    /// What sends the trailers of a chunked request.
+    pub(crate) fn trailers(&self) -> &TrailerSlot {
+        &self.trailers
     }
 
     /// Can it take another request?
@@ -184,13 +190,24 @@ pub(super) async fn handshake_h1(
     if limits.header_count != HYPER_HEADERS {
         builder.max_headers(limits.header_count);
     }
-    let (metered, meter) = Metered::new(io);
+    let trailers = TrailerSlot::default();
+    let (metered, meter) = Metered::new(io, trailers.clone());
     let (sender, connection) = builder.handshake(TokioIo::new(metered)).await.map_err(|error| Error::Broken {
         peer: wish.destination.label.clone(),
         reason: error.to_string(),
         unprocessed: true,
     })?;
-    Ok(H1Connection { sender, connection, meter, finished: false, reused: false, idle_since: 0, idle: None, permit })
+    Ok(H1Connection {
+        sender,
+        connection,
+        meter,
+        trailers,
+        finished: false,
+        reused: false,
+        idle_since: 0,
+        idle: None,
+        permit,
+    })
 }
 
 /// Is an idle connection still open? Looks at what the peer did while nobody did.
