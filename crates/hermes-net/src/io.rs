@@ -39,6 +39,17 @@ impl Io {
         closed.poll(&mut Context::from_waker(Waker::noop())).is_ready()
     }
 
+    /// The connection is broken both ways, a reset for example, as far as its runtime has heard. A peer that has only
+    /// closed its own side may still read.
+    pub fn is_reset(&self) -> bool {
+        let ready = pin!(self.tcp().ready(Interest::WRITABLE));
+        match ready.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(ready)) => ready.is_write_closed(),
+            Poll::Ready(Err(_)) => true,
+            Poll::Pending => false,
+        }
+    }
+
     /// Lets the current runtime watch the socket: until now that of another thread did.
     ///
     /// # Errors

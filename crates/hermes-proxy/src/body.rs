@@ -7,6 +7,7 @@ mod channel;
 mod interim;
 mod request;
 mod small;
+mod trailers;
 
 use std::pin::Pin;
 use std::rc::Rc;
@@ -21,6 +22,7 @@ use hyper::body::Incoming;
 pub(crate) use self::channel::{ChannelBody, ChannelSender, channel};
 pub(crate) use self::interim::Interim;
 pub(crate) use self::request::{Attempt, RequestBody};
+pub(crate) use self::trailers::TrailerSlot;
 use crate::cache::body::CachedBody;
 use crate::custody::CustodyBody;
 use crate::error::Error;
@@ -249,6 +251,8 @@ impl HttpBody for ResponseBody {
                 if let Some(data) = frame.data_ref() {
                     this.session.entry.add_sent(&this.session.worker, data.len());
                 }
+                // Nothing comes after trailers, and nobody asks.
+                this.ended |= frame.is_trailers();
             }
             Some(Err(error)) => this.session.entry.fail(error),
             None => this.ended = true,

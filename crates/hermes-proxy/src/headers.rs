@@ -123,6 +123,16 @@ pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
+/// Whether the sender of a request takes trailers (RFC 9110, section 10.1.4).
+pub(crate) fn takes_trailers(headers: &HeaderMap) -> bool {
+    let is_trailers = |coding: &str| {
+        let name = coding.split(';').next().unwrap_or_default();
+        name.trim().eq_ignore_ascii_case("trailers")
+    };
+    let values = headers.get_all(TE).iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).any(is_trailers)
+}
+
 /// Trailer fields that may be passed on: none that framing, routing or trust depend on
 /// (RFC 9110, 6.5.1).
 pub(crate) fn strip_trailers(trailers: &mut HeaderMap) {

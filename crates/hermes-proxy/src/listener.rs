@@ -11,6 +11,7 @@ pub(crate) mod h2;
 pub(crate) mod h3;
 pub(crate) mod http;
 mod ip;
+mod linger;
 pub(crate) mod quic;
 mod socks5;
 pub(crate) mod tcp;

@@ -213,9 +213,15 @@ impl Entry {
         }
     }
 
-    /// Nobody waits for its answer any more.
-    fn is_left(&self) -> bool {
-        self.facts.kind == Kind::Http && self.connection.as_ref().is_some_and(|connection| connection.is_left())
+    /// Its client cannot get an answer any more, or has closed its side of the connection and is not waited for any
+    /// longer than others who owe a byte. Over HTTP/1.1 nothing tells such a client from one that is gone.
+    fn is_left(&self, silent: Duration) -> bool {
+        let Some(connection) = self.connection.as_ref().filter(|_| self.facts.kind == Kind::Http) else { return false };
+        connection.is_reset() || (silent >= self.progress() && connection.is_half_closed())
+    }
+
+    fn progress(&self) -> Duration {
+        self.route.borrow().as_ref().map_or(Duration::from_secs(60), |route| route.timeout.progress)
     }
 
     /// A body over HTTP/1.1 is not asked for while its client takes nothing: the connection knows.
@@ -233,12 +239,10 @@ impl Entry {
         if (self.is_held.get() || self.is_watched.get()) && !is_reader_s {
             return Duration::MAX;
         }
-        let timeouts = self.route.borrow().as_ref().map(|route| route.timeout);
-        let progress = timeouts.map_or(Duration::from_secs(60), |timeouts| timeouts.progress);
         match self.phase() {
-            Phase::Opening | Phase::Blocked => progress,
+            Phase::Opening | Phase::Blocked => self.progress(),
             Phase::Open => {
-                let timeouts = timeouts.unwrap_or_default();
+                let timeouts = self.route.borrow().as_ref().map(|route| route.timeout).unwrap_or_default();
                 timeouts.idle.or(self.idle.get()).unwrap_or_else(|| timeouts.idle_of(self.facts.kind))
             }
         }
@@ -406,6 +410,8 @@ pub(crate) struct Live {
 
 /// They are looked at so often (milliseconds).
 const WATCH: u64 = 1000;
+/// Whether its client is still there is asked of a session that has been silent for so long.
+const LEAVING: Duration = Duration::from_millis(300);
 
 impl Live {
     /// Ends what is over its time. Called a few times a second.
@@ -417,9 +423,11 @@ impl Live {
         for (_, entry) in self.sessions.borrow().iter() {
             let limit = entry.limit();
             let silent = Duration::from_millis(now.saturating_sub(entry.touched.get()));
-            if limit == Duration::MAX && entry.is_left() {
-                let gone = "it was gone while it was waited for";
-                entry.end_for_good(Error::ClientGone(gone.to_owned()));
+            if silent >= LEAVING && entry.is_left(silent) {
+                let gone = "it closed the connection before it had its answer";
+                entry.fail(&Error::ClientGone(gone.to_owned()));
+                // All that is under way on it ends with it, as where its read fails.
+                entry.close_connection(gone);
             }
             if silent < limit {
                 continue;

@@ -16,13 +16,16 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 
-use super::{Body, Interim};
+use super::{Body, Interim, TrailerSlot};
 use crate::error::Error;
 use crate::live::Entry;
 use crate::worker::Worker;
 
 /// A body is sent without upstream's 100 after so long.
 const PATIENCE_FOR_100: Duration = Duration::from_secs(1);
+
+/// A body of at most so many bytes is read and discarded for the sake of its connection, where nobody wants it.
+const SHORT_BODY: u64 = 4 << 10;
 
 /// A request's body, of which several attempts may be made.
 #[derive(Clone)]
@@ -125,6 +128,14 @@ impl RequestBody {
         }
     }
 
+    /// Nobody takes the rest of it, which is more than comes with the head: what is left of it on an HTTP/1.1 connection
+    /// cannot be told from a next request.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        let RequestBody::Once(source) = self else { return false };
+        let is_long = || source.borrow().body.size_hint().exact().is_none_or(|length| length > SHORT_BODY);
+        Rc::strong_count(source) == 1 && !self.is_taken() && is_long()
+    }
+
     /// Is it the client that owes more of it?
     pub(crate) fn waits_for_client(&self) -> bool {
         match self {
@@ -144,8 +155,10 @@ impl RequestBody {
     /// One attempt, from the beginning.
     pub(crate) fn attempt(&self) -> Attempt {
         match self {
-            RequestBody::Empty => Attempt { source: None, position: 0, done: false },
-            RequestBody::Once(source) => Attempt { source: Some(source.clone()), position: 0, done: false },
+            RequestBody::Empty => Attempt { source: None, position: 0, done: false, trailers: None },
+            RequestBody::Once(source) => {
+                Attempt { source: Some(source.clone()), position: 0, done: false, trailers: None }
+            }
         }
     }
 
@@ -163,12 +176,29 @@ pub(crate) struct Attempt {
     source: Option<Rc<RefCell<Source>>>,
     position: usize,
     done: bool,
+    /// Takes the trailers, where the body goes in chunks.
+    trailers: Option<TrailerSlot>,
 }
 
 impl Attempt {
     /// What it is an attempt of.
     pub(crate) fn request(&self) -> RequestBody {
         self.source.clone().map_or(RequestBody::Empty, RequestBody::Once)
+    }
+
+    /// Gives its trailers to the connection, which sends them with the last chunk.
+    pub(crate) fn give_trailers_to(&mut self, slot: TrailerSlot) {
+        self.trailers = Some(slot);
+    }
+
+    fn end_with(&self, trailers: HeaderMap) -> Option<Result<Frame<Bytes>, Error>> {
+        match &self.trailers {
+            Some(slot) => {
+                slot.set(trailers);
+                None
+            }
+            None => Some(Ok(Frame::trailers(trailers))),
+        }
     }
 }
 
@@ -186,15 +216,23 @@ impl HttpBody for Attempt {
         }
         if source.ended {
             this.done = true;
-            return Poll::Ready(source.trailers.clone().map(|trailers| Ok(Frame::trailers(trailers))));
+            let trailers = source.trailers.clone();
+            drop(source);
+            return Poll::Ready(trailers.and_then(|trailers| this.end_with(trailers)));
         }
         ready!(source.poll_gate(cx));
         let frame = ready!(source.poll_source(cx));
         if matches!(&frame, Some(Ok(frame)) if frame.is_data()) && !source.lost {
             this.position += 1;
         }
+        drop(source);
         this.done = !matches!(&frame, Some(Ok(frame)) if frame.is_data());
-        Poll::Ready(frame)
+        match frame.map(|frame| frame.map(Frame::into_trailers)) {
+            Some(Ok(Ok(trailers))) => Poll::Ready(this.end_with(trailers)),
+            Some(Ok(Err(data))) => Poll::Ready(Some(Ok(data))),
+            Some(Err(error)) => Poll::Ready(Some(Err(error))),
+            None => Poll::Ready(None),
+        }
     }
 
     fn is_end_stream(&self) -> bool {

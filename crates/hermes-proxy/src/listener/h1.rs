@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::CONNECTION;
+use http::header::{CONNECTION, CONTENT_LENGTH};
 use http::{HeaderValue, Request as HttpRequest, Response};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper::body::Incoming;
@@ -19,7 +19,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 
 use super::http::{Client, Watched};
-use crate::body::{Body, RequestBody, ResponseBody, channel};
+use crate::body::{Body, RequestBody, ResponseBody, TrailerSlot, channel};
 use crate::error::{Error, Side};
 use crate::headers;
 use crate::live::{Connection, Drain};
@@ -38,13 +38,24 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
     let tunnel: Rc<Cell<Option<Box<Tunnel>>>> = Rc::default();
     let client = Rc::new(client);
     io.is_looked_at();
-    let service = service_fn(|request| {
+    let trailers = io.trailers().clone();
+    let service = service_fn(|request: HttpRequest<Incoming>| {
         let (worker, connection, client, tunnel) = (worker.clone(), connection.clone(), client.clone(), tunnel.clone());
+        let trailers = headers::takes_trailers(request.headers()).then(|| trailers.clone());
         // Boxed: hyper lets go of a connection only if its service's future can be moved.
-        Box::pin(async move { Ok::<_, Error>(respond(&worker, connection, &client, request, &tunnel).await) })
+        Box::pin(async move {
+            let mut response = respond(&worker, connection, &client, request, &tunnel).await;
+            let is_chunked =
+                !response.headers().contains_key(CONTENT_LENGTH) && response.body().size_hint().exact().is_none();
+            response.body_mut().trailers = trailers.filter(|_| is_chunked);
+            Ok::<_, Error>(response)
+        })
     });
     let limits = &worker.generation().snapshot.limits;
     let mut builder = http1::Builder::new();
+    // A client that has sent its requests may close its side, and gets its answers (RFC 9112, 9.6). The sweep notices
+    // those that are gone.
+    builder.half_close(true);
     builder.max_buf_size(limits.header_bytes.max(HYPER_BUFFER)).max_header_size(limits.header_bytes);
     if limits.header_count != HYPER_HEADERS {
         builder.max_headers(limits.header_count);
@@ -65,17 +76,21 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
         tracing::debug!(source = %client.source, %error, "an HTTP/1.1 connection ended");
     }
     let parts = http.into_parts();
-    let Some(io) = parts.io.into_inner().into_io() else { return };
+    let mut io = parts.io.into_inner();
     match tunnel.take() {
         Some(tunnel) if result.is_ok() => {
+            let Some(io) = io.into_io() else { return };
             Box::pin(session::relay(Near::Stream(ByteStream::io(io, parts.read_buf)), *tunnel)).await;
         }
-        _ => close(io).await,
+        _ => {
+            // Sends what TLS still has to say, and lets the last answer arrive.
+            let _ = tokio::io::AsyncWriteExt::shutdown(&mut io).await;
+        }
     }
 }
 
 /// An idle connection of a listener that goes is closed after so long.
-const LINGER: Duration = Duration::from_millis(500);
+const DRAIN_PAUSE: Duration = Duration::from_millis(500);
 
 /// How far a connection is on its way out.
 enum Leaving {
@@ -93,7 +108,7 @@ impl Leaving {
                 Leaving::Closing => return Poll::Pending,
                 Leaving::Not => match std::task::ready!(connection.drain.poll(cx)) {
                     Drain::Silent => break,
-                    Drain::Parting => *self = Leaving::Lingering(Box::pin(tokio::time::sleep(LINGER))),
+                    Drain::Parting => *self = Leaving::Lingering(Box::pin(tokio::time::sleep(DRAIN_PAUSE))),
                 },
                 Leaving::Lingering(timer) => {
                     std::task::ready!(timer.as_mut().poll(cx));
@@ -104,11 +119,6 @@ impl Leaving {
         *self = Leaving::Closing;
         Poll::Ready(())
     }
-}
-
-/// Sends what TLS still has to say, and closes.
-async fn close(mut io: hermes_net::Io) {
-    let _ = tokio::io::AsyncWriteExt::shutdown(&mut io).await;
 }
 
 async fn respond(
@@ -123,6 +133,7 @@ async fn respond(
     let origin =
         Origin { worker, listener: &listener, source: client.source, trust: &client.trust, secure: client.secure };
     let body = RequestBody::new(worker, Body::H1(incoming));
+    let rest = body.clone();
     let mut leaves = false;
     let served = match from_head(&origin, parts, body) {
         Ok(mut request) => {
@@ -138,18 +149,22 @@ async fn respond(
     match served {
         Served::Response(mut response) => {
             headers::announce_trailers(response.headers_mut());
-            if leaves || connection.drain.get().is_some() {
+            // RFC 9112, section 9.6: who closes says so.
+            if leaves || rest.is_abandoned() || connection.drain.get().is_some() {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
-            response.map(|body| H1Body(Inner::Response(body)))
+            response.map(|body| H1Body::new(Inner::Response(body)))
         }
         Served::Tunnel(open) => match open.body {
-            Some(_) => by_post(worker, open),
+            Some(_) => {
+                drop(rest);
+                by_post(worker, open)
+            }
             None => {
                 let mut open = open;
                 let (parts, ()) = open.head_parts().into_parts();
                 tunnel.set(Some(open));
-                Response::from_parts(parts, H1Body(Inner::Empty))
+                Response::from_parts(parts, H1Body::new(Inner::Empty))
             }
         },
     }
@@ -161,11 +176,21 @@ fn by_post(worker: &Rc<Worker>, mut open: Box<Tunnel>) -> Response<H1Body> {
     let (send, body) = channel();
     let received = open.body.take().and_then(RequestBody::into_body).unwrap_or(Body::Empty);
     worker.spawn(session::relay(Near::Stream(ByteStream::bodies(received, send, None)), *open));
-    head.map(|()| H1Body(Inner::Tunnel(Body::Channel(body))))
+    head.map(|()| H1Body::new(Inner::Tunnel(Body::Channel(body))))
 }
 
 /// What hyper sends.
-struct H1Body(Inner);
+struct H1Body {
+    inner: Inner,
+    /// Takes the trailers, where the client wants them and the body goes in chunks.
+    trailers: Option<TrailerSlot>,
+}
+
+impl H1Body {
+    fn new(inner: Inner) -> Self {
+        Self { inner, trailers: None }
+    }
+}
 
 enum Inner {
     Empty,
@@ -178,15 +203,23 @@ impl HttpBody for H1Body {
     type Error = Error;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
-        match &mut self.get_mut().0 {
+        let this = self.get_mut();
+        let frame = match &mut this.inner {
             Inner::Empty => Poll::Ready(None),
             Inner::Response(body) => Pin::new(body).poll_frame(cx),
             Inner::Tunnel(body) => Pin::new(body).poll_frame(cx),
+        };
+        match (frame, &this.trailers) {
+            (Poll::Ready(Some(Ok(frame))), Some(slot)) if frame.is_trailers() => {
+                frame.into_trailers().into_iter().for_each(|trailers| slot.set(trailers));
+                Poll::Ready(None)
+            }
+            (frame, _) => frame,
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.0 {
+        match &self.inner {
             Inner::Empty => true,
             Inner::Response(body) => body.is_end_stream(),
             Inner::Tunnel(body) => body.is_end_stream(),
@@ -194,7 +227,7 @@ impl HttpBody for H1Body {
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.0 {
+        match &self.inner {
             Inner::Empty => SizeHint::with_exact(0),
             Inner::Response(body) => body.size_hint(),
             Inner::Tunnel(body) => body.size_hint(),

@@ -15,7 +15,9 @@ use hermes_net::Io;
 use http::HeaderValue;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::linger::Linger;
 use super::{Ready, h1, h2};
+use crate::body::TrailerSlot;
 use crate::live::{Connection, Stage};
 use crate::reverse::Line;
 use crate::worker::Worker;
@@ -109,17 +111,25 @@ pub(crate) struct Watched {
     worker: Rc<Worker>,
     /// Bytes that may be read before others have their turn.
     turn: Rc<Cell<usize>>,
+    /// The client has closed its side.
+    ended: bool,
+    linger: Linger,
+    trailers: TrailerSlot,
 }
 
 impl Watched {
     pub(crate) fn new(worker: &Rc<Worker>, connection: &Rc<Connection>, io: Io) -> Self {
         let io = Rc::new(RefCell::new(io));
+        let (connection, worker) = (connection.clone(), worker.clone());
         Self {
             io,
             ahead: Bytes::new(),
-            connection: connection.clone(),
-            worker: worker.clone(),
+            connection,
+            worker,
             turn: Rc::new(Cell::new(usize::MAX)),
+            ended: false,
+            linger: Linger::default(),
+            trailers: TrailerSlot::default(),
         }
     }
 
@@ -155,6 +165,11 @@ impl Watched {
         Poll::Ready(Ok(read))
     }
 
+    /// What sends the trailers of a chunked answer over HTTP/1.1.
+    pub(crate) fn trailers(&self) -> &TrailerSlot {
+        &self.trailers
+    }
+
     /// The connection itself; `None`: somebody else has it.
     pub(crate) fn into_io(self) -> Option<Io> {
         Rc::into_inner(self.io).map(RefCell::into_inner)
@@ -170,6 +185,7 @@ impl AsyncRead for Watched {
             this.ahead.advance(most);
         } else {
             if std::task::ready!(this.poll_read_in_turn(cx, buf))? == 0 {
+                this.ended |= buf.remaining() > 0;
                 return Poll::Ready(Ok(()));
             }
         }
@@ -195,7 +211,11 @@ impl AsyncWrite for Watched {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        let written = Pin::new(&mut *this.io.borrow_mut()).poll_write_vectored(cx, bufs);
+        let io = &mut *this.io.borrow_mut();
+        let written = match this.trailers.is_set() {
+            true => this.trailers.poll_write(io, cx, bufs),
+            false => Pin::new(io).poll_write_vectored(cx, bufs),
+        };
         this.connection.is_blocked.set(written.is_pending());
         written
     }
@@ -208,7 +228,10 @@ impl AsyncWrite for Watched {
         Pin::new(&mut *self.get_mut().io.borrow_mut()).poll_flush(cx)
     }
 
+    /// Ready when no reset can overtake the last answer.
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.get_mut().io.borrow_mut()).poll_shutdown(cx)
+        let this = self.get_mut();
+        let waits = !this.ended && !this.connection.is_long_idle(&this.worker);
+        this.linger.poll(cx, &this.worker, &mut this.io.borrow_mut(), waits)
     }
 }

@@ -47,6 +47,9 @@ pub(crate) enum Drain {
 /// Also for a client that has connected and has not said all that it has to say.
 const FAREWELL: Duration = Duration::from_secs(2);
 
+/// An answer that went out so many milliseconds ago has arrived.
+const LONG_IDLE: u64 = 400;
+
 /// One client connection.
 pub(crate) struct Connection {
     /// Where the client is, as far as is known.
@@ -105,9 +108,20 @@ impl Connection {
         self.since.set(worker.now());
     }
 
-    /// Its client has closed it, though there may be more of it to be read.
-    pub(super) fn is_left(&self) -> bool {
+    /// Nothing has been under way on it for so long that its client has all that was sent.
+    pub(crate) fn is_long_idle(&self, worker: &Worker) -> bool {
+        self.stage.get() == Stage::Idle && worker.now() >= self.since.get() + LONG_IDLE
+    }
+
+    /// The client has closed its side, though there may be more of it to be read. It may still wait for its answer
+    /// (RFC 9112, section 9.6).
+    pub(super) fn is_half_closed(&self) -> bool {
         self.socket.borrow().upgrade().is_some_and(|io| io.borrow().is_closed_there())
+    }
+
+    /// The client has reset the connection: no answer reaches it any more.
+    pub(super) fn is_reset(&self) -> bool {
+        self.socket.borrow().upgrade().is_some_and(|io| io.borrow().is_reset())
     }
 
     /// Tells it to finish since its listener goes.

@@ -166,6 +166,10 @@ pub(crate) async fn over_h1(
     if headers::authenticates_connection(request.headers()) {
         connection.bind(place.client());
     }
+    if goes_in_chunks(&request) {
+        request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+        request.body_mut().give_trailers_to(connection.trailers().clone());
+    }
     connection.meter().expect_head(place.worker.generation().snapshot.limits.header_bytes);
     let mut response = std::pin::pin!(connection.sender.try_send_request(request));
     let outcome = std::future::poll_fn(|cx| {
@@ -199,6 +203,12 @@ pub(crate) async fn over_h1(
             Err(place.broken(error.map_or_else(|| "closed before a response".to_owned(), |error| chain(&error)), false))
         }
     }
+}
+
+/// Whether the request has a body of unknown length. hyper would leave that of a GET or HEAD out, without a word.
+fn goes_in_chunks(request: &Request<Attempt>) -> bool {
+    let body = request.body();
+    !body.is_end_stream() && body.size_hint().exact().is_none() && !request.headers().contains_key(CONTENT_LENGTH)
 }
 
 /// One reading for whoever comes next: hyper takes another coding under chunks, and takes the chunks off;
@@ -433,7 +443,8 @@ impl HttpBody for ExchangeBody {
             ExchangeBody::H1 { incoming, carrier, place, .. } => {
                 let frame = ready!(poll_h1(incoming, carrier, cx))
                     .map(|frame| frame.map_err(|error| place.broken(error, false)));
-                if frame.is_none() || incoming.is_end_stream() {
+                let is_last = |frame: &Result<Frame<_>, _>| matches!(frame, Ok(frame) if frame.is_trailers());
+                if frame.as_ref().is_none_or(is_last) || incoming.is_end_stream() {
                     release(carrier, place);
                 }
                 Poll::Ready(frame)

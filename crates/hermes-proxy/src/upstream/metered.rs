@@ -3,7 +3,8 @@
 //! In: a socket. Out: the same bytes, but at most `A_TURN` of them before the worker's other tasks
 //! get their turn, since hyper goes on for as long as there is something to read and an origin can
 //! make a chunk of every byte; and at most so many before a final response, since hyper skips
-//! interim responses without end. Never: what the bytes mean.
+//! interim responses without end. A write that fails is not told: what the origin answered before it closed may still be
+//! unread, and counts; how the connection ended, its read side says. Never: what the bytes mean.
 
 use std::cell::Cell;
 use std::io;
@@ -13,6 +14,8 @@ use std::task::{Context, Poll, ready};
 
 use hermes_net::Io;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::body::TrailerSlot;
 
 /// Bytes that are read in one turn.
 const A_TURN: usize = 64 << 10;
@@ -58,13 +61,25 @@ impl Meter {
 pub(crate) struct Metered {
     io: Io,
     meter: Meter,
+    trailers: TrailerSlot,
+    /// The origin takes nothing any more.
+    write_failed: bool,
 }
 
 impl Metered {
     /// The socket, and what measures it.
-    pub(crate) fn new(io: Io) -> (Self, Meter) {
+    pub(crate) fn new(io: Io, trailers: TrailerSlot) -> (Self, Meter) {
         let meter = Meter::new();
-        (Self { io, meter: meter.clone() }, meter)
+        (Self { io, meter: meter.clone(), trailers, write_failed: false }, meter)
+    }
+
+    /// What becomes of a write. After one that failed the connection is only read, up to its end.
+    fn written<T>(&mut self, cx: &Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        let Poll::Ready(Err(error)) = &polled else { return polled };
+        tracing::debug!(%error, "an origin takes no more of its request; reading what it has answered");
+        self.write_failed = true;
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 
     /// The bare socket.
@@ -89,7 +104,7 @@ impl AsyncRead for Metered {
 
 impl AsyncWrite for Metered {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().io).poll_write(cx, buf)
+        self.poll_write_vectored(cx, &[io::IoSlice::new(buf)])
     }
 
     fn poll_write_vectored(
@@ -97,7 +112,15 @@ impl AsyncWrite for Metered {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().io).poll_write_vectored(cx, bufs)
+        let this = self.get_mut();
+        if this.write_failed {
+            return Poll::Pending;
+        }
+        let polled = match this.trailers.is_set() {
+            true => this.trailers.poll_write(&mut this.io, cx, bufs),
+            false => Pin::new(&mut this.io).poll_write_vectored(cx, bufs),
+        };
+        this.written(cx, polled)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -105,7 +128,12 @@ impl AsyncWrite for Metered {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_flush(cx)
+        let this = self.get_mut();
+        if this.write_failed {
+            return Poll::Pending;
+        }
+        let polled = Pin::new(&mut this.io).poll_flush(cx);
+        this.written(cx, polled)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

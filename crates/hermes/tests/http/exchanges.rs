@@ -257,6 +257,45 @@ async fn an_upload_that_breaks_off_is_not_taken_for_a_whole_one() {
     }
 }
 
+/// Bodies of unknown length, by methods that seldom have one.
+#[tokio::test]
+async fn a_body_reaches_an_h1_origin_whatever_the_method() {
+    let origin = scripted::h1(|mut dialog| async move {
+        while let Ok(head) = dialog.head().await {
+            let body = dialog.body(&head).await?.text();
+            let coding = head.header("transfer-encoding").unwrap_or_default();
+            let saw = format!("{}: {body:?} by {coding:?}", head.method());
+            let content = if head.method() == "HEAD" { "" } else { saw.as_str() };
+            dialog
+                .send(format!("HTTP/1.1 200 OK\r\nx-saw: {saw}\r\ncontent-length: {}\r\n\r\n{content}", saw.len()))
+                .await?;
+        }
+        Ok(())
+    });
+    let (overlay, origin) = (overlay(), origin.unwrap());
+    let node = before(&overlay, "h1", origin.address()).await;
+    let mut dialog = Door::plain(node.address("in")).h1().await.unwrap();
+    let mut connection = Door::plain(node.address("in")).h2().await.unwrap();
+    for method in ["GET", "HEAD", "DELETE", "OPTIONS"] {
+        let wanted = format!("{method}: \"query\" by \"chunked\"");
+        let request =
+            format!("{method} / HTTP/1.1\r\nhost: WEB\r\ntransfer-encoding: chunked\r\n\r\n5\r\nquery\r\n0\r\n\r\n");
+        dialog.send(request).await.unwrap();
+        let head = dialog.head().await.unwrap();
+        assert_eq!(head.header("x-saw").as_deref(), Some(wanted.as_str()), "{method} over h1");
+        if method != "HEAD" {
+            dialog.body(&head).await.unwrap();
+        }
+        let request = Request::builder().method(method).uri("http://WEB/").body(()).unwrap();
+        let answer = connection.ask(request, b"query").await.unwrap();
+        assert_eq!(answer.header("x-saw").as_deref(), Some(wanted.as_str()), "{method} over h2");
+        // One without a body stays one.
+        let request = Request::builder().method(method).uri("http://WEB/").body(()).unwrap();
+        let answer = connection.ask(request, b"").await.unwrap();
+        assert_eq!(answer.header("x-saw").as_deref(), Some(format!("{method}: \"\" by \"\"").as_str()), "{method}");
+    }
+}
+
 #[tokio::test]
 async fn nobody_home_is_a_502_and_no_route_a_404() {
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();

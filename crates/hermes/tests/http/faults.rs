@@ -14,6 +14,7 @@ use hermes_testkit::{
     patience::until,
 };
 use http::{Method, Request, Response, Version};
+use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::lab::{before, next, overlay, seen};
@@ -180,7 +181,9 @@ async fn a_request_that_its_client_gives_up_is_no_success() {
     });
     let (overlay, origin) = (overlay(), origin.unwrap());
     let node = before(&overlay, "h1", origin.address()).await;
-    let mut client = Dialog::connect(node.address("in")).await.unwrap();
+    let stream = TcpStream::connect(node.address("in")).await.unwrap();
+    SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
+    let mut client = Dialog::new(stream);
     client.send("GET / HTTP/1.1\r\nhost: WEB\r\n\r\n").await.unwrap();
     next(&mut tells).await;
     drop(client);

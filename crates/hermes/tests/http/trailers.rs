@@ -124,6 +124,73 @@ async fn from_an_h2_client() {
     }
 }
 
+/// Trailers that no `Trailer` field announces, from an origin of either version, over an h1 hop, to clients of either.
+#[tokio::test]
+async fn unannounced_ones_arrive_in_every_version_and_are_no_failure() {
+    let h1 = scripted::h1(|mut dialog| async move {
+        while let Ok(head) = dialog.head().await {
+            let content = dialog.body(&head).await?;
+            let seen = content.trailer("x-asked").unwrap_or_default();
+            dialog.send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await?;
+            dialog.send_chunk(b"reply").await?;
+            // The second looks like the end of a chunked body.
+            dialog.send_chunk(b"0\r\n\r\n").await?;
+            dialog.send(format!("0\r\nx-meta: one\r\nx-meta: two\r\nx-saw: {seen}\r\nhost: evil\r\n\r\n")).await?;
+        }
+        Ok(())
+    });
+    let h2 = scripted::h2(|exchange: Exchange| async move {
+        let Exchange { request, mut respond } = exchange;
+        let (_, trailers) = multiplex::receive_all(request.into_body()).await?;
+        let seen = trailers.as_ref().and_then(|trailers| joined(trailers, "x-asked")).unwrap_or_default();
+        let mut stream = respond.send_response(Response::new(()), false).map_err(io::Error::other)?;
+        multiplex::send_all(&mut stream, Bytes::from_static(b"reply0\r\n\r\n"), false).await?;
+        let mut trailers = HeaderMap::new();
+        trailers.append("x-meta", HeaderValue::from_static("one"));
+        trailers.append("x-meta", HeaderValue::from_static("two"));
+        trailers.append("x-saw", HeaderValue::try_from(seen).unwrap());
+        stream.send_trailers(trailers).map_err(io::Error::other)
+    });
+    for (version, origin) in [("h1", h1.unwrap()), ("h2", h2.unwrap())] {
+        let overlay = overlay();
+        let far = before(&overlay, version, origin.address()).await;
+        let near = in_front(&overlay, "h1", &far).await;
+        let mut dialog = Door::plain(near.address("in")).h1().await.unwrap();
+        // Twice: what one message left behind would break the next one.
+        for _ in 0..2 {
+            dialog.send("POST /h1 HTTP/1.1\r\nhost: WEB\r\nte: trailers\r\nconnection: te\r\n").await.unwrap();
+            dialog.send("transfer-encoding: chunked\r\n\r\n4\r\ncall\r\n0\r\nx-asked: 7\r\n\r\n").await.unwrap();
+            let head = dialog.head().await.unwrap();
+            let content = dialog.body(&head).await.unwrap();
+            assert_eq!(content.text(), "reply0\r\n\r\n", "{version}");
+            assert_eq!(content.trailer("x-meta").as_deref(), Some("one, two"), "{version}: {content:?}");
+            assert_eq!(content.trailer("x-saw").as_deref(), Some("7"), "{version}: {content:?}");
+            assert_eq!(content.trailer("host"), None, "{version}: {content:?}");
+        }
+        // A client that does not take trailers gets none, and its next answer is none the worse.
+        for _ in 0..2 {
+            dialog.send("GET /none HTTP/1.1\r\nhost: WEB\r\n\r\n").await.unwrap();
+            let head = dialog.head().await.unwrap();
+            let content = dialog.body(&head).await.unwrap();
+            assert_eq!((content.text().as_str(), content.trailers.len()), ("reply0\r\n\r\n", 0), "{version}");
+        }
+        let mut connection = Door::plain(near.address("in")).h2().await.unwrap();
+        let request = Request::post("http://WEB/h2").header("te", "trailers").body(()).unwrap();
+        let (response, mut stream) = connection.open(request, false).await.unwrap();
+        multiplex::send_all(&mut stream, Bytes::from_static(b"call"), false).await.unwrap();
+        let mut trailers = HeaderMap::new();
+        trailers.insert("x-asked", HeaderValue::from_static("8"));
+        stream.send_trailers(trailers).unwrap();
+        let answer = multiplex::answer(response).await.unwrap();
+        assert_eq!(answer.trailer("x-meta").as_deref(), Some("one, two"), "{version}: {answer:?}");
+        assert_eq!(answer.trailer("x-saw").as_deref(), Some("8"), "{version}: {answer:?}");
+        for (node, path) in [(&near, "/h1"), (&near, "/h2"), (&far, "/h1"), (&far, "/h2"), (&near, "/none")] {
+            let record = node.record(|record| record["path"] == path).await;
+            assert_eq!(record["error"], serde_json::Value::Null, "{version}: {record}");
+        }
+    }
+}
+
 /// gRPC over two nodes that speak HTTP/1.1 to each other.
 #[tokio::test]
 async fn through_an_h1_hop_between_h2_ends() {

@@ -120,16 +120,27 @@ impl Scan {
     }
 }
 
-/// A connection whose frames are looked at as they are read.
+/// A connection whose frames are looked at as they are read. A write that fails is not told: what the peer sent before it
+/// closed may still be unread, and counts; how the connection ended, its read side says.
 pub(crate) struct Scanned {
     io: Io,
     scan: Scan,
     ends: Rc<Ends>,
+    /// The peer takes nothing any more: what h2 writes is dropped.
+    write_failed: bool,
 }
 
 impl Scanned {
     pub(crate) fn new(io: Io, ends: &Rc<Ends>) -> Self {
-        Self { io, scan: Scan::default(), ends: ends.clone() }
+        Self { io, scan: Scan::default(), ends: ends.clone(), write_failed: false }
+    }
+
+    /// What becomes of a write of so many bytes.
+    fn written<T>(&mut self, polled: Poll<io::Result<T>>, dropped: T) -> Poll<io::Result<T>> {
+        let Poll::Ready(Err(error)) = &polled else { return polled };
+        tracing::debug!(%error, "an upstream takes nothing any more; reading what it has sent");
+        self.write_failed = true;
+        Poll::Ready(Ok(dropped))
     }
 }
 
@@ -145,12 +156,16 @@ impl AsyncRead for Scanned {
 }
 
 impl AsyncWrite for Scanned {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, buf)
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[IoSlice::new(buf)])
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
+        if self.write_failed {
+            return Poll::Ready(Ok(()));
+        }
+        let polled = Pin::new(&mut self.io).poll_flush(cx);
+        self.written(polled, ())
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -162,7 +177,12 @@ impl AsyncWrite for Scanned {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
+        let length = bufs.iter().map(|buf| buf.len()).sum();
+        if self.write_failed {
+            return Poll::Ready(Ok(length));
+        }
+        let polled = Pin::new(&mut self.io).poll_write_vectored(cx, bufs);
+        self.written(polled, length)
     }
 
     fn is_write_vectored(&self) -> bool {

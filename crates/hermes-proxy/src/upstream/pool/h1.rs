@@ -16,7 +16,7 @@ use hyper_util::rt::TokioIo;
 use super::idle::IdlePlace;
 use super::queue::Permit;
 use super::{Leased, Pool, Wish};
-use crate::body::Attempt;
+use crate::body::{Attempt, TrailerSlot};
 use crate::error::Error;
 use crate::listener::h1::HYPER_HEADERS;
 use crate::live::Connection;
@@ -33,6 +33,7 @@ pub(crate) struct H1Connection {
     pub(crate) sender: http1::SendRequest<Attempt>,
     connection: http1::Connection<TokioIo<Metered>, Attempt>,
     meter: Meter,
+    trailers: TrailerSlot,
     /// The connection future is over: it must not be polled again.
     pub(crate) finished: bool,
     pub(crate) reused: bool,
@@ -79,6 +80,11 @@ impl H1Connection {
     /// The client that it is bound to is gone.
     pub(super) fn is_orphaned(&self) -> bool {
         self.bound.as_ref().is_some_and(|bound| bound.strong_count() == 0)
+    }
+
+    /// What sends the trailers of a chunked request.
+    pub(crate) fn trailers(&self) -> &TrailerSlot {
+        &self.trailers
     }
 
     /// Can it take another request?
@@ -239,14 +245,25 @@ pub(super) async fn handshake_h1(
     if limits.header_count != HYPER_HEADERS {
         builder.max_headers(limits.header_count);
     }
-    let (metered, meter) = Metered::new(io);
+    let trailers = TrailerSlot::default();
+    let (metered, meter) = Metered::new(io, trailers.clone());
     let (sender, connection) = builder.handshake(TokioIo::new(metered)).await.map_err(|error| Error::Broken {
         peer: wish.destination.label.clone(),
         reason: error.to_string(),
         unprocessed: true,
     })?;
-    let (idle, bound) = (None, None);
-    Ok(H1Connection { sender, connection, meter, finished: false, reused: false, idle_since: 0, idle, bound, permit })
+    Ok(H1Connection {
+        sender,
+        connection,
+        meter,
+        trailers,
+        finished: false,
+        reused: false,
+        idle_since: 0,
+        idle: None,
+        bound: None,
+        permit,
+    })
 }
 
 /// Is an idle connection still open? Looks at what the peer did while nobody did.

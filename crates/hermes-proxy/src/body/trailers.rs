@@ -1,0 +1,83 @@
+//! Trailers of a chunked body over HTTP/1.1, announced or not.
+//!
+//! In: the trailers that end a body. Out: its last chunk with all of them that may be sent. hyper sends only those that
+//! the head names in `Trailer`, which senders over HTTP/2 and HTTP/3 do not write; so a body keeps its trailers from
+//! hyper, which then writes a bare last chunk, and the connection below writes the trailer section in that chunk's
+//! place. Never: a field that framing, routing or trust depend on (RFC 9110, section 6.5.1).
+
+use std::cell::RefCell;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf as _, Bytes};
+use http::HeaderMap;
+use http::header::{
+    CACHE_CONTROL, CONTENT_ENCODING, CONTENT_RANGE, CONTENT_TYPE, HeaderName, MAX_FORWARDS, SET_COOKIE,
+};
+use tokio::io::AsyncWrite;
+
+use crate::headers;
+
+/// The last chunk of a body without trailers, which hyper writes as one buffer of its own.
+const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
+
+/// Fields that are processed before a body is, beside those that are never passed on in trailers.
+const OF_HEADS: [HeaderName; 6] =
+    [CACHE_CONTROL, CONTENT_ENCODING, CONTENT_RANGE, CONTENT_TYPE, MAX_FORWARDS, SET_COOKIE];
+
+/// The trailers of the message that is sent on a connection; shared by its body and its socket.
+#[derive(Clone, Default)]
+pub(crate) struct TrailerSlot(Rc<RefCell<Bytes>>);
+
+impl TrailerSlot {
+    /// Keeps the trailers of a chunked body, which has to end now.
+    pub(crate) fn set(&self, mut trailers: HeaderMap) {
+        headers::strip_trailers(&mut trailers);
+        OF_HEADS.iter().for_each(|name| drop(trailers.remove(name)));
+        if trailers.is_empty() {
+            return;
+        }
+        let mut section = b"0\r\n".to_vec();
+        for (name, value) in &trailers {
+            for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
+                section.extend_from_slice(part);
+            }
+        }
+        section.extend_from_slice(b"\r\n");
+        *self.0.borrow_mut() = section.into();
+    }
+
+    /// Whether a trailer section waits for the last chunk.
+    pub(crate) fn is_set(&self) -> bool {
+        !self.0.borrow().is_empty()
+    }
+
+    /// Writes what hyper has buffered: the last chunk, with which that ends, as the trailer section.
+    pub(crate) fn poll_write<W: AsyncWrite + Unpin>(
+        &self,
+        io: &mut W,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let Some((last, before)) = bufs.split_last() else { return Poll::Ready(Ok(0)) };
+        if before.iter().any(|buf| !buf.is_empty()) {
+            return Pin::new(io).poll_write_vectored(cx, before);
+        }
+        let mut section = self.0.borrow_mut();
+        if **last != *LAST_CHUNK {
+            // The body was not chunked after all: it has no trailers.
+            *section = Bytes::new();
+            return Pin::new(io).poll_write(cx, last);
+        }
+        while !section.is_empty() {
+            let written = ready!(Pin::new(&mut *io).poll_write(cx, &section))?;
+            if written == 0 {
+                return Poll::Ready(Ok(0));
+            }
+            section.advance(written);
+        }
+        Poll::Ready(Ok(LAST_CHUNK.len()))
+    }
+}

@@ -1,0 +1,85 @@
+//! The end of a client's connection, without a reset that overtakes its last answer.
+//!
+//! In: a connection on which all answers were sent. Out: its end, once the client has closed its side too. The kernel
+//! resets a connection that is closed while bytes of its client are unread, and the reset throws away what the client
+//! has not read yet: the answer to an upload that was refused early (RFC 9112, section 9.6). So our side is closed
+//! first, and what still comes is read and discarded. Never: longer than the bounds below, or a byte of the plaintext.
+
+use std::future::Future as _;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use hermes_net::Io;
+use tokio::io::AsyncWrite as _;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use crate::worker::Worker;
+
+/// A client that sends nothing for so long has its answer, or is gone.
+const LINGER_SILENCE: Duration = Duration::from_secs(2);
+/// A client that never stops sending is cut off after so long.
+const LINGER_TOTAL: Duration = Duration::from_secs(30);
+/// Discarded at once, in bytes.
+const DISCARD_BUFFER: usize = 8 << 10;
+/// Reads before the worker's other tasks get their turn.
+const READS_A_TURN: usize = 32;
+
+/// How far the end is.
+#[derive(Default)]
+pub(super) enum Linger {
+    /// Our side is open.
+    #[default]
+    Open,
+    /// Our side is closed, and the client's is read.
+    Reading { ends: Instant, silence: Option<Pin<Box<Sleep>>> },
+    /// The connection may be closed.
+    Done,
+}
+
+impl Linger {
+    /// Closes our side; where `waits`, ready only when the client has closed its own, or a bound was hit.
+    pub(super) fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        worker: &Worker,
+        io: &mut Io,
+        waits: bool,
+    ) -> Poll<io::Result<()>> {
+        if let Linger::Open = self {
+            ready!(Pin::new(&mut *io).poll_shutdown(cx))?;
+            *self = match waits {
+                true => Linger::Reading { ends: Instant::now() + LINGER_TOTAL, silence: None },
+                false => Linger::Done,
+            };
+        }
+        if let Linger::Reading { ends, silence } = self {
+            if !ready!(poll_discard(cx, io, *ends, silence)) {
+                worker.shared.metrics.limit("linger");
+            }
+            *self = Linger::Done;
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Discards what comes, below TLS. Ready at the client's end, or with `false` where a bound was hit.
+fn poll_discard(cx: &mut Context<'_>, io: &Io, ends: Instant, silence: &mut Option<Pin<Box<Sleep>>>) -> Poll<bool> {
+    let mut buffer = [0; DISCARD_BUFFER];
+    for _ in 0..READS_A_TURN {
+        let Poll::Ready(readable) = io.tcp().poll_read_ready(cx) else {
+            let bound = || Box::pin(sleep_until((Instant::now() + LINGER_SILENCE).min(ends)));
+            return silence.get_or_insert_with(bound).as_mut().poll(cx).map(|()| false);
+        };
+        match readable.and_then(|()| io.tcp().try_read(&mut buffer)) {
+            Ok(0) => return Poll::Ready(true),
+            Ok(_) if Instant::now() >= ends => return Poll::Ready(false),
+            Ok(_) => *silence = None,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => return Poll::Ready(true),
+        }
+    }
+    cx.waker().wake_by_ref();
+    Poll::Pending
+}
