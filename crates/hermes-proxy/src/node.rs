@@ -115,10 +115,11 @@ impl Node {
     pub async fn start(snapshot: Arc<Snapshot>, inherited: Vec<Handed>) -> Result<Self, Vec<Unready>> {
         let fault =
             |path: &str, error: std::io::Error| vec![Unready { path: path.to_owned(), reason: error.to_string() }];
-        let log = LogWriter::start(snapshot.access_log.clone()).map_err(|error| fault("access-log", error))?;
+        let shared = Arc::new(Shared::new(snapshot.workers.unwrap_or_else(cores)));
+        let lost = shared.metrics.records_lost.clone();
+        let log = LogWriter::start(snapshot.access_log.clone(), lost).map_err(|error| fault("access-log", error))?;
         let generation = Arc::new(Generation::build(snapshot, None)?);
-        let count = generation.snapshot.workers.unwrap_or_else(cores);
-        let shared = Arc::new(Shared::new(count));
+        let count = shared.workers;
         let mut workers = Vec::with_capacity(count);
         for number in 0..count {
             workers.push(start_worker(number, &shared, &generation, &log).map_err(|error| fault("workers", error))?);
@@ -217,6 +218,11 @@ impl Node {
         let label = if result.is_ok() { "applied" } else { "refused" };
         self.shared.metrics.reloads.get_or_create(&ResultLabels { result: label }).inc();
         result
+    }
+
+    /// Opens the access log again: its file may have been rotated.
+    pub fn reopen_log(&self) {
+        self.log.reopen(self.generation().snapshot.access_log.clone());
     }
 
     /// Counts a document that did not even pass `check`.

@@ -9,7 +9,9 @@ mod line;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::fs::File;
 use std::io::Write;
+use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
@@ -17,6 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hermes_model::snapshot::AccessLog;
+use prometheus_client::metrics::counter::Counter;
 
 use crate::error::Side;
 use crate::live::Record;
@@ -65,14 +68,17 @@ pub(crate) struct LogWriter {
 
 impl LogWriter {
     /// Starts the writer.
-    pub(crate) fn start(log: AccessLog) -> std::io::Result<Self> {
+    ///
+    /// # Errors
+    /// The target cannot be opened.
+    pub(crate) fn start(log: AccessLog, lost: Counter) -> std::io::Result<Self> {
         let (sender, receiver) = sync_channel(QUEUE);
         let (alive, ended) = sync_channel(0);
         let mut target = open(&log)?;
         let next = Arc::new(Next::default());
         let wanted = next.clone();
         std::thread::Builder::new().name("access-log".to_owned()).spawn(move || {
-            write_all(&receiver, &wanted, &mut target);
+            write_all(&receiver, &wanted, &mut target, &lost);
             drop(alive);
         })?;
         Ok(Self { sender: LogSender(sender), next, ended })
@@ -102,20 +108,61 @@ impl Drop for LogWriter {
     }
 }
 
-type Target = Option<Box<dyn Write + Send>>;
+/// A file that lines are appended to.
+struct Lines {
+    file: File,
+    /// The last line broke off: the next one begins with the end of that.
+    is_torn: bool,
+}
+
+impl Lines {
+    fn new(file: File) -> Self {
+        Self { file, is_torn: false }
+    }
+
+    /// Writes whole lines as far as the system takes them. Out: how many are not whole there, and why.
+    fn write(&mut self, lines: &[u8]) -> Result<(), (usize, std::io::Error)> {
+        let count = |bytes: &[u8]| bytes.iter().filter(|byte| **byte == b'\n').count();
+        if self.is_torn {
+            self.write_some(b"\n").map_err(|(_, error)| (count(lines), error))?;
+            self.is_torn = false;
+        }
+        self.write_some(lines).map_err(|(written, error)| {
+            self.is_torn = lines[..written].last().is_some_and(|byte| *byte != b'\n');
+            (count(&lines[written..]), error)
+        })
+    }
+
+    /// Out: how many bytes were written before it failed.
+    fn write_some(&mut self, bytes: &[u8]) -> Result<(), (usize, std::io::Error)> {
+        let mut written = 0;
+        while written < bytes.len() {
+            match self.file.write(&bytes[written..]) {
+                Ok(0) => return Err((written, std::io::ErrorKind::WriteZero.into())),
+                Ok(more) => written += more,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err((written, error)),
+            }
+        }
+        Ok(())
+    }
+}
+
+type Target = Option<Lines>;
 
 fn open(log: &AccessLog) -> std::io::Result<Target> {
     Ok(match log {
         AccessLog::Off => None,
-        AccessLog::Stdout => Some(Box::new(std::io::stdout())),
-        AccessLog::Stderr => Some(Box::new(std::io::stderr())),
+        // Not through the standard library's buffer, which tells nothing of what was written before an error.
+        AccessLog::Stdout => Some(Lines::new(File::from(std::io::stdout().as_fd().try_clone_to_owned()?))),
+        AccessLog::Stderr => Some(Lines::new(File::from(std::io::stderr().as_fd().try_clone_to_owned()?))),
         AccessLog::File(path) => {
             // Who asked whom for what is nobody's but the owner's and its group's.
             let file = hermes_net::file::append(path, 0o640);
             let named = |error: std::io::Error| {
                 std::io::Error::new(error.kind(), format!("{} cannot be written: {error}", path.display()))
             };
-            Some(Box::new(file.map_err(named)?))
+            Some(Lines::new(file.map_err(named)?))
         }
     })
 }
@@ -125,16 +172,21 @@ pub(crate) fn probe(log: &AccessLog) -> std::io::Result<()> {
     open(log).map(drop)
 }
 
-fn write_all(receiver: &Receiver<Message>, next: &Next, target: &mut Target) {
+fn write_all(receiver: &Receiver<Message>, next: &Next, target: &mut Target, lost: &Counter) {
     // Said once, until it works again: the log of the program may be on the same full disk.
     let mut fails = false;
     while let Ok(message) = receiver.recv() {
         let look = matches!(message, Message::Look) || next.overdue.swap(false, Ordering::AcqRel);
         if let (Message::Lines(lines), Some(writer)) = (message, &mut *target) {
             // A log that cannot be written must not stop traffic; the next reload may mend it.
-            let written = writer.write_all(&lines).and_then(|()| writer.flush());
+            let written = writer.write(&lines);
+            if let Err((count, _)) = &written {
+                lost.inc_by(*count as u64);
+            }
             match &written {
-                Err(error) if !fails => tracing::error!(%error, "the access log cannot be written"),
+                Err((_, error)) if !fails => {
+                    tracing::error!(%error, "cannot write the access log; its records are lost until it can be written");
+                }
                 Ok(()) if fails => tracing::info!("the access log is written again"),
                 _ => {}
             }

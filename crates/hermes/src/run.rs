@@ -175,7 +175,12 @@ async fn run(
     let end = loop {
         tokio::select! {
             name = signals.next() => match name {
-                "SIGHUP" => retry.follow(&reloaded(config, &mut node, &mut watch, &mut admin).await),
+                "SIGHUP" => {
+                    // Also where the document cannot be applied.
+                    node.reopen_log();
+                    retry.follow(&reloaded(config, &mut node, &mut watch, &mut admin).await);
+                }
+                "SIGUSR1" => node.reopen_log(),
                 name => break End::Signal(name),
             },
             () = watch.changed() => retry.follow(&reloaded(config, &mut node, &mut watch, &mut admin).await),
@@ -288,6 +293,7 @@ async fn give(
                 given = &mut giving => break Ok(given),
                 name = signals.next() => match name {
                     "SIGHUP" => tracing::warn!("the document is not read again while a successor takes over"),
+                    "SIGUSR1" => node.reopen_log(),
                     name => break Err(name),
                 },
             }
@@ -551,7 +557,11 @@ async fn finish(
             () = tokio::time::sleep_until(deadline) => break,
             () = watch.changed() => reload(config, &mut node, watch, &mut admin).await,
             name = signals.next() => match name {
-                "SIGHUP" => reload(config, &mut node, watch, &mut admin).await,
+                "SIGHUP" => {
+                    node.reopen_log();
+                    reload(config, &mut node, watch, &mut admin).await;
+                }
+                "SIGUSR1" => node.reopen_log(),
                 name => {
                     let within = shortened.pop().unwrap_or_default();
                     tracing::info!(signal = name, ?within, "draining");

@@ -1,6 +1,6 @@
 //! The signals that a process of ours obeys.
 //!
-//! In: SIGHUP, SIGTERM, SIGINT. Out: the name of each, in its turn. Never: what to do about it.
+//! In: SIGHUP, SIGUSR1, SIGTERM, SIGINT. Out: the name of each, in its turn. Never: what to do about it.
 
 use anyhow::Context as _;
 use tokio::signal::unix::{SignalKind, signal};
@@ -8,6 +8,7 @@ use tokio::signal::unix::{SignalKind, signal};
 /// Those that a process of ours obeys.
 pub(crate) struct Signals {
     hangup: tokio::signal::unix::Signal,
+    user1: tokio::signal::unix::Signal,
     terminate: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
 }
@@ -21,6 +22,7 @@ impl Signals {
         let listen = |kind| signal(kind).context("signals cannot be received");
         Ok(Self {
             hangup: listen(SignalKind::hangup())?,
+            user1: listen(SignalKind::user_defined1())?,
             terminate: listen(SignalKind::terminate())?,
             interrupt: listen(SignalKind::interrupt())?,
         })
@@ -42,6 +44,7 @@ impl Signals {
     pub(crate) async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.hangup.recv() => "SIGHUP",
+            _ = self.user1.recv() => "SIGUSR1",
             _ = self.terminate.recv() => "SIGTERM",
             _ = self.interrupt.recv() => "SIGINT",
         }

@@ -34,7 +34,7 @@ pub(crate) fn run(
         for target in &targets {
             tracing::info!(network = %target.network, node = %target.node, device, "packets are captured");
         }
-        let stop = async { while signals.next().await == "SIGHUP" {} };
+        let stop = async { while matches!(signals.next().await, "SIGHUP" | "SIGUSR1") {} };
         assist.run(stop).await.with_context(|| format!("device {device}"))
     })?;
     let Carried { sent, received, dropped } = carried;

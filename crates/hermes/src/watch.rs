@@ -3,10 +3,12 @@
 //! In: paths. Out: an event once a change has settled. Directories are watched, not files: editors
 //! and secret mounts replace files instead of writing them, and where a path leads through symbolic
 //! links each of them can be turned. What counts is the content: an event without a difference is
-//! none. Never: a half of what somebody is still writing, as far as the system tells us.
+//! none. A directory that is replaced is watched anew, and a slow poll finds what no event tells, as of a
+//! directory further up. Never: a half of what somebody is still writing, as far as the system tells us.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -25,6 +27,10 @@ const SETTLE: Duration = Duration::from_millis(4);
 const UNCLOSED: Duration = Duration::from_millis(50);
 /// But a file that is written all the time is looked at now and then.
 const AT_LATEST: Duration = Duration::from_millis(500);
+/// Between two polls, which look at the attributes of files and directories alone.
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
+/// The same while a directory is missing: nobody tells when it is back.
+const MISSING_POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// Symbolic links in one path; the kernel follows as many.
 const MAX_LINKS: usize = 40;
 
@@ -32,11 +38,35 @@ const MAX_LINKS: usize = 40;
 pub(crate) struct Watch {
     watcher: RecommendedWatcher,
     events: Arc<Events>,
-    directories: HashSet<PathBuf>,
+    /// Those that are watched, and which of them each was then.
+    directories: HashMap<PathBuf, Stamp>,
+    /// Those that cannot be watched at the moment; `None`: they are missing.
+    unwatched: HashMap<PathBuf, Option<Stamp>>,
     seen: HashMap<PathBuf, Option<Vec<u8>>>,
+    /// Of the files in `seen`, as of the last look.
+    stamps: HashMap<PathBuf, Option<Stamp>>,
+    next_poll: Instant,
     document: PathBuf,
     /// When to look. Kept here: whoever waits for a change may be interrupted, the change stays.
     due: Option<Due>,
+}
+
+/// Tells a file or directory from another one in its place, and a file from what it was before. Of a directory its
+/// identity alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    device: u64,
+    inode: u64,
+    changed: Option<(i64, i64, u64)>,
+}
+
+impl Stamp {
+    /// `None`: it is not there.
+    fn of(path: &Path) -> Option<Self> {
+        let metadata = std::fs::metadata(path).ok()?;
+        let changed = (!metadata.is_dir()).then(|| (metadata.ctime(), metadata.ctime_nsec(), metadata.size()));
+        Some(Self { device: metadata.dev(), inode: metadata.ino(), changed })
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -56,6 +86,8 @@ struct Events {
 struct Told {
     /// Directory entries whose change matters.
     entries: HashSet<PathBuf>,
+    /// The directories that these are in.
+    directories: HashSet<PathBuf>,
     /// Of those, files that were written to and not closed yet.
     writing: HashSet<PathBuf>,
     any: bool,
@@ -76,6 +108,9 @@ impl Events {
         let overflowed = event.need_rescan();
         for path in event.paths {
             if !told.entries.contains(&path) {
+                // A directory that is moved or removed takes its watch along.
+                let goes = event.kind.is_remove() || matches!(event.kind, EventKind::Modify(ModifyKind::Name(_)));
+                told.any |= goes && told.directories.contains(&path);
                 continue;
             }
             told.any = true;
@@ -109,8 +144,17 @@ impl Watch {
         })
         .context("file changes cannot be watched")?;
         let document = std::path::absolute(document).context("the document's path")?;
-        let (directories, seen) = (HashSet::new(), HashMap::new());
-        let mut this = Self { watcher, events, directories, seen, document, due: None };
+        let mut this = Self {
+            watcher,
+            events,
+            directories: HashMap::new(),
+            unwatched: HashMap::new(),
+            seen: HashMap::new(),
+            stamps: HashMap::new(),
+            next_poll: Instant::now() + POLL_INTERVAL,
+            document,
+            due: None,
+        };
         this.follow(std::iter::empty());
         Ok(this)
     }
@@ -123,42 +167,75 @@ impl Watch {
         self.watch_places(&all);
         for file in all {
             // What was seen of files that are still followed stays: a change since then is one.
-            self.seen.entry(file).or_insert_with_key(|file| content(file));
+            if !self.seen.contains_key(&file) {
+                self.stamps.insert(file.clone(), Stamp::of(&file));
+                let content = content(&file);
+                self.seen.insert(file, content);
+            }
         }
+        self.stamps.retain(|file, _| self.seen.contains_key(file));
     }
 
     /// Watches the directories of all entries on the way to these files, and no others.
     fn watch_places(&mut self, files: &HashSet<PathBuf>) {
         let entries: HashSet<PathBuf> = files.iter().flat_map(|file| entries_of(file)).collect();
         let wanted: HashSet<PathBuf> = entries.iter().filter_map(|entry| entry.parent()).map(Path::to_owned).collect();
-        self.events.told().entries = entries;
-        for gone in self.directories.difference(&wanted) {
-            // It may be gone from the disk as well.
-            let _ = self.watcher.unwatch(gone);
+        {
+            let mut told = self.events.told();
+            (told.entries, told.directories) = (entries, wanted.clone());
         }
-        self.directories.retain(|directory| wanted.contains(directory));
+        let is_current = |directory: &PathBuf, stamp: &Stamp| Stamp::of(directory) == Some(*stamp);
+        for (gone, _) in self.directories.extract_if(|path, stamp| !wanted.contains(path) || !is_current(path, stamp)) {
+            // It may be gone from the disk as well.
+            let _ = self.watcher.unwatch(&gone);
+        }
+        self.unwatched.retain(|directory, _| wanted.contains(directory));
         for directory in wanted {
-            if self.directories.contains(&directory) {
+            if self.directories.contains_key(&directory) {
                 continue;
             }
-            match self.watcher.watch(&directory, RecursiveMode::NonRecursive) {
-                Ok(()) => drop(self.directories.insert(directory)),
-                Err(error) => {
-                    tracing::warn!(directory = %directory.display(), %error, "changes here are not noticed; send SIGHUP after a change");
+            // Before it is watched: where another one takes its place meanwhile, that is noticed.
+            let stamp = Stamp::of(&directory);
+            match (stamp, self.watcher.watch(&directory, RecursiveMode::NonRecursive)) {
+                (Some(stamp), Ok(())) => {
+                    self.unwatched.remove(&directory);
+                    self.directories.insert(directory, stamp);
+                }
+                (_, watched) => {
+                    let _ = self.watcher.unwatch(&directory);
+                    if self.unwatched.insert(directory.clone(), stamp).is_none() {
+                        let error = watched.err().map(|error| error.to_string()).unwrap_or_default();
+                        let directory = directory.display();
+                        tracing::warn!(%directory, %error, "cannot watch this directory; polling for changes");
+                    }
                 }
             }
         }
+    }
+
+    /// Whether a file or directory is another one than at the last look, whatever events told.
+    fn poll(&mut self) -> bool {
+        self.next_poll = Instant::now() + self.poll_interval();
+        self.directories.iter().any(|(directory, stamp)| Stamp::of(directory) != Some(*stamp))
+            || self.unwatched.iter().chain(&self.stamps).any(|(path, stamp)| Stamp::of(path) != *stamp)
+    }
+
+    fn poll_interval(&self) -> Duration {
+        let misses_any = self.unwatched.values().any(Option::is_none);
+        if misses_any { MISSING_POLL_INTERVAL } else { POLL_INTERVAL }
     }
 
     /// Waits until a followed file has another content. May be dropped and called again.
     pub(crate) async fn changed(&mut self) {
         loop {
             let arrived = self.events.arrived.notified();
-            match self.due {
-                None => arrived.await,
-                Some(due) => drop(tokio::time::timeout_at(due.at, arrived).await),
-            }
+            let until = self.due.map_or(self.next_poll, |due| due.at.min(self.next_poll));
+            let _ = tokio::time::timeout_at(until, arrived).await;
             self.reckon();
+            let now = Instant::now();
+            if self.next_poll <= now && self.poll() && self.due.is_none() {
+                self.due = Some(Due { first: now, at: now + UNCLOSED });
+            }
             if self.due.is_some_and(|due| due.at <= Instant::now()) {
                 self.due = None;
                 if self.look() {
@@ -188,12 +265,14 @@ impl Watch {
         self.watch_places(&files);
         let mut changed = false;
         for (file, seen) in &mut self.seen {
+            self.stamps.insert(file.clone(), Stamp::of(file));
             let now = content(file);
             if *seen != now {
                 *seen = now;
                 changed = true;
             }
         }
+        self.next_poll = self.next_poll.min(Instant::now() + self.poll_interval());
         changed
     }
 }

@@ -20,6 +20,7 @@ use tokio::time::Instant;
 
 use super::arrived;
 use super::contact;
+use super::engine::BY;
 use super::link::Link;
 use super::office::Office;
 use crate::error::Error;
@@ -92,7 +93,7 @@ fn name_of(request: &Request<'_>) -> Option<Arc<str>> {
     let line = facts.headers.get(LINE).and_then(|line| line.to_str().ok()).filter(|line| line.len() <= MOST_LINE)?;
     let node = facts.trust.peer().and_then(|peer| peer.node.clone());
     let who = node.unwrap_or_else(|| Arc::from(facts.source.ip().to_string()));
-    Some(Arc::from(format!("{who} by {line}")))
+    Some(Arc::from(format!("{who}{BY}{line}")))
 }
 
 /// How exchanges of a neighbour come in.

@@ -28,7 +28,7 @@ pub(crate) use self::exchange::{Appended, Entry, Former, Limits, Output, Side, S
 use self::exchange::{Exchange, PARTS};
 use self::here::HeldUp;
 use self::index::{Indexed, Peer};
-pub(crate) use self::neighbour::LONGEST;
+pub(crate) use self::neighbour::{BY, LONGEST};
 use super::half::{Half, RECORD, Upto};
 
 /// Bytes in one record: small ones behind a large one wait for so much.
@@ -172,9 +172,10 @@ impl Engine {
         to: Side,
         left: Duration,
         account: &Arc<str>,
+        owner: &Arc<str>,
         is_tunnel: bool,
     ) -> Result<(), &'static str> {
-        self.add(id, Side::Here, Half::default(), (now, left), account)?;
+        self.add(id, Side::Here, Half::default(), (now, left), account, owner)?;
         self.go(id, to, account, is_tunnel);
         Ok(())
     }
@@ -188,12 +189,13 @@ impl Engine {
         request: Half,
         (now, left): (Duration, Duration),
         account: &Arc<str>,
+        owner: &Arc<str>,
     ) -> Result<(), &'static str> {
         let state = self.accounts.entry(account.clone()).or_default();
-        if state.exchanges >= state.limits.exchanges {
-            return Err("this node holds as many exchanges as it may");
+        if !state.takes_exchange(owner) {
+            return Err("this node holds as many exchanges as it may, of all or of this neighbour or user");
         }
-        self.insert(id, from.clone(), request, (now, left), account);
+        self.insert(id, from.clone(), request, (now, left), account, owner);
         let entry = Entry::Begin { from, account: account.clone(), deadline: now + left, life: left };
         self.keep(id, entry);
         Ok(())
@@ -206,9 +208,10 @@ impl Engine {
         request: Half,
         (now, left): (Duration, Duration),
         account: &Arc<str>,
+        owner: &Arc<str>,
     ) {
         let state = self.accounts.entry(account.clone()).or_default();
-        state.exchanges += 1;
+        state.add_exchange(owner);
         let survives = state.limits.survives;
         let number = self.next;
         self.next += 1;
@@ -223,6 +226,7 @@ impl Engine {
             response: Half::default(),
             deadline,
             account: account.clone(),
+            owner: owner.clone(),
             is_tunnel: false,
             life: left,
             is_begun: false,
@@ -251,7 +255,8 @@ impl Engine {
         // What the next one sends for who is not here has a head of ours.
         let has_head = matches!((&from, &to), (Side::Peer(_), Side::Peer(_)));
         let is_vouched = from == Side::Here;
-        self.insert(id, from, request.half(false), (now, left), account);
+        let owner = from.peer().map_or_else(|| Arc::from(""), neighbour::owner_of);
+        self.insert(id, from, request.half(false), (now, left), account, &owner);
         if let Some(exchange) = self.exchanges.get_mut(&id) {
             exchange.response = response.half(has_head);
             exchange.to = Some(to.clone());
@@ -350,7 +355,7 @@ impl Engine {
         let bytes = usize::try_from(exchange.request.kept()).unwrap_or(usize::MAX);
         if exchange.account != *account {
             // No more of it comes than any route has room for: see `EARLY`.
-            let Some(its) = self.accounts.get_mut(account).filter(|its| its.exchanges < its.limits.exchanges) else {
+            let Some(its) = self.accounts.get_mut(account).filter(|its| its.takes_exchange(&exchange.owner)) else {
                 self.fail(id, 503, "this node holds as many exchanges for its route as it may");
                 return Appended::Gone;
             };

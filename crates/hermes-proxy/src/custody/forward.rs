@@ -27,6 +27,7 @@ use crate::live::Entry;
 use crate::request::{Ask, Request};
 use crate::service::forward::head::Outgoing;
 use crate::service::forward::{Forward, is_idempotent};
+use crate::shares::Owner;
 use crate::upstream::UpstreamState;
 use crate::worker::Worker;
 
@@ -218,7 +219,8 @@ fn begin(
     let (random, _) = forward.worker.random();
     let id = ExchangeId(random.to_be_bytes());
     let shared = &forward.worker.shared;
-    let begun = shared.custody.begin(id, peer, custody.deadline, &forward.route.name, is_tunnel, asked);
+    let owner: Arc<str> = Arc::from(Owner::of_session(&forward.entry.facts).to_string());
+    let begun = shared.custody.begin(id, peer, custody.deadline, &forward.route.name, &owner, is_tunnel, asked);
     begun.map_err(|_| {
         shared.metrics.limit("custody-exchanges");
         Error::Limit("exchanges in custody")

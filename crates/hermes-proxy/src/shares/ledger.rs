@@ -8,6 +8,7 @@
 //! owner owes it.
 
 use std::collections::{BTreeSet, HashMap};
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -60,10 +61,15 @@ impl Owner {
         let client = facts.user.clone().map_or(client, Client::User);
         Self { is_peer: false, client }
     }
+}
 
-    /// A neighbour by name.
-    pub(crate) fn node(name: &Arc<str>) -> Self {
-        Self { is_peer: false, client: Client::Node(name.clone()) }
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.client {
+            Client::Network(address) | Client::Unproven(address) => write!(f, "address {address}"),
+            Client::Node(name) => write!(f, "node {name}"),
+            Client::User(name) => write!(f, "user {name}"),
+        }
     }
 }
 

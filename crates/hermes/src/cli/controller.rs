@@ -205,7 +205,7 @@ async fn end(signals: &mut Signals) -> &'static str {
     loop {
         match signals.next().await {
             // There is nothing to be read again.
-            "SIGHUP" => {}
+            "SIGHUP" | "SIGUSR1" => {}
             name => return name,
         }
     }

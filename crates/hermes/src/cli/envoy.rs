@@ -61,7 +61,7 @@ impl Envoy {
             () = keep_identity(&self.controller, &home) => {}
             () = async {
                 // There is nothing to be read again.
-                while signals.next().await == "SIGHUP" {}
+                while matches!(signals.next().await, "SIGHUP" | "SIGUSR1") {}
             } => tracing::info!("stopped"),
         }
         Ok(())

@@ -126,3 +126,52 @@ async fn files_that_are_no_longer_named_are_no_longer_watched() {
     fs::write(&key, "three").unwrap();
     assert!(!changes(&mut watch).await);
 }
+
+/// Waits for as long as a slow poll may take.
+async fn polled(watch: &mut Watch) -> bool {
+    tokio::time::timeout(4 * POLL_INTERVAL, watch.changed()).await.is_ok()
+}
+
+#[tokio::test]
+async fn a_directory_that_is_replaced_is_watched_again() {
+    let room = tempfile::tempdir().unwrap();
+    let at = |name: &str| room.path().join(name);
+    let make = |name: &str, text: &str| {
+        fs::create_dir_all(at(name)).unwrap();
+        fs::write(at(name).join("node.yaml"), text).unwrap();
+    };
+    make("conf", "one");
+    let mut watch = Watch::new(&at("conf/node.yaml")).unwrap();
+    make("new", "two");
+    fs::rename(at("conf"), at("old")).unwrap();
+    fs::rename(at("new"), at("conf")).unwrap();
+    assert!(polled(&mut watch).await);
+    put(&at("conf/node.yaml"), "three");
+    assert!(changes(&mut watch).await, "and what happens in it");
+    put(&at("old/node.yaml"), "four");
+    assert!(!changes(&mut watch).await, "what was moved away is nobody's");
+    // Removed, and made again after a while.
+    fs::remove_dir_all(at("conf")).unwrap();
+    assert!(polled(&mut watch).await);
+    assert!(!changes(&mut watch).await);
+    make("conf", "five");
+    assert!(polled(&mut watch).await);
+    put(&at("conf/node.yaml"), "six");
+    assert!(changes(&mut watch).await);
+}
+
+#[tokio::test]
+async fn a_directory_further_up_that_is_replaced_is_found_by_polling() {
+    let room = tempfile::tempdir().unwrap();
+    let at = |name: &str| room.path().join(name);
+    for (name, text) in [("a", "one"), ("b", "two")] {
+        fs::create_dir_all(at(name).join("conf")).unwrap();
+        fs::write(at(name).join("conf/node.yaml"), text).unwrap();
+    }
+    let mut watch = Watch::new(&at("a/conf/node.yaml")).unwrap();
+    fs::rename(at("a"), at("c")).unwrap();
+    fs::rename(at("b"), at("a")).unwrap();
+    assert!(polled(&mut watch).await);
+    put(&at("a/conf/node.yaml"), "three");
+    assert!(changes(&mut watch).await);
+}

@@ -1,6 +1,7 @@
 //! The program's own log, and whoever reads it and stalls.
 
-use hermes_testkit::{ca::Subject, dialog::Dialog, door::Door, overlay::Overlay};
+use hermes_testkit::{ca::Subject, dialog::Dialog, door::Door, overlay::Overlay, patience::until};
+use nix::sys::signal::Signal;
 
 /// Passes stderr on until the node runs; then nobody reads it, for as long as the node lives.
 const STALLS: &str = r#"exec 3>&2; exec "$@" 2> >(sed '/ running node=/q' >&3; exec tail --pid=$$ -f /dev/null)"#;
@@ -94,4 +95,77 @@ upstreams:
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("no private key could be read"), "{said}");
     assert!(!said.contains("no CA") && !said.contains("listeners[0]"), "{said}");
+}
+
+const RECORDED: &str = "
+workers: 1
+access-log: $LOG
+listeners:
+- {name: in, bind: '127.0.0.1:0', protocol: http}
+routes:
+- {name: here, respond: {body: here}}
+";
+
+/// Files of this process end at 32 KiB, as on a disk that is full.
+const FULL: &[&str] = &["bash", "-c", "trap '' XFSZ; ulimit -S -f 32; exec \"$@\"", "bash"];
+
+async fn asks(node: &hermes_testkit::overlay::Node, path: &str) {
+    let mut dialog = Dialog::connect(node.address("in")).await.unwrap();
+    dialog.send(format!("GET /{path} HTTP/1.1\r\nHost: HERE\r\nConnection: close\r\n\r\n")).await.unwrap();
+    assert_eq!(dialog.head().await.unwrap().status(), 200);
+}
+
+#[tokio::test]
+async fn records_of_a_full_disk_are_counted_and_the_next_have_lines_of_their_own() {
+    let overlay = Overlay::new(env!("CARGO_BIN_EXE_hermes")).unwrap();
+    let log = overlay.dir().join("access.log");
+    let draft = overlay.node("edge").document(RECORDED).with("LOG", log.display());
+    let node = draft.by_way_of(FULL).start().await.unwrap();
+    let mut asked = 0;
+    while node.metric("hermes_records_lost_total", "").await.unwrap() < 20.0 {
+        asks(&node, &"x".repeat(1000)).await;
+        asked += 1;
+        assert!(asked < 1000);
+    }
+    node.says("cannot write the access log").await;
+    let pid = node.pid().to_string();
+    let freed = std::process::Command::new("prlimit").args(["--pid", &pid, "--fsize=1000000:"]).status();
+    assert!(freed.unwrap().success());
+    for _ in 0..20 {
+        asks(&node, "after").await;
+        asked += 1;
+    }
+    let lines = || std::fs::read_to_string(&log).unwrap();
+    until("the last records", async || lines().lines().filter(|line| line.contains("/after")).count() == 20).await;
+    let whole = lines().lines().filter(|line| serde_json::from_str::<serde_json::Value>(line).is_ok()).count();
+    let broken = lines().lines().count() - whole;
+    let lost = node.metric("hermes_records_lost_total", "").await.unwrap();
+    assert!(broken <= 1, "{broken} lines are no records");
+    assert_eq!(whole as f64 + lost, f64::from(asked), "each record is written or counted");
+}
+
+#[tokio::test]
+async fn a_rotated_log_is_opened_again_for_either_signal() {
+    let overlay = Overlay::new(env!("CARGO_BIN_EXE_hermes")).unwrap();
+    let log = overlay.dir().join("access.log");
+    let node = overlay.node("edge").document(RECORDED).with("LOG", log.display()).start().await.unwrap();
+    for (number, signal) in [Signal::SIGUSR1, Signal::SIGHUP, Signal::SIGUSR1].into_iter().enumerate() {
+        asks(&node, &format!("before{number}")).await;
+        let rotated = overlay.dir().join(format!("access.log.{number}"));
+        let has =
+            |path: &std::path::Path, word: &str| std::fs::read_to_string(path).is_ok_and(|text| text.contains(word));
+        until("a record", async || has(&log, &format!("/before{number}"))).await;
+        std::fs::rename(&log, &rotated).unwrap();
+        node.signal(signal).unwrap();
+        until("the new file", async || log.exists()).await;
+        asks(&node, &format!("after{number}")).await;
+        until("a record in the new file", async || has(&log, &format!("/after{number}"))).await;
+        assert!(!has(&rotated, &format!("/after{number}")));
+    }
+    // A document that cannot be applied does not keep the log from being opened again.
+    node.replace("nonsense: true\n", &[]).unwrap();
+    node.says("the running configuration stays").await;
+    std::fs::remove_file(&log).unwrap();
+    node.signal(Signal::SIGHUP).unwrap();
+    until("the new file", async || log.exists()).await;
 }

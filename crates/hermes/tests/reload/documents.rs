@@ -257,3 +257,38 @@ async fn a_document_whose_files_come_late_is_applied_when_they_are_there() {
     fs::write(&cert, &identity.cert_pem).unwrap();
     says(&node, "open").await;
 }
+
+/// As deployments do that put whole directories in place of others.
+#[tokio::test]
+async fn a_certificate_in_a_directory_that_is_replaced_is_used() {
+    let overlay = overlay();
+    let certs = overlay.dir().join("certs");
+    fs::create_dir(&certs).unwrap();
+    let mut shop = Shop::new(overlay.dir());
+    (shop.cert, shop.key) = (certs.join("shop.pem"), certs.join("shop.key"));
+    let write = |identity: &Identity, to: &Path| {
+        fs::write(to.join("shop.pem"), &identity.cert_pem).unwrap();
+        fs::write(to.join("shop.key"), &identity.key_pem).unwrap();
+    };
+    write(&shop.issue(), &certs);
+    let draft = overlay.node("near").document(SECURE).with("ECHO", "127.0.0.1:9").with("WORD", "sold");
+    let node = draft.with("CERT", shop.cert.display()).with("KEY", shop.key.display()).start().await.unwrap();
+    let secure = node.address("secure");
+    for _ in 0..2 {
+        // Removed and made again.
+        let new = shop.issue();
+        fs::remove_dir_all(&certs).unwrap();
+        fs::create_dir(&certs).unwrap();
+        write(&new, &certs);
+        until("the new certificate", || shop.shows(secure, &new)).await;
+        // Moved away, and another one in its place.
+        let (new, next) = (shop.issue(), overlay.dir().join("next"));
+        fs::create_dir(&next).unwrap();
+        write(&new, &next);
+        let away = overlay.dir().join("away");
+        let _ = fs::remove_dir_all(&away);
+        fs::rename(&certs, &away).unwrap();
+        fs::rename(&next, &certs).unwrap();
+        until("the new certificate", || shop.shows(secure, &new)).await;
+    }
+}

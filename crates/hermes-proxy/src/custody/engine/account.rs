@@ -27,6 +27,8 @@ pub(super) struct Account {
     /// The disk takes nothing: nothing is kept there that is not needed, nor waits to be.
     pub(super) is_stuck: bool,
     pub(super) exchanges: usize,
+    /// Of these, the exchanges of each neighbour and user.
+    owners: HashMap<Arc<str>, usize>,
     pub(super) memory: u64,
     pub(super) disk: u64,
     /// Of both, by direction, in the order of `PARTS`.
@@ -52,6 +54,7 @@ impl Default for Account {
             disk_there: u64::MAX,
             is_stuck: false,
             exchanges: 0,
+            owners: HashMap::new(),
             memory: 0,
             disk: 0,
             of_part: [[0; 2]; 2],
@@ -74,6 +77,28 @@ impl Account {
     /// Bytes that it may have on disk.
     pub(super) fn disk_limit(&self) -> u64 {
         self.limits.disk.min(self.disk_there)
+    }
+
+    /// One more exchange of an owner. It may have as many as it leaves to others: one that takes all that it may leaves
+    /// half of the room, two of them a quarter, and so on.
+    pub(super) fn takes_exchange(&self, owner: &str) -> bool {
+        let free = self.limits.exchanges.saturating_sub(self.exchanges);
+        free > 0 && self.owners.get(owner).copied().unwrap_or_default() <= free
+    }
+
+    pub(super) fn add_exchange(&mut self, owner: &Arc<str>) {
+        self.exchanges += 1;
+        *self.owners.entry(owner.clone()).or_default() += 1;
+    }
+
+    pub(super) fn remove_exchange(&mut self, owner: &str) {
+        self.exchanges -= 1;
+        if let Some(exchanges) = self.owners.get_mut(owner) {
+            *exchanges -= 1;
+            if *exchanges == 0 {
+                self.owners.remove(owner);
+            }
+        }
     }
 
     /// So many bytes more of anybody.
@@ -175,11 +200,11 @@ fn of_direction(limit: u64, is_small: bool) -> u64 {
 pub(super) fn move_account(accounts: &mut HashMap<Arc<str>, Account>, exchange: &Exchange, before: &Arc<str>) {
     let none = Indexed::default();
     if let Some(old) = accounts.get_mut(before) {
-        old.exchanges -= 1;
+        old.remove_exchange(&exchange.owner);
         PARTS.into_iter().for_each(|part| old.count(part, &exchange.indexed[part.index()], &none));
     }
     // Nothing was read of what goes nowhere yet, and so nothing is to spare.
     let new = accounts.entry(exchange.account.clone()).or_default();
-    new.exchanges += 1;
+    new.add_exchange(&exchange.owner);
     PARTS.into_iter().for_each(|part| new.count(part, &none, &exchange.indexed[part.index()]));
 }

@@ -9,10 +9,14 @@ use std::time::Duration;
 use hermes_wire::custody::{Behind, ExchangeId, Part, Record};
 
 use super::super::NO_CHANNEL;
+use super::super::half::Upto;
 use super::{Ended, Engine, Entry, Exchange, Output, Side, Survives};
 
 /// Ends that one neighbour is told of again. Of older ones it hears only that they are over.
 const MOST_ENDED: usize = 16 << 10;
+
+/// What was begun, and of which nothing came, lasts for so long without a channel to its neighbour.
+const EMPTY_FOR: Duration = Duration::from_secs(10);
 
 impl Engine {
     /// Its client or its origin, who is here, has given up, or it cannot be led anywhere.
@@ -154,7 +158,7 @@ impl Engine {
             self.leave(id, to);
         }
         if let Some(account) = self.accounts.get_mut(&exchange.account) {
-            account.exchanges -= 1;
+            account.remove_exchange(&exchange.owner);
         }
         // Who waits for that forgets it for good. All others know of the end, or say it again.
         let is_waited_for = self.farewells.contains_key(&id) || entry != Entry::Forget;
@@ -185,9 +189,31 @@ impl Engine {
         }
     }
 
+    /// Forgets what neighbours without a channel have only begun: they begin it again with the next channel.
+    fn forget_empty(&mut self, now: Duration) {
+        let mut lapsed = Vec::new();
+        for (name, peer) in self.peers.iter_mut().filter(|(_, peer)| peer.may_lapse) {
+            let since = *peer.closed_since.get_or_insert(now);
+            if now >= since + EMPTY_FOR {
+                (peer.may_lapse, peer.closed_since) = (false, None);
+                lapsed.push((Side::Peer(name.clone()), peer.exchanges.iter().copied().collect::<Vec<_>>()));
+            }
+        }
+        for (side, exchanges) in lapsed {
+            for id in exchanges {
+                let is_empty =
+                    |one: &Exchange| one.from == side && one.to.is_none() && one.request.have() == Upto::default();
+                if self.exchanges.get(&id).is_some_and(is_empty) && self.remove(id, Entry::Forget).is_some() {
+                    self.out.push_back(Output::Forget { id });
+                }
+            }
+        }
+    }
+
     /// Ends what has had its time, and what has been waited for long enough.
     pub(crate) fn expire(&mut self, now: Duration) {
         self.let_on_late(now);
+        self.forget_empty(now);
         // What was freed since, and was not worth a look by itself.
         let freed = self.accounts.iter_mut().filter_map(|(name, account)| account.is_freed(true).then(|| name.clone()));
         let freed: Vec<_> = freed.collect();

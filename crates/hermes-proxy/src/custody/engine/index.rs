@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use hermes_wire::custody::{ExchangeId, Part, Record};
 
@@ -15,6 +16,9 @@ use super::{CHUNK, Engine, Exchange, Output, PARTS, Side};
 #[derive(Debug, Default)]
 pub(super) struct Peer {
     pub(super) is_open: bool,
+    /// Its channel was closed, and what it has only begun is not forgotten yet; since when, once that was noticed.
+    pub(super) may_lapse: bool,
+    pub(super) closed_since: Option<Duration>,
     /// It was asked, and had nothing to hear.
     pub(super) is_quiet: bool,
     /// Why there is no channel, where that is known.

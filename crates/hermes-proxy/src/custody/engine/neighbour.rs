@@ -16,6 +16,8 @@ use super::{CHUNK, Engine, Exchange, Output, PARTS, Side};
 
 /// Of so many chunks one is the oldest exchange's, whoever else is ahead.
 const FOR_THE_OLDEST: u32 = 8;
+/// Stands between the name of a neighbour that comes to us and that of its line.
+pub(crate) const BY: &str = " by ";
 /// No neighbour asks for longer custody.
 pub(crate) const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Answers that wait for one neighbour. What finds no room it asks for again.
@@ -23,12 +25,18 @@ const MOST_WORDS: usize = 4096;
 /// Ends that wait for the disk before whoever told them may forget them. What finds no room is told at once.
 const MOST_FAREWELLS: usize = 16 << 10;
 
+/// The neighbour that is known by this name, whichever of its lines it comes by.
+pub(super) fn owner_of(peer: &Arc<str>) -> Arc<str> {
+    peer.split_once(BY).map_or_else(|| peer.clone(), |(node, _)| Arc::from(node))
+}
+
 impl Engine {
     /// A channel to a neighbour is there: what was under way over the one before is lost.
     pub(crate) fn opened(&mut self, peer: &Arc<str>) {
         let side = Side::Peer(peer.clone());
         let state = self.peers.entry(peer.clone()).or_default();
         state.is_open = true;
+        (state.may_lapse, state.closed_since) = (false, None);
         state.is_quiet = false;
         state.trouble = None;
         state.pace.begin();
@@ -68,6 +76,7 @@ impl Engine {
     pub(crate) fn closed(&mut self, peer: &Arc<str>) {
         let Some(state) = self.peers.get_mut(peer) else { return };
         state.is_open = false;
+        (state.may_lapse, state.closed_since) = (true, None);
         if state.is_idle() && state.through.is_empty() {
             self.peers.remove(peer);
             return;
@@ -280,7 +289,7 @@ impl Engine {
         if self.ended_for(id, peer).is_some() {
             return self.unknown(peer, id);
         }
-        match self.add(id, side, Half::awaiting_head(), (now, left.min(LONGEST)), account) {
+        match self.add(id, side, Half::awaiting_head(), (now, left.min(LONGEST)), account, &owner_of(peer)) {
             Ok(()) => self.out.push_back(Output::Begun { id, peer: peer.clone() }),
             Err(reason) => self.say(peer, Record::Gone { id, status: 503, reason: reason.to_owned() }),
         }

@@ -107,7 +107,7 @@ fn what_does_not_move_leaves_room_to_what_does() {
 /// One that goes to a neighbour that is dark, of so many bytes.
 fn dark(engine: &mut Engine, number: u8, bytes: usize) -> ExchangeId {
     let id = ExchangeId([number; 16]);
-    engine.begin(NOW, id, Side::Peer(name(9)), Duration::from_secs(900), &account(), false).unwrap();
+    engine.begin(NOW, id, Side::Peer(name(9)), Duration::from_secs(900), &account(), &name(77), false).unwrap();
     while engine.have(id, Part::Request).unwrap().offset < bytes as u64 {
         assert_eq!(engine.append(id, Part::Request, vec![1; 1000].into(), false), Appended::Taken);
         write(engine);
@@ -127,7 +127,7 @@ fn who_was_refused_goes_on_when_there_is_room() {
         dark(&mut engine, number, 16_000);
     }
     let another = dark(&mut engine, 60, 12_000);
-    engine.begin(NOW, ID, Side::Peer(name(1)), Duration::from_secs(900), &account(), false).unwrap();
+    engine.begin(NOW, ID, Side::Peer(name(1)), Duration::from_secs(900), &account(), &name(77), false).unwrap();
     let piece = Bytes::from(vec![7; 40_000]);
     let append = |engine: &mut Engine| engine.append(ID, Part::Request, piece.slice(..16_000), false);
     while append(&mut engine) == Appended::Taken {
@@ -155,7 +155,7 @@ fn who_was_refused_goes_on_when_there_is_room() {
 fn a_head_that_found_no_room_is_sent_again() {
     let mut before = engine(LIMITS);
     before.opened(&name(1));
-    before.begin(NOW, ID, Side::Peer(name(1)), Duration::from_secs(900), &account(), false).unwrap();
+    before.begin(NOW, ID, Side::Peer(name(1)), Duration::from_secs(900), &account(), &name(77), false).unwrap();
     assert_eq!(before.append(ID, Part::Request, vec![2; 2000].into(), true), Appended::Taken);
     write(&mut before);
     let mut engine = engine(SMALL);
@@ -188,7 +188,7 @@ fn what_waits_for_its_route_grows_no_more() {
     let sizes = [390_000, 190_000, 95_000, 30_000, 30_000, 30_000, 30_000];
     let others = (50..).zip(sizes).map(|(number, bytes)| {
         let id = ExchangeId([number; 16]);
-        engine.begin(NOW, id, Side::Peer(name(9)), Duration::from_secs(900), &small, false).unwrap();
+        engine.begin(NOW, id, Side::Peer(name(9)), Duration::from_secs(900), &small, &name(77), false).unwrap();
         assert_eq!(engine.append(id, Part::Request, vec![1; bytes].into(), false), Appended::Taken);
         id
     });
@@ -231,4 +231,50 @@ fn what_was_never_written_is_not_read_again() {
     let said = std::iter::from_fn(|| engine.next_record(NOW, &name(1), Some(1 << 30)));
     assert_eq!(said.map(bytes).sum::<usize>(), 4 + 21 * 16_384);
     assert!(!outputs(&mut engine).iter().any(|output| matches!(output, Output::Read { .. })));
+}
+
+fn begins(engine: &mut Engine, peer: &Arc<str>, numbers: std::ops::Range<u128>) -> usize {
+    let before = engine.len();
+    for number in numbers {
+        let id = ExchangeId(number.to_be_bytes());
+        engine.hear(NOW, peer, Record::Begin { id, left: 7 * 24 * 3_600_000 }, &account());
+    }
+    engine.len() - before
+}
+
+/// By however many lines it comes.
+#[test]
+fn a_neighbour_that_begins_without_end_leaves_half_of_the_exchanges() {
+    let mut engine = engine(LIMITS);
+    let [one, same, other] = ["flooder by 1", "flooder by 2", "other by 1"].map(Arc::from);
+    assert_eq!(begins(&mut engine, &one, 0..400) + begins(&mut engine, &same, 1000..2000), 501);
+    assert_eq!(begins(&mut engine, &other, 3000..3200), 200);
+    let refused = engine.begin(NOW, ExchangeId([255; 16]), Side::Peer(name(1)), NOW, &account(), &name(77), false);
+    assert!(refused.is_ok());
+}
+
+#[test]
+fn what_was_only_begun_is_forgotten_soon_without_a_channel_and_begun_again_with_the_next() {
+    let mut engine = engine(LIMITS);
+    let peer = name(0);
+    engine.opened(&peer);
+    assert_eq!(begins(&mut engine, &peer, 0..100), 100);
+    let with_data = ExchangeId(7u128.to_be_bytes());
+    let data =
+        Record::Data { id: with_data, part: Part::Request, offset: 0, is_last: false, bytes: vec![7; 10].into() };
+    engine.hear(NOW, &peer, data, &account());
+    let after = |engine: &mut Engine, seconds| {
+        engine.expire(Duration::from_secs(seconds));
+        let forgotten = std::iter::from_fn(|| engine.output()).filter(|one| matches!(one, Output::Forget { .. }));
+        (forgotten.count(), engine.len())
+    };
+    assert_eq!(after(&mut engine, 100), (0, 100), "its channel is open");
+    engine.closed(&peer);
+    assert_eq!([101, 110].map(|seconds| after(&mut engine, seconds)), [(0, 100); 2]);
+    assert_eq!(after(&mut engine, 111), (99, 1));
+    assert_eq!(after(&mut engine, 3600), (0, 1), "what came is kept for its time");
+    engine.opened(&peer);
+    assert_eq!(begins(&mut engine, &peer, 0..100), 99);
+    let told = std::iter::from_fn(|| engine.next_record(NOW, &peer, None));
+    assert_eq!(told.filter(|record| matches!(record, Record::Gone { .. } | Record::Done { .. })).count(), 0);
 }
