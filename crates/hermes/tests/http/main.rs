@@ -5,8 +5,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod balancing;
-mod client_address;
 mod bound;
+mod client_address;
 mod early;
 mod early_answers;
 mod exchanges;

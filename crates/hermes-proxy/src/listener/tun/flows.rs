@@ -182,7 +182,9 @@ impl Flows {
     /// False where the node has as many connections as it may.
     fn begin_connection(self: &Rc<Self>, key: FlowKey, syn: &[u8], name: Arc<str>) -> bool {
         let Some(listener) = self.worker.generation().listener(&self.listener).cloned() else { return false };
-        let Some(guard) = ConnectionGuard::take(&self.worker, listener, key.client, &Trust::Anonymous) else { return false };
+        let Some(guard) = ConnectionGuard::take(&self.worker, listener, key.client, &Trust::Anonymous) else {
+            return false;
+        };
         let (flows, syn) = (self.clone(), Bytes::copy_from_slice(syn));
         self.worker.spawn(async move {
             let killed = guard.connection.kill.wait();
