@@ -111,6 +111,7 @@ pub(super) async fn capture(
                 Ending::Close => break,
                 Ending::HandOver => {
                     is_leaving = true;
+                    tracing::info!(listener = %listener.name, %prefix, "another process serves new connections to names");
                     udp_ending.set(Ending::Close);
                 }
             },
