@@ -177,6 +177,12 @@ impl Translation {
         self.by_alias.get(&(transport, alias)).map(|flow| flow.key)
     }
 
+    /// No connection is open, or on its way.
+    pub(crate) fn has_no_connections(&self) -> bool {
+        let is_over = |flow: &Flow| flow.key.transport == Transport::Udp || matches!(flow.state, State::Closed(_));
+        self.by_alias.values().all(is_over)
+    }
+
     fn own(&self, transport: Transport) -> SocketAddr {
         match transport {
             Transport::Tcp => self.tcp,

@@ -21,6 +21,7 @@ use hermes_model::snapshot::{Capture, CarryNames, Listener, ListenerProtocol, Sn
 use ipnet::IpNet;
 
 use self::outage::{Lost, Outage, SETTLED};
+use super::Ending;
 use crate::datagram::{Port, QUIET};
 use crate::ip::{End, Link, Owner};
 use crate::request::{Origin, from_capture};
@@ -48,7 +49,7 @@ struct Taken {
 struct Running {
     taken: Taken,
     listener: Arc<Listener>,
-    ending: Rc<Signal<()>>,
+    ending: Rc<Signal<Ending>>,
 }
 
 impl Captures {
@@ -67,7 +68,7 @@ impl Captures {
         self.0.retain(|place, running| {
             let stays = wanted.contains_key(place);
             if !stays {
-                running.ending.set(());
+                running.ending.set(Ending::Close);
             }
             stays
         });
@@ -85,7 +86,7 @@ impl Captures {
                 continue;
             }
             // The old one goes on until the new one is open: it takes the packets over.
-            let ending: Rc<Signal<()>> = Rc::default();
+            let ending: Rc<Signal<Ending>> = Rc::default();
             let running = Running { taken, listener: listener.clone(), ending: ending.clone() };
             let before = self.0.insert(place, running).map(|running| running.ending);
             if taken.is_names && carries_flows(&listener) {
@@ -103,14 +104,14 @@ impl Captures {
         for (_, running) in self.0.drain() {
             worker.spawn(async move {
                 tokio::time::sleep(QUIET).await;
-                running.ending.set(());
+                running.ending.set(Ending::HandOver);
             });
         }
     }
 
     /// Ends all.
     pub(crate) fn end(&mut self) {
-        self.0.drain().for_each(|(_, running)| running.ending.set(()));
+        self.0.drain().for_each(|(_, running)| running.ending.set(Ending::Close));
     }
 }
 
@@ -188,15 +189,15 @@ async fn capture(
     worker: Rc<Worker>,
     listener: Arc<Listener>,
     network: IpNet,
-    ending: Rc<Signal<()>>,
-    before: Option<Rc<Signal<()>>>,
+    ending: Rc<Signal<Ending>>,
+    before: Option<Rc<Signal<Ending>>>,
 ) {
     let (mut pause, outage) = (FIRST_PAUSE, Outage::default());
     loop {
         let began = worker.now();
         tokio::select! {
             biased;
-            () = ending.wait() => break,
+            _ = ending.wait() => break,
             lost = serve(&worker, &listener, network, &before, &outage) => {
                 if let Some(lost) = lost {
                     outage.goes_on(&worker, &listener, &network, &lost);
@@ -210,12 +211,12 @@ async fn capture(
         let jitter = Duration::from_millis(worker.random().1 % FIRST_PAUSE.as_millis() as u64);
         tokio::select! {
             biased;
-            () = ending.wait() => break,
+            _ = ending.wait() => break,
             () = tokio::time::sleep(pause + jitter) => {}
         }
         pause = (2 * pause).min(LAST_PAUSE);
     }
-    before.inspect(|before| before.set(()));
+    before.inspect(|before| before.set(Ending::Close));
 }
 
 /// One try, and the tunnel that comes of it. Why it is over, where somebody has to know.
@@ -223,7 +224,7 @@ async fn serve(
     worker: &Rc<Worker>,
     listener: &Arc<Listener>,
     network: IpNet,
-    before: &Option<Rc<Signal<()>>>,
+    before: &Option<Rc<Signal<Ending>>>,
     outage: &Outage,
 ) -> Option<Lost> {
     let ListenerProtocol::Tun(tun) = &listener.protocol else { return None };
@@ -251,7 +252,7 @@ async fn serve(
             return None;
         }
     };
-    before.as_ref().inspect(|before| before.set(()));
+    before.as_ref().inspect(|before| before.set(Ending::Close));
     let mut relayed = pin!(session::relay(Near::Datagrams(Port::Device(Box::new(end))), *tunnel));
     if outage.lasts() {
         if tokio::time::timeout(SETTLED, &mut relayed).await.is_ok() {

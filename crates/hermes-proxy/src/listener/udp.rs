@@ -149,7 +149,7 @@ impl Flows {
     /// its source: nothing that is sent to them reaches whoever has the listener now, and nothing
     /// of theirs keeps the listener's address from whoever wants it next.
     fn part(&mut self, how: Ending) {
-        if self.carries_ip {
+        if self.carries_ip || matches!(self.targets, Targets::Translated(_)) {
             return self.leave_to_others(how);
         }
         self.closing = how == Ending::Close;
@@ -172,7 +172,7 @@ impl Flows {
     }
 
     /// A link of IP lives for days, and another process can have one in its place: that takes the packets at once,
-    /// and answers go by the old one until the far end knows of the new one.
+    /// and answers go by the old one until the far end knows of the new one. Flows to names begin anew there.
     fn leave_to_others(&self, how: Ending) {
         for queue in self.by_source.known.values().map(|known| known.queue.clone()) {
             match how {

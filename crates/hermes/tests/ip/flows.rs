@@ -10,7 +10,12 @@ use hermes_testkit::{
     patience::until,
 };
 
-use crate::line::{Hop, Line, PORT, as_root, draft, next};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+use crate::line::{Hop, Line, PORT, as_root, draft, next, process};
 
 const NEAR: &str = "
 workers: 2
@@ -192,6 +197,39 @@ fn connections_to_names_meet_a_limit_and_end_with_their_sessions() {
         assert!(services.near.metric("hermes_limit_hits_total", "name-sessions").await.unwrap() >= 1.0);
         drop(held);
         until("another one has its place", async || services.connect(&address, 1).await == "same").await;
+    });
+}
+
+#[test]
+fn connections_to_names_outlive_a_takeover() {
+    as_root("a takeover of names as flows", || async {
+        let mut services = Services::new(Hop::H2, 100).await;
+        let start = async |services: &Services, called: &str| {
+            let draft = process(&services.line, 0, "near", NEAR, Hop::H2, called).with("LIMIT", 100);
+            let node = draft.start().await.unwrap();
+            node.says("connections to names are served").await;
+            node
+        };
+        // The first process had no socket for another one.
+        drop(std::mem::replace(&mut services.near, start(&services, "near-1").await));
+        let hosts = services.output(&["getent", "ahostsv4", "DB"]).await.unwrap();
+        let address = hosts.split_whitespace().next().unwrap();
+        let connect = TcpStream::connect((address, 5432));
+        let mut connection = services.line.near().run(connect).await.unwrap().unwrap();
+        let mut echoed = async |byte: u8| {
+            connection.write_all(&[byte]).await.unwrap();
+            assert_eq!(connection.read_u8().await.unwrap(), byte);
+        };
+        echoed(1).await;
+        let before = std::mem::replace(&mut services.near, start(&services, "near-2").await);
+        until("the old process parts", async || before.log().contains("another process has the listeners")).await;
+        echoed(2).await;
+        assert_eq!(services.connect("DB", 100_000).await, "same");
+        let datagrams = services.output(&["python3", "-c", DATAGRAMS, "CLOCK", "123"]).await;
+        assert_eq!(datagrams.as_deref(), Ok("3"));
+        // From then on the old process has no more than the connections that it had.
+        before.says("another process serves new connections to names").await;
+        echoed(3).await;
     });
 }
 

@@ -277,6 +277,14 @@ impl LocalDevice {
         self.device.outlived();
     }
 
+    /// Gives a packet to the process before us, which may have the connection that it belongs to. False: there is none, or it
+    /// takes no more.
+    pub(crate) fn pass_to_predecessor(&self, packet: &Bytes) -> bool {
+        let before = self.before.borrow();
+        let sent = before.as_ref().map(|before| before.try_send(std::slice::from_ref(packet)));
+        sent.is_some_and(|sent| sent.is_ok_and(|moved| moved.taken() == 1))
+    }
+
     fn elsewhere(&self) -> Elsewhere {
         let before = self.before.borrow().clone();
         before.map_or_else(|| self.later(), Elsewhere::Before)

@@ -5,6 +5,8 @@
 //! the kernel serves them at two sockets of ours. A client's SYN waits until the far end is open: the program is refused
 //! when that refuses, and told that nothing leads there when nothing does. A connection to port 80 is served as HTTP,
 //! each request decided by itself, unless routes take nothing but tunnels to the name.
+//! A process that another one takes over from serves the connections that it has until they end; UDP flows begin anew in the
+//! other one.
 //! Bounded: flows at a time (`name-sessions`), connections of the node, the time until the kernel hands one over.
 
 use std::cell::RefCell;
@@ -27,7 +29,7 @@ use hermes_wire::socks5::Reply;
 use http::Method;
 use ipnet::IpNet;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot, watch};
 
 use super::source_for;
 use crate::ip::{FlowKey, LocalDevice, Newcomers, Outcome, Owner, Translation, Transport, poll_send_into};
@@ -54,7 +56,10 @@ struct Flows {
     translation: Rc<RefCell<Translation>>,
     /// Who waits for the connection from an alias.
     expected: RefCell<HashMap<SocketAddr, oneshot::Sender<TcpStream>>>,
-    ended: Signal<()>,
+    /// A connection has ended.
+    closed: Notify,
+    /// The prefix is served no longer.
+    ended: watch::Sender<bool>,
 }
 
 /// Serves a prefix until its end; `before` is told to end when this one takes the packets.
@@ -62,14 +67,14 @@ pub(super) async fn capture(
     worker: Rc<Worker>,
     listener: Arc<Listener>,
     prefix: IpNet,
-    ending: Rc<Signal<()>>,
-    before: Option<Rc<Signal<()>>>,
+    ending: Rc<Signal<Ending>>,
+    before: Option<Rc<Signal<Ending>>>,
 ) {
     let owner = Owner::Listener(listener.name.clone());
     let ListenerProtocol::Tun(tun) = &listener.protocol else { return };
     let local = worker.devices.get(&tun.device);
     let pending = local.as_ref().and_then(|local| Newcomers::of(local, &owner, prefix));
-    before.inspect(|before| before.set(()));
+    before.inspect(|before| before.set(Ending::Close));
     let (Some(local), Some(pending)) = (local, pending) else {
         return tracing::error!(listener = %listener.name, %prefix, "another session holds the addresses of names");
     };
@@ -90,16 +95,27 @@ pub(super) async fn capture(
         local,
         translation: translation.clone(),
         expected: RefCell::default(),
-        ended: Signal::default(),
+        closed: Notify::new(),
+        ended: watch::Sender::new(false),
     });
     let udp_ending: Rc<Signal<Ending>> = Rc::default();
     let targets = Targets::Translated(translation);
     worker.spawn(receive_all(worker.clone(), receiving, listener.name.clone(), udp_ending.clone(), targets));
     tracing::info!(listener = %listener.name, %prefix, "connections to names are served");
-    loop {
+    // Another process serves what begins from now on.
+    let mut is_leaving = false;
+    while !(is_leaving && flows.translation.borrow().has_no_connections()) {
         tokio::select! {
             biased;
-            () = ending.wait() => break,
+            how = ending.wait(), if !is_leaving => match how {
+                Ending::Close => break,
+                Ending::HandOver => {
+                    is_leaving = true;
+                    tracing::info!(listener = %listener.name, %prefix, "another process serves new connections to names");
+                    udp_ending.set(Ending::Close);
+                }
+            },
+            () = flows.closed.notified() => {}
             accepted = accepting.accept() => flows.hand_over(accepted),
             packets = pending.next() => {
                 // The device is gone: whoever makes it again captures again.
@@ -109,8 +125,8 @@ pub(super) async fn capture(
             }
         }
     }
-    flows.ended.set(());
-    udp_ending.set(Ending::HandOver);
+    flows.ended.send_replace(true);
+    udp_ending.set(Ending::Close);
 }
 
 type Sockets = (TcpListener, UdpSocket, Translation);
@@ -150,9 +166,14 @@ impl Flows {
                 return (outcome == Outcome::Rewritten).then(|| changed.freeze());
             }
             Outcome::Begins(_) | Outcome::Waits => {}
+            // Before a takeover it was a connection of the process that had the device.
             Outcome::Unknown if header.protocol == ip::TCP => {
+                let packet = changed.freeze();
+                if self.local.pass_to_predecessor(&packet) {
+                    return None;
+                }
                 self.worker.shared.metrics.dropped("no-session", 1);
-                self.answer(ip::tcp_reset(&changed, &header));
+                self.answer(ip::tcp_reset(&packet, &header));
             }
             Outcome::Unknown | Outcome::Untranslatable => self.local.refuse(&self.worker, &changed, "no-session"),
         }
@@ -187,15 +208,16 @@ impl Flows {
         };
         let (flows, syn) = (self.clone(), Bytes::copy_from_slice(syn));
         self.worker.spawn(async move {
-            let killed = guard.connection.kill.wait();
+            let (killed, mut ended) = (guard.connection.kill.wait(), flows.ended.subscribe());
             tokio::select! {
                 biased;
-                () = flows.ended.wait() => {}
+                _ = ended.wait_for(|ended| *ended) => {}
                 reason = killed => tracing::debug!(source = %key.client, reason, "a connection was closed"),
                 () = flows.serve(&guard, key, &syn) => {}
             }
             flows.expected.borrow_mut().retain(|_, waiting| !waiting.is_closed());
             flows.translation.borrow_mut().close(&key, flows.worker.now());
+            flows.closed.notify_one();
             // As long as a connection is to it, the name keeps its address.
             drop(name);
         });

@@ -21,6 +21,7 @@ use hermes_model::snapshot::{Listener, ListenerProtocol};
 use hermes_wire::ip;
 use ipnet::IpNet;
 
+use super::Ending;
 use super::outage::{Lost, Outage, SETTLED};
 use super::{FIRST_PAUSE, LAST_PAUSE, of, source_for};
 use crate::datagram::Port;
@@ -78,13 +79,13 @@ pub(super) async fn capture(
     worker: Rc<Worker>,
     listener: Arc<Listener>,
     prefix: IpNet,
-    ending: Rc<Signal<()>>,
-    before: Option<Rc<Signal<()>>>,
+    ending: Rc<Signal<Ending>>,
+    before: Option<Rc<Signal<Ending>>>,
 ) {
     let owner = Owner::Listener(listener.name.clone());
     let ListenerProtocol::Tun(tun) = &listener.protocol else { return };
     let newcomers = worker.devices.get(&tun.device).and_then(|local| Newcomers::of(&local, &owner, prefix));
-    before.inspect(|before| before.set(()));
+    before.inspect(|before| before.set(Ending::Close));
     let Some(newcomers) = newcomers else {
         return tracing::error!(listener = %listener.name, %prefix, "the packets for names are another's");
     };
@@ -93,7 +94,7 @@ pub(super) async fn capture(
     loop {
         tokio::select! {
             biased;
-            () = ending.wait() => return,
+            _ = ending.wait() => return,
             Some(ended) = names.running.next(), if !names.running.is_empty() => names.end(ended),
             packets = names.newcomers.next() => {
                 // Where the device is gone, whoever makes it again captures again.
