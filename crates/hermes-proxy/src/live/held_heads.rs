@@ -23,8 +23,8 @@ use crate::worker::Worker;
 
 /// A line of a head beside its name and value, in two tables: as it came, and as it goes on.
 const LINE: u64 = 224;
-/// Names and values lie in what was read, and are copied on their way out.
-const COPIES: u64 = 2;
+/// Names and values lie in a buffer that was read into, and again in one that is written from: both grow by doubling.
+const COPIES: u64 = 4;
 /// A stream without its head: its state here and in the library, and what it keeps of a read buffer.
 const STREAM: u64 = 8 << 10;
 /// Of the limit so much is left once sessions have ended, so that the next one does not end others at once.
