@@ -42,7 +42,6 @@ struct Turn {
 }
 
 impl Turn {
-    const FIRST: usize = 4 << 10;
     const MIN: usize = 512;
     const MAX: usize = 64 << 10;
     /// A turn's worth of lines.
@@ -50,7 +49,7 @@ impl Turn {
     const LINES_PER_HEAD: usize = 16;
 
     fn new() -> Self {
-        Self { bytes: Self::FIRST, lines: 0 }
+        Self { bytes: Self::MIN, lines: 0 }
     }
 
     fn count(&mut self, headers: &HeaderMap) {
