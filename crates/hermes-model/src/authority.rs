@@ -163,12 +163,16 @@ fn split_host_port(text: &str) -> Result<(RawHost<'_>, Option<u16>), AuthorityEr
         return Ok((host, None));
     }
     let digits = rest.strip_prefix(':').ok_or(AuthorityError::Port)?;
+    if digits.is_empty() {
+        // The same as none (RFC 3986, 6.2.3).
+        return Ok((host, None));
+    }
     parse_port(digits).map(|port| (host, Some(port)))
 }
 
 /// A port in decimal digits. `u16::from_str` alone would accept `+80`.
 fn parse_port(digits: &str) -> Result<u16, AuthorityError> {
-    if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
+    if !digits.bytes().all(|b| b.is_ascii_digit()) {
         return Err(AuthorityError::Port);
     }
     match digits.parse::<u16>() {

@@ -146,7 +146,7 @@ pub struct Listener {
     pub tls: Option<ListenerTls>,
     /// Peers believed without a certificate, as standalone nodes are.
     pub trust: Vec<IpNet>,
-    /// Sources that must begin with a PROXY protocol v2 header, which is believed. Connections
+    /// Sources that must begin with a PROXY protocol header, which is believed. Connections
     /// from elsewhere are served without one. Empty: the protocol is off.
     pub proxy_protocol: Vec<IpNet>,
     /// Tunnels by POST are accepted, from authenticated or trusted peers only.

@@ -76,7 +76,7 @@ impl CertifiedKey {
         let chain = load_certificates(cert)?;
         let fault = |reason: String| TlsError::File { path: key.to_owned(), reason };
         let pem = file::read(key, file::MOST).map_err(|error| fault(format!("cannot be read: {error}")))?;
-        let private = PrivateKeyDer::from_pem_slice(&pem)
+        let private = PrivateKeyDer::from_pem_slice(bare(&pem))
             .map_err(|error| fault(format!("no private key could be read: {error}")))?;
         // What else is wrong with them is told by whoever makes use of them.
         let fits = rustls::sign::CertifiedKey::from_der(chain.clone(), private.clone_key(), &provider());
@@ -92,7 +92,8 @@ impl CertifiedKey {
     /// Either is no PEM of its kind.
     pub fn from_pem(cert: &[u8], key: &[u8]) -> Result<Self, TlsError> {
         let fault = |reason: String| TlsError::Configuration { what: "a certificate and its key", reason };
-        let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| fault(format!("no private key: {error}")))?;
+        let key =
+            PrivateKeyDer::from_pem_slice(bare(key)).map_err(|error| fault(format!("no private key: {error}")))?;
         Ok(Self { chain: certificates(cert).map_err(fault)?, key })
     }
 
@@ -245,8 +246,13 @@ fn load_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsErr
     certificates(&pem).map_err(fault)
 }
 
+/// Without the byte order mark that some editors write: it would hide the first line.
+fn bare(pem: &[u8]) -> &[u8] {
+    pem.strip_prefix("\u{feff}".as_bytes()).unwrap_or(pem)
+}
+
 fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
-    let read = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();
+    let read = CertificateDer::pem_slice_iter(bare(pem)).collect::<Result<Vec<_>, _>>();
     let certificates = read.map_err(|error| format!("not PEM: {error}"))?;
     if certificates.is_empty() { Err("holds no certificate".to_owned()) } else { Ok(certificates) }
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HOST, HeaderValue};
-use http::{Method, Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode, Version};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -148,7 +148,11 @@ async fn answer(
 }
 
 fn names_loopback(request: &Request<Incoming>) -> bool {
-    let Some(host) = request.headers().get(HOST).and_then(|host| host.to_str().ok()) else { return false };
+    let Some(host) = request.headers().get(HOST) else {
+        // Browsers, which such a page needs, always send one; checks of HAProxy are HTTP/1.0 without.
+        return request.version() == Version::HTTP_10;
+    };
+    let Ok(host) = host.to_str() else { return false };
     let Ok(authority) = host.parse::<http::uri::Authority>() else { return false };
     let name = authority.host().trim_start_matches('[').trim_end_matches(']');
     name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()

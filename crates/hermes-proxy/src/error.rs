@@ -147,6 +147,9 @@ pub(crate) enum Error {
     /// Bytes were owed and none came.
     #[error("no progress for {0:?}")]
     NoProgress(Duration),
+    /// It is the client that owes bytes: its request's body does not go on.
+    #[error("the client sent nothing more of its request for {0:?}")]
+    ClientStalled(Duration),
     /// No byte in either direction.
     #[error("idle for {0:?}")]
     Idle(Duration),
@@ -239,6 +242,7 @@ impl Error {
             | Error::TooManyLines(_)
             | Error::TooLarge(_)
             | Error::AnswerTooLarge(_)
+            | Error::ClientStalled(_)
             | Error::ClientGone(_) => Side::Client,
             Error::Denied { .. } | Error::Unreachable { .. } | Error::Reconfigured(_) | Error::Unsuitable { .. } => {
                 Side::Policy
@@ -276,6 +280,7 @@ impl Error {
         match self {
             Error::Denied { status, .. } | Error::Custody { status, .. } => *status,
             Error::Malformed(_) | Error::ClientGone(_) => StatusCode::BAD_REQUEST,
+            Error::ClientStalled(_) => StatusCode::REQUEST_TIMEOUT,
             Error::Unreachable { .. } => StatusCode::FORBIDDEN,
             Error::ConnectTimeout { .. } | Error::NoProgress(_) | Error::Idle(_) => StatusCode::GATEWAY_TIMEOUT,
             Error::NoEndpoint { .. }
@@ -300,6 +305,7 @@ impl Error {
             | Error::Coding(_)
             | Error::TooManyLines(_)
             | Error::TooLarge(_)
+            | Error::ClientStalled(_)
             | Error::ClientGone(_) => "http_request_error",
             Error::AnswerTooLarge(_) => "http_response_header_section_size",
             Error::Unsuitable { .. } => "http_protocol_error",

@@ -403,7 +403,7 @@ pub(crate) fn contains(prefixes: &[ipnet::IpNet], source: SocketAddr) -> bool {
     prefixes.iter().any(|prefix| prefix.contains(&source.ip().to_canonical()))
 }
 
-/// Reads a PROXY protocol v2 header; `None` where it speaks for nobody (LOCAL). Reads not one byte
+/// Reads a PROXY protocol header; `None` where it speaks for nobody (LOCAL). Reads not one byte
 /// beyond it: what follows is TLS's or HTTP's.
 async fn read_proxy_header(tcp: &mut TcpStream) -> io::Result<Option<SocketAddr>> {
     let mut seen = BytesMut::new();

@@ -146,6 +146,11 @@ impl Entry {
         self.touched.set(worker.now());
     }
 
+    /// Something moved that is no byte of a body.
+    pub(crate) fn touch(&self, worker: &Worker) {
+        self.touched.set(worker.now());
+    }
+
     pub(crate) fn set_phase(&self, worker: &Worker, phase: Phase) {
         if self.phase.replace(phase) != phase {
             self.touched.set(worker.now());

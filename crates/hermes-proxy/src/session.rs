@@ -103,6 +103,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request<'_>) -> Serv
         return fail(session, &Error::Limit("tunnels of this node"));
     }
     let alternative = alternative(&request);
+    let body = request.body.clone();
     // The client's side may end meanwhile, by the sweep, a reload or its own doing.
     let acted = {
         let end = session.entry.end.wait();
@@ -125,6 +126,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request<'_>) -> Serv
             session.entry.status.set(head.status().as_u16());
             Served::Tunnel(Box::new(Tunnel { head, far, session, body }))
         }
+        Err(Error::NoProgress(limit)) if body.waits_for_client() => fail(session, &Error::ClientStalled(limit)),
         Err(error) => fail(session, &error),
     }
 }

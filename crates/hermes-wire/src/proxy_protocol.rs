@@ -1,4 +1,5 @@
-//! PROXY protocol, version 2 (HAProxy's `proxy-protocol.txt`, section 2.2).
+//! PROXY protocol, version 1 as it is read, version 2 as it is read and sent (HAProxy's `proxy-protocol.txt`, sections
+//! 2.1 and 2.2).
 //!
 //! In: the first bytes of an accepted connection, or two socket addresses. Out: who really
 //! speaks to whom, or the header that says so to the next server. Extensions (TLVs) are skipped
@@ -13,6 +14,12 @@ const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
 
 /// What the text form, version 1, begins with.
 const V1: &[u8] = b"PROXY ";
+
+/// The shortest line of version 1: `PROXY UNKNOWN` and its end.
+const MIN_V1: usize = 15;
+
+/// The longest line of version 1, with its end.
+const MAX_V1: usize = 107;
 
 /// Signature, version and command, family and protocol, length of the rest.
 const FIXED: usize = 16;
@@ -53,14 +60,16 @@ pub enum ProxyProtocolError {
     /// No signature.
     #[error(
         "the connection does not begin with a PROXY protocol header; \
-         have the sender add one (version 2) or take it off this listener"
+         have the sender add one or take it off this listener"
     )]
     NotProxyProtocol,
-    /// The text form.
-    #[error("this is PROXY protocol version 1; only version 2 is spoken here: set the sender to v2")]
-    Version1,
+    /// A line of version 1 that is none.
+    #[error(
+        "malformed PROXY protocol line (version 1); expected PROXY TCP4|TCP6 SOURCE DESTINATION PORT PORT, or UNKNOWN"
+    )]
+    Line,
     /// A version that nobody has defined.
-    #[error("PROXY protocol version {0} is unknown; only version 2 is spoken here")]
+    #[error("PROXY protocol version {0} is unknown; 1 and 2 are understood")]
     Version(u8),
     /// Neither LOCAL nor PROXY.
     #[error("PROXY protocol command {0} is unknown")]
@@ -89,6 +98,9 @@ pub fn parse(bytes: &[u8]) -> Result<Parsed, ProxyProtocolError> {
     if let Some(needed) = check_signature(bytes)? {
         return Ok(Parsed::Incomplete(needed));
     }
+    if bytes.starts_with(V1) {
+        return parse_line(bytes);
+    }
     let Some((fixed, rest)) = bytes.split_at_checked(FIXED) else {
         return Ok(Parsed::Incomplete(FIXED));
     };
@@ -114,18 +126,56 @@ pub fn parse(bytes: &[u8]) -> Result<Parsed, ProxyProtocolError> {
 
 /// `Some(needed)` while too little is there to tell.
 fn check_signature(bytes: &[u8]) -> Result<Option<usize>, ProxyProtocolError> {
-    if bytes.starts_with(V1) {
-        return Err(ProxyProtocolError::Version1);
-    }
     let here = bytes.len().min(SIGNATURE.len());
     if bytes[..here] == SIGNATURE[..here] {
-        return Ok((bytes.len() < FIXED).then_some(FIXED));
+        // Whichever version it is: so many bytes it has.
+        let least = if here == 0 { MIN_V1 } else { FIXED };
+        return Ok((bytes.len() < FIXED).then_some(least));
     }
-    // A few more bytes tell version 1 from `POST`, and so which error helps.
-    if V1.starts_with(bytes) {
-        return Ok(Some(V1.len()));
+    let here = bytes.len().min(V1.len());
+    if bytes[..here] == V1[..here] {
+        return Ok((bytes.len() < MIN_V1).then_some(MIN_V1));
     }
     Err(ProxyProtocolError::NotProxyProtocol)
+}
+
+/// Version 1: a line of text. No byte behind its end is asked for.
+fn parse_line(bytes: &[u8]) -> Result<Parsed, ProxyProtocolError> {
+    let Some(end) = bytes.iter().take(MAX_V1).position(|byte| *byte == b'\n') else {
+        if bytes.len() >= MAX_V1 {
+            return Err(ProxyProtocolError::Line);
+        }
+        let missing = if bytes.ends_with(b"\r") { 1 } else { 2 };
+        return Ok(Parsed::Incomplete(bytes.len() + missing));
+    };
+    let line = bytes[..end].strip_suffix(b"\r").and_then(|line| std::str::from_utf8(line).ok());
+    let source = read_line(line.ok_or(ProxyProtocolError::Line)?).ok_or(ProxyProtocolError::Line)?;
+    Ok(Parsed::Done { len: end + 1, source })
+}
+
+/// Source and destination of a line, or that it has none; `None` where it is malformed.
+fn read_line(line: &str) -> Option<Option<(SocketAddr, SocketAddr)>> {
+    let mut words = line.split(' ').skip(1);
+    let is_family = match words.next()? {
+        // What follows is skipped.
+        "UNKNOWN" => return Some(None),
+        "TCP4" => IpAddr::is_ipv4,
+        "TCP6" => IpAddr::is_ipv6,
+        _ => return None,
+    };
+    let mut address = || words.next()?.parse().ok().filter(is_family);
+    let (source, destination): (IpAddr, IpAddr) = (address()?, address()?);
+    let mut port = || {
+        let digits = words.next()?;
+        let is_number = digits == "0" || (!digits.starts_with('0') && digits.bytes().all(|byte| byte.is_ascii_digit()));
+        digits.parse::<u16>().ok().filter(|_| is_number)
+    };
+    let (source_port, destination_port) = (port()?, port()?);
+    let both = (
+        SocketAddr::new(source.to_canonical(), source_port),
+        SocketAddr::new(destination.to_canonical(), destination_port),
+    );
+    words.next().is_none().then_some(Some(both))
 }
 
 /// How two addresses lie in the block behind the fixed part.

@@ -210,7 +210,7 @@ pub(crate) async fn enrolled(places: &[Place], home: &Home, ticket: Option<Ticke
     // One whose certificate is over is nobody, unless it has a token.
     if !home.is_enrolled() || (ticket.is_some() && is_over(home)) {
         let ticket = ticket
-            .context("this node has not enrolled yet: give it --token, from `hermes token create` at the controller")?;
+            .context("this node has not enrolled yet: give it --token-file or HERMES_TOKEN, from `hermes token create` at the controller")?;
         let request = EnrolRequest { token: ticket.reveal(), request: home.request()? };
         let issued = enrol(places, &ticket, &request).await?;
         home.take(&issued)?;
@@ -230,7 +230,7 @@ fn is_over(home: &Home) -> bool {
 }
 
 /// What is to be done then.
-const OVER: &str = ". Its certificate is over, and is renewed no more: start it again with --token, from `hermes token create` at \
+const OVER: &str = ". Its certificate is over, and is renewed no more: start it again with --token-file, from `hermes token create` at \
                     the controller";
 
 /// Keeps a node's certificate and its authorities as the controller has them, for as long as it is polled: for a program that

@@ -240,8 +240,7 @@ fn mutations(route: &route::Route) -> HashMap<String, Any> {
         return HashMap::new();
     }
     // What CGI takes for `hermes-` as well: every character that is neither a letter nor a digit becomes `_` there.
-    let alike = RegexMatcher { regex: "hermes[^a-z0-9].*".to_owned(), ..RegexMatcher::default() };
-    let overlay = StringMatcher { match_pattern: Some(MatchPattern::SafeRegex(alike)), ignore_case: false };
+    let overlay = StringMatcher { match_pattern: Some(regex("hermes[^a-z0-9].*")), ignore_case: false };
     let remove = header_mutation::RemoveOnMatch { key_matcher: Some(overlay) };
     let mutation = HeaderMutation { action: Some(header_mutation::Action::RemoveOnMatch(remove)) };
     let (request_mutations, response_mutations) = (vec![mutation.clone()], vec![mutation]);

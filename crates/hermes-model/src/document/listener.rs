@@ -38,7 +38,7 @@ pub struct Listener {
     /// Peers believed without a certificate, as standalone nodes are.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub trust: Many<Prefix>,
-    /// Sources that begin with a PROXY protocol v2 header.
+    /// Sources that begin with a PROXY protocol header.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub proxy_protocol: Many<Prefix>,
     /// Tunnels by POST are accepted.

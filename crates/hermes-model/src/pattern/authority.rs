@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::authority::Authority;
+use crate::authority::{Authority, AuthorityError};
 
 /// What an authority must be.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -56,6 +56,9 @@ impl AuthorityPattern {
             Some(_) => return Err(wrong(&"`*` stands for whole labels only")),
             None => ("", rest),
         };
+        if name.ends_with(':') {
+            return Err(wrong(&AuthorityError::Port));
+        }
         if name.contains('*') {
             return Err(wrong(&"`*` may only stand at the beginning, or as the port"));
         }

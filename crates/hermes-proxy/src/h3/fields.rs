@@ -14,6 +14,8 @@ use http::{
 };
 use http3::qpack::{self, DecoderError, HeaderField};
 
+use crate::request::escape::escaped;
+
 /// Bounds of a section.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
@@ -127,7 +129,11 @@ pub(crate) fn read_request(block: Bytes, bounds: Bounds) -> Result<request::Part
     let Some(method) = section.parse::<Method>(":method")? else { return malformed("a request without :method") };
     let scheme = section.parse::<Scheme>(":scheme")?;
     let authority = section.parse::<Authority>(":authority")?;
-    let path = section.parse::<PathAndQuery>(":path")?;
+    let path = section.take(":path").map(|path| match escaped(path.as_bytes()) {
+        Some(escaped) => PathAndQuery::try_from(escaped),
+        None => PathAndQuery::try_from(path),
+    });
+    let Ok(path) = path.transpose() else { return malformed(":path cannot be read") };
     let protocol = section.take(":protocol");
     section.has_no_more()?;
     let is_plain_connect = method == Method::CONNECT && protocol.is_none();

@@ -10,8 +10,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_LENGTH};
-use http::{HeaderValue, Request as HttpRequest, Response};
+use http::header::{CONNECTION, CONTENT_LENGTH, HOST};
+use http::request::Parts;
+use http::{HeaderValue, Request as HttpRequest, Response, Version};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -34,12 +35,14 @@ pub(crate) const HYPER_HEADERS: usize = 100;
 const HYPER_BUFFER: usize = 8192;
 
 /// Serves a connection until it ends.
-pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: Watched, client: Client) {
+pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, mut io: Watched, client: Client) {
     let tunnel: Rc<Cell<Option<Box<Tunnel>>>> = Rc::default();
     let client = Rc::new(client);
     io.is_looked_at();
     let trailers = io.trailers().clone();
+    let requests = io.follow_requests();
     let service = service_fn(|request: HttpRequest<Incoming>| {
+        requests.is_served(!request.body().is_end_stream());
         let (worker, connection, client, tunnel) = (worker.clone(), connection.clone(), client.clone(), tunnel.clone());
         let trailers = headers::takes_trailers(request.headers()).then(|| trailers.clone());
         // Boxed: hyper lets go of a connection only if its service's future can be moved.
@@ -128,7 +131,8 @@ async fn respond(
     request: HttpRequest<Incoming>,
     tunnel: &Cell<Option<Box<Tunnel>>>,
 ) -> Response<H1Body> {
-    let (parts, incoming) = request.into_parts();
+    let (mut parts, incoming) = request.into_parts();
+    name_host(&connection, &mut parts);
     let listener = connection.current_listener(worker);
     let origin =
         Origin { worker, listener: &listener, source: client.source, trust: &client.trust, secure: client.secure };
@@ -167,6 +171,18 @@ async fn respond(
                 Response::from_parts(parts, H1Body::new(Inner::Empty))
             }
         },
+    }
+}
+
+/// HTTP/1.0 need not say whom it is for (RFC 1945, section 10): whoever listens where its client has come to.
+fn name_host(connection: &Connection, parts: &mut Parts) {
+    let is_nameless =
+        parts.version == Version::HTTP_10 && !parts.headers.contains_key(HOST) && parts.uri.authority().is_none();
+    if is_nameless
+        && let Some(local) = connection.local_address()
+        && let Ok(host) = HeaderValue::try_from(local.to_string())
+    {
+        parts.headers.insert(HOST, host);
     }
 }
 

@@ -33,19 +33,49 @@ use crate::stream::{ByteStream, Receiver, Sender};
 use crate::upstream::pool::{FRAME_BUDGET, MAX_FRAME, SEND_BUFFER};
 use crate::worker::Worker;
 
-/// Bytes that are read before the worker's other tasks have their turn.
-const MAX_READ_PER_TURN: usize = 64 << 10;
-/// The same at first, and behind a turn that brought many heads.
-const MIN_READ_PER_TURN: usize = 512;
-/// Heads that one turn may bring before the next one reads less.
-const HEADS_PER_TURN: usize = 8;
+/// How much is read before the worker's other tasks have their turn: as many bytes as bring the work of some heads, since
+/// a byte of a head may cost a hundred times what one of data does.
+struct Turn {
+    bytes: usize,
+    /// Lines of heads that came in this turn; a head is some lines by itself.
+    lines: usize,
+}
+
+impl Turn {
+    const MIN: usize = 512;
+    const MAX: usize = 64 << 10;
+    /// A turn's worth of lines.
+    const LINES: usize = 1024;
+    const LINES_PER_HEAD: usize = 16;
+
+    fn new() -> Self {
+        Self { bytes: Self::MIN, lines: 0 }
+    }
+
+    fn count(&mut self, headers: &HeaderMap) {
+        self.lines += Self::LINES_PER_HEAD + headers.len();
+    }
+
+    /// What the next turn may read: more only where this one had more to read.
+    fn end(&mut self, is_used_up: bool) {
+        let lines = std::mem::take(&mut self.lines);
+        let bytes = if lines > Self::LINES {
+            self.bytes * Self::LINES / lines
+        } else if is_used_up {
+            2 * self.bytes
+        } else {
+            self.bytes
+        };
+        self.bytes = bytes.clamp(Self::MIN, Self::MAX);
+    }
+}
 
 /// Serves a connection until it ends.
 pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: Watched, client: Client) {
     connection.is_shared.set(true);
     let limits = worker.generation().snapshot.limits.clone();
     let bounds = Bounds::of(&client, &limits);
-    let (turn, mut allowance) = (io.turn(), MIN_READ_PER_TURN);
+    let (allowance, mut turn) = (io.turn(), Turn::new());
     let connection_window = bounds.connection_window;
     let mut http = match begin(io, &bounds, &limits).await {
         Ok(http) => http,
@@ -65,8 +95,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
     let mut draining = false;
     let mut cancels = Cancels::new(&bounds);
     std::future::poll_fn(|cx| {
-        turn.set(allowance);
-        let began = cancels.began;
+        allowance.set(turn.bytes);
         if !draining && connection.drain.poll(cx).is_ready() {
             draining = true;
             http.graceful_shutdown();
@@ -85,6 +114,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
                 }
                 Poll::Ready(Some(Ok((request, respond)))) => {
                     cancels.began += 1;
+                    turn.count(request.headers());
                     let request = request.map(|recv| Receiver::H2(halves::Receiver::new(worker, recv, &window)));
                     let respond = Respond { respond, backlog: backlog.clone() };
                     streams.push(serve_stream(worker.clone(), connection.clone(), client.clone(), request, respond));
@@ -100,9 +130,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
                 Poll::Pending => break,
             }
         }
-        // A byte of heads costs a hundred times what one of data does, and others wait for their turn.
-        let heads = cancels.began - began;
-        allowance = if heads > HEADS_PER_TURN { MIN_READ_PER_TURN } else { (2 * allowance).min(MAX_READ_PER_TURN) };
+        turn.end(allowance.get() == 0);
         // Whatever the streams write wakes the connection, which then sends it.
         while let Poll::Ready(Some(fate)) = Pin::new(&mut streams).poll_next(cx) {
             if cancels.count(fate) {

@@ -10,7 +10,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use hermes_model::facts::{Kind, Trust};
@@ -87,8 +87,7 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
     let mut accepting = pin!(link.connection.accept_bi());
     let mut streams = FuturesUnordered::new();
     let mut has_said_goaway = false;
-    let headless = Rc::new(Cell::new(0));
-    let most_headless = if client.trust.is_believed() { MAX_HEADLESS_BELIEVED } else { MAX_HEADLESS };
+    let headless = Headless::new(&client);
     std::future::poll_fn(|cx| {
         if driver.as_mut().poll(cx).is_ready() {
             return Poll::Ready(());
@@ -114,7 +113,7 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
             has_said_goaway = true;
             link.say_goaway(ANY_STREAM + link.first_request());
         }
-        while headless.get() < most_headless
+        while headless.has_room(cx)
             && let Poll::Ready(accepted) = accepting.as_mut().poll(cx)
         {
             let Ok((mut send, mut recv)) = accepted else { return Poll::Ready(()) };
@@ -129,19 +128,21 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
             // The rest of a request is not wanted once it is answered (RFC 9114, 4.1).
             let recv = halves::Receiver::new(worker, recv, link.clone(), bounds, Code::NoError);
             let send = halves::Sender::new(send, link.clone());
-            let waiting = Headless::begin(&headless);
-            streams.push(serve_stream(worker.clone(), connection.clone(), client.clone(), recv, send, waiting));
+            streams.push(serve_stream(
+                worker.clone(),
+                connection.clone(),
+                client.clone(),
+                recv,
+                send,
+                headless.begin(),
+            ));
         }
-        let held_up = headless.get() >= most_headless;
         while let Poll::Ready(Some(fate)) = streams.poll_next_unpin(cx) {
             if cancels.count(fate) {
                 worker.shared.metrics.limit("calm");
                 link.close(Code::ExcessiveLoad, "requests that are begun only to be broken off");
                 return Poll::Ready(());
             }
-        }
-        if held_up && headless.get() < most_headless {
-            cx.waker().wake_by_ref();
         }
         Poll::Pending
     })
@@ -150,23 +151,50 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
 
 /// Streams of one connection whose heads have not come: each costs as much as one that is served. Others wait in QUIC,
 /// where they cost little.
-const MAX_HEADLESS: usize = 32;
-/// The same of a believed peer, which carries the requests of many.
-const MAX_HEADLESS_BELIEVED: usize = 256;
+struct Headless {
+    waiting: Rc<Waiting>,
+    most: usize,
+}
 
-/// A stream whose head has not come, until this is dropped.
-struct Headless(Rc<Cell<usize>>);
+#[derive(Default)]
+struct Waiting {
+    count: Cell<usize>,
+    /// Whoever would take up more.
+    acceptor: Cell<Option<Waker>>,
+}
 
 impl Headless {
-    fn begin(all: &Rc<Cell<usize>>) -> Self {
-        all.set(all.get() + 1);
-        Self(all.clone())
+    const MAX: usize = 32;
+    /// A believed peer carries the requests of many.
+    const MAX_BELIEVED: usize = 256;
+
+    fn new(client: &Client) -> Self {
+        let most = if client.trust.is_believed() { Self::MAX_BELIEVED } else { Self::MAX };
+        Self { waiting: Rc::default(), most }
+    }
+
+    /// Whether another one may begin; if not, the caller is woken once one may.
+    fn has_room(&self, cx: &Context<'_>) -> bool {
+        let has_room = self.waiting.count.get() < self.most;
+        self.waiting.acceptor.set((!has_room).then(|| cx.waker().clone()));
+        has_room
+    }
+
+    fn begin(&self) -> HeadlessGuard {
+        self.waiting.count.set(self.waiting.count.get() + 1);
+        HeadlessGuard(self.waiting.clone())
     }
 }
 
-impl Drop for Headless {
+/// A stream whose head has not come, until this is dropped.
+struct HeadlessGuard(Rc<Waiting>);
+
+impl Drop for HeadlessGuard {
     fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
+        self.0.count.set(self.0.count.get() - 1);
+        if let Some(acceptor) = self.0.acceptor.take() {
+            acceptor.wake();
+        }
     }
 }
 
@@ -193,7 +221,7 @@ async fn serve_stream(
     client: Rc<Client>,
     recv: halves::Receiver,
     send: halves::Sender,
-    waiting: Headless,
+    waiting: HeadlessGuard,
 ) -> Fate {
     let delivered = send.delivered();
     let fate = serve_request(worker, connection, client, recv, send, waiting).await;
@@ -208,7 +236,7 @@ async fn serve_request(
     client: Rc<Client>,
     mut recv: halves::Receiver,
     mut send: halves::Sender,
-    waiting: Headless,
+    waiting: HeadlessGuard,
 ) -> Fate {
     let fault = recv.fault();
     let within = worker.generation().snapshot.limits.header_timeout;

@@ -19,6 +19,7 @@ use super::linger::Linger;
 use super::{Ready, h1, h2};
 use crate::body::TrailerSlot;
 use crate::live::{Connection, Stage};
+use crate::request::escape::Requests;
 use crate::reverse::Line;
 use crate::worker::Worker;
 
@@ -115,6 +116,8 @@ pub(crate) struct Watched {
     ended: bool,
     linger: Linger,
     trailers: TrailerSlot,
+    /// Of HTTP/1.1.
+    requests: Option<Rc<Requests>>,
 }
 
 impl Watched {
@@ -130,6 +133,7 @@ impl Watched {
             ended: false,
             linger: Linger::default(),
             trailers: TrailerSlot::default(),
+            requests: None,
         }
     }
 
@@ -170,6 +174,26 @@ impl Watched {
         &self.trailers
     }
 
+    /// Its bytes are requests of HTTP/1.1, whose targets may have to be escaped.
+    pub(super) fn follow_requests(&mut self) -> Rc<Requests> {
+        let requests = self.requests.insert(Rc::default());
+        if let Some(escaped) = requests.read(&self.ahead) {
+            self.ahead = escaped.into();
+        }
+        requests.clone()
+    }
+
+    /// Looks at what was read, and puts it anew where it has to be changed; what has no room waits.
+    fn escape(&mut self, buf: &mut ReadBuf<'_>, before: usize) {
+        let escaped = self.requests.as_ref().and_then(|requests| requests.read(&buf.filled()[before..]));
+        if let Some(escaped) = escaped {
+            buf.set_filled(before);
+            let (fits, rest) = escaped.split_at(escaped.len().min(buf.remaining()));
+            buf.put_slice(fits);
+            self.ahead = Bytes::copy_from_slice(rest);
+        }
+    }
+
     /// The connection itself; `None`: somebody else has it.
     pub(crate) fn into_io(self) -> Option<Io> {
         Rc::into_inner(self.io).map(RefCell::into_inner)
@@ -184,9 +208,13 @@ impl AsyncRead for Watched {
             buf.put_slice(&this.ahead[..most]);
             this.ahead.advance(most);
         } else {
+            let before = buf.filled().len();
             if std::task::ready!(this.poll_read_in_turn(cx, buf))? == 0 {
                 this.ended |= buf.remaining() > 0;
                 return Poll::Ready(Ok(()));
+            }
+            if this.requests.is_some() {
+                this.escape(buf, before);
             }
         }
         this.connection.heard.set(this.connection.heard.get() + 1);

@@ -124,6 +124,11 @@ impl Connection {
         self.socket.borrow().upgrade().is_some_and(|io| io.borrow().is_reset())
     }
 
+    /// Where its client has come to, of HTTP/1.1.
+    pub(crate) fn local_address(&self) -> Option<SocketAddr> {
+        self.socket.borrow().upgrade()?.borrow().tcp().local_addr().ok()
+    }
+
     /// Tells it to finish since its listener goes.
     pub(crate) fn part(&self, worker: &Worker) {
         self.tell(worker, Drain::Parting);

@@ -23,8 +23,8 @@ use crate::worker::Worker;
 
 /// A line of a head beside its name and value, in two tables: as it came, and as it goes on.
 const LINE: u64 = 224;
-/// Names and values lie in what was read, and are copied on their way out.
-const COPIES: u64 = 2;
+/// Names and values lie in a buffer that was read into, and again in one that is written from: both grow by doubling.
+const COPIES: u64 = 4;
 /// A stream without its head: its state here and in the library, and what it keeps of a read buffer.
 const STREAM: u64 = 8 << 10;
 /// Of the limit so much is left once sessions have ended, so that the next one does not end others at once.
@@ -55,22 +55,24 @@ fn of_head(headers: &HeaderMap) -> u64 {
     headers.iter().map(|(name, value)| LINE + COPIES * (name.as_str().len() + value.len()) as u64).sum()
 }
 
-/// What a request costs. Tunnels and flows have limits of their own, and a node passes on the requests of many: of
-/// those the head alone counts.
-fn of_request(facts: &Facts) -> u64 {
+/// What a request costs. Tunnels, flows and connections of HTTP/1.1 have limits of their own, and a node passes on the
+/// requests of many: of those the head alone counts.
+fn of_request(facts: &Facts, is_only_one: bool) -> u64 {
     let is_of_many = match &facts.trust {
         Trust::Certified(peer) => peer.standalone,
         Trust::Address => true,
         Trust::Anonymous => false,
     };
-    let stream = if facts.kind == Kind::Http && !is_of_many { STREAM } else { 0 };
+    let is_stream = facts.kind == Kind::Http && !is_only_one && !is_of_many;
+    let stream = if is_stream { STREAM } else { 0 };
     stream + of_head(&facts.headers) + facts.path.as_str().len() as u64
 }
 
 impl Entry {
     /// Its request counts from now on.
     pub(super) fn hold_request(&self, worker: &Worker) {
-        self.hold(worker, of_request(&self.facts));
+        let is_only_one = self.connection.as_ref().is_some_and(|connection| !connection.is_shared.get());
+        self.hold(worker, of_request(&self.facts, is_only_one));
     }
 
     /// A head that is kept for it counts too: of its answer, or trailers.

@@ -250,13 +250,14 @@ impl Forward<'_> {
             Leased::H1(connection) => {
                 let stale = connection.reused;
                 let request = outgoing.into_h1(self.body.attempt());
-                (exchange::over_h1(connection, request, place, self.interim.clone()).await, stale, false)
+                (exchange::over_h1(connection, request, place, self.entry, self.interim.clone()).await, stale, false)
             }
             Leased::Shared(lease) => {
                 let (connection, reused) = (lease.connection.clone(), lease.reused);
                 let request = outgoing.into_h2();
                 let result =
-                    exchange::over_shared(lease, request, self.body.attempt(), place, self.interim.clone()).await;
+                    exchange::over_shared(lease, request, self.body.attempt(), place, self.entry, self.interim.clone())
+                        .await;
                 // One stream that fails says nothing of the connection.
                 let is_closed = connection.is_closed();
                 let is_left = reused || result.as_ref().is_err_and(is_untouched);

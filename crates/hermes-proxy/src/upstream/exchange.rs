@@ -150,6 +150,7 @@ pub(crate) async fn over_h1(
     mut connection: Box<H1Connection>,
     mut request: Request<Attempt>,
     place: Place,
+    entry: &Entry,
     interim: Option<Arc<Interim>>,
 ) -> Result<Response<ExchangeBody>, Error> {
     let is_head = request.method() == Method::HEAD;
@@ -176,7 +177,12 @@ pub(crate) async fn over_h1(
         if let Poll::Ready(outcome) = response.as_mut().poll(cx) {
             return Poll::Ready(Ok(outcome));
         }
+        let before = connection.meter().left();
         let driven = connection.poll(cx);
+        if connection.meter().left() != before {
+            // 102 and the like say that the origin is at it.
+            entry.touch(&place.worker);
+        }
         // What the connection did may have been the response.
         match response.as_mut().poll(cx) {
             Poll::Ready(outcome) => Poll::Ready(Ok(outcome)),
@@ -260,6 +266,7 @@ pub(crate) async fn over_shared(
     request: Request<()>,
     body: Attempt,
     place: Place,
+    entry: &Entry,
     interim: Option<Arc<Interim>>,
 ) -> Result<Response<ExchangeBody>, Error> {
     let (ends, is_head) = (body.is_end_stream(), request.method() == Method::HEAD);
@@ -287,6 +294,7 @@ pub(crate) async fn over_shared(
                     return Poll::Ready(Err(place.broken("interim responses without end", false)));
                 }
                 Head::Interim(head) => {
+                    entry.touch(&place.worker);
                     if let Some(interim) = &interim {
                         interim.push(head);
                     }

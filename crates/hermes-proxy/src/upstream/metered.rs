@@ -42,6 +42,11 @@ impl Meter {
         self.0.heads.set(Some(HEADS * header_bytes));
     }
 
+    /// What may still be read before it: interim responses come so.
+    pub(crate) fn left(&self) -> Option<usize> {
+        self.0.heads.get()
+    }
+
     /// It is there.
     pub(crate) fn has_head(&self) {
         self.0.heads.set(None);

@@ -1,4 +1,4 @@
-//! Tests of PROXY protocol v2: transcripts, each kind of refusal, round trips, arbitrary bytes.
+//! Tests of the PROXY protocol: transcripts, each kind of refusal, round trips, arbitrary bytes.
 
 #![allow(clippy::unwrap_used)]
 
@@ -79,8 +79,16 @@ fn local_and_unspecified_leave_the_addresses_of_the_connection() {
 fn refusals() {
     use ProxyProtocolError::*;
     for (bytes, error) in [
-        (b"PROXY TCP4 192.0.2.1 198.51.100.2 50000 443\r\n".to_vec(), Version1),
-        (b"PROXY ".to_vec(), Version1),
+        (b"PROXY TCP4 192.0.2.1 198.51.100.2 50000\r\n".to_vec(), Line),
+        (b"PROXY TCP4 192.0.2.1 198.51.100.2 50000 443 7\r\n".to_vec(), Line),
+        (b"PROXY TCP4 192.0.2.1 198.51.100.2 50000 65536\r\n".to_vec(), Line),
+        (b"PROXY TCP4 192.0.2.1 198.51.100.2 +1 443\r\n".to_vec(), Line),
+        (b"PROXY TCP4 192.0.2.1 198.51.100.2 50000 443\n".to_vec(), Line),
+        (b"PROXY TCP4  192.0.2.1 198.51.100.2 50000 443\r\n".to_vec(), Line),
+        (b"PROXY TCP4 2001:db8::1 198.51.100.2 50000 443\r\n".to_vec(), Line),
+        (b"PROXY TCP6 192.0.2.1 198.51.100.2 50000 443\r\n".to_vec(), Line),
+        (b"PROXY UDP4 192.0.2.1 198.51.100.2 50000 443\r\n".to_vec(), Line),
+        ([&b"PROXY UNKNOWN "[..], &[b'x'; 100]].concat(), Line),
         (b"GET / HTTP/1.1\r\n\r\n".to_vec(), NotProxyProtocol),
         (b"POST / HTTP/1.1\r\n".to_vec(), NotProxyProtocol),
         (b"\x16\x03\x01".to_vec(), NotProxyProtocol),
@@ -113,11 +121,36 @@ fn the_longest_header_passes() {
 fn a_cut_header_says_how_much_is_needed() {
     let bytes = header(0x21, 0x11, 12, BLOCK_V4);
     for cut in 0..bytes.len() {
-        let needed = if cut < 16 { 16 } else { 28 };
+        let needed = match cut {
+            0 => 15,
+            1..16 => 16,
+            _ => 28,
+        };
         assert_eq!(parse(&bytes[..cut]), Ok(Parsed::Incomplete(needed)), "{cut}");
     }
-    // Version 1 or `POST`? Six bytes tell.
-    assert_eq!(parse(b"P"), Ok(Parsed::Incomplete(6)));
+    // Of a line no byte is asked for that could belong to what follows it.
+    for line in [&b"PROXY UNKNOWN\r\n"[..], b"PROXY TCP4 192.0.2.1 198.51.100.2 50000 443\r\n"] {
+        for cut in 0..line.len() {
+            match parse(&line[..cut]) {
+                Ok(Parsed::Incomplete(needed)) => assert!(needed > cut && needed <= line.len(), "{cut}: {needed}"),
+                other => panic!("{cut}: {other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn lines_of_version_1_are_read() {
+    for (line, source) in [
+        ("PROXY TCP4 192.0.2.1 198.51.100.2 50000 443\r\n", addresses("192.0.2.1:50000", "198.51.100.2:443")),
+        ("PROXY TCP6 2001:db8::1 2001:db8::2 50000 443\r\n", addresses("[2001:db8::1]:50000", "[2001:db8::2]:443")),
+        ("PROXY TCP6 ::ffff:192.0.2.1 2001:db8::2 1 2\r\n", addresses("192.0.2.1:1", "[2001:db8::2]:2")),
+        ("PROXY UNKNOWN\r\n", None),
+        ("PROXY UNKNOWN ffff:f...f:ffff ffff:f...f:ffff 65535 65535\r\n", None),
+    ] {
+        let bytes = format!("{line}GET / HTTP/1.1\r\n");
+        assert_eq!(parse(bytes.as_bytes()), Ok(Parsed::Done { len: line.len(), source }), "{line}");
+    }
 }
 
 #[test]

@@ -37,7 +37,7 @@ async fn a_token_that_is_none_or_used_or_anothers_makes_no_node() {
         until("it gives up", || node.exited().unwrap().is_some()).await;
         assert!(bed.log(name).contains(words), "{}", bed.log(name));
     };
-    refuses("a", None, "give it --token").await;
+    refuses("a", None, "give it --token-file").await;
     refuses("b", Some("hermes1.x.y.z"), "this is no token").await;
     let other = Bed::new().await;
     other.told(&["apply", "-f", "-"], &other.documents(7001));

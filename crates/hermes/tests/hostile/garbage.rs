@@ -205,7 +205,8 @@ async fn a_proxy_header_that_is_none_ends_its_connection() {
     let bed = Bed::new().await;
     let addresses = [198, 51, 100, 7, 127, 0, 0, 1, 0x10, 0xe1, 0, 80];
     let attacks = [
-        b"PROXY TCP4 198.51.100.7 127.0.0.1 4321 80\r\n".to_vec(),
+        b"PROXY TCP4 198.51.100.7 127.0.0.1 4321\r\n".to_vec(),
+        b"PROXY TCP4 198.51.100.7 127.0.0.1 4321 80\n".to_vec(),
         b"\r\n\r\n\0\r\nQUIT\r".to_vec(),
         proxy(0x11, 0x11, 12, &addresses),
         proxy(0x31, 0x11, 12, &addresses),

@@ -81,15 +81,6 @@ impl Fort {
         let mut waits = bystander.await.unwrap().unwrap_or_else(|error| panic!("{what}: a bystander: {error}"));
         waits.sort_unstable();
         let peak = self.node.peak_memory().unwrap();
-        if std::env::var_os("HEADS_DEBUG").is_some() {
-            let metric = |name: &'static str, label: &'static str| self.node.metric(name, label);
-            println!(
-                "now {} MiB, sessions {:?}, ended {:?}",
-                self.node.memory().unwrap() >> 20,
-                metric("hermes_sessions_open", "").await,
-                metric("hermes_limit_hits_total", "request-memory").await
-            );
-        }
         println!(
             "{what}: {} MiB; {} requests of a bystander, p50 {:?}, p99 {:?}, longest {:?}",
             peak >> 20,
@@ -157,7 +148,7 @@ async fn lines_that_cost_a_byte() {
     let to = fort.node.address("in");
     // The one is a cookie's line for each, the other too many lines.
     for first in [&CRUMB[..], &LINE] {
-        let said = (0..40).map(|stream| {
+        let said = (0..30).map(|stream| {
             let first = if stream == 0 { first } else { &[] };
             head(stream, true, [&pseudo("HERE"), first, &[AGAIN; 1600]].concat())
         });
@@ -198,7 +189,7 @@ async fn heads_that_wait_for_an_origin() {
 async fn trailers_that_nobody_reads() {
     let fort = Fort::new().await;
     let to = fort.node.address("in");
-    let said = (0..50).flat_map(|stream| {
+    let said = (0..30).flat_map(|stream| {
         let first = if stream == 0 { &CRUMB[..] } else { &[] };
         let data = Frame::new(kind::DATA, 0, 2 * stream + 1, "x").bytes();
         let stream = stream as usize;

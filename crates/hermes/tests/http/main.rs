@@ -23,6 +23,7 @@ mod loops;
 mod max_forwards;
 mod names;
 mod network;
+mod odd_clients;
 mod pools;
 mod retries;
 mod targets;

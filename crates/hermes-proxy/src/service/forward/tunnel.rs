@@ -367,7 +367,7 @@ impl Forward<'_> {
         };
         let peer = place.peer.clone();
         let key = request.headers().get(SEC_WEBSOCKET_KEY).cloned();
-        let response = exchange::over_h1(connection, request, place, None).await?;
+        let response = exchange::over_h1(connection, request, place, self.entry, None).await?;
         let status = response.status();
         if status == StatusCode::SWITCHING_PROTOCOLS
             && let Err(reason) = check_switch(ask, key.as_ref(), response.headers())
@@ -402,7 +402,7 @@ impl Forward<'_> {
         *request.method_mut() = Method::POST;
         *request.uri_mut() = Uri::from(self.path(&outgoing)?);
         request.headers_mut().insert(HOST, outgoing.host);
-        let response = exchange::over_h1(connection, request, place, None).await?;
+        let response = exchange::over_h1(connection, request, place, self.entry, None).await?;
         if !response.status().is_success() {
             // Nothing will be sent. Merely dropped it would take the answer with it.
             send.finish();

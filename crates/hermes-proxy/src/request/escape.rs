@@ -1,0 +1,118 @@
+//! Characters that clients leave bare in a request target, though no URI has them: quotes, angle brackets, UTF-8.
+//!
+//! In: what a client of HTTP/1.1 or HTTP/3 sent, before it is parsed. Out: the same with those characters escaped: the
+//! crate `http` takes no target that has them. Browsers, `curl -g` and others send them. Never: a byte of a header line
+//! or of a body; where it is not certain that a request begins, nothing is changed.
+
+use std::cell::Cell;
+
+const HEX: &[u8; 16] = b"0123456789ABCDEF";
+
+/// Left bare by clients, and no URI's.
+fn is_bare(byte: u8) -> bool {
+    matches!(byte, b'"' | b'<' | b'>' | b'`') || byte >= 0x80
+}
+
+/// The target with such characters escaped; `None` where it has none.
+pub(crate) fn escaped(target: &[u8]) -> Option<Vec<u8>> {
+    if !target.iter().any(|byte| is_bare(*byte)) {
+        return None;
+    }
+    let mut out = Vec::with_capacity(target.len() + 32);
+    for &byte in target {
+        if is_bare(byte) {
+            out.extend([b'%', HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]);
+        } else {
+            out.push(byte);
+        }
+    }
+    Some(out)
+}
+
+/// Where the bytes that are read next stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    /// A request begins with them.
+    Request,
+    /// What was read before was one head, which was not served yet.
+    BehindHead,
+    /// Somewhere: nothing is changed any more.
+    Unknown,
+}
+
+/// Follows the requests of an HTTP/1.1 connection as far as one comes behind the other without a body.
+#[derive(Debug)]
+pub(crate) struct Requests(Cell<At>);
+
+impl Default for Requests {
+    fn default() -> Self {
+        Self(Cell::new(At::Request))
+    }
+}
+
+impl Requests {
+    /// What was read; escaped, where its request line has to be.
+    pub(crate) fn read(&self, bytes: &[u8]) -> Option<Vec<u8>> {
+        if self.0.replace(At::Unknown) != At::Request {
+            return None;
+        }
+        let line = bytes.iter().position(|byte| *byte == b'\n')?;
+        if is_one_head(bytes) {
+            self.0.set(At::BehindHead);
+        }
+        let (line, rest) = bytes.split_at(line);
+        let line = escaped(line)?;
+        Some([&line, rest].concat())
+    }
+
+    /// A request is served; it has a body or not.
+    pub(crate) fn is_served(&self, has_body: bool) {
+        let next = if self.0.get() == At::BehindHead && !has_body { At::Request } else { At::Unknown };
+        self.0.set(next);
+    }
+}
+
+/// True where the first empty line ends the bytes. As hyper reads lines: they end with LF, perhaps with CR before it.
+fn is_one_head(bytes: &[u8]) -> bool {
+    if !bytes.ends_with(b"\r\n\r\n") {
+        return false;
+    }
+    let mut lines = bytes.split_inclusive(|byte| *byte == b'\n');
+    let first_empty = lines.position(|line| matches!(line, b"\n" | b"\r\n"));
+    first_empty.is_some_and(|at| at > 0) && lines.next().is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bare_characters_are_escaped() {
+        assert_eq!(escaped("/a?q=\"<\u{e9}>\"`".as_bytes()).as_deref(), Some(&b"/a?q=%22%3C%C3%A9%3E%22%60"[..]));
+        assert_eq!(escaped(b"/a?{b}|^\\%22"), None);
+    }
+
+    #[test]
+    fn only_what_begins_a_request_for_certain_is_changed() {
+        let get = b"GET /\" HTTP/1.1\r\nx: \"\r\n\r\n";
+        let changed = &b"GET /%22 HTTP/1.1\r\nx: \"\r\n\r\n"[..];
+        let requests = Requests::default();
+        assert_eq!(requests.read(get).as_deref(), Some(changed));
+        requests.is_served(false);
+        assert_eq!(requests.read(get).as_deref(), Some(changed), "the next one");
+        assert_eq!(requests.read(get), None, "the one before was not served");
+        // A body, two heads at once, a head in pieces: what comes behind may be anything.
+        for (first, has_body) in [
+            (&get[..], true),
+            (&[&get[..], get].concat(), false),
+            (&get[..20], false),
+            (b"\r\n\r\n", false),
+            (b"GET / HTTP/1.1\n\nx\r\n\r\n", false),
+        ] {
+            let requests = Requests::default();
+            requests.read(first);
+            requests.is_served(has_body);
+            assert_eq!(requests.read(get), None, "{first:?}");
+        }
+    }
+}
