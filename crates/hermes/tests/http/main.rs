@@ -21,6 +21,7 @@ mod names;
 mod network;
 mod pools;
 mod retries;
+mod schemes;
 mod timeouts;
 mod trailers;
 mod tunnels;
