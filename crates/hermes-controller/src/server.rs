@@ -176,7 +176,7 @@ async fn converse(io: Io, peer: Peer, push: Arc<Push>, api: axum::Router) {
         .max_header_list_size(16 << 10)
         .keep_alive_interval(ALIVE.0)
         .keep_alive_timeout(ALIVE.1);
-    server.http1().timer(TokioTimer::new()).header_read_timeout(HANDSHAKE);
+    server.http1().half_close(true).timer(TokioTimer::new()).header_read_timeout(HANDSHAKE);
     let mut served = std::pin::pin!(server.serve_connection(TokioIo::new(io), TowerToHyperService::new(service)));
     let visit = async {
         tokio::select! {

@@ -64,6 +64,7 @@ pub async fn serve(listener: TcpListener, view: NodeView, ready: Readiness) {
                             .timer(TokioTimer::new())
                             // Whoever asks now and then shall not hold a place meanwhile.
                             .keep_alive(false)
+                            .half_close(true)
                             .header_read_timeout(HEADER_TIMEOUT)
                             .serve_connection(TokioIo::new(Hurried { tcp, overdue: None }), service)
                             .await;

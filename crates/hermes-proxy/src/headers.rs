@@ -22,6 +22,8 @@ use smallvec::SmallVec;
 pub(crate) const NETWORK: HeaderName = HeaderName::from_static("hermes-network");
 /// The longest IP packet that a tunnel carries, as far as it is open.
 pub(crate) const MTU: HeaderName = HeaderName::from_static("hermes-mtu");
+/// The method of an upgrade that goes on by extended CONNECT, where it is not GET.
+pub(crate) const METHOD: HeaderName = HeaderName::from_static("hermes-method");
 /// Of a failure that a node tells the one before it: nothing of the request went on from here. Another way may be taken.
 pub(crate) const UNSENT: HeaderName = HeaderName::from_static("hermes-unsent");
 /// draft-ietf-httpapi-idempotency-key-header: the origin does once what comes twice with one.

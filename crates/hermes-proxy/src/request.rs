@@ -168,18 +168,22 @@ pub(crate) fn from_head<'a>(
             None => drop(parts.headers.remove(headers::NETWORK)),
         }
     }
+    // An upgrade has the method that it was asked with over h1; so it is decided, and sent on over h1. Where it came by
+    // extended CONNECT, only a node says another one than GET.
+    let told_method = parts.headers.remove(headers::METHOD).filter(|_| origin.trust.is_believed());
+    let method = match (&target.ask, target.kind) {
+        (Ask::Upgrade(_), Kind::Http) if parts.method == Method::CONNECT => {
+            told_method.and_then(|method| Method::from_bytes(method.as_bytes()).ok()).unwrap_or(Method::GET)
+        }
+        _ => parts.method,
+    };
     let facts = Facts {
         listener: origin.listener.name.clone(),
         kind: target.kind,
         source: origin.source,
         trust: origin.trust.clone(),
         user: None,
-        // An upgrade is a GET in whichever version it was asked for; so it is decided, and sent on over h1.
-        method: if matches!(target.ask, Ask::Upgrade(_)) && target.kind == Kind::Http {
-            Method::GET
-        } else {
-            parts.method
-        },
+        method,
         authority: target.authority,
         path: target.path,
         headers: parts.headers,

@@ -336,7 +336,13 @@ pub(crate) fn forward<'a>(
     request: &'a Request<'_>,
     interim: Option<Arc<Interim>>,
 ) -> Forward<'a> {
-    let body = if request.ask == Ask::Response { request.body.clone() } else { RequestBody::Empty };
+    // An upgrade may have a body before it; of a tunnel by POST it is the tunnel.
+    let has_body = match request.ask {
+        Ask::Response => true,
+        Ask::Upgrade(_) => entry.facts.kind == Kind::Http && request.version < Version::HTTP_2,
+        Ask::Connect | Ask::Post => false,
+    };
+    let body = if has_body { request.body.clone() } else { RequestBody::Empty };
     let may_be_sent_again = route.retry.is_some() || route.pace.is_some() || route.retrieve.is_some();
     let keep = if may_be_sent_again { generation.snapshot.limits.request_body_buffer } else { 0 };
     body.prepare(entry, keep, interim.clone().filter(|_| request.expects_continue()));

@@ -45,6 +45,10 @@ pub(crate) struct Source {
     trailers: Option<HeaderMap>,
     kept_bytes: usize,
     keep_at_most: usize,
+    /// What is kept is of use only until there is an answer.
+    until_answered: bool,
+    /// An attempt may still have to send some of what is kept.
+    is_replayed: bool,
     /// Something was taken that is not kept: there is no other attempt.
     lost: bool,
     ended: bool,
@@ -73,6 +77,8 @@ impl RequestBody {
             trailers: None,
             kept_bytes: 0,
             keep_at_most: 0,
+            until_answered: false,
+            is_replayed: false,
             lost: false,
             ended: false,
             gate: None,
@@ -98,6 +104,29 @@ impl RequestBody {
             source.entry = Some(entry.clone());
             source.keep_at_most = keep_at_most;
             source.gate = gate;
+        }
+    }
+
+    /// Keeps this much of it for the case that the peer refuses the stream, which may be opened again whatever the
+    /// method. Nothing changes where more is kept, or for longer.
+    pub(crate) fn keep_until_answered(&self, keep_at_most: usize) {
+        if let RequestBody::Once(source) = self {
+            let mut source = source.borrow_mut();
+            if source.keep_at_most == 0 && !source.wanted {
+                (source.keep_at_most, source.until_answered) = (keep_at_most, true);
+            }
+        }
+    }
+
+    /// There is an answer: what was kept for that case goes.
+    pub(crate) fn answered(&self) {
+        if let RequestBody::Once(source) = self {
+            let mut source = source.borrow_mut();
+            if source.until_answered && !source.is_replayed {
+                source.keep_at_most = 0;
+                source.lost |= !source.kept.is_empty();
+                source.kept = Vec::new();
+            }
         }
     }
 
@@ -157,6 +186,8 @@ impl RequestBody {
         match self {
             RequestBody::Empty => Attempt { source: None, position: 0, done: false, trailers: None },
             RequestBody::Once(source) => {
+                let is_replayed = !source.borrow().kept.is_empty();
+                source.borrow_mut().is_replayed |= is_replayed;
                 Attempt { source: Some(source.clone()), position: 0, done: false, trailers: None }
             }
         }

@@ -260,9 +260,8 @@ fn is_protocol(text: &str) -> bool {
     is_token(name) && version.is_none_or(is_token)
 }
 
-/// The protocol that h1 `Upgrade` or h2 `:protocol` names. `h2c` is not one: it is ignored, as
-/// RFC 9113 deprecated it, and so is an upgrade with a body before it, or by another method than
-/// GET, which would not reach the origin as what it is. CONNECT-UDP and CONNECT-IP are never ignored.
+/// The protocol that h1 `Upgrade` or h2 `:protocol` names, whatever the method (RFC 9110, 7.8). `h2c` is not one: it is
+/// ignored, as RFC 9113 deprecated it. CONNECT-UDP and CONNECT-IP are never ignored.
 fn upgrade_protocol(parts: &Parts) -> Result<Option<Arc<str>>, Error> {
     if let Some(protocol) = parts.extensions.get::<h2::ext::Protocol>() {
         let protocol = protocol.as_str();
@@ -286,7 +285,7 @@ fn upgrade_protocol(parts: &Parts) -> Result<Option<Arc<str>>, Error> {
                     .to_owned(),
             ));
         }
-    } else if !is_plain_get || value.eq_ignore_ascii_case("h2c") || value.contains(',') {
+    } else if parts.method == Method::CONNECT || value.eq_ignore_ascii_case("h2c") || value.contains(',') {
         return Ok(None);
     }
     Ok(Some(Arc::from(value.to_ascii_lowercase())))

@@ -29,6 +29,12 @@ use crate::upstream::pool::{ADDED_BYTES, ADDED_LINES, Failed, Leased, Pool, Pool
 use crate::upstream::{InFlight, UpstreamState};
 use crate::worker::Worker;
 
+/// A refused stream is opened again so often where the route has no `retry`, after a pause that grows by this much.
+const MAX_REFUSALS: u32 = 2;
+const REFUSAL_PAUSE: Duration = Duration::from_millis(50);
+/// The share of requests under way that may be such ones.
+const REFUSAL_BUDGET: f64 = 0.2;
+
 /// What is forwarded, apart from where to.
 pub(crate) struct Forward<'a> {
     pub(crate) worker: &'a Rc<Worker>,
@@ -50,12 +56,14 @@ enum Attempted {
         /// A stream of a node failed, and its connection lives: what is behind the node may be at fault. Or the dial of
         /// somebody else did, who is heard of it.
         tells_nothing: bool,
+        /// The peer refused the stream, or went before it looked at it: it may be asked again (RFC 9113, 8.7).
+        is_refused: bool,
     },
 }
 
 impl Attempted {
     fn failed(error: Error) -> Self {
-        Self::Failed { error, stale: false, tells_nothing: false }
+        Self::Failed { error, stale: false, tells_nothing: false, is_refused: false }
     }
 
     fn error(&self) -> Option<Error> {
@@ -132,6 +140,10 @@ impl Forward<'_> {
     /// The last attempt's.
     pub(crate) async fn to_upstream(&self, upstream: &Arc<UpstreamState>) -> Result<Response<Body>, Error> {
         let _active = Counted::new(&upstream.active);
+        if !matches!(upstream.config.protocol, UpstreamProtocol::H1 | UpstreamProtocol::Tcp) {
+            self.body.keep_until_answered(self.worker.generation().snapshot.limits.request_body_buffer);
+        }
+        let mut refusals = 0;
         let mut avoid: Vec<usize> = Vec::new();
         let mut tries = 0;
         let (mut fresh, mut went_back) = (false, false);
@@ -166,7 +178,9 @@ impl Forward<'_> {
                 self.worker.shared.metrics.retries.inc();
                 continue;
             }
-            if self.wants_retry(tries, &attempted) {
+            let repeats = self.repeats_refused(refusals, &attempted);
+            refusals += u32::from(repeats);
+            if repeats || self.wants_retry(tries, &attempted) {
                 retrying = self.begin_retry(upstream);
             }
             if retrying.is_none() {
@@ -174,8 +188,17 @@ impl Forward<'_> {
             }
             drop(attempted);
             self.worker.shared.metrics.retries.inc();
-            Box::pin(tokio::time::sleep(self.backoff(tries))).await;
+            let pause = if repeats { self.jitter(REFUSAL_PAUSE * refusals) } else { self.backoff(tries) };
+            Box::pin(tokio::time::sleep(pause)).await;
         }
+    }
+
+    /// Whether a stream that was refused is opened again, though the route does not say so: nothing was done with it.
+    fn repeats_refused(&self, refusals: u32, attempted: &Attempted) -> bool {
+        self.route.retry.is_none()
+            && refusals < MAX_REFUSALS
+            && matches!(attempted, Attempted::Failed { is_refused: true, .. })
+            && self.body.can_be_sent()
     }
 
     /// An endpoint was chosen.
@@ -217,7 +240,7 @@ impl Forward<'_> {
             Err(Failed { error, was_others }) => {
                 // It was accepted by who was just about to go, and said so (RFC 9113, 6.8): the next one may stay.
                 let stale = is_untouched(&error);
-                return Attempted::Failed { error, stale, tells_nothing: was_others };
+                return Attempted::Failed { error, stale, tells_nothing: was_others, is_refused: false };
             }
         };
         let is_node = head::is_node(upstream, &leased);
@@ -246,10 +269,11 @@ impl Forward<'_> {
         };
         // Whatever becomes of it, and of this future.
         let was_sent = self.entry.was_sent.replace(true);
+        let is_shared = matches!(leased, Leased::Shared(_));
         let (result, stale, tells_nothing) = match leased {
             Leased::H1(connection) => {
                 let stale = connection.reused;
-                let request = outgoing.into_h1(self.body.attempt());
+                let request = outgoing.into_h1(self.body.attempt(), &connection, is_node);
                 (exchange::over_h1(connection, request, place, self.entry, self.interim.clone()).await, stale, false)
             }
             Leased::Shared(lease) => {
@@ -286,7 +310,11 @@ impl Forward<'_> {
                 Err(error) => Attempted::failed(error),
             },
             // A client that broke its request is not the endpoint's fault, whatever the exchange made of it.
-            Err(error) => Attempted::Failed { error: self.body.failure().unwrap_or(error), stale, tells_nothing },
+            Err(error) => {
+                let is_refused = is_shared && is_untouched(&error);
+                let error = self.body.failure().unwrap_or(error);
+                Attempted::Failed { error, stale, tells_nothing, is_refused }
+            }
         }
     }
 
@@ -353,6 +381,7 @@ impl Forward<'_> {
                 if let Some(interim) = &self.interim {
                     interim.allow_body();
                 }
+                self.body.answered();
                 Ok(response.map(ExchangeBody::settle))
             }
             Attempted::Failed { error, .. } => Err(error),
@@ -443,7 +472,7 @@ impl Forward<'_> {
     /// Takes a place within the retry budget, before the pause: requests that fail together must
     /// not all find it empty.
     fn begin_retry<'u>(&self, upstream: &'u UpstreamState) -> Option<Counted<'u>> {
-        let budget = self.route.retry.as_ref()?.budget;
+        let budget = self.route.retry.as_ref().map_or(REFUSAL_BUDGET, |retry| retry.budget);
         let floor = self.worker.generation().snapshot.limits.retry_floor as usize;
         let place = Counted::new(&upstream.retrying);
         if upstream.retrying.load(Ordering::Relaxed) > upstream.retries_allowed(budget, floor) {
@@ -457,7 +486,10 @@ impl Forward<'_> {
     /// together do not come back together.
     fn backoff(&self, tries: u32) -> Duration {
         let Some(policy) = &self.route.retry else { return Duration::ZERO };
-        let ceiling = policy.backoff_base.saturating_mul(1 << tries.saturating_sub(1).min(16)).min(policy.backoff_max);
+        self.jitter(policy.backoff_base.saturating_mul(1 << tries.saturating_sub(1).min(16)).min(policy.backoff_max))
+    }
+
+    fn jitter(&self, ceiling: Duration) -> Duration {
         let part = (self.worker.random().1 >> 11) as f64 / (1u64 << 53) as f64;
         ceiling.mul_f64(part)
     }

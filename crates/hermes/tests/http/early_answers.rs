@@ -7,6 +7,7 @@ use bytes::Bytes;
 use hermes_testkit::{
     dialog::Dialog,
     door::Door,
+    frames::{END_STREAM, Frame, Frames, INITIAL_WINDOW_SIZE, kind},
     multiplex,
     origin::{Origin, scripted},
     overlay::{Node, Overlay},
@@ -81,6 +82,35 @@ async fn an_origin_that_answers_and_closes_is_heard_by_h2_clients() {
         let _ = multiplex::send_all(&mut stream, Bytes::from(vec![b'x'; UPLOAD]), true).await;
         let answer = multiplex::answer(response).await.unwrap();
         assert_eq!((answer.status, answer.text().as_str()), (413, "too large"), "{time}");
+    }
+}
+
+/// The same of an h2 origin, which takes as much at once as an h1 origin, and closes its whole connection.
+fn h2_origin() -> Origin {
+    let origin = scripted::h1(|dialog| async move {
+        let window = u32::try_from(UPLOAD).unwrap_or(u32::MAX);
+        let mut frames = Frames::accept(dialog, &[(INITIAL_WINDOW_SIZE, window)]).await?;
+        frames.send(&[Frame::new(kind::WINDOW_UPDATE, 0, 0, window.to_be_bytes().to_vec())]).await?;
+        let data = frames.until("DATA", |frame| frame.kind == kind::DATA).await?;
+        let answer = [(":status", "413"), ("content-length", "9")];
+        let head = Frame::headers(data.stream, false, &answer);
+        frames.send(&[head, Frame::new(kind::DATA, END_STREAM, data.stream, "too large")]).await
+    });
+    origin.unwrap()
+}
+
+#[tokio::test]
+async fn an_h2_origin_that_answers_and_closes_is_heard() {
+    let origin = h2_origin();
+    let overlay = overlay();
+    let node = before(&overlay, "h2", origin.address()).await;
+    for (head, is_chunked) in heads("/") {
+        for time in 0..TIMES {
+            let mut client = Dialog::connect(node.address("in")).await.unwrap();
+            let answer = upload(&mut client, &head, is_chunked).await;
+            let answer = answer.unwrap_or_else(|error| panic!("{time}, chunked {is_chunked}: {error}"));
+            assert_eq!(answer, (413, "too large".to_owned()), "{time}, chunked {is_chunked}");
+        }
     }
 }
 

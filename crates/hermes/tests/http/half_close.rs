@@ -70,6 +70,22 @@ async fn a_client_that_closes_its_side_gets_its_answers() {
     assert_eq!(record["error"], serde_json::Value::Null, "{record}");
 }
 
+/// Also the answers of the node about itself.
+#[tokio::test]
+async fn a_client_of_the_admin_endpoint_may_close_its_side() {
+    let (origin, _tells, _release) = origin();
+    let overlay = overlay();
+    let node = before(&overlay, "h1", origin.address()).await;
+    for path in ["/healthz", "/sessions", "/metrics"] {
+        let mut client = Dialog::connect(node.admin()).await.unwrap();
+        client.send(format!("GET {path} HTTP/1.1\r\nhost: {}\r\n\r\n", node.admin())).await.unwrap();
+        client.finish().await.unwrap();
+        let head = client.head().await.unwrap_or_else(|error| panic!("{path}: {error}"));
+        assert_eq!(head.status(), 200, "{path}");
+        client.body(&head).await.unwrap();
+    }
+}
+
 /// A body that ends with its connection is no whole body, and its request no request.
 #[tokio::test]
 async fn a_client_that_closes_its_side_within_a_body_gets_no_answer_to_it() {

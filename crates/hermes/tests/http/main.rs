@@ -26,6 +26,7 @@ mod network;
 mod odd_clients;
 mod pools;
 mod retries;
+mod schemes;
 mod targets;
 mod timeouts;
 mod trailers;

@@ -12,6 +12,7 @@ use std::{
 use h2::Reason;
 use hermes_testkit::{
     door::Door,
+    frames::{Frame, Frames, kind},
     multiplex::{self, Answer, Exchange},
     origin::{Origin, scripted},
     overlay::{Node, Overlay},
@@ -214,6 +215,85 @@ async fn a_refused_stream_is_always_retried() {
     let node = node(&overlay, "h2", ALL, &[origin.address()]).await;
     assert_eq!(ask(&node, Method::POST, b"body").await.status, 200);
     assert_eq!(next(&mut tells).await, b"body");
+}
+
+/// The same without `retry`, at the only endpoint, for a stream that is refused after some of its body has come.
+#[tokio::test]
+async fn a_refused_stream_is_opened_again_without_a_policy() {
+    let (told, mut tells) = seen();
+    let count = Arc::new(AtomicUsize::new(0));
+    let origin = scripted::h2(move |exchange: Exchange| {
+        let (told, count) = (told.clone(), count.clone());
+        async move {
+            let Exchange { request, mut respond } = exchange;
+            let always = request.uri().path() == "/never";
+            let mut body = request.into_body();
+            if always || count.fetch_add(1, Ordering::SeqCst) == 0 {
+                multiplex::receive(&mut body).await?;
+                let _ = told.send(b"refused".to_vec());
+                respond.send_reset(Reason::REFUSED_STREAM);
+                return Ok(());
+            }
+            let (body, _) = multiplex::receive_all(body).await?;
+            let _ = told.send(body);
+            respond.send_response(http::Response::new(()), true).map(drop).map_err(io::Error::other)
+        }
+    });
+    let origin = origin.unwrap();
+    let overlay = overlay();
+    let node = node(&overlay, "h2", "", &[origin.address()]).await;
+    let mut connection = Door::plain(node.address("in")).h2().await.unwrap();
+    let grpc =
+        || Request::post("http://WEB/svc/Call").header("content-type", "application/grpc").header("te", "trailers");
+    let (response, mut stream) = connection.open(grpc().body(()).unwrap(), false).await.unwrap();
+    stream.send_data("first ".into(), false).unwrap();
+    // The rest of the body comes after the refusal.
+    assert_eq!(next(&mut tells).await, b"refused");
+    stream.send_data("second".into(), true).unwrap();
+    assert_eq!(multiplex::answer(response).await.unwrap().status, 200);
+    assert_eq!(next(&mut tells).await, b"first second");
+
+    // Who refuses for ever is not asked for ever.
+    let request = Request::post("http://WEB/never").body(()).unwrap();
+    assert_eq!(connection.ask(request, b"body").await.unwrap().status, 502);
+    assert_eq!((next(&mut tells).await, further(&mut tells)), (b"refused".to_vec(), 2));
+    // What is not held any more is not sent again.
+    let request = Request::post("http://WEB/never").body(()).unwrap();
+    let (response, mut stream) = connection.open(request, false).await.unwrap();
+    let _ = multiplex::send_all(&mut stream, vec![7; 100 << 10].into(), false).await;
+    let status = multiplex::answer(response).await.unwrap().status;
+    let asked = 1 + {
+        next(&mut tells).await;
+        further(&mut tells)
+    };
+    assert!(status == 502 && asked <= 3, "{status} {asked}");
+}
+
+/// GOAWAY names the last stream that was looked at; those beyond it go to a new connection (RFC 9113, 6.8).
+#[tokio::test]
+async fn a_stream_beyond_goaway_is_opened_again_without_a_policy() {
+    let (told, mut tells) = seen();
+    let count = Arc::new(AtomicUsize::new(0));
+    let origin = scripted::h1(move |dialog| {
+        let (told, count) = (told.clone(), count.clone());
+        async move {
+            let mut frames = Frames::accept(dialog, &[]).await?;
+            let data = frames.until("DATA", |frame| frame.kind == kind::DATA).await?;
+            let _ = told.send(data.payload.to_vec());
+            if count.fetch_add(1, Ordering::SeqCst) == 0 {
+                frames.send(&[Frame::new(kind::GOAWAY, 0, 0, vec![0; 8])]).await?;
+                // The connection stays: nothing but the frame says that the stream is lost.
+                return frames.until("the end", |_| false).await.map(drop);
+            }
+            frames.send(&[Frame::headers(data.stream, true, &[(":status", "200")])]).await?;
+            frames.until("the end", |_| false).await.map(drop)
+        }
+    });
+    let origin = origin.unwrap();
+    let overlay = overlay();
+    let node = node(&overlay, "h2", "", &[origin.address()]).await;
+    assert_eq!(ask(&node, Method::POST, b"body").await.status, 200);
+    assert_eq!((next(&mut tells).await, next(&mut tells).await), (b"body".to_vec(), b"body".to_vec()));
 }
 
 /// Many requests fail together: only a part of them may come again.

@@ -1,6 +1,6 @@
 //! Upgrades: WebSocket in both versions and across them (RFC 6455, RFC 8441), and protocols that nobody knows.
 
-use std::io;
+use std::{io, net::SocketAddr};
 
 use base64::Engine as _;
 use bytes::Bytes;
@@ -12,6 +12,7 @@ use hermes_testkit::{
     flow::Flow,
     multiplex::{self, Exchange, joined},
     origin::{Origin, scripted},
+    overlay::{Node, Overlay},
     tunnel::Tunnel,
 };
 use http::{Method, Request, Response, StatusCode};
@@ -359,6 +360,72 @@ async fn an_unknown_protocol_passes_and_h2c_is_ignored() {
     dialog.send(format!("GET /refuse HTTP/1.1\r\nhost: CHAT\r\n{h2c}\r\n")).await.unwrap();
     assert_eq!(dialog.head().await.unwrap().status(), 403);
     assert_eq!(next(&mut tells).await.protocol, "");
+}
+
+/// An origin that switches to `tcp` after a request with a body, as docker's does, and says what it was asked.
+fn switching() -> (Origin, Seen<String>) {
+    let (told, tells) = seen();
+    let origin = scripted::h1(move |mut dialog| {
+        let told = told.clone();
+        async move {
+            let head: Head = dialog.head().await?;
+            let body = dialog.body(&head).await?.text();
+            let upgrade = head.header("upgrade").unwrap_or_default();
+            let overlay = head.header("hermes-method").is_some();
+            let _ = told.send(format!("{} {upgrade} {body:?} {overlay}", head.method()));
+            dialog.send("HTTP/1.1 101 UPGRADED\r\nconnection: Upgrade\r\nupgrade: tcp\r\n\r\n").await?;
+            while let Some(bytes) = dialog.some().await? {
+                dialog.send(bytes).await?;
+            }
+            dialog.finish().await
+        }
+    });
+    (origin.unwrap(), tells)
+}
+
+#[tokio::test]
+async fn an_upgrade_keeps_its_method_and_its_body() {
+    let (origin, mut tells) = switching();
+    let overlay = overlay();
+    let far = before_nodes(&overlay, origin.address()).await;
+    let direct = Door::plain(far.address("in"));
+    for (hop, body) in [("", "{}"), ("", ""), ("h1", "{}"), ("h1", ""), ("h2", "")] {
+        let near = if hop.is_empty() { None } else { Some(in_front(&overlay, hop, &far).await) };
+        let door = near.as_ref().map_or_else(|| direct.clone(), |near| Door::plain(near.address("in")));
+        let mut dialog = door.h1().await.unwrap();
+        let length = body.len();
+        let head = format!(
+            "POST /exec/1/start HTTP/1.1\r\nhost: DOCKER\r\nconnection: Upgrade\r\nupgrade: tcp\r\ncontent-length: {length}\r\n\r\n"
+        );
+        dialog.send(format!("{head}{body}")).await.unwrap();
+        assert_eq!(next(&mut tells).await, format!("POST tcp {body:?} false"), "{hop:?}");
+        let answer = dialog.head().await.unwrap();
+        assert_eq!((answer.status(), answer.header("upgrade").as_deref()), (101, Some("tcp")), "{hop:?}");
+        let (stream, ahead) = dialog.into_parts();
+        echoes(Tunnel::io(stream, ahead)).await;
+    }
+    // HTTP/2 has no place for a body before a tunnel: refused aloud, and not lost in silence.
+    let near = in_front(&overlay, "h2", &far).await;
+    let mut dialog = Door::plain(near.address("in")).h1().await.unwrap();
+    dialog
+        .send("POST / HTTP/1.1\r\nhost: DOCKER\r\nconnection: Upgrade\r\nupgrade: tcp\r\ncontent-length: 2\r\n\r\n{}")
+        .await
+        .unwrap();
+    assert_eq!(dialog.head().await.unwrap().status(), 502);
+    assert!(tells.try_recv().is_err());
+}
+
+/// As [`before`], for an h1 origin, where nodes are believed.
+async fn before_nodes(overlay: &Overlay, origin: SocketAddr) -> Node {
+    let document = "
+listeners:
+- {name: in, bind: '127.0.0.1:0', protocol: http, trust: [127.0.0.0/8]}
+routes:
+- {name: all, match: {method: POST}, upstream: origin}
+upstreams:
+- {name: origin, protocol: h1, overlay: false, endpoints: ['$ORIGIN']}
+";
+    overlay.node("far").document(document).with("ORIGIN", origin).start().await.unwrap()
 }
 
 /// A flow and a WebSocket look alike on the wire; only one has a UDP path.

@@ -21,7 +21,7 @@ use crate::live::Entry;
 use crate::reverse;
 use crate::service::max_forwards;
 use crate::upstream::UpstreamState;
-use crate::upstream::pool::Leased;
+use crate::upstream::pool::{H1Connection, Leased};
 
 /// What heads of a session are made with, beside its facts.
 pub(crate) struct Dress<'a> {
@@ -105,15 +105,24 @@ impl Outgoing {
         Ok(())
     }
 
-    /// An HTTP/1.1 request in origin form.
-    pub(crate) fn into_h1(mut self, body: Attempt) -> HttpRequest<Attempt> {
+    /// An HTTP/1.1 request in origin form. To a node in absolute form, where the connection implies another scheme than
+    /// the request has: with it goes the default port (RFC 9112, section 3.2.2).
+    pub(crate) fn into_h1(mut self, body: Attempt, connection: &H1Connection, is_node: bool) -> HttpRequest<Attempt> {
         headers::join_cookies(&mut self.fields);
-        self.fields.insert(HOST, self.host);
         let mut request = HttpRequest::new(body);
+        *request.uri_mut() = self.h1_target(connection, is_node);
+        self.fields.insert(HOST, self.host);
         *request.method_mut() = self.method;
-        *request.uri_mut() = Uri::from(self.path);
         *request.headers_mut() = self.fields;
         request
+    }
+
+    /// The target of an HTTP/1.1 request.
+    pub(crate) fn h1_target(&self, connection: &H1Connection, is_node: bool) -> Uri {
+        if is_node && self.scheme != connection.scheme() && self.path != "*" {
+            return self.uri();
+        }
+        Uri::from(self.path.clone())
     }
 
     /// An HTTP/2 request.

@@ -135,7 +135,9 @@ impl Forward<'_> {
                     return Ok(opened);
                 }
                 // Free of charge: the peer was done with its connection, or accepted it just before it went.
-                Err(error) if told.is_stale && !fresh && super::is_untouched(&error) => fresh = true,
+                Err(error) if told.is_stale && !fresh && super::is_untouched(&error) && self.body.can_be_sent() => {
+                    fresh = true;
+                }
                 Err(error) => {
                     let connects = super::is_untouched(&error)
                         || matches!(error, Error::Connect { .. } | Error::ConnectTimeout { .. });
@@ -148,7 +150,7 @@ impl Forward<'_> {
                     fresh = false;
                     // Another endpoint may do better; the only one gets its second try by policy alone.
                     let others = upstream.endpoints.len() > avoid.len() || self.route.retry.is_some();
-                    if !connects || !others || avoid.len() as u32 >= attempts {
+                    if !connects || !others || avoid.len() as u32 >= attempts || !self.body.can_be_sent() {
                         return Err(error);
                     }
                     dead = Some(error);
@@ -172,7 +174,7 @@ impl Forward<'_> {
         };
         let (worker, peer) = (self.worker.clone(), to.label.clone());
         let place = Place { worker, pool, peer, shareable: false, session: None, in_flight: None };
-        self.over_h1(connection, place, ask, Outgoing::new(self.entry, &self.dress, false)?).await
+        self.over_h1(connection, place, ask, Outgoing::new(self.entry, &self.dress, false)?, false).await
     }
 
     async fn open_at(
@@ -239,6 +241,11 @@ impl Forward<'_> {
         if is_node && kind == Kind::Ip {
             headers::lower_mtu(&mut outgoing.fields, leased.packet_capacity());
         }
+        if let Leased::Shared(_) = leased
+            && kind == Kind::Http
+        {
+            self.say_method(&mut outgoing, is_node, &endpoint.label)?;
+        }
         let opens = self.opens_capsules(matches!(&leased, Leased::Shared(lease) if lease.connection.has_datagrams()));
         if kind == Kind::Ip {
             early.as_deref_mut().into_iter().for_each(Early::by_capsules);
@@ -269,18 +276,37 @@ impl Forward<'_> {
                 let manner = Manner { by_post, gives_key: is_node || attempt.gives_key };
                 self.over_shared(lease, place, ask, manner, outgoing, early).await
             }
-            (Leased::H1(connection), false) => self.over_h1(connection, place, ask, outgoing).await,
+            (Leased::H1(connection), false) => self.over_h1(connection, place, ask, outgoing, is_node).await,
             (Leased::H1(connection), true) => self.post_over_h1(connection, place, outgoing).await,
         };
         debt.settle();
         told.lacks_key = connection.is_some()
             && matches!(ask, Ask::Upgrade(name) if &**name == "websocket")
             && !(is_node || attempt.gives_key);
-        told.is_stale |= connection.is_some_and(|connection| connection.is_closed());
+        // Another endpoint is asked before the same one is once more.
+        let repeats = || upstream.endpoints.len() == 1 && opened.as_ref().is_err_and(super::is_untouched);
+        told.is_stale |= connection.is_some_and(|connection| connection.is_closed() || repeats());
         if let Ok(Opened::Answer(response)) = &opened {
             told.is_unsent = is_node && response.headers().contains_key(UNSENT);
         }
         opened
+    }
+
+    /// Extended CONNECT has no method and no body of its own (RFC 8441, section 4): a node is told the one.
+    fn say_method(&self, outgoing: &mut Outgoing, is_node: bool, peer: &Arc<str>) -> Result<(), Error> {
+        if !matches!(self.body, RequestBody::Empty) {
+            return Err(Error::Incapable {
+                peer: peer.clone(),
+                reason: "takes no upgrade with a body over HTTP/2 or HTTP/3; use an upstream with protocol: h1",
+            });
+        }
+        if is_node
+            && outgoing.method != Method::GET
+            && let Ok(method) = HeaderValue::try_from(outgoing.method.as_str())
+        {
+            outgoing.fields.insert(headers::METHOD, method);
+        }
+        Ok(())
     }
 
     /// Whether the tunnel will be read capsule by capsule, as in `session`: what goes ahead of it must not end
@@ -350,8 +376,9 @@ impl Forward<'_> {
         place: Place,
         ask: &Ask,
         mut outgoing: Outgoing,
+        is_node: bool,
     ) -> Result<Opened, Error> {
-        let mut request = self.bare_request(&mut outgoing).map(|()| RequestBody::Empty.attempt());
+        let mut request = self.bare_request(&mut outgoing).map(|()| self.body.attempt());
         let wanted = match ask {
             Ask::Connect | Ask::Post => {
                 *request.method_mut() = Method::CONNECT;
@@ -361,6 +388,10 @@ impl Forward<'_> {
             }
             Ask::Upgrade(protocol) => {
                 self.ask_for_upgrade(&outgoing, &mut request, protocol)?;
+                if self.entry.facts.kind == Kind::Http {
+                    *request.method_mut() = outgoing.method.clone();
+                    *request.uri_mut() = outgoing.h1_target(&connection, is_node);
+                }
                 StatusCode::SWITCHING_PROTOCOLS
             }
             Ask::Response => return Err(Error::Internal("an exchange was taken for a tunnel".to_owned())),

@@ -10,6 +10,7 @@ use std::task::{Context, Poll, Waker};
 use bytes::Bytes;
 use hermes_net::Io;
 use hermes_net::tls::with_alpn;
+use http::uri::Scheme;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 
@@ -34,6 +35,7 @@ pub(crate) struct H1Connection {
     connection: http1::Connection<TokioIo<Metered>, Attempt>,
     meter: Meter,
     trailers: TrailerSlot,
+    is_secure: bool,
     /// The connection future is over: it must not be polled again.
     pub(crate) finished: bool,
     pub(crate) reused: bool,
@@ -57,6 +59,11 @@ impl H1Connection {
             }
             Poll::Pending => Ok(()),
         }
+    }
+
+    /// The scheme that a request in origin form has on it.
+    pub(crate) fn scheme(&self) -> Scheme {
+        if self.is_secure { Scheme::HTTPS } else { Scheme::HTTP }
     }
 
     /// What is read of it.
@@ -245,7 +252,7 @@ pub(super) async fn handshake_h1(
     if limits.header_count != HYPER_HEADERS {
         builder.max_headers(limits.header_count);
     }
-    let trailers = TrailerSlot::default();
+    let (trailers, is_secure) = (TrailerSlot::default(), matches!(io, Io::Tls(_)));
     let (metered, meter) = Metered::new(io, trailers.clone());
     let (sender, connection) = builder.handshake(TokioIo::new(metered)).await.map_err(|error| Error::Broken {
         peer: wish.destination.label.clone(),
@@ -257,6 +264,7 @@ pub(super) async fn handshake_h1(
         connection,
         meter,
         trailers,
+        is_secure,
         finished: false,
         reused: false,
         idle_since: 0,
