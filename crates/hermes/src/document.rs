@@ -5,12 +5,15 @@
 
 use std::io::Read as _;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::Context;
 use hermes_model::trust::own_overlay;
 use hermes_model::{Checked, Problem, Snapshot, unproven};
 use hermes_net::tls::CertifiedKey;
 
+/// How long a named pipe that nobody writes to is waited for.
+const WRITER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The largest document that is read: about a million routes.
 pub(crate) const MAX_DOCUMENT: u64 = 256 << 20;
 
@@ -41,9 +44,8 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Result<Checked, Vec<Problem>>>
 /// The file cannot be read.
 pub(crate) fn text(path: &Path) -> anyhow::Result<String> {
     let cannot = || format!("cannot read {}", path.display());
-    let file = std::fs::File::open(path).with_context(cannot)?;
+    let file = hermes_net::file::open_or_pipe(path, MAX_DOCUMENT, WRITER_TIMEOUT).with_context(cannot)?;
     let mut text = String::new();
-    // A device has no size, and no end.
     file.take(MAX_DOCUMENT + 1).read_to_string(&mut text).with_context(cannot)?;
     anyhow::ensure!(text.len() as u64 <= MAX_DOCUMENT, "{} has more than {MAX_DOCUMENT} bytes", path.display());
     Ok(text)
