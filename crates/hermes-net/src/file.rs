@@ -1,14 +1,17 @@
 //! Files that a document names, opened so that none of them can hold the node up.
 //!
-//! In: paths. Out: what regular files hold, and logs to append to. A FIFO without a reader, a device
-//! without an end: each is an error at once. Never: a wait.
+//! In: paths. Out: what regular files hold, documents that may come through a pipe, and logs to append to. A FIFO
+//! without a reader, a device without an end: each is an error at once. Never: a wait, but for the writer of a pipe.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::io::{self, IsTerminal as _, Read as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::Path;
+use std::time::Duration;
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 /// The largest certificate, key or bundle that is read: one of every CA there is has 300 KiB.
 pub const MOST: u64 = 16 << 20;
@@ -28,6 +31,37 @@ pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("it has more than {most} bytes")));
     }
     Ok(bytes)
+}
+
+/// Opens a file of at most this many bytes, or a pipe, which is read to its end however long its writer takes. A named
+/// pipe that nobody writes to is waited for so long.
+///
+/// # Errors
+/// It cannot be read, is too large, has no writer, or is a device: that may have no end.
+pub fn open_or_pipe(path: &Path, most: u64, within: Duration) -> io::Result<File> {
+    // A named pipe would have us wait for its writer as it is opened.
+    let file = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
+    let metadata = file.metadata()?;
+    let kind = metadata.file_type();
+    let refuse = |reason: String| Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
+    if kind.is_file() && metadata.len() > most {
+        return refuse(format!("it has more than {most} bytes"));
+    }
+    if !kind.is_file() && !kind.is_fifo() && !file.is_terminal() {
+        return refuse("it is neither a regular file nor a pipe".to_owned());
+    }
+    // What a shell made (`<(...)`) has its writer already.
+    let is_named = std::fs::canonicalize(path).is_ok_and(|path| path.exists());
+    if kind.is_fifo() && is_named {
+        let mut pipes = [PollFd::new(file.as_fd(), PollFlags::POLLIN)];
+        let within = PollTimeout::try_from(within).unwrap_or(PollTimeout::MAX);
+        if poll(&mut pipes, within)? == 0 {
+            return refuse("nobody writes to this pipe".to_owned());
+        }
+    }
+    let flags = OFlag::from_bits_retain(fcntl(&file, FcntlArg::F_GETFL)?);
+    fcntl(&file, FcntlArg::F_SETFL(flags - OFlag::O_NONBLOCK))?;
+    Ok(file)
 }
 
 /// Opens a log to append to; made with these permissions where it is not there. Later writes wait as

@@ -55,6 +55,11 @@ pub struct Header {
     pub is_later_fragment: bool,
     /// Routers may cut it (IPv4 without DF).
     pub may_be_cut: bool,
+    /// It chooses its own path: a source-route option of IPv4, or a routing header of IPv6. Its destination tells nothing
+    /// of where it goes.
+    pub is_source_routed: bool,
+    /// Hops that it may still take.
+    pub hops: u8,
 }
 
 /// Why bytes are no packet.
@@ -124,6 +129,8 @@ fn parse_v4(packet: &[u8]) -> Result<Header> {
         length: said,
         is_later_fragment: fragment & 0x1fff != 0,
         may_be_cut: fragment & 0x4000 == 0,
+        is_source_routed: has_source_route(&whole[HEADER_V4..]),
+        hops: head[8],
     })
 }
 
@@ -133,7 +140,7 @@ fn parse_v6(packet: &[u8]) -> Result<Header> {
     if said != packet.len() {
         return Err(PacketError::Length { said, has: packet.len() });
     }
-    let (protocol, transport, is_later_fragment) = transport_v6(packet, head[6])?;
+    let Transport { protocol, at: transport, is_later_fragment, is_source_routed } = transport_v6(packet, head[6])?;
     Ok(Header {
         source: address_v6(&packet[8..24]),
         destination: address_v6(&packet[24..40]),
@@ -142,17 +149,48 @@ fn parse_v6(packet: &[u8]) -> Result<Header> {
         length: said,
         is_later_fragment,
         may_be_cut: false,
+        is_source_routed,
+        hops: head[7],
     })
 }
 
-/// Walks over extension headers: what they lead to, where it begins, and whether it is there at all.
-fn transport_v6(packet: &[u8], first: u8) -> Result<(u8, usize, bool)> {
-    let (mut next, mut at) = (first, HEADER_V6);
+/// Whether IPv4 options have a loose or a strict source route (RFC 791, section 3.1).
+fn has_source_route(mut options: &[u8]) -> bool {
+    while let [kind, rest @ ..] = options {
+        let length = match (kind, rest.first()) {
+            (0, _) => return false,
+            (1, _) => 1,
+            (131 | 137, _) => return true,
+            (_, Some(length)) => usize::from(*length),
+            (_, None) => return false,
+        };
+        match options.get(length.max(1)..) {
+            Some(behind) => options = behind,
+            None => return false,
+        }
+    }
+    false
+}
+
+/// What extension headers lead to.
+struct Transport {
+    protocol: u8,
+    at: usize,
+    /// It is not there.
+    is_later_fragment: bool,
+    /// There is a routing header.
+    is_source_routed: bool,
+}
+
+/// Walks over extension headers.
+fn transport_v6(packet: &[u8], first: u8) -> Result<Transport> {
+    let (mut next, mut at, mut is_source_routed) = (first, HEADER_V6, false);
     for _ in 0..MOST_EXTENSIONS {
         let is_extension = matches!(next, 0 | 43 | 44 | 51 | 60 | 135 | 139 | 140);
         if !is_extension {
-            return Ok((next, at, false));
+            return Ok(Transport { protocol: next, at, is_later_fragment: false, is_source_routed });
         }
+        is_source_routed |= next == 43;
         let head = packet.get(at..at + 8).ok_or(PacketError::Truncated(packet.len()))?;
         let size = match next {
             44 => 8,
@@ -166,7 +204,7 @@ fn transport_v6(packet: &[u8], first: u8) -> Result<(u8, usize, bool)> {
             return Err(PacketError::Truncated(packet.len()));
         }
         if is_later {
-            return Ok((next, at, true));
+            return Ok(Transport { protocol: next, at, is_later_fragment: true, is_source_routed });
         }
     }
     Err(PacketError::TooManyExtensions)

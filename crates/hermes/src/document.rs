@@ -6,6 +6,7 @@
 use std::ffi::OsStr;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context;
 use hermes_model::check::position::locate;
@@ -13,6 +14,8 @@ use hermes_model::trust::own_overlay;
 use hermes_model::{Checked, Located, Problem, Snapshot, unproven};
 use hermes_net::tls::CertifiedKey;
 
+/// How long a named pipe that nobody writes to is waited for.
+const WRITER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The largest document that is read: about a million routes.
 pub(crate) const MAX_DOCUMENT: u64 = 256 << 20;
 
@@ -74,8 +77,8 @@ pub(crate) fn text(path: &Path) -> anyhow::Result<String> {
     if path == Path::new(STDIN) {
         return limited(std::io::stdin().lock(), "standard input");
     }
-    let file = std::fs::File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
-    limited(file, &path.display().to_string())
+    let file = hermes_net::file::open_or_pipe(path, MAX_DOCUMENT, WRITER_TIMEOUT);
+    limited(file.with_context(|| format!("cannot read {}", path.display()))?, &path.display().to_string())
 }
 
 fn limited(reader: impl std::io::Read, name: &str) -> anyhow::Result<String> {

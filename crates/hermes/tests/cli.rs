@@ -204,6 +204,37 @@ fn check_passes_good_documents_with_their_warnings() {
     }
 }
 
+/// What a shell, or a mistake, puts in a document's place.
+#[test]
+fn check_reads_pipes_and_waits_neither_for_a_writer_nor_for_the_end_of_a_device() {
+    let room = tempfile::tempdir().unwrap();
+    let fifo = room.path().join("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let check = |shell: String| {
+        let output = Command::new("bash").args(["-c", &shell, "bash", env!("CARGO_BIN_EXE_hermes")]).output().unwrap();
+        (output.status.code(), stdout(&output) + &stderr(&output))
+    };
+    // No more than it has on its own: 200 MB of address space beside what is mapped.
+    for device in ["/dev/zero", "/dev/urandom"] {
+        let (code, said) = check(format!("ulimit -v 700000; \"$1\" check {device}"));
+        assert!(code == Some(1) && said.contains("neither a regular file nor a pipe"), "{said}");
+    }
+    let (code, said) = check(format!("\"$1\" check {}", fifo.display()));
+    assert!(code == Some(1) && said.contains("nobody writes to this pipe"), "{said}");
+    let large = room.path().join("large");
+    fs::File::create(&large).unwrap().set_len(1 << 30).unwrap();
+    let (code, said) = check(format!("ulimit -v 700000; \"$1\" check {}", large.display()));
+    assert!(code == Some(1) && said.contains("bytes"), "{said}");
+    for shell in [
+        "\"$1\" check <(sleep 0.1; echo 'node: n')".to_owned(),
+        "echo 'node: n' | \"$1\" check /dev/stdin".to_owned(),
+        format!("(sleep 0.1; echo 'node: n' > {0}) & \"$1\" check {0}", fifo.display()),
+    ] {
+        let (code, said) = check(shell.clone());
+        assert_eq!(code, Some(0), "{shell}: {said}");
+    }
+}
+
 #[test]
 fn check_looks_at_every_file_that_it_is_given() {
     let room = tempfile::tempdir().unwrap();

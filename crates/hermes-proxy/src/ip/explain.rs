@@ -42,6 +42,8 @@ impl Packet {
             length: self.length,
             is_later_fragment: false,
             may_be_cut: false,
+            is_source_routed: false,
+            hops: u8::MAX,
         };
         rules.judge(way, &[kind], &header, self.mtu)
     }

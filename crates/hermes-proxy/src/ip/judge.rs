@@ -45,6 +45,13 @@ impl Rules {
             Way::Out => (&self.here, &self.there),
             Way::In => (&self.there, &self.here),
         };
+        if header.is_source_routed {
+            // The next router would send it where no scope was asked.
+            return Verdict::Drop("source-route", None);
+        }
+        if header.hops == 0 {
+            return Verdict::Drop("ttl-expired", None);
+        }
         if !ip::is_one_host(header.destination) || !ip::is_one_host(header.source) {
             // What a device says to its link: there is nobody on it.
             return Verdict::Drop("not-unicast", None);

@@ -69,9 +69,7 @@ pub(super) fn ticket(token: Option<&str>, file: Option<&Path>, state: &Path) -> 
         (Some(token), _) => Some(token.to_owned()),
         (None, Some(file)) if file == Path::new("-") => Some(std::io::read_to_string(std::io::stdin())?),
         (None, Some(file)) if !file.exists() && Home::at(state).is_enrolled() => None,
-        (None, Some(file)) => {
-            Some(std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?)
-        }
+        (None, Some(file)) => Some(crate::document::text(file)?),
         (None, None) => None,
     };
     text.map(|text| text.parse().map_err(anyhow::Error::msg)).transpose()

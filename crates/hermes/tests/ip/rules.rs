@@ -9,7 +9,7 @@ use hermes_testkit::{
     ca::{Identity, Subject},
     door::{Door, NODE_NAME},
     flow::capsule,
-    ip::{self, IpTunnel, IpWay, icmp, packet, ping},
+    ip::{self, IpTunnel, IpWay, checksum, icmp, packet, ping},
     netns::Namespace,
     overlay::{Draft, Node, Overlay},
     patience::until,
@@ -208,11 +208,37 @@ fn cases(own: &str, gateway: &str) -> Vec<Case> {
         ),
         case("link-local", udp(own, pick("169.254.169.254", "fe80::1")), "out-of-scope", None),
     ]);
+    let mut no_hops = udp(own, gateway);
+    no_hops[if is_v4 { 8 } else { 7 }] = 0;
+    let mut routed = udp(own, gateway);
+    if is_v4 {
+        // A loose source route by way of 10.0.0.2, after an option without a length.
+        routed.splice(20..20, [1, 131, 7, 4, 10, 0, 0, 2]);
+        (routed[0], routed[3]) = (0x47, routed[3] + 8);
+        sum_v4(&mut no_hops);
+        sum_v4(&mut routed);
+    } else {
+        // A routing header of type 0 by way of fd00:10::2.
+        let elsewhere: std::net::Ipv6Addr = "fd00:10::2".parse().unwrap();
+        let header = [&[17, 2, 0, 1, 0, 0, 0, 0][..], &elsewhere.octets()].concat();
+        (routed[5], routed[6]) = (routed[5] + 24, 43);
+        routed.splice(40..40, header);
+    }
+    cases.push(case("a source route", routed, "source-route", None));
+    cases.push(case("no hop left", no_hops, "ttl-expired", None));
     if is_v4 {
         cases.push(case("a short header", with(0, 0x44), "malformed-packet", None));
         cases.push(case("a wrong checksum", with(10, good[10] ^ 1), "malformed-packet", None));
     }
     cases
+}
+
+/// Puts the header's checksum right.
+fn sum_v4(packet: &mut [u8]) {
+    let length = usize::from(packet[0] & 0xf) * 4;
+    packet[10..12].fill(0);
+    let sum = checksum(&[&packet[..length]]);
+    packet[10..12].copy_from_slice(&sum.to_be_bytes());
 }
 
 #[test]
