@@ -40,6 +40,7 @@ fn it_says_that_it_only_prints() {
         (&["systemd"][..], "--controller URL, or --config FILE"),
         (&["systemd", "--state", "/srv/hermes", NODE[0], NODE[1]], "below /var/lib"),
         (&["systemd", "--program", "hermes", NODE[0], NODE[1]], "whole path"),
+        (&["systemd", "--config", "node.yaml"], "whole path"),
         (&["container", "--config", "/etc/a node.yaml"], "choose a path"),
     ] {
         let output = hermes(&[&["install", "--print"], args].concat());
@@ -58,7 +59,7 @@ fn units_are_what_systemd_takes() {
         ("hermes", NODE.to_vec(), ("20", "")),
         ("edge", [&NODE[..], &["--state", "/var/lib/edge", "--low-ports"]].concat(), ("20", "CAP_NET_BIND_SERVICE")),
         ("hermes", vec!["--config", config, "--devices"], ("100", "CAP_NET_ADMIN")),
-        ("hermes", vec!["controller"], ("10", "")),
+        ("hermes-controller", vec!["controller"], ("10", "")),
     ] {
         let unit = printed(&[&["systemd", "--program", HERMES], &args[..]].concat());
         let (stop, capabilities) = wanted;
@@ -72,6 +73,14 @@ fn units_are_what_systemd_takes() {
         let words: Vec<_> = command.split(' ').skip(1).map(|word| word.replace("%S", "/var/lib")).collect();
         let help = Command::new(HERMES).args(&words).arg("--help").output().unwrap();
         assert!(command.starts_with(HERMES) && help.status.success(), "{command}");
+        // A node can be followed by a new version; the socket is in a directory of the unit's.
+        let is_node = !args.contains(&"controller");
+        assert_eq!(command.ends_with(&format!(" --takeover %t/{name}/takeover")), is_node, "{command}");
+        assert_eq!(values(&unit, "RuntimeDirectory"), if is_node { vec![name] } else { vec![] });
+        let successor = unit.lines().find(|line| line.starts_with("# systemd-run "));
+        assert_eq!(successor.is_some(), is_node, "{unit}");
+        let takes = format!(" --takeover /run/{name}/takeover");
+        assert!(successor.is_none_or(|line| line.ends_with(&takes) && line.contains(HERMES)), "{unit}");
         let path = room.path().join(format!("{name}.service"));
         std::fs::write(&path, &unit).unwrap();
         verify(&path);
