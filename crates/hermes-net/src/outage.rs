@@ -3,15 +3,15 @@
 //! In: each failure, with its reason, and each success. Out: whether to log the failure, with the number of attempts so far.
 //! The first failure is logged, and one with another reason; then one after a minute, two, four, up to an hour.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 /// The first pause between two log lines, and the longest.
 const LOG_INTERVALS: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
-/// The largest number of targets whose last reason is remembered.
-const MAX_TARGETS: usize = 64;
+/// The largest number of reasons that are told apart.
+const MAX_REASONS: usize = 64;
 
 /// An outage, or none.
 #[derive(Debug, Default)]
@@ -23,8 +23,8 @@ struct Outage {
     attempts: u64,
     pause: Duration,
     due: Instant,
-    /// By target, since several may fail in turn, each for its own reason.
-    reasons: BTreeMap<String, String>,
+    /// Targets and reasons that were logged. Several targets fail in turn, and one may fail for reasons that alternate.
+    reasons: BTreeSet<(String, String)>,
 }
 
 /// What a log line says of an outage.
@@ -46,15 +46,15 @@ impl OutageLog {
             attempts: 0,
             pause: first,
             due: now + first,
-            reasons: BTreeMap::new(),
+            reasons: BTreeSet::new(),
         });
         outage.attempts += 1;
-        let is_new = outage.reasons.get(target).is_none_or(|last| last != reason) && outage.reasons.len() < MAX_TARGETS;
-        if is_new {
-            outage.reasons.insert(target.to_owned(), reason.to_owned());
-        } else if now < outage.due {
-            return None;
-        } else {
+        let has_room = outage.reasons.len() < MAX_REASONS;
+        let is_new = has_room && outage.reasons.insert((target.to_owned(), reason.to_owned()));
+        if !is_new {
+            if now < outage.due {
+                return None;
+            }
             outage.pause = (outage.pause * 2).min(longest);
             outage.due = now + outage.pause;
         }
@@ -87,7 +87,7 @@ mod tests {
         assert_eq!(logged, [(1, 0), (2, 0), (25, 60), (73, 180), (169, 420), (361, 900)]);
         // Another reason is news; so is the next outage.
         assert_eq!(log.failed("one", "refused").map(|attempts| attempts.count), Some(401));
-        assert_eq!(log.failed("one", "refused"), None);
+        assert_eq!((log.failed("one", "no answer"), log.failed("one", "refused")), (None, None), "reasons alternate");
         log.recovered();
         assert_eq!(log.failed("one", "refused").map(|attempts| attempts.count), Some(1));
     }

@@ -231,8 +231,8 @@ fn is_over(home: &Home) -> bool {
 }
 
 /// What is to be done then.
-const OVER: &str = ". Its certificate is over, and is renewed no more: start it again with --token, from `hermes token create` at \
-                    the controller";
+const OVER: &str = ". The node's certificate has expired and cannot be renewed; start the node again with --token, from \
+                    `hermes token create` at the controller";
 
 /// Keeps a node's certificate and its authorities as the controller has them, for as long as it is polled: for a program that
 /// follows the controller itself.

@@ -171,3 +171,30 @@ async fn a_service_manager_hears_that_it_serves_and_that_it_ends() {
     until("the probe fails", || health(&["--config", config]).status.code() == Some(1)).await;
     node.end(Duration::from_secs(20)).unwrap();
 }
+
+/// A unit's process that a successor took over from may finish its sessions: systemd is not told that it stops.
+#[tokio::test]
+async fn a_service_manager_hears_nothing_of_a_takeover() {
+    let room = tempfile::tempdir().unwrap();
+    let notify = room.path().join("notify");
+    let socket = UnixDatagram::bind(&notify).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut bytes = [0; 64];
+    let document = room.path().join("node.yaml");
+    std::fs::write(&document, "node: n\nlisteners: [{name: a, bind: 'localhost:0', protocol: http}]\n").unwrap();
+    let takeover = room.path().join("takeover");
+    let node = |name: &str| {
+        let program = Program::new(name, HERMES, room.path()).args(["proxy", "--config"]).args([&document]);
+        program.args(["--takeover"]).args([&takeover])
+    };
+    let mut first = node("first").env("NOTIFY_SOCKET", &notify).start().unwrap();
+    let length = socket.recv(&mut bytes).unwrap();
+    assert_eq!(&bytes[..length], b"READY=1");
+    let second = node("second").start().unwrap();
+    let log = |name: &str| std::fs::read_to_string(room.path().join(format!("{name}.err"))).unwrap_or_default();
+    until("it is taken over from", || log("first").contains("another process has the listeners")).await;
+    until("it ends, since it has no sessions", || first.exited().unwrap().is_some()).await;
+    socket.set_nonblocking(true).unwrap();
+    assert!(socket.recv(&mut bytes).is_err(), "{}", String::from_utf8_lossy(&bytes));
+    second.end(Duration::from_secs(20)).unwrap();
+}
