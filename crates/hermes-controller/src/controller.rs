@@ -16,6 +16,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use hermes_model::document::scalar::Many;
+use hermes_net::outage::{Attempts, OutageLog};
 use rpds::RedBlackTreeMapSync;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::watch;
@@ -218,16 +219,24 @@ impl Controller {
 
     /// Follows the store, for as long as it is polled: what other controllers write is known here.
     pub async fn follow(&self) {
+        let mut outage = OutageLog::default();
         loop {
             let revision = self.known().state.revision;
             let followed = async {
                 self.store.changed(revision).await?;
                 self.catch_up().await
             };
-            if let Err(error) = followed.await {
-                tracing::warn!(again_in = ?AGAIN, "what other controllers write is not seen: {error}");
-                tokio::time::sleep(AGAIN).await;
+            let Err(error) = followed.await else {
+                outage.recovered();
+                continue;
+            };
+            if let Some(Attempts { count, elapsed }) = outage.failed("", &error.to_string()) {
+                tracing::warn!(
+                    again_in = ?AGAIN, attempts = count, since = ?elapsed,
+                    "what other controllers write is not seen: {error}"
+                );
             }
+            tokio::time::sleep(AGAIN).await;
         }
     }
 

@@ -16,6 +16,7 @@ use bytes::Bytes;
 use futures_util::Stream;
 use futures_util::stream::unfold;
 use hermes_model::document::scalar::Many;
+use hermes_net::outage::{Attempts, OutageLog};
 use tokio::sync::watch;
 use tonic::{Code, Response, Status, Streaming};
 
@@ -105,24 +106,43 @@ impl Push {
             self.said.send_modify(|count| *count += 1);
         };
         let hearing = async {
+            let mut outage = OutageLog::default();
             loop {
-                if let Err(error) = shared.hear(&hear).await {
-                    tracing::warn!(again_in = ?BEAT, "what nodes say to other controllers is not heard: {error}");
+                let began = tokio::time::Instant::now();
+                let heard = shared.hear(&hear).await;
+                // It ends only when the store breaks it off.
+                if began.elapsed() > BEAT {
+                    outage.recovered();
+                }
+                if let Err(error) = heard
+                    && let Some(Attempts { count, elapsed }) = outage.failed("", &error.to_string())
+                {
+                    tracing::warn!(
+                        again_in = ?BEAT, attempts = count, since = ?elapsed,
+                        "what nodes say to other controllers is not heard: {error}"
+                    );
                 }
                 tokio::time::sleep(BEAT).await;
             }
         };
         let saying = async {
             let mut said = self.said();
+            let mut outage = OutageLog::default();
             loop {
                 said.borrow_and_update();
                 let unsaid = self.lock().unsaid();
                 if let Err(error) = shared.say(unsaid).await {
-                    tracing::warn!(again_in = ?BEAT, "other controllers do not hear what nodes say here: {error}");
+                    if let Some(Attempts { count, elapsed }) = outage.failed("", &error.to_string()) {
+                        tracing::warn!(
+                            again_in = ?BEAT, attempts = count, since = ?elapsed,
+                            "other controllers do not hear what nodes say here: {error}"
+                        );
+                    }
                     self.lock().say_all();
                     tokio::time::sleep(BEAT).await;
                     continue;
                 }
+                outage.recovered();
                 let _ = tokio::time::timeout(BEAT, said.changed()).await;
             }
         };

@@ -230,6 +230,7 @@ fn build(draft: &Draft, base: &Path, report: &mut Report) -> Snapshot {
     dns::among(&listeners, report);
     packets::among(&listeners, report);
     packets::pools(&routes, report);
+    packets::own_addresses(&listeners, &routes, report);
     exposure::open_proxies(&listeners, &routes, report);
     uplink::dials(&listeners, &names, report);
     uplink::kept(&listeners, &upstreams, draft.listeners.len() == listeners.len(), report);

@@ -17,7 +17,7 @@ pub mod word;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::str::FromStr;
 
 use serde::de::{self, Visitor};
@@ -218,7 +218,8 @@ impl fmt::Display for AccessLog {
     }
 }
 
-/// An address and a port to listen on. Port 0 takes any free one.
+/// An address and a port to listen on. Port 0 takes any free one. `:PORT` is all addresses of IPv4, as `0.0.0.0:PORT`, and
+/// `localhost:PORT` is 127.0.0.1: no other name is looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bind(pub SocketAddr);
 text_scalar!(Bind, "an address and a port such as 127.0.0.1:8080");
@@ -227,11 +228,21 @@ impl FromStr for Bind {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
+        let (host, port) = text.rsplit_once(':').unwrap_or((text, ""));
+        let address = match host {
+            "" => Some(Ipv4Addr::UNSPECIFIED),
+            host if host.eq_ignore_ascii_case("localhost") => Some(Ipv4Addr::LOCALHOST),
+            _ => None,
+        };
+        let is_number = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+        if let (Some(address), true, Ok(port)) = (address, is_number, port.parse::<u16>()) {
+            return Ok(Bind((address, port).into()));
+        }
         text.parse().map(Bind).map_err(|_| {
             let port = text.rsplit(':').next().unwrap_or_default();
             let is_large = !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit()) && port.parse::<u16>().is_err();
             let why = if is_large { ": a port is at most 65535" } else { "" };
-            format!("{text:?} is no address and port{why}; write 127.0.0.1:8080, 0.0.0.0:8080 or \"[::1]:8080\"")
+            format!("{text:?} is no address and port{why}; write 127.0.0.1:8080, \":8080\" for all addresses, or \"[::1]:8080\"")
         })
     }
 }

@@ -12,6 +12,7 @@ pub mod lock;
 pub mod mark;
 pub mod nat;
 mod netlink;
+pub mod outage;
 pub mod own;
 pub mod pace;
 pub mod privilege;

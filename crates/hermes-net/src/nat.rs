@@ -325,17 +325,32 @@ fn forward(setting: &str) -> Result<(), TunError> {
     Ok(())
 }
 
-/// One that forwards IPv6 listens to no router, unless it is told to (2): it would lose its own way out.
+/// A machine that forwards IPv6 ignores router advertisements unless accept_ra is 2, and would lose its routes to the
+/// outside. Interfaces without a route from a router keep their setting.
 fn keep_router_advertisements() {
     if is_on(FORWARDING_V6) {
         return;
     }
-    for interface in fs::read_dir("/proc/sys/net/ipv6/conf").into_iter().flatten().flatten() {
-        let setting = interface.path().join("accept_ra");
+    let routes = fs::read_to_string("/proc/net/ipv6_route").unwrap_or_default();
+    for interface in advertised(&routes) {
+        let setting = format!("/proc/sys/net/ipv6/conf/{interface}/accept_ra");
         if fs::read_to_string(&setting).is_ok_and(|text| text.trim() == "1") && fs::write(&setting, "2").is_ok() {
-            tracing::info!(interface = %interface.file_name().display(), "listens to routers although it forwards (accept_ra=2)");
+            tracing::info!(%interface, "accepts router advertisements although it forwards (accept_ra=2)");
         }
     }
+}
+
+/// Interfaces that have routes from router advertisements, in the kernel's list of IPv6 routes (`/proc/net/ipv6_route`).
+fn advertised(routes: &str) -> BTreeSet<&str> {
+    // RTF_ADDRCONF: learned from an advertisement. RTF_DEFAULT: the default route among these.
+    const LEARNED: u32 = 0x0004_0000 | 0x0001_0000;
+    let learned = |line: &&str| {
+        let flags = line.split_whitespace().nth(8).and_then(|flags| u32::from_str_radix(flags, 16).ok());
+        flags.is_some_and(|flags| flags & LEARNED != 0)
+    };
+    let interfaces = routes.lines().filter(learned).filter_map(|line| line.split_whitespace().nth(9));
+    // A name is part of a path.
+    interfaces.filter(|name| !name.contains('/') && *name != "lo").collect()
 }
 
 #[cfg(test)]
@@ -350,6 +365,17 @@ mod tests {
              iifname \"gw0\" oifname != \"gw0\" ip saddr 10.9.0.0/24 masquerade\n    \
              iifname \"gw0\" oifname != \"gw0\" ip6 saddr fd09::/64 masquerade\n  }\n}\n";
         assert_eq!(rules("hermes-gw0", "gw0", &addresses), expected);
+    }
+
+    #[test]
+    fn interfaces_with_routes_from_routers_are_found() {
+        let any = "0".repeat(32);
+        let line =
+            |flags: &str, name: &str| format!("{any} 00 {any} 00 {any} 00000400 00000001 00000000 {flags} {name:>8}\n");
+        let routes =
+            line("00450003", "eth0") + &line("00040001", "wlan0") + &line("00000001", "gw0") + &line("80200001", "lo");
+        assert_eq!(advertised(&routes).into_iter().collect::<Vec<_>>(), ["eth0", "wlan0"]);
+        assert!(advertised("").is_empty() && advertised("nonsense\n").is_empty());
     }
 
     #[test]

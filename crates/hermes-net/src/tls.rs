@@ -145,6 +145,15 @@ impl CertifiedKey {
     }
 }
 
+/// When the last certificate of a PEM file ends, in seconds since 1970. `None` where none can be read.
+pub fn last_not_after(path: &Path) -> Option<i64> {
+    let end = |certificate: CertificateDer<'_>| {
+        let (_, parsed) = x509_parser::parse_x509_certificate(&certificate).ok()?;
+        Some(parsed.validity().not_after.timestamp())
+    };
+    load_certificates(path).ok()?.into_iter().filter_map(end).max()
+}
+
 /// CA certificates.
 #[derive(Clone, Debug)]
 pub struct Roots(Arc<RootCertStore>);

@@ -18,6 +18,7 @@ use hermes_controller::control::{EnrolRequest, Issued, Order, RenewRequest, Repo
 use hermes_controller::push::sha256;
 use hermes_controller::token::Ticket;
 use hermes_model::snapshot::Role;
+use hermes_net::outage::{Attempts, OutageLog};
 use hermes_net::pace::Pace;
 use hermes_net::tls::{CertifiedKey, Roots, fingerprints};
 use hermes_proxy::NodeView;
@@ -230,8 +231,8 @@ fn is_over(home: &Home) -> bool {
 }
 
 /// What is to be done then.
-const OVER: &str = ". Its certificate is over, and is renewed no more: start it again with --token-file, from `hermes token create` at \
-                    the controller";
+const OVER: &str = ". The node's certificate has expired and cannot be renewed; start the node again with --token-file, from \
+                    `hermes token create` at the controller";
 
 /// Keeps a node's certificate and its authorities as the controller has them, for as long as it is polled: for a program that
 /// follows the controller itself.
@@ -359,6 +360,7 @@ async fn follow(
     let mut standing =
         Standing { identity, is_beside, running, tried: 0, refused: String::new(), program, view, counted, health };
     let mut pace = Pace::new(AGAIN.0, AGAIN.1);
+    let mut outage = OutageLog::default();
     // Where one controller is away, the next one has the same.
     for place in places.iter().cycle() {
         pace.due().await;
@@ -371,6 +373,7 @@ async fn follow(
                 if began.elapsed() >= STEADY {
                     // What has ended this is something new.
                     pace = Pace::new(AGAIN.0, AGAIN.1);
+                    outage.recovered();
                 }
                 ended
             }
@@ -378,12 +381,10 @@ async fn follow(
         };
         match ended {
             Ok(()) if instruct.as_ref().is_some_and(mpsc::Sender::is_closed) => return,
-            Ok(()) => {
-                tracing::warn!(controller = %place, again_in = ?pause, "the controller has gone; this node goes on with what it has")
-            }
+            Ok(()) => report(&mut outage, place, pause, "the controller closed the connection"),
             Err(error) => {
                 let next_step = if is_over(home) { OVER } else { "" };
-                tracing::warn!(controller = %place, again_in = ?pause, "the controller gives no documents; this node goes on with what it has: {error:#}{next_step}");
+                report(&mut outage, place, pause, &format!("{error:#}{next_step}"));
                 if error.downcast_ref().is_some_and(ClientError::is_denial) {
                     // Its key is believed no more, and it has no other one.
                     tokio::time::sleep(SENT_AWAY).await;
@@ -391,6 +392,15 @@ async fn follow(
             }
         }
     }
+}
+
+/// Logs that a controller is unreachable: the first time, and then at growing intervals.
+fn report(outage: &mut OutageLog, place: &Place, pause: Duration, reason: &str) {
+    let Some(Attempts { count, elapsed }) = outage.failed(&place.to_string(), reason) else { return };
+    tracing::warn!(
+        controller = %place, again_in = ?pause, attempts = count, since = ?elapsed,
+        "controller unreachable; still running the last configuration: {reason}"
+    );
 }
 
 /// One connection to a controller.
@@ -489,7 +499,9 @@ impl<'a> Conversation<'a> {
             let (done, answer) = oneshot::channel();
             instruct.send(Instruction { revision: 0, wanted: Wanted::Identity, done }).await?;
             if let Err(why) = answer.await.context("this node ends")? {
-                tracing::error!(again_in = ?COUNT, "the node runs with its identity of before: {why}");
+                if !self.is_owed {
+                    tracing::error!(again_in = ?COUNT, "the node still runs with its previous identity: {why}");
+                }
                 self.is_owed = true;
                 return Ok(());
             }

@@ -1,6 +1,6 @@
 //! The command line: a file a verb.
 //!
-//! In: arguments. Out: a verb run. Exit status 2 for usage is clap's, 1 for failure is `main`'s.
+//! In: arguments. Out: a verb run. Exit status 2 for usage is clap's, 1 for failure is `main`'s, 3 a denial of `explain`.
 
 mod authority;
 mod backup;

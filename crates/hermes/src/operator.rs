@@ -133,7 +133,7 @@ const CONTROLLER: &str = "HERMES_CONTROLLER";
 pub(crate) struct Access {
     #[command(flatten)]
     file: OperatorFile,
-    /// The controller to ask, instead of the one that the operator's file names.
+    /// Ask this controller instead of the one that the operator's file names.
     #[arg(long, env = CONTROLLER, value_name = "URL")]
     controller: Option<Place>,
 }

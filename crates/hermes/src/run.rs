@@ -538,7 +538,10 @@ async fn finish(
         }
     };
     admin.leave();
-    crate::notify::stopping();
+    if !handed {
+        // A service manager would count the time for a stop: who was taken over from has longer for its sessions.
+        crate::notify::stopping();
+    }
     if handed {
         // The successor answers there now.
         admin.stop().await;

@@ -58,6 +58,9 @@ fn usage_is_status_2_failure_1_success_0_and_errors_are_one_sentence() {
         let said = stderr(&hermes(args));
         assert!(said.contains("write --config node.yaml") && said.contains("Usage: hermes proxy"), "{said}");
     }
+    let said = stderr(&hermes(&["proxy"]));
+    assert!(said.contains("--config FILE") && said.contains("--controller URL --state DIR"), "{said}");
+    assert!(said.contains("hermes proxy --controller <URL> --state <DIR>"), "{said}");
     for args in [
         &["explain", "--config", "/nowhere.yaml"][..],
         &["proxy", "--config", "/nowhere.yaml"],
@@ -343,6 +346,60 @@ fn check_holds_the_certificate_against_the_document() {
 }
 
 #[test]
+fn check_refuses_what_has_expired() {
+    let room = tempfile::tempdir().unwrap();
+    let config = room.path().join("n.yaml");
+    let document = "node: n\nidentity:\n  cert: n.pem\n  key: n.key\n  ca: ca.pem\n\
+                    routes: [{name: r, respond: {body: x}}]\n";
+    fs::write(&config, document).unwrap();
+    let write = |subject: ca::Subject| {
+        ca::Authority::new("lab").unwrap().issue(&subject).unwrap().write(room.path(), "n").unwrap()
+    };
+    let check = || {
+        let output = hermes(&["check", text(&config)]);
+        (output.status.code(), stdout(&output))
+    };
+    write(ca::Subject::node("n"));
+    let (code, printed) = check();
+    assert!(code == Some(0) && !printed.contains("expired"), "{printed}");
+    let files = write(ca::Subject::node("n").over());
+    let (code, printed) = check();
+    let told = format!(":3:3: error: identity.cert: certificate {} expired on ", files.cert.display());
+    assert!(code == Some(1) && printed.contains(&told), "{printed}");
+    // A CA that has expired verifies nobody.
+    let expired = fs::read(&files.cert).unwrap();
+    write(ca::Subject::node("n"));
+    fs::write(room.path().join("ca.pem"), expired).unwrap();
+    let (code, printed) = check();
+    assert!(code == Some(1) && printed.contains("error: identity.ca: all CA certificates in "), "{printed}");
+}
+
+#[test]
+fn explain_takes_a_users_own_listener() {
+    let room = tempfile::tempdir().unwrap();
+    let config = room.path().join("n.yaml");
+    let document = "node: n\nlisteners:\n\
+                    - {name: bobs, bind: '127.0.0.1:0', protocol: http, set-headers: {hermes-user: bob}}\n\
+                    - {name: alices, bind: ':1080', protocol: socks5, set-headers: {hermes-user: alice}}\n\
+                    routes:\n- {name: shop, match: {kind: tcp, authority: 'SHOP:80', header: {hermes-user: alice}}, respond: {body: x}}\n";
+    let document = document.replace("header: {", "headers: {").replace("respond: {body: x}", "upstream: next")
+        + "upstreams: [{name: next, protocol: tcp, endpoints: ['127.0.0.1:1']}]\n";
+    fs::write(&config, document).unwrap();
+    let explain = |args: &[&str]| {
+        let output = hermes(&[&["explain", "--config", text(&config)], args].concat());
+        (output.status.code(), stdout(&output) + &stderr(&output))
+    };
+    for args in [&["--user", "alice", "--authority", "SHOP"][..], &["--user", "alice", "--authority", "SHOP:80"]] {
+        let (_, printed) = explain(args);
+        assert!(printed.contains("tcp CONNECT shop:80 on alices") && printed.contains("user alice"), "{printed}");
+    }
+    let (code, printed) = explain(&["--user", "alice", "--listener", "bobs", "--authority", "SHOP"]);
+    assert!(code == Some(3) && printed.contains("claim     to be alice; does not count"), "{printed}");
+    let (code, printed) = explain(&["--user", "bob", "--listener", "alices", "--authority", "SHOP"]);
+    assert!(code == Some(1) && printed.contains("--user: listener alices takes tcp"), "{printed}");
+}
+
+#[test]
 fn a_reader_that_goes_away_is_no_failure_and_a_full_disk_is_one() {
     let file = golden("invalid").into_iter().find(|file| file.ends_with("mixed.yaml")).unwrap();
     let mut child = Command::new(env!("CARGO_BIN_EXE_hermes"))
@@ -360,6 +417,12 @@ fn a_reader_that_goes_away_is_no_failure_and_a_full_disk_is_one() {
         Command::new(env!("CARGO_BIN_EXE_hermes")).args(["completions", "bash"]).stdout(full).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(stderr(&output), "hermes: standard output: No space left on device (os error 28)\n");
+}
+
+/// The exit status that fits an explanation: a script can tell a denial from an error.
+fn status_of(explanation: &str) -> i32 {
+    let is_denied = |line: &str| line.starts_with("decision  denied") || line.starts_with("decision  refused");
+    if explanation.lines().any(is_denied) { 3 } else { 0 }
 }
 
 /// Where the fixed point is the contract's own document.
@@ -385,13 +448,13 @@ fn explain_tells_the_decision_and_why() {
     ];
     for (args, wanted) in cases {
         let (code, printed) = explain(args);
-        assert_eq!(code, 0, "{args:?}: {printed}");
+        assert_eq!(code, status_of(&printed), "{args:?}: {printed}");
         for words in wanted {
             assert!(printed.contains(words), "{words} is not in the explanation of {args:?}:\n{printed}");
         }
-        let (code, printed) = explain(&[args, &["--json"]].concat());
+        let (other, printed) = explain(&[args, &["--json"]].concat());
         let value: Value = serde_json::from_str(&printed).unwrap();
-        assert!(code == 0 && value.is_object(), "{printed}");
+        assert!(code == other && value["decision"] == if code == 0 { "act" } else { "deny" }, "{printed}");
     }
 }
 
@@ -600,7 +663,7 @@ fn explain_decides_for_whom_the_node_decides() {
     ];
     for (args, wanted) in cases {
         let (code, printed) = explain(args);
-        assert_eq!(code, 0, "{args:?}: {printed}");
+        assert_eq!(code, status_of(&printed), "{args:?}: {printed}");
         for words in wanted {
             assert!(printed.contains(words), "{words} is not in the explanation of {args:?}:\n{printed}");
         }
@@ -626,7 +689,9 @@ fn explain_says_what_is_out_of_reach() {
     ];
     for (args, wanted) in cases {
         let output = hermes(&[&["explain", "--config", text(&config)], args].concat());
-        assert!(output.status.success() && stdout(&output).contains(wanted), "{wanted}\n{}", stdout(&output));
+        let printed = stdout(&output);
+        assert!(printed.contains(wanted), "{wanted}\n{printed}");
+        assert_eq!(output.status.code(), Some(if wanted.starts_with("denied") { 3 } else { 0 }), "{printed}");
     }
 }
 

@@ -74,6 +74,53 @@ pub(super) fn among(listeners: &[(usize, Arc<Listener>)], report: &mut Report) {
     }
 }
 
+/// What pools have of this machine's own addresses: nobody else can have them.
+pub(super) fn own_addresses(listeners: &[(usize, Arc<Listener>)], routes: &[(usize, Arc<Route>)], report: &mut Report) {
+    let mut owned: Vec<(IpAddr, String, &str)> = Vec::new();
+    for (at, listener) in listeners {
+        let ListenerProtocol::Tun(tun) = &listener.protocol else { continue };
+        owned.extend(tun.addresses.iter().map(|own| (*own, format!("listeners[{at}].address"), &*tun.device)));
+    }
+    let gateways = || {
+        routes.iter().filter_map(|(at, route)| match &route.action {
+            Action::Device(gateway) => Some((*at, gateway)),
+            _ => None,
+        })
+    };
+    for (at, gateway) in gateways() {
+        let path = format!("routes[{at}].terminate.address");
+        owned.extend(gateway.addresses.iter().map(|own| (*own, path.clone(), &*gateway.device)));
+    }
+    for (at, gateway) in gateways() {
+        let path = format!("routes[{at}].terminate.assign");
+        for pool in gateway.assign.iter().filter(|pool| pool.prefix_len() == pool.max_prefix_len()) {
+            if gateway.addresses.contains(&pool.addr()) {
+                let message = format!(
+                    "{} is the device's own address, so that no client gets it; write addresses of clients",
+                    pool.addr()
+                );
+                report.problem(&path, message);
+            }
+        }
+        let of_other = |(own, _, device): &&(IpAddr, String, &str)| {
+            **device != *gateway.device && gateway.assign.iter().any(|pool| pool.contains(own))
+        };
+        if let Some((own, other, device)) = owned.iter().find(of_other) {
+            let message = format!(
+                "it has {own}, the address of device {device} ({other}): a client that gets it is not reached, since this \
+                 machine takes its packets; write a prefix without it"
+            );
+            report.warning(&path, message);
+        }
+        let is_lone = |own: &&IpAddr| gateway.assign.iter().all(|pool| pool.addr().is_ipv4() != own.is_ipv4());
+        if let Some(own) = gateway.addresses.iter().find(is_lone).filter(|_| !gateway.assign.is_empty()) {
+            let version = if own.is_ipv4() { "IPv4" } else { "IPv6" };
+            let message = format!("no client reaches {own}, since `assign` has no {version} prefix; add one");
+            report.warning(format!("routes[{at}].terminate.address"), message);
+        }
+    }
+}
+
 fn same_addresses(one: &Tun, other: &Tun) -> bool {
     let all_in = |one: &Tun, other: &Tun| one.addresses.iter().all(|address| other.addresses.contains(address));
     all_in(one, other) && all_in(other, one)

@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use hermes_model::snapshot::{Action, ListenerProtocol, Snapshot};
+use hermes_model::snapshot::{Action, Gateway, ListenerProtocol, Route, Snapshot};
 use hermes_net::handover::{Handed, read_text, rewrite_text};
 use hermes_net::tun::{self, IdleQueue, LARGEST_MTU, TunError};
 use ipnet::IpNet;
@@ -128,12 +128,23 @@ fn wanted(snapshot: &Snapshot) -> HashMap<Arc<str>, Wanted> {
         one.pools.extend(gateway.assign.iter().map(IpNet::trunc));
         one.is_gateway = true;
         if gateway.nat {
-            let all = || [IpAddr::from([0; 4]), IpAddr::from([0; 16])].map(|any| IpNet::new_assert(any, 0)).to_vec();
-            let clients = if gateway.assign.is_empty() { all() } else { gateway.assign.clone() };
-            one.nat.get_or_insert_default().extend(clients);
+            one.nat.get_or_insert_default().extend(clients(route, gateway));
         }
     }
     all
+}
+
+/// Whose packets leave the machine with its own address. Without a pool that is any client; of IPv6 only where the route has
+/// to do with IPv6, since the machine would forward it from then on.
+fn clients(route: &Route, gateway: &Gateway) -> Vec<IpNet> {
+    if !gateway.assign.is_empty() {
+        return gateway.assign.clone();
+    }
+    let mut addresses = gateway.addresses.iter().copied().chain(gateway.inner);
+    let has_v6 = addresses.any(|own| own.is_ipv6()) || route.matcher.networks.iter().any(|net| net.addr().is_ipv6());
+    let mut any = vec![IpNet::new_assert(IpAddr::from([0; 4]), 0)];
+    any.extend(has_v6.then(|| IpNet::new_assert(IpAddr::from([0; 16]), 0)));
+    any
 }
 
 impl Node {

@@ -102,6 +102,7 @@ impl Check {
             Ok(Checked { snapshot, mut warnings }) => {
                 let mut problems = Vec::new();
                 keys(&snapshot, &mut problems, &mut warnings);
+                problems.extend(expired_authorities(&snapshot));
                 let summary = problems.is_empty().then(|| summary(&snapshot));
                 (locate(document, problems), locate(document, warnings), summary)
             }
@@ -197,13 +198,16 @@ fn said(fault: &Fault) -> Problem {
     }
 }
 
-/// Looks at certificates with their keys, as far as this machine has them: what never fits is a problem, what cannot be
-/// read here is none.
+/// Looks at certificates with their keys, as far as this machine has them: what never fits, or has expired, is a problem, what
+/// cannot be read here is none.
 fn keys(snapshot: &Snapshot, problems: &mut Vec<Problem>, warnings: &mut Vec<Problem>) {
     let here = |(_, cert, key): &(String, &Path, &Path)| cert.exists() && key.exists();
     for (path, cert, key) in document::pairs(snapshot).into_iter().filter(here) {
         match CertifiedKey::load(cert, key) {
-            Ok(key) => problems.extend(document::misnamed(snapshot, &path, &key)),
+            Ok(key) => {
+                problems.extend(document::misnamed(snapshot, &path, &key));
+                validity(&format!("{path}.cert"), cert, &key, problems, warnings);
+            }
             Err(error @ TlsError::Mismatch { .. }) => problems.push(Problem { path, message: error.to_string() }),
             Err(error) => {
                 let message = format!("{error}; the node will not start with it");
@@ -211,6 +215,50 @@ fn keys(snapshot: &Snapshot, problems: &mut Vec<Problem>, warnings: &mut Vec<Pro
             }
         }
     }
+}
+
+/// Judges the times of a certificate by this machine's clock: one that has expired is refused by every peer.
+fn validity(path: &str, file: &Path, key: &CertifiedKey, problems: &mut Vec<Problem>, warnings: &mut Vec<Problem>) {
+    let (now, file) = (now(), file.display());
+    let of = |message: String| Problem { path: path.to_owned(), message };
+    match (key.leaf_not_after(), key.not_after(), key.not_before()) {
+        (Some(end), ..) if end <= now => {
+            let message = format!("certificate {file} expired on {}; renew it, or set this machine's clock", date(end));
+            problems.push(of(message));
+        }
+        (_, Some(end), _) if end <= now => {
+            let message = format!(
+                "a CA certificate in the chain of {file} expired on {}; peers that need it refuse the node, so replace the chain",
+                date(end)
+            );
+            warnings.push(of(message));
+        }
+        (_, _, Some(begin)) if begin > now => {
+            let message = format!("certificate {file} is not valid before {}; peers refuse it until then", date(begin));
+            warnings.push(of(message));
+        }
+        _ => {}
+    }
+}
+
+/// Files of CA certificates all of which have expired: no peer can be verified by them.
+fn expired_authorities(snapshot: &Snapshot) -> Vec<Problem> {
+    let is_authority = |(path, _): &(String, &Path)| path.ends_with(".ca");
+    let of = |(path, file): (String, &Path)| {
+        let end = hermes_net::tls::last_not_after(file).filter(|end| *end <= now())?;
+        let (file, end) = (file.display(), date(end));
+        let message = format!("all CA certificates in {file} have expired, the last on {end}; replace the file");
+        Some(Problem { path, message })
+    };
+    document::files(snapshot).into_iter().filter(is_authority).filter_map(of).collect()
+}
+
+fn now() -> i64 {
+    std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs().cast_signed()
+}
+
+fn date(second: i64) -> String {
+    super::authority::date(&second.max(0).into())
 }
 
 fn summary(snapshot: &Snapshot) -> String {

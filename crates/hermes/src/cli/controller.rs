@@ -16,6 +16,8 @@ use hermes_controller::seal::{Seal, SealError};
 use hermes_controller::server;
 use hermes_controller::state::Authority;
 use hermes_controller::store::{Credentials, Etcd, Sqlite, Store, StoreError};
+use hermes_model::document::Bind;
+use hermes_net::outage::{Attempts, OutageLog};
 use hermes_net::tls::{CertifiedKey, Roots};
 
 use crate::log::Log;
@@ -33,9 +35,9 @@ const AGAIN: Duration = Duration::from_secs(1);
 pub(super) struct Run {
     #[command(flatten)]
     place: Place,
-    /// Where it listens for nodes and operators.
-    #[arg(long, value_name = "ADDR", default_value_t = SocketAddr::from(([127, 0, 0, 1], PORT)))]
-    listen: SocketAddr,
+    /// Where it listens for nodes and operators: ADDRESS:PORT, localhost:PORT, or :PORT for all addresses of IPv4.
+    #[arg(long, value_name = "ADDR", default_value_t = Bind(SocketAddr::from(([127, 0, 0, 1], PORT))))]
+    listen: Bind,
     /// Names and addresses by which it is reached, where they are others than that of --listen; for its certificate.
     #[arg(long = "name", value_name = "HOST")]
     names: Vec<String>,
@@ -85,10 +87,13 @@ impl Place {
 
     /// Does what needs the store. One that several controllers share may come later than they do, after a power cut: it is waited for.
     async fn patiently<T>(&self, work: impl AsyncFn() -> Result<T, Refused>) -> Result<T, Refused> {
+        let mut outage = OutageLog::default();
         loop {
             match work().await {
                 Err(error @ Refused::Store(StoreError::Unable(..))) if self.store != "sqlite" => {
-                    tracing::warn!(again_in = ?AGAIN, "no overlay yet: {error}");
+                    if let Some(Attempts { count, elapsed }) = outage.failed(&self.store, &error.to_string()) {
+                        tracing::warn!(again_in = ?AGAIN, attempts = count, since = ?elapsed, "no overlay yet: {error}");
+                    }
                     tokio::time::sleep(AGAIN).await;
                 }
                 done => return done,
@@ -161,7 +166,7 @@ impl Run {
             }
         };
         let audit = Arc::new(Audit::open(data).context("the audit log")?);
-        let socket = tokio::net::TcpListener::bind(self.listen).await;
+        let socket = tokio::net::TcpListener::bind(self.listen.0).await;
         let socket = socket.with_context(|| format!("--listen {}: cannot listen there", self.listen))?;
         let address = socket.local_addr()?;
         let host = self.names.first().cloned().unwrap_or_else(|| match address.ip() {

@@ -1,6 +1,5 @@
 //! `hermes envoy`: an Envoy's identity, and the file with which it starts as a node.
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -8,6 +7,7 @@ use anyhow::Context as _;
 use clap::Parser;
 use hermes_controller::client::Place;
 use hermes_controller::xds;
+use hermes_model::document::Bind;
 
 use crate::agent::{Home, enrolled, keep_identity};
 use crate::log::Log;
@@ -36,7 +36,7 @@ pub(super) struct Envoy {
     state: PathBuf,
     /// Where Envoy's own admin endpoint listens: whoever reaches it may stop Envoy. By default there is none.
     #[arg(long, value_name = "ADDR")]
-    admin: Option<SocketAddr>,
+    admin: Option<Bind>,
     /// What is logged on standard error.
     #[arg(long, env = "HERMES_LOG", default_value = "info", value_name = "FILTER")]
     log: String,
@@ -78,7 +78,7 @@ impl Envoy {
         // Whatever Envoy calls itself, it is known by its certificate.
         let uris = home.identity()?.0.uris();
         let node = uris.iter().find_map(|uri| uri.split_once("/node/")).map_or("node", |(_, node)| node);
-        let bootstrap = xds::bootstrap(node, &self.controller, directory, self.admin);
+        let bootstrap = xds::bootstrap(node, &self.controller, directory, self.admin.map(|admin| admin.0));
         let path = home.path(BOOTSTRAP);
         home.keep(&path, &serde_json::to_vec_pretty(&bootstrap)?)?;
         absolute(&path)

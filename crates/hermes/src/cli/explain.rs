@@ -16,8 +16,9 @@ use clap::Parser;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use hermes_controller::client::Place;
 use hermes_model::document::scalar::Prefix;
+use hermes_model::explain::Explanation;
 use hermes_model::snapshot::{Capture, Carried, ClientAuth, Listener, ListenerProtocol, Tun};
-use hermes_model::trust::{HERMES_USER, parse_spiffe, peer};
+use hermes_model::trust::{HERMES_USER, listener_user, parse_spiffe, peer};
 use hermes_model::{Authority, Facts, Kind, Snapshot, Trust};
 use hermes_proxy::Packet;
 use http::uri::PathAndQuery;
@@ -27,7 +28,12 @@ use ipnet::IpNet;
 use crate::document;
 use crate::operator::{Access, OperatorFile};
 
+/// The exit status of a denial, which is neither a failure nor misuse.
+const DENIED: u8 = 3;
+
 /// Explains the decision for a request, without sending it.
+///
+/// Exit status: 0 where the session is accepted, 3 where it is denied or its packet dropped, 1 where that cannot be told.
 #[derive(Debug, Parser)]
 pub(super) struct Explain {
     /// The node document (YAML).
@@ -47,14 +53,15 @@ pub(super) struct Explain {
     #[arg(long, value_parser = PossibleValuesParser::new(Kind::ALL.map(Kind::as_str)).map(kind_named))]
     kind: Option<Kind>,
     /// The user that the client claims to be (hermes-user). It is judged as the node judges it: by the
-    /// listener, `--certificate` and `--source`.
+    /// listener, `--certificate` and `--source`. Without `--listener` the session comes in at a listener of this user.
     #[arg(long)]
     user: Option<String>,
     /// A URI of the certificate that the client shows, such as spiffe://OVERLAY/node/NAME,
     /// .../user/NAME or .../role/standalone. May be repeated.
     #[arg(long = "certificate", value_name = "URI")]
     certificate: Vec<String>,
-    /// Whom the request is for: a name, host or host:port. A tcp or udp listener has one of its own.
+    /// Whom the request is for: a name, host or host:port. A tcp or udp listener has one of its own; at a socks5 listener the
+    /// port is 80 where none is said.
     #[arg(long)]
     authority: Option<String>,
     /// Method; CONNECT for tunnels.
@@ -121,7 +128,7 @@ impl Explain {
         }
         let text = if self.json { serde_json::to_string_pretty(&explanation)? } else { explanation.to_string() };
         super::print(&format!("{}\n", text.trim_end()))?;
-        Ok(ExitCode::SUCCESS)
+        Ok(status(&explanation))
     }
 
     /// The controller whose documents are followed.
@@ -134,7 +141,7 @@ impl Explain {
         let hops = way::follow(self)?;
         let text = if self.json { serde_json::to_string_pretty(&hops)? + "\n" } else { way::told(&hops) };
         super::print(&text)?;
-        Ok(ExitCode::SUCCESS)
+        Ok(hops.last().map_or(ExitCode::SUCCESS, |last| status(&last.explanation)))
     }
 
     /// The listener that is named; else the first one, or the one that captures what is wanted, where the first does not
@@ -146,7 +153,13 @@ impl Explain {
                 .find(|listener: &&Listener| *listener.name == **name)
                 .with_context(|| format!("the document has no listener {name}")),
             None => {
-                let first = listeners.next().context("the document has no listener, so no session begins")?;
+                let user = self.user.as_deref().filter(|_| self.certificate.is_empty());
+                let is_users = |listener: &&Listener| user.is_some() && listener_user(listener).as_deref() == user;
+                // On a device a user has listeners of the user's own; the one that speaks HTTP can be asked anything.
+                let rank = |listener: &&Listener| !matches!(listener.protocol, ListenerProtocol::Http);
+                let own = listeners.clone().filter(is_users).min_by_key(rank);
+                let first = own.or_else(|| listeners.next());
+                let first = first.context("the document has no listener, so no session begins")?;
                 let fits = self.kind.is_some() && !matches!(first.protocol, ListenerProtocol::Tun(_));
                 let holder = wanted.filter(|_| !fits).and_then(|wanted| holder(snapshot, wanted));
                 Ok(holder.map_or(first, |(listener, _)| listener))
@@ -177,7 +190,14 @@ impl Explain {
                 let (name, carried) = (&listener.name, matches!(kind, Kind::Tcp | Kind::Udp));
                 ensure!(carried, "--kind {kind}: sessions of listener {name} are tcp (CONNECT) or udp (UDP ASSOCIATE)");
                 self.refuse_unheard(listener, kind)?;
-                (kind, self.named_authority(kind, false)?)
+                // A name alone is asked for as a browser would.
+                let is_name = |text: &&String| {
+                    self.kind.is_none() && Authority::parse(text, None).is_ok_and(|one| one.port().is_none())
+                };
+                match self.authority.as_ref().filter(is_name) {
+                    Some(name) => (kind, Authority::parse(&format!("{name}:80"), None)?),
+                    None => (kind, self.named_authority(kind, false)?),
+                }
             }
         };
         let capture = match &listener.protocol {
@@ -336,7 +356,8 @@ impl Explain {
             ("--method", self.method.is_some()),
             ("--path", self.path.is_some()),
             ("--header", !self.headers.is_empty()),
-            ("--user", self.user.is_some()),
+            // The listener says it for the client.
+            ("--user", self.user.is_some() && listener_user(listener).as_deref() != self.user.as_deref()),
         ];
         if let Some((option, _)) = unheard.into_iter().find(|(_, given)| *given) {
             bail!("{option}: listener {name} takes {kind}, in which a client can say none; leave it out");
@@ -376,6 +397,12 @@ impl Explain {
         }
         Ok(headers)
     }
+}
+
+fn status(explanation: &Explanation) -> ExitCode {
+    let is_dropped = explanation.packet.as_deref().is_some_and(|packet| packet.starts_with("dropped"));
+    let is_denied = explanation.decision == "deny" || is_dropped;
+    if is_denied { ExitCode::from(DENIED) } else { ExitCode::SUCCESS }
 }
 
 /// The narrowest prefix of a listener that holds it.

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Parser;
+use hermes_model::document::Bind;
 
 use crate::agent::Home;
 use crate::document;
@@ -31,7 +32,7 @@ pub(super) struct Health {
     config: Option<PathBuf>,
     /// The admin endpoint itself.
     #[arg(long, value_name = "ADDR", conflicts_with_all = ["state", "config"])]
-    admin: Option<SocketAddr>,
+    admin: Option<Bind>,
     /// Only whether it runs: also while it drains.
     #[arg(long)]
     live: bool,
@@ -45,7 +46,7 @@ impl Health {
             (None, config) => config,
         };
         let address = match file {
-            None => self.admin,
+            None => self.admin.map(|admin| admin.0),
             // It has nothing to serve yet, and is well.
             Some(file) if self.live && std::fs::metadata(&file).map_or(true, |file| file.len() == 0) => {
                 super::print("no document yet\n")?;

@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Parser, ValueEnum};
 use hermes_controller::client::{PORT, Place};
+use hermes_model::document::Bind;
 use hermes_model::document::scalar::Period;
 
 use crate::document;
@@ -34,9 +35,10 @@ pub(super) struct Install {
     /// The node's controller. Of several any will do.
     #[arg(long, value_name = "URL", conflicts_with = "config", value_delimiter = ',')]
     controller: Vec<Place>,
-    /// The directory of the node, or of the controller: below /var/lib, whose last part is the unit's name.
-    #[arg(long, value_name = "DIR", default_value = "/var/lib/hermes")]
-    state: PathBuf,
+    /// The directory of the node, or of the controller: below /var/lib, whose last part is the unit's name. Default:
+    /// /var/lib/hermes, and /var/lib/hermes-controller of a controller.
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
     /// The document of a node without a controller.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -44,8 +46,8 @@ pub(super) struct Install {
     #[arg(long, value_name = "DURATION")]
     drain: Option<Period>,
     /// Where the controller listens.
-    #[arg(long, value_name = "ADDR", default_value_t = SocketAddr::from(([0, 0, 0, 0], PORT)))]
-    listen: SocketAddr,
+    #[arg(long, value_name = "ADDR", default_value_t = Bind(SocketAddr::from(([0, 0, 0, 0], PORT))))]
+    listen: Bind,
     /// The program, as it lies on the machine.
     #[arg(long, value_name = "FILE", default_value = "/usr/local/bin/hermes")]
     program: PathBuf,
@@ -99,10 +101,16 @@ impl Install {
         let text = match kind {
             Kind::Systemd => self.unit()?,
             Kind::Container => self.container()?,
-            Kind::Kubernetes => kubernetes::controller(self.listen.port(), self.namespace.as_deref(), &self.cluster),
+            Kind::Kubernetes => kubernetes::controller(self.listen.0.port(), self.namespace.as_deref(), &self.cluster),
         };
         super::print(&text)?;
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// The directory of what runs. A node and a controller of one machine share none.
+    fn state(&self) -> &Path {
+        let default = if self.what == What::Controller { "/var/lib/hermes-controller" } else { "/var/lib/hermes" };
+        self.state.as_deref().unwrap_or(Path::new(default))
     }
 
     /// What is run, behind the program.
@@ -134,14 +142,22 @@ impl Install {
     }
 
     fn unit(&self) -> anyhow::Result<String> {
-        let outside = || format!("--state {}: a unit's directory is one below /var/lib", self.state.display());
-        let name = self.state.strip_prefix("/var/lib").ok().and_then(Path::to_str).with_context(outside)?;
+        let state = self.state();
+        let outside = || format!("--state {}: a unit's directory is one below /var/lib", state.display());
+        let name = state.strip_prefix("/var/lib").ok().and_then(Path::to_str).with_context(outside)?;
         let is_one =
             !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
         anyhow::ensure!(is_one, "{}", outside());
         let program = plain(&self.program)?;
         anyhow::ensure!(self.program.is_absolute(), "--program {program}: a unit names it by its whole path");
-        let command = self.arguments(&format!("%S/{name}"))?.join(" ");
+        if let Some(config) = self.config.as_ref().filter(|config| !config.is_absolute()) {
+            // The service runs in the root directory.
+            anyhow::bail!(
+                "--config {}: a unit names it by its whole path, such as /etc/hermes/node.yaml",
+                config.display()
+            );
+        }
+        let command = self.command(name)?;
         let word = if self.what == What::Proxy { "node" } else { "controller" };
         let stop = self.stop_within()?.as_secs();
         let mut unit = format!(
@@ -154,12 +170,19 @@ impl Install {
                 "# Its token, until it has enrolled: a line HERMES_TOKEN=... in /etc/{name}.env, which root alone may read."
             );
         }
+        if self.what == What::Proxy {
+            unit.push_str(&self.upgrade(name)?);
+        }
         let _ = write!(
             unit,
             "[Unit]\nDescription=Hermes {word}\nWants=network-online.target\nAfter=network-online.target\n\
              # It is tried again for as long as it takes.\nStartLimitIntervalSec=0\n\n\
              [Service]\nType=notify\nExecStart={program} {command}\n"
         );
+        if self.what == What::Proxy {
+            let _ = writeln!(unit, "# The socket of --takeover lasts from one process to the next.");
+            let _ = writeln!(unit, "RuntimeDirectory={name}\nRuntimeDirectoryMode=0700\nRuntimeDirectoryPreserve=yes");
+        }
         match (self.what, &self.config) {
             (What::Proxy, None) => _ = writeln!(unit, "EnvironmentFile=-/etc/{name}.env"),
             (What::Proxy, Some(_)) => unit.push_str("ExecReload=kill -HUP $MAINPID\n"),
@@ -180,14 +203,44 @@ impl Install {
         Ok(unit)
     }
 
-    /// What it may do that not everybody may: nothing, unless it is asked for.
-    fn privileges(&self) -> String {
+    /// What the unit starts. A node listens for a successor.
+    fn command(&self, name: &str) -> anyhow::Result<String> {
+        let mut arguments = self.arguments(&format!("%S/{name}"))?;
+        if self.what == What::Proxy {
+            arguments.extend(["--takeover".to_owned(), format!("%t/{name}/takeover")]);
+        }
+        Ok(arguments.join(" "))
+    }
+
+    /// How a new version takes over without a connection refused: a successor outside the unit, which the unit, started anew by
+    /// systemd, follows in turn.
+    fn upgrade(&self, name: &str) -> anyhow::Result<String> {
+        let (program, command) = (plain(&self.program)?, self.command(name)?);
+        let command = command.replace("%S/", "/var/lib/").replace("%t/", "/run/");
+        let capabilities = self.capabilities();
+        let ambient =
+            if capabilities.is_empty() { String::new() } else { format!(" -p AmbientCapabilities=\"{capabilities}\"") };
+        Ok(format!(
+            "# A new version takes over while this one runs, and no connection is refused: replace {program}, then run\n\
+             # systemd-run --unit={name}-next -p Type=notify -p User={name} -p DynamicUser=yes -p StateDirectory={name} \
+             -p RuntimeDirectory={name} -p RuntimeDirectoryPreserve=yes{ambient} {program} {command}\n\
+             # The process of this unit ends once its sessions have; systemd starts it anew, and it takes over from that one.\n"
+        ))
+    }
+
+    /// Capabilities of a node that has some.
+    fn capabilities(&self) -> String {
         let is_node = self.what == What::Proxy;
         let low = (self.low_ports && is_node).then_some("CAP_NET_BIND_SERVICE");
         let devices = (self.devices && is_node).then_some("CAP_NET_ADMIN");
-        let all = low.into_iter().chain(devices).collect::<Vec<_>>().join(" ");
+        low.into_iter().chain(devices).collect::<Vec<_>>().join(" ")
+    }
+
+    /// What it may do that not everybody may: nothing, unless it is asked for.
+    fn privileges(&self) -> String {
+        let all = self.capabilities();
         let mut text = format!("CapabilityBoundingSet={all}\nAmbientCapabilities={all}\n");
-        if devices.is_some() {
+        if all.contains("CAP_NET_ADMIN") {
             // Also its own part of /proc/sys: forwarding, and what a route carries.
             text.push_str("DevicePolicy=closed\nDeviceAllow=/dev/net/tun rw\nProtectKernelTunables=no\n");
         } else {
@@ -197,7 +250,7 @@ impl Install {
     }
 
     fn container(&self) -> anyhow::Result<String> {
-        let state = plain(&self.state)?;
+        let state = plain(self.state())?;
         let arguments = self.arguments(state)?;
         let (user, rust) = (65532, env!("CARGO_PKG_RUST_VERSION"));
         let health = match (self.what, &self.config) {

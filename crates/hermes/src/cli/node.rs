@@ -76,7 +76,7 @@ enum NodeVerb {
         /// Does not drain them first: their sessions have the document's `drain` to finish.
         #[arg(long)]
         now: bool,
-        /// The controller to ask, instead of the one that the operator's file names.
+        /// Ask this controller instead of the one that the operator's file names.
         #[arg(long, env = "HERMES_CONTROLLER", value_name = "URL")]
         controller: Option<hermes_controller::client::Place>,
     },

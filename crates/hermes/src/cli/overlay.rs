@@ -53,7 +53,7 @@ struct Documents {
     /// Files of overlay documents (YAML), directories of them, or - for standard input.
     #[arg(short = 'f', long = "file", value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
-    /// Deletes the documents that are not in these files, except for the Overlay document. A provider deletes its own.
+    /// Delete documents that are not in these files: of a provider its own, else all but the Overlay document.
     #[arg(long)]
     prune: bool,
     /// Prints the controller's answer.

@@ -17,9 +17,11 @@ use crate::run::Source;
 /// SIGHUP, or a change of the document or of a certificate that it names, reloads it. SIGTERM and
 /// SIGINT drain it: no new connection, what runs may finish within the document's `drain`.
 #[derive(Debug, Parser)]
+#[command(override_usage = "hermes proxy --config <FILE> [OPTIONS]\n       \
+                            hermes proxy --controller <URL> --state <DIR> [--token-file <FILE>] [OPTIONS]")]
 pub(super) struct Proxy {
     /// The node document (YAML).
-    #[arg(long, value_name = "FILE", required_unless_present_any = ["stray", "controller"])]
+    #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// The controller that gives this node its identity and its document. What it gave last is kept in --state, and the node
     /// runs from that while the controller is away. Of several, which share one store, any will do.
@@ -47,6 +49,10 @@ pub(super) struct Proxy {
     log: String,
 }
 
+/// What a node needs to be told.
+const NOTHING_TO_RUN: &str = "missing configuration: run a document with --config FILE, or run under a controller with \
+                              --controller URL --state DIR";
+
 impl Proxy {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let source = match (&self.config, &self.stray, &*self.controller, &self.state) {
@@ -56,7 +62,8 @@ impl Proxy {
                 ticket: ticket(self.token.as_deref(), self.token_file.as_deref(), state)?,
             },
             (Some(config), None, ..) => Source::File(config.clone()),
-            (_, stray, ..) => usage(stray.as_deref().unwrap_or(Path::new("FILE"))),
+            (_, Some(stray), ..) => usage(stray),
+            (None, None, ..) => super::misuse("proxy", ErrorKind::MissingRequiredArgument, NOTHING_TO_RUN),
         };
         crate::run::proxy(source, self.takeover.as_deref(), &self.log)?;
         Ok(ExitCode::SUCCESS)

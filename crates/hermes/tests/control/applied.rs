@@ -104,6 +104,47 @@ async fn a_file_that_is_applied_again_does_not_end_a_drain() {
 }
 
 #[tokio::test]
+async fn explain_follows_a_session_of_a_user_whose_app_is_socks5() {
+    let bed = Bed::new().await;
+    let socks = bed.documents(7001).replace("apps: {bind", "apps: {protocol: socks5, bind");
+    let socks = socks.replace("at: {node: server, http:", "authority: \"APP:80\", at: {node: server, tcp:");
+    bed.told(&["apply", "-f", "-", "--wait", "0s"], &socks);
+    let said = bed.told(&["explain", "--controller", "--user", "ann", "--authority", "APP"], "");
+    assert!(said.contains("CONNECT app:80 on app-0") && said.contains("\nserver\n"), "{said}");
+    let output = bed.hermes(&["explain", "--controller", "--user", "ann", "--authority", "OTHER"], "");
+    assert_eq!(output.status.code(), Some(3), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+#[tokio::test]
+async fn an_unreachable_controller_is_logged_once() {
+    let mut bed = Bed::new().await;
+    bed.origin(7001, "one");
+    bed.told(&["apply", "-f", "-"], &bed.documents(7001));
+    let _nodes = ["laptop", "server"].map(|name| bed.node(name, Some(&bed.token(name))));
+    bed.until_answers("APP", "one").await;
+    bed.kill_controller();
+    let lines = || bed.log("server").matches("controller unreachable; still running the last configuration").count();
+    until("it is logged", || lines() > 0).await;
+    let attempts = std::sync::atomic::AtomicUsize::new(0);
+    // Attempts go on: they reach a listener in the place of the controller's, which closes them.
+    let listener = std::net::TcpListener::bind(bed.socket(9400)).unwrap();
+    let seen = &attempts;
+    let before = std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for _ in 0..12 {
+                drop(listener.accept());
+                seen.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            }
+        });
+        lines()
+    });
+    assert_eq!(attempts.into_inner(), 12);
+    // One line for each reason: closed, refused, and closed in the handshake.
+    let after = bed.log("server").matches("controller unreachable").count();
+    assert!(after <= before.max(1) + 4, "{}", bed.log("server"));
+}
+
+#[tokio::test]
 async fn diff_names_the_fields_that_differ() {
     let bed = Bed::new().await;
     bed.told(&["apply", "-f", "-", "--wait", "0s"], &bed.documents(7001));

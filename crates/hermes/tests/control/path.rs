@@ -25,8 +25,9 @@ async fn from_nothing_to_traffic_and_changed_while_it_runs() {
     assert!(first.starts_with("laptop\n") && first.contains("* routes[0] APP: matches"), "{said}");
     assert!(first.contains("next      server") && last.contains("* routes[0] APP: matches"), "{said}");
     assert!(last.contains("brought by node laptop of test") && last.contains("7001"), "{said}");
-    let said = bed.told(&["explain", "--controller", "--node", "laptop", "--authority", "OTHER", "--json"], "");
-    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+    let output = bed.hermes(&["explain", "--controller", "--node", "laptop", "--authority", "OTHER", "--json"], "");
+    assert_eq!(output.status.code(), Some(3), "a denial has an exit status of its own");
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(
         (&said[0]["node"], &said[0]["status"], said.as_array().unwrap().len()),
         (&"laptop".into(), &404.into(), 1)

@@ -369,6 +369,35 @@ fn tables_of_somebody_else_stay() {
     });
 }
 
+/// Without a pool any client's addresses are hidden: of IPv6 only where the route has to do with IPv6.
+#[test]
+fn a_gateway_without_a_pool_forwards_only_the_versions_that_it_needs() {
+    as_root("a gateway without a pool", || async {
+        let mut gate = Gate::with(TWO, 100).await;
+        let forwards = async |version: &str| {
+            let setting = format!("/proc/sys/net/{version}");
+            gate.place.output(&["cat", &setting]).await.unwrap().trim() == "1"
+        };
+        let (v4, v6) = ("ipv4/ip_forward", "ipv6/conf/all/forwarding");
+        gate.place.output(&["sh", "-c", "echo 0 > /proc/sys/net/ipv4/ip_forward"]).await.unwrap();
+        let lone = HIDING.replace("tun: $DEVICE", "tun: gw3").replace(", assign: [10.20.0.0/24]", "");
+        let accepts =
+            async || gate.place.output(&["sh", "-c", "cat /proc/sys/net/ipv6/conf/*/accept_ra"]).await.unwrap();
+        let before = accepts().await;
+        gate.node.reload(&lone, &[]).await.unwrap();
+        assert_eq!((forwards(v4).await, forwards(v6).await), (true, false));
+        let rules = gate.place.output(&["nft", "list", "table", "inet", "hermes-gw3"]).await.unwrap();
+        assert!(rules.contains("ip saddr 0.0.0.0/0 masquerade") && !rules.contains("ip6 saddr"), "{rules}");
+        let both = lone.replace("address: [10.0.0.1]", "address: [10.0.0.1, 'fd00:10::1']");
+        gate.node.reload(&both, &[]).await.unwrap();
+        assert!(forwards(v6).await);
+        let rules = gate.place.output(&["nft", "list", "table", "inet", "hermes-gw3"]).await.unwrap();
+        assert!(rules.contains("ip6 saddr ::/0 masquerade"), "{rules}");
+        // No router has said anything here: nothing is asked to listen to one.
+        assert_eq!(accepts().await.matches('2').count(), before.matches('2').count());
+    });
+}
+
 /// Of a session that broke before a takeover, and of one that ends with the old process.
 #[test]
 fn what_a_user_has_lost_is_nobody_elses_after_a_takeover() {

@@ -40,6 +40,7 @@ fn it_says_that_it_only_prints() {
         (&["systemd"][..], "--controller URL, or --config FILE"),
         (&["systemd", "--state", "/srv/hermes", NODE[0], NODE[1]], "below /var/lib"),
         (&["systemd", "--program", "hermes", NODE[0], NODE[1]], "whole path"),
+        (&["systemd", "--config", "node.yaml"], "whole path"),
         (&["container", "--config", "/etc/a node.yaml"], "choose a path"),
     ] {
         let output = hermes(&[&["install", "--print"], args].concat());
@@ -58,7 +59,7 @@ fn units_are_what_systemd_takes() {
         ("hermes", NODE.to_vec(), ("20", "")),
         ("edge", [&NODE[..], &["--state", "/var/lib/edge", "--low-ports"]].concat(), ("20", "CAP_NET_BIND_SERVICE")),
         ("hermes", vec!["--config", config, "--devices"], ("100", "CAP_NET_ADMIN")),
-        ("hermes", vec!["controller"], ("10", "")),
+        ("hermes-controller", vec!["controller"], ("10", "")),
     ] {
         let unit = printed(&[&["systemd", "--program", HERMES], &args[..]].concat());
         let (stop, capabilities) = wanted;
@@ -72,6 +73,14 @@ fn units_are_what_systemd_takes() {
         let words: Vec<_> = command.split(' ').skip(1).map(|word| word.replace("%S", "/var/lib")).collect();
         let help = Command::new(HERMES).args(&words).arg("--help").output().unwrap();
         assert!(command.starts_with(HERMES) && help.status.success(), "{command}");
+        // A node can be followed by a new version; the socket is in a directory of the unit's.
+        let is_node = !args.contains(&"controller");
+        assert_eq!(command.ends_with(&format!(" --takeover %t/{name}/takeover")), is_node, "{command}");
+        assert_eq!(values(&unit, "RuntimeDirectory"), if is_node { vec![name] } else { vec![] });
+        let successor = unit.lines().find(|line| line.starts_with("# systemd-run "));
+        assert_eq!(successor.is_some(), is_node, "{unit}");
+        let takes = format!(" --takeover /run/{name}/takeover");
+        assert!(successor.is_none_or(|line| line.ends_with(&takes) && line.contains(HERMES)), "{unit}");
         let path = room.path().join(format!("{name}.service"));
         std::fs::write(&path, &unit).unwrap();
         verify(&path);
@@ -161,4 +170,31 @@ async fn a_service_manager_hears_that_it_serves_and_that_it_ends() {
     assert_eq!(said(), "STOPPING=1");
     until("the probe fails", || health(&["--config", config]).status.code() == Some(1)).await;
     node.end(Duration::from_secs(20)).unwrap();
+}
+
+/// A unit's process that a successor took over from may finish its sessions: systemd is not told that it stops.
+#[tokio::test]
+async fn a_service_manager_hears_nothing_of_a_takeover() {
+    let room = tempfile::tempdir().unwrap();
+    let notify = room.path().join("notify");
+    let socket = UnixDatagram::bind(&notify).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut bytes = [0; 64];
+    let document = room.path().join("node.yaml");
+    std::fs::write(&document, "node: n\nlisteners: [{name: a, bind: 'localhost:0', protocol: http}]\n").unwrap();
+    let takeover = room.path().join("takeover");
+    let node = |name: &str| {
+        let program = Program::new(name, HERMES, room.path()).args(["proxy", "--config"]).args([&document]);
+        program.args(["--takeover"]).args([&takeover])
+    };
+    let mut first = node("first").env("NOTIFY_SOCKET", &notify).start().unwrap();
+    let length = socket.recv(&mut bytes).unwrap();
+    assert_eq!(&bytes[..length], b"READY=1");
+    let second = node("second").start().unwrap();
+    let log = |name: &str| std::fs::read_to_string(room.path().join(format!("{name}.err"))).unwrap_or_default();
+    until("it is taken over from", || log("first").contains("another process has the listeners")).await;
+    until("it ends, since it has no sessions", || first.exited().unwrap().is_some()).await;
+    socket.set_nonblocking(true).unwrap();
+    assert!(socket.recv(&mut bytes).is_err(), "{}", String::from_utf8_lossy(&bytes));
+    second.end(Duration::from_secs(20)).unwrap();
 }

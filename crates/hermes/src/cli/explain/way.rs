@@ -33,7 +33,7 @@ const MOST: usize = 32;
 pub(super) struct Hop {
     node: String,
     #[serde(flatten)]
-    explanation: Explanation,
+    pub(super) explanation: Explanation,
     /// Nodes that it may go to from there, the first of which is followed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     next: Vec<String>,

@@ -1,0 +1,94 @@
+//! Rate-limited logging of an outage: something fails again and again until it works.
+//!
+//! In: each failure, with its reason, and each success. Out: whether to log the failure, with the number of attempts so far.
+//! The first failure is logged, and one with another reason; then one after a minute, two, four, up to an hour.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// The first pause between two log lines, and the longest.
+const LOG_INTERVALS: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
+/// The largest number of reasons that are told apart.
+const MAX_REASONS: usize = 64;
+
+/// An outage, or none.
+#[derive(Debug, Default)]
+pub struct OutageLog(Option<Outage>);
+
+#[derive(Debug)]
+struct Outage {
+    since: Instant,
+    attempts: u64,
+    pause: Duration,
+    due: Instant,
+    /// Targets and reasons that were logged. Several targets fail in turn, and one may fail for reasons that alternate.
+    reasons: BTreeSet<(String, String)>,
+}
+
+/// What a log line says of an outage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attempts {
+    /// The number of attempts that failed, with this one.
+    pub count: u64,
+    /// The time since the first of them.
+    pub elapsed: Duration,
+}
+
+impl OutageLog {
+    /// An attempt at this target failed. It is to be logged where the number of attempts is returned.
+    pub fn failed(&mut self, target: &str, reason: &str) -> Option<Attempts> {
+        let now = Instant::now();
+        let (first, longest) = LOG_INTERVALS;
+        let outage = self.0.get_or_insert_with(|| Outage {
+            since: now,
+            attempts: 0,
+            pause: first,
+            due: now + first,
+            reasons: BTreeSet::new(),
+        });
+        outage.attempts += 1;
+        let has_room = outage.reasons.len() < MAX_REASONS;
+        let is_new = has_room && outage.reasons.insert((target.to_owned(), reason.to_owned()));
+        if !is_new {
+            if now < outage.due {
+                return None;
+            }
+            outage.pause = (outage.pause * 2).min(longest);
+            outage.due = now + outage.pause;
+        }
+        Some(Attempts { count: outage.attempts, elapsed: Duration::from_secs((now - outage.since).as_secs()) })
+    }
+
+    /// It works: the next failure is the first of another outage.
+    pub fn recovered(&mut self) {
+        self.0 = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_outage_is_logged_once_and_then_at_growing_intervals() {
+        let mut log = OutageLog::default();
+        let mut logged = Vec::new();
+        let started = Instant::now();
+        while started.elapsed() < Duration::from_secs(1000) {
+            for target in ["one", "two"] {
+                if let Some(Attempts { count, elapsed }) = log.failed(target, "no answer") {
+                    logged.push((count, elapsed.as_secs()));
+                }
+            }
+            tokio::time::advance(Duration::from_secs(5)).await;
+        }
+        assert_eq!(logged, [(1, 0), (2, 0), (25, 60), (73, 180), (169, 420), (361, 900)]);
+        // Another reason is news; so is the next outage.
+        assert_eq!(log.failed("one", "refused").map(|attempts| attempts.count), Some(401));
+        assert_eq!((log.failed("one", "no answer"), log.failed("one", "refused")), (None, None), "reasons alternate");
+        log.recovered();
+        assert_eq!(log.failed("one", "refused").map(|attempts| attempts.count), Some(1));
+    }
+}
