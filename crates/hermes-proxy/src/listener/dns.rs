@@ -91,6 +91,11 @@ fn consider(worker: &Worker, state: &ListenerState, source: IpAddr, message: Byt
         count(worker, listener, "answered");
         return Fate::Answered(answer);
     }
+    if !dns.ipv6 && question.is_internet() && question.kind() == Kind::Aaaa {
+        // The name may be there all the same: its address of IPv4 is asked for as well.
+        count(worker, listener, "answered");
+        return Fate::Answered(question.answer(&Answer::Addresses(&[]), TTL));
+    }
     let limit = worker.generation().snapshot.limits.dns_questions;
     let share = worker.dns_clients.take(source.to_canonical(), (limit / CLIENTS).max(1));
     if share.is_none() {

@@ -19,6 +19,7 @@ mod loops;
 mod max_forwards;
 mod names;
 mod network;
+mod parent_proxy;
 mod pools;
 mod retries;
 mod timeouts;

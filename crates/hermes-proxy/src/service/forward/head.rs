@@ -9,7 +9,7 @@
 use hermes_model::authority::Authority;
 use hermes_model::rewrite::{Head, Rewrite, Vars};
 use hermes_wire::traceparent::Traceparent;
-use http::header::{COOKIE, HOST, HeaderName, HeaderValue};
+use http::header::{COOKIE, HOST, HeaderName, HeaderValue, PROXY_AUTHORIZATION};
 use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderMap, Method, Request as HttpRequest, Uri, Version};
 
@@ -32,6 +32,8 @@ pub(crate) struct Dress<'a> {
     /// The authority as the client spelled it.
     pub(crate) host: &'a HeaderValue,
     pub(crate) trace: Traceparent,
+    /// It goes to a forward proxy.
+    pub(crate) to_proxy: bool,
     /// What a cache asks in the client's place.
     pub(crate) amend: Option<Amend>,
 }
@@ -52,6 +54,8 @@ pub(crate) struct Outgoing {
     pub(crate) fields: HeaderMap,
     /// The authority as a field value.
     pub(crate) host: HeaderValue,
+    /// HTTP/1.1 names the origin in the target (RFC 9112, section 3.2.2).
+    is_absolute: bool,
 }
 
 impl Outgoing {
@@ -64,6 +68,9 @@ impl Outgoing {
         let mut fields = facts.headers.clone();
         fields.remove(HOST);
         fields.remove(reverse::CALL);
+        if !dress.to_proxy {
+            fields.remove(PROXY_AUTHORIZATION);
+        }
         if let Some(told) = facts.told.and_then(|told| HeaderValue::try_from(told.to_string()).ok()) {
             fields.insert(headers::NETWORK, told);
         }
@@ -81,6 +88,7 @@ impl Outgoing {
             path: facts.path.clone(),
             fields,
             host: dress.host.clone(),
+            is_absolute: dress.to_proxy,
         };
         if let Some(rewrite) = dress.rewrite {
             this.rewrite(rewrite, entry, dress.node)?;
@@ -103,13 +111,13 @@ impl Outgoing {
         Ok(())
     }
 
-    /// An HTTP/1.1 request in origin form.
+    /// An HTTP/1.1 request, in origin form where it does not go to a forward proxy.
     pub(crate) fn into_h1(mut self, body: Attempt) -> HttpRequest<Attempt> {
         join_cookies(&mut self.fields);
-        self.fields.insert(HOST, self.host);
         let mut request = HttpRequest::new(body);
+        *request.uri_mut() = self.target();
+        self.fields.insert(HOST, self.host);
         *request.method_mut() = self.method;
-        *request.uri_mut() = Uri::from(self.path);
         *request.headers_mut() = self.fields;
         request
     }
@@ -122,6 +130,12 @@ impl Outgoing {
         *request.method_mut() = self.method;
         *request.version_mut() = Version::HTTP_2;
         request
+    }
+
+    /// The target of an HTTP/1.1 request that is no CONNECT.
+    pub(crate) fn target(&self) -> Uri {
+        // `OPTIONS *` is for whoever gets it.
+        if self.is_absolute && self.path != "*" { self.uri() } else { Uri::from(self.path.clone()) }
     }
 
     /// Scheme, authority and path in one.

@@ -447,7 +447,10 @@ impl Forward<'_> {
         protocol: &str,
     ) -> Result<(), Error> {
         *request.method_mut() = Method::GET;
-        *request.uri_mut() = Uri::from(self.path(outgoing)?);
+        *request.uri_mut() = match self.entry.facts.kind {
+            Kind::Http => outgoing.target(),
+            _ => Uri::from(self.path(outgoing)?),
+        };
         let headers = request.headers_mut();
         headers.insert(HOST, outgoing.host.clone());
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
