@@ -91,7 +91,7 @@ fn a_capture_of_everything_leaves_our_own_sockets_and_the_local_network_alone() 
         let serving = echo(listener, 2);
         inside(&here, || {
             runtime().block_on(async {
-                let mut live = dial::connect(&[far.ip()], far.port()).await.unwrap();
+                let mut live = dial::connect(&vec![far.ip()].into(), far.port()).await.unwrap();
                 is_echoed(&mut live).await;
                 let (device, queue) = device("ht0");
                 let queue = queue.start().unwrap();
@@ -99,7 +99,7 @@ fn a_capture_of_everything_leaves_our_own_sockets_and_the_local_network_alone() 
                 device.capture(all.parse().unwrap(), default_route).unwrap();
                 is_captured(&queue, far).await;
                 is_echoed(&mut live).await;
-                is_echoed(&mut dial::connect(&[far.ip()], far.port()).await.unwrap()).await;
+                is_echoed(&mut dial::connect(&vec![far.ip()].into(), far.port()).await.unwrap()).await;
                 locals_are_reached(family, &world);
                 listeners_are_reached(family, &world).await;
                 // The network is captured where a capture says so, in as many bits as its own route.

@@ -55,7 +55,7 @@ pub(crate) struct Outgoing {
     /// The authority as a field value.
     pub(crate) host: HeaderValue,
     /// HTTP/1.1 names the origin in the target (RFC 9112, section 3.2.2).
-    is_absolute: bool,
+    pub(crate) is_absolute: bool,
 }
 
 impl Outgoing {
