@@ -22,6 +22,7 @@ need openssl openssl
 need h2load nghttp2-client
 need haproxy haproxy
 need nginx nginx
+need squid squid
 need python3 python3
 need wg wireguard-tools
 need etcd etcd-server

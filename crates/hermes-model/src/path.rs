@@ -67,6 +67,21 @@ pub(crate) fn readings(path: &str) -> Result<Readings<'_>, Unreadable> {
     Ok(Readings { plain, others })
 }
 
+/// The path without segments that are a single dot, as its client should have sent it (RFC 3986, 5.2.4): `/a/./b` is `/a/b` to
+/// everyone. `None` where it has none. One that is escaped is left, and refused later.
+pub fn without_single_dots(path: &str) -> Option<String> {
+    if !path.contains("/./") && !path.ends_with("/.") {
+        return None;
+    }
+    let mut segments: Vec<&str> = path.split('/').collect();
+    let ends_with_dot = segments.last() == Some(&".");
+    segments.retain(|segment| *segment != ".");
+    if ends_with_dot {
+        segments.push("");
+    }
+    Some(segments.join("/"))
+}
+
 /// An origin may merge slashes, drop parameters, or do both; either first: a slash that is decoded may
 /// stand in a parameter, and one that is left may be double.
 fn other_readings(plain: &str) -> Vec<String> {
@@ -222,6 +237,24 @@ mod tests {
             "/a//%2e",
         ] {
             assert_eq!(readings(path), Err(Unreadable::DotSegment), "{path}");
+        }
+    }
+
+    #[test]
+    fn single_dots_are_left_out() {
+        let cases = [
+            ("/a/./b", "/a/b"),
+            ("/./Packages.gz", "/Packages.gz"),
+            ("/a/././b/.", "/a/b/"),
+            ("/.", "/"),
+            ("/a/.//b", "/a//b"),
+            ("/./../b", "/../b"),
+        ];
+        for (path, wanted) in cases {
+            assert_eq!(without_single_dots(path).as_deref(), Some(wanted), "{path}");
+        }
+        for path in ["/", "/a.b/.c/d.", "/a/%2e/b", "/a/.;x/b", "*"] {
+            assert_eq!(without_single_dots(path), None, "{path}");
         }
     }
 

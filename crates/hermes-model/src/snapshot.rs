@@ -151,6 +151,8 @@ pub struct Listener {
     pub proxy_protocol: Vec<IpNet>,
     /// Tunnels by POST are accepted, from authenticated or trusted peers only.
     pub accept_post: bool,
+    /// HTTP/2 is spoken to whoever offers it.
+    pub http2: bool,
     /// HTTP/3 as well, at the same port of UDP. Only `http` listeners with TLS have it.
     pub http3: bool,
     /// Requests of HTTP/3 are taken that come with a client's first packet, before its handshake is over.
@@ -307,6 +309,8 @@ pub struct Dns {
     pub addresses: Reserved,
     /// Who is asked for all other names; empty where that is whom the system asks.
     pub forward: Vec<SocketAddr>,
+    /// Names have addresses of IPv6.
+    pub ipv6: bool,
 }
 
 /// Addresses that stand for names. At least one of the two.

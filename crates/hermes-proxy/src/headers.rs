@@ -44,8 +44,9 @@ const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 
-const HOP_BY_HOP: [HeaderName; 8] =
-    [CONNECTION, KEEP_ALIVE, PROXY_CONNECTION, HTTP2_SETTINGS, TRANSFER_ENCODING, UPGRADE, TE, PROXY_AUTHORIZATION];
+/// All but `Proxy-Authorization`: only who sends a request on knows whether it is for the next one (RFC 9110, 11.7.2).
+const HOP_BY_HOP: [HeaderName; 7] =
+    [CONNECTION, KEEP_ALIVE, PROXY_CONNECTION, HTTP2_SETTINGS, TRANSFER_ENCODING, UPGRADE, TE];
 
 /// Somebody before us, or we, took it before its client's handshake was over: it may be a replay.
 pub(crate) fn is_early(headers: &HeaderMap) -> bool {
@@ -139,7 +140,7 @@ pub(crate) fn takes_trailers(headers: &HeaderMap) -> bool {
 /// (RFC 9110, 6.5.1).
 pub(crate) fn strip_trailers(trailers: &mut HeaderMap) {
     strip_hop_by_hop(trailers);
-    for name in [CONTENT_LENGTH, HOST, TRAILER, AUTHORIZATION] {
+    for name in [CONTENT_LENGTH, HOST, TRAILER, AUTHORIZATION, PROXY_AUTHORIZATION] {
         trailers.remove(name);
     }
     strip_overlay(trailers);

@@ -354,6 +354,7 @@ pub(crate) fn forward<'a>(
         scheme: &request.scheme,
         host: &request.host,
         trace: request.trace,
+        to_proxy: matches!(&route.action, Action::Upstream(upstream) if upstream.forward_proxy),
         amend: None,
     };
     Forward { worker, entry, route, dress, body, interim }

@@ -30,7 +30,12 @@ pub(super) fn build(section: &section::Listener, at: &str, report: &mut Report) 
     let forward = section.forward.iter().enumerate();
     let forward: Vec<SocketAddr> =
         forward.filter_map(|(index, text)| report.take(|| format!("{at}.forward[{index}]"), server(text))).collect();
-    Some(Dns { names, addresses: addresses?, forward })
+    let ipv6 = section.ipv6.unwrap_or(true);
+    if !ipv6 && addresses.as_ref().is_some_and(|reserved| reserved.v6.is_some()) {
+        let message = "ipv6: false hides the addresses of IPv6 that names get; leave out one of them";
+        report.problem(format!("{at}.ipv6"), message);
+    }
+    Some(Dns { names, addresses: addresses?, forward, ipv6 })
 }
 
 /// What answers anyone's questions is used to flood third parties with answers.

@@ -57,6 +57,7 @@ pub(super) fn build(
         trust,
         proxy_protocol: prefixes(&section.proxy_protocol),
         accept_post: section.accept_post,
+        http2: section.http2.unwrap_or(true),
         http3: section.http3,
         early_data: section.early_data,
     })
@@ -76,6 +77,7 @@ fn fitting_keys(section: &section::Listener, at: &str, report: &mut Report) {
     };
     only("dial", section.dial.is_some(), http, "http listeners");
     only("accept-post", section.accept_post, http, "http listeners");
+    only("http2", section.http2.is_some(), http, "http listeners");
     only("http3", section.http3, http, "http listeners");
     only("trust", !section.trust.is_empty(), http, "http listeners");
     let named = matches!(section.protocol, Protocol::Tcp | Protocol::Udp);
@@ -90,6 +92,7 @@ fn fitting_keys(section: &section::Listener, at: &str, report: &mut Report) {
     only("names", !section.names.is_empty(), dns, "dns listeners");
     only("addresses", !section.addresses.is_empty(), dns, "dns listeners");
     only("forward", !section.forward.is_empty(), dns, "dns listeners");
+    only("ipv6", section.ipv6.is_some(), dns, "dns listeners");
     let ip = section.protocol == Protocol::Ip;
     only("network", section.network.is_some(), ip, "ip listeners");
     only("peers", !section.peers.is_empty(), ip, "ip listeners");
@@ -111,6 +114,7 @@ fn dialling_keys(section: &section::Listener, at: &str, report: &mut Report) {
     };
     no("bind", section.bind.is_some(), "binds nothing");
     no("tls", section.tls.is_some(), "has the TLS of its upstream");
+    no("http2", section.http2.is_some(), "speaks the version of its upstream");
     no("http3", section.http3, "speaks the version of its upstream");
     no("trust", !section.trust.is_empty(), "knows the far end by its certificate");
     no("proxy-protocol", !section.proxy_protocol.is_empty(), "is connected to by nobody");

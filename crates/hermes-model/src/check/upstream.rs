@@ -38,6 +38,7 @@ pub(super) fn build(
         tls,
         proxy_protocol: section.proxy_protocol.is_some(),
         overlay: section.overlay,
+        forward_proxy: section.forward_proxy,
         contact: section.contact.map(|contact| build_contact(contact, &format!("{at}.contact"), report)),
         endpoints,
         backup,
@@ -113,6 +114,7 @@ fn with_nodes(section: &section::Upstream, are_all: bool, at: &str, report: &mut
         "a node that keeps a connection to this one has proven its name by it, at the listener's tls; leave tls out",
     );
     no("contact", section.contact.is_some(), "who dials knows when its link comes; write contact there");
+    no("forward-proxy", section.forward_proxy, "the far end is a node; leave forward-proxy out");
     no("overlay", section.overlay == Some(false), "the far end is a node, which has proven that; leave overlay out");
 }
 
@@ -131,6 +133,16 @@ fn fitting_keys(section: &section::Upstream, at: &str, report: &mut Report) {
         "overlay",
         section.overlay == Some(true) && tcp,
         "a tcp upstream gets no headers, so it is no node; leave overlay out",
+    );
+    only(
+        "forward-proxy",
+        section.forward_proxy && tcp,
+        "a tcp upstream gets bytes and no requests; leave forward-proxy out",
+    );
+    only(
+        "forward-proxy",
+        section.forward_proxy && section.overlay == Some(true),
+        "a node gets requests as they came, whoever their origin is; keep one of overlay and forward-proxy",
     );
     let shares = matches!(protocol, UpstreamProtocol::H2 | UpstreamProtocol::H3 | UpstreamProtocol::Auto);
     only(

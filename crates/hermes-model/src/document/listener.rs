@@ -44,6 +44,9 @@ pub struct Listener {
     /// Tunnels by POST are accepted.
     #[serde(default, skip_serializing_if = "is_default")]
     pub accept_post: bool,
+    /// Whether HTTP/2 is spoken; by default it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub http2: Option<bool>,
     /// HTTP/3 as well, at the same port of UDP.
     #[serde(default, skip_serializing_if = "is_default")]
     pub http3: bool,
@@ -65,6 +68,9 @@ pub struct Listener {
     /// For `dns`: who is asked for all other names. Default: the system's servers.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub forward: Many<String>,
+    /// For `dns`: whether questions for addresses of IPv6 get an answer; by default they do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv6: Option<bool>,
     /// For `tun`: the prefixes whose packets it takes, each a session.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub capture: Many<Capture>,
@@ -93,6 +99,7 @@ impl Listener {
             trust: Default::default(),
             proxy_protocol: Default::default(),
             accept_post: Default::default(),
+            http2: Default::default(),
             http3: Default::default(),
             early_data: Default::default(),
             device: Default::default(),
@@ -100,6 +107,7 @@ impl Listener {
             names: Default::default(),
             addresses: Default::default(),
             forward: Default::default(),
+            ipv6: Default::default(),
             capture: Default::default(),
             carry_names: Default::default(),
             network: Default::default(),

@@ -49,6 +49,9 @@ pub struct Upstream {
     /// Whether the far end is a node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overlay: Option<bool>,
+    /// Whether it is a forward proxy, which takes requests for any origin.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub forward_proxy: bool,
     /// When the link to it comes, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contact: Option<Contact>,
@@ -70,6 +73,7 @@ impl Upstream {
             tls: Default::default(),
             proxy_protocol: Default::default(),
             overlay: Default::default(),
+            forward_proxy: Default::default(),
             contact: Default::default(),
         }
     }

@@ -36,6 +36,8 @@ pub struct Upstream {
     /// Whether the far end is a node, which is sent the overlay's headers. `None`: a node where
     /// the connection proved it (`identity` TLS), or plaintext h2 that offers extended CONNECT.
     pub overlay: Option<bool>,
+    /// It is a forward proxy: requests name their origin in absolute form, and may have credentials for it.
+    pub forward_proxy: bool,
     /// When the link to it comes; `None` is found out.
     pub contact: Option<Contact>,
 }
@@ -50,7 +52,14 @@ impl Upstream {
     /// same way. What else they are called, who stands in for them, and how they are watched, matters to what is new.
     pub fn leads_as(&self, other: &Self) -> bool {
         let how = |upstream: &Self| {
-            (upstream.protocol, upstream.tunnel_method, upstream.proxy_protocol, upstream.overlay, upstream.contact)
+            (
+                upstream.protocol,
+                upstream.tunnel_method,
+                upstream.proxy_protocol,
+                upstream.overlay,
+                upstream.forward_proxy,
+                upstream.contact,
+            )
         };
         let proves = match (&self.tls, &other.tls) {
             (Some(own), Some(others)) => own.proves_as(others, self.endpoints.len()),

@@ -187,8 +187,10 @@ impl<'a> Builder<'a> {
         // Who keeps a connection to us shows who it is.
         let takes_nodes = !self.nodes.is_empty() && tls.client != ClientAuth::None;
         let alpn: &[&[u8]] = match listener.protocol {
-            ListenerProtocol::Http if takes_nodes => &[b"h2", b"http/1.1", reverse::ALPN],
-            ListenerProtocol::Http => &[b"h2", b"http/1.1"],
+            ListenerProtocol::Http if takes_nodes && listener.http2 => &[b"h2", b"http/1.1", reverse::ALPN],
+            ListenerProtocol::Http if takes_nodes => &[b"http/1.1", reverse::ALPN],
+            ListenerProtocol::Http if listener.http2 => &[b"h2", b"http/1.1"],
+            ListenerProtocol::Http => &[b"http/1.1"],
             _ => &[],
         };
         let refused = |error: tls::TlsError| Some(error.to_string());

@@ -87,6 +87,11 @@ fn consider(worker: &Rc<Worker>, state: &ListenerState, source: IpAddr, message:
         count(worker, listener, "answered");
         return Fate::Answered(answer);
     }
+    if !dns.ipv6 && question.is_internet() && question.kind() == Kind::Aaaa {
+        // The name may be there all the same: its address of IPv4 is asked for as well.
+        count(worker, listener, "answered");
+        return Fate::Answered(question.answer(&Answer::Addresses(&[]), TTL));
+    }
     let limit = worker.generation().snapshot.limits.dns_questions;
     let bound = Bound { name: "dns-questions", limit, reserve: 0 };
     match Share::take(worker, &state.flows, Owner::stranger(source), bound) {

@@ -34,6 +34,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, read
     let is_h2 = match io.alpn() {
         Some(b"h2") => true,
         Some(_) => false,
+        None if !connection.current_listener(worker).http2 => false,
         None => match begins_with_preface(&mut io, &mut ahead).await {
             Ok(is_h2) => is_h2,
             Err(error) => {

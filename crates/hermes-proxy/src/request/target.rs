@@ -56,7 +56,7 @@ pub(super) fn target(parts: &Parts, secure: bool) -> Result<Target, Error> {
     let scheme = scheme(parts, secure);
     let default_port = if scheme == http::uri::Scheme::HTTPS { 443 } else { 80 };
     let (authority, host) = request_authority(parts, default_port)?;
-    let path = path(parts.uri.path_and_query());
+    let path = resolved(path(parts.uri.path_and_query()))?;
     let (kind, ask) = (Kind::Http, Ask::Response);
     let exchange = Target { kind, host, ask, authority, path, scheme, network: None, protocol: None };
     let Some(protocol) = protocol else { return Ok(exchange) };
@@ -75,6 +75,14 @@ pub(super) fn target(parts: &Parts, secure: bool) -> Result<Target, Error> {
         Error::Malformed("CONNECT-UDP without the path /.well-known/masque/udp/HOST/PORT/".to_owned())
     })?;
     Ok(Target { kind: Kind::Udp, host, authority, ..upgrade })
+}
+
+/// The path without `/./`, which apt sends for flat repositories: it means nothing, and a decision on another spelling than
+/// the one that is sent on would be none.
+fn resolved(path: PathAndQuery) -> Result<PathAndQuery, Error> {
+    let Some(bare) = hermes_model::without_single_dots(path.path()) else { return Ok(path) };
+    let query = path.query().map_or_else(String::new, |query| format!("?{query}"));
+    PathAndQuery::try_from(format!("{bare}{query}")).map_err(|error| Error::Malformed(format!("the path: {error}")))
 }
 
 /// Capsules are no content, and nothing may say that they were (RFC 9297, section 3.2).

@@ -372,7 +372,9 @@ impl Explain {
                 !matches!(kind, Kind::Tcp | Kind::Udp),
                 "--path: a {kind} session has no path of its own; leave it out"
             );
-            return path.parse().with_context(|| format!("--path {path}"));
+            let (bare, query) = path.split_once('?').map_or((&**path, ""), |(bare, _)| (bare, &path[bare.len()..]));
+            let resolved = hermes_model::without_single_dots(bare).map(|bare| format!("{bare}{query}"));
+            return resolved.as_ref().unwrap_or(path).parse().with_context(|| format!("--path {path}"));
         }
         match (kind, authority.port()) {
             (Kind::Udp, Some(port)) => Ok(hermes_wire::connect_udp::path(authority.host(), port).parse()?),

@@ -161,3 +161,24 @@ async fn the_systems_servers_are_asked_by_default_and_never_the_node_itself() {
         }
     }
 }
+
+/// Where IPv4 alone is carried, an address of IPv6 would lead past the node.
+#[tokio::test]
+async fn a_listener_without_ipv6_gives_no_address_of_it() {
+    let server = Server::start(|asked| vec![asked.answer(ResponseCode::NoError).to_vec().unwrap()]).await;
+    let document = "
+listeners:
+- {name: names, bind: '127.0.0.1:0', protocol: dns, names: [VIDEO], addresses: 198.18.0.0/16, ipv6: false, forward: ['$SERVER']}
+routes:
+- {name: all, match: {kind: tcp}, respond: {status: 403}}
+";
+    let overlay = overlay();
+    let node = overlay.node("node").document(document).with("SERVER", server.address).start().await.unwrap();
+    for name in ["www.example", "VIDEO"] {
+        let answer = by_udp(node.address("names"), &question(name, RecordType::AAAA)).await.unwrap();
+        assert_eq!((answer.metadata.response_code, answer.answers.len()), (ResponseCode::NoError, 0), "{name}");
+    }
+    assert!(server.asked().is_empty(), "nobody else is asked for what is not given");
+    by_udp(node.address("names"), &question("www.example", RecordType::A)).await.unwrap();
+    assert_eq!(server.asked().len(), 1);
+}

@@ -51,7 +51,7 @@ fn origin() -> (Origin, Seen<usize>) {
 enum Client {
     H1(Dialog<BoxedStream>),
     H2(Multiplex),
-    H3(h3::Connection),
+    H3(Box<h3::Connection>),
 }
 
 const VERSIONS: [&str; 3] = ["h1", "h2", "h3"];
@@ -61,7 +61,7 @@ impl Client {
         match version {
             "h1" => Self::H1(door.h1().await.unwrap()),
             "h2" => Self::H2(door.h2().await.unwrap()),
-            _ => Self::H3(door.h3().await.unwrap()),
+            _ => Self::H3(Box::new(door.h3().await.unwrap())),
         }
     }
 

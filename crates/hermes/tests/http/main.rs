@@ -24,6 +24,7 @@ mod max_forwards;
 mod names;
 mod network;
 mod odd_clients;
+mod parent_proxy;
 mod pools;
 mod retries;
 mod schemes;

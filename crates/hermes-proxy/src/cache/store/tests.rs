@@ -50,6 +50,7 @@ fn ask(path: &str) -> Ask {
         path: PathAndQuery::try_from(path).unwrap(),
         fields: HeaderMap::new(),
         host: HeaderValue::from_static("web"),
+        is_absolute: false,
     };
     Ask::new(outgoing, true, None)
 }

@@ -10,7 +10,7 @@ use hermes_model::authority::Authority;
 use hermes_model::facts::Kind;
 use hermes_model::rewrite::{Head, Rewrite, Vars};
 use hermes_wire::traceparent::Traceparent;
-use http::header::{HOST, HeaderName, HeaderValue};
+use http::header::{HOST, HeaderName, HeaderValue, PROXY_AUTHORIZATION};
 use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderMap, Method, Request as HttpRequest, Uri, Version};
 
@@ -33,6 +33,8 @@ pub(crate) struct Dress<'a> {
     /// The authority as the client spelled it.
     pub(crate) host: &'a HeaderValue,
     pub(crate) trace: Traceparent,
+    /// It goes to a forward proxy.
+    pub(crate) to_proxy: bool,
     /// What a cache asks in the client's place.
     pub(crate) amend: Option<Amend>,
 }
@@ -53,6 +55,8 @@ pub(crate) struct Outgoing {
     pub(crate) fields: HeaderMap,
     /// The authority as a field value.
     pub(crate) host: HeaderValue,
+    /// HTTP/1.1 names the origin in the target (RFC 9112, section 3.2.2).
+    pub(crate) is_absolute: bool,
 }
 
 impl Outgoing {
@@ -65,6 +69,9 @@ impl Outgoing {
         let mut fields = facts.headers.clone();
         fields.remove(HOST);
         fields.remove(reverse::CALL);
+        if !dress.to_proxy {
+            fields.remove(PROXY_AUTHORIZATION);
+        }
         if let Some(told) = facts.told.and_then(|told| HeaderValue::try_from(told.to_string()).ok()) {
             fields.insert(headers::NETWORK, told);
         }
@@ -83,6 +90,7 @@ impl Outgoing {
             path: facts.path.clone(),
             fields,
             host: dress.host.clone(),
+            is_absolute: dress.to_proxy,
         };
         if let Some(rewrite) = dress.rewrite {
             this.rewrite(rewrite, entry, dress.node)?;
@@ -105,8 +113,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// An HTTP/1.1 request in origin form. To a node in absolute form, where the connection implies another scheme than
-    /// the request has: with it goes the default port (RFC 9112, section 3.2.2).
+    /// An HTTP/1.1 request.
     pub(crate) fn into_h1(mut self, body: Attempt, connection: &H1Connection, is_node: bool) -> HttpRequest<Attempt> {
         headers::join_cookies(&mut self.fields);
         let mut request = HttpRequest::new(body);
@@ -117,12 +124,12 @@ impl Outgoing {
         request
     }
 
-    /// The target of an HTTP/1.1 request.
+    /// The target of an HTTP/1.1 request that is no CONNECT. In absolute form for a forward proxy, and for a node where the
+    /// connection implies another scheme than the request has: with it goes the default port (RFC 9112, section 3.2.2).
     pub(crate) fn h1_target(&self, connection: &H1Connection, is_node: bool) -> Uri {
-        if is_node && self.scheme != connection.scheme() && self.path != "*" {
-            return self.uri();
-        }
-        Uri::from(self.path.clone())
+        let is_absolute = self.is_absolute || is_node && self.scheme != connection.scheme();
+        // `OPTIONS *` is for whoever gets it.
+        if is_absolute && self.path != "*" { self.uri() } else { Uri::from(self.path.clone()) }
     }
 
     /// An HTTP/2 request.

@@ -4,6 +4,7 @@
 //! In: a request that asks for a tunnel. Out: a byte stream, and the next proxy's response head.
 //! The tunnel's payload is not looked at here: capsules pass as bytes (RFC 9297, 3.2).
 
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,8 +28,8 @@ use crate::stream::ByteStream;
 use crate::upgrade::{self, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY};
 use crate::upstream::connect::{Destination, connect};
 use crate::upstream::exchange::{self, ExchangeBody, Place};
-use crate::upstream::pool::{Failed, H1Connection, Lease, Leased, PoolKey, Wish};
-use crate::upstream::{InFlight, Seat, UpstreamState};
+use crate::upstream::pool::{Failed, H1Connection, Lease, Leased, Pool, PoolKey, Wish};
+use crate::upstream::{Endpoint, InFlight, Seat, UpstreamState};
 
 /// What asking for a tunnel came to.
 pub(crate) enum Opened {
@@ -197,21 +198,17 @@ impl Forward<'_> {
             let io = connect(self.worker, &wish.destination, wish.connect_within).await?;
             return Ok(Opened::Tunnel { stream: ByteStream::seated(io, Bytes::new(), seat), head: None });
         }
-        let leasing = pool.lease(self.worker, &wish);
-        let leased = match attempt.within {
-            None => leasing.await,
-            // Not in the wish: others may wait for our dial, which goes on without us for as long as the route says.
-            Some(within) => tokio::time::timeout(within, leasing).await.unwrap_or_else(|_| {
-                // Many flows may have waited for one dial, or for a place: none of them knows that it failed.
-                let (peer, missing) = (endpoint.label.clone(), NO_CONNECTION);
-                Err(Failed { error: Error::ConnectTimeout { peer, missing, after: within }, was_others: true })
-            }),
+        let kind = self.entry.facts.kind;
+        let by_post = !matches!(kind, Kind::Http | Kind::Ip) && upstream.config.tunnel_method == TunnelMethod::Post;
+        // A flow that came by POST goes on as what it is.
+        let flow = match kind {
+            Kind::Udp => Some(Ask::Upgrade(Arc::from("connect-udp"))),
+            Kind::Ip => Some(Ask::Upgrade(Arc::from("connect-ip"))),
+            Kind::Http | Kind::Tcp => None,
         };
-        let mut leased = leased.inspect_err(|failed| {
-            (told.was_others, told.is_stale) = (failed.was_others, super::is_untouched(&failed.error));
-        })?;
-        if let Leased::Shared(lease) = &leased
-            && matches!(ask, Ask::Upgrade(_))
+        let ask = flow.as_ref().unwrap_or(ask);
+        let mut leased = self.lease(&pool, &wish, attempt, told).await?;
+        if let (Leased::Shared(lease), Ask::Upgrade(_), false) = (&leased, ask, by_post)
             && !takes_upgrades(upstream, lease)
         {
             // Most origins of HTTP/2 open WebSockets over HTTP/1.1 alone.
@@ -229,18 +226,7 @@ impl Forward<'_> {
             }
         };
         let is_node = head::is_node(upstream, &leased);
-        let mut outgoing = Outgoing::new(self.entry, &self.dress, is_node)?;
-        let kind = self.entry.facts.kind;
-        if kind.is_datagrams() {
-            // The request is for the next proxy, by the scheme that it is reached by: the target is in the path (RFC 9298,
-            // section 3; RFC 9484, section 4).
-            outgoing.host = HeaderValue::try_from(&*endpoint.authority)
-                .map_err(|error| Error::Internal(format!("the authority of {}: {error}", endpoint.label)))?;
-            outgoing.scheme = if is_secure(upstream, &leased) { Scheme::HTTPS } else { Scheme::HTTP };
-        }
-        if is_node && kind == Kind::Ip {
-            headers::lower_mtu(&mut outgoing.fields, leased.packet_capacity());
-        }
+        let mut outgoing = self.outgoing(upstream, endpoint, &leased, is_node)?;
         if let Leased::Shared(_) = leased
             && kind == Kind::Http
         {
@@ -262,14 +248,6 @@ impl Forward<'_> {
             session: None,
             in_flight: Some(in_flight),
         };
-        let by_post = !matches!(kind, Kind::Http | Kind::Ip) && upstream.config.tunnel_method == TunnelMethod::Post;
-        // A flow that came by POST goes on as what it is.
-        let flow = match kind {
-            Kind::Udp => Some(Ask::Upgrade(Arc::from("connect-udp"))),
-            Kind::Ip => Some(Ask::Upgrade(Arc::from("connect-ip"))),
-            Kind::Http | Kind::Tcp => None,
-        };
-        let ask = flow.as_ref().unwrap_or(ask);
         let debt = Debt::new(self, upstream, index);
         let opened = match (leased, by_post) {
             (Leased::Shared(lease), _) => {
@@ -307,6 +285,53 @@ impl Forward<'_> {
             outgoing.fields.insert(headers::METHOD, method);
         }
         Ok(())
+    }
+
+    /// A connection to an endpoint.
+    async fn lease(
+        &self,
+        pool: &Rc<Pool>,
+        wish: &Wish<'_>,
+        attempt: Attempt,
+        told: &mut Told,
+    ) -> Result<Leased, Error> {
+        let leasing = pool.lease(self.worker, wish);
+        let leased = match attempt.within {
+            None => leasing.await,
+            // Not in the wish: others may wait for our dial, which goes on without us for as long as the route says.
+            Some(within) => tokio::time::timeout(within, leasing).await.unwrap_or_else(|_| {
+                // Many flows may have waited for one dial, or for a place: none of them knows that it failed.
+                let (peer, missing) = (wish.destination.label.clone(), NO_CONNECTION);
+                Err(Failed { error: Error::ConnectTimeout { peer, missing, after: within }, was_others: true })
+            }),
+        };
+        let leased = leased.inspect_err(|failed| {
+            (told.was_others, told.is_stale) = (failed.was_others, super::is_untouched(&failed.error));
+        })?;
+        Ok(leased)
+    }
+
+    /// The head by which an endpoint is asked.
+    fn outgoing(
+        &self,
+        upstream: &UpstreamState,
+        endpoint: &Endpoint,
+        leased: &Leased,
+        is_node: bool,
+    ) -> Result<Outgoing, Error> {
+        let mut outgoing = Outgoing::new(self.entry, &self.dress, is_node)?;
+        let kind = self.entry.facts.kind;
+        if kind.is_datagrams() {
+            // The request is for the next proxy, by the scheme that it is reached by: the target is in the path (RFC 9298,
+            // section 3; RFC 9484, section 4).
+            outgoing.host = HeaderValue::try_from(&*endpoint.authority)
+                .map_err(|error| Error::Internal(format!("the authority of {}: {error}", endpoint.label)))?;
+            outgoing.scheme = if is_secure(upstream, leased) { Scheme::HTTPS } else { Scheme::HTTP };
+        }
+        if is_node && kind == Kind::Ip {
+            headers::lower_mtu(&mut outgoing.fields, leased.packet_capacity());
+        }
+        Ok(outgoing)
     }
 
     /// Whether the tunnel will be read capsule by capsule, as in `session`: what goes ahead of it must not end
@@ -387,11 +412,12 @@ impl Forward<'_> {
                 StatusCode::OK
             }
             Ask::Upgrade(protocol) => {
+                let target = match self.entry.facts.kind {
+                    Kind::Http => outgoing.h1_target(&connection, is_node),
+                    _ => Uri::from(self.path(&outgoing)?),
+                };
+                *request.uri_mut() = target;
                 self.ask_for_upgrade(&outgoing, &mut request, protocol)?;
-                if self.entry.facts.kind == Kind::Http {
-                    *request.method_mut() = outgoing.method.clone();
-                    *request.uri_mut() = outgoing.h1_target(&connection, is_node);
-                }
                 StatusCode::SWITCHING_PROTOCOLS
             }
             Ask::Response => return Err(Error::Internal("an exchange was taken for a tunnel".to_owned())),
@@ -477,8 +503,8 @@ impl Forward<'_> {
         request: &mut HttpRequest<B>,
         protocol: &str,
     ) -> Result<(), Error> {
-        *request.method_mut() = Method::GET;
-        *request.uri_mut() = Uri::from(self.path(outgoing)?);
+        let is_http = self.entry.facts.kind == Kind::Http;
+        *request.method_mut() = if is_http { outgoing.method.clone() } else { Method::GET };
         let headers = request.headers_mut();
         headers.insert(HOST, outgoing.host.clone());
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
