@@ -102,7 +102,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request<'_>) -> Serv
     if request.ask != Ask::Response && !session.take_tunnel(generation.snapshot.limits.tunnels) {
         return fail(session, &Error::Limit("tunnels of this node"));
     }
-    let alternative = alternative(&request);
+    let alternative = alternative(&request).filter(|_| !leads_to_others(&route.action));
     let body = request.body.clone();
     // The client's side may end meanwhile, by the sweep, a reload or its own doing.
     let acted = {
@@ -131,8 +131,16 @@ pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request<'_>) -> Serv
     }
 }
 
-/// What an answer says of HTTP/3 at the same port. For origins that the client finds here: a request of a forward
-/// proxy's, for `http`, means another machine.
+/// Whether requests are for origins that clients find elsewhere, and not here: those of a forward proxy.
+fn leads_to_others(action: &Action) -> bool {
+    match action {
+        Action::Terminate(terminate) => terminate.speaks_tls(),
+        Action::Upstream(upstream) => upstream.forward_proxy,
+        _ => false,
+    }
+}
+
+/// What an answer says of HTTP/3 at the same port. For origins that the client finds here, by TLS.
 fn alternative(request: &Request<'_>) -> Option<HeaderValue> {
     let is_ours = request.ask == Ask::Response && request.scheme == Scheme::HTTPS;
     request.connection.as_ref().filter(|_| is_ours)?.alternative.get().cloned()
@@ -251,7 +259,9 @@ async fn to_upstream(
         };
         // To our clients we are the origin (RFC 9110, 3.7). What the one behind us says of itself leads them to ports of
         // ours where it is not, or past us (RFC 7838, 2: only the origin itself may say where else it is).
-        response.headers_mut().remove(ALT_SVC);
+        if !leads_to_others(&route.action) {
+            response.headers_mut().remove(ALT_SVC);
+        }
         return respond_with(generation, session, route, response);
     }
     if let (Some(custody), Kind::Tcp) = (&route.custody, session.entry.facts.kind) {

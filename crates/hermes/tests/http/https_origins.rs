@@ -102,6 +102,10 @@ async fn requests_for_https_reach_their_origin_by_tls_in_every_version() {
     assert_eq!(answer.status, 200, "{answer:?}");
     assert_eq!(next(&mut came).await, wanted);
 
+    let answer = secure.h2().await.unwrap().ask(secret(origin.address()), b"").await.unwrap();
+    assert_eq!((answer.status, answer.header("alt-svc")), (200, None), "HTTP/3 of this node is not the origin's");
+    assert_eq!(next(&mut came).await, wanted);
+
     // What is for `http` never comes by a connection that `https` left behind at the same port.
     let mut dialog = plain.h1().await.unwrap();
     dialog.send(format!("GET http://{0}/ HTTP/1.1\r\nhost: {0}\r\n\r\n", origin.address())).await.unwrap();
