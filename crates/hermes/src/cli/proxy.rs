@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use clap::Parser;
 use clap::error::ErrorKind;
 use hermes_controller::client::Place;
