@@ -10,17 +10,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hermes_model::document::nearest::did_you_mean;
-use hermes_model::document::scalar::Prefix;
+use hermes_model::document::scalar::{Prefix, Size};
 use rpds::{RedBlackTreeMapSync, RedBlackTreeSetSync};
 use serde::{Deserialize, Serialize};
 
 use crate::document::{
-    App, Audience, Fault, Group, Key, Kind, Name, Network, Node, Overlay, Reference, Replica, Resource, Service, Spec,
-    Speech, User,
+    App, Audience, Fault, Group, Key, Kind, Name, Network, Node, Overlay, Quota, Reference, Replica, Resource, Service,
+    Spec, Speech, User,
 };
 
 /// A document of a provider has so many bytes at most: nodes that serve several have all of theirs.
 const MOST_OF_PROVIDER: usize = 256 << 10;
+/// What a cache, or custody, takes that does not say.
+const DEFAULT_MEMORY: Size = Size(64 << 20);
+const DEFAULT_DISK: Size = Size(1 << 30);
 /// A certificate of a node lives at least and at most as long.
 const CERTIFICATE_LIVES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(366 * 24 * 3600)];
 
@@ -325,6 +328,32 @@ impl Catalog {
                          larger quota (providers.{name}.quota.{key})"
                     );
                     faults.push(Fault::of(&first.key, "", message));
+                }
+            }
+            self.check_room(name, quota, faults);
+        }
+    }
+
+    /// A node that serves several providers has room for all of them: each may ask for so much in all.
+    fn check_room(&self, provider: &Name, quota: &Quota, faults: &mut Vec<Fault>) {
+        type Asked = fn(&Service) -> [Option<Option<Size>>; 2];
+        let memory: Asked = |service| [service.cache.map(|one| one.memory), service.custody.map(|one| one.memory)];
+        let disk: Asked = |service| [service.cache.map(|one| one.disk), service.custody.map(|one| one.disk)];
+        for (most, key, default, asked) in
+            [(quota.memory, "memory", DEFAULT_MEMORY, memory), (quota.disk, "disk", DEFAULT_DISK, disk)]
+        {
+            let mut sum = 0_u64;
+            for resource in self.owned(Kind::Service, &Some(provider.clone())) {
+                let Spec::Service(service) = &resource.spec else { continue };
+                let sizes = asked(service).into_iter().flatten().map(|size| size.unwrap_or(default).0);
+                sum = sizes.fold(sum, u64::saturating_add);
+                if sum > most.0 {
+                    let message = format!(
+                        "caches and custody of {provider} ask for more than {most} of {key} with this one; write less, or \
+                         ask the operator for a larger quota (providers.{provider}.quota.{key})"
+                    );
+                    faults.push(Fault::of(&resource.key, "", message));
+                    break;
                 }
             }
         }

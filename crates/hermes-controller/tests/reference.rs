@@ -19,7 +19,7 @@ fn reference() -> String {
 const ALL: &str = "\
 kind: Overlay
 name: x
-providers: {acme: {quota: {services: 1, users: 2, groups: 3}}}
+providers: {acme: {quota: {services: 1, users: 2, groups: 3, memory: 1MiB, disk: 1MiB}}}
 certificate-life: 1h
 rollout: {first: 1, growth: 2, settle: 1s}
 programs: \"0000000000000000000000000000000000000000000000000000000000000000\"

@@ -3,9 +3,9 @@
 //! In: paths. Out: a lock, until it is dropped or the process ends, in whatever way; an open file; or room for one. Never:
 //! what they stand for.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
 use nix::fcntl::{Flock, FlockArg, OFlag, posix_fallocate};
@@ -16,6 +16,14 @@ use nix::fcntl::{Flock, FlockArg, OFlag, posix_fallocate};
 /// It is a link, is not there, or may not be opened.
 pub fn open_own(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     options.custom_flags(OFlag::O_NOFOLLOW.bits()).open(path)
+}
+
+/// Makes a directory, and those above it, for nobody else's eyes. One that is there stays as it is.
+///
+/// # Errors
+/// It cannot be made.
+pub fn make_own_directory(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
 /// Has the file system keep room for so many bytes of a file.

@@ -18,6 +18,7 @@ use hermes_controller::control::{EnrolRequest, Issued, Order, RenewRequest, Repo
 use hermes_controller::push::sha256;
 use hermes_controller::token::Ticket;
 use hermes_model::snapshot::Role;
+use hermes_net::lock::open_own;
 use hermes_net::outage::{Attempts, OutageLog};
 use hermes_net::pace::Pace;
 use hermes_net::tls::{CertifiedKey, Roots, fingerprints};
@@ -97,8 +98,8 @@ impl Home {
     pub(crate) fn keep(&self, path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
         let written = || {
             let new = path.with_extension("new");
-            let mut file =
-                std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+            let mut options = std::fs::OpenOptions::new();
+            let mut file = open_own(options.write(true).create(true).truncate(true).mode(0o600), &new)?;
             file.write_all(bytes)?;
             file.sync_all()?;
             std::fs::rename(&new, path)?;

@@ -348,6 +348,16 @@ fn no_provider_names_what_is_anothers() {
             "{kind: Service, provider: acme, name: A, at: {node: one, http: \"127.0.0.1:1\"}, for: everyone}",
             "acme may have 1 services",
         ),
+        (
+            "{kind: Service, provider: bella, name: A, at: {node: two, http: \"127.0.0.1:1\"}, for: everyone, \
+             cache: {memory: 200GiB}}",
+            "ask for more than 4GiB of memory",
+        ),
+        (
+            "{kind: Service, provider: bella, name: A, at: {node: two, http: \"127.0.0.1:1\"}, for: everyone, \
+             cache: {disk: 40GiB}, custody: {disk: 30GiB}}",
+            "(providers.bella.quota.disk)",
+        ),
     ];
     for (document, words) in foreign {
         let said = faults(&format!("{PROVIDERS}---\n{document}\n"));

@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 use std::str::FromStr;
 use std::time::Duration;
 
-use hermes_model::document::scalar::{Many, Period, text_scalar};
+use hermes_model::document::scalar::{Many, Period, Size, text_scalar};
 use hermes_model::document::upstream::Health;
 use hermes_model::document::{AccessLog, Bind};
 use hermes_model::limits::LimitsSection;
@@ -92,7 +92,7 @@ pub struct Provider {
     pub quota: Quota,
 }
 
-/// How many documents of each kind a provider may have.
+/// How many documents of each kind a provider may have, and how much of a node that it shares.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Quota {
@@ -102,11 +102,15 @@ pub struct Quota {
     pub users: usize,
     /// Default 1,000.
     pub groups: usize,
+    /// Memory that caches and custody of all its services may take on a node. Default 4 GiB.
+    pub memory: Size,
+    /// Disk likewise. Default 64 GiB.
+    pub disk: Size,
 }
 
 impl Default for Quota {
     fn default() -> Self {
-        Self { services: 100, users: 10_000, groups: 1000 }
+        Self { services: 100, users: 10_000, groups: 1000, memory: Size(4 << 30), disk: Size(64 << 30) }
     }
 }
 

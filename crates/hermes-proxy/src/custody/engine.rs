@@ -171,8 +171,7 @@ impl Engine {
         id: ExchangeId,
         to: Side,
         left: Duration,
-        account: &Arc<str>,
-        owner: &Arc<str>,
+        (account, owner): (&Arc<str>, &Arc<str>),
         is_tunnel: bool,
     ) -> Result<(), &'static str> {
         self.add(id, Side::Here, Half::default(), (now, left), account, owner)?;

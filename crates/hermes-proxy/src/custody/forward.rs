@@ -220,7 +220,7 @@ fn begin(
     let id = ExchangeId(random.to_be_bytes());
     let shared = &forward.worker.shared;
     let owner: Arc<str> = Arc::from(Owner::of_session(&forward.entry.facts).to_string());
-    let begun = shared.custody.begin(id, peer, custody.deadline, &forward.route.name, &owner, is_tunnel, asked);
+    let begun = shared.custody.begin(id, peer, custody.deadline, (&forward.route.name, &owner), is_tunnel, asked);
     begun.map_err(|_| {
         shared.metrics.limit("custody-exchanges");
         Error::Limit("exchanges in custody")

@@ -114,14 +114,13 @@ impl Office {
         id: ExchangeId,
         to: &Arc<str>,
         left: Duration,
-        account: &Arc<str>,
-        owner: &Arc<str>,
+        (account, owner): (&Arc<str>, &Arc<str>),
         is_tunnel: bool,
         asked: Option<&Bytes>,
     ) -> Result<(), &'static str> {
         self.act(|state, now| {
             let begin = |state: &mut State| {
-                state.engine.begin(now, id, Side::Peer(to.clone()), left, account, owner, is_tunnel)
+                state.engine.begin(now, id, Side::Peer(to.clone()), left, (account, owner), is_tunnel)
             };
             if matches!(state.store, Storing::Over) {
                 return Err("another process of this node has its journal of custody, or nobody can read it");

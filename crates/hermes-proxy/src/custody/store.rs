@@ -23,7 +23,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use hermes_net::lock::Lock;
+use hermes_net::lock::{Lock, make_own_directory};
 use hermes_wire::custody::{ExchangeId, Part};
 use tokio::sync::oneshot;
 
@@ -94,7 +94,7 @@ impl Store {
     /// # Errors
     /// It cannot be made or read, or another process has it (`WouldBlock`).
     pub(super) fn open(directory: &Path) -> io::Result<Opened> {
-        fs::create_dir_all(directory)?;
+        make_own_directory(directory)?;
         let lock = Lock::take(&directory.join("lock"))?;
         let mut files = Files {
             directory: directory.to_owned(),

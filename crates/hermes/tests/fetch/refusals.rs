@@ -115,6 +115,21 @@ async fn a_file_that_cannot_be_written_is_said_before_anything_is_asked_for() {
     assert!(!std::path::Path::new("/dev/null.part").exists());
 }
 
+/// A neighbour on the machine may know what will be fetched.
+#[tokio::test]
+async fn what_a_link_leads_to_is_not_written() {
+    let (origin, seen) = origin(|_, head| Reply::of(b"new", "\"a\"", head));
+    let room = tempfile::tempdir().unwrap();
+    let (target, victim) = (room.path().join("object"), room.path().join("victim"));
+    std::fs::write(&victim, "old").unwrap();
+    std::os::unix::fs::symlink(&victim, room.path().join("object.part")).unwrap();
+    let url = format!("http://{}/x", origin.address());
+    let output = fetch([&url, "-o", target.to_str().unwrap()]).await;
+    assert!(stderr(&output).contains("it is a symbolic link; remove it"), "{}", stderr(&output));
+    assert_eq!((output.status.code(), seen.count()), (Some(1), 0));
+    assert_eq!(std::fs::read_to_string(&victim).unwrap(), "old");
+}
+
 /// What people are told where they see no bar.
 #[tokio::test]
 async fn who_is_told_little_is_told_what_matters() {

@@ -9,7 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use hermes_net::lock::Lock;
+use hermes_net::lock::{Lock, make_own_directory};
 use rand::Rng as _;
 
 use super::{Ended, ours};
@@ -45,7 +45,7 @@ impl Root {
         if let Some(lock) = known.upgrade() {
             return Ok(lock);
         }
-        fs::create_dir_all(&self.path)?;
+        make_own_directory(&self.path)?;
         let lock = Arc::new(Lock::take(&self.path.join(LOCK))?);
         *known = Arc::downgrade(&lock);
         Ok(lock)

@@ -9,6 +9,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::sync::Arc;
 
 use bytes::{Buf as _, Bytes};
+use hermes_net::lock::open_own;
 use hermes_wire::custody::ExchangeId;
 
 use super::super::engine::Side;
@@ -77,7 +78,8 @@ impl Files {
 
     pub(super) fn segment(&self, number: u64, is_new: bool) -> io::Result<Segment> {
         let path = self.directory.join(format!("{number:012}.log"));
-        let file = OpenOptions::new().read(true).write(true).create_new(is_new).mode(0o600).open(&path)?;
+        let mut options = OpenOptions::new();
+        let file = open_own(options.read(true).write(true).create_new(is_new).mode(0o600), &path)?;
         Ok(Segment { number, path, file: Arc::new(file), length: 0, is_named: !is_new })
     }
 }

@@ -288,3 +288,20 @@ fn what_came_to_nothing_is_known_until_it_is_forgotten() {
     write(directory.path(), [(id(2), Note::Forget)]);
     assert_eq!(found(), []);
 }
+
+/// A neighbour on the machine may have put a link there, or may look.
+#[test]
+fn segments_are_the_nodes_own_and_no_link_stands_for_one() {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    let room = tempfile::tempdir().unwrap();
+    let (directory, foreign) = (room.path().join("custody"), room.path().join("foreign"));
+    write(&directory, begin(1));
+    assert_eq!(fs::metadata(&directory).unwrap().permissions().mode() & 0o777, 0o700);
+    let segments = || fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path());
+    let segment = segments().find(|path| path.extension().is_some_and(|end| end == "log")).unwrap();
+    fs::rename(&segment, &foreign).unwrap();
+    let before = fs::read(&foreign).unwrap();
+    symlink(&foreign, &segment).unwrap();
+    assert!(Store::open(&directory).is_err());
+    assert_eq!(fs::read(&foreign).unwrap(), before);
+}

@@ -112,7 +112,7 @@ fn what_found_no_room_is_not_under_way() {
     let ids = [1, 2].map(|number| ExchangeId([number; 16]));
     let bytes = |length: usize| Bytes::from(vec![7; length]);
     for (id, length) in ids.into_iter().zip([100_000, 10_000]) {
-        engine.begin(NOW, id, Side::Peer(name(1)), Duration::from_secs(9), &account(), &name(77), false).unwrap();
+        engine.begin(NOW, id, Side::Peer(name(1)), Duration::from_secs(9), (&account(), &name(77)), false).unwrap();
         assert_eq!(engine.append(id, Part::Request, bytes(length), true), Appended::Taken);
         write(&mut engine);
         if id == ids[0] {
@@ -337,7 +337,7 @@ fn a_neighbour_that_hears_nothing_costs_the_others_nothing() {
         let mut id = [0; 16];
         id[..4].copy_from_slice(&number.to_be_bytes());
         let id = ExchangeId(id);
-        engine.begin(NOW, id, Side::Peer(name(9)), Duration::from_secs(1), &account(), &name(77), false).unwrap();
+        engine.begin(NOW, id, Side::Peer(name(9)), Duration::from_secs(1), (&account(), &name(77)), false).unwrap();
         // It had heard of each.
         if number % 2 == 0 {
             engine.append(id, Part::Request, vec![1; 10].into(), true);
@@ -358,7 +358,7 @@ fn a_neighbour_that_hears_nothing_costs_the_others_nothing() {
 fn who_had_no_channel_is_told_why() {
     let reason = |trouble: Option<&str>| {
         let mut engine = engine(LIMITS);
-        engine.begin(NOW, ID, Side::Peer(name(1)), Duration::from_secs(9), &account(), &name(77), false).unwrap();
+        engine.begin(NOW, ID, Side::Peer(name(1)), Duration::from_secs(9), (&account(), &name(77)), false).unwrap();
         trouble.inspect(|why| engine.is_troubled(&name(1), why));
         engine.expire(Duration::from_secs(9));
         std::iter::from_fn(|| engine.output()).find_map(|output| match output {

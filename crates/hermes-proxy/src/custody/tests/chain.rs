@@ -67,7 +67,7 @@ impl Chain {
         let id = ExchangeId([number; 16]);
         let engine = &mut self.nodes[0].engine;
         engine
-            .begin(self.now, id, Side::Peer(name(1)), Duration::from_secs(900), &account(), &name(77), false)
+            .begin(self.now, id, Side::Peer(name(1)), Duration::from_secs(900), (&account(), &name(77)), false)
             .unwrap();
         assert_eq!(engine.append(id, Part::Request, content(id, 200), true), Appended::Taken);
         id
@@ -268,7 +268,7 @@ fn after_an_hour_of_darkness_it_goes_on_where_it_was() {
     let mut chain = Chain::new(4, 1 << 20, Duration::ZERO, is_up);
     let id = ExchangeId([7; 16]);
     let engine = &mut chain.nodes[0].engine;
-    engine.begin(Duration::ZERO, id, Side::Peer(name(1)), 2 * HOUR, &account(), &name(77), false).unwrap();
+    engine.begin(Duration::ZERO, id, Side::Peer(name(1)), 2 * HOUR, (&account(), &name(77)), false).unwrap();
     assert_eq!(engine.append(id, Part::Request, content(id, 200), true), Appended::Taken);
     for _ in 0..6500 {
         chain.tick();

@@ -371,7 +371,7 @@ impl<'a> Chain<'a> {
     fn begin(&mut self, number: u8) -> ExchangeId {
         let id = ExchangeId([number; 16]);
         let Some(process) = &mut self.nodes[0].process else { panic!("nobody is there to be asked") };
-        process.engine.begin(self.now, id, Side::Peer(name(1)), LIFE, &account(), &name(77), is_tunnel(id)).unwrap();
+        process.engine.begin(self.now, id, Side::Peer(name(1)), LIFE, (&account(), &name(77)), is_tunnel(id)).unwrap();
         if !is_tunnel(id) {
             assert_eq!(process.engine.append(id, Part::Request, content(id, asked_of(id)), true), Appended::Taken);
         }

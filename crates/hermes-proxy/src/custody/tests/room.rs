@@ -107,7 +107,7 @@ fn what_does_not_move_leaves_room_to_what_does() {
 /// One that goes to a neighbour that is dark, of so many bytes.
 fn dark(engine: &mut Engine, number: u8, bytes: usize) -> ExchangeId {
     let id = ExchangeId([number; 16]);
-    engine.begin(NOW, id, Side::Peer(name(9)), Duration::from_secs(900), &account(), &name(77), false).unwrap();
+    engine.begin(NOW, id, Side::Peer(name(9)), Duration::from_secs(900), (&account(), &name(77)), false).unwrap();
     while engine.have(id, Part::Request).unwrap().offset < bytes as u64 {
         assert_eq!(engine.append(id, Part::Request, vec![1; 1000].into(), false), Appended::Taken);
         write(engine);
@@ -127,7 +127,7 @@ fn who_was_refused_goes_on_when_there_is_room() {
         dark(&mut engine, number, 16_000);
     }
     let another = dark(&mut engine, 60, 12_000);
-    engine.begin(NOW, ID, Side::Peer(name(1)), Duration::from_secs(900), &account(), &name(77), false).unwrap();
+    engine.begin(NOW, ID, Side::Peer(name(1)), Duration::from_secs(900), (&account(), &name(77)), false).unwrap();
     let piece = Bytes::from(vec![7; 40_000]);
     let append = |engine: &mut Engine| engine.append(ID, Part::Request, piece.slice(..16_000), false);
     while append(&mut engine) == Appended::Taken {
@@ -155,7 +155,7 @@ fn who_was_refused_goes_on_when_there_is_room() {
 fn a_head_that_found_no_room_is_sent_again() {
     let mut before = engine(LIMITS);
     before.opened(&name(1));
-    before.begin(NOW, ID, Side::Peer(name(1)), Duration::from_secs(900), &account(), &name(77), false).unwrap();
+    before.begin(NOW, ID, Side::Peer(name(1)), Duration::from_secs(900), (&account(), &name(77)), false).unwrap();
     assert_eq!(before.append(ID, Part::Request, vec![2; 2000].into(), true), Appended::Taken);
     write(&mut before);
     let mut engine = engine(SMALL);
@@ -188,7 +188,7 @@ fn what_waits_for_its_route_grows_no_more() {
     let sizes = [390_000, 190_000, 95_000, 30_000, 30_000, 30_000, 30_000];
     let others = (50..).zip(sizes).map(|(number, bytes)| {
         let id = ExchangeId([number; 16]);
-        engine.begin(NOW, id, Side::Peer(name(9)), Duration::from_secs(900), &small, &name(77), false).unwrap();
+        engine.begin(NOW, id, Side::Peer(name(9)), Duration::from_secs(900), (&small, &name(77)), false).unwrap();
         assert_eq!(engine.append(id, Part::Request, vec![1; bytes].into(), false), Appended::Taken);
         id
     });
@@ -249,7 +249,7 @@ fn a_neighbour_that_begins_without_end_leaves_half_of_the_exchanges() {
     let [one, same, other] = ["flooder by 1", "flooder by 2", "other by 1"].map(Arc::from);
     assert_eq!(begins(&mut engine, &one, 0..400) + begins(&mut engine, &same, 1000..2000), 501);
     assert_eq!(begins(&mut engine, &other, 3000..3200), 200);
-    let refused = engine.begin(NOW, ExchangeId([255; 16]), Side::Peer(name(1)), NOW, &account(), &name(77), false);
+    let refused = engine.begin(NOW, ExchangeId([255; 16]), Side::Peer(name(1)), NOW, (&account(), &name(77)), false);
     assert!(refused.is_ok());
 }
 

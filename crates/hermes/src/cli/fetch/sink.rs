@@ -9,6 +9,7 @@ use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
+use hermes_net::lock::open_own;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 
@@ -78,7 +79,10 @@ impl Part {
         let (path, sidecar) = (with_end(target, ".part"), with_end(target, ".part.json"));
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
-        let file = options.open(&path).with_context(|| format!("{} cannot be written", path.display()))?;
+        let file = open_own(&mut options, &path).with_context(|| {
+            let is_link = path.is_symlink().then_some(": it is a symbolic link; remove it");
+            format!("{} cannot be written{}", path.display(), is_link.unwrap_or_default())
+        })?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
@@ -107,7 +111,7 @@ impl Part {
     /// What an earlier run left of the same URL, as far as that can be relied on.
     fn earlier(&self) -> Option<(u64, Known)> {
         let mut text = String::new();
-        File::open(&self.sidecar).ok()?.take(SIDECAR).read_to_string(&mut text).ok()?;
+        open_own(OpenOptions::new().read(true), &self.sidecar).ok()?.take(SIDECAR).read_to_string(&mut text).ok()?;
         let record: Record = serde_json::from_str(&text).ok()?;
         let length = self.file.metadata().ok()?.len();
         // Of what the system had in memory when it died a file may have the length alone.
@@ -142,7 +146,8 @@ impl Part {
         let next = with_end(&self.sidecar, ".next");
         let write = || -> io::Result<()> {
             // A URL may have secrets in it.
-            let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&next)?;
+            let mut options = OpenOptions::new();
+            let mut file = open_own(options.write(true).create(true).truncate(true).mode(0o600), &next)?;
             file.write_all(serde_json::to_string(&record).unwrap_or_default().as_bytes())?;
             file.sync_data()?;
             fs::rename(&next, &self.sidecar)
