@@ -37,7 +37,7 @@ use crate::headers::EARLY_DATA;
 use crate::live::{Connection, Entry, Stage};
 use crate::pipe;
 use crate::request::{Origin, from_head};
-use crate::reverse::Probe;
+use crate::reverse::{Line, Probe};
 use crate::service::respond;
 use crate::session::{self, Near, Served, Tunnel};
 use crate::stream::h3::{self as halves, Fault};
@@ -92,13 +92,9 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
         if driver.as_mut().poll(cx).is_ready() {
             return Poll::Ready(());
         }
-        if let Some(line) = &client.line {
-            let stats = link.connection.stats();
-            line.note_challenges(stats.frame_rx.path_challenge);
-            if line.poll_dead(cx, stats.udp_rx.datagrams).is_ready() {
-                link.close(Code::NoError, "silent");
-                return Poll::Ready(());
-            }
+        if client.line.as_ref().is_some_and(|line| is_silent(line, &link, cx)) {
+            link.close(Code::NoError, "silent");
+            return Poll::Ready(());
         }
         match confirming.as_mut().map(|confirming| confirming.as_mut().poll(cx)) {
             Some(Poll::Ready(true)) => {
@@ -147,6 +143,13 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
         Poll::Pending
     })
     .await;
+}
+
+/// Whether nothing was heard for too long of a peer that this node has dialled.
+fn is_silent(line: &Line, link: &Link, cx: &mut Context<'_>) -> bool {
+    let stats = link.connection.stats();
+    line.note_challenges(stats.frame_rx.path_challenge);
+    line.poll_dead(cx, stats.udp_rx.datagrams).is_ready()
 }
 
 /// Streams of one connection whose heads have not come: each costs as much as one that is served. Others wait in QUIC,
