@@ -124,14 +124,8 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
             // The rest of a request is not wanted once it is answered (RFC 9114, 4.1).
             let recv = halves::Receiver::new(worker, recv, link.clone(), bounds, Code::NoError);
             let send = halves::Sender::new(send, link.clone());
-            streams.push(serve_stream(
-                worker.clone(),
-                connection.clone(),
-                client.clone(),
-                recv,
-                send,
-                headless.begin(),
-            ));
+            let waiting = headless.begin();
+            streams.push(serve_stream(worker.clone(), connection.clone(), client.clone(), recv, send, waiting));
         }
         while let Poll::Ready(Some(fate)) = streams.poll_next_unpin(cx) {
             if cancels.count(fate) {
