@@ -180,7 +180,7 @@ async fn heads_that_wait_for_an_origin() {
         };
         (0..60).flat_map(line).collect::<Vec<u8>>()
     };
-    let said = (0..60).map(|stream| head(stream, true, [pseudo("MUTE"), lines(stream)].concat()));
+    let said = (0..40).map(|stream| head(stream, true, [pseudo("MUTE"), lines(stream)].concat()));
     let said: Vec<u8> = said.collect::<Vec<_>>().concat();
     fort.withstands("heads that wait for an origin", |_| shut(to, said.clone())).await;
 }
