@@ -56,12 +56,12 @@ impl Turn {
         self.lines += Self::LINES_PER_HEAD + headers.len();
     }
 
-    /// What the next turn may read: more only where this one had more to read.
+    /// What the next turn may read: more only where this one had more to read, and twice as much would not be too much.
     fn end(&mut self, is_used_up: bool) {
         let lines = std::mem::take(&mut self.lines);
         let bytes = if lines > Self::LINES {
             self.bytes * Self::LINES / lines
-        } else if is_used_up {
+        } else if is_used_up && 2 * lines <= Self::LINES {
             2 * self.bytes
         } else {
             self.bytes

@@ -5,12 +5,11 @@
 //! bounded by QUIC's limits and ours; requests that are begun to be broken off end the connection, as
 //! over HTTP/2.
 
-use std::cell::Cell;
 use std::future::Future;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, ready};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use hermes_model::facts::{Kind, Trust};
@@ -37,7 +36,7 @@ use crate::headers::EARLY_DATA;
 use crate::live::{Connection, Entry, Stage};
 use crate::pipe;
 use crate::request::{Origin, from_head};
-use crate::reverse::Probe;
+use crate::reverse::{Line, Probe};
 use crate::service::respond;
 use crate::session::{self, Near, Served, Tunnel};
 use crate::stream::h3::{self as halves, Fault};
@@ -87,18 +86,13 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
     let mut accepting = pin!(link.connection.accept_bi());
     let mut streams = FuturesUnordered::new();
     let mut has_said_goaway = false;
-    let headless = Headless::new(&client);
     std::future::poll_fn(|cx| {
         if driver.as_mut().poll(cx).is_ready() {
             return Poll::Ready(());
         }
-        if let Some(line) = &client.line {
-            let stats = link.connection.stats();
-            line.note_challenges(stats.frame_rx.path_challenge);
-            if line.poll_dead(cx, stats.udp_rx.datagrams).is_ready() {
-                link.close(Code::NoError, "silent");
-                return Poll::Ready(());
-            }
+        if client.line.as_ref().is_some_and(|line| is_silent(line, &link, cx)) {
+            link.close(Code::NoError, "silent");
+            return Poll::Ready(());
         }
         match confirming.as_mut().map(|confirming| confirming.as_mut().poll(cx)) {
             Some(Poll::Ready(true)) => {
@@ -113,9 +107,7 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
             has_said_goaway = true;
             link.say_goaway(ANY_STREAM + link.first_request());
         }
-        while headless.has_room(cx)
-            && let Poll::Ready(accepted) = accepting.as_mut().poll(cx)
-        {
+        while let Poll::Ready(accepted) = accepting.as_mut().poll(cx) {
             let Ok((mut send, mut recv)) = accepted else { return Poll::Ready(()) };
             accepting.set(link.connection.accept_bi());
             follow(worker, connection, &mut client);
@@ -128,14 +120,7 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
             // The rest of a request is not wanted once it is answered (RFC 9114, 4.1).
             let recv = halves::Receiver::new(worker, recv, link.clone(), bounds, Code::NoError);
             let send = halves::Sender::new(send, link.clone());
-            streams.push(serve_stream(
-                worker.clone(),
-                connection.clone(),
-                client.clone(),
-                recv,
-                send,
-                headless.begin(),
-            ));
+            streams.push(serve_stream(worker.clone(), connection.clone(), client.clone(), recv, send));
         }
         while let Poll::Ready(Some(fate)) = streams.poll_next_unpin(cx) {
             if cancels.count(fate) {
@@ -149,53 +134,11 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
     .await;
 }
 
-/// Streams of one connection whose heads have not come: each costs as much as one that is served. Others wait in QUIC,
-/// where they cost little.
-struct Headless {
-    waiting: Rc<Waiting>,
-    most: usize,
-}
-
-#[derive(Default)]
-struct Waiting {
-    count: Cell<usize>,
-    /// Whoever would take up more.
-    acceptor: Cell<Option<Waker>>,
-}
-
-impl Headless {
-    const MAX: usize = 32;
-    /// A believed peer carries the requests of many.
-    const MAX_BELIEVED: usize = 256;
-
-    fn new(client: &Client) -> Self {
-        let most = if client.trust.is_believed() { Self::MAX_BELIEVED } else { Self::MAX };
-        Self { waiting: Rc::default(), most }
-    }
-
-    /// Whether another one may begin; if not, the caller is woken once one may.
-    fn has_room(&self, cx: &Context<'_>) -> bool {
-        let has_room = self.waiting.count.get() < self.most;
-        self.waiting.acceptor.set((!has_room).then(|| cx.waker().clone()));
-        has_room
-    }
-
-    fn begin(&self) -> HeadlessGuard {
-        self.waiting.count.set(self.waiting.count.get() + 1);
-        HeadlessGuard(self.waiting.clone())
-    }
-}
-
-/// A stream whose head has not come, until this is dropped.
-struct HeadlessGuard(Rc<Waiting>);
-
-impl Drop for HeadlessGuard {
-    fn drop(&mut self) {
-        self.0.count.set(self.0.count.get() - 1);
-        if let Some(acceptor) = self.0.acceptor.take() {
-            acceptor.wake();
-        }
-    }
+/// Whether nothing was heard for too long of a peer that this node has dialled.
+fn is_silent(line: &Line, link: &Link, cx: &mut Context<'_>) -> bool {
+    let stats = link.connection.stats();
+    line.note_challenges(stats.frame_rx.path_challenge);
+    line.poll_dead(cx, stats.udp_rx.datagrams).is_ready()
 }
 
 /// A client that has moved is where it is now: what it asks from there is not believed for where it was. Nor is it
@@ -221,10 +164,9 @@ async fn serve_stream(
     client: Rc<Client>,
     recv: halves::Receiver,
     send: halves::Sender,
-    waiting: HeadlessGuard,
 ) -> Fate {
     let delivered = send.delivered();
-    let fate = serve_request(worker, connection, client, recv, send, waiting).await;
+    let fate = serve_request(worker, connection, client, recv, send).await;
     // quinn would not send what is left once the connection closes, as it does where all its streams are through.
     delivered.await;
     fate
@@ -235,17 +177,25 @@ async fn serve_request(
     connection: Rc<Connection>,
     client: Rc<Client>,
     mut recv: halves::Receiver,
-    mut send: halves::Sender,
-    waiting: HeadlessGuard,
+    send: halves::Sender,
 ) -> Fate {
-    let fault = recv.fault();
     let within = worker.generation().snapshot.limits.header_timeout;
     let head = tokio::time::timeout(within, take_head(&mut recv)).await;
-    drop(waiting);
-    let (mut parts, length) = match head.unwrap_or(Err(NoRequest::Late)) {
-        Ok(head) => head,
-        Err(why) => return turn_away(&worker, &client, recv, send, why).await,
-    };
+    match head.unwrap_or(Err(NoRequest::Late)) {
+        // Boxed: a stream whose head never comes costs a tenth of one that is served, and nobody counts it.
+        Ok(head) => Box::pin(serve_head(worker, connection, client, (recv, send), head)).await,
+        Err(why) => turn_away(&worker, &client, recv, send, why).await,
+    }
+}
+
+async fn serve_head(
+    worker: Rc<Worker>,
+    connection: Rc<Connection>,
+    client: Rc<Client>,
+    (recv, mut send): (halves::Receiver, halves::Sender),
+    (mut parts, length): (Parts, Option<u64>),
+) -> Fate {
+    let fault = recv.fault();
     let as_it_came = settle_early(&recv, &mut parts).await;
     if let Some(answer) = client.line.as_ref().and_then(|line| line.answer(&parts)) {
         // How it fails the connection tells; a stream without an answer is broken off.

@@ -161,7 +161,7 @@ async fn lines_that_cost_a_byte() {
 async fn heads_that_are_as_small_as_can_be() {
     let fort = Fort::new().await;
     let to = fort.node.address("in");
-    let said: Vec<u8> = (0..1000).map(|stream| head(stream, true, pseudo("HERE"))).collect::<Vec<_>>().concat();
+    let said: Vec<u8> = (0..400).map(|stream| head(stream, true, pseudo("HERE"))).collect::<Vec<_>>().concat();
     fort.withstands("small heads", |_| shut(to, said.clone())).await;
 }
 
@@ -180,7 +180,7 @@ async fn heads_that_wait_for_an_origin() {
         };
         (0..60).flat_map(line).collect::<Vec<u8>>()
     };
-    let said = (0..60).map(|stream| head(stream, true, [pseudo("MUTE"), lines(stream)].concat()));
+    let said = (0..40).map(|stream| head(stream, true, [pseudo("MUTE"), lines(stream)].concat()));
     let said: Vec<u8> = said.collect::<Vec<_>>().concat();
     fort.withstands("heads that wait for an origin", |_| shut(to, said.clone())).await;
 }
