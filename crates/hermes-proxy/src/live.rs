@@ -195,6 +195,7 @@ impl Entry {
     /// Its client cannot get an answer any more, or has closed its side of the connection and is not waited for any
     /// longer than others who owe a byte. Over HTTP/1.1 nothing tells such a client from one that is gone. Where its
     /// request is in custody it counts as gone at once: it finds its answer when it comes back, and not before it left.
+    /// So it does once its request is asked again and again.
     fn is_left(&self, silent: Duration) -> bool {
         // A tunnel that is open has its own ends.
         let is_asked = self.facts.kind == Kind::Http || self.phase() == Phase::Opening;
