@@ -219,10 +219,22 @@ impl Entry {
     }
 
     /// Its client cannot get an answer any more, or has closed its side of the connection and is not waited for any
-    /// longer than others who owe a byte. Over HTTP/1.1 nothing tells such a client from one that is gone.
+    /// longer than others who owe a byte. Over HTTP/1.1 nothing tells such a client from one that is gone. Where its
+    /// request is in custody it counts as gone at once: it finds its answer when it comes back, and not before it left.
+    /// So it does once its request is asked again and again.
     fn is_left(&self, silent: Duration) -> bool {
-        let Some(connection) = self.connection.as_ref().filter(|_| self.facts.kind == Kind::Http) else { return false };
-        connection.is_reset() || (silent >= self.progress() && connection.is_half_closed())
+        // A tunnel that is open has its own ends.
+        let is_asked = self.facts.kind == Kind::Http || self.phase() == Phase::Opening;
+        let Some(connection) = self.connection.as_ref().filter(|_| is_asked) else { return false };
+        let is_waited_for = silent < self.progress() && !connection.ends_half_closed.get();
+        connection.is_reset() || (!is_waited_for && connection.is_half_closed())
+    }
+
+    /// Whether its client is gone as soon as it has closed its side, over HTTP/1.1.
+    pub(crate) fn set_ends_half_closed(&self, ends: bool) {
+        if let Some(connection) = &self.connection {
+            connection.ends_half_closed.set(ends);
+        }
     }
 
     fn progress(&self) -> Duration {

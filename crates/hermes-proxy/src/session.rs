@@ -92,6 +92,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request<'_>) -> Serv
             return fail(session, &error);
         }
     };
+    session.entry.set_ends_half_closed(route.custody.is_some());
     *session.entry.route.borrow_mut() = Some(route.clone());
     if !route.early_data && headers::is_early(&request.facts.headers) {
         let reason = format!("route {} serves nothing before its client's handshake is over", route.name);

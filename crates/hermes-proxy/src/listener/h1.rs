@@ -69,7 +69,10 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, mut 
         if leaving.poll(cx, connection).is_ready() {
             Pin::new(&mut http).graceful_shutdown();
         }
-        http.poll_without_shutdown(cx)
+        match http.poll_without_shutdown(cx) {
+            Poll::Pending => connection.poll_left(cx).map(Ok),
+            ended => ended,
+        }
     })
     .await;
     if let Err(error) = &result {

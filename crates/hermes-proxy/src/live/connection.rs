@@ -7,6 +7,7 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::net::SocketAddr;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hermes_model::facts::Trust;
@@ -82,6 +83,8 @@ pub(crate) struct Connection {
     pub(crate) heard: Cell<u64>,
     /// Its entry among the node's connections.
     entry: Cell<usize>,
+    /// Its client counts as gone as soon as it has closed its side.
+    pub(crate) ends_half_closed: Cell<bool>,
     /// Of HTTP/1.1, until it is a tunnel: what has not been read hides that its client has closed it.
     pub(crate) socket: RefCell<Weak<RefCell<Io>>>,
 }
@@ -117,6 +120,18 @@ impl Connection {
     /// (RFC 9112, section 9.6).
     pub(super) fn is_half_closed(&self) -> bool {
         self.socket.borrow().upgrade().is_some_and(|io| io.borrow().is_closed_there())
+    }
+
+    /// Ready when the client has closed its side and counts as gone by that. For the task that reads the connection, while
+    /// it reads nothing: the wait is that of a read.
+    pub(crate) fn poll_left(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let socket = self.ends_half_closed.get().then(|| self.socket.borrow().upgrade()).flatten();
+        let Some(io) = socket else { return Poll::Pending };
+        let io = io.borrow();
+        match io.tcp().poll_read_ready(cx) {
+            Poll::Ready(_) if io.is_closed_there() => Poll::Ready(()),
+            _ => Poll::Pending,
+        }
     }
 
     /// The client has reset the connection: no answer reaches it any more.
@@ -266,6 +281,7 @@ impl ConnectionGuard {
             is_kept: Cell::new(false),
             heard: Cell::new(0),
             entry: Cell::new(share.key()),
+            ends_half_closed: Cell::new(false),
             socket: RefCell::default(),
         });
         share.is_held_by(&connection);

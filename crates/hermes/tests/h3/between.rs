@@ -169,6 +169,7 @@ async fn who_gives_up_waiting_costs_the_others_no_connection() {
     let waits = begin(&near).await;
     // After a second of silence a connection is one that may be lost.
     tokio::time::sleep(Duration::from_millis(1500)).await;
+    waits.stream().set_zero_linger().unwrap();
     drop(waits);
     open_are(&near, 2.0).await;
     let mut next = begin(&near).await;

@@ -116,7 +116,9 @@ async fn requests_that_come_and_go_while_a_node_is_busy_end_nobody_else_s_tunnel
     open(true).await;
     // Those that are open wait for the far node: they are under way when the last is.
     tokio::time::sleep(Duration::from_millis(100)).await;
-    drop(clients);
+    for client in clients {
+        client.into_parts().0.set_zero_linger().unwrap();
+    }
     open(false).await;
     pair.behind.signal(Signal::SIGCONT).unwrap();
     pair.assert_shared(&mut tunnel).await;

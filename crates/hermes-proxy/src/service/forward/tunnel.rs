@@ -227,11 +227,6 @@ impl Forward<'_> {
         };
         let is_node = head::is_node(upstream, &leased);
         let mut outgoing = self.outgoing(upstream, endpoint, &leased, is_node)?;
-        if let Leased::Shared(_) = leased
-            && kind == Kind::Http
-        {
-            self.say_method(&mut outgoing, is_node, &endpoint.label)?;
-        }
         let opens = self.opens_capsules(matches!(&leased, Leased::Shared(lease) if lease.connection.has_datagrams()));
         if kind == Kind::Ip {
             early.as_deref_mut().into_iter().for_each(Early::by_capsules);
@@ -250,6 +245,9 @@ impl Forward<'_> {
         };
         let debt = Debt::new(self, upstream, index);
         let opened = match (leased, by_post) {
+            (Leased::Shared(lease), _) if !self.fits_extended_connect(&mut outgoing, is_node) => {
+                self.as_exchange(lease, place, outgoing).await
+            }
             (Leased::Shared(lease), _) => {
                 let manner = Manner { by_post, gives_key: is_node || attempt.gives_key };
                 self.over_shared(lease, place, ask, manner, outgoing, early).await
@@ -270,21 +268,27 @@ impl Forward<'_> {
         opened
     }
 
-    /// Extended CONNECT has no method and no body of its own (RFC 8441, section 4): a node is told the one.
-    fn say_method(&self, outgoing: &mut Outgoing, is_node: bool, peer: &Arc<str>) -> Result<(), Error> {
-        if !matches!(self.body, RequestBody::Empty) {
-            return Err(Error::Incapable {
-                peer: peer.clone(),
-                reason: "takes no upgrade with a body over HTTP/2 or HTTP/3; use an upstream with protocol: h1",
-            });
+    /// Extended CONNECT has no body before the tunnel, and no method but what a node is told (RFC 8441, section 4). What
+    /// does not fit is an ordinary request: a server may ignore an upgrade (RFC 9110, section 7.8).
+    fn fits_extended_connect(&self, outgoing: &mut Outgoing, is_node: bool) -> bool {
+        if self.entry.facts.kind != Kind::Http {
+            return true;
         }
-        if is_node
-            && outgoing.method != Method::GET
+        if outgoing.method != Method::GET
+            && is_node
             && let Ok(method) = HeaderValue::try_from(outgoing.method.as_str())
         {
             outgoing.fields.insert(headers::METHOD, method);
         }
-        Ok(())
+        matches!(self.body, RequestBody::Empty) && (is_node || outgoing.method == Method::GET)
+    }
+
+    /// The request without its upgrade.
+    async fn as_exchange(&self, lease: Lease, place: Place, mut outgoing: Outgoing) -> Result<Opened, Error> {
+        outgoing.fields.remove(headers::METHOD);
+        let (request, body) = (outgoing.into_h2(), self.body.attempt());
+        let response = exchange::over_shared(lease, request, body, place, self.entry, self.interim.clone()).await?;
+        Ok(Opened::Answer(response.map(ExchangeBody::settle)))
     }
 
     /// A connection to an endpoint.
