@@ -39,6 +39,8 @@ const SMALL_BODY: u64 = 1 << 20;
 const LARGE_AT_ONCE: usize = 2;
 /// So many documents that a change touched are named in the audit log.
 const MOST_NAMED: usize = 100;
+/// So many warnings are answered.
+const MAX_WARNINGS: usize = 100;
 /// Nobody waits longer for nodes.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
@@ -153,21 +155,23 @@ impl From<Refused> for Problem {
 
 impl Problem {
     fn of_faults(faults: &[document::Fault]) -> Self {
-        let fault = |fault: &document::Fault| {
-            json!({
-                "document": fault.key.as_ref().map(ToString::to_string),
-                "number": fault.number,
-                "path": fault.problem.path,
-                "message": fault.problem.message,
-            })
-        };
         let detail = format!("nothing was changed: {} problems", faults.len());
-        Self { status: StatusCode::UNPROCESSABLE_ENTITY, detail, faults: faults.iter().map(fault).collect() }
+        Self { status: StatusCode::UNPROCESSABLE_ENTITY, detail, faults: faults.iter().map(told).collect() }
     }
 }
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
+/// As it is answered.
+fn told(fault: &document::Fault) -> serde_json::Value {
+    json!({
+        "document": fault.key.as_ref().map(ToString::to_string),
+        "number": fault.number,
+        "path": fault.problem.path,
+        "message": fault.problem.message,
+    })
+}
+
         let Self { status, detail, faults } = self;
         let mut body = json!({ "title": status.canonical_reason(), "status": status.as_u16(), "detail": detail });
         if !faults.is_empty() {
@@ -390,6 +394,11 @@ async fn change(
     });
     let known = desk.controller.known();
     match (&known.state.failed, &known.state.rollout) {
+    let is_seen = |fault: &&document::Fault| fault.key.as_ref().is_some_and(|key| asker.may_see(key));
+    let warnings: Vec<_> = outcome.warnings.iter().filter(is_seen).take(MAX_WARNINGS).map(told).collect();
+    if !warnings.is_empty() {
+        answer["warnings"] = warnings.into();
+    }
         (Some((of, why)), _) if *of == outcome.revision => {
             // Which node would not have it is the operator's.
             let why = if asker.provider.is_none() { why } else { "nodes did not go on well with it; ask the operator" };

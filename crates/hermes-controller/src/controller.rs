@@ -149,6 +149,8 @@ pub struct Controller {
     /// For each node somebody asked for, what it is to run.
     nodes: Mutex<BTreeMap<Name, watch::Sender<Watched>>>,
     /// The change that is on its way to nodes step by step.
+    /// What is right and may not be meant.
+    pub warnings: Vec<Fault>,
     rollout: watch::Sender<Option<Arc<Rollout>>>,
     /// Programs that nodes may run.
     programs: watch::Sender<Many<ProgramDigest>>,
@@ -619,3 +621,4 @@ pub(crate) fn now() -> u64 {
 
 #[cfg(test)]
 mod tests;
+        outcome.warnings = plan.warnings().to_vec();

@@ -20,6 +20,7 @@ mod renewal;
 mod revoked;
 mod rotation;
 mod sealed;
+mod services;
 mod several;
 mod slow;
 mod steady;
