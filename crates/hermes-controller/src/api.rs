@@ -141,9 +141,11 @@ impl From<Refused> for Problem {
         let status = match &refused {
             Refused::Faults(_) => StatusCode::UNPROCESSABLE_ENTITY,
             Refused::Unusable(_) => StatusCode::UNPROCESSABLE_ENTITY,
-            Refused::Conflict { .. } | Refused::Busy(_) | Refused::Unready(_) => StatusCode::CONFLICT,
+            Refused::Conflict { .. } | Refused::Busy(_) | Refused::Turn | Refused::Unready(_) => StatusCode::CONFLICT,
             Refused::Denied(_) => StatusCode::FORBIDDEN,
             Refused::Absent(_) | Refused::Unknown(_) => StatusCode::NOT_FOUND,
+            // The store has not answered: neither done nor refused.
+            refused if refused.is_unknown() => StatusCode::GATEWAY_TIMEOUT,
             Refused::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
         };
         match refused {
@@ -160,8 +162,6 @@ impl Problem {
     }
 }
 
-impl IntoResponse for Problem {
-    fn into_response(self) -> Response {
 /// As it is answered.
 fn told(fault: &document::Fault) -> serde_json::Value {
     json!({
@@ -172,6 +172,8 @@ fn told(fault: &document::Fault) -> serde_json::Value {
     })
 }
 
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
         let Self { status, detail, faults } = self;
         let mut body = json!({ "title": status.canonical_reason(), "status": status.as_u16(), "detail": detail });
         if !faults.is_empty() {
@@ -366,7 +368,7 @@ async fn change(
     let what = if request.delete.is_empty() { "apply" } else { "delete" };
     let event = Event { what, by: Some(&asker.by), from: peer.from, ..Event::default() };
     let outcome = desk.controller.apply(request).await.map_err(|refused| {
-        desk.audit.tell(Event { refused: Some(refused.to_string()), ..event.clone() });
+        desk.audit.tell(event.clone().failed(&refused));
         asker.told(refused)
     })?;
     let touched = outcome.created.iter().chain(&outcome.changed).chain(&outcome.deleted);
@@ -392,13 +394,13 @@ async fn change(
         "changed": keys(&outcome.changed),
         "deleted": keys(&outcome.deleted),
     });
-    let known = desk.controller.known();
-    match (&known.state.failed, &known.state.rollout) {
     let is_seen = |fault: &&document::Fault| fault.key.as_ref().is_some_and(|key| asker.may_see(key));
     let warnings: Vec<_> = outcome.warnings.iter().filter(is_seen).take(MAX_WARNINGS).map(told).collect();
     if !warnings.is_empty() {
         answer["warnings"] = warnings.into();
     }
+    let known = desk.controller.known();
+    match (&known.state.failed, &known.state.rollout) {
         (Some((of, why)), _) if *of == outcome.revision => {
             // Which node would not have it is the operator's.
             let why = if asker.provider.is_none() { why } else { "nodes did not go on well with it; ask the operator" };

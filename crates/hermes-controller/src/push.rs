@@ -21,7 +21,7 @@ use tonic::{Code, Response, Status, Streaming};
 
 use crate::audit::{Audit, Event};
 use crate::control::{EnrolRequest, Issued, Order, RenewRequest, Report};
-use crate::controller::{Controller, Refused, Watched};
+use crate::controller::{Controller, Refused, Settled, Watched};
 use crate::document::{Name, ProgramDigest as Program};
 use crate::rollout::{Rollout, STEP};
 use crate::seen::{Roll, Seen};
@@ -127,6 +127,23 @@ impl Push {
             }
         };
         tokio::join!(hearing, saying);
+    }
+
+    /// Writes what became of changes whose outcome was unknown, for as long as it is polled.
+    pub(crate) async fn settle(&self) {
+        loop {
+            for Settled { by, revision, is_made } in self.controller.settled().await {
+                let event = Event { what: "settle", by: Some(&by), revision: Some(revision), ..Event::default() };
+                self.audit.tell(match is_made {
+                    Some(true) => event,
+                    Some(false) => {
+                        let why = format!("it was not made: revision {revision} is another change");
+                        Event { refused: Some(why), ..event }
+                    }
+                    None => Event { unknown: Some("the log was compacted before it was read".to_owned()), ..event },
+                });
+            }
+        }
     }
 
     /// Gives what is on its way to nodes step by step, for as long as it is polled.
@@ -271,7 +288,7 @@ impl Push {
         let (node, issued) = match self.controller.enrol(&ticket, &request.request).await {
             Ok(enrolled) => enrolled,
             Err(refused) => {
-                self.audit.tell(Event { refused: Some(refused.to_string()), ..event });
+                self.audit.tell(event.failed(&refused));
                 return Err(status(&refused));
             }
         };
@@ -583,7 +600,7 @@ pub fn sha256(document: &[u8]) -> Bytes {
 fn status(refused: &Refused) -> Status {
     let code = match refused {
         Refused::Faults(_) => Code::InvalidArgument,
-        Refused::Conflict { .. } | Refused::Busy(_) | Refused::Unready(_) => Code::Aborted,
+        Refused::Conflict { .. } | Refused::Busy(_) | Refused::Turn | Refused::Unready(_) => Code::Aborted,
         Refused::Unusable(_) => Code::InvalidArgument,
         Refused::Denied(_) => Code::PermissionDenied,
         Refused::Absent(_) | Refused::Unknown(_) => Code::NotFound,

@@ -70,7 +70,7 @@ pub async fn serve(
     let mut trust = controller.trust();
     let mut own = config(&controller, &hosts)?;
     let mut renewal = tokio::time::interval_at(tokio::time::Instant::now() + LIFE / 2, LIFE / 2);
-    let beside = async { tokio::join!(push.roll_out(), push.share(), push.rotate()) };
+    let beside = async { tokio::join!(push.roll_out(), push.share(), push.rotate(), push.settle()) };
     let mut beside = std::pin::pin!(beside);
     loop {
         let accepted = tokio::select! {

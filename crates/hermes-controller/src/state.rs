@@ -73,6 +73,11 @@ pub enum Change {
     },
     /// This commit goes out in waves; that is how documents were before it.
     Rollout(Vec<Before>),
+    /// Somebody may not begin a change while another one goes out in waves, and has the next turn.
+    Awaited {
+        /// Whose documents. `None`: the operator's.
+        owner: Option<Name>,
+    },
     /// What goes out in waves is at this step.
     Step(usize),
     /// What went out in waves does so no more.
@@ -102,6 +107,19 @@ pub struct Waved {
     pub step: usize,
     /// How the documents were that it changed.
     pub before: Vec<Before>,
+    /// Who began it, as [`Commit::by`].
+    #[serde(default)]
+    pub by: String,
+}
+
+/// Who may change documents next, after what goes out in waves now.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Turns {
+    /// Whose documents, the first one first.
+    pub waiting: Vec<Option<Name>>,
+    /// Until when the first one is waited for, in milliseconds since 1970. 0: a change still goes out.
+    pub until: u64,
 }
 
 /// A certificate authority of the overlay.
@@ -161,6 +179,23 @@ pub struct Operator {
     pub until: u64,
 }
 
+impl Turns {
+    fn join(&mut self, owner: Option<Name>) {
+        if self.waiting.len() < MAX_WAITING && !self.waiting.contains(&owner) {
+            self.waiting.push(owner);
+        }
+    }
+}
+
+/// Whose documents somebody changes, by what the log has of them.
+pub fn owner_of(by: &str) -> Option<Name> {
+    by.strip_prefix("provider/")?.split('/').next()?.parse().ok()
+}
+
+/// Whoever has a turn is waited for as long as this, in milliseconds.
+const TURN: u64 = 30_000;
+/// Owners that wait for a turn.
+const MAX_WAITING: usize = 1024;
 /// So many authorities are remembered that were one.
 const MOST_RETIRED: usize = 4;
 
@@ -228,6 +263,8 @@ pub struct State {
     pub members: RedBlackTreeMapSync<Name, Member>,
     /// The commit that goes out in waves.
     pub rollout: Option<Arc<Waved>>,
+    /// Those who wait for their turn to change something.
+    pub turns: Arc<Turns>,
     /// The last commit that was taken back, and why.
     pub failed: Option<(Revision, String)>,
 }
@@ -237,6 +274,7 @@ impl State {
     pub fn apply(&mut self, revision: Revision, commit: Commit) {
         self.revision = revision;
         self.retired.retain(|before| before.until > commit.at);
+        self.take_turn(&commit);
         for change in commit.changes {
             match change {
                 Change::Put(resource) => {
@@ -264,7 +302,15 @@ impl State {
                 Change::Expelled { node } => _ = self.members.remove_mut(&node),
                 Change::Revoked(revoked) => self.catalog.revoke(revoked, commit.at),
                 Change::Readmitted { key, .. } => self.catalog.readmit(&key),
-                Change::Rollout(before) => self.rollout = Some(Arc::new(Waved { of: revision, step: 1, before })),
+                Change::Rollout(before) => {
+                    let missed = self.missed(commit.at).min(self.turns.waiting.len());
+                    let turns = Arc::make_mut(&mut self.turns);
+                    turns.waiting.drain(..missed);
+                    turns.until = 0;
+                    let by = commit.by.clone();
+                    self.rollout = Some(Arc::new(Waved { of: revision, step: 1, before, by }));
+                }
+                Change::Awaited { owner } => Arc::make_mut(&mut self.turns).join(owner),
                 Change::Step(step) => {
                     if let Some(waved) = &mut self.rollout {
                         Arc::make_mut(waved).step = step;
@@ -272,9 +318,36 @@ impl State {
                 }
                 Change::Settled { failed } => {
                     let over = self.rollout.take();
+                    Arc::make_mut(&mut self.turns).until = commit.at.saturating_add(TURN);
                     self.failed = over.zip(failed).map(|(over, why)| (over.of, why)).or(self.failed.take());
                 }
             }
+        }
+    }
+
+    /// Whether somebody else, who waits already, is to change something before this owner does.
+    pub fn is_before(&self, owner: &Option<Name>, now: u64) -> bool {
+        self.turns.waiting.get(self.missed(now)).is_some_and(|first| first != owner)
+    }
+
+    /// How many of those who wait have lost their turn: each is waited for, one after the other.
+    fn missed(&self, now: u64) -> usize {
+        let late = now.saturating_sub(self.turns.until).div_ceil(TURN);
+        if self.turns.until == 0 { 0 } else { usize::try_from(late).unwrap_or(usize::MAX) }
+    }
+
+    /// Whoever changes documents waits for that no more, and the next one has its time.
+    fn take_turn(&mut self, commit: &Commit) {
+        let writes = |change: &Change| matches!(change, Change::Put(_) | Change::Delete(_));
+        if self.turns.waiting.is_empty() || !commit.changes.iter().any(writes) {
+            return;
+        }
+        let owner = owner_of(&commit.by);
+        let turns = Arc::make_mut(&mut self.turns);
+        let before = turns.waiting.len();
+        turns.waiting.retain(|waiting| *waiting != owner);
+        if turns.waiting.len() < before && turns.until > 0 {
+            turns.until = commit.at.saturating_add(TURN);
         }
     }
 
@@ -348,6 +421,7 @@ impl State {
             rollout: self.rollout.as_deref().cloned(),
             revoked: self.catalog.revoked().cloned().collect(),
             failed: self.failed.clone(),
+            turns: (*self.turns).clone(),
         };
         serde_json::to_vec(&base).unwrap_or_default()
     }
@@ -367,6 +441,7 @@ impl State {
             state.changed.insert_mut(resource.key.clone(), changed);
             state.catalog.put(resource);
         }
+        state.turns = Arc::new(base.turns);
         state.deleted = base.deleted.into_iter().collect();
         state.forgotten = base.forgotten;
         state.longest_life = base.longest_life.max(milliseconds(state.certificate_life()));
@@ -414,6 +489,12 @@ struct Base {
     rollout: Option<Waved>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     failed: Option<(Revision, String)>,
+    #[serde(default, skip_serializing_if = "is_nobody")]
+    turns: Turns,
+}
+
+fn is_nobody(turns: &Turns) -> bool {
+    *turns == Turns::default()
 }
 
 #[cfg(test)]

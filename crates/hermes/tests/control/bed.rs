@@ -72,6 +72,10 @@ impl Bed {
         until("etcd listens", || TcpStream::connect(self.socket(2379)).is_ok()).await;
     }
 
+    pub(crate) fn etcd(&self) -> Pid {
+        Pid::from_raw(i32::try_from(self.etcd.as_ref().unwrap().pid()).unwrap())
+    }
+
     pub(crate) fn kill_etcd(&mut self) {
         sigkill(self.etcd.take().unwrap());
     }
@@ -252,6 +256,16 @@ pub(crate) fn origin(address: SocketAddr, name: &'static str) {
             let _ = write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{name}");
         }
     });
+}
+
+/// All audit files of a controller's directory, the lines of each in their order.
+pub(crate) fn audit(directory: &std::path::Path) -> String {
+    let files = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let is_audit = |path: &PathBuf| {
+        path.extension().is_some_and(|end| end == "jsonl")
+            && path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("audit"))
+    };
+    files.filter(is_audit).map(|path| std::fs::read_to_string(path).unwrap()).collect()
 }
 
 pub(crate) fn sigkill(node: Running) {

@@ -12,6 +12,7 @@ mod hostile;
 mod imported;
 mod networks;
 mod openapi;
+mod outcome;
 mod path;
 mod providers;
 mod random;

@@ -120,7 +120,7 @@ async fn what_a_node_refuses_is_taken_back_before_others_have_it() {
     until("all run what was", || timeouts(&bed) == ["1s", "1s", "1s"]).await;
     let get = bed.told(&["get", "Node/b"], "");
     assert!(get.contains(":9444") && !get.contains(":9999"), "{get}");
-    let audit = std::fs::read_to_string(bed.state("controller").join("audit.jsonl")).unwrap();
+    let audit = crate::bed::audit(&bed.state("controller"));
     assert!(audit.contains("take-back"), "{audit}");
 }
 
