@@ -73,6 +73,11 @@ impl Push {
         &self.controller
     }
 
+    /// Events that the audit log has not.
+    pub(crate) fn audit_left_out(&self) -> u64 {
+        self.audit.left_out()
+    }
+
     /// Looks at what nodes have said so far.
     pub fn look<T>(&self, at: impl FnOnce(&Roll) -> T) -> T {
         at(&self.lock())

@@ -20,7 +20,7 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, UnixListener};
 use tokio::task::JoinSet;
 
 use crate::node::NodeView;
@@ -42,22 +42,7 @@ pub async fn serve(listener: TcpListener, view: NodeView, ready: Readiness) {
     loop {
         tokio::select! {
             accepted = listener.accept(), if connections.len() < CONNECTIONS => match accepted {
-                Ok((tcp, _)) => {
-                    let (view, ready) = (view.clone(), ready.clone());
-                    connections.spawn(async move {
-                        let service = service_fn(move |request| {
-                            let (view, ready) = (view.clone(), ready.clone());
-                            async move { Ok::<_, Infallible>(answer(&request, &view, &ready, on_loopback).await) }
-                        });
-                        let _ = hyper::server::conn::http1::Builder::new()
-                            .timer(TokioTimer::new())
-                            // Whoever asks now and then shall not hold a place meanwhile.
-                            .keep_alive(false)
-                            .header_read_timeout(HEADER_TIMEOUT)
-                            .serve_connection(TokioIo::new(Hurried { tcp, overdue: None }), service)
-                            .await;
-                    });
-                }
+                Ok((tcp, _)) => _ = connections.spawn(converse(tcp, view.clone(), ready.clone(), on_loopback)),
                 Err(error) => {
                     tracing::error!(%error, "the admin endpoint could not accept");
                     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -68,23 +53,59 @@ pub async fn serve(listener: TcpListener, view: NodeView, ready: Readiness) {
     }
 }
 
+/// Serves it at a Unix socket too, for as long as it is polled: whoever may open the file may read it.
+pub async fn serve_local(listener: UnixListener, view: NodeView, ready: Readiness) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept(), if connections.len() < CONNECTIONS => match accepted {
+                Ok((stream, _)) => _ = connections.spawn(converse(stream, view.clone(), ready.clone(), false)),
+                Err(error) => {
+                    tracing::error!(%error, "the admin endpoint could not accept");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+async fn converse(
+    stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
+    view: NodeView,
+    ready: Readiness,
+    on_loopback: bool,
+) {
+    let service = service_fn(move |request| {
+        let (view, ready) = (view.clone(), ready.clone());
+        async move { Ok::<_, Infallible>(answer(&request, &view, &ready, on_loopback).await) }
+    });
+    let _ = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        // Whoever asks now and then shall not hold a place meanwhile.
+        .keep_alive(false)
+        .header_read_timeout(HEADER_TIMEOUT)
+        .serve_connection(TokioIo::new(Hurried { stream, overdue: None }), service)
+        .await;
+}
+
 /// A connection whose client has to take what is sent within `ANSWER_TIMEOUT`.
-struct Hurried {
-    tcp: TcpStream,
+struct Hurried<S> {
+    stream: S,
     /// Runs from the first write that had to wait until everything is sent.
     overdue: Option<Pin<Box<tokio::time::Sleep>>>,
 }
 
-impl AsyncRead for Hurried {
+impl<S: AsyncRead + Unpin> AsyncRead for Hurried<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().tcp).poll_read(cx, buf)
+        Pin::new(&mut self.get_mut().stream).poll_read(cx, buf)
     }
 }
 
-impl AsyncWrite for Hurried {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Hurried<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        if let Poll::Ready(written) = Pin::new(&mut this.tcp).poll_write(cx, buf) {
+        if let Poll::Ready(written) = Pin::new(&mut this.stream).poll_write(cx, buf) {
             return Poll::Ready(written);
         }
         let overdue = this.overdue.get_or_insert_with(|| Box::pin(tokio::time::sleep(ANSWER_TIMEOUT)));
@@ -96,11 +117,11 @@ impl AsyncWrite for Hurried {
         // hyper flushes once nothing is left of what it had to write.
         let this = self.get_mut();
         this.overdue = None;
-        Pin::new(&mut this.tcp).poll_flush(cx)
+        Pin::new(&mut this.stream).poll_flush(cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().tcp).poll_shutdown(cx)
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(cx)
     }
 }
 

@@ -36,6 +36,11 @@ pub(super) struct Run {
     /// Where it listens for nodes and operators.
     #[arg(long, value_name = "ADDR", default_value_t = SocketAddr::from(([127, 0, 0, 1], PORT)))]
     listen: SocketAddr,
+    /// Where it answers to `/healthz` and `/metrics` without TLS. Whoever reaches that learns how many nodes there are and how
+    /// they fare. With TLS, `/healthz` is at --listen for
+    /// anybody.
+    #[arg(long, value_name = "ADDR")]
+    admin: Option<SocketAddr>,
     /// Names and addresses by which it is reached, where they are others than that of --listen; for its certificate.
     #[arg(long = "name", value_name = "HOST")]
     names: Vec<String>,
@@ -164,6 +169,14 @@ impl Run {
         let socket = tokio::net::TcpListener::bind(self.listen).await;
         let socket = socket.with_context(|| format!("--listen {}: cannot listen there", self.listen))?;
         let address = socket.local_addr()?;
+        let admin = match self.admin {
+            Some(admin) => Some(
+                tokio::net::TcpListener::bind(admin)
+                    .await
+                    .with_context(|| format!("--admin {admin}: cannot listen there"))?,
+            ),
+            None => None,
+        };
         let host = self.names.first().cloned().unwrap_or_else(|| match address.ip() {
             any if any.is_unspecified() => "localhost".to_owned(),
             ip => ip.to_string(),
@@ -189,7 +202,7 @@ impl Run {
         crate::notify::ready();
         let following = controller.clone();
         tokio::select! {
-            served = server::serve(controller, audit, socket, hosts) => served?,
+            served = server::serve(controller, audit, (socket, admin), hosts) => served?,
             () = following.follow() => {}
             name = end(&mut signals) => tracing::info!(signal = name, "stopped"),
         }

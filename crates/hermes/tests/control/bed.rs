@@ -84,7 +84,9 @@ impl Bed {
         let listen = self.socket(port).to_string();
         let store = if self.has_etcd { format!("etcd://{}", self.socket(2379)) } else { "sqlite".to_owned() };
         let program = Program::new(name, HERMES, self.directory.path());
-        let program = program.args(["controller", "--listen", &listen, "--store", &store, "--data"]).args([data]);
+        let admin = self.socket(port + 90).to_string();
+        let program = program.args(["controller", "--listen", &listen, "--admin", &admin, "--store", &store, "--data"]);
+        let program = program.args([data]);
         match &self.seal {
             Some(seal) => program.env("HERMES_SEAL_FILE", seal).start().unwrap(),
             None => program.start().unwrap(),

@@ -100,3 +100,19 @@ async fn a_tcp_service_is_reached_at_its_targets_port() {
     assert!(connect(7432).starts_with("HTTP/1.1 200"), "{}", connect(7432));
     assert!(connect(7433).starts_with("HTTP/1.1 404"));
 }
+
+#[tokio::test]
+async fn a_node_under_a_controller_and_the_controller_tell_how_they_are() {
+    let bed = Bed::new().await;
+    bed.told(&["apply", "-f", "-"], &bed.documents(7001));
+    let _server = bed.node("server", Some(&bed.token("server")));
+    let state = bed.state("server");
+    let health = || bed.hermes(&["health", "--state", state.to_str().unwrap()], "").status.success();
+    crate::bed::until("the node is healthy", health).await;
+    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&state).unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o700, "nobody else reaches the socket");
+    let said = get(bed.socket(9490), "GET /metrics HTTP/1.1\r\nhost: x");
+    assert!(said.contains("hermes_controller_store_up 1\n") && said.contains("{state=\"enrolled\"} 1\n"), "{said}");
+    let said = get(bed.socket(9490), "GET /healthz HTTP/1.1\r\nhost: x");
+    assert!(said.starts_with("HTTP/1.1 200") && said.ends_with("ok\n"), "{said}");
+}
