@@ -5,6 +5,7 @@
 
 mod authority;
 mod fate;
+mod history;
 mod node;
 mod operator;
 mod rollout;
@@ -27,7 +28,7 @@ use tokio::sync::Semaphore;
 use self::fate::{Fate, await_nodes};
 use crate::audit::{Audit, Event};
 use crate::authority::{Office, hex};
-use crate::controller::{Controller, Known, Refused, Request, at_length};
+use crate::controller::{Controller, HELD, Known, Refused, Request, at_length};
 use crate::document::{self, Key, Kind, Name, Resource};
 use crate::push::{Peer, Push, sha256};
 use crate::store::Revision;
@@ -69,6 +70,7 @@ pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>, audit: Arc<Au
         .route("/v1/rollout", get(rollout::show).post(rollout::finish).delete(rollout::cancel))
         .route("/v1/nodes/{name}", get(node::show).delete(node::revoke))
         .route("/v1/backup", get(backup))
+        .route("/v1/restored", get(history::show).post(history::confirm))
         .route("/v1/tokens", post(node::token))
         .route("/v1/operators", get(operator::list).post(operator::make))
         .route("/v1/operators/{name}", delete(operator::dismiss))
@@ -395,7 +397,11 @@ async fn change(
         "deleted": keys(&outcome.deleted),
     });
     let is_seen = |fault: &&document::Fault| fault.key.as_ref().is_some_and(|key| asker.may_see(key));
-    let warnings: Vec<_> = outcome.warnings.iter().filter(is_seen).take(MAX_WARNINGS).map(told).collect();
+    let mut warnings: Vec<_> = outcome.warnings.iter().filter(is_seen).take(MAX_WARNINGS).map(told).collect();
+    if desk.controller.known().is_held() {
+        let problem = hermes_model::Problem { path: String::new(), message: HELD.to_owned() };
+        warnings.push(told(&document::Fault { key: None, number: None, problem }));
+    }
     if !warnings.is_empty() {
         answer["warnings"] = warnings.into();
     }

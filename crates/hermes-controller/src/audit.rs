@@ -37,7 +37,7 @@ const MOST_SAID: usize = 2048;
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Event<'a> {
-    /// `apply`, `delete`, `token`, `operator`, `enrol`, `renew`, `follow`, `revoke`, `finish`, `cancel`, `take-back`, `backup`, `ask`, `operator-renew`, `settle`,
+    /// `apply`, `delete`, `token`, `operator`, `enrol`, `renew`, `follow`, `revoke`, `finish`, `cancel`, `take-back`, `backup`, `ask`, `operator-renew`, `settle`, `recall`, `confirm`,
     /// `dismiss`, or `authority-` and `rotate`, `import`, `switch`, `finish`, `cancel`, `show`; or `connect`, of who shows a certificate that
     /// is not taken.
     pub what: &'a str,

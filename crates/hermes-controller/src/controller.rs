@@ -6,6 +6,7 @@
 //! time, and another one may write beside it.
 
 mod enrol;
+mod history;
 mod known;
 mod operator;
 mod rotation;
@@ -23,6 +24,7 @@ use tokio::sync::watch;
 use tokio::task::block_in_place;
 
 pub use self::enrol::{CERTIFICATE_LIFE, Certificate, pin};
+pub(crate) use self::history::HELD;
 pub use self::operator::Asking;
 use self::unsettled::Outcomes;
 pub use self::unsettled::Settled;
@@ -177,6 +179,8 @@ pub struct Controller {
     outcomes: Outcomes,
     /// Why the store cannot be followed. `None`: it is.
     trouble: watch::Sender<Option<String>>,
+    /// Nodes get nothing.
+    held: watch::Sender<bool>,
 }
 
 /// What a change comes to that was judged right.
@@ -229,6 +233,7 @@ impl Controller {
             seal: OnceLock::new(),
             outcomes: Outcomes::default(),
             trouble: watch::Sender::new(None),
+            held: watch::Sender::new(false),
         };
         this.catch_up().await?;
         Ok(this)
@@ -287,6 +292,11 @@ impl Controller {
         }
     }
 
+    /// Whether nodes get nothing, now and from now on.
+    pub fn held(&self) -> watch::Receiver<bool> {
+        self.held.subscribe()
+    }
+
     /// Why the store cannot be followed, now and from now on. `None`: it is.
     pub fn trouble(&self) -> watch::Receiver<Option<String>> {
         self.trouble.subscribe()
@@ -331,8 +341,11 @@ impl Controller {
             serde_json::from_slice(backup).map_err(|error| none(format!("it is no backup: {error}")))?;
         let Backup { revision, state } = backup;
         let state = state.to_string();
-        State::from_base(revision, state.as_bytes()).map_err(none)?;
-        store.begin(Base { revision, state: state.into() }).await?;
+        let mut state = State::from_base(revision, state.as_bytes()).map_err(none)?;
+        // What was revoked, used or taken back since then is not in it.
+        state.is_unconfirmed = true;
+        state.tokens = Default::default();
+        store.begin(Base { revision, state: state.base().into() }).await?;
         Ok(revision)
     }
 
@@ -528,6 +541,8 @@ impl Controller {
                         | Change::Spent { .. }
                         | Change::Rollout(_)
                         | Change::Awaited { .. }
+                        | Change::Behind { .. }
+                        | Change::Confirmed
                         | Change::Step(_)
                         | Change::Settled { .. } => {}
                     }
@@ -583,6 +598,7 @@ impl Controller {
             }
             Err(why) => tracing::error!("the authority in the store cannot be read; nodes trust whom they did: {why}"),
         }
+        self.held.send_if_modified(|before| std::mem::replace(before, known.is_held()) != known.is_held());
         let mut nodes = lock(&self.nodes);
         for node in concerned {
             let Some(sender) = nodes.get(node) else { continue };

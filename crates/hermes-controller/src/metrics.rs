@@ -48,6 +48,8 @@ fn metrics(push: &Push) -> String {
     let is_followed = push.controller().trouble().borrow().is_none();
     gauge("hermes_controller_store_up", "Whether the store can be followed.", &one(usize::from(is_followed)));
     gauge("hermes_controller_revision", "The last revision that is known.", &[(String::new(), known.state.revision)]);
+    let is_held = usize::from(known.is_held());
+    gauge("hermes_controller_unconfirmed", "Whether what was restored waits to be confirmed.", &one(is_held));
     let kinds = Kind::ALL.map(|kind| {
         let count = known.state.catalog.iter().filter(|resource| resource.key.kind == kind).count();
         (format!("{{kind=\"{}\"}}", kind.word().to_lowercase()), count as u64)

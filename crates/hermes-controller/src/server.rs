@@ -77,7 +77,8 @@ pub async fn serve(
             None => std::future::pending().await,
         }
     };
-    let beside = async { tokio::join!(watched, push.roll_out(), push.share(), push.rotate(), push.settle()) };
+    let beside =
+        async { tokio::join!(watched, push.roll_out(), push.share(), push.rotate(), push.settle(), push.confirm()) };
     let mut beside = std::pin::pin!(beside);
     loop {
         let accepted = tokio::select! {

@@ -78,6 +78,13 @@ pub enum Change {
         /// Whose documents. `None`: the operator's.
         owner: Option<Name>,
     },
+    /// A node has run this revision, which the store has lost: nodes get nothing until that is confirmed.
+    Behind {
+        /// Which one.
+        revision: Revision,
+    },
+    /// What the store has is what is to be, although something may be lost.
+    Confirmed,
     /// What goes out in waves is at this step.
     Step(usize),
     /// What went out in waves does so no more.
@@ -261,6 +268,13 @@ pub struct State {
     pub tokens: RedBlackTreeMapSync<String, Token>,
     /// Nodes that have enrolled.
     pub members: RedBlackTreeMapSync<Name, Member>,
+    /// Keys that were revoked and have enrolled again, and until when somebody may know only the former, in milliseconds since
+    /// 1970.
+    pub readmitted: RedBlackTreeMapSync<String, u64>,
+    /// The store was restored, or has less than nodes have run, and nobody has confirmed it: nodes get nothing.
+    pub is_unconfirmed: bool,
+    /// The last revision that a node has run, of a history that the store has lost.
+    pub behind: Revision,
     /// The commit that goes out in waves.
     pub rollout: Option<Arc<Waved>>,
     /// Those who wait for their turn to change something.
@@ -300,8 +314,21 @@ impl State {
                 Change::Spent { token } => _ = self.tokens.remove_mut(&token),
                 Change::Enrolled(member) => self.members.insert_mut(member.node.clone(), member),
                 Change::Expelled { node } => _ = self.members.remove_mut(&node),
-                Change::Revoked(revoked) => self.catalog.revoke(revoked, commit.at),
-                Change::Readmitted { key, .. } => self.catalog.readmit(&key),
+                Change::Revoked(revoked) => {
+                    self.readmitted.remove_mut(&revoked.key);
+                    self.catalog.revoke(revoked, commit.at);
+                }
+                Change::Readmitted { key, .. } => {
+                    self.catalog.readmit(&key);
+                    let over: Vec<_> = self.readmitted.iter().filter(|(_, until)| **until < commit.at).collect();
+                    let over: Vec<_> = over.into_iter().map(|(key, _)| key.clone()).collect();
+                    over.iter().for_each(|key| _ = self.readmitted.remove_mut(key));
+                    self.readmitted.insert_mut(key, commit.at.saturating_add(self.longest_life()));
+                }
+                Change::Behind { revision } => {
+                    (self.is_unconfirmed, self.behind) = (true, self.behind.max(revision));
+                }
+                Change::Confirmed => self.is_unconfirmed = false,
                 Change::Rollout(before) => {
                     let missed = self.missed(commit.at).min(self.turns.waiting.len());
                     let turns = Arc::make_mut(&mut self.turns);
@@ -422,6 +449,9 @@ impl State {
             revoked: self.catalog.revoked().cloned().collect(),
             failed: self.failed.clone(),
             turns: (*self.turns).clone(),
+            readmitted: self.readmitted.iter().map(|(key, until)| (key.clone(), *until)).collect(),
+            is_unconfirmed: self.is_unconfirmed,
+            behind: self.behind,
         };
         serde_json::to_vec(&base).unwrap_or_default()
     }
@@ -442,6 +472,8 @@ impl State {
             state.catalog.put(resource);
         }
         state.turns = Arc::new(base.turns);
+        state.readmitted = base.readmitted.into_iter().collect();
+        (state.is_unconfirmed, state.behind) = (base.is_unconfirmed, base.behind);
         state.deleted = base.deleted.into_iter().collect();
         state.forgotten = base.forgotten;
         state.longest_life = base.longest_life.max(milliseconds(state.certificate_life()));
@@ -491,6 +523,12 @@ struct Base {
     failed: Option<(Revision, String)>,
     #[serde(default, skip_serializing_if = "is_nobody")]
     turns: Turns,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    readmitted: Vec<(String, u64)>,
+    #[serde(default)]
+    is_unconfirmed: bool,
+    #[serde(default)]
+    behind: Revision,
 }
 
 fn is_nobody(turns: &Turns) -> bool {

@@ -19,7 +19,7 @@ use hermes_proxy::{Bound, Node, admin};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::agent::{Agent, Home, Instruction, Wanted};
+use crate::agent::{Agent, Home, Instruction, Wanted, history};
 use crate::document;
 use crate::handover::{self, Successor, Successors};
 use crate::log::Log;
@@ -356,7 +356,8 @@ async fn obey(instruction: Instruction, config: &Path, node: &mut Node, watch: &
 
 /// Reads a document that would stand in this file.
 fn read_document(config: &Path, document: &[u8]) -> anyhow::Result<Arc<Snapshot>> {
-    settled(config, document::check_json(config, document))
+    // Whatever it has forgotten: what was revoked stays so.
+    settled(config, document::check_json(config, &history::with_revoked(config, document)))
 }
 
 fn load(config: &Path, watch: &Watch) -> anyhow::Result<Arc<Snapshot>> {

@@ -18,6 +18,7 @@ mod providers;
 mod random;
 mod refused;
 mod renewal;
+mod restored;
 mod revoked;
 mod rotation;
 mod sealed;

@@ -75,10 +75,9 @@ async fn a_service_that_nobody_reaches_and_warnings_of_nodes_are_shown() {
     let said = bed.told(&["check", file.to_str().unwrap()], "");
     assert!(said.contains(words) && said.contains("warning"), "{said}");
     // A warning of a node's own document: whoever is on this listener may be anybody.
-    let open = format!(
-        "{{kind: Network, name: NET, prefixes: 10.0.0.0/8, at: {{node: server, address: 10.1.0.1}}, for: {{users: ann}}}}\n"
-    );
-    let text = documents(&bed, &open);
+    let open =
+        "{kind: Network, name: NET, prefixes: 10.0.0.0/8, at: {node: server, address: 10.1.0.1}, for: {users: ann}}\n";
+    let text = documents(&bed, open);
     std::fs::write(&file, &text).unwrap();
     for said in [bed.told(&["check", file.to_str().unwrap()], ""), bed.told(&["apply", "-f", "-"], &text)] {
         assert!(said.contains("Node/server: its document: routes[0].terminate.assign: clients may have any"), "{said}");
