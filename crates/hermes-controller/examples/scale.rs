@@ -178,7 +178,9 @@ async fn controller(directory: &Path) -> (Arc<Controller>, Arc<Timed>, u16, Join
     let mut serving = JoinSet::new();
     let served = controller.clone();
     let audit = Arc::new(Audit::open(directory).unwrap());
-    serving.spawn(async move { server::serve(served, audit, listener, vec!["127.0.0.1".to_owned()]).await.unwrap() });
+    serving.spawn(async move {
+        server::serve(served, audit, (listener, None), vec!["127.0.0.1".to_owned()]).await.unwrap()
+    });
     (controller, store, port, serving)
 }
 

@@ -5,6 +5,7 @@
 
 mod authority;
 mod fate;
+mod history;
 mod node;
 mod operator;
 mod rollout;
@@ -27,7 +28,7 @@ use tokio::sync::Semaphore;
 use self::fate::{Fate, await_nodes};
 use crate::audit::{Audit, Event};
 use crate::authority::{Office, hex};
-use crate::controller::{Controller, Known, Refused, Request, at_length};
+use crate::controller::{Controller, HELD, Known, Refused, Request, at_length};
 use crate::document::{self, Key, Kind, Name, Resource};
 use crate::push::{Peer, Push, sha256};
 use crate::store::Revision;
@@ -39,6 +40,8 @@ const SMALL_BODY: u64 = 1 << 20;
 const LARGE_AT_ONCE: usize = 2;
 /// So many documents that a change touched are named in the audit log.
 const MOST_NAMED: usize = 100;
+/// So many warnings are answered.
+const MAX_WARNINGS: usize = 100;
 /// Nobody waits longer for nodes.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
@@ -67,6 +70,7 @@ pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>, audit: Arc<Au
         .route("/v1/rollout", get(rollout::show).post(rollout::finish).delete(rollout::cancel))
         .route("/v1/nodes/{name}", get(node::show).delete(node::revoke))
         .route("/v1/backup", get(backup))
+        .route("/v1/restored", get(history::show).post(history::confirm))
         .route("/v1/tokens", post(node::token))
         .route("/v1/operators", get(operator::list).post(operator::make))
         .route("/v1/operators/{name}", delete(operator::dismiss))
@@ -139,9 +143,11 @@ impl From<Refused> for Problem {
         let status = match &refused {
             Refused::Faults(_) => StatusCode::UNPROCESSABLE_ENTITY,
             Refused::Unusable(_) => StatusCode::UNPROCESSABLE_ENTITY,
-            Refused::Conflict { .. } | Refused::Busy(_) | Refused::Unready(_) => StatusCode::CONFLICT,
+            Refused::Conflict { .. } | Refused::Busy(_) | Refused::Turn | Refused::Unready(_) => StatusCode::CONFLICT,
             Refused::Denied(_) => StatusCode::FORBIDDEN,
             Refused::Absent(_) | Refused::Unknown(_) => StatusCode::NOT_FOUND,
+            // The store has not answered: neither done nor refused.
+            refused if refused.is_unknown() => StatusCode::GATEWAY_TIMEOUT,
             Refused::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
         };
         match refused {
@@ -153,17 +159,19 @@ impl From<Refused> for Problem {
 
 impl Problem {
     fn of_faults(faults: &[document::Fault]) -> Self {
-        let fault = |fault: &document::Fault| {
-            json!({
-                "document": fault.key.as_ref().map(ToString::to_string),
-                "number": fault.number,
-                "path": fault.problem.path,
-                "message": fault.problem.message,
-            })
-        };
         let detail = format!("nothing was changed: {} problems", faults.len());
-        Self { status: StatusCode::UNPROCESSABLE_ENTITY, detail, faults: faults.iter().map(fault).collect() }
+        Self { status: StatusCode::UNPROCESSABLE_ENTITY, detail, faults: faults.iter().map(told).collect() }
     }
+}
+
+/// As it is answered.
+fn told(fault: &document::Fault) -> serde_json::Value {
+    json!({
+        "document": fault.key.as_ref().map(ToString::to_string),
+        "number": fault.number,
+        "path": fault.problem.path,
+        "message": fault.problem.message,
+    })
 }
 
 impl IntoResponse for Problem {
@@ -379,7 +387,7 @@ async fn change(
     let what = if request.put.is_empty() && !request.delete.is_empty() { "delete" } else { "apply" };
     let event = Event { what, by: Some(&asker.by), from: peer.from, ..Event::default() };
     let outcome = desk.controller.apply(request).await.map_err(|refused| {
-        desk.audit.tell(Event { refused: Some(refused.to_string()), ..event.clone() });
+        desk.audit.tell(event.clone().failed(&refused));
         asker.told(refused)
     })?;
     let touched = outcome.created.iter().chain(&outcome.changed).chain(&outcome.deleted);
@@ -407,6 +415,15 @@ async fn change(
     });
     if !outcome.still_draining.is_empty() {
         answer["still-draining"] = json!(outcome.still_draining);
+    }
+    let is_seen = |fault: &&document::Fault| fault.key.as_ref().is_some_and(|key| asker.may_see(key));
+    let mut warnings: Vec<_> = outcome.warnings.iter().filter(is_seen).take(MAX_WARNINGS).map(told).collect();
+    if desk.controller.known().is_held() {
+        let problem = hermes_model::Problem { path: String::new(), message: HELD.to_owned() };
+        warnings.push(told(&document::Fault { key: None, number: None, problem }));
+    }
+    if !warnings.is_empty() {
+        answer["warnings"] = warnings.into();
     }
     let known = desk.controller.known();
     match (&known.state.failed, &known.state.rollout) {

@@ -1,25 +1,35 @@
 //! The audit log: who changed what, and who was refused, one line of JSON each.
 //!
-//! In: what was done, or asked for and refused. Out: lines in a file of the controller's directory, and on its log.
-//! Never: a secret; nor more lines than a disk can take, whatever anybody asks: refusals have a rate, what is left out is counted,
-//! and the file is begun anew when it is long, with the one before beside it.
+//! In: what was done, or asked for and refused. Out: lines in files of the controller's directory, and on its log.
+//! Never: a secret; nor more lines than a disk can take, whatever anybody asks: each subject has a rate, what is left out is
+//! counted, and a file is begun anew when it is long, with the one before beside it.
+//!
+//! Operators, tokens and the controller itself have one file; each provider has its own; so have nodes, and those of whom
+//! nothing is proven. A flood of one erases nothing of another's.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
-/// Its name in the directory.
+use crate::controller::Refused;
+
+/// What operators, tokens and the controller did.
 const FILE: &str = "audit.jsonl";
-/// The file is begun anew at so many bytes.
-const LONGEST: u64 = 64 << 20;
-/// So many refusals are written in a second, and no more.
-const REFUSALS: u32 = 50;
-const SECOND: Duration = Duration::from_secs(1);
+/// A file is begun anew at so many bytes: the main one, and each of the others.
+const MAX_FILE: u64 = 64 << 20;
+const MAX_OTHER_FILE: u64 = 16 << 20;
+/// Lines that a subject may have at once, and lines a second from then on; of operators, and of anybody else.
+const OPERATOR_LINES: (f64, f64) = (1000.0, 50.0);
+const SUBJECT_LINES: (f64, f64) = (100.0, 2.0);
+/// Subjects whose rates are remembered in one file. Further ones have one rate together.
+const MAX_SUBJECTS: usize = 4096;
 /// A reason is cut off here.
 const MOST_SAID: usize = 2048;
 
@@ -27,7 +37,7 @@ const MOST_SAID: usize = 2048;
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Event<'a> {
-    /// `apply`, `delete`, `token`, `operator`, `enrol`, `renew`, `follow`, `revoke`, `finish`, `cancel`, `take-back`, `backup`, `ask`, `operator-renew`,
+    /// `apply`, `delete`, `token`, `operator`, `enrol`, `renew`, `follow`, `revoke`, `finish`, `cancel`, `take-back`, `backup`, `ask`, `operator-renew`, `settle`, `recall`, `confirm`,
     /// `dismiss`, or `authority-` and `rotate`, `import`, `switch`, `finish`, `cancel`, `show`; or `connect`, of who shows a certificate that
     /// is not taken.
     pub what: &'a str,
@@ -49,28 +59,45 @@ pub struct Event<'a> {
     /// Why it was refused. `None`: it was done.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
+    /// Why it is not known whether it was done. A line `settle` follows, with the same revision, once it is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unknown: Option<String>,
+}
+
+impl Event<'_> {
+    /// The same, of something that failed.
+    #[must_use]
+    pub fn failed(self, why: &Refused) -> Self {
+        match why.is_unknown() {
+            true => Self { unknown: Some(why.to_string()), ..self },
+            false => Self { refused: Some(why.to_string()), ..self },
+        }
+    }
 }
 
 /// Where events go.
 pub struct Audit {
-    path: PathBuf,
-    state: Mutex<State>,
+    directory: PathBuf,
+    /// By their names.
+    files: Mutex<HashMap<String, Lines>>,
+    left_out: AtomicU64,
 }
 
-struct State {
+/// One file.
+struct Lines {
+    path: PathBuf,
     file: File,
     length: u64,
-    /// Refusals of this second, and those that were left out since the last line.
-    since: Instant,
-    refusals: Refusals,
+    max_length: u64,
+    subjects: HashMap<String, Bucket>,
+    /// Events since the last line that were not written.
     left_out: u64,
 }
 
-/// Of this second: those of whom a certificate has proven, and of others, whose flood hides nothing of the former.
-#[derive(Default)]
-struct Refusals {
-    known: u32,
-    others: u32,
+/// How many lines a subject may have now.
+struct Bucket {
+    lines: f64,
+    at: Instant,
 }
 
 #[derive(Serialize)]
@@ -80,50 +107,75 @@ struct Line<'a> {
     at: u64,
     #[serde(flatten)]
     event: &'a Event<'a>,
-    /// Refusals before this line that were not written.
+    /// Events before this line that were not written.
     #[serde(skip_serializing_if = "Option::is_none")]
     left_out: Option<u64>,
 }
 
+/// Which file has an event.
+fn file_of(event: &Event<'_>) -> String {
+    let by = event.by.unwrap_or_default();
+    let is_done = event.refused.is_none() && event.unknown.is_none();
+    if let Some(provider) = by.strip_prefix("provider/") {
+        // A name that a certificate of this overlay proves, and no path.
+        return format!("audit-provider-{}.jsonl", provider.split('/').next().unwrap_or_default());
+    }
+    match by {
+        "" if !is_done => "audit-strangers.jsonl".to_owned(),
+        // That somebody enrolled is what a token did.
+        _ if by.starts_with("node/") && !(is_done && event.what == "enrol") => "audit-nodes.jsonl".to_owned(),
+        _ => FILE.to_owned(),
+    }
+}
+
 impl Audit {
-    /// Goes on with the file in this directory.
+    /// Goes on with the files in this directory.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The main one cannot be written.
     pub fn open(directory: &Path) -> io::Result<Self> {
-        let path = directory.join(FILE);
-        let file = hermes_net::file::append(&path, 0o600)?;
-        let length = file.metadata()?.len();
-        let (since, refusals) = (Instant::now(), Refusals::default());
-        let state = State { file, length, since, refusals, left_out: 0 };
-        Ok(Self { path, state: Mutex::new(state) })
+        let main = Lines::open(directory, FILE)?;
+        Ok(Self {
+            directory: directory.to_owned(),
+            files: Mutex::new(HashMap::from([(FILE.to_owned(), main)])),
+            left_out: AtomicU64::new(0),
+        })
+    }
+
+    /// Events that were not written, since it began.
+    pub(crate) fn left_out(&self) -> u64 {
+        self.left_out.load(Ordering::Relaxed)
     }
 
     /// Writes a line; what cannot be written is on the controller's log nevertheless.
     pub fn tell(&self, mut event: Event<'_>) {
         let (what, by) = (event.what, event.by.unwrap_or("-"));
-        if let Some(refused) = &mut event.refused {
-            refused.truncate(refused.floor_char_boundary(MOST_SAID));
-            *refused = visible(refused);
+        for why in [&mut event.refused, &mut event.unknown].into_iter().flatten() {
+            why.truncate(why.floor_char_boundary(MOST_SAID));
+            *why = visible(why);
         }
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.since.elapsed() >= SECOND {
-            (state.since, state.refusals) = (Instant::now(), Refusals::default());
+        let name = file_of(&event);
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let opened = match files.contains_key(&name) {
+            true => Ok(()),
+            false => Lines::open(&self.directory, &name).map(|lines| _ = files.insert(name.clone(), lines)),
+        };
+        if let Err(error) = opened {
+            tracing::error!(file = name, "the audit log cannot be written: {error}");
         }
-        if let Some(refused) = &event.refused {
-            let Refusals { known, others } = &mut state.refusals;
-            let count = if by == "-" { others } else { known };
-            *count += 1;
-            if *count > REFUSALS {
-                state.left_out += 1;
-                return;
-            }
-            tracing::warn!(what, by, from = ?event.from, about = event.about, "refused: {refused}");
-        } else {
-            tracing::info!(what, by, about = event.about, revision = event.revision, "done");
+        let Some(lines) = files.get_mut(&name) else { return };
+        if !lines.may_write(by, if name == FILE { OPERATOR_LINES } else { SUBJECT_LINES }) {
+            lines.left_out += 1;
+            self.left_out.fetch_add(1, Ordering::Relaxed);
+            return;
         }
-        if let Err(error) = state.write(&self.path, &event) {
-            tracing::error!(file = %self.path.display(), "the audit log cannot be written: {error}");
+        match (&event.refused, &event.unknown) {
+            (Some(why), _) => tracing::warn!(what, by, from = ?event.from, about = event.about, "refused: {why}"),
+            (None, Some(why)) => tracing::warn!(what, by, from = ?event.from, about = event.about, "{why}"),
+            (None, None) => tracing::info!(what, by, about = event.about, revision = event.revision, "done"),
+        }
+        if let Err(error) = lines.write(&event) {
+            tracing::error!(file = %lines.path.display(), "the audit log cannot be written: {error}");
         }
     }
 }
@@ -138,11 +190,34 @@ pub(crate) fn visible(text: &str) -> String {
     text.chars().map(one).collect()
 }
 
-impl State {
-    fn write(&mut self, path: &Path, event: &Event<'_>) -> io::Result<()> {
-        if self.length >= LONGEST {
-            std::fs::rename(path, path.with_extension("jsonl.old"))?;
-            (self.file, self.length) = (hermes_net::file::append(path, 0o600)?, 0);
+impl Lines {
+    fn open(directory: &Path, name: &str) -> io::Result<Self> {
+        let path = directory.join(name);
+        let file = hermes_net::file::append(&path, 0o600)?;
+        let length = file.metadata()?.len();
+        let max_length = if name == FILE { MAX_FILE } else { MAX_OTHER_FILE };
+        Ok(Self { path, file, length, max_length, subjects: HashMap::new(), left_out: 0 })
+    }
+
+    /// Takes one of the lines that a subject may have.
+    fn may_write(&mut self, by: &str, (burst, rate): (f64, f64)) -> bool {
+        let now = Instant::now();
+        let filled = |bucket: &Bucket| (bucket.lines + now.duration_since(bucket.at).as_secs_f64() * rate).min(burst);
+        if self.subjects.len() >= MAX_SUBJECTS && !self.subjects.contains_key(by) {
+            self.subjects.retain(|_, bucket| filled(bucket) < burst);
+        }
+        let by = if self.subjects.len() >= MAX_SUBJECTS && !self.subjects.contains_key(by) { "" } else { by };
+        let bucket = self.subjects.entry(by.to_owned()).or_insert(Bucket { lines: burst, at: now });
+        let lines = filled(bucket);
+        let may = lines >= 1.0;
+        *bucket = Bucket { lines: if may { lines - 1.0 } else { lines }, at: now };
+        may
+    }
+
+    fn write(&mut self, event: &Event<'_>) -> io::Result<()> {
+        if self.length >= self.max_length {
+            std::fs::rename(&self.path, self.path.with_extension("jsonl.old"))?;
+            (self.file, self.length) = (hermes_net::file::append(&self.path, 0o600)?, 0);
         }
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let at = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
@@ -159,10 +234,17 @@ impl State {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use super::{Audit, Event, LONGEST, REFUSALS};
+    use std::path::Path;
+
+    use super::{Audit, Event, MAX_FILE, SUBJECT_LINES};
 
     fn refused(number: u32) -> Event<'static> {
         Event { what: "enrol", refused: Some(format!("{number}")), ..Event::default() }
+    }
+
+    fn lines(directory: &Path, file: &str) -> Vec<serde_json::Value> {
+        let text = std::fs::read_to_string(directory.join(file)).unwrap_or_default();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
     #[test]
@@ -170,25 +252,50 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let audit = Audit::open(directory.path()).unwrap();
         (0..100_000).for_each(|number| audit.tell(refused(number)));
-        // What is done is always written.
         audit.tell(Event { what: "apply", by: Some("operator/root"), revision: Some(7), ..Event::default() });
-        let text = std::fs::read_to_string(directory.path().join("audit.jsonl")).unwrap();
-        let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        // At most those of the seconds that it took.
-        assert!(lines.len() > REFUSALS as usize && lines.len() < 20_000, "{}", lines.len());
-        let told = lines.iter().filter(|line| line["what"] == "enrol").count() as u64;
-        let left_out: u64 = lines.iter().filter_map(|line| line["left-out"].as_u64()).sum();
-        assert_eq!((told + left_out, &lines.last().unwrap()["revision"]), (100_000, &7.into()));
+        let strangers = lines(directory.path(), "audit-strangers.jsonl");
+        // Those at once, and those of the seconds that it took.
+        assert!(strangers.len() >= SUBJECT_LINES.0 as usize && strangers.len() < 1000, "{}", strangers.len());
+        let main = lines(directory.path(), "audit.jsonl");
+        assert_eq!((main.len(), &main[0]["revision"]), (1, &7.into()));
+    }
+
+    #[test]
+    fn what_is_left_out_is_counted() {
+        let directory = tempfile::tempdir().unwrap();
+        let audit = Audit::open(directory.path()).unwrap();
+        let more = SUBJECT_LINES.0 as u32 + 10;
+        (0..more).for_each(|number| audit.tell(Event { by: Some("node/a"), ..refused(number) }));
+        audit.tell(Event { by: Some("node/b"), ..refused(7) });
+        let nodes = lines(directory.path(), "audit-nodes.jsonl");
+        let left_out: u64 = nodes.iter().filter_map(|line| line["left-out"].as_u64()).sum();
+        assert_eq!(nodes.len() as u64 + left_out, u64::from(more) + 1);
+        assert_eq!(nodes.last().unwrap()["by"], "node/b");
+    }
+
+    #[test]
+    fn a_providers_flood_of_changes_erases_nothing_of_others() {
+        let directory = tempfile::tempdir().unwrap();
+        let audit = Audit::open(directory.path()).unwrap();
+        let by = |by| Event { what: "apply", by: Some(by), revision: Some(1), ..Event::default() };
+        audit.tell(by("operator/root"));
+        audit.tell(by("provider/bella/bob"));
+        for _ in 0..100_000 {
+            audit.tell(by("provider/acme/joe"));
+        }
+        let acme = std::fs::metadata(directory.path().join("audit-provider-acme.jsonl")).unwrap().len();
+        assert!(acme > 0 && acme < 1 << 20, "{acme}");
+        assert_eq!(lines(directory.path(), "audit.jsonl").len(), 1);
+        assert_eq!(lines(directory.path(), "audit-provider-bella.jsonl").len(), 1);
     }
 
     #[test]
     fn a_flood_of_nobody_hides_nothing_of_who_is_known_and_nobody_writes_lines_of_their_own() {
         let directory = tempfile::tempdir().unwrap();
         let audit = Audit::open(directory.path()).unwrap();
-        (0..10 * REFUSALS).for_each(|number| audit.tell(refused(number)));
+        (0..1000).for_each(|number| audit.tell(refused(number)));
         audit.tell(Event { by: Some("provider/acme/joe"), ..refused(7) });
-        let text = std::fs::read_to_string(directory.path().join("audit.jsonl")).unwrap();
-        assert!(text.contains("provider/acme/joe"));
+        assert_eq!(lines(directory.path(), "audit-provider-acme.jsonl").len(), 1);
         assert_eq!(super::visible("one\ntwo\u{1b}[2J\rthree"), "one two\u{fffd}[2J\u{fffd}three");
     }
 
@@ -196,10 +303,10 @@ mod tests {
     fn a_long_file_is_begun_anew() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("audit.jsonl");
-        std::fs::File::create(&file).unwrap().set_len(LONGEST).unwrap();
+        std::fs::File::create(&file).unwrap().set_len(MAX_FILE).unwrap();
         let audit = Audit::open(directory.path()).unwrap();
-        audit.tell(refused(1));
+        audit.tell(Event { by: Some("operator/root"), ..refused(1) });
         assert!(std::fs::metadata(&file).unwrap().len() < 200);
-        assert_eq!(std::fs::metadata(directory.path().join("audit.jsonl.old")).unwrap().len(), LONGEST);
+        assert_eq!(std::fs::metadata(directory.path().join("audit.jsonl.old")).unwrap().len(), MAX_FILE);
     }
 }

@@ -242,7 +242,7 @@ pub fn key_digest(public_key_info: &[u8]) -> String {
 }
 
 /// The same as documents of nodes say it (RFC 6920).
-pub(crate) fn key_name(digest: &str) -> String {
+pub fn key_name(digest: &str) -> String {
     format!("{KEY}{}", BASE64_URL.encode(bytes(digest)))
 }
 

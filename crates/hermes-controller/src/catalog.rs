@@ -33,6 +33,8 @@ pub struct Catalog {
     all: RedBlackTreeMapSync<Key, Arc<Resource>>,
     /// Who names what, whether or not it is there.
     namers: RedBlackTreeMapSync<Key, RedBlackTreeSetSync<Key>>,
+    /// Services by what applications call them.
+    authorities: RedBlackTreeMapSync<(Owner, String), RedBlackTreeSetSync<Key>>,
     /// Keys that are believed no more.
     revoked: RedBlackTreeMapSync<String, Revoked>,
 }
@@ -88,6 +90,11 @@ impl Catalog {
             namers.insert_mut(resource.key.clone());
             self.namers.insert_mut(named, namers);
         }
+        for called in called(&resource) {
+            let mut named = self.authorities.get(&called).cloned().unwrap_or_else(RedBlackTreeSetSync::new_sync);
+            named.insert_mut(resource.key.clone());
+            self.authorities.insert_mut(called, named);
+        }
         self.all.insert_mut(resource.key.clone(), Arc::new(resource));
         before
     }
@@ -103,6 +110,15 @@ impl Catalog {
                 self.namers.remove_mut(&named);
             } else {
                 self.namers.insert_mut(named, namers);
+            }
+        }
+        for called in called(&before) {
+            let Some(mut named) = self.authorities.get(&called).cloned() else { continue };
+            named.remove_mut(key);
+            if named.is_empty() {
+                self.authorities.remove_mut(&called);
+            } else {
+                self.authorities.insert_mut(called, named);
             }
         }
         Some(before)
@@ -152,6 +168,19 @@ impl Catalog {
     /// Documents that name this one.
     pub fn namers(&self, key: &Key) -> impl Iterator<Item = &Key> {
         self.namers.get(key).into_iter().flat_map(RedBlackTreeSetSync::iter)
+    }
+
+    /// Other services that sessions of this one may be of, apart from whose they are.
+    pub fn beside(&self, key: &Key) -> BTreeSet<&Key> {
+        let Some((resource, Offer::Service(service))) = self.all.get(key).zip(self.offer(key)) else {
+            return BTreeSet::new();
+        };
+        let all = called(resource).into_iter().filter_map(|called| self.authorities.get(&called));
+        let meets = |other: &&Key| match self.offer(other) {
+            Some(Offer::Service(offered)) => *other != key && service.meets(&key.name, (offered, &other.name)),
+            _ => false,
+        };
+        all.flat_map(RedBlackTreeSetSync::iter).filter(meets).collect()
     }
 
     /// The overlay's own document, where there is one alone.
@@ -278,8 +307,9 @@ impl Catalog {
         let Some((_, overlay)) = self.overlay() else {
             return vec![self.without_overlay()];
         };
+        let mut told = BTreeSet::new();
         for resource in these {
-            let mut check = Check { catalog: self, overlay, key: &resource.key, faults: &mut faults };
+            let mut check = Check { catalog: self, overlay, key: &resource.key, faults: &mut faults, told: &mut told };
             check.owner();
             check.size(resource);
             match &resource.spec {
@@ -360,6 +390,13 @@ impl Catalog {
     }
 }
 
+/// What applications call a service.
+fn called(resource: &Resource) -> Vec<(Owner, String)> {
+    let Spec::Service(service) = &resource.spec else { return Vec::new() };
+    let owner = &resource.key.provider;
+    service.authorities(&resource.key.name).iter().map(|one| (owner.clone(), one.to_string())).collect()
+}
+
 /// What a document names.
 fn named_by(resource: &Resource) -> BTreeSet<Key> {
     let owner = &resource.key.provider;
@@ -388,6 +425,8 @@ struct Check<'a, 'f> {
     overlay: &'a Overlay,
     key: &'a Key,
     faults: &'f mut Vec<Fault>,
+    /// Services of which it is said that nobody can tell which of them is meant.
+    told: &'f mut BTreeSet<[&'a Key; 2]>,
 }
 
 impl<'a> Check<'a, '_> {
@@ -594,6 +633,32 @@ impl<'a> Check<'a, '_> {
             }
         }
         self.audience(&service.audience);
+        self.ambiguous(service);
+    }
+
+    /// The narrower audience goes first: of two that are as wide, and share a user, nobody can tell which one is meant.
+    fn ambiguous(&mut self, service: &Service) {
+        let width = |key: &Key, audience: &Audience| match audience {
+            Audience::Everyone => None,
+            Audience::Those { .. } => self.catalog.audience(key, audience),
+        };
+        let others = self.catalog.beside(self.key);
+        let own = if others.is_empty() { None } else { width(self.key, &service.audience) };
+        let is_same = |other: &&Key| match (&own, self.catalog.offer(other).map(|one| width(other, one.audience()))) {
+            (None, Some(None)) => true,
+            (Some(own), Some(Some(others))) => own.len() == others.len() && !own.is_disjoint(&others),
+            _ => false,
+        };
+        let others: Vec<_> = others.into_iter().filter(is_same).collect();
+        for other in others {
+            if self.told.insert([self.key.min(other), self.key.max(other)]) {
+                let message = format!(
+                    "{other} has the same authority, and an audience that is as wide: nobody can tell which of both a session \
+                     is for; narrow one of them, or give it an authority, a path or a method of its own"
+                );
+                self.fault("authority", message);
+            }
+        }
     }
 
     fn audience(&mut self, audience: &Audience) {

@@ -56,6 +56,8 @@ pub struct Plan {
     documents: RedBlackTreeMapSync<Name, Bytes>,
     /// Services that were there before the last update, and whose sessions take another way since.
     moved: Arc<BTreeSet<Key>>,
+    /// What is right and may not be meant, of all that the last update has touched.
+    warnings: Arc<Vec<Fault>>,
 }
 
 /// What a change comes to at each node that it touches; `None`: the node is gone.
@@ -99,12 +101,39 @@ impl Plan {
             _ => false,
         };
         next.moved = Arc::new(services.iter().filter(is_moved).cloned().collect());
+        next.warnings = Arc::new(services.iter().filter_map(|key| next.unreachable(key)).collect());
         next.assemble(self, touched)
     }
 
     /// Services that were there before the last update, and whose sessions take another way since, at two nodes or more.
     pub fn moved(&self) -> &BTreeSet<Key> {
         &self.moved
+    }
+
+    /// What is right and may not be meant, of all that the last update has touched.
+    pub fn warnings(&self) -> &[Fault] {
+        &self.warnings
+    }
+
+    /// That nobody can use a service.
+    fn unreachable(&self, key: &Key) -> Option<Fault> {
+        let (offer, way) = (self.catalog.offer(key)?, self.ways.get(key)?);
+        let begins = |(name, stop): (&Name, &Stop)| stop.is_first && self.catalog.node(name).is_some_and(way::is_entry);
+        if way.stops.iter().any(begins) {
+            return None;
+        }
+        let users = self.catalog.audience(key, offer.audience());
+        let has_entry = |user: &Name| {
+            let nodes = self.catalog.user(&key.provider, user).into_iter().flat_map(|user| user.nodes.iter());
+            nodes.filter_map(|node| self.catalog.node(node)).any(way::is_entry)
+        };
+        let why = match users {
+            Some(users) if users.is_empty() => "it is for nobody",
+            Some(users) if !users.iter().any(has_entry) => "none of its users' nodes has apps or listeners",
+            None if !self.catalog.nodes().any(|(_, node)| way::is_entry(node)) => "no node has apps or listeners",
+            _ => "no links lead from its users' nodes to where it lives",
+        };
+        Some(Fault::of(key, "", format!("no user can reach it: {why}")))
     }
 
     /// How far a node is from the furthest of these services: who sends to others is further than they are.
@@ -158,7 +187,10 @@ impl Plan {
                 Kind::User => {
                     for catalog in [&before.catalog, &self.catalog] {
                         let user = catalog.user(&key.provider, &key.name);
-                        touched.extend(user.into_iter().flat_map(|user| user.nodes.iter().cloned()));
+                        let nodes: Vec<_> = user.into_iter().flat_map(|user| user.nodes.iter().cloned()).collect();
+                        // Those that its sessions come to believe it.
+                        touched.extend(nodes.iter().flat_map(|node| before.beside(node)));
+                        touched.extend(nodes);
                     }
                 }
                 Kind::Node => {
@@ -217,7 +249,8 @@ impl Plan {
         let new = self.catalog.offer(key).map(|offer| way(&self.catalog, &self.graph, key, offer)).unwrap_or_default();
         let names: BTreeSet<&Name> = old.stops.keys().chain(new.stops.keys()).collect();
         for name in names {
-            if is_changed {
+            // Whose routes come first may be another one by that.
+            if is_changed || (old.audience != new.audience && !self.catalog.beside(key).is_empty()) {
                 touched.insert(name.clone());
             }
             self.stop(key, name, (old.stops.get(name), new.stops.get(name)), touched);
@@ -311,6 +344,7 @@ impl Plan {
     /// Puts the documents of these nodes together. Those that are others by that.
     fn assemble(mut self, before: &Self, touched: BTreeSet<Name>) -> Result<(Self, Touched), Vec<Fault>> {
         let (mut faults, mut others) = (Vec::new(), Touched::new());
+        let mut warnings = (*self.warnings).clone();
         let touched: Vec<Name> = touched.into_iter().collect();
         for (name, (document, found)) in touched.iter().zip(on_all_cores(&touched, |name| self.made(before, name))) {
             faults.extend(found);
@@ -321,12 +355,14 @@ impl Plan {
                         others.insert(name.clone(), None);
                     }
                 }
-                Made::Other(bytes) => {
+                Made::Other(bytes, hints) => {
+                    warnings.extend(hints);
                     self.documents.insert_mut(name.clone(), bytes.clone());
                     others.insert(name.clone(), Some(bytes));
                 }
             }
         }
+        self.warnings = Arc::new(warnings);
         if faults.is_empty() { Ok((self, others)) } else { Err(faults) }
     }
 
@@ -344,7 +380,17 @@ impl Plan {
             return (Made::Same, of_node(name, problems));
         }
         let guarded = self.guarded(name, node, &document);
-        problems.extend(check_document(document, Path::new(".")).err().unwrap_or_default());
+        let mut hints = Vec::new();
+        match check_document(document, Path::new(".")) {
+            Ok(checked) => {
+                let key = Key::node(name);
+                let hint = |warning| Fault::of(&key, "", format!("its document: {warning}"));
+                // A node that nothing leads over yet has no route: that is no mistake of whoever wrote the overlay.
+                let is_meant = |warning: &Problem| warning.path != "routes" || !checked.snapshot.routes.is_empty();
+                hints.extend(checked.warnings.into_iter().filter(is_meant).map(hint));
+            }
+            Err(found) => problems.extend(found),
+        }
         if bytes.len() > MOST_BYTES {
             let message =
                 format!("it has {} bytes, and {MOST_BYTES} go to a node at most; lead less over it", bytes.len());
@@ -352,7 +398,7 @@ impl Plan {
         }
         let mut faults = of_node(name, problems);
         faults.extend(guarded);
-        (Made::Other(bytes), faults)
+        (Made::Other(bytes, hints), faults)
     }
 
     /// Targets of providers that are the node's own, as far as that can be seen without a question to DNS: the node itself
@@ -391,8 +437,8 @@ enum Made {
     None,
     /// The one that it has.
     Same,
-    /// Another one.
-    Other(Bytes),
+    /// Another one, and what in it may not be meant.
+    Other(Bytes, Vec<Fault>),
 }
 
 /// A node's document has so many bytes at most: a message to a node has room for it, and for what goes with it.
@@ -462,6 +508,16 @@ pub fn compile(catalog: &Catalog) -> Result<BTreeMap<Name, Document>, Vec<Fault>
     let all = catalog.iter().map(|resource| resource.key.clone()).collect();
     let (plan, _) = Plan::default().update(catalog, &all)?;
     Ok(catalog.nodes().map(|(name, node)| (name.clone(), assemble::document(&plan, name, node))).collect())
+}
+
+/// What in these documents is right and may not be meant.
+///
+/// # Errors
+/// As [`compile`].
+pub fn check(catalog: &Catalog) -> Result<Vec<Fault>, Vec<Fault>> {
+    let all = catalog.iter().map(|resource| resource.key.clone()).collect();
+    let (plan, _) = Plan::default().update(catalog, &all)?;
+    Ok(plan.warnings().to_vec())
 }
 
 /// Something that is wrong with what a node would get.

@@ -86,6 +86,32 @@ pub struct Report {
     /// Another program is the node, and follows by itself: this one has its certificate, and nothing else.
     #[prost(bool, tag = "10")]
     pub identity_only: bool,
+    /// Keys that it keeps as revoked, with what a controller proved of each. In the first report alone.
+    #[prost(message, repeated, tag = "11")]
+    pub revoked: Vec<Revocation>,
+    /// The highest revision that it was ever given, and what a controller proved of that. In the first report alone.
+    #[prost(uint64, tag = "12")]
+    pub latest: u64,
+    /// The proof.
+    #[prost(bytes = "bytes", tag = "13")]
+    pub proof: Bytes,
+}
+
+/// A key that is revoked, as a controller proves to itself by way of nodes.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Revocation {
+    /// Whose it was.
+    #[prost(string, tag = "1")]
+    pub node: String,
+    /// SHA-256 of the public key, in hex.
+    #[prost(string, tag = "2")]
+    pub key: String,
+    /// Until when there may be a certificate for it, in milliseconds since 1970.
+    #[prost(uint64, tag = "3")]
+    pub until: u64,
+    /// HMAC of these by a key of the overlay's authority.
+    #[prost(bytes = "bytes", tag = "4")]
+    pub proof: Bytes,
 }
 
 /// What a node is to run, or to trust.
@@ -103,6 +129,15 @@ pub struct Order {
     /// It is to renew its certificate now.
     #[prost(bool, tag = "4")]
     pub renew: bool,
+    /// Keys that are revoked in the document, which the node keeps as such until their certificates have expired.
+    #[prost(message, repeated, tag = "5")]
+    pub revoked: Vec<Revocation>,
+    /// Keys that were revoked and have enrolled again (SHA-256 in hex): the node keeps them no more.
+    #[prost(string, repeated, tag = "6")]
+    pub readmitted: Vec<String>,
+    /// HMAC of the revision by a key of the overlay's authority.
+    #[prost(bytes = "bytes", tag = "7")]
+    pub proof: Bytes,
 }
 
 impl Order {

@@ -6,9 +6,11 @@
 //! time, and another one may write beside it.
 
 mod enrol;
+mod history;
 mod known;
 mod operator;
 mod rotation;
+mod unsettled;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -16,20 +18,22 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use hermes_model::document::scalar::Many;
-use hermes_net::outage::{Attempts, OutageLog};
 use rpds::RedBlackTreeMapSync;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::watch;
 use tokio::task::block_in_place;
 
 pub use self::enrol::{CERTIFICATE_LIFE, Certificate, pin};
+pub(crate) use self::history::HELD;
 pub use self::operator::Asking;
+use self::unsettled::Outcomes;
+pub use self::unsettled::Settled;
 use crate::catalog::Revoked;
 use crate::compile::{Plan, Touched};
 use crate::document::{Fault, Key, Kind, Name, ProgramDigest, Resource, Spec};
 use crate::rollout::{Rollout, StepId};
 use crate::seal::Seal;
-use crate::state::{Before, Change, Commit, Member, State};
+use crate::state::{Before, Change, Commit, Member, State, owner_of};
 use crate::store::{After, Base, Revision, Shared, Store, StoreError};
 use crate::trust::Trust;
 
@@ -79,6 +83,11 @@ pub enum Refused {
         "revision {0} is still going out to nodes in waves; wait until it has, or end that with `hermes rollout finish` or `cancel`; `hermes apply --now` goes before it"
     )]
     Busy(Revision),
+    /// Others who waited for it come first.
+    #[error(
+        "another provider, who was refused while a change went out in waves, has the next turn; try again in a minute"
+    )]
+    Turn,
     /// It is not the time for that.
     #[error("{0}")]
     Unready(String),
@@ -97,6 +106,13 @@ pub enum Refused {
     /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+impl Refused {
+    /// Whether what was asked for may have been done all the same.
+    pub fn is_unknown(&self) -> bool {
+        matches!(self, Self::Store(StoreError::Unknown(_)))
+    }
 }
 
 fn lines(faults: &[Fault]) -> String {
@@ -137,6 +153,8 @@ pub struct Outcome {
     pub deleted: Vec<Key>,
     /// Nodes whose own document is another one, with it. `None`: the node is gone.
     pub nodes: Touched,
+    /// What is right and may not be meant.
+    pub warnings: Vec<Fault>,
 }
 
 /// One controller.
@@ -161,6 +179,12 @@ pub struct Controller {
     seal: OnceLock<Seal>,
     /// Where others reach this controller.
     public: OnceLock<String>,
+    /// Changes of which nobody knows yet whether they were made.
+    outcomes: Outcomes,
+    /// Why the store cannot be followed. `None`: it is.
+    trouble: watch::Sender<Option<String>>,
+    /// Nodes get nothing.
+    held: watch::Sender<bool>,
 }
 
 /// What a change comes to that was judged right.
@@ -212,6 +236,9 @@ impl Controller {
             trust: watch::Sender::default(),
             seal: OnceLock::new(),
             public: OnceLock::new(),
+            outcomes: Outcomes::default(),
+            trouble: watch::Sender::new(None),
+            held: watch::Sender::new(false),
         };
         this.catch_up().await?;
         Ok(this)
@@ -219,25 +246,70 @@ impl Controller {
 
     /// Follows the store, for as long as it is polled: what other controllers write is known here.
     pub async fn follow(&self) {
-        let mut outage = OutageLog::default();
         loop {
             let revision = self.known().state.revision;
             let followed = async {
-                self.store.changed(revision).await?;
-                self.catch_up().await
+                tokio::select! {
+                    changed = self.store.changed(revision) => changed?,
+                    () = self.outcomes.wanted(AGAIN) => {}
+                }
+                self.catch_up().await?;
+                self.settle_next().await
             };
-            let Err(error) = followed.await else {
-                outage.recovered();
-                continue;
-            };
-            if let Some(Attempts { count, elapsed }) = outage.failed("", &error.to_string()) {
-                tracing::warn!(
-                    again_in = ?AGAIN, attempts = count, since = ?elapsed,
-                    "what other controllers write is not seen: {error}"
-                );
+            let done = followed.await;
+            self.heed(&done);
+            if done.is_err() {
+                tokio::time::sleep(AGAIN).await;
             }
-            tokio::time::sleep(AGAIN).await;
         }
+    }
+
+    /// Makes known what became of a change that may still come to the store: an entry without changes takes its revision, or
+    /// finds that it is taken.
+    async fn settle_next(&self) -> Result<(), StoreError> {
+        let _one = self.writing.lock().await;
+        let revision = self.known().state.revision;
+        if !self.outcomes.is_open(revision + 1) {
+            return Ok(());
+        }
+        let commit = Commit { at: now(), by: "controller".to_owned(), changes: Vec::new() };
+        let bytes = serde_json::to_vec(&commit).map_err(|error| StoreError::Unable("be written", error.to_string()))?;
+        match self.store.append(revision, bytes.into()).await {
+            Ok(_) | Err(StoreError::Behind(_)) => self.catch_up().await,
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Remembers whether the store can be followed, and logs it when that changes.
+    fn heed(&self, done: &Result<(), StoreError>) {
+        let why = done.as_ref().err().map(ToString::to_string);
+        let is_new = self.trouble.send_if_modified(|before| {
+            let is_new =
+                before.is_some() != why.is_some() || matches!(done, Err(StoreError::Lost(_))) && *before != why;
+            before.clone_from(&why);
+            is_new
+        });
+        match done {
+            _ if !is_new => {}
+            Ok(()) => tracing::info!("the store is followed again"),
+            Err(error @ StoreError::Lost(_)) => tracing::error!("{error}"),
+            Err(error) => tracing::warn!(again_in = ?AGAIN, "the store cannot be followed: {error}"),
+        }
+    }
+
+    /// Whether nodes get nothing, now and from now on.
+    pub fn held(&self) -> watch::Receiver<bool> {
+        self.held.subscribe()
+    }
+
+    /// Why the store cannot be followed, now and from now on. `None`: it is.
+    pub fn trouble(&self) -> watch::Receiver<Option<String>> {
+        self.trouble.subscribe()
+    }
+
+    /// What became of changes whose outcome was unknown; waits until that is known of one.
+    pub(crate) async fn settled(&self) -> Vec<Settled> {
+        self.outcomes.next().await
     }
 
     /// Reads the store now, where somebody has heard of a later revision than this controller: it may not have been told yet of
@@ -274,8 +346,11 @@ impl Controller {
             serde_json::from_slice(backup).map_err(|error| none(format!("it is no backup: {error}")))?;
         let Backup { revision, state } = backup;
         let state = state.to_string();
-        State::from_base(revision, state.as_bytes()).map_err(none)?;
-        store.begin(Base { revision, state: state.into() }).await?;
+        let mut state = State::from_base(revision, state.as_bytes()).map_err(none)?;
+        // What was revoked, used or taken back since then is not in it.
+        state.is_unconfirmed = true;
+        state.tokens = Default::default();
+        store.begin(Base { revision, state: state.base().into() }).await?;
         Ok(revision)
     }
 
@@ -381,16 +456,23 @@ impl Controller {
     /// Every reason against it. Nothing is changed then; except that of a store which could not say so it is not known.
     pub async fn apply(&self, request: &Request) -> Result<Outcome, Refused> {
         let judge = |known: &Known| {
+            if let Some(refused) = turn(known, request) {
+                // Once: it has its turn from then on.
+                let owner = owner_of(&request.by);
+                let is_own = known.state.rollout.as_ref().is_some_and(|waved| owner_of(&waved.by) == owner);
+                let is_known = is_own || known.state.turns.waiting.contains(&owner);
+                return Ok(((!is_known).then_some(Change::Awaited { owner }).into_iter().collect(), Err(refused)));
+            }
             let (changes, outcome, planned) = at_length(|| plan(known, request))?;
             if request.is_dry {
-                return Ok((Vec::new(), outcome));
+                return Ok((Vec::new(), Ok(outcome)));
             }
             // What was compiled to judge it is not compiled again.
             *lock(&self.planned) = planned.map(|planned| (known.state.revision + 1, planned));
-            Ok((changes, outcome))
+            Ok((changes, Ok(outcome)))
         };
         let (revision, outcome) = self.transact(&request.by, judge).await?;
-        Ok(Outcome { revision, ..outcome })
+        Ok(Outcome { revision, ..outcome? })
     }
 
     /// Changes what is judged right for the state as it is then; judged anew where another controller was faster. The revision
@@ -410,12 +492,17 @@ impl Controller {
             let commit = Commit { at: now(), by: by.to_owned(), changes };
             let bytes =
                 serde_json::to_vec(&commit).map_err(|error| StoreError::Unable("be written", error.to_string()))?;
-            match self.store.append(known.state.revision, bytes.into()).await {
+            let bytes = Bytes::from(bytes);
+            match self.store.append(known.state.revision, bytes.clone()).await {
                 Ok(revision) => {
                     self.catch_up().await?;
                     return Ok((revision, told));
                 }
                 Err(StoreError::Behind(_)) => self.catch_up().await?,
+                Err(error @ StoreError::Unknown(_)) => {
+                    self.outcomes.add(by, known.state.revision + 1, &bytes);
+                    return Err(error.into());
+                }
                 Err(error) => return Err(error.into()),
             }
         }
@@ -431,8 +518,10 @@ impl Controller {
         let mut concerned = BTreeSet::new();
         loop {
             let entries = match self.store.read(known.state.revision).await? {
+                After::Lost => return Err(StoreError::Lost(known.state.revision)),
                 After::Gone => {
                     let state = self.read_base().await?;
+                    self.outcomes.skip(state.revision);
                     // What differs is not told: all may.
                     let keys = |state: &State| state.catalog.iter().map(|one| one.key.clone()).collect::<Vec<_>>();
                     known.waiting.extend(keys(&known.state).into_iter().chain(keys(&state)));
@@ -444,6 +533,7 @@ impl Controller {
                 After::Entries(entries) => entries,
             };
             for entry in entries {
+                self.outcomes.read(entry.revision, &entry.bytes);
                 let commit: Commit = serde_json::from_slice(&entry.bytes)
                     .map_err(|error| foreign(format!("entry {}: {error}", entry.revision)))?;
                 for change in &commit.changes {
@@ -465,6 +555,9 @@ impl Controller {
                         | Change::Token(_)
                         | Change::Spent { .. }
                         | Change::Rollout(_)
+                        | Change::Awaited { .. }
+                        | Change::Behind { .. }
+                        | Change::Confirmed
                         | Change::Step(_)
                         | Change::Settled { .. } => {}
                     }
@@ -520,6 +613,7 @@ impl Controller {
             }
             Err(why) => tracing::error!("the authority in the store cannot be read; nodes trust whom they did: {why}"),
         }
+        self.held.send_if_modified(|before| std::mem::replace(before, known.is_held()) != known.is_held());
         let mut nodes = lock(&self.nodes);
         for node in concerned {
             let Some(sender) = nodes.get(node) else { continue };
@@ -562,7 +656,19 @@ pub(crate) fn at_length<T>(work: impl FnOnce() -> T) -> T {
     }
 }
 
-/// What a request comes to with this state: what is to be written, and what that changes.
+/// Why it is not this request's turn. `None`: it is.
+fn turn(known: &Known, request: &Request) -> Option<Refused> {
+    if request.is_now || request.is_dry || request.takes_back.is_some() {
+        return None;
+    }
+    if let Some(waved) = &known.state.rollout {
+        return Some(Refused::Busy(waved.of));
+    }
+    let owner = owner_of(&request.by);
+    let has_waves = known.state.catalog.overlay().is_some_and(|(_, overlay)| overlay.rollout.is_some());
+    (has_waves && owner.is_some() && known.state.is_before(&owner, now())).then_some(Refused::Turn)
+}
+
 /// A node drains by a command, and its document is in a file that says nothing of that: the file does not end the drain.
 fn with_drain(mut resource: Resource, before: Option<&Arc<Resource>>, still: &mut Vec<Name>) -> Resource {
     let Spec::Node(node) = &mut resource.spec else { return resource };
@@ -575,15 +681,12 @@ fn with_drain(mut resource: Resource, before: Option<&Arc<Resource>>, still: &mu
     resource
 }
 
+/// What a request comes to with this state: what is to be written, and what that changes.
 fn plan(known: &Known, request: &Request) -> Result<(Vec<Change>, Outcome, Option<Planned>), Refused> {
     let state = &known.state;
     let waved = state.rollout.as_ref().map(|waved| waved.of);
-    match (&request.takes_back, waved) {
-        (Some((of, _)), waved) if waved != Some(*of) => {
-            return Err(Refused::Denied(format!("revision {of} goes out no more")));
-        }
-        (None, Some(of)) if !(request.is_now || request.is_dry) => return Err(Refused::Busy(of)),
-        _ => {}
+    if let Some((of, _)) = request.takes_back.as_ref().filter(|(of, _)| waved != Some(*of)) {
+        return Err(Refused::Denied(format!("revision {of} goes out no more")));
     }
     let mut catalog = state.catalog.clone();
     let mut outcome = Outcome { revision: state.revision, ..Outcome::default() };
@@ -643,6 +746,7 @@ fn plan(known: &Known, request: &Request) -> Result<(Vec<Change>, Outcome, Optio
             changes.push(Change::Rollout(all.collect()));
         }
         outcome.nodes = touched;
+        outcome.warnings = plan.warnings().to_vec();
         return Ok((changes, outcome, Some(Planned { plan, touched: nodes, changed })));
     }
     Ok((changes, outcome, None))

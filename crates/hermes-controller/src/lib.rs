@@ -12,6 +12,7 @@ pub mod compile;
 pub mod control;
 pub mod controller;
 pub mod document;
+mod metrics;
 pub mod push;
 pub mod rollout;
 pub mod seal;

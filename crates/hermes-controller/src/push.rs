@@ -22,7 +22,7 @@ use tonic::{Code, Response, Status, Streaming};
 
 use crate::audit::{Audit, Event};
 use crate::control::{EnrolRequest, Issued, Order, RenewRequest, Report};
-use crate::controller::{Controller, Refused, Watched};
+use crate::controller::{Controller, HELD, Refused, Settled, Watched};
 use crate::document::{Name, ProgramDigest as Program};
 use crate::rollout::{Rollout, STEP};
 use crate::seen::{Roll, Seen};
@@ -36,6 +36,8 @@ pub use self::rotation::{Lacking, Progress};
 const WAVE: Duration = Duration::from_secs(30);
 /// Other controllers hear something at least so often, and a store that cannot be reached is tried again after this.
 const BEAT: Duration = Duration::from_secs(2);
+/// Whoever follows says within this what it runs.
+const FIRST_REPORT: Duration = Duration::from_secs(10);
 /// What a node says against a document is kept up to here.
 const MOST_SAID: usize = 16 << 10;
 /// A node says of so many authorities that it trusts them.
@@ -72,6 +74,11 @@ impl Push {
     /// Whose documents they are told.
     pub(crate) fn controller(&self) -> &Controller {
         &self.controller
+    }
+
+    /// Events that the audit log has not.
+    pub(crate) fn audit_left_out(&self) -> u64 {
+        self.audit.left_out()
     }
 
     /// Looks at what nodes have said so far.
@@ -147,6 +154,56 @@ impl Push {
             }
         };
         tokio::join!(hearing, saying);
+    }
+
+    /// Writes what became of changes whose outcome was unknown, for as long as it is polled.
+    pub(crate) async fn settle(&self) {
+        loop {
+            for Settled { by, revision, is_made } in self.controller.settled().await {
+                let event = Event { what: "settle", by: Some(&by), revision: Some(revision), ..Event::default() };
+                self.audit.tell(match is_made {
+                    Some(true) => event,
+                    Some(false) => {
+                        let why = format!("it was not made: revision {revision} is another change");
+                        Event { refused: Some(why), ..event }
+                    }
+                    None => Event { unknown: Some("the log was compacted before it was read".to_owned()), ..event },
+                });
+            }
+        }
+    }
+
+    /// Confirms what was restored once all nodes that have enrolled were there with what they keep, for as long as it is polled.
+    pub(crate) async fn confirm(&self) {
+        let (mut said, mut held) = (self.said(), self.controller.held());
+        loop {
+            said.borrow_and_update();
+            if *held.borrow_and_update() {
+                let known = self.controller.known();
+                let is_there = |node: &Name| {
+                    self.look(|roll| roll.get(node).is_some_and(|seen| seen.connections + seen.companions > 0))
+                };
+                if known.missing(is_there).next().is_none() {
+                    match self.controller.confirm("controller").await {
+                        Ok(revision) => {
+                            let about = Some("all nodes that have enrolled are back".to_owned());
+                            let by = Some("controller");
+                            let revision = Some(revision);
+                            self.audit.tell(Event { what: "confirm", by, about, revision, ..Event::default() });
+                        }
+                        Err(error) => {
+                            tracing::warn!(again_in = ?BEAT, "what was restored is not confirmed: {error}");
+                            tokio::time::sleep(BEAT).await;
+                            continue;
+                        }
+                    }
+                }
+            }
+            tokio::select! {
+                changed = said.changed() => if changed.is_err() { return },
+                changed = held.changed() => if changed.is_err() { return },
+            }
+        }
     }
 
     /// Gives what is on its way to nodes step by step, for as long as it is polled.
@@ -291,7 +348,7 @@ impl Push {
         let (node, issued) = match self.controller.enrol(&ticket, &request.request).await {
             Ok(enrolled) => enrolled,
             Err(refused) => {
-                self.audit.tell(Event { refused: Some(refused.to_string()), ..event });
+                self.audit.tell(event.failed(&refused));
                 return Err(status(&refused));
             }
         };
@@ -306,6 +363,9 @@ impl Push {
     /// The next one.
     pub(crate) fn renew(&self, peer: &Peer, request: &RenewRequest) -> Result<Response<Issued>, Status> {
         let node = self.node_of(peer)?;
+        if self.controller.known().is_held() {
+            return Err(Status::unavailable(HELD));
+        }
         let issued = self.controller.renew(&node, &request.request).map_err(|refused| {
             let by = format!("node/{node}");
             let event = Event { what: "renew", by: Some(&by), from: peer.from, ..Event::default() };
@@ -328,14 +388,27 @@ impl Push {
         peer: &Peer,
         mut reports: Streaming<Report>,
     ) -> Result<Response<impl Stream<Item = Result<Order, Status>> + use<>>, Status> {
-        let node = self.node_of(peer)?;
-        let first = reports.message().await?.ok_or_else(|| Status::invalid_argument("say first what you run"))?;
-        // Else it would be given an older document than it has. One that says so for nothing has the store read once.
-        self.controller.catch_up_with(first.tried).await.map_err(|error| {
+        let is_node = match self.node_of(peer) {
+            Err(refused) if peer.uris.is_empty() => return Err(refused),
+            other => other,
+        };
+        let first = tokio::time::timeout(FIRST_REPORT, reports.message()).await;
+        let first = first.map_err(|_| Status::deadline_exceeded("say first what you run"))??;
+        let first = first.ok_or_else(|| Status::invalid_argument("say first what you run"))?;
+        // Else what another controller has written would count as lost, and the node would be given an older document than it
+        // has. One that says so for nothing has the store read once.
+        self.controller.catch_up_with(first.tried.max(first.latest)).await.map_err(|error| {
             Status::unavailable(format!(
                 "this controller is behind what the node has, and cannot read its store: {error}"
             ))
         })?;
+        // Proven by what it brings: whoever it is by now.
+        let name = is_node.as_ref().map_or("-", Name::as_str);
+        let recalled = self.controller.recall(name, &first).await.map_err(|refused| status(&refused))?;
+        recalled.into_iter().for_each(|event| self.audit.tell(event));
+        is_node?;
+        // By that it may be a member no more.
+        let node = self.node_of(peer)?;
         let presence = match first.identity_only {
             true => Presence::beside(self.clone(), node.clone(), peer),
             false => Presence::begin(self.clone(), node.clone(), peer),
@@ -345,6 +418,7 @@ impl Push {
             trust: self.controller.trust(),
             identity: Identity::of(&first),
             told: (BTreeSet::new(), String::new()),
+            held: self.controller.held(),
             programs: self.controller.programs(),
             program: crate::authority::hex(&first.program[..first.program.len().min(64)]),
             is_unlisted: false,
@@ -504,6 +578,7 @@ struct Following {
     identity: Identity,
     /// Whom it was told last to trust, and whose certificate to get.
     told: (BTreeSet<String>, String),
+    held: watch::Receiver<bool>,
     programs: watch::Receiver<Many<Program>>,
     /// SHA-256 of what it runs, as it says, in hex.
     program: String,
@@ -541,6 +616,7 @@ impl Following {
                 },
                 changed = self.watched.changed() => changed.ok()?,
                 changed = self.programs.changed() => changed.ok()?,
+                changed = self.held.changed() => changed.ok()?,
                 changed = self.trust.changed() => changed.ok()?,
             }
         }
@@ -555,6 +631,9 @@ impl Following {
                 return Some(Err(Status::permission_denied(EXPELLED)));
             }
             return Some(Ok(Order { revision: watched.given.since, ..Order::default() }));
+        }
+        if *self.held.borrow_and_update() {
+            return None;
         }
         if let Some(order) = self.identify() {
             return Some(Ok(order));
@@ -580,7 +659,8 @@ impl Following {
             return None;
         }
         self.ordered = Some(wanted);
-        Some(Ok(Order { revision: watched.given.since, document, ..Order::default() }))
+        let order = Order { revision: watched.given.since, document, ..Order::default() };
+        Some(Ok(self.presence.push.controller.with_history(order)))
     }
 
     /// It is a node, and this controller could make no document of what another version of it has taken: it keeps what it has.
@@ -622,7 +702,7 @@ pub fn sha256(document: &[u8]) -> Bytes {
 fn status(refused: &Refused) -> Status {
     let code = match refused {
         Refused::Faults(_) => Code::InvalidArgument,
-        Refused::Conflict { .. } | Refused::Busy(_) | Refused::Unready(_) => Code::Aborted,
+        Refused::Conflict { .. } | Refused::Busy(_) | Refused::Turn | Refused::Unready(_) => Code::Aborted,
         Refused::Unusable(_) => Code::InvalidArgument,
         Refused::Denied(_) => Code::PermissionDenied,
         Refused::Absent(_) | Refused::Unknown(_) => Code::NotFound,

@@ -30,6 +30,7 @@ use crate::audit::{Audit, Event};
 use crate::authority::{Facts, Subject};
 use crate::control::{self, EnrolRequest, Issued, MAX_MESSAGE, MAX_REPORT, MAX_REQUEST, Order, RenewRequest, Report};
 use crate::controller::{Controller, Refused};
+use crate::metrics;
 use crate::push::{Peer, Push};
 use crate::xds;
 
@@ -59,7 +60,7 @@ const AGAIN: Duration = Duration::from_millis(100);
 pub async fn serve(
     controller: Arc<Controller>,
     audit: Arc<Audit>,
-    listener: TcpListener,
+    (listener, admin): (TcpListener, Option<TcpListener>),
     hosts: Vec<String>,
 ) -> Result<(), Refused> {
     let push = Push::new(controller.clone(), audit.clone());
@@ -70,7 +71,14 @@ pub async fn serve(
     let mut trust = controller.trust();
     let mut own = config(&controller, &hosts)?;
     let mut renewal = tokio::time::interval_at(tokio::time::Instant::now() + LIFE / 2, LIFE / 2);
-    let beside = async { tokio::join!(push.roll_out(), push.share(), push.rotate()) };
+    let watched = async {
+        match admin {
+            Some(admin) => metrics::serve(admin, push.clone()).await,
+            None => std::future::pending().await,
+        }
+    };
+    let beside =
+        async { tokio::join!(watched, push.roll_out(), push.share(), push.rotate(), push.settle(), push.confirm()) };
     let mut beside = std::pin::pin!(beside);
     loop {
         let accepted = tokio::select! {
@@ -259,6 +267,14 @@ async fn answer(
                 async move { xds::serve::<xds::Whole>(push, &peer, request.into_inner()).await }
             });
             grpc.streaming(serve, request).await
+        }
+        // For probes, which have no certificate; why is the operator's.
+        "/healthz" => {
+            let (status, _) = metrics::health(&push);
+            let word = if status.is_success() { "ok\n" } else { "the store cannot be followed\n" };
+            let mut response = Response::new(axum::body::Body::from(word));
+            *response.status_mut() = status;
+            return response;
         }
         _ => {
             request.extensions_mut().insert(peer);

@@ -73,6 +73,18 @@ pub enum Change {
     },
     /// This commit goes out in waves; that is how documents were before it.
     Rollout(Vec<Before>),
+    /// Somebody may not begin a change while another one goes out in waves, and has the next turn.
+    Awaited {
+        /// Whose documents. `None`: the operator's.
+        owner: Option<Name>,
+    },
+    /// A node has run this revision, which the store has lost: nodes get nothing until that is confirmed.
+    Behind {
+        /// Which one.
+        revision: Revision,
+    },
+    /// What the store has is what is to be, although something may be lost.
+    Confirmed,
     /// What goes out in waves is at this step.
     Step(usize),
     /// What went out in waves does so no more.
@@ -102,6 +114,19 @@ pub struct Waved {
     pub step: usize,
     /// How the documents were that it changed.
     pub before: Vec<Before>,
+    /// Who began it, as [`Commit::by`].
+    #[serde(default)]
+    pub by: String,
+}
+
+/// Who may change documents next, after what goes out in waves now.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Turns {
+    /// Whose documents, the first one first.
+    pub waiting: Vec<Option<Name>>,
+    /// Until when the first one is waited for, in milliseconds since 1970. 0: a change still goes out.
+    pub until: u64,
 }
 
 /// A certificate authority of the overlay.
@@ -161,6 +186,23 @@ pub struct Operator {
     pub until: u64,
 }
 
+impl Turns {
+    fn join(&mut self, owner: Option<Name>) {
+        if self.waiting.len() < MAX_WAITING && !self.waiting.contains(&owner) {
+            self.waiting.push(owner);
+        }
+    }
+}
+
+/// Whose documents somebody changes, by what the log has of them.
+pub fn owner_of(by: &str) -> Option<Name> {
+    by.strip_prefix("provider/")?.split('/').next()?.parse().ok()
+}
+
+/// Whoever has a turn is waited for as long as this, in milliseconds.
+const TURN: u64 = 30_000;
+/// Owners that wait for a turn.
+const MAX_WAITING: usize = 1024;
 /// So many authorities are remembered that were one.
 const MOST_RETIRED: usize = 4;
 
@@ -226,8 +268,17 @@ pub struct State {
     pub tokens: RedBlackTreeMapSync<String, Token>,
     /// Nodes that have enrolled.
     pub members: RedBlackTreeMapSync<Name, Member>,
+    /// Keys that were revoked and have enrolled again, and until when somebody may know only the former, in milliseconds since
+    /// 1970.
+    pub readmitted: RedBlackTreeMapSync<String, u64>,
+    /// The store was restored, or has less than nodes have run, and nobody has confirmed it: nodes get nothing.
+    pub is_unconfirmed: bool,
+    /// The last revision that a node has run, of a history that the store has lost.
+    pub behind: Revision,
     /// The commit that goes out in waves.
     pub rollout: Option<Arc<Waved>>,
+    /// Those who wait for their turn to change something.
+    pub turns: Arc<Turns>,
     /// The last commit that was taken back, and why.
     pub failed: Option<(Revision, String)>,
 }
@@ -237,6 +288,7 @@ impl State {
     pub fn apply(&mut self, revision: Revision, commit: Commit) {
         self.revision = revision;
         self.retired.retain(|before| before.until > commit.at);
+        self.take_turn(&commit);
         for change in commit.changes {
             match change {
                 Change::Put(resource) => {
@@ -262,9 +314,30 @@ impl State {
                 Change::Spent { token } => _ = self.tokens.remove_mut(&token),
                 Change::Enrolled(member) => self.members.insert_mut(member.node.clone(), member),
                 Change::Expelled { node } => _ = self.members.remove_mut(&node),
-                Change::Revoked(revoked) => self.catalog.revoke(revoked, commit.at),
-                Change::Readmitted { key, .. } => self.catalog.readmit(&key),
-                Change::Rollout(before) => self.rollout = Some(Arc::new(Waved { of: revision, step: 1, before })),
+                Change::Revoked(revoked) => {
+                    self.readmitted.remove_mut(&revoked.key);
+                    self.catalog.revoke(revoked, commit.at);
+                }
+                Change::Readmitted { key, .. } => {
+                    self.catalog.readmit(&key);
+                    let over: Vec<_> = self.readmitted.iter().filter(|(_, until)| **until < commit.at).collect();
+                    let over: Vec<_> = over.into_iter().map(|(key, _)| key.clone()).collect();
+                    over.iter().for_each(|key| _ = self.readmitted.remove_mut(key));
+                    self.readmitted.insert_mut(key, commit.at.saturating_add(self.longest_life()));
+                }
+                Change::Behind { revision } => {
+                    (self.is_unconfirmed, self.behind) = (true, self.behind.max(revision));
+                }
+                Change::Confirmed => self.is_unconfirmed = false,
+                Change::Rollout(before) => {
+                    let missed = self.missed(commit.at).min(self.turns.waiting.len());
+                    let turns = Arc::make_mut(&mut self.turns);
+                    turns.waiting.drain(..missed);
+                    turns.until = 0;
+                    let by = commit.by.clone();
+                    self.rollout = Some(Arc::new(Waved { of: revision, step: 1, before, by }));
+                }
+                Change::Awaited { owner } => Arc::make_mut(&mut self.turns).join(owner),
                 Change::Step(step) => {
                     if let Some(waved) = &mut self.rollout {
                         Arc::make_mut(waved).step = step;
@@ -272,9 +345,36 @@ impl State {
                 }
                 Change::Settled { failed } => {
                     let over = self.rollout.take();
+                    Arc::make_mut(&mut self.turns).until = commit.at.saturating_add(TURN);
                     self.failed = over.zip(failed).map(|(over, why)| (over.of, why)).or(self.failed.take());
                 }
             }
+        }
+    }
+
+    /// Whether somebody else, who waits already, is to change something before this owner does.
+    pub fn is_before(&self, owner: &Option<Name>, now: u64) -> bool {
+        self.turns.waiting.get(self.missed(now)).is_some_and(|first| first != owner)
+    }
+
+    /// How many of those who wait have lost their turn: each is waited for, one after the other.
+    fn missed(&self, now: u64) -> usize {
+        let late = now.saturating_sub(self.turns.until).div_ceil(TURN);
+        if self.turns.until == 0 { 0 } else { usize::try_from(late).unwrap_or(usize::MAX) }
+    }
+
+    /// Whoever changes documents waits for that no more, and the next one has its time.
+    fn take_turn(&mut self, commit: &Commit) {
+        let writes = |change: &Change| matches!(change, Change::Put(_) | Change::Delete(_));
+        if self.turns.waiting.is_empty() || !commit.changes.iter().any(writes) {
+            return;
+        }
+        let owner = owner_of(&commit.by);
+        let turns = Arc::make_mut(&mut self.turns);
+        let before = turns.waiting.len();
+        turns.waiting.retain(|waiting| *waiting != owner);
+        if turns.waiting.len() < before && turns.until > 0 {
+            turns.until = commit.at.saturating_add(TURN);
         }
     }
 
@@ -348,6 +448,10 @@ impl State {
             rollout: self.rollout.as_deref().cloned(),
             revoked: self.catalog.revoked().cloned().collect(),
             failed: self.failed.clone(),
+            turns: (*self.turns).clone(),
+            readmitted: self.readmitted.iter().map(|(key, until)| (key.clone(), *until)).collect(),
+            is_unconfirmed: self.is_unconfirmed,
+            behind: self.behind,
         };
         serde_json::to_vec(&base).unwrap_or_default()
     }
@@ -367,6 +471,9 @@ impl State {
             state.changed.insert_mut(resource.key.clone(), changed);
             state.catalog.put(resource);
         }
+        state.turns = Arc::new(base.turns);
+        state.readmitted = base.readmitted.into_iter().collect();
+        (state.is_unconfirmed, state.behind) = (base.is_unconfirmed, base.behind);
         state.deleted = base.deleted.into_iter().collect();
         state.forgotten = base.forgotten;
         state.longest_life = base.longest_life.max(milliseconds(state.certificate_life()));
@@ -414,6 +521,18 @@ struct Base {
     rollout: Option<Waved>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     failed: Option<(Revision, String)>,
+    #[serde(default, skip_serializing_if = "is_nobody")]
+    turns: Turns,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    readmitted: Vec<(String, u64)>,
+    #[serde(default)]
+    is_unconfirmed: bool,
+    #[serde(default)]
+    behind: Revision,
+}
+
+fn is_nobody(turns: &Turns) -> bool {
+    *turns == Turns::default()
 }
 
 #[cfg(test)]

@@ -47,6 +47,8 @@ pub enum After {
     Entries(Vec<Entry>),
     /// The next one is not there any more: begin at the base.
     Gone,
+    /// The entry of that revision itself is not in the store: it was wiped, or has an older backup.
+    Lost,
 }
 
 /// Why something could not be done.
@@ -69,6 +71,19 @@ pub enum StoreError {
     /// It is of another version, or no store at all.
     #[error("{0} is no store of this version of Hermes: {1}")]
     Foreign(String, String),
+    /// It has not answered whether an entry was appended.
+    #[error(
+        "outcome unknown: the store did not answer in time ({0}). The change may have been made; the controller reads the store \
+         again, and its audit log has what became of it"
+    )]
+    Unknown(String),
+    /// It has less than a controller has read of it.
+    #[error(
+        "the store has lost revision {0}, which this controller has read: it was wiped, or has an older backup. Nodes keep what \
+         they run, and nothing can be changed. `hermes backup` still has all of it: restore that into the empty store, and \
+         restart the controllers"
+    )]
+    Lost(Revision),
     /// It does not answer, or answers that it cannot.
     #[error("the store cannot {0}: {1}")]
     Unable(&'static str, String),

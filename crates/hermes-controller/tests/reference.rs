@@ -156,7 +156,10 @@ fn of_source(text: &str) -> Messages {
             let number: u32 = inner.split("tag = \"").nth(1).unwrap().trim_end_matches('"').parse().unwrap();
             told = Some((kind, number));
         } else if let Some((kind, number)) = told.take() {
-            let field = line.strip_prefix("pub ").unwrap().split(':').next().unwrap().to_owned();
+            let (field, of) = line.strip_prefix("pub ").unwrap().split_once(':').unwrap();
+            // A message of a type of its own: `Vec<TYPE>`.
+            let of = of.split(['<', '>']).nth(1).unwrap_or(of).trim();
+            let (field, kind) = (field.to_owned(), kind.replace("message", of));
             found.insert((message.clone(), field, kind, number));
         }
     }

@@ -17,7 +17,7 @@ async fn all(store: &dyn Store, mut after: Revision) -> Vec<(Revision, Bytes)> {
         match store.read(after).await.unwrap() {
             After::Entries(entries) if entries.is_empty() => return all,
             After::Entries(entries) => all.extend(entries.into_iter().map(|entry| (entry.revision, entry.bytes))),
-            After::Gone => panic!("revision {after} is gone"),
+            After::Gone | After::Lost => panic!("revision {after} is gone"),
         }
         after = all.last().unwrap().0;
     }

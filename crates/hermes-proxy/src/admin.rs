@@ -21,7 +21,7 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, UnixListener};
 use tokio::task::{AbortHandle, JoinSet};
 
 use crate::node::NodeView;
@@ -42,34 +42,38 @@ pub type Readiness = Arc<AtomicBool>;
 pub async fn serve(listener: TcpListener, view: NodeView, ready: Readiness) {
     let on_loopback = listener.local_addr().is_ok_and(|address| address.ip().is_loopback());
     view.guard_admin(listener.local_addr().ok());
+    let accept = |listener: &TcpListener, cx: &mut Context<'_>| listener.poll_accept(cx).map_ok(|(tcp, _)| tcp);
+    accept_all(listener, accept, view, ready, on_loopback).await;
+}
+
+/// Serves it at a Unix socket too, for as long as it is polled: whoever may open the file may read it.
+pub async fn serve_local(listener: UnixListener, view: NodeView, ready: Readiness) {
+    let accept = |listener: &UnixListener, cx: &mut Context<'_>| listener.poll_accept(cx).map_ok(|(stream, _)| stream);
+    accept_all(listener, accept, view, ready, false).await;
+}
+
+async fn accept_all<L, S>(
+    listener: L,
+    accept: fn(&L, &mut Context<'_>) -> Poll<io::Result<S>>,
+    view: NodeView,
+    ready: Readiness,
+    on_loopback: bool,
+) where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
     let mut connections = JoinSet::new();
     let mut open = VecDeque::new();
     let (unaccepted, begun) = (Seldom::every(UNACCEPTED_INTERVAL), Instant::now());
     loop {
         tokio::select! {
-            accepted = listener.accept() => match accepted {
-                Ok((tcp, _)) => {
+            accepted = std::future::poll_fn(|cx| accept(&listener, cx)) => match accepted {
+                Ok(stream) => {
                     // None that says nothing keeps others out.
                     open.retain(|connection: &AbortHandle| !connection.is_finished());
                     if open.len() >= CONNECTIONS {
                         open.pop_front().inspect(AbortHandle::abort);
                     }
-                    let (view, ready) = (view.clone(), ready.clone());
-                    let connection = connections.spawn(async move {
-                        let service = service_fn(move |request| {
-                            let (view, ready) = (view.clone(), ready.clone());
-                            async move { Ok::<_, Infallible>(answer(&request, &view, &ready, on_loopback).await) }
-                        });
-                        let _ = hyper::server::conn::http1::Builder::new()
-                            .timer(TokioTimer::new())
-                            // Whoever asks now and then shall not hold a place meanwhile.
-                            .keep_alive(false)
-                            .half_close(true)
-                            .header_read_timeout(HEADER_TIMEOUT)
-                            .serve_connection(TokioIo::new(Hurried { tcp, overdue: None }), service)
-                            .await;
-                    });
-                    open.push_back(connection);
+                    open.push_back(connections.spawn(converse(stream, view.clone(), ready.clone(), on_loopback)));
                 }
                 Err(error) => {
                     if let Some(more) = unaccepted.happened(begun.elapsed().as_millis() as u64) {
@@ -83,23 +87,43 @@ pub async fn serve(listener: TcpListener, view: NodeView, ready: Readiness) {
     }
 }
 
+async fn converse(
+    stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
+    view: NodeView,
+    ready: Readiness,
+    on_loopback: bool,
+) {
+    let service = service_fn(move |request| {
+        let (view, ready) = (view.clone(), ready.clone());
+        async move { Ok::<_, Infallible>(answer(&request, &view, &ready, on_loopback).await) }
+    });
+    let _ = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        // Whoever asks now and then shall not hold a place meanwhile.
+        .keep_alive(false)
+        .half_close(true)
+        .header_read_timeout(HEADER_TIMEOUT)
+        .serve_connection(TokioIo::new(Hurried { stream, overdue: None }), service)
+        .await;
+}
+
 /// A connection whose client has to take what is sent within `ANSWER_TIMEOUT`.
-struct Hurried {
-    tcp: TcpStream,
+struct Hurried<S> {
+    stream: S,
     /// Runs from the first write that had to wait until everything is sent.
     overdue: Option<Pin<Box<tokio::time::Sleep>>>,
 }
 
-impl AsyncRead for Hurried {
+impl<S: AsyncRead + Unpin> AsyncRead for Hurried<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().tcp).poll_read(cx, buf)
+        Pin::new(&mut self.get_mut().stream).poll_read(cx, buf)
     }
 }
 
-impl AsyncWrite for Hurried {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Hurried<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        if let Poll::Ready(written) = Pin::new(&mut this.tcp).poll_write(cx, buf) {
+        if let Poll::Ready(written) = Pin::new(&mut this.stream).poll_write(cx, buf) {
             return Poll::Ready(written);
         }
         let overdue = this.overdue.get_or_insert_with(|| Box::pin(tokio::time::sleep(ANSWER_TIMEOUT)));
@@ -111,11 +135,11 @@ impl AsyncWrite for Hurried {
         // hyper flushes once nothing is left of what it had to write.
         let this = self.get_mut();
         this.overdue = None;
-        Pin::new(&mut this.tcp).poll_flush(cx)
+        Pin::new(&mut this.stream).poll_flush(cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().tcp).poll_shutdown(cx)
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(cx)
     }
 }
 

@@ -5,6 +5,8 @@
 //! Never: a document on disk that this node did not run. What is there is the last good one, and the node starts from it
 //! without any controller, for as long as its certificate lives.
 
+pub(crate) mod history;
+
 use std::collections::VecDeque;
 use std::io::Write as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
@@ -26,6 +28,8 @@ use hermes_proxy::NodeView;
 use rcgen::{CertificateParams, KeyPair};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
+
+use self::history::History;
 
 /// How soon a controller that is away is tried again: first, and at most.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
@@ -268,6 +272,8 @@ struct Standing {
     /// What was told of sessions, and when.
     counted: (u64, Instant),
     health: Health,
+    /// What a controller that lost it would have to know.
+    history: History,
 }
 
 impl Standing {
@@ -311,7 +317,15 @@ impl Standing {
             authorities: self.identity.0.clone(),
             issuer: self.identity.1.clone(),
             identity_only: self.is_beside,
+            ..Report::default()
         }
+    }
+
+    /// The first one of a connection.
+    fn first_report(&mut self) -> Report {
+        let mut report = self.report();
+        self.history.tell(&mut report);
+        report
     }
 }
 
@@ -358,8 +372,19 @@ async fn follow(
     let counted = (0, Instant::now());
     let (identity, is_beside) = ((Vec::new(), Bytes::new()), instruct.is_none());
     let health = Health::default();
-    let mut standing =
-        Standing { identity, is_beside, running, tried: 0, refused: String::new(), program, view, counted, health };
+    let history = History::load(&home.directory);
+    let mut standing = Standing {
+        identity,
+        is_beside,
+        running,
+        tried: 0,
+        refused: String::new(),
+        program,
+        view,
+        counted,
+        health,
+        history,
+    };
     let mut pace = Pace::new(AGAIN.0, AGAIN.1);
     let mut outage = OutageLog::default();
     // Where one controller is away, the next one has the same.
@@ -429,7 +454,7 @@ impl<'a> Conversation<'a> {
         standing.identify(home)?;
         let client = Client::connect(place, &known, Some(&own)).await?;
         let (say, said) = mpsc::channel(4);
-        say.send(standing.report()).await?;
+        say.send(standing.first_report()).await?;
         let reports = futures_util::stream::unfold(said, async |mut said| Some((said.recv().await?, said)));
         let orders = client.follow(reports).await?;
         tracing::info!(controller = %place, "under control");
@@ -518,6 +543,12 @@ async fn obey(
     instruct: &mpsc::Sender<Instruction>,
     standing: &mut Standing,
 ) -> anyhow::Result<()> {
+    // First: the document is run with it.
+    if standing.history.learn(&order)
+        && let Err(error) = home.keep(&home.path(history::FILE), &standing.history.to_bytes())
+    {
+        tracing::error!("keys that are revoked now may be believed after the next start: {error:#}");
+    }
     let Order { revision, document, .. } = order;
     let (done, answer) = oneshot::channel();
     let wanted = if document.is_empty() { Wanted::Nothing } else { Wanted::Document(document.clone()) };

@@ -1,6 +1,6 @@
 //! The `hermes` binary: one program that is the proxy, the router and the command line.
 //!
-//! In: a command line. Out: exit status 0, 1 (failure) or 2 (usage), and one clear sentence on
+//! In: a command line. Out: exit status 0, 1 (failure), 2 (usage) or 3 (outcome unknown), and one clear sentence on
 //! standard error where something failed.
 
 #![forbid(unsafe_code)]
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("hermes: {error:#}");
-            ExitCode::FAILURE
+            if error.is::<operator::OutcomeUnknown>() { ExitCode::from(3) } else { ExitCode::FAILURE }
         }
     }
 }

@@ -268,6 +268,18 @@ impl Access {
     }
 }
 
+/// The controller does not know whether what was asked for was done.
+#[derive(Debug)]
+pub(crate) struct OutcomeUnknown(String);
+
+impl std::fmt::Display for OutcomeUnknown {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for OutcomeUnknown {}
+
 /// One request over a connection that is there.
 async fn exchange(client: &Client, method: Method, path: &str, body: Vec<u8>) -> anyhow::Result<Answer> {
     let request = Request::builder()
@@ -314,6 +326,9 @@ impl Answer {
             let (document, path) = (document.unwrap_or_default(), text("path").unwrap_or_default());
             let message = problem["message"].as_str().unwrap_or_default();
             said.push_str(&format!("\n  {}{document}{path}{message}", place(problem)));
+        }
+        if status == http::StatusCode::GATEWAY_TIMEOUT {
+            return Err(OutcomeUnknown(said).into());
         }
         anyhow::bail!(said)
     }

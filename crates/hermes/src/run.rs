@@ -19,7 +19,7 @@ use hermes_proxy::{Bound, Node, admin};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::agent::{Agent, Home, Instruction, Wanted};
+use crate::agent::{Agent, Home, Instruction, Wanted, history};
 use crate::document;
 use crate::handover::{self, Successor, Successors};
 use crate::log::Log;
@@ -33,6 +33,8 @@ const FAREWELL: Duration = Duration::from_secs(5);
 /// Descriptors that a node asks for, up to the hard limit.
 const DESCRIPTORS: u64 = 1 << 20;
 const ADMIN_LABEL: &str = "admin";
+/// The admin endpoint of a node under a controller, in its directory: whether or not its document has an `admin`.
+pub(crate) const ADMIN_SOCKET: &str = "admin.sock";
 
 /// Why a node's process ends.
 enum End {
@@ -165,6 +167,7 @@ async fn run(
     node.controlled_by(controllers.unwrap_or_default());
     if let Some(agent) = &agent {
         agent.observe(node.view());
+        admin.listen_locally(&config.with_file_name(ADMIN_SOCKET), &node);
     }
     watch.follow(node.generation().files());
     tracing::info!(node = %snapshot.node, pid = std::process::id(), "running");
@@ -361,7 +364,8 @@ async fn obey(instruction: Instruction, config: &Path, node: &mut Node, watch: &
 
 /// Reads a document that would stand in this file.
 fn read_document(config: &Path, document: &[u8]) -> anyhow::Result<Arc<Snapshot>> {
-    settled(config, document::check_json(config, document))
+    // Whatever it has forgotten: what was revoked stays so.
+    settled(config, document::check_json(config, &history::with_revoked(config, document)))
 }
 
 fn load(config: &Path, watch: &Watch) -> anyhow::Result<Arc<Snapshot>> {
@@ -591,6 +595,8 @@ struct Admin {
     /// It is ready no more, whatever a document says.
     is_leaving: bool,
     task: JoinSet<()>,
+    /// The same at a Unix socket.
+    local: JoinSet<()>,
     /// Another process answers now, wherever a document says.
     stopped: bool,
 }
@@ -638,7 +644,18 @@ impl AdminSocket {
 impl Admin {
     fn new() -> Self {
         let (ready, task) = (Arc::new(AtomicBool::new(true)), JoinSet::new());
-        Self { address: None, socket: None, ready, is_leaving: false, task, stopped: false }
+        Self { address: None, socket: None, ready, is_leaving: false, task, local: JoinSet::new(), stopped: false }
+    }
+
+    /// Answers at a Unix socket, in the place of whoever did before.
+    fn listen_locally(&mut self, path: &Path, node: &Node) {
+        let _ = std::fs::remove_file(path);
+        match tokio::net::UnixListener::bind(path) {
+            Ok(listener) => _ = self.local.spawn(admin::serve_local(listener, node.view(), self.ready.clone())),
+            Err(error) => {
+                tracing::warn!(socket = %path.display(), "`hermes health --state` finds no node there: {error}");
+            }
+        }
     }
 
     /// The process drains.
@@ -676,6 +693,7 @@ impl Admin {
     async fn stop(&mut self) {
         self.stopped = true;
         self.task.shutdown().await;
+        self.local.shutdown().await;
         self.socket = None;
     }
 }

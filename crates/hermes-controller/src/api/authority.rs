@@ -167,7 +167,7 @@ fn end(
             Ok(axum::Json(told(desk, &desk.controller.known())).into_response())
         }
         Err(refused) => {
-            desk.audit.tell(Event { refused: Some(refused.to_string()), ..event });
+            desk.audit.tell(event.failed(&refused));
             Err(refused.into())
         }
     }

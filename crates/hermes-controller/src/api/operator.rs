@@ -77,7 +77,7 @@ pub(super) async fn dismiss(
             Ok(axum::Json(json!({ "certificates": certificates })).into_response())
         }
         Err(refused) => {
-            desk.audit.tell(Event { refused: Some(refused.to_string()), ..event });
+            desk.audit.tell(event.failed(&refused));
             Err(refused.into())
         }
     }

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Arc, Asker, Desk, Event, Peer, Problem};
 use crate::controller::Known;
+use crate::state::owner_of;
 
 /// What is told of it; `of` is null where there is nothing.
 pub(super) fn told(known: &Known) -> Value {
@@ -44,7 +45,14 @@ pub(super) async fn cancel(
     State(desk): State<Desk>,
     Extension(peer): Extension<Arc<Peer>>,
 ) -> Result<Response, Problem> {
-    let (asker, of) = going(&desk, &peer)?;
+    let asker = desk.asker(&peer)?;
+    let waved = desk.controller.known().state.rollout.clone();
+    let is_own = waved.as_ref().is_some_and(|waved| owner_of(&waved.by) == asker.provider);
+    let (asker, of) = match waved {
+        // A provider ends what is its own.
+        Some(waved) if is_own && asker.provider.is_some() => (asker, waved.of),
+        _ => going(&desk, &peer)?,
+    };
     desk.controller.take_back(&asker.by, of, format!("{} has canceled it", asker.by)).await?;
     end(&desk, &asker, &peer, "cancel", of)
 }
@@ -59,5 +67,12 @@ fn going(desk: &Desk, peer: &Peer) -> Result<(Asker, u64), Problem> {
 fn end(desk: &Desk, asker: &Asker, peer: &Peer, what: &str, of: u64) -> Result<Response, Problem> {
     let about = Some(format!("revision {of}"));
     desk.audit.tell(Event { what, by: Some(&asker.by), from: peer.from, about, ..Event::default() });
-    Ok(axum::Json(told(&desk.controller.known())).into_response())
+    let answer = match asker.provider {
+        None => told(&desk.controller.known()),
+        // Nodes are the operator's.
+        Some(_) => {
+            json!({ "of": null, "failed": { "revision": of, "reason": format!("{} has canceled it", asker.by) } })
+        }
+    };
+    Ok(axum::Json(answer).into_response())
 }

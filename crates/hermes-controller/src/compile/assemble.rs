@@ -11,7 +11,7 @@ use hermes_model::document::upstream::{Endpoint, Upstream, UpstreamTls};
 use hermes_model::document::word::Protocol;
 use hermes_model::document::{Bind, Document, Identity};
 use hermes_model::facts::Kind;
-use hermes_model::pattern::{AuthorityPattern, UserPattern};
+use hermes_model::pattern::UserPattern;
 use hermes_model::snapshot::{CarryNames, ClientAuth, HostPort, Role, UpstreamProtocol};
 
 use super::way::Stop;
@@ -61,7 +61,13 @@ fn bound(plan: &Plan, name: &Name) -> BTreeMap<String, Many<String>> {
             let users = stops.flat_map(|(key, stop)| {
                 stop.users.iter().flatten().map(|user| super::on_the_wire(&key.provider, user))
             });
-            let users: BTreeSet<String> = users.collect();
+            let mut users: BTreeSet<String> = users.collect();
+            let is_for_everyone = |(_, stop): (&Key, &Stop)| stop.users.is_none();
+            let mut stops = services.iter().filter_map(|key| Some((key, plan.ways.get(key)?.stops.get(sender)?)));
+            if !users.is_empty() && stops.any(is_for_everyone) {
+                // Whoever else is there comes by with a user, too, and only from a node without any the claim is just removed.
+                users.extend(plan.catalog.users_on(sender).map(|key| super::on_the_wire(&key.provider, &key.name)));
+            }
             (!users.is_empty()).then(|| (sender.to_string(), Many(users.into_iter().collect())))
         })
         .collect()
@@ -146,7 +152,27 @@ fn routes(plan: &Plan, name: &Name, upstreams: &mut Upstreams<'_>) -> Vec<Route>
         })
         .collect();
     routes.sort_by(|(a, a_key, _), (b, b_key, _)| (a, a_key).cmp(&(b, b_key)));
+    narrower_first(plan, &mut routes);
     routes.into_iter().map(|(.., route)| route).collect()
+}
+
+/// Of services that a session may be of, apart from whose it is, that for fewer users comes first. Others stay in their order,
+/// so that no node has another document for what concerns services that it does not know.
+fn narrower_first(plan: &Plan, routes: &mut [(Generality, Key, Route)]) {
+    let audience = |key: &Key| plan.ways.get(key).map_or(usize::MAX, |way| way.audience);
+    for at in 1..routes.len() {
+        let (general, key, _) = &routes[at];
+        let beside = plan.catalog.beside(key);
+        let is_wider = |(other, wide, _): &(Generality, Key, Route)| {
+            other == general && beside.contains(wide) && audience(wide) > audience(key)
+        };
+        if beside.is_empty() {
+            continue;
+        }
+        if let Some(to) = routes[..at].iter().position(is_wider) {
+            routes[to..=at].rotate_right(1);
+        }
+    }
 }
 
 /// What a node has to do, for which service.
@@ -155,27 +181,24 @@ fn stops<'a>(plan: &'a Plan, name: &'a Name) -> impl Iterator<Item = (&'a Key, &
     services.filter_map(move |key| Some((key, plan.ways.get(key)?.stops.get(name)?)))
 }
 
-/// What sorts a service behind more special ones: wildcards after names, the wider ones last; then those of any path.
-fn generality(service: &Service, key: &Key) -> (bool, usize, bool, usize) {
-    let authorities = authorities(service, key);
+/// What sorts a service behind more special ones: wildcards after names, the wider ones last; then those of any path, then those
+/// of any method.
+type Generality = (bool, usize, bool, usize, bool);
+
+fn generality(service: &Service, key: &Key) -> Generality {
+    let authorities = service.authorities(&key.name);
     let texts = || authorities.iter().map(ToString::to_string);
     let is_wild = texts().any(|text| text.contains('*'));
     let shortest = texts().map(|text| text.len()).min().unwrap_or_default();
     let path = service.path.iter().map(|path| path.to_string().len()).min();
-    (is_wild, usize::MAX - shortest, path.is_none(), usize::MAX - path.unwrap_or_default())
+    let path_length = usize::MAX - path.unwrap_or_default();
+    (is_wild, usize::MAX - shortest, path.is_none(), path_length, service.method.is_empty())
 }
 
 /// The same of networks, which share no session with services: the wider ones last.
-fn breadth(network: &Network) -> (bool, usize, bool, usize) {
+fn breadth(network: &Network) -> Generality {
     let shortest = network.prefixes.iter().map(|prefix| usize::from(prefix.0.prefix_len())).min();
-    (false, usize::MAX - shortest.unwrap_or_default(), false, 0)
-}
-
-pub(super) fn authorities(service: &Service, key: &Key) -> Vec<AuthorityPattern> {
-    if service.authority.is_empty() {
-        return AuthorityPattern::parse(key.name.as_str()).into_iter().collect();
-    }
-    service.authority.0.clone()
+    (false, usize::MAX - shortest.unwrap_or_default(), false, 0, false)
 }
 
 /// Whose sessions come by.
@@ -217,7 +240,7 @@ fn route((node, stop): (&Name, &Stop), (key, service): (&Key, &Service), upstrea
     });
     let matching = Match {
         kind: Many(kinds.unwrap_or_default()),
-        authority: Many(authorities(service, key)),
+        authority: Many(service.authorities(&key.name)),
         path: service.path.clone(),
         method: service.method.clone(),
         user: users(key, stop),

@@ -41,7 +41,7 @@ pub(super) fn names(plan: &Plan, node: &Name, user: Option<&str>) -> Vec<String>
         Offer::Service(service) => is_for(plan.ways.get(key)?.stops.get(node)?, key).then_some((key, service)),
         Offer::Network(_) => None,
     });
-    let hosts = services.flat_map(|(key, service)| super::assemble::authorities(service, key)).filter_map(dns_name);
+    let hosts = services.flat_map(|(key, service)| service.authorities(&key.name)).filter_map(dns_name);
     hosts.collect::<BTreeSet<_>>().into_iter().collect()
 }
 

@@ -11,7 +11,7 @@ use rpds::RedBlackTreeMapSync;
 use super::alternate::Alternates;
 use super::graph::Graph;
 use crate::catalog::{Catalog, Offer};
-use crate::document::{Key, Name, Node};
+use crate::document::{Audience, Key, Name, Node};
 
 /// What one node has to do for one service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -50,6 +50,8 @@ pub(super) struct Way {
     pub(super) distances: Arc<BTreeMap<Name, usize>>,
     /// The same for what begins now, which goes by no node that drains. `None`: none of them is on any way.
     pub(super) avoiding: Option<Arc<BTreeMap<Name, usize>>>,
+    /// For how many users the service is. The largest number: for everyone.
+    pub(super) audience: usize,
 }
 
 impl Way {
@@ -74,8 +76,13 @@ pub(super) fn way(catalog: &Catalog, graph: &Graph, key: &Key, offer: Offer<'_>)
     let distances = graph.distances(&places, false);
     let is_concerned = graph.draining().any(|node| distances.contains_key(node));
     let avoiding = is_concerned.then(|| Arc::new(graph.distances(&places, true)));
-    let mut way = Way { distances: Arc::new(distances), avoiding, ..Way::default() };
-    way.stops = match catalog.audience(key, offer.audience()) {
+    let users = catalog.audience(key, offer.audience());
+    let audience = match offer.audience() {
+        Audience::Everyone => usize::MAX,
+        Audience::Those { .. } => users.as_ref().map_or(usize::MAX, BTreeSet::len),
+    };
+    let mut way = Way { distances: Arc::new(distances), avoiding, audience, ..Way::default() };
+    way.stops = match users {
         Some(users) => users_stops(catalog, graph, (key, offer), &users, &way),
         None => {
             let everyones = Everyones::new(catalog, graph, offer, &way);

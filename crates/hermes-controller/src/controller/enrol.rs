@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use x509_parser::prelude::FromDer as _;
 
-use super::{Controller, Known, Refused, now};
+use super::{Controller, HELD, Known, Refused, now};
 use crate::authority::{Subject, Unissued};
 use crate::document::{Key, Name};
 use crate::state::{Authority, Change, Member, Token};
@@ -94,6 +94,9 @@ impl Controller {
                 return Ok((Vec::new(), member.node.clone()));
             }
             let token = known.state.tokens.get(&ticket.id).filter(|token| ticket.proves(&token.digest));
+            if known.is_held() {
+                return Err(Refused::Unready(HELD.to_owned()));
+            }
             let Some(token) = token else {
                 // Whether there was one with this id is not told.
                 return Err(Refused::Denied(

@@ -363,3 +363,42 @@ async fn what_has_no_bound_is_refused() {
     assert!(refused.to_string().contains("a provider's document 262144 at most"), "{refused}");
     controller.apply(&put(&theirs(3 << 10))).await.unwrap();
 }
+
+/// A provider who applies time after time keeps nobody else from changing something, where changes go out in waves.
+#[tokio::test]
+async fn providers_have_turns_where_changes_go_out_in_waves() {
+    let directory = tempfile::tempdir().unwrap();
+    let (_, controller) = begin(directory.path()).await;
+    let overlay = "kind: Overlay\nname: x\nproviders: {acme: {}, bella: {}, carla: {}}\nrollout: {first: 1, growth: 1, settle: 1h}\n---\n\
+        {kind: Node, name: one, address: \"192.0.2.2:9443\", providers: [acme, bella, carla], apps: {bind: 127.0.0.1:8080, user: acme/u}}\n";
+    let service = |provider: &str, port: u16| Request {
+        by: format!("provider/{provider}/joe"),
+        ..put(&format!(
+            "{{kind: User, provider: {provider}, name: u, nodes: one}}\n---\n\
+             {{kind: Service, provider: {provider}, name: A, at: {{node: one, http: \"127.0.0.1:{port}\"}}, for: everyone}}"
+        ))
+    };
+    let all = format!("{overlay}---\n{{kind: User, provider: acme, name: u, nodes: one}}\n");
+    controller.apply(&Request { is_now: true, ..put(&all) }).await.unwrap();
+    let finish = async || {
+        let of = controller.known().state.rollout.as_ref().unwrap().of;
+        controller.finish("operator/root", of).await.unwrap();
+    };
+    controller.apply(&service("acme", 1)).await.unwrap();
+    for provider in ["carla", "bella", "carla"] {
+        assert!(matches!(controller.apply(&service(provider, 1)).await, Err(Refused::Busy(_))));
+    }
+    finish().await;
+    // Whoever has waited comes first, in their order; nobody else is told to wait without anybody to wait for.
+    assert!(matches!(controller.apply(&service("acme", 2)).await, Err(Refused::Turn)));
+    assert!(matches!(controller.apply(&service("bella", 2)).await, Err(Refused::Turn)));
+    controller.apply(&service("carla", 2)).await.unwrap();
+    finish().await;
+    assert!(matches!(controller.apply(&service("acme", 2)).await, Err(Refused::Turn)));
+    controller.apply(&service("bella", 2)).await.unwrap();
+    assert!(matches!(controller.apply(&service("acme", 2)).await, Err(Refused::Busy(_))));
+    finish().await;
+    controller.apply(&service("acme", 2)).await.unwrap();
+    finish().await;
+    controller.apply(&service("acme", 3)).await.unwrap();
+}

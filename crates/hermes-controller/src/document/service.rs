@@ -1,11 +1,12 @@
 //! A service: a name, where it lives, and for whom.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use hermes_model::document::route::MethodName;
 use hermes_model::document::scalar::Many;
 use hermes_model::document::treatment::{Cache, Custody, Pace, Retrieve, Retry, Rewrite, Timeout};
-use hermes_model::pattern::{AuthorityPattern, PathPattern};
+use hermes_model::pattern::{AuthorityPattern, PathPattern, PortPattern};
 use hermes_model::reach::Reach;
 use hermes_model::snapshot::{OnChange, Target};
 use serde::de::value::MapAccessDeserializer;
@@ -57,6 +58,57 @@ pub struct Service {
     /// What becomes of flows when a route changes.
     #[serde(default, skip_serializing_if = "is_default")]
     pub on_change: OnChange,
+}
+
+impl Service {
+    /// What applications call it: as it is written, or its name. Without a port it is reached at those of its tcp and udp
+    /// targets, too.
+    pub fn authorities(&self, name: &Name) -> Vec<AuthorityPattern> {
+        let mut all = match self.authority.is_empty() {
+            true => AuthorityPattern::parse(name.as_str()).into_iter().collect(),
+            false => self.authority.0.clone(),
+        };
+        let targets = self.at.iter().flat_map(|replica| [&replica.tcp, &replica.udp]).flatten();
+        let ports: BTreeSet<u16> = targets
+            .filter_map(|target| match target {
+                Target::Fixed(target) => Some(target.port),
+                Target::Authority => None,
+            })
+            .collect();
+        let without: Vec<_> = all.iter().filter(|one| one.port == PortPattern::Default).cloned().collect();
+        for one in without {
+            let at = |port| AuthorityPattern { host: one.host.clone(), port: PortPattern::Exact(port) };
+            let more = ports.iter().map(|port| at(*port));
+            let more: Vec<_> = more.filter(|pattern| !all.contains(pattern)).collect();
+            all.extend(more);
+        }
+        all
+    }
+
+    /// Whether a session may be one of either service, as far as that is not said by whose it is.
+    pub fn meets(&self, name: &Name, (other, other_name): (&Service, &Name)) -> bool {
+        let share = |own: &[String], others: &[String]| {
+            (own.is_empty() && others.is_empty()) || own.iter().any(|one| others.contains(one))
+        };
+        let texts = |all: &mut dyn Iterator<Item = String>| all.collect::<Vec<_>>();
+        let paths = |service: &Service| texts(&mut service.path.iter().map(ToString::to_string));
+        let methods = |service: &Service| texts(&mut service.method.iter().map(|method| format!("{method:?}")));
+        let authorities =
+            |service: &Service, name| texts(&mut service.authorities(name).iter().map(ToString::to_string));
+        let kinds = |service: &Service| {
+            service
+                .at
+                .0
+                .first()
+                .map(|one| [one.http.is_some(), one.tcp.is_some(), one.udp.is_some()])
+                .unwrap_or_default()
+        };
+        let is_one_kind = kinds(self).iter().zip(kinds(other)).any(|(own, other)| *own && other);
+        is_one_kind
+            && share(&authorities(self, name), &authorities(other, other_name))
+            && share(&paths(self), &paths(other))
+            && share(&methods(self), &methods(other))
+    }
 }
 
 /// One place where a service lives: a node, and what that has of it. One of `http`, `tcp` and `udp`, or several.

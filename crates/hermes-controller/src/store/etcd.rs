@@ -241,16 +241,26 @@ impl Etcd {
         let put = Operation::put(PutRequest { key: self.key(next), value: value.clone(), lease: 0 });
         let request = TxnRequest::new(compare, [put]);
         let deadline = Instant::now() + PATIENCE;
+        // A try has reached a member, and its answer was lost.
+        let mut is_open = false;
         loop {
-            match self.once::<_, TxnResponse>(message::TXN, request.clone()).await {
+            let answered = self.once::<_, TxnResponse>(message::TXN, request.clone()).await;
+            // Over no connection nothing was sent.
+            is_open |= answered.as_ref().is_err_and(|error| !matches!(error, ClientError::Unreachable { .. }));
+            match answered {
                 Ok(answer) if answer.succeeded => return Ok(next),
                 // It may be what was written at the try before, whose answer was lost.
                 Ok(_) => {
-                    let range: RangeResponse = self.ask(WHAT, message::RANGE, RangeRequest::of(self.key(next))).await?;
+                    let range: Result<RangeResponse, _> =
+                        self.ask(WHAT, message::RANGE, RangeRequest::of(self.key(next))).await;
+                    let range = range.map_err(|error| StoreError::Unknown(error.to_string()))?;
                     return match range.kvs.first() {
                         Some(there) if there.value == value => Ok(next),
                         _ => Err(StoreError::Behind(after)),
                     };
+                }
+                Err(error) if Instant::now() > deadline && is_open => {
+                    return Err(StoreError::Unknown(error.to_string()));
                 }
                 Err(error) if Instant::now() > deadline => return Err(StoreError::Unable(WHAT, error.to_string())),
                 Err(_) => tokio::time::sleep(PAUSE).await,
@@ -267,13 +277,19 @@ impl Etcd {
         };
         let base = RangeRequest { limit: 1, ..RangeRequest::of(self.base_key()) };
         // Both at one moment: a base that comes in between takes entries away.
-        let request = TxnRequest::new([], [Operation::range(base), Operation::range(entries)]);
+        let last = RangeRequest { limit: 1, ..RangeRequest::of(self.key(after)) };
+        let request = TxnRequest::new([], [base, entries, last].map(Operation::range));
         let mut ranges = self.txn(WHAT, request).await?.ranges().into_iter();
-        let (base, range) = (ranges.next().unwrap_or_default(), ranges.next().unwrap_or_default());
+        let mut next = || ranges.next().unwrap_or_default();
+        let (base, range, last) = (next(), next(), next());
         let base = base.kvs.first().map(|base| revision_of(&base.value)).transpose();
         let foreign = |why: String| StoreError::Foreign(self.members.join(","), why);
         if base.map_err(foreign)?.is_some_and(|base| after < base) {
             return Ok(After::Gone);
+        }
+        // The last entry of a base stays, so that one that was read is always there.
+        if after > 0 && last.kvs.is_empty() {
+            return Ok(After::Lost);
         }
         let (mut entries, mut size) = (Vec::new(), 0);
         for kv in range.kvs {
@@ -302,8 +318,9 @@ impl Etcd {
     async fn changed_now(&self, after: Revision) -> Result<(), StoreError> {
         const WHAT: &str = "be followed";
         let unable = |error: ClientError| StoreError::Unable(WHAT, error.to_string());
-        // Any entry: where others are so far ahead that the next one is gone, there is a later one.
-        let (from, to) = (self.key(after + 1), after_last(&format!("{}log/", self.prefix)));
+        // Any entry: where others are so far ahead that the next one is gone, there is a later one. The last one that was read,
+        // too: it goes only where others are ahead, or the log is lost.
+        let (from, to) = (self.key(after), after_last(&format!("{}log/", self.prefix)));
         let line = self.line().await.map_err(unable)?;
         let watching =
             line.stream::<_, Watched>(message::WATCH, message::WatchRequest::begin(from.clone(), to.clone(), 0));
@@ -321,9 +338,10 @@ impl Etcd {
                 Ok(Some(said)) if said.created && !is_watched => {
                     is_watched = true;
                     // What was there before it was watched makes no event.
-                    let there = RangeRequest { limit: 1, range_end: to.clone(), ..RangeRequest::of(from.clone()) };
+                    let there = RangeRequest { limit: 2, range_end: to.clone(), ..RangeRequest::of(from.clone()) };
                     let range: RangeResponse = self.ask(WHAT, message::RANGE, there).await?;
-                    if !range.kvs.is_empty() {
+                    let is_last = range.kvs.first().is_some_and(|first| first.key == from);
+                    if range.kvs.len() != usize::from(after > 0) || (after > 0 && !is_last) {
                         return Ok(());
                     }
                 }

@@ -125,6 +125,9 @@ impl Store for Sqlite {
             if base.is_some_and(|base| after < base) {
                 return Ok(After::Gone);
             }
+            if last(connection)? < after {
+                return Ok(After::Lost);
+            }
             let mut query =
                 connection.prepare_cached("SELECT revision, bytes FROM log WHERE revision > ?1 ORDER BY revision")?;
             let mut rows = query.query([after])?;

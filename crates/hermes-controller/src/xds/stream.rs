@@ -24,7 +24,7 @@ use super::bootstrap::DIRECTORY;
 use super::session::{Goal, Heard, Kind, Said, Session, Verdict};
 use super::{Site, nothing, resources};
 use crate::control::Report;
-use crate::controller::{Known, Watched};
+use crate::controller::{HELD, Known, Watched};
 use crate::document::{Name, Program};
 use crate::push::{EXPELLED, Peer, Presence, Push, sha256};
 use crate::trust::Trust;
@@ -129,6 +129,9 @@ pub(crate) async fn serve<F: Form>(
     mut requests: Streaming<F::Request>,
 ) -> Result<Response<impl Stream<Item = Result<F::Response, Status>> + use<F>>, Status> {
     let node = push.node_of(peer)?;
+    if push.controller().known().is_held() {
+        return Err(Status::unavailable(HELD));
+    }
     let silent = || Status::invalid_argument("say first who you are, and what you ask for");
     let mut first = requests.message().await?.ok_or_else(silent)?;
     let envoy = F::node(&mut first).ok_or_else(silent)?;

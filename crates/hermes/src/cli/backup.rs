@@ -43,14 +43,22 @@ impl Backup {
 #[derive(Debug, Parser)]
 pub(super) struct Restore {
     /// The backup.
-    file: PathBuf,
+    #[arg(required_unless_present = "confirm")]
+    file: Option<PathBuf>,
+    /// Confirms, at a controller that runs, that what was restored is right although not all nodes are back, which know what was
+    /// revoked since the backup. Revoke that again first.
+    #[arg(long, conflicts_with = "file")]
+    confirm: bool,
     #[command(flatten)]
     place: Place,
+    #[command(flatten)]
+    access: Access,
 }
 
 impl Restore {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let text = document::text(&self.file)?;
+        let Some(file) = self.file else { return confirm(&self.access) };
+        let text = document::text(&file)?;
         let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.place.data);
         made.with_context(|| format!("--data {} cannot be made", self.place.data.display()))?;
         let revision = block_on(async {
@@ -58,8 +66,23 @@ impl Restore {
             Ok(Controller::restore(&*store, text.as_bytes()).await?)
         })?;
         super::print(&format!(
-            "revision {revision} is restored; start `hermes controller` with the same --data and --store\n"
+            "revision {revision} is restored; start `hermes controller` with the same --data and --store. Nodes keep what they run \
+             until all that have enrolled are back, with what was revoked since the backup, or you say `hermes restore --confirm`. \
+             Tokens of before are void. Operators who were removed since may ask again: see `hermes operator list`\n"
         ))?;
         Ok(ExitCode::SUCCESS)
     }
+}
+
+fn confirm(access: &Access) -> anyhow::Result<ExitCode> {
+    let before = block_on(access.get(Method::GET, "/v1/restored", Vec::new()))?;
+    if before["unconfirmed"] != true {
+        super::print("there is nothing to confirm\n")?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let answer = block_on(access.get(Method::POST, "/v1/restored", Vec::new()))?;
+    let missing: Vec<_> = before["missing"].as_array().into_iter().flatten().filter_map(|one| one.as_str()).collect();
+    let missing = if missing.is_empty() { String::new() } else { format!(", without {}", missing.join(", ")) };
+    super::print(&format!("revision {}: confirmed{missing}\n", answer["revision"]))?;
+    Ok(ExitCode::SUCCESS)
 }

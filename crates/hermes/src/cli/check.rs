@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use hermes_controller::catalog::Catalog;
-use hermes_controller::compile::compile;
+use hermes_controller::compile;
 use hermes_controller::document::{self as overlay, Fault, Key, Kind, Resource};
 use hermes_model::check::position::locate;
 use hermes_model::{Checked, Located, Position, Positions, Problem, Snapshot};
@@ -64,7 +64,8 @@ impl Check {
     fn check_overlay(&self, whole: Whole, text: &mut String) -> bool {
         let Whole { catalog, files, mut faults, texts } = whole;
         let mut positions: HashMap<&Path, Positions> = HashMap::new();
-        let compiled = if faults.is_empty() && !files.is_empty() { compile(&catalog) } else { Ok(Default::default()) };
+        let compiled =
+            if faults.is_empty() && !files.is_empty() { compile::check(&catalog) } else { Ok(Default::default()) };
         let is_good = faults.is_empty() && compiled.is_ok();
         let first = self.files.first().cloned().unwrap_or_default();
         for fault in compiled.as_ref().err().into_iter().flatten() {
@@ -76,6 +77,13 @@ impl Check {
             let read = || Positions::read(texts.get(file).map(String::as_str).unwrap_or_default());
             let position = overlay::position(positions.entry(file).or_insert_with(read), fault, 0);
             self.tell_of(text, file, document.as_deref(), "error", &Located { position, problem: said(fault) });
+        }
+        for warning in compiled.as_ref().into_iter().flatten() {
+            let file = warning.key.as_ref().and_then(|key| files.get(key)).unwrap_or(&first);
+            let document = warning.key.as_ref().map(ToString::to_string);
+            let read = || Positions::read(texts.get(file).map(String::as_str).unwrap_or_default());
+            let position = overlay::position(positions.entry(file).or_insert_with(read), warning, 0);
+            self.tell_of(text, file, document.as_deref(), "warning", &Located { position, problem: said(warning) });
         }
         if is_good && !files.is_empty() && !self.json {
             let count = |kind: Kind| catalog.iter().filter(|resource| resource.key.kind == kind).count();

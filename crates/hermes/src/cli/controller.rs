@@ -38,6 +38,10 @@ pub(super) struct Run {
     /// Where it listens for nodes and operators: ADDRESS:PORT, localhost:PORT, or :PORT for all addresses of IPv4.
     #[arg(long, value_name = "ADDR", default_value_t = Bind(SocketAddr::from(([127, 0, 0, 1], PORT))))]
     listen: Bind,
+    /// Where it answers to `/healthz` and `/metrics` without TLS. Whoever reaches that learns how many nodes there are and how
+    /// they fare. With TLS, `/healthz` is at --listen for anybody.
+    #[arg(long, value_name = "ADDR")]
+    admin: Option<Bind>,
     /// Names and addresses by which it is reached, where they are others than that of --listen; for its certificate.
     #[arg(long = "name", value_name = "HOST")]
     names: Vec<String>,
@@ -169,6 +173,14 @@ impl Run {
         let socket = tokio::net::TcpListener::bind(self.listen.0).await;
         let socket = socket.with_context(|| format!("--listen {}: cannot listen there", self.listen))?;
         let address = socket.local_addr()?;
+        let admin = match self.admin {
+            Some(admin) => Some(
+                tokio::net::TcpListener::bind(admin.0)
+                    .await
+                    .with_context(|| format!("--admin {admin}: cannot listen there"))?,
+            ),
+            None => None,
+        };
         let host = self.names.first().cloned().unwrap_or_else(|| match address.ip() {
             any if any.is_unspecified() => "localhost".to_owned(),
             ip => ip.to_string(),
@@ -197,7 +209,7 @@ impl Run {
         crate::notify::ready();
         let following = controller.clone();
         tokio::select! {
-            served = server::serve(controller, audit, socket, hosts) => served?,
+            served = server::serve(controller, audit, (socket, admin), hosts) => served?,
             () = following.follow() => {}
             name = end(&mut signals) => tracing::info!(signal = name, "stopped"),
         }

@@ -3,8 +3,9 @@
 //! In: the document that the node runs, for its admin endpoint. Out: status 0 or 1, and a word.
 //! Never: longer than a few seconds. It is for probes: of containers, and of whoever balances over nodes.
 
-use std::io::{Read as _, Write as _};
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -15,6 +16,7 @@ use hermes_model::document::Bind;
 
 use crate::agent::Home;
 use crate::document;
+use crate::run::ADMIN_SOCKET;
 
 /// The admin endpoint answers at once, or something is wrong.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -41,6 +43,18 @@ pub(super) struct Health {
 impl Health {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let path = if self.live { "/healthz" } else { "/readyz" };
+        // A node under a controller answers in its directory, whatever its document says.
+        let socket = self.state.as_ref().map(|state| Home::at(state).path(ADMIN_SOCKET));
+        if let Some(stream) = socket.and_then(|socket| UnixStream::connect(socket).ok()) {
+            let answered = stream
+                .set_read_timeout(Some(PATIENCE))
+                .and_then(|()| stream.set_write_timeout(Some(PATIENCE)))
+                .map_err(anyhow::Error::from)
+                .and_then(|()| converse(stream, "localhost", path));
+            let (is_well, said) = answered.context("the admin endpoint in the node's directory")?;
+            super::print(&format!("{said}\n"))?;
+            return Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
         let file = match (&self.state, self.config) {
             (Some(state), _) => Some(Home::at(state).document()),
             (None, config) => config,
@@ -58,8 +72,7 @@ impl Health {
                     checked.map_err(|_| anyhow::anyhow!("{} is wrong; see `hermes check`", file.display()))?;
                 let missing = || {
                     format!(
-                        "{} has no `admin`, which is where health is asked for; give the node `admin: \"127.0.0.1:9900\"`, in its own or the overlay's \
-                     document",
+                        "no node answers for {}: it does not run, or it has no `admin` (\"127.0.0.1:9900\") and is under no controller",
                         file.display()
                     )
                 };
@@ -81,10 +94,14 @@ fn ask(address: SocketAddr, path: &str) -> anyhow::Result<(bool, String)> {
         ip if ip.is_ipv4() => SocketAddr::from(([127, 0, 0, 1], address.port())),
         _ => SocketAddr::from((std::net::Ipv6Addr::LOCALHOST, address.port())),
     };
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    write!(stream, "GET {path} HTTP/1.0\r\nhost: {address}\r\n\r\n")?;
+    converse(stream, &address.to_string(), path)
+}
+
+fn converse(mut stream: impl Read + Write, host: &str, path: &str) -> anyhow::Result<(bool, String)> {
+    write!(stream, "GET {path} HTTP/1.0\r\nhost: {host}\r\n\r\n")?;
     let mut text = String::new();
     // What answers is some process on this machine.
     stream.take(4096).read_to_string(&mut text)?;

@@ -311,6 +311,11 @@ pub(super) fn told(answer: &Value, is_dry: bool) -> String {
     if let Some(touched) = answer["nodes-touched"].as_u64() {
         let _ = writeln!(text, "{}", super::counted(usize::try_from(touched).unwrap_or_default(), "node"));
     }
+    for warning in answer["warnings"].as_array().into_iter().flatten() {
+        let part = |key: &str| warning[key].as_str().filter(|text| !text.is_empty()).map(|text| format!("{text}: "));
+        let (document, path) = (part("document").unwrap_or_default(), part("path").unwrap_or_default());
+        let _ = writeln!(text, "warning: {document}{path}{}", warning["message"].as_str().unwrap_or_default());
+    }
     if !is_dry {
         let _ = writeln!(text, "revision {}", answer["revision"]);
     }

@@ -72,6 +72,10 @@ impl Bed {
         until("etcd listens", || TcpStream::connect(self.socket(2379)).is_ok()).await;
     }
 
+    pub(crate) fn etcd(&self) -> Pid {
+        Pid::from_raw(i32::try_from(self.etcd.as_ref().unwrap().pid()).unwrap())
+    }
+
     pub(crate) fn kill_etcd(&mut self) {
         sigkill(self.etcd.take().unwrap());
     }
@@ -84,8 +88,9 @@ impl Bed {
         let listen = self.socket(port).to_string();
         let store = if self.has_etcd { format!("etcd://{}", self.socket(2379)) } else { "sqlite".to_owned() };
         let program = Program::new(name, HERMES, self.directory.path());
-        let program =
-            program.args(["controller", "--listen", &listen, "--store", &store, "--data"]).args([data]).args(more);
+        let admin = self.socket(port + 90).to_string();
+        let program = program.args(["controller", "--listen", &listen, "--admin", &admin, "--store", &store, "--data"]);
+        let program = program.args([data]).args(more);
         match &self.seal {
             Some(seal) => program.env("HERMES_SEAL_FILE", seal).start().unwrap(),
             None => program.start().unwrap(),
@@ -264,6 +269,16 @@ pub(crate) fn origin(address: SocketAddr, name: &'static str) {
             let _ = write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{name}");
         }
     });
+}
+
+/// All audit files of a controller's directory, the lines of each in their order.
+pub(crate) fn audit(directory: &std::path::Path) -> String {
+    let files = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let is_audit = |path: &PathBuf| {
+        path.extension().is_some_and(|end| end == "jsonl")
+            && path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("audit"))
+    };
+    files.filter(is_audit).map(|path| std::fs::read_to_string(path).unwrap()).collect()
 }
 
 pub(crate) fn sigkill(node: Running) {

@@ -390,7 +390,7 @@ async fn an_envoy_says_why_it_takes_no_change_and_takes_the_next_one() {
 
 #[tokio::test]
 async fn certificates_of_an_envoy_are_renewed_and_taken_over() {
-    let Some(mut mixed) = Mixed::start("certificates_of_an_envoy", Form::Delta, "6s").await else { return };
+    let Some(mut mixed) = Mixed::start("certificates_of_an_envoy", Form::Delta, "15s").await else { return };
     let mut requests = 0;
     let renewals = |mixed: &Mixed| mixed.bed.log("companion").matches("the certificate is renewed").count();
     while renewals(&mixed) < 3 {

@@ -68,7 +68,7 @@ async fn who_must_not_ask_learns_nothing() {
     std::fs::write(&cert, foreign.cert_pem).unwrap();
     std::fs::write(&key, foreign.key_pem).unwrap();
     assert!(curl(&bed, Some((&*cert, &*key)), &[], "/v1/documents").is_err());
-    let audit = std::fs::read_to_string(directory.join("controller/audit.jsonl")).unwrap();
+    let audit = crate::bed::audit(&directory.join("controller"));
     for words in [
         "\"what\":\"apply\",\"by\":\"operator/root\"",
         "\"about\":\"spiffe://test/node/laptop\",\"refused\"",
@@ -77,7 +77,7 @@ async fn who_must_not_ask_learns_nothing() {
         assert!(audit.contains(words), "{words} is not in {audit}");
     }
     let secret = bed.token("server");
-    let audit = std::fs::read_to_string(directory.join("controller/audit.jsonl")).unwrap();
+    let audit = crate::bed::audit(&directory.join("controller"));
     let parts: Vec<_> = secret.split('.').collect();
     assert!(audit.contains(parts[1]) && !audit.contains(parts[2]), "the id is there, and not the secret");
     assert_eq!(bed.told(&["get", "users"], "").matches("\"kind\":\"User\"").count(), 1, "nothing was changed");
@@ -216,7 +216,7 @@ async fn a_thousand_connections_that_ask_nothing_are_closed_and_keep_nobody_out(
 async fn who_is_refused_is_named_in_the_audit_log() {
     let bed = Bed::new().await;
     bed.told(&["apply", "-f", "-"], &bed.documents(7001));
-    let audit = || std::fs::read_to_string(bed.directory.path().join("controller/audit.jsonl")).unwrap();
+    let audit = || crate::bed::audit(&bed.state("controller"));
     let token = bed.token("laptop");
     let mut laptop = bed.node("laptop", Some(&token));
     until("it has enrolled", || bed.log("laptop").contains("under control")).await;
@@ -264,7 +264,7 @@ async fn a_certificate_that_is_over_or_foreign_is_refused_and_named_in_the_audit
     assert_eq!(asked(), Ok(401), "while it lives it is a node's, and no operator's");
     until("it is over", || asked().is_err()).await;
     // Each time: of those of one second there are fifty lines at most, and it has asked often until now.
-    let audit = || std::fs::read_to_string(directory.join("controller/audit.jsonl")).unwrap();
+    let audit = || crate::bed::audit(&directory.join("controller"));
     let refused = |why: &str| {
         let is_it = |line: &str| line.contains("\"what\":\"connect\"") && line.contains("127.") && line.contains(why);
         audit().lines().any(is_it)

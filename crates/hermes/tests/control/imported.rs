@@ -130,7 +130,7 @@ async fn what_could_not_sign_is_refused() {
     }
     let shown = bed.told(&["authority", "show"], "");
     assert!(!shown.contains("is to sign"), "{shown}");
-    let audit = std::fs::read_to_string(bed.state("controller/audit.jsonl")).unwrap();
+    let audit = crate::bed::audit(&bed.state("controller"));
     assert!(audit.contains("\"what\":\"authority-import\"") && !audit.contains("PRIVATE"), "{audit}");
 }
 

@@ -136,6 +136,8 @@ async fn the_api_is_what_its_description_says() {
         (Method::POST, "/v1/rollout", "/v1/rollout", String::new(), 200),
         (Method::POST, "/v1/rollout", "/v1/rollout", String::new(), 404),
         (Method::GET, "/v1/backup", "/v1/backup", String::new(), 200),
+        (Method::GET, "/v1/restored", "/v1/restored", String::new(), 200),
+        (Method::POST, "/v1/restored", "/v1/restored", String::new(), 200),
         (Method::POST, "/v1/tokens", "/v1/tokens", "{\"node\": \"laptop\"}".to_owned(), 200),
         (Method::POST, "/v1/operators", "/v1/operators", operator(&base64), 200),
         (Method::POST, "/v1/operators", "/v1/operators", operator("?"), 400),

@@ -63,7 +63,7 @@ async fn a_providers_administrator_has_what_is_its_own() {
             "{args:?}: {said}"
         );
     }
-    let audit = std::fs::read_to_string(bed.directory.path().join("controller/audit.jsonl")).unwrap();
+    let audit = std::fs::read_to_string(bed.state("controller").join("audit-provider-acme.jsonl")).unwrap();
     assert!(audit.contains("\"by\":\"provider/acme/joe\"") && audit.contains("is not yours"), "{audit}");
 }
 

@@ -88,7 +88,7 @@ async fn a_program_that_the_overlay_does_not_list_gets_nothing_new() {
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(said.contains("node server refuses it: its program (") && !output.status.success(), "{said}");
     assert_eq!(bed.get("APP"), Some((200, "one".to_owned())), "it goes on with what it has");
-    let audit = std::fs::read_to_string(bed.state("controller/audit.jsonl")).unwrap();
+    let audit = crate::bed::audit(&bed.state("controller"));
     assert!(audit.contains("is none of `programs` of the overlay"), "{audit}");
     // What is listed gets what it has missed, at once.
     let own = sha256_of(crate::bed::HERMES);

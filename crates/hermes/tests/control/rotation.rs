@@ -148,7 +148,7 @@ async fn an_authority_is_rotated_under_traffic() {
     assert!(bed.hermes(&list, "").status.success());
     assert_ne!(std::fs::read_to_string(&idle).unwrap(), stale, "it was written anew");
     assert!(used(&idle) > 1 && bed.hermes(&list, "").status.success());
-    let audit = std::fs::read_to_string(bed.state("controller/audit.jsonl")).unwrap();
+    let audit = crate::bed::audit(&bed.state("controller"));
     for what in ["authority-rotate", "authority-switch", "authority-finish", "operator-renew"] {
         assert!(audit.contains(&format!("\"what\":\"{what}\"")), "{what}: {audit}");
     }
@@ -226,6 +226,6 @@ async fn an_administrator_of_a_provider_rotates_nothing() {
     until("the new one signs", || show(&bed)["stage"] == "leaving").await;
     bed.told(&["authority", "finish"], "");
     assert!(acme(&["get"]).status.success() && acme(&["get"]).status.success());
-    let audit = std::fs::read_to_string(bed.state("controller/audit.jsonl")).unwrap();
+    let audit = crate::bed::audit(&bed.state("controller"));
     assert!(audit.contains("\"what\":\"authority-rotate\",\"by\":\"provider/acme/joe\""), "{audit}");
 }

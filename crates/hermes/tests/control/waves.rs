@@ -120,7 +120,7 @@ async fn what_a_node_refuses_is_taken_back_before_others_have_it() {
     until("all run what was", || timeouts(&bed) == ["1s", "1s", "1s"]).await;
     let get = bed.told(&["get", "Node/b"], "");
     assert!(get.contains(":9444") && !get.contains(":9999"), "{get}");
-    let audit = std::fs::read_to_string(bed.state("controller").join("audit.jsonl")).unwrap();
+    let audit = crate::bed::audit(&bed.state("controller"));
     assert!(audit.contains("take-back"), "{audit}");
 }
 
@@ -157,4 +157,58 @@ async fn what_makes_sessions_fail_is_taken_back() {
     let untouched = std::fs::read_to_string(bed.state("b/document.json")).unwrap();
     assert!(!untouched.contains(":7999"), "the second one has never had it");
     bed.until_answers("APP", "one").await;
+}
+
+/// A provider ends what is its own, and nobody else's; whoever waited for that comes before it the next time.
+#[tokio::test]
+async fn a_provider_cancels_its_own_and_others_have_their_turn() {
+    let bed = Bed::new().await;
+    let mut all =
+        "kind: Overlay\nname: test\nproviders: {acme: {}, bella: {}}\nrollout: {first: 1, growth: 1, settle: 1h}\n"
+            .to_owned();
+    for (at, node) in ["a", "b", "c"].iter().enumerate() {
+        let socket = bed.socket(9443 + u16::try_from(at).unwrap());
+        all += &format!(
+            "---\n{{kind: Node, name: {node}, address: \"{socket}\", bind: \"{socket}\", role: standalone, providers: [acme, bella]}}\n"
+        );
+    }
+    let at = |node: &str| format!("{{node: {node}, http: \"{}\"}}", bed.socket(7001));
+    let at = ["a", "b", "c"].map(at).join(", ");
+    let entry = bed.socket(8080);
+    let entry = format!(
+        "---\n{{kind: Node, name: d, links: [a, b, c], providers: [acme, bella], apps: {{bind: \"{entry}\", user: acme/u}}}}\n"
+    );
+    let service = |provider: &str, idle: &str| {
+        format!(
+            "{{kind: User, provider: {provider}, name: u, nodes: d}}\n---\n\
+             {{kind: Service, provider: {provider}, name: APP, at: [{at}], for: everyone, timeout: {{idle: {idle}}}}}\n"
+        )
+    };
+    let both = format!("{all}{entry}---\n{}---\n{}", service("acme", "1s"), service("bella", "1s"));
+    bed.told(&["apply", "-f", "-", "--now"], &both);
+    let _nodes = ["a", "b", "c"].map(|node| bed.node(node, Some(&bed.token(node))));
+    until("all run it", || timeouts(&bed) == ["1s", "1s", "1s"]).await;
+    let file = |provider: &str| bed.state(&format!("{provider}.json")).to_str().unwrap().to_owned();
+    for provider in ["acme", "bella"] {
+        bed.told(&["operator", "create", "--name", "joe", "--provider", provider, "-o", &file(provider)], "");
+    }
+    let as_one = |provider: &str, args: &[&str], input: &str| {
+        let output = bed.hermes(&[args, &["--operator", &file(provider)]].concat(), input);
+        (output.status.success(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+    };
+    let apply =
+        |provider: &str, idle: &str| as_one(provider, &["apply", "-f", "-", "--wait", "0s"], &service(provider, idle));
+    let (is_done, said) = apply("acme", "2s");
+    assert!(is_done, "{said}");
+    let (is_done, said) = apply("bella", "2s");
+    assert!(!is_done && said.contains("still going out"), "{said}");
+    let (is_done, said) = as_one("bella", &["rollout", "cancel"], "");
+    assert!(!is_done && said.contains("the operator's"), "{said}");
+    let (is_done, said) = as_one("acme", &["rollout", "cancel"], "");
+    assert!(is_done, "{said}");
+    until("it is over", || bed.told(&["rollout", "show"], "").contains("nothing goes out")).await;
+    let (is_done, said) = apply("acme", "3s");
+    assert!(!is_done && said.contains("has the next turn"), "{said}");
+    let (is_done, said) = apply("bella", "3s");
+    assert!(is_done, "{said}");
 }

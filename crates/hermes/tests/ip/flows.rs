@@ -190,7 +190,7 @@ fn connections_to_names_meet_a_limit_and_end_with_their_sessions() {
         let held = services.line.near().run(async {
             let hosts = services.output(&["getent", "ahostsv4", "DB"]).await.unwrap();
             let address = hosts.split_whitespace().next().unwrap().to_owned();
-            (tokio::net::TcpStream::connect((&*address, 5432)).await.unwrap(), address)
+            (TcpStream::connect((&*address, 5432)).await.unwrap(), address)
         });
         let (held, address) = held.await.unwrap();
         assert!(services.connect(&address, 1).await.starts_with("OSError "));
@@ -211,7 +211,8 @@ fn connections_to_names_outlive_a_takeover() {
             node
         };
         // The first process had no socket for another one.
-        drop(std::mem::replace(&mut services.near, start(&services, "near-1").await));
+        let first = start(&services, "near-1").await;
+        drop(std::mem::replace(&mut services.near, first));
         let hosts = services.output(&["getent", "ahostsv4", "DB"]).await.unwrap();
         let address = hosts.split_whitespace().next().unwrap();
         let connect = TcpStream::connect((address, 5432));
@@ -221,7 +222,8 @@ fn connections_to_names_outlive_a_takeover() {
             assert_eq!(connection.read_u8().await.unwrap(), byte);
         };
         echoed(1).await;
-        let before = std::mem::replace(&mut services.near, start(&services, "near-2").await);
+        let second = start(&services, "near-2").await;
+        let before = std::mem::replace(&mut services.near, second);
         until("the old process parts", async || before.log().contains("another process has the listeners")).await;
         echoed(2).await;
         assert_eq!(services.connect("DB", 100_000).await, "same");

@@ -281,8 +281,8 @@ pub(super) struct Lease {
 }
 
 impl Watched {
-    /// A key was put.
+    /// A key was put or deleted.
     pub(super) fn is_news(&self) -> bool {
-        self.events.iter().any(|event| event.kind == 0)
+        !self.events.is_empty()
     }
 }

@@ -1,0 +1,55 @@
+//! What a store has lost: whether nodes get nothing for that, and an operator's word that it is right all the same.
+//!
+//! In: requests of operators of the whole overlay. Out: how it stands, and which nodes were not there yet.
+//! Never: an answer to a provider.
+
+use axum::extract::{Extension, State};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use super::{Arc, Desk, Event, Known, Peer, Problem};
+use crate::document::Name;
+
+/// What a provider is told.
+const WHOSE: &str = "what the store has is the operator's";
+/// So many nodes are named.
+const MAX_NAMED: usize = 100;
+
+fn told(desk: &Desk, known: &Known) -> Value {
+    let is_there = |node: &Name| {
+        let seen = desk.push.seen_of(node);
+        seen.connections + seen.companions > 0
+    };
+    let missing = known.missing(is_there).take(MAX_NAMED).map(ToString::to_string);
+    let missing: Vec<_> = if known.is_held() { missing.collect() } else { Vec::new() };
+    json!({
+        "revision": known.state.revision,
+        "unconfirmed": known.is_held(),
+        "behind": known.state.behind,
+        "missing": missing,
+    })
+}
+
+pub(super) async fn show(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
+    desk.operator(&peer, "restored", WHOSE)?;
+    Ok(axum::Json(told(&desk, &desk.controller.known())).into_response())
+}
+
+/// What the store has is what is to be.
+pub(super) async fn confirm(
+    State(desk): State<Desk>,
+    Extension(peer): Extension<Arc<Peer>>,
+) -> Result<Response, Problem> {
+    let asker = desk.operator(&peer, "confirm", WHOSE)?;
+    let event = Event { what: "confirm", by: Some(&asker.by), from: peer.from, ..Event::default() };
+    match desk.controller.confirm(&asker.by).await {
+        Ok(revision) => {
+            desk.audit.tell(Event { revision: Some(revision), ..event });
+            Ok(axum::Json(told(&desk, &desk.controller.known())).into_response())
+        }
+        Err(refused) => {
+            desk.audit.tell(event.failed(&refused));
+            Err(refused.into())
+        }
+    }
+}

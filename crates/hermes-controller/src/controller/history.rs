@@ -1,0 +1,143 @@
+//! A store that has less than was: it was restored from a backup, or nodes prove that they have run a later revision.
+//!
+//! In: what nodes keep of what controllers told them, each with a proof that a controller of this overlay made. Out: revocations
+//! that come back, and whether nodes are given anything.
+//! Never: a node that is believed without proof: else any of them could have all others revoked, or nothing given to them.
+//!
+//! Until an operator confirms what the store has, or each node that has enrolled was there with what it keeps, nodes keep what
+//! they run: a key that was revoked after the backup would be served again.
+
+use aws_lc_rs::hmac;
+use bytes::Bytes;
+
+use super::{Controller, Known, Refused, now};
+use crate::audit::Event;
+use crate::authority::key_name;
+use crate::catalog::Revoked;
+use crate::control::{Order, Report, Revocation};
+use crate::document::Name;
+use crate::state::Change;
+use crate::store::Revision;
+
+/// What nodes are told meanwhile.
+pub(crate) const HELD: &str = "the store of this controller was restored, or has less than nodes have run: nodes keep what they run \
+                               until all of them are back, or `hermes restore --confirm`";
+/// So many revocations are taken of one report.
+const MAX_RETURNED: usize = 512;
+
+/// What a proof is of.
+fn of_key(node: &str, key: &str, until: u64) -> String {
+    format!("revoked\n{node}\n{key}\n{until}")
+}
+
+fn of_revision(revision: Revision) -> String {
+    format!("revision\n{revision}")
+}
+
+impl Controller {
+    /// Keys for proofs, of each authority whose key is here; the first one makes them.
+    fn proof_keys(&self, known: &Known) -> Vec<hmac::Key> {
+        // Overlays may have one authority.
+        let name = known.state.catalog.overlay().map(|(name, _)| name.as_str()).unwrap_or_default();
+        let label = format!("hermes history of {name}");
+        let opened = known.state.authorities().filter_map(|authority| self.opened(authority).ok());
+        opened
+            .map(|authority| {
+                let secret = hmac::Key::new(hmac::HMAC_SHA256, authority.key.as_bytes());
+                hmac::Key::new(hmac::HMAC_SHA256, hmac::sign(&secret, label.as_bytes()).as_ref())
+            })
+            .collect()
+    }
+
+    /// An order, with what the node is to keep of the overlay's history.
+    pub(crate) fn with_history(&self, order: Order) -> Order {
+        let known = self.known();
+        let Some(key) = self.proof_keys(&known).into_iter().next() else { return order };
+        let prove = |text: String| Bytes::copy_from_slice(hmac::sign(&key, text.as_bytes()).as_ref());
+        let told = String::from_utf8_lossy(&order.document);
+        let is_told = |one: &&Revoked| told.contains(&key_name(&one.key));
+        let revoked = known.state.catalog.revoked().filter(is_told).map(|Revoked { node, key, until }| Revocation {
+            node: node.to_string(),
+            key: key.clone(),
+            until: *until,
+            proof: prove(of_key(node.as_str(), key, *until)),
+        });
+        let revoked = revoked.collect();
+        let readmitted = known.state.readmitted.keys().cloned().collect();
+        let proof = prove(of_revision(order.revision));
+        Order { revoked, readmitted, proof, ..order }
+    }
+
+    /// Takes back what a node keeps and this store has not. What came of it, for the audit log.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub(crate) async fn recall(&self, node: &str, report: &Report) -> Result<Vec<Event<'static>>, Refused> {
+        let known = self.known();
+        let is_news = |state: &crate::state::State, one: &Revocation| {
+            let is_known = state.catalog.revoked().any(|known| known.key == one.key);
+            one.until > now() && !is_known && state.readmitted.get(&one.key).is_none()
+        };
+        let is_later = report.latest > known.state.revision.max(known.state.behind);
+        let returned: Vec<_> =
+            report.revoked.iter().take(MAX_RETURNED).filter(|one| is_news(&known.state, one)).collect();
+        if returned.is_empty() && !is_later {
+            return Ok(Vec::new());
+        }
+        let keys = self.proof_keys(&known);
+        let is_proven =
+            |text: &str, proof: &[u8]| keys.iter().any(|key| hmac::verify(key, text.as_bytes(), proof).is_ok());
+        let returned: Vec<Revoked> = returned
+            .into_iter()
+            .filter(|one| is_proven(&of_key(&one.node, &one.key, one.until), &one.proof))
+            .filter_map(|one| Some(Revoked { node: one.node.parse().ok()?, key: one.key.clone(), until: one.until }))
+            .collect();
+        let latest = Some(report.latest).filter(|latest| is_later && is_proven(&of_revision(*latest), &report.proof));
+        let judge = |known: &Known| {
+            let state = &known.state;
+            let mut changes = Vec::new();
+            for revoked in returned.iter().filter(|one| !state.catalog.revoked().any(|known| known.key == one.key)) {
+                if state.members.get(&revoked.node).is_some_and(|member| member.key == revoked.key) {
+                    changes.push(Change::Expelled { node: revoked.node.clone() });
+                }
+                changes.push(Change::Revoked(revoked.clone()));
+            }
+            let latest = latest.filter(|latest| *latest > state.revision.max(state.behind));
+            changes.extend(latest.map(|revision| Change::Behind { revision }));
+            Ok((changes, ()))
+        };
+        self.transact("controller", judge).await?;
+        let event =
+            |about: String| Event { what: "recall", by: Some("controller"), about: Some(about), ..Event::default() };
+        let revoked = returned.iter().map(|one| event(format!("node {} is revoked, as node {node} knows", one.node)));
+        let mut events: Vec<_> = revoked.collect();
+        if let Some(latest) = latest {
+            let (own, why) = (known.state.revision, "the store has lost what was after its own");
+            tracing::error!(revision = own, "node {node} has run revision {latest}: {why}. {HELD}");
+            events.push(event(format!("node {node} has run revision {latest}: {why} ({own})")));
+        }
+        Ok(events)
+    }
+
+    /// What the store has is what is to be: nodes get it from now on. The revision that has it.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub async fn confirm(&self, by: &str) -> Result<Revision, Refused> {
+        let judge =
+            |known: &Known| Ok((known.state.is_unconfirmed.then_some(Change::Confirmed).into_iter().collect(), ()));
+        Ok(self.transact(by, judge).await?.0)
+    }
+}
+
+impl Known {
+    /// Whether nodes get nothing, since what was revoked lately may be lost.
+    pub fn is_held(&self) -> bool {
+        self.state.is_unconfirmed
+    }
+
+    /// Nodes that have enrolled and are not among these: what they keep is not known.
+    pub(crate) fn missing<'a>(&'a self, is_there: impl Fn(&Name) -> bool + 'a) -> impl Iterator<Item = &'a Name> + 'a {
+        self.state.members.keys().filter(move |node| !is_there(node))
+    }
+}

@@ -1,0 +1,115 @@
+//! Changes whose outcome is unknown: the store did not answer in time, and may have made them all the same.
+//!
+//! In: an entry that may have been appended, and what is read of the store afterwards. Out: for each of them, whether it
+//! was made, once another read shows that.
+//! Never: an entry that is said to be made because its revision exists: it is compared with what stands there.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::Notify;
+
+use crate::push::sha256;
+use crate::store::Revision;
+
+/// More are forgotten, the oldest first: a store that does not answer is asked by many.
+const MAX_UNSETTLED: usize = 256;
+
+/// What became of a change whose outcome was unknown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settled {
+    /// Who asked for it.
+    pub by: String,
+    /// The revision that it was to be.
+    pub revision: Revision,
+    /// It was made. `None`: the log was shortened before this controller could read it.
+    pub is_made: Option<bool>,
+}
+
+struct Unsettled {
+    by: String,
+    revision: Revision,
+    digest: Bytes,
+}
+
+/// All of them.
+#[derive(Default)]
+pub(super) struct Outcomes {
+    state: Mutex<State>,
+    changed: Notify,
+    opened: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    unsettled: Vec<Unsettled>,
+    settled: Vec<Settled>,
+}
+
+impl Outcomes {
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An entry may or may not have been appended.
+    pub(super) fn add(&self, by: &str, revision: Revision, bytes: &Bytes) {
+        let mut state = self.lock();
+        if state.unsettled.len() >= MAX_UNSETTLED {
+            state.unsettled.remove(0);
+        }
+        state.unsettled.push(Unsettled { by: by.to_owned(), revision, digest: sha256(bytes) });
+        drop(state);
+        self.opened.notify_one();
+    }
+
+    /// Whether the outcome of a change that was to have this revision is unknown.
+    pub(super) fn is_open(&self, revision: Revision) -> bool {
+        self.lock().unsettled.iter().any(|one| one.revision == revision)
+    }
+
+    /// Waits until an outcome is unknown, and then for so long.
+    pub(super) async fn wanted(&self, pause: Duration) {
+        while self.lock().unsettled.is_empty() {
+            self.opened.notified().await;
+        }
+        tokio::time::sleep(pause).await;
+    }
+
+    /// An entry was read.
+    pub(super) fn read(&self, revision: Revision, bytes: &Bytes) {
+        self.settle(|one| (one.revision == revision).then(|| Some(one.digest == sha256(bytes))));
+    }
+
+    /// Entries up to this revision became a base before they were read.
+    pub(super) fn skip(&self, revision: Revision) {
+        self.settle(|one| (one.revision <= revision).then_some(None));
+    }
+
+    fn settle(&self, outcome: impl Fn(&Unsettled) -> Option<Option<bool>>) {
+        let mut state = self.lock();
+        if state.unsettled.is_empty() {
+            return;
+        }
+        let State { unsettled, settled } = &mut *state;
+        unsettled.retain(|one| {
+            let outcome = outcome(one);
+            let of = |is_made| Settled { by: one.by.clone(), revision: one.revision, is_made };
+            settled.extend(outcome.map(of));
+            outcome.is_none()
+        });
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    /// Outcomes that are known since the last call; waits for one.
+    pub(super) async fn next(&self) -> Vec<Settled> {
+        loop {
+            let settled = std::mem::take(&mut self.lock().settled);
+            if !settled.is_empty() {
+                return settled;
+            }
+            self.changed.notified().await;
+        }
+    }
+}

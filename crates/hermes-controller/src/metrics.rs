@@ -1,0 +1,129 @@
+//! How a controller fares: its health and its metrics, for probes and scrapers.
+//!
+//! In: what the controller knows, and what nodes say. Out: a word, and OpenMetrics text.
+//! Never: a name of a node, a user or a service.
+
+use std::convert::Infallible;
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+use crate::document::Kind;
+use crate::push::Push;
+
+/// Connections at once; a scraper needs one.
+const MAX_CONNECTIONS: usize = 64;
+/// Nobody takes longer for a question and its answer.
+const VISIT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Whether the controller can change something; why not, where it cannot.
+pub(crate) fn health(push: &Push) -> (StatusCode, String) {
+    match &*push.controller().trouble().borrow() {
+        None => (StatusCode::OK, "ok\n".to_owned()),
+        Some(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
+    }
+}
+
+/// All metrics, as OpenMetrics text.
+fn metrics(push: &Push) -> String {
+    let known = push.controller().known();
+    let mut text = String::new();
+    let mut gauge = |name: &str, help: &str, values: &[(String, u64)]| {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} gauge");
+        for (labels, value) in values {
+            let _ = writeln!(text, "{name}{labels} {value}");
+        }
+    };
+    let one = |value: usize| [(String::new(), value as u64)];
+    let is_followed = push.controller().trouble().borrow().is_none();
+    gauge("hermes_controller_store_up", "Whether the store can be followed.", &one(usize::from(is_followed)));
+    gauge("hermes_controller_revision", "The last revision that is known.", &[(String::new(), known.state.revision)]);
+    let is_held = usize::from(known.is_held());
+    gauge("hermes_controller_unconfirmed", "Whether what was restored waits to be confirmed.", &one(is_held));
+    let kinds = Kind::ALL.map(|kind| {
+        let count = known.state.catalog.iter().filter(|resource| resource.key.kind == kind).count();
+        (format!("{{kind=\"{}\"}}", kind.word().to_lowercase()), count as u64)
+    });
+    gauge("hermes_controller_documents", "Overlay documents.", &kinds);
+    let nodes = || known.state.catalog.nodes().map(|(name, _)| name);
+    let seen = |holds: &dyn Fn(&crate::seen::Seen) -> bool| nodes().filter(|node| holds(&push.seen_of(node))).count();
+    let enrolled = nodes().filter(|node| known.state.members.contains_key(*node)).count();
+    let states = [
+        ("enrolled", enrolled),
+        ("connected", seen(&|seen| seen.connections > 0)),
+        ("refusing", seen(&|seen| seen.connections > 0 && !seen.refused.is_empty())),
+        ("unwell", seen(&|seen| seen.connections > 0 && !seen.unwell.is_empty())),
+    ];
+    let states = states.map(|(state, count)| (format!("{{state=\"{state}\"}}"), count as u64));
+    gauge("hermes_controller_nodes", "Nodes of the overlay.", &states);
+    let is_rolling = usize::from(known.state.rollout.is_some());
+    gauge("hermes_controller_rollout", "Whether a change goes out in waves.", &one(is_rolling));
+    let revoked = known.state.catalog.revoked().count();
+    gauge("hermes_controller_revoked_keys", "Keys that are revoked, until their certificates expire.", &one(revoked));
+    let lines = push.audit_left_out();
+    let _ = writeln!(
+        text,
+        "# HELP hermes_controller_audit_left_out Events beyond a subject's rate.\n\
+         # TYPE hermes_controller_audit_left_out counter\nhermes_controller_audit_left_out_total {lines}\n# EOF"
+    );
+    text
+}
+
+/// Serves both in the clear, for as long as it is polled.
+pub(crate) async fn serve(listener: TcpListener, push: Arc<Push>) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept(), if connections.len() < MAX_CONNECTIONS => match accepted {
+                Ok((tcp, _)) => {
+                    let push = push.clone();
+                    let service = service_fn(move |request| {
+                        let push = push.clone();
+                        async move { Ok::<_, Infallible>(answer(&request, &push)) }
+                    });
+                    connections.spawn(async move {
+                        let mut http = hyper::server::conn::http1::Builder::new();
+                        http.timer(TokioTimer::new()).keep_alive(false);
+                        let _ = tokio::time::timeout(VISIT_TIMEOUT, http.serve_connection(TokioIo::new(tcp), service)).await;
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!("the admin endpoint could not accept: {error}");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+fn answer(request: &Request<Incoming>, push: &Push) -> Response<Full<Bytes>> {
+    let (status, kind, body) = match request.uri().path() {
+        _ if !matches!(*request.method(), Method::GET | Method::HEAD) => {
+            (StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET\n".to_owned())
+        }
+        "/healthz" => {
+            let (status, word) = health(push);
+            (status, TEXT, word)
+        }
+        "/metrics" => (StatusCode::OK, OPEN_METRICS, metrics(push)),
+        _ => (StatusCode::NOT_FOUND, TEXT, "try /healthz /metrics\n".to_owned()),
+    };
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}
+
+const TEXT: &str = "text/plain; charset=utf-8";
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";

@@ -1,0 +1,121 @@
+//! What a node keeps of its overlay's history, whatever a controller has lost of it.
+//!
+//! In: orders. Out: a file in the node's directory, what is reported of it, and documents in which keys that were revoked stay
+//! revoked until their certificates have expired.
+//! Never: a key that is forgotten because a document does not name it any more: a controller that means that says so.
+
+use std::borrow::Cow;
+use std::path::Path;
+
+use bytes::Bytes;
+use hermes_controller::authority::key_name;
+use hermes_controller::control::{Order, Report, Revocation};
+use serde::{Deserialize, Serialize};
+
+/// Its file, beside the node's document.
+pub(crate) const FILE: &str = "history.json";
+/// So many keys are kept: those whose certificates live longest. A controller tells of as many in an order.
+const MAX_KEPT: usize = 10_000;
+/// So many of them are reported: a report has a bound.
+const MAX_REPORTED: usize = 300;
+
+/// What is kept.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct History {
+    /// The highest revision of an order, and its proof.
+    latest: u64,
+    proof: Vec<u8>,
+    revoked: Vec<KeptKey>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct KeptKey {
+    node: String,
+    /// SHA-256 in hex.
+    key: String,
+    /// Milliseconds since 1970.
+    until: u64,
+    proof: Vec<u8>,
+}
+
+impl History {
+    /// What is in a node's directory. Nothing where there is no such file, or none that can be read.
+    pub(super) fn load(directory: &Path) -> Self {
+        let path = directory.join(FILE);
+        let read = std::fs::read(&path).ok();
+        let parsed = read.map(|text| serde_json::from_slice(&text));
+        parsed.transpose().map(Option::unwrap_or_default).unwrap_or_else(|error| {
+            tracing::error!(file = %path.display(), "keys that were revoked are not known here any more: {error}");
+            Self::default()
+        })
+    }
+
+    /// Takes over what an order says. Whether anything is another than before.
+    pub(super) fn learn(&mut self, order: &Order) -> bool {
+        let before = self.clone();
+        if order.revision > self.latest && !order.proof.is_empty() {
+            (self.latest, self.proof) = (order.revision, order.proof.to_vec());
+        }
+        let now = u64::try_from(super::seconds_now()).unwrap_or_default() * 1000;
+        let is_over = |kept: &KeptKey| kept.until < now || order.readmitted.contains(&kept.key);
+        self.revoked.retain(|kept| !is_over(kept));
+        for Revocation { node, key, until, proof } in &order.revoked {
+            let kept = KeptKey { node: node.clone(), key: key.clone(), until: *until, proof: proof.to_vec() };
+            match self.revoked.iter_mut().find(|one| one.key == *key) {
+                Some(one) => *one = kept,
+                None => self.revoked.push(kept),
+            }
+        }
+        self.revoked.sort_by_key(|kept| std::cmp::Reverse(kept.until));
+        self.revoked.truncate(MAX_KEPT);
+        *self != before
+    }
+
+    /// As it is kept.
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    /// Tells a controller.
+    pub(super) fn tell(&self, report: &mut Report) {
+        (report.latest, report.proof) = (self.latest, Bytes::copy_from_slice(&self.proof));
+        let told = self.revoked.iter().take(MAX_REPORTED).map(|kept| Revocation {
+            node: kept.node.clone(),
+            key: kept.key.clone(),
+            until: kept.until,
+            proof: Bytes::copy_from_slice(&kept.proof),
+        });
+        report.revoked = told.collect();
+    }
+}
+
+/// A controller's document with the keys that this node keeps as revoked. `config`: where it stands, or would.
+pub(crate) fn with_revoked<'a>(config: &Path, document: &'a [u8]) -> Cow<'a, [u8]> {
+    let directory = config.parent().unwrap_or(Path::new("."));
+    let kept = History::load(directory).revoked;
+    if kept.is_empty() {
+        return Cow::Borrowed(document);
+    }
+    let Ok(mut value) = serde_json::from_slice::<serde_json::Value>(document) else { return Cow::Borrowed(document) };
+    let Some(identity) = value.get_mut("identity").and_then(serde_json::Value::as_object_mut) else {
+        return Cow::Borrowed(document);
+    };
+    let mut names: Vec<serde_json::Value> = match identity.remove("revoked") {
+        Some(serde_json::Value::Array(names)) => names,
+        Some(name) => vec![name],
+        None => Vec::new(),
+    };
+    let now = u64::try_from(super::seconds_now()).unwrap_or_default() * 1000;
+    for kept in kept.iter().filter(|kept| kept.until >= now) {
+        let name = serde_json::Value::from(key_name(&kept.key));
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    if !names.is_empty() {
+        identity.insert("revoked".to_owned(), names.into());
+    }
+    serde_json::to_vec(&value).map_or(Cow::Borrowed(document), Cow::Owned)
+}
