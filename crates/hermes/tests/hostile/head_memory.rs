@@ -18,10 +18,7 @@ use hermes_testkit::{
     origin::{Origin, scripted},
     overlay::{Node, Overlay},
 };
-use tokio::{
-    sync::watch,
-    task::{JoinHandle, JoinSet},
-};
+use tokio::{sync::watch, task::JoinSet};
 
 use crate::lab::overlay;
 
@@ -73,12 +70,14 @@ impl Fort {
         T: Send + 'static,
     {
         let (stop, stopped) = watch::channel(false);
-        let bystander = bystander(self.node.address("in"), stopped);
+        let mut bystanders = JoinSet::new();
+        bystanders.spawn(bystander(self.node.address("in"), stopped));
         let mut attacks = JoinSet::new();
         (0..CONNECTIONS).for_each(|number| drop(attacks.spawn(attack(number))));
         let open = attacks.join_all().await;
         stop.send_replace(true);
-        let mut waits = bystander.await.unwrap().unwrap_or_else(|error| panic!("{what}: a bystander: {error}"));
+        let served = bystanders.join_next().await.unwrap().unwrap();
+        let mut waits = served.unwrap_or_else(|error| panic!("{what}: a bystander: {error}"));
         waits.sort_unstable();
         let peak = self.node.peak_memory().unwrap();
         println!(
@@ -95,20 +94,18 @@ impl Fort {
 }
 
 /// Asks on a connection of its own until it is told to stop; how long each answer took.
-fn bystander(to: SocketAddr, stopped: watch::Receiver<bool>) -> JoinHandle<io::Result<Vec<Duration>>> {
-    tokio::spawn(async move {
-        let mut waits = Vec::new();
-        let mut dialog = Dialog::connect(to).await?;
-        while waits.is_empty() || !*stopped.borrow() {
-            let began = Instant::now();
-            dialog.send("GET / HTTP/1.1\r\nHost: HERE\r\n\r\n").await?;
-            let head = dialog.head().await?;
-            assert_eq!((head.status(), dialog.body(&head).await?.text()), (200, "here".to_owned()));
-            waits.push(began.elapsed());
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-        Ok(waits)
-    })
+async fn bystander(to: SocketAddr, stopped: watch::Receiver<bool>) -> io::Result<Vec<Duration>> {
+    let mut waits = Vec::new();
+    let mut dialog = Dialog::connect(to).await?;
+    while waits.is_empty() || !*stopped.borrow() {
+        let began = Instant::now();
+        dialog.send("GET / HTTP/1.1\r\nHost: HERE\r\n\r\n").await?;
+        let head = dialog.head().await?;
+        assert_eq!((head.status(), dialog.body(&head).await?.text()), (200, "here".to_owned()));
+        waits.push(began.elapsed());
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    Ok(waits)
 }
 
 /// `:method GET`, `:scheme http`, `:path /` of HPACK's static table, and the authority.

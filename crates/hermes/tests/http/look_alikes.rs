@@ -1,7 +1,5 @@
 //! Field names that CGI, WSGI and their like cannot tell from names that the overlay or a document sets.
 
-use std::io;
-
 use hermes_testkit::{
     dialog::Head,
     door::Door,
@@ -22,8 +20,6 @@ fn origin() -> (Origin, Seen<Head>) {
                 let _ = tell.send(head);
                 dialog.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await?;
             }
-            #[allow(unreachable_code)]
-            io::Result::Ok(())
         }
     });
     (origin.unwrap(), told)
