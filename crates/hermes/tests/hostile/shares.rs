@@ -54,7 +54,7 @@ async fn get(from: IpAddr, to: SocketAddr) -> std::io::Result<u16> {
 }
 
 /// So many connections of one client, each of which says this. A connection that is closed is opened again at once.
-struct Flood(JoinSet<()>);
+struct Flood(#[allow(dead_code, reason = "its drop ends the clients")] JoinSet<()>);
 
 impl Flood {
     fn begin(from: IpAddr, to: SocketAddr, connections: usize, says: &'static str) -> Self {

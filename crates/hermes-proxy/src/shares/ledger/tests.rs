@@ -47,7 +47,7 @@ fn entries_that_are_owed_are_bounded_and_chosen_once() {
     fill(&mut ledger, &flooder, 80, 0);
     let admitted = (2..200).filter(|last| ledger.take(&stranger(*last), 80, 0) != Verdict::Full).count();
     assert_eq!(admitted, 80 / MAX_UNCLAIMED + 1, "the rest comes when something is closed");
-    assert_eq!(ledger.debtors(), [flooder.clone()]);
+    assert_eq!(ledger.debtors(), std::slice::from_ref(&flooder));
     assert_eq!(ledger.claim(&flooder, 4) + ledger.claim(&flooder, 1000), admitted);
     assert!(ledger.debtors().is_empty() && ledger.claim(&flooder, 1000) == 0);
     (0..admitted).for_each(|_| ledger.is_paid(&flooder));
