@@ -336,7 +336,8 @@ async fn apply(
     change(&desk, (&asker, &peer), &request, options.wait).await
 }
 
-/// The documents that whoever asks may write, and that are not among these. The overlay's own document stays.
+/// The documents of whoever asks that are not among these, of the kinds that are: files of services alone delete no node.
+/// The overlay's own document stays, and so does what is a provider's where the operator asks.
 fn pruned(desk: &Desk, asker: &Asker, put: &[Resource]) -> Result<Vec<Key>, Problem> {
     if put.is_empty() {
         let detail = "no documents, so that prune would delete all of them; name at least one";
@@ -345,7 +346,14 @@ fn pruned(desk: &Desk, asker: &Asker, put: &[Resource]) -> Result<Vec<Key>, Prob
     let put: std::collections::HashSet<_> = put.iter().map(|resource| &resource.key).collect();
     let known = desk.controller.known();
     let all = known.state.catalog.iter().map(|resource| &resource.key);
-    let is_meant = |key: &&Key| key.kind != Kind::Overlay && !put.contains(key) && asker.must_own(key).is_ok();
+    let has_kind = |kind: Kind| put.iter().any(|key| key.kind == kind);
+    let is_meant = |key: &&Key| {
+        key.kind != Kind::Overlay
+            && has_kind(key.kind)
+            && key.provider == asker.provider
+            && !put.contains(key)
+            && asker.must_own(key).is_ok()
+    };
     Ok(all.filter(is_meant).cloned().collect())
 }
 

@@ -109,6 +109,11 @@ pub enum ClientError {
 }
 
 impl ClientError {
+    /// Whether the controller says that it cannot at the moment.
+    pub fn is_for_later(&self) -> bool {
+        matches!(self, Self::Refused(status) if status.code() == tonic::Code::Unavailable)
+    }
+
     /// Whether it says that whoever asks must not: asking again changes nothing by itself.
     pub fn is_denial(&self) -> bool {
         matches!(self, Self::Refused(status) if status.code() == tonic::Code::PermissionDenied)

@@ -132,12 +132,23 @@ pub struct Order {
     /// Keys that are revoked in the document, which the node keeps as such until their certificates have expired.
     #[prost(message, repeated, tag = "5")]
     pub revoked: Vec<Revocation>,
-    /// Keys that were revoked and have enrolled again (SHA-256 in hex): the node keeps them no more.
-    #[prost(string, repeated, tag = "6")]
-    pub readmitted: Vec<String>,
+    /// Keys that were revoked and have enrolled again: the node forgets what was revoked before that.
+    #[prost(message, repeated, tag = "6")]
+    pub readmitted: Vec<Readmission>,
     /// HMAC of the revision by a key of the overlay's authority.
     #[prost(bytes = "bytes", tag = "7")]
     pub proof: Bytes,
+}
+
+/// A key that was revoked and has enrolled again.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Readmission {
+    /// SHA-256 of the key, in hex.
+    #[prost(string, tag = "1")]
+    pub key: String,
+    /// A revocation that ends later than this is a newer one, and stays. Milliseconds since 1970.
+    #[prost(uint64, tag = "2")]
+    pub until: u64,
 }
 
 impl Order {

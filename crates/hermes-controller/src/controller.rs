@@ -495,7 +495,10 @@ impl Controller {
             let bytes = Bytes::from(bytes);
             match self.store.append(known.state.revision, bytes.clone()).await {
                 Ok(revision) => {
-                    self.catch_up().await?;
+                    // It was made, whether or not it can be read now: `follow` reads it as soon as that works.
+                    if let Err(error) = self.catch_up().await {
+                        tracing::warn!(revision, "a change was made and cannot be read yet: {error}");
+                    }
                     return Ok((revision, told));
                 }
                 Err(StoreError::Behind(_)) => self.catch_up().await?,
@@ -709,7 +712,12 @@ fn plan(known: &Known, request: &Request) -> Result<(Vec<Change>, Outcome, Optio
         changes.push(Change::Delete(key.clone()));
     }
     for resource in &request.put {
-        let resource = with_drain(resource.clone(), state.catalog.get(&resource.key), &mut outcome.still_draining);
+        let before = state.catalog.get(&resource.key);
+        // What is taken back is as it was, drained or not.
+        let resource = match &request.takes_back {
+            Some(_) => resource.clone(),
+            None => with_drain(resource.clone(), before, &mut outcome.still_draining),
+        };
         let key = resource.key.clone();
         match catalog.put(resource.clone()) {
             Some(before) if *before == resource => continue,
@@ -748,6 +756,10 @@ fn plan(known: &Known, request: &Request) -> Result<(Vec<Change>, Outcome, Optio
         outcome.nodes = touched;
         outcome.warnings = plan.warnings().to_vec();
         return Ok((changes, outcome, Some(Planned { plan, touched: nodes, changed })));
+    }
+    // What is to be taken back is as it was before: the rollout ends all the same.
+    if let Some((_, why)) = request.takes_back.as_ref().filter(|_| waved.is_some()) {
+        changes.push(Change::Settled { failed: Some(why.clone()) });
     }
     Ok((changes, outcome, None))
 }

@@ -33,6 +33,8 @@ use self::history::History;
 
 /// How soon a controller that is away is tried again: first, and at most.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// A certificate that the controller does not renew at the moment is asked for again after this.
+const RENEWAL_RETRY: Duration = Duration::from_secs(60);
 /// A node that is sent away asks again after this, in case that was taken back.
 const SENT_AWAY: Duration = Duration::from_secs(60);
 /// A connection that lasts as long was none that fails each time.
@@ -372,7 +374,10 @@ async fn follow(
     let counted = (0, Instant::now());
     let (identity, is_beside) = ((Vec::new(), Bytes::new()), instruct.is_none());
     let health = Health::default();
-    let history = History::load(&home.directory);
+    let history = History::load(&home.directory).unwrap_or_else(|error| {
+        tracing::error!("{error:#}");
+        History::unreadable()
+    });
     let mut standing = Standing {
         identity,
         is_beside,
@@ -483,9 +488,10 @@ impl<'a> Conversation<'a> {
                     }
                 }
                 () = tokio::time::sleep(until(self.renew_at).min(LOOK)) => if until(self.renew_at).is_zero() {
-                    self.renew().await?;
-                    self.take_identity().await?;
-                    self.say.send(self.standing.report()).await?;
+                    if self.renew().await? {
+                        self.take_identity().await?;
+                        self.say.send(self.standing.report()).await?;
+                    }
                 },
             }
         }
@@ -511,12 +517,22 @@ impl<'a> Conversation<'a> {
         Ok(())
     }
 
-    async fn renew(&mut self) -> anyhow::Result<()> {
-        let issued = self.client.renew(RenewRequest { request: self.home.request()? }).await?;
+    /// Renews the certificate. False where the controller issues none at the moment, as while its store is held: the
+    /// certificate is good for a third of its life yet, and the conversation goes on.
+    async fn renew(&mut self) -> anyhow::Result<bool> {
+        let issued = match self.client.renew(RenewRequest { request: self.home.request()? }).await {
+            Ok(issued) => issued,
+            Err(error) if error.is_for_later() => {
+                tracing::warn!(again_in = ?RENEWAL_RETRY, "certificate not renewed: {error}");
+                self.renew_at = seconds_now() + RENEWAL_RETRY.as_secs() as i64;
+                return Ok(false);
+            }
+            Err(error) => return Err(error.into()),
+        };
         self.home.take(&issued)?;
         self.renew_at = renewal(&self.home.identity()?.0);
         tracing::info!("the certificate is renewed");
-        Ok(())
+        Ok(true)
     }
 
     /// Has the node run with what is in its files: only then it says so.

@@ -365,7 +365,8 @@ async fn obey(instruction: Instruction, config: &Path, node: &mut Node, watch: &
 /// Reads a document that would stand in this file.
 fn read_document(config: &Path, document: &[u8]) -> anyhow::Result<Arc<Snapshot>> {
     // Whatever it has forgotten: what was revoked stays so.
-    settled(config, document::check_json(config, &history::with_revoked(config, document)))
+    let document = history::with_revoked(config, document)?;
+    settled(config, document::check_json(config, &document))
 }
 
 fn load(config: &Path, watch: &Watch) -> anyhow::Result<Arc<Snapshot>> {

@@ -14,7 +14,7 @@ use super::{Controller, Known, Refused, now};
 use crate::audit::Event;
 use crate::authority::key_name;
 use crate::catalog::Revoked;
-use crate::control::{Order, Report, Revocation};
+use crate::control::{Order, Readmission, Report, Revocation};
 use crate::document::Name;
 use crate::state::Change;
 use crate::store::Revision;
@@ -63,7 +63,8 @@ impl Controller {
             proof: prove(of_key(node.as_str(), key, *until)),
         });
         let revoked = revoked.collect();
-        let readmitted = known.state.readmitted.keys().cloned().collect();
+        let readmitted = known.state.readmitted.iter();
+        let readmitted = readmitted.map(|(key, until)| Readmission { key: key.clone(), until: *until }).collect();
         let proof = prove(of_revision(order.revision));
         Order { revoked, readmitted, proof, ..order }
     }
@@ -76,7 +77,7 @@ impl Controller {
         let known = self.known();
         let is_news = |state: &crate::state::State, one: &Revocation| {
             let is_known = state.catalog.revoked().any(|known| known.key == one.key);
-            one.until > now() && !is_known && state.readmitted.get(&one.key).is_none()
+            one.until > now() && !is_known && state.readmitted.get(&one.key).is_none_or(|until| one.until > *until)
         };
         let is_later = report.latest > known.state.revision.max(known.state.behind);
         let returned: Vec<_> =

@@ -5,8 +5,10 @@
 //! Never: a key that is forgotten because a document does not name it any more: a controller that means that says so.
 
 use std::borrow::Cow;
+use std::io::ErrorKind;
 use std::path::Path;
 
+use anyhow::Context as _;
 use bytes::Bytes;
 use hermes_controller::authority::key_name;
 use hermes_controller::control::{Order, Report, Revocation};
@@ -27,6 +29,9 @@ pub(super) struct History {
     latest: u64,
     proof: Vec<u8>,
     revoked: Vec<KeptKey>,
+    /// The file could not be read, and is not to be replaced by one that says less.
+    #[serde(skip)]
+    is_unreadable: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -41,15 +46,23 @@ struct KeptKey {
 }
 
 impl History {
-    /// What is in a node's directory. Nothing where there is no such file, or none that can be read.
-    pub(super) fn load(directory: &Path) -> Self {
+    /// What is in a node's directory. Nothing where there is no such file.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is damaged: nobody knows then which keys were revoked.
+    pub(super) fn load(directory: &Path) -> anyhow::Result<Self> {
         let path = directory.join(FILE);
-        let read = std::fs::read(&path).ok();
-        let parsed = read.map(|text| serde_json::from_slice(&text));
-        parsed.transpose().map(Option::unwrap_or_default).unwrap_or_else(|error| {
-            tracing::error!(file = %path.display(), "keys that were revoked are not known here any more: {error}");
-            Self::default()
-        })
+        let remedy = || format!("cannot read revoked keys from {}; restore the file, or delete it", path.display());
+        match std::fs::read(&path) {
+            Ok(text) => serde_json::from_slice(&text).with_context(remedy),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Self::default()),
+            Err(error) => Err(error).with_context(remedy),
+        }
+    }
+
+    /// Of a node whose file cannot be read: it learns, and writes nothing.
+    pub(super) fn unreadable() -> Self {
+        Self { is_unreadable: true, ..Self::default() }
     }
 
     /// Takes over what an order says. Whether anything is another than before.
@@ -59,7 +72,10 @@ impl History {
             (self.latest, self.proof) = (order.revision, order.proof.to_vec());
         }
         let now = u64::try_from(super::seconds_now()).unwrap_or_default() * 1000;
-        let is_over = |kept: &KeptKey| kept.until < now || order.readmitted.contains(&kept.key);
+        let is_readmitted = |kept: &KeptKey| {
+            order.readmitted.iter().any(|readmitted| readmitted.key == kept.key && kept.until <= readmitted.until)
+        };
+        let is_over = |kept: &KeptKey| kept.until < now || is_readmitted(kept);
         self.revoked.retain(|kept| !is_over(kept));
         for Revocation { node, key, until, proof } in &order.revoked {
             let kept = KeptKey { node: node.clone(), key: key.clone(), until: *until, proof: proof.to_vec() };
@@ -70,7 +86,7 @@ impl History {
         }
         self.revoked.sort_by_key(|kept| std::cmp::Reverse(kept.until));
         self.revoked.truncate(MAX_KEPT);
-        *self != before
+        *self != before && !self.is_unreadable
     }
 
     /// As it is kept.
@@ -92,15 +108,20 @@ impl History {
 }
 
 /// A controller's document with the keys that this node keeps as revoked. `config`: where it stands, or would.
-pub(crate) fn with_revoked<'a>(config: &Path, document: &'a [u8]) -> Cow<'a, [u8]> {
+///
+/// # Errors
+/// As [`History::load`].
+pub(crate) fn with_revoked<'a>(config: &Path, document: &'a [u8]) -> anyhow::Result<Cow<'a, [u8]>> {
     let directory = config.parent().unwrap_or(Path::new("."));
-    let kept = History::load(directory).revoked;
+    let kept = History::load(directory)?.revoked;
     if kept.is_empty() {
-        return Cow::Borrowed(document);
+        return Ok(Cow::Borrowed(document));
     }
-    let Ok(mut value) = serde_json::from_slice::<serde_json::Value>(document) else { return Cow::Borrowed(document) };
+    let Ok(mut value) = serde_json::from_slice::<serde_json::Value>(document) else {
+        return Ok(Cow::Borrowed(document));
+    };
     let Some(identity) = value.get_mut("identity").and_then(serde_json::Value::as_object_mut) else {
-        return Cow::Borrowed(document);
+        return Ok(Cow::Borrowed(document));
     };
     let mut names: Vec<serde_json::Value> = match identity.remove("revoked") {
         Some(serde_json::Value::Array(names)) => names,
@@ -117,5 +138,5 @@ pub(crate) fn with_revoked<'a>(config: &Path, document: &'a [u8]) -> Cow<'a, [u8
     if !names.is_empty() {
         identity.insert("revoked".to_owned(), names.into());
     }
-    serde_json::to_vec(&value).map_or(Cow::Borrowed(document), Cow::Owned)
+    Ok(serde_json::to_vec(&value).map_or(Cow::Borrowed(document), Cow::Owned))
 }

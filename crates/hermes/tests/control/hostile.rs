@@ -277,5 +277,5 @@ async fn a_certificate_that_is_over_or_foreign_is_refused_and_named_in_the_audit
     until("that is in the audit", || foreign().is_err() && refused("UnknownIssuer")).await;
     // The node itself says what is to be done.
     let _laptop = bed.node("laptop", None);
-    until("it says so", || bed.log("laptop").contains("start it again with --token")).await;
+    until("it says so", || bed.log("laptop").contains("start the node again with --token")).await;
 }
